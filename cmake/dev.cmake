@@ -1,0 +1,25 @@
+# What developers get and users of the library do not: warnings, sanitizers, ccache.
+if(PROJECT_IS_TOP_LEVEL)
+  find_program(QUIRE_CCACHE ccache)
+  if(QUIRE_CCACHE)
+    set_target_properties(quire PROPERTIES CXX_COMPILER_LAUNCHER ${QUIRE_CCACHE})
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${QUIRE_CCACHE})
+  endif()
+  set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+endif()
+
+if(QUIRE_SANITIZE)
+  add_compile_options(-fsanitize=${QUIRE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${QUIRE_SANITIZE})
+  target_compile_options(quire PRIVATE -fsanitize=${QUIRE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(quire PUBLIC -fsanitize=${QUIRE_SANITIZE})
+endif()
+
+# Call for every target of ours.
+function(quire_warnings target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion)
+  if(QUIRE_DEVELOPER_MODE)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+endfunction()
+quire_warnings(quire)

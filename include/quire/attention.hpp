@@ -1,0 +1,63 @@
+// The work itself: append new tokens to the cache, attend, merge partial results.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "quire/batch.hpp"
+#include "quire/contract.hpp"
+#include "quire/executor.hpp"
+#include "quire/plan.hpp"
+#include "quire/status.hpp"
+
+namespace quire {
+
+struct AppendOptions {
+  Executor* executor = nullptr;    ///< null = default_executor()
+  SlotLedger* ledger = nullptr;    ///< if set, every written slot is recorded
+  std::span<const WriteTag> tags;  ///< one per token, needed with a ledger
+};
+
+/// Writes key/value row t into slot slot_mapping[t] of the cache, for every t with a slot >= 0.
+///
+///     stored = convert(row / scale)     round to nearest even; fp8 saturates to its largest finite value, NaN stays NaN
+///
+/// key, value [num_tokens, num_kv_heads, head_dim] f32 | f16 | bf16, any strides; slot_mapping [n] i32 | i64, n <= num_tokens.
+/// Every layout, any num_kv_heads * head_dim. Fails before the first write if a rule of check_append() is broken.
+Status append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
+              const AppendOptions& options = {});
+
+/// Output rows (token x query head) that each kernel wrote.
+struct RowCount {
+  std::string kernel;
+  std::int64_t rows = 0;
+};
+
+struct AttendOptions {
+  Executor* executor = nullptr;           ///< null = default_executor()
+  std::vector<RowCount>* rows = nullptr;  ///< if set, filled with who wrote how many rows
+};
+
+/// Softmax attention for every request of the batch (equations: batch.hpp; Milakov & Gimelshein 2018, arXiv:1805.02867 for the
+/// one-pass form; Dao et al. 2022, arXiv:2205.14135).
+///
+///     out = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))          lse = m + log(that denominator)
+///
+/// `plan` must come from this batch's lengths and shapes. `workspace` has at least workspace_bytes(plan) bytes, 64-byte aligned.
+/// Reads only visible positions; writes output (and lse) rows once each. Metadata and tables are checked before any write.
+Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
+              const AttendOptions& attend_options = {});
+
+/// Combines two partial results over disjoint key sets, exactly on empty sides (lse = -inf):
+///
+///     lse = log(exp(lse_a) + exp(lse_b))      out = (out_a exp(lse_a - lse) + out_b exp(lse_b - lse))
+///
+/// out_* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16, lse_* [num_tokens, num_q_heads] f32 natural log, any strides.
+/// out may alias out_a or out_b; lse may be absent. +inf in an lse is an error (Q-C rule), not a stand-in for empty.
+Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
+             const Tensor& lse, Executor* executor = nullptr);
+
+}  // namespace quire

@@ -1,0 +1,43 @@
+// What the caller asks: one ragged batch of chunked-prefill and decode requests, and the score options.
+//
+// All lengths are defined here, once, by equation:
+//   query_len(r)   = query_start_loc[r + 1] - query_start_loc[r]        (0 is legal and writes nothing)
+//   context_len(r) = seq_lens[r] - query_len(r)                         (derived, never an input)
+//   q_pos(r, i)    = context_len(r) + i                                 for row i of request r
+//   key position k is visible  iff  k <= q_pos  and  q_pos - k < sliding_window (if set)
+//   query head h reads KV head  h / (num_q_heads / num_kv_heads)
+#pragma once
+
+#include <optional>
+
+#include "quire/cache.hpp"
+#include "quire/tensor.hpp"
+
+namespace quire {
+
+/// One step's batch. Index tensors may be int32 or int64 and are read as what they are.
+struct Batch {
+  Tensor query;            ///< [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16; rows of all requests back to back
+  Tensor output;           ///< same shape and dtype as query; written exactly once per row
+  Tensor query_start_loc;  ///< [num_reqs + 1]; request r owns rows [qsl[r], qsl[r+1]); first 0, last num_tokens
+  Tensor seq_lens;         ///< [num_reqs]; tokens of r up to and including its last query row
+  Tensor block_table;      ///< [num_reqs, max_pages_per_req] page ids; entries past ceil(cached_len / page_size) are unread
+  Tensor cached_lens;      ///< optional [num_reqs]; leading tokens of r that the cache holds;
+                           ///< context_len <= cached_len <= seq_len; absent = seq_lens
+  Tensor key, value;       ///< optional [num_tokens, num_kv_heads, head_dim], dtype of query; this step's new K/V rows,
+                           ///< read (unscaled) for positions [cached_len, seq_len)
+  Tensor slot_mapping;     ///< optional [num_tokens]; slot of each new token, negative = skip; used by append and check
+  Tensor lse;              ///< optional [num_tokens, num_q_heads] f32, written; natural log; -inf if no key is visible
+  Tensor request_ids;      ///< optional [num_reqs]; stable ids that the slot ledger knows; absent = 0 .. num_reqs-1
+};
+
+/// Score options. s = scale * q.k; cap * tanh(s / cap); + slope_h * (k - q_pos); then softmax over visible keys.
+struct Options {
+  std::optional<float> softmax_scale;          ///< absent = 1 / sqrt(head_dim)
+  std::optional<std::int64_t> sliding_window;  ///< keys visible to a query, its own included; >= 1; absent = all
+  std::optional<float> logits_soft_cap;        ///< > 0
+  Tensor alibi_slopes;                         ///< optional [num_q_heads] f32, any sign
+  Tensor sinks;                                ///< optional [num_q_heads] f32; one extra logit in the denominator
+};
+
+}  // namespace quire

@@ -1,0 +1,114 @@
+// The checked contract: every assumption Quire makes about its input is a rule with an id (docs/contract.md).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quire/batch.hpp"
+#include "quire/status.hpp"
+
+namespace quire {
+
+/// How deep to look. Each depth includes the ones before it.
+enum class Depth : std::int32_t {
+  metadata = 0,  ///< dtypes, ranks, shapes, strides, devices, option ranges: no tensor data is read
+  tables = 1,    ///< index tensors and scales: O(num_reqs + pages in use)
+  contents = 2,  ///< every visible query, key and value element is finite; ledger if given: O(bytes)
+};
+
+/// One broken rule at one place.
+struct Finding {
+  std::string rule;                 ///< "Q-T03"
+  std::string tensor;               ///< "block_table"
+  std::vector<std::int64_t> index;  ///< {5, 2}; empty if the tensor as a whole is meant
+  std::string value;                ///< what was found: "page 913"
+  std::string expected;             ///< "in [0, 512)"
+  std::string message;              ///< the full text: `Q-T03 block_table[5][2]: page 913 outside [0, 512)`
+};
+
+/// All findings. At most `kMaxPerRule` per rule are listed; `total` counts every one.
+struct Findings {
+  static constexpr std::int64_t kMaxPerRule = 16;
+  std::vector<Finding> items;  ///< in rule order, then index order
+  std::int64_t total = 0;
+  bool ok() const noexcept { return total == 0; }
+  /// OK, or contract_violation with the first finding's text and "(and N more)".
+  Status status() const;
+};
+
+/// A rule as documented. docs/contract.md is generated from these.
+struct Rule {
+  std::string_view id;
+  Depth depth;
+  std::string_view statement;
+  std::string_view why;
+  std::string_view example;  ///< smallest breaking example
+};
+std::span<const Rule> rules() noexcept;
+
+class SlotLedger;
+
+/// Applies every rule up to `depth` and returns all findings. Never throws, never stops at the first, writes nothing.
+/// Rules that would read through something already found broken (a wrong rank, say) are left out.
+/// With a ledger (depth tables or deeper), also finds reads of slots never written, foreign, misplaced or recycled.
+Findings check(const Batch& batch, const KVCache& cache, const Options& options, Depth depth = Depth::contents,
+               const SlotLedger* ledger = nullptr);
+
+/// Rules for one append call: key/value against the cache, slots in range, no slot written twice.
+Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping);
+
+/// Rules for one merge call (attention.hpp): shapes and dtypes of both sides.
+Findings check_merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
+                     const Tensor& lse);
+
+/// Who wrote a slot: `request` is a stable id, `position` the token's position in that request.
+struct WriteTag {
+  std::int64_t request = -1;
+  std::int64_t position = -1;
+};
+
+/// A per-slot record of who wrote it and when; opt-in, fed by append(), consulted by check(). Host memory, 24 bytes a slot.
+///
+/// Rules: a read of position p of request r from slot s is sound iff s was written (Q-L01), by r or by a request that
+/// shared the page with r (Q-L02), for position p (Q-L03), and since the page was last handed out (Q-L04).
+class SlotLedger {
+ public:
+  SlotLedger(std::int64_t num_pages, std::int64_t page_size);
+  ~SlotLedger();
+  SlotLedger(SlotLedger&&) noexcept;
+  SlotLedger& operator=(SlotLedger&&) noexcept;
+
+  /// Starts step `step`; later writes carry it. Steps only grow.
+  void begin_step(std::int64_t step);
+  /// Slot was written for `tag` in the current step. Out-of-range slots are ignored (append refuses them first).
+  void record(std::int64_t slot, WriteTag tag);
+  /// From now on `request` may read what others wrote in this page (prefix sharing).
+  void share(std::int64_t page, std::int64_t request);
+  /// The page went back to the pool: everything in it is stale for everybody until written again.
+  void recycle(std::int64_t page);
+
+  struct Entry {
+    std::int64_t request = -1;  ///< -1 never written
+    std::int64_t position = -1;
+    std::int64_t step = -1;
+    bool recycled = false;  ///< page was recycled after this write
+  };
+  Entry entry(std::int64_t slot) const;
+  bool shared_with(std::int64_t page, std::int64_t request) const;
+
+  std::int64_t num_pages() const noexcept;
+  std::int64_t page_size() const noexcept;
+  std::int64_t slots_written() const noexcept;  ///< record() calls so far
+  std::int64_t slots_read() const noexcept;     ///< slots that check() looked up so far
+
+  void note_reads(std::int64_t count) const noexcept;  ///< used by check()
+
+ private:
+  struct State;
+  State* state_;
+};
+
+}  // namespace quire

@@ -1,0 +1,66 @@
+// Who owns which page: a reference-counted pool with prefix sharing, for engines that have no block manager of their own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "quire/contract.hpp"
+#include "quire/status.hpp"
+
+namespace quire {
+
+struct PagePoolOptions {
+  std::int64_t num_pages = 0;
+  std::int64_t page_size = 16;
+  bool prefix_sharing = true;
+  SlotLedger* ledger = nullptr;  ///< if set, told about shared and recycled pages
+};
+
+/// Hands out pages of one paged KV cache (Kwon et al. 2023, arXiv:2309.06180). Full pages are found again by the hash chain of
+/// their tokens and shared; a page returns to the free list when its last holder lets go, but its contents stay findable
+/// until it is handed out again (least recently used first). Not thread-safe.
+class PagePool {
+ public:
+  static Result<PagePool> create(const PagePoolOptions& options);
+  ~PagePool();
+  PagePool(PagePool&&) noexcept;
+  PagePool& operator=(PagePool&&) noexcept;
+
+  /// Registers a request with its known tokens and attaches every already cached full page of the longest shared prefix.
+  /// Returns the number of leading tokens found in the cache: always < tokens.size(), so that one row remains to compute.
+  Result<std::int64_t> add(std::int64_t request, std::span<const std::int32_t> tokens);
+  /// Makes room for the request's tokens [0, num_tokens). out_of_pages changes nothing.
+  Status reserve(std::int64_t request, std::int64_t num_tokens);
+  /// One generated token joins the request's token list.
+  Status push_token(std::int64_t request, std::int32_t token);
+  /// The K/V of the request's first num_tokens tokens is now in the cache: full pages become shareable.
+  Status commit(std::int64_t request, std::int64_t num_tokens);
+  /// The request is done; its pages lose one holder each.
+  Status release(std::int64_t request);
+  /// Takes all pages away from a request that will be recomputed later; its tokens stay known, add() is not needed again:
+  /// call resume() to re-attach what is still cached.
+  Status preempt(std::int64_t request);
+  Result<std::int64_t> resume(std::int64_t request);
+  /// The request to preempt when out of pages: the one added last that holds pages. nullopt if none.
+  std::optional<std::int64_t> victim() const;
+
+  std::span<const std::int32_t> block_table(std::int64_t request) const;
+  /// Slot of token `position` of the request; -1 if it has no page.
+  std::int64_t slot(std::int64_t request, std::int64_t position) const;
+
+  struct Stats {
+    std::int64_t num_pages = 0, pages_in_use = 0, pages_shared = 0;
+    std::int64_t prefix_hit_tokens = 0, preemptions = 0, evictions = 0;
+  };
+  Stats stats() const;
+
+ private:
+  struct State;
+  explicit PagePool(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace quire

@@ -1,0 +1,77 @@
+// The shape of a batch without its data, and the one-line text form ("problem line") shared by tests, bench, CLI and reports.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quire/batch.hpp"
+#include "quire/status.hpp"
+
+namespace quire {
+
+/// Lengths of one request. context_len + query_len = seq_len; context_len <= cached_len <= seq_len.
+struct Request {
+  std::int64_t query_len = 0;
+  std::int64_t context_len = 0;
+  std::int64_t cached_len = 0;
+  bool operator==(const Request&) const = default;
+  std::int64_t seq_len() const noexcept { return context_len + query_len; }
+};
+
+/// Which form a k/v scale takes.
+enum class ScaleKind : std::int32_t { none = 0, per_tensor = 1, per_head = 2 };
+
+/// Everything that planning depends on: types, sizes, options, lengths; no pointers, no data.
+struct Problem {
+  DType q_dtype = DType::bf16;
+  DType kv_dtype = DType::bf16;
+  std::int64_t num_q_heads = 1;
+  std::int64_t num_kv_heads = 1;
+  std::int64_t head_dim = 64;
+  std::int64_t page_size = 16;
+  CacheLayout layout = CacheLayout::nhd;
+  std::vector<Request> reqs;
+  std::optional<float> softmax_scale;
+  std::optional<std::int64_t> sliding_window;
+  std::optional<float> logits_soft_cap;
+  bool alibi = false;
+  bool sinks = false;
+  bool lse = false;
+  ScaleKind k_scale = ScaleKind::none;
+  ScaleKind v_scale = ScaleKind::none;
+  bool operator==(const Problem&) const = default;
+
+  std::int64_t group() const noexcept { return num_q_heads / num_kv_heads; }
+  std::int64_t num_tokens() const noexcept;
+  std::int64_t max_query_len() const noexcept;
+  std::int64_t max_seq_len() const noexcept;
+  /// Number of (query row, visible key) pairs, summed over requests; per query head.
+  std::int64_t visible_pairs() const noexcept;
+};
+
+/// Extracts the Problem of a batch whose metadata and tables satisfy the contract (see check()); reads host index tensors.
+Problem problem_of(const Batch& batch, const KVCache& cache, const Options& options);
+
+/// A problem plus what is needed to fill it with data.
+struct ProblemLine {
+  Problem problem;
+  std::uint64_t seed = 0;
+  std::int64_t num_pages = 0;      ///< 0 = just enough plus a few poisoned spares
+  DType index_dtype = DType::i32;  ///< i32 or i64, for every index tensor
+  bool operator==(const ProblemLine&) const = default;
+};
+
+/// Parses e.g. `q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 layout=nhd reqs=1x4096,64x1@2048 window=4096 cap=30 seed=7`.
+///
+/// reqs is a comma list of [count x] query_len [@ context_len] [/ cached_len]. Other keys, all optional:
+/// scale= window= cap= alibi=0|1 sinks=0|1 lse=0|1 kscale=none|tensor|head vscale=... pages= index=i32|i64 seed=.
+/// docs/problem_line.md is the full grammar. Errors name the key, the offending text and what was expected.
+Result<ProblemLine> parse_problem_line(std::string_view text);
+/// Canonical text; parse_problem_line(to_string(p)) == p.
+std::string to_string(const ProblemLine& line);
+std::string to_string(const Problem& problem);
+
+}  // namespace quire

@@ -1,0 +1,17 @@
+// Everything, in the order in which data flows.
+#pragma once
+
+// clang-format off: the order is the order of the pipeline
+#include "quire/status.hpp"
+#include "quire/tensor.hpp"
+#include "quire/cache.hpp"
+#include "quire/batch.hpp"
+#include "quire/problem.hpp"
+#include "quire/contract.hpp"
+#include "quire/page_pool.hpp"
+#include "quire/plan.hpp"
+#include "quire/executor.hpp"
+#include "quire/attention.hpp"
+#include "quire/diagnose.hpp"
+#include "quire/capture.hpp"
+// clang-format on

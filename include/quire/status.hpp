@@ -1,0 +1,68 @@
+// How every Quire call reports failure. Nothing here throws, prints or aborts.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace quire {
+
+/// Stable failure classes. The numbers are part of the C ABI (`quire.h`) and never change meaning.
+enum class Code : std::int32_t {
+  ok = 0,
+  invalid_argument = 1,    ///< an argument outside its documented range that no contract rule covers
+  contract_violation = 2,  ///< a rule of docs/contract.md is broken; `Status::rule` names it
+  unsupported = 3,         ///< valid, but this build, device or forced kernel refuses it; the message says why
+  parse_error = 4,         ///< malformed text or file (problem line, capture)
+  io_error = 5,            ///< the operating system refused to open, read or write
+  out_of_pages = 6,        ///< the page pool cannot serve the request now; preempt or wait
+  internal_error = 99,     ///< Quire broke one of its own promises; please report it
+};
+
+/// Lower-case name of a code, e.g. "contract_violation".
+const char* name(Code code) noexcept;
+
+/// Success, or one failure: what, where, expected and got, with the contract rule id when there is one.
+///
+///     if (Status s = quire::append(cache, key, value, slots); !s.ok()) report(s.message());
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(Code code, std::string message, std::string rule = {})
+      : code_(code), message_(std::move(message)), rule_(std::move(rule)) {}
+
+  bool ok() const noexcept { return code_ == Code::ok; }
+  Code code() const noexcept { return code_; }
+  /// Full text, starting with the rule id if there is one: `Q-T03 block_table[5][2]: page 913 outside [0, 512)`.
+  const std::string& message() const noexcept { return message_; }
+  /// Contract rule id such as "Q-T03", or empty.
+  const std::string& rule() const noexcept { return rule_; }
+
+ private:
+  Code code_ = Code::ok;
+  std::string message_;
+  std::string rule_;
+};
+
+/// A value, or the Status that says why there is none. `value()` may be called only if `ok()`.
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
+
+  bool ok() const noexcept { return value_.has_value(); }
+  const Status& status() const noexcept { return status_; }
+  T& value() & noexcept { return *value_; }
+  const T& value() const& noexcept { return *value_; }
+  T&& value() && noexcept { return std::move(*value_); }
+  T* operator->() noexcept { return &*value_; }
+  const T* operator->() const noexcept { return &*value_; }
+
+ private:
+  std::optional<T> value_;
+  Status status_;
+};
+
+}  // namespace quire

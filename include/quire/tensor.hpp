@@ -1,0 +1,74 @@
+// A non-owning strided view of one tensor, and the element types that Quire knows.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace quire {
+
+/// Element types. The four fp8 formats are four distinct types; nothing in Quire is called just "fp8".
+/// Numbers are part of the C ABI.
+enum class DType : std::int32_t {
+  none = 0,
+  f32 = 1,
+  f16 = 2,           ///< IEEE 754 binary16
+  bf16 = 3,          ///< upper half of binary32
+  fp8_e4m3fn = 4,    ///< OCP 8-bit: bias 7, max 448, no infinity, NaN 0x7F/0xFF
+  fp8_e4m3fnuz = 5,  ///< bias 8, max 240, no infinity, no -0, NaN 0x80 (AMD gfx94x)
+  fp8_e5m2 = 6,      ///< OCP 8-bit: bias 15, max 57344, IEEE-like infinities and NaN
+  fp8_e5m2fnuz = 7,  ///< bias 16, max 57344, no infinity, no -0, NaN 0x80
+  i32 = 8,
+  i64 = 9,
+};
+
+/// Canonical name ("bf16", "fp8_e4m3fn", "i64", ...); "none" for DType::none.
+std::string_view name(DType dtype) noexcept;
+/// Inverse of name(); nullopt if the text is not exactly one of the names.
+std::optional<DType> dtype_from_name(std::string_view text) noexcept;
+/// Bytes per element; 0 for DType::none.
+std::int64_t itemsize(DType dtype) noexcept;
+bool is_fp8(DType dtype) noexcept;
+/// f32, f16, bf16 or one of the four fp8 formats.
+bool is_floating(DType dtype) noexcept;
+
+/// Where a tensor's bytes live.
+enum class Memory : std::int32_t { cpu = 0, cuda = 1, hip = 2 };
+
+/// A view: pointer, type, shape and element strides. Owns nothing.
+///
+/// A default-constructed Tensor is *absent* (used for every optional tensor). A scalar is present with rank 0.
+/// Element (i, j, ...) lives at `data + (i * stride[0] + j * stride[1] + ...) * itemsize(dtype)` bytes; strides may be
+/// anything a backend can address, all arithmetic is 64-bit.
+struct Tensor {
+  static constexpr int kMaxRank = 5;
+
+  void* data = nullptr;
+  DType dtype = DType::none;
+  int rank = -1;  ///< -1 absent, 0 scalar, up to kMaxRank
+  std::array<std::int64_t, kMaxRank> shape{};
+  std::array<std::int64_t, kMaxRank> stride{};  ///< in elements
+  Memory memory = Memory::cpu;
+
+  explicit operator bool() const noexcept { return rank >= 0; }
+  bool present() const noexcept { return rank >= 0; }
+  /// Product of the shape; 1 for a scalar, 0 for an absent tensor.
+  std::int64_t num_elements() const noexcept;
+  bool is_contiguous() const noexcept;
+
+  /// A row-major contiguous view over `data`.
+  template <typename... Dims>
+  static Tensor contiguous(void* data, DType dtype, Dims... dims) noexcept {
+    static_assert(sizeof...(Dims) <= kMaxRank);
+    return from_shape(data, dtype, {static_cast<std::int64_t>(dims)...}, static_cast<int>(sizeof...(Dims)));
+  }
+  static Tensor from_shape(void* data, DType dtype, std::array<std::int64_t, kMaxRank> shape, int rank) noexcept;
+};
+
+/// "bf16 [37, 32, 128]" or "absent"; strides are added when the view is not contiguous.
+std::string to_string(const Tensor& tensor);
+
+}  // namespace quire

@@ -1,0 +1,42 @@
+// Sizes of a cache, read from its shapes by layout.
+#include "quire/cache.hpp"
+
+namespace quire {
+
+std::string_view name(CacheLayout layout) noexcept {
+  switch (layout) {
+    case CacheLayout::nhd: return "nhd";
+    case CacheLayout::hnd: return "hnd";
+    case CacheLayout::packed: return "packed";
+  }
+  return "invalid";
+}
+
+std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept {
+  for (CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed})
+    if (name(layout) == text) return layout;
+  return std::nullopt;
+}
+
+std::int64_t num_pages(const KVCache& cache) noexcept { return cache.k.shape[0]; }
+
+std::int64_t page_size(const KVCache& cache) noexcept {
+  switch (cache.layout) {
+    case CacheLayout::nhd: return cache.k.shape[1];
+    case CacheLayout::hnd: return cache.k.shape[2];
+    case CacheLayout::packed: return cache.k.shape[3];
+  }
+  return 0;
+}
+
+std::int64_t num_kv_heads(const KVCache& cache) noexcept {
+  return cache.layout == CacheLayout::nhd ? cache.k.shape[2] : cache.k.shape[1];
+}
+
+std::int64_t head_dim(const KVCache& cache) noexcept {
+  return cache.layout == CacheLayout::packed ? cache.k.shape[2] * cache.k.shape[4] : cache.k.shape[3];
+}
+
+std::int64_t packed_x(DType dtype) noexcept { return itemsize(dtype) > 0 ? 16 / itemsize(dtype) : 0; }
+
+}  // namespace quire

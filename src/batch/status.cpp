@@ -1,0 +1,20 @@
+// Names of the stable codes.
+#include "quire/status.hpp"
+
+namespace quire {
+
+const char* name(Code code) noexcept {
+  switch (code) {
+    case Code::ok: return "ok";
+    case Code::invalid_argument: return "invalid_argument";
+    case Code::contract_violation: return "contract_violation";
+    case Code::unsupported: return "unsupported";
+    case Code::parse_error: return "parse_error";
+    case Code::io_error: return "io_error";
+    case Code::out_of_pages: return "out_of_pages";
+    case Code::internal_error: return "internal_error";
+  }
+  return "unknown";
+}
+
+}  // namespace quire

@@ -1,0 +1,88 @@
+// Element type facts and tensor views.
+#include "quire/tensor.hpp"
+
+#include <fmt/format.h>
+
+namespace quire {
+namespace {
+
+struct DTypeRow {
+  DType dtype;
+  std::string_view name;
+  std::int64_t itemsize;
+};
+constexpr DTypeRow kDTypes[] = {
+    {DType::none, "none", 0},
+    {DType::f32, "f32", 4},
+    {DType::f16, "f16", 2},
+    {DType::bf16, "bf16", 2},
+    {DType::fp8_e4m3fn, "fp8_e4m3fn", 1},
+    {DType::fp8_e4m3fnuz, "fp8_e4m3fnuz", 1},
+    {DType::fp8_e5m2, "fp8_e5m2", 1},
+    {DType::fp8_e5m2fnuz, "fp8_e5m2fnuz", 1},
+    {DType::i32, "i32", 4},
+    {DType::i64, "i64", 8},
+};
+
+}  // namespace
+
+std::string_view name(DType dtype) noexcept {
+  for (const DTypeRow& row : kDTypes)
+    if (row.dtype == dtype) return row.name;
+  return "invalid";
+}
+
+std::optional<DType> dtype_from_name(std::string_view text) noexcept {
+  for (const DTypeRow& row : kDTypes)
+    if (row.name == text && row.dtype != DType::none) return row.dtype;
+  return std::nullopt;
+}
+
+std::int64_t itemsize(DType dtype) noexcept {
+  for (const DTypeRow& row : kDTypes)
+    if (row.dtype == dtype) return row.itemsize;
+  return 0;
+}
+
+bool is_fp8(DType dtype) noexcept { return dtype >= DType::fp8_e4m3fn && dtype <= DType::fp8_e5m2fnuz; }
+
+bool is_floating(DType dtype) noexcept { return dtype >= DType::f32 && dtype <= DType::fp8_e5m2fnuz; }
+
+std::int64_t Tensor::num_elements() const noexcept {
+  if (rank < 0) return 0;
+  std::int64_t count = 1;
+  for (int i = 0; i < rank; ++i) count *= shape[i];
+  return count;
+}
+
+bool Tensor::is_contiguous() const noexcept {
+  std::int64_t expected = 1;
+  for (int i = rank - 1; i >= 0; --i) {
+    if (shape[i] != 1 && stride[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+Tensor Tensor::from_shape(void* data, DType dtype, std::array<std::int64_t, kMaxRank> shape, int rank) noexcept {
+  Tensor t;
+  t.data = data;
+  t.dtype = dtype;
+  t.rank = rank;
+  t.shape = shape;
+  std::int64_t stride = 1;
+  for (int i = rank - 1; i >= 0; --i) {
+    t.stride[i] = stride;
+    stride *= shape[i];
+  }
+  return t;
+}
+
+std::string to_string(const Tensor& t) {
+  if (!t.present()) return "absent";
+  std::string text = fmt::format("{} [{}]", name(t.dtype), fmt::join(t.shape.begin(), t.shape.begin() + t.rank, ", "));
+  if (!t.is_contiguous()) text += fmt::format(" strides [{}]", fmt::join(t.stride.begin(), t.stride.begin() + t.rank, ", "));
+  return text;
+}
+
+}  // namespace quire

@@ -1,0 +1,48 @@
+// Where an element of the cache lives: one address formula for the three layouts and for plain [tokens, heads, dim] rows.
+#pragma once
+
+#include <cstdint>
+
+#include "quire/cache.hpp"
+#include "semantics/host_device.h"
+
+namespace quire::semantics {
+
+/// Element (page, head, token, d) is at page*page + head*head + token*token + (d / x)*chunk + (d % x)*dim, all in elements.
+struct KvStrides {
+  std::int64_t page = 0;
+  std::int64_t head = 0;
+  std::int64_t token = 0;
+  std::int64_t chunk = 0;
+  std::int64_t dim = 1;
+  std::int64_t x = 1;  ///< dims per chunk; head_dim where the layout has no chunks
+
+  QUIRE_HD std::int64_t row(std::int64_t page_id, std::int64_t head_id, std::int64_t token_id) const {
+    return page_id * page + head_id * head + token_id * token;
+  }
+  QUIRE_HD std::int64_t element(std::int64_t d) const { return d / x * chunk + d % x * dim; }
+};
+
+inline KvStrides k_strides(const KVCache& cache) {
+  const auto& s = cache.k.stride;
+  const auto& n = cache.k.shape;
+  switch (cache.layout) {
+    case CacheLayout::nhd: return {s[0], s[2], s[1], 0, s[3], n[3]};
+    case CacheLayout::hnd: return {s[0], s[1], s[2], 0, s[3], n[3]};
+    case CacheLayout::packed: return {s[0], s[1], s[3], s[2], s[4], n[4]};
+  }
+  return {};
+}
+
+inline KvStrides v_strides(const KVCache& cache) {
+  const auto& s = cache.v.stride;
+  const auto& n = cache.v.shape;
+  switch (cache.layout) {
+    case CacheLayout::nhd: return {s[0], s[2], s[1], 0, s[3], n[3]};
+    case CacheLayout::hnd: return {s[0], s[1], s[2], 0, s[3], n[3]};
+    case CacheLayout::packed: return {s[0], s[1], s[3], 0, s[2], n[2]};
+  }
+  return {};
+}
+
+}  // namespace quire::semantics

@@ -1,0 +1,43 @@
+// From token positions to slots: the block table, read as the index type it has.
+#pragma once
+
+#include <cstdint>
+
+#include "quire/tensor.hpp"
+#include "semantics/dtype.h"
+#include "semantics/host_device.h"
+
+namespace quire::semantics {
+
+/// A 1-D int32 or int64 array with a stride.
+struct IndexView {
+  const void* data = nullptr;
+  DType dtype = DType::i32;
+  std::int64_t stride = 1;
+
+  QUIRE_HD std::int64_t operator[](std::int64_t i) const { return load_index(data, dtype, i * stride); }
+};
+
+inline IndexView index_view(const Tensor& t) { return {t.data, t.dtype, t.stride[0]}; }
+
+/// Row r of a [rows, columns] index tensor.
+inline IndexView index_row(const Tensor& t, std::int64_t r) {
+  const auto* base = static_cast<const std::uint8_t*>(t.data);
+  return {base + r * t.stride[0] * itemsize(t.dtype), t.dtype, t.stride[1]};
+}
+
+/// Calls visit(page, offset, count, position) for each run of positions [begin, end) that lies within one page.
+/// Reads only the table entries of pages that hold a position of the range.
+template <typename Visit>
+QUIRE_HD void for_each_page_run(const IndexView& pages, std::int64_t page_size, std::int64_t begin, std::int64_t end,
+                                Visit&& visit) {
+  for (std::int64_t position = begin; position < end;) {
+    const std::int64_t offset = position % page_size;
+    const std::int64_t left_in_page = page_size - offset;
+    const std::int64_t count = left_in_page < end - position ? left_in_page : end - position;
+    visit(pages[position / page_size], offset, count, position);
+    position += count;
+  }
+}
+
+}  // namespace quire::semantics

@@ -1,0 +1,47 @@
+// The running softmax: a maximum and a sum, and how two of them combine. The only softmax merging in Quire.
+//
+// A state stands for a set of keys: max = max s(k), sum = sum exp(s(k) - max). The empty set is (-inf, 0).
+// Combining is commutative and associative up to rounding, exact when one side is empty, and never produces NaN from
+// empty sets. A set whose scores are all -inf counts as empty. (Milakov & Gimelshein 2018, arXiv:1805.02867.)
+#pragma once
+
+#include <cmath>
+
+#include "semantics/host_device.h"
+
+namespace quire::semantics {
+
+struct SoftmaxState {
+  float max = -INFINITY;
+  float sum = 0.0f;
+};
+
+/// The union of two key sets and the factors that bring each side's un-normalised accumulator to the union's maximum.
+struct Merged {
+  SoftmaxState state;
+  float weight_a = 0.0f;
+  float weight_b = 0.0f;
+};
+
+QUIRE_HD Merged combine(const SoftmaxState& a, const SoftmaxState& b) {
+  // Empty sides first: exp(-inf - -inf) would be NaN, and x * 1 keeps the other side's bits.
+  if (b.max == -INFINITY) return {a, 1.0f, 0.0f};
+  if (a.max == -INFINITY) return {b, 0.0f, 1.0f};
+  const float max = a.max > b.max ? a.max : b.max;
+  const float weight_a = expf(a.max - max);
+  const float weight_b = expf(b.max - max);
+  return {{max, a.sum * weight_a + b.sum * weight_b}, weight_a, weight_b};
+}
+
+/// One more logit with no value vector (an attention sink).
+QUIRE_HD Merged combine_sink(const SoftmaxState& a, float sink) {
+  return combine(a, SoftmaxState{sink, sink == -INFINITY ? 0.0f : 1.0f});
+}
+
+/// max + log(sum); -inf for the empty set.
+QUIRE_HD float log_sum_exp(const SoftmaxState& s) { return s.max == -INFINITY ? -INFINITY : s.max + logf(s.sum); }
+
+/// The state that a finished (normalised) partial result stands for.
+QUIRE_HD SoftmaxState from_lse(float lse) { return {lse, lse == -INFINITY ? 0.0f : 1.0f}; }
+
+}  // namespace quire::semantics
