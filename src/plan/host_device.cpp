@@ -1,0 +1,129 @@
+// Stage: plan. What this machine's CPU can do, as planning sees it.
+// A vector feature counts only if the processor has it and the operating system saves its registers.
+#include "plan/host_device.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <thread>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+#endif
+
+namespace quire {
+namespace plan_detail {
+
+std::uint32_t features_from_cpuid(const CpuidWords& words) {
+  const auto bit = [](std::uint32_t word, int index) { return ((word >> index) & 1u) != 0; };
+  const bool saves_ymm = bit(words.leaf1_ecx, 27) && (words.xcr0 & 0x06u) == 0x06u;  // OSXSAVE; XMM and YMM state
+  const bool saves_zmm = saves_ymm && (words.xcr0 & 0xE0u) == 0xE0u;                 // opmask, ZMM0-15 upper, ZMM16-31
+  const bool avx2 = saves_ymm && bit(words.leaf1_ecx, 28) && bit(words.leaf1_ecx, 12) && bit(words.leaf1_ecx, 29) &&
+                    bit(words.leaf7_ebx, 5);  // AVX, FMA, F16C, AVX2
+  const bool avx512 = avx2 && saves_zmm && bit(words.leaf7_ebx, 16) && bit(words.leaf7_ebx, 17) && bit(words.leaf7_ebx, 30) &&
+                      bit(words.leaf7_ebx, 31);  // F, DQ, BW, VL
+  const bool bf16 = avx512 && bit(words.leaf7_1_eax, 5);
+  return (avx2 ? kAvx2 : 0u) | (avx512 ? kAvx512 : 0u) | (bf16 ? kAvx512Bf16 : 0u);
+}
+
+std::uint32_t narrow_features(std::uint32_t features, std::string_view limit) {
+  std::uint32_t allowed = ~0u;
+  if (limit == "scalar") allowed = 0;
+  if (limit == "avx2") allowed = kAvx2;
+  if (limit == "avx512") allowed = kAvx2 | kAvx512;
+  return features & allowed;  // "avx512bf16", empty and unknown text narrow nothing
+}
+
+std::string_view level_name(std::uint32_t features) {
+  if ((features & kAvx512Bf16) != 0) return "avx512bf16";
+  if ((features & kAvx512) != 0) return "avx512";
+  if ((features & kAvx2) != 0) return "avx2";
+  if ((features & kNeon) != 0) return "neon";
+  return "scalar";
+}
+
+int parse_thread_count(const char* text, int fallback) {
+  if (text == nullptr) return fallback;
+  const std::string_view view(text);
+  int count = 0;
+  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), count);
+  const bool valid = error == std::errc() && end == view.data() + view.size() && count >= 1;
+  return valid ? std::min(count, 4096) : fallback;
+}
+
+}  // namespace plan_detail
+
+namespace {
+
+#if defined(__x86_64__) || defined(__i386__)
+std::uint32_t detect_features() {
+  plan_detail::CpuidWords words;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0) return 0;
+  words.leaf1_ecx = c;
+  if (((c >> 27) & 1u) != 0) {  // XGETBV exists only with OSXSAVE
+    std::uint32_t low = 0, high = 0;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    words.xcr0 = low;
+  }
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) != 0) {
+    words.leaf7_ebx = b;
+    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) words.leaf7_1_eax = a;
+  }
+  return plan_detail::features_from_cpuid(words);
+}
+#elif defined(__aarch64__)
+std::uint32_t detect_features() { return kNeon; }  // part of the base architecture
+#else
+std::uint32_t detect_features() { return 0; }
+#endif
+
+std::optional<std::int64_t> l2_from_sysfs() {
+  std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index2/size");
+  std::int64_t value = 0;
+  char unit = 0;
+  if (!(file >> value >> unit) || value <= 0 || value > (1 << 20)) return std::nullopt;
+  if (unit == 'K') return value << 10;
+  if (unit == 'M') return value << 20;
+  return std::nullopt;
+}
+
+std::int64_t detect_l2_bytes() {
+  if (const auto bytes = l2_from_sysfs()) return *bytes;
+#if defined(__x86_64__) || defined(__i386__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid(0x80000006u, &a, &b, &c, &d) != 0 && (c >> 16) != 0) return static_cast<std::int64_t>(c >> 16) << 10;
+#endif
+  return 1 << 20;
+}
+
+int usable_cores() {
+#if defined(__linux__)
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 0) return CPU_COUNT(&set);
+#endif
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+}  // namespace
+
+Device host_device() {
+  static const std::uint32_t features = detect_features();
+  static const std::int64_t l2_bytes = detect_l2_bytes();
+  const char* limit = std::getenv("QUIRE_CPU");
+  Device device;
+  device.cpu_features = plan_detail::narrow_features(features, limit == nullptr ? "" : limit);
+  device.name = plan_detail::level_name(device.cpu_features);
+  device.num_threads = plan_detail::parse_thread_count(std::getenv("QUIRE_NUM_THREADS"), usable_cores());
+  device.l2_bytes = l2_bytes;
+  return device;
+}
+
+}  // namespace quire

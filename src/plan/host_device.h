@@ -1,0 +1,29 @@
+// The parts of host_device() that are pure functions, so that tests can ask about machines that are not there.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "quire/plan.hpp"
+
+namespace quire::plan_detail {
+
+/// The CPUID words that decide (Intel SDM vol. 2A, CPUID; vol. 1, 13.3 for XCR0). All zero without CPUID.
+struct CpuidWords {
+  std::uint32_t leaf1_ecx = 0;
+  std::uint32_t leaf7_ebx = 0;
+  std::uint32_t leaf7_1_eax = 0;
+  std::uint32_t xcr0 = 0;
+};
+std::uint32_t features_from_cpuid(const CpuidWords& words);
+
+/// Features left when `limit` (scalar, avx2, avx512, avx512bf16) caps them. Never adds one.
+std::uint32_t narrow_features(std::uint32_t features, std::string_view limit);
+
+/// Name of the best level that a feature mask reaches.
+std::string_view level_name(std::uint32_t features);
+
+/// A whole positive number, or `fallback`.
+int parse_thread_count(const char* text, int fallback);
+
+}  // namespace quire::plan_detail
