@@ -60,6 +60,7 @@ struct ProblemLine {
   Problem problem;
   std::uint64_t seed = 0;
   std::int64_t num_pages = 0;      ///< 0 = just enough plus a few poisoned spares
+  std::int64_t shared_pages = 0;   ///< leading pages, as far as they are full of context, that all requests have in common
   DType index_dtype = DType::i32;  ///< i32 or i64, for every index tensor
   bool operator==(const ProblemLine&) const = default;
 };
@@ -67,10 +68,12 @@ struct ProblemLine {
 /// Parses e.g. `q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 layout=nhd reqs=1x4096,64x1@2048 window=4096 cap=30 seed=7`.
 ///
 /// reqs is a comma list of [count x] query_len [@ context_len] [/ cached_len]. Other keys, all optional:
-/// scale= window= cap= alibi=0|1 sinks=0|1 lse=0|1 kscale=none|tensor|head vscale=... pages= index=i32|i64 seed=.
+/// scale= window= cap= alibi=0|1 sinks=0|1 lse=0|1 kscale=none|tensor|head vscale=... pages= share= index=i32|i64 seed=.
 /// docs/problem_line.md is the full grammar. Errors name the key, the offending text and what was expected.
 Result<ProblemLine> parse_problem_line(std::string_view text);
-/// Canonical text; parse_problem_line(to_string(p)) == p.
+/// A case file: one problem line per line; blank lines and everything from `#` on are skipped. Errors start with the line number.
+Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text);
+/// Canonical text; parse_problem_line(to_string(p)) == p for every p that parse_problem_line() can return.
 std::string to_string(const ProblemLine& line);
 std::string to_string(const Problem& problem);
 

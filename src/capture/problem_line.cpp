@@ -1,0 +1,343 @@
+// The problem line: one text form of a batch's shape for tests, bench, CLI and bug reports (docs/problem_line.md).
+//
+// Parsing is strict: every key once, every number whole and in range, every combination one that Quire can run. What comes
+// out can be planned and filled with data without any size overflowing 64 bits.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "capture/text.h"
+#include "quire/problem.hpp"
+
+namespace quire {
+namespace {
+
+using capture::float_text;
+using capture::parse_float;
+using capture::parse_int;
+using capture::quote;
+
+/// Lengths and sizes fit an int32, as index tensors of that type must hold them.
+constexpr std::int64_t kMaxSize = 2147483647;
+constexpr std::int64_t kMaxRequests = 1 << 20;
+/// Bound on the sum of query_len * seq_len, which keeps pair counts and their products with small factors in 64 bits.
+constexpr std::int64_t kMaxPairs = std::int64_t{1} << 56;
+
+Status fail(std::string_view key, std::string_view got, std::string_view expected) {
+  return {Code::parse_error, fmt::format("problem line: {}={}: expected {}", key, quote(got), expected)};
+}
+
+template <typename Value>
+struct Choice {
+  std::string_view text;
+  Value value;
+};
+
+template <typename Value, std::size_t n>
+Status set_choice(std::string_view key, std::string_view text, const Choice<Value> (&choices)[n], Value& out) {
+  std::array<std::string_view, n> names;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (choices[i].text == text) return out = choices[i].value, Status();
+    names[i] = choices[i].text;
+  }
+  return fail(key, text, fmt::format("one of {}", fmt::join(names, ", ")));
+}
+
+constexpr Choice<DType> kQueryTypes[] = {{"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16}};
+constexpr Choice<DType> kCacheTypes[] = {{"f32", DType::f32},
+                                         {"f16", DType::f16},
+                                         {"bf16", DType::bf16},
+                                         {"fp8_e4m3fn", DType::fp8_e4m3fn},
+                                         {"fp8_e4m3fnuz", DType::fp8_e4m3fnuz},
+                                         {"fp8_e5m2", DType::fp8_e5m2},
+                                         {"fp8_e5m2fnuz", DType::fp8_e5m2fnuz}};
+constexpr Choice<DType> kIndexTypes[] = {{"i32", DType::i32}, {"i64", DType::i64}};
+constexpr Choice<CacheLayout> kLayouts[] = {
+    {"nhd", CacheLayout::nhd}, {"hnd", CacheLayout::hnd}, {"packed", CacheLayout::packed}};
+constexpr Choice<bool> kSwitch[] = {{"0", false}, {"1", true}};
+constexpr Choice<ScaleKind> kScaleKinds[] = {
+    {"none", ScaleKind::none}, {"tensor", ScaleKind::per_tensor}, {"head", ScaleKind::per_head}};
+
+std::string_view scale_kind_text(ScaleKind kind) { return kScaleKinds[static_cast<std::size_t>(kind)].text; }
+
+Status set_size(std::string_view key, std::string_view text, std::int64_t least, std::int64_t& out) {
+  const auto value = parse_int(text);
+  if (!value || *value < least || *value > kMaxSize) {
+    return fail(key, text, fmt::format("an integer in [{}, {}]", least, kMaxSize));
+  }
+  return out = *value, Status();
+}
+
+Status set_heads(std::string_view key, std::string_view text, Problem& p) {
+  const std::size_t colon = text.find(':');
+  const auto q = parse_int(text.substr(0, colon));
+  const auto kv = colon == text.npos ? q : parse_int(text.substr(colon + 1));
+  if (!q || !kv || *q < 1 || *kv < 1 || *q > kMaxSize || *q % *kv != 0) {
+    return fail(key, text, "num_q_heads:num_kv_heads, both >= 1, the first a multiple of the second (e.g. 32:8)");
+  }
+  p.num_q_heads = *q;
+  p.num_kv_heads = *kv;
+  return {};
+}
+
+/// Cuts the part after `mark` off `text`; nullopt if there is no such mark.
+std::optional<std::string_view> cut_after(std::string_view& text, char mark) {
+  const std::size_t at = text.find(mark);
+  if (at == text.npos) return std::nullopt;
+  const std::string_view rest = text.substr(at + 1);
+  text = text.substr(0, at);
+  return rest;
+}
+
+struct RequestRun {
+  std::int64_t count = 1;
+  Request request;
+};
+
+/// One item of reqs: [count x] query_len [@ context_len] [/ cached_len].
+Status parse_request(std::string_view item, RequestRun& run) {
+  constexpr std::string_view kForm = "[count x] query_len [@ context_len] [/ cached_len], e.g. 64x1@2048 or 8@100/100";
+  std::string_view rest = item;
+  const auto cached_text = cut_after(rest, '/');
+  const auto context_text = cut_after(rest, '@');
+  std::string_view count_text = "1";
+  if (const auto after_count = cut_after(rest, 'x')) {
+    count_text = rest;
+    rest = *after_count;
+  }
+  const auto count = parse_int(count_text);
+  const auto query = parse_int(rest);
+  const auto context = parse_int(context_text.value_or("0"));
+  if (!count || !query || !context || *count < 1 || *query < 0 || *context < 0) return fail("reqs", item, kForm);
+  if (*query > kMaxSize || *context > kMaxSize - *query) {
+    return fail("reqs", item, fmt::format("query_len + context_len <= {}", kMaxSize));
+  }
+  const auto cached = cached_text ? parse_int(*cached_text) : std::optional(*query + *context);
+  if (!cached) return fail("reqs", item, kForm);
+  if (*cached < *context || *cached > *context + *query) {
+    return fail("reqs", item, fmt::format("cached_len in [context_len, seq_len] = [{}, {}]", *context, *context + *query));
+  }
+  run = {*count, {*query, *context, *cached}};
+  return {};
+}
+
+Status set_reqs(std::string_view, std::string_view text, Problem& p) {
+  if (text == "none") return {};
+  std::int64_t pairs = 0;
+  for (bool more = true; more;) {
+    std::string_view item = text;
+    const auto rest = cut_after(item, ',');
+    more = rest.has_value();
+    text = rest.value_or("");
+    RequestRun run;
+    if (Status s = parse_request(item, run); !s.ok()) return s;
+    if (run.count > kMaxRequests - static_cast<std::int64_t>(p.reqs.size())) {
+      return fail("reqs", item, fmt::format("at most {} requests in all", kMaxRequests));
+    }
+    const std::int64_t budget = (kMaxPairs - pairs) / run.count;  // query_len * seq_len < 2^62: no overflow
+    if (run.request.query_len * run.request.seq_len() > budget) {
+      return fail("reqs", item, fmt::format("at most {} pairs of query row and key in all", kMaxPairs));
+    }
+    pairs += run.count * run.request.query_len * run.request.seq_len();
+    p.reqs.insert(p.reqs.end(), static_cast<std::size_t>(run.count), run.request);
+  }
+  return {};
+}
+
+Status set_finite(std::string_view key, std::string_view text, bool positive, std::optional<float>& out) {
+  const auto value = parse_float(text);
+  if (!value || !std::isfinite(*value) || (positive && !(*value > 0))) {
+    return fail(key, text, positive ? "a finite number > 0; leave the key out for none" : "a finite number");
+  }
+  return out = *value, Status();
+}
+
+Status set_window(std::string_view key, std::string_view text, ProblemLine& line) {
+  std::int64_t window = 0;
+  if (Status s = set_size(key, text, 1, window); !s.ok()) {
+    return fail(key, text,
+                fmt::format("the number of visible keys, own key included, in [1, {}]; leave the key out for all", kMaxSize));
+  }
+  line.problem.sliding_window = window;
+  return {};
+}
+
+Status set_seed(std::string_view key, std::string_view text, ProblemLine& line) {
+  const auto seed = capture::parse_uint(text);
+  if (!seed) return fail(key, text, "an integer in [0, 2^64)");
+  return line.seed = *seed, Status();
+}
+
+struct Key {
+  std::string_view name;
+  bool required;
+  std::string_view meaning;
+  Status (*set)(std::string_view key, std::string_view text, ProblemLine& line);
+};
+
+using Text = std::string_view;
+constexpr Key kKeys[] = {
+    {"q", true, "query type", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kQueryTypes, l.problem.q_dtype); }},
+    {"kv", false, "cache type", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kCacheTypes, l.problem.kv_dtype); }},
+    {"heads", true, "num_q_heads:num_kv_heads", [](Text k, Text t, ProblemLine& l) { return set_heads(k, t, l.problem); }},
+    {"d", true, "head_dim", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 1, l.problem.head_dim); }},
+    {"page", true, "page_size", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 1, l.problem.page_size); }},
+    {"layout", false, "layout", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kLayouts, l.problem.layout); }},
+    {"reqs", true, "requests", [](Text k, Text t, ProblemLine& l) { return set_reqs(k, t, l.problem); }},
+    {"scale", false, "", [](Text k, Text t, ProblemLine& l) { return set_finite(k, t, false, l.problem.softmax_scale); }},
+    {"window", false, "", set_window},
+    {"cap", false, "", [](Text k, Text t, ProblemLine& l) { return set_finite(k, t, true, l.problem.logits_soft_cap); }},
+    {"alibi", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.alibi); }},
+    {"sinks", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.sinks); }},
+    {"lse", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.lse); }},
+    {"kscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.k_scale); }},
+    {"vscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.v_scale); }},
+    {"pages", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 0, l.num_pages); }},
+    {"share", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 0, l.shared_pages); }},
+    {"index", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kIndexTypes, l.index_dtype); }},
+    {"seed", false, "", set_seed},
+};
+constexpr std::size_t kNumKeys = std::size(kKeys);
+
+/// Names that other projects use for our keys.
+constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
+    {"head_dim", "d"},
+    {"head_size", "d"},
+    {"page_size", "page"},
+    {"block_size", "page"},
+    {"dtype", "q"},
+    {"kv_cache_dtype", "kv"},
+    {"kv_dtype", "kv"},
+    {"sliding_window", "window"},
+    {"logits_soft_cap", "cap"},
+    {"softcap", "cap"},
+    {"soft_cap", "cap"},
+    {"softmax_scale", "scale"},
+    {"alibi_slopes", "alibi"},
+    {"num_pages", "pages"},
+    {"num_blocks", "pages"},
+    {"k_scale", "kscale"},
+    {"v_scale", "vscale"},
+    {"num_heads", "heads"},
+    {"batch", "reqs"},
+    {"requests", "reqs"},
+};
+
+std::array<std::string_view, kNumKeys> key_names() {
+  std::array<std::string_view, kNumKeys> names;
+  for (std::size_t i = 0; i < kNumKeys; ++i) names[i] = kKeys[i].name;
+  return names;
+}
+
+Status unknown_key(std::string_view key) {
+  const auto names = key_names();
+  std::string_view guess = capture::nearest(key, names);
+  for (const auto& [alias, ours] : kAliases)
+    if (alias == key) guess = ours;
+  const std::string hint = guess.empty() ? "" : fmt::format("; did you mean {}=?", guess);
+  return {Code::parse_error, fmt::format("problem line: unknown key {}{} (keys: {})", quote(key), hint, fmt::join(names, " "))};
+}
+
+Status set_word(std::string_view word, ProblemLine& line, std::array<bool, kNumKeys>& seen) {
+  std::string_view key = word;
+  const auto value = cut_after(key, '=');
+  if (!value) return {Code::parse_error, fmt::format("problem line: {}: expected key=value", quote(word))};
+  const auto* row = std::find_if(std::begin(kKeys), std::end(kKeys), [&](const Key& k) { return k.name == key; });
+  if (row == std::end(kKeys)) return unknown_key(key);
+  bool& seen_before = seen[static_cast<std::size_t>(row - kKeys)];
+  if (seen_before) return {Code::parse_error, fmt::format("problem line: {}={}: the key is given twice", key, quote(*value))};
+  seen_before = true;
+  return row->set(key, *value, line);
+}
+
+Status check_combinations(const ProblemLine& line) {
+  const Problem& p = line.problem;
+  if (p.kv_dtype == DType::f32 && p.q_dtype != DType::f32) {
+    return fail("kv", "f32", fmt::format("the query's type ({}), a 16-bit type or an fp8 type", name(p.q_dtype)));
+  }
+  if (p.layout == CacheLayout::packed && p.head_dim % packed_x(p.kv_dtype) != 0) {
+    return fail("layout", "packed",
+                fmt::format("d to be a multiple of {} with kv={}; d is {}", packed_x(p.kv_dtype), name(p.kv_dtype), p.head_dim));
+  }
+  return {};
+}
+
+constexpr std::string_view kBlanks = " \t\r\n";
+
+/// "none", or runs of equal requests as count x query_len @ context_len / cached_len, the last two only where not default.
+std::string reqs_text(const std::vector<Request>& reqs) {
+  if (reqs.empty()) return "none";
+  std::string text;
+  for (std::size_t i = 0; i < reqs.size();) {
+    const Request& r = reqs[i];
+    std::size_t end = i + 1;
+    while (end < reqs.size() && reqs[end] == r) ++end;
+    text += fmt::format("{}{}x{}", i == 0 ? "" : ",", end - i, r.query_len);
+    if (r.context_len != 0) text += fmt::format("@{}", r.context_len);
+    if (r.cached_len != r.seq_len()) text += fmt::format("/{}", r.cached_len);
+    i = end;
+  }
+  return text;
+}
+
+}  // namespace
+
+Result<ProblemLine> parse_problem_line(std::string_view text) {
+  ProblemLine line;
+  std::array<bool, kNumKeys> seen{};
+  for (std::size_t at = text.find_first_not_of(kBlanks); at != text.npos; at = text.find_first_not_of(kBlanks)) {
+    const std::size_t end = std::min(text.find_first_of(kBlanks, at), text.size());
+    if (Status s = set_word(text.substr(at, end - at), line, seen); !s.ok()) return s;
+    text.remove_prefix(end);
+  }
+  for (std::size_t i = 0; i < kNumKeys; ++i) {
+    if (kKeys[i].required && !seen[i]) {
+      return Status(Code::parse_error, fmt::format("problem line: key {}= ({}) is missing; q=, heads=, d=, page= and reqs= are "
+                                                   "required, e.g. q=bf16 heads=32:8 d=128 page=16 reqs=1x4096,64x1@2048",
+                                                   kKeys[i].name, kKeys[i].meaning));
+    }
+    if (kKeys[i].name == "kv" && !seen[i]) line.problem.kv_dtype = line.problem.q_dtype;
+  }
+  if (Status s = check_combinations(line); !s.ok()) return s;
+  return line;
+}
+
+Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text) {
+  std::vector<ProblemLine> lines;
+  for (std::int64_t number = 1; !text.empty(); ++number) {
+    std::string_view row = text;
+    text = cut_after(row, '\n').value_or("");
+    cut_after(row, '#');
+    if (row.find_first_not_of(kBlanks) == row.npos) continue;
+    Result<ProblemLine> line = parse_problem_line(row);
+    if (!line.ok()) return Status(Code::parse_error, fmt::format("line {}: {}", number, line.status().message()));
+    lines.push_back(std::move(line).value());
+  }
+  return lines;
+}
+
+std::string to_string(const Problem& p) {
+  std::string text = fmt::format("q={} kv={} heads={}:{} d={} page={} layout={} reqs={}", name(p.q_dtype), name(p.kv_dtype),
+                                 p.num_q_heads, p.num_kv_heads, p.head_dim, p.page_size, name(p.layout), reqs_text(p.reqs));
+  if (p.softmax_scale) text += fmt::format(" scale={}", float_text(*p.softmax_scale));
+  if (p.sliding_window) text += fmt::format(" window={}", *p.sliding_window);
+  if (p.logits_soft_cap) text += fmt::format(" cap={}", float_text(*p.logits_soft_cap));
+  if (p.alibi) text += " alibi=1";
+  if (p.sinks) text += " sinks=1";
+  if (p.lse) text += " lse=1";
+  if (p.k_scale != ScaleKind::none) text += fmt::format(" kscale={}", scale_kind_text(p.k_scale));
+  if (p.v_scale != ScaleKind::none) text += fmt::format(" vscale={}", scale_kind_text(p.v_scale));
+  return text;
+}
+
+std::string to_string(const ProblemLine& line) {
+  std::string text = to_string(line.problem);
+  if (line.num_pages != 0) text += fmt::format(" pages={}", line.num_pages);
+  if (line.shared_pages != 0) text += fmt::format(" share={}", line.shared_pages);
+  if (line.index_dtype != DType::i32) text += fmt::format(" index={}", name(line.index_dtype));
+  return text + fmt::format(" seed={}", line.seed);
+}
+
+}  // namespace quire

@@ -1,0 +1,73 @@
+// Strict numbers, quoting and nearest names for the text that people and files hand to Quire.
+#include "capture/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <vector>
+
+namespace quire::capture {
+namespace {
+
+template <typename T>
+std::optional<T> parse_whole(std::string_view text) noexcept {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::string quote(std::string_view text) {
+  constexpr std::size_t kMaxShown = 60;
+  std::string out = "\"";
+  for (const char c : text.substr(0, kMaxShown)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte >= 0x7F || c == '"' || c == '\\') {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      out += c;
+    }
+  }
+  return out + (text.size() > kMaxShown ? "...\"" : "\"");
+}
+
+std::optional<std::int64_t> parse_int(std::string_view text) noexcept { return parse_whole<std::int64_t>(text); }
+std::optional<std::uint64_t> parse_uint(std::string_view text) noexcept { return parse_whole<std::uint64_t>(text); }
+std::optional<float> parse_float(std::string_view text) noexcept { return parse_whole<float>(text); }
+
+std::string float_text(float value) { return fmt::format("{}", value); }
+
+std::string_view nearest(std::string_view text, std::span<const std::string_view> candidates) {
+  constexpr std::size_t kLongestCompared = 64;
+  if (text.empty() || text.size() > kLongestCompared) return {};
+  std::string_view best;
+  std::size_t best_distance = std::max<std::size_t>(1, std::min<std::size_t>(2, text.size() / 2)) + 1;
+  for (const std::string_view candidate : candidates) {
+    const std::size_t distance = edit_distance(text, candidate);
+    if (distance < best_distance && distance < candidate.size()) {
+      best = candidate;
+      best_distance = distance;
+    }
+  }
+  return best;
+}
+
+}  // namespace quire::capture
