@@ -10,14 +10,18 @@
 
 namespace quire {
 
-/// fp64 attention of the stored (quantised) cache, with what is needed to bound a kernel's error.
-/// Row-major [num_tokens, num_q_heads, head_dim] (out, abs_pv) and [num_tokens, num_q_heads] (the rest).
+/// fp64 attention of the stored (quantised) cache, with what is needed to bound a kernel's error (docs/numerics.md).
+/// Row-major [num_tokens, num_q_heads, head_dim] (out, abs_pv, abs_spv) and [num_tokens, num_q_heads] (the rest).
+///
+/// A row with no visible key, or with only -inf scores, has out = 0 and lse = -inf (the sink, if there is one).
+/// NaN in a visible score or value propagates as IEEE 754 says. k/v scales apply to cached tokens only.
 struct Reference {
   std::int64_t num_tokens = 0, num_q_heads = 0, head_dim = 0;
   std::vector<double> out;
   std::vector<double> lse;
-  std::vector<double> abs_pv;          ///< sum_k p_k |V_k|, p normalised
-  std::vector<double> score_mag;       ///< max over visible k of |scale| * sum_d |q_d K_kd|, plus |ALiBi| and soft-cap terms
+  std::vector<double> abs_pv;          ///< sum_k max(p_k, 2^-102) |V_k|, p normalised
+  std::vector<double> abs_spv;         ///< sum_k p_k M_k |V_k|, where M_k = |scale| sum_d |q_d K_kd| + |ALiBi| + |s(k) - m|
+  std::vector<double> score_mag;       ///< sum_k p_k M_k, the sink included
   std::vector<std::int64_t> num_keys;  ///< visible keys
 };
 /// Two-pass fp64 reference; shares nothing with the kernels but dtype decode. Checks metadata and tables first.
@@ -25,7 +29,7 @@ Result<Reference> reference(const Batch& batch, const KVCache& cache, const Opti
 
 /// One place where an output is wrong.
 struct Mismatch {
-  std::int64_t token = 0, head = 0, dim = 0;
+  std::int64_t token = 0, head = 0, dim = 0;  ///< dim -1: the lse of (token, head)
   double observed = 0, expected = 0, tolerance = 0;
 };
 

@@ -1,0 +1,67 @@
+// How far a correct kernel may be from the fp64 reference. Every constant is derived in docs/numerics.md under its name here;
+// tests/diagnose compares the two. Nothing in this file is tuned to make a test pass.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "quire/diagnose.hpp"
+
+namespace quire::numerics {
+
+inline constexpr double kAccumulatorRoundoff = 0x1p-24;  ///< u: kernels accumulate in f32
+inline constexpr double kLambda = 8;                     ///< one sum exceeds its bound with probability <= 2 exp(-kLambda^2 / 2)
+inline constexpr double kRoundingsPerKey = 7;            ///< product, sum, rescale, and an exp of 2u (counts 2^2)
+inline constexpr double kScoreRoundings = 16;            ///< everything between a dot product and the argument of exp
+inline constexpr double kWeightRoundings = 8;            ///< exp itself, v_scale, reciprocal, normalisation
+inline constexpr double kLogRoundings = 4;               ///< log and the sum m + log(denominator)
+inline constexpr double kSecondOrder = 1.0625;           ///< products of errors, for score errors up to 1/32
+
+/// What rounding to an output type does: |round(x) - x| <= roundoff * |x| + smallest; |x| >= overflow becomes infinite.
+struct OutputType {
+  double roundoff;
+  double smallest;
+  double overflow;
+};
+inline OutputType output_type(DType dtype) {
+  switch (dtype) {
+    case DType::f16: return {0x1p-11, 0x1p-24, 65520.0};
+    case DType::bf16: return {0x1p-8, 0x1p-133, 0x1.FFp127};
+    default: return {0x1p-24, 0x1p-149, 0x1.FFFFFFp127};
+  }
+}
+
+/// gamma~_n(lambda) = exp(lambda sqrt(n) u + n u^2 / (1 - u)) - 1 (Higham & Mary 2019, theorem 2.4).
+inline double gamma(double n) {
+  constexpr double u = kAccumulatorRoundoff;
+  return std::expm1(kLambda * std::sqrt(n) * u + n * u * u / (1 - u));
+}
+
+/// delta_s per unit of M_k.
+inline double score_error(std::int64_t head_dim) {
+  return gamma(static_cast<double>(head_dim)) + kScoreRoundings * kAccumulatorRoundoff;
+}
+
+/// Relative error of a sum over n keys, rescaling and merging included. The sink counts as a key.
+inline double sum_error(std::int64_t num_keys) { return gamma(kRoundingsPerKey * static_cast<double>(num_keys + 1)); }
+
+/// For element `i` = row * head_dim + d of the reference.
+inline double output_tolerance(const Reference& ref, std::int64_t row, std::int64_t i, const OutputType& type) {
+  const auto r = static_cast<std::size_t>(row), e = static_cast<std::size_t>(i);
+  const double sum = sum_error(ref.num_keys[r]), score = score_error(ref.head_dim);
+  const double numerator = (sum + kWeightRoundings * kAccumulatorRoundoff) * ref.abs_pv[e] + score * ref.abs_spv[e];
+  const double denominator = (sum + score * ref.score_mag[r]) * std::fabs(ref.out[e]);
+  return kSecondOrder * (numerator + denominator + type.roundoff * std::fabs(ref.out[e])) + type.smallest;
+}
+
+/// lse is always f32 and its error absolute: d lse = sum p_k delta_k + error of the sum + error of the log.
+inline double lse_tolerance(const Reference& ref, std::int64_t row) {
+  const auto r = static_cast<std::size_t>(row);
+  const double log_part = std::fabs(ref.lse[r]) + std::log(static_cast<double>(ref.num_keys[r]) + 1.0);
+  return kSecondOrder * (score_error(ref.head_dim) * ref.score_mag[r] + sum_error(ref.num_keys[r]) +
+                         kLogRoundings * kAccumulatorRoundoff * log_part) +
+         0x1p-149;
+}
+
+}  // namespace quire::numerics

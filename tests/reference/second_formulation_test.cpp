@@ -1,0 +1,173 @@
+// The oracle against a second formulation: long double, an explicit dense mask matrix, log-sum-exp, and logical values that
+// never went through pages or strides.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "quire/diagnose.hpp"
+#include "support/small_case.h"
+
+namespace quire::test {
+namespace {
+
+using Real = long double;
+
+/// mask[i][k] for one request, from the definition in words: not in the future, and among the last `window` keys.
+std::vector<std::vector<bool>> dense_mask(const Problem& p, const Request& req) {
+  std::vector<std::vector<bool>> mask(static_cast<std::size_t>(req.query_len),
+                                      std::vector<bool>(static_cast<std::size_t>(req.seq_len())));
+  for (std::int64_t i = 0; i < req.query_len; ++i)
+    for (std::int64_t age = 0; age <= req.context_len + i; ++age)
+      mask[static_cast<std::size_t>(i)][static_cast<std::size_t>(req.context_len + i - age)] =
+          !p.sliding_window.has_value() || age + 1 <= *p.sliding_window;
+  return mask;
+}
+
+struct DenseRow {
+  Real lse = -std::numeric_limits<Real>::infinity();
+  std::vector<Real> out;
+  std::int64_t num_keys = 0;
+};
+
+DenseRow dense_row(const SmallCase& c, std::size_t r, std::int64_t i, std::int64_t head, const std::vector<bool>& mask) {
+  const Problem& p = c.problem();
+  const std::int64_t kv_head = head * p.num_kv_heads / p.num_q_heads;
+  const Real scale = p.softmax_scale ? static_cast<Real>(*p.softmax_scale) : 1 / std::sqrt(static_cast<Real>(p.head_dim));
+  std::vector<Real> logits(mask.size(), -std::numeric_limits<Real>::infinity());
+  DenseRow row;
+  row.out.assign(static_cast<std::size_t>(p.head_dim), 0);
+  Real sum = std::exp(static_cast<Real>(c.sinks[static_cast<std::size_t>(head)]));
+  for (std::size_t k = 0; k < mask.size(); ++k) {
+    if (!mask[k]) continue;
+    ++row.num_keys;
+    Real dot = 0;
+    for (std::int64_t d = 0; d < p.head_dim; ++d)
+      dot += static_cast<Real>(c.query(c.row_start(static_cast<std::int64_t>(r)) + i, head, d)) *
+             c.k[r](static_cast<std::int64_t>(k), kv_head, d);
+    Real s = dot * scale;
+    if (p.logits_soft_cap) s = std::tanh(s / *p.logits_soft_cap) * *p.logits_soft_cap;
+    s -= static_cast<Real>(c.slopes[static_cast<std::size_t>(head)]) * (p.reqs[r].context_len + i - static_cast<std::int64_t>(k));
+    logits[k] = s;
+    sum += std::exp(s);
+  }
+  row.lse = std::log(sum);
+  for (std::size_t k = 0; k < mask.size(); ++k)
+    for (std::int64_t d = 0; mask[k] && d < p.head_dim; ++d)
+      row.out[static_cast<std::size_t>(d)] += std::exp(logits[k] - row.lse) * c.v[r](static_cast<std::int64_t>(k), kv_head, d);
+  return row;
+}
+
+void expect_same(const SmallCase& c, const std::string& label) {
+  const Result<Reference> result = reference(c.batch, c.cache, c.options);
+  ASSERT_TRUE(result.ok()) << result.status().message();
+  const Reference& ref = result.value();
+  const Problem& p = c.problem();
+  for (std::size_t r = 0; r < p.reqs.size(); ++r) {
+    const auto mask = dense_mask(p, p.reqs[r]);
+    for (std::int64_t i = 0; i < p.reqs[r].query_len; ++i) {
+      for (std::int64_t h = 0; h < p.num_q_heads; ++h) {
+        const DenseRow row = dense_row(c, r, i, h, mask[static_cast<std::size_t>(i)]);
+        const auto index = static_cast<std::size_t>((c.row_start(static_cast<std::int64_t>(r)) + i) * p.num_q_heads + h);
+        ASSERT_EQ(ref.num_keys[index], row.num_keys) << label;
+        ASSERT_NEAR(ref.lse[index], static_cast<double>(row.lse), 1e-12 * (1 + std::fabs(ref.lse[index]))) << label;
+        for (std::size_t d = 0; d < row.out.size(); ++d) {
+          const std::size_t at = index * row.out.size() + d;
+          ASSERT_NEAR(ref.out[at], static_cast<double>(row.out[d]), 1e-12 * (1 + ref.abs_pv[at]))
+              << label << " request " << r << " row " << i << " head " << h << " dim " << d;
+        }
+      }
+    }
+  }
+}
+
+/// Options drawn so that every pair of values meets often in 400 cases.
+SmallSpec random_spec(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto pick = [&](auto... values) {
+    const std::common_type_t<decltype(values)...> list[] = {values...};
+    return list[random() % sizeof...(values)];
+  };
+  SmallSpec spec;
+  Problem& p = spec.problem;
+  spec.seed = seed;
+  p.q_dtype = pick(DType::f32, DType::f16, DType::bf16);
+  p.kv_dtype =
+      pick(DType::f32, DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz);
+  p.layout = pick(CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed);
+  p.num_kv_heads = pick(1, 2, 3);
+  p.num_q_heads = p.num_kv_heads * pick(1, 2, 5);
+  p.head_dim = p.layout == CacheLayout::packed ? packed_x(p.kv_dtype) * pick(1, 2, 3) : pick(1, 7, 8, 24, 33);
+  p.page_size = pick(1, 3, 8, 16);
+  if (random() % 2 == 0) p.sliding_window = pick(1, 2, 7, 8, 9, 30, 1000);
+  if (random() % 3 == 0) p.logits_soft_cap = pick(0.5f, 3.0f, 30.0f);
+  if (random() % 3 == 0) p.softmax_scale = pick(0.05f, 1.0f, -0.7f);
+  p.alibi = random() % 2 == 0;
+  p.sinks = random() % 2 == 0;
+  p.k_scale = pick(ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head);
+  p.v_scale = pick(ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head);
+  spec.index_dtype = pick(DType::i32, DType::i64);
+  spec.strided = random() % 2 == 0;
+  const int num_reqs = pick(1, 2, 4);
+  for (int r = 0; r < num_reqs; ++r) {
+    Request req{pick(0, 1, 1, 2, 5, 17), pick(0, 1, 7, 8, 31), 0};
+    req.cached_len = req.context_len + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(req.query_len + 1));
+    p.reqs.push_back(req);
+  }
+  return spec;
+}
+
+TEST(SecondFormulation, AgreesOnRandomCasesOverAllOptionsLayoutsAndTypes) {
+  for (std::uint64_t seed = 1; seed <= 400 && !HasFatalFailure(); ++seed) {
+    const SmallSpec spec = random_spec(seed);
+    expect_same(SmallCase(spec),
+                to_string(spec.problem) + (spec.strided ? " strided" : "") + " small-case seed " + std::to_string(seed));
+  }
+}
+
+// More than one task per request and KV head, and enough work for several threads.
+TEST(SecondFormulation, AgreesAcrossTaskBorders) {
+  SmallSpec spec;
+  spec.problem.q_dtype = DType::f32;
+  spec.problem.kv_dtype = DType::bf16;
+  spec.problem.num_q_heads = 4;
+  spec.problem.num_kv_heads = 2;
+  spec.problem.head_dim = 20;
+  spec.problem.sliding_window = 100;
+  spec.problem.reqs = {{300, 77, 200}, {1, 400, 401}};
+  expect_same(SmallCase(spec), to_string(spec.problem));
+}
+
+/// The magnitudes behind the tolerance: checked on one case by their definitions.
+TEST(SecondFormulation, MagnitudesFollowTheirDefinition) {
+  SmallSpec spec;
+  spec.problem.q_dtype = spec.problem.kv_dtype = DType::f32;
+  spec.problem.head_dim = 5;
+  spec.problem.alibi = spec.problem.sinks = true;
+  spec.problem.reqs = {{1, 6, 7}};
+  const SmallCase c(spec);
+  const Result<Reference> result = reference(c.batch, c.cache, c.options);
+  ASSERT_TRUE(result.ok());
+  double logit[7], magnitude[7], max = c.sinks[0];
+  for (std::int64_t k = 0; k < 7; ++k) {
+    double dot = 0, absolute = 0;
+    for (std::int64_t d = 0; d < 5; ++d)
+      dot += c.query(0, 0, d) * c.k[0](k, 0, d), absolute += std::fabs(c.query(0, 0, d) * c.k[0](k, 0, d));
+    logit[k] = dot / std::sqrt(5.0) + c.slopes[0] * static_cast<double>(k - 6);
+    magnitude[k] = absolute / std::sqrt(5.0) + std::fabs(c.slopes[0] * static_cast<double>(k - 6));
+    max = std::max(max, logit[k]);
+  }
+  double abs_pv = 0, abs_spv = 0,
+         mean = std::exp(c.sinks[0] - result->lse[0]) * (std::fabs(c.sinks[0]) + std::fabs(c.sinks[0] - max));
+  for (std::int64_t k = 0; k < 7; ++k) {
+    const double p = std::exp(logit[k] - result->lse[0]), m = magnitude[k] + std::fabs(logit[k] - max);
+    abs_pv += p * std::fabs(c.v[0](k, 0, 3));
+    abs_spv += p * m * std::fabs(c.v[0](k, 0, 3));
+    mean += p * m;
+  }
+  EXPECT_NEAR(result->abs_pv[3], abs_pv, 1e-12);
+  EXPECT_NEAR(result->abs_spv[3], abs_spv, 1e-12);
+  EXPECT_NEAR(result->score_mag[0], mean, 1e-12);
+}
+
+}  // namespace
+}  // namespace quire::test
