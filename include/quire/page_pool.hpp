@@ -16,7 +16,9 @@ struct PagePoolOptions {
   std::int64_t num_pages = 0;
   std::int64_t page_size = 16;
   bool prefix_sharing = true;
-  SlotLedger* ledger = nullptr;  ///< if set, told about shared and recycled pages
+  /// Each is told about shared and recycled pages: one per cache that follows this pool's page ids, usually one per layer, so
+  /// that a layer which was never appended to is found. They must outlive the pool.
+  std::vector<SlotLedger*> ledgers;
 };
 
 /// Hands out pages of one paged KV cache (Kwon et al. 2023, arXiv:2309.06180). Full pages are found again by the hash chain of
@@ -31,18 +33,20 @@ class PagePool {
 
   /// Registers a request with its known tokens and attaches every already cached full page of the longest shared prefix.
   /// Returns the number of leading tokens found in the cache: always < tokens.size(), so that one row remains to compute.
+  /// invalid_argument: request < 0 or already added, no tokens.
   Result<std::int64_t> add(std::int64_t request, std::span<const std::int32_t> tokens);
-  /// Makes room for the request's tokens [0, num_tokens). out_of_pages changes nothing.
+  /// Makes room for the request's tokens [0, num_tokens). out_of_pages changes nothing. A preempted request resumes first.
   Status reserve(std::int64_t request, std::int64_t num_tokens);
   /// One generated token joins the request's token list.
   Status push_token(std::int64_t request, std::int32_t token);
-  /// The K/V of the request's first num_tokens tokens is now in the cache: full pages become shareable.
+  /// The K/V of the request's first num_tokens tokens is now in the cache: full pages become shareable. Never shrinks.
   Status commit(std::int64_t request, std::int64_t num_tokens);
   /// The request is done; its pages lose one holder each.
   Status release(std::int64_t request);
   /// Takes all pages away from a request that will be recomputed later; its tokens stay known, add() is not needed again:
   /// call resume() to re-attach what is still cached.
   Status preempt(std::int64_t request);
+  /// Returns the number of leading tokens that need not be recomputed, like add().
   Result<std::int64_t> resume(std::int64_t request);
   /// The request to preempt when out of pages: the one added last that holds pages. nullopt if none.
   std::optional<std::int64_t> victim() const;
@@ -52,8 +56,12 @@ class PagePool {
   std::int64_t slot(std::int64_t request, std::int64_t position) const;
 
   struct Stats {
-    std::int64_t num_pages = 0, pages_in_use = 0, pages_shared = 0;
-    std::int64_t prefix_hit_tokens = 0, preemptions = 0, evictions = 0;
+    std::int64_t num_pages = 0;
+    std::int64_t pages_in_use = 0;       ///< with at least one holder now
+    std::int64_t pages_shared = 0;       ///< with at least two holders now
+    std::int64_t prefix_hit_tokens = 0;  ///< found by add() and resume() so far
+    std::int64_t preemptions = 0;
+    std::int64_t evictions = 0;  ///< findable pages that were handed out anew
   };
   Stats stats() const;
 

@@ -76,9 +76,13 @@ Status validate(const PagePoolOptions& o) {
   if (o.page_size < 1 || o.page_size > max_page_size) {
     return bad(fmt::format("PagePool page_size: {} outside [1, {}]", o.page_size, max_page_size));
   }
-  if (o.ledger != nullptr && (o.ledger->num_pages() != o.num_pages || o.ledger->page_size() != o.page_size)) {
-    return bad(fmt::format("PagePool ledger: {} pages of {} tokens, expected {} pages of {} tokens", o.ledger->num_pages(),
-                           o.ledger->page_size(), o.num_pages, o.page_size));
+  for (std::size_t i = 0; i < o.ledgers.size(); ++i) {
+    const SlotLedger* ledger = o.ledgers[i];
+    if (ledger == nullptr) return bad(fmt::format("PagePool ledgers[{}]: null", i));
+    if (ledger->num_pages() != o.num_pages || ledger->page_size() != o.page_size) {
+      return bad(fmt::format("PagePool ledgers[{}]: {} pages of {} tokens, expected {} pages of {} tokens", i,
+                             ledger->num_pages(), ledger->page_size(), o.num_pages, o.page_size));
+    }
   }
   return {};
 }
@@ -109,6 +113,9 @@ struct PagePool::State {
     return &it->second;
   }
 
+  void recycle(std::int32_t id) {
+    for (SlotLedger* ledger : options.ledgers) ledger->recycle(id);
+  }
   std::int32_t take();
   void hold(std::int32_t id, std::int64_t request);
   void drop(std::int32_t id);
@@ -126,7 +133,7 @@ std::int32_t PagePool::State::take() {
     index.erase(p.node);
     p.node = PrefixIndex::kNoNode;
     ++stats.evictions;
-    if (options.ledger != nullptr) options.ledger->recycle(id);
+    recycle(id);
   }
   p.holders = 1;
   ++stats.pages_in_use;
@@ -140,7 +147,7 @@ void PagePool::State::hold(std::int32_t id, std::int64_t request) {
     ++stats.pages_in_use;
   }
   if (++p.holders == 2) ++stats.pages_shared;
-  if (options.ledger != nullptr) options.ledger->share(id, request);
+  for (SlotLedger* ledger : options.ledgers) ledger->share(id, request);
 }
 
 void PagePool::State::drop(std::int32_t id) {
@@ -152,7 +159,7 @@ void PagePool::State::drop(std::int32_t id) {
     free.push_back(id);
   } else {
     free.push_front(id);  // nobody can ask for its contents again
-    if (options.ledger != nullptr) options.ledger->recycle(id);
+    recycle(id);
   }
 }
 
