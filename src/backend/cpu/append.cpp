@@ -1,0 +1,84 @@
+// append(): this step's K/V rows into their slots, converted to the cache's type.
+#include "quire/attention.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "backend/cpu/parallel.h"
+#include "semantics/dtype.h"
+#include "semantics/layout.h"
+#include "semantics/page_walk.h"
+
+namespace quire {
+namespace {
+
+constexpr std::int64_t kTokensPerTask = 16;
+
+/// One of K and V: where rows come from and where they go.
+struct Side {
+  const Tensor& source;
+  const Tensor& cache;
+  semantics::KvStrides strides;
+  const Tensor& scale;
+};
+
+float scale_of(const Tensor& scale, std::int64_t head) {
+  if (!scale.present()) return 1.0f;
+  const bool per_head = scale.rank == 1 && scale.shape[0] > 1;
+  return static_cast<const float*>(scale.data)[per_head ? head * scale.stride[0] : 0];
+}
+
+void write_row(const Side& side, std::int64_t token, std::int64_t head, std::int64_t page, std::int64_t offset) {
+  const std::int64_t head_dim = side.source.shape[2];
+  const std::int64_t from = token * side.source.stride[0] + head * side.source.stride[1];
+  const std::int64_t to = side.strides.row(page, head, offset);
+  const float scale = scale_of(side.scale, head);
+  const bool same_type = side.source.dtype == side.cache.dtype && scale == 1.0f;
+  if (same_type && side.source.stride[2] == 1 && side.strides.dim == 1 && side.strides.x >= head_dim) {
+    const std::int64_t size = itemsize(side.cache.dtype);
+    std::memcpy(static_cast<std::byte*>(side.cache.data) + to * size,
+                static_cast<const std::byte*>(side.source.data) + from * size, static_cast<std::size_t>(head_dim * size));
+    return;
+  }
+  for (std::int64_t d = 0; d < head_dim; ++d) {
+    const float value = semantics::load(side.source.data, side.source.dtype, from + d * side.source.stride[2]);
+    semantics::store(side.cache.data, side.cache.dtype, to + side.strides.element(d), scale == 1.0f ? value : value / scale);
+  }
+}
+
+}  // namespace
+
+Status append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
+              const AppendOptions& options) {
+  if (const Findings findings = check_append(cache, key, value, slot_mapping); !findings.ok()) return findings.status();
+  const std::int64_t num_tokens = slot_mapping.shape[0];
+  if (options.ledger != nullptr && static_cast<std::int64_t>(options.tags.size()) < num_tokens)
+    return {Code::invalid_argument,
+            fmt::format("append: a ledger needs one tag per token: {} tags for {} tokens", options.tags.size(), num_tokens)};
+
+  const semantics::IndexView slots = semantics::index_view(slot_mapping);
+  const std::int64_t tokens_per_page = page_size(cache);
+  const Side sides[] = {{key, cache.k, semantics::k_strides(cache), cache.k_scale},
+                        {value, cache.v, semantics::v_strides(cache), cache.v_scale}};
+  auto task = [&](std::int64_t index, int) {
+    const std::int64_t end = std::min(num_tokens, (index + 1) * kTokensPerTask);
+    for (std::int64_t t = index * kTokensPerTask; t < end; ++t) {
+      if (slots[t] < 0) continue;
+      for (const Side& side : sides)
+        for (std::int64_t head = 0; head < key.shape[1]; ++head)
+          write_row(side, t, head, slots[t] / tokens_per_page, slots[t] % tokens_per_page);
+    }
+  };
+  Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
+  cpu::parallel_for(executor, (num_tokens + kTokensPerTask - 1) / kTokensPerTask, task);
+
+  if (options.ledger != nullptr) {
+    for (std::int64_t t = 0; t < num_tokens; ++t)
+      if (slots[t] >= 0) options.ledger->record(slots[t], options.tags[static_cast<std::size_t>(t)]);
+  }
+  return {};
+}
+
+}  // namespace quire

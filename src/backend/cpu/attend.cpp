@@ -1,0 +1,170 @@
+// attend() on the CPU: check, resolve pointers, run the plan's items and merges, count the rows.
+#include <fmt/format.h>
+
+#include <atomic>
+#include <cmath>
+#include <string>
+
+#include "backend/cpu/attend_args.h"
+#include "backend/cpu/fp8_tables.h"
+#include "backend/cpu/parallel.h"
+#include "quire/attention.hpp"
+
+namespace quire {
+namespace {
+
+using cpu::AttendArgs;
+using cpu::RowSource;
+
+const cpu::KernelEntry* find_entry(const std::string& kernel) {
+  static const cpu::KernelEntry* const entries[] = {
+      &cpu::kGenericEntry,
+#if defined(__x86_64__)
+      &cpu::kAvx2Entry,
+      &cpu::kAvx512Entry,
+#endif
+  };
+  for (const cpu::KernelEntry* entry : entries)
+    if (kernel == entry->name) return entry;
+  return nullptr;
+}
+
+/// [tokens, heads, dim] as a RowSource.
+RowSource rows_of(const Tensor& t) {
+  if (!t.present()) return {};
+  return {t.data, t.dtype, {0, t.stride[1], t.stride[0], 0, t.stride[2], t.shape[2]}, cpu::fp8_table(t.dtype)};
+}
+
+const float* floats(const Tensor& t) { return t.present() ? static_cast<const float*>(t.data) : nullptr; }
+
+std::int64_t scale_stride(const Tensor& scale) { return scale.rank == 1 && scale.shape[0] > 1 ? scale.stride[0] : 0; }
+
+AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, float* workspace) {
+  AttendArgs a;
+  a.reqs = plan.problem.reqs.data();
+  a.group = plan.problem.group();
+  a.head_dim = plan.problem.head_dim;
+  a.stride = plan_detail::padded_dim(a.head_dim);
+  a.tile_kv = plan.tile_kv;
+  a.split_keys = plan.split_keys;
+  a.scratch = plan_detail::thread_scratch(plan);
+  a.query = rows_of(batch.query);
+  a.key = rows_of(batch.key);
+  a.value = rows_of(batch.value);
+  a.cache_k = {cache.k.data, cache.k.dtype, semantics::k_strides(cache), cpu::fp8_table(cache.k.dtype)};
+  a.cache_v = {cache.v.data, cache.v.dtype, semantics::v_strides(cache), cpu::fp8_table(cache.v.dtype)};
+  a.k_scale = floats(cache.k_scale);
+  a.v_scale = floats(cache.v_scale);
+  a.k_scale_stride = scale_stride(cache.k_scale);
+  a.v_scale_stride = scale_stride(cache.v_scale);
+  a.query_start_loc = semantics::index_view(batch.query_start_loc);
+  a.block_table = batch.block_table;
+  a.page_size = plan.problem.page_size;
+  a.window = options.sliding_window.value_or(0);
+  a.score.scale = options.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(a.head_dim)));
+  a.score.soft_cap = options.logits_soft_cap.value_or(0.0f);
+  a.alibi_slopes = floats(options.alibi_slopes);
+  a.alibi_stride = options.alibi_slopes.stride[0];
+  a.sinks = floats(options.sinks);
+  a.sinks_stride = options.sinks.stride[0];
+  a.output = batch.output.data;
+  a.output_dtype = batch.output.dtype;
+  a.output_strides = rows_of(batch.output).strides;
+  a.lse = batch.lse.present() ? static_cast<float*>(batch.lse.data) : nullptr;
+  a.lse_token = batch.lse.stride[0];
+  a.lse_head = batch.lse.stride[1];
+  const plan_detail::Workspace w = plan_detail::workspace_of(plan);
+  a.partial_acc = workspace + w.partial_acc;
+  a.partial_states = workspace + w.partial_states;
+  return a;
+}
+
+Status stale_plan(const std::string& what) {
+  return {Code::invalid_argument, "attend: the plan was made for another batch: " + what + "; plan again for this step"};
+}
+
+/// The plan's lengths and types against the batch's, without allocating when they agree.
+Status plan_matches(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options) {
+  const Problem& p = plan.problem;
+  const Tensor& q = batch.query;
+  if (p.num_q_heads != q.shape[1] || p.head_dim != q.shape[2] || p.num_kv_heads != num_kv_heads(cache) ||
+      p.page_size != page_size(cache))
+    return stale_plan(fmt::format("heads, head_dim or page_size differ (plan {}:{} d={} page={}, batch {}:{} d={} page={})",
+                                  p.num_q_heads, p.num_kv_heads, p.head_dim, p.page_size, q.shape[1], num_kv_heads(cache),
+                                  q.shape[2], page_size(cache)));
+  if (p.q_dtype != q.dtype || p.kv_dtype != cache.k.dtype || p.layout != cache.layout)
+    return stale_plan(fmt::format("dtype or layout differs (plan q={} kv={} layout={}, batch q={} kv={} layout={})",
+                                  name(p.q_dtype), name(p.kv_dtype), name(p.layout), name(q.dtype), name(cache.k.dtype),
+                                  name(cache.layout)));
+  if (p.sliding_window != options.sliding_window)
+    return stale_plan(fmt::format("sliding_window differs (plan {}, options {}; 0 = none)", p.sliding_window.value_or(0),
+                                  options.sliding_window.value_or(0)));
+  if (static_cast<std::int64_t>(p.reqs.size()) != batch.seq_lens.shape[0])
+    return stale_plan(fmt::format("{} requests planned, batch has {}", p.reqs.size(), batch.seq_lens.shape[0]));
+  const semantics::IndexView starts = semantics::index_view(batch.query_start_loc);
+  const semantics::IndexView seq_lens = semantics::index_view(batch.seq_lens);
+  for (std::size_t i = 0; i < p.reqs.size(); ++i) {
+    const auto r = static_cast<std::int64_t>(i);
+    const std::int64_t cached = batch.cached_lens.present() ? semantics::index_view(batch.cached_lens)[r] : seq_lens[r];
+    const Request found{starts[r + 1] - starts[r], seq_lens[r] - (starts[r + 1] - starts[r]), cached};
+    if (!(found == p.reqs[i]))
+      return stale_plan(fmt::format("request {} has query_len {} context_len {} cached_len {}, planned {} {} {}", r,
+                                    found.query_len, found.context_len, found.cached_len, p.reqs[i].query_len,
+                                    p.reqs[i].context_len, p.reqs[i].cached_len));
+  }
+  return {};
+}
+
+/// Everything that can be refused is refused here, before the first byte is written.
+Status admit(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
+             const Executor& executor) {
+  if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
+  if (Status s = plan_matches(plan, batch, cache, options); !s.ok()) return s;
+  if (find_entry(plan.kernel) == nullptr)
+    return {Code::unsupported, fmt::format("attend: kernel {} of the plan is not in this build", plan.kernel)};
+  if (const std::uint32_t missing = plan.device.cpu_features & ~host_device().cpu_features; missing != 0)
+    return {Code::unsupported,
+            fmt::format("attend: the plan was made for device {}, this machine is {}", plan.device.name, host_device().name)};
+  if (workspace.size() < workspace_bytes(plan))
+    return {Code::invalid_argument,
+            fmt::format("attend: workspace has {} bytes, the plan needs {}", workspace.size(), workspace_bytes(plan))};
+  if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 != 0)
+    return {Code::invalid_argument, "attend: workspace is not aligned to 64 bytes"};
+  if (executor.num_threads() > plan.num_threads)
+    return {Code::invalid_argument,
+            fmt::format("attend: the executor has {} threads, the plan scratch for {}; set PlanSettings::num_threads",
+                        executor.num_threads(), plan.num_threads)};
+  return {};
+}
+
+}  // namespace
+
+Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
+              const AttendOptions& attend_options) {
+  Executor& executor = attend_options.executor != nullptr ? *attend_options.executor : default_executor();
+  if (Status s = admit(plan, batch, cache, options, workspace, executor); !s.ok()) return s;
+
+  auto* floats_of_workspace = reinterpret_cast<float*>(workspace.data());
+  const AttendArgs args = resolve(plan, batch, cache, options, floats_of_workspace);
+  const cpu::KernelEntry& kernel = *find_entry(plan.kernel);
+  float* scratch = floats_of_workspace + plan_detail::workspace_of(plan).threads;
+  const std::int64_t scratch_stride = args.scratch.floats;
+  std::atomic<std::int64_t> rows_written{0};
+  auto attend_task = [&](std::int64_t i, int thread) {
+    rows_written += kernel.attend(args, plan.work[static_cast<std::size_t>(i)], scratch + thread * scratch_stride);
+  };
+  auto merge_task = [&](std::int64_t i, int thread) {
+    rows_written += kernel.merge(args, plan.merges[static_cast<std::size_t>(i)], scratch + thread * scratch_stride);
+  };
+  cpu::parallel_for(executor, static_cast<std::int64_t>(plan.work.size()), attend_task);
+  cpu::parallel_for(executor, static_cast<std::int64_t>(plan.merges.size()), merge_task);
+
+  const std::int64_t expected = plan.problem.num_tokens() * plan.problem.num_q_heads;
+  if (rows_written != expected)
+    return {Code::internal_error,
+            fmt::format("attend: {} wrote {} output rows, the batch has {}", plan.kernel, rows_written.load(), expected)};
+  if (attend_options.rows != nullptr) *attend_options.rows = {{plan.kernel, rows_written}};
+  return {};
+}
+
+}  // namespace quire

@@ -1,0 +1,71 @@
+// Everything a CPU attention kernel needs, resolved once per call: plain pointers, element strides, no optionals.
+// Kernels see no std types: an out-of-line std template compiled for AVX-512 could end up serving the whole program.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/scratch.h"
+#include "quire/plan.hpp"
+#include "semantics/layout.h"
+#include "semantics/page_walk.h"
+#include "semantics/score.h"
+
+namespace quire::cpu {
+
+/// Rows of elements: the row's offset comes from outside, element d of it from `strides`.
+struct RowSource {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  semantics::KvStrides strides;      ///< for [tokens, heads, dim] tensors: token, head, dim and x = head_dim
+  const float* fp8_table = nullptr;  ///< [256] f32 values of the dtype's codes; null unless dtype is an fp8 format
+};
+
+struct AttendArgs {
+  const Request* reqs = nullptr;  ///< [num_reqs]
+  std::int64_t group = 1;         ///< query heads per KV head
+  std::int64_t head_dim = 1;
+  std::int64_t stride = 16;  ///< floats per scratch row, padded_dim(head_dim)
+  std::int64_t tile_kv = 64;
+  std::int64_t split_keys = 1024;
+  plan_detail::ThreadScratch scratch;
+  RowSource query;  ///< [num_tokens, num_q_heads, head_dim]
+  RowSource cache_k, cache_v;
+  RowSource key, value;            ///< this step's rows, [num_tokens, num_kv_heads, head_dim]; data null if absent
+  const float* k_scale = nullptr;  ///< [num_kv_heads] by scale_stride, or null = 1
+  const float* v_scale = nullptr;
+  std::int64_t k_scale_stride = 0;  ///< 0 = one scale for all heads
+  std::int64_t v_scale_stride = 0;
+  semantics::IndexView query_start_loc;
+  Tensor block_table;
+  std::int64_t page_size = 1;
+  std::int64_t window = 0;  ///< 0 = none
+  semantics::ScoreParams score;
+  const float* alibi_slopes = nullptr;  ///< by alibi_stride, or null
+  std::int64_t alibi_stride = 1;
+  const float* sinks = nullptr;  ///< by sinks_stride, or null
+  std::int64_t sinks_stride = 1;
+  void* output = nullptr;
+  DType output_dtype = DType::f32;
+  semantics::KvStrides output_strides;
+  float* lse = nullptr;  ///< by lse_token, lse_head, or null
+  std::int64_t lse_token = 0;
+  std::int64_t lse_head = 0;
+  float* partial_acc = nullptr;     ///< [num_partials][stride]
+  float* partial_states = nullptr;  ///< [num_partials][2]
+};
+
+/// One instantiation of attend_body.h. `scratch` is one thread's, laid out as plan_detail::ThreadScratch says.
+/// Both return the number of output rows (token x query head) that they wrote.
+struct KernelEntry {
+  const char* name;
+  std::int64_t (*attend)(const AttendArgs& args, const WorkItem& item, float* scratch);
+  std::int64_t (*merge)(const AttendArgs& args, const MergeItem& item, float* scratch);
+};
+
+extern const KernelEntry kGenericEntry;
+#if defined(__x86_64__)
+extern const KernelEntry kAvx2Entry;
+extern const KernelEntry kAvx512Entry;
+#endif
+
+}  // namespace quire::cpu

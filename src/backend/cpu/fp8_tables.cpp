@@ -1,0 +1,35 @@
+// Built once from semantics/fp8.h.
+#include "backend/cpu/fp8_tables.h"
+
+#include <array>
+
+#include "semantics/dtype.h"
+
+namespace quire::cpu {
+namespace {
+
+using Table = std::array<float, 256>;
+
+Table build(DType dtype) {
+  Table table{};
+  std::array<std::uint8_t, 256> codes{};
+  for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(i);
+  for (std::size_t i = 0; i < codes.size(); ++i) table[i] = semantics::load(codes.data(), dtype, static_cast<std::int64_t>(i));
+  return table;
+}
+
+}  // namespace
+
+const float* fp8_table(DType dtype) noexcept {
+  static const Table e4m3fn = build(DType::fp8_e4m3fn), e4m3fnuz = build(DType::fp8_e4m3fnuz);
+  static const Table e5m2 = build(DType::fp8_e5m2), e5m2fnuz = build(DType::fp8_e5m2fnuz);
+  switch (dtype) {
+    case DType::fp8_e4m3fn: return e4m3fn.data();
+    case DType::fp8_e4m3fnuz: return e4m3fnuz.data();
+    case DType::fp8_e5m2: return e5m2.data();
+    case DType::fp8_e5m2fnuz: return e5m2fnuz.data();
+    default: return nullptr;
+  }
+}
+
+}  // namespace quire::cpu

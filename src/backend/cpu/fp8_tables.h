@@ -1,0 +1,11 @@
+// The f32 value of every fp8 code, for kernels that decode by table look-up (subnormals included, unlike bf16 bit tricks).
+#pragma once
+
+#include "quire/tensor.hpp"
+
+namespace quire::cpu {
+
+/// [256] values by code, or null if the dtype is not an fp8 format. The tables live as long as the program.
+const float* fp8_table(DType dtype) noexcept;
+
+}  // namespace quire::cpu

@@ -1,0 +1,108 @@
+// The vector interface of attend_body.h on AVX2 + FMA + F16C. Operation names follow the Intel Intrinsics Guide.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "backend/cpu/simd_exp.h"
+
+namespace quire::cpu {
+
+struct Avx2Simd {
+  static constexpr int kWidth = 8;
+  static constexpr int kRows = 4;  // 4 x 2 accumulators + 3 operands fit the 16 registers
+  static constexpr int kCols = 2;
+
+  using Reg = __m256;
+
+  static Reg set1(float x) { return _mm256_set1_ps(x); }
+  static Reg lanes() { return _mm256_set_ps(7, 6, 5, 4, 3, 2, 1, 0); }
+  static Reg load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, Reg a) { _mm256_storeu_ps(p, a); }
+  static Reg load_f16(const std::uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static Reg load_bf16(const std::uint16_t* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  }
+  static Reg load_fp8(const std::uint8_t* p, const float* table) {
+    const __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_i32gather_ps(table, codes, 4);
+  }
+  static void store_f16(std::uint16_t* p, Reg a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static void store_bf16(std::uint16_t* p, Reg a) {
+    const __m256i bits = _mm256_castps_si256(a);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
+    const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    const __m256i result = _mm256_blendv_epi8(rounded, quiet, nan);
+    const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+  }
+
+  static Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }
+  static Reg sub(Reg a, Reg b) { return _mm256_sub_ps(a, b); }
+  static Reg mul(Reg a, Reg b) { return _mm256_mul_ps(a, b); }
+  static Reg div(Reg a, Reg b) { return _mm256_div_ps(a, b); }
+  static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
+  static Reg abs(Reg a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+  static Reg copy_sign(Reg a, Reg sign) {
+    const Reg mask = _mm256_set1_ps(-0.0f);
+    return _mm256_or_ps(_mm256_andnot_ps(mask, a), _mm256_and_ps(mask, sign));
+  }
+  static Reg round(Reg a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  /// Valid where 2^n is a normal number; lanes outside are replaced by zero_below.
+  static Reg times_power_of_two(Reg a, Reg n) {
+    const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent));
+  }
+  /// vmaxps returns its second operand if either is NaN.
+  static Reg max_ignoring_nan(Reg a, Reg b) { return _mm256_max_ps(a, b); }
+  static bool any_nan(Reg a) { return _mm256_movemask_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)) != 0; }
+  static Reg keep(Reg a, int first, int begin, int end, Reg other) {
+    const __m256i index = _mm256_add_epi32(_mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0), _mm256_set1_epi32(first));
+    const __m256i before = _mm256_cmpgt_epi32(_mm256_set1_epi32(begin), index);
+    const __m256i within = _mm256_andnot_si256(before, _mm256_cmpgt_epi32(_mm256_set1_epi32(end), index));
+    return _mm256_blendv_ps(other, a, _mm256_castsi256_ps(within));
+  }
+  static Reg zero_below(Reg x, float limit, Reg value) {
+    return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_NLT_UQ), value);
+  }
+  static float reduce_max(Reg a) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
+  }
+  static float reduce_add(Reg a) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+  }
+  static Reg exp(Reg a) { return exp_by_polynomial<Avx2Simd>(a); }
+  static Reg tanh(Reg a) { return tanh_by_exp<Avx2Simd>(a); }
+
+  /// dst[c][r] = src[r][c] for an 8 x 8 block.
+  static void transpose(const float* src, std::int64_t src_stride, float* dst, std::int64_t dst_stride) {
+    __m256 a[8], b[8];
+    for (int i = 0; i < 8; ++i) a[i] = load(src + i * src_stride);
+    for (int i = 0; i < 8; i += 2) {
+      b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+      b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+      a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+      a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xEE);
+      a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+      a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xEE);
+    }
+    for (int i = 0; i < 4; ++i) {
+      store(dst + i * dst_stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
+      store(dst + (i + 4) * dst_stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+    }
+  }
+};
+
+}  // namespace quire::cpu

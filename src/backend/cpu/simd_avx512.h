@@ -1,0 +1,103 @@
+// The vector interface of attend_body.h on AVX-512 F/BW/VL/DQ. Operation names follow the Intel Intrinsics Guide.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "backend/cpu/simd_exp.h"
+
+namespace quire::cpu {
+
+struct Avx512Simd {
+  static constexpr int kWidth = 16;
+  static constexpr int kRows = 4;  // 4 x 4 accumulators + 4 operands fit the 32 registers and hide the FMA latency of 4
+  static constexpr int kCols = 4;
+
+  using Reg = __m512;
+
+  static Reg set1(float x) { return _mm512_set1_ps(x); }
+  static Reg lanes() { return _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
+  static Reg load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, Reg a) { _mm512_storeu_ps(p, a); }
+  static Reg load_f16(const std::uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  static Reg load_bf16(const std::uint16_t* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+  }
+  static Reg load_fp8(const std::uint8_t* p, const float* table) {
+    const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm512_i32gather_ps(codes, table, 4);
+  }
+  static void store_f16(std::uint16_t* p, Reg a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static void store_bf16(std::uint16_t* p, Reg a) {
+    const __m512i bits = _mm512_castps_si512(a);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF))), 16);
+    const __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
+    const __m512i result = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), quiet);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(result));
+  }
+
+  static Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
+  static Reg sub(Reg a, Reg b) { return _mm512_sub_ps(a, b); }
+  static Reg mul(Reg a, Reg b) { return _mm512_mul_ps(a, b); }
+  static Reg div(Reg a, Reg b) { return _mm512_div_ps(a, b); }
+  static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
+  static Reg abs(Reg a) { return _mm512_abs_ps(a); }
+  static Reg copy_sign(Reg a, Reg sign) {
+    const __m512i mask = _mm512_set1_epi32(static_cast<int>(0x80000000u));
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(mask, _mm512_castps_si512(sign), _mm512_castps_si512(a), 0xCA));
+  }
+  static Reg round(Reg a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static Reg times_power_of_two(Reg a, Reg n) { return _mm512_scalef_ps(a, n); }
+  /// vmaxps returns its second operand if either is NaN.
+  static Reg max_ignoring_nan(Reg a, Reg b) { return _mm512_max_ps(a, b); }
+  static bool any_nan(Reg a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q) != 0; }
+  static Reg keep(Reg a, int first, int begin, int end, Reg other) {
+    const __m512i index =
+        _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(first));
+    const __mmask16 mask =
+        _mm512_cmpge_epi32_mask(index, _mm512_set1_epi32(begin)) & _mm512_cmplt_epi32_mask(index, _mm512_set1_epi32(end));
+    return _mm512_mask_mov_ps(other, mask, a);
+  }
+  static Reg zero_below(Reg x, float limit, Reg value) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), value);
+  }
+  static float reduce_max(Reg a) { return _mm512_reduce_max_ps(a); }
+  static float reduce_add(Reg a) { return _mm512_reduce_add_ps(a); }
+  static Reg exp(Reg a) { return exp_by_polynomial<Avx512Simd>(a); }
+  static Reg tanh(Reg a) { return tanh_by_exp<Avx512Simd>(a); }
+
+  /// dst[c][r] = src[r][c] for a 16 x 16 block: pairs, quads, then 128-bit lanes.
+  static void transpose(const float* src, std::int64_t src_stride, float* dst, std::int64_t dst_stride) {
+    __m512 a[16], b[16];
+    for (int i = 0; i < 16; ++i) a[i] = load(src + i * src_stride);
+    for (int i = 0; i < 16; i += 2) {
+      b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+      b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+      a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44);
+      a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xEE);
+      a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+      a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xEE);
+    }
+    for (int i = 0; i < 4; ++i) {
+      b[i] = _mm512_shuffle_f32x4(a[i], a[i + 4], 0x88);
+      b[i + 4] = _mm512_shuffle_f32x4(a[i], a[i + 4], 0xDD);
+      b[i + 8] = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0x88);
+      b[i + 12] = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0xDD);
+    }
+    for (int i = 0; i < 4; ++i) {
+      store(dst + i * dst_stride, _mm512_shuffle_f32x4(b[i], b[i + 8], 0x88));
+      store(dst + (i + 8) * dst_stride, _mm512_shuffle_f32x4(b[i], b[i + 8], 0xDD));
+      store(dst + (i + 4) * dst_stride, _mm512_shuffle_f32x4(b[i + 4], b[i + 12], 0x88));
+      store(dst + (i + 12) * dst_stride, _mm512_shuffle_f32x4(b[i + 4], b[i + 12], 0xDD));
+    }
+  }
+};
+
+}  // namespace quire::cpu

@@ -1,0 +1,104 @@
+// The vector interface of attend_body.h in portable C++: four lanes that any compiler can map to what it has.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "semantics/dtype.h"
+
+namespace quire::cpu {
+
+/// The interface: width, register blocking, loads from each stored type, arithmetic, selection by lane index.
+struct ScalarSimd {
+  static constexpr int kWidth = 4;
+  static constexpr int kRows = 2;  ///< query rows per register block
+  static constexpr int kCols = 2;  ///< vectors per register block
+
+  struct Reg {
+    float v[kWidth];
+  };
+
+  template <typename F>
+  static Reg make(F&& f) {
+    Reg r;
+    for (int i = 0; i < kWidth; ++i) r.v[i] = f(i);
+    return r;
+  }
+
+  static Reg set1(float x) {
+    return make([&](int) { return x; });
+  }
+  static Reg lanes() {
+    return make([](int i) { return static_cast<float>(i); });
+  }
+  static Reg load(const float* p) {
+    return make([&](int i) { return p[i]; });
+  }
+  static void store(float* p, Reg a) {
+    for (int i = 0; i < kWidth; ++i) p[i] = a.v[i];
+  }
+  static Reg load_f16(const std::uint16_t* p) {
+    return make([&](int i) { return semantics::f16_decode(p[i]); });
+  }
+  static Reg load_bf16(const std::uint16_t* p) {
+    return make([&](int i) { return semantics::bf16_decode(p[i]); });
+  }
+  static Reg load_fp8(const std::uint8_t* p, const float* table) {
+    return make([&](int i) { return table[p[i]]; });
+  }
+  static void store_f16(std::uint16_t* p, Reg a) {
+    for (int i = 0; i < kWidth; ++i) p[i] = semantics::f16_encode(a.v[i]);
+  }
+  static void store_bf16(std::uint16_t* p, Reg a) {
+    for (int i = 0; i < kWidth; ++i) p[i] = semantics::bf16_encode(a.v[i]);
+  }
+
+  static Reg add(Reg a, Reg b) {
+    return make([&](int i) { return a.v[i] + b.v[i]; });
+  }
+  static Reg sub(Reg a, Reg b) {
+    return make([&](int i) { return a.v[i] - b.v[i]; });
+  }
+  static Reg mul(Reg a, Reg b) {
+    return make([&](int i) { return a.v[i] * b.v[i]; });
+  }
+  static Reg div(Reg a, Reg b) {
+    return make([&](int i) { return a.v[i] / b.v[i]; });
+  }
+  static Reg fma(Reg a, Reg b, Reg c) {
+    return make([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+  }
+  /// Larger of the two; `b` where `a` is NaN.
+  static Reg max_ignoring_nan(Reg a, Reg b) {
+    return make([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+  }
+  static bool any_nan(Reg a) {
+    bool found = false;
+    for (float x : a.v) found |= x != x;
+    return found;
+  }
+  /// `a` in lanes whose index + first lies in [begin, end), `other` elsewhere.
+  static Reg keep(Reg a, int first, int begin, int end, Reg other) {
+    return make([&](int i) { return first + i >= begin && first + i < end ? a.v[i] : other.v[i]; });
+  }
+  static float reduce_max(Reg a) {
+    float m = a.v[0];
+    for (float x : a.v) m = x > m ? x : m;
+    return m;
+  }
+  static float reduce_add(Reg a) { return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]); }
+  static Reg exp(Reg a) {
+    return make([&](int i) { return expf(a.v[i]); });
+  }
+  static Reg tanh(Reg a) {
+    return make([&](int i) { return tanhf(a.v[i]); });
+  }
+
+  /// dst[c][r] = src[r][c] for a kWidth x kWidth block.
+  static void transpose(const float* src, std::int64_t src_stride, float* dst, std::int64_t dst_stride) {
+    for (int r = 0; r < kWidth; ++r)
+      for (int c = 0; c < kWidth; ++c) dst[c * dst_stride + r] = src[r * src_stride + c];
+  }
+};
+
+}  // namespace quire::cpu

@@ -1,0 +1,92 @@
+// plan(): from a problem and a device to the printable value that says all that attend() will do.
+#include "quire/plan.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "plan/scratch.h"
+#include "plan/select.h"
+#include "plan/work_list.h"
+#include "quire/contract.hpp"
+
+namespace quire {
+namespace {
+
+/// A Problem may come from text or be written by hand; what check() guarantees for a batch is asked here again.
+Status sanity(const Problem& p) {
+  const auto bad = [](std::string text) { return Status(Code::invalid_argument, "plan: " + std::move(text)); };
+  if (p.num_kv_heads < 1 || p.num_q_heads < 1 || p.num_q_heads % p.num_kv_heads != 0)
+    return bad(fmt::format("num_q_heads {} is not a positive multiple of num_kv_heads {}", p.num_q_heads, p.num_kv_heads));
+  if (p.head_dim < 1 || p.page_size < 1)
+    return bad(fmt::format("head_dim {} and page_size {} must be >= 1", p.head_dim, p.page_size));
+  if (p.sliding_window && *p.sliding_window < 1) return bad(fmt::format("sliding_window {} must be >= 1", *p.sliding_window));
+  constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;
+  for (std::size_t r = 0; r < p.reqs.size(); ++r) {
+    const Request& q = p.reqs[r];
+    if (q.query_len < 0 || q.context_len < 0 || q.query_len >= kMaxRows)
+      return bad(fmt::format("request {}: query_len {} and context_len {} must be >= 0", r, q.query_len, q.context_len));
+    if (q.cached_len < q.context_len || q.cached_len > q.seq_len())
+      return bad(fmt::format("request {}: cached_len {} outside [{}, {}]", r, q.cached_len, q.context_len, q.seq_len()));
+  }
+  return {};
+}
+
+Status no_kernel(const Device& device, const PlanSettings& settings, const plan_detail::Selection& selection) {
+  std::string text = settings.kernel.empty() ? fmt::format("no kernel of this build takes the problem on device {}", device.name)
+                                             : fmt::format("kernel {} cannot be used on device {}", settings.kernel, device.name);
+  if (selection.refusals.empty()) text += ": there is no kernel of that name (see kernels())";
+  for (const Refusal& refusal : selection.refusals) text += fmt::format("\n  {}: {}", refusal.kernel, refusal.reason);
+  return {Code::unsupported, std::move(text)};
+}
+
+}  // namespace
+
+bool Plan::operator==(const Plan& o) const {
+  const auto same_refusals =
+      std::equal(refusals.begin(), refusals.end(), o.refusals.begin(), o.refusals.end(),
+                 [](const Refusal& a, const Refusal& b) { return a.kernel == b.kernel && a.reason == b.reason; });
+  return same_refusals && problem == o.problem && device == o.device && kernel == o.kernel &&
+         batch_invariant == o.batch_invariant && tile_q == o.tile_q && tile_kv == o.tile_kv && split_keys == o.split_keys &&
+         work == o.work && merges == o.merges && num_partials == o.num_partials &&
+         scratch_bytes_per_thread == o.scratch_bytes_per_thread && num_threads == o.num_threads && kv_bytes == o.kv_bytes &&
+         flops == o.flops;
+}
+
+Result<Plan> plan(const Problem& problem, const Device& device, const PlanSettings& settings) {
+  if (Status s = sanity(problem); !s.ok()) return s;
+  plan_detail::Selection selection = plan_detail::select(problem, device, settings.kernel);
+  if (selection.row == nullptr) return no_kernel(device, settings, selection);
+
+  Plan plan;
+  plan.problem = problem;
+  plan.device = device;
+  plan.kernel = selection.row->info.name;
+  plan.refusals = std::move(selection.refusals);
+  plan.batch_invariant = true;  // cut_work() folds every row over the same segments, so the CPU rows always are
+  plan.num_threads = std::max(1, settings.num_threads > 0 ? settings.num_threads : device.num_threads);
+  plan_detail::cut_work(plan);
+  plan.scratch_bytes_per_thread = plan_detail::thread_scratch(plan).floats * static_cast<std::int64_t>(sizeof(float));
+  return plan;
+}
+
+Result<Plan> plan(const Batch& batch, const KVCache& cache, const Options& options, const PlanSettings& settings) {
+  const Findings findings = check(batch, cache, options, Depth::tables);
+  if (!findings.ok()) return findings.status();
+  return plan(problem_of(batch, cache, options), host_device(), settings);
+}
+
+std::size_t workspace_bytes(const Plan& plan) noexcept {
+  return static_cast<std::size_t>(plan_detail::workspace_of(plan).floats) * sizeof(float);
+}
+
+std::string to_string(const Plan& plan) {
+  return fmt::format(
+      "{} device={} threads={} tile={}x{} split={} items={} merges={} partials={} batch_invariant={} workspace={} kv_bytes={} "
+      "flops={:.4g}",
+      plan.kernel, plan.device.name, plan.num_threads, plan.tile_q * plan.problem.group(), plan.tile_kv, plan.split_keys,
+      plan.work.size(), plan.merges.size(), plan.num_partials, plan.batch_invariant ? "yes" : "no", workspace_bytes(plan),
+      plan.kv_bytes, plan.flops);
+}
+
+}  // namespace quire

@@ -1,0 +1,76 @@
+// The kernel table as data, and the walk through it.
+#include "plan/select.h"
+
+#include <array>
+
+#include <fmt/format.h>
+
+namespace quire {
+namespace plan_detail {
+namespace {
+
+std::vector<std::string> refuses_nothing(const Problem&, const Device&) { return {}; }
+
+constexpr std::array kRows = {
+#define QUIRE_KERNEL(name, backend, features, predicate, takes, description) \
+  KernelRow{Kernel{#name, backend, features, takes, description}, predicate},
+#include "plan/kernels.inc"
+#undef QUIRE_KERNEL
+};
+
+constexpr struct {
+  CpuFeature feature;
+  std::string_view name;
+} kFeatureNames[] = {{kAvx2, "AVX2+FMA+F16C"}, {kAvx512, "AVX-512 F/BW/VL/DQ"}, {kAvx512Bf16, "AVX512-BF16"}, {kNeon, "NEON"}};
+
+}  // namespace
+
+std::span<const KernelRow> kernel_rows() noexcept { return kRows; }
+
+std::vector<std::string> refusals_of(const KernelRow& row, const Problem& problem, const Device& device) {
+  if (row.info.backend != device.backend)
+    return {fmt::format("is a {} kernel, device {} is {}", name(row.info.backend), device.name, name(device.backend))};
+  std::vector<std::string> reasons;
+  for (const auto& f : kFeatureNames) {
+    if ((row.info.cpu_features & f.feature) != 0 && (device.cpu_features & f.feature) == 0)
+      reasons.push_back(fmt::format("needs {}, which device {} lacks", f.name, device.name));
+  }
+  for (std::string& reason : row.refuses(problem, device)) reasons.push_back(std::move(reason));
+  return reasons;
+}
+
+Selection select(const Problem& problem, const Device& device, const std::string& forced) {
+  Selection selection;
+  for (const KernelRow& row : kernel_rows()) {
+    if (!forced.empty() && row.info.name != forced) continue;
+    const std::vector<std::string> reasons = refusals_of(row, problem, device);
+    if (reasons.empty()) {
+      selection.row = &row;
+      break;
+    }
+    for (const std::string& reason : reasons) selection.refusals.push_back({std::string(row.info.name), reason});
+  }
+  return selection;
+}
+
+}  // namespace plan_detail
+
+std::string_view name(Backend backend) noexcept {
+  switch (backend) {
+    case Backend::cpu: return "cpu";
+    case Backend::cuda: return "cuda";
+    case Backend::hip: return "hip";
+  }
+  return "invalid";
+}
+
+std::span<const Kernel> kernels() noexcept {
+  static const auto infos = [] {
+    std::array<Kernel, plan_detail::kRows.size()> out{};
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = plan_detail::kRows[i].info;
+    return out;
+  }();
+  return infos;
+}
+
+}  // namespace quire
