@@ -12,6 +12,7 @@ const char* name(Code code) noexcept {
     case Code::parse_error: return "parse_error";
     case Code::io_error: return "io_error";
     case Code::out_of_pages: return "out_of_pages";
+    case Code::out_of_memory: return "out_of_memory";
     case Code::internal_error: return "internal_error";
   }
   return "unknown";

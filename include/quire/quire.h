@@ -1,0 +1,330 @@
+/* The C interface to Quire: the same pipeline (batch, contract, plan, attention, diagnose) without a C++ type in sight.
+ *
+ * Conventions, true of every function here:
+ *  - It returns a quire_code unless stated otherwise; QUIRE_OK is 0. Codes and enumerators keep their numbers for ever.
+ *  - After a failure, quire_last_message() tells what, where, expected and got. No function throws, prints or aborts.
+ *  - Pointers must not be NULL unless the parameter says "nullable"; NULL elsewhere is QUIRE_INVALID_ARGUMENT, not a crash.
+ *  - The library keeps no pointer of the caller's after a call returns. Handles (quire_plan, ...) belong to the caller, who
+ *    frees each with its own _free function; _free(NULL) does nothing. An out-handle is set to NULL when the call fails.
+ *  - Structs with a `struct_size` must be started with their initialiser (QUIRE_BATCH_INIT, ...). All other members may stay
+ *    zero, which means "absent" or "default". A struct from a newer header is accepted if what this library does not know is
+ *    zero, and refused with QUIRE_UNSUPPORTED if not: an option is never dropped in silence.
+ *  - Strings are UTF-8 and NUL-terminated. Texts are copied to the caller as snprintf does it: at most `capacity` bytes with
+ *    the NUL, and *length is the whole length without it, so that length >= capacity tells of a cut text.
+ *  - Different threads may call at the same time; one quire_ledger must not be used by two threads at once.
+ *
+ * Shapes, equations and promises: batch.hpp and docs/design.md. Rules by id: docs/contract.md.
+ * A whole program: tests/capi/program.c.
+ */
+#ifndef QUIRE_QUIRE_H
+#define QUIRE_QUIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---------------------------------------------------------------------------------------------------------- status ---- */
+
+typedef int32_t quire_code;
+enum {
+  QUIRE_OK = 0,
+  QUIRE_INVALID_ARGUMENT = 1,   /* NULL, or an argument outside its documented range that no contract rule covers */
+  QUIRE_CONTRACT_VIOLATION = 2, /* a rule of docs/contract.md is broken; quire_last_rule() names it */
+  QUIRE_UNSUPPORTED = 3,        /* valid, but this build, device or forced kernel refuses it; the message says why */
+  QUIRE_PARSE_ERROR = 4,        /* malformed text or file */
+  QUIRE_IO_ERROR = 5,           /* the operating system refused to open, read or write */
+  QUIRE_OUT_OF_PAGES = 6,       /* the page pool cannot serve the request now */
+  QUIRE_OUT_OF_MEMORY = 7,      /* the host's memory is used up; nothing was written */
+  QUIRE_INTERNAL_ERROR = 99     /* Quire broke one of its own promises; please report it */
+};
+
+/* "0.1.0". Static storage. */
+const char* quire_version(void);
+/* Lower-case name of a code, e.g. "contract_violation"; "unknown" for a number that is none. Static storage. */
+const char* quire_code_name(quire_code code);
+/* Text of this thread's last failed call, "" if its last call succeeded. Valid until the thread's next call into Quire.
+ * quire_version, quire_code_name, quire_last_message and quire_last_rule leave it as it is. */
+const char* quire_last_message(void);
+/* Contract rule id of this thread's last failed call ("Q-T03"), or "". Valid as long as quire_last_message(). */
+const char* quire_last_rule(void);
+
+/* ----------------------------------------------------------------------------------------------------------- batch ---- */
+
+typedef int32_t quire_dtype;
+enum {
+  QUIRE_DTYPE_NONE = 0, /* absent tensor */
+  QUIRE_F32 = 1,
+  QUIRE_F16 = 2,
+  QUIRE_BF16 = 3,
+  QUIRE_FP8_E4M3FN = 4,
+  QUIRE_FP8_E4M3FNUZ = 5,
+  QUIRE_FP8_E5M2 = 6,
+  QUIRE_FP8_E5M2FNUZ = 7,
+  QUIRE_I32 = 8,
+  QUIRE_I64 = 9
+};
+
+typedef int32_t quire_memory;
+enum { QUIRE_MEMORY_CPU = 0, QUIRE_MEMORY_CUDA = 1, QUIRE_MEMORY_HIP = 2 };
+
+typedef int32_t quire_layout;
+enum {
+  QUIRE_NHD = 0,   /* k, v [num_pages, page_size, num_kv_heads, head_dim] */
+  QUIRE_HND = 1,   /* k, v [num_pages, num_kv_heads, page_size, head_dim] */
+  QUIRE_PACKED = 2 /* k [num_pages, num_kv_heads, head_dim / x, page_size, x], v [num_pages, num_kv_heads, head_dim, page_size],
+                      x = 16 / itemsize */
+};
+
+#define QUIRE_MAX_RANK 5
+
+/* A view; owns nothing. All zero = absent. Element (i, j, ...) is i * stride[0] + j * stride[1] + ... elements from data. */
+typedef struct quire_tensor {
+  void* data; /* nullable only if the tensor has no elements */
+  quire_dtype dtype;
+  int32_t rank; /* 0 (a scalar) to QUIRE_MAX_RANK */
+  int64_t shape[QUIRE_MAX_RANK];
+  int64_t stride[QUIRE_MAX_RANK]; /* in elements, not bytes */
+  quire_memory memory;
+  int32_t reserved; /* zero */
+} quire_tensor;
+
+/* A row-major contiguous view over `data`. shape: `rank` sizes, nullable if rank is 0. A rank outside [0, QUIRE_MAX_RANK] is
+ * kept, so that the call which gets the tensor refuses it. Never fails. */
+quire_tensor quire_contiguous(void* data, quire_dtype dtype, int32_t rank, const int64_t* shape);
+
+/* One step's batch (Batch in batch.hpp). query_len(r) = query_start_loc[r+1] - query_start_loc[r],
+ * context_len(r) = seq_lens[r] - query_len(r). Index tensors are i32 or i64. */
+typedef struct quire_batch {
+  size_t struct_size;           /* QUIRE_BATCH_INIT */
+  quire_tensor query;           /* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 */
+  quire_tensor output;          /* same shape and dtype as query; written exactly once per row */
+  quire_tensor query_start_loc; /* [num_reqs + 1]; first 0, last num_tokens, never decreasing */
+  quire_tensor seq_lens;        /* [num_reqs] */
+  quire_tensor block_table;     /* [num_reqs, max_pages_per_req]; entries past ceil(cached_len / page_size) are not read */
+  quire_tensor cached_lens;     /* optional [num_reqs]; context_len <= cached_len <= seq_len; absent = seq_lens */
+  quire_tensor key;             /* optional [num_tokens, num_kv_heads, head_dim], dtype of query, unscaled; read for positions */
+  quire_tensor value;           /*   [cached_len, seq_len); needed if any cached_len < seq_len */
+  quire_tensor slot_mapping;    /* optional [num_tokens]; negative = skip */
+  quire_tensor lse;             /* optional [num_tokens, num_q_heads] f32, written; natural log */
+  quire_tensor request_ids;     /* optional [num_reqs]; ids that the ledger knows; absent = 0 .. num_reqs-1 */
+} quire_batch;
+
+/* One layer's paged cache (KVCache in cache.hpp). */
+typedef struct quire_cache {
+  size_t struct_size; /* QUIRE_CACHE_INIT */
+  quire_tensor k;     /* f32, f16, bf16 or an fp8 type; shape by layout, any strides */
+  quire_tensor v;     /* same dtype as k */
+  quire_layout layout;
+  int32_t reserved;     /* zero */
+  quire_tensor k_scale; /* optional f32 scalar, [1] or [num_kv_heads]; real value = stored value * scale; absent = 1 */
+  quire_tensor v_scale; /* likewise */
+} quire_cache;
+
+/* Score options (Options in batch.hpp). A value counts only if its has_ flag is 1; a flag other than 0 or 1 is refused. */
+typedef struct quire_options {
+  size_t struct_size; /* QUIRE_OPTIONS_INIT */
+  int32_t has_softmax_scale;
+  int32_t has_sliding_window;
+  int32_t has_logits_soft_cap;
+  float softmax_scale;       /* absent = 1 / sqrt(head_dim) */
+  int64_t sliding_window;    /* keys visible to a query, its own included; >= 1; absent = all */
+  float logits_soft_cap;     /* > 0 */
+  int32_t reserved;          /* zero */
+  quire_tensor alibi_slopes; /* optional [num_q_heads] f32, any sign */
+  quire_tensor sinks;        /* optional [num_q_heads] f32 */
+} quire_options;
+
+#ifdef __cplusplus
+#define QUIRE_INIT(type)                   \
+  [] {                                     \
+    type quire_init{};                     \
+    quire_init.struct_size = sizeof(type); \
+    return quire_init;                     \
+  }()
+#else
+#define QUIRE_INIT(type) {.struct_size = sizeof(type)}
+#endif
+#define QUIRE_BATCH_INIT QUIRE_INIT(quire_batch)
+#define QUIRE_CACHE_INIT QUIRE_INIT(quire_cache)
+#define QUIRE_OPTIONS_INIT QUIRE_INIT(quire_options)
+
+/* -------------------------------------------------------------------------------------------------------- contract ---- */
+
+/* Who wrote which slot, when (SlotLedger in contract.hpp). */
+typedef struct quire_ledger quire_ledger;
+
+/* A ledger for num_pages * page_size slots, all never written. Both >= 1. *out: new handle. */
+quire_code quire_ledger_create(int64_t num_pages, int64_t page_size, quire_ledger** out);
+void quire_ledger_free(quire_ledger* ledger); /* nullable */
+/* Later writes carry `step`; steps only grow. */
+quire_code quire_ledger_begin_step(quire_ledger* ledger, int64_t step);
+/* Slot `slot` was written for token `position` of `request` in this step, by something else than quire_append. */
+quire_code quire_ledger_record(quire_ledger* ledger, int64_t slot, int64_t request, int64_t position);
+/* From now on `request` may read what others wrote in `page` (prefix sharing). */
+quire_code quire_ledger_share(quire_ledger* ledger, int64_t page, int64_t request);
+/* `page` went back to the pool: its slots are stale for everybody until written again. */
+quire_code quire_ledger_recycle(quire_ledger* ledger, int64_t page);
+
+typedef int32_t quire_depth;
+enum {
+  QUIRE_DEPTH_METADATA = 0, /* dtypes, ranks, shapes, strides, option ranges; reads no tensor data */
+  QUIRE_DEPTH_TABLES = 1,   /* and index tensors and scales */
+  QUIRE_DEPTH_CONTENTS = 2  /* and every visible query, key and value element */
+};
+
+/* What quire_check found: all broken rules at all places. */
+typedef struct quire_findings quire_findings;
+
+/* One broken rule at one place. The pointers live as long as the quire_findings they come from. */
+typedef struct quire_finding {
+  const char* rule;     /* "Q-T03" */
+  const char* tensor;   /* "block_table" */
+  const char* value;    /* what was found: "page 913" */
+  const char* expected; /* "in [0, 512)" */
+  const char* message;  /* the full text */
+  const int64_t* index; /* [num_indices], where in the tensor */
+  int64_t num_indices;  /* 0 if the tensor as a whole is meant */
+} quire_finding;
+
+/* Applies every rule up to `depth`. Writes nothing, reads no element that attention would not read.
+ * options: nullable = none set. ledger: nullable. findings: nullable; otherwise receives a handle whenever the rules were
+ * applied, whatever they found.
+ * Returns QUIRE_OK if no rule is broken, QUIRE_CONTRACT_VIOLATION with the first finding's text if some are, and
+ * QUIRE_INVALID_ARGUMENT if a struct cannot be read at all (then *findings is NULL). */
+quire_code quire_check(const quire_batch* batch, const quire_cache* cache, const quire_options* options, quire_depth depth,
+                       const quire_ledger* ledger, quire_findings** findings);
+/* Findings listed, at most 16 per rule; -1 if findings is NULL. */
+int64_t quire_findings_count(const quire_findings* findings);
+/* Findings in all; -1 if findings is NULL. */
+int64_t quire_findings_total(const quire_findings* findings);
+/* Finding `i`, 0 <= i < quire_findings_count(findings), in rule order. */
+quire_code quire_findings_get(const quire_findings* findings, int64_t i, quire_finding* out);
+void quire_findings_free(quire_findings* findings); /* nullable */
+
+/* ------------------------------------------------------------------------------------------------------------ plan ---- */
+
+/* What quire_attend will do, decided in full. Immutable; plan once per step, run for every layer, from any thread. */
+typedef struct quire_plan quire_plan;
+
+typedef struct quire_plan_settings {
+  size_t struct_size;      /* QUIRE_PLAN_SETTINGS_INIT */
+  const char* kernel;      /* nullable = choose; otherwise this row of the kernel table, or QUIRE_UNSUPPORTED with its reasons */
+  int32_t batch_invariant; /* 1: a request's bits depend neither on the rest of the batch nor on its chunking */
+  int32_t num_threads;     /* 0 = all the device has; balances work, never changes bits */
+} quire_plan_settings;
+#define QUIRE_PLAN_SETTINGS_INIT QUIRE_INIT(quire_plan_settings)
+
+/* Checks metadata and tables, then plans for this batch on this machine's CPU. options, settings: nullable. */
+quire_code quire_plan_create(const quire_batch* batch, const quire_cache* cache, const quire_options* options,
+                             const quire_plan_settings* settings, quire_plan** out);
+/* Plans the problem of a problem line (docs/problem_line.md). device: nullable = this machine, or a pretend one such as
+ * "avx512" or "gfx942". settings: nullable. */
+quire_code quire_plan_for_problem_line(const char* line, const char* device, const quire_plan_settings* settings,
+                                       quire_plan** out);
+/* The plan as one line. buffer: nullable if capacity is 0. length: nullable. */
+quire_code quire_plan_text(const quire_plan* plan, char* buffer, size_t capacity, size_t* length);
+/* Bytes of workspace that quire_attend needs for this plan, >= 0; -1 if plan is NULL. */
+int64_t quire_plan_workspace_bytes(const quire_plan* plan);
+void quire_plan_free(quire_plan* plan); /* nullable */
+
+/* The kernel chosen for a problem line and every refusal with its reason, several lines. device, settings, buffer and length
+ * as above. A problem that no kernel takes is an answer, not a failure. */
+quire_code quire_explain(const char* line, const char* device, const quire_plan_settings* settings, char* buffer, size_t capacity,
+                         size_t* length);
+
+/* ------------------------------------------------------------------------------------------------------- attention ---- */
+
+/* The caller's own threads. run() calls task(task_context, i, thread) once for every i in [0, num_tasks), with
+ * 0 <= thread < num_threads and no two concurrent calls sharing a thread number, and returns after the last one; what the
+ * tasks wrote must then be visible to its caller. Results never depend on who runs what. run() must not throw. */
+typedef struct quire_executor {
+  size_t struct_size;  /* QUIRE_EXECUTOR_INIT */
+  void* context;       /* nullable; handed to run */
+  int32_t num_threads; /* >= 1 */
+  int32_t reserved;    /* zero */
+  void (*run)(void* context, int64_t num_tasks, void (*task)(void* task_context, int64_t index, int32_t thread),
+              void* task_context);
+} quire_executor;
+#define QUIRE_EXECUTOR_INIT QUIRE_INIT(quire_executor)
+
+typedef struct quire_append_options {
+  size_t struct_size;             /* QUIRE_APPEND_OPTIONS_INIT */
+  const quire_executor* executor; /* nullable = Quire's own thread pool */
+  quire_ledger* ledger;           /* nullable; told of every written slot */
+  const int64_t* requests;        /* [num_tags]; nullable without a ledger; stable request id of each token */
+  const int64_t* positions;       /* [num_tags]; nullable without a ledger; the token's position in its request */
+  int64_t num_tags;               /* with a ledger: slot_mapping's length; without one: 0 */
+} quire_append_options;
+#define QUIRE_APPEND_OPTIONS_INIT QUIRE_INIT(quire_append_options)
+
+/* Writes row t of key and value into slot slot_mapping[t] = page * page_size + offset, for every slot >= 0:
+ *   stored = convert(row / scale)       round to nearest even; fp8 saturates, NaN stays NaN
+ * key, value [num_tokens, num_kv_heads, head_dim] f32 | f16 | bf16; slot_mapping [n] i32 | i64, n <= num_tokens.
+ * options: nullable. Writes nothing if a rule is broken. */
+quire_code quire_append(const quire_cache* cache, const quire_tensor* key, const quire_tensor* value,
+                        const quire_tensor* slot_mapping, const quire_append_options* options);
+
+typedef struct quire_attend_options {
+  size_t struct_size;             /* QUIRE_ATTEND_OPTIONS_INIT */
+  const quire_executor* executor; /* nullable = Quire's own thread pool */
+  int64_t* rows_written;          /* nullable; receives the number of (token, query head) rows written */
+} quire_attend_options;
+#define QUIRE_ATTEND_OPTIONS_INIT QUIRE_INIT(quire_attend_options)
+
+/* Softmax attention for every request of the batch:
+ *   s(k) = softmax_scale * dot(q, K_k);  cap * tanh(s / cap) if capped;  + slope_h * (k - q_pos) with ALiBi
+ *   out  = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))       lse = m + log(that denominator)
+ * plan: made from this batch's lengths and shapes. workspace: quire_plan_workspace_bytes(plan) bytes, 64-byte aligned,
+ * nullable if that is 0. options, attend_options: nullable. Writes batch->output and batch->lse; metadata and tables are
+ * checked before any write. */
+quire_code quire_attend(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache, const quire_options* options,
+                        void* workspace, size_t workspace_bytes, const quire_attend_options* attend_options);
+
+/* Combines two partial results over disjoint key sets, exactly on empty sides (lse = -inf):
+ *   lse = log(exp(lse_a) + exp(lse_b))      out = out_a exp(lse_a - lse) + out_b exp(lse_b - lse)
+ * out_* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16; lse_* [num_tokens, num_q_heads] f32. out may be out_a or out_b.
+ * lse: nullable = not wanted. */
+quire_code quire_merge(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b, const quire_tensor* lse_b,
+                       const quire_tensor* out, const quire_tensor* lse);
+
+/* -------------------------------------------------------------------------------------------------------- diagnose ---- */
+
+typedef struct quire_comparison {
+  int64_t num_elements;
+  int64_t num_mismatches; /* elements over their derived tolerance, and NaN or infinity in the wrong place */
+  double worst_ratio;     /* largest |error| / tolerance over finite elements */
+} quire_comparison;
+
+/* Judges batch->output (and batch->lse if present) against the fp64 reference of this batch, element by element, with the
+ * tolerances of docs/numerics.md. options: nullable. Slow on purpose: use it on samples.
+ * *out: the counts; num_mismatches == 0 means right. buffer (nullable if capacity is 0), length (nullable): the verdict in
+ * words. A wrong output is an answer: the call returns QUIRE_OK. */
+quire_code quire_compare(const quire_batch* batch, const quire_cache* cache, const quire_options* options, quire_comparison* out,
+                         char* buffer, size_t capacity, size_t* length);
+
+/* ----------------------------------------------------------------------------------------------------------- cases ---- */
+
+/* A batch that owns its memory: generated from a problem line or read from a capture file (docs/capture.md). */
+typedef struct quire_case quire_case;
+
+/* Fills the problem of a problem line with data: N(0,1), deterministic in its seed, NaN wherever nothing may be read. */
+quire_code quire_case_from_problem_line(const char* line, quire_case** out);
+/* Reads a capture file; hostile and truncated files are QUIRE_PARSE_ERROR with a text that says where. */
+quire_code quire_case_read(const char* path, quire_case** out);
+/* Writes a capture file (temporary file, then rename). */
+quire_code quire_case_write(const quire_case* handle, const char* path);
+/* Views into the case, valid until it is freed; writing output or lse through them is what they are for. Each nullable;
+ * each given one must have been started with its initialiser. */
+quire_code quire_case_views(const quire_case* handle, quire_batch* batch, quire_cache* cache, quire_options* options);
+/* The output that somebody's kernel produced, as carried by a capture file; absent tensors if there is none. Each nullable. */
+quire_code quire_case_observed(const quire_case* handle, quire_tensor* output, quire_tensor* lse);
+void quire_case_free(quire_case* handle); /* nullable */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,144 @@
+// C ABI: append, attend and merge, on Quire's threads or the caller's.
+#include "quire/attention.hpp"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "capi/convert.h"
+#include "capi/guard.h"
+#include "capi/handles.h"
+
+using quire::Code;
+using quire::Status;
+using quire::Tensor;
+using quire::capi::CallerExecutor;
+using quire::capi::guarded;
+using quire::capi::require;
+
+namespace {
+
+/// What AppendOptions points into.
+struct AppendSetup {
+  quire::SlotLedger* ledger = nullptr;
+  std::optional<CallerExecutor> executor;
+  std::vector<quire::WriteTag> tags;
+};
+
+Status read_append_options(const quire_append_options* o, AppendSetup& setup) {
+  if (o == nullptr) return {};
+  if (Status s = quire::capi::check_struct(o, o->struct_size, sizeof *o, "options"); !s.ok()) return s;
+  auto executor = quire::capi::read_executor(o->executor);
+  if (!executor.ok()) return executor.status();
+  setup.executor = executor.value();
+  if (o->num_tags < 0) return {Code::invalid_argument, fmt::format("options.num_tags: {}, expected >= 0", o->num_tags)};
+  if (o->ledger == nullptr) {
+    if (o->num_tags == 0) return {};
+    return {Code::invalid_argument, fmt::format("options.num_tags: {} tags, but no ledger to record them in", o->num_tags)};
+  }
+  setup.ledger = &o->ledger->ledger;
+  if (o->num_tags == 0) return {};
+  if (Status s = require({{o->requests, "options.requests"}, {o->positions, "options.positions"}}); !s.ok()) return s;
+  setup.tags.reserve(static_cast<std::size_t>(o->num_tags));
+  for (std::int64_t t = 0; t < o->num_tags; ++t) setup.tags.push_back({o->requests[t], o->positions[t]});
+  return {};
+}
+
+/// Reads `from` into the first elements of `to`.
+Status read_tensors(std::initializer_list<std::pair<const quire_tensor*, const char*>> from, std::span<Tensor> to) {
+  std::size_t i = 0;
+  for (const auto& [tensor, name] : from) {
+    auto read = quire::capi::read_tensor(tensor, name);
+    if (!read.ok()) return read.status();
+    to[i++] = read.value();
+  }
+  return {};
+}
+
+}  // namespace
+
+extern "C" {
+
+quire_tensor quire_contiguous(void* data, quire_dtype dtype, int32_t rank, const int64_t* shape) {
+  quire_tensor t{};
+  t.data = data;
+  t.dtype = dtype;
+  t.rank = rank;
+  if (rank < 0 || rank > QUIRE_MAX_RANK) return t;
+  if (shape == nullptr && rank > 0) {
+    t.rank = -1;
+    return t;
+  }
+  int64_t stride = 1;
+  for (int32_t i = rank - 1; i >= 0; --i) {
+    t.shape[i] = shape[i];
+    t.stride[i] = stride;
+    // Wraps instead of overflowing: absurd shapes are for the contract to refuse, not for this line to trip over.
+    stride = static_cast<int64_t>(static_cast<uint64_t>(stride) * static_cast<uint64_t>(shape[i]));
+  }
+  return t;
+}
+
+quire_code quire_append(const quire_cache* cache, const quire_tensor* key, const quire_tensor* value,
+                        const quire_tensor* slot_mapping, const quire_append_options* options) {
+  return guarded([&]() -> Status {
+    auto c = quire::capi::read_cache(cache);
+    if (!c.ok()) return c.status();
+    Tensor rows[3];
+    if (Status s = read_tensors({{key, "key"}, {value, "value"}, {slot_mapping, "slot_mapping"}}, rows); !s.ok()) return s;
+    AppendSetup setup;
+    if (Status s = read_append_options(options, setup); !s.ok()) return s;
+    return quire::append(c.value(), rows[0], rows[1], rows[2],
+                         {.executor = setup.executor ? &*setup.executor : nullptr, .ledger = setup.ledger, .tags = setup.tags});
+  });
+}
+
+quire_code quire_attend(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache, const quire_options* options,
+                        void* workspace, size_t workspace_bytes, const quire_attend_options* attend_options) {
+  return guarded([&]() -> Status {
+    if (Status s = require({{plan, "plan"}}); !s.ok()) return s;
+    if (workspace_bytes > 0)
+      if (Status s = require({{workspace, "workspace"}}); !s.ok()) return s;
+    auto inputs = quire::capi::read_inputs(batch, cache, options);
+    if (!inputs.ok()) return inputs.status();
+    std::optional<CallerExecutor> executor;
+    int64_t* rows_written = nullptr;
+    if (attend_options != nullptr) {
+      const quire_attend_options& o = *attend_options;
+      if (Status s = quire::capi::check_struct(&o, o.struct_size, sizeof o, "attend_options"); !s.ok()) return s;
+      auto read = quire::capi::read_executor(o.executor);
+      if (!read.ok()) return read.status();
+      executor = read.value();
+      rows_written = o.rows_written;
+    }
+    std::vector<quire::RowCount> rows;
+    Status status = quire::attend(
+        plan->plan, inputs->batch, inputs->cache, inputs->options, {static_cast<std::byte*>(workspace), workspace_bytes},
+        {.executor = executor ? &*executor : nullptr, .rows = rows_written != nullptr ? &rows : nullptr});
+    if (rows_written != nullptr) {
+      *rows_written = 0;
+      for (const quire::RowCount& count : rows) *rows_written += count.rows;
+    }
+    return status;
+  });
+}
+
+quire_code quire_merge(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b, const quire_tensor* lse_b,
+                       const quire_tensor* out, const quire_tensor* lse) {
+  return guarded([&]() -> Status {
+    Tensor t[6];
+    if (Status s = read_tensors({{out_a, "out_a"}, {lse_a, "lse_a"}, {out_b, "out_b"}, {lse_b, "lse_b"}, {out, "out"}}, t);
+        !s.ok())
+      return s;
+    if (lse != nullptr) {
+      auto read = quire::capi::read_tensor(lse, "lse");
+      if (!read.ok()) return read.status();
+      t[5] = read.value();
+    }
+    return quire::merge(t[0], t[1], t[2], t[3], t[4], t[5]);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,247 @@
+// C ABI: conversions. A struct is read member by member into its C++ twin; the first implausible member ends it.
+#include "capi/convert.h"
+
+#include <fmt/format.h>
+
+#include <type_traits>
+
+namespace quire::capi {
+namespace {
+
+static_assert(std::is_same_v<std::int32_t, int>, "quire_executor's task and Executor's task are the same function type");
+static_assert(QUIRE_MAX_RANK == Tensor::kMaxRank);
+static_assert(QUIRE_DTYPE_NONE == static_cast<int>(DType::none) && QUIRE_F32 == static_cast<int>(DType::f32) &&
+              QUIRE_F16 == static_cast<int>(DType::f16) && QUIRE_BF16 == static_cast<int>(DType::bf16) &&
+              QUIRE_FP8_E4M3FN == static_cast<int>(DType::fp8_e4m3fn) &&
+              QUIRE_FP8_E4M3FNUZ == static_cast<int>(DType::fp8_e4m3fnuz) &&
+              QUIRE_FP8_E5M2 == static_cast<int>(DType::fp8_e5m2) &&
+              QUIRE_FP8_E5M2FNUZ == static_cast<int>(DType::fp8_e5m2fnuz) && QUIRE_I32 == static_cast<int>(DType::i32) &&
+              QUIRE_I64 == static_cast<int>(DType::i64));
+static_assert(QUIRE_MEMORY_CPU == static_cast<int>(Memory::cpu) && QUIRE_MEMORY_CUDA == static_cast<int>(Memory::cuda) &&
+              QUIRE_MEMORY_HIP == static_cast<int>(Memory::hip));
+static_assert(QUIRE_NHD == static_cast<int>(CacheLayout::nhd) && QUIRE_HND == static_cast<int>(CacheLayout::hnd) &&
+              QUIRE_PACKED == static_cast<int>(CacheLayout::packed));
+
+/// Reads members of one struct and keeps the first failure.
+class Reader {
+ public:
+  explicit Reader(const char* struct_name) : struct_name_(struct_name) {}
+
+  template <typename Struct>
+  bool open(const Struct* s) {
+    if (s == nullptr) {
+      status_ = {Code::invalid_argument, fmt::format("{}: NULL, expected a pointer", struct_name_)};
+    } else {
+      status_ = check_struct(s, s->struct_size, sizeof(Struct), struct_name_);
+    }
+    return status_.ok();
+  }
+  void refuse(std::string_view member, std::string_view text, Code code = Code::invalid_argument) {
+    if (status_.ok()) status_ = {code, fmt::format("{}{}{}: {}", struct_name_, member.empty() ? "" : ".", member, text)};
+  }
+  std::int64_t within(std::string_view member, std::int64_t value, std::int64_t first, std::int64_t last) {
+    if (value >= first && value <= last) return value;
+    refuse(member, fmt::format("{}, expected {} to {}", value, first, last));
+    return first;
+  }
+  void reserved(std::string_view member, std::int64_t value) {
+    if (value != 0) refuse(member, fmt::format("{}, but this version knows no meaning for it", value), Code::unsupported);
+  }
+  Tensor tensor(std::string_view member, const quire_tensor& t);
+  const Status& status() const { return status_; }
+
+ private:
+  const char* struct_name_;
+  Status status_;
+};
+
+Tensor Reader::tensor(std::string_view member, const quire_tensor& t) {
+  reserved(member, t.reserved);
+  within(member.empty() ? "dtype" : fmt::format("{}.dtype", member), t.dtype, QUIRE_DTYPE_NONE, QUIRE_I64);
+  within(member.empty() ? "rank" : fmt::format("{}.rank", member), t.rank, 0, QUIRE_MAX_RANK);
+  within(member.empty() ? "memory" : fmt::format("{}.memory", member), t.memory, QUIRE_MEMORY_CPU, QUIRE_MEMORY_HIP);
+  if (!status_.ok()) return {};
+  if (t.dtype == QUIRE_DTYPE_NONE) {
+    // A forgotten dtype must not turn a given tensor into an absent one.
+    if (t.data != nullptr || t.rank != 0) refuse(member, "dtype is QUIRE_DTYPE_NONE (absent), but data or rank is set");
+    return {};
+  }
+  Tensor out;
+  out.data = t.data;
+  out.dtype = static_cast<DType>(t.dtype);
+  out.rank = t.rank;
+  out.memory = static_cast<Memory>(t.memory);
+  for (int i = 0; i < t.rank; ++i) {
+    out.shape[i] = t.shape[i];
+    out.stride[i] = t.stride[i];
+  }
+  return out;
+}
+
+Result<Batch> read_batch(const quire_batch* b) {
+  Reader reader("batch");
+  if (!reader.open(b)) return reader.status();
+  Batch out;
+  out.query = reader.tensor("query", b->query);
+  out.output = reader.tensor("output", b->output);
+  out.query_start_loc = reader.tensor("query_start_loc", b->query_start_loc);
+  out.seq_lens = reader.tensor("seq_lens", b->seq_lens);
+  out.block_table = reader.tensor("block_table", b->block_table);
+  out.cached_lens = reader.tensor("cached_lens", b->cached_lens);
+  out.key = reader.tensor("key", b->key);
+  out.value = reader.tensor("value", b->value);
+  out.slot_mapping = reader.tensor("slot_mapping", b->slot_mapping);
+  out.lse = reader.tensor("lse", b->lse);
+  out.request_ids = reader.tensor("request_ids", b->request_ids);
+  if (!reader.status().ok()) return reader.status();
+  return out;
+}
+
+Result<Options> read_options(const quire_options* o) {
+  Options out;
+  if (o == nullptr) return out;
+  Reader reader("options");
+  if (!reader.open(o)) return reader.status();
+  if (reader.within("has_softmax_scale", o->has_softmax_scale, 0, 1) == 1) out.softmax_scale = o->softmax_scale;
+  if (reader.within("has_sliding_window", o->has_sliding_window, 0, 1) == 1) out.sliding_window = o->sliding_window;
+  if (reader.within("has_logits_soft_cap", o->has_logits_soft_cap, 0, 1) == 1) out.logits_soft_cap = o->logits_soft_cap;
+  reader.reserved("reserved", o->reserved);
+  out.alibi_slopes = reader.tensor("alibi_slopes", o->alibi_slopes);
+  out.sinks = reader.tensor("sinks", o->sinks);
+  if (!reader.status().ok()) return reader.status();
+  return out;
+}
+
+/// Assigns everything but struct_size.
+template <typename Struct>
+Status write_struct(Struct value, Struct* to, const char* name) {
+  Status status = check_struct(to, to->struct_size, sizeof(Struct), name);
+  if (!status.ok()) return status;
+  value.struct_size = to->struct_size;
+  *to = value;
+  return {};
+}
+
+}  // namespace
+
+Status check_struct(const void* bytes, std::size_t struct_size, std::size_t known_size, const char* name) {
+  constexpr std::size_t kPlausible = 1 << 16;
+  if (struct_size < known_size || struct_size > kPlausible)
+    return {Code::invalid_argument,
+            fmt::format("{}: struct_size {}, expected {} (start it with its QUIRE_..._INIT)", name, struct_size, known_size)};
+  for (std::size_t i = known_size; i < struct_size; ++i)
+    if (static_cast<const unsigned char*>(bytes)[i] != 0)
+      return {Code::unsupported,
+              fmt::format("{}: byte {} is set, but Quire {} knows only the first {}", name, i, QUIRE_VERSION, known_size)};
+  return {};
+}
+
+Result<KVCache> read_cache(const quire_cache* c) {
+  Reader reader("cache");
+  if (!reader.open(c)) return reader.status();
+  KVCache out;
+  out.k = reader.tensor("k", c->k);
+  out.v = reader.tensor("v", c->v);
+  out.layout = static_cast<CacheLayout>(reader.within("layout", c->layout, QUIRE_NHD, QUIRE_PACKED));
+  reader.reserved("reserved", c->reserved);
+  out.k_scale = reader.tensor("k_scale", c->k_scale);
+  out.v_scale = reader.tensor("v_scale", c->v_scale);
+  if (!reader.status().ok()) return reader.status();
+  return out;
+}
+
+Result<Inputs> read_inputs(const quire_batch* batch, const quire_cache* cache, const quire_options* options) {
+  Result<Batch> b = read_batch(batch);
+  if (!b.ok()) return b.status();
+  Result<KVCache> c = read_cache(cache);
+  if (!c.ok()) return c.status();
+  Result<Options> o = read_options(options);
+  if (!o.ok()) return o.status();
+  return Inputs{b.value(), c.value(), o.value()};
+}
+
+Result<Tensor> read_tensor(const quire_tensor* tensor, const char* name) {
+  Reader reader(name);
+  if (Status status = require({{tensor, name}}); !status.ok()) return status;
+  Tensor out = reader.tensor("", *tensor);
+  if (!reader.status().ok()) return reader.status();
+  return out;
+}
+
+Result<PlanSettings> read_settings(const quire_plan_settings* s) {
+  PlanSettings out;
+  if (s == nullptr) return out;
+  Reader reader("settings");
+  if (!reader.open(s)) return reader.status();
+  if (s->kernel != nullptr) out.kernel = s->kernel;
+  out.batch_invariant = reader.within("batch_invariant", s->batch_invariant, 0, 1) == 1;
+  out.num_threads = static_cast<int>(reader.within("num_threads", s->num_threads, 0, INT32_MAX));
+  if (!reader.status().ok()) return reader.status();
+  return out;
+}
+
+Result<std::optional<CallerExecutor>> read_executor(const quire_executor* executor) {
+  if (executor == nullptr) return std::optional<CallerExecutor>();
+  Reader reader("executor");
+  if (!reader.open(executor)) return reader.status();
+  reader.within("num_threads", executor->num_threads, 1, INT32_MAX);
+  reader.reserved("reserved", executor->reserved);
+  if (executor->run == nullptr) reader.refuse("run", "NULL, expected a function");
+  if (!reader.status().ok()) return reader.status();
+  return std::optional<CallerExecutor>(*executor);
+}
+
+quire_tensor to_c(const Tensor& tensor) {
+  quire_tensor out{};
+  if (!tensor.present()) return out;
+  out.data = tensor.data;
+  out.dtype = static_cast<quire_dtype>(tensor.dtype);
+  out.rank = tensor.rank;
+  out.memory = static_cast<quire_memory>(tensor.memory);
+  for (int i = 0; i < tensor.rank; ++i) {
+    out.shape[i] = tensor.shape[i];
+    out.stride[i] = tensor.stride[i];
+  }
+  return out;
+}
+
+Status write_batch(const Batch& from, quire_batch* to) {
+  quire_batch b{};
+  b.query = to_c(from.query);
+  b.output = to_c(from.output);
+  b.query_start_loc = to_c(from.query_start_loc);
+  b.seq_lens = to_c(from.seq_lens);
+  b.block_table = to_c(from.block_table);
+  b.cached_lens = to_c(from.cached_lens);
+  b.key = to_c(from.key);
+  b.value = to_c(from.value);
+  b.slot_mapping = to_c(from.slot_mapping);
+  b.lse = to_c(from.lse);
+  b.request_ids = to_c(from.request_ids);
+  return write_struct(b, to, "batch");
+}
+
+Status write_cache(const KVCache& from, quire_cache* to) {
+  quire_cache c{};
+  c.k = to_c(from.k);
+  c.v = to_c(from.v);
+  c.layout = static_cast<quire_layout>(from.layout);
+  c.k_scale = to_c(from.k_scale);
+  c.v_scale = to_c(from.v_scale);
+  return write_struct(c, to, "cache");
+}
+
+Status write_options(const Options& from, quire_options* to) {
+  quire_options o{};
+  o.has_softmax_scale = from.softmax_scale.has_value();
+  o.softmax_scale = from.softmax_scale.value_or(0.0f);
+  o.has_sliding_window = from.sliding_window.has_value();
+  o.sliding_window = from.sliding_window.value_or(0);
+  o.has_logits_soft_cap = from.logits_soft_cap.has_value();
+  o.logits_soft_cap = from.logits_soft_cap.value_or(0.0f);
+  o.alibi_slopes = to_c(from.alibi_slopes);
+  o.sinks = to_c(from.sinks);
+  return write_struct(o, to, "options");
+}
+
+}  // namespace quire::capi

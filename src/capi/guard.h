@@ -1,0 +1,45 @@
+// C ABI, the wall: nothing thrown gets past guarded(), and every failure leaves its text in the calling thread's slot.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <initializer_list>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "quire/quire.h"
+#include "quire/status.hpp"
+
+namespace quire::capi {
+
+/// Stores the status as this thread's last one and returns its code.
+quire_code remember(const Status& status) noexcept;
+/// The same for a text that needs no memory.
+quire_code remember(Code code, const char* text) noexcept;
+
+/// Runs `call` (returning Status) and reports what it returns or throws.
+template <typename Call>
+quire_code guarded(Call&& call) noexcept {
+  try {
+    return remember(std::forward<Call>(call)());
+  } catch (const std::bad_alloc&) {
+    return remember(Code::out_of_memory, "out of memory");
+  } catch (const std::exception& error) {
+    return remember(Code::internal_error, error.what());
+  } catch (...) {
+    return remember(Code::internal_error, "unknown exception");
+  }
+}
+
+struct NamedPointer {
+  const void* pointer;
+  const char* name;
+};
+/// invalid_argument naming the first NULL.
+Status require(std::initializer_list<NamedPointer> pointers);
+
+/// snprintf's way of handing out a text: see the conventions of quire.h.
+Status copy_text(const std::string& text, char* buffer, std::size_t capacity, std::size_t* length);
+
+}  // namespace quire::capi

@@ -1,0 +1,23 @@
+// C ABI: what the opaque handles of quire.h are.
+#pragma once
+
+#include "quire/capture.hpp"
+#include "quire/contract.hpp"
+#include "quire/plan.hpp"
+
+struct quire_ledger {
+  quire::SlotLedger ledger;
+  std::int64_t step = 0;
+};
+
+struct quire_findings {
+  quire::Findings findings;
+};
+
+struct quire_plan {
+  quire::Plan plan;
+};
+
+struct quire_case {
+  quire::Case content;
+};

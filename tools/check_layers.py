@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Who may include whom (docs/design.md, "Who may include whom"). Prints every forbidden include and fails if there is one.
+
+usage: check_layers.py              check the repository
+       check_layers.py --self-test  plant one violation of every kind in a scratch tree and demand that each is reported
+"""
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SUFFIXES = {".h", ".hpp", ".c", ".cc", ".cpp", ".cu", ".cuh", ".hip", ".inc"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
+COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+
+PUBLIC = ["include/quire/"]
+PUBLIC_TYPES = [f"include/quire/{name}.hpp" for name in ("status", "tensor", "cache", "batch")]
+SEMANTICS = ["src/semantics/"]
+DTYPE_DECODE = [f"src/semantics/{name}.h" for name in ("dtype", "fp8", "host_device")]
+
+# Folder -> what its files may include besides their own folder. The longest matching folder counts.
+ALLOWED = {
+    "include/quire/": [],
+    "src/semantics/": PUBLIC_TYPES,
+    "src/batch/": PUBLIC + SEMANTICS,
+    "src/contract/": PUBLIC + SEMANTICS,
+    "src/cache/": PUBLIC + SEMANTICS,
+    "src/plan/": PUBLIC + SEMANTICS,
+    "src/capture/": PUBLIC + SEMANTICS,
+    "src/diagnose/": PUBLIC + DTYPE_DECODE,
+    # The oracle: a bug shared with the kernels' masking or paging could hide there.
+    "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp"] + DTYPE_DECODE,
+    "src/backend/cpu/": PUBLIC + SEMANTICS + ["src/plan/"],
+    "src/backend/gpu/": PUBLIC + SEMANTICS + ["src/plan/"],
+    "src/backend/cuda/": PUBLIC + SEMANTICS + ["src/plan/", "src/backend/gpu/"],
+    "src/backend/hip/": PUBLIC + SEMANTICS + ["src/plan/", "src/backend/gpu/"],
+    "src/capi/": PUBLIC,
+    "cli/": PUBLIC,
+    "python/": PUBLIC,
+    "examples/": PUBLIC,
+    "fuzz/": PUBLIC,
+}
+# Third-party headers by folder prefix; what is not named here stays inside the standard library and the operating system.
+THIRD_PARTY = {
+    "fmt/": ["src/", "cli/", "fuzz/"],
+    "nlohmann/": ["src/", "cli/", "python/"],
+    "CLI/": ["cli/"],
+    "nanobind/": ["python/"],
+    "cuda": ["src/backend/gpu/", "src/backend/cuda/"],
+    "hip/": ["src/backend/gpu/", "src/backend/hip/"],
+}
+
+
+def resolve(root: Path, file: Path, text: str) -> "str | None":
+    """The repository path that an include names, or None if it is not ours."""
+    for base in (file.parent, root / "include", root / "src", root / file.relative_to(root).parts[0]):
+        candidate = (base / text).resolve()
+        if candidate.is_file() and candidate.is_relative_to(root):
+            return candidate.relative_to(root).as_posix()
+    return None
+
+
+def complaint(root: Path, file: Path, quoted: str, angled: str) -> "str | None":
+    name = file.relative_to(root).as_posix()
+    folder = max((f for f in ALLOWED if name.startswith(f)), key=len, default=None)
+    if folder is None:
+        return "is in no known folder; give the folder a row in tools/check_layers.py"
+    text = quoted or angled
+    target = resolve(root, file, text)
+    if target is not None:
+        allowed = [folder, *ALLOWED[folder]]
+        return None if any(target.startswith(a) for a in allowed) else f"includes {target}, but {folder} may not"
+    if quoted:
+        return f'includes "{text}", which does not exist'
+    for prefix, folders in THIRD_PARTY.items():
+        if text.startswith(prefix) and not any(name.startswith(f) for f in folders):
+            return f"includes <{text}>, but {folder} may not"
+    return None
+
+
+def violations(root: Path) -> "list[str]":
+    found = []
+    for top in ("include", "src", "cli", "python", "examples", "fuzz"):
+        for file in sorted((root / top).rglob("*")):
+            if file.suffix not in SUFFIXES or not file.is_file():
+                continue
+            source = COMMENT.sub(lambda m: "\n" * m.group().count("\n"), file.read_text(encoding="utf-8"))
+            for match in INCLUDE.finditer(source):
+                reason = complaint(root, file, match.group(1), match.group(2))
+                if reason:
+                    line = source.count("\n", 0, match.start(1) if match.group(1) else match.start(2)) + 1
+                    found.append(f"{file.relative_to(root).as_posix()}:{line}: {reason}")
+    return found
+
+
+def self_test() -> "list[str]":
+    """One forbidden include per line of design.md's rules; returns those that went unnoticed."""
+    headers = ["include/quire/tensor.hpp", "include/quire/plan.hpp", "include/quire/contract.hpp", "src/semantics/dtype.h",
+               "src/semantics/visible_range.h", "src/plan/select.h", "src/contract/report.h", "src/backend/cpu/tile.h",
+               "src/backend/gpu/runtime.h", "src/backend/reference/attend.h", "src/capi/guard.h"]
+    planted = {
+        "include/quire/cache.hpp": '#include "semantics/dtype.h"',
+        "include/quire/batch.hpp": "#include <fmt/format.h>",
+        "src/semantics/layout.h": '#include "quire/plan.hpp"',
+        "src/semantics/score.h": '#include "plan/select.h"',
+        "src/contract/shape.cpp": '#include "plan/select.h"',
+        "src/plan/plan.cpp": '  #  include "contract/report.h"',
+        "src/backend/reference/page.cpp": '#include "semantics/visible_range.h"',
+        "src/backend/reference/plan.cpp": '#include "quire/plan.hpp"',
+        "src/backend/cpu/oracle.cpp": '#include "backend/reference/attend.h"',
+        "src/backend/cpu/gpu.cpp": '#include "../gpu/runtime.h"',
+        "src/backend/cuda/cpu.cu": '#include "backend/cpu/tile.h"',
+        "src/capi/plan.cpp": '#include "plan/select.h"',
+        "src/diagnose/walk.cpp": '#include "semantics/visible_range.h"',
+        "cli/run.cpp": '#include "capi/guard.h"',
+        "python/module.cpp": '#include "semantics/dtype.h"',
+        "src/surprise/new.cpp": '#include "quire/plan.hpp"',
+        "src/plan/typo.cpp": '#include "plan/selekt.h"',
+    }
+    allowed = {
+        "src/backend/cuda/attend.cu": '#include "backend/gpu/runtime.h"',
+        "src/backend/cpu/attend.cpp": '#include "semantics/visible_range.h"\n#include "plan/select.h"\n#include <fmt/core.h>',
+        "src/plan/comment.cpp": '// why not include?\n/*\n#include "contract/report.h"\n*/',
+        "cli/main.cpp": '#include "quire/plan.hpp"\n#include <CLI/CLI.hpp>',
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch).resolve()
+        for name, text in [*((h, "") for h in headers), *planted.items(), *allowed.items()]:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text + "\n", encoding="utf-8")
+        reported = violations(root)
+    missed = [f"not reported: {name}: {text}" for name, text in planted.items()
+              if not any(line.startswith(name + ":1:") for line in reported)]
+    false_alarms = [f"wrongly reported: {line}" for line in reported if line.split(":")[0] not in planted]
+    return missed + false_alarms
+
+
+def main() -> int:
+    problems = self_test() if "--self-test" in sys.argv else violations(ROOT)
+    print("\n".join(problems) or "ok")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
