@@ -24,13 +24,31 @@ struct Case {
   std::map<std::string, std::string> notes;  ///< free metadata carried by the file, e.g. "producer"
   std::vector<std::shared_ptr<std::byte[]>> storage;
 
-  /// 64-byte aligned bytes owned by this case.
+  /// 64-byte aligned, uninitialised bytes owned by this case; null if the machine has no more memory.
   std::byte* allocate(std::size_t bytes);
 };
 
-/// Fills a problem with data: N(0,1) queries, keys and values with some peaky heads, shuffled pages, NaN in every slot and
-/// table entry that must not be read, NaN-filled output. Deterministic in the seed. For fp8 caches the scales are amax / max.
+/// Fills a problem with data; the same bits from every compiler and machine (docs/capture.md, "Made cases").
+///
+/// Query, key and value are N(0,1); about every fourth query head is *peaky* (times 8, so that few keys dominate its softmax).
+/// Element (request, position, head, dim) depends on the seed and its own coordinates only: not on layout, page order, chunking
+/// or whether the cache or `key`/`value` holds it. Pages are shuffled. What no correct kernel reads holds NaN: unused pages,
+/// page tails, positions >= cached_len or left of every row's window, key/value rows of cached positions; table entries past
+/// ceil(cached_len / page_size) are 2147480000; output and lse are NaN. With kscale/vscale set, scales are amax / largest finite
+/// value for fp8 caches and amax for others, per tensor or per head; V is then drawn twice as large as K, and heads differ.
+/// notes["problem"] is the canonical line. Errors: parse_error for a line that parse_problem_line() would refuse,
+/// invalid_argument for too few pages, unsupported if the tensors do not fit this machine's memory.
 Result<Case> make_case(const ProblemLine& line);
+
+/// What to put where nothing may be read.
+enum class PoisonKind : std::int32_t {
+  nan = 0,             ///< NaN elements, 2147480000 in table entries past the end
+  finite_garbage = 1,  ///< +-1e4 (fp8: +-largest finite value), a valid but wrong page id in table entries past the end
+};
+
+/// Overwrites everything that no correct kernel reads (list above, output and lse included) and nothing else: attend() must
+/// give the same bits for every kind. The batch must satisfy the contract at depth tables, else the first finding is returned.
+Status poison_case(Case& c, PoisonKind kind);
 
 /// Reads a capture; rejects truncated, overlapping, overflowing or incomplete files with a message that says where.
 Result<Case> read_capture(const std::string& path);

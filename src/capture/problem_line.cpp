@@ -60,7 +60,11 @@ constexpr Choice<bool> kSwitch[] = {{"0", false}, {"1", true}};
 constexpr Choice<ScaleKind> kScaleKinds[] = {
     {"none", ScaleKind::none}, {"tensor", ScaleKind::per_tensor}, {"head", ScaleKind::per_head}};
 
-std::string_view scale_kind_text(ScaleKind kind) { return kScaleKinds[static_cast<std::size_t>(kind)].text; }
+std::string_view scale_kind_text(ScaleKind kind) {
+  for (const Choice<ScaleKind>& choice : kScaleKinds)
+    if (choice.value == kind) return choice.text;
+  return "invalid";
+}
 
 Status set_size(std::string_view key, std::string_view text, std::int64_t least, std::int64_t& out) {
   const auto value = parse_int(text);

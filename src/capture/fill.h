@@ -1,0 +1,38 @@
+// Filling tensors with the values that must never be read: NaN, finite garbage, impossible page ids.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "quire/tensor.hpp"
+#include "semantics/dtype.h"
+
+namespace quire::capture {
+
+/// In range for int32, far outside any cache.
+inline constexpr std::int64_t kImpossiblePage = 2147480000;
+
+inline void store_index(const Tensor& t, std::int64_t element, std::int64_t value) {
+  if (t.dtype == DType::i64) {
+    static_cast<std::int64_t*>(t.data)[element] = value;
+  } else {
+    static_cast<std::int32_t*>(t.data)[element] = static_cast<std::int32_t>(value);
+  }
+}
+
+/// Fills a contiguous floating tensor.
+inline void fill_value(const Tensor& t, float value) {
+  const std::int64_t count = t.num_elements();
+  if (count == 0) return;
+  semantics::store(t.data, t.dtype, 0, value);
+  switch (itemsize(t.dtype)) {
+    case 1: std::fill_n(static_cast<std::uint8_t*>(t.data), count, *static_cast<const std::uint8_t*>(t.data)); break;
+    case 2: std::fill_n(static_cast<std::uint16_t*>(t.data), count, *static_cast<const std::uint16_t*>(t.data)); break;
+    default: std::fill_n(static_cast<std::uint32_t*>(t.data), count, *static_cast<const std::uint32_t*>(t.data)); break;
+  }
+}
+
+/// The NaN that every format keeps.
+inline float quiet_nan() { return semantics::bits_to_float(0x7FC00000u); }
+
+}  // namespace quire::capture

@@ -1,0 +1,399 @@
+// From a problem line to a batch with data, in which everything that must not be read is poisoned.
+//
+// Guarantees: the same line gives the same bytes everywhere; nothing is left uninitialised; sizes that cannot be held are
+// refused before the first allocation. Knows the contract's words, not its rules: check() judges the result like any other batch.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <new>
+#include <unordered_map>
+
+#include "capture/fill.h"
+#include "capture/random.h"
+#include "quire/capture.hpp"
+#include "semantics/layout.h"
+#include "semantics/page_walk.h"
+#include "semantics/visible_range.h"
+
+namespace quire {
+namespace {
+
+using capture::fill_value;
+using capture::normal;
+using capture::quiet_nan;
+using capture::store_index;
+using semantics::KeyRange;
+
+constexpr std::int64_t kSparePages = 3;
+constexpr float kPeakyFactor = 8.0f;
+
+/// One stream of random numbers per kind of data.
+enum What : std::uint64_t { kQuery = 1, kKey = 2, kValue = 3, kSinks = 4, kPages = 5 };
+/// Stands for the request in the streams of tokens that all requests share.
+constexpr std::uint64_t kSharedPrefix = ~std::uint64_t{0};
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+
+/// How many leading pages of a request are the common ones: full of context, so that no request writes into them.
+std::int64_t shared_pages(const ProblemLine& line, const Request& r) {
+  return std::min(line.shared_pages, r.context_len / line.problem.page_size);
+}
+
+/// Positions that some query row of the request sees.
+KeyRange visible_positions(const Problem& p, const Request& r) {
+  if (r.query_len == 0) return {};
+  return semantics::visible_range(r.context_len, r.seq_len() - 1, p.sliding_window.value_or(0));
+}
+
+/// Counts that the tensors are made from.
+struct Sizes {
+  std::int64_t num_tokens = 0, num_reqs = 0;
+  std::int64_t common_pages = 0;  ///< pages that all requests share
+  std::int64_t pages_in_use = 0;  ///< enough for every position below seq_len
+  std::int64_t num_pages = 0;
+  std::int64_t table_width = 1;  ///< one more than any request needs, so that every row ends in poison
+  bool has_new_rows = false;     ///< some tokens are not in the cache
+};
+
+Sizes sizes_of(const ProblemLine& line) {
+  const Problem& p = line.problem;
+  Sizes s;
+  s.num_tokens = p.num_tokens();
+  s.num_reqs = static_cast<std::int64_t>(p.reqs.size());
+  for (const Request& r : p.reqs) {
+    const std::int64_t pages = ceil_div(r.seq_len(), p.page_size);
+    const std::int64_t shared = shared_pages(line, r);
+    s.common_pages = std::max(s.common_pages, shared);
+    s.pages_in_use += pages - shared;
+    s.table_width = std::max(s.table_width, pages + 1);
+    s.has_new_rows = s.has_new_rows || r.cached_len < r.seq_len();
+  }
+  s.pages_in_use += s.common_pages;
+  s.num_pages = line.num_pages != 0 ? line.num_pages : s.pages_in_use + kSparePages;
+  return s;
+}
+
+/// Bytes of all tensors. In double, where no product of the factors overflows.
+double bytes_needed(const ProblemLine& line, const Sizes& s) {
+  const Problem& p = line.problem;
+  const auto real = [](std::int64_t n) { return static_cast<double>(n); };
+  const double rows = real(s.num_tokens) * real(p.head_dim) * real(itemsize(p.q_dtype));
+  const double query = 2 * rows * real(p.num_q_heads) + (p.lse ? 4 * real(s.num_tokens) * real(p.num_q_heads) : 0);
+  const double new_rows = s.has_new_rows ? 2 * rows * real(p.num_kv_heads) : 0;
+  const double slots = real(s.num_pages) * real(p.page_size);
+  const double cache = 2 * slots * real(p.num_kv_heads) * real(p.head_dim) * real(itemsize(p.kv_dtype));
+  const double indices = real(s.num_reqs) * (real(s.table_width) + 3) + real(s.num_tokens) + 1;
+  return query + new_rows + cache + 8 * indices + 8 * real(p.num_q_heads) + 8 * real(p.num_kv_heads);
+}
+
+double memory_bytes() {
+  const long pages = ::sysconf(_SC_PHYS_PAGES);
+  const long bytes = ::sysconf(_SC_PAGESIZE);
+  return pages > 0 && bytes > 0 ? static_cast<double>(pages) * static_cast<double>(bytes) : 0x1p40;
+}
+
+Status check_sizes(const ProblemLine& line, const Sizes& s) {
+  if (s.num_pages < s.pages_in_use) {
+    return {Code::invalid_argument, fmt::format("problem line: pages={}: the requests need at least {} pages of {} tokens",
+                                                line.num_pages, s.pages_in_use, line.problem.page_size)};
+  }
+  const double needed = bytes_needed(line, s);
+  const double available = memory_bytes();
+  if (needed > available) {
+    return {Code::unsupported, fmt::format("problem line: its tensors need {:.1f} GiB, this machine has {:.1f} GiB of memory: {}",
+                                           needed * 0x1p-30, available * 0x1p-30, to_string(line).substr(0, 200))};
+  }
+  return {};
+}
+
+/// Deals distinct pages of [0, num_pages) in random order without holding all of them (Fisher-Yates on a virtual array).
+class PageDealer {
+ public:
+  PageDealer(std::int64_t num_pages, std::uint64_t key) : left_(num_pages), key_(key) {}
+  std::int64_t next() {
+    const std::int64_t at = static_cast<std::int64_t>(capture::uniform(key_, draws_++) % static_cast<std::uint64_t>(left_));
+    const std::int64_t page = value_at(at);
+    moved_[at] = value_at(--left_);
+    return page;
+  }
+
+ private:
+  std::int64_t value_at(std::int64_t i) const {
+    const auto it = moved_.find(i);
+    return it == moved_.end() ? i : it->second;
+  }
+  std::int64_t left_;
+  std::uint64_t key_, draws_ = 0;
+  std::unordered_map<std::int64_t, std::int64_t> moved_;
+};
+
+/// Builds one case; `failed` once memory ran out.
+class Maker {
+ public:
+  Maker(const ProblemLine& line, const Sizes& sizes) : line_(line), p_(line.problem), s_(sizes) {}
+
+  Result<Case> make() {
+    allocate_tensors();
+    if (failed_) {
+      return Status(Code::unsupported,
+                    fmt::format("out of memory: the tensors need {:.3f} GiB", bytes_needed(line_, s_) * 0x1p-30));
+    }
+    fill_options();
+    fill_lengths();
+    fill_pages();
+    poison_floats();
+    fill_query();
+    fill_new_rows(c_.batch.key, kKey);
+    fill_new_rows(c_.batch.value, kValue);
+    fill_cache(c_.cache.k, semantics::k_strides(c_.cache), c_.cache.k_scale, kKey);
+    fill_cache(c_.cache.v, semantics::v_strides(c_.cache), c_.cache.v_scale, kValue);
+    c_.notes["problem"] = to_string(line_);
+    return std::move(c_);
+  }
+
+ private:
+  template <typename... Dims>
+  Tensor tensor(DType dtype, Dims... dims) {
+    Tensor t = Tensor::contiguous(nullptr, dtype, dims...);
+    t.data = c_.allocate(static_cast<std::size_t>(t.num_elements() * itemsize(dtype)));
+    failed_ = failed_ || t.data == nullptr;
+    return t;
+  }
+
+  void allocate_tensors() {
+    Batch& b = c_.batch;
+    b.query = tensor(p_.q_dtype, s_.num_tokens, p_.num_q_heads, p_.head_dim);
+    b.output = tensor(p_.q_dtype, s_.num_tokens, p_.num_q_heads, p_.head_dim);
+    b.query_start_loc = tensor(line_.index_dtype, s_.num_reqs + 1);
+    b.seq_lens = tensor(line_.index_dtype, s_.num_reqs);
+    b.block_table = tensor(line_.index_dtype, s_.num_reqs, s_.table_width);
+    if (s_.has_new_rows) {
+      b.cached_lens = tensor(line_.index_dtype, s_.num_reqs);
+      b.key = tensor(p_.q_dtype, s_.num_tokens, p_.num_kv_heads, p_.head_dim);
+      b.value = tensor(p_.q_dtype, s_.num_tokens, p_.num_kv_heads, p_.head_dim);
+    }
+    // A slot may exceed int32 although every page id fits.
+    const bool wide_slots = s_.num_pages > 2147483647 / p_.page_size;
+    b.slot_mapping = tensor(wide_slots ? DType::i64 : line_.index_dtype, s_.num_tokens);
+    if (p_.lse) b.lse = tensor(DType::f32, s_.num_tokens, p_.num_q_heads);
+    c_.cache.layout = p_.layout;
+    c_.cache.k = cache_tensor(/*packed_keys=*/true);
+    c_.cache.v = cache_tensor(/*packed_keys=*/false);
+    c_.cache.k_scale = scale_tensor(p_.k_scale);
+    c_.cache.v_scale = scale_tensor(p_.v_scale);
+    if (p_.alibi) c_.options.alibi_slopes = tensor(DType::f32, p_.num_q_heads);
+    if (p_.sinks) c_.options.sinks = tensor(DType::f32, p_.num_q_heads);
+  }
+
+  Tensor cache_tensor(bool packed_keys) {
+    const std::int64_t x = packed_x(p_.kv_dtype);
+    if (p_.layout == CacheLayout::nhd) return tensor(p_.kv_dtype, s_.num_pages, p_.page_size, p_.num_kv_heads, p_.head_dim);
+    if (p_.layout == CacheLayout::hnd) return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, p_.page_size, p_.head_dim);
+    if (packed_keys) return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, p_.head_dim / x, p_.page_size, x);
+    return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, p_.head_dim, p_.page_size);
+  }
+
+  Tensor scale_tensor(ScaleKind kind) {
+    if (kind == ScaleKind::none) return {};
+    return kind == ScaleKind::per_head ? tensor(DType::f32, p_.num_kv_heads) : tensor(DType::f32);
+  }
+
+  void fill_options() {
+    c_.options.softmax_scale = p_.softmax_scale;
+    c_.options.sliding_window = p_.sliding_window;
+    c_.options.logits_soft_cap = p_.logits_soft_cap;
+    if (p_.alibi) fill_slopes(static_cast<float*>(c_.options.alibi_slopes.data));
+    if (p_.sinks) fill_sinks(static_cast<float*>(c_.options.sinks.data));
+  }
+
+  /// The published slopes (Press et al. 2021): 2^(-8 i / n) for the n heads below a power of two, the odd steps of the next
+  /// finer series for the rest; every third negated. Square roots and products are correctly rounded, so the bits are fixed.
+  void fill_slopes(float* slopes) const {
+    std::int64_t n = 1;
+    double ratio = 0x1p-8;  // 2^(-8 / n)
+    for (; 2 * n <= p_.num_q_heads; n *= 2) ratio = std::sqrt(ratio);
+    double slope = ratio;
+    for (std::int64_t h = 0; h < std::min(n, p_.num_q_heads); ++h, slope *= ratio) slopes[h] = static_cast<float>(slope);
+    slope = std::sqrt(ratio);
+    for (std::int64_t h = n; h < p_.num_q_heads; ++h, slope *= ratio) slopes[h] = static_cast<float>(slope);
+    for (std::int64_t h = 2; h < p_.num_q_heads; h += 3) slopes[h] = -slopes[h];
+  }
+
+  /// N(0,1) * 2, but 12 for the first head that is not peaky: e^12 outweighs the sum over thousands of N(0,1) scores.
+  void fill_sinks(float* sinks) const {
+    const std::uint64_t key = capture::stream(line_.seed, kSinks, 0);
+    for (std::int64_t h = 0; h < p_.num_q_heads; ++h) sinks[h] = 2 * normal(key, static_cast<std::uint64_t>(h));
+    sinks[peaky(0) && p_.num_q_heads > 1 ? 1 : 0] = 12;
+  }
+
+  bool peaky(std::int64_t head) const { return (static_cast<std::uint64_t>(head) + line_.seed) % 4 == 3; }
+
+  void fill_lengths() const {
+    std::int64_t start = 0;
+    for (std::int64_t r = 0; r < s_.num_reqs; ++r) {
+      store_index(c_.batch.query_start_loc, r, start);
+      store_index(c_.batch.seq_lens, r, request(r).seq_len());
+      if (c_.batch.cached_lens) store_index(c_.batch.cached_lens, r, request(r).cached_len);
+      start += request(r).query_len;
+    }
+    store_index(c_.batch.query_start_loc, s_.num_reqs, start);
+  }
+
+  /// Deals pages to every position below seq_len; the table shows only those that hold cached tokens.
+  void fill_pages() const {
+    PageDealer dealer(s_.num_pages, capture::stream(line_.seed, kPages, 0));
+    std::vector<std::int64_t> common(static_cast<std::size_t>(s_.common_pages));
+    for (std::int64_t& page : common) page = dealer.next();
+    std::int64_t token = 0;
+    for (std::int64_t r = 0; r < s_.num_reqs; ++r) {
+      const Request& req = request(r);
+      std::vector<std::int64_t> pages(common.begin(), common.begin() + shared_pages(line_, req));
+      while (static_cast<std::int64_t>(pages.size()) < ceil_div(req.seq_len(), p_.page_size)) pages.push_back(dealer.next());
+      const std::int64_t shown = ceil_div(req.cached_len, p_.page_size);
+      for (std::int64_t i = 0; i < s_.table_width; ++i) {
+        const std::int64_t page = i < shown ? pages[static_cast<std::size_t>(i)] : capture::kImpossiblePage;
+        store_index(c_.batch.block_table, r * s_.table_width + i, page);
+      }
+      for (std::int64_t position = req.context_len; position < req.seq_len(); ++position) {
+        const std::int64_t page = pages[static_cast<std::size_t>(position / p_.page_size)];
+        store_index(c_.batch.slot_mapping, token++, page * p_.page_size + position % p_.page_size);
+      }
+    }
+  }
+
+  void poison_floats() const {
+    for (const Tensor* t :
+         {&c_.batch.query, &c_.batch.output, &c_.batch.key, &c_.batch.value, &c_.batch.lse, &c_.cache.k, &c_.cache.v})
+      if (t->present()) fill_value(*t, quiet_nan());
+  }
+
+  void fill_query() const {
+    std::int64_t row = 0;
+    for (std::int64_t r = 0; r < s_.num_reqs; ++r) {
+      const std::uint64_t key = capture::stream(line_.seed, kQuery, static_cast<std::uint64_t>(r));
+      for (std::int64_t position = request(r).context_len; position < request(r).seq_len(); ++position, ++row) {
+        for (std::int64_t h = 0; h < p_.num_q_heads; ++h) {
+          const float factor = peaky(h) ? kPeakyFactor : 1.0f;
+          const std::int64_t first = (row * p_.num_q_heads + h) * p_.head_dim;
+          for (std::int64_t d = 0; d < p_.head_dim; ++d)
+            semantics::store(c_.batch.query.data, p_.q_dtype, first + d, factor * draw(key, position, p_.num_q_heads, h, d));
+        }
+      }
+    }
+  }
+
+  float draw(std::uint64_t key, std::int64_t position, std::int64_t heads, std::int64_t h, std::int64_t d) const {
+    return normal(key, static_cast<std::uint64_t>((position * heads + h) * p_.head_dim + d));
+  }
+
+  /// Real K or V values are draw() times this power of two: with scales, V is larger than K and neighbouring heads differ, so
+  /// that a swapped, dropped or shared scale shows.
+  float magnitude(What what, std::int64_t h) const {
+    const ScaleKind kind = what == kKey ? p_.k_scale : p_.v_scale;
+    const float base = kind != ScaleKind::none && what == kValue ? 2.0f : 1.0f;
+    if (kind != ScaleKind::per_head || h % 3 == 0) return base;
+    return h % 3 == 1 ? 2 * base : base / 2;
+  }
+
+  std::uint64_t kv_stream(What what, std::int64_t r, std::int64_t position) const {
+    const bool shared = position < shared_pages(line_, request(r)) * p_.page_size;
+    return capture::stream(line_.seed, what, shared ? kSharedPrefix : static_cast<std::uint64_t>(r));
+  }
+
+  /// key / value: rows that the cache does not hold yet.
+  void fill_new_rows(const Tensor& rows, What what) const {
+    if (!rows.present()) return;
+    std::int64_t row = 0;
+    for (std::int64_t r = 0; r < s_.num_reqs; ++r) {
+      const Request& req = request(r);
+      for (std::int64_t position = req.context_len; position < req.seq_len(); ++position, ++row) {
+        if (position < req.cached_len) continue;
+        const std::uint64_t key = kv_stream(what, r, position);
+        for (std::int64_t h = 0; h < p_.num_kv_heads; ++h) {
+          const std::int64_t first = (row * p_.num_kv_heads + h) * p_.head_dim;
+          for (std::int64_t d = 0; d < p_.head_dim; ++d) {
+            semantics::store(rows.data, rows.dtype, first + d, magnitude(what, h) * draw(key, position, p_.num_kv_heads, h, d));
+          }
+        }
+      }
+    }
+  }
+
+  /// Calls visit(page, offset, stream key, position) for every cached position that some row sees.
+  template <typename Visit>
+  void for_each_cached(What what, Visit&& visit) const {
+    for (std::int64_t r = 0; r < s_.num_reqs; ++r) {
+      const KeyRange seen = visible_positions(p_, request(r));
+      const std::int64_t end = std::min(seen.end, request(r).cached_len);
+      const semantics::IndexView pages = semantics::index_row(c_.batch.block_table, r);
+      semantics::for_each_page_run(pages, p_.page_size, seen.begin, end,
+                                   [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
+                                     for (std::int64_t i = 0; i < count; ++i)
+                                       visit(page, offset + i, kv_stream(what, r, position + i), position + i);
+                                   });
+    }
+  }
+
+  /// k_scale / v_scale: amax over what is stored, divided by the largest value of the type (1 for types that need no scale).
+  void fill_scale(const Tensor& scale, What what) const {
+    std::vector<float> amax(static_cast<std::size_t>(p_.num_kv_heads), 0.0f);
+    for_each_cached(what, [&](std::int64_t, std::int64_t, std::uint64_t key, std::int64_t position) {
+      for (std::int64_t h = 0; h < p_.num_kv_heads; ++h) {
+        float& most = amax[static_cast<std::size_t>(h)];
+        for (std::int64_t d = 0; d < p_.head_dim; ++d)
+          most = std::max(most, std::fabs(magnitude(what, h) * draw(key, position, p_.num_kv_heads, h, d)));
+      }
+    });
+    if (p_.num_kv_heads > 1 && scale.rank == 0) amax[0] = *std::max_element(amax.begin(), amax.end());
+    float largest = 1.0f;
+    if (is_fp8(p_.kv_dtype)) {
+      float room = 0;
+      semantics::store(&room, p_.kv_dtype, 0, 1e30f);  // fp8 stores saturate
+      largest = semantics::load(&room, p_.kv_dtype, 0);
+    }
+    for (std::int64_t i = 0; i < scale.num_elements(); ++i) {
+      const float most = amax[static_cast<std::size_t>(i)];
+      static_cast<float*>(scale.data)[i] = most > 0 ? most / largest : 1.0f;
+    }
+  }
+
+  void fill_cache(const Tensor& cache, const semantics::KvStrides& strides, const Tensor& scale, What what) const {
+    if (scale.present()) fill_scale(scale, what);
+    for_each_cached(what, [&](std::int64_t page, std::int64_t offset, std::uint64_t key, std::int64_t position) {
+      for (std::int64_t h = 0; h < p_.num_kv_heads; ++h) {
+        const std::int64_t row = strides.row(page, h, offset);
+        const float divisor = scale.present() ? static_cast<const float*>(scale.data)[scale.rank == 0 ? 0 : h] : 1.0f;
+        for (std::int64_t d = 0; d < p_.head_dim; ++d) {
+          const float real = magnitude(what, h) * draw(key, position, p_.num_kv_heads, h, d);
+          semantics::store(cache.data, cache.dtype, row + strides.element(d), real / divisor);
+        }
+      }
+    });
+  }
+
+  const Request& request(std::int64_t r) const { return p_.reqs[static_cast<std::size_t>(r)]; }
+
+  const ProblemLine& line_;
+  const Problem& p_;
+  const Sizes s_;
+  Case c_;
+  bool failed_ = false;
+};
+
+}  // namespace
+
+Result<Case> make_case(const ProblemLine& line) {
+  try {
+    // The parser is the one place that knows which sizes and combinations are legal.
+    if (Result<ProblemLine> parsed = parse_problem_line(to_string(line)); !parsed.ok()) return parsed.status();
+    const Sizes sizes = sizes_of(line);
+    if (Status s = check_sizes(line, sizes); !s.ok()) return s;
+    return Maker(line, sizes).make();
+  } catch (const std::bad_alloc&) {
+    return Status(Code::unsupported, "out of memory while making a case");
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,103 @@
+// What the rules of one call share: the arguments, the sizes established so far, and where findings go.
+//
+// A size is `kUnknown` until the rules that define it hold; rules that need an unknown size are left out. That is what keeps
+// check() memory-safe on any input: no rule reads through a tensor that an earlier rule has not vouched for.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "contract/report.h"
+#include "contract/tensor_facts.h"
+#include "quire/batch.hpp"
+#include "quire/contract.hpp"
+#include "semantics/page_walk.h"
+#include "semantics/visible_range.h"
+
+namespace quire::contract {
+
+inline constexpr std::int64_t kUnknown = -1;
+
+struct Sizes {
+  std::int64_t num_tokens = kUnknown;
+  std::int64_t num_q_heads = kUnknown;
+  std::int64_t head_dim = kUnknown;  ///< of query
+  std::int64_t num_reqs = kUnknown;
+  std::int64_t num_pages = kUnknown;  ///< known together with the next three, if the whole cache is sound
+  std::int64_t page_size = kUnknown;
+  std::int64_t num_kv_heads = kUnknown;
+  std::int64_t cache_head_dim = kUnknown;
+};
+
+struct Context {
+  const Batch& batch;
+  const KVCache& cache;
+  const Options& options;
+  const SlotLedger* ledger;
+  Report& report;
+  Sizes sizes{};
+  // Set by the table rules: the lengths of requests may be read, and mean something.
+  bool starts_sound = false;   ///< query_start_loc splits the rows
+  bool lengths_sound = false;  ///< seq_lens and cached_lens are readable; single requests may still be broken
+  bool pages_sound = false;    ///< block_table is readable and the window and cache sizes are known
+};
+
+constexpr bool known(std::int64_t size) noexcept { return size >= 0; }
+
+/// A tensor and the name users know it by.
+struct NamedTensor {
+  std::string_view name;
+  const Tensor* tensor;
+};
+
+/// The lengths of one request. `sound` if rules Q-T06, Q-T07 and Q-T08 hold for it.
+struct Lengths {
+  std::int64_t first_row = 0;
+  std::int64_t query_len = 0;
+  std::int64_t seq_len = 0;
+  std::int64_t cached_len = 0;
+  bool sound = false;
+  std::int64_t context_len() const noexcept { return seq_len - query_len; }
+};
+/// Needs starts_sound and lengths_sound.
+Lengths lengths_of(const Context& c, std::int64_t request) noexcept;
+
+/// Cached positions [begin, end) that some row of the request sees; begin >= end if none.
+semantics::KeyRange visible_cached(const Context& c, const Lengths& lengths) noexcept;
+
+/// ceil(a / b) without overflow, a >= 0, b >= 1.
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return a / b + (a % b != 0 ? 1 : 0); }
+
+/// A 1-D i32 or i64 tensor of `size` readable entries (any size if kUnknown).
+bool is_index_array(const Tensor& t, std::int64_t size) noexcept;
+
+/// The page that holds cached position p of a request; nullopt if the table is too narrow or the id is out of range.
+std::optional<std::int64_t> page_of(const Context& c, const semantics::IndexView& row, std::int64_t position) noexcept;
+
+/// The request's stable id: request_ids[r], or r.
+std::int64_t request_id(const Context& c, std::int64_t request) noexcept;
+
+// The families, in the order in which they run. Each needs the ones above it.
+void apply_tensor_rules(Report& report, std::span<const NamedTensor> tensors, std::span<const std::string_view> required);
+void apply_cache_shape_rules(Context& c, DType row_dtype);
+void apply_shape_rules(Context& c, std::span<const NamedTensor> tensors);
+/// Q-M25 alone, for append.
+void apply_new_row_shape_rule(Context& c);
+void apply_option_rules(Context& c);
+/// Q-M36 alone, for append.
+void apply_scale_shape_rules(Context& c);
+void apply_table_rules(Context& c);
+void apply_scale_rules(Context& c);
+void apply_batch_slot_rules(Context& c);
+void apply_ledger_rules(Context& c);
+void apply_content_rules(Context& c);
+
+/// The part of the slot rules that append shares: Q-S01 and Q-S02.
+void apply_slot_value_rules(Context& c);
+/// Q-S05 to Q-S08.
+void apply_append_rules(Context& c);
+
+}  // namespace quire::contract

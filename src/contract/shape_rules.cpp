@@ -1,0 +1,345 @@
+// Rules Q-M01 to Q-M30: descriptors, shapes, dtypes and overlap. Establishes the sizes that later rules rely on.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "contract/context.h"
+
+namespace quire::contract {
+namespace {
+
+using enum RuleId;
+
+std::string quoted_dtype(DType dtype) { return fmt::format("dtype {}", name(dtype)); }
+
+bool is_row_dtype(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
+
+// --- any tensor -----------------------------------------------------------------------------------------------------
+
+void m02_descriptor(Report& report, const NamedTensor& t) {
+  if (itemsize(t.tensor->dtype) <= 0) {
+    report.add(M02, t.name, {}, fmt::format("dtype {} ({})", name(t.tensor->dtype), static_cast<int>(t.tensor->dtype)),
+               "one of f32, f16, bf16, the fp8 formats, i32, i64");
+  }
+  if (t.tensor->rank > Tensor::kMaxRank) {
+    report.add(M02, t.name, {}, fmt::format("rank {}", t.tensor->rank), fmt::format("in [0, {}]", Tensor::kMaxRank));
+    return;
+  }
+  for (int i = 0; i < t.tensor->rank; ++i)
+    if (t.tensor->shape[i] < 0) report.add(M02, t.name, {}, fmt::format("extent {} is {}", i, t.tensor->shape[i]), ">= 0");
+}
+
+void m03_size_fits(Report& report, const NamedTensor& t) {
+  if (!descriptor_ok(*t.tensor) || byte_span(*t.tensor)) return;
+  const auto& stride = t.tensor->stride;
+  report.add(M03, t.name, {},
+             fmt::format("shape {} strides [{}]", shape_text(*t.tensor),
+                         fmt::join(stride.begin(), stride.begin() + t.tensor->rank, ", ")),
+             "byte sizes and offsets below 2^63");
+}
+
+void m04_has_data(Report& report, const NamedTensor& t) {
+  if (!descriptor_ok(*t.tensor) || !has_elements(*t.tensor) || t.tensor->data != nullptr) return;
+  report.add(M04, t.name, {}, fmt::format("null data for shape {}", shape_text(*t.tensor)), "data");
+}
+
+void m05_aligned(Report& report, const NamedTensor& t) {
+  const std::int64_t item = itemsize(t.tensor->dtype);
+  if (item <= 0 || !has_elements(*t.tensor)) return;
+  const auto address = reinterpret_cast<std::uintptr_t>(t.tensor->data);
+  const auto rest = address % static_cast<std::uintptr_t>(item);
+  if (rest == 0) return;
+  report.add(M05, t.name, {}, fmt::format("address {:#x} is {} bytes past a multiple of {}", address, rest, item),
+             fmt::format("alignment to {} bytes ({})", item, name(t.tensor->dtype)));
+}
+
+void m07_in_cpu_memory(Report& report, const NamedTensor& t) {
+  if (t.tensor->memory == Memory::cpu) return;
+  const std::string_view where = t.tensor->memory == Memory::cuda ? "cuda" : t.tensor->memory == Memory::hip ? "hip" : "unknown";
+  report.add(M07, t.name, {}, fmt::format("{} memory", where), "cpu memory");
+}
+
+void m08_extents(Report& report, const NamedTensor& t) {
+  if (!descriptor_ok(*t.tensor)) return;
+  for (int i = 0; i < t.tensor->rank; ++i) {
+    if (t.tensor->shape[i] <= kMaxExtent) continue;
+    report.add(M08, t.name, {}, fmt::format("extent {} is {}", i, t.tensor->shape[i]), fmt::format("at most {}", kMaxExtent));
+  }
+}
+
+// --- query, output, lse -----------------------------------------------------------------------------------------------
+
+void m09_query_shape(Context& c) {
+  const Tensor& query = c.batch.query;
+  if (!well_formed(query)) return;
+  if (query.rank == 3 && query.shape[1] >= 1 && query.shape[2] >= 1) {
+    c.sizes.num_tokens = query.shape[0];
+    c.sizes.num_q_heads = query.shape[1];
+    c.sizes.head_dim = query.shape[2];
+    return;
+  }
+  c.report.add(M09, "query", {}, "shape " + shape_text(query), "[num_tokens, num_q_heads >= 1, head_dim >= 1]");
+}
+
+void m10_query_dtype(Context& c) {
+  const Tensor& query = c.batch.query;
+  if (!descriptor_ok(query) || is_row_dtype(query.dtype)) return;
+  c.report.add(M10, "query", {}, quoted_dtype(query.dtype), "f32, f16 or bf16");
+}
+
+void m11_output_shape(Context& c) {
+  const Tensor& output = c.batch.output;
+  if (!well_formed(output) || !known(c.sizes.head_dim)) return;
+  const Tensor& query = c.batch.query;
+  if (output.rank == 3 && std::equal(output.shape.begin(), output.shape.begin() + 3, query.shape.begin())) return;
+  c.report.add(M11, "output", {}, "shape " + shape_text(output), shape_text(query) + " as query");
+}
+
+void m12_output_dtype(Context& c) {
+  const DType query = c.batch.query.dtype, output = c.batch.output.dtype;
+  if (!descriptor_ok(c.batch.query) || !descriptor_ok(c.batch.output) || output == query) return;
+  c.report.add(M12, "output", {}, quoted_dtype(output), fmt::format("{} as query", name(query)));
+}
+
+void m13_lse_shape(Context& c) {
+  const Tensor& lse = c.batch.lse;
+  if (!well_formed(lse) || !known(c.sizes.num_tokens)) return;
+  if (lse.rank == 2 && lse.shape[0] == c.sizes.num_tokens && lse.shape[1] == c.sizes.num_q_heads) return;
+  c.report.add(M13, "lse", {}, "shape " + shape_text(lse),
+               fmt::format("[{}, {}] = [num_tokens, num_q_heads]", c.sizes.num_tokens, c.sizes.num_q_heads));
+}
+
+void m14_lse_dtype(Context& c) {
+  const Tensor& lse = c.batch.lse;
+  if (!descriptor_ok(lse) || lse.dtype == DType::f32) return;
+  c.report.add(M14, "lse", {}, quoted_dtype(lse.dtype), "f32");
+}
+
+void m15_own_addresses(Context& c) {
+  for (const NamedTensor& t : {NamedTensor{"output", &c.batch.output}, NamedTensor{"lse", &c.batch.lse}}) {
+    if (!well_formed(*t.tensor) || strides_nest(*t.tensor)) continue;
+    c.report.add(M15, t.name, {}, to_string(*t.tensor), "an address of its own for every element");
+  }
+}
+
+void m16_no_overlap(Context& c, std::span<const NamedTensor> tensors) {
+  for (const NamedTensor& written : {NamedTensor{"output", &c.batch.output}, NamedTensor{"lse", &c.batch.lse}}) {
+    if (!readable(*written.tensor)) continue;
+    for (const NamedTensor& other : tensors) {
+      const bool seen = other.tensor == &c.batch.output;  // output against lse is reported once, as output's neighbour
+      if (seen || other.tensor == written.tensor || !readable(*other.tensor)) continue;
+      if (!may_overlap(*written.tensor, *other.tensor)) continue;
+      c.report.add(M16, written.name, {}, fmt::format("shares memory with {}", other.name), "memory of its own");
+    }
+  }
+}
+
+// --- cache ------------------------------------------------------------------------------------------------------------
+
+void m06_cache_rank(Context& c) {
+  if (name(c.cache.layout) == "invalid") {
+    c.report.add(M06, "cache.layout", {}, fmt::format("value {}", static_cast<int>(c.cache.layout)), "nhd, hnd or packed");
+    return;
+  }
+  const bool packed = c.cache.layout == CacheLayout::packed;
+  const auto one = [&](std::string_view tensor_name, const Tensor& t, int rank, std::string_view shape) {
+    if (!descriptor_ok(t) || t.rank == rank) return;
+    c.report.add(M06, tensor_name, {}, fmt::format("rank {}", t.rank),
+                 fmt::format("rank {} for layout {} {}", rank, name(c.cache.layout), shape));
+  };
+  const std::string_view k_shape = packed                               ? "[num_pages, num_kv_heads, head_dim / x, page_size, x]"
+                                   : c.cache.layout == CacheLayout::nhd ? "[num_pages, page_size, num_kv_heads, head_dim]"
+                                                                        : "[num_pages, num_kv_heads, page_size, head_dim]";
+  one("cache.k", c.cache.k, packed ? 5 : 4, k_shape);
+  one("cache.v", c.cache.v, 4, packed ? "[num_pages, num_kv_heads, head_dim, page_size]" : k_shape);
+}
+
+bool cache_ranks_ok(const Context& c) { return well_formed(c.cache.k) && well_formed(c.cache.v) && !c.report.broken(M06); }
+
+void m17_cache_extents(Context& c) {
+  if (!cache_ranks_ok(c)) return;
+  const auto at_least_one = [&](std::string_view what, std::int64_t n) {
+    if (n < 1) c.report.add(M17, "cache.k", {}, fmt::format("{} {} in shape {}", what, n, shape_text(c.cache.k)), ">= 1");
+  };
+  at_least_one("page_size", page_size(c.cache));
+  at_least_one("num_kv_heads", num_kv_heads(c.cache));
+  at_least_one("head_dim", head_dim(c.cache));
+}
+
+void m19_packed_x(Context& c) {
+  if (!cache_ranks_ok(c) || c.report.broken(M17) || c.cache.layout != CacheLayout::packed) return;
+  const std::int64_t x = packed_x(c.cache.k.dtype);
+  if (c.cache.k.shape[4] != x) {
+    c.report.add(M19, "cache.k", {}, fmt::format("last extent {}", c.cache.k.shape[4]),
+                 fmt::format("x = 16 / itemsize({}) = {}", name(c.cache.k.dtype), x));
+  } else if (known(c.sizes.head_dim) && c.sizes.head_dim % x != 0) {
+    c.report.add(M19, "query", {}, fmt::format("head_dim {}", c.sizes.head_dim),
+                 fmt::format("a multiple of x = {} for a packed {} cache", x, name(c.cache.k.dtype)));
+  }
+}
+
+void m18_cache_v_shape(Context& c) {
+  if (!cache_ranks_ok(c) || c.report.broken({M17, M19})) return;
+  std::array<std::int64_t, Tensor::kMaxRank> expected = c.cache.k.shape;
+  if (c.cache.layout == CacheLayout::packed)
+    expected = {num_pages(c.cache), num_kv_heads(c.cache), head_dim(c.cache), page_size(c.cache)};
+  if (std::equal(expected.begin(), expected.begin() + 4, c.cache.v.shape.begin())) return;
+  c.report.add(M18, "cache.v", {}, "shape " + shape_text(c.cache.v),
+               fmt::format("[{}] to match cache.k {} in layout {}", fmt::join(expected.begin(), expected.begin() + 4, ", "),
+                           shape_text(c.cache.k), name(c.cache.layout)));
+}
+
+void m20_cache_dtype(Context& c, DType row_dtype) {
+  const DType dtype = c.cache.k.dtype;
+  if (!descriptor_ok(c.cache.k) || dtype == DType::f16 || dtype == DType::bf16 || is_fp8(dtype)) return;
+  const bool row_known = is_row_dtype(row_dtype);
+  if (dtype == DType::f32 && (!row_known || row_dtype == DType::f32)) return;
+  c.report.add(M20, "cache.k", {}, quoted_dtype(dtype),
+               fmt::format("f16, bf16, an fp8 format{}", row_known ? fmt::format(" or {} as the query's", name(row_dtype)) : ""));
+}
+
+void m21_cache_v_dtype(Context& c) {
+  if (!descriptor_ok(c.cache.k) || !descriptor_ok(c.cache.v) || c.cache.k.dtype == c.cache.v.dtype) return;
+  c.report.add(M21, "cache.v", {}, quoted_dtype(c.cache.v.dtype), fmt::format("{} as cache.k", name(c.cache.k.dtype)));
+}
+
+void m22_head_dim(Context& c) {
+  if (!known(c.sizes.cache_head_dim) || !known(c.sizes.head_dim) || c.sizes.cache_head_dim == c.sizes.head_dim) return;
+  c.report.add(M22, "cache.k", {}, fmt::format("head_dim {}", c.sizes.cache_head_dim),
+               fmt::format("{} as query", c.sizes.head_dim));
+}
+
+void m23_group(Context& c) {
+  if (!known(c.sizes.num_kv_heads) || !known(c.sizes.num_q_heads) || c.sizes.num_q_heads % c.sizes.num_kv_heads == 0) return;
+  c.report.add(M23, "query", {}, fmt::format("num_q_heads {}", c.sizes.num_q_heads),
+               fmt::format("a multiple of num_kv_heads {}", c.sizes.num_kv_heads));
+}
+
+// --- key, value -------------------------------------------------------------------------------------------------------
+
+void m24_both_or_none(Context& c) {
+  if (c.batch.key.present() == c.batch.value.present()) return;
+  const bool has_key = c.batch.key.present();
+  c.report.add(M24, has_key ? "value" : "key", {}, "absent", fmt::format("present, as {} is", has_key ? "key" : "value"));
+}
+
+void m25_new_row_shape(Context& c) {
+  const Sizes& n = c.sizes;
+  if (!known(n.num_tokens) || !known(n.num_kv_heads) || !known(n.head_dim)) return;
+  for (const NamedTensor& t : {NamedTensor{"key", &c.batch.key}, NamedTensor{"value", &c.batch.value}}) {
+    if (!well_formed(*t.tensor)) continue;
+    const auto& shape = t.tensor->shape;
+    if (t.tensor->rank == 3 && shape[0] == n.num_tokens && shape[1] == n.num_kv_heads && shape[2] == n.head_dim) continue;
+    c.report.add(M25, t.name, {}, "shape " + shape_text(*t.tensor),
+                 fmt::format("[{}, {}, {}] = [num_tokens, num_kv_heads, head_dim]", n.num_tokens, n.num_kv_heads, n.head_dim));
+  }
+}
+
+void m26_new_row_dtype(Context& c) {
+  if (!descriptor_ok(c.batch.query)) return;
+  for (const NamedTensor& t : {NamedTensor{"key", &c.batch.key}, NamedTensor{"value", &c.batch.value}}) {
+    if (!descriptor_ok(*t.tensor) || t.tensor->dtype == c.batch.query.dtype) continue;
+    c.report.add(M26, t.name, {}, quoted_dtype(t.tensor->dtype), fmt::format("{} as query", name(c.batch.query.dtype)));
+  }
+}
+
+// --- index tensors ----------------------------------------------------------------------------------------------------
+
+void m27_index_dtype(Context& c) {
+  const Batch& b = c.batch;
+  for (const NamedTensor& t : {NamedTensor{"query_start_loc", &b.query_start_loc}, NamedTensor{"seq_lens", &b.seq_lens},
+                               NamedTensor{"block_table", &b.block_table}, NamedTensor{"cached_lens", &b.cached_lens},
+                               NamedTensor{"slot_mapping", &b.slot_mapping}, NamedTensor{"request_ids", &b.request_ids}}) {
+    if (!descriptor_ok(*t.tensor) || t.tensor->dtype == DType::i32 || t.tensor->dtype == DType::i64) continue;
+    c.report.add(M27, t.name, {}, quoted_dtype(t.tensor->dtype), "i32 or i64");
+  }
+}
+
+void m28_query_start_loc_shape(Context& c) {
+  const Tensor& starts = c.batch.query_start_loc;
+  if (!well_formed(starts)) return;
+  if (starts.rank == 1 && starts.shape[0] >= 1) {
+    c.sizes.num_reqs = starts.shape[0] - 1;
+    return;
+  }
+  c.report.add(M28, "query_start_loc", {}, "shape " + shape_text(starts), "[num_reqs + 1]");
+}
+
+void m29_index_shapes(Context& c) {
+  const auto one = [&](std::string_view tensor_name, const Tensor& t, std::int64_t size, std::string_view meaning) {
+    if (!well_formed(t) || !known(size) || (t.rank == 1 && t.shape[0] == size)) return;
+    c.report.add(M29, tensor_name, {}, "shape " + shape_text(t), fmt::format("[{}] = [{}]", size, meaning));
+  };
+  one("seq_lens", c.batch.seq_lens, c.sizes.num_reqs, "num_reqs");
+  one("cached_lens", c.batch.cached_lens, c.sizes.num_reqs, "num_reqs");
+  one("request_ids", c.batch.request_ids, c.sizes.num_reqs, "num_reqs");
+  one("slot_mapping", c.batch.slot_mapping, c.sizes.num_tokens, "num_tokens");
+}
+
+void m30_block_table_shape(Context& c) {
+  const Tensor& table = c.batch.block_table;
+  if (!well_formed(table) || !known(c.sizes.num_reqs) || (table.rank == 2 && table.shape[0] == c.sizes.num_reqs)) return;
+  c.report.add(M30, "block_table", {}, "shape " + shape_text(table),
+               fmt::format("[{}, max_pages_per_req] = [num_reqs, ...]", c.sizes.num_reqs));
+}
+
+}  // namespace
+
+void apply_tensor_rules(Report& report, std::span<const NamedTensor> tensors, std::span<const std::string_view> required) {
+  for (const NamedTensor& t : tensors) {
+    if (!t.tensor->present()) {
+      if (std::find(required.begin(), required.end(), t.name) != required.end())
+        report.add(M01, t.name, {}, "absent", "a tensor");
+      continue;
+    }
+    m02_descriptor(report, t);
+    m08_extents(report, t);
+    m03_size_fits(report, t);
+    m07_in_cpu_memory(report, t);
+    m04_has_data(report, t);
+    if (descriptor_ok(*t.tensor)) m05_aligned(report, t);
+  }
+}
+
+void apply_cache_shape_rules(Context& c, DType row_dtype) {
+  m06_cache_rank(c);
+  m17_cache_extents(c);
+  m19_packed_x(c);
+  m18_cache_v_shape(c);
+  if (cache_ranks_ok(c) && !c.report.broken({M17, M18, M19})) {
+    c.sizes.num_pages = num_pages(c.cache);
+    c.sizes.page_size = page_size(c.cache);
+    c.sizes.num_kv_heads = num_kv_heads(c.cache);
+    c.sizes.cache_head_dim = head_dim(c.cache);
+  }
+  m20_cache_dtype(c, row_dtype);
+  m21_cache_v_dtype(c);
+}
+
+void apply_new_row_shape_rule(Context& c) { m25_new_row_shape(c); }
+
+void apply_shape_rules(Context& c, std::span<const NamedTensor> tensors) {
+  m09_query_shape(c);
+  m10_query_dtype(c);
+  m11_output_shape(c);
+  m12_output_dtype(c);
+  m13_lse_shape(c);
+  m14_lse_dtype(c);
+  m15_own_addresses(c);
+  m16_no_overlap(c, tensors);
+  apply_cache_shape_rules(c, descriptor_ok(c.batch.query) ? c.batch.query.dtype : DType::none);
+  m22_head_dim(c);
+  m23_group(c);
+  m24_both_or_none(c);
+  m25_new_row_shape(c);
+  m26_new_row_dtype(c);
+  m27_index_dtype(c);
+  m28_query_start_loc_shape(c);
+  m29_index_shapes(c);
+  m30_block_table_shape(c);
+}
+
+}  // namespace quire::contract

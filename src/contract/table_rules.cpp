@@ -1,0 +1,220 @@
+// Rules Q-T01 to Q-T12: what the index tensors say. O(num_reqs + pages in use); allocates only for findings and request ids.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "contract/context.h"
+#include "contract/flat_map.h"
+
+namespace quire::contract {
+namespace {
+
+using enum RuleId;
+using semantics::IndexView;
+
+// --- query_start_loc ----------------------------------------------------------------------------------------------------
+
+/// Little-endian int64 values below 2^31, read as int32: value, 0, value, 0, ...
+bool looks_like_halves(const IndexView& view, std::int64_t size) {
+  if (view.dtype != DType::i32 || size < 3) return false;
+  bool any = false;
+  for (std::int64_t i = 0; i < size; ++i) {
+    const std::int64_t value = view[i];
+    if (i % 2 == 1 ? value != 0 : value < 0) return false;
+    any = any || value != 0;
+  }
+  return any;
+}
+
+void add_halves_finding(Context& c, std::string_view tensor_name, const IndexView& view, std::int64_t size) {
+  std::string values;
+  for (std::int64_t i = 0; i < std::min<std::int64_t>(size, 6); ++i) values += fmt::format("{}{}", i ? " " : "", view[i]);
+  c.report.add(T05, tensor_name, {}, fmt::format("every second value is 0 ({}{})", values, size > 6 ? " ..." : ""),
+               "indices of their own type", "looks like an int64 array read as int32: pass it as i64, or convert it");
+}
+
+void t01_first_is_zero(Context& c, const IndexView& starts) {
+  if (starts[0] != 0) c.report.add(T01, "query_start_loc", {0}, fmt::format("{}", starts[0]), "0");
+}
+
+void t02_never_decreases(Context& c, const IndexView& starts) {
+  for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
+    if (starts[r + 1] >= starts[r] || c.report.counted(T02)) continue;
+    c.report.add(T02, "query_start_loc", {r + 1}, fmt::format("{}", starts[r + 1]),
+                 fmt::format("at least query_start_loc[{}] = {}", r, starts[r]));
+  }
+}
+
+void t04_last_is_num_tokens(Context& c, const IndexView& starts) {
+  const std::int64_t last = starts[c.sizes.num_reqs];
+  if (last == c.sizes.num_tokens) return;
+  c.report.add(T04, "query_start_loc", {c.sizes.num_reqs}, fmt::format("{}", last),
+               fmt::format("num_tokens = {}", c.sizes.num_tokens));
+}
+
+bool starts_ok(const IndexView& starts, std::int64_t num_reqs, std::int64_t num_tokens) {
+  if (starts[0] != 0 || starts[num_reqs] != num_tokens) return false;
+  for (std::int64_t r = 0; r < num_reqs; ++r)
+    if (starts[r + 1] < starts[r]) return false;
+  return true;
+}
+
+void apply_start_rules(Context& c) {
+  const Tensor& tensor = c.batch.query_start_loc;
+  if (!is_index_array(tensor, kUnknown) || !known(c.sizes.num_reqs) || !known(c.sizes.num_tokens)) return;
+  const IndexView starts = semantics::index_view(tensor);
+  c.starts_sound = starts_ok(starts, c.sizes.num_reqs, c.sizes.num_tokens);
+  if (c.starts_sound) return;
+  if (looks_like_halves(starts, tensor.shape[0])) return add_halves_finding(c, "query_start_loc", starts, tensor.shape[0]);
+  t01_first_is_zero(c, starts);
+  t02_never_decreases(c, starts);
+  t04_last_is_num_tokens(c, starts);
+}
+
+// --- lengths ------------------------------------------------------------------------------------------------------------
+
+void t06_seq_covers_query(Context& c, std::int64_t r, const Lengths& n) {
+  if (n.seq_len >= n.query_len || c.report.counted(T06)) return;
+  c.report.add(T06, "seq_lens", {r}, fmt::format("{}", n.seq_len), fmt::format("at least query_len = {}", n.query_len),
+               n.seq_len >= 0 ? "seq_len counts the query rows too" : "");
+}
+
+void t07_seq_len_limit(Context& c, std::int64_t r, const Lengths& n) {
+  if (n.seq_len <= kMaxExtent || c.report.counted(T07)) return;
+  c.report.add(T07, "seq_lens", {r}, fmt::format("{}", n.seq_len), fmt::format("at most {}", kMaxExtent));
+}
+
+void t08_cached_range(Context& c, std::int64_t r, const Lengths& n) {
+  // Only against a seq_len that is sound itself: context_len is derived from it.
+  if (n.seq_len < n.query_len || n.seq_len > kMaxExtent) return;
+  if ((n.cached_len >= n.context_len() && n.cached_len <= n.seq_len) || c.report.counted(T08)) return;
+  c.report.add(T08, "cached_lens", {r}, fmt::format("{}", n.cached_len),
+               fmt::format("in [{}, {}] = [context_len, seq_len]", n.context_len(), n.seq_len));
+}
+
+void t09_new_rows_given(Context& c, std::int64_t r, const Lengths& n) {
+  if (!n.sound || n.cached_len == n.seq_len || c.report.broken(M24) || c.batch.key.present() || c.report.counted(T09)) return;
+  c.report.add(T09, "cached_lens", {r}, fmt::format("{}", n.cached_len), fmt::format("seq_len = {}, or key and value", n.seq_len),
+               "tokens from cached_len on are in neither the cache nor the batch");
+}
+
+/// True if the array is what int64 looks like as int32 and some request is broken because of it.
+bool halves_explain(Context& c, const Tensor& t) {
+  if (!t.present() || !looks_like_halves(semantics::index_view(t), c.sizes.num_reqs)) return false;
+  for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r)
+    if (!lengths_of(c, r).sound) return true;
+  return false;
+}
+
+void apply_length_rules(Context& c) {
+  if (!c.starts_sound || !is_index_array(c.batch.seq_lens, c.sizes.num_reqs)) return;
+  if (c.batch.cached_lens.present() && !is_index_array(c.batch.cached_lens, c.sizes.num_reqs)) return;
+  for (const NamedTensor& t : {NamedTensor{"seq_lens", &c.batch.seq_lens}, NamedTensor{"cached_lens", &c.batch.cached_lens}}) {
+    if (!halves_explain(c, *t.tensor)) continue;
+    return add_halves_finding(c, t.name, semantics::index_view(*t.tensor), c.sizes.num_reqs);
+  }
+  c.lengths_sound = true;
+  for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
+    const Lengths lengths = lengths_of(c, r);
+    if (lengths.sound && lengths.cached_len == lengths.seq_len) continue;
+    t06_seq_covers_query(c, r, lengths);
+    t07_seq_len_limit(c, r, lengths);
+    t08_cached_range(c, r, lengths);
+    t09_new_rows_given(c, r, lengths);
+  }
+}
+
+// --- block_table --------------------------------------------------------------------------------------------------------
+
+void t03_page_ids(Context& c, std::int64_t r, const IndexView& row, std::int64_t first, std::int64_t last) {
+  const std::int64_t num_pages = c.sizes.num_pages;
+  for (std::int64_t column = first; column < last; ++column) {
+    const std::int64_t page = row[column];
+    if ((page >= 0 && page < num_pages) || c.report.counted(T03)) continue;
+    c.report.add(T03, "block_table", {r, column}, fmt::format("page {}", page), fmt::format("in [0, {})", num_pages));
+  }
+}
+
+void t10_wide_enough(Context& c, std::int64_t r, std::int64_t cached_len, std::int64_t needed) {
+  const std::int64_t width = c.batch.block_table.shape[1];
+  if (needed <= width || c.report.counted(T10)) return;
+  c.report.add(T10, "block_table", {r}, fmt::format("{} pages wide", width),
+               fmt::format("at least {} for {} cached tokens in pages of {}", needed, cached_len, c.sizes.page_size));
+}
+
+/// Every odd column is 0 and every even one is not, over at least four columns in use, in every request that has as many.
+bool table_looks_like_halves(const Context& c) {
+  if (c.batch.block_table.dtype != DType::i32) return false;
+  bool any = false;
+  for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
+    const Lengths lengths = lengths_of(c, r);
+    if (!lengths.sound) continue;
+    const semantics::KeyRange keys = visible_cached(c, lengths);
+    const std::int64_t last =
+        std::min(ceil_div(std::max<std::int64_t>(keys.end, 0), c.sizes.page_size), c.batch.block_table.shape[1]);
+    const IndexView row = semantics::index_row(c.batch.block_table, r);
+    const std::int64_t first = keys.begin / c.sizes.page_size;
+    if (last - first < 4) continue;
+    for (std::int64_t column = first; column < last; ++column)
+      if ((row[column] == 0) != (column % 2 == 1)) return false;
+    any = true;
+  }
+  return any;
+}
+
+void apply_page_rules(Context& c) {
+  const Tensor& table = c.batch.block_table;
+  if (!c.lengths_sound || !known(c.sizes.num_pages) || c.report.broken({M30, M32}) || !readable(table) || table.rank != 2) return;
+  if (table.dtype != DType::i32 && table.dtype != DType::i64) return;
+  c.pages_sound = true;
+  if (table_looks_like_halves(c)) {
+    add_halves_finding(c, "block_table", semantics::index_row(table, 0), table.shape[1]);
+    c.pages_sound = false;
+    return;
+  }
+  for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
+    const Lengths lengths = lengths_of(c, r);
+    if (!lengths.sound) continue;
+    const semantics::KeyRange keys = visible_cached(c, lengths);
+    if (keys.begin >= keys.end) continue;
+    const std::int64_t needed = ceil_div(keys.end, c.sizes.page_size);
+    t10_wide_enough(c, r, lengths.cached_len, needed);
+    t03_page_ids(c, r, semantics::index_row(table, r), keys.begin / c.sizes.page_size, std::min(needed, table.shape[1]));
+  }
+}
+
+// --- request_ids --------------------------------------------------------------------------------------------------------
+
+void t11_ids_not_negative(Context& c, const IndexView& ids) {
+  for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r)
+    if (ids[r] < 0 && !c.report.counted(T11)) c.report.add(T11, "request_ids", {r}, fmt::format("{}", ids[r]), ">= 0");
+}
+
+void t12_ids_distinct(Context& c, const IndexView& ids) {
+  FlatMap<std::int64_t> seen(c.sizes.num_reqs);
+  for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
+    const std::int64_t* first = seen.insert(ids[r], r);
+    if (first == nullptr || c.report.counted(T12)) continue;
+    c.report.add(T12, "request_ids", {r}, fmt::format("{}", ids[r]),
+                 fmt::format("an id of its own, not that of request {}", *first));
+  }
+}
+
+void apply_request_id_rules(Context& c) {
+  if (!known(c.sizes.num_reqs) || !is_index_array(c.batch.request_ids, c.sizes.num_reqs)) return;
+  const IndexView ids = semantics::index_view(c.batch.request_ids);
+  t11_ids_not_negative(c, ids);
+  t12_ids_distinct(c, ids);
+}
+
+}  // namespace
+
+void apply_table_rules(Context& c) {
+  apply_start_rules(c);
+  apply_length_rules(c);
+  apply_page_rules(c);
+  apply_request_id_rules(c);
+}
+
+}  // namespace quire::contract
