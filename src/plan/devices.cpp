@@ -29,15 +29,6 @@ std::vector<Device> make_devices() {
 
 }  // namespace
 
-std::string_view name(Backend backend) noexcept {
-  switch (backend) {
-    case Backend::cpu: return "cpu";
-    case Backend::cuda: return "cuda";
-    case Backend::hip: return "hip";
-  }
-  return "unknown";
-}
-
 std::vector<Device> known_devices() { return make_devices(); }
 
 Result<Device> find_device(std::string_view name) {
