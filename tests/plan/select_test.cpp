@@ -1,0 +1,86 @@
+// Which kernel a device gets, pinned for pretend devices; forcing; and every refusal with its reason.
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "plan/select.h"
+#include "quire/plan.hpp"
+#include "quire/problem.hpp"
+
+namespace quire {
+namespace {
+
+using testing::HasSubstr;
+
+Problem parse(const char* line) { return parse_problem_line(line).value().problem; }
+
+const Problem kDecode = parse("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047");
+
+TEST(Select, PinnedForPretendDevices) {
+  const std::pair<const char*, const char*> expected[] = {
+      {"scalar", "cpu_generic"}, {"avx2", "cpu_avx2"}, {"avx512", "cpu_avx512"}, {"avx512bf16", "cpu_avx512"}, {"neon", "cpu_generic"}};
+  for (const auto& [device, kernel] : expected) EXPECT_EQ(plan(kDecode, find_device(device).value()).value().kernel, kernel) << device;
+}
+
+TEST(Select, DevicesWithoutKernelsRefuseWithReasons) {
+  for (const char* device : {"sm90", "gfx942", "gfx1201"}) {
+    const Result<Plan> result = plan(kDecode, find_device(device).value());
+    ASSERT_FALSE(result.ok()) << device;
+    EXPECT_EQ(result.status().code(), Code::unsupported);
+    EXPECT_THAT(result.status().message(), HasSubstr("cpu_generic: is a cpu kernel"));
+  }
+}
+
+TEST(Select, ForcingAKernelWorksForEveryRow) {
+  const Device device = find_device("avx512bf16").value();
+  for (const Kernel& kernel : kernels()) {
+    if (kernel.backend != Backend::cpu) continue;
+    EXPECT_EQ(plan(kDecode, device, {.kernel = std::string(kernel.name)}).value().kernel, kernel.name);
+  }
+}
+
+TEST(Select, ForcingWhatTheDeviceLacksNamesTheCondition) {
+  const Result<Plan> result = plan(kDecode, find_device("scalar").value(), {.kernel = "cpu_avx512"});
+  ASSERT_FALSE(result.ok());
+  EXPECT_THAT(result.status().message(), HasSubstr("cpu_avx512: needs AVX-512 F/BW/VL/DQ, which device scalar lacks"));
+}
+
+TEST(Select, ForcingAnUnknownKernelSaysSo) {
+  const Result<Plan> result = plan(kDecode, find_device("avx2").value(), {.kernel = "cpu_avx1024"});
+  EXPECT_THAT(result.status().message(), HasSubstr("there is no kernel of that name"));
+}
+
+TEST(Select, PassedOverRowsAreInThePlan) {
+  const Plan p = plan(kDecode, find_device("scalar").value()).value();
+  ASSERT_EQ(p.refusals.size(), 2u);
+  EXPECT_EQ(p.refusals[0].kernel, "cpu_avx512");
+  EXPECT_EQ(p.refusals[1].kernel, "cpu_avx2");
+}
+
+/// One plan line per (device, problem): tests/plan/goldens/plans.txt; QUIRE_UPDATE_GOLDENS=1 rewrites it.
+TEST(Select, PlanLinesMatchTheGoldens) {
+  const char* const problems[] = {
+      "q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047",
+      "q=bf16 heads=32:8 d=128 page=16 reqs=1x1@131071",
+      "q=f16 kv=fp8_e4m3fn heads=64:1 d=24 page=32 reqs=1x512@2048 window=16",
+      "q=f32 heads=9:3 d=64 page=8 layout=hnd reqs=433,79x1@1226 cap=30 alibi=1 sinks=1",
+      "q=bf16 heads=8:8 d=256 page=544 layout=packed reqs=0@5,17@100",
+  };
+  std::ostringstream lines;
+  for (const char* device : {"scalar", "avx2", "avx512", "avx512bf16", "neon"})
+    for (const char* problem : problems) {
+      Device d = find_device(device).value();
+      d.num_threads = 8;
+      lines << problem << "\n  " << to_string(plan(parse(problem), d).value()) << "\n";
+    }
+  const std::string path = std::string(QUIRE_SOURCE_DIR) + "/tests/plan/goldens/plans.txt";
+  if (std::getenv("QUIRE_UPDATE_GOLDENS") != nullptr) std::ofstream(path) << lines.str();
+  std::ostringstream golden;
+  golden << std::ifstream(path).rdbuf();
+  EXPECT_EQ(lines.str(), golden.str()) << "QUIRE_UPDATE_GOLDENS=1 rewrites " << path;
+}
+
+}  // namespace
+}  // namespace quire

@@ -1,0 +1,152 @@
+// The work list covers every (row, KV head, visible key) exactly once, whatever the problem, and cutting is a pure function.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "plan/scratch.h"
+#include "quire/plan.hpp"
+#include "quire/problem.hpp"
+#include "semantics/visible_range.h"
+
+namespace quire {
+namespace {
+
+Problem problem_with(std::vector<Request> reqs, std::int64_t heads, std::int64_t kv_heads) {
+  Problem p;
+  p.num_q_heads = heads;
+  p.num_kv_heads = kv_heads;
+  p.head_dim = 64;
+  p.reqs = std::move(reqs);
+  return p;
+}
+
+Device device_with(int threads) {
+  Device d = find_device("avx512").value();
+  d.num_threads = threads;
+  return d;
+}
+
+Request request(std::int64_t query_len, std::int64_t context_len) { return {query_len, context_len, query_len + context_len}; }
+
+/// For every (request, KV head, row): the key ranges that items give it, in order.
+using Coverage = std::map<std::tuple<int, int, int>, std::vector<std::pair<std::int64_t, std::int64_t>>>;
+
+Coverage coverage_of(const Plan& plan) {
+  Coverage coverage;
+  for (const WorkItem& item : plan.work)
+    for (int row = item.row_begin; row < item.row_end; ++row) coverage[{item.req, item.kv_head, row}].emplace_back(item.key_begin, item.key_end);
+  for (auto& [where, ranges] : coverage) std::sort(ranges.begin(), ranges.end());
+  return coverage;
+}
+
+void expect_exact_cover(const Plan& plan) {
+  const Problem& p = plan.problem;
+  Coverage coverage = coverage_of(plan);
+  for (int r = 0; r < static_cast<int>(p.reqs.size()); ++r) {
+    for (int head = 0; head < p.num_kv_heads; ++head) {
+      for (int row = 0; row < p.reqs[static_cast<std::size_t>(r)].query_len; ++row) {
+        const auto& ranges = coverage[{r, head, row}];
+        ASSERT_FALSE(ranges.empty()) << "request " << r << " head " << head << " row " << row << " of " << to_string(p);
+        for (std::size_t i = 1; i < ranges.size(); ++i) ASSERT_EQ(ranges[i].first, ranges[i - 1].second);
+        const auto seen = semantics::visible_range(p.reqs[static_cast<std::size_t>(r)].context_len + row, p.sliding_window.value_or(0));
+        ASSERT_LE(ranges.front().first, seen.begin);
+        ASSERT_GE(ranges.back().second, seen.end);
+      }
+    }
+  }
+  std::size_t rows = 0;
+  for (const Request& r : p.reqs) rows += static_cast<std::size_t>(r.query_len * p.num_kv_heads);
+  EXPECT_EQ(coverage.size(), rows) << "items for rows that do not exist";
+}
+
+TEST(WorkList, CoversEveryRowAndVisibleKeyOnce) {
+  for (const int threads : {1, 2, 64}) {
+    for (const std::int64_t window : {0, 1, 100, 5000}) {
+      Problem p = problem_with({request(1, 16383), request(0, 7), request(700, 3000), request(5, 0), request(1, 0)}, 8, 2);
+      if (window > 0) p.sliding_window = window;
+      expect_exact_cover(plan(p, device_with(threads)).value());
+    }
+  }
+}
+
+TEST(WorkList, SplitsLieWithinSegmentsAndMergeInKeyOrder) {
+  const Plan plan = quire::plan(problem_with({request(1, 16383), request(3, 5000)}, 8, 1), device_with(16)).value();
+  ASSERT_FALSE(plan.merges.empty());
+  for (const WorkItem& item : plan.work) {
+    if (item.partial >= 0) {
+      EXPECT_EQ(item.key_begin / plan.split_keys, (item.key_end - 1) / plan.split_keys);
+    }
+  }
+  for (const MergeItem& merge : plan.merges) {
+    const std::int64_t rows = (merge.row_end - merge.row_begin) * plan.problem.group();
+    std::int64_t next_key = 0;
+    for (int part = 0; part < merge.num_partials; ++part) {
+      const auto item = std::find_if(plan.work.begin(), plan.work.end(),
+                                     [&](const WorkItem& w) { return w.partial == merge.first_partial + part * rows; });
+      ASSERT_NE(item, plan.work.end());
+      EXPECT_EQ(item->key_begin, next_key);
+      next_key = item->key_end;
+    }
+  }
+}
+
+TEST(WorkList, PartialIndicesAreDisjointAndCounted) {
+  const Plan plan = quire::plan(problem_with({request(1, 16383), request(2, 9000)}, 12, 3), device_with(32)).value();
+  std::vector<int> used(static_cast<std::size_t>(plan.num_partials));
+  for (const WorkItem& item : plan.work) {
+    if (item.partial < 0) continue;
+    const std::int64_t rows = (item.row_end - item.row_begin) * plan.problem.group();
+    for (std::int64_t i = 0; i < rows; ++i) ++used[static_cast<std::size_t>(item.partial + i)];
+  }
+  EXPECT_THAT(used, testing::Each(1));
+}
+
+TEST(WorkList, HeaviestFirst) {
+  const Plan plan = quire::plan(problem_with({request(1, 10), request(300, 2000), request(1, 900)}, 4, 4), device_with(1)).value();
+  const auto cost = [](const WorkItem& w) { return (w.row_end - w.row_begin) * (w.key_end - w.key_begin); };
+  EXPECT_TRUE(std::is_sorted(plan.work.begin(), plan.work.end(), [&](auto& a, auto& b) { return cost(a) > cost(b); }));
+}
+
+TEST(WorkList, EqualInputsGiveEqualPlans) {
+  const Problem p = problem_with({request(5, 4000), request(1, 8000)}, 8, 2);
+  EXPECT_EQ(plan(p, device_with(4)).value(), plan(p, device_with(4)).value());
+  Problem other = p;
+  other.reqs[0].context_len += 1;
+  other.reqs[0].cached_len += 1;
+  EXPECT_FALSE(plan(other, device_with(4)).value() == plan(p, device_with(4)).value());
+}
+
+TEST(WorkList, NothingToDoForEmptyRequests) {
+  const Plan plan = quire::plan(problem_with({request(0, 5), request(0, 0)}, 2, 1), device_with(2)).value();
+  EXPECT_TRUE(plan.work.empty());
+  EXPECT_EQ(plan.flops, 0.0);
+  EXPECT_EQ(plan.kv_bytes, 0);
+}
+
+TEST(Plan, VisiblePairsMatchBruteForce) {
+  for (const std::int64_t window : {0, 1, 7, 40}) {
+    for (const Request& r : {request(13, 29), request(1, 0), request(40, 0), request(3, 100)}) {
+      Problem p = problem_with({r}, 1, 1);
+      if (window > 0) p.sliding_window = window;
+      std::int64_t pairs = 0;
+      for (std::int64_t i = 0; i < r.query_len; ++i)
+        for (std::int64_t k = 0; k <= r.context_len + i; ++k) pairs += window == 0 || r.context_len + i - k < window;
+      EXPECT_EQ(p.visible_pairs(), pairs) << to_string(p);
+    }
+  }
+}
+
+TEST(Plan, RefusesNonsense) {
+  const Device device = device_with(1);
+  EXPECT_EQ(plan(problem_with({request(1, 1)}, 3, 2), device).status().code(), Code::invalid_argument);
+  EXPECT_EQ(plan(problem_with({request(-1, 5)}, 2, 2), device).status().code(), Code::invalid_argument);
+  EXPECT_EQ(plan(problem_with({{4, 4, 9}}, 2, 2), device).status().code(), Code::invalid_argument);
+  Problem window = problem_with({request(1, 1)}, 2, 2);
+  window.sliding_window = 0;
+  EXPECT_EQ(plan(window, device).status().code(), Code::invalid_argument);
+}
+
+}  // namespace
+}  // namespace quire
