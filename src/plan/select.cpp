@@ -55,6 +55,15 @@ Selection select(const Problem& problem, const Device& device, const std::string
 
 }  // namespace plan_detail
 
+std::string_view name(Backend backend) noexcept {
+  switch (backend) {
+    case Backend::cpu: return "cpu";
+    case Backend::cuda: return "cuda";
+    case Backend::hip: return "hip";
+  }
+  return "invalid";
+}
+
 std::span<const Kernel> kernels() noexcept {
   static const auto infos = [] {
     std::array<Kernel, plan_detail::kRows.size()> out{};
