@@ -16,7 +16,7 @@ namespace quire {
 enum class Depth : std::int32_t {
   metadata = 0,  ///< dtypes, ranks, shapes, strides, devices, option ranges: no tensor data is read
   tables = 1,    ///< index tensors and scales: O(num_reqs + pages in use)
-  contents = 2,  ///< every visible query, key and value element is finite; ledger if given: O(bytes)
+  contents = 2,  ///< every visible query, key and value element is finite: O(bytes)
 };
 
 /// One broken rule at one place.
@@ -35,7 +35,7 @@ struct Findings {
   std::vector<Finding> items;  ///< in rule order, then index order
   std::int64_t total = 0;
   bool ok() const noexcept { return total == 0; }
-  /// OK, or contract_violation with the first finding's text and "(and N more)".
+  /// OK, or contract_violation with the first finding's text and "(and N more)", in rule order.
   Status status() const;
 };
 
@@ -53,14 +53,15 @@ class SlotLedger;
 
 /// Applies every rule up to `depth` and returns all findings. Never throws, never stops at the first, writes nothing.
 /// Rules that would read through something already found broken (a wrong rank, say) are left out.
-/// With a ledger (depth tables or deeper), also finds reads of slots never written, foreign, misplaced or recycled.
+/// With a ledger (depth tables or deeper), also finds reads of slots never written, foreign, misplaced or recycled; call it after
+/// this step's append then. `total` 1 with no items means that memory ran out (status() is internal_error).
 Findings check(const Batch& batch, const KVCache& cache, const Options& options, Depth depth = Depth::contents,
                const SlotLedger* ledger = nullptr);
 
 /// Rules for one append call: key/value against the cache, slots in range, no slot written twice.
 Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping);
 
-/// Rules for one merge call (attention.hpp): shapes and dtypes of both sides.
+/// Rules for one merge call (attention.hpp): shapes, dtypes and memory of both sides, and no NaN or +inf in an lse.
 Findings check_merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
                      const Tensor& lse);
 

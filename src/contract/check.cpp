@@ -38,6 +38,39 @@ void apply_to_batch(Context& c, Depth depth) {
   if (depth < Depth::tables) return;
   apply_table_rules(c);
   apply_scale_rules(c);
+  apply_batch_slot_rules(c);
+  apply_ledger_rules(c);
+  if (depth < Depth::contents) return;
+  apply_content_rules(c);
+}
+
+void apply_to_append(Context& c) {
+  const std::array<NamedTensor, 7> tensors{{{"cache.k", &c.cache.k},
+                                            {"cache.v", &c.cache.v},
+                                            {"k_scale", &c.cache.k_scale},
+                                            {"v_scale", &c.cache.v_scale},
+                                            {"key", &c.batch.key},
+                                            {"value", &c.batch.value},
+                                            {"slot_mapping", &c.batch.slot_mapping}}};
+  constexpr std::string_view required[] = {"cache.k", "cache.v", "key", "value", "slot_mapping"};
+  apply_tensor_rules(c.report, tensors, required);
+  apply_cache_shape_rules(c, contract::descriptor_ok(c.batch.key) ? c.batch.key.dtype : DType::none);
+  // The rows of key stand in for those of query; the cache says how long each is.
+  c.sizes.head_dim = c.sizes.cache_head_dim;
+  if (contract::well_formed(c.batch.key) && c.batch.key.rank > 0) c.sizes.num_tokens = c.batch.key.shape[0];
+  apply_new_row_shape_rule(c);
+  apply_index_dtype_rule(c);
+  apply_scale_shape_rules(c);
+  apply_append_rules(c);
+  apply_scale_rules(c);
+  apply_slot_value_rules(c);
+}
+
+void apply_to_merge(const contract::Merging& m, Report& report) {
+  const NamedTensor tensors[] = {m.out_a, m.lse_a, m.out_b, m.lse_b, m.out, m.lse};
+  constexpr std::string_view required[] = {"out_a", "lse_a", "out_b", "lse_b", "out"};
+  apply_tensor_rules(report, tensors, required);
+  apply_merge_rules(m, report);
 }
 
 /// Memory may run out while findings are collected; that must not look like "no findings".
@@ -60,6 +93,26 @@ Findings check(const Batch& batch, const KVCache& cache, const Options& options,
   return collect([&](Report& report) {
     Context context{batch, cache, options, ledger, report};
     apply_to_batch(context, depth);
+  });
+}
+
+Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping) {
+  return collect([&](Report& report) {
+    Batch batch;
+    batch.key = key;
+    batch.value = value;
+    batch.slot_mapping = slot_mapping;
+    const Options options;
+    Context context{batch, cache, options, /*ledger=*/nullptr, report};
+    apply_to_append(context);
+  });
+}
+
+Findings check_merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
+                     const Tensor& lse) {
+  return collect([&](Report& report) {
+    apply_to_merge({{"out_a", &out_a}, {"lse_a", &lse_a}, {"out_b", &out_b}, {"lse_b", &lse_b}, {"out", &out}, {"lse", &lse}},
+                   report);
   });
 }
 

@@ -4,6 +4,7 @@
 // check() memory-safe on any input: no rule reads through a tensor that an earlier rule has not vouched for.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -77,6 +78,21 @@ bool is_index_array(const Tensor& t, std::int64_t size) noexcept;
 /// The page that holds cached position p of a request; nullopt if the table is too narrow or the id is out of range.
 std::optional<std::int64_t> page_of(const Context& c, const semantics::IndexView& row, std::int64_t position) noexcept;
 
+/// Calls visit(page, offset, count, position) for each run of visible cached positions of a request, leaving out those whose
+/// page rules Q-T03 or Q-T10 refuse. Needs pages_sound.
+template <typename Visit>
+void for_each_visible_run(const Context& c, std::int64_t request, Visit&& visit) {
+  const Lengths lengths = lengths_of(c, request);
+  if (!lengths.sound) return;
+  const semantics::KeyRange keys = visible_cached(c, lengths);
+  // Both factors are below 2^31 (Q-M08).
+  const std::int64_t end = std::min(keys.end, c.batch.block_table.shape[1] * c.sizes.page_size);
+  semantics::for_each_page_run(semantics::index_row(c.batch.block_table, request), c.sizes.page_size, keys.begin, end,
+                               [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
+                                 if (page >= 0 && page < c.sizes.num_pages) visit(page, offset, count, position);
+                               });
+}
+
 /// The request's stable id: request_ids[r], or r.
 std::int64_t request_id(const Context& c, std::int64_t request) noexcept;
 
@@ -86,6 +102,8 @@ void apply_cache_shape_rules(Context& c, DType row_dtype);
 void apply_shape_rules(Context& c, std::span<const NamedTensor> tensors);
 /// Q-M25 alone, for append.
 void apply_new_row_shape_rule(Context& c);
+/// Q-M27 alone, for append.
+void apply_index_dtype_rule(Context& c);
 void apply_option_rules(Context& c);
 /// Q-M36 alone, for append.
 void apply_scale_shape_rules(Context& c);
@@ -99,5 +117,11 @@ void apply_content_rules(Context& c);
 void apply_slot_value_rules(Context& c);
 /// Q-S05 to Q-S08.
 void apply_append_rules(Context& c);
+
+/// The tensors of one merge call, by name.
+struct Merging {
+  NamedTensor out_a, lse_a, out_b, lse_b, out, lse;
+};
+void apply_merge_rules(const Merging& m, Report& report);
 
 }  // namespace quire::contract

@@ -197,8 +197,10 @@ void m20_cache_dtype(Context& c, DType row_dtype) {
   if (!descriptor_ok(c.cache.k) || dtype == DType::f16 || dtype == DType::bf16 || is_fp8(dtype)) return;
   const bool row_known = is_row_dtype(row_dtype);
   if (dtype == DType::f32 && (!row_known || row_dtype == DType::f32)) return;
-  c.report.add(M20, "cache.k", {}, quoted_dtype(dtype),
-               fmt::format("f16, bf16, an fp8 format{}", row_known ? fmt::format(" or {} as the query's", name(row_dtype)) : ""));
+  c.report.add(
+      M20, "cache.k", {}, quoted_dtype(dtype),
+      fmt::format("f16, bf16, an fp8 format{}",
+                  row_known ? fmt::format(" or {} as {}", name(row_dtype), c.batch.query.present() ? "query" : "key") : ""));
 }
 
 void m21_cache_v_dtype(Context& c) {
@@ -320,6 +322,8 @@ void apply_cache_shape_rules(Context& c, DType row_dtype) {
 }
 
 void apply_new_row_shape_rule(Context& c) { m25_new_row_shape(c); }
+
+void apply_index_dtype_rule(Context& c) { m27_index_dtype(c); }
 
 void apply_shape_rules(Context& c, std::span<const NamedTensor> tensors) {
   m09_query_shape(c);

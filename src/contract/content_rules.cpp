@@ -1,0 +1,187 @@
+// Rules Q-C01 to Q-C05: every element that attention reads is finite. O(bytes): rows are scanned by bit pattern first.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "contract/context.h"
+#include "semantics/dtype.h"
+#include "semantics/layout.h"
+
+namespace quire::contract {
+namespace {
+
+using enum RuleId;
+
+// --- finding non-finite codes fast --------------------------------------------------------------------------------------
+
+/// Whether test(code) holds for some of `count` codes; no early exit, so that it vectorises.
+template <typename Word, typename Test>
+bool any_code(const Tensor& t, std::int64_t begin, std::int64_t stride, std::int64_t count, Test test) {
+  const Word* words = static_cast<const Word*>(t.data) + begin;
+  Word found = 0;
+  if (stride == 1) {
+    for (std::int64_t i = 0; i < count; ++i) found |= static_cast<Word>(test(words[i]));
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) found |= static_cast<Word>(test(words[i * stride]));
+  }
+  return found != 0;
+}
+
+bool any_non_finite_code(const Tensor& t, std::int64_t begin, std::int64_t stride, std::int64_t count) {
+  using u8 = std::uint8_t;
+  using u16 = std::uint16_t;
+  using u32 = std::uint32_t;
+  switch (t.dtype) {
+    case DType::f32: return any_code<u32>(t, begin, stride, count, [](u32 w) { return (w & 0x7FFFFFFFu) >= 0x7F800000u; });
+    case DType::f16: return any_code<u16>(t, begin, stride, count, [](u16 w) { return (w & 0x7FFF) >= 0x7C00; });
+    case DType::bf16: return any_code<u16>(t, begin, stride, count, [](u16 w) { return (w & 0x7FFF) >= 0x7F80; });
+    case DType::fp8_e4m3fn: return any_code<u8>(t, begin, stride, count, [](u8 w) { return (w & 0x7F) == 0x7F; });
+    case DType::fp8_e5m2: return any_code<u8>(t, begin, stride, count, [](u8 w) { return (w & 0x7F) >= 0x7C; });
+    case DType::fp8_e4m3fnuz:
+    case DType::fp8_e5m2fnuz: return any_code<u8>(t, begin, stride, count, [](u8 w) { return w == 0x80; });
+    default: return true;
+  }
+}
+
+float largest_finite(DType dtype) {
+  switch (dtype) {
+    case DType::f16: return 65504.0f;
+    case DType::fp8_e4m3fn: return 448.0f;
+    case DType::fp8_e4m3fnuz: return 240.0f;
+    case DType::fp8_e5m2:
+    case DType::fp8_e5m2fnuz: return 57344.0f;
+    default: return std::numeric_limits<float>::max();
+  }
+}
+
+/// Calls visit(d, value) for each element of one row whose value * scale is not finite.
+template <typename Visit>
+void for_each_non_finite(const Tensor& t, std::int64_t base, const semantics::KvStrides& strides, std::int64_t head_dim,
+                         float scale, Visit&& visit) {
+  const bool scale_can_overflow = !std::isfinite(largest_finite(t.dtype) * scale);
+  for (std::int64_t d = 0; d < head_dim; d += strides.x) {
+    const std::int64_t count = std::min(strides.x, head_dim - d);
+    const std::int64_t begin = base + strides.element(d);
+    if (!scale_can_overflow && !any_non_finite_code(t, begin, strides.dim, count)) continue;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float value = semantics::load(t.data, t.dtype, begin + i * strides.dim) * scale;
+      if (!std::isfinite(value)) visit(d + i, value);
+    }
+  }
+}
+
+// --- rows of query, key and value ---------------------------------------------------------------------------------------
+
+bool rows_readable(const Context& c, const Tensor& t, std::int64_t heads, std::int64_t head_dim) {
+  return readable(t) && is_floating(t.dtype) && t.rank == 3 && t.shape[0] == c.sizes.num_tokens && known(heads) &&
+         t.shape[1] == heads && known(head_dim) && t.shape[2] == head_dim;
+}
+
+/// Rows [first, last) of request r; row i of the request is at position context_len + i.
+void check_rows(Context& c, RuleId rule, const NamedTensor& t, std::int64_t r, const Lengths& lengths, std::int64_t first,
+                std::int64_t last) {
+  const Tensor& tensor = *t.tensor;
+  const semantics::KvStrides strides{0, tensor.stride[1], tensor.stride[0], 0, tensor.stride[2], tensor.shape[2]};
+  for (std::int64_t i = first; i < last; ++i) {
+    const std::int64_t row = lengths.first_row + i;
+    for (std::int64_t head = 0; head < tensor.shape[1]; ++head) {
+      for_each_non_finite(tensor, strides.row(0, head, row), strides, tensor.shape[2], 1.0f, [&](std::int64_t d, float value) {
+        if (c.report.counted(rule)) return;
+        const std::string where =
+            lengths.sound ? fmt::format(" position {}", lengths.context_len() + i) : fmt::format(" row {}", i);
+        c.report.add(rule, t.name, {row, head, d}, fmt::format("{} in request {}{}", value, r, where), "finite");
+      });
+    }
+  }
+}
+
+void c01_query(Context& c) {
+  if (!c.starts_sound || !rows_readable(c, c.batch.query, c.sizes.num_q_heads, c.sizes.head_dim)) return;
+  const semantics::IndexView starts = semantics::index_view(c.batch.query_start_loc);
+  for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
+    Lengths lengths;
+    if (c.lengths_sound) lengths = lengths_of(c, r);
+    lengths.first_row = starts[r];
+    check_rows(c, C01, {"query", &c.batch.query}, r, lengths, 0, starts[r + 1] - starts[r]);
+  }
+}
+
+void new_rows(Context& c, RuleId rule, const NamedTensor& t) {
+  if (!c.lengths_sound || !rows_readable(c, *t.tensor, c.sizes.num_kv_heads, c.sizes.head_dim)) return;
+  for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
+    const Lengths lengths = lengths_of(c, r);
+    if (lengths.sound) check_rows(c, rule, t, r, lengths, lengths.cached_len - lengths.context_len(), lengths.query_len);
+  }
+}
+
+void c04_key(Context& c) { new_rows(c, C04, {"key", &c.batch.key}); }
+void c05_value(Context& c) { new_rows(c, C05, {"value", &c.batch.value}); }
+
+// --- the cache ----------------------------------------------------------------------------------------------------------
+
+/// The index of an element in the tensor as the user shaped it.
+std::string element_index(const KVCache& cache, bool is_k, std::int64_t page, std::int64_t offset, std::int64_t head,
+                          std::int64_t d) {
+  if (cache.layout == CacheLayout::nhd) return fmt::format("[{}][{}][{}][{}]", page, offset, head, d);
+  if (cache.layout == CacheLayout::hnd) return fmt::format("[{}][{}][{}][{}]", page, head, offset, d);
+  const std::int64_t x = cache.k.shape[4];
+  return is_k ? fmt::format("[{}][{}][{}][{}][{}]", page, head, d / x, offset, d % x)
+              : fmt::format("[{}][{}][{}][{}]", page, head, d, offset);
+}
+
+float scale_of(const Tensor& scale, std::int64_t head) {
+  if (!scale.present()) return 1.0f;
+  const auto* values = static_cast<const float*>(scale.data);
+  return values[scale.rank == 1 && scale.shape[0] > 1 ? head * scale.stride[0] : 0];
+}
+
+void cached(Context& c, RuleId rule, bool is_k) {
+  const Tensor& tensor = is_k ? c.cache.k : c.cache.v;
+  const Tensor& scale = is_k ? c.cache.k_scale : c.cache.v_scale;
+  const semantics::KvStrides strides = is_k ? semantics::k_strides(c.cache) : semantics::v_strides(c.cache);
+  for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
+    for_each_visible_run(c, r, [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
+      for (std::int64_t i = 0; i < count; ++i) {
+        for (std::int64_t head = 0; head < c.sizes.num_kv_heads; ++head) {
+          const auto add = [&](std::int64_t d, float value) {
+            if (c.report.counted(rule)) return;
+            const std::string index = element_index(c.cache, is_k, page, offset + i, head, d);
+            c.report.add(rule, (is_k ? "cache.k" : "cache.v") + index, {},
+                         fmt::format("{} at position {} of request {} (page {}, offset {}, head {}, dim {})", value, position + i,
+                                     r, page, offset + i, head, d),
+                         "finite");
+          };
+          for_each_non_finite(tensor, strides.row(page, head, offset + i), strides, c.sizes.cache_head_dim, scale_of(scale, head),
+                              add);
+        }
+      }
+    });
+  }
+}
+
+bool cache_readable(const Context& c, const Tensor& side) {
+  return c.pages_sound && readable(side) && is_floating(side.dtype) && !c.report.broken({M04, M05, M07, M36, T13});
+}
+
+void c02_cached_key(Context& c) {
+  if (cache_readable(c, c.cache.k)) cached(c, C02, /*is_k=*/true);
+}
+
+void c03_cached_value(Context& c) {
+  if (cache_readable(c, c.cache.v)) cached(c, C03, /*is_k=*/false);
+}
+
+}  // namespace
+
+void apply_content_rules(Context& c) {
+  c01_query(c);
+  c02_cached_key(c);
+  c03_cached_value(c);
+  c04_key(c);
+  c05_value(c);
+}
+
+}  // namespace quire::contract

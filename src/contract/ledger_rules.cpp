@@ -1,0 +1,94 @@
+// Rules Q-L01 to Q-L05: every visible cached slot was written, for this reader and position, since its page was handed out.
+//
+// The rules judge the cache as it is now: call check() after this step's append.
+#include <fmt/format.h>
+
+#include <string>
+
+#include "contract/context.h"
+
+namespace quire::contract {
+namespace {
+
+using enum RuleId;
+
+/// One read of a cached slot.
+struct Read {
+  std::int64_t request = 0;  ///< row of block_table
+  std::int64_t id = 0;       ///< stable id
+  std::int64_t position = 0;
+  std::int64_t page = 0;
+  std::int64_t offset = 0;
+};
+
+std::string written_by(const SlotLedger::Entry& entry) {
+  return fmt::format("was written by request {} for position {} in step {}", entry.request, entry.position, entry.step);
+}
+
+void add(Context& c, RuleId rule, const Read& read, const std::string& what, std::string expected) {
+  if (c.report.counted(rule)) return;
+  c.report.add(rule, "block_table", {read.request, read.position / c.sizes.page_size},
+               fmt::format("request {} reads position {} from page {} offset {}, which {}", read.id, read.position, read.page,
+                           read.offset, what),
+               std::move(expected));
+}
+
+// One slot gives one finding, the most basic that applies: a slot nobody wrote has no writer to compare with, and what a
+// recycled page holds is foreign and misplaced by nature.
+
+bool l01_written(Context& c, const Read& read, const SlotLedger::Entry& entry) {
+  if (entry.request >= 0) return true;
+  add(c, L01, read, "was never written", "a written slot");
+  return false;
+}
+
+bool l04_not_recycled(Context& c, const Read& read, const SlotLedger::Entry& entry) {
+  if (!entry.recycled) return true;
+  add(c, L04, read, written_by(entry) + " and recycled since", "a slot written after its page was handed out");
+  return false;
+}
+
+bool l02_own_or_shared(Context& c, const Read& read, const SlotLedger::Entry& entry) {
+  if (entry.request == read.id || c.ledger->shared_with(read.page, read.id)) return true;
+  add(c, L02, read, written_by(entry), fmt::format("a slot of request {} or a page shared with it", read.id));
+  return false;
+}
+
+bool l03_position(Context& c, const Read& read, const SlotLedger::Entry& entry) {
+  if (entry.position == read.position) return true;
+  add(c, L03, read, written_by(entry), fmt::format("a slot written for position {}", read.position));
+  return false;
+}
+
+bool l05_same_cache(Context& c) {
+  const bool same = c.ledger->num_pages() == c.sizes.num_pages && c.ledger->page_size() == c.sizes.page_size;
+  if (!same) {
+    c.report.add(L05, "ledger", {}, fmt::format("{} pages of {}", c.ledger->num_pages(), c.ledger->page_size()),
+                 fmt::format("{} pages of {} as the cache", c.sizes.num_pages, c.sizes.page_size));
+  }
+  return same;
+}
+
+void check_read(Context& c, const Read& read) {
+  const SlotLedger::Entry entry = c.ledger->entry(read.page * c.sizes.page_size + read.offset);
+  l01_written(c, read, entry) && l04_not_recycled(c, read, entry) && l02_own_or_shared(c, read, entry) &&
+      l03_position(c, read, entry);
+}
+
+}  // namespace
+
+void apply_ledger_rules(Context& c) {
+  if (c.ledger == nullptr || !known(c.sizes.num_pages) || !l05_same_cache(c) || !c.pages_sound) return;
+  if (c.batch.request_ids.present() && !is_index_array(c.batch.request_ids, c.sizes.num_reqs)) return;
+  std::int64_t reads = 0;
+  for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
+    const std::int64_t id = request_id(c, r);
+    for_each_visible_run(c, r, [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
+      for (std::int64_t i = 0; i < count; ++i) check_read(c, {r, id, position + i, page, offset + i});
+      reads += count;
+    });
+  }
+  c.ledger->note_reads(reads);
+}
+
+}  // namespace quire::contract

@@ -1,0 +1,196 @@
+// Rules Q-S01 to Q-S08: where this step's tokens are written. O(rows + pages in use), two hash tables at most.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "contract/context.h"
+#include "contract/flat_map.h"
+
+namespace quire::contract {
+namespace {
+
+using enum RuleId;
+using semantics::IndexView;
+
+std::int64_t num_slots(const Context& c) { return c.sizes.num_pages * c.sizes.page_size; }
+
+void s01_in_range(Context& c, const IndexView& slots, std::int64_t count) {
+  for (std::int64_t t = 0; t < count; ++t) {
+    if (slots[t] < num_slots(c) || c.report.counted(S01)) continue;
+    c.report.add(S01, "slot_mapping", {t}, fmt::format("slot {}", slots[t]),
+                 fmt::format("in [0, {}) = num_pages {} * page_size {}", num_slots(c), c.sizes.num_pages, c.sizes.page_size),
+                 "negative skips the row");
+  }
+}
+
+std::int64_t count_writes(const IndexView& slots, std::int64_t count) {
+  std::int64_t writes = 0;
+  for (std::int64_t t = 0; t < count; ++t) writes += slots[t] >= 0;
+  return writes;
+}
+
+/// One slot repeated by stride 0. Found without a table, whose size would follow the claimed count instead of real memory.
+bool is_repeated(const IndexView& slots, std::int64_t count) { return slots.stride == 0 && count > 1 && slots[0] >= 0; }
+
+void s02_no_duplicates(Context& c, const IndexView& slots, std::int64_t count) {
+  const auto add = [&](std::int64_t row, std::int64_t first) {
+    c.report.add(S02, "slot_mapping", {row}, fmt::format("slot {}", slots[row]),
+                 fmt::format("a slot of its own, not that of row {}", first));
+  };
+  if (is_repeated(slots, count)) return add(1, 0);
+  FlatMap<std::int64_t> writer(count_writes(slots, count));
+  for (std::int64_t t = 0; t < count; ++t) {
+    if (slots[t] < 0) continue;
+    const std::int64_t* first = writer.insert(slots[t], t);
+    if (first != nullptr && !c.report.counted(S02)) add(t, *first);
+  }
+}
+
+// --- against the block table --------------------------------------------------------------------------------------------
+
+struct Write {
+  std::int64_t row = 0;
+  std::int64_t request = 0;
+  std::int64_t position = 0;
+};
+
+/// Calls visit(slot, write) for every row with a slot in range, of requests with sound lengths.
+template <typename Visit>
+void for_each_write(const Context& c, const IndexView& slots, Visit&& visit) {
+  for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
+    const Lengths lengths = lengths_of(c, r);
+    if (!lengths.sound) continue;
+    for (std::int64_t i = 0; i < lengths.query_len; ++i) {
+      const std::int64_t slot = slots[lengths.first_row + i];
+      if (slot >= 0 && slot < num_slots(c)) visit(slot, Write{lengths.first_row + i, r, lengths.context_len() + i}, lengths);
+    }
+  }
+}
+
+/// The slot that attention will read this position from; nullopt if the position is not cached or its page is broken.
+std::optional<std::int64_t> read_slot(const Context& c, const Write& write, const Lengths& lengths) {
+  if (write.position >= lengths.cached_len) return std::nullopt;
+  const auto page = page_of(c, semantics::index_row(c.batch.block_table, write.request), write.position);
+  if (!page) return std::nullopt;
+  return *page * c.sizes.page_size + write.position % c.sizes.page_size;
+}
+
+void s03_matches_table(Context& c, const IndexView& slots) {
+  for_each_write(c, slots, [&](std::int64_t slot, const Write& write, const Lengths& lengths) {
+    const auto expected = read_slot(c, write, lengths);
+    if (!expected || *expected == slot || c.report.counted(S03)) return;
+    const std::int64_t size = c.sizes.page_size;
+    c.report.add(
+        S03, "slot_mapping", {write.row}, fmt::format("slot {} (page {}, offset {})", slot, slot / size, slot % size),
+        fmt::format("slot {} (page {}, offset {}), where block_table[{}][{}] has position {} of request {}", *expected,
+                    *expected / size, *expected % size, write.request, write.position / size, write.position, write.request));
+  });
+}
+
+/// The writes of this step by slot, and by page, without those that Q-S03 already refuses.
+struct Written {
+  FlatMap<Write> slots;
+  FlatMap<char> pages;
+};
+
+Written collect_writes(const Context& c, const IndexView& slots) {
+  const std::int64_t count = count_writes(slots, c.sizes.num_tokens);
+  Written written{FlatMap<Write>(count), FlatMap<char>(count)};
+  for_each_write(c, slots, [&](std::int64_t slot, const Write& write, const Lengths& lengths) {
+    const auto expected = read_slot(c, write, lengths);
+    if (expected && *expected != slot) return;
+    written.slots.insert(slot, write);
+    written.pages.insert(slot / c.sizes.page_size, 1);
+  });
+  return written;
+}
+
+void s04_one_slot(Context& c, std::int64_t slot, const Write& write, std::int64_t reader, std::int64_t position) {
+  if (write.position == position || c.report.counted(S04)) return;
+  const std::int64_t size = c.sizes.page_size;
+  c.report.add(S04, "slot_mapping", {write.row},
+               fmt::format("slot {} (page {}, offset {}) is written for position {} of request {}", slot, slot / size,
+                           slot % size, write.position, write.request),
+               fmt::format("the position at which it is read, but block_table[{}][{}] reads it as position {} of request {}",
+                           reader, position / size, position, reader));
+}
+
+void s04_one_position_per_slot(Context& c, const IndexView& slots) {
+  const Written written = collect_writes(c, slots);
+  for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
+    for_each_visible_run(c, r, [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
+      if (written.pages.find(page) == nullptr) return;
+      const std::int64_t first_slot = page * c.sizes.page_size + offset;
+      for (std::int64_t i = 0; i < count; ++i)
+        if (const Write* write = written.slots.find(first_slot + i)) s04_one_slot(c, first_slot + i, *write, r, position + i);
+    });
+  }
+}
+
+// --- append -------------------------------------------------------------------------------------------------------------
+
+void s05_slot_count(Context& c) {
+  const Tensor& slots = c.batch.slot_mapping;
+  if (!well_formed(slots) || !known(c.sizes.num_tokens) || (slots.rank == 1 && slots.shape[0] <= c.sizes.num_tokens)) return;
+  c.report.add(S05, "slot_mapping", {}, "shape " + shape_text(slots),
+               fmt::format("[n] with n at most {}, the rows of key", c.sizes.num_tokens));
+}
+
+void s06_row_dtype(Context& c, const NamedTensor& t) {
+  const DType dtype = t.tensor->dtype;
+  if (!descriptor_ok(*t.tensor) || dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) return;
+  c.report.add(S06, t.name, {}, fmt::format("dtype {}", name(dtype)), "f32, f16 or bf16");
+}
+
+void s07_cache_own_addresses(Context& c) {
+  const NamedTensor sides[] = {{"cache.k", &c.cache.k}, {"cache.v", &c.cache.v}};
+  for (const NamedTensor& t : sides) {
+    if (!well_formed(*t.tensor) || strides_nest(*t.tensor)) continue;
+    c.report.add(S07, t.name, {}, to_string(*t.tensor), "an address of its own for every element");
+  }
+  if (readable(c.cache.k) && readable(c.cache.v) && may_overlap(c.cache.k, c.cache.v))
+    c.report.add(S07, "cache.v", {}, "shares memory with cache.k", "memory of its own");
+}
+
+void s08_no_overlap(Context& c) {
+  const NamedTensor inputs[] = {{"key", &c.batch.key},
+                                {"value", &c.batch.value},
+                                {"slot_mapping", &c.batch.slot_mapping},
+                                {"k_scale", &c.cache.k_scale},
+                                {"v_scale", &c.cache.v_scale}};
+  for (const NamedTensor& cache : {NamedTensor{"cache.k", &c.cache.k}, NamedTensor{"cache.v", &c.cache.v}}) {
+    for (const NamedTensor& input : inputs) {
+      if (!readable(*cache.tensor) || !readable(*input.tensor) || !may_overlap(*cache.tensor, *input.tensor)) continue;
+      c.report.add(S08, cache.name, {}, fmt::format("shares memory with {}", input.name), "memory of its own");
+    }
+  }
+}
+
+}  // namespace
+
+void apply_slot_value_rules(Context& c) {
+  const Tensor& slots = c.batch.slot_mapping;
+  if (!is_index_array(slots, kUnknown) || !known(c.sizes.num_pages)) return;
+  const IndexView view = semantics::index_view(slots);
+  s01_in_range(c, view, slots.shape[0]);
+  s02_no_duplicates(c, view, slots.shape[0]);
+}
+
+void apply_batch_slot_rules(Context& c) {
+  apply_slot_value_rules(c);
+  if (!c.pages_sound || !is_index_array(c.batch.slot_mapping, c.sizes.num_tokens)) return;
+  const IndexView slots = semantics::index_view(c.batch.slot_mapping);
+  s03_matches_table(c, slots);
+  if (!is_repeated(slots, c.sizes.num_tokens)) s04_one_position_per_slot(c, slots);
+}
+
+void apply_append_rules(Context& c) {
+  s05_slot_count(c);
+  s06_row_dtype(c, {"key", &c.batch.key});
+  s06_row_dtype(c, {"value", &c.batch.value});
+  s07_cache_own_addresses(c);
+  s08_no_overlap(c);
+}
+
+}  // namespace quire::contract
