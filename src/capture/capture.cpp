@@ -1,0 +1,359 @@
+// Captures: a batch as a .safetensors file (docs/capture.md).
+//
+// Reading checks the container and the names, not the contract: a capture of a broken batch must reach check(). Everything is
+// copied into 64-byte aligned memory that the case owns. Writing is canonical: equal cases give equal files.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "capture/file_io.h"
+#include "capture/fill.h"
+#include "capture/safetensors.h"
+#include "capture/text.h"
+#include "quire/capture.hpp"
+
+namespace quire {
+namespace {
+
+using capture::ByteSource;
+using capture::Entry;
+using capture::Header;
+using capture::Metadata;
+using capture::quote;
+
+constexpr std::string_view kFormatVersion = "1";
+constexpr std::string_view kDTypePrefix = "dtype.";
+
+/// Where a tensor of the file lives in a Case.
+struct Place {
+  std::string_view name;
+  bool required;
+  Tensor& (*in)(Case&);
+};
+constexpr Place kPlaces[] = {
+    {"query", true, [](Case& c) -> Tensor& { return c.batch.query; }},
+    {"output", false, [](Case& c) -> Tensor& { return c.batch.output; }},
+    {"query_start_loc", true, [](Case& c) -> Tensor& { return c.batch.query_start_loc; }},
+    {"seq_lens", true, [](Case& c) -> Tensor& { return c.batch.seq_lens; }},
+    {"block_table", true, [](Case& c) -> Tensor& { return c.batch.block_table; }},
+    {"cached_lens", false, [](Case& c) -> Tensor& { return c.batch.cached_lens; }},
+    {"key", false, [](Case& c) -> Tensor& { return c.batch.key; }},
+    {"value", false, [](Case& c) -> Tensor& { return c.batch.value; }},
+    {"slot_mapping", false, [](Case& c) -> Tensor& { return c.batch.slot_mapping; }},
+    {"lse", false, [](Case& c) -> Tensor& { return c.batch.lse; }},
+    {"request_ids", false, [](Case& c) -> Tensor& { return c.batch.request_ids; }},
+    {"k_cache", true, [](Case& c) -> Tensor& { return c.cache.k; }},
+    {"v_cache", true, [](Case& c) -> Tensor& { return c.cache.v; }},
+    {"k_scale", false, [](Case& c) -> Tensor& { return c.cache.k_scale; }},
+    {"v_scale", false, [](Case& c) -> Tensor& { return c.cache.v_scale; }},
+    {"alibi_slopes", false, [](Case& c) -> Tensor& { return c.options.alibi_slopes; }},
+    {"sinks", false, [](Case& c) -> Tensor& { return c.options.sinks; }},
+    {"observed", false, [](Case& c) -> Tensor& { return c.observed; }},
+    {"observed_lse", false, [](Case& c) -> Tensor& { return c.observed_lse; }},
+};
+constexpr std::string_view kReservedKeys[] = {"quire_capture", "quire_version",  "layout",
+                                              "softmax_scale", "sliding_window", "logits_soft_cap"};
+
+const Place* find_place(std::string_view name) {
+  const auto* place = std::find_if(std::begin(kPlaces), std::end(kPlaces), [&](const Place& p) { return p.name == name; });
+  return place == std::end(kPlaces) ? nullptr : place;
+}
+
+std::array<std::string_view, std::size(kPlaces)> place_names() {
+  std::array<std::string_view, std::size(kPlaces)> names;
+  std::transform(std::begin(kPlaces), std::end(kPlaces), names.begin(), [](const Place& p) { return p.name; });
+  return names;
+}
+
+bool is_reserved(std::string_view key) {
+  return key.starts_with(kDTypePrefix) ||
+         std::find(std::begin(kReservedKeys), std::end(kReservedKeys), key) != std::end(kReservedKeys);
+}
+
+Status broken(std::string text) { return {Code::parse_error, "capture: " + std::move(text)}; }
+
+Status unknown_tensor(std::string_view name) {
+  const auto names = place_names();
+  const std::string_view guess = capture::nearest(name, names);
+  return broken(fmt::format("unknown tensor {}{}; expected names: {}", quote(name),
+                            guess.empty() ? "" : fmt::format(", did you mean {}?", quote(guess)), fmt::join(names, " ")));
+}
+
+/// The type of an entry; a U8 tensor holds the fp8 format that metadata key dtype.NAME gives.
+Result<DType> dtype_of(const Entry& entry, const Metadata& metadata) {
+  const DType coded = capture::dtype_of_code(entry.code).value_or(DType::none);
+  const std::string key = fmt::format("{}{}", kDTypePrefix, entry.name);
+  const auto given = metadata.find(key);
+  if (given == metadata.end()) {
+    if (coded != DType::none) return coded;
+    return broken(fmt::format("tensor {}: dtype U8 needs metadata key {} = fp8_e4m3fn, fp8_e4m3fnuz, fp8_e5m2 or fp8_e5m2fnuz",
+                              quote(entry.name), quote(key)));
+  }
+  const DType named = dtype_from_name(given->second).value_or(DType::none);
+  if (coded != DType::none && coded != named) {
+    return broken(fmt::format("metadata {}={}: the file stores {}, which is {}", quote(key), quote(given->second), entry.code,
+                              name(coded)));
+  }
+  if (!is_fp8(named) && coded == DType::none) {
+    return broken(fmt::format("metadata {}={}: expected an fp8 type for a U8 tensor", quote(key), quote(given->second)));
+  }
+  return named;
+}
+
+Status read_tensor(const ByteSource& source, const Header& header, const Entry& entry, Case& c) {
+  const Place* place = find_place(entry.name);
+  if (place == nullptr) return unknown_tensor(entry.name);
+  const Result<DType> dtype = dtype_of(entry, header.metadata);
+  if (!dtype.ok()) return dtype.status();
+  const std::size_t bytes = static_cast<std::size_t>(entry.end - entry.begin);
+  std::byte* data = c.allocate(bytes);
+  if (data == nullptr) return broken(fmt::format("tensor {}: out of memory for {} bytes", quote(entry.name), bytes));
+  place->in(c) = Tensor::from_shape(data, dtype.value(), entry.shape, entry.rank);
+  return source.read(header.data_start + entry.begin, {data, bytes});
+}
+
+Status bad_option(std::string_view key, std::string_view text, std::string_view expected) {
+  return broken(fmt::format("metadata {}={}: expected {}", quote(key), quote(text), expected));
+}
+
+Status read_float(const Metadata& metadata, const char* key, std::optional<float>& out) {
+  const auto it = metadata.find(key);
+  if (it == metadata.end()) return {};
+  out = capture::parse_float(it->second);
+  return out ? Status() : bad_option(key, it->second, "a number");
+}
+
+Status read_options(const Metadata& metadata, Case& c) {
+  if (const auto it = metadata.find("quire_capture"); it != metadata.end() && it->second != kFormatVersion) {
+    return bad_option("quire_capture", it->second, "format version 1, the only one this build reads");
+  }
+  const auto layout = metadata.find("layout");
+  if (layout == metadata.end()) return broken("metadata key \"layout\" is missing; expected nhd, hnd or packed");
+  const auto known = layout_from_name(layout->second);
+  if (!known) return bad_option("layout", layout->second, "nhd, hnd or packed");
+  c.cache.layout = *known;
+  if (Status s = read_float(metadata, "softmax_scale", c.options.softmax_scale); !s.ok()) return s;
+  if (Status s = read_float(metadata, "logits_soft_cap", c.options.logits_soft_cap); !s.ok()) return s;
+  if (const auto it = metadata.find("sliding_window"); it != metadata.end()) {
+    c.options.sliding_window = capture::parse_int(it->second);
+    if (!c.options.sliding_window) return bad_option("sliding_window", it->second, "an integer");
+  }
+  return {};
+}
+
+/// Keys that are not options are the case's notes, unless they look like a slip of the pen: an option that is silently not
+/// applied would be a wrong answer.
+Status read_notes(const Header& header, Case& c) {
+  for (const auto& [key, value] : header.metadata) {
+    if (key.starts_with(kDTypePrefix)) {
+      const std::string_view tensor = std::string_view(key).substr(kDTypePrefix.size());
+      const bool exists =
+          std::any_of(header.entries.begin(), header.entries.end(), [&](const Entry& e) { return e.name == tensor; });
+      if (!exists) return broken(fmt::format("metadata key {}: the file has no such tensor", quote(key)));
+    } else if (!is_reserved(key)) {
+      if (const auto guess = capture::nearest(key, kReservedKeys); !guess.empty()) {
+        return broken(fmt::format("unknown metadata key {}: did you mean {}?", quote(key), quote(guess)));
+      }
+      c.notes[key] = value;
+    }
+  }
+  return {};
+}
+
+/// A capture made to show somebody else's output has no output of ours yet.
+Status supply_output(Case& c) {
+  const Tensor& query = c.batch.query;
+  if (c.batch.output.present() || !is_floating(query.dtype)) return {};
+  std::byte* data = c.allocate(static_cast<std::size_t>(query.num_elements() * itemsize(query.dtype)));
+  if (data == nullptr) return broken("out of memory for output");
+  c.batch.output = Tensor::from_shape(data, query.dtype, query.shape, query.rank);
+  capture::fill_value(c.batch.output, capture::quiet_nan());
+  return {};
+}
+
+Result<Header> read_header(const ByteSource& source) {
+  std::byte prefix[capture::kLengthBytes];
+  const std::size_t available = static_cast<std::size_t>(std::min<std::uint64_t>(source.size(), capture::kLengthBytes));
+  if (Status s = source.read(0, {prefix, available}); !s.ok()) return s;
+  const Result<std::uint64_t> length = capture::parse_header_length({prefix, available}, source.size());
+  if (!length.ok()) return length.status();
+  std::string json(static_cast<std::size_t>(length.value()), '\0');
+  if (Status s = source.read(capture::kLengthBytes, std::as_writable_bytes(std::span(json))); !s.ok()) return s;
+  return capture::parse_header(json, source.size() - capture::kLengthBytes - length.value());
+}
+
+Result<Case> read_case(const ByteSource& source) {
+  Result<Header> header = read_header(source);
+  if (!header.ok()) return header.status();
+  Case c;
+  if (Status s = read_options(header->metadata, c); !s.ok()) return s;
+  if (Status s = read_notes(header.value(), c); !s.ok()) return s;
+  for (const Entry& entry : header->entries)
+    if (find_place(entry.name) == nullptr) return unknown_tensor(entry.name);
+  for (const Entry& entry : header->entries)
+    if (Status s = read_tensor(source, header.value(), entry, c); !s.ok()) return s;
+  for (const Place& place : kPlaces) {
+    if (place.required && !place.in(c).present()) return broken(fmt::format("tensor {} is missing", quote(place.name)));
+  }
+  if (Status s = supply_output(c); !s.ok()) return s;
+  return c;
+}
+
+Status with_path(const std::string& path, const Status& s) {
+  if (s.code() == Code::io_error) return s;
+  return {s.code(), fmt::format("{}: {}", path, s.message())};
+}
+
+/// A tensor that goes into the file, and where.
+struct Outgoing {
+  Tensor tensor;
+  Entry entry;
+};
+
+Status refuse(std::string_view tensor, std::string_view why) {
+  return {Code::invalid_argument, fmt::format("capture: tensor {}: {}", quote(tensor), why)};
+}
+
+Result<Outgoing> outgoing(std::string_view tensor_name, const Tensor& t) {
+  const std::string_view code = capture::code_of(t.dtype);
+  if (code.empty()) return refuse(tensor_name, fmt::format("type {} cannot be stored", name(t.dtype)));
+  if (t.memory != Memory::cpu) return refuse(tensor_name, "it is in device memory; copy it to the host first");
+  if (t.rank > Tensor::kMaxRank)
+    return refuse(tensor_name, fmt::format("rank {}: expected at most {}", t.rank, Tensor::kMaxRank));
+  const auto bytes = capture::checked_bytes(t.shape, t.rank, itemsize(t.dtype));
+  if (!bytes) return refuse(tensor_name, "a dimension is negative or the size exceeds 2^63 bytes");
+  if (*bytes > 0 && t.data == nullptr) return refuse(tensor_name, "data is null");
+  Outgoing out;
+  out.tensor = t;
+  out.entry = {std::string(tensor_name), std::string(code), t.shape, t.rank, 0, static_cast<std::uint64_t>(*bytes)};
+  return out;
+}
+
+/// Wide elements first, so that every tensor starts aligned to its element size; then the order of kPlaces.
+Result<std::vector<Outgoing>> collect(Case& c) {
+  std::vector<Outgoing> all;
+  for (const Place& place : kPlaces) {
+    const Tensor& t = place.in(c);
+    if (!t.present()) {
+      if (place.required) return refuse(place.name, "it is absent, but every capture needs it");
+      continue;
+    }
+    Result<Outgoing> one = outgoing(place.name, t);
+    if (!one.ok()) return one.status();
+    all.push_back(std::move(one).value());
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Outgoing& a, const Outgoing& b) { return itemsize(a.tensor.dtype) > itemsize(b.tensor.dtype); });
+  std::uint64_t offset = 0;
+  for (Outgoing& one : all) {
+    const std::uint64_t bytes = one.entry.end;
+    if (bytes > 0x7FFFFFFFFFFFFFFFu - offset) return refuse(one.entry.name, "the capture exceeds 2^63 bytes");
+    one.entry.begin = offset;
+    one.entry.end = offset += bytes;
+  }
+  return all;
+}
+
+Result<Metadata> metadata_of(const Case& c, const std::vector<Outgoing>& tensors) {
+  Metadata m;
+  for (const auto& [key, value] : c.notes) {
+    if (is_reserved(key) || !capture::nearest(key, kReservedKeys).empty()) {
+      return Status(Code::invalid_argument,
+                    fmt::format("capture: note {}: the key is reserved, or too close to a reserved one", quote(key)));
+    }
+    m[key] = value;
+  }
+  if (!layout_from_name(name(c.cache.layout)))
+    return Status(Code::invalid_argument, "capture: cache layout is not nhd, hnd or packed");
+  m["quire_capture"] = kFormatVersion;
+  m["quire_version"] = QUIRE_VERSION;
+  m["layout"] = name(c.cache.layout);
+  if (c.options.softmax_scale) m["softmax_scale"] = capture::float_text(*c.options.softmax_scale);
+  if (c.options.logits_soft_cap) m["logits_soft_cap"] = capture::float_text(*c.options.logits_soft_cap);
+  if (c.options.sliding_window) m["sliding_window"] = fmt::format("{}", *c.options.sliding_window);
+  for (const Outgoing& one : tensors) {
+    if (one.entry.code == "U8") m[fmt::format("{}{}", kDTypePrefix, one.entry.name)] = name(one.tensor.dtype);
+  }
+  return m;
+}
+
+/// Visits the elements of a strided tensor in row-major order, one innermost row at a time, through a bounded buffer.
+Status write_strided(capture::AtomicFile& file, const Tensor& t) {
+  const std::size_t size = static_cast<std::size_t>(itemsize(t.dtype));
+  const std::size_t kBuffer = std::size_t{1} << 20;
+  std::vector<std::byte> buffer;
+  buffer.reserve(kBuffer);
+  std::array<std::int64_t, Tensor::kMaxRank> index{};
+  const std::int64_t count = t.num_elements();
+  for (std::int64_t n = 0; n < count; ++n) {
+    std::int64_t offset = 0;
+    for (int i = 0; i < t.rank; ++i) offset += index[static_cast<std::size_t>(i)] * t.stride[static_cast<std::size_t>(i)];
+    const std::byte* element = static_cast<const std::byte*>(t.data) + offset * static_cast<std::int64_t>(size);
+    buffer.insert(buffer.end(), element, element + size);
+    if (buffer.size() >= kBuffer) {
+      if (Status s = file.write(buffer); !s.ok()) return s;
+      buffer.clear();
+    }
+    for (int i = t.rank - 1; i >= 0 && ++index[static_cast<std::size_t>(i)] == t.shape[static_cast<std::size_t>(i)]; --i)
+      index[static_cast<std::size_t>(i)] = 0;
+  }
+  return file.write(buffer);
+}
+
+Status write_tensor(capture::AtomicFile& file, const Outgoing& one) {
+  const std::size_t bytes = static_cast<std::size_t>(one.entry.end - one.entry.begin);
+  if (bytes == 0) return {};
+  if (one.tensor.is_contiguous()) return file.write({static_cast<const std::byte*>(one.tensor.data), bytes});
+  return write_strided(file, one.tensor);
+}
+
+Status write_case(const std::string& path, Case views) {
+  Result<std::vector<Outgoing>> tensors = collect(views);
+  if (!tensors.ok()) return tensors.status();
+  const Result<Metadata> metadata = metadata_of(views, tensors.value());
+  if (!metadata.ok()) return metadata.status();
+  std::vector<Entry> entries;
+  for (const Outgoing& one : tensors.value()) entries.push_back(one.entry);
+  const Result<std::string> header = capture::format_header(entries, metadata.value());
+  if (!header.ok()) return header.status();
+  capture::AtomicFile file;
+  if (Status s = file.open(path); !s.ok()) return s;
+  if (Status s = file.write(std::as_bytes(std::span(header.value()))); !s.ok()) return s;
+  for (const Outgoing& one : tensors.value())
+    if (Status s = write_tensor(file, one); !s.ok()) return s;
+  return file.commit();
+}
+
+}  // namespace
+
+Result<Case> parse_capture(std::span<const std::byte> bytes) {
+  try {
+    return read_case(capture::MemorySource(bytes));
+  } catch (const std::bad_alloc&) {
+    return broken("out of memory");
+  }
+}
+
+Result<Case> read_capture(const std::string& path) {
+  try {
+    capture::FileSource source;
+    if (Status s = source.open(path); !s.ok()) return s;
+    Result<Case> c = read_case(source);
+    if (!c.ok()) return with_path(path, c.status());
+    return c;
+  } catch (const std::bad_alloc&) {
+    return broken(path + ": out of memory");
+  }
+}
+
+Status write_capture(const std::string& path, const Case& c) {
+  try {
+    return write_case(path, c);
+  } catch (const std::bad_alloc&) {
+    return {Code::io_error, path + ": out of memory"};
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,125 @@
+// POSIX file access behind captures.
+#include "capture/file_io.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+namespace quire::capture {
+namespace {
+
+/// One read or write call moves at most this much: Linux caps them a little below 2^31 anyway.
+constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
+
+Status io_error(const std::string& path, const char* what, int error) {
+  return {Code::io_error, fmt::format("{}: {}: {}", path, what, std::generic_category().message(error))};
+}
+
+}  // namespace
+
+Status MemorySource::read(std::uint64_t offset, std::span<std::byte> out) const {
+  if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset, out.size());
+  return {};
+}
+
+FileSource::~FileSource() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Status FileSource::open(const std::string& path) {
+  path_ = path;
+  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd_ < 0) return io_error(path_, "cannot open for reading", errno);
+  struct stat info{};
+  if (::fstat(fd_, &info) != 0) return io_error(path_, "cannot stat", errno);
+  if (S_ISDIR(info.st_mode)) return io_error(path_, "cannot read", EISDIR);
+  if (!S_ISREG(info.st_mode)) return read_to_end();
+  size_ = static_cast<std::uint64_t>(info.st_size);
+  return {};
+}
+
+Status FileSource::read_to_end() {
+  in_memory_ = true;
+  for (;;) {
+    constexpr std::size_t kChunk = std::size_t{1} << 20;
+    bytes_.resize(static_cast<std::size_t>(size_) + kChunk);
+    const ssize_t got = ::read(fd_, bytes_.data() + size_, kChunk);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return io_error(path_, "cannot read", errno);
+    if (got == 0) return {};
+    size_ += static_cast<std::uint64_t>(got);
+  }
+}
+
+Status FileSource::read(std::uint64_t offset, std::span<std::byte> out) const {
+  if (in_memory_) return MemorySource(bytes_).read(offset, out);
+  while (!out.empty()) {
+    const ssize_t got = ::pread(fd_, out.data(), std::min(out.size(), kMaxTransfer), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return io_error(path_, "cannot read", errno);
+    if (got == 0)
+      return {Code::io_error, fmt::format("{}: the file became shorter than {} bytes while being read", path_, size_)};
+    out = out.subspan(static_cast<std::size_t>(got));
+    offset += static_cast<std::uint64_t>(got);
+  }
+  return {};
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ >= 0) ::close(fd_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+Status AtomicFile::fail(const char* what) const { return io_error(path_, what, errno); }
+
+Status AtomicFile::open(const std::string& path) {
+  static std::atomic<unsigned> counter{0};
+  path_ = path;
+  struct stat info{};
+  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    return {Code::io_error, fmt::format("{}: exists and is not a regular file", path_)};
+  }
+  for (;;) {
+    std::string name = fmt::format("{}.tmp.{}.{}", path, ::getpid(), counter++);
+    fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd_ >= 0) return temporary_ = std::move(name), Status();
+    if (errno != EEXIST) return fail("cannot create a temporary file beside it");
+  }
+}
+
+Status AtomicFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::write(fd_, bytes.data(), std::min(bytes.size(), kMaxTransfer));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return fail("cannot write");
+    bytes = bytes.subspan(static_cast<std::size_t>(put));
+  }
+  return {};
+}
+
+Status AtomicFile::commit() {
+  if (::fsync(fd_) != 0) return fail("cannot flush");
+  const int fd = fd_;
+  fd_ = -1;
+  if (::close(fd) != 0) return fail("cannot close");
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) return fail("cannot rename the temporary file to it");
+  temporary_.clear();
+  // The rename itself must survive a power cut too; file systems that cannot sync a directory keep their own promise.
+  const std::string folder = std::filesystem::path(path_).parent_path().string();
+  const int folder_fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder_fd >= 0) {
+    ::fsync(folder_fd);
+    ::close(folder_fd);
+  }
+  return {};
+}
+
+}  // namespace quire::capture

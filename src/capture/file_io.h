@@ -1,0 +1,70 @@
+// Bytes in and out of files: reads at an offset with full error texts, writes that appear as a whole or not at all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "quire/status.hpp"
+
+namespace quire::capture {
+
+/// Where a capture's bytes come from.
+class ByteSource {
+ public:
+  virtual ~ByteSource() = default;
+  virtual std::uint64_t size() const noexcept = 0;
+  /// Exactly `out.size()` bytes from `offset`; the caller stays within size().
+  virtual Status read(std::uint64_t offset, std::span<std::byte> out) const = 0;
+};
+
+class MemorySource final : public ByteSource {
+ public:
+  explicit MemorySource(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  std::uint64_t size() const noexcept override { return bytes_.size(); }
+  Status read(std::uint64_t offset, std::span<std::byte> out) const override;
+
+ private:
+  std::span<const std::byte> bytes_;
+};
+
+/// An open file. Pipes and other things without a size are read to their end by open().
+class FileSource final : public ByteSource {
+ public:
+  FileSource() = default;
+  FileSource(const FileSource&) = delete;
+  FileSource& operator=(const FileSource&) = delete;
+  ~FileSource() override;
+  Status open(const std::string& path);
+  std::uint64_t size() const noexcept override { return size_; }
+  Status read(std::uint64_t offset, std::span<std::byte> out) const override;
+
+ private:
+  Status read_to_end();
+  std::string path_;
+  int fd_ = -1;
+  std::uint64_t size_ = 0;
+  bool in_memory_ = false;
+  std::vector<std::byte> bytes_;
+};
+
+/// Writes a temporary file beside `path` and renames it on commit(); without commit() nothing remains.
+class AtomicFile {
+ public:
+  AtomicFile() = default;
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile();
+  Status open(const std::string& path);
+  Status write(std::span<const std::byte> bytes);
+  Status commit();
+
+ private:
+  Status fail(const char* what) const;
+  std::string path_, temporary_;
+  int fd_ = -1;
+};
+
+}  // namespace quire::capture

@@ -1,0 +1,133 @@
+// Poisoning: overwrite everything that no correct kernel reads, so that whoever reads it is found out.
+//
+// What may be read follows from the equations of batch.hpp: positions of a request that some row sees, from the cache below
+// cached_len and from key/value at and above it. All else is fair game.
+#include <algorithm>
+#include <new>
+#include <vector>
+
+#include "capture/fill.h"
+#include "capture/random.h"
+#include "quire/capture.hpp"
+#include "quire/contract.hpp"
+#include "semantics/layout.h"
+#include "semantics/page_walk.h"
+#include "semantics/visible_range.h"
+
+namespace quire {
+namespace {
+
+using semantics::KeyRange;
+
+class Poisoner {
+ public:
+  Poisoner(Case& c, PoisonKind kind) : c_(c), kind_(kind), p_(problem_of(c.batch, c.cache, c.options)) {}
+
+  void run() {
+    mark_readable();
+    poison_cache(c_.cache.k, semantics::k_strides(c_.cache));
+    poison_cache(c_.cache.v, semantics::v_strides(c_.cache));
+    poison_rows(c_.batch.key);
+    poison_rows(c_.batch.value);
+    poison_table();
+    poison_all(c_.batch.output);
+    poison_all(c_.batch.lse);
+  }
+
+ private:
+  void mark_readable() {
+    const std::int64_t slots = num_pages(c_.cache) * p_.page_size;
+    readable_.assign(static_cast<std::size_t>(slots), false);
+    for (std::size_t r = 0; r < p_.reqs.size(); ++r) {
+      const Request& req = p_.reqs[r];
+      if (req.query_len == 0) continue;
+      const KeyRange seen = semantics::visible_range(req.context_len, req.seq_len() - 1, p_.sliding_window.value_or(0));
+      semantics::for_each_page_run(semantics::index_row(c_.batch.block_table, static_cast<std::int64_t>(r)), p_.page_size,
+                                   seen.begin, std::min(seen.end, req.cached_len),
+                                   [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t) {
+                                     const auto first = readable_.begin() + page * p_.page_size + offset;
+                                     std::fill(first, first + count, true);
+                                   });
+    }
+  }
+
+  /// NaN, or garbage of a size that no softmax average can hide; its sign varies from element to element.
+  void spoil(const Tensor& t, std::int64_t element) const {
+    float value = capture::quiet_nan();
+    if (kind_ == PoisonKind::finite_garbage) {
+      value = is_fp8(t.dtype) ? 1e30f : 1e4f;  // fp8 stores saturate
+      if ((capture::mix64(static_cast<std::uint64_t>(element)) & 1) != 0) value = -value;
+    }
+    semantics::store(t.data, t.dtype, element, value);
+  }
+
+  void poison_cache(const Tensor& cache, const semantics::KvStrides& strides) const {
+    for (std::int64_t slot = 0; slot < static_cast<std::int64_t>(readable_.size()); ++slot) {
+      if (readable_[static_cast<std::size_t>(slot)]) continue;
+      for (std::int64_t h = 0; h < p_.num_kv_heads; ++h) {
+        const std::int64_t row = strides.row(slot / p_.page_size, h, slot % p_.page_size);
+        for (std::int64_t d = 0; d < p_.head_dim; ++d) spoil(cache, row + strides.element(d));
+      }
+    }
+  }
+
+  /// key / value rows of tokens that the cache holds.
+  void poison_rows(const Tensor& rows) const {
+    if (!rows.present()) return;
+    std::int64_t row = 0;
+    for (const Request& req : p_.reqs) {
+      const std::int64_t cached = std::min(req.cached_len - req.context_len, req.query_len);
+      for (std::int64_t i = 0; i < cached; ++i) poison_row(rows, row + i);
+      row += req.query_len;
+    }
+  }
+
+  void poison_row(const Tensor& t, std::int64_t row) const {
+    for (std::int64_t h = 0; h < t.shape[1]; ++h)
+      for (std::int64_t d = 0; d < (t.rank > 2 ? t.shape[2] : 1); ++d)
+        spoil(t, row * t.stride[0] + h * t.stride[1] + (t.rank > 2 ? d * t.stride[2] : 0));
+  }
+
+  void poison_all(const Tensor& t) const {
+    for (std::int64_t row = 0; t.present() && row < t.shape[0]; ++row) poison_row(t, row);
+  }
+
+  void poison_table() const {
+    const Tensor& table = c_.batch.block_table;
+    const std::int64_t page = kind_ == PoisonKind::nan ? capture::kImpossiblePage : unread_page();
+    for (std::size_t r = 0; r < p_.reqs.size(); ++r) {
+      const std::int64_t used = (p_.reqs[r].cached_len + p_.page_size - 1) / p_.page_size;
+      for (std::int64_t j = used; j < table.shape[1]; ++j)
+        capture::store_index(table, static_cast<std::int64_t>(r) * table.stride[0] + j * table.stride[1], page);
+    }
+  }
+
+  /// A page full of garbage if there is one.
+  std::int64_t unread_page() const {
+    for (std::int64_t page = num_pages(c_.cache) - 1; page > 0; --page) {
+      const auto first = readable_.begin() + page * p_.page_size;
+      if (std::find(first, first + p_.page_size, true) == first + p_.page_size) return page;
+    }
+    return 0;
+  }
+
+  Case& c_;
+  PoisonKind kind_;
+  Problem p_;
+  std::vector<bool> readable_;  ///< by slot
+};
+
+}  // namespace
+
+Status poison_case(Case& c, PoisonKind kind) {
+  try {
+    // Poisoning follows the tables, so these must hold first.
+    if (Status s = check(c.batch, c.cache, c.options, Depth::tables).status(); !s.ok()) return s;
+    Poisoner(c, kind).run();
+    return {};
+  } catch (const std::bad_alloc&) {
+    return {Code::unsupported, "out of memory while poisoning a case"};
+  }
+}
+
+}  // namespace quire
