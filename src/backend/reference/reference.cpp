@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <thread>
@@ -18,10 +19,37 @@ namespace quire {
 namespace {
 
 constexpr std::int64_t kLanes = 8;           // keys (scores) or dims (values) computed side by side
+constexpr std::int64_t kRowsAtOnce = 16;     // rows that share a block of K or V while it is in a near cache
 constexpr std::int64_t kRowsPerTask = 256;   // rows of one request and KV head that share one decoded copy of K and V
 constexpr double kFlushedWeight = 0x1p-102;  // u = 2^-24 of it is 2^-126, below which f32 may flush (docs/numerics.md)
 constexpr double kThreadedWork = 4e6;        // multiplications; below this, starting threads costs more than it saves
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
+
+// Eight doubles as four pairs: the widest vector that every 64-bit machine has, so no instruction-set flags are needed.
+typedef double Pair __attribute__((vector_size(2 * sizeof(double))));
+typedef std::int64_t PairBits __attribute__((vector_size(2 * sizeof(double))));
+struct Lanes {
+  Pair pair[kLanes / 2] = {};
+  double operator[](std::int64_t lane) const { return pair[lane / 2][lane % 2]; }
+};
+
+/// Written out: a loop would keep the sums in memory instead of registers at -O2.
+template <typename Body>
+void for_each_pair(Body&& body) {
+  static_assert(kLanes == 8);
+  body(0), body(1), body(2), body(3);
+}
+
+Pair load_pair(const double* from) {
+  Pair pair;
+  std::memcpy(&pair, from, sizeof pair);
+  return pair;
+}
+
+Pair absolute_value(const Pair& x) {
+  constexpr std::int64_t kMagnitude = std::numeric_limits<std::int64_t>::max();
+  return (Pair)((PairBits)x & kMagnitude);  // NOLINT: reinterprets bits, which no named cast does for vector types
+}
 
 std::int64_t blocks(std::int64_t n) { return (n + kLanes - 1) / kLanes; }
 
@@ -45,8 +73,11 @@ struct DecodedKeys {
   std::vector<double> v;  // [blocks(head_dim)][count][kLanes dims]
 };
 
-/// The visible keys of one row: which, their logits, weights and rounding magnitudes.
-struct RowScores {
+/// One query row of one head: its visible keys, their logits, weights and rounding magnitudes.
+struct Row {
+  std::int64_t q_pos = 0, head = 0;
+  std::int64_t index = 0;  // token * num_q_heads + head
+  std::vector<double> q;
   std::vector<std::int64_t> key;  // relative to DecodedKeys::first
   std::vector<double> logit, weight, magnitude;
 };
@@ -78,18 +109,16 @@ class Oracle {
 
   void run(const Task& task) const {
     const DecodedKeys keys = decode(task);
-    RowScores scores;
-    std::vector<double> q(static_cast<std::size_t>(head_dim_));
-    for (std::int64_t row = task.row_begin; row < task.row_end; ++row) {
-      for (std::int64_t g = 0; g < group_; ++g) {
-        const std::int64_t head = task.kv_head * group_ + g;
-        const std::int64_t token = index_at(batch_.query_start_loc, task.req) + row;
-        load_query(token, head, q);
-        const std::int64_t q_pos = context_len(task.req) + row;
-        score_row(keys, q, q_pos, head, scores);
-        const std::int64_t index = token * batch_.query.shape[1] + head;
-        if (weigh_row(head, index, scores)) sum_values(keys, scores, index);
-      }
+    std::vector<Row> rows(static_cast<std::size_t>(kRowsAtOnce));
+    const std::int64_t count = (task.row_end - task.row_begin) * group_;
+    for (std::int64_t first = 0; first < count; first += kRowsAtOnce) {
+      rows.resize(static_cast<std::size_t>(std::min(kRowsAtOnce, count - first)));
+      for (std::size_t i = 0; i < rows.size(); ++i) start_row(task, first + static_cast<std::int64_t>(i), rows[i]);
+      for (std::int64_t b = 0; b < blocks(keys.count); ++b)
+        for (Row& row : rows) score_block(keys, b, row);
+      for (Row& row : rows) weigh_row(row);
+      for (std::int64_t b = 0; b < blocks(head_dim_); ++b)
+        for (const Row& row : rows) sum_values(keys, b, row);
     }
   }
 
@@ -170,45 +199,50 @@ class Oracle {
     out.v[static_cast<std::size_t>((d / kLanes * out.count + i) * kLanes + d % kLanes)] = v;
   }
 
-  void load_query(std::int64_t token, std::int64_t head, std::vector<double>& q) const {
+  /// Row `i` of a task counts through the query heads of the KV head first, then through the tokens.
+  void start_row(const Task& task, std::int64_t i, Row& row) const {
+    const std::int64_t query_row = task.row_begin + i / group_;
+    const std::int64_t token = index_at(batch_.query_start_loc, task.req) + query_row;
+    row.q_pos = context_len(task.req) + query_row;
+    row.head = task.kv_head * group_ + i % group_;
+    row.index = token * batch_.query.shape[1] + row.head;
+    row.q.resize(static_cast<std::size_t>(head_dim_));
     const Tensor& t = batch_.query;
     for (std::int64_t d = 0; d < head_dim_; ++d)
-      q[static_cast<std::size_t>(d)] =
-          semantics::load(t.data, t.dtype, token * t.stride[0] + head * t.stride[1] + d * t.stride[2]);
-  }
-
-  /// First pass: the logit of every visible key, and |scale| * sum_d |q_d K_kd| + |ALiBi|.
-  void score_row(const DecodedKeys& keys, const std::vector<double>& q, std::int64_t q_pos, std::int64_t head,
-                 RowScores& row) const {
+      row.q[static_cast<std::size_t>(d)] =
+          semantics::load(t.data, t.dtype, token * t.stride[0] + row.head * t.stride[1] + d * t.stride[2]);
     row.key.clear();
     row.logit.clear();
+    row.weight.clear();
     row.magnitude.clear();
-    const double slope = options_.alibi_slopes.present() ? per_q_head(options_.alibi_slopes, head) : 0.0;
-    for (std::int64_t b = 0; b < blocks(keys.count); ++b) {
-      const std::int64_t end = std::min(keys.count, (b + 1) * kLanes);
-      const std::int64_t last = keys.first + end - 1;
-      if (!visible(std::min(last, q_pos), q_pos)) continue;
-      double dot[kLanes] = {}, magnitude[kLanes] = {};
-      dot_block(&keys.k[static_cast<std::size_t>(b * head_dim_ * kLanes)], q, dot, magnitude);
-      for (std::int64_t i = b * kLanes; i < end; ++i) {
-        const std::int64_t k = keys.first + i;
-        if (!visible(k, q_pos)) continue;
-        const double bias = slope * static_cast<double>(k - q_pos);
-        row.key.push_back(i);
-        row.logit.push_back(capped(scale_ * dot[i % kLanes]) + bias);
-        row.magnitude.push_back(std::fabs(scale_) * magnitude[i % kLanes] + std::fabs(bias));
-      }
+  }
+
+  /// First pass: the logit of every visible key of block `b`, and |scale| * sum_d |q_d K_kd| + |ALiBi|.
+  void score_block(const DecodedKeys& keys, std::int64_t b, Row& row) const {
+    const std::int64_t end = std::min(keys.count, (b + 1) * kLanes);
+    const std::int64_t last = std::min(keys.first + end - 1, row.q_pos);
+    if (!visible(last, row.q_pos) || last < keys.first + b * kLanes) return;
+    const double slope = options_.alibi_slopes.present() ? per_q_head(options_.alibi_slopes, row.head) : 0.0;
+    Lanes dot{}, magnitude{};
+    dot_block(&keys.k[static_cast<std::size_t>(b * head_dim_ * kLanes)], row.q, dot, magnitude);
+    for (std::int64_t i = b * kLanes; i < end; ++i) {
+      const std::int64_t k = keys.first + i;
+      if (!visible(k, row.q_pos)) continue;
+      const double bias = slope * static_cast<double>(k - row.q_pos);
+      row.key.push_back(i);
+      row.logit.push_back(capped(scale_ * dot[i % kLanes]) + bias);
+      row.magnitude.push_back(std::fabs(scale_) * magnitude[i % kLanes] + std::fabs(bias));
     }
   }
 
-  void dot_block(const double* k, const std::vector<double>& q, double (&dot)[kLanes], double (&magnitude)[kLanes]) const {
+  void dot_block(const double* k, const std::vector<double>& q, Lanes& dot, Lanes& magnitude) const {
     for (std::int64_t d = 0; d < head_dim_; ++d) {
       const double qd = q[static_cast<std::size_t>(d)];
-      for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-        const double term = qd * k[d * kLanes + lane];
-        dot[lane] += term;
-        magnitude[lane] += std::fabs(term);
-      }
+      for_each_pair([&](int j) {
+        const Pair term = qd * load_pair(k + d * kLanes + 2 * j);
+        dot.pair[j] += term;
+        magnitude.pair[j] += absolute_value(term);
+      });
     }
   }
 
@@ -220,19 +254,22 @@ class Oracle {
 
   static double per_q_head(const Tensor& t, std::int64_t head) { return semantics::load(t.data, t.dtype, head * t.stride[0]); }
 
-  /// Second pass over the logits: normalised weights, lse and the mean rounding magnitude. False if there is nothing to sum.
-  bool weigh_row(std::int64_t head, std::int64_t index, RowScores& row) const {
-    const auto at = static_cast<std::size_t>(index);
-    const double sink = options_.sinks.present() ? per_q_head(options_.sinks, head) : kNegInf;
+  /// Second pass over the logits: normalised weights, lse and the mean rounding magnitude.
+  void weigh_row(Row& row) const {
+    const auto at = static_cast<std::size_t>(row.index);
+    const double sink = options_.sinks.present() ? per_q_head(options_.sinks, row.head) : kNegInf;
     double max = sink;
     // NaN must reach the result, and a plain > would step over it.
     for (const double s : row.logit)
       if (s > max || std::isnan(s)) max = s;
     result_.num_keys[at] = static_cast<std::int64_t>(row.key.size());
     result_.lse[at] = max;
-    if (max == kNegInf) return false;  // no visible key, or only -inf scores: exp(-inf - -inf) would be NaN
+    // No visible key, or only -inf scores: exp(-inf - -inf) would be NaN. What is left is out = 0 and lse = -inf or the sink.
+    if (std::all_of(row.logit.begin(), row.logit.end(), [](double s) { return s == kNegInf; })) {
+      row.key.clear();
+      return;
+    }
     double denominator = std::exp(sink - max);
-    row.weight.clear();
     for (const double s : row.logit) {
       row.weight.push_back(std::exp(s - max));
       denominator += row.weight.back();
@@ -246,29 +283,28 @@ class Oracle {
       mean += row.weight[i] * row.magnitude[i];
     }
     result_.score_mag[at] = mean;
-    return true;
   }
 
-  void sum_values(const DecodedKeys& keys, const RowScores& row, std::int64_t index) const {
-    for (std::int64_t b = 0; b < blocks(head_dim_); ++b) {
-      const double* v = &keys.v[static_cast<std::size_t>(b * keys.count * kLanes)];
-      double out[kLanes] = {}, absolute[kLanes] = {}, scored[kLanes] = {};
-      for (std::size_t i = 0; i < row.key.size(); ++i) {
-        const double p = row.weight[i], floored = std::max(p, kFlushedWeight), m = p * row.magnitude[i];
-        const double* vk = v + row.key[i] * kLanes;
-        for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-          out[lane] += p * vk[lane];
-          absolute[lane] += floored * std::fabs(vk[lane]);
-          scored[lane] += m * std::fabs(vk[lane]);
-        }
-      }
-      const std::int64_t dims = std::min(kLanes, head_dim_ - b * kLanes);
-      for (std::int64_t lane = 0; lane < dims; ++lane) {
-        const auto at = static_cast<std::size_t>(index * head_dim_ + b * kLanes + lane);
-        result_.out[at] = out[lane];
-        result_.abs_pv[at] = absolute[lane];
-        result_.abs_spv[at] = scored[lane];
-      }
+  /// Dims of block `b` of one output row.
+  void sum_values(const DecodedKeys& keys, std::int64_t b, const Row& row) const {
+    const double* v = &keys.v[static_cast<std::size_t>(b * keys.count * kLanes)];
+    Lanes out{}, absolute{}, scored{};
+    for (std::size_t i = 0; i < row.key.size(); ++i) {
+      const double p = row.weight[i], floored = std::max(p, kFlushedWeight), m = p * row.magnitude[i];
+      for_each_pair([&](int j) {
+        const Pair value = load_pair(v + row.key[i] * kLanes + 2 * j);
+        const Pair magnitude = absolute_value(value);
+        out.pair[j] += p * value;
+        absolute.pair[j] += floored * magnitude;
+        scored.pair[j] += m * magnitude;
+      });
+    }
+    const std::int64_t dims = std::min(kLanes, head_dim_ - b * kLanes);
+    for (std::int64_t lane = 0; lane < dims; ++lane) {
+      const auto at = static_cast<std::size_t>(row.index * head_dim_ + b * kLanes + lane);
+      result_.out[at] = out[lane];
+      result_.abs_pv[at] = absolute[lane];
+      result_.abs_spv[at] = scored[lane];
     }
   }
 
@@ -301,6 +337,7 @@ void run_all(const Oracle& oracle, const std::vector<Task>& tasks, std::size_t n
 }  // namespace
 
 Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options) try {
+  if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
   Reference result;
   result.num_tokens = batch.query.shape[0];
   result.num_q_heads = batch.query.shape[1];
