@@ -93,6 +93,7 @@ SmallSpec random_spec(std::uint64_t seed) {
   p.q_dtype = pick(DType::f32, DType::f16, DType::bf16);
   p.kv_dtype =
       pick(DType::f32, DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz);
+  if (p.kv_dtype == DType::f32) p.q_dtype = DType::f32;
   p.layout = pick(CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed);
   p.num_kv_heads = pick(1, 2, 3);
   p.num_q_heads = p.num_kv_heads * pick(1, 2, 5);
@@ -100,7 +101,7 @@ SmallSpec random_spec(std::uint64_t seed) {
   p.page_size = pick(1, 3, 8, 16);
   if (random() % 2 == 0) p.sliding_window = pick(1, 2, 7, 8, 9, 30, 1000);
   if (random() % 3 == 0) p.logits_soft_cap = pick(0.5f, 3.0f, 30.0f);
-  if (random() % 3 == 0) p.softmax_scale = pick(0.05f, 1.0f, -0.7f);
+  if (random() % 3 == 0) p.softmax_scale = pick(0.05f, 1.0f, 0.7f);
   p.alibi = random() % 2 == 0;
   p.sinks = random() % 2 == 0;
   p.k_scale = pick(ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head);
