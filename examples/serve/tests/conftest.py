@@ -1,0 +1,19 @@
+"""Makes the example's modules importable and hands out the real model file where there is one."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import one_blas_thread  # noqa: E402, F401
+
+import pytest  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def model_path():
+    from gguf_model import GGUF_NAME, cached_model, model_folder
+
+    path = cached_model()
+    if path is None:
+        pytest.skip(f"{model_folder() / GGUF_NAME} is not there; `python examples/serve/gguf_model.py` downloads it")
+    return path
