@@ -7,7 +7,6 @@ mask), so that a mistake there is not repeated here; the two share the weights o
 from __future__ import annotations
 
 import numpy as np
-
 from gguf_model import Weights
 
 

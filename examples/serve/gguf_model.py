@@ -15,7 +15,6 @@ import sys
 import zipfile
 
 import numpy as np
-
 from gguf_file import GgufError, GgufFile
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]

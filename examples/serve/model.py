@@ -13,7 +13,6 @@ import concurrent.futures
 from collections.abc import Callable
 
 import numpy as np
-
 from gguf_model import Weights
 
 Attend = Callable[[int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]

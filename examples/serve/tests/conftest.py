@@ -5,7 +5,6 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import one_blas_thread  # noqa: E402, F401
-
 import pytest  # noqa: E402
 
 

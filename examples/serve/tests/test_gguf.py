@@ -6,7 +6,6 @@ import gguf
 import numpy as np
 import pytest
 from gguf_builder import ARRAY, F32, I32, STRING, TYPE_Q8_0, U32, U64, Gguf, Tensor, string, tiny_llama, value
-
 from gguf_file import GgufError, GgufFile
 from gguf_model import cached_model, extract_gguf, load_weights
 from tokenizer import Tokenizer

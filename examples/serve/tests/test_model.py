@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from dense import dense_logits, greedy, greedy_margins
 from gguf_model import Config, random_weights
 from model import Llama, choose_block

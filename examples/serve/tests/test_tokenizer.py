@@ -2,7 +2,6 @@
 
 import pytest
 from gguf_builder import tiny_llama
-
 from gguf_file import GgufFile
 from tokenizer import Tokenizer, split_words
 
