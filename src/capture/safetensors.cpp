@@ -89,8 +89,8 @@ class HeaderEvents {
 
   bool key(std::string& text) {
     key_ = text;
-    if (!(level_ == Level::root ? names_ : seen_).insert(text).second) return fail("the key is given twice");
     if (level_ == Level::root) name_ = text;
+    if (!(level_ == Level::root ? names_ : seen_).insert(text).second) return fail("the key is given twice");
     if (level_ != Level::tensor) return true;
     if (text == "dtype") return field_ = Field::dtype, true;
     if (text == "shape") return field_ = Field::shape, true;

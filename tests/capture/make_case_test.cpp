@@ -305,10 +305,7 @@ TEST(MakeCaseRefuses, WhatTheParserRefuses) {
 
 TEST(MakeCaseMemory, IsAlignedAndOwned) {
   Case c = make(kLines[1]);
-  for (const auto& [name, t] : test::tensors_of(c))
-    if (t.present()) {
-      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(t.data) % 64, 0u) << name;
-    }
+  for (const auto& [name, t] : test::tensors_of(c)) EXPECT_EQ(reinterpret_cast<std::uintptr_t>(t.data) % 64, 0u) << name;
   const void* before = c.batch.query.data;
   const Case moved = std::move(c);
   EXPECT_EQ(moved.batch.query.data, before);
