@@ -15,9 +15,9 @@ if(QUIRE_SANITIZE)
   target_link_options(quire PUBLIC -fsanitize=${QUIRE_SANITIZE})
 endif()
 
-# Call for every target of ours.
+# Call for every target of ours. Designated initialisers leave fields out on purpose, hence no missing-field-initializers.
 function(quire_warnings target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers)
   if(QUIRE_DEVELOPER_MODE)
     target_compile_options(${target} PRIVATE -Werror)
   endif()

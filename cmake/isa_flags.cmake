@@ -1,13 +1,12 @@
 # One translation unit per instruction set: the flags follow the file name, nothing else in the library gets them.
-function(quire_isa_flags file)
-  if(EXISTS ${PROJECT_SOURCE_DIR}/src/backend/cpu/${file})
-    set_source_files_properties(src/backend/cpu/${file} PROPERTIES COMPILE_OPTIONS "${ARGN}")
-  endif()
-endfunction()
+set(QUIRE_AVX2_FLAGS -mavx2 -mfma -mf16c)
+set(QUIRE_AVX512_FLAGS -mavx512f -mavx512bw -mavx512vl -mavx512dq ${QUIRE_AVX2_FLAGS})
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC 12's own AVX-512 headers trip these two warnings (GCC bug 105593).
+  list(APPEND QUIRE_AVX512_FLAGS -Wno-uninitialized -Wno-maybe-uninitialized)
+endif()
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  quire_isa_flags(x86_avx2.cpp -mavx2 -mfma -mf16c)
-  # GCC 12's own AVX-512 headers trip these two warnings (GCC bug 105593).
-  quire_isa_flags(x86_avx512.cpp $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized$<SEMICOLON>-Wno-maybe-uninitialized>
-                  -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c)
+  set_source_files_properties(src/backend/cpu/x86_avx2.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX2_FLAGS}")
+  set_source_files_properties(src/backend/cpu/x86_avx512.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX512_FLAGS}")
 endif()

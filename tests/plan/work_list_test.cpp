@@ -36,7 +36,8 @@ using Coverage = std::map<std::tuple<int, int, int>, std::vector<std::pair<std::
 Coverage coverage_of(const Plan& plan) {
   Coverage coverage;
   for (const WorkItem& item : plan.work)
-    for (int row = item.row_begin; row < item.row_end; ++row) coverage[{item.req, item.kv_head, row}].emplace_back(item.key_begin, item.key_end);
+    for (int row = item.row_begin; row < item.row_end; ++row)
+      coverage[{item.req, item.kv_head, row}].emplace_back(item.key_begin, item.key_end);
   for (auto& [where, ranges] : coverage) std::sort(ranges.begin(), ranges.end());
   return coverage;
 }
@@ -50,7 +51,8 @@ void expect_exact_cover(const Plan& plan) {
         const auto& ranges = coverage[{r, head, row}];
         ASSERT_FALSE(ranges.empty()) << "request " << r << " head " << head << " row " << row << " of " << to_string(p);
         for (std::size_t i = 1; i < ranges.size(); ++i) ASSERT_EQ(ranges[i].first, ranges[i - 1].second);
-        const auto seen = semantics::visible_range(p.reqs[static_cast<std::size_t>(r)].context_len + row, p.sliding_window.value_or(0));
+        const auto seen =
+            semantics::visible_range(p.reqs[static_cast<std::size_t>(r)].context_len + row, p.sliding_window.value_or(0));
         ASSERT_LE(ranges.front().first, seen.begin);
         ASSERT_GE(ranges.back().second, seen.end);
       }
@@ -104,7 +106,8 @@ TEST(WorkList, PartialIndicesAreDisjointAndCounted) {
 }
 
 TEST(WorkList, HeaviestFirst) {
-  const Plan plan = quire::plan(problem_with({request(1, 10), request(300, 2000), request(1, 900)}, 4, 4), device_with(1)).value();
+  const Plan plan =
+      quire::plan(problem_with({request(1, 10), request(300, 2000), request(1, 900)}, 4, 4), device_with(1)).value();
   const auto cost = [](const WorkItem& w) { return (w.row_end - w.row_begin) * (w.key_end - w.key_begin); };
   EXPECT_TRUE(std::is_sorted(plan.work.begin(), plan.work.end(), [&](auto& a, auto& b) { return cost(a) > cost(b); }));
 }

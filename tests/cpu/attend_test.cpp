@@ -1,0 +1,148 @@
+// attend() as a call: what it refuses before it writes, who ran what, and that threads, executors and cuts never change a bit.
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "quire/attention.hpp"
+#include "quire/capture.hpp"
+#include "quire/diagnose.hpp"
+
+namespace quire {
+namespace {
+
+using testing::HasSubstr;
+
+/// A made case with its plan and workspace; `run` attends and returns the status.
+struct Runner {
+  Case data;
+  Plan plan;
+  std::vector<std::byte> memory;
+  std::span<std::byte> workspace;
+
+  explicit Runner(const char* line, PlanSettings settings = {}) : data(make_case(parse_problem_line(line).value()).value()) {
+    plan = quire::plan(data.batch, data.cache, data.options, settings).value();
+    memory.resize(workspace_bytes(plan) + 64);
+    const auto at = reinterpret_cast<std::uintptr_t>(memory.data());
+    workspace = {memory.data() + (64 - at % 64) % 64, workspace_bytes(plan)};
+  }
+  Status run(const AttendOptions& options = {}) { return attend(plan, data.batch, data.cache, data.options, workspace, options); }
+  std::vector<std::byte> output() const {
+    const auto* begin = static_cast<const std::byte*>(data.batch.output.data);
+    return {begin, begin + data.batch.output.num_elements() * itemsize(data.batch.output.dtype)};
+  }
+};
+
+constexpr const char* kMixed = "q=bf16 heads=8:2 d=64 page=16 reqs=70@33,1@2500,0@9,3@40 lse=1 seed=3";
+
+void expect_refused_untouched(Runner& r, const Status& status, const char* text) {
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(status.message(), HasSubstr(text));
+  const Runner fresh(kMixed);
+  EXPECT_EQ(r.output(), fresh.output()) << "an output byte changed although the call was refused";
+}
+
+TEST(Attend, MatchesTheReferenceAndCountsRows) {
+  Runner r(kMixed);
+  std::vector<RowCount> rows;
+  ASSERT_TRUE(r.run({.rows = &rows}).ok());
+  const Comparison c =
+      compare(r.data.batch.output, r.data.batch.lse, reference(r.data.batch, r.data.cache, r.data.options).value());
+  EXPECT_TRUE(c.ok) << c.text;
+  ASSERT_EQ(rows.size(), 1u);
+  EXPECT_EQ(rows[0].rows, 74 * 8);
+  EXPECT_EQ(rows[0].kernel, r.plan.kernel);
+}
+
+TEST(Attend, RefusesAStalePlan) {
+  Runner r(kMixed);
+  r.plan.problem.reqs[1].context_len += 1;
+  expect_refused_untouched(r, r.run(), "request 1 has query_len 1 context_len 2500 cached_len 2501, planned 1 2501 2501");
+}
+
+TEST(Attend, RefusesOtherHeadsTypesOrWindow) {
+  Runner r(kMixed);
+  r.plan.problem.head_dim = 32;
+  expect_refused_untouched(r, r.run(), "d=32");
+  r.plan.problem.head_dim = 64;
+  r.plan.problem.kv_dtype = DType::f16;
+  expect_refused_untouched(r, r.run(), "kv=f16");
+  r.plan.problem.kv_dtype = DType::bf16;
+  r.data.options.sliding_window = 8;
+  expect_refused_untouched(r, r.run(), "sliding_window differs (plan 0, options 8");
+}
+
+TEST(Attend, RefusesASmallOrMisalignedWorkspace) {
+  Runner r(kMixed);
+  const std::span<std::byte> whole = r.workspace;
+  r.workspace = whole.first(whole.size() - 1);
+  expect_refused_untouched(r, r.run(), "workspace has");
+  r.memory.resize(r.memory.size() + 64);
+  const auto at = reinterpret_cast<std::uintptr_t>(r.memory.data());
+  r.workspace = {r.memory.data() + (64 - at % 64) % 64 + 4, workspace_bytes(r.plan)};
+  expect_refused_untouched(r, r.run(), "not aligned to 64 bytes");
+}
+
+TEST(Attend, RefusesMoreThreadsThanPlanned) {
+  Runner r(kMixed, {.num_threads = 1});
+  const auto pool = make_thread_pool(2);
+  expect_refused_untouched(r, r.run({.executor = pool.get()}), "the executor has 2 threads, the plan scratch for 1");
+}
+
+TEST(Attend, RefusesABrokenTableWithItsRule) {
+  Runner r(kMixed);
+  static_cast<std::int32_t*>(r.data.batch.block_table.data)[0] = 1 << 20;
+  const Status s = r.run();
+  EXPECT_EQ(s.rule(), "Q-T03") << s.message();
+  expect_refused_untouched(r, s, "block_table[0][0]: page 1048576 outside [0,");
+}
+
+TEST(Attend, RefusesAnUnknownKernel) {
+  Runner r(kMixed);
+  r.plan.kernel = "cuda_future";
+  expect_refused_untouched(r, r.run(), "kernel cuda_future of the plan is not in this build");
+}
+
+/// Runs tasks on the calling thread in a shuffled order, as a user's scheduler might.
+class ShuffledExecutor final : public Executor {
+ public:
+  int num_threads() const noexcept override { return 2; }
+  void run(std::int64_t num_tasks, void (*task)(void*, std::int64_t, int), void* context) override {
+    std::vector<std::int64_t> order(static_cast<std::size_t>(num_tasks));
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(i);
+    std::shuffle(order.begin(), order.end(), random_);
+    for (std::int64_t i : order) task(context, i, static_cast<int>(i % 2));
+  }
+
+ private:
+  std::mt19937 random_{7};
+};
+
+TEST(Attend, ThreadsExecutorsAndCutsNeverChangeABit) {
+  for (const Kernel& kernel : kernels()) {
+    if ((kernel.cpu_features & ~host_device().cpu_features) != 0) continue;
+    Runner alone(kMixed, {.kernel = std::string(kernel.name), .num_threads = 1});
+    const auto one = make_thread_pool(1);
+    ASSERT_TRUE(alone.run({.executor = one.get()}).ok());
+    ASSERT_TRUE(alone.plan.merges.empty());
+
+    Runner split(kMixed, {.kernel = std::string(kernel.name), .num_threads = 64});
+    ASSERT_FALSE(split.plan.merges.empty()) << "the case must exercise split-KV";
+    ASSERT_TRUE(split.run().ok());
+    EXPECT_EQ(split.output(), alone.output()) << kernel.name;
+
+    ShuffledExecutor shuffled;
+    Runner other(kMixed, {.kernel = std::string(kernel.name), .num_threads = 64});
+    ASSERT_TRUE(other.run({.executor = &shuffled}).ok());
+    EXPECT_EQ(other.output(), alone.output()) << kernel.name;
+  }
+}
+
+TEST(Attend, EmptyBatchesAreFine) {
+  Runner none("q=f32 heads=2:1 d=8 page=4 reqs=0@3");
+  EXPECT_TRUE(none.run().ok());
+}
+
+}  // namespace
+}  // namespace quire

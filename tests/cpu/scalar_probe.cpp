@@ -1,0 +1,6 @@
+#include "backend/cpu/simd_scalar.h"
+#include "cpu/simd_probe_body.h"
+
+namespace quire::test {
+const SimdProbe kScalarProbe = make_probe<cpu::ScalarSimd>("scalar", 0);
+}  // namespace quire::test

@@ -1,0 +1,32 @@
+// Calls into the vector types from units compiled with their instruction set, so that the tests themselves stay portable.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace quire::test {
+
+/// What one instruction set computes; null functions if this build has none for it.
+struct SimdProbe {
+  const char* name;
+  std::uint32_t cpu_features;
+  int width;
+  void (*exp)(const float* x, float* y, std::int64_t n);  ///< n a multiple of width
+  void (*tanh)(const float* x, float* y, std::int64_t n);
+  void (*store_f16)(const float* x, std::uint16_t* y, std::int64_t n);
+  void (*store_bf16)(const float* x, std::uint16_t* y, std::int64_t n);
+  void (*load_f16)(const std::uint16_t* x, float* y, std::int64_t n);
+  void (*load_bf16)(const std::uint16_t* x, float* y, std::int64_t n);
+  void (*load_fp8)(const std::uint8_t* x, const float* table, float* y, std::int64_t n);
+  void (*transpose)(const float* src, float* dst);          ///< width x width, both contiguous
+  void (*keep)(float* row, int first, int begin, int end);  ///< row[i] = -1 outside [begin, end) counted from first
+  float (*reduce_max)(const float* x);
+  float (*reduce_add)(const float* x);
+  bool (*any_nan)(const float* x);
+};
+
+extern const SimdProbe kScalarProbe;
+extern const SimdProbe kAvx2Probe;
+extern const SimdProbe kAvx512Probe;
+
+}  // namespace quire::test

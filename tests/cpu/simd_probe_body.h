@@ -1,0 +1,47 @@
+// The probe's functions for one vector type. Included once per instruction set; anonymous so that each unit keeps its own.
+#pragma once
+
+#include "cpu/simd_probe.h"
+
+namespace quire::test {
+namespace {
+
+template <class V>
+SimdProbe make_probe(const char* name, std::uint32_t features) {
+  SimdProbe p{};
+  p.name = name;
+  p.cpu_features = features;
+  p.width = V::kWidth;
+  p.exp = [](const float* x, float* y, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; i += V::kWidth) V::store(y + i, V::exp(V::load(x + i)));
+  };
+  p.tanh = [](const float* x, float* y, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; i += V::kWidth) V::store(y + i, V::tanh(V::load(x + i)));
+  };
+  p.store_f16 = [](const float* x, std::uint16_t* y, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; i += V::kWidth) V::store_f16(y + i, V::load(x + i));
+  };
+  p.store_bf16 = [](const float* x, std::uint16_t* y, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; i += V::kWidth) V::store_bf16(y + i, V::load(x + i));
+  };
+  p.load_f16 = [](const std::uint16_t* x, float* y, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; i += V::kWidth) V::store(y + i, V::load_f16(x + i));
+  };
+  p.load_bf16 = [](const std::uint16_t* x, float* y, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; i += V::kWidth) V::store(y + i, V::load_bf16(x + i));
+  };
+  p.load_fp8 = [](const std::uint8_t* x, const float* table, float* y, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; i += V::kWidth) V::store(y + i, V::load_fp8(x + i, table));
+  };
+  p.transpose = [](const float* src, float* dst) { V::transpose(src, V::kWidth, dst, V::kWidth); };
+  p.keep = [](float* row, int first, int begin, int end) {
+    V::store(row, V::keep(V::load(row), first, begin, end, V::set1(-1.0f)));
+  };
+  p.reduce_max = [](const float* x) { return V::reduce_max(V::load(x)); };
+  p.reduce_add = [](const float* x) { return V::reduce_add(V::load(x)); };
+  p.any_nan = [](const float* x) { return V::any_nan(V::load(x)); };
+  return p;
+}
+
+}  // namespace
+}  // namespace quire::test

@@ -1,0 +1,161 @@
+// Every vector type against plain arithmetic: conversions exhaustive, exp and tanh against fp64, NaN and infinities kept.
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "backend/cpu/fp8_tables.h"
+#include "cpu/simd_probe.h"
+#include "quire/plan.hpp"
+#include "semantics/dtype.h"
+
+namespace quire::test {
+namespace {
+
+std::vector<const SimdProbe*> probes() {
+  std::vector<const SimdProbe*> usable;
+  for (const SimdProbe* p : {&kScalarProbe, &kAvx2Probe, &kAvx512Probe})
+    if (p->name != nullptr && (p->cpu_features & ~host_device().cpu_features) == 0) usable.push_back(p);
+  return usable;
+}
+
+std::uint32_t bits(float x) { return semantics::float_to_bits(x); }
+
+TEST(Simd, ExpIsWithinTwoUlpAndExactAtTheEnds) {
+  for (const SimdProbe* p : probes()) {
+    std::vector<float> x;
+    for (float v = -87.3f; v <= 0.0f; v += 0.00173f) x.push_back(v);
+    x.insert(x.end(), {0.0f, -0.0f, -1e-30f, -INFINITY, -200.0f, -88.0f, NAN, 10.0f});
+    while (x.size() % 16 != 0) x.push_back(0.0f);
+    std::vector<float> y(x.size());
+    p->exp(x.data(), y.data(), static_cast<std::int64_t>(x.size()));
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      if (std::isnan(x[i])) {
+        EXPECT_TRUE(std::isnan(y[i])) << p->name;
+      } else if (x[i] < -87.34f) {
+        EXPECT_LE(y[i], 1.2e-38f) << p->name << " exp(" << x[i] << ")";
+      } else {
+        const double exact = std::exp(static_cast<double>(x[i]));
+        EXPECT_NEAR(y[i], exact, 2.0 * std::ldexp(exact, -23)) << p->name << " exp(" << x[i] << ")";
+      }
+    }
+    const float ends[16] = {0.0f, -0.0f, -INFINITY};
+    float out[16];
+    p->exp(ends, out, p->width);
+    EXPECT_EQ(out[0], 1.0f) << p->name;
+    EXPECT_EQ(out[1], 1.0f) << p->name;
+    EXPECT_EQ(out[2], 0.0f) << p->name;
+  }
+}
+
+TEST(Simd, TanhIsWithinFourRoundoffs) {
+  for (const SimdProbe* p : probes()) {
+    std::vector<float> x;
+    for (float v = -12.0f; v <= 12.0f; v += 0.0007f) x.push_back(v);
+    x.insert(x.end(), {INFINITY, -INFINITY, 0.0f, 1e-20f});
+    while (x.size() % 16 != 0) x.push_back(0.0f);
+    std::vector<float> y(x.size());
+    p->tanh(x.data(), y.data(), static_cast<std::int64_t>(x.size()));
+    for (std::size_t i = 0; i < x.size(); ++i)
+      ASSERT_NEAR(y[i], std::tanh(static_cast<double>(x[i])), 4.0 * 0x1p-24) << p->name << " " << x[i];
+  }
+}
+
+TEST(Simd, SixteenBitLoadsAreExactForAllCodes) {
+  std::vector<std::uint16_t> codes(65536);
+  std::iota(codes.begin(), codes.end(), std::uint16_t{0});
+  std::vector<float> y(codes.size());
+  for (const SimdProbe* p : probes()) {
+    p->load_f16(codes.data(), y.data(), 65536);
+    for (std::size_t i = 0; i < codes.size(); ++i) {
+      const float expected = semantics::f16_decode(codes[i]);
+      ASSERT_TRUE(std::isnan(expected) ? std::isnan(y[i]) : bits(y[i]) == bits(expected)) << p->name << " code " << i;
+    }
+    p->load_bf16(codes.data(), y.data(), 65536);
+    for (std::size_t i = 0; i < codes.size(); ++i)
+      ASSERT_EQ(bits(y[i]), bits(semantics::bf16_decode(codes[i]))) << p->name << " code " << i;
+  }
+}
+
+/// Values at, just below and just above every midpoint of neighbouring codes, and every code itself.
+std::vector<float> rounding_cases(float (*decode)(std::uint16_t)) {
+  std::vector<float> x;
+  for (std::uint32_t code = 0; code < 65535; ++code) {
+    const float a = decode(static_cast<std::uint16_t>(code)), b = decode(static_cast<std::uint16_t>(code + 1));
+    x.push_back(a);
+    if (!std::isfinite(a) || !std::isfinite(b)) continue;
+    const float middle = static_cast<float>((static_cast<double>(a) + b) / 2);
+    x.insert(x.end(), {middle, std::nextafter(middle, a), std::nextafter(middle, b)});
+  }
+  for (float extreme : {65519.0f, 65520.0f, 3.4e38f, -3.4e38f, INFINITY, -INFINITY, NAN, 1e-45f, -1e-30f}) x.push_back(extreme);
+  while (x.size() % 16 != 0) x.push_back(0.0f);
+  return x;
+}
+
+TEST(Simd, SixteenBitStoresRoundToNearestEven) {
+  for (const SimdProbe* p : probes()) {
+    const std::vector<float> halves = rounding_cases([](std::uint16_t c) { return semantics::f16_decode(c); });
+    std::vector<std::uint16_t> y(halves.size());
+    p->store_f16(halves.data(), y.data(), static_cast<std::int64_t>(halves.size()));
+    for (std::size_t i = 0; i < halves.size(); ++i) {
+      const std::uint16_t expected = semantics::f16_encode(halves[i]);
+      ASSERT_TRUE(std::isnan(halves[i]) ? std::isnan(semantics::f16_decode(y[i])) : y[i] == expected)
+          << p->name << " " << halves[i];
+    }
+    const std::vector<float> brains = rounding_cases([](std::uint16_t c) { return semantics::bf16_decode(c); });
+    y.resize(brains.size());
+    p->store_bf16(brains.data(), y.data(), static_cast<std::int64_t>(brains.size()));
+    for (std::size_t i = 0; i < brains.size(); ++i)
+      ASSERT_EQ(y[i], semantics::bf16_encode(brains[i])) << p->name << " " << brains[i];
+  }
+}
+
+TEST(Simd, Fp8LoadsMatchTheTablesWhichMatchTheFormats) {
+  std::vector<std::uint8_t> codes(256);
+  std::iota(codes.begin(), codes.end(), std::uint8_t{0});
+  for (DType dtype : {DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz}) {
+    for (const SimdProbe* p : probes()) {
+      std::vector<float> y(256);
+      p->load_fp8(codes.data(), cpu::fp8_table(dtype), y.data(), 256);
+      for (int i = 0; i < 256; ++i)
+        ASSERT_EQ(bits(y[static_cast<std::size_t>(i)]), bits(semantics::load(codes.data(), dtype, i)))
+            << p->name << " " << name(dtype) << " " << i;
+    }
+  }
+}
+
+TEST(Simd, TransposeKeepReduce) {
+  for (const SimdProbe* p : probes()) {
+    const int w = p->width;
+    std::vector<float> src(static_cast<std::size_t>(w * w)), dst(src.size());
+    std::iota(src.begin(), src.end(), 0.0f);
+    p->transpose(src.data(), dst.data());
+    for (int r = 0; r < w; ++r)
+      for (int c = 0; c < w; ++c)
+        ASSERT_EQ(dst[static_cast<std::size_t>(c * w + r)], src[static_cast<std::size_t>(r * w + c)]) << p->name;
+
+    std::vector<float> row(static_cast<std::size_t>(w));
+    for (int begin = 0; begin <= w + 2; ++begin)
+      for (int end = begin; end <= w + 3; ++end) {
+        std::iota(row.begin(), row.end(), 0.0f);
+        p->keep(row.data(), /*first=*/1, begin, end);
+        for (int i = 0; i < w; ++i)
+          ASSERT_EQ(row[static_cast<std::size_t>(i)], i + 1 >= begin && i + 1 < end ? static_cast<float>(i) : -1.0f) << p->name;
+      }
+
+    for (int i = 0; i < w; ++i) row[static_cast<std::size_t>(i)] = static_cast<float>((i * 7) % w) - 2.0f;
+    EXPECT_EQ(p->reduce_max(row.data()), static_cast<float>(w) - 3.0f) << p->name;
+    EXPECT_EQ(p->reduce_add(row.data()), static_cast<float>(w * (w - 1) / 2 - 2 * w)) << p->name;
+    EXPECT_FALSE(p->any_nan(row.data()));
+    for (int i = 0; i < w; ++i) {
+      std::vector<float> with_nan = row;
+      with_nan[static_cast<std::size_t>(i)] = NAN;
+      EXPECT_TRUE(p->any_nan(with_nan.data())) << p->name << " lane " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quire::test
