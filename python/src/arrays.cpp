@@ -1,0 +1,301 @@
+// Importing arrays: one function per way in, all ending in a checked view.
+#include "arrays.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <string_view>
+
+#include "errors.hpp"
+
+namespace quire_python {
+namespace {
+
+using quire::Code;
+using quire::DType;
+using quire::Tensor;
+
+/// Element type as the array's library spells it, before it means anything to Quire.
+struct Element {
+  std::string name;  ///< "float32", "bfloat16", "uint8", ...
+  std::int64_t itemsize = 0;
+};
+
+struct NameRow {
+  std::string_view name;
+  DType dtype;
+};
+constexpr NameRow kNames[] = {
+    {"float32", DType::f32},
+    {"float16", DType::f16},
+    {"bfloat16", DType::bf16},
+    {"float8_e4m3fn", DType::fp8_e4m3fn},
+    {"float8_e4m3fnuz", DType::fp8_e4m3fnuz},
+    {"float8_e5m2", DType::fp8_e5m2},
+    {"float8_e5m2fnuz", DType::fp8_e5m2fnuz},
+    {"int32", DType::i32},
+    {"int64", DType::i64},
+};
+constexpr const char* kKnown =
+    "float32, float16, bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, int32, int64";
+
+[[noreturn]] void refuse(const std::string& name, const std::string& why) {
+  throw_error(Code::invalid_argument, name + ": " + why);
+}
+
+std::string class_of(nb::handle object) { return nb::cast<std::string>(nb::handle(object.type()).attr("__name__")); }
+std::string module_of(nb::handle object) { return nb::cast<std::string>(nb::handle(object.type()).attr("__module__")); }
+bool has(nb::handle object, const char* attribute) { return PyObject_HasAttrString(object.ptr(), attribute) == 1; }
+std::string text_of(nb::handle object) { return nb::cast<std::string>(nb::str(object)); }
+
+bool is_raw_bits(const std::string& name) {
+  for (std::string_view raw : {"uint8", "int8", "uint16", "int16", "void8", "void16"})
+    if (name == raw) return true;
+  return false;
+}
+
+std::optional<DType> typed(const std::string& name) {
+  for (const NameRow& row : kNames)
+    if (row.name == name) return row.dtype;
+  return std::nullopt;
+}
+
+DType resolve_dtype(const std::string& name, const Element& element, const std::string& asked) {
+  const std::optional<DType> own = typed(element.name);
+  if (asked.empty()) {
+    if (own) return *own;
+    std::string hint = is_raw_bits(element.name) ? "; for raw bits, name the type: dtype=\"fp8_e4m3fn\" or the like" : "";
+    refuse(name, "dtype " + element.name + " is none of " + kKnown + hint);
+  }
+  const std::optional<DType> want = quire::dtype_from_name(asked);
+  if (!want)
+    refuse(name, "dtype=\"" + asked + "\" is not a Quire dtype (f32, f16, bf16, fp8_e4m3fn, fp8_e4m3fnuz, fp8_e5m2, ...)");
+  if (own && *own != *want) refuse(name, "the array is " + element.name + " but dtype=\"" + asked + "\" was given");
+  if (!own && (!is_raw_bits(element.name) || element.itemsize != quire::itemsize(*want)))
+    refuse(name, "dtype " + element.name + " cannot hold the bits of dtype=\"" + asked + "\"");
+  return *want;
+}
+
+void set_rank(Tensor& view, const std::string& name, std::size_t rank) {
+  if (rank > Tensor::kMaxRank) refuse(name, "rank " + std::to_string(rank) + ", at most 5 is possible");
+  view.rank = static_cast<int>(rank);
+}
+
+/// Strides in bytes become strides in elements; absent (None) means row-major.
+void set_strides(Tensor& view, const std::string& name, nb::handle byte_strides) {
+  if (byte_strides.is_none()) {
+    view = Tensor::from_shape(view.data, view.dtype, view.shape, view.rank);
+    return;
+  }
+  const std::int64_t size = quire::itemsize(view.dtype);
+  for (int d = 0; d < view.rank; ++d) {
+    const auto bytes = nb::cast<std::int64_t>(byte_strides[d]);
+    if (bytes % size != 0) refuse(name, "stride of " + std::to_string(bytes) + " bytes is no multiple of the element size");
+    view.stride[static_cast<std::size_t>(d)] = bytes / size;
+  }
+}
+
+/// Anything with __array_interface__, given what its elements are.
+ArrayRef from_interface(nb::handle object, const nb::dict& interface, const std::string& name, const Element& element,
+                        const std::string& asked) {
+  ArrayRef array;
+  array.owner = nb::borrow(object);
+  array.view.dtype = resolve_dtype(name, element, asked);
+  const nb::tuple data = nb::cast<nb::tuple>(interface["data"]);
+  array.view.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(data[0]));  // NOLINT(performance-no-int-to-ptr)
+  array.writable = !nb::cast<bool>(data[1]);
+  const nb::tuple shape = nb::cast<nb::tuple>(interface["shape"]);
+  set_rank(array.view, name, shape.size());
+  for (std::size_t d = 0; d < shape.size(); ++d) array.view.shape[d] = nb::cast<std::int64_t>(shape[d]);
+  nb::object strides = interface.contains("strides") ? nb::object(interface["strides"]) : nb::none();
+  set_strides(array.view, name, strides);
+  return array;
+}
+
+nb::dict array_interface(nb::handle object) { return nb::cast<nb::dict>(object.attr("__array_interface__")); }
+
+ArrayRef from_numpy(nb::handle object, const std::string& name, const std::string& asked) {
+  if (has(object, "mask")) refuse(name, "masked arrays have no meaning here; fill them first");
+  const nb::object dtype = object.attr("dtype");
+  const Element element{nb::cast<std::string>(dtype.attr("name")), nb::cast<std::int64_t>(dtype.attr("itemsize"))};
+  if (!nb::cast<bool>(dtype.attr("isnative"))) refuse(name, "dtype " + element.name + " is not in native byte order");
+  return from_interface(object, array_interface(object), name, element, asked);
+}
+
+/// Third parties that offer only the interface: the type string says what NumPy's dtype would.
+ArrayRef from_other_interface(nb::handle object, const std::string& name, const std::string& asked) {
+  const nb::dict interface = array_interface(object);
+  const nb::object dtype = nb::module_::import_("numpy").attr("dtype")(interface["typestr"]);
+  const Element element{nb::cast<std::string>(dtype.attr("name")), nb::cast<std::int64_t>(dtype.attr("itemsize"))};
+  if (!nb::cast<bool>(dtype.attr("isnative"))) refuse(name, "dtype " + element.name + " is not in native byte order");
+  return from_interface(object, interface, name, element, asked);
+}
+
+[[noreturn]] void refuse_device(const std::string& name, const std::string& device) {
+  throw_error(Code::unsupported,
+              name + ": lives on " + device + ", but this build has the CPU backend only; copy it to the host");
+}
+
+ArrayRef from_torch(nb::handle object, const std::string& name, const std::string& asked) {
+  const nb::object device = object.attr("device");
+  if (nb::cast<std::string>(device.attr("type")) != "cpu") refuse_device(name, text_of(device));
+  if (text_of(object.attr("layout")) != "torch.strided") refuse(name, "torch layout is " + text_of(object.attr("layout")));
+  if (nb::cast<bool>(object.attr("is_neg")())) refuse(name, "torch's lazy negation is pending; call resolve_neg() first");
+  if (nb::cast<bool>(object.attr("requires_grad")) && nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")()))
+    refuse(name, "requires grad, but Quire does not differentiate; use torch.no_grad() or detach()");
+  std::string dtype = text_of(object.attr("dtype"));
+  dtype = dtype.substr(dtype.find('.') + 1);
+  const Element element{dtype, nb::cast<std::int64_t>(object.attr("itemsize"))};
+  ArrayRef array;
+  array.owner = nb::borrow(object);
+  array.writable = true;
+  array.view.dtype = resolve_dtype(name, element, asked);
+  array.view.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")()));  // NOLINT
+  array.torch_data = array.view.data;
+  const nb::tuple shape = nb::tuple(object.attr("shape"));
+  const nb::tuple stride = nb::cast<nb::tuple>(object.attr("stride")());
+  set_rank(array.view, name, shape.size());
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    array.view.shape[d] = nb::cast<std::int64_t>(shape[d]);
+    array.view.stride[d] = nb::cast<std::int64_t>(stride[d]);
+  }
+  return array;
+}
+
+std::string device_text(std::int32_t type, std::int32_t id) {
+  static constexpr const char* kTypes[] = {"?",    "cpu",       "cuda",   "cuda_host",    "opencl",
+                                           "?",    "?",         "vulkan", "metal",        "vpi",
+                                           "rocm", "rocm_host", "ext",    "cuda_managed", "oneapi"};
+  const bool known = type >= 0 && type < static_cast<std::int32_t>(std::size(kTypes));
+  return std::string(known ? kTypes[type] : "device type " + std::to_string(type)) + ":" + std::to_string(id);
+}
+
+bool host_readable(std::int32_t type) {
+  return type == nb::device::cpu::value || type == nb::device::cuda_host::value || type == nb::device::rocm_host::value;
+}
+
+Element dlpack_element(nb::dlpack::dtype dtype) {
+  using C = nb::dlpack::dtype_code;
+  const std::string bits = std::to_string(static_cast<int>(dtype.bits));
+  std::string name = "DLPack type code " + std::to_string(static_cast<int>(dtype.code));
+  switch (static_cast<C>(dtype.code)) {
+    case C::Int: name = "int" + bits; break;
+    case C::UInt: name = "uint" + bits; break;
+    case C::Float: name = "float" + bits; break;
+    case C::Bfloat: name = "bfloat" + bits; break;
+    case C::Float8_E4M3FN: name = "float8_e4m3fn"; break;
+    case C::Float8_E4M3FNUZ: name = "float8_e4m3fnuz"; break;
+    case C::Float8_E5M2: name = "float8_e5m2"; break;
+    case C::Float8_E5M2FNUZ: name = "float8_e5m2fnuz"; break;
+    default: break;
+  }
+  if (dtype.lanes != 1) name += "x" + std::to_string(static_cast<int>(dtype.lanes));
+  return {name, dtype.bits / 8};
+}
+
+template <typename NdArray>
+ArrayRef from_ndarray(const NdArray& source, const std::string& name, const std::string& asked) {
+  ArrayRef array;
+  array.dlpack = nb::ndarray<nb::ro>(source);
+  array.view.dtype = resolve_dtype(name, dlpack_element(source.dtype()), asked);
+  array.view.data = const_cast<void*>(static_cast<const void*>(source.data()));
+  set_rank(array.view, name, source.ndim());
+  for (std::size_t d = 0; d < source.ndim(); ++d) {
+    array.view.shape[d] = static_cast<std::int64_t>(source.shape(d));
+    array.view.stride[d] = source.stride(d);
+  }
+  return array;
+}
+
+/// DLPack producers (CuPy, JAX, ...) and the buffer protocol (memoryview, array.array).
+ArrayRef from_dlpack(nb::handle object, const std::string& name, const std::string& asked) {
+  if (has(object, "__dlpack_device__")) {
+    const nb::tuple device = nb::cast<nb::tuple>(object.attr("__dlpack_device__")());
+    const auto type = nb::cast<std::int32_t>(nb::int_(device[0]));
+    if (!host_readable(type)) refuse_device(name, device_text(type, nb::cast<std::int32_t>(nb::int_(device[1]))));
+  }
+  nb::ndarray<> writable;
+  if (nb::try_cast(object, writable)) {
+    ArrayRef array = from_ndarray(writable, name, asked);
+    // JAX arrays are immutable, whatever their DLPack flags say.
+    array.writable = module_of(object).rfind("jax", 0) != 0;
+    return array;
+  }
+  nb::ndarray<nb::ro> readable;
+  if (nb::try_cast(object, readable)) return from_ndarray(readable, name, asked);
+  refuse(name, "a " + module_of(object) + "." + class_of(object) + " could not be read through DLPack or as a buffer");
+}
+
+/// Classes looked up once; leaked, because static Python objects would outlive the interpreter.
+bool is_numpy(nb::handle object) {
+  static const nb::object* cls = new nb::object(nb::module_::import_("numpy").attr("ndarray"));
+  return PyObject_IsInstance(object.ptr(), cls->ptr()) == 1;
+}
+
+/// torch is never imported for the question: a torch tensor can only exist if somebody else did that.
+bool is_torch(nb::handle object) {
+  static const nb::object* cls = nullptr;
+  if (cls == nullptr) {
+    const nb::dict modules = nb::cast<nb::dict>(nb::module_::import_("sys").attr("modules"));
+    if (!modules.contains("torch") || !has(modules["torch"], "Tensor")) return false;
+    cls = new nb::object(modules["torch"].attr("Tensor"));
+  }
+  return PyObject_IsInstance(object.ptr(), cls->ptr()) == 1;
+}
+
+ArrayRef import_any(nb::handle object, const std::string& name, const std::string& asked) {
+  if (is_numpy(object)) return from_numpy(object, name, asked);
+  if (is_torch(object)) return from_torch(object, name, asked);
+  if (has(object, "__dlpack__")) return from_dlpack(object, name, asked);
+  if (has(object, "__cuda_array_interface__")) refuse_device(name, "a CUDA device");
+  if (has(object, "__array_interface__")) return from_other_interface(object, name, asked);
+  if (PyObject_CheckBuffer(object.ptr()) != 0) return from_dlpack(object, name, asked);
+  refuse(name, "expected an array (NumPy, torch, or anything with DLPack or the array interface), got " + class_of(object));
+}
+
+/// A NumPy array over a view; 16-bit types as uint16 if asked, fp8 as uint8.
+nb::object raw_numpy(const Tensor& view, nb::handle owner, bool as_uint16) {
+  std::size_t shape[Tensor::kMaxRank];
+  for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d) shape[d] = static_cast<std::size_t>(view.shape[d]);
+  nb::dlpack::dtype dtype = nb::dtype<std::uint8_t>();
+  if (view.dtype == DType::f32) dtype = nb::dtype<float>();
+  if (view.dtype == DType::i32) dtype = nb::dtype<std::int32_t>();
+  if (view.dtype == DType::i64) dtype = nb::dtype<std::int64_t>();
+  if (view.dtype == DType::f16) dtype = {static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float), 16, 1};
+  if (as_uint16) dtype = nb::dtype<std::uint16_t>();
+  const nb::ndarray<nb::numpy> raw(view.data, static_cast<std::size_t>(view.rank), shape, owner, view.stride.data(), dtype);
+  return nb::cast(raw, nb::rv_policy::reference);
+}
+
+}  // namespace
+
+ArrayRef import_array(nb::handle object, const std::string& name, Access access, const std::string& dtype) {
+  if (!object.is_valid() || object.is_none()) return {};
+  ArrayRef array = import_any(object, name, dtype);
+  array.object = nb::borrow(object);
+  if (access == Access::write && !array.writable) refuse(name, "the array is read-only, but it is written");
+  return array;
+}
+
+void check_still_there(const ArrayRef& array, const char* name) {
+  if (array.torch_data == nullptr) return;
+  const auto now = nb::cast<std::uintptr_t>(array.object.attr("data_ptr")());
+  if (now != reinterpret_cast<std::uintptr_t>(array.torch_data))
+    refuse(name, "the tensor's storage moved since it was passed in (resize_ or set_?); make a new object from it");
+}
+
+nb::object to_numpy_bits(const ArrayRef& array) {
+  const nb::object owner = array.owner.is_valid() ? array.owner : nb::cast(array.dlpack);
+  nb::object bits = raw_numpy(array.view, owner, quire::itemsize(array.view.dtype) == 2);
+  if (!array.writable) bits.attr("flags").attr("writeable") = false;
+  return bits;
+}
+
+nb::object to_numpy(const Tensor& view, nb::handle owner) {
+  if (!view.present()) return nb::none();
+  nb::object array = raw_numpy(view, owner, view.dtype == DType::bf16);
+  if (view.dtype != DType::bf16 && !quire::is_fp8(view.dtype)) return array;
+  return nb::module_::import_("quire._arrays").attr("typed_view")(array, std::string(quire::name(view.dtype)));
+}
+
+}  // namespace quire_python

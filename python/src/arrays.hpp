@@ -1,0 +1,49 @@
+// Arrays of any library in, views out: nothing is copied, and whoever keeps a view keeps the array alive.
+//
+// NumPy (ml_dtypes included) and torch CPU tensors are read through their own attributes, because DLPack refuses some of
+// their types; everything else comes through DLPack, the NumPy array interface or the buffer protocol.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <string>
+
+#include "quire/tensor.hpp"
+
+namespace quire_python {
+
+namespace nb = nanobind;
+
+/// A view and what keeps its memory alive. Default-constructed: absent.
+struct ArrayRef {
+  nb::object object;                 ///< what the caller passed
+  nb::object owner;                  ///< keeps the memory alive ...
+  nb::ndarray<nb::ro> dlpack;        ///< ... or this does, for arrays that came through DLPack
+  quire::Tensor view;                ///< strides in elements, whatever they are
+  bool writable = false;             ///< false for read-only NumPy arrays, JAX arrays, ...
+  const void* torch_data = nullptr;  ///< set for torch tensors, whose storage can be resized behind a view
+
+  explicit operator bool() const { return view.present(); }
+};
+
+enum class Access { read, write };
+
+/// Views `object` (None = absent) as the tensor called `name`.
+///
+/// `dtype` (may be empty) names the element type of arrays that hold raw bits: uint8 for fp8, uint16 for bf16 and f16. It must
+/// agree with typed arrays. Raises ArgumentError (type, dtype, byte order, rank, read-only with Access::write) or
+/// UnsupportedError (device memory); both name the tensor.
+ArrayRef import_array(nb::handle object, const std::string& name, Access access = Access::read, const std::string& dtype = {});
+
+/// Raises ArgumentError if a torch tensor's storage moved since it was imported (resize_, set_).
+void check_still_there(const ArrayRef& array, const char* name);
+
+/// The array as NumPy: numbers as they are, 16-bit floats as uint16, fp8 as uint8; read-only if the source is.
+nb::object to_numpy_bits(const ArrayRef& array);
+
+/// A NumPy array over `view`, kept alive by `owner`; None if absent. bf16 and fp8 are ml_dtypes types if that package is
+/// installed, raw uint16 / uint8 otherwise.
+nb::object to_numpy(const quire::Tensor& view, nb::handle owner);
+
+}  // namespace quire_python

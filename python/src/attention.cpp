@@ -1,0 +1,217 @@
+// append(), attend() and merge(): the calls that write.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdlib>
+#include <vector>
+
+#include "errors.hpp"
+#include "executor.hpp"
+#include "ledger.hpp"
+#include "types.hpp"
+
+namespace quire_python {
+namespace {
+
+using quire::Code;
+using quire::Plan;
+using quire::RowCount;
+using quire::Tensor;
+using quire::WriteTag;
+
+constexpr std::size_t kAlignment = 64;
+
+/// One workspace per thread, grown to the largest plan so far: steady state allocates nothing.
+class ThreadWorkspace {
+ public:
+  ~ThreadWorkspace() { std::free(data_); }
+  std::span<std::byte> at_least(std::size_t bytes) {
+    if (bytes > size_) {
+      std::free(data_);
+      size_ = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+      data_ = static_cast<std::byte*>(std::aligned_alloc(kAlignment, size_));
+      if (data_ == nullptr) {
+        size_ = 0;
+        throw std::bad_alloc();
+      }
+    }
+    return {data_, size_};
+  }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+std::span<std::byte> workspace_for(const Plan& plan, const ArrayRef& given) {
+  static thread_local ThreadWorkspace own;
+  if (!given) return own.at_least(quire::workspace_bytes(plan));
+  if (!given.view.is_contiguous()) throw_error(Code::invalid_argument, "workspace: the array is not contiguous");
+  const auto bytes = static_cast<std::size_t>(given.view.num_elements() * quire::itemsize(given.view.dtype));
+  return {static_cast<std::byte*>(given.view.data), bytes};
+}
+
+/// Any contiguous writable array serves as workspace; raw bytes are the usual choice.
+ArrayRef import_workspace(nb::handle workspace) {
+  if (workspace.is_none()) return {};
+  const nb::object view = nb::module_::import_("quire._arrays").attr("as_bytes")(workspace);
+  return import_array(view, "workspace", Access::write, "fp8_e4m3fn");
+}
+
+Plan plan_now(const quire::Batch& b, const quire::KVCache& c, const quire::Options& o) {
+  quire::Result<Plan> made = quire::plan(b, c, o, {.kernel = {}, .num_threads = chosen_num_threads()});
+  const nb::gil_scoped_acquire locked;
+  return unwrap(std::move(made));
+}
+
+nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace,
+                  std::optional<nb::dict> rows) {
+  const quire::Batch& b = batch.checked();
+  const quire::KVCache& c = cache.checked();
+  const quire::Options& o = options_or_default(options);
+  const ArrayRef given = import_workspace(workspace);
+  std::vector<RowCount> counts;
+  quire::Status status;
+  {
+    const std::shared_ptr<quire::Executor> executor = current_executor();
+    const nb::gil_scoped_release unlocked;
+    std::optional<Plan> made;
+    if (plan == nullptr) made = plan_now(b, c, o);
+    const Plan& use = plan != nullptr ? *plan : *made;
+    status = quire::attend(use, b, c, o, workspace_for(use, given), {.executor = executor.get(), .rows = &counts});
+  }
+  require_ok(status);
+  if (rows)
+    for (const RowCount& count : counts) (*rows)[count.kernel.c_str()] = count.rows;
+  return array_object(batch.arrays().output);
+}
+
+std::vector<std::int64_t> index_list(nb::handle values, const char* name) {
+  const ArrayRef array = import_array(values, name);
+  if (!array) return {};
+  if (array.view.rank != 1 || (array.view.dtype != quire::DType::i32 && array.view.dtype != quire::DType::i64))
+    throw_error(Code::invalid_argument,
+                std::string(name) + ": " + quire::to_string(array.view) + ", expected a list of i32 or i64");
+  std::vector<std::int64_t> list(static_cast<std::size_t>(array.view.shape[0]));
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const auto at = static_cast<std::int64_t>(i) * array.view.stride[0];
+    list[i] = array.view.dtype == quire::DType::i32 ? static_cast<const std::int32_t*>(array.view.data)[at]
+                                                    : static_cast<const std::int64_t*>(array.view.data)[at];
+  }
+  return list;
+}
+
+std::vector<WriteTag> tags_from(nb::handle request_ids, nb::handle positions, std::int64_t num_slots) {
+  const std::vector<std::int64_t> requests = index_list(request_ids, "request_ids");
+  const std::vector<std::int64_t> where = index_list(positions, "positions");
+  const auto n = static_cast<std::size_t>(num_slots);
+  if (requests.size() != n || where.size() != n)
+    throw_error(Code::invalid_argument, "ledger: needs request_ids and positions with one entry per slot (" + std::to_string(n) +
+                                            "), got " + std::to_string(requests.size()) + " and " + std::to_string(where.size()));
+  std::vector<WriteTag> tags(n);
+  for (std::size_t i = 0; i < n; ++i) tags[i] = {.request = requests[i], .position = where[i]};
+  return tags;
+}
+
+void append(const PyCache& cache, nb::handle key, nb::handle value, nb::handle slot_mapping, PyLedger* ledger,
+            nb::handle request_ids, nb::handle positions, const std::optional<std::string>& dtype) {
+  const quire::KVCache& c = cache.checked_for_write();
+  const ArrayRef k = import_array(key, "key", Access::read, dtype.value_or(""));
+  const ArrayRef v = import_array(value, "value", Access::read, dtype.value_or(""));
+  const ArrayRef slots = import_array(slot_mapping, "slot_mapping");
+  std::vector<WriteTag> tags;
+  if (ledger != nullptr) tags = tags_from(request_ids, positions, slots.view.rank == 1 ? slots.view.shape[0] : 0);
+  quire::Status status;
+  {
+    const std::shared_ptr<quire::Executor> executor = current_executor();
+    const nb::gil_scoped_release unlocked;
+    status = quire::append(c, k.view, v.view, slots.view,
+                           {.executor = executor.get(), .ledger = ledger != nullptr ? &ledger->ledger : nullptr, .tags = tags});
+  }
+  require_ok(status);
+}
+
+nb::object or_allocate(nb::handle given, const char* function, nb::handle like, const nb::object& argument) {
+  if (!given.is_none()) return nb::borrow(given);
+  const nb::object make = nb::module_::import_("quire._arrays").attr(function);
+  return argument.is_valid() ? make(like, argument) : make(like);
+}
+
+nb::tuple merge(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle lse_b, nb::handle out, nb::handle lse) {
+  const ArrayRef oa = import_array(out_a, "out_a");
+  const ArrayRef la = import_array(lse_a, "lse_a");
+  const ArrayRef ob = import_array(out_b, "out_b");
+  const ArrayRef lb = import_array(lse_b, "lse_b");
+  if (!oa || oa.view.rank != 3) throw_error(Code::invalid_argument, "out_a: " + quire::to_string(oa.view) + ", expected rank 3");
+  const nb::object rows = nb::make_tuple(oa.view.shape[0], oa.view.shape[1]);
+  const nb::object result = or_allocate(out, "empty_like", out_a, {});
+  const nb::object result_lse = or_allocate(lse, "empty_f32_like", out_a, rows);
+  const ArrayRef o = import_array(result, "out", Access::write);
+  const ArrayRef l = import_array(result_lse, "lse", Access::write);
+  quire::Status status;
+  {
+    const std::shared_ptr<quire::Executor> executor = current_executor();
+    const nb::gil_scoped_release unlocked;
+    status = quire::merge(oa.view, la.view, ob.view, lb.view, o.view, l.view, executor.get());
+  }
+  require_ok(status);
+  return nb::make_tuple(result, result_lse);
+}
+
+constexpr const char* kAttendDoc = R"(Softmax attention for every request of the batch; returns batch.output.
+
+    s(k) = softmax_scale * dot(q, K_k), then soft cap, then ALiBi (see Options)
+    out  = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))       over visible k
+    lse  = m + log(that denominator)
+
+A row with no visible key gives out = 0 and lse = -inf (or the sink). Every output row is written exactly once, or the call fails
+before writing any. Only visible positions are read.
+
+Arguments:
+    plan: from plan() for this batch's lengths and shapes, reused for every layer; None plans now.
+    workspace: contiguous array of at least plan.workspace_bytes bytes, 64-byte aligned; None uses one that the thread keeps.
+    rows: a dict that receives {kernel: (token x head) rows it wrote}.
+
+Raises ContractError (a broken rule, named in .rule) or UnsupportedError before any output byte changes. The GIL is released.)";
+
+constexpr const char* kAppendDoc = R"(Writes key/value row t into slot slot_mapping[t] of the cache, for every t with a slot >= 0.
+
+    stored = convert(row / scale)      round to nearest even; fp8 saturates to its largest finite value, NaN stays NaN
+
+key, value: [num_tokens, num_kv_heads, head_dim] f32, f16 or bf16, any strides. slot_mapping: [n] int32 or int64, n <= num_tokens.
+With a ledger every written slot is recorded for request_ids[t], positions[t] (each [n]). dtype: type of raw uint16 key and value.
+
+Raises ContractError before the first write (slot out of range or written twice, shapes that disagree), ArgumentError for
+read-only caches. The GIL is released.)";
+
+constexpr const char* kMergeDoc =
+    R"(Combines two partial results over disjoint key sets, exactly on empty sides (lse = -inf); returns (out, lse).
+
+    lse = log(exp(lse_a) + exp(lse_b))
+    out = out_a * exp(lse_a - lse) + out_b * exp(lse_b - lse)
+
+out_*: [num_tokens, num_q_heads, head_dim] f32, f16 or bf16; lse_*: [num_tokens, num_q_heads] f32, natural log; any strides. out may
+be out_a or out_b. None allocates. +inf in an lse is an error.)";
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+  m.def("attend", &attend, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("plan") = nb::none(),
+        nb::arg("workspace") = nb::none(), nb::arg("rows") = nb::none(), kAttendDoc);
+  m.def("append", &append, nb::arg("cache"), nb::arg("key"), nb::arg("value"), nb::arg("slot_mapping"),
+        nb::arg("ledger") = nb::none(), nb::arg("request_ids") = nb::none(), nb::arg("positions") = nb::none(),
+        nb::arg("dtype") = nb::none(), kAppendDoc);
+  m.def("merge", &merge, nb::arg("out_a"), nb::arg("lse_a"), nb::arg("out_b"), nb::arg("lse_b"), nb::arg("out") = nb::none(),
+        nb::arg("lse") = nb::none(), kMergeDoc);
+  m.def(
+      "set_num_threads",
+      [](int n) {
+        if (n < 0) throw_error(Code::invalid_argument, "num_threads: must be >= 0 (0 = all cores)");
+        set_num_threads(n);
+      },
+      nb::arg("num_threads"), "Threads for every later call in this process; 0 = QUIRE_NUM_THREADS or all cores.");
+  m.def("get_num_threads", [] { return current_executor()->num_threads(); }, "Threads that the next call may use.");
+}
+
+}  // namespace quire_python

@@ -1,0 +1,95 @@
+// Captures and generated cases: a batch that owns its memory.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include "case.hpp"
+#include "errors.hpp"
+#include "types.hpp"
+
+namespace quire_python {
+namespace {
+
+using quire::Case;
+using Notes = std::map<std::string, std::string>;
+
+std::string path_text(nb::handle path) { return nb::cast<std::string>(nb::module_::import_("os").attr("fsdecode")(path)); }
+
+PyCase read_capture(nb::handle path) {
+  const std::string text = path_text(path);
+  const nb::gil_scoped_release unlocked;
+  quire::Result<Case> result = quire::read_capture(text);
+  const nb::gil_scoped_acquire locked;
+  return {unwrap(std::move(result))};
+}
+
+PyCase make_case(nb::handle problem) {
+  const quire::ProblemLine line = nb::isinstance<quire::ProblemLine>(problem)
+                                      ? nb::cast<const quire::ProblemLine&>(problem)
+                                      : unwrap(quire::parse_problem_line(nb::cast<std::string>(problem)));
+  const nb::gil_scoped_release unlocked;
+  quire::Result<Case> result = quire::make_case(line);
+  const nb::gil_scoped_acquire locked;
+  return {unwrap(std::move(result))};
+}
+
+void write(const std::string& path, const Case& c) {
+  quire::Status status;
+  {
+    const nb::gil_scoped_release unlocked;
+    status = quire::write_capture(path, c);
+  }
+  require_ok(status);
+}
+
+void write_batch(nb::handle path, const PyBatch& batch, const PyCache& cache, const PyOptions* options, nb::handle observed,
+                 nb::handle observed_lse, const std::optional<Notes>& notes, const std::optional<std::string>& dtype) {
+  const ArrayRef out = import_array(observed, "observed", Access::read, dtype.value_or(""));
+  const ArrayRef lse = import_array(observed_lse, "observed_lse");
+  Case c;
+  c.batch = batch.checked();
+  c.cache = cache.checked();
+  c.options = options_or_default(options);
+  c.observed = out.view;
+  c.observed_lse = lse.view;
+  if (notes) c.notes = *notes;
+  write(path_text(path), c);
+}
+
+template <typename Wrapper, typename View>
+auto part(View Case::* member) {
+  return [member](nb::handle self) {
+    const Case& c = nb::cast<const PyCase&>(self).data;
+    return nb::cast(new Wrapper(c.*member, self), nb::rv_policy::take_ownership);
+  };
+}
+
+}  // namespace
+
+void bind_capture(nb::module_& m) {
+  nb::class_<PyCase>(m, "Case", "A batch with its cache and options that owns its memory: from make_case() or read_capture().")
+      .def_prop_ro("batch", part<PyBatch>(&Case::batch), nb::sig("def batch(self) -> Batch"))
+      .def_prop_ro("cache", part<PyCache>(&Case::cache), nb::sig("def cache(self) -> KVCache"))
+      .def_prop_ro("options", part<PyOptions>(&Case::options), nb::sig("def options(self) -> Options"))
+      .def_prop_ro(
+          "observed", [](nb::handle self) { return to_numpy(nb::cast<const PyCase&>(self).data.observed, self); },
+          "The output that somebody's kernel produced, or None.")
+      .def_prop_ro("observed_lse",
+                   [](nb::handle self) { return to_numpy(nb::cast<const PyCase&>(self).data.observed_lse, self); })
+      .def_prop_ro("notes", [](const PyCase& c) { return c.data.notes; }, "Free metadata carried by the file.");
+  m.def("make_case", &make_case, nb::arg("problem"),
+        "Fills a problem line with data: N(0,1) with some peaky heads, shuffled pages, NaN in everything that must not be read, "
+        "NaN-filled output. Deterministic in the seed. Raises ParseError.");
+  m.def("read_capture", &read_capture, nb::arg("path"),
+        "Reads a .safetensors capture. Raises ParseError or FileError, saying where.");
+  m.def(
+      "write_capture", [](nb::handle path, const PyCase& c) { write(path_text(path), c.data); }, nb::arg("path"),
+      nb::arg("case"));
+  m.def("write_capture", &write_batch, nb::arg("path"), nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(),
+        nb::arg("observed") = nb::none(), nb::arg("observed_lse") = nb::none(), nb::arg("notes") = nb::none(),
+        nb::arg("dtype") = nb::none(),
+        "Writes a capture atomically: batch, cache, options and, optionally, an observed output to be diagnosed.");
+}
+
+}  // namespace quire_python

@@ -1,0 +1,12 @@
+// A capture as Python holds it.
+#pragma once
+
+#include "quire/capture.hpp"
+
+namespace quire_python {
+
+struct PyCase {
+  quire::Case data;
+};
+
+}  // namespace quire_python

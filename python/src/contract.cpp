@@ -1,0 +1,180 @@
+// check(), findings, the rule list and the slot ledger.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include "errors.hpp"
+#include "ledger.hpp"
+#include "types.hpp"
+
+namespace quire_python {
+namespace {
+
+using quire::Code;
+using quire::Depth;
+using quire::Finding;
+using quire::Findings;
+using quire::Rule;
+
+constexpr const char* kDepths[] = {"metadata", "tables", "contents"};
+
+Depth depth_from(const std::string& text) {
+  for (int i = 0; i < 3; ++i)
+    if (text == kDepths[i]) return static_cast<Depth>(i);
+  throw_error(Code::invalid_argument, "depth: \"" + text + "\" is none of metadata, tables, contents");
+}
+
+Findings check(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const std::string& depth,
+               const PyLedger* ledger) {
+  const Depth how_deep = depth_from(depth);
+  const quire::Batch& b = batch.checked();
+  const quire::KVCache& c = cache.checked();
+  const quire::Options& o = options_or_default(options);
+  const nb::gil_scoped_release unlocked;
+  return quire::check(b, c, o, how_deep, ledger != nullptr ? &ledger->ledger : nullptr);
+}
+
+std::string to_text(const Findings& findings) {
+  if (findings.ok()) return "no findings";
+  std::string text;
+  for (const Finding& finding : findings.items) text += finding.message + "\n";
+  const std::int64_t hidden = findings.total - static_cast<std::int64_t>(findings.items.size());
+  if (hidden > 0) return text + "and " + std::to_string(hidden) + " more";
+  text.pop_back();
+  return text;
+}
+
+const Finding& at(const Findings& findings, std::int64_t i) {
+  const auto size = static_cast<std::int64_t>(findings.items.size());
+  if (i < 0) i += size;
+  if (i < 0 || i >= size) throw nb::index_error();
+  return findings.items[static_cast<std::size_t>(i)];
+}
+
+void bind_findings(nb::module_& m) {
+  nb::class_<Finding>(m, "Finding", "One broken rule at one place; str() is the full text.")
+      .def_ro("rule", &Finding::rule, "Rule id, e.g. \"Q-T03\".")
+      .def_ro("tensor", &Finding::tensor, "Name of the tensor or option.")
+      .def_prop_ro(
+          "index",
+          [](const Finding& f) {
+            nb::list list;
+            for (std::int64_t i : f.index) list.append(i);
+            return nb::tuple(list);
+          },
+          "Where in the tensor, as a tuple; empty if the tensor as a whole is meant.")
+      .def_ro("value", &Finding::value, "What was found.")
+      .def_ro("expected", &Finding::expected, "What was expected.")
+      .def_ro("message", &Finding::message, "The full text: rule, tensor, index, value, expectation.")
+      .def("__str__", [](const Finding& f) { return f.message; })
+      .def("__repr__", [](const Finding& f) { return "<Finding " + f.message + ">"; });
+  nb::class_<Findings>(m, "Findings",
+                       "All findings of one check, in rule order: a sequence of Finding. At most 16 per rule are listed; "
+                       "`total` counts every one.")
+      .def_ro("total", &Findings::total)
+      .def_prop_ro("ok", &Findings::ok)
+      .def(
+          "raise_if_any", [](const Findings& f) { require_ok(f.status()); },
+          "Raises ContractError with the first finding's text if there is any.")
+      .def("__len__", [](const Findings& f) { return f.items.size(); })
+      .def("__getitem__", &at, nb::rv_policy::reference_internal, nb::arg("index"))
+      .def(
+          "__iter__",
+          [](nb::handle self) {
+            const Findings& findings = nb::cast<const Findings&>(self);
+            nb::list list;
+            for (const Finding& finding : findings.items) list.append(nb::cast(finding, nb::rv_policy::copy));
+            return nb::iter(list);
+          },
+          nb::sig("def __iter__(self) -> collections.abc.Iterator[Finding]"))
+      .def("__str__", &to_text)
+      .def("__repr__", [](const Findings& f) { return "<Findings total=" + std::to_string(f.total) + ">"; });
+}
+
+void bind_rules(nb::module_& m) {
+  nb::class_<Rule>(m, "Rule", "A rule of the contract as documented.")
+      .def_ro("id", &Rule::id)
+      .def_prop_ro("depth", [](const Rule& r) { return std::string(kDepths[static_cast<int>(r.depth)]); })
+      .def_ro("statement", &Rule::statement)
+      .def_ro("why", &Rule::why)
+      .def_ro("example", &Rule::example)
+      .def("__repr__", [](const Rule& r) { return "<Rule " + std::string(r.id) + ": " + std::string(r.statement) + ">"; });
+  m.def(
+      "rules",
+      [] {
+        const auto rules = quire::rules();
+        return std::vector<Rule>(rules.begin(), rules.end());
+      },
+      "Every rule of the contract, in order.");
+}
+
+void bind_ledger(nb::module_& m) {
+  using Entry = quire::SlotLedger::Entry;
+  nb::class_<Entry>(m, "LedgerEntry", "Who wrote a slot last; request -1 means never written.")
+      .def_ro("request", &Entry::request)
+      .def_ro("position", &Entry::position)
+      .def_ro("step", &Entry::step)
+      .def_ro("recycled", &Entry::recycled)
+      .def("__repr__", [](const Entry& e) {
+        return "<LedgerEntry request=" + std::to_string(e.request) + " position=" + std::to_string(e.position) +
+               " step=" + std::to_string(e.step) + (e.recycled ? " recycled>" : ">");
+      });
+  nb::class_<PyLedger>(m, "SlotLedger", R"(A per-slot record of who wrote it and when: fed by append(), consulted by check().
+
+With a ledger, check() also finds reads of slots never written (Q-L01), written for another request (Q-L02), for another
+position (Q-L03), or recycled since (Q-L04). Host memory, about 24 bytes a slot. Not thread-safe.)")
+      .def(nb::init<std::int64_t, std::int64_t>(), nb::arg("num_pages"), nb::arg("page_size"))
+      .def(
+          "begin_step", [](PyLedger& l, std::int64_t step) { l.ledger.begin_step(step); }, nb::arg("step"),
+          "Starts step `step`; later writes carry it. Steps only grow.")
+      .def(
+          "record",
+          [](PyLedger& l, std::int64_t slot, std::int64_t request, std::int64_t position) {
+            l.ledger.record(slot, {.request = request, .position = position});
+          },
+          nb::arg("slot"), nb::arg("request"), nb::arg("position"), "Slot was written for this token in the current step.")
+      .def(
+          "share", [](PyLedger& l, std::int64_t page, std::int64_t request) { l.ledger.share(page, request); }, nb::arg("page"),
+          nb::arg("request"), "From now on `request` may read what others wrote in this page.")
+      .def(
+          "recycle", [](PyLedger& l, std::int64_t page) { l.ledger.recycle(page); }, nb::arg("page"),
+          "The page went back to the pool: everything in it is stale until written again.")
+      .def(
+          "entry",
+          [](const PyLedger& l, std::int64_t slot) {
+            if (slot < 0 || slot >= l.ledger.num_pages() * l.ledger.page_size())
+              throw_error(Code::invalid_argument, "slot: " + std::to_string(slot) + " is outside the ledger");
+            return l.ledger.entry(slot);
+          },
+          nb::arg("slot"))
+      .def(
+          "shared_with",
+          [](const PyLedger& l, std::int64_t page, std::int64_t request) { return l.ledger.shared_with(page, request); },
+          nb::arg("page"), nb::arg("request"))
+      .def_prop_ro("num_pages", [](const PyLedger& l) { return l.ledger.num_pages(); })
+      .def_prop_ro("page_size", [](const PyLedger& l) { return l.ledger.page_size(); })
+      .def_prop_ro(
+          "slots_written", [](const PyLedger& l) { return l.ledger.slots_written(); }, "Writes recorded so far.")
+      .def_prop_ro("slots_read", [](const PyLedger& l) { return l.ledger.slots_read(); }, "Slots check() looked up so far.");
+}
+
+}  // namespace
+
+PyLedger::PyLedger(std::int64_t num_pages, std::int64_t page_size) : ledger(num_pages, page_size) {
+  if (num_pages < 0 || page_size < 1) throw_error(Code::invalid_argument, "SlotLedger: num_pages >= 0 and page_size >= 1");
+}
+
+void bind_contract(nb::module_& m) {
+  bind_findings(m);
+  bind_rules(m);
+  bind_ledger(m);
+  m.def("check", &check, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("depth") = "contents",
+        nb::arg("ledger") = nb::none(),
+        R"(Applies every rule up to `depth` and returns all findings; never raises for a broken rule, writes nothing.
+
+depth: "metadata" (dtypes, shapes, strides, options), "tables" (index tensors and scales as well), "contents" (every visible
+query, key and value element is finite as well; and the ledger, if given). The GIL is released.)");
+}
+
+}  // namespace quire_python

@@ -1,0 +1,85 @@
+// The fp64 reference and the comparison that judge an output.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "errors.hpp"
+#include "types.hpp"
+
+namespace quire_python {
+namespace {
+
+using quire::Comparison;
+using quire::Mismatch;
+using quire::Reference;
+
+/// A read-only NumPy view of one of the reference's vectors; the view keeps the reference alive.
+template <typename T>
+auto vector_view(std::vector<T> Reference::* member, bool per_dim) {
+  return [member, per_dim](nb::handle self) {
+    const Reference& r = nb::cast<const Reference&>(self);
+    const std::size_t shape[] = {static_cast<std::size_t>(r.num_tokens), static_cast<std::size_t>(r.num_q_heads),
+                                 static_cast<std::size_t>(r.head_dim)};
+    return nb::ndarray<nb::numpy, const T>((r.*member).data(), per_dim ? 3 : 2, shape, self);
+  };
+}
+
+Reference reference(const PyBatch& batch, const PyCache& cache, const PyOptions* options) {
+  const quire::Batch& b = batch.checked();
+  const quire::KVCache& c = cache.checked();
+  const quire::Options& o = options_or_default(options);
+  const nb::gil_scoped_release unlocked;
+  quire::Result<Reference> result = quire::reference(b, c, o);
+  const nb::gil_scoped_acquire locked;
+  return unwrap(std::move(result));
+}
+
+Comparison compare(nb::handle output, nb::handle lse, const Reference& expected, const std::optional<std::string>& dtype) {
+  const ArrayRef out = import_array(output, "output", Access::read, dtype.value_or(""));
+  const ArrayRef log_sum = import_array(lse, "lse");
+  if (!out) throw_error(quire::Code::invalid_argument, "output: is None");
+  const nb::gil_scoped_release unlocked;
+  return quire::compare(out.view, log_sum.view, expected);
+}
+
+}  // namespace
+
+void bind_diagnose(nb::module_& m) {
+  nb::class_<Reference>(m, "Reference", "fp64 attention of the stored (quantised) cache; arrays are read-only NumPy views.")
+      .def_ro("num_tokens", &Reference::num_tokens)
+      .def_ro("num_q_heads", &Reference::num_q_heads)
+      .def_ro("head_dim", &Reference::head_dim)
+      .def_prop_ro("out", vector_view(&Reference::out, true), "[num_tokens, num_q_heads, head_dim] f64.")
+      .def_prop_ro("lse", vector_view(&Reference::lse, false), "[num_tokens, num_q_heads] f64.")
+      .def_prop_ro("abs_pv", vector_view(&Reference::abs_pv, true), "sum_k p_k |V_k|, like out.")
+      .def_prop_ro("score_mag", vector_view(&Reference::score_mag, false), "Magnitude of the largest score, like lse.")
+      .def_prop_ro("num_keys", vector_view(&Reference::num_keys, false), "Visible keys, like lse, int64.");
+  nb::class_<Mismatch>(m, "Mismatch", "One place where an output is wrong.")
+      .def_ro("token", &Mismatch::token)
+      .def_ro("head", &Mismatch::head)
+      .def_ro("dim", &Mismatch::dim)
+      .def_ro("observed", &Mismatch::observed)
+      .def_ro("expected", &Mismatch::expected)
+      .def_ro("tolerance", &Mismatch::tolerance);
+  nb::class_<Comparison>(m, "Comparison", "The verdict of compare(); str() is a paragraph for people.")
+      .def_ro("ok", &Comparison::ok)
+      .def_ro("num_elements", &Comparison::num_elements)
+      .def_ro("num_mismatches", &Comparison::num_mismatches)
+      .def_ro("num_nonfinite_mismatches", &Comparison::num_nonfinite_mismatches)
+      .def_ro("worst_ratio", &Comparison::worst_ratio, "Largest |error| / tolerance over finite elements.")
+      .def_ro("worst", &Comparison::worst)
+      .def_ro("first", &Comparison::first, "Up to 16 mismatches, in index order.")
+      .def_ro("text", &Comparison::text)
+      .def("__bool__", [](const Comparison& c) { return c.ok; })
+      .def("__str__", [](const Comparison& c) { return c.text; });
+  m.def("reference", &reference, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(),
+        "The fp64 oracle: two passes, shares nothing with the kernels but dtype decode. Checks metadata and tables first "
+        "(ContractError). Slow by design; the GIL is released.");
+  m.def("compare", &compare, nb::arg("output"), nb::arg("lse").none(), nb::arg("reference"), nb::arg("dtype") = nb::none(),
+        "Compares NaN and infinity positions first, then every element against its derived tolerance (docs/numerics.md). "
+        "lse may be None. dtype: type of a raw uint16 output.");
+}
+
+}  // namespace quire_python

@@ -1,0 +1,36 @@
+// Builds the exception instances; the classes themselves are Python (quire/errors.py), so that they can mix in ValueError.
+#include "errors.hpp"
+
+#include <nanobind/stl/string.h>
+
+namespace quire_python {
+namespace {
+
+const char* class_name(quire::Code code) {
+  switch (code) {
+    case quire::Code::invalid_argument: return "ArgumentError";
+    case quire::Code::contract_violation: return "ContractError";
+    case quire::Code::unsupported: return "UnsupportedError";
+    case quire::Code::parse_error: return "ParseError";
+    case quire::Code::io_error: return "FileError";
+    case quire::Code::out_of_pages: return "OutOfPagesError";
+    case quire::Code::out_of_memory: return "OutOfMemoryError";
+    case quire::Code::ok:
+    case quire::Code::internal_error: break;
+  }
+  return "InternalError";
+}
+
+}  // namespace
+
+void throw_status(const quire::Status& status) {
+  nb::object cls = nb::module_::import_("quire.errors").attr(class_name(status.code()));
+  nb::object error = cls(status.message());
+  error.attr("rule") = status.rule();
+  PyErr_SetObject(cls.ptr(), error.ptr());
+  throw nb::python_error();
+}
+
+void throw_error(quire::Code code, std::string message) { throw_status(quire::Status(code, std::move(message))); }
+
+}  // namespace quire_python

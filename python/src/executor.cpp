@@ -1,0 +1,61 @@
+// The pool behind every Python call. Threads do not survive fork(), so a child that inherits a pool makes its own.
+#include "executor.hpp"
+
+#include <unistd.h>
+
+#include <mutex>
+
+namespace quire_python {
+namespace {
+
+struct Shared {
+  std::mutex mutex;
+  std::shared_ptr<quire::Executor> pool;
+  int num_threads = 0;
+  pid_t owner = 0;
+};
+
+/// Leaked: worker threads may still run when static objects are destroyed.
+Shared& shared() {
+  static Shared* const state = new Shared;
+  return *state;
+}
+
+/// The default pool is the library's own; it must not be deleted, and a forked child cannot use the parent's.
+std::shared_ptr<quire::Executor> make_pool(int num_threads, bool forked) {
+  if (num_threads == 0 && !forked) return {&quire::default_executor(), [](quire::Executor*) {}};
+  return quire::make_thread_pool(num_threads);
+}
+
+}  // namespace
+
+std::shared_ptr<quire::Executor> current_executor() {
+  Shared& s = shared();
+  const std::scoped_lock lock(s.mutex);
+  const pid_t self = getpid();
+  if (s.pool == nullptr || s.owner != self) {
+    const bool forked = s.pool != nullptr;
+    // The parent's threads do not exist here, so destroying its pool would wait for them for ever.
+    if (forked) new std::shared_ptr<quire::Executor>(std::move(s.pool));
+    s.pool = make_pool(s.num_threads, forked);
+    s.owner = self;
+  }
+  return s.pool;
+}
+
+void set_num_threads(int num_threads) {
+  Shared& s = shared();
+  const std::scoped_lock lock(s.mutex);
+  if (s.pool != nullptr && s.owner != getpid()) new std::shared_ptr<quire::Executor>(std::move(s.pool));
+  s.num_threads = num_threads;
+  s.pool = num_threads > 0 ? std::shared_ptr<quire::Executor>(quire::make_thread_pool(num_threads)) : nullptr;
+  s.owner = getpid();
+}
+
+int chosen_num_threads() {
+  Shared& s = shared();
+  const std::scoped_lock lock(s.mutex);
+  return s.num_threads;
+}
+
+}  // namespace quire_python

@@ -1,0 +1,179 @@
+// plan(), explain() and the lists of devices and kernels.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include "case.hpp"
+#include "errors.hpp"
+#include "executor.hpp"
+#include "types.hpp"
+
+namespace quire_python {
+namespace {
+
+using quire::Code;
+using quire::Device;
+using quire::Explanation;
+using quire::Kernel;
+using quire::Plan;
+using quire::PlanSettings;
+using quire::Problem;
+using quire::ProblemLine;
+using quire::Refusal;
+using quire::VllmChoice;
+
+Plan plan(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const std::optional<std::string>& kernel,
+          bool batch_invariant, int num_threads) {
+  const quire::Batch& b = batch.checked();
+  const quire::KVCache& c = cache.checked();
+  const quire::Options& o = options_or_default(options);
+  const PlanSettings settings{.kernel = kernel.value_or(""),
+                              .batch_invariant = batch_invariant,
+                              .num_threads = num_threads > 0 ? num_threads : chosen_num_threads()};
+  const nb::gil_scoped_release unlocked;
+  quire::Result<Plan> result = quire::plan(b, c, o, settings);
+  const nb::gil_scoped_acquire locked;
+  return unwrap(std::move(result));
+}
+
+/// The problem of a text, plan, capture or batch.
+Problem problem_from(nb::handle source, const PyCache* cache, const PyOptions* options) {
+  if (nb::isinstance<nb::str>(source)) return unwrap(quire::parse_problem_line(nb::cast<std::string>(source))).problem;
+  if (nb::isinstance<ProblemLine>(source)) return nb::cast<const ProblemLine&>(source).problem;
+  if (nb::isinstance<Plan>(source)) return nb::cast<const Plan&>(source).problem;
+  quire::Batch b;
+  quire::KVCache c;
+  quire::Options o;
+  if (nb::isinstance<PyCase>(source)) {
+    const quire::Case& k = nb::cast<const PyCase&>(source).data;
+    b = k.batch, c = k.cache, o = k.options;
+  } else if (nb::isinstance<PyBatch>(source)) {
+    if (cache == nullptr) throw_error(Code::invalid_argument, "cache: explaining a Batch needs its cache=");
+    b = nb::cast<const PyBatch&>(source).checked(), c = cache->checked(), o = options_or_default(options);
+  } else {
+    throw_error(Code::invalid_argument, "problem: expected a problem line, Batch, Case or Plan");
+  }
+  require_ok(quire::check(b, c, o, quire::Depth::tables).status());
+  return quire::problem_of(b, c, o);
+}
+
+nb::object explain(nb::handle source, const std::optional<std::string>& device, const std::optional<std::string>& kernel,
+                   bool as_vllm, const PyCache* cache, const PyOptions* options) {
+  const Problem problem = problem_from(source, cache, options);
+  if (as_vllm) return nb::cast(unwrap(quire::explain_as_vllm(problem, device.value_or("gfx942"))));
+  const Device where = device ? unwrap(quire::find_device(*device)) : quire::host_device();
+  return nb::cast(quire::explain(problem, where, {.kernel = kernel.value_or("")}));
+}
+
+void bind_device(nb::module_& m) {
+  nb::class_<Device>(m, "Device", "A device as planning sees it.")
+      .def_ro("name", &Device::name)
+      .def_prop_ro("backend", [](const Device& d) { return std::string(quire::name(d.backend)); })
+      .def_ro("num_threads", &Device::num_threads, "Threads (CPU) or multiprocessors / compute units (GPU).")
+      .def_ro("l2_bytes", &Device::l2_bytes)
+      .def("__repr__",
+           [](const Device& d) { return "<Device " + d.name + " num_threads=" + std::to_string(d.num_threads) + ">"; });
+  nb::class_<Kernel>(m, "Kernel", "One row of the kernel table.")
+      .def_ro("name", &Kernel::name)
+      .def_prop_ro("backend", [](const Kernel& k) { return std::string(quire::name(k.backend)); })
+      .def_ro("takes", &Kernel::takes, "What it takes, in words.")
+      .def_ro("description", &Kernel::description)
+      .def("__repr__", [](const Kernel& k) { return "<Kernel " + std::string(k.name) + ">"; });
+  nb::class_<Refusal>(m, "Refusal", "A kernel that was passed over, and one reason.")
+      .def_ro("kernel", &Refusal::kernel)
+      .def_ro("reason", &Refusal::reason)
+      .def("__str__", [](const Refusal& r) { return r.kernel + ": " + r.reason; })
+      .def("__repr__", [](const Refusal& r) { return "<Refusal " + r.kernel + ": " + r.reason + ">"; });
+  m.def("devices", [] { return quire::known_devices(); }, "Every device that explain() knows by name, pretended ones included.");
+  m.def("host_device", [] { return quire::host_device(); }, "This machine's CPU (QUIRE_CPU narrows it).");
+  m.def(
+      "kernels",
+      [] {
+        const auto rows = quire::kernels();
+        return std::vector<Kernel>(rows.begin(), rows.end());
+      },
+      "The kernel table, in order of preference.");
+}
+
+void bind_plan_class(nb::module_& m) {
+  nb::class_<Plan>(m, "Plan",
+                   "What attend() will do, decided in full; str() is the one-line form. Reusable for every layer of a step.")
+      .def_ro("kernel", &Plan::kernel)
+      .def_ro("device", &Plan::device)
+      .def_ro("batch_invariant", &Plan::batch_invariant)
+      .def_ro("tile_q", &Plan::tile_q)
+      .def_ro("tile_kv", &Plan::tile_kv)
+      .def_ro("split_keys", &Plan::split_keys)
+      .def_ro("num_partials", &Plan::num_partials)
+      .def_ro("num_threads", &Plan::num_threads)
+      .def_ro("kv_bytes", &Plan::kv_bytes, "Bytes of K and V in the visible ranges, each counted once.")
+      .def_ro("flops", &Plan::flops)
+      .def_ro("refusals", &Plan::refusals)
+      .def_prop_ro("num_items", [](const Plan& p) { return p.work.size(); })
+      .def_prop_ro("num_merges", [](const Plan& p) { return p.merges.size(); })
+      .def_prop_ro("workspace_bytes", [](const Plan& p) { return quire::workspace_bytes(p); })
+      .def_prop_ro(
+          "problem", [](const Plan& p) { return quire::to_string(p.problem); }, "The planned problem as text.")
+      .def(
+          "__eq__", [](const Plan& a, nb::handle b) { return nb::isinstance<Plan>(b) && a == nb::cast<const Plan&>(b); },
+          nb::is_operator())
+      .def("__str__", [](const Plan& p) { return quire::to_string(p); })
+      .def("__repr__", [](const Plan& p) { return "<Plan " + quire::to_string(p) + ">"; });
+}
+
+void bind_explanation(nb::module_& m) {
+  nb::class_<Explanation>(m, "Explanation", "The chosen kernel and every refusal; str() is the text for people.")
+      .def_ro("chosen", &Explanation::chosen)
+      .def_ro("refusals", &Explanation::refusals)
+      .def_ro("plan_line", &Explanation::plan_line)
+      .def_ro("device", &Explanation::device)
+      .def_prop_ro("problem", [](const Explanation& e) { return quire::to_string(e.problem); })
+      .def_ro("text", &Explanation::text)
+      .def("__str__", [](const Explanation& e) { return e.text; });
+  nb::class_<VllmChoice>(m, "VllmChoice", "Which kernels vLLM would run on an AMD GPU, and why; str() is the text for people.")
+      .def_ro("prefill_kernel", &VllmChoice::prefill_kernel)
+      .def_ro("decode_kernel", &VllmChoice::decode_kernel)
+      .def_ro("failed", &VllmChoice::failed)
+      .def_ro("notes", &VllmChoice::notes)
+      .def_ro("text", &VllmChoice::text)
+      .def("__str__", [](const VllmChoice& v) { return v.text; });
+  nb::class_<ProblemLine>(m, "ProblemLine", "A parsed problem line; str() is the canonical text.")
+      .def_ro("seed", &ProblemLine::seed)
+      .def_ro("num_pages", &ProblemLine::num_pages)
+      .def_prop_ro("num_tokens", [](const ProblemLine& p) { return p.problem.num_tokens(); })
+      .def("__str__", [](const ProblemLine& p) { return quire::to_string(p); })
+      .def("__repr__", [](const ProblemLine& p) { return "<ProblemLine " + quire::to_string(p) + ">"; });
+  m.def(
+      "parse_problem_line", [](const std::string& text) { return unwrap(quire::parse_problem_line(text)); }, nb::arg("text"),
+      "Parses e.g. 'q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=1x4096,64x1@2048'. Raises ParseError.");
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+  bind_device(m);
+  bind_plan_class(m);
+  bind_explanation(m);
+  m.def("plan", &plan, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("kernel") = nb::none(),
+        nb::arg("batch_invariant") = false, nb::arg("num_threads") = 0,
+        R"(Checks metadata and tables, then plans this batch for this machine. Plan once per step, use it for every layer.
+
+kernel forces a row of kernels() by name. batch_invariant: a request's bits depend neither on the rest of the batch nor on its
+chunking. num_threads only balances work; 0 = set_num_threads(), or all cores.
+
+Raises ContractError (a broken rule) or UnsupportedError (no kernel takes it; all refusals in the text).)");
+  m.def("explain", &explain, nb::arg("problem"), nb::arg("device") = nb::none(), nb::arg("kernel") = nb::none(),
+        nb::arg("as_vllm") = false, nb::kw_only(), nb::arg("cache") = nb::none(), nb::arg("options") = nb::none(),
+        nb::sig(
+            "def explain(problem: str | ProblemLine | Batch | Case | Plan, device: str | None = None, kernel: str | None = None, "
+            "as_vllm: bool = False, *, cache: KVCache | None = None, options: Options | None = None) "
+            "-> Explanation | VllmChoice"),
+        R"(Which kernel takes a problem, and why every other one refused.
+
+problem: a problem line (text), a Batch (then give cache= and options=), a Case or a Plan. device: a name of devices(); None =
+this machine. as_vllm=True answers for vLLM on an AMD GPU (device gfx90a, gfx942, gfx950, gfx1100 or gfx1201).)");
+}
+
+}  // namespace quire_python

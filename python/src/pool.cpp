@@ -1,0 +1,150 @@
+// quire.PagePool: pages, prefix sharing and preemption for engines without a block manager of their own.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "errors.hpp"
+#include "ledger.hpp"
+#include "types.hpp"
+
+namespace quire_python {
+namespace {
+
+using quire::Code;
+using quire::PagePool;
+
+template <typename T>
+nb::object new_numpy(const char* dtype, std::size_t size, T** data) {
+  nb::object array = nb::module_::import_("numpy").attr("empty")(size, dtype);
+  *data = nb::cast<nb::ndarray<T, nb::ndim<1>>>(array).data();
+  return array;
+}
+
+class PyPool {
+ public:
+  PyPool(std::int64_t num_pages, std::int64_t page_size, bool prefix_sharing, nb::handle ledgers)
+      : ledgers_(ledger_list(ledgers)),
+        pool_(unwrap(PagePool::create(
+            {.num_pages = num_pages, .page_size = page_size, .prefix_sharing = prefix_sharing, .ledgers = pointers(ledgers_)}))),
+        page_size_(page_size) {}
+
+  std::int64_t add(std::int64_t request, nb::handle tokens) {
+    const std::vector<std::int32_t> list = token_list(tokens);
+    return unwrap(pool_.add(request, list));
+  }
+  nb::object block_table(std::int64_t request) const {
+    const auto pages = pool_.block_table(request);
+    std::int32_t* data = nullptr;
+    nb::object array = new_numpy<std::int32_t>("int32", pages.size(), &data);
+    if (!pages.empty()) std::memcpy(data, pages.data(), pages.size_bytes());
+    return array;
+  }
+  nb::object slots(std::int64_t request, std::int64_t begin, std::int64_t end) const {
+    if (begin < 0 || end < begin) throw_error(Code::invalid_argument, "slots: needs 0 <= begin <= end");
+    std::int64_t* data = nullptr;
+    nb::object array = new_numpy<std::int64_t>("int64", static_cast<std::size_t>(end - begin), &data);
+    for (std::int64_t position = begin; position < end; ++position) data[position - begin] = pool_.slot(request, position);
+    return array;
+  }
+  PagePool& pool() { return pool_; }
+  const PagePool& pool() const { return pool_; }
+  std::int64_t page_size() const { return page_size_; }
+
+ private:
+  static std::vector<std::int32_t> token_list(nb::handle tokens) {
+    const nb::object array = nb::module_::import_("numpy").attr("asarray")(tokens);
+    std::vector<std::int32_t> list;
+    for (nb::handle token : nb::iter(array.attr("tolist")())) list.push_back(nb::cast<std::int32_t>(token));
+    return list;
+  }
+
+  /// None, one SlotLedger or several; the pool keeps pointers, so this object keeps the ledgers.
+  static std::vector<nb::object> ledger_list(nb::handle ledgers) {
+    std::vector<nb::object> list;
+    if (ledgers.is_none()) return list;
+    if (nb::isinstance<PyLedger>(ledgers)) return {nb::borrow(ledgers)};
+    for (nb::handle ledger : nb::iter(ledgers)) list.push_back(nb::borrow(ledger));
+    return list;
+  }
+  static std::vector<quire::SlotLedger*> pointers(const std::vector<nb::object>& ledgers) {
+    std::vector<quire::SlotLedger*> list;
+    for (const nb::object& ledger : ledgers) list.push_back(&nb::cast<PyLedger&>(ledger).ledger);
+    return list;
+  }
+
+  std::vector<nb::object> ledgers_;
+  PagePool pool_;
+  std::int64_t page_size_;
+};
+
+constexpr const char* kPoolDoc = R"(A reference-counted pool of the pages of one cache, with prefix sharing.
+
+Full pages are found again by the hash chain of their tokens and shared between requests; a page returns to the free list when
+its last holder lets go, and stays findable until it is handed out again. `ledgers` (one SlotLedger or a
+sequence, usually one per layer) are told about shared and recycled pages. Not thread-safe. Life of a request: add, then per step reserve -> (append, attend) -> commit -> push_token, then release.)";
+
+void bind_stats(nb::module_& m) {
+  using Stats = PagePool::Stats;
+  nb::class_<Stats>(m, "PoolStats")
+      .def_ro("num_pages", &Stats::num_pages)
+      .def_ro("pages_in_use", &Stats::pages_in_use)
+      .def_ro("pages_shared", &Stats::pages_shared)
+      .def_ro("prefix_hit_tokens", &Stats::prefix_hit_tokens)
+      .def_ro("preemptions", &Stats::preemptions)
+      .def_ro("evictions", &Stats::evictions)
+      .def("__repr__", [](const Stats& s) {
+        return "<PoolStats pages_in_use=" + std::to_string(s.pages_in_use) + "/" + std::to_string(s.num_pages) +
+               " shared=" + std::to_string(s.pages_shared) + " prefix_hit_tokens=" + std::to_string(s.prefix_hit_tokens) +
+               " preemptions=" + std::to_string(s.preemptions) + " evictions=" + std::to_string(s.evictions) + ">";
+      });
+}
+
+}  // namespace
+
+void bind_pool(nb::module_& m) {
+  bind_stats(m);
+  const auto request = nb::arg("request");
+  nb::class_<PyPool>(m, "PagePool", kPoolDoc)
+      .def(nb::init<std::int64_t, std::int64_t, bool, nb::handle>(), nb::arg("num_pages"), nb::arg("page_size") = 16,
+           nb::arg("prefix_sharing") = true, nb::arg("ledgers") = nb::none())
+      .def("add", &PyPool::add, request, nb::arg("tokens"),
+           "Registers a request with its known tokens and attaches the cached pages of its longest shared prefix; returns the "
+           "number of leading tokens found, always fewer than len(tokens).")
+      .def(
+          "reserve", [](PyPool& p, std::int64_t r, std::int64_t n) { require_ok(p.pool().reserve(r, n)); }, request,
+          nb::arg("num_tokens"), "Makes room for tokens [0, num_tokens). OutOfPagesError changes nothing.")
+      .def(
+          "push_token", [](PyPool& p, std::int64_t r, std::int32_t t) { require_ok(p.pool().push_token(r, t)); }, request,
+          nb::arg("token"), "One generated token joins the request's list.")
+      .def(
+          "commit", [](PyPool& p, std::int64_t r, std::int64_t n) { require_ok(p.pool().commit(r, n)); }, request,
+          nb::arg("num_tokens"), "The first num_tokens tokens are now in the cache: full pages become shareable.")
+      .def(
+          "release", [](PyPool& p, std::int64_t r) { require_ok(p.pool().release(r)); }, request)
+      .def(
+          "preempt", [](PyPool& p, std::int64_t r) { require_ok(p.pool().preempt(r)); }, request,
+          "Takes all pages from a request that will be recomputed; its tokens stay known. See resume().")
+      .def(
+          "resume", [](PyPool& p, std::int64_t r) { return unwrap(p.pool().resume(r)); }, request,
+          "Re-attaches what is still cached after preempt(); returns the number of leading tokens found.")
+      .def(
+          "victim", [](const PyPool& p) { return p.pool().victim(); },
+          "The request to preempt when out of pages: the one added last that holds pages; None if there is none.")
+      .def("block_table", &PyPool::block_table, request, nb::sig("def block_table(self, request: int) -> numpy.ndarray"),
+           "The request's page ids, an int32 copy.")
+      .def(
+          "slot", [](const PyPool& p, std::int64_t r, std::int64_t i) { return p.pool().slot(r, i); }, request,
+          nb::arg("position"), "Slot of one token position; -1 if it has no page.")
+      .def("slots", &PyPool::slots, request, nb::arg("begin"), nb::arg("end"),
+           nb::sig("def slots(self, request: int, begin: int, end: int) -> numpy.ndarray"),
+           "Slots of positions [begin, end), an int64 array ready for slot_mapping.")
+      .def_prop_ro("page_size", &PyPool::page_size)
+      .def_prop_ro("stats", [](const PyPool& p) { return p.pool().stats(); });
+}
+
+}  // namespace quire_python

@@ -1,0 +1,314 @@
+// Batch, KVCache and Options: arrays in, views kept, defaults made explicit.
+#include "types.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include "errors.hpp"
+
+namespace quire_python {
+namespace {
+
+using quire::Code;
+using quire::Tensor;
+
+/// Python and NumPy scalars; an exported NumPy scalar's memory would be gone before it is read.
+bool is_number(nb::handle object) {
+  if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) return true;
+  static const nb::object* generic = new nb::object(nb::module_::import_("numpy").attr("generic"));
+  return PyObject_IsInstance(object.ptr(), generic->ptr()) == 1;
+}
+
+nb::object allocate_like(const char* function, nb::handle array) {
+  return nb::module_::import_("quire._arrays").attr(function)(array);
+}
+
+template <typename Visit>
+void for_each_array(const BatchArrays& a, Visit&& visit) {
+  visit(a.query, "query");
+  visit(a.output, "output");
+  visit(a.query_start_loc, "query_start_loc");
+  visit(a.seq_lens, "seq_lens");
+  visit(a.block_table, "block_table");
+  visit(a.cached_lens, "cached_lens");
+  visit(a.key, "key");
+  visit(a.value, "value");
+  visit(a.slot_mapping, "slot_mapping");
+  visit(a.lse, "lse");
+  visit(a.request_ids, "request_ids");
+}
+
+std::string describe(const PyBatch& batch) {
+  std::string text = "Batch(";
+  for_each_array(batch.arrays(), [&](const ArrayRef& array, const char* name) {
+    if (!array) return;
+    if (text.size() > 6) text += ", ";
+    text += std::string(name) + "=" + quire::to_string(array.view);
+  });
+  return text + ")";
+}
+
+std::string describe(const PyCache& cache) {
+  std::string text = "KVCache(k=" + quire::to_string(cache.k().view) + ", v=" + quire::to_string(cache.v().view) +
+                     ", layout=" + std::string(quire::name(cache.views().layout));
+  if (cache.k_scale()) text += ", k_scale=" + quire::to_string(cache.k_scale().view);
+  if (cache.v_scale()) text += ", v_scale=" + quire::to_string(cache.v_scale().view);
+  return text + ")";
+}
+
+std::string describe(const PyOptions& options) {
+  const quire::Options& o = options.views();
+  std::string text = "Options(";
+  const auto add = [&](const char* name, const std::string& value) {
+    text += (text.size() > 8 ? ", " : "") + std::string(name) + "=" + value;
+  };
+  if (o.softmax_scale) add("softmax_scale", std::to_string(*o.softmax_scale));
+  if (o.sliding_window) add("sliding_window", std::to_string(*o.sliding_window));
+  if (o.logits_soft_cap) add("logits_soft_cap", std::to_string(*o.logits_soft_cap));
+  if (options.alibi_slopes()) add("alibi_slopes", quire::to_string(o.alibi_slopes));
+  if (options.sinks()) add("sinks", quire::to_string(o.sinks));
+  return text + ")";
+}
+
+constexpr const char* kBatchDoc =
+    R"(One step's batch: ragged prefill and decode requests over a paged cache. Arrays are viewed, never copied.
+
+Lengths, by equation::
+
+    query_len(r)   = query_start_loc[r + 1] - query_start_loc[r]      0 is legal and writes nothing
+    context_len(r) = seq_lens[r] - query_len(r)
+    q_pos(r, i)    = context_len(r) + i                               for row i of request r
+    key position k is visible  iff  k <= q_pos  and  q_pos - k < sliding_window (if set)
+    query head h reads KV head h // (num_q_heads // num_kv_heads)
+
+Arguments:
+    query: [num_tokens, num_q_heads, head_dim] f32, f16 or bf16; rows of all requests back to back.
+    query_start_loc: [num_reqs + 1] int32 or int64; request r owns rows [qsl[r], qsl[r+1]).
+    seq_lens: [num_reqs]; tokens of r up to and including its last query row.
+    block_table: [num_reqs, max_pages_per_req] page ids; entries past ceil(cached_len / page_size) are never read.
+    output: like query, written by attend(); None allocates one of the same library.
+    cached_lens: [num_reqs]; leading tokens of r that the cache holds, context_len <= cached_len <= seq_len; None = seq_lens.
+    key, value: [num_tokens, num_kv_heads, head_dim]; this step's new rows, read for positions [cached_len, seq_len).
+    slot_mapping: [num_tokens] int64; slot of each new token, negative = skip; for check() and append().
+    lse: [num_tokens, num_q_heads] f32, written; natural log; -inf for a row with no visible key.
+    request_ids: [num_reqs]; stable ids that the slot ledger knows; None = 0 .. num_reqs-1.
+    dtype: element type ("bf16", "f16") if query, output, key and value are raw uint16.
+
+Raises:
+    ArgumentError: not an array, a dtype Quire does not know, a read-only output.
+    UnsupportedError: an array in device memory.
+
+Shapes and values are judged by check(), plan() and attend().)";
+
+constexpr const char* kCacheDoc = R"(A view of one layer's paged KV cache. A slot is page * page_size + offset.
+
+Arguments:
+    k, v: arrays of f32, f16, bf16 or an fp8 type, shaped by layout; any strides; may interleave in one allocation.
+        "nhd"     [num_pages, page_size, num_kv_heads, head_dim]
+        "hnd"     [num_pages, num_kv_heads, page_size, head_dim]
+        "packed"  k [num_pages, num_kv_heads, head_dim / x, page_size, x], v [num_pages, num_kv_heads, head_dim, page_size],
+                  x = 16 / itemsize (vLLM's layout)
+    k_scale, v_scale: a number, or f32 [1] or [num_kv_heads]; real value = stored value * scale; None = 1.
+    dtype: element type of raw uint8 / uint16 arrays: "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "bf16", "f16".
+
+Read-only arrays are fine for attention; append() refuses them.
+
+Raises ArgumentError and UnsupportedError as Batch does.)";
+
+constexpr const char* kOptionsDoc = R"(Score options, the same for every request::
+
+    s  = softmax_scale * dot(q, K_k)              softmax_scale: None = 1 / sqrt(head_dim)
+    s  = cap * tanh(s / cap)                      logits_soft_cap > 0
+    s += slope_h * (k - q_pos)                    alibi_slopes [num_q_heads] f32, any sign
+    out = sum_k exp(s - m) V_k / (sum_k exp(s - m) + exp(sink_h - m))      sinks [num_q_heads] f32
+
+sliding_window counts the keys visible to a query, its own included (>= 1; 1 = the own key alone); None = all.)";
+
+void bind_batch(nb::module_& m) {
+  const auto get = [](ArrayRef BatchArrays::* member) {
+    return [member](const PyBatch& batch) { return array_object(batch.arrays().*member); };
+  };
+  nb::class_<PyBatch>(m, "Batch", kBatchDoc)
+      .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
+                    nb::handle, nb::handle, const std::optional<std::string>&>(),
+           nb::kw_only(), nb::arg("query"), nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_table"),
+           nb::arg("output") = nb::none(), nb::arg("cached_lens") = nb::none(), nb::arg("key") = nb::none(),
+           nb::arg("value") = nb::none(), nb::arg("slot_mapping") = nb::none(), nb::arg("lse") = nb::none(),
+           nb::arg("request_ids") = nb::none(), nb::arg("dtype") = nb::none())
+      .def_prop_ro("query", get(&BatchArrays::query))
+      .def_prop_ro("output", get(&BatchArrays::output))
+      .def_prop_ro("query_start_loc", get(&BatchArrays::query_start_loc))
+      .def_prop_ro("seq_lens", get(&BatchArrays::seq_lens))
+      .def_prop_ro("block_table", get(&BatchArrays::block_table))
+      .def_prop_ro("cached_lens", get(&BatchArrays::cached_lens))
+      .def_prop_ro("key", get(&BatchArrays::key))
+      .def_prop_ro("value", get(&BatchArrays::value))
+      .def_prop_ro("slot_mapping", get(&BatchArrays::slot_mapping))
+      .def_prop_ro("lse", get(&BatchArrays::lse))
+      .def_prop_ro("request_ids", get(&BatchArrays::request_ids))
+      .def("__repr__", [](const PyBatch& batch) { return describe(batch); });
+}
+
+}  // namespace
+
+PyBatch::PyBatch(nb::handle query, nb::handle query_start_loc, nb::handle seq_lens, nb::handle block_table, nb::handle output,
+                 nb::handle cached_lens, nb::handle key, nb::handle value, nb::handle slot_mapping, nb::handle lse,
+                 nb::handle request_ids, const std::optional<std::string>& dtype_name) {
+  const std::string dtype = dtype_name.value_or("");
+  arrays_.query = import_array(query, "query", Access::read, dtype);
+  if (!arrays_.query) throw_error(Code::invalid_argument, "query: is None");
+  const nb::object out = output.is_none() ? allocate_like("empty_like", query) : nb::borrow(output);
+  arrays_.output = import_array(out, "output", Access::write, dtype);
+  arrays_.query_start_loc = import_array(query_start_loc, "query_start_loc");
+  arrays_.seq_lens = import_array(seq_lens, "seq_lens");
+  arrays_.block_table = import_array(block_table, "block_table");
+  arrays_.cached_lens = import_array(cached_lens, "cached_lens");
+  arrays_.key = import_array(key, "key", Access::read, dtype);
+  arrays_.value = import_array(value, "value", Access::read, dtype);
+  arrays_.slot_mapping = import_array(slot_mapping, "slot_mapping");
+  arrays_.lse = import_array(lse, "lse", Access::write);
+  arrays_.request_ids = import_array(request_ids, "request_ids");
+  const BatchArrays& a = arrays_;
+  views_ = {.query = a.query.view,
+            .output = a.output.view,
+            .query_start_loc = a.query_start_loc.view,
+            .seq_lens = a.seq_lens.view,
+            .block_table = a.block_table.view,
+            .cached_lens = a.cached_lens.view,
+            .key = a.key.view,
+            .value = a.value.view,
+            .slot_mapping = a.slot_mapping.view,
+            .lse = a.lse.view,
+            .request_ids = a.request_ids.view};
+}
+
+PyBatch::PyBatch(const quire::Batch& b, nb::handle owner) : views_(b) {
+  arrays_ = {.query = owned_view(b.query, owner),
+             .output = owned_view(b.output, owner),
+             .query_start_loc = owned_view(b.query_start_loc, owner),
+             .seq_lens = owned_view(b.seq_lens, owner),
+             .block_table = owned_view(b.block_table, owner),
+             .cached_lens = owned_view(b.cached_lens, owner),
+             .key = owned_view(b.key, owner),
+             .value = owned_view(b.value, owner),
+             .slot_mapping = owned_view(b.slot_mapping, owner),
+             .lse = owned_view(b.lse, owner),
+             .request_ids = owned_view(b.request_ids, owner)};
+}
+
+const quire::Batch& PyBatch::checked() const {
+  for_each_array(arrays_, [](const ArrayRef& array, const char* name) { check_still_there(array, name); });
+  return views_;
+}
+
+ArrayRef PyCache::import_scale(nb::handle scale, const char* name, float& storage) {
+  if (scale.is_none() || !is_number(scale)) return import_array(scale, name);
+  const nb::object number = nb::steal(PyNumber_Float(scale.ptr()));
+  if (!number.is_valid()) throw nb::python_error();
+  storage = static_cast<float>(nb::cast<double>(number));
+  ArrayRef array;
+  array.object = nb::borrow(scale);
+  array.view = Tensor::from_shape(&storage, quire::DType::f32, {}, 0);
+  return array;
+}
+
+PyCache::PyCache(nb::handle k, nb::handle v, const std::string& layout, nb::handle k_scale, nb::handle v_scale,
+                 const std::optional<std::string>& dtype) {
+  const std::optional<quire::CacheLayout> known = quire::layout_from_name(layout);
+  if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
+  k_ = import_array(k, "k", Access::read, dtype.value_or(""));
+  v_ = import_array(v, "v", Access::read, dtype.value_or(""));
+  k_scale_ = import_scale(k_scale, "k_scale", scalars_[0]);
+  v_scale_ = import_scale(v_scale, "v_scale", scalars_[1]);
+  views_ = {.k = k_.view, .v = v_.view, .layout = *known, .k_scale = k_scale_.view, .v_scale = v_scale_.view};
+}
+
+PyCache::PyCache(const quire::KVCache& cache, nb::handle owner)
+    : k_(owned_view(cache.k, owner)),
+      v_(owned_view(cache.v, owner)),
+      k_scale_(owned_view(cache.k_scale, owner)),
+      v_scale_(owned_view(cache.v_scale, owner)),
+      views_(cache) {}
+
+const quire::KVCache& PyCache::checked() const {
+  check_still_there(k_, "k");
+  check_still_there(v_, "v");
+  check_still_there(k_scale_, "k_scale");
+  check_still_there(v_scale_, "v_scale");
+  return views_;
+}
+
+const quire::KVCache& PyCache::checked_for_write() const {
+  if (k_ && !k_.writable) throw_error(Code::invalid_argument, "k: the array is read-only, but it is written");
+  if (v_ && !v_.writable) throw_error(Code::invalid_argument, "v: the array is read-only, but it is written");
+  return checked();
+}
+
+PyOptions::PyOptions(std::optional<float> softmax_scale, std::optional<std::int64_t> sliding_window,
+                     std::optional<float> logits_soft_cap, nb::handle alibi_slopes, nb::handle sinks)
+    : alibi_slopes_(import_array(alibi_slopes, "alibi_slopes")), sinks_(import_array(sinks, "sinks")) {
+  views_ = {.softmax_scale = softmax_scale,
+            .sliding_window = sliding_window,
+            .logits_soft_cap = logits_soft_cap,
+            .alibi_slopes = alibi_slopes_.view,
+            .sinks = sinks_.view};
+}
+
+PyOptions::PyOptions(const quire::Options& options, nb::handle owner)
+    : alibi_slopes_(owned_view(options.alibi_slopes, owner)), sinks_(owned_view(options.sinks, owner)), views_(options) {}
+
+const quire::Options& PyOptions::checked() const {
+  check_still_there(alibi_slopes_, "alibi_slopes");
+  check_still_there(sinks_, "sinks");
+  return views_;
+}
+
+const quire::Options& options_or_default(const PyOptions* options) {
+  static const quire::Options kDefault;
+  return options != nullptr ? options->checked() : kDefault;
+}
+
+ArrayRef owned_view(const Tensor& view, nb::handle owner) {
+  ArrayRef array;
+  if (!view.present()) return array;
+  array.owner = nb::borrow(owner);
+  array.view = view;
+  array.writable = true;
+  return array;
+}
+
+nb::object array_object(const ArrayRef& array) {
+  if (array.object.is_valid()) return array.object;
+  return to_numpy(array.view, array.owner);
+}
+
+void bind_types(nb::module_& m) {
+  bind_batch(m);
+  nb::class_<PyCache>(m, "KVCache", kCacheDoc)
+      .def(nb::init<nb::handle, nb::handle, const std::string&, nb::handle, nb::handle, const std::optional<std::string>&>(),
+           nb::arg("k"), nb::arg("v"), nb::arg("layout") = "nhd", nb::arg("k_scale") = nb::none(),
+           nb::arg("v_scale") = nb::none(), nb::arg("dtype") = nb::none())
+      .def_prop_ro("k", [](const PyCache& c) { return array_object(c.k()); })
+      .def_prop_ro("v", [](const PyCache& c) { return array_object(c.v()); })
+      .def_prop_ro("k_scale", [](const PyCache& c) { return array_object(c.k_scale()); })
+      .def_prop_ro("v_scale", [](const PyCache& c) { return array_object(c.v_scale()); })
+      .def_prop_ro("layout", [](const PyCache& c) { return std::string(quire::name(c.views().layout)); })
+      .def_prop_ro("dtype", [](const PyCache& c) { return std::string(quire::name(c.views().k.dtype)); })
+      .def_prop_ro("num_pages", [](const PyCache& c) { return quire::num_pages(c.views()); })
+      .def_prop_ro("page_size", [](const PyCache& c) { return quire::page_size(c.views()); })
+      .def_prop_ro("num_kv_heads", [](const PyCache& c) { return quire::num_kv_heads(c.views()); })
+      .def_prop_ro("head_dim", [](const PyCache& c) { return quire::head_dim(c.views()); })
+      .def("__repr__", [](const PyCache& c) { return describe(c); });
+  nb::class_<PyOptions>(m, "Options", kOptionsDoc)
+      .def(nb::init<std::optional<float>, std::optional<std::int64_t>, std::optional<float>, nb::handle, nb::handle>(),
+           nb::arg("softmax_scale") = nb::none(), nb::arg("sliding_window") = nb::none(), nb::arg("logits_soft_cap") = nb::none(),
+           nb::arg("alibi_slopes") = nb::none(), nb::arg("sinks") = nb::none())
+      .def_prop_ro("softmax_scale", [](const PyOptions& o) { return o.views().softmax_scale; })
+      .def_prop_ro("sliding_window", [](const PyOptions& o) { return o.views().sliding_window; })
+      .def_prop_ro("logits_soft_cap", [](const PyOptions& o) { return o.views().logits_soft_cap; })
+      .def_prop_ro("alibi_slopes", [](const PyOptions& o) { return array_object(o.alibi_slopes()); })
+      .def_prop_ro("sinks", [](const PyOptions& o) { return array_object(o.sinks()); })
+      .def("__repr__", [](const PyOptions& o) { return describe(o); });
+}
+
+}  // namespace quire_python

@@ -1,0 +1,98 @@
+// The Python side of Batch, KVCache and Options: the C++ views plus references to the arrays behind them.
+//
+// The objects are immutable and address-stable: nanobind constructs them in place, and views may point into them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <array>
+#include <optional>
+#include <string>
+
+#include "arrays.hpp"
+#include "quire/quire.hpp"
+
+namespace quire_python {
+
+struct BatchArrays {
+  ArrayRef query, output, query_start_loc, seq_lens, block_table, cached_lens, key, value, slot_mapping, lse, request_ids;
+};
+
+class PyBatch {
+ public:
+  PyBatch(nb::handle query, nb::handle query_start_loc, nb::handle seq_lens, nb::handle block_table, nb::handle output,
+          nb::handle cached_lens, nb::handle key, nb::handle value, nb::handle slot_mapping, nb::handle lse,
+          nb::handle request_ids, const std::optional<std::string>& dtype_name);
+  /// Views that `owner` keeps alive (a capture).
+  PyBatch(const quire::Batch& batch, nb::handle owner);
+  PyBatch(const PyBatch&) = delete;
+
+  /// The views; raises if a torch storage moved meanwhile.
+  const quire::Batch& checked() const;
+  const quire::Batch& views() const { return views_; }
+  const BatchArrays& arrays() const { return arrays_; }
+
+ private:
+  BatchArrays arrays_;
+  quire::Batch views_;
+};
+
+class PyCache {
+ public:
+  PyCache(nb::handle k, nb::handle v, const std::string& layout, nb::handle k_scale, nb::handle v_scale,
+          const std::optional<std::string>& dtype);
+  PyCache(const quire::KVCache& cache, nb::handle owner);
+  PyCache(const PyCache&) = delete;
+
+  const quire::KVCache& checked() const;
+  /// Like checked(), for writing: raises if k or v is read-only.
+  const quire::KVCache& checked_for_write() const;
+  const quire::KVCache& views() const { return views_; }
+  const ArrayRef& k() const { return k_; }
+  const ArrayRef& v() const { return v_; }
+  const ArrayRef& k_scale() const { return k_scale_; }
+  const ArrayRef& v_scale() const { return v_scale_; }
+
+ private:
+  ArrayRef import_scale(nb::handle scale, const char* name, float& storage);
+
+  ArrayRef k_, v_, k_scale_, v_scale_;
+  std::array<float, 2> scalars_{};  ///< scales given as Python numbers
+  quire::KVCache views_;
+};
+
+class PyOptions {
+ public:
+  PyOptions() = default;
+  PyOptions(std::optional<float> softmax_scale, std::optional<std::int64_t> sliding_window, std::optional<float> logits_soft_cap,
+            nb::handle alibi_slopes, nb::handle sinks);
+  PyOptions(const quire::Options& options, nb::handle owner);
+  PyOptions(const PyOptions&) = delete;
+
+  const quire::Options& checked() const;
+  const quire::Options& views() const { return views_; }
+  const ArrayRef& alibi_slopes() const { return alibi_slopes_; }
+  const ArrayRef& sinks() const { return sinks_; }
+
+ private:
+  ArrayRef alibi_slopes_, sinks_;
+  quire::Options views_;
+};
+
+/// Null options mean defaults.
+const quire::Options& options_or_default(const PyOptions* options);
+
+/// A tensor whose memory `owner` keeps alive.
+ArrayRef owned_view(const quire::Tensor& view, nb::handle owner);
+/// The array behind a reference as Python sees it: what the caller passed, or a NumPy view.
+nb::object array_object(const ArrayRef& array);
+
+void bind_types(nb::module_& m);
+void bind_contract(nb::module_& m);
+void bind_pool(nb::module_& m);
+void bind_plan(nb::module_& m);
+void bind_attention(nb::module_& m);
+void bind_diagnose(nb::module_& m);
+void bind_capture(nb::module_& m);
+
+}  // namespace quire_python

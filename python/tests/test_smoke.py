@@ -1,0 +1,46 @@
+"""The shortest path through the package: a case, a check, a plan, attention, the reference, a capture."""
+
+import numpy as np
+import pytest
+
+import quire
+
+LINES = [
+    "q=f32 kv=f32 heads=4:2 d=40 page=8 reqs=3x7@13,2x1@20 lse=1 seed=1",
+    "q=bf16 kv=fp8_e4m3fn heads=8:2 d=64 page=16 layout=packed reqs=17@40,2x1@100 window=30 alibi=1 lse=1 seed=2",
+    "q=f16 kv=f16 heads=6:3 d=64 page=5 layout=hnd reqs=9@1,1@0,0@7 sinks=1 cap=20 lse=1 seed=3",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_case_runs_and_agrees_with_the_reference(line):
+    case = quire.make_case(line)
+    batch, cache, options = case.batch, case.cache, case.options
+    assert quire.check(batch, cache, options).ok
+    plan = quire.plan(batch, cache, options)
+    rows = {}
+    output = quire.attend(batch, cache, options, plan, rows=rows)
+    assert sum(rows.values()) == batch.query.shape[0] * batch.query.shape[1]
+    verdict = quire.compare(output, batch.lse, quire.reference(batch, cache, options))
+    assert verdict.ok, str(verdict)
+
+
+def test_a_wrong_output_is_found():
+    case = quire.make_case(LINES[0])
+    output = quire.attend(case.batch, case.cache, case.options)
+    output[2, 1, 3] += 0.01
+    verdict = quire.compare(output, None, quire.reference(case.batch, case.cache, case.options))
+    assert not verdict.ok and verdict.num_mismatches == 1
+    assert (verdict.worst.token, verdict.worst.head, verdict.worst.dim) == (2, 1, 3)
+
+
+def test_capture_round_trip(tmp_path):
+    case = quire.make_case(LINES[1])
+    expected = np.asarray(quire.attend(case.batch, case.cache, case.options)).view(np.uint16).copy()
+    path = tmp_path / "case.safetensors"
+    quire.write_capture(path, case.batch, case.cache, case.options, observed=case.batch.output, notes={"producer": "test"})
+    back = quire.read_capture(path)
+    assert back.notes["producer"] == "test"
+    assert np.array_equal(np.asarray(back.observed).view(np.uint16), expected)
+    again = quire.attend(back.batch, back.cache, back.options)
+    assert np.array_equal(np.asarray(again).view(np.uint16), expected)
