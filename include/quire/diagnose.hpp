@@ -12,6 +12,7 @@ namespace quire {
 
 /// fp64 attention of the stored (quantised) cache, with what is needed to bound a kernel's error (docs/numerics.md).
 /// Row-major [num_tokens, num_q_heads, head_dim] (out, abs_pv, abs_spv) and [num_tokens, num_q_heads] (the rest).
+/// M_k = |scale| sum_d |q_d K_kd| + |slope (k - q_pos)| + cap / 4 + |s(k) - m| measures what rounding can do to a score.
 ///
 /// A row with no visible key, or with only -inf scores, has out = 0 and lse = -inf (the sink, if there is one).
 /// NaN in a visible score or value propagates as IEEE 754 says. k/v scales apply to cached tokens only.
@@ -20,8 +21,8 @@ struct Reference {
   std::vector<double> out;
   std::vector<double> lse;
   std::vector<double> abs_pv;          ///< sum_k max(p_k, 2^-102) |V_k|, p normalised
-  std::vector<double> abs_spv;         ///< sum_k p_k M_k |V_k|, where M_k = |scale| sum_d |q_d K_kd| + |ALiBi| + |s(k) - m|
-  std::vector<double> score_mag;       ///< sum_k p_k M_k, the sink included
+  std::vector<double> abs_spv;         ///< sum_k p_k M_k |V_k|
+  std::vector<double> score_mag;       ///< sum_k p_k M_k, plus p_sink (|sink| + |sink - m|)
   std::vector<std::int64_t> num_keys;  ///< visible keys
 };
 /// Two-pass fp64 reference; shares nothing with the kernels but dtype decode. Checks metadata and tables first.

@@ -144,6 +144,7 @@ TEST(SecondFormulation, MagnitudesFollowTheirDefinition) {
   spec.problem.q_dtype = spec.problem.kv_dtype = DType::f32;
   spec.problem.head_dim = 5;
   spec.problem.alibi = spec.problem.sinks = true;
+  spec.problem.logits_soft_cap = 5.0f;
   spec.problem.reqs = {{1, 6, 7}};
   const SmallCase c(spec);
   const Result<Reference> result = reference(c.batch, c.cache, c.options);
@@ -153,14 +154,14 @@ TEST(SecondFormulation, MagnitudesFollowTheirDefinition) {
     double dot = 0, absolute = 0;
     for (std::int64_t d = 0; d < 5; ++d)
       dot += c.query(0, 0, d) * c.k[0](k, 0, d), absolute += std::fabs(c.query(0, 0, d) * c.k[0](k, 0, d));
-    logit[k] = dot / std::sqrt(5.0) + c.slopes[0] * static_cast<double>(k - 6);
+    logit[k] = 5 * std::tanh(dot / std::sqrt(5.0) / 5) + c.slopes[0] * static_cast<double>(k - 6);
     magnitude[k] = absolute / std::sqrt(5.0) + std::fabs(c.slopes[0] * static_cast<double>(k - 6));
     max = std::max(max, logit[k]);
   }
   double abs_pv = 0, abs_spv = 0,
          mean = std::exp(c.sinks[0] - result->lse[0]) * (std::fabs(c.sinks[0]) + std::fabs(c.sinks[0] - max));
   for (std::int64_t k = 0; k < 7; ++k) {
-    const double p = std::exp(logit[k] - result->lse[0]), m = magnitude[k] + std::fabs(logit[k] - max);
+    const double p = std::exp(logit[k] - result->lse[0]), m = magnitude[k] + 5.0 / 4 + std::fabs(logit[k] - max);
     abs_pv += p * std::fabs(c.v[0](k, 0, 3));
     abs_spv += p * m * std::fabs(c.v[0](k, 0, 3));
     mean += p * m;

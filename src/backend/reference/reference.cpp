@@ -217,7 +217,7 @@ class Oracle {
     row.magnitude.clear();
   }
 
-  /// First pass: the logit of every visible key of block `b`, and |scale| * sum_d |q_d K_kd| + |ALiBi|.
+  /// First pass: the logit of every visible key of block `b`, and |scale| * sum_d |q_d K_kd| + |ALiBi| + cap / 4.
   void score_block(const DecodedKeys& keys, std::int64_t b, Row& row) const {
     const std::int64_t end = std::min(keys.count, (b + 1) * kLanes);
     const std::int64_t last = std::min(keys.first + end - 1, row.q_pos);
@@ -231,7 +231,8 @@ class Oracle {
       const double bias = slope * static_cast<double>(k - row.q_pos);
       row.key.push_back(i);
       row.logit.push_back(capped(scale_ * dot[i % kLanes]) + bias);
-      row.magnitude.push_back(std::fabs(scale_) * magnitude[i % kLanes] + std::fabs(bias));
+      row.magnitude.push_back(std::fabs(scale_) * magnitude[i % kLanes] + std::fabs(bias) +
+                              options_.logits_soft_cap.value_or(0) / 4);
     }
   }
 
