@@ -1,0 +1,382 @@
+// The mutations themselves. In the order of src/contract/rules.inc.
+#include "contract/broken_cases.h"
+
+#include <algorithm>
+
+namespace quire::testing {
+namespace {
+
+template <typename Mutate>
+BrokenCase broken_batch(std::string rule, std::string message, Mutate mutate) {
+  return {std::move(rule), std::move(message), [mutate](Depth limit) {
+            SmallBatch b;
+            mutate(b);
+            b.depth = std::min(b.depth, limit);
+            return b.check();
+          }};
+}
+
+template <typename Mutate>
+BrokenCase broken_append(std::string rule, std::string message, Mutate mutate) {
+  return {std::move(rule), std::move(message),
+          [mutate](Depth) {
+            SmallBatch b;
+            mutate(b);
+            return b.check_append();
+          },
+          /*is_check=*/false};
+}
+
+template <typename Mutate>
+BrokenCase broken_merge(std::string rule, std::string message, Mutate mutate) {
+  return {std::move(rule), std::move(message),
+          [mutate](Depth) {
+            SmallMerge m;
+            mutate(m);
+            return m.check();
+          },
+          /*is_check=*/false};
+}
+
+using Cases = std::vector<BrokenCase>;
+using B = SmallBatch;
+using M = SmallMerge;
+
+void add_tensor_cases(Cases& cases) {
+  cases.push_back(broken_batch("Q-M01", "Q-M01 output: absent, expected a tensor", [](B& b) { b.batch.output = Tensor{}; }));
+  cases.push_back(
+      broken_batch("Q-M02", "Q-M02 seq_lens: extent 0 is -1, expected >= 0", [](B& b) { b.batch.seq_lens.shape[0] = -1; }));
+  cases.push_back(broken_batch("Q-M02", "Q-M02 key: rank 6 outside [0, 5]", [](B& b) { b.batch.key.rank = 6; }));
+  cases.push_back(broken_batch("Q-M02",
+                               "Q-M02 sinks: dtype invalid (77), expected one of f32, f16, bf16, the fp8 formats, i32, i64",
+                               [](B& b) { b.options.sinks.dtype = static_cast<DType>(77); }));
+  cases.push_back(broken_batch(
+      "Q-M03", "Q-M03 query: shape [2147483647, 2147483647, 8] strides [32, 8, 1], expected byte sizes and offsets below 2^63",
+      [](B& b) { b.batch.query.shape[0] = b.batch.query.shape[1] = 2147483647; }));
+  cases.push_back(broken_batch(
+      "Q-M03", "Q-M03 alibi_slopes: shape [4] strides [4611686018427387904], expected byte sizes and offsets below 2^63",
+      [](B& b) { b.options.alibi_slopes.stride[0] = std::int64_t{1} << 62; }));
+  cases.push_back(broken_batch("Q-M04", "Q-M04 seq_lens: null data for shape [4], expected data",
+                               [](B& b) { b.batch.seq_lens.data = nullptr; }));
+  cases.push_back(
+      broken_batch("Q-M05", "Q-M05 query: address * bytes past a multiple of 4, expected alignment to 4 bytes (f32)", [](B& b) {
+        b.batch.query.data = reinterpret_cast<char*>(b.batch.query.data) + 1;
+        b.batch.query.shape[0] = 6;
+      }));
+  cases.push_back(broken_batch(
+      "Q-M06", "Q-M06 cache.k: rank 5, expected rank 4 for layout nhd [num_pages, page_size, num_kv_heads, head_dim]",
+      [](B& b) { b.cache.k = Tensor::contiguous(b.k.data(), DType::f32, 16, 2, 2, 4, 4); }));
+  cases.push_back(broken_batch("Q-M06", "Q-M06 cache.layout: value 9, expected nhd, hnd or packed",
+                               [](B& b) { b.cache.layout = static_cast<CacheLayout>(9); }));
+  cases.push_back(
+      broken_batch("Q-M07", "Q-M07 value: cuda memory, expected cpu memory", [](B& b) { b.batch.value.memory = Memory::cuda; }));
+  cases.push_back(broken_batch("Q-M08", "Q-M08 block_table: extent 1 is 2147483648, expected at most 2147483647",
+                               [](B& b) { b.batch.block_table.shape[1] = std::int64_t{1} << 31; }));
+}
+
+void add_row_cases(Cases& cases) {
+  cases.push_back(broken_batch("Q-M09", "Q-M09 query: shape [6, 32], expected [num_tokens, num_q_heads >= 1, head_dim >= 1]",
+                               [](B& b) { b.batch.query = Tensor::contiguous(b.query.data(), DType::f32, 6, 32); }));
+  cases.push_back(broken_batch("Q-M10", "Q-M10 query: dtype fp8_e4m3fn, expected f32, f16 or bf16", [](B& b) {
+    for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.key, &b.batch.value}) t->dtype = DType::fp8_e4m3fn;
+    b.depth = Depth::tables;  // the bytes of f32 numbers are not meant as fp8
+  }));
+  cases.push_back(broken_batch("Q-M11", "Q-M11 output: shape [5, 4, 8], expected [6, 4, 8] as query",
+                               [](B& b) { b.batch.output.shape[0] = 5; }));
+  cases.push_back(
+      broken_batch("Q-M12", "Q-M12 output: dtype bf16, expected f32 as query", [](B& b) { b.batch.output.dtype = DType::bf16; }));
+  cases.push_back(broken_batch("Q-M13", "Q-M13 lse: shape [4, 6], expected [6, 4] = [num_tokens, num_q_heads]",
+                               [](B& b) { b.batch.lse = Tensor::contiguous(b.lse.data(), DType::f32, 4, 6); }));
+  cases.push_back(broken_batch("Q-M14", "Q-M14 lse: dtype bf16, expected f32", [](B& b) { b.batch.lse.dtype = DType::bf16; }));
+  cases.push_back(broken_batch("Q-M15",
+                               "Q-M15 output: f32 [6, 4, 8] strides [0, 8, 1], expected an address of its own for every element",
+                               [](B& b) { b.batch.output.stride[0] = 0; }));
+  cases.push_back(broken_batch("Q-M15", "Q-M15 lse: f32 [6, 4] strides [3, 1], expected an address of its own for every element",
+                               [](B& b) { b.batch.lse.stride[0] = 3; }));
+  cases.push_back(broken_batch("Q-M16", "Q-M16 output: shares memory with query, expected memory of its own",
+                               [](B& b) { b.batch.output.data = b.batch.query.data; }));
+  cases.push_back(broken_batch("Q-M16", "Q-M16 output: shares memory with lse, expected memory of its own",
+                               [](B& b) { b.batch.lse.data = b.batch.output.data; }));
+  cases.push_back(broken_batch("Q-M16", "Q-M16 lse: shares memory with cache.v, expected memory of its own", [](B& b) {
+    b.batch.lse.data = &b.v[static_cast<std::size_t>(15 * 64)];  // page 15 is nobody's, but the cache is not scratch space
+  }));
+}
+
+void add_cache_cases(Cases& cases) {
+  cases.push_back(broken_batch("Q-M17", "Q-M17 cache.k: page_size 0 in shape [16, 0, 2, 8], expected >= 1",
+                               [](B& b) { b.cache.k.shape[1] = b.cache.v.shape[1] = 0; }));
+  cases.push_back(broken_batch(
+      "Q-M18", "Q-M18 cache.v: shape [16, 2, 4, 8], expected [16, 4, 2, 8] to match cache.k [16, 4, 2, 8] in layout nhd",
+      [](B& b) { b.cache.v = Tensor::contiguous(b.v.data(), DType::f32, 16, 2, 4, 8); }));
+  cases.push_back(broken_batch("Q-M19", "Q-M19 cache.k: last extent 8, expected x = 16 / itemsize(f32) = 4", [](B& b) {
+    b.cache.layout = CacheLayout::packed;
+    b.cache.k = Tensor::contiguous(b.k.data(), DType::f32, 16, 2, 1, 4, 8);
+    b.cache.v = Tensor::contiguous(b.v.data(), DType::f32, 16, 2, 8, 4);
+  }));
+  cases.push_back(
+      broken_batch("Q-M19", "Q-M19 query: head_dim 8, expected a multiple of x = 16 for a packed fp8_e4m3fn cache", [](B& b) {
+        b.cache.layout = CacheLayout::packed;
+        b.cache.k = Tensor::contiguous(b.k.data(), DType::fp8_e4m3fn, 16, 2, 1, 4, 16);
+        b.cache.v = Tensor::contiguous(b.v.data(), DType::fp8_e4m3fn, 16, 2, 16, 4);
+      }));
+  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype i32, expected f16, bf16, an fp8 format or f32 as query",
+                               [](B& b) { b.cache.k.dtype = b.cache.v.dtype = DType::i32; }));
+  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype f32, expected f16, bf16, an fp8 format or bf16 as query", [](B& b) {
+    for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.key, &b.batch.value}) t->dtype = DType::bf16;
+    b.depth = Depth::tables;  // the halves of f32 numbers are not meant as bf16
+  }));
+  cases.push_back(broken_batch("Q-M21", "Q-M21 cache.v: dtype bf16, expected f32 as cache.k", [](B& b) {
+    b.cache.v.dtype = DType::bf16;
+    b.depth = Depth::tables;
+  }));
+  cases.push_back(broken_batch("Q-M22", "Q-M22 cache.k: head_dim 4, expected 8 as query",
+                               [](B& b) { b.cache.k.shape[3] = b.cache.v.shape[3] = 4; }));
+  cases.push_back(broken_batch("Q-M23", "Q-M23 query: num_q_heads 3, expected a multiple of num_kv_heads 2", [](B& b) {
+    for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.lse}) t->shape[1] = 3;
+    b.options.alibi_slopes.shape[0] = b.options.sinks.shape[0] = 3;
+  }));
+}
+
+void add_new_row_cases(Cases& cases) {
+  cases.push_back(
+      broken_batch("Q-M24", "Q-M24 value: absent, expected present, as key is", [](B& b) { b.batch.value = Tensor{}; }));
+  cases.push_back(
+      broken_batch("Q-M24", "Q-M24 key: absent, expected present, as value is", [](B& b) { b.batch.key = Tensor{}; }));
+  cases.push_back(broken_batch("Q-M25", "Q-M25 key: shape [5, 2, 8], expected [6, 2, 8] = [num_tokens, num_kv_heads, head_dim]",
+                               [](B& b) { b.batch.key.shape[0] = 5; }));
+  cases.push_back(broken_append("Q-M25",
+                                "Q-M25 value: shape [6, 1, 8], expected [6, 2, 8] = [num_tokens, num_kv_heads, head_dim]",
+                                [](B& b) { b.batch.value.shape[1] = 1; }));
+  cases.push_back(broken_batch("Q-M26", "Q-M26 value: dtype bf16, expected f32 as query", [](B& b) {
+    b.batch.value.dtype = DType::bf16;
+    b.depth = Depth::tables;
+  }));
+}
+
+void add_index_cases(Cases& cases) {
+  cases.push_back(
+      broken_batch("Q-M27", "Q-M27 seq_lens: dtype f32, expected i32 or i64", [](B& b) { b.batch.seq_lens.dtype = DType::f32; }));
+  cases.push_back(broken_append("Q-M27", "Q-M27 slot_mapping: dtype f32, expected i32 or i64",
+                                [](B& b) { b.batch.slot_mapping.dtype = DType::f32; }));
+  cases.push_back(broken_batch("Q-M28", "Q-M28 query_start_loc: shape [0], expected [num_reqs + 1]",
+                               [](B& b) { b.batch.query_start_loc.shape[0] = 0; }));
+  cases.push_back(
+      broken_batch("Q-M29", "Q-M29 seq_lens: shape [3], expected [4] = [num_reqs]", [](B& b) { b.batch.seq_lens.shape[0] = 3; }));
+  cases.push_back(broken_batch("Q-M29", "Q-M29 cached_lens: shape [3], expected [4] = [num_reqs]",
+                               [](B& b) { b.batch.cached_lens.shape[0] = 3; }));
+  cases.push_back(broken_batch("Q-M29", "Q-M29 request_ids: shape [], expected [4] = [num_reqs]",
+                               [](B& b) { b.batch.request_ids.rank = 0; }));
+  cases.push_back(broken_batch("Q-M29", "Q-M29 slot_mapping: shape [5], expected [6] = [num_tokens]",
+                               [](B& b) { b.batch.slot_mapping.shape[0] = 5; }));
+  cases.push_back(broken_batch("Q-M30", "Q-M30 block_table: shape [3, 6], expected [4, max_pages_per_req] = [num_reqs, ...]",
+                               [](B& b) { b.batch.block_table.shape[0] = 3; }));
+}
+
+void add_option_cases(Cases& cases) {
+  cases.push_back(broken_batch("Q-M31", "Q-M31 softmax_scale: 0, expected finite and > 0, or absent for 1 / sqrt(head_dim)",
+                               [](B& b) { b.options.softmax_scale = 0.0f; }));
+  cases.push_back(broken_batch("Q-M31", "Q-M31 softmax_scale: nan, expected finite and > 0, or absent for 1 / sqrt(head_dim)",
+                               [](B& b) { b.options.softmax_scale = kNaN; }));
+  cases.push_back(broken_batch("Q-M32", "Q-M32 sliding_window: 0, expected >= 1, or absent for no window",
+                               [](B& b) { b.options.sliding_window = 0; }));
+  cases.push_back(broken_batch("Q-M33", "Q-M33 logits_soft_cap: inf, expected finite and > 0, or absent for no cap",
+                               [](B& b) { b.options.logits_soft_cap = kInf; }));
+  cases.push_back(broken_batch("Q-M34", "Q-M34 alibi_slopes: f32 [2], expected f32 [4] = [num_q_heads]",
+                               [](B& b) { b.options.alibi_slopes.shape[0] = 2; }));
+  cases.push_back(broken_batch("Q-M35", "Q-M35 sinks: bf16 [4], expected f32 [4] = [num_q_heads]",
+                               [](B& b) { b.options.sinks.dtype = DType::bf16; }));
+  cases.push_back(broken_batch("Q-M36", "Q-M36 k_scale: f32 [4], expected f32 scalar, [1] or [2] = [num_kv_heads]", [](B& b) {
+    b.cache.k_scale = Tensor::contiguous(b.alibi_slopes.data(), DType::f32, 4), b.depth = Depth::metadata;
+  }));
+  cases.push_back(broken_append("Q-M36", "Q-M36 v_scale: f16 [2], expected f32 scalar, [1] or [2] = [num_kv_heads]",
+                                [](B& b) { b.cache.v_scale.dtype = DType::f16; }));
+}
+
+void add_start_cases(Cases& cases) {
+  cases.push_back(broken_batch("Q-T01", "Q-T01 query_start_loc[0]: 1, expected 0", [](B& b) { b.query_start_loc[0] = 1; }));
+  cases.push_back(broken_batch("Q-T02", "Q-T02 query_start_loc[2]: 2, expected at least query_start_loc[1] = 3",
+                               [](B& b) { b.query_start_loc[2] = 2; }));
+  cases.push_back(
+      broken_batch("Q-T03", "Q-T03 block_table[1][3]: page 16 outside [0, 16)", [](B& b) { b.block_table[6 + 3] = 16; }));
+  cases.push_back(broken_batch("Q-T03", "Q-T03 block_table[0][0]: page -1 outside [0, 16)", [](B& b) { b.block_table[0] = -1; }));
+  cases.push_back(broken_batch("Q-T04", "Q-T04 query_start_loc[4]: 5, expected num_tokens = 6",
+                               [](B& b) { b.query_start_loc = {0, 3, 4, 5, 5}; }));
+}
+
+void add_halves_cases(Cases& cases) {
+  const std::string hint =
+      ", expected indices of their own type (looks like an int64 array read as int32: pass it as i64, or convert it)";
+  cases.push_back(broken_batch("Q-T05", "Q-T05 query_start_loc: every second value is 0 (0 0 3 0 4)" + hint,
+                               [](B& b) { b.query_start_loc = {0, 0, 3, 0, 4}; }));
+  cases.push_back(broken_batch("Q-T05", "Q-T05 seq_lens: every second value is 0 (8 0 17 0)" + hint, [](B& b) {
+    b.seq_lens = {8, 0, 17, 0};
+    b.batch.cached_lens = Tensor{};
+  }));
+  cases.push_back(broken_batch("Q-T05", "Q-T05 cached_lens: every second value is 0 (8 0 17 0)" + hint,
+                               [](B& b) { b.cached_lens = {8, 0, 17, 0}; }));
+  cases.push_back(broken_batch("Q-T05", "Q-T05 block_table: every second value is 0 (4 0 5 0 6 0)" + hint, [](B& b) {
+    b.options.sliding_window.reset();
+    for (std::size_t column = 0; column < 6; ++column)
+      for (std::size_t r = 0; r < 4; ++r) b.block_table[r * 6 + column] = column % 2 == 0 ? 4 + static_cast<int>(column / 2) : 0;
+  }));
+}
+
+void add_length_cases(Cases& cases) {
+  cases.push_back(broken_batch("Q-T06",
+                               "Q-T06 seq_lens[0]: 2, expected at least query_len = 3 (seq_len counts the query rows too)",
+                               [](B& b) { b.seq_lens[0] = b.cached_lens[0] = 2; }));
+  cases.push_back(
+      broken_batch("Q-T06", "Q-T06 seq_lens[3]: -5, expected at least query_len = 0", [](B& b) { b.seq_lens[3] = -5; }));
+  cases.push_back(broken_batch("Q-T07", "Q-T07 seq_lens[0]: 1099511627776, expected at most 2147483647", [](B& b) {
+    static std::int64_t lens[] = {std::int64_t{1} << 40, 17, 2, 3};
+    b.batch.seq_lens = Tensor::contiguous(lens, DType::i64, 4);
+  }));
+  cases.push_back(broken_batch("Q-T08", "Q-T08 cached_lens[0]: 4 outside [5, 8] = [context_len, seq_len]",
+                               [](B& b) { b.cached_lens[0] = 4; }));
+  cases.push_back(broken_batch("Q-T08", "Q-T08 cached_lens[1]: 18 outside [16, 17] = [context_len, seq_len]",
+                               [](B& b) { b.cached_lens[1] = 18; }));
+  cases.push_back(broken_batch(
+      "Q-T09",
+      "Q-T09 cached_lens[2]: 0, expected seq_len = 2, or key and value (tokens from cached_len on are in neither the "
+      "cache nor the batch)",
+      [](B& b) { b.batch.key = b.batch.value = Tensor{}; }));
+  cases.push_back(broken_batch("Q-T10",
+                               "Q-T10 block_table[1]: 4 pages wide, expected at least 5 for 17 cached tokens in pages of 4",
+                               [](B& b) { b.batch.block_table.shape[1] = 4; }));
+  cases.push_back(broken_batch("Q-T11", "Q-T11 request_ids[3]: -1, expected >= 0", [](B& b) { b.request_ids[3] = -1; }));
+  cases.push_back(broken_batch("Q-T12", "Q-T12 request_ids[3]: 70, expected an id of its own, not that of request 0",
+                               [](B& b) { b.request_ids[3] = 70; }));
+}
+
+void add_value_cases(Cases& cases) {
+  cases.push_back(broken_batch("Q-T13", "Q-T13 k_scale[1]: nan, expected finite and > 0", [](B& b) { b.k_scale[1] = kNaN; }));
+  cases.push_back(broken_append("Q-T13", "Q-T13 v_scale[0]: 0, expected finite and > 0", [](B& b) { b.v_scale[0] = 0.0f; }));
+  cases.push_back(broken_batch("Q-T14", "Q-T14 alibi_slopes[0]: inf, expected finite", [](B& b) { b.alibi_slopes[0] = kInf; }));
+  cases.push_back(broken_batch("Q-T15", "Q-T15 sinks[2]: inf, expected neither NaN nor +inf", [](B& b) { b.sinks[2] = kInf; }));
+}
+
+void add_slot_cases(Cases& cases) {
+  cases.push_back(broken_batch(
+      "Q-S01", "Q-S01 slot_mapping[4]: slot 64 outside [0, 64) = num_pages 16 * page_size 4 (negative skips the row)",
+      [](B& b) { b.slot_mapping[4] = 64; }));
+  cases.push_back(broken_append(
+      "Q-S01", "Q-S01 slot_mapping[0]: slot 64 outside [0, 64) = num_pages 16 * page_size 4 (negative skips the row)",
+      [](B& b) { b.slot_mapping[0] = 64; }));
+  cases.push_back(broken_batch("Q-S02", "Q-S02 slot_mapping[5]: slot 40, expected a slot of its own, not that of row 4",
+                               [](B& b) { b.slot_mapping[5] = 40; }));
+  cases.push_back(broken_append("Q-S02", "Q-S02 slot_mapping[1]: slot 13, expected a slot of its own, not that of row 0",
+                                [](B& b) { b.batch.slot_mapping.stride[0] = 0; }));
+  cases.push_back(broken_batch("Q-S03",
+                               "Q-S03 slot_mapping[3]: slot 60 (page 15, offset 0), expected slot 36 (page 9, offset 0), where "
+                               "block_table[1][4] has position 16 of request 1",
+                               [](B& b) { b.slot_mapping[3] = 60; }));
+  cases.push_back(broken_batch(
+      "Q-S04",
+      "Q-S04 slot_mapping[4]: slot 28 (page 7, offset 0) is written for position 0 of request 2, expected the position "
+      "at which it is read, but block_table[1][2] reads it as position 8 of request 1",
+      [](B& b) { b.slot_mapping[4] = 28; }));
+  cases.push_back(broken_append("Q-S05", "Q-S05 slot_mapping: shape [6], expected [n] with n at most 5, the rows of key",
+                                [](B& b) { b.batch.key.shape[0] = b.batch.value.shape[0] = 5; }));
+  cases.push_back(broken_append("Q-S06", "Q-S06 key: dtype fp8_e5m2, expected f32, f16 or bf16",
+                                [](B& b) { b.batch.key.dtype = DType::fp8_e5m2; }));
+  cases.push_back(broken_append("Q-S07", "Q-S07 cache.v: shares memory with cache.k, expected memory of its own",
+                                [](B& b) { b.cache.v.data = b.cache.k.data; }));
+  cases.push_back(broken_append(
+      "Q-S07", "Q-S07 cache.k: f32 [16, 4, 2, 8] strides [0, 16, 8, 1], expected an address of its own for every element",
+      [](B& b) { b.cache.k.stride[0] = 0; }));
+  cases.push_back(broken_append("Q-S08", "Q-S08 cache.k: shares memory with key, expected memory of its own",
+                                [](B& b) { b.batch.key.data = &b.k[64]; }));
+}
+
+void add_ledger_cases(Cases& cases) {
+  cases.push_back(broken_batch(
+      "Q-L01",
+      "Q-L01 block_table[1][4]: request 71 reads position 16 from page 9 offset 0, which was never written, expected a "
+      "written slot",
+      [](B& b) { b.ledger.record(9 * 4, WriteTag{}); }));
+  cases.push_back(broken_batch(
+      "Q-L02",
+      "Q-L02 block_table[1][2]: request 71 reads position 9 from page 7 offset 1, which was written by request 70 for "
+      "position 9 in step 6, expected a slot of request 71 or a page shared with it",
+      [](B& b) {
+        b.ledger.begin_step(6);
+        b.ledger.record(7 * 4 + 1, {70, 9});
+      }));
+  cases.push_back(broken_batch(
+      "Q-L03",
+      "Q-L03 block_table[0][1]: request 70 reads position 6 from page 3 offset 2, which was written by request 70 for "
+      "position 5 in step 4, expected a slot written for position 6",
+      [](B& b) { b.ledger.record(3 * 4 + 2, {70, 5}); }));
+  cases.push_back(broken_batch(
+      "Q-L04",
+      "Q-L04 block_table[1][4]: request 71 reads position 16 from page 9 offset 0, which was written by request 71 for "
+      "position 16 in step 4 and recycled since, expected a slot written after its page was handed out",
+      [](B& b) { b.ledger.recycle(9); }));
+  cases.push_back(broken_batch("Q-L05", "Q-L05 ledger: 8 pages of 4, expected 16 pages of 4 as the cache",
+                               [](B& b) { b.ledger = SlotLedger(8, 4); }));
+}
+
+void add_content_cases(Cases& cases) {
+  cases.push_back(broken_batch("Q-C01", "Q-C01 query[3][0][5]: nan in request 1 position 16, expected finite",
+                               [](B& b) { b.query[3 * 32 + 5] = kNaN; }));
+  cases.push_back(broken_batch(
+      "Q-C02", "Q-C02 cache.k[7][1][0][0]: inf at position 9 of request 1 (page 7, offset 1, head 0, dim 0), expected finite",
+      [](B& b) { b.k_at(7, 1) = kInf; }));
+  cases.push_back(broken_batch(
+      "Q-C03", "Q-C03 cache.v[3][3][0][0]: inf at position 7 of request 0 (page 3, offset 3, head 0, dim 0), expected finite",
+      [](B& b) { b.v_at(3, 3) = 3e38f; }));  // finite, but not after v_scale 2
+  cases.push_back(broken_batch("Q-C04", "Q-C04 key[5][1][7]: -inf in request 2 position 1, expected finite",
+                               [](B& b) { b.key.back() = -kInf; }));
+  cases.push_back(broken_batch("Q-C05", "Q-C05 value[4][0][0]: nan in request 2 position 0, expected finite",
+                               [](B& b) { b.value[4 * 16] = kNaN; }));
+  cases.push_back(broken_merge("Q-C06", "Q-C06 lse_a[0][0]: inf, expected finite, or -inf for an empty side",
+                               [](M& m) { m.weight_a[0] = kInf; }));
+  cases.push_back(broken_merge("Q-C06", "Q-C06 lse_b[2][3]: nan, expected finite, or -inf for an empty side",
+                               [](M& m) { m.weight_b[11] = kNaN; }));
+}
+
+void add_merge_cases(Cases& cases) {
+  cases.push_back(
+      broken_merge("Q-G01", "Q-G01 out_b: shape [2, 4, 8], expected [3, 4, 8] as out_a", [](M& m) { m.out_b.shape[0] = 2; }));
+  cases.push_back(broken_merge("Q-G01", "Q-G01 out_a: shape [3, 32], expected [num_tokens, num_q_heads, head_dim]",
+                               [](M& m) { m.out_a = Tensor::contiguous(m.a.data(), DType::f32, 3, 32); }));
+  cases.push_back(broken_merge("Q-G02", "Q-G02 out_a: dtype fp8_e4m3fn, expected f32, f16 or bf16",
+                               [](M& m) { m.out_a.dtype = DType::fp8_e4m3fn; }));
+  cases.push_back(broken_merge("Q-G03", "Q-G03 lse_a: shape [4, 3], expected [3, 4] = [num_tokens, num_q_heads]",
+                               [](M& m) { m.lse_a = Tensor::contiguous(m.weight_a.data(), DType::f32, 4, 3); }));
+  cases.push_back(broken_merge("Q-G04", "Q-G04 lse_b: dtype f16, expected f32", [](M& m) { m.lse_b.dtype = DType::f16; }));
+  cases.push_back(broken_merge("Q-G05",
+                               "Q-G05 out: f32 [3, 4, 8] strides [0, 8, 1], expected an address of its own for every element",
+                               [](M& m) { m.out.stride[0] = 0; }));
+  cases.push_back(broken_merge("Q-G06",
+                               "Q-G06 out: shares memory with out_a, expected exactly the same view, or memory of its own",
+                               [](M& m) { m.out.data = &m.a[32]; }));
+  cases.push_back(broken_merge("Q-G06", "Q-G06 lse: shares memory with out_b, expected memory of its own",
+                               [](M& m) { m.lse.data = m.out_b.data; }));
+}
+
+}  // namespace
+
+const std::vector<BrokenCase>& broken_cases() {
+  static const std::vector<BrokenCase> cases = [] {
+    Cases all;
+    add_tensor_cases(all);
+    add_row_cases(all);
+    add_cache_cases(all);
+    add_new_row_cases(all);
+    add_index_cases(all);
+    add_option_cases(all);
+    add_start_cases(all);
+    add_halves_cases(all);
+    add_length_cases(all);
+    add_value_cases(all);
+    add_slot_cases(all);
+    add_ledger_cases(all);
+    add_content_cases(all);
+    add_merge_cases(all);
+    return all;
+  }();
+  return cases;
+}
+
+}  // namespace quire::testing

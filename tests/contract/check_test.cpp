@@ -1,0 +1,393 @@
+// What check() promises beyond single rules: what it must not read, what it leaves out, how it lists and how it survives.
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "contract/small_batch.h"
+
+namespace quire::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+std::vector<std::string> ids(const Findings& findings) {
+  std::vector<std::string> all;
+  for (const Finding& finding : findings.items) all.push_back(finding.rule);
+  return all;
+}
+
+std::vector<std::string> messages(const Findings& findings) {
+  std::vector<std::string> all;
+  for (const Finding& finding : findings.items) all.push_back(finding.message);
+  return all;
+}
+
+// --- the failing batch of a well-known bug report -----------------------------------------------------------------------
+
+/// Ten requests, 64 heads of 128, pages of 32 out of 640. Data is never touched at depth tables, so inputs are broadcast views.
+struct KnownCase {
+  static constexpr std::int64_t kReqs = 10;
+  std::vector<std::int64_t> query_lens{880, 410, 792, 927, 446, 57, 281, 1004, 539, 1};
+  std::vector<std::int64_t> context_lens{430, 956, 818, 865, 326, 1007, 504, 382, 613, 929};
+  std::vector<std::int64_t> starts{0};
+  std::vector<std::int32_t> seq_lens, block_table = std::vector<std::int32_t>(10 * 64);
+  std::vector<std::uint16_t> row = std::vector<std::uint16_t>(64 * 128);
+  std::unique_ptr<std::uint16_t[]> output;
+  Batch batch;
+  KVCache cache;
+
+  KnownCase() {
+    for (std::size_t r = 0; r < kReqs; ++r) {
+      starts.push_back(starts.back() + query_lens[r]);
+      seq_lens.push_back(static_cast<std::int32_t>(query_lens[r] + context_lens[r]));
+    }
+    std::iota(block_table.begin(), block_table.end(), 0);
+    output.reset(new std::uint16_t[static_cast<std::size_t>(starts.back()) * 64 * 128]);
+    batch.query = Tensor::contiguous(row.data(), DType::f16, starts.back(), 64, 128);
+    batch.query.stride[0] = 0;
+    batch.output = Tensor::contiguous(output.get(), DType::f16, starts.back(), 64, 128);
+    batch.query_start_loc = Tensor::contiguous(starts.data(), DType::i64, kReqs + 1);
+    batch.seq_lens = Tensor::contiguous(seq_lens.data(), DType::i32, kReqs);
+    batch.block_table = Tensor::contiguous(block_table.data(), DType::i32, kReqs, 64);
+    cache.k = Tensor::contiguous(row.data(), DType::f16, 640, 32, 64, 128);
+    cache.k.stride[0] = cache.k.stride[1] = 0;
+    cache.v = cache.k;
+  }
+};
+
+TEST(KnownCase, HonestInt64HasNoFinding) {
+  const KnownCase known;
+  EXPECT_EQ(known.starts.back(), 5337);
+  EXPECT_THAT(messages(check(known.batch, known.cache, {}, Depth::tables)), ElementsAre());
+}
+
+TEST(KnownCase, Int64ReadAsInt32IsNamed) {
+  KnownCase known;
+  known.batch.query_start_loc.dtype = DType::i32;
+  EXPECT_THAT(
+      messages(check(known.batch, known.cache, {}, Depth::tables)),
+      ElementsAre("Q-T05 query_start_loc: every second value is 0 (0 0 880 0 1290 0 ...), expected indices of their own type "
+                  "(looks like an int64 array read as int32: pass it as i64, or convert it)"));
+}
+
+TEST(KnownCase, ConvertedToInt32HasNoFinding) {
+  KnownCase known;
+  std::vector<std::int32_t> converted(known.starts.begin(), known.starts.end());
+  known.batch.query_start_loc = Tensor::contiguous(converted.data(), DType::i32, 11);
+  EXPECT_THAT(messages(check(known.batch, known.cache, {}, Depth::tables)), ElementsAre());
+}
+
+TEST(KnownCase, PageOutOfRangeReadsAsDocumented) {
+  KnownCase known;
+  known.cache.k.shape[0] = known.cache.v.shape[0] = 512;
+  for (std::int32_t& page : known.block_table) page %= 512;
+  known.block_table[5 * 64 + 2] = 913;
+  const Findings findings = check(known.batch, known.cache, {}, Depth::tables);
+  ASSERT_THAT(messages(findings), ElementsAre("Q-T03 block_table[5][2]: page 913 outside [0, 512)"));
+  EXPECT_EQ(findings.items[0].tensor, "block_table");
+  EXPECT_THAT(findings.items[0].index, ElementsAre(5, 2));
+  EXPECT_EQ(findings.items[0].value, "page 913");
+  EXPECT_EQ(findings.items[0].expected, "in [0, 512)");
+}
+
+// --- valid, though unusual ----------------------------------------------------------------------------------------------
+
+TEST(Valid, NoRequestsAndNoRows) {
+  SmallBatch b;
+  b.use_ledger = false;
+  b.query_start_loc[0] = 0;
+  for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.key, &b.batch.value, &b.batch.slot_mapping, &b.batch.lse}) {
+    t->shape[0] = 0;
+    t->data = nullptr;
+  }
+  b.batch.query_start_loc.shape[0] = 1;
+  for (Tensor* t : {&b.batch.seq_lens, &b.batch.cached_lens, &b.batch.block_table, &b.batch.request_ids}) {
+    t->shape[0] = 0;
+    t->data = nullptr;
+  }
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+  EXPECT_THAT(messages(b.check_append()), ElementsAre());
+}
+
+TEST(Valid, EveryOptionalTensorAbsent) {
+  SmallBatch b;
+  b.batch.key = b.batch.value = b.batch.slot_mapping = b.batch.lse = b.batch.request_ids = b.batch.cached_lens = Tensor{};
+  b.cache.k_scale = b.cache.v_scale = Tensor{};
+  b.options = Options{};
+  b.options.sliding_window = 9;
+  b.seq_lens[2] = 2;
+  b.block_table[12] = 10;  // request 2 is cached now
+  b.use_ledger = false;
+  b.depth = Depth::tables;
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+}
+
+TEST(Valid, KAndVInterleavedInOneAllocation) {
+  SmallBatch b;
+  std::vector<float> both(2 * b.k.size());
+  b.cache.k = b.cache.v = Tensor::contiguous(both.data(), DType::f32, 16, 4, 2, 8);
+  b.cache.k.stride[0] = b.cache.v.stride[0] = 2 * 64;
+  b.cache.v.data = both.data() + 64;
+  EXPECT_THAT(messages(b.check_append()), ElementsAre());
+  b.cache.v.data = both.data() + 63;  // one element too early: the halves collide
+  EXPECT_THAT(ids(b.check_append()), ElementsAre("Q-S07"));
+}
+
+TEST(Valid, OutputInterleavedWithQuery) {
+  SmallBatch b;
+  std::vector<float> both(2 * b.query.size());
+  b.batch.query = b.batch.output = Tensor::contiguous(both.data(), DType::f32, 6, 4, 8);
+  b.batch.query.stride[0] = b.batch.output.stride[0] = 64;
+  b.batch.output.data = both.data() + 32;
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+  b.batch.output.data = both.data() + 31;
+  EXPECT_THAT(ids(b.check()), ElementsAre("Q-M16"));
+}
+
+TEST(Valid, NegativeStridesAndTransposedOutput) {
+  SmallBatch b;
+  b.batch.output.data = b.output.data() + 5 * 32;
+  b.batch.output.stride[0] = -32;
+  b.batch.lse.stride = {1, 6};
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+}
+
+TEST(Valid, SharedPrefixPages) {
+  SmallBatch b;
+  b.block_table[6 + 2] = 15;  // request 1 continues on a page of request 70 ...
+  for (std::int64_t p = 8; p < 12; ++p) b.ledger.record(15 * 4 + p - 8, {70, p});
+  for (std::int64_t o = 0; o < 4; ++o)
+    for (std::int64_t i = 0; i < 16; ++i) (&b.k_at(15, o))[i] = (&b.v_at(15, o))[i] = 1.5f;
+  EXPECT_THAT(ids(b.check()), ElementsAre("Q-L02", "Q-L02", "Q-L02", "Q-L02"));
+  b.ledger.share(15, 71);
+  EXPECT_THAT(messages(b.check()), ElementsAre());  // ... once it was shared
+}
+
+TEST(Valid, PrefixWrittenByOneRequestAndReadByAnotherInTheSameStep) {
+  SmallBatch b;
+  b.use_ledger = false;
+  b.cached_lens[2] = 2;
+  b.block_table[12] = 10;
+  b.seq_lens[3] = b.cached_lens[3] = 3;
+  for (float* p : {&b.k_at(10, 0), &b.v_at(10, 0), &b.k_at(10, 1), &b.v_at(10, 1)}) std::fill_n(p, 16, 1.0f);
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+}
+
+TEST(Valid, NegativeSlotsAreSkipped) {
+  SmallBatch b;
+  b.slot_mapping = {-1, -1, -7, 36, -1, -1};
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+  EXPECT_THAT(messages(b.check_append()), ElementsAre());
+}
+
+// --- what must not be read ----------------------------------------------------------------------------------------------
+
+TEST(Unread, WindowDecidesWhichPagesCount) {
+  SmallBatch b;
+  b.use_ledger = false;
+  b.depth = Depth::tables;
+  b.options.sliding_window = 13;  // position 16 now sees 4 .. 16: one page more, and its table entry is poison
+  EXPECT_THAT(messages(b.check()), ElementsAre("Q-T03 block_table[1][1]: page 1073741824 outside [0, 16)"));
+  b.options.sliding_window.reset();
+  EXPECT_EQ(b.check().total, 2);
+}
+
+TEST(Unread, WindowOfOneNeedsNoCachedPageWhenNewRowsComeAlong) {
+  SmallBatch b;
+  b.use_ledger = false;
+  b.options.sliding_window = 1;
+  b.cached_lens = {5, 16, 0, 3};
+  b.batch.block_table.shape[1] = 0;
+  b.batch.slot_mapping = Tensor{};
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+}
+
+TEST(Unread, RequestsWithoutRowsNeedNoPages) {
+  SmallBatch b;
+  b.seq_lens[3] = b.cached_lens[3] = 1000;  // far more than the table is wide, but no row looks
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+}
+
+TEST(Unread, LedgerCountsItsReads) {
+  SmallBatch b;
+  EXPECT_EQ(b.ledger.slots_written(), 17);
+  EXPECT_EQ(b.ledger.slots_read(), 0);
+  ASSERT_TRUE(b.check().ok());
+  EXPECT_EQ(b.ledger.slots_read(), 8 + 9);
+}
+
+// --- layouts and types at depth contents --------------------------------------------------------------------------------
+
+TEST(Contents, EveryLayoutNamesTheElementAsShaped) {
+  SmallBatch b;
+  b.use_ledger = false;
+  std::vector<float> k(b.k.size(), 1.0f), v(b.v.size(), 1.0f);
+  b.cache.layout = CacheLayout::hnd;
+  b.cache.k = Tensor::contiguous(k.data(), DType::f32, 16, 2, 4, 8);
+  b.cache.v = Tensor::contiguous(v.data(), DType::f32, 16, 2, 4, 8);
+  k[static_cast<std::size_t>(((7 * 2 + 1) * 4 + 3) * 8 + 5)] = kNaN;
+  EXPECT_THAT(
+      messages(b.check()),
+      ElementsAre(
+          "Q-C02 cache.k[7][1][3][5]: nan at position 11 of request 1 (page 7, offset 3, head 1, dim 5), expected finite"));
+
+  std::fill(k.begin(), k.end(), 1.0f);
+  b.cache.layout = CacheLayout::packed;
+  b.cache.k = Tensor::contiguous(k.data(), DType::f32, 16, 2, 2, 4, 4);
+  b.cache.v = Tensor::contiguous(v.data(), DType::f32, 16, 2, 8, 4);
+  k[static_cast<std::size_t>((((7 * 2 + 1) * 2 + 1) * 4 + 3) * 4 + 2)] = kNaN;
+  v[static_cast<std::size_t>(((2 * 2 + 0) * 8 + 6) * 4 + 1)] = kInf;
+  EXPECT_THAT(
+      messages(b.check()),
+      ElementsAre(
+          "Q-C02 cache.k[7][1][1][3][2]: nan at position 11 of request 1 (page 7, offset 3, head 1, dim 6), expected finite",
+          "Q-C03 cache.v[2][0][6][1]: inf at position 1 of request 0 (page 2, offset 1, head 0, dim 6), expected finite"));
+}
+
+struct CodeCase {
+  DType dtype;
+  std::uint32_t finite;      ///< the largest finite code
+  std::uint32_t non_finite;  ///< the smallest code that is not
+};
+
+class Codes : public ::testing::TestWithParam<CodeCase> {};
+
+TEST_P(Codes, LargestFinitePassesAndTheNextFails) {
+  const auto [dtype, finite, non_finite] = GetParam();
+  SmallBatch b;
+  b.use_ledger = false;
+  const auto size = static_cast<std::size_t>(itemsize(dtype));
+  std::vector<std::byte> k(b.k.size() * size), v(b.v.size() * size);
+  b.cache.k = Tensor::contiguous(k.data(), dtype, 16, 4, 2, 8);
+  b.cache.v = Tensor::contiguous(v.data(), dtype, 16, 4, 2, 8);
+  b.cache.v_scale = Tensor{};
+  std::byte* element = k.data() + (7 * 4 + 1) * 16 * static_cast<std::ptrdiff_t>(size);
+  std::memcpy(element, &finite, size);
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+  std::memcpy(element, &non_finite, size);
+  EXPECT_THAT(ids(b.check()), ElementsAre("Q-C02"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Contents, Codes,
+                         ::testing::Values(CodeCase{DType::f32, 0x7F7FFFFF, 0x7F800000}, CodeCase{DType::f16, 0xFBFF, 0xFC00},
+                                           CodeCase{DType::bf16, 0x7F7F, 0x7F80}, CodeCase{DType::fp8_e4m3fn, 0xFE, 0xFF},
+                                           CodeCase{DType::fp8_e4m3fnuz, 0xFF, 0x80}, CodeCase{DType::fp8_e5m2, 0x7B, 0x7C},
+                                           CodeCase{DType::fp8_e5m2fnuz, 0x7F, 0x80}));
+
+// --- listing ------------------------------------------------------------------------------------------------------------
+
+TEST(Listing, CapsPerRuleAndCountsAll) {
+  SmallBatch b;
+  std::fill(b.query.begin(), b.query.end(), kNaN);
+  b.k_scale[0] = -1.0f;
+  const Findings findings = b.check();
+  EXPECT_EQ(findings.total, 1 + 6 * 4 * 8);
+  EXPECT_EQ(static_cast<std::int64_t>(findings.items.size()), 1 + Findings::kMaxPerRule);
+  EXPECT_EQ(findings.items[0].rule, "Q-T13");
+  EXPECT_EQ(findings.status().message(), "Q-T13 k_scale[0]: -1, expected finite and > 0 (and 192 more)");
+}
+
+TEST(Listing, ComesInRuleOrder) {
+  SmallBatch b;
+  b.sinks[0] = kNaN;
+  b.options.softmax_scale = -1.0f;
+  b.slot_mapping[5] = 1000;
+  b.query[0] = kInf;
+  b.block_table[0] = 16;
+  EXPECT_THAT(ids(b.check()), ElementsAre("Q-M31", "Q-T03", "Q-T15", "Q-S01", "Q-C01"));
+}
+
+TEST(Listing, ExhaustedMemoryIsNotSilence) {
+  Findings findings;
+  findings.total = 1;
+  EXPECT_EQ(findings.status().code(), Code::internal_error);
+}
+
+// --- hostile input ------------------------------------------------------------------------------------------------------
+
+TEST(Hostile, EverythingAbsent) {
+  EXPECT_THAT(ids(check({}, {}, {})), ElementsAre("Q-M01", "Q-M01", "Q-M01", "Q-M01", "Q-M01", "Q-M01", "Q-M01"));
+  EXPECT_THAT(ids(check_append({}, {}, {}, {})), ElementsAre("Q-M01", "Q-M01", "Q-M01", "Q-M01", "Q-M01"));
+  EXPECT_THAT(ids(check_merge({}, {}, {}, {}, {}, {})), ElementsAre("Q-M01", "Q-M01", "Q-M01", "Q-M01", "Q-M01"));
+}
+
+TEST(Hostile, ExtremeNumbersInEveryDescriptorField) {
+  const std::int64_t extremes[] = {INT64_MIN, -1, 0, 1, INT64_MAX, std::int64_t{1} << 31, std::int64_t{1} << 62};
+  SmallBatch proto;
+  Tensor* (*const pick[])(SmallBatch&) = {
+      [](SmallBatch& b) { return &b.batch.query; },
+      [](SmallBatch& b) { return &b.batch.output; },
+      [](SmallBatch& b) { return &b.batch.block_table; },
+      [](SmallBatch& b) { return &b.batch.seq_lens; },
+      [](SmallBatch& b) { return &b.batch.key; },
+      [](SmallBatch& b) { return &b.cache.k; },
+      [](SmallBatch& b) { return &b.cache.v; },
+      [](SmallBatch& b) { return &b.batch.query_start_loc; },
+      [](SmallBatch& b) { return &b.batch.slot_mapping; },
+      [](SmallBatch& b) { return &b.options.sinks; },
+  };
+  for (auto* which : pick) {
+    for (std::int64_t extreme : extremes) {
+      SmallBatch b;
+      b.depth = Depth::metadata;  // the memory behind such shapes does not exist; no rule of metadata may miss it
+      Tensor* t = which(b);
+      t->shape[0] = extreme;
+      const Findings by_shape = b.check();
+      EXPECT_TRUE(!by_shape.ok() || (extreme >= 0 && extreme < std::int64_t{1} << 31));
+      (void)b.check_append();
+      t->shape[0] = which(proto)->shape[0];
+      t->stride[0] = extreme;
+      const Findings by_stride = b.check();
+      EXPECT_TRUE(!by_stride.ok() || (extreme != INT64_MIN && extreme != INT64_MAX));
+      t->stride[0] = which(proto)->stride[0];
+      t->rank = static_cast<int>(extreme);
+      (void)b.check();
+    }
+  }
+}
+
+TEST(Hostile, IndexValuesAtTheEdgeOfInt64) {
+  for (const std::int64_t extreme : {INT64_MIN, INT64_MIN + 1, INT64_MAX - 1, INT64_MAX}) {
+    for (int which = 0; which < 4; ++which) {
+      SmallBatch b;
+      std::vector<std::int64_t> starts(b.query_start_loc.begin(), b.query_start_loc.end());
+      std::vector<std::int64_t> seq(b.seq_lens.begin(), b.seq_lens.end()), cached(b.cached_lens.begin(), b.cached_lens.end());
+      std::vector<std::int64_t> table(b.block_table.begin(), b.block_table.end());
+      b.batch.query_start_loc = Tensor::contiguous(starts.data(), DType::i64, 5);
+      b.batch.seq_lens = Tensor::contiguous(seq.data(), DType::i64, 4);
+      b.batch.cached_lens = Tensor::contiguous(cached.data(), DType::i64, 4);
+      b.batch.block_table = Tensor::contiguous(table.data(), DType::i64, 4, 6);
+      EXPECT_TRUE(b.check().ok());
+      (which == 0 ? starts[1] : which == 1 ? seq[1] : which == 2 ? cached[1] : table[8]) = extreme;
+      EXPECT_FALSE(b.check().ok()) << which << " " << extreme;
+    }
+  }
+}
+
+TEST(Hostile, ABroadcastClaimOfManyRowsCostsNoMemory) {
+  SmallBatch b;
+  float row[8] = {};
+  std::int64_t slot = 3;
+  const Tensor rows{row, DType::f32, 3, {1 << 24, 2, 8, 0, 0}, {0, 0, 1, 0, 0}, Memory::cpu};
+  const Tensor slots{&slot, DType::i64, 1, {1 << 24, 0, 0, 0, 0}, {0, 0, 0, 0, 0}, Memory::cpu};
+  EXPECT_THAT(messages(check_append(b.cache, rows, rows, slots)),
+              ElementsAre("Q-S02 slot_mapping[1]: slot 3, expected a slot of its own, not that of row 0"));
+}
+
+TEST(Hostile, ABrokenPrerequisiteSilencesWhatDependsOnIt) {
+  SmallBatch b;
+  b.block_table[0] = 99;
+  b.batch.seq_lens.dtype = DType::f32;  // lengths unknown: no page rule may guess
+  EXPECT_THAT(ids(b.check()), ElementsAre("Q-M27"));
+  b.batch.seq_lens.dtype = DType::i32;
+  EXPECT_THAT(ids(b.check()), ElementsAre("Q-T03"));
+}
+
+}  // namespace
+}  // namespace quire::testing

@@ -1,0 +1,137 @@
+// A small valid batch that uses every optional tensor, owns its memory, and is easy to break in one place.
+//
+// Four requests over pages of 4 tokens: a prefill chunk, a decode row, a fresh prompt read from key/value, and one without rows.
+// Data is N(0,1). Everything that must not be read is poisoned: cache slots with NaN, table entries with a huge page id.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "quire/contract.hpp"
+
+namespace quire::testing {
+
+inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+inline constexpr float kInf = std::numeric_limits<float>::infinity();
+
+class SmallBatch {
+ public:
+  static constexpr std::int64_t kReqs = 4, kTokens = 6, kHeads = 4, kKvHeads = 2, kDim = 8, kPage = 4, kPages = 16, kWidth = 6;
+  static constexpr std::int64_t kHugePage = 1 << 30;
+
+  std::vector<std::int32_t> query_start_loc{0, 3, 4, 6, 6};
+  std::vector<std::int32_t> seq_lens{8, 17, 2, 3};
+  std::vector<std::int32_t> cached_lens{8, 17, 0, 3};
+  std::vector<std::int32_t> block_table = poisoned_table();
+  std::vector<std::int64_t> slot_mapping{3 * 4 + 1, 3 * 4 + 2, 3 * 4 + 3, 9 * 4, 10 * 4, 10 * 4 + 1};
+  std::vector<std::int64_t> request_ids{70, 71, 72, 73};
+  std::vector<float> query = normal(kTokens * kHeads * kDim, 1), output = std::vector<float>(query.size(), kNaN);
+  std::vector<float> key = normal(kTokens * kKvHeads * kDim, 2), value = normal(kTokens * kKvHeads * kDim, 3);
+  std::vector<float> k = std::vector<float>(kPages * kPage * kKvHeads * kDim, kNaN), v = k;
+  std::vector<float> lse = std::vector<float>(kTokens * kHeads, kNaN);
+  std::vector<float> k_scale{0.5f, 0.25f}, v_scale{2.0f, 1.0f};
+  std::vector<float> alibi_slopes{0.5f, -0.25f, 0.125f, 0.0f}, sinks{1.0f, -kInf, 0.0f, 3.0f};
+
+  Batch batch;
+  KVCache cache;
+  Options options;
+  SlotLedger ledger{kPages, kPage};
+  bool use_ledger = true;
+  Depth depth = Depth::contents;
+
+  SmallBatch() {
+    batch.query = Tensor::contiguous(query.data(), DType::f32, kTokens, kHeads, kDim);
+    batch.output = Tensor::contiguous(output.data(), DType::f32, kTokens, kHeads, kDim);
+    batch.query_start_loc = Tensor::contiguous(query_start_loc.data(), DType::i32, kReqs + 1);
+    batch.seq_lens = Tensor::contiguous(seq_lens.data(), DType::i32, kReqs);
+    batch.cached_lens = Tensor::contiguous(cached_lens.data(), DType::i32, kReqs);
+    batch.block_table = Tensor::contiguous(block_table.data(), DType::i32, kReqs, kWidth);
+    batch.key = Tensor::contiguous(key.data(), DType::f32, kTokens, kKvHeads, kDim);
+    batch.value = Tensor::contiguous(value.data(), DType::f32, kTokens, kKvHeads, kDim);
+    batch.slot_mapping = Tensor::contiguous(slot_mapping.data(), DType::i64, kTokens);
+    batch.lse = Tensor::contiguous(lse.data(), DType::f32, kTokens, kHeads);
+    batch.request_ids = Tensor::contiguous(request_ids.data(), DType::i64, kReqs);
+    cache.k = Tensor::contiguous(k.data(), DType::f32, kPages, kPage, kKvHeads, kDim);
+    cache.v = Tensor::contiguous(v.data(), DType::f32, kPages, kPage, kKvHeads, kDim);
+    cache.k_scale = Tensor::contiguous(k_scale.data(), DType::f32, kKvHeads);
+    cache.v_scale = Tensor::contiguous(v_scale.data(), DType::f32, kKvHeads);
+    options.softmax_scale = 0.25f;
+    options.sliding_window = 9;
+    options.logits_soft_cap = 30.0f;
+    options.alibi_slopes = Tensor::contiguous(alibi_slopes.data(), DType::f32, kHeads);
+    options.sinks = Tensor::contiguous(sinks.data(), DType::f32, kHeads);
+    fill_cache();
+  }
+  SmallBatch(const SmallBatch&) = delete;
+
+  /// Element 0 of K (or V) at a slot.
+  float& k_at(std::int64_t page, std::int64_t offset) {
+    return k[static_cast<std::size_t>((page * kPage + offset) * kKvHeads * kDim)];
+  }
+  float& v_at(std::int64_t page, std::int64_t offset) {
+    return v[static_cast<std::size_t>((page * kPage + offset) * kKvHeads * kDim)];
+  }
+
+  Findings check() const { return quire::check(batch, cache, options, depth, use_ledger ? &ledger : nullptr); }
+  Findings check_append() const { return quire::check_append(cache, batch.key, batch.value, batch.slot_mapping); }
+
+  static std::vector<float> normal(std::int64_t count, unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> distribution;
+    std::vector<float> values(static_cast<std::size_t>(count));
+    for (float& value : values) value = distribution(random);
+    return values;
+  }
+
+ private:
+  /// Request 1's window (9) starts at position 8: its first two pages are never read, like everything past the cached pages.
+  static std::vector<std::int32_t> poisoned_table() {
+    std::vector<std::int32_t> table(kReqs * kWidth, kHugePage);
+    table[0] = 2, table[1] = 3;
+    table[6 + 2] = 7, table[6 + 3] = 8, table[6 + 4] = 9;
+    return table;
+  }
+
+  /// Visible slots: positions 0..7 of request 0 in pages 2, 3; positions 8..16 of request 1 in pages 7, 8, 9.
+  void fill_cache() {
+    ledger.begin_step(4);
+    for (std::int64_t p = 0; p < 8; ++p) fill_slot(2 * kPage + p, {70, p});
+    for (std::int64_t p = 8; p < 17; ++p) fill_slot((7 * kPage) + p - 8, {71, p});
+  }
+
+  void fill_slot(std::int64_t slot, WriteTag tag) {
+    const std::int64_t row = kKvHeads * kDim;
+    const std::vector<float> data = normal(2 * row, 100u + static_cast<unsigned>(slot));
+    std::copy(data.begin(), data.begin() + row, k.begin() + slot * row);
+    std::copy(data.begin() + row, data.end(), v.begin() + slot * row);
+    ledger.record(slot, tag);
+  }
+};
+
+/// Two partial results of 3 rows, and a place for their union.
+class SmallMerge {
+ public:
+  static constexpr std::int64_t kTokens = 3, kHeads = 4, kDim = 8;
+  // Room for one row more, so that a view moved by a row stays inside.
+  std::vector<float> a = SmallBatch::normal((kTokens + 1) * kHeads * kDim, 4), b = SmallBatch::normal(kTokens * kHeads * kDim, 5);
+  std::vector<float> result = std::vector<float>(kTokens * kHeads * kDim, kNaN),
+                     result_lse = std::vector<float>(kTokens * kHeads, kNaN);
+  std::vector<float> weight_a = SmallBatch::normal(kTokens * kHeads, 6), weight_b = SmallBatch::normal(kTokens * kHeads, 7);
+  Tensor out_a = Tensor::contiguous(a.data(), DType::f32, kTokens, kHeads, kDim);
+  Tensor out_b = Tensor::contiguous(b.data(), DType::f32, kTokens, kHeads, kDim);
+  Tensor out = Tensor::contiguous(result.data(), DType::f32, kTokens, kHeads, kDim);
+  Tensor lse_a = Tensor::contiguous(weight_a.data(), DType::f32, kTokens, kHeads);
+  Tensor lse_b = Tensor::contiguous(weight_b.data(), DType::f32, kTokens, kHeads);
+  Tensor lse = Tensor::contiguous(result_lse.data(), DType::f32, kTokens, kHeads);
+
+  SmallMerge() { weight_b[0] = -kInf; }
+  SmallMerge(const SmallMerge&) = delete;
+  Findings check() const { return check_merge(out_a, lse_a, out_b, lse_b, out, lse); }
+};
+
+}  // namespace quire::testing
