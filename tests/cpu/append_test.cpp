@@ -1,0 +1,206 @@
+// append(): every layout and type against element-wise expectation; skipped slots, strides, wide rows, scales, the ledger.
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "quire/attention.hpp"
+#include "semantics/dtype.h"
+#include "support/small_case.h"
+
+namespace quire::test {
+namespace {
+
+struct Shape {
+  std::int64_t tokens = 11, heads = 3, dim = 16, pages = 5, page_size = 4;
+};
+
+/// Cache element (page, head, offset, d) by the documented shapes, written without semantics/layout.h.
+std::int64_t element(const KVCache& c, const Tensor& t, bool is_k, std::int64_t page, std::int64_t head, std::int64_t at,
+                     std::int64_t d) {
+  if (c.layout == CacheLayout::nhd) return offset(t, {page, at, head, d});
+  if (c.layout == CacheLayout::hnd) return offset(t, {page, head, at, d});
+  const std::int64_t x = 16 / itemsize(t.dtype);
+  return is_k ? offset(t, {page, head, d / x, at, d % x}) : offset(t, {page, head, d, at});
+}
+
+KVCache make_cache(Storage& storage, const Shape& s, DType dtype, CacheLayout layout, bool gap) {
+  KVCache c;
+  c.layout = layout;
+  const std::int64_t x = 16 / itemsize(dtype);
+  if (layout == CacheLayout::nhd) c.k = make_tensor(storage, dtype, {s.pages, s.page_size, s.heads, s.dim}, gap);
+  if (layout == CacheLayout::hnd) c.k = make_tensor(storage, dtype, {s.pages, s.heads, s.page_size, s.dim}, gap);
+  if (layout == CacheLayout::packed) c.k = make_tensor(storage, dtype, {s.pages, s.heads, s.dim / x, s.page_size, x}, gap);
+  c.v = layout == CacheLayout::packed ? make_tensor(storage, dtype, {s.pages, s.heads, s.dim, s.page_size}, gap) : c.k;
+  if (layout != CacheLayout::packed) {
+    std::vector<std::int64_t> shape(c.k.shape.begin(), c.k.shape.begin() + 4);
+    c.v = make_tensor(storage, dtype, shape, gap);
+  }
+  return c;
+}
+
+Tensor make_rows(Storage& storage, const Shape& s, DType dtype, bool gap, std::uint64_t seed) {
+  Tensor t = make_tensor(storage, dtype, {s.tokens, s.heads, s.dim}, gap);
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  for (std::int64_t i = 0; i < s.tokens; ++i)
+    for (std::int64_t h = 0; h < s.heads; ++h)
+      for (std::int64_t d = 0; d < s.dim; ++d)
+        semantics::store(t.data, dtype, offset(t, {i, h, d}), normal(random) * (h == 1 ? 400.0f : 1.0f));
+  return t;
+}
+
+std::vector<std::int64_t> shuffled_slots(const Shape& s) {
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(s.pages * s.page_size));
+  std::iota(slots.begin(), slots.end(), std::int64_t{0});
+  std::shuffle(slots.begin(), slots.end(), std::mt19937(5));
+  slots.resize(static_cast<std::size_t>(s.tokens));
+  slots[2] = -1;
+  slots[7] = -100;
+  return slots;
+}
+
+/// What element-wise arithmetic says a slot must hold, as the code that is stored.
+bool same_code(const Tensor& cache, std::int64_t at, float expected) {
+  alignas(8) std::byte code[8] = {};
+  semantics::store(code, cache.dtype, 0, expected);
+  const auto size = static_cast<std::size_t>(itemsize(cache.dtype));
+  return std::memcmp(static_cast<const std::byte*>(cache.data) + at * itemsize(cache.dtype), code, size) == 0;
+}
+
+void expect_appended(const KVCache& c, const Tensor& key, const Tensor& value, const std::vector<std::int64_t>& slots,
+                     const Shape& s, const std::vector<float>& k_scale, const std::vector<float>& v_scale) {
+  for (std::size_t t = 0; t < slots.size(); ++t) {
+    if (slots[t] < 0) continue;
+    const auto token = static_cast<std::int64_t>(t);
+    for (std::int64_t h = 0; h < s.heads; ++h)
+      for (std::int64_t d = 0; d < s.dim; ++d) {
+        const float k = semantics::load(key.data, key.dtype, offset(key, {token, h, d})) / k_scale[static_cast<std::size_t>(h)];
+        const float v =
+            semantics::load(value.data, value.dtype, offset(value, {token, h, d})) / v_scale[static_cast<std::size_t>(h)];
+        const std::int64_t page = slots[t] / s.page_size, at = slots[t] % s.page_size;
+        ASSERT_TRUE(same_code(c.k, element(c, c.k, true, page, h, at, d), k)) << "K token " << t << " head " << h << " dim " << d;
+        ASSERT_TRUE(same_code(c.v, element(c, c.v, false, page, h, at, d), v))
+            << "V token " << t << " head " << h << " dim " << d;
+      }
+  }
+}
+
+/// Elements of slots that nobody named still hold the storage's fill.
+std::int64_t changed_elements(const KVCache& c, const Tensor& t, bool is_k, const Shape& s,
+                              const std::vector<std::int64_t>& slots) {
+  const bool fnuz = t.dtype == DType::fp8_e4m3fnuz || t.dtype == DType::fp8_e5m2fnuz;
+  std::int64_t changed = 0;
+  for (std::int64_t slot = 0; slot < s.pages * s.page_size; ++slot) {
+    if (std::find(slots.begin(), slots.end(), slot) != slots.end()) continue;
+    for (std::int64_t h = 0; h < s.heads; ++h)
+      for (std::int64_t d = 0; d < s.dim; ++d) {
+        const auto* bytes = static_cast<const std::uint8_t*>(t.data) +
+                            element(c, t, is_k, slot / s.page_size, h, slot % s.page_size, d) * itemsize(t.dtype);
+        for (std::int64_t b = 0; b < itemsize(t.dtype); ++b) changed += bytes[b] != (fnuz ? 0x80 : 0xFF);
+      }
+  }
+  return changed;
+}
+
+const DType kCacheTypes[] = {DType::f32,          DType::f16,      DType::bf16,        DType::fp8_e4m3fn,
+                             DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz};
+
+TEST(Append, EveryLayoutTypeAndStride) {
+  const Shape s;
+  for (CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed})
+    for (DType stored : kCacheTypes)
+      for (DType source : {DType::f32, DType::f16, DType::bf16})
+        for (bool gap : {false, true}) {
+          if (stored == DType::f32 && source != DType::f32) continue;  // Q-M20: no query type could read it
+          Storage storage;
+          const KVCache cache = make_cache(storage, s, stored, layout, gap);
+          const Tensor key = make_rows(storage, s, source, gap, 1), value = make_rows(storage, s, source, gap, 2);
+          std::vector<std::int64_t> slots = shuffled_slots(s);
+          const Status status = append(cache, key, value, Tensor::contiguous(slots.data(), DType::i64, slots.size()));
+          ASSERT_TRUE(status.ok()) << status.message();
+          const std::vector<float> ones(static_cast<std::size_t>(s.heads), 1.0f);
+          SCOPED_TRACE(testing::Message() << name(layout) << " " << name(stored) << " from " << name(source)
+                                          << (gap ? " strided" : ""));
+          expect_appended(cache, key, value, slots, s, ones, ones);
+          EXPECT_EQ(changed_elements(cache, cache.k, true, s, slots), 0);
+          EXPECT_EQ(changed_elements(cache, cache.v, false, s, slots), 0);
+        }
+}
+
+TEST(Append, ScalesPerTensorAndPerHead) {
+  const Shape s;
+  Storage storage;
+  KVCache cache = make_cache(storage, s, DType::fp8_e4m3fn, CacheLayout::hnd, false);
+  std::vector<float> per_head = {0.5f, 3.0f, 0.01f}, one = {0.25f};
+  cache.k_scale = Tensor::contiguous(per_head.data(), DType::f32, 3);
+  cache.v_scale = Tensor::contiguous(one.data(), DType::f32);
+  const Tensor key = make_rows(storage, s, DType::f32, false, 1), value = make_rows(storage, s, DType::f32, false, 2);
+  std::vector<std::int64_t> slots = shuffled_slots(s);
+  ASSERT_TRUE(append(cache, key, value, Tensor::contiguous(slots.data(), DType::i64, slots.size())).ok());
+  expect_appended(cache, key, value, slots, s, per_head, {0.25f, 0.25f, 0.25f});
+}
+
+TEST(Append, RowsWiderThanAnyThreadBlock) {
+  for (const auto& [heads, dim] : {std::pair<std::int64_t, std::int64_t>{64, 128}, {40, 128}, {32, 256}, {1, 1}}) {
+    const Shape s{.tokens = 3, .heads = heads, .dim = dim, .pages = 2, .page_size = 4};
+    Storage storage;
+    const KVCache cache = make_cache(storage, s, DType::f16, dim == 1 ? CacheLayout::nhd : CacheLayout::packed, false);
+    const Tensor key = make_rows(storage, s, DType::f16, false, 1), value = make_rows(storage, s, DType::f16, false, 2);
+    std::vector<std::int64_t> slots = {6, 0, 3};
+    ASSERT_TRUE(append(cache, key, value, Tensor::contiguous(slots.data(), DType::i64, 3)).ok());
+    const std::vector<float> ones(static_cast<std::size_t>(heads), 1.0f);
+    expect_appended(cache, key, value, slots, s, ones, ones);
+  }
+}
+
+TEST(Append, ShorterMappingWritesOnlyItsTokensAndInt32IsReadAsInt32) {
+  const Shape s;
+  Storage storage;
+  const KVCache cache = make_cache(storage, s, DType::bf16, CacheLayout::nhd, false);
+  const Tensor key = make_rows(storage, s, DType::bf16, false, 1), value = make_rows(storage, s, DType::bf16, false, 2);
+  std::vector<std::int32_t> slots = {19, -1, 4};
+  ASSERT_TRUE(append(cache, key, value, Tensor::contiguous(slots.data(), DType::i32, 3)).ok());
+  const std::vector<float> ones(3, 1.0f);
+  expect_appended(cache, key, value, {19, -1, 4}, s, ones, ones);
+  EXPECT_EQ(changed_elements(cache, cache.k, true, s, {19, 4}), 0);
+}
+
+TEST(Append, RefusesBeforeTheFirstWrite) {
+  const Shape s;
+  Storage storage;
+  const KVCache cache = make_cache(storage, s, DType::bf16, CacheLayout::nhd, false);
+  const Tensor key = make_rows(storage, s, DType::bf16, false, 1), value = make_rows(storage, s, DType::bf16, false, 2);
+  std::vector<std::int64_t> out_of_range = {0, 1, s.pages * s.page_size}, twice = {3, 4, 3};
+  for (auto& [slots, rule] : {std::pair{&out_of_range, "Q-S01"}, {&twice, "Q-S02"}}) {
+    const Status status = append(cache, key, value, Tensor::contiguous(slots->data(), DType::i64, 3));
+    EXPECT_EQ(status.rule(), rule) << status.message();
+    EXPECT_EQ(changed_elements(cache, cache.k, true, s, {}), 0);
+  }
+}
+
+TEST(Append, FeedsTheLedger) {
+  const Shape s;
+  Storage storage;
+  const KVCache cache = make_cache(storage, s, DType::bf16, CacheLayout::nhd, false);
+  const Tensor key = make_rows(storage, s, DType::bf16, false, 1), value = make_rows(storage, s, DType::bf16, false, 2);
+  std::vector<std::int64_t> slots = {6, -1, 9};
+  const Tensor mapping = Tensor::contiguous(slots.data(), DType::i64, 3);
+  SlotLedger ledger(s.pages, s.page_size);
+  ledger.begin_step(4);
+  EXPECT_EQ(append(cache, key, value, mapping, {.ledger = &ledger}).code(), Code::invalid_argument) << "tags are needed";
+  EXPECT_EQ(ledger.slots_written(), 0);
+  const std::vector<WriteTag> tags = {{77, 12}, {77, 13}, {78, 0}};
+  ASSERT_TRUE(append(cache, key, value, mapping, {.ledger = &ledger, .tags = tags}).ok());
+  EXPECT_EQ(ledger.slots_written(), 2);
+  EXPECT_EQ(ledger.entry(6).request, 77);
+  EXPECT_EQ(ledger.entry(6).position, 12);
+  EXPECT_EQ(ledger.entry(9).request, 78);
+  EXPECT_EQ(ledger.entry(9).step, 4);
+  EXPECT_EQ(ledger.entry(5).request, -1);
+}
+
+}  // namespace
+}  // namespace quire::test
