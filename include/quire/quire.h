@@ -19,6 +19,8 @@
 #ifndef QUIRE_QUIRE_H
 #define QUIRE_QUIRE_H
 
+/* NOLINTBEGIN(modernize-use-using,readability-identifier-naming): this is C. */
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -326,5 +328,7 @@ void quire_case_free(quire_case* handle); /* nullable */
 #ifdef __cplusplus
 }
 #endif
+
+/* NOLINTEND(modernize-use-using,readability-identifier-naming) */
 
 #endif
