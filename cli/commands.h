@@ -1,0 +1,54 @@
+// The commands. Each takes its parsed arguments and returns a report; none writes to stdout itself.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "input.h"
+#include "quire/contract.hpp"
+#include "report.h"
+
+namespace quire::cli {
+
+struct CheckArgs {
+  Words input;
+  Depth depth = Depth::contents;
+};
+Report run_check(const CheckArgs& args, const Terminal& terminal);
+
+struct ExplainArgs {
+  Words input;
+  std::string device;  ///< empty = this machine (or every architecture with as = "vllm")
+  std::string kernel;
+  std::string as;  ///< empty or "vllm"
+  bool all = false;
+  bool batch_invariant = false;
+};
+Report run_explain(const ExplainArgs& args, const Terminal& terminal);
+
+struct RunArgs {
+  Words input;
+  std::string kernel;
+  int threads = 0;  ///< 0 = all this process may use
+  bool batch_invariant = false;
+  bool verify = true;
+  int repeat = 1;
+  std::string save;
+};
+Report run_run(const RunArgs& args, const Terminal& terminal);
+
+struct CaptureArgs {
+  Words input;
+  std::string output;
+};
+Report run_capture(const CaptureArgs& args, const Terminal& terminal);
+
+Report run_devices(const Terminal& terminal);
+Report run_kernels(const Terminal& terminal);
+/// All rules in one line each, or one rule in full.
+Report run_rules(const std::string& id, const Terminal& terminal);
+
+/// Findings as JSON (schema in docs/cli.md).
+Json findings_json(const Findings& findings);
+
+}  // namespace quire::cli

@@ -1,0 +1,111 @@
+// quire explain: which kernel serves a problem, here, on a named device, or in vLLM, and why.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "commands.h"
+#include "quire/plan.hpp"
+#include "suggest.h"
+
+namespace quire::cli {
+namespace {
+
+Json device_json(const Device& d) {
+  return {{"name", d.name}, {"backend", name(d.backend)}, {"num_threads", d.num_threads}, {"l2_bytes", d.l2_bytes}};
+}
+
+Json refusals_json(const std::vector<Refusal>& refusals) {
+  Json list = Json::array();
+  for (const Refusal& r : refusals) list.push_back({{"kernel", r.kernel}, {"reason", r.reason}});
+  return list;
+}
+
+Json plan_json(const Result<Plan>& planned) {
+  if (!planned.ok()) return nullptr;
+  const Plan& p = planned.value();
+  return {{"line", to_string(p)},
+          {"kernel", p.kernel},
+          {"batch_invariant", p.batch_invariant},
+          {"tile_q", p.tile_q},
+          {"tile_kv", p.tile_kv},
+          {"split_keys", p.split_keys},
+          {"work_items", p.work.size()},
+          {"merges", p.merges.size()},
+          {"num_partials", p.num_partials},
+          {"num_threads", p.num_threads},
+          {"workspace_bytes", workspace_bytes(p)},
+          {"kv_bytes", p.kv_bytes},
+          {"flops", p.flops}};
+}
+
+Result<std::vector<Device>> devices_asked_for(const ExplainArgs& args) {
+  if (args.all) return known_devices();
+  if (args.device.empty()) return std::vector<Device>{host_device()};
+  const Result<Device> device = find_device(args.device);
+  if (!device.ok()) return device.status();
+  return std::vector<Device>{device.value()};
+}
+
+Report explain_quire(const ExplainArgs& args, const Problem& problem) {
+  const Result<std::vector<Device>> devices = devices_asked_for(args);
+  if (!devices.ok()) return Report::failure(devices.status(), did_you_mean(args.device, device_names()));
+  PlanSettings settings;
+  settings.kernel = args.kernel;
+  settings.batch_invariant = args.batch_invariant;
+
+  Report report;
+  Json list = Json::array();
+  for (const Device& device : devices.value()) {
+    const Explanation e = explain(problem, device, settings);
+    if (!report.text.empty()) report.text += "\n";
+    report.text += printable(e.text);
+    if (e.chosen.empty() && !args.all) report.exit_code = kUnsupported;
+    list.push_back({{"device", device_json(device)},
+                    {"chosen", e.chosen},
+                    {"refusals", refusals_json(e.refusals)},
+                    {"plan", plan_json(plan(problem, device, settings))}});
+  }
+  report.json = {{"schema", "quire.explain/1"},
+                 {"ok", report.exit_code == kOk},
+                 {"exit_code", report.exit_code},
+                 {"problem", to_string(problem)},
+                 {"explanations", list}};
+  return report;
+}
+
+Report explain_vllm(const ExplainArgs& args, const Problem& problem) {
+  if (!args.kernel.empty()) return Report::usage("--kernel names a kernel of Quire and has no meaning with --as vllm");
+  const bool every = args.all || args.device.empty();
+  Report report;
+  Json list = Json::array();
+  for (const std::string& arch : every ? vllm_archs() : std::vector<std::string>{args.device}) {
+    const Result<VllmChoice> choice = explain_as_vllm(problem, arch);
+    if (!choice.ok()) return Report::failure(choice.status(), did_you_mean(arch, vllm_archs()));
+    if (!report.text.empty()) report.text += "\n";
+    report.text += printable(choice->text);
+    list.push_back({{"arch", arch},
+                    {"prefill_kernel", choice->prefill_kernel},
+                    {"decode_kernel", choice->decode_kernel},
+                    {"failed", choice->failed},
+                    {"notes", choice->notes}});
+  }
+  report.json = {
+      {"schema", "quire.explain_vllm/1"}, {"ok", true}, {"exit_code", kOk}, {"problem", to_string(problem)}, {"choices", list}};
+  return report;
+}
+
+}  // namespace
+
+Report run_explain(const ExplainArgs& args, const Terminal&) {
+  const Result<Problem> problem = problem_of_words(args.input);
+  if (!problem.ok()) return Report::failure(problem.status());
+  if (args.as == "vllm") return explain_vllm(args, problem.value());
+  const std::vector<std::string> names = kernel_names();
+  const bool known = args.kernel.empty() || std::find(names.begin(), names.end(), args.kernel) != names.end();
+  if (!known)
+    return Report::usage(fmt::format("no kernel named '{}'; known kernels: {}", args.kernel, fmt::join(names, ", ")),
+                         did_you_mean(args.kernel, names));
+  return explain_quire(args, problem.value());
+}
+
+}  // namespace quire::cli

@@ -1,0 +1,34 @@
+// Turns the words after a command into a problem or a batch: one capture file, or a problem line in one or many words.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "quire/capture.hpp"
+#include "quire/contract.hpp"
+#include "quire/problem.hpp"
+#include "quire/status.hpp"
+
+namespace quire::cli {
+
+using Words = std::vector<std::string>;
+
+/// One word that is an existing file or has no '=' names a capture; everything else is a problem line.
+bool names_a_file(const Words& words);
+
+/// The words joined by blanks, parsed.
+Result<ProblemLine> problem_line_of(const Words& words);
+
+/// A filled batch: read from the capture, or made from the problem line.
+Result<Case> case_of(const Words& words);
+
+/// The problem alone; a capture is read and its metadata and tables checked first.
+Result<Problem> problem_of_words(const Words& words);
+
+/// What to call the input in reports: the file name or the words.
+std::string title_of(const Words& words);
+
+/// "metadata", "tables" or "contents".
+std::string depth_name(Depth depth);
+
+}  // namespace quire::cli

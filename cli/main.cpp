@@ -1,0 +1,264 @@
+// The quire command: parses arguments, calls one command, writes its report. No exception leaves main().
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+
+#include "commands.h"
+#include "quire/plan.hpp"
+#include "suggest.h"
+
+namespace quire::cli {
+namespace {
+
+constexpr const char* kFooter =
+    "exit codes\n"
+    "  0   ok\n"
+    "  1   findings, or an output that does not match\n"
+    "  2   wrong usage, malformed problem line or capture\n"
+    "  3   a file cannot be opened, read or written\n"
+    "  4   valid, but no kernel, device or memory for it here\n"
+    "  70  internal error: please report it\n";
+
+constexpr const char* kEnvironment =
+    "environment\n"
+    "  QUIRE_CPU          scalar, avx2, avx512 or avx512bf16: use no more of this CPU than that\n"
+    "  QUIRE_NUM_THREADS  threads to use; default: all cores this process may use\n"
+    "  NO_COLOR           if set, no colours\n";
+
+constexpr const char* kInputHelp = "a problem line, in one or several words, or the path of a .safetensors capture";
+
+constexpr const char* kCommandFooter =
+    "A problem line: q=bf16 kv=bf16 heads=32:8 d=128 page=16 layout=nhd reqs=1x4096,64x1@2048\n"
+    "(reqs = count x query_len @ context_len; full grammar: docs/problem_line.md)\n"
+    "Exit codes: 0 ok, 1 findings or mismatch, 2 usage or parse error, 3 I/O, 4 unsupported, 70 internal.\n";
+
+struct Arguments {
+  bool json = false;
+  CheckArgs check;
+  ExplainArgs explain;
+  RunArgs run;
+  CaptureArgs capture;
+  std::string rule;
+};
+
+/// Accepts exactly these words; the message names them and the nearest one.
+CLI::Validator one_of(std::vector<std::string> words) {
+  const auto check = [words = std::move(words)](const std::string& text) {
+    if (std::find(words.begin(), words.end(), text) != words.end()) return std::string();
+    const std::string near = did_you_mean(text, words);
+    return fmt::format("'{}' is not one of {}{}{}", text.substr(0, 64), fmt::join(words, ", "), near.empty() ? "" : "; ", near);
+  };
+  return CLI::Validator(check, "");
+}
+
+CLI::Validator whole_number(int max) {
+  const auto check = [max](const std::string& text) {
+    const bool digits = !text.empty() && text.size() <= 9 && text.find_first_not_of("0123456789") == std::string::npos;
+    const int value = digits ? std::stoi(text) : 0;
+    return value >= 1 && value <= max ? std::string()
+                                      : fmt::format("'{}' is not a whole number from 1 to {}", text.substr(0, 64), max);
+  };
+  return CLI::Validator(check, "");
+}
+
+void add_input(CLI::App* command, Words& words) {
+  command->add_option("PROBLEM|FILE", words, kInputHelp)->required()->type_name(" ");
+}
+
+void add_kernel(CLI::App* command, std::string& kernel) {
+  command->add_option("--kernel", kernel, "force this kernel (see `quire kernels`)")->type_name("NAME");
+}
+
+void add_check(CLI::App& app, CheckArgs& args) {
+  CLI::App* command = app.add_subcommand("check", "Apply the contract rules to a batch and list every finding");
+  add_input(command, args.input);
+  command
+      ->add_option_function<std::string>(
+          "--depth",
+          [&args](const std::string& text) {
+            args.depth = text == "metadata" ? Depth::metadata : text == "tables" ? Depth::tables : Depth::contents;
+          },
+          "how deep to look: metadata, tables or contents (the default)")
+      ->type_name("DEPTH")
+      ->check(one_of({"metadata", "tables", "contents"}));
+}
+
+void add_explain(CLI::App& app, ExplainArgs& args) {
+  CLI::App* command = app.add_subcommand("explain", "Say which kernel serves a problem and why every other one does not");
+  add_input(command, args.input);
+  command->add_option("--device", args.device, "ask for this device (see `quire devices`); default: this machine")
+      ->type_name("NAME");
+  add_kernel(command, args.kernel);
+  command->add_option("--as", args.as, "answer for another system: vllm (2026-01, AMD GPUs)")
+      ->type_name("SYSTEM")
+      ->check(one_of({"vllm"}));
+  command->add_flag("--all", args.all, "answer for every known device, or every vLLM architecture");
+  command->add_flag("--batch-invariant", args.batch_invariant, "plan for bits that do not depend on the rest of the batch");
+}
+
+void add_run(CLI::App& app, RunArgs& args) {
+  CLI::App* command = app.add_subcommand("run", "Check, plan and compute a batch, and compare it with the fp64 reference");
+  add_input(command, args.input);
+  add_kernel(command, args.kernel);
+  command->add_option("--threads", args.threads, "threads (default: all cores this process may use)")
+      ->type_name("N")
+      ->check(whole_number(4096));
+  command->add_flag("--batch-invariant", args.batch_invariant, "plan for bits that do not depend on the rest of the batch");
+  CLI::Option* verify = command->add_flag("--verify", args.verify, "compare with the fp64 reference (the default)");
+  CLI::Option* skip = command->add_flag_callback(
+      "--no-verify", [&args] { args.verify = false; }, "do not compare: faster, but nothing is proved");
+  skip->excludes(verify);
+  command->add_option("--repeat", args.repeat, "compute this many times (default: 1); the bits must not change")
+      ->type_name("N")
+      ->check(whole_number(1000000));
+  command->add_option("--save", args.save, "write a capture with this run's output as its observed output")->type_name("FILE");
+}
+
+void add_capture(CLI::App& app, CaptureArgs& args) {
+  CLI::App* command = app.add_subcommand("capture", "Write the batch of a problem line to a capture file");
+  add_input(command, args.input);
+  command->add_option("-o,--output", args.output, "file to write, usually .safetensors")->type_name("FILE")->required();
+}
+
+void add_lists(CLI::App& app, Arguments& args) {
+  app.add_subcommand("devices", "List this machine and the devices that can be pretended");
+  app.add_subcommand("kernels", "List the kernels of this build in order of preference");
+  CLI::App* rules = app.add_subcommand("rules", "List the contract rules, or explain one");
+  rules->add_option("id", args.rule, "a rule id such as Q-T03: statement, reason and example")->type_name("ID");
+}
+
+void build(CLI::App& app, Arguments& args) {
+  app.name("quire");
+  app.set_version_flag("--version", "quire " QUIRE_VERSION);
+  app.set_help_flag("-h,--help", "print this help and exit");
+  app.require_subcommand(1);
+  app.footer(std::string(kEnvironment) + "\n" + kFooter);
+  add_check(app, args.check);
+  add_explain(app, args.explain);
+  add_run(app, args.run);
+  add_capture(app, args.capture);
+  add_lists(app, args);
+  for (CLI::App* command : app.get_subcommands({})) {
+    command->add_flag("--json", args.json, "print one JSON object (schema: docs/cli.md)");
+    command->footer(kCommandFooter);
+  }
+}
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) names.push_back(command->get_name());
+  return names;
+}
+
+/// The nearest option or command to the first word that was not understood.
+std::string hint_for(const CLI::App& app, int argc, char** argv) {
+  const std::vector<std::string> commands = command_names(app);
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (std::find(commands.begin(), commands.end(), first) == commands.end()) {
+    const std::string near = did_you_mean(first, commands);
+    return near.empty() ? "`quire --help` lists the commands" : near;
+  }
+  const CLI::App* command = app.get_subcommand(first);
+  std::vector<std::string> options;
+  for (const CLI::Option* option : command->get_options())
+    for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
+  for (int i = 2; i < argc; ++i) {
+    const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
+    if (!word.starts_with("--") || std::find(options.begin(), options.end(), word) != options.end()) continue;
+    if (const std::string near = did_you_mean(word, options); !near.empty()) return near;
+  }
+  return fmt::format("`quire {} --help` shows its arguments", command->get_name());
+}
+
+/// CLI11 answers an unknown command with "A subcommand is required"; say which word was not understood.
+std::string usage_message(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+  const std::vector<std::string> commands = command_names(app);
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (first.empty()) return "no command given";
+  const bool known = first.starts_with("-") || std::find(commands.begin(), commands.end(), first) != commands.end();
+  return known ? error.what() : fmt::format("no command '{}'", first.substr(0, 64));
+}
+
+/// QUIRE_CPU and QUIRE_NUM_THREADS are ignored by the library if malformed; the command says so instead.
+std::string environment_error() {
+  const char* cpu = std::getenv("QUIRE_CPU");
+  const std::string_view level = cpu == nullptr ? "" : cpu;
+  if (!level.empty() && level != "scalar" && level != "avx2" && level != "avx512" && level != "avx512bf16")
+    return fmt::format("QUIRE_CPU={} is not one of scalar, avx2, avx512, avx512bf16", level);
+  const char* threads = std::getenv("QUIRE_NUM_THREADS");
+  const std::string_view count = threads == nullptr ? "" : threads;
+  const bool digits = count.find_first_not_of("0123456789") == std::string_view::npos;
+  if (!count.empty() && (!digits || count.size() > 4 || count.find_first_not_of('0') == std::string_view::npos))
+    return fmt::format("QUIRE_NUM_THREADS={} is not a whole number from 1 to 4096", count);
+  return {};
+}
+
+Report dispatch(const CLI::App& app, const Arguments& args, const Terminal& terminal) {
+  if (const std::string error = environment_error(); !error.empty()) return Report::usage(error);
+  const std::string& command = app.get_subcommands().front()->get_name();
+  if (command == "check") return run_check(args.check, terminal);
+  if (command == "explain") return run_explain(args.explain, terminal);
+  if (command == "run") return run_run(args.run, terminal);
+  if (command == "capture") return run_capture(args.capture, terminal);
+  if (command == "devices") return run_devices(terminal);
+  if (command == "kernels") return run_kernels(terminal);
+  return run_rules(args.rule, terminal);
+}
+
+Report parse_and_dispatch(int argc, char** argv, Terminal& terminal) {
+  CLI::App app("Paged attention in which a wrong answer cannot stay silent.");
+  Arguments args;
+  build(app, args);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    Report report;
+    report.text = app.help();
+    terminal.json = false;
+    return report;
+  } catch (const CLI::CallForVersion& version) {
+    Report report;
+    report.text = std::string(version.what()) + "\n";
+    return report;
+  } catch (const CLI::ParseError& error) {
+    return Report::usage(usage_message(app, error, argc, argv), hint_for(app, argc, argv));
+  }
+  terminal = detect_terminal(args.json);
+  return dispatch(app, args, terminal);
+}
+
+/// Needed before parsing succeeds, so that a usage error is JSON too.
+bool wants_json(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i)
+    if (std::string_view(argv[i]) == "--json") return true;
+  return false;
+}
+
+int run_main(int argc, char** argv) {
+  Terminal terminal = detect_terminal(wants_json(argc, argv));
+  Report report;
+  try {
+    report = parse_and_dispatch(argc, argv, terminal);
+  } catch (const std::bad_alloc&) {
+    report = Report::failure(Status(Code::out_of_memory, "not enough memory for this problem on this machine"));
+  } catch (const std::length_error&) {
+    report = Report::failure(Status(Code::out_of_memory, "this problem is larger than this machine can address"));
+  } catch (const std::exception& error) {
+    report = Report::failure(Status(Code::internal_error, fmt::format("unexpected {}", error.what())), "please report this");
+  }
+  return write_report(report, terminal);
+}
+
+}  // namespace
+}  // namespace quire::cli
+
+int main(int argc, char** argv) {
+  try {
+    return quire::cli::run_main(argc, argv);
+  } catch (...) {
+    return quire::cli::kInternal;
+  }
+}

@@ -1,0 +1,41 @@
+// The library calls do not report progress, so the line shows elapsed time, drawn by a thread of its own.
+#include "progress.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+
+namespace quire::cli {
+
+Progress::Progress(const Terminal& terminal, std::string what) : what_(std::move(what)) {
+  if (terminal.progress) thread_ = std::thread([this] { show(); });
+}
+
+Progress::~Progress() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  stop_.notify_one();
+  thread_.join();
+}
+
+void Progress::show() {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  const char* frames = "|/-\\";
+  bool shown = false;
+  std::unique_lock lock(mutex_);
+  for (int frame = 0; !stop_.wait_for(lock, std::chrono::milliseconds(shown ? 100 : 500), [this] { return stopped_; }); ++frame) {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - start).count();
+    const std::string line = fmt::format("\r{} {} ... {} s ", frames[frame % 4], what_, seconds);
+    std::fwrite(line.data(), 1, line.size(), stderr);
+    std::fflush(stderr);
+    shown = true;
+  }
+  if (shown) std::fputs("\r\x1b[K", stderr);
+}
+
+}  // namespace quire::cli
