@@ -19,6 +19,13 @@ bool flag_in_environment(const char* name) {
   return value != nullptr && *value != '\0';
 }
 
+/// People need the start of a message; a 100 kB file name inside it would bury the rest. JSON carries it whole.
+std::string shortened(std::string text) {
+  constexpr std::size_t kMax = 2000;
+  if (text.size() > kMax) text.replace(kMax, std::string::npos, "... (cut)");
+  return text;
+}
+
 bool put(std::FILE* stream, const std::string& text) {
   return std::fwrite(text.data(), 1, text.size(), stream) == text.size() && std::fflush(stream) == 0;
 }
@@ -93,7 +100,7 @@ int write_report(const Report& report, const Terminal& terminal) {
     written = put(stdout, report.text);
   }
   if (!report.error.empty()) {
-    std::string text = "quire: error: " + printable(report.error) + "\n";
+    std::string text = "quire: error: " + printable(shortened(report.error)) + "\n";
     if (!report.hint.empty()) text += "hint: " + printable(report.hint) + "\n";
     put(stderr, text);
   }

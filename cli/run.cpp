@@ -177,6 +177,7 @@ Report findings_report(const Findings& findings, const RunArgs& args) {
 }  // namespace
 
 Report run_run(const RunArgs& args, const Terminal& terminal) {
+  if (args.verify && args.no_verify) return Report::usage("--verify and --no-verify contradict each other");
   const std::vector<std::string> names = kernel_names();
   if (!args.kernel.empty() && std::find(names.begin(), names.end(), args.kernel) == names.end())
     return Report::usage(fmt::format("no kernel named '{}'; known kernels: {}", args.kernel, fmt::join(names, ", ")),
@@ -196,7 +197,7 @@ Report run_run(const RunArgs& args, const Terminal& terminal) {
   outcome.plan = planned.value();
   outcome.rows_expected = outcome.problem.num_tokens() * outcome.problem.num_q_heads;
   if (const Status s = attend_repeatedly(c, args, outcome, terminal); !s.ok()) return Report::failure(s);
-  if (args.verify)
+  if (!args.no_verify)
     if (const Status s = verify(c, outcome, terminal); !s.ok()) return Report::failure(s);
   if (!args.save.empty())
     if (const Status s = save(c, args, outcome); !s.ok()) return Report::failure(s);

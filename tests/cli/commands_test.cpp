@@ -1,0 +1,230 @@
+// What each command prints: goldens with what varies taken out, the JSON schema, and faults that must be reported.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <regex>
+
+#include "command.h"
+#include "quire/capture.hpp"
+#include "quire/contract.hpp"
+#include "quire/plan.hpp"
+#include "support/golden.h"
+
+namespace quire::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::string kProblem = "q=f32 heads=4:2 d=16 page=4 reqs=1x5@3,2x1@7";
+
+/// Times, error ratios and the plan's numbers depend on the machine; what they stand for does not.
+std::string normalised(std::string text) {
+  text = std::regex_replace(text, std::regex("time      .*\\(not"), "time      <time> (not");
+  text = std::regex_replace(text, std::regex("worst error [0-9.e+-]+ of"), "worst error <ratio> of");
+  text = std::regex_replace(text, std::regex("(plan|tiles|splits|work)( +).*"), "$1$2<plan>");
+  text = std::regex_replace(text, std::regex("[^\n]*this machine\n"), "");
+  return std::regex_replace(text, std::regex("quire_cli_[A-Za-z0-9]+"), "<folder>");
+}
+
+TEST(Commands, Goldens) {
+  const std::pair<const char*, std::vector<std::string>> runs[] = {
+      {"check", {"check", kProblem}},
+      {"check_metadata", {"check", kProblem, "--depth", "metadata"}},
+      {"explain_avx512", {"explain", kProblem, "--device", "avx512"}},
+      {"explain_forced", {"explain", kProblem, "--device", "scalar", "--kernel", "cpu_avx2"}},
+      {"explain_gfx942", {"explain", kProblem, "--device", "gfx942"}},
+      {"explain_vllm", {"explain", kProblem, "--as", "vllm"}},
+      {"run", {"run", kProblem}},
+      {"run_repeat", {"run", kProblem, "--repeat", "3", "--threads", "1", "--batch-invariant"}},
+      {"run_no_verify", {"run", kProblem, "--no-verify"}},
+      {"devices", {"devices"}},
+      {"rules_one", {"rules", "Q-T03"}},
+  };
+  for (const auto& [stem, args] : runs) {
+    const Ran ran = quire(args);
+    EXPECT_EQ(ran.err, "") << stem;
+    const std::string text = normalised(ran.out) + "exit " + std::to_string(ran.exit_code) + "\n";
+    expect_golden(std::string("tests/cli/goldens/") + stem + ".txt", text);
+  }
+}
+
+TEST(Commands, ProblemLineAsOneWordOrMany) {
+  const Ran one = quire({"explain", kProblem, "--device", "avx2"});
+  const Ran many = quire({"explain", "q=f32", "heads=4:2", "d=16", "page=4", "reqs=1x5@3,2x1@7", "--device", "avx2"});
+  EXPECT_EQ(one.exit_code, 0);
+  EXPECT_EQ(one.out, many.out);
+}
+
+TEST(Commands, KernelsAndRulesListWhatTheLibraryHas) {
+  const Ran listed = quire({"kernels"});
+  const auto json = json_of(quire({"kernels", "--json"}));
+  ASSERT_EQ(json["kernels"].size(), kernels().size());
+  for (std::size_t i = 0; i < kernels().size(); ++i) {
+    EXPECT_EQ(json["kernels"][i]["name"], kernels()[i].name);
+    EXPECT_EQ(json["kernels"][i]["runs_here"], kernels()[i].cpu_features == 0 && kernels()[i].backend == Backend::cpu);
+    EXPECT_THAT(listed.out, HasSubstr(std::string(kernels()[i].name)));
+  }
+  const Ran all = quire({"rules"});
+  for (const Rule& rule : rules()) {
+    EXPECT_THAT(all.out, HasSubstr(std::string(rule.id) + "  "));
+    const Ran one = quire({"rules", std::string(rule.id)});
+    EXPECT_THAT(one.out, AllOf(HasSubstr(std::string(rule.statement)), HasSubstr(std::string(rule.why)),
+                               HasSubstr(std::string(rule.example))));
+  }
+}
+
+TEST(Commands, RunProvesEveryKernelThisMachineHas) {
+  const Device host = host_device();
+  for (const Kernel& kernel : kernels()) {
+    if (kernel.backend != Backend::cpu || (kernel.cpu_features & ~host.cpu_features) != 0) continue;
+    const Ran ran = quire(
+        {"run", "q=bf16 kv=fp8_e4m3fn heads=6:2 d=24 page=5 layout=hnd reqs=1x9@4,2x1@30 window=7 cap=20 alibi=1 sinks=1 lse=1",
+         "--kernel", std::string(kernel.name)},
+        {{"QUIRE_CPU", host.name == "neon" ? "" : host.name}});
+    EXPECT_EQ(ran.exit_code, 0) << ran.out << ran.err;
+    EXPECT_THAT(ran.out, AllOf(HasSubstr("66 by " + std::string(kernel.name)), HasSubstr("PASS\n"))) << kernel.name;
+  }
+}
+
+// --- captures -----------------------------------------------------------------------------------------------------------------
+
+void change(const std::string& path, const std::function<void(quire::Case&)>& edit) {
+  Result<quire::Case> c = read_capture(path);
+  ASSERT_TRUE(c.ok()) << c.status().message();
+  edit(c.value());
+  const Status written = write_capture(path, c.value());
+  ASSERT_TRUE(written.ok()) << written.message();
+}
+
+TEST(Captures, WrittenReadSavedAndJudged) {
+  const TempFolder folder;
+  const std::string batch = folder / "batch.safetensors";
+  const std::string answered = folder / "answered.safetensors";
+  EXPECT_EQ(quire({"capture", kProblem, "-o", batch}).exit_code, 0);
+  EXPECT_EQ(quire({"check", batch}).exit_code, 0);
+  EXPECT_THAT(quire({"explain", batch, "--device", "avx2"}).out, HasSubstr("heads=4:2 d=16 page=4"));
+  const Ran saved = quire({"run", batch, "--save", answered});
+  EXPECT_EQ(saved.exit_code, 0) << saved.err;
+  EXPECT_THAT(saved.out, AllOf(HasSubstr("saved     "), Not(HasSubstr("observed"))));
+  const Ran judged = quire({"run", answered});
+  EXPECT_EQ(judged.exit_code, 0) << judged.err;
+  EXPECT_THAT(judged.out, HasSubstr("observed  worst error"));
+}
+
+TEST(Captures, WrongObservedOutputIsAMismatch) {
+  const TempFolder folder;
+  const std::string path = folder / "wrong.safetensors";
+  for (const float wrong : {1000.0f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    ASSERT_EQ(quire({"run", kProblem, "--save", path}).exit_code, 0);
+    change(path, [wrong](quire::Case& c) { static_cast<float*>(c.observed.data)[2 * 4 * 16 + 16 + 3] = wrong; });
+    const Ran ran = quire({"run", path});
+    EXPECT_EQ(ran.exit_code, 1) << wrong;
+    EXPECT_THAT(ran.out, AllOf(HasSubstr("1 of 448 elements over: WRONG"), HasSubstr("FAIL\n"), HasSubstr("head 1"))) << wrong;
+    const auto json = json_of(quire({"run", path, "--json"}));
+    EXPECT_EQ(json["ok"], false);
+    EXPECT_EQ(json["comparison"]["ok"], true);  // ours is right, theirs is not
+    EXPECT_EQ(json["observed"]["ok"], false);
+    EXPECT_EQ(json["observed"]["worst"]["token"], 2);
+  }
+}
+
+TEST(Captures, BrokenRuleIsExitOneEverywhere) {
+  const TempFolder folder;
+  const std::string path = folder / "broken.safetensors";
+  ASSERT_EQ(quire({"capture", kProblem, "-o", path}).exit_code, 0);
+  change(path, [](quire::Case& c) { static_cast<std::int32_t*>(c.batch.block_table.data)[0] = 913; });
+  const Ran checked = quire({"check", path});
+  EXPECT_EQ(checked.exit_code, 1);
+  EXPECT_THAT(checked.out,
+              AllOf(HasSubstr("Q-T03 block_table[0][0]: page 913"), HasSubstr("broken: 1 finding at depth contents")));
+  EXPECT_EQ(quire({"check", path, "--depth", "metadata"}).exit_code, 0);
+  for (const char* command : {"run", "explain"}) {
+    const Ran ran = quire({command, path});
+    EXPECT_EQ(ran.exit_code, 1) << command;
+    EXPECT_THAT(ran.err, HasSubstr("Q-T03 block_table[0][0]")) << command;
+    EXPECT_EQ(ran.out, "") << command;
+  }
+  const auto json = json_of(quire({"check", path, "--json"}));
+  EXPECT_EQ(json["total"], 1);
+  EXPECT_EQ(json["findings"][0]["rule"], "Q-T03");
+  EXPECT_EQ(json["findings"][0]["tensor"], "block_table");
+  EXPECT_EQ(json["findings"][0]["index"], nlohmann::json({0, 0}));
+}
+
+// --- JSON ---------------------------------------------------------------------------------------------------------------------
+
+/// Adds the path of every key below `json`: "plan.tile_q", "findings[].rule".
+void collect_keys(const nlohmann::json& json, const std::string& prefix, std::vector<std::string>& keys) {
+  if (json.is_array()) {
+    for (const auto& element : json) collect_keys(element, prefix + "[]", keys);
+    return;
+  }
+  if (!json.is_object()) return;
+  for (const auto& [key, value] : json.items()) {
+    const std::string path = prefix.empty() ? key : prefix + "." + key;
+    keys.push_back(path);
+    collect_keys(value, path, keys);
+  }
+}
+
+/// The bullet list under "### `schema`" in docs/cli.md.
+std::string documented_section(const std::string& page, const std::string& schema) {
+  const std::size_t from = page.find("### `" + schema + "`");
+  if (from == std::string::npos) return {};
+  return page.substr(from, page.find("\n### ", from + 1) - from);
+}
+
+TEST(Json, EveryKeyIsDocumented) {
+  const TempFolder folder;
+  const std::string path = folder / "a.safetensors";
+  ASSERT_EQ(quire({"run", kProblem, "--save", path}).exit_code, 0);
+  const std::string broken = folder / "b.safetensors";
+  ASSERT_EQ(quire({"capture", kProblem, "-o", broken}).exit_code, 0);
+  change(broken, [](quire::Case& c) { static_cast<std::int32_t*>(c.batch.block_table.data)[0] = 913; });
+  const std::string page = slurp(std::string(QUIRE_SOURCE_DIR) + "/docs/cli.md");
+  const std::vector<std::vector<std::string>> runs = {{"check", broken},
+                                                      {"explain", kProblem, "--all"},
+                                                      {"explain", kProblem, "--as", "vllm", "--device", "gfx942"},
+                                                      {"run", path},
+                                                      {"run", broken},
+                                                      {"capture", kProblem, "-o", folder / "c.safetensors"},
+                                                      {"devices"},
+                                                      {"kernels"},
+                                                      {"rules"},
+                                                      {"rules", "Q-X1"}};
+  for (std::vector<std::string> args : runs) {
+    args.push_back("--json");
+    const Ran ran = quire(args);
+    const auto json = json_of(ran);
+    ASSERT_TRUE(json.is_object()) << args[0] << '\n' << ran.out << ran.err;
+    EXPECT_EQ(json.value("exit_code", -1), ran.exit_code) << args[0];
+    EXPECT_EQ(json.value("ok", false), ran.exit_code == 0) << args[0];
+    const std::string section = documented_section(page, json.value("schema", "none"));
+    EXPECT_NE(section, "") << json.value("schema", "none");
+    std::vector<std::string> keys;
+    collect_keys(json, "", keys);
+    for (const std::string& key : keys) EXPECT_THAT(section, HasSubstr("`" + key + "`")) << args[0];
+  }
+}
+
+TEST(Json, ForeignBytesStayValidJson) {
+  const Ran ran = quire({"rules", "\xff\xfe\x80", "--json"});
+  EXPECT_TRUE(json_of(ran).is_object()) << ran.out;
+}
+
+// --- terminals ----------------------------------------------------------------------------------------------------------------
+
+TEST(Terminal, ColoursOnlyOnATerminalAndOnlyIfWanted) {
+  EXPECT_THAT(quire_on_terminal({"check", kProblem}).out, HasSubstr("\x1b[32mok\x1b[0m"));
+  EXPECT_THAT(quire_on_terminal({"check", kProblem}, {{"NO_COLOR", "1"}}).out, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(quire_on_terminal({"check", kProblem}, {{"TERM", "dumb"}}).out, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(quire_on_terminal({"check", kProblem, "--json"}).out, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(quire({"check", kProblem}).out, Not(HasSubstr("\x1b")));
+}
+
+}  // namespace
+}  // namespace quire::test

@@ -1,0 +1,73 @@
+// docs/cli.md shows the help text of every command, word for word.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "command.h"
+#include "support/golden.h"
+
+namespace quire::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const std::vector<std::string> kCommands = {"check", "explain", "run", "capture", "devices", "kernels", "rules"};
+
+std::string docs_path() { return std::string(QUIRE_SOURCE_DIR) + "/docs/cli.md"; }
+
+/// Replaces what stands between the markers of `name`; returns the block found there before.
+std::string swap_block(std::string& page, const std::string& name, const std::string& text) {
+  const std::string begin = "<!-- help: " + name + " -->\n```text\n";
+  const std::size_t from = page.find(begin);
+  if (from == std::string::npos) return "no block for " + name;
+  const std::size_t start = from + begin.size();
+  const std::size_t end = page.find("```\n", start);
+  const std::string old = page.substr(start, end - start);
+  page.replace(start, end - start, text);
+  return old;
+}
+
+TEST(Help, DocsShowItWordForWord) {
+  std::string page = slurp(docs_path());
+  for (const std::string& command : kCommands) {
+    const Ran ran = quire({command, "--help"});
+    EXPECT_EQ(ran.exit_code, 0) << command;
+    EXPECT_EQ(ran.err, "");
+    const std::string documented = swap_block(page, command, ran.out);
+    if (updating_goldens()) continue;
+    EXPECT_EQ(documented, ran.out) << "docs/cli.md; QUIRE_UPDATE_GOLDENS=1 rewrites it";
+  }
+  const Ran ran = quire({"--help"});
+  const std::string documented = swap_block(page, "quire", ran.out);
+  if (updating_goldens()) {
+    std::ofstream(docs_path(), std::ios::binary) << page;
+    return;
+  }
+  EXPECT_EQ(documented, ran.out);
+}
+
+TEST(Help, NamesEveryCommandAndExitCode) {
+  const Ran ran = quire({"-h"});
+  EXPECT_EQ(ran.exit_code, 0);
+  for (const std::string& command : kCommands) EXPECT_THAT(ran.out, HasSubstr("  " + command + " ")) << command;
+  for (const char* code : {"  0 ", "  1 ", "  2 ", "  3 ", "  4 ", "  70 "}) EXPECT_THAT(ran.out, HasSubstr(code));
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("NO_COLOR"), HasSubstr("QUIRE_CPU"), HasSubstr("QUIRE_NUM_THREADS")));
+}
+
+TEST(Help, Version) {
+  const Ran ran = quire({"--version"});
+  EXPECT_EQ(ran.exit_code, 0);
+  EXPECT_THAT(ran.out, ::testing::MatchesRegex("quire [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+}
+
+TEST(Help, CheckFindsAChangedPage) {  // the comparison above must be able to fail
+  std::string page = slurp(docs_path());
+  const Ran ran = quire({"rules", "--help"});
+  page.replace(page.find("<!-- help: rules -->\n```text\n") + 30, 1, "#");
+  EXPECT_NE(swap_block(page, "rules", ran.out), ran.out);
+}
+
+}  // namespace
+}  // namespace quire::test
