@@ -106,9 +106,8 @@ def main(argv: list[str] | None = None) -> int:
     tokenizer = Tokenizer(file)
     llama = Llama(load_weights(file))
     prompts = pick_prompts(tokenizer, a.prompts)
-    print(
-        f"{a.prompts} prompts of {min(map(len, prompts))} to {max(map(len, prompts))} tokens, {a.tokens} new tokens each, f32 cache"
-    )
+    lens = [len(p) for p in prompts]
+    print(f"{a.prompts} prompts of {min(lens)} to {max(lens)} tokens, {a.tokens} new tokens each, f32 cache")
     print(f"{'batch':<7}{'chunk':>6}{'page':>6}{'sharing':>9}{'steps':>7}{'prefix hits':>13}{'findings':>10}{'seconds':>9}  text")
     outcomes: list[Outcome] = []
     for s in settings(a.quick):
@@ -117,7 +116,8 @@ def main(argv: list[str] | None = None) -> int:
         same = "same" if o.texts == outcomes[0].texts else "DIFFERENT"
         sharing = "on" if s.sharing else "off"
         print(
-            f"{s.batch:<7}{s.chunk:>6}{s.page_size:>6}{sharing:>9}{o.steps:>7}{o.prefix_hits:>13}{o.findings:>10}{o.seconds:>9.1f}  {same}",
+            f"{s.batch:<7}{s.chunk:>6}{s.page_size:>6}{sharing:>9}{o.steps:>7}{o.prefix_hits:>13}{o.findings:>10}"
+            f"{o.seconds:>9.1f}  {same}",
             flush=True,
         )
     all_same = all(o.texts == outcomes[0].texts for o in outcomes)
@@ -125,7 +125,8 @@ def main(argv: list[str] | None = None) -> int:
     margin = smallest_margin(llama.weights, prompts, outcomes[0].texts)
     agrees = "agrees" if margin > 0 else "DISAGREES"
     print(
-        f"dense forward without a cache, f32: {agrees} with all {a.prompts * a.tokens} tokens; smallest lead over the next best logit {margin:.4f}"
+        f"dense forward without a cache, f32: {agrees} with all {a.prompts * a.tokens} tokens; "
+        f"smallest lead over the next best logit {margin:.4f}"
     )
     passed = all_same and findings == 0 and margin > 0
     a.out.parent.mkdir(parents=True, exist_ok=True)

@@ -87,17 +87,15 @@ def main(argv: list[str] | None = None) -> int:
     dense = float(np.exp(-log_likelihoods(logits[:-1], np.array(tokens[1:])).mean()))
     del logits
     print(f"{len(tokens)} tokens; perplexity of the dense f32 forward {dense:.4f}")
-    print(
-        f"{'cache':<12}{'perplexity':>12}{'change':>10}{'same top token':>16}{'worst error/tolerance':>23}{'findings':>10}{'seconds':>9}"
-    )
+    print(f"{'cache':<12}{'perplexity':>12}{'change':>10}{'same token':>12}{'error/tolerance':>17}{'findings':>10}{'seconds':>9}")
     results = []
     for dtype in DTYPES:
         r = measure(llama, tokens, dtype, best)
         results.append(r)
         change = f"{100 * (r['perplexity'] / dense - 1):+.3f} %"
         print(
-            f"{dtype:<12}{r['perplexity']:>12.4f}{change:>10}{100 * r['same_top_token']:>14.1f} %"
-            f"{r['worst_error_over_tolerance']:>23.3g}{r['findings']:>10}{r['seconds']:>9.1f}",
+            f"{dtype:<12}{r['perplexity']:>12.4f}{change:>10}{100 * r['same_top_token']:>10.1f} %"
+            f"{r['worst_error_over_tolerance']:>17.3g}{r['findings']:>10}{r['seconds']:>9.1f}",
             flush=True,
         )
     a.out.parent.mkdir(parents=True, exist_ok=True)

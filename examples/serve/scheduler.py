@@ -74,9 +74,12 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         most = self._pages(len(request.prompt) + request.max_new_tokens)
-        if not request.prompt or most > self.num_pages:
+        if not request.prompt:
+            raise ValueError(f"request {request.id}: 0 prompt tokens, expected at least 1")
+        if most > self.num_pages:
             raise ValueError(
-                f"request {request.id}: {len(request.prompt)} prompt tokens, up to {most} pages; expected 1 token, {self.num_pages} pages"
+                f"request {request.id}: up to {most} pages for {len(request.prompt)} prompt and {request.max_new_tokens} "
+                f"new tokens, expected at most the {self.num_pages} there are"
             )
         self.waiting.append(request)
 

@@ -38,8 +38,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     p.add_argument("--page-size", type=int, default=16, help="tokens per page (default: %(default)s)")
     p.add_argument("--pages", type=int, default=110, help="pages in the cache; few enough to preempt (default: %(default)s)")
-    p.add_argument("--budget", type=int, default=256, help="rows per step (default: %(default)s)")
-    p.add_argument("--chunk", type=int, default=128, help="prompt rows of one request per step (default: %(default)s)")
+    p.add_argument("--budget", type=int, default=128, help="rows per step (default: %(default)s)")
+    p.add_argument("--chunk", type=int, default=64, help="prompt rows of one request per step (default: %(default)s)")
     p.add_argument("--max-running", type=int, default=16, help="requests that may hold pages at once (default: %(default)s)")
     p.add_argument("--no-prefix-sharing", action="store_true", help="compute every prompt in full")
     p.add_argument("--stretch", type=float, default=1.0, help="multiplies the trace's arrival times (default: %(default)s)")
@@ -135,8 +135,8 @@ class Server:
         return (
             f"step {len(self.steps)} | {done}/{len(self.tracks)} done, {len(self.engine.scheduler.running)} running, "
             f"{len(self.engine.scheduler.waiting)} waiting | pages {stats.pages_in_use}/{stats.num_pages} | "
-            f"rows {now.prefill_rows} prefill + {now.decode_rows} decode | {rows / seconds:.0f} rows/s, {new / seconds:.1f} new tokens/s"
-            f" | findings {self.engine.kv.audit.findings}"
+            f"rows {now.prefill_rows} prefill + {now.decode_rows} decode | {rows / seconds:.0f} rows/s, "
+            f"{new / seconds:.1f} new tokens/s | findings {self.engine.kv.audit.findings}"
         )
 
 
@@ -146,6 +146,8 @@ def report_of(server: Server, arguments: argparse.Namespace, seconds: float) -> 
     prompt_tokens = sum(len(t.request.prompt) for t in server.tracks)
     new_tokens = sum(len(t.request.generated) for t in server.tracks)
     rows = sum(s["prefill_rows"] + s["decode_rows"] for s in server.steps)
+    parts = {name: audit.seconds[name] for name in ("append", "attend", "check", "verify")}
+    parts["model"] = sum(s["seconds"] for s in server.steps) - sum(parts.values())
     return {
         "quire": quire.__version__,
         "device": str(quire.host_device()),
@@ -155,7 +157,7 @@ def report_of(server: Server, arguments: argparse.Namespace, seconds: float) -> 
         "steps": len(server.steps),
         "mixed_steps": sum(s["prefill_rows"] > 0 and s["decode_rows"] > 0 for s in server.steps),
         "seconds": seconds,
-        "seconds_by_part": {k: round(v, 3) for k, v in audit.seconds.items()},
+        "seconds_by_part": parts,
         "prompt_tokens": prompt_tokens,
         "new_tokens": new_tokens,
         "rows_computed": rows,
@@ -203,20 +205,25 @@ def report_of(server: Server, arguments: argparse.Namespace, seconds: float) -> 
 
 def summary(r: dict, path: pathlib.Path, display: Display) -> list[str]:
     contract, verified, pool = r["contract"], r["verified"], r["pool"]
-    ratio = verified["worst_error_over_tolerance"]
     good = contract["findings"] == 0 and not verified["mismatches"]
     verdict = display.paint("ok", 32) if good else display.paint("WRONG", 31)
-    return [
-        f"served            {r['requests_finished']}/{len(r['requests'])} requests in {r['seconds']:.1f} s: {r['steps']} steps, {r['mixed_steps']} of them mixed; "
-        f"{r['prompt_tokens']} prompt and {r['new_tokens']} new tokens, {r['rows_per_second']:.0f} rows/s, {r['new_tokens_per_second']:.1f} new tokens/s",
-        f"contract          {contract['findings']} findings in {contract['checks']} checks, {contract['checks_with_contents']} of them down to the contents: {verdict}",
-        f"slot ledger       {r['slots_written']} slots written, {r['slots_read']} slots read, all layers",
-        f"fp64 reference    worst error {ratio:.3g} of its tolerance ({verified['where'] or 'nothing'}; {verified['attend_calls']} attend calls, {verified['elements']} elements)",
-        f"page pool         {pool['most_pages_in_use']}/{pool['num_pages']} pages at most, {pool['most_pages_shared']} shared; {pool['prefix_hit_tokens']} prefix hit tokens, "
-        f"{pool['preemptions']} preemptions, {pool['evictions']} evictions",
-        f"kernels           {', '.join(f'{name} ({n} steps)' for name, n in r['kernels'].items())}",
-        f"report            {path}",
-    ]
+    kernels = ", ".join(f"{name} ({n} steps)" for name, n in r["kernels"].items())
+    entries = {
+        "served": f"{r['requests_finished']}/{len(r['requests'])} requests in {r['seconds']:.1f} s: {r['prompt_tokens']} prompt "
+        f"and {r['new_tokens']} new tokens in {r['steps']} steps, {r['mixed_steps']} of them mixed",
+        "speed": f"{r['rows_per_second']:.0f} rows/s, {r['new_tokens_per_second']:.1f} new tokens/s, everything included; "
+        f"model {r['seconds_by_part']['model']:.1f} s, attention {r['seconds_by_part']['attend']:.1f} s",
+        "contract": f"{contract['findings']} findings in {contract['checks']} checks, {contract['checks_with_contents']} of them "
+        f"down to the contents: {verdict}",
+        "slot ledger": f"{r['slots_written']} slots written, {r['slots_read']} slots read, over all layers",
+        "fp64 reference": f"worst error {verified['worst_error_over_tolerance']:.3g} of its tolerance "
+        f"({verified['where'] or 'nothing was compared'}; {verified['attend_calls']} calls, {verified['elements']} elements)",
+        "page pool": f"at most {pool['most_pages_in_use']}/{pool['num_pages']} pages in use, {pool['most_pages_shared']} shared; "
+        f"{pool['prefix_hit_tokens']} prefix hit tokens, {pool['preemptions']} preemptions, {pool['evictions']} evictions",
+        "kernels": kernels,
+        "report": str(path),
+    }
+    return [f"{name:<16}{text}" for name, text in entries.items()]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -229,7 +236,8 @@ def main(argv: list[str] | None = None) -> int:
     c = llama.config
     display.line(
         f"{file.metadata.get('general.name', file.path)}: {c.num_layers} layers, heads {c.num_q_heads}:{c.num_kv_heads}, "
-        f"head_dim {c.head_dim}, read in {time.perf_counter() - start:.1f} s; {a.cache_dtype} cache of {a.pages} pages of {a.page_size} tokens"
+        f"head_dim {c.head_dim}, read in {time.perf_counter() - start:.1f} s; {a.cache_dtype} cache of {a.pages} pages "
+        f"of {a.page_size} tokens"
     )
     engine = Engine(
         llama,

@@ -118,7 +118,9 @@ def test_budget_chunk_and_order_are_kept(llama):
 
 def test_what_can_never_fit_is_refused_at_once(llama):
     engine = Engine(llama, num_pages=4, page_size=8)
-    with pytest.raises(ValueError, match="request 1: 30 prompt tokens, up to 5 pages"):
+    with pytest.raises(
+        ValueError, match="request 1: up to 5 pages for 30 prompt and 4 new tokens, expected at most the 4 there are"
+    ):
         engine.submit(Request(id=1, prompt=[1] * 30, max_new_tokens=4))
     with pytest.raises(ValueError, match="request 2: 0 prompt tokens"):
         engine.submit(Request(id=2, prompt=[], max_new_tokens=4))
