@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""The examples of README.md are programs: this extracts them, so that the tests can run them and compare what they print.
+
+usage: check_readme.py cpp FILE         write the C++ example to FILE
+       check_readme.py expect LANG CMD  run CMD and compare its output with the text block that follows the LANG example
+       check_readme.py python           run the Python example with this interpreter and compare likewise
+       check_readme.py links            every relative link of every Markdown page leads to a file
+       check_readme.py --self-test      plant faults in copies and demand that they are noticed
+"""
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def example(page: str, language: str) -> "tuple[str, str]":
+    """The first block in `language` and the text block right after it: source and expected output."""
+    blocks = BLOCK.findall(page)
+    for (name, source), (after, output) in zip(blocks, blocks[1:]):
+        if name == language and after == "text":
+            return source, output
+    raise SystemExit(f"README.md has no {language} example followed by a text block")
+
+
+def compare(command: "list[str]", expected: str) -> "list[str]":
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode != 0:
+        return [f"{command[0]}: exit code {done.returncode}", done.stdout + done.stderr]
+    if done.stdout != expected:
+        return ["README.md says:", expected, "the program printed:", done.stdout]
+    return []
+
+
+def run_python(page: str) -> "list[str]":
+    source, expected = example(page, "python")
+    return compare([sys.executable, "-c", source], expected)
+
+
+def broken_links(root: Path, pages: "list[Path]") -> "list[str]":
+    found = []
+    for page in pages:
+        for target in LINK.findall(page.read_text(encoding="utf-8")):
+            if "://" not in target and not (page.parent / target).exists():
+                found.append(f"{page.relative_to(root)}: link to {target}, which does not exist")
+    return found
+
+
+def markdown_pages() -> "list[Path]":
+    return sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("examples/**/*.md"))
+
+
+def self_test() -> "list[str]":
+    page = "```python\nprint(6 * 7)\n```\n\n```text\n42\n```\n"
+    problems = []
+    if run_python(page):
+        problems.append("a right example was refused")
+    if not run_python(page.replace("42", "43")):
+        problems.append("a wrong output went unnoticed")
+    if not run_python(page.replace("print(6 * 7)", "raise ValueError")):
+        problems.append("a failing example went unnoticed")
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "page.md"
+        file.write_text("[here](page.md) [web](https://example.org) [gone](gone.md)\n", encoding="utf-8")
+        if broken_links(Path(scratch), [file]) != ["page.md: link to gone.md, which does not exist"]:
+            problems.append("a broken link went unnoticed, or a good one was refused")
+    return problems
+
+
+def main(arguments: "list[str]") -> int:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    if arguments[:1] == ["cpp"] and len(arguments) == 2:
+        Path(arguments[1]).write_text(example(page, "cpp")[0], encoding="utf-8")
+        return 0
+    if arguments[:1] == ["expect"] and len(arguments) > 2:
+        problems = compare(arguments[2:], example(page, arguments[1])[1])
+    elif arguments == ["python"]:
+        problems = run_python(page)
+    elif arguments == ["links"]:
+        problems = broken_links(ROOT, markdown_pages())
+    elif arguments == ["--self-test"]:
+        problems = self_test()
+    else:
+        print(__doc__, file=sys.stderr)
+        return 2
+    print("\n".join(problems) or "ok")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
