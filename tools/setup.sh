@@ -81,3 +81,12 @@ install_python_package() {
   say "pip install .[test] into .venv (builds the extension module)"
   pip_install '.[test]'
 }
+
+# What examples/serve needs besides quire.
+need_serving_packages() {
+  sha256sum examples/serve/requirements.txt "$VENV_PYTHON" | once .venv/serving-installed install_serving_packages
+}
+install_serving_packages() {
+  say "pip install the serving example's packages into .venv"
+  pip_install -r examples/serve/requirements.txt
+}
