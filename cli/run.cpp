@@ -8,32 +8,12 @@
 #include <memory>
 
 #include "commands.h"
+#include "outcome.h"
 #include "progress.h"
-#include "quire/attention.hpp"
-#include "quire/diagnose.hpp"
 #include "suggest.h"
 
 namespace quire::cli {
 namespace {
-
-/// What happened; everything that the report prints.
-struct Outcome {
-  Problem problem;
-  Plan plan;
-  std::vector<RowCount> rows;
-  std::int64_t rows_expected = 0;
-  std::vector<double> times_ms;
-  bool same_bits = true;
-  std::optional<Comparison> ours;
-  std::optional<Comparison> observed;
-
-  std::int64_t rows_written() const {
-    std::int64_t total = 0;
-    for (const RowCount& r : rows) total += r.rows;
-    return total;
-  }
-  bool ok() const { return rows_written() == rows_expected && same_bits && (!ours || ours->ok) && (!observed || observed->ok); }
-};
 
 std::size_t num_bytes(const Tensor& t) { return static_cast<std::size_t>(t.num_elements() * itemsize(t.dtype)); }
 

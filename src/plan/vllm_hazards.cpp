@@ -190,6 +190,11 @@ void partition_buffers(const VllmFacts& f, Notes& notes) {
                                 elements * 2 / 1073741824.0));
 }
 
+int severity_of(const std::string& note) {
+  if (note.starts_with("fails at run time")) return 0;
+  return note.starts_with("silently wrong") ? 1 : 2;
+}
+
 }  // namespace
 
 std::vector<std::string> vllm_hazards(const VllmFacts& facts) {
@@ -197,11 +202,11 @@ std::vector<std::string> vllm_hazards(const VllmFacts& facts) {
   for (auto* topic : {cache_type, cache_layout, backend_support, window, alibi_and_sinks, row_lengths, page_tails,
                       whole_batch_choice, partition_buffers})
     topic(facts, notes);
-  const auto severity = [](const std::string& note) {
-    return note.starts_with("fails") ? 0 : note.starts_with("silently wrong") ? 1 : 2;
-  };
-  std::stable_sort(notes.begin(), notes.end(), [&](const auto& a, const auto& b) { return severity(a) < severity(b); });
-  return notes;
+  Notes ordered;
+  for (int severity = 0; severity < 3; ++severity)
+    for (const std::string& note : notes)
+      if (severity_of(note) == severity) ordered.push_back(note);
+  return ordered;
 }
 
 }  // namespace quire::plan_detail
