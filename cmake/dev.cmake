@@ -17,6 +17,10 @@ endif()
 # Call for every target of ours. Designated initialisers leave fields out on purpose, hence no missing-field-initializers.
 function(quire_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers)
+  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    # libstdc++ 12 calls its own deprecated get_temporary_buffer inside stable_sort.
+    target_compile_options(${target} PRIVATE -Wno-deprecated-declarations)
+  endif()
   if(QUIRE_DEVELOPER_MODE)
     target_compile_options(${target} PRIVATE -Werror)
   endif()

@@ -234,24 +234,21 @@ Result<Outgoing> outgoing(std::string_view tensor_name, const Tensor& t) {
 /// Wide elements first, so that every tensor starts aligned to its element size; then the order of kPlaces.
 Result<std::vector<Outgoing>> collect(Case& c) {
   std::vector<Outgoing> all;
-  for (const Place& place : kPlaces) {
-    const Tensor& t = place.in(c);
-    if (!t.present()) {
-      if (place.required) return refuse(place.name, "it is absent, but every capture needs it");
-      continue;
-    }
-    Result<Outgoing> one = outgoing(place.name, t);
-    if (!one.ok()) return one.status();
-    all.push_back(std::move(one).value());
-  }
-  std::stable_sort(all.begin(), all.end(),
-                   [](const Outgoing& a, const Outgoing& b) { return itemsize(a.tensor.dtype) > itemsize(b.tensor.dtype); });
   std::uint64_t offset = 0;
-  for (Outgoing& one : all) {
-    const std::uint64_t bytes = one.entry.end;
-    if (bytes > 0x7FFFFFFFFFFFFFFFu - offset) return refuse(one.entry.name, "the capture exceeds 2^63 bytes");
-    one.entry.begin = offset;
-    one.entry.end = offset += bytes;
+  for (const std::int64_t size : {8, 4, 2, 1}) {
+    for (const Place& place : kPlaces) {
+      const Tensor& t = place.in(c);
+      if (!t.present() && place.required) return refuse(place.name, "it is absent, but every capture needs it");
+      if (!t.present()) continue;
+      Result<Outgoing> one = outgoing(place.name, t);
+      if (!one.ok()) return one.status();
+      if (itemsize(t.dtype) != size) continue;
+      Entry& entry = one->entry;
+      if (entry.end > 0x7FFFFFFFFFFFFFFFu - offset) return refuse(place.name, "the capture exceeds 2^63 bytes");
+      entry.begin = offset;
+      offset = entry.end += offset;
+      all.push_back(std::move(one).value());
+    }
   }
   return all;
 }
