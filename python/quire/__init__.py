@@ -68,6 +68,7 @@ from quire.errors import (
     ParseError,
     UnsupportedError,
 )
+from quire import vllm as vllm
 
 __all__ = [
     "ArgumentError",
@@ -119,5 +120,6 @@ __all__ = [
     "reference",
     "rules",
     "set_num_threads",
+    "vllm",
     "write_capture",
 ]

@@ -47,7 +47,6 @@ class ThreadWorkspace {
 std::span<std::byte> workspace_for(const Plan& plan, const ArrayRef& given) {
   static thread_local ThreadWorkspace own;
   if (!given) return own.at_least(quire::workspace_bytes(plan));
-  if (!given.view.is_contiguous()) throw_error(Code::invalid_argument, "workspace: the array is not contiguous");
   const auto bytes = static_cast<std::size_t>(given.view.num_elements() * quire::itemsize(given.view.dtype));
   return {static_cast<std::byte*>(given.view.data), bytes};
 }
@@ -56,7 +55,9 @@ std::span<std::byte> workspace_for(const Plan& plan, const ArrayRef& given) {
 ArrayRef import_workspace(nb::handle workspace) {
   if (workspace.is_none()) return {};
   const nb::object view = nb::module_::import_("quire._arrays").attr("as_bytes")(workspace);
-  return import_array(view, "workspace", Access::write, "fp8_e4m3fn");
+  ArrayRef array = import_array(view, "workspace", Access::write, "fp8_e4m3fn");
+  if (!array.view.is_contiguous()) throw_error(Code::invalid_argument, "workspace: the array is not contiguous");
+  return array;
 }
 
 Plan plan_now(const quire::Batch& b, const quire::KVCache& c, const quire::Options& o) {
@@ -198,12 +199,20 @@ be out_a or out_b. None allocates. +inf in an lse is an error.)";
 
 void bind_attention(nb::module_& m) {
   m.def("attend", &attend, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("plan") = nb::none(),
-        nb::arg("workspace") = nb::none(), nb::arg("rows") = nb::none(), kAttendDoc);
-  m.def("append", &append, nb::arg("cache"), nb::arg("key"), nb::arg("value"), nb::arg("slot_mapping"),
+        nb::arg("workspace") = nb::none(), nb::arg("rows") = nb::none(),
+        nb::sig("def attend(batch: Batch, cache: KVCache, options: Options | None = None, plan: Plan | None = None, "
+                "workspace: typing.Any | None = None, rows: dict[str, int] | None = None) -> typing.Any"),
+        kAttendDoc);
+  m.def("append", &append, nb::arg("cache"), nb::arg("key").none(), nb::arg("value").none(), nb::arg("slot_mapping").none(),
         nb::arg("ledger") = nb::none(), nb::arg("request_ids") = nb::none(), nb::arg("positions") = nb::none(),
         nb::arg("dtype") = nb::none(), kAppendDoc);
-  m.def("merge", &merge, nb::arg("out_a"), nb::arg("lse_a"), nb::arg("out_b"), nb::arg("lse_b"), nb::arg("out") = nb::none(),
-        nb::arg("lse") = nb::none(), kMergeDoc);
+  m.def(
+      "merge", &merge, nb::arg("out_a"), nb::arg("lse_a"), nb::arg("out_b"), nb::arg("lse_b"), nb::arg("out") = nb::none(),
+      nb::arg("lse") = nb::none(),
+      nb::sig(
+          "def merge(out_a: typing.Any, lse_a: typing.Any, out_b: typing.Any, lse_b: typing.Any, out: typing.Any | None = None, "
+          "lse: typing.Any | None = None) -> tuple[typing.Any, typing.Any]"),
+      kMergeDoc);
   m.def(
       "set_num_threads",
       [](int n) {

@@ -74,9 +74,10 @@ void bind_capture(nb::module_& m) {
       .def_prop_ro("options", part<PyOptions>(&Case::options), nb::sig("def options(self) -> Options"))
       .def_prop_ro(
           "observed", [](nb::handle self) { return to_numpy(nb::cast<const PyCase&>(self).data.observed, self); },
-          "The output that somebody's kernel produced, or None.")
-      .def_prop_ro("observed_lse",
-                   [](nb::handle self) { return to_numpy(nb::cast<const PyCase&>(self).data.observed_lse, self); })
+          nb::sig("def observed(self) -> typing.Any"), "The output that somebody's kernel produced, or None.")
+      .def_prop_ro(
+          "observed_lse", [](nb::handle self) { return to_numpy(nb::cast<const PyCase&>(self).data.observed_lse, self); },
+          nb::sig("def observed_lse(self) -> typing.Any"))
       .def_prop_ro("notes", [](const PyCase& c) { return c.data.notes; }, "Free metadata carried by the file.");
   m.def("make_case", &make_case, nb::arg("problem"),
         "Fills a problem line with data: N(0,1) with some peaky heads, shuffled pages, NaN in everything that must not be read, "

@@ -12,6 +12,7 @@ namespace {
 nanobind::tuple bits(nanobind::handle array, const std::string& name, const std::optional<std::string>& dtype) {
   namespace qp = quire_python;
   const qp::ArrayRef ref = qp::import_array(array, name, qp::Access::read, dtype.value_or(""));
+  if (!ref) qp::throw_error(quire::Code::invalid_argument, name + ": is None");
   return nanobind::make_tuple(qp::to_numpy_bits(ref), std::string(quire::name(ref.view.dtype)));
 }
 
@@ -28,5 +29,6 @@ NB_MODULE(_quire, m) {
   quire_python::bind_diagnose(m);
   quire_python::bind_capture(m);
   m.def("bits", &bits, nanobind::arg("array"), nanobind::arg("name"), nanobind::arg("dtype") = nanobind::none(),
+        nanobind::sig("def bits(array: typing.Any, name: str, dtype: str | None = None) -> tuple[numpy.ndarray, str]"),
         "(NumPy array over the same memory, Quire dtype name); bf16 and f16 as uint16, fp8 as uint8.");
 }

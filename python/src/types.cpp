@@ -131,21 +131,21 @@ void bind_batch(nb::module_& m) {
   nb::class_<PyBatch>(m, "Batch", kBatchDoc)
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
                     nb::handle, nb::handle, const std::optional<std::string>&>(),
-           nb::kw_only(), nb::arg("query"), nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_table"),
-           nb::arg("output") = nb::none(), nb::arg("cached_lens") = nb::none(), nb::arg("key") = nb::none(),
-           nb::arg("value") = nb::none(), nb::arg("slot_mapping") = nb::none(), nb::arg("lse") = nb::none(),
-           nb::arg("request_ids") = nb::none(), nb::arg("dtype") = nb::none())
-      .def_prop_ro("query", get(&BatchArrays::query))
-      .def_prop_ro("output", get(&BatchArrays::output))
-      .def_prop_ro("query_start_loc", get(&BatchArrays::query_start_loc))
-      .def_prop_ro("seq_lens", get(&BatchArrays::seq_lens))
-      .def_prop_ro("block_table", get(&BatchArrays::block_table))
-      .def_prop_ro("cached_lens", get(&BatchArrays::cached_lens))
-      .def_prop_ro("key", get(&BatchArrays::key))
-      .def_prop_ro("value", get(&BatchArrays::value))
-      .def_prop_ro("slot_mapping", get(&BatchArrays::slot_mapping))
-      .def_prop_ro("lse", get(&BatchArrays::lse))
-      .def_prop_ro("request_ids", get(&BatchArrays::request_ids))
+           nb::kw_only(), nb::arg("query").none(), nb::arg("query_start_loc").none(), nb::arg("seq_lens").none(),
+           nb::arg("block_table").none(), nb::arg("output") = nb::none(), nb::arg("cached_lens") = nb::none(),
+           nb::arg("key") = nb::none(), nb::arg("value") = nb::none(), nb::arg("slot_mapping") = nb::none(),
+           nb::arg("lse") = nb::none(), nb::arg("request_ids") = nb::none(), nb::arg("dtype") = nb::none())
+      .def_prop_ro("query", get(&BatchArrays::query), nb::sig("def query(self) -> typing.Any"))
+      .def_prop_ro("output", get(&BatchArrays::output), nb::sig("def output(self) -> typing.Any"))
+      .def_prop_ro("query_start_loc", get(&BatchArrays::query_start_loc), nb::sig("def query_start_loc(self) -> typing.Any"))
+      .def_prop_ro("seq_lens", get(&BatchArrays::seq_lens), nb::sig("def seq_lens(self) -> typing.Any"))
+      .def_prop_ro("block_table", get(&BatchArrays::block_table), nb::sig("def block_table(self) -> typing.Any"))
+      .def_prop_ro("cached_lens", get(&BatchArrays::cached_lens), nb::sig("def cached_lens(self) -> typing.Any"))
+      .def_prop_ro("key", get(&BatchArrays::key), nb::sig("def key(self) -> typing.Any"))
+      .def_prop_ro("value", get(&BatchArrays::value), nb::sig("def value(self) -> typing.Any"))
+      .def_prop_ro("slot_mapping", get(&BatchArrays::slot_mapping), nb::sig("def slot_mapping(self) -> typing.Any"))
+      .def_prop_ro("lse", get(&BatchArrays::lse), nb::sig("def lse(self) -> typing.Any"))
+      .def_prop_ro("request_ids", get(&BatchArrays::request_ids), nb::sig("def request_ids(self) -> typing.Any"))
       .def("__repr__", [](const PyBatch& batch) { return describe(batch); });
 }
 
@@ -286,12 +286,16 @@ void bind_types(nb::module_& m) {
   bind_batch(m);
   nb::class_<PyCache>(m, "KVCache", kCacheDoc)
       .def(nb::init<nb::handle, nb::handle, const std::string&, nb::handle, nb::handle, const std::optional<std::string>&>(),
-           nb::arg("k"), nb::arg("v"), nb::arg("layout") = "nhd", nb::arg("k_scale") = nb::none(),
+           nb::arg("k").none(), nb::arg("v").none(), nb::arg("layout") = "nhd", nb::arg("k_scale") = nb::none(),
            nb::arg("v_scale") = nb::none(), nb::arg("dtype") = nb::none())
-      .def_prop_ro("k", [](const PyCache& c) { return array_object(c.k()); })
-      .def_prop_ro("v", [](const PyCache& c) { return array_object(c.v()); })
-      .def_prop_ro("k_scale", [](const PyCache& c) { return array_object(c.k_scale()); })
-      .def_prop_ro("v_scale", [](const PyCache& c) { return array_object(c.v_scale()); })
+      .def_prop_ro(
+          "k", [](const PyCache& c) { return array_object(c.k()); }, nb::sig("def k(self) -> typing.Any"))
+      .def_prop_ro(
+          "v", [](const PyCache& c) { return array_object(c.v()); }, nb::sig("def v(self) -> typing.Any"))
+      .def_prop_ro(
+          "k_scale", [](const PyCache& c) { return array_object(c.k_scale()); }, nb::sig("def k_scale(self) -> typing.Any"))
+      .def_prop_ro(
+          "v_scale", [](const PyCache& c) { return array_object(c.v_scale()); }, nb::sig("def v_scale(self) -> typing.Any"))
       .def_prop_ro("layout", [](const PyCache& c) { return std::string(quire::name(c.views().layout)); })
       .def_prop_ro("dtype", [](const PyCache& c) { return std::string(quire::name(c.views().k.dtype)); })
       .def_prop_ro("num_pages", [](const PyCache& c) { return quire::num_pages(c.views()); })
@@ -306,8 +310,11 @@ void bind_types(nb::module_& m) {
       .def_prop_ro("softmax_scale", [](const PyOptions& o) { return o.views().softmax_scale; })
       .def_prop_ro("sliding_window", [](const PyOptions& o) { return o.views().sliding_window; })
       .def_prop_ro("logits_soft_cap", [](const PyOptions& o) { return o.views().logits_soft_cap; })
-      .def_prop_ro("alibi_slopes", [](const PyOptions& o) { return array_object(o.alibi_slopes()); })
-      .def_prop_ro("sinks", [](const PyOptions& o) { return array_object(o.sinks()); })
+      .def_prop_ro(
+          "alibi_slopes", [](const PyOptions& o) { return array_object(o.alibi_slopes()); },
+          nb::sig("def alibi_slopes(self) -> typing.Any"))
+      .def_prop_ro(
+          "sinks", [](const PyOptions& o) { return array_object(o.sinks()); }, nb::sig("def sinks(self) -> typing.Any"))
       .def("__repr__", [](const PyOptions& o) { return describe(o); });
 }
 
