@@ -2,6 +2,7 @@
 #include "quire/plan.hpp"
 
 #include <algorithm>
+#include <new>
 
 #include <fmt/format.h>
 
@@ -53,7 +54,9 @@ bool Plan::operator==(const Plan& o) const {
          flops == o.flops;
 }
 
-Result<Plan> plan(const Problem& problem, const Device& device, const PlanSettings& settings) {
+namespace {
+
+Result<Plan> make_plan(const Problem& problem, const Device& device, const PlanSettings& settings) {
   if (Status s = sanity(problem); !s.ok()) return s;
   plan_detail::Selection selection = plan_detail::select(problem, device, settings.kernel);
   if (selection.row == nullptr) return no_kernel(device, settings, selection);
@@ -68,6 +71,16 @@ Result<Plan> plan(const Problem& problem, const Device& device, const PlanSettin
   plan_detail::cut_work(plan);
   plan.scratch_bytes_per_thread = plan_detail::thread_scratch(plan).floats * static_cast<std::int64_t>(sizeof(float));
   return plan;
+}
+
+}  // namespace
+
+Result<Plan> plan(const Problem& problem, const Device& device, const PlanSettings& settings) {
+  try {
+    return make_plan(problem, device, settings);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::out_of_memory, fmt::format("plan: no memory for the work list of {} requests", problem.reqs.size()));
+  }
 }
 
 Result<Plan> plan(const Batch& batch, const KVCache& cache, const Options& options, const PlanSettings& settings) {
