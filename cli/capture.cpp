@@ -7,7 +7,7 @@
 namespace quire::cli {
 
 Report run_capture(const CaptureArgs& args, const Terminal& terminal) {
-  Result<Case> input = case_of(args.input);
+  Result<Case> input = case_of(args.input, terminal);
   if (!input.ok()) return Report::failure(input.status());
   if (!names_a_file(args.input)) input->notes["producer"] = fmt::format("quire {} capture", QUIRE_VERSION);
   {

@@ -20,7 +20,7 @@ Json findings_json(const Findings& findings) {
 }
 
 Report run_check(const CheckArgs& args, const Terminal& terminal) {
-  const Result<Case> input = case_of(args.input);
+  const Result<Case> input = case_of(args.input, terminal);
   if (!input.ok()) return Report::failure(input.status());
   Findings findings;
   {

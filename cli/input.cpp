@@ -5,6 +5,8 @@
 
 #include <filesystem>
 
+#include "progress.h"
+
 namespace quire::cli {
 namespace {
 
@@ -20,7 +22,8 @@ bool names_a_file(const Words& words) {
 
 Result<ProblemLine> problem_line_of(const Words& words) { return parse_problem_line(join(words)); }
 
-Result<Case> case_of(const Words& words) {
+Result<Case> case_of(const Words& words, const Terminal& terminal) {
+  const Progress progress(terminal, "preparing the batch");
   if (names_a_file(words)) return read_capture(words[0]);
   const Result<ProblemLine> line = problem_line_of(words);
   if (!line.ok()) return line.status();

@@ -8,6 +8,7 @@
 #include "quire/contract.hpp"
 #include "quire/problem.hpp"
 #include "quire/status.hpp"
+#include "report.h"
 
 namespace quire::cli {
 
@@ -20,7 +21,7 @@ bool names_a_file(const Words& words);
 Result<ProblemLine> problem_line_of(const Words& words);
 
 /// A filled batch: read from the capture, or made from the problem line.
-Result<Case> case_of(const Words& words);
+Result<Case> case_of(const Words& words, const Terminal& terminal);
 
 /// The problem alone; a capture is read and its metadata and tables checked first.
 Result<Problem> problem_of_words(const Words& words);

@@ -187,10 +187,9 @@ std::string environment_error() {
   if (!level.empty() && level != "scalar" && level != "avx2" && level != "avx512" && level != "avx512bf16")
     return fmt::format("QUIRE_CPU={} is not one of scalar, avx2, avx512, avx512bf16", level);
   const char* threads = std::getenv("QUIRE_NUM_THREADS");
-  const std::string_view count = threads == nullptr ? "" : threads;
-  const bool digits = count.find_first_not_of("0123456789") == std::string_view::npos;
-  if (!count.empty() && (!digits || count.size() > 4 || count.find_first_not_of('0') == std::string_view::npos))
-    return fmt::format("QUIRE_NUM_THREADS={} is not a whole number from 1 to 4096", count);
+  const std::string count = threads == nullptr ? "" : threads;
+  const std::string error = count.empty() ? "" : whole_number(4096)(count);
+  if (!error.empty()) return fmt::format("QUIRE_NUM_THREADS: {}", error);
   return {};
 }
 

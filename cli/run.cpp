@@ -162,7 +162,7 @@ Report run_run(const RunArgs& args, const Terminal& terminal) {
   if (!args.kernel.empty() && std::find(names.begin(), names.end(), args.kernel) == names.end())
     return Report::usage(fmt::format("no kernel named '{}'; known kernels: {}", args.kernel, fmt::join(names, ", ")),
                          did_you_mean(args.kernel, names));
-  Result<Case> input = case_of(args.input);
+  Result<Case> input = case_of(args.input, terminal);
   if (!input.ok()) return Report::failure(input.status());
   Case& c = input.value();
   const Findings findings = check(c.batch, c.cache, c.options, Depth::contents);
