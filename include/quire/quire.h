@@ -39,7 +39,7 @@ enum {
   QUIRE_PARSE_ERROR = 4,        /* malformed text or file */
   QUIRE_IO_ERROR = 5,           /* the operating system refused to open, read or write */
   QUIRE_OUT_OF_PAGES = 6,       /* the page pool cannot serve the request now */
-  QUIRE_OUT_OF_MEMORY = 7,      /* the host's memory is used up; nothing was written */
+  QUIRE_OUT_OF_MEMORY = 7,      /* the host's memory is used up */
   QUIRE_INTERNAL_ERROR = 99     /* Quire broke one of its own promises; please report it */
 };
 
@@ -94,7 +94,7 @@ typedef struct quire_tensor {
 } quire_tensor;
 
 /* A row-major contiguous view over `data`. shape: `rank` sizes, nullable if rank is 0. A rank outside [0, QUIRE_MAX_RANK] is
- * kept, so that the call which gets the tensor refuses it. Never fails. */
+ * kept, and a NULL shape gives rank -1, so that the call which gets the tensor refuses it. Never fails. */
 quire_tensor quire_contiguous(void* data, quire_dtype dtype, int32_t rank, const int64_t* shape);
 
 /* One step's batch (Batch in batch.hpp). query_len(r) = query_start_loc[r+1] - query_start_loc[r],

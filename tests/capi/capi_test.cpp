@@ -6,10 +6,14 @@
 
 #include <cstring>
 #include <filesystem>
+#include <regex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "support/golden.h"
+
+namespace quire {
 namespace {
 
 using ::testing::HasSubstr;
@@ -79,6 +83,25 @@ TEST(Status, MessagesBelongToTheirThread) {
     EXPECT_EQ(quire_ledger_recycle(nullptr, 0), QUIRE_INVALID_ARGUMENT);
   }).join();
   EXPECT_EQ(message(), mine);
+}
+
+/// Names of the functions that quire.h declares and that none of `callers` calls.
+std::vector<std::string> uncalled(const std::string& header, const std::string& callers) {
+  std::vector<std::string> names;
+  const std::regex declaration(R"(\n(?:const char\*|void|int64_t|quire_code|quire_tensor) (quire_\w+)\()");
+  for (std::sregex_iterator it(header.begin(), header.end(), declaration), end; it != end; ++it) names.push_back((*it)[1]);
+  EXPECT_GE(names.size(), 30u) << "the pattern no longer finds the declarations";
+  std::erase_if(names, [&](const std::string& name) { return callers.find(name + "(") != std::string::npos; });
+  return names;
+}
+
+TEST(Header, EveryFunctionIsCalledByATest) {
+  const std::filesystem::path root = QUIRE_SOURCE_DIR;
+  const std::string header = test::read_text(root / "include/quire/quire.h");
+  const std::string callers = test::read_text(root / "tests/capi/capi_test.cpp") + test::read_text(root / "tests/capi/program.c");
+  EXPECT_THAT(uncalled(header, callers), ::testing::IsEmpty());
+  const std::string planted = "quire_forgotten";
+  EXPECT_THAT(uncalled(header + "\nquire_code " + planted + "(void);\n", callers), ::testing::ElementsAre(planted));
 }
 
 TEST(Null, EveryRequiredPointerIsAnErrorNotACrash) {
@@ -412,3 +435,4 @@ TEST(Case, SurvivesAFile) {
 }
 
 }  // namespace
+}  // namespace quire

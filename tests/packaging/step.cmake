@@ -43,6 +43,8 @@ endfunction()
 if(STEP STREQUAL "install")
   file(REMOVE_RECURSE ${PREFIX})
   must(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${PREFIX})
+  must(${PREFIX}/bin/quire --version)
+  message("${output}")
 elseif(STEP STREQUAL "install_shared")
   file(REMOVE_RECURSE ${SHARED_PREFIX})
   must(${configure} -S ${SOURCE_DIR} -B ${WORK_DIR}/build-shared -DBUILD_SHARED_LIBS=ON -DQUIRE_BUILD_CLI=OFF
