@@ -17,16 +17,19 @@ using enum RuleId;
 
 // --- finding non-finite codes fast --------------------------------------------------------------------------------------
 
-/// Whether test(code) holds for some of `count` codes; no early exit, so that it vectorises.
+constexpr std::int64_t kBlock = 32;  ///< a constant trip count lets -O2 vectorise the scan
+
+/// Whether test(code) holds for some of `count` codes; no early exit within a row.
 template <typename Word, typename Test>
 bool any_code(const Tensor& t, std::int64_t begin, std::int64_t stride, std::int64_t count, Test test) {
   const Word* words = static_cast<const Word*>(t.data) + begin;
   Word found = 0;
+  std::int64_t i = 0;
   if (stride == 1) {
-    for (std::int64_t i = 0; i < count; ++i) found |= static_cast<Word>(test(words[i]));
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) found |= static_cast<Word>(test(words[i * stride]));
+    for (; i + kBlock <= count; i += kBlock)
+      for (std::int64_t j = 0; j < kBlock; ++j) found |= static_cast<Word>(test(words[i + j]));
   }
+  for (; i < count; ++i) found |= static_cast<Word>(test(words[i * stride]));
   return found != 0;
 }
 
