@@ -150,10 +150,10 @@ Status set_reqs(std::string_view, std::string_view text, Problem& p) {
   return {};
 }
 
-Status set_finite(std::string_view key, std::string_view text, bool positive, std::optional<float>& out) {
+Status set_positive(std::string_view key, std::string_view text, std::optional<float>& out) {
   const auto value = parse_float(text);
-  if (!value || !std::isfinite(*value) || (positive && !(*value > 0))) {
-    return fail(key, text, positive ? "a finite number > 0; leave the key out for none" : "a finite number");
+  if (!value || !std::isfinite(*value) || !(*value > 0)) {
+    return fail(key, text, "a finite number > 0; leave the key out for the default");
   }
   return out = *value, Status();
 }
@@ -190,9 +190,9 @@ constexpr Key kKeys[] = {
     {"page", true, "page_size", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 1, l.problem.page_size); }},
     {"layout", false, "layout", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kLayouts, l.problem.layout); }},
     {"reqs", true, "requests", [](Text k, Text t, ProblemLine& l) { return set_reqs(k, t, l.problem); }},
-    {"scale", false, "", [](Text k, Text t, ProblemLine& l) { return set_finite(k, t, false, l.problem.softmax_scale); }},
+    {"scale", false, "", [](Text k, Text t, ProblemLine& l) { return set_positive(k, t, l.problem.softmax_scale); }},
     {"window", false, "", set_window},
-    {"cap", false, "", [](Text k, Text t, ProblemLine& l) { return set_finite(k, t, true, l.problem.logits_soft_cap); }},
+    {"cap", false, "", [](Text k, Text t, ProblemLine& l) { return set_positive(k, t, l.problem.logits_soft_cap); }},
     {"alibi", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.alibi); }},
     {"sinks", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.sinks); }},
     {"lse", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.lse); }},

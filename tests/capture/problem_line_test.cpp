@@ -74,7 +74,7 @@ TEST(ProblemLine, DefaultsAreTheDocumentedOnes) {
 TEST(ProblemLine, RoundTripsEveryKey) {
   expect_round_trip(kExample);
   expect_round_trip(
-      "q=f32 kv=f32 heads=12:4 d=24 page=7 layout=packed reqs=3x2@5/6,0@9,2@5/6,2@5/6 scale=-0.1 window=3 "
+      "q=f32 kv=f32 heads=12:4 d=24 page=7 layout=packed reqs=3x2@5/6,0@9,2@5/6,2@5/6 scale=0.1 window=3 "
       "cap=1e-3 alibi=1 sinks=1 lse=1 kscale=tensor vscale=head pages=99 share=2 index=i64 seed=18446744073709551615");
   expect_round_trip("q=bf16 kv=f16 heads=1 d=1 page=1 reqs=none alibi=0 sinks=0 lse=0 kscale=none vscale=none index=i32");
   expect_round_trip("\t q=f32\r\nheads=1\nd=1 page=1  reqs=1 scale=1.4e-45 ");
@@ -154,6 +154,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{"q=f32 heads=8 d=1 page=1 reqs=9223372036854775807x1", "reqs=", "1048576 requests"},
         BadLine{"q=f32 heads=8 d=1 page=1 reqs=32x2147483647", "reqs=\"32x2147483647\"", "pairs"},
         BadLine{"q=f32 scale=nan" REST, "scale=\"nan\"", "finite"}, BadLine{"q=f32 scale=1e39" REST, "scale=\"1e39\"", "finite"},
+        BadLine{"q=f32 scale=0" REST, "scale=\"0\"", "> 0"}, BadLine{"q=f32 scale=-1" REST, "scale=\"-1\"", "> 0"},
         BadLine{"q=f32 scale=" REST, "scale=\"\"", "finite"}, BadLine{"q=f32 scale=1,5" REST, "scale=\"1,5\"", "finite"},
         BadLine{"q=f32 cap=0" REST, "cap=\"0\"", "leave the key out"}, BadLine{"q=f32 cap=-30" REST, "cap=\"-30\"", "> 0"},
         BadLine{"q=f32 cap=inf" REST, "cap=\"inf\"", "finite"},
