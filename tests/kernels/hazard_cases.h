@@ -1,6 +1,7 @@
 // The hazard suite (docs/testing.md): for each hazard the smallest batches that meet it, crossed with types and layouts.
 #pragma once
 
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@ struct Hazard {
   std::string name;
   std::vector<std::string> shapes;
 };
+
+/// Keeps GoogleTest from printing the bytes of a parameter.
+inline void PrintTo(const Hazard& hazard, std::ostream* out) { *out << hazard.name; }
 
 /// Every query type, cache type, layout, scale form and index type; each pair of values meets at least once where it is legal.
 inline const std::vector<std::string>& type_combinations() {

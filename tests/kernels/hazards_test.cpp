@@ -31,7 +31,4 @@ INSTANTIATE_TEST_SUITE_P(, Kernels, testing::Combine(testing::ValuesIn(host_kern
 
 }  // namespace
 
-/// Keeps GoogleTest from printing the bytes of a parameter.
-void PrintTo(const Hazard& hazard, std::ostream* out) { *out << hazard.name; }
-
 }  // namespace quire::test

@@ -21,6 +21,9 @@ struct Format {
   enum Special { ieee, nan_at_all_ones, fnuz } special;
   bool saturating;
 };
+/// Keeps GoogleTest from printing the bytes of a parameter.
+void PrintTo(const Format& format, std::ostream* out) { *out << name(format.dtype); }
+
 const Format kFormats[] = {
     {DType::fp8_e4m3fn, 8, 3, 7, Format::nan_at_all_ones, true},
     {DType::fp8_e4m3fnuz, 8, 3, 8, Format::fnuz, true},
