@@ -121,7 +121,9 @@ def _scale(scale: Any, name: str, num_kv_heads: int) -> Any:
     raise UnsupportedError(f"{name}: shape {list(values.shape)} with different values; expected one value or one per KV head")
 
 
-def _read_cache(key_cache: Any, value_cache: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, heads_dim: int) -> _Cache:
+def _read_cache(
+    key_cache: Any, value_cache: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, heads_dim: int, scale_name: str = "scale"
+) -> _Cache:
     k, k_dtype = _quire.bits(key_cache, "key_cache", _cache_dtype(kv_cache_dtype, key_cache, "key_cache"))
     v, v_dtype = _quire.bits(value_cache, "value_cache", _cache_dtype(kv_cache_dtype, value_cache, "value_cache"))
     if k_dtype != v_dtype:
@@ -129,7 +131,7 @@ def _read_cache(key_cache: Any, value_cache: Any, kv_cache_dtype: str, k_scale: 
     if not k_dtype.startswith("fp8"):
         return _Cache(k, v, k_dtype, None, None)
     heads = k.shape[heads_dim] if k.ndim > heads_dim else 1
-    return _Cache(k, v, k_dtype, _scale(k_scale, "k_scale", heads), _scale(v_scale, "v_scale", heads))
+    return _Cache(k, v, k_dtype, _scale(k_scale, "k_" + scale_name, heads), _scale(v_scale, "v_" + scale_name, heads))
 
 
 def _has_other_x(cache: _Cache) -> bool:
@@ -375,11 +377,13 @@ def unified_attention(
         use_alibi_sqrt=use_alibi_sqrt,
     )
     if alibi_slopes is not None and sinks is not None:
-        raise UnsupportedError("alibi_slopes with sinks: vLLM measures this op's bias from the context end, which a sink makes visible")
+        raise UnsupportedError(
+            "alibi_slopes with sinks: vLLM measures this op's bias from the context end, which a sink makes visible"
+        )
     lengths = _lengths(cu_seqlens_q, seqused_k)
     batch = _quire.Batch(query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seqused_k, block_table=block_table)
     kv_cache_dtype = "fp8" if _is_raw(k) else "auto"
-    cache = _read_cache(k, v, kv_cache_dtype, k_descale, v_descale, heads_dim=2).view("nhd")
+    cache = _read_cache(k, v, kv_cache_dtype, k_descale, v_descale, heads_dim=2, scale_name="descale").view("nhd")
     window = window_size[0] + 1 if window_size is not None and window_size[0] >= 0 else None
     limits = [
         (max_seqlen_q, int(lengths.query_lens.max(initial=0)), "max_seqlen_q"),

@@ -90,7 +90,7 @@ sequence, usually one per layer) are told about shared and recycled pages. Not t
 
 void bind_stats(nb::module_& m) {
   using Stats = PagePool::Stats;
-  nb::class_<Stats>(m, "PoolStats")
+  nb::class_<Stats>(m, "PoolStats", "Counters of a PagePool: pages now, hits, preemptions and evictions so far.")
       .def_ro("num_pages", &Stats::num_pages)
       .def_ro("pages_in_use", &Stats::pages_in_use)
       .def_ro("pages_shared", &Stats::pages_shared)

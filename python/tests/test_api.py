@@ -253,7 +253,10 @@ def test_append_writes_what_ml_dtypes_would(kv, layout):
         k = np.zeros((shape[0], shape[2], shape[3] // x, shape[1], x), dtype)
         v = np.zeros((shape[0], shape[2], shape[3], shape[1]), dtype)
     else:
-        k, v = np.ascontiguousarray(np.zeros(shape, dtype).transpose(axes)), np.ascontiguousarray(np.zeros(shape, dtype).transpose(axes))
+        k, v = (
+            np.ascontiguousarray(np.zeros(shape, dtype).transpose(axes)),
+            np.ascontiguousarray(np.zeros(shape, dtype).transpose(axes)),
+        )
     slots = job.slots.copy()
     slots[2] = -1
     scale = 0.5 if kv else None
