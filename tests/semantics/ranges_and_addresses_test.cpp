@@ -147,8 +147,9 @@ TEST(Score, TransformsComeInTheDocumentedOrder) {
   const double dot = 3.0, scale = 0.5, cap = 2.0, slope = -0.25;
   const semantics::ScoreParams params{static_cast<float>(scale), static_cast<float>(cap)};
   const double expected = cap * std::tanh(dot * scale / cap) + slope * -4;
-  EXPECT_NEAR(semantics::score(static_cast<float>(dot), params, static_cast<float>(slope), -4), expected, 1e-6);
-  EXPECT_EQ(semantics::score(3.0f, {0.5f, 0.0f}, 0.0f, -4), 1.5f);
+  EXPECT_NEAR(semantics::score<semantics::FloatOps>(static_cast<float>(dot), params, static_cast<float>(slope), -4.0f), expected,
+              1e-6);
+  EXPECT_EQ(semantics::score<semantics::FloatOps>(3.0f, {0.5f, 0.0f}, 0.0f, -4.0f), 1.5f);
 }
 
 }  // namespace

@@ -109,15 +109,6 @@ void score_tile(const ItemView& v, TileKeys keys) {
 
 // ---- scores -> probabilities ---------------------------------------------------------------------------------------------
 
-/// score.h on a vector: scale, soft cap, ALiBi.
-template <class V>
-typename V::Reg transform(typename V::Reg dot, const semantics::ScoreParams& p, float slope, float first_distance) {
-  typename V::Reg s = V::mul(dot, V::set1(p.scale));
-  if (p.soft_cap > 0.0f) s = V::mul(V::set1(p.soft_cap), V::tanh(V::div(s, V::set1(p.soft_cap))));
-  if (slope != 0.0f) s = V::fma(V::set1(slope), V::add(V::lanes(), V::set1(first_distance)), s);
-  return s;
-}
-
 /// Turns one row of raw dot products into exp(s - max) in place, zero for keys it does not see; updates the row's state and
 /// returns the factor for what the row has accumulated so far.
 template <class V>
@@ -128,7 +119,8 @@ float softmax_row(float* row, TileKeys keys, const semantics::ScoreParams& param
   auto best = minus_inf;
   bool nan = false;
   for (std::int64_t j = first; j < keys.end; j += V::kWidth) {
-    auto s = transform<V>(V::load(row + j), params, slope, static_cast<float>(tile_minus_q_pos + j));
+    const auto distance = V::add(V::lanes(), V::set1(static_cast<float>(tile_minus_q_pos + j)));
+    auto s = semantics::score<V>(V::load(row + j), params, slope, distance);
     s = V::keep(s, static_cast<int>(j), static_cast<int>(keys.begin), static_cast<int>(keys.end), minus_inf);
     best = V::max_ignoring_nan(s, best);
     nan |= V::any_nan(s);
