@@ -84,8 +84,11 @@ def run(llama: Llama, prompts: list[list[int]], count: int, s: Setting, cache_dt
 
 
 def pick_prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
-    """Half of them share the long system prompt; some of those arrive after it is in the cache."""
-    return [tokenizer.chat(p.system, p.user) for p in read_prompts()[:count]]
+    """Questions, every other one behind the long system prompt that they share."""
+    prompts = read_prompts()
+    questions = [p for p in prompts if not p.pad]
+    short_system = next(p.system for p in prompts if p.pad)
+    return [tokenizer.chat(short_system if i % 2 else p.system, p.user) for i, p in enumerate(questions[:count])]
 
 
 def smallest_margin(weights: Weights, prompts: list[list[int]], texts: list[list[int]]) -> float:

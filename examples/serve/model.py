@@ -108,7 +108,8 @@ class Llama:
             x = x + self.linear(self.pad(out.reshape(n, q_size)), layer.attn_output)
             gate_up = self.linear(self.norm(x, layer.ffn_norm), layer.gate_up)
             gate, up = gate_up[:, : c.feed_forward], gate_up[:, c.feed_forward :]
-            x = x + self.linear(gate / (1 + np.exp(-gate)) * up, layer.ffn_down)
+            with np.errstate(over="ignore"):  # exp(-gate) = inf gives the limit, 0
+                x = x + self.linear(gate / (1 + np.exp(-gate)) * up, layer.ffn_down)
         return x[:n]
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:

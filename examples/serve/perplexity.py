@@ -32,31 +32,28 @@ def log_likelihoods(logits: np.ndarray, next_tokens: np.ndarray) -> np.ndarray:
     return x[np.arange(len(x)), next_tokens] - top - np.log(np.exp(x - top[:, None]).sum(-1))
 
 
-def paged_logits(llama: Llama, tokens: list[int], dtype: str, chunk: int):
-    """Yields (first position, logits of that chunk's rows) of one request's prefill; the last item is the engine."""
-    engine = Engine(
-        llama, num_pages=-(-len(tokens) // 16) + 1, page_size=16, dtype=dtype, chunk=chunk, budget=chunk, verify_every=4
-    )
+def prefill(engine: Engine, tokens: list[int]):
+    """Yields (first position, logits of the rows) for each chunk of one request's prompt."""
     engine.submit(Request(0, tokens, 1))
     while engine.scheduler.has_work():
         chunks = engine.scheduler.schedule()
         step = engine.kv.begin_step(chunks)
-        yield chunks[0].begin, llama.logits(llama.forward(step.tokens, step.positions, step.attend))
+        hidden = engine.llama.forward(step.tokens, step.positions, step.attend)
+        yield chunks[0].begin, engine.llama.logits(hidden)
         engine.scheduler.finish_step(chunks, {0: 0})
-    yield -1, engine
 
 
 def measure(llama: Llama, tokens: list[int], dtype: str, best: np.ndarray, chunk: int = 64) -> dict:
     start = time.perf_counter()
+    num_pages = len(tokens) // 16 + 2
+    engine = Engine(llama, num_pages=num_pages, page_size=16, dtype=dtype, chunk=chunk, budget=chunk, verify_every=4)
     following = np.array([*tokens[1:], 0])
     likelihoods, same = [], 0
-    for begin, logits in paged_logits(llama, tokens, dtype, chunk):
-        if begin < 0:
-            audit = logits.kv.audit
-            break
+    for begin, logits in prefill(engine, tokens):
         rows = slice(begin, begin + len(logits))
         likelihoods.append(log_likelihoods(logits, following[rows]))
         same += int((logits.argmax(-1) == best[rows])[: len(tokens) - 1 - begin].sum())
+    audit = engine.kv.audit
     nll = -np.concatenate(likelihoods)[:-1]
     return {
         "dtype": dtype,

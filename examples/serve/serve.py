@@ -132,11 +132,11 @@ class Server:
         rows = sum(r.prefill_rows + r.decode_rows for r in self.window)
         new = sum(len(r.new_tokens) for r in self.window)
         done = sum(t.request.state is State.DONE for t in self.tracks)
+        findings = self.engine.kv.audit.findings
         return (
-            f"step {len(self.steps)} | {done}/{len(self.tracks)} done, {len(self.engine.scheduler.running)} running, "
-            f"{len(self.engine.scheduler.waiting)} waiting | pages {stats.pages_in_use}/{stats.num_pages} | "
-            f"rows {now.prefill_rows} prefill + {now.decode_rows} decode | {rows / seconds:.0f} rows/s, "
-            f"{new / seconds:.1f} new tokens/s | findings {self.engine.kv.audit.findings}"
+            f"{f'{findings} FINDINGS | ' if findings else ''}step {len(self.steps)} | {done}/{len(self.tracks)} done, "
+            f"{len(self.engine.scheduler.running)} running | pages {stats.pages_in_use}/{stats.num_pages} | "
+            f"{now.prefill_rows} prefill + {now.decode_rows} decode | {rows / seconds:.0f} tokens/s, {new / seconds:.1f} new"
         )
 
 
