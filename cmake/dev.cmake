@@ -8,9 +8,6 @@ if(PROJECT_IS_TOP_LEVEL)
 endif()
 
 if(QUIRE_SANITIZE)
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    add_compile_options(-Wno-maybe-uninitialized)  # instrumentation confuses GCC's flow analysis, in std::regex for one
-  endif()
   add_compile_options(-fsanitize=${QUIRE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${QUIRE_SANITIZE})
   target_compile_options(quire PRIVATE -fsanitize=${QUIRE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
@@ -23,6 +20,10 @@ function(quire_warnings target)
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     # libstdc++ 12 calls its own deprecated get_temporary_buffer inside stable_sort.
     target_compile_options(${target} PRIVATE -Wno-deprecated-declarations)
+  endif()
+  if(QUIRE_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # Instrumentation confuses GCC's flow analysis, inside std::regex for one.
+    target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
   endif()
   if(QUIRE_DEVELOPER_MODE)
     target_compile_options(${target} PRIVATE -Werror)
