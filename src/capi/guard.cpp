@@ -50,7 +50,7 @@ quire_code remember(Code code, const char* text) noexcept {
 
 Status require(std::initializer_list<NamedPointer> pointers) {
   for (const NamedPointer& p : pointers)
-    if (p.pointer == nullptr) return {Code::invalid_argument, std::string(p.name) + ": NULL, expected a pointer"};
+    if (p.is_null) return {Code::invalid_argument, std::string(p.name) + ": NULL, expected a pointer"};
   return {};
 }
 

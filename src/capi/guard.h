@@ -33,7 +33,9 @@ quire_code guarded(Call&& call) noexcept {
 }
 
 struct NamedPointer {
-  const void* pointer;
+  template <typename T>
+  NamedPointer(const T* pointer, const char* pointer_name) : is_null(pointer == nullptr), name(pointer_name) {}
+  bool is_null;
   const char* name;
 };
 /// invalid_argument naming the first NULL.
