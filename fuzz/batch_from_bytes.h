@@ -141,9 +141,12 @@ class Workshop {
         if (!draft.values.empty()) draft.values[static_cast<std::size_t>(in.byte()) % draft.values.size()] = in.nasty();
         break;
       case 10: t = Tensor{}; break;
-      case 11:  // padding, still valid
-        if (t.rank > 0 && t.rank <= Tensor::kMaxRank) t.stride[0] += in.below(8);
+      case 11: {  // padding, still valid
+        const std::int64_t padding = in.below(8);
+        if (t.rank > 0 && t.rank <= Tensor::kMaxRank && t.stride[0] > -kMaxElements && t.stride[0] < kMaxElements)
+          t.stride[0] += padding;
         break;
+      }
       case 12: draft.values.clear(); return true;
     }
     return false;

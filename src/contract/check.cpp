@@ -57,7 +57,7 @@ void apply_to_append(Context& c) {
   apply_cache_shape_rules(c, contract::descriptor_ok(c.batch.key) ? c.batch.key.dtype : DType::none);
   // The rows of key stand in for those of query; the cache says how long each is.
   c.sizes.head_dim = c.sizes.cache_head_dim;
-  if (contract::well_formed(c.batch.key) && c.batch.key.rank > 0) c.sizes.num_tokens = c.batch.key.shape[0];
+  if (contract::well_formed(c.batch.key) && c.batch.key.rank == 3) c.sizes.num_tokens = c.batch.key.shape[0];
   apply_new_row_shape_rule(c);
   apply_index_dtype_rule(c);
   apply_scale_shape_rules(c);

@@ -229,14 +229,16 @@ void m24_both_or_none(Context& c) {
 }
 
 void m25_new_row_shape(Context& c) {
-  const Sizes& n = c.sizes;
-  if (!known(n.num_tokens) || !known(n.num_kv_heads) || !known(n.head_dim)) return;
+  // Sizes that are unknown match anything, but the rank always counts: append has no query to vouch for the rows.
+  const std::int64_t sizes[] = {c.sizes.num_tokens, c.sizes.num_kv_heads, c.sizes.head_dim};
+  const bool all_known = std::all_of(std::begin(sizes), std::end(sizes), known);
   for (const NamedTensor& t : {NamedTensor{"key", &c.batch.key}, NamedTensor{"value", &c.batch.value}}) {
     if (!well_formed(*t.tensor)) continue;
-    const auto& shape = t.tensor->shape;
-    if (t.tensor->rank == 3 && shape[0] == n.num_tokens && shape[1] == n.num_kv_heads && shape[2] == n.head_dim) continue;
-    c.report.add(M25, t.name, {}, "shape " + shape_text(*t.tensor),
-                 fmt::format("[{}, {}, {}] = [num_tokens, num_kv_heads, head_dim]", n.num_tokens, n.num_kv_heads, n.head_dim));
+    bool fits = t.tensor->rank == 3;
+    for (int i = 0; fits && i < 3; ++i) fits = !known(sizes[i]) || t.tensor->shape[i] == sizes[i];
+    if (fits) continue;
+    const std::string numbers = all_known ? fmt::format("[{}] = ", fmt::join(sizes, ", ")) : "";
+    c.report.add(M25, t.name, {}, "shape " + shape_text(*t.tensor), numbers + "[num_tokens, num_kv_heads, head_dim]");
   }
 }
 

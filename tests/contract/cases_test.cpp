@@ -147,6 +147,8 @@ void add_new_row_cases(Cases& cases) {
   cases.push_back(broken_append("Q-M25",
                                 "Q-M25 value: shape [6, 1, 8], expected [6, 2, 8] = [num_tokens, num_kv_heads, head_dim]",
                                 [](B& b) { b.batch.value.shape[1] = 1; }));
+  cases.push_back(broken_append("Q-M25", "Q-M25 key: shape [], expected [num_tokens, num_kv_heads, head_dim]",
+                                [](B& b) { b.batch.key.rank = 0; }));
   cases.push_back(broken_batch("Q-M26", "Q-M26 value: dtype bf16, expected f32 as query", [](B& b) {
     b.batch.value.dtype = DType::bf16;
     b.depth = Depth::tables;
