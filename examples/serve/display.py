@@ -13,9 +13,9 @@ class Display:
     """Text is shown a line at a time, each behind the number of its request. On a terminal the progress line is rewritten in
     place; elsewhere it is printed every `every` steps. NO_COLOR is honoured (no-color.org)."""
 
-    def __init__(self, stream=sys.stdout, every: int = 25, width: int = 100):
-        self.stream, self.every, self.width = stream, every, width
-        self.live = stream.isatty() and os.environ.get("TERM") != "dumb"
+    def __init__(self, stream=None, every: int = 25, width: int = 100):
+        self.stream, self.every, self.width = stream or sys.stdout, every, width
+        self.live = self.stream.isatty() and os.environ.get("TERM") != "dumb"
         self.color = self.live and not os.environ.get("NO_COLOR")
         self._pending: dict[int, str] = {}
         self._status = ""
