@@ -37,7 +37,6 @@ from quire._quire import (
     Rule,
     SlotLedger,
     VllmChoice,
-    __version__,
     append,
     attend,
     check,
@@ -57,6 +56,7 @@ from quire._quire import (
     set_num_threads,
     write_capture,
 )
+from quire._quire import version as __version__
 from quire.errors import (
     ArgumentError,
     ContractError,

@@ -40,6 +40,15 @@ def empty_like(array: Any) -> Any:
     return np.empty(tuple(array.shape), dtype=np.dtype(str(array.dtype)))
 
 
+def in_library_of(query: Any, output: np.ndarray) -> Any:
+    """The output as an array of the query's library, if that is neither NumPy nor torch. A copy, because such libraries (JAX) take
+    their arrays to be immutable, while the batch's own buffer is written again by the next call."""
+    namespace = getattr(query, "__array_namespace__", None)
+    if isinstance(query, np.ndarray) or is_torch(query) or namespace is None:
+        return output
+    return namespace().asarray(output, copy=True)
+
+
 def empty_f32_like(array: Any, shape: tuple[int, ...]) -> Any:
     """An uninitialised f32 array of the library of ``array``."""
     if is_torch(array):

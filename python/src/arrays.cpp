@@ -3,8 +3,10 @@
 
 #include <nanobind/stl/string.h>
 
+#include <memory>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 
 #include "errors.hpp"
 
@@ -81,18 +83,19 @@ void set_rank(Tensor& view, const std::string& name, std::size_t rank) {
   view.rank = static_cast<int>(rank);
 }
 
+std::int64_t element_stride(const std::string& name, std::int64_t bytes, std::int64_t itemsize) {
+  if (bytes % itemsize != 0) refuse(name, "stride of " + std::to_string(bytes) + " bytes is no multiple of the element size");
+  return bytes / itemsize;
+}
+
 /// Strides in bytes become strides in elements; absent (None) means row-major.
 void set_strides(Tensor& view, const std::string& name, nb::handle byte_strides) {
   if (byte_strides.is_none()) {
     view = Tensor::from_shape(view.data, view.dtype, view.shape, view.rank);
     return;
   }
-  const std::int64_t size = quire::itemsize(view.dtype);
-  for (int d = 0; d < view.rank; ++d) {
-    const auto bytes = nb::cast<std::int64_t>(byte_strides[d]);
-    if (bytes % size != 0) refuse(name, "stride of " + std::to_string(bytes) + " bytes is no multiple of the element size");
-    view.stride[static_cast<std::size_t>(d)] = bytes / size;
-  }
+  for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d)
+    view.stride[d] = element_stride(name, nb::cast<std::int64_t>(byte_strides[d]), quire::itemsize(view.dtype));
 }
 
 /// Anything with __array_interface__, given what its elements are.
@@ -112,13 +115,56 @@ ArrayRef from_interface(nb::handle object, const nb::dict& interface, const std:
   return array;
 }
 
+/// Classes looked up once; leaked, because static Python objects would outlive the interpreter.
+const nb::object& numpy_class() {
+  static const auto* const cls = new nb::object(nb::module_::import_("numpy").attr("ndarray"));
+  return *cls;
+}
+bool is_exact_numpy(nb::handle object) { return nb::handle(object.type()).is(numpy_class()); }
+bool is_numpy(nb::handle object) { return is_exact_numpy(object) || PyObject_IsInstance(object.ptr(), numpy_class().ptr()) == 1; }
+
 nb::dict array_interface(nb::handle object) { return nb::cast<nb::dict>(object.attr("__array_interface__")); }
 
-ArrayRef from_numpy(nb::handle object, const std::string& name, const std::string& asked) {
-  if (has(object, "mask")) refuse(name, "masked arrays have no meaning here; fill them first");
-  const nb::object dtype = object.attr("dtype");
+/// NumPy computes dtype.name in Python, so the answers are kept; the dtype objects too, or another could take their address.
+const Element& numpy_element(nb::handle dtype, const std::string& name) {
+  struct Known {
+    nb::object dtype;
+    Element element;
+  };
+  static auto* const known = new std::unordered_map<PyObject*, Known>;
+  constexpr std::size_t kEnough = 64;
+  if (const auto found = known->find(dtype.ptr()); found != known->end()) return found->second.element;
   const Element element{nb::cast<std::string>(dtype.attr("name")), nb::cast<std::int64_t>(dtype.attr("itemsize"))};
   if (!nb::cast<bool>(dtype.attr("isnative"))) refuse(name, "dtype " + element.name + " is not in native byte order");
+  if (known->size() >= kEnough) known->clear();
+  return known->emplace(dtype.ptr(), Known{nb::borrow(dtype), element}).first->second.element;
+}
+
+/// The fast way in, for all types that the buffer protocol knows (not those of ml_dtypes). Empty if it refuses.
+ArrayRef from_numpy_buffer(nb::handle object, const std::string& name, const Element& element, const std::string& asked) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_STRIDED_RO) != 0) {
+    PyErr_Clear();
+    return {};
+  }
+  const std::unique_ptr<Py_buffer, void (*)(Py_buffer*)> released(&buffer, &PyBuffer_Release);
+  ArrayRef array;
+  array.owner = nb::borrow(object);
+  array.writable = buffer.readonly == 0;
+  array.view.dtype = resolve_dtype(name, element, asked);
+  array.view.data = buffer.buf;
+  set_rank(array.view, name, static_cast<std::size_t>(buffer.ndim));
+  for (std::size_t d = 0; d < static_cast<std::size_t>(buffer.ndim); ++d) {
+    array.view.shape[d] = buffer.shape[d];
+    array.view.stride[d] = element_stride(name, buffer.strides[d], element.itemsize);
+  }
+  return array;
+}
+
+ArrayRef from_numpy(nb::handle object, const std::string& name, const std::string& asked) {
+  if (!is_exact_numpy(object) && has(object, "mask")) refuse(name, "masked arrays have no meaning here; fill them first");
+  const Element& element = numpy_element(object.attr("dtype"), name);
+  if (ArrayRef array = from_numpy_buffer(object, name, element, asked)) return array;
   return from_interface(object, array_interface(object), name, element, asked);
 }
 
@@ -224,12 +270,6 @@ ArrayRef from_dlpack(nb::handle object, const std::string& name, const std::stri
   nb::ndarray<nb::ro> readable;
   if (nb::try_cast(object, readable)) return from_ndarray(readable, name, asked);
   refuse(name, "a " + module_of(object) + "." + class_of(object) + " could not be read through DLPack or as a buffer");
-}
-
-/// Classes looked up once; leaked, because static Python objects would outlive the interpreter.
-bool is_numpy(nb::handle object) {
-  static const nb::object* cls = new nb::object(nb::module_::import_("numpy").attr("ndarray"));
-  return PyObject_IsInstance(object.ptr(), cls->ptr()) == 1;
 }
 
 /// torch is never imported for the question: a torch tensor can only exist if somebody else did that.

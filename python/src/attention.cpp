@@ -85,7 +85,9 @@ nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* o
   require_ok(status);
   if (rows)
     for (const RowCount& count : counts) (*rows)[count.kernel.c_str()] = count.rows;
-  return array_object(batch.arrays().output);
+  nb::object output = array_object(batch.arrays().output);
+  if (!batch.made_output()) return output;
+  return nb::module_::import_("quire._arrays").attr("in_library_of")(batch.arrays().query.object, output);
 }
 
 std::vector<std::int64_t> index_list(nb::handle values, const char* name) {
@@ -160,7 +162,8 @@ nb::tuple merge(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle
   return nb::make_tuple(result, result_lse);
 }
 
-constexpr const char* kAttendDoc = R"(Softmax attention for every request of the batch; returns batch.output.
+constexpr const char* kAttendDoc =
+    R"(Softmax attention for every request of the batch; returns batch.output (in the library of the query).
 
     s(k) = softmax_scale * dot(q, K_k), then soft cap, then ALiBi (see Options)
     out  = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))       over visible k

@@ -63,6 +63,7 @@ void bind_findings(nb::module_& m) {
             for (std::int64_t i : f.index) list.append(i);
             return nb::tuple(list);
           },
+          nb::sig("def index(self) -> tuple[int, ...]"),
           "Where in the tensor, as a tuple; empty if the tensor as a whole is meant.")
       .def_ro("value", &Finding::value, "What was found.")
       .def_ro("expected", &Finding::expected, "What was expected.")

@@ -20,7 +20,7 @@ nanobind::tuple bits(nanobind::handle array, const std::string& name, const std:
 
 NB_MODULE(_quire, m) {
   m.doc() = "C++ core of the quire package.";
-  m.attr("__version__") = QUIRE_VERSION;
+  m.attr("version") = QUIRE_VERSION;
   quire_python::bind_types(m);
   quire_python::bind_contract(m);
   quire_python::bind_pool(m);

@@ -86,7 +86,8 @@ Arguments:
     query_start_loc: [num_reqs + 1] int32 or int64; request r owns rows [qsl[r], qsl[r+1]).
     seq_lens: [num_reqs]; tokens of r up to and including its last query row.
     block_table: [num_reqs, max_pages_per_req] page ids; entries past ceil(cached_len / page_size) are never read.
-    output: like query, written by attend(); None allocates one of the same library.
+    output: like query, written by attend(); None allocates one of the same library
+        (for libraries of immutable arrays, such as JAX, attend() returns a copy in that library).
     cached_lens: [num_reqs]; leading tokens of r that the cache holds, context_len <= cached_len <= seq_len; None = seq_lens.
     key, value: [num_tokens, num_kv_heads, head_dim]; this step's new rows, read for positions [cached_len, seq_len).
     slot_mapping: [num_tokens] int64; slot of each new token, negative = skip; for check() and append().
@@ -157,7 +158,8 @@ PyBatch::PyBatch(nb::handle query, nb::handle query_start_loc, nb::handle seq_le
   const std::string dtype = dtype_name.value_or("");
   arrays_.query = import_array(query, "query", Access::read, dtype);
   if (!arrays_.query) throw_error(Code::invalid_argument, "query: is None");
-  const nb::object out = output.is_none() ? allocate_like("empty_like", query) : nb::borrow(output);
+  made_output_ = output.is_none();
+  const nb::object out = made_output_ ? allocate_like("empty_like", query) : nb::borrow(output);
   arrays_.output = import_array(out, "output", Access::write, dtype);
   arrays_.query_start_loc = import_array(query_start_loc, "query_start_loc");
   arrays_.seq_lens = import_array(seq_lens, "seq_lens");

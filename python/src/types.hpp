@@ -31,9 +31,12 @@ class PyBatch {
   const quire::Batch& checked() const;
   const quire::Batch& views() const { return views_; }
   const BatchArrays& arrays() const { return arrays_; }
+  /// True if no output was given and one was made.
+  bool made_output() const { return made_output_; }
 
  private:
   BatchArrays arrays_;
+  bool made_output_ = false;
   quire::Batch views_;
 };
 

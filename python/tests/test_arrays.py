@@ -188,6 +188,40 @@ def test_every_way_in(job, way_in):
     job.judge(out)
 
 
+def test_other_libraries_get_their_own_arrays_back(job):
+    class Library:
+        @staticmethod
+        def asarray(a, copy):
+            assert copy
+            return Dlpack(a.copy())
+
+    class Foreign(Dlpack):
+        def __array_namespace__(self):
+            return Library
+
+    batch, cache = quire.Batch(**batch_args(job, query=Foreign(job.q))), quire.KVCache(job.k, job.v)
+    out = quire.attend(batch, cache)
+    assert type(out) is Dlpack
+    job.judge(out.inner)
+    batch.output[:] = 7.0
+    assert not np.any(out.inner == 7.0), "the result must not change with the batch's buffer"
+    mine = np.empty_like(job.q)
+    assert run(job, query=Foreign(job.q), output=mine) is mine
+
+
+def test_jax():
+    jax = pytest.importorskip("jax")
+    job = make_job([4, 1], [9, 30], dtype="bf16", kv="fp8_e4m3fn")
+    q, k, v = (jax.numpy.asarray(a) for a in (job.q, job.k, job.v))
+    out = run(job, quire.KVCache(k, v), query=q, seq_lens=jax.numpy.asarray(job.seq_lens))
+    assert isinstance(out, jax.Array) and out.dtype == jax.numpy.bfloat16
+    job.judge(np.asarray(out))
+    with pytest.raises(quire.ArgumentError, match="k: the array is read-only"):
+        quire.append(quire.KVCache(k, v), job.new_k, job.new_v, job.slots)
+    with pytest.raises(quire.ArgumentError, match="output: the array is read-only"):
+        quire.Batch(**batch_args(job, output=q))
+
+
 def test_buffer_of_the_standard_library(job):
     job.judge(run(job, seq_lens=array.array("i", job.seq_lens.tolist())))
 
