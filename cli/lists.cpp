@@ -57,10 +57,10 @@ Report run_devices(const Terminal& terminal) {
       bold(fmt::format("{:<11} {:<7} {:>8} {:>9}  {:<24} {}", "name", "backend", "threads", "L2", "features", ""), terminal);
   report.text.erase(report.text.find_last_not_of(' ') + 1);
   report.text += "\n" + device_row(host, "this machine");
-  Json list = Json::array({device_json(host, true)});
+  Json list = Json::array({device_json(host, /*host=*/true)});
   for (const Device& device : known_devices()) {
     report.text += device_row(device, "pretended");
-    list.push_back(device_json(device, false));
+    list.push_back(device_json(device, /*host=*/false));
   }
   report.text += "threads: cores, multiprocessors or compute units; L2: per core on CPUs, per device on GPUs.\n";
   report.json = {{"schema", "quire.devices/1"}, {"ok", true}, {"exit_code", kOk}, {"devices", list}};

@@ -26,8 +26,8 @@ constexpr double kThreadedWork = 4e6;        // multiplications; below this, sta
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 
 // Eight doubles as four pairs: the widest vector that every 64-bit machine has, so no instruction-set flags are needed.
-typedef double Pair __attribute__((vector_size(2 * sizeof(double))));
-typedef std::int64_t PairBits __attribute__((vector_size(2 * sizeof(double))));
+using Pair __attribute__((vector_size(2 * sizeof(double)))) = double;
+using PairBits __attribute__((vector_size(2 * sizeof(double)))) = std::int64_t;
 struct Lanes {
   Pair pair[kLanes / 2] = {};
   double operator[](std::int64_t lane) const { return pair[lane / 2][lane % 2]; }
