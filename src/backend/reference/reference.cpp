@@ -47,8 +47,8 @@ Pair load_pair(const double* from) {
 }
 
 Pair absolute_value(const Pair& x) {
-  constexpr std::int64_t kMagnitude = std::numeric_limits<std::int64_t>::max();
-  return (Pair)((PairBits)x & kMagnitude);  // NOLINT: reinterprets bits, which no named cast does for vector types
+  constexpr std::int64_t all_but_sign = std::numeric_limits<std::int64_t>::max();
+  return (Pair)((PairBits)x & all_but_sign);  // NOLINT: reinterprets bits, which no named cast does for vector types
 }
 
 std::int64_t blocks(std::int64_t n) { return (n + kLanes - 1) / kLanes; }
