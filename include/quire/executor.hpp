@@ -14,6 +14,7 @@ class Executor {
   virtual int num_threads() const noexcept = 0;
   /// Calls `task(context, index, thread)` once for every index in [0, num_tasks), 0 <= thread < num_threads(), where no two
   /// concurrent calls share a thread number; returns after the last one. Must give happens-before to the caller.
+  /// Tasks never call run() and never throw.
   virtual void run(std::int64_t num_tasks, void (*task)(void* context, std::int64_t index, int thread), void* context) = 0;
 };
 
