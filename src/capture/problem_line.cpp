@@ -155,7 +155,8 @@ Status set_positive(std::string_view key, std::string_view text, std::optional<f
   if (!value || !std::isfinite(*value) || !(*value > 0)) {
     return fail(key, text, "a finite number > 0; leave the key out for the default");
   }
-  return out = *value, Status();
+  out = value;
+  return {};
 }
 
 Status set_window(std::string_view key, std::string_view text, ProblemLine& line) {

@@ -196,6 +196,7 @@ Status check_entry(const Entry& entry, std::uint64_t data_size) {
 /// The tensors must tile [0, data_size).
 Status check_cover(const std::vector<Entry>& entries, std::uint64_t data_size) {
   std::vector<const Entry*> order;
+  order.reserve(entries.size());
   for (const Entry& entry : entries) order.push_back(&entry);
   std::sort(order.begin(), order.end(), [](const Entry* a, const Entry* b) {
     return std::tie(a->begin, a->end, a->name) < std::tie(b->begin, b->end, b->name);

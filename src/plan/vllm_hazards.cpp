@@ -178,9 +178,9 @@ void whole_batch_choice(const VllmFacts& f, Notes& notes) {
 void partition_buffers(const VllmFacts& f, Notes& notes) {
   if (!f.custom) return;
   const Problem& p = f.problem;
-  const double partitions = static_cast<double>((p.max_seq_len() + 255) / 256);
+  const std::int64_t partitions = (p.max_seq_len() + 255) / 256;
   const double elements =
-      static_cast<double>(p.reqs.size()) * static_cast<double>(p.num_q_heads) * partitions * static_cast<double>(p.head_dim);
+      static_cast<double>(p.reqs.size()) * static_cast<double>(p.num_q_heads * partitions) * static_cast<double>(p.head_dim);
   const double limit = f.is_gfx9 ? 4294967296.0 : 2147483648.0;
   if (elements >= limit)
     notes.push_back(fmt::format("silently wrong: tmp_out has {:.3g} elements, past the 32-bit index of the kernel ({:.3g})",

@@ -140,7 +140,7 @@ TEST(CaseFiles, CoverEveryValueThatTheDesignLists) {
   EXPECT_EQ(values("OddGroup", [](const Problem& p) { return p.group(); }), (Set{1, 2, 3, 5, 7, 8, 16, 17, 64}));
   EXPECT_EQ(values("OddPage", [](const Problem& p) { return p.page_size; }), (Set{1, 5, 8, 16, 32, 48, 256, 544}));
   EXPECT_EQ(values("Fp8Extremes", [](const Problem& p) { return static_cast<std::int64_t>(p.kv_dtype); }), (Set{4, 5, 6, 7}));
-  for (std::string file : hazards())
+  for (const std::string& file : hazards())
     EXPECT_EQ(values(file, [](const Problem& p) { return static_cast<std::int64_t>(p.layout); }), (Set{0, 1, 2})) << file;
 }
 
