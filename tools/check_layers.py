@@ -28,7 +28,11 @@ ALLOWED = {
     "src/cache/": PUBLIC + SEMANTICS,
     "src/plan/": PUBLIC + SEMANTICS,
     "src/capture/": PUBLIC + SEMANTICS,
-    "src/diagnose/": PUBLIC + DTYPE_DECODE,
+    # Faults and the judges of outputs: nothing of the kernels but dtype decode, so that they stay a second opinion.
+    "src/faults/": PUBLIC + DTYPE_DECODE,
+    "src/report/": PUBLIC + DTYPE_DECODE,
+    "src/diagnose/": PUBLIC + DTYPE_DECODE + ["src/faults/", "src/report/"],
+    "src/verify/": PUBLIC + DTYPE_DECODE + ["src/report/"],
     # The oracle: a bug shared with the kernels' masking or paging could hide there.
     "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp"] + DTYPE_DECODE,
     "src/backend/cpu/": PUBLIC + SEMANTICS + ["src/plan/"],

@@ -1,11 +1,14 @@
-// The oracle and the comparison that judge an output.
+// The oracle, the comparison that judges an output, and the search for the cause of a wrong one.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "quire/batch.hpp"
+#include "quire/capture.hpp"
 #include "quire/status.hpp"
 
 namespace quire {
@@ -27,6 +30,10 @@ struct Reference {
 };
 /// Two-pass fp64 reference; shares nothing with the kernels but dtype decode. Checks metadata and tables first.
 Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options);
+/// The same for some rows only: row i of the result is row tokens[i] of the batch. invalid_argument for a token outside the
+/// batch.
+Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options,
+                            std::span<const std::int64_t> tokens);
 
 /// One place where an output is wrong.
 struct Mismatch {
@@ -48,5 +55,43 @@ struct Comparison {
 };
 /// `output` like Batch::output. `lse` may be absent.
 Comparison compare(const Tensor& output, const Tensor& lse, const Reference& expected);
+
+/// One suspect of a diagnosis: a fault of faults(), with the parameters that fit best.
+struct Suspicion {
+  std::string fault;   ///< id in faults(), e.g. "query_start_loc_as_int32"; two joined by " + " for a combination
+  std::string text;    ///< "reads an int64 query_start_loc as int32"
+  std::string detail;  ///< the parameters: "logical page 3 of request 5 read from page 17"
+  double explained =
+      0;  ///< share of the observed error that it explains, in [0, 1]; right rows that it would break count against it
+  double largest_move = 0;  ///< how far it moves any tested element at most
+  double largest_left = 0;  ///< the largest error that it leaves unexplained
+  std::string refutation;   ///< for a refuted one: why, with numbers; empty for the cause
+};
+
+struct DiagnoseOptions {
+  bool full = false;     ///< compare every row with the reference, however long it takes
+  double seconds = 1.0;  ///< without `full`: about how long comparing with the reference may take; laws cover every row anyway
+  std::function<void(const std::string& stage)> progress;
+};
+
+/// What is wrong with an observed output, where, and why (docs/diagnose.md).
+struct Diagnosis {
+  /// "right", "cause found", "unknown cause", "broken batch" (a contract rule is broken: everything after is undefined)
+  std::string verdict;
+  std::vector<Suspicion> suspicions;       ///< best first; suspicions[0] is the cause if verdict is "cause found"
+  std::vector<std::int64_t> wrong_tokens;  ///< rows known to be wrong
+  bool complete = false;                   ///< every element was compared with the reference
+  std::string problem;                     ///< the problem line
+  std::string text;                        ///< the complete report for a terminal
+  std::string json;                        ///< the same as JSON, with error maps and page map
+};
+
+/// Localises, applies laws that need no oracle, tests every fault of the catalogue and combinations of two, ranks them by the
+/// error that they explain and refutes the rest with numbers. The case must have an `observed` output (invalid_argument).
+Result<Diagnosis> diagnose(const Case& c, const DiagnoseOptions& options = {});
+
+/// The smallest part of a case that still shows the same cause: fewer requests and only the pages that they read. The observed
+/// output is cut to the same rows.
+Result<Case> reduce_case(const Case& c, const Diagnosis& diagnosis);
 
 }  // namespace quire

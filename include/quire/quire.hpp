@@ -12,6 +12,8 @@
 #include "quire/plan.hpp"
 #include "quire/executor.hpp"
 #include "quire/attention.hpp"
-#include "quire/diagnose.hpp"
 #include "quire/capture.hpp"
+#include "quire/faults.hpp"
+#include "quire/diagnose.hpp"
+#include "quire/verify.hpp"
 // clang-format on

@@ -1,0 +1,129 @@
+// Runs a batch as a kernel with one fault would: in fp64 by the changed model, each value rounded once to the output's type.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <new>
+#include <thread>
+
+#include "faults/fault.h"
+#include "quire/attention.hpp"
+#include "quire/contract.hpp"
+#include "semantics/dtype.h"
+
+namespace quire {
+namespace {
+
+using fault::Facts;
+using fault::Model;
+using fault::RowHead;
+using fault::RowResult;
+
+constexpr std::int64_t kRowsAtOnce = 64;         // (row, head) pairs that a thread takes at a time
+constexpr std::int64_t kThreadedPairs = 4096;    // below this, starting threads costs more than it saves
+constexpr std::int64_t kLargeBatch = 1'000'000;  // visible pairs x heads from which right rows are left to the kernels
+
+void store(const Batch& b, const RowHead& at, const RowResult& result) {
+  if (!result.written) return;
+  const Tensor& o = b.output;
+  for (std::size_t d = 0; d < result.out.size(); ++d)
+    semantics::store(o.data, o.dtype, at.token * o.stride[0] + at.head * o.stride[1] + static_cast<std::int64_t>(d) * o.stride[2],
+                     static_cast<float>(result.out[d]));
+  if (!b.lse.present()) return;
+  semantics::store(b.lse.data, b.lse.dtype, at.token * b.lse.stride[0] + at.head * b.lse.stride[1],
+                   static_cast<float>(result.lse));
+}
+
+bool same_row(const fault::Row& a, const fault::Row& b) {
+  return a.written == b.written && a.req == b.req && a.query_token == b.query_token && a.query_head == b.query_head &&
+         a.first_token == b.first_token && a.query_len == b.query_len && a.seq_len == b.seq_len && a.cached_len == b.cached_len &&
+         a.q_pos == b.q_pos;
+}
+
+/// Rows that the model computes otherwise than the truth does, as far as `row` tells.
+std::vector<RowHead> changed_rows(const Facts& f, const Model& model) {
+  const Model truth(f);
+  std::vector<RowHead> rows;
+  for (std::int64_t t = 0; t < f.num_tokens; ++t)
+    for (std::int64_t h = 0; h < f.num_q_heads; ++h)
+      if (!same_row(model.row(t, h), truth.row(t, h))) rows.push_back({t, h});
+  return rows;
+}
+
+void compute(const Facts& f, const Model& model, const std::vector<RowHead>& rows) {
+  std::atomic<std::size_t> next{0};
+  const auto worker = [&] {
+    for (std::size_t i = next.fetch_add(kRowsAtOnce); i < rows.size(); i = next.fetch_add(kRowsAtOnce)) {
+      const std::span<const RowHead> some(rows.data() + i, std::min<std::size_t>(kRowsAtOnce, rows.size() - i));
+      const std::vector<RowResult> results = evaluate(model, some);
+      for (std::size_t j = 0; j < some.size(); ++j) store(f.batch, some[j], results[j]);
+    }
+  };
+  std::vector<std::thread> helpers;
+  if (static_cast<std::int64_t>(rows.size()) >= kThreadedPairs)
+    for (unsigned i = 1; i < std::thread::hardware_concurrency(); ++i) helpers.emplace_back(worker);
+  worker();
+  for (std::thread& helper : helpers) helper.join();
+}
+
+/// The rows that the fault leaves alone, computed by the planned kernel. Needs an output of its own: unwritten rows keep their
+/// bytes.
+Status attend_right_rows(const Facts& f, const std::vector<RowHead>& changed) {
+  Batch b = f.batch;
+  std::vector<std::byte> output(static_cast<std::size_t>(b.query.num_elements() * itemsize(b.output.dtype)));
+  std::vector<float> lse(static_cast<std::size_t>(f.num_tokens * f.num_q_heads));
+  b.output = Tensor::contiguous(output.data(), f.batch.output.dtype, f.num_tokens, f.num_q_heads, f.head_dim);
+  if (b.lse.present()) b.lse = Tensor::contiguous(lse.data(), DType::f32, f.num_tokens, f.num_q_heads);
+  const Result<Plan> planned = plan(b, f.cache, f.options);
+  if (!planned.ok()) return planned.status();
+  std::vector<std::byte> workspace(workspace_bytes(planned.value()) + 64);
+  const auto start = (reinterpret_cast<std::uintptr_t>(workspace.data()) + 63) / 64 * 64;
+  const std::span<std::byte> aligned(reinterpret_cast<std::byte*>(start), workspace_bytes(planned.value()));
+  if (const Status status = attend(planned.value(), b, f.cache, f.options, aligned); !status.ok()) return status;
+  std::vector<bool> skip(lse.size(), false);
+  for (const RowHead& at : changed) skip[static_cast<std::size_t>(at.token * f.num_q_heads + at.head)] = true;
+  RowResult row;
+  row.out.resize(static_cast<std::size_t>(f.head_dim));
+  for (std::int64_t t = 0; t < f.num_tokens; ++t)
+    for (std::int64_t h = 0; h < f.num_q_heads; ++h) {
+      const std::int64_t at = t * f.num_q_heads + h;
+      if (skip[static_cast<std::size_t>(at)]) continue;
+      for (std::int64_t d = 0; d < f.head_dim; ++d)
+        row.out[static_cast<std::size_t>(d)] = semantics::load(b.output.data, b.output.dtype, at * f.head_dim + d);
+      row.lse = lse[static_cast<std::size_t>(at)];
+      store(f.batch, {t, h}, row);
+    }
+  return {};
+}
+
+}  // namespace
+
+Status attend_with_fault(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id) try {
+  const fault::Fault* fault = fault::find(id);
+  if (fault == nullptr) return {Code::invalid_argument, fmt::format("no fault is called '{}'; faults() lists them", id)};
+  if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
+  const Facts facts(batch, cache, options);
+  const fault::Suspects suspects = fault->suspects({facts, {}});
+  if (suspects.list.empty()) return {Code::unsupported, fmt::format("{} cannot show here: {}", id, suspects.why_not)};
+  const fault::Suspect& suspect = suspects.list.front();
+  Model model(facts);
+  suspect.plant(model);
+
+  std::vector<RowHead> rows;
+  const bool large = problem_of(batch, cache, options).visible_pairs() * facts.num_q_heads >= kLargeBatch;
+  if (suspect.rows_only && large) {
+    rows = changed_rows(facts, model);
+    if (const Status status = attend_right_rows(facts, rows); !status.ok()) return status;
+  } else {
+    for (std::int64_t t = 0; t < facts.num_tokens; ++t)
+      for (std::int64_t h = 0; h < facts.num_q_heads; ++h) rows.push_back({t, h});
+  }
+  compute(facts, model, rows);
+  return {};
+} catch (const std::bad_alloc&) {
+  return {Code::out_of_memory, "attend_with_fault: not enough memory"};
+} catch (const std::exception& e) {
+  return {Code::internal_error, std::string("attend_with_fault: ") + e.what()};
+}
+
+}  // namespace quire

@@ -1,0 +1,35 @@
+// The catalogue: every family once, in the order in which data flows through a kernel.
+#include <fmt/format.h>
+
+#include "faults/families.h"
+
+namespace quire {
+namespace fault {
+
+const std::vector<Fault>& catalogue() {
+  static const std::vector<Fault> list = [] {
+    std::vector<Fault> all;
+    add_index_width(all);
+    return all;
+  }();
+  return list;
+}
+
+const Fault* find(std::string_view id) {
+  for (const Fault& fault : catalogue())
+    if (fault.info.id == id) return &fault;
+  return nullptr;
+}
+
+}  // namespace fault
+
+const std::vector<FaultInfo>& faults() {
+  static const std::vector<FaultInfo> list = [] {
+    std::vector<FaultInfo> all;
+    for (const fault::Fault& fault : fault::catalogue()) all.push_back(fault.info);
+    return all;
+  }();
+  return list;
+}
+
+}  // namespace quire

@@ -1,0 +1,61 @@
+// What an entry of the catalogue is: a text for people and the ways in which it could have happened on a given batch.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "faults/model.h"
+#include "quire/faults.hpp"
+
+namespace quire::fault {
+
+/// An output row that is known to be wrong or right, for faults whose parameters are searched for. Empty when mutants are
+/// planted.
+struct Sample {
+  std::int64_t token = 0, head = 0;
+  std::vector<double> observed;  ///< head_dim values
+};
+struct Evidence {
+  const Facts& facts;
+  std::vector<Sample> wrong;  ///< a few of the wrong rows
+};
+
+/// One way in which a fault could have happened here.
+struct Suspect {
+  std::string detail;  ///< its parameters in words; empty if there are none
+  std::function<void(Model&)> plant;
+  bool rows_only = false;  ///< replaces `row` only: every row that it leaves alone is right
+};
+
+/// The candidates of one fault on one batch, or why it cannot show here ("no sliding window", "query_start_loc is int32").
+struct Suspects {
+  std::vector<Suspect> list;  ///< the first is the one that is planted as a mutant
+  std::string why_not;
+};
+inline Suspects cannot_show(std::string why) { return {{}, std::move(why)}; }
+inline Suspects one(std::function<void(Model&)> plant, std::string detail = {}) {
+  return {{{std::move(detail), std::move(plant), false}}, {}};
+}
+inline Suspects rows_only(std::function<void(Model&)> plant, std::string detail = {}) {
+  return {{{std::move(detail), std::move(plant), true}}, {}};
+}
+
+/// How much a fault says. Among suspects that explain a batch equally well the more specific one is named first.
+enum class Rank : int {
+  mechanism = 0,  ///< names a concrete mistake and has evidence for it in this batch (an int64 tensor, an odd group)
+  mistake = 1,    ///< names a concrete mistake
+  symptom = 2,    ///< describes what happened without saying why (a row was never written)
+};
+
+struct Fault {
+  FaultInfo info;
+  Rank rank = Rank::mistake;
+  std::function<Suspects(const Evidence&)> suspects;
+};
+
+/// The whole catalogue: catalogue.cpp calls every family once.
+const std::vector<Fault>& catalogue();
+const Fault* find(std::string_view id);
+
+}  // namespace quire::fault

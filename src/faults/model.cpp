@@ -1,0 +1,283 @@
+// The truth as a Model, and its evaluation row by row.
+#include "faults/model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "semantics/dtype.h"
+
+namespace quire::fault {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNegInf = -std::numeric_limits<double>::infinity();
+
+std::vector<std::int64_t> indices(const Tensor& t) {
+  std::vector<std::int64_t> values;
+  for (std::int64_t i = 0; t.present() && i < t.shape[0]; ++i)
+    values.push_back(semantics::load_index(t.data, t.dtype, i * t.stride[0]));
+  return values;
+}
+
+const Tensor& cache_tensor(const Facts& f, Side side) { return side == Side::key ? f.cache.k : f.cache.v; }
+
+/// One past the largest element offset of a tensor whose strides are not negative.
+std::int64_t extent(const Tensor& t) {
+  std::int64_t last = 0;
+  for (int i = 0; i < t.rank; ++i) last += (t.shape[static_cast<std::size_t>(i)] - 1) * t.stride[static_cast<std::size_t>(i)];
+  return t.num_elements() == 0 ? 0 : last + 1;
+}
+
+Row true_row(const Facts& f, std::int64_t token, std::int64_t head) {
+  const std::int64_t req = f.req_of(token), first = f.query_start_loc[Facts::at(req)];
+  Row row;
+  row.token = row.query_token = token;
+  row.head = row.query_head = head;
+  row.req = req;
+  row.first_token = first;
+  row.query_len = f.query_len(req);
+  row.seq_len = f.seq_lens[Facts::at(req)];
+  row.cached_len = f.cached_lens[Facts::at(req)];
+  row.q_pos = f.context_len(req) + token - first;
+  return row;
+}
+
+void true_keys(const Facts& f, const Row& row, std::vector<Key>& keys) {
+  const std::int64_t window = f.options.sliding_window.value_or(row.q_pos + 1);
+  append_keys(std::max<std::int64_t>(0, row.q_pos - window + 1), row.q_pos, keys);
+}
+
+/// Positions [cached_len, seq_len) come from this step's own rows, everything else from the cache.
+Place true_place(const Facts& f, const Model& m, const Row& row, std::int64_t position) {
+  Place place;
+  if (position >= row.cached_len && position < row.seq_len && f.batch.key.present()) {
+    place.kind = Place::Kind::new_row;
+    place.token = row.first_token + position - row.context_len();
+    return place;
+  }
+  place.page = m.table(row.req, position / f.page_size);
+  place.offset = position % f.page_size;
+  return place;
+}
+
+double true_scale(const Facts& f, Side side, const Place& place, std::int64_t head) {
+  const Tensor& t = side == Side::key ? f.cache.k_scale : f.cache.v_scale;
+  if (place.kind != Place::Kind::cache || !t.present()) return 1;
+  return semantics::load(t.data, t.dtype, t.rank == 1 && t.shape[0] > 1 ? head * t.stride[0] : 0);
+}
+
+double per_head(const Tensor& t, std::int64_t head, double absent) {
+  return t.present() ? static_cast<double>(semantics::load(t.data, t.dtype, head * t.stride[0])) : absent;
+}
+
+/// Buffers that one evaluation reuses from row to row.
+struct Scratch {
+  std::vector<Key> keys;
+  std::vector<std::int64_t> at;
+  std::vector<double> query, vector, scores;
+};
+
+void load_new_row(const Facts& f, Side side, std::int64_t token, std::int64_t head, std::span<double> to) {
+  const Tensor& t = side == Side::key ? f.batch.key : f.batch.value;
+  const bool inside = t.present() && token >= 0 && token < t.shape[0] && head >= 0 && head < t.shape[1];
+  for (std::size_t d = 0; d < to.size(); ++d)
+    to[d] = !inside ? kNaN
+                    : semantics::load(t.data, t.dtype,
+                                      token * t.stride[0] + head * t.stride[1] + static_cast<std::int64_t>(d) * t.stride[2]);
+}
+
+void load_cached(const Model& m, Side side, const Place& place, std::int64_t head, Scratch& s, std::span<double> to) {
+  const Tensor& t = cache_tensor(*m.facts, side);
+  s.at.resize(to.size());
+  m.elements(side, place, head, s.at);
+  const std::int64_t end = extent(t);
+  bool inside = true;
+  for (const std::int64_t at : s.at) inside = inside && at >= 0 && at < end;
+  if (inside) {
+    m.decode(side, t.data, s.at, to.data());
+    return;
+  }
+  for (std::size_t d = 0; d < to.size(); ++d) {
+    to[d] = kNaN;
+    if (s.at[d] >= 0 && s.at[d] < end) m.decode(side, t.data, std::span(s.at).subspan(d, 1), &to[d]);
+  }
+}
+
+/// K or V of one key as real values.
+void load_vector(const Model& m, const Row& row, Side side, std::int64_t position, Scratch& s, std::span<double> to) {
+  const Place place = m.place(m, row, side, position);
+  const std::int64_t head = m.kv_head(row, side);
+  if (place.kind == Place::Kind::zero) {
+    std::fill(to.begin(), to.end(), 0.0);
+    return;
+  }
+  if (place.kind == Place::Kind::new_row) {
+    load_new_row(*m.facts, side, place.token, head, to);
+  } else {
+    load_cached(m, side, place, head, s, to);
+  }
+  const double scale = m.scale(side, place, head);
+  if (scale != 1)
+    for (double& value : to) value *= scale;
+}
+
+/// The score of every key, in s.scores; returns the largest, the sink's included. NaN wins.
+double score_keys(const Model& m, const Row& row, double sink, Scratch& s) {
+  const auto dims = static_cast<std::size_t>(m.dims);
+  for (std::size_t d = 0; d < dims; ++d) s.query[d] = m.query(row, static_cast<std::int64_t>(d));
+  double max = sink;
+  for (const Key& key : s.keys) {
+    load_vector(m, row, Side::key, key.position, s, std::span(s.vector).first(dims));
+    double dot = 0;
+    for (std::size_t d = 0; d < dims; ++d) dot += s.query[d] * s.vector[d];
+    s.scores.push_back(key.weight == 0 ? kNegInf : m.score(m, row, key.position, dot));
+    if (s.scores.back() > max || std::isnan(s.scores.back())) max = s.scores.back();
+  }
+  return max;
+}
+
+RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
+  const Facts& f = *m.facts;
+  const Row row = m.row(at.token, at.head);
+  RowResult result;
+  result.out.assign(Facts::at(f.head_dim), 0.0);
+  result.lse = kNegInf;
+  if (!row.written) {
+    result.written = false;
+    m.finish(row, result);
+    return result;
+  }
+  s.keys.clear();
+  s.scores.clear();
+  s.query.resize(result.out.size());
+  s.vector.resize(result.out.size());
+  m.keys(row, s.keys);
+  const double sink = m.sink(row), max = score_keys(m, row, sink, s);
+  if (max != kNegInf) {
+    double denominator = sink == kNegInf ? 0 : m.weight(sink, max);
+    for (std::size_t i = 0; i < s.keys.size(); ++i) {
+      const double p = s.keys[i].weight == 0 ? 0 : s.keys[i].weight * m.weight(s.scores[i], max);
+      denominator += p;
+      load_vector(m, row, Side::value, s.keys[i].position, s, s.vector);
+      for (std::size_t d = 0; d < result.out.size(); ++d) result.out[d] += p * s.vector[d];
+    }
+    for (double& value : result.out) value /= denominator;
+    result.lse = max + std::log(denominator);
+  }
+  m.finish(row, result);
+  return result;
+}
+
+}  // namespace
+
+Facts::Facts(const Batch& b, const KVCache& c, const Options& o) : batch(b), cache(c), options(o) {
+  num_tokens = b.query.shape[0];
+  num_q_heads = b.query.shape[1];
+  head_dim = b.query.shape[2];
+  num_kv_heads = quire::num_kv_heads(c);
+  page_size = quire::page_size(c);
+  num_pages = quire::num_pages(c);
+  group = num_q_heads / num_kv_heads;
+  num_reqs = b.seq_lens.shape[0];
+  max_pages_per_req = b.block_table.shape[1];
+  query_start_loc = indices(b.query_start_loc);
+  seq_lens = indices(b.seq_lens);
+  cached_lens = b.cached_lens.present() ? indices(b.cached_lens) : seq_lens;
+}
+
+std::int64_t Facts::req_of(std::int64_t token) const {
+  // The last request that starts at or before the token: requests without rows are stepped over.
+  const auto after = std::upper_bound(query_start_loc.begin(), query_start_loc.end() - 1, token);
+  return after - query_start_loc.begin() - 1;
+}
+
+std::int64_t Facts::page(std::int64_t req, std::int64_t column) const {
+  const Tensor& t = batch.block_table;
+  if (column < 0 || column >= t.shape[1] || req < 0 || req >= t.shape[0]) return 0;
+  return semantics::load_index(t.data, t.dtype, req * t.stride[0] + column * t.stride[1]);
+}
+
+std::int64_t Facts::max_query_len() const {
+  std::int64_t longest = 0;
+  for (std::int64_t r = 0; r < num_reqs; ++r) longest = std::max(longest, query_len(r));
+  return longest;
+}
+
+std::int64_t Facts::max_seq_len() const { return seq_lens.empty() ? 0 : *std::max_element(seq_lens.begin(), seq_lens.end()); }
+
+void append_keys(std::int64_t first, std::int64_t last, std::vector<Key>& keys) {
+  for (std::int64_t k = first; k <= last; ++k) keys.push_back({k, 1});
+}
+
+void decode_as(DType dtype, const void* data, std::span<const std::int64_t> at, double* values) {
+  for (std::size_t i = 0; i < at.size(); ++i) values[i] = semantics::load(data, dtype, at[i]);
+}
+
+void elements_as(CacheLayout layout, Side side, std::span<const std::int64_t> s, std::int64_t x, const Place& p,
+                 std::int64_t head, std::span<std::int64_t> at) {
+  const auto strided = [&](std::int64_t base, std::int64_t stride) {
+    for (std::size_t d = 0; d < at.size(); ++d) at[d] = base + static_cast<std::int64_t>(d) * stride;
+  };
+  switch (layout) {
+    case CacheLayout::nhd: return strided(p.page * s[0] + p.offset * s[1] + head * s[2], s[3]);
+    case CacheLayout::hnd: return strided(p.page * s[0] + head * s[1] + p.offset * s[2], s[3]);
+    case CacheLayout::packed: break;
+  }
+  if (side == Side::value) return strided(p.page * s[0] + head * s[1] + p.offset * s[3], s[2]);
+  const std::int64_t base = p.page * s[0] + head * s[1] + p.offset * s[3];
+  for (std::size_t i = 0; i < at.size(); ++i) {
+    const auto d = static_cast<std::int64_t>(i);
+    at[i] = base + d / x * s[2] + d % x * s[4];
+  }
+}
+
+// The functions capture the facts and never the model, so that a Model can be copied.
+Model::Model(const Facts& truth) : facts(&truth), dims(truth.head_dim) {
+  const Facts* f = facts;
+  row = [f](std::int64_t token, std::int64_t head) { return true_row(*f, token, head); };
+  keys = [f](const Row& r, std::vector<Key>& list) { true_keys(*f, r, list); };
+  table = [f](std::int64_t req, std::int64_t column) { return f->page(req, column); };
+  kv_head = [f](const Row& r, Side) { return r.query_head / f->group; };
+  place = [f](const Model& m, const Row& r, Side, std::int64_t position) { return true_place(*f, m, r, position); };
+  elements = [f](Side side, const Place& p, std::int64_t head, std::span<std::int64_t> at) {
+    const Tensor& t = cache_tensor(*f, side);
+    elements_as(f->cache.layout, side, t.stride, f->cache.k.shape[4], p, head, at);
+  };
+  decode = [f](Side side, const void* data, std::span<const std::int64_t> at, double* values) {
+    decode_as(cache_tensor(*f, side).dtype, data, at, values);
+  };
+  scale = [f](Side side, const Place& p, std::int64_t head) { return true_scale(*f, side, p, head); };
+  query = [f](const Row& r, std::int64_t d) -> double {
+    const Tensor& q = f->batch.query;
+    return semantics::load(q.data, q.dtype, r.query_token * q.stride[0] + r.query_head * q.stride[1] + d * q.stride[2]);
+  };
+  softmax_scale = [f](const Row&) {
+    return f->options.softmax_scale ? static_cast<double>(*f->options.softmax_scale)
+                                    : 1 / std::sqrt(static_cast<double>(f->head_dim));
+  };
+  cap = [f](const Row&, double s) {
+    if (!f->options.logits_soft_cap) return s;
+    const double limit = *f->options.logits_soft_cap;
+    return limit * std::tanh(s / limit);
+  };
+  bias = [f](const Row& r, std::int64_t k) {
+    return per_head(f->options.alibi_slopes, r.query_head, 0) * static_cast<double>(k - r.q_pos);
+  };
+  score = [](const Model& m, const Row& r, std::int64_t k, double dot) {
+    return m.cap(r, m.softmax_scale(r) * dot) + m.bias(r, k);
+  };
+  sink = [f](const Row& r) { return per_head(f->options.sinks, r.query_head, kNegInf); };
+  weight = [](double s, double max) { return std::exp(s - max); };
+  finish = [](const Row&, RowResult&) {};
+}
+
+std::vector<RowResult> evaluate(const Model& model, std::span<const RowHead> rows) {
+  Scratch scratch;
+  std::vector<RowResult> results;
+  results.reserve(rows.size());
+  for (const RowHead& row : rows) results.push_back(evaluate_row(model, row, scratch));
+  return results;
+}
+
+}  // namespace quire::fault

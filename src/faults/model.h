@@ -1,0 +1,130 @@
+// A plain fp64 attention whose every belief can be changed: the reference under a hypothesis.
+//
+// A Model is a list of small functions, one per thing that a kernel has to get right, in the order in which data flows: which
+// row, which keys, where they lie, what is stored there, what score they get, what is written. Model(facts) holds the truth. A
+// fault replaces one function and may call the one it replaces, so faults combine by planting one after the other.
+//
+// It is a second implementation beside src/backend/reference (tests/faults compares the two) and shares only dtype decode with
+// it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "quire/batch.hpp"
+
+namespace quire::fault {
+
+enum class Side : int { key = 0, value = 1 };
+inline constexpr Side kSides[] = {Side::key, Side::value};
+
+/// What the batch says, decoded once. All of it is true, whatever a model believes.
+struct Facts {
+  Facts(const Batch& batch, const KVCache& cache, const Options& options);
+
+  const Batch& batch;
+  const KVCache& cache;
+  const Options& options;
+  std::int64_t num_tokens = 0, num_q_heads = 0, num_kv_heads = 0, head_dim = 0, group = 0;
+  std::int64_t num_reqs = 0, page_size = 0, num_pages = 0, max_pages_per_req = 0;
+  std::vector<std::int64_t> query_start_loc, seq_lens, cached_lens;  ///< cached_lens = seq_lens if absent
+
+  std::int64_t query_len(std::int64_t req) const { return query_start_loc[at(req + 1)] - query_start_loc[at(req)]; }
+  std::int64_t context_len(std::int64_t req) const { return seq_lens[at(req)] - query_len(req); }
+  /// The request that owns an output row.
+  std::int64_t req_of(std::int64_t token) const;
+  /// Table entry as stored; column may lie past the row's end: then 0.
+  std::int64_t page(std::int64_t req, std::int64_t column) const;
+  std::int64_t max_query_len() const;
+  std::int64_t max_seq_len() const;
+
+  static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+};
+
+/// What a kernel believes about the output row it is computing.
+struct Row {
+  std::int64_t token = 0;        ///< output row
+  std::int64_t head = 0;         ///< query head of the output
+  bool written = true;           ///< false: the row keeps its bytes
+  std::int64_t req = 0;          ///< whose table row is used
+  std::int64_t query_token = 0;  ///< row of query that is loaded
+  std::int64_t query_head = 0;   ///< head of query that is loaded
+  std::int64_t first_token = 0;  ///< query_start_loc[req] as believed
+  std::int64_t query_len = 0, seq_len = 0, cached_len = 0;
+  std::int64_t q_pos = 0;  ///< position of the row in its sequence
+  std::int64_t context_len() const { return seq_len - query_len; }
+};
+
+/// One key that a row folds in. weight 0 is a masked key that is multiplied all the same (0 * NaN is NaN); 2 is counted twice.
+struct Key {
+  std::int64_t position = 0;
+  double weight = 1;
+};
+
+/// Where the K or V of one position is taken from.
+struct Place {
+  enum class Kind { cache, new_row, zero } kind = Kind::cache;
+  std::int64_t page = 0, offset = 0;  ///< cache: page id and offset in the page
+  std::int64_t token = 0;             ///< new_row: row of key / value
+};
+
+/// What is written for one (row, head).
+struct RowResult {
+  bool written = true;
+  std::vector<double> out;
+  double lse = 0;
+};
+
+struct Model {
+  explicit Model(const Facts& facts);  ///< the truth; keeps a reference to `facts`
+
+  const Facts* facts;
+
+  // Which row is computed.
+  std::function<Row(std::int64_t token, std::int64_t head)> row;
+  // Which positions it folds in, ascending; the truth is the visible range of docs/design.md section 2.
+  std::function<void(const Row&, std::vector<Key>&)> keys;
+  // Where a position lives. `table` is called by the default `place`.
+  std::function<std::int64_t(std::int64_t req, std::int64_t column)> table;
+  std::function<Place(const Model&, const Row&, Side, std::int64_t position)> place;
+  std::function<std::int64_t(const Row&, Side)> kv_head;
+  // What is stored there: the element offset of dim i in at[i], the value of each code, one scale for all of them.
+  std::function<void(Side, const Place&, std::int64_t kv_head, std::span<std::int64_t> at)> elements;
+  std::function<void(Side, const void* data, std::span<const std::int64_t> at, double* values)> decode;
+  std::function<double(Side, const Place&, std::int64_t kv_head)> scale;
+  // What score a key gets. The default `score` is cap(softmax_scale * dot) + bias, with the functions of the model it is given.
+  std::function<double(const Row&, std::int64_t dim)> query;  ///< an element of the query row
+  std::int64_t dims;                                          ///< leading dims that take part in dot products
+  std::function<double(const Row&)> softmax_scale;
+  std::function<double(const Row&, double)> cap;
+  std::function<double(const Row&, std::int64_t position)> bias;
+  std::function<double(const Model&, const Row&, std::int64_t position, double dot)> score;
+  // The softmax: sink logit (-inf = none), exp(score - max).
+  std::function<double(const Row&)> sink;
+  std::function<double(double score, double max)> weight;
+  // What is written, after normalisation.
+  std::function<void(const Row&, RowResult&)> finish;
+};
+
+/// One (output row, query head).
+struct RowHead {
+  std::int64_t token = 0, head = 0;
+};
+
+/// The keys first .. last, each once.
+void append_keys(std::int64_t first, std::int64_t last, std::vector<Key>& keys);
+
+/// Decodes elements of `data` as `dtype`.
+void decode_as(DType dtype, const void* data, std::span<const std::int64_t> at, double* values);
+
+/// Offsets that `layout` gives to the dims of one (page, offset, head) in a tensor with these strides; x belongs to packed K.
+void elements_as(CacheLayout layout, Side side, std::span<const std::int64_t> strides, std::int64_t x, const Place& place,
+                 std::int64_t kv_head, std::span<std::int64_t> at);
+
+/// Computes some rows under a model. Reads outside the cache, which a wrong model may ask for, give NaN.
+std::vector<RowResult> evaluate(const Model& model, std::span<const RowHead> rows);
+
+}  // namespace quire::fault
