@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "diagnose/element.h"
 #include "diagnose/tolerance.h"
 #include "quire/diagnose.hpp"
 #include "semantics/dtype.h"
@@ -11,22 +12,10 @@
 namespace quire {
 namespace {
 
+using cause::ElementVerdict;
+using cause::judge;
+
 constexpr std::size_t kListed = 16;
-
-enum class Verdict { fine, over_tolerance, wrong_class };
-
-/// Infinite where rounding must, or may, overflow; NaN only where the reference is NaN.
-Verdict judge(double observed, double expected, double tolerance, double overflow) {
-  if (std::isnan(expected)) return std::isnan(observed) ? Verdict::fine : Verdict::wrong_class;
-  if (std::isnan(observed)) return Verdict::wrong_class;
-  const double slack = std::isfinite(tolerance) ? tolerance : 0.0;
-  if (std::isinf(observed)) {
-    const bool may_overflow = std::fabs(expected) + slack >= overflow;
-    return may_overflow && std::signbit(observed) == std::signbit(expected) ? Verdict::fine : Verdict::wrong_class;
-  }
-  if (std::fabs(expected) - slack >= overflow) return Verdict::wrong_class;
-  return std::fabs(observed - expected) <= tolerance ? Verdict::fine : Verdict::over_tolerance;
-}
 
 class Tally {
  public:
@@ -34,16 +23,16 @@ class Tally {
 
   void add(const Mismatch& m, double overflow) {
     ++c_.num_elements;
-    const Verdict verdict = judge(m.observed, m.expected, m.tolerance, overflow);
+    const ElementVerdict verdict = judge(m.observed, m.expected, m.tolerance, overflow);
     const double error = std::fabs(m.observed - m.expected);
     // Equal values first: 0 / 0 is no ratio, and equal infinities have no difference.
     const double ratio = m.observed == m.expected || !std::isfinite(error) ? 0.0 : error / m.tolerance;
-    if (verdict != Verdict::fine) {
+    if (verdict != ElementVerdict::fine) {
       ++c_.num_mismatches;
-      if (verdict == Verdict::wrong_class) ++c_.num_nonfinite_mismatches;
+      if (verdict == ElementVerdict::wrong_class) ++c_.num_nonfinite_mismatches;
       if (c_.first.size() < kListed) c_.first.push_back(m);
     }
-    const bool first_wrong_class = verdict == Verdict::wrong_class && c_.num_nonfinite_mismatches == 1;
+    const bool first_wrong_class = verdict == ElementVerdict::wrong_class && c_.num_nonfinite_mismatches == 1;
     if (first_wrong_class || (c_.num_nonfinite_mismatches == 0 && ratio > c_.worst_ratio)) c_.worst = m;
     if (std::isfinite(ratio) && ratio > c_.worst_ratio) c_.worst_ratio = ratio;
   }
