@@ -16,4 +16,5 @@
 #include "quire/faults.hpp"
 #include "quire/diagnose.hpp"
 #include "quire/verify.hpp"
+#include "quire/report.hpp"
 // clang-format on

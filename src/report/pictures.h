@@ -1,0 +1,40 @@
+// The parts of a report that are pictures, as JSON of bounded size: where an output is wrong, what the cache holds, who served
+// which row. Built where the tensors are (verify, diagnose), drawn by page.js. docs/report.md describes every key.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "quire/attention.hpp"
+#include "quire/batch.hpp"
+#include "quire/cache.hpp"
+#include "quire/diagnose.hpp"
+#include "quire/problem.hpp"
+
+namespace quire::report {
+
+inline constexpr std::int64_t kMaxRequests = 64;  ///< rows of the request x head map; beyond: the worst ones, or bins
+inline constexpr std::int64_t kMaxHeads = 128;    ///< its columns; beyond: bins of neighbours
+inline constexpr std::int64_t kMaxRows = 64;      ///< rows of the row x dim map: the worst ones
+inline constexpr std::int64_t kMaxDims = 256;     ///< its columns; beyond: bins of neighbours
+inline constexpr std::int64_t kMaxPages = 4096;   ///< cells of the page map; beyond: bins of neighbours
+inline constexpr std::int64_t kMaxServed = 256;   ///< rows of the kernel table
+
+/// Worst |error| / tolerance by request x head, and by row x dim for the worst rows. Row i of `reference` belongs to row tokens[i]
+/// of `output` (Batch::output's shape); no tokens = row i. A ratio is null where a value is NaN or infinite and the reference is
+/// not (or the reverse); those are counted apart. Requests without a compared row are left out.
+nlohmann::json error_picture(const Tensor& output, const Reference& reference, const Batch& batch,
+                             std::span<const std::int64_t> tokens = {});
+
+/// What every physical page is to the batch: owner, logical index, filled slots, and whether its contents agree with that. Reads
+/// a few elements of KV head 0 per slot. Entries that point outside the cache are counted, not followed.
+nlohmann::json page_picture(const Batch& batch, const KVCache& cache);
+
+/// Which kernel served which request, and how many rows each wrote. `counts` as from AttendOptions::rows; without them only
+/// `kernel` is named.
+nlohmann::json rows_picture(const Problem& problem, const std::string& kernel, std::span<const RowCount> counts = {});
+
+}  // namespace quire::report
