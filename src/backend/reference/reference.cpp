@@ -8,6 +8,8 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -20,7 +22,7 @@ namespace {
 
 constexpr std::int64_t kLanes = 8;           // keys (scores) or dims (values) computed side by side
 constexpr std::int64_t kRowsAtOnce = 16;     // rows that share a block of K or V while it is in a near cache
-constexpr std::int64_t kRowsPerTask = 256;   // rows of one request and KV head that share one decoded copy of K and V
+constexpr std::size_t kRowsPerTask = 256;    // rows of one request and KV head that share one decoded copy of K and V
 constexpr double kFlushedWeight = 0x1p-102;  // u = 2^-24 of it is 2^-126, below which f32 may flush (docs/numerics.md)
 constexpr double kThreadedWork = 4e6;        // multiplications; below this, starting threads costs more than it saves
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
@@ -61,9 +63,15 @@ double scalar_or_per_head(const Tensor& t, std::int64_t head, double absent) {
 
 std::int64_t index_at(const Tensor& t, std::int64_t i) { return semantics::load_index(t.data, t.dtype, i * t.stride[0]); }
 
-/// Query rows [row_begin, row_end) of one request, for all query heads of one KV head.
+/// Row `at` of the result is row `token` of the batch.
+struct Chosen {
+  std::int64_t token, at;
+};
+
+/// Rows of one request, in the order of their tokens, for all query heads of one KV head.
 struct Task {
-  std::int64_t req, kv_head, row_begin, row_end;
+  std::int64_t req, kv_head;
+  std::span<const Chosen> rows;
 };
 
 /// Keys [first, first + count) of one request and KV head as real values, in lanes.
@@ -76,7 +84,7 @@ struct DecodedKeys {
 /// One query row of one head: its visible keys, their logits, weights and rounding magnitudes.
 struct Row {
   std::int64_t q_pos = 0, head = 0;
-  std::int64_t index = 0;  // token * num_q_heads + head
+  std::int64_t index = 0;  // of the result: row * num_q_heads + head
   std::vector<double> q;
   std::vector<std::int64_t> key;  // relative to DecodedKeys::first
   std::vector<double> logit, weight, magnitude;
@@ -93,16 +101,19 @@ class Oracle {
     scale_ = options.softmax_scale ? *options.softmax_scale : 1.0 / std::sqrt(static_cast<double>(head_dim_));
   }
 
-  std::vector<Task> tasks(double& work) const {
+  /// Cuts `rows`, which are in the order of their tokens, and counts multiplications.
+  std::vector<Task> tasks(std::span<const Chosen> rows, double& work) const {
     std::vector<Task> list;
     work = 0;
     for (std::int64_t r = 0; r < batch_.seq_lens.shape[0]; ++r) {
-      const std::int64_t rows = query_len(r);
-      work += static_cast<double>(rows) * static_cast<double>(index_at(batch_.seq_lens, r)) *
-              static_cast<double>(batch_.query.shape[1] * head_dim_);
-      for (std::int64_t h = 0; h < num_kv_heads_; ++h)
-        for (std::int64_t row = 0; row < rows; row += kRowsPerTask)
-          list.push_back({r, h, row, std::min(rows, row + kRowsPerTask)});
+      const std::int64_t end = index_at(batch_.query_start_loc, r + 1);
+      while (!rows.empty() && rows.front().token < end) {
+        const std::size_t count = rows_of_task(r, rows);
+        for (std::int64_t h = 0; h < num_kv_heads_; ++h) list.push_back({r, h, rows.first(count)});
+        const std::int64_t keys = position(r, rows[count - 1].token) + 1 - first_visible(position(r, rows[0].token));
+        work += static_cast<double>(count) * static_cast<double>(keys) * static_cast<double>(batch_.query.shape[1] * head_dim_);
+        rows = rows.subspan(count);
+      }
     }
     return list;
   }
@@ -110,7 +121,7 @@ class Oracle {
   void run(const Task& task) const {
     const DecodedKeys keys = decode(task);
     std::vector<Row> rows(static_cast<std::size_t>(kRowsAtOnce));
-    const std::int64_t count = (task.row_end - task.row_begin) * group_;
+    const std::int64_t count = static_cast<std::int64_t>(task.rows.size()) * group_;
     for (std::int64_t first = 0; first < count; first += kRowsAtOnce) {
       rows.resize(static_cast<std::size_t>(std::min(kRowsAtOnce, count - first)));
       for (std::size_t i = 0; i < rows.size(); ++i) start_row(task, first + static_cast<std::int64_t>(i), rows[i]);
@@ -128,13 +139,31 @@ class Oracle {
   }
   std::int64_t context_len(std::int64_t r) const { return index_at(batch_.seq_lens, r) - query_len(r); }
 
+  /// Where a query row of request `r` stands in its sequence.
+  std::int64_t position(std::int64_t r, std::int64_t token) const {
+    return context_len(r) + token - index_at(batch_.query_start_loc, r);
+  }
+
   bool visible(std::int64_t k, std::int64_t q_pos) const {
     return k <= q_pos && (!options_.sliding_window || q_pos - k < *options_.sliding_window);
   }
+  std::int64_t first_visible(std::int64_t q_pos) const {
+    return options_.sliding_window ? std::max<std::int64_t>(0, q_pos - *options_.sliding_window + 1) : 0;
+  }
 
-  std::int64_t page_of(std::int64_t req, std::int64_t position) const {
+  /// How many of `rows`, the first of which is of request `r`, share a decoded copy: no key may lie unseen between two of them.
+  std::size_t rows_of_task(std::int64_t r, std::span<const Chosen> rows) const {
+    const std::int64_t end = index_at(batch_.query_start_loc, r + 1);
+    std::size_t n = 1;
+    while (n < std::min(rows.size(), kRowsPerTask) && rows[n].token < end &&
+           first_visible(position(r, rows[n].token)) <= position(r, rows[n - 1].token) + 1)
+      ++n;
+    return n;
+  }
+
+  std::int64_t page_of(std::int64_t req, std::int64_t k) const {
     const Tensor& t = batch_.block_table;
-    return semantics::load_index(t.data, t.dtype, req * t.stride[0] + position / page_size_ * t.stride[1]);
+    return semantics::load_index(t.data, t.dtype, req * t.stride[0] + k / page_size_ * t.stride[1]);
   }
 
   /// Offset of dim d of a cached token in cache.k (`is_key`) or cache.v.
@@ -153,28 +182,26 @@ class Oracle {
 
   DecodedKeys decode(const Task& task) const {
     DecodedKeys out;
-    const std::int64_t first_q = context_len(task.req) + task.row_begin;
-    const std::int64_t last_q = context_len(task.req) + task.row_end - 1;
-    while (!visible(out.first, first_q)) ++out.first;
-    out.count = last_q + 1 - out.first;
+    out.first = first_visible(position(task.req, task.rows.front().token));
+    out.count = position(task.req, task.rows.back().token) + 1 - out.first;
     out.k.assign(static_cast<std::size_t>(blocks(out.count) * head_dim_ * kLanes), 0.0);
     out.v.assign(static_cast<std::size_t>(blocks(head_dim_) * out.count * kLanes), 0.0);
     const std::int64_t cached =
         batch_.cached_lens.present() ? index_at(batch_.cached_lens, task.req) : index_at(batch_.seq_lens, task.req);
     for (std::int64_t i = 0; i < out.count; ++i) {
-      const std::int64_t position = out.first + i;
-      if (position < cached) {
-        decode_cached(task, position, i, out);
+      const std::int64_t k = out.first + i;
+      if (k < cached) {
+        decode_cached(task, k, i, out);
       } else {
-        decode_new(task, position, i, out);
+        decode_new(task, k, i, out);
       }
     }
     return out;
   }
 
-  void decode_cached(const Task& task, std::int64_t position, std::int64_t i, DecodedKeys& out) const {
-    const std::int64_t page = page_of(task.req, position);
-    const std::int64_t slot = position % page_size_;
+  void decode_cached(const Task& task, std::int64_t k, std::int64_t i, DecodedKeys& out) const {
+    const std::int64_t page = page_of(task.req, k);
+    const std::int64_t slot = k % page_size_;
     const double k_scale = scalar_or_per_head(cache_.k_scale, task.kv_head, 1.0);
     const double v_scale = scalar_or_per_head(cache_.v_scale, task.kv_head, 1.0);
     for (std::int64_t d = 0; d < head_dim_; ++d) {
@@ -186,8 +213,8 @@ class Oracle {
   }
 
   /// Positions [cached_len, seq_len) come from this step's own rows, unscaled.
-  void decode_new(const Task& task, std::int64_t position, std::int64_t i, DecodedKeys& out) const {
-    const std::int64_t token = index_at(batch_.query_start_loc, task.req) + position - context_len(task.req);
+  void decode_new(const Task& task, std::int64_t k, std::int64_t i, DecodedKeys& out) const {
+    const std::int64_t token = index_at(batch_.query_start_loc, task.req) + k - context_len(task.req);
     const auto at = [&](const Tensor& t, std::int64_t d) -> double {
       return semantics::load(t.data, t.dtype, token * t.stride[0] + task.kv_head * t.stride[1] + d * t.stride[2]);
     };
@@ -201,11 +228,10 @@ class Oracle {
 
   /// Row `i` of a task counts through the query heads of the KV head first, then through the tokens.
   void start_row(const Task& task, std::int64_t i, Row& row) const {
-    const std::int64_t query_row = task.row_begin + i / group_;
-    const std::int64_t token = index_at(batch_.query_start_loc, task.req) + query_row;
-    row.q_pos = context_len(task.req) + query_row;
+    const auto [token, at] = task.rows[static_cast<std::size_t>(i / group_)];
+    row.q_pos = position(task.req, token);
     row.head = task.kv_head * group_ + i % group_;
-    row.index = token * batch_.query.shape[1] + row.head;
+    row.index = at * batch_.query.shape[1] + row.head;
     row.q.resize(static_cast<std::size_t>(head_dim_));
     const Tensor& t = batch_.query;
     for (std::int64_t d = 0; d < head_dim_; ++d)
@@ -335,15 +361,13 @@ void run_all(const Oracle& oracle, const std::vector<Task>& tasks, std::size_t n
   if (out_of_memory) throw std::bad_alloc();
 }
 
-}  // namespace
-
-Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options) try {
-  if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
+/// A result of `num_rows` rows, as if no row saw any key.
+Reference empty_result(const Batch& batch, std::size_t num_rows) {
   Reference result;
-  result.num_tokens = batch.query.shape[0];
+  result.num_tokens = static_cast<std::int64_t>(num_rows);
   result.num_q_heads = batch.query.shape[1];
   result.head_dim = batch.query.shape[2];
-  const auto rows = static_cast<std::size_t>(result.num_tokens * result.num_q_heads);
+  const auto rows = num_rows * static_cast<std::size_t>(result.num_q_heads);
   const auto elements = rows * static_cast<std::size_t>(result.head_dim);
   result.out.assign(elements, 0.0);
   result.abs_pv.assign(elements, 0.0);
@@ -351,14 +375,46 @@ Result<Reference> reference(const Batch& batch, const KVCache& cache, const Opti
   result.lse.assign(rows, kNegInf);
   result.score_mag.assign(rows, 0.0);
   result.num_keys.assign(rows, 0);
+  return result;
+}
 
+/// The contract is known to hold, and every token to be in the batch.
+Reference reference_of(const Batch& batch, const KVCache& cache, const Options& options, std::vector<Chosen> rows) {
+  std::stable_sort(rows.begin(), rows.end(), [](const Chosen& a, const Chosen& b) { return a.token < b.token; });
+  Reference result = empty_result(batch, rows.size());
   const Oracle oracle(batch, cache, options, result);
   double work = 0;
-  const std::vector<Task> tasks = oracle.tasks(work);
+  const std::vector<Task> tasks = oracle.tasks(rows, work);
   run_all(oracle, tasks, work < kThreadedWork ? 1 : std::max(1u, std::thread::hardware_concurrency()));
   return result;
+}
+
+Status internal_error(const std::exception& e) { return {Code::internal_error, std::string("reference: ") + e.what()}; }
+
+}  // namespace
+
+Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options) try {
+  if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
+  std::vector<Chosen> rows(static_cast<std::size_t>(batch.query.shape[0]));
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i].token = rows[i].at = static_cast<std::int64_t>(i);
+  return reference_of(batch, cache, options, std::move(rows));
 } catch (const std::exception& e) {
-  return Status(Code::internal_error, std::string("reference: ") + e.what());
+  return internal_error(e);
+}
+
+Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options,
+                            std::span<const std::int64_t> tokens) try {
+  if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
+  std::vector<Chosen> rows(tokens.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = {tokens[i], static_cast<std::int64_t>(i)};
+    if (tokens[i] < 0 || tokens[i] >= batch.query.shape[0])
+      return Status(Code::invalid_argument, "reference: tokens[" + std::to_string(i) + "] is " + std::to_string(tokens[i]) +
+                                                ", expected 0 to num_tokens - 1 = " + std::to_string(batch.query.shape[0] - 1));
+  }
+  return reference_of(batch, cache, options, std::move(rows));
+} catch (const std::exception& e) {
+  return internal_error(e);
 }
 
 }  // namespace quire
