@@ -87,39 +87,22 @@ void load_new_row(const Facts& f, Side side, std::int64_t token, std::int64_t he
                                       token * t.stride[0] + head * t.stride[1] + static_cast<std::int64_t>(d) * t.stride[2]);
 }
 
-void load_cached(const Model& m, Side side, const Place& place, std::int64_t head, Scratch& s, std::span<double> to) {
+void load_cached(const Model& m, Side side, const Place& place, std::int64_t head, std::vector<std::int64_t>& at,
+                 std::span<double> to) {
   const Tensor& t = cache_tensor(*m.facts, side);
-  s.at.resize(to.size());
-  m.elements(side, place, head, s.at);
+  at.resize(to.size());
+  m.elements(side, place, head, at);
   const std::int64_t end = extent(t);
   bool inside = true;
-  for (const std::int64_t at : s.at) inside = inside && at >= 0 && at < end;
+  for (const std::int64_t i : at) inside = inside && i >= 0 && i < end;
   if (inside) {
-    m.decode(side, t.data, s.at, to.data());
+    m.decode(side, t.data, at, to.data());
     return;
   }
   for (std::size_t d = 0; d < to.size(); ++d) {
     to[d] = kNaN;
-    if (s.at[d] >= 0 && s.at[d] < end) m.decode(side, t.data, std::span(s.at).subspan(d, 1), &to[d]);
+    if (at[d] >= 0 && at[d] < end) m.decode(side, t.data, std::span(at).subspan(d, 1), &to[d]);
   }
-}
-
-/// K or V of one key as real values.
-void load_vector(const Model& m, const Row& row, Side side, std::int64_t position, Scratch& s, std::span<double> to) {
-  const Place place = m.place(m, row, side, position);
-  const std::int64_t head = m.kv_head(row, side);
-  if (place.kind == Place::Kind::zero) {
-    std::fill(to.begin(), to.end(), 0.0);
-    return;
-  }
-  if (place.kind == Place::Kind::new_row) {
-    load_new_row(*m.facts, side, place.token, head, to);
-  } else {
-    load_cached(m, side, place, head, s, to);
-  }
-  const double scale = m.scale(side, place, head);
-  if (scale != 1)
-    for (double& value : to) value *= scale;
 }
 
 /// The score of every key, in s.scores; returns the largest, the sink's included. NaN wins.
@@ -128,7 +111,7 @@ double score_keys(const Model& m, const Row& row, double sink, Scratch& s) {
   for (std::size_t d = 0; d < dims; ++d) s.query[d] = m.query(row, static_cast<std::int64_t>(d));
   double max = sink;
   for (const Key& key : s.keys) {
-    load_vector(m, row, Side::key, key.position, s, std::span(s.vector).first(dims));
+    load_vector(m, row, Side::key, key.position, s.at, std::span(s.vector).first(dims));
     double dot = 0;
     for (std::size_t d = 0; d < dims; ++d) dot += s.query[d] * s.vector[d];
     s.scores.push_back(key.weight == 0 ? kNegInf : m.score(m, row, key.position, dot));
@@ -159,7 +142,7 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
     for (std::size_t i = 0; i < s.keys.size(); ++i) {
       const double p = s.keys[i].weight == 0 ? 0 : s.keys[i].weight * m.weight(s.scores[i], max);
       denominator += p;
-      load_vector(m, row, Side::value, s.keys[i].position, s, s.vector);
+      load_vector(m, row, Side::value, s.keys[i].position, s.at, s.vector);
       for (std::size_t d = 0; d < result.out.size(); ++d) result.out[d] += p * s.vector[d];
     }
     for (double& value : result.out) value /= denominator;
@@ -270,6 +253,24 @@ Model::Model(const Facts& truth) : facts(&truth), dims(truth.head_dim) {
   sink = [f](const Row& r) { return per_head(f->options.sinks, r.query_head, kNegInf); };
   weight = [](double s, double max) { return std::exp(s - max); };
   finish = [](const Row&, RowResult&) {};
+}
+
+void load_vector(const Model& m, const Row& row, Side side, std::int64_t position, std::vector<std::int64_t>& at,
+                 std::span<double> to) {
+  const Place place = m.place(m, row, side, position);
+  const std::int64_t head = m.kv_head(row, side);
+  if (place.kind == Place::Kind::zero) {
+    std::fill(to.begin(), to.end(), 0.0);
+    return;
+  }
+  if (place.kind == Place::Kind::new_row) {
+    load_new_row(*m.facts, side, place.token, head, to);
+  } else {
+    load_cached(m, side, place, head, at, to);
+  }
+  const double scale = m.scale(side, place, head);
+  if (scale != 1)
+    for (double& value : to) value *= scale;
 }
 
 std::vector<RowResult> evaluate(const Model& model, std::span<const RowHead> rows) {

@@ -124,6 +124,10 @@ void decode_as(DType dtype, const void* data, std::span<const std::int64_t> at, 
 void elements_as(CacheLayout layout, Side side, std::span<const std::int64_t> strides, std::int64_t x, const Place& place,
                  std::int64_t kv_head, std::span<std::int64_t> at);
 
+/// K or V of one key as real values (scaled), `to.size()` leading dims.
+void load_vector(const Model& model, const Row& row, Side side, std::int64_t position, std::vector<std::int64_t>& scratch,
+                 std::span<double> to);
+
 /// Computes some rows under a model. Reads outside the cache, which a wrong model may ask for, give NaN.
 std::vector<RowResult> evaluate(const Model& model, std::span<const RowHead> rows);
 
