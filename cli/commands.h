@@ -41,6 +41,8 @@ Report run_run(const RunArgs& args, const Terminal& terminal);
 struct CaptureArgs {
   Words input;
   std::string output;
+  std::string fault;  ///< empty: no observed output is made
+  std::string fill;   ///< empty = "nan", or "garbage"
 };
 Report run_capture(const CaptureArgs& args, const Terminal& terminal);
 

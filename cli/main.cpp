@@ -119,6 +119,10 @@ void add_capture(CLI::App& app, CaptureArgs& args) {
   CLI::App* command = app.add_subcommand("capture", "Write the batch of a problem line to a capture file");
   add_input(command, args.input);
   command->add_option("-o,--output", args.output, "file to write, usually .safetensors")->type_name("FILE")->required();
+  command->add_option("--fault", args.fault, "observe the output of a kernel with this fault (docs/faults.md)")->type_name("ID");
+  command->add_option("--fill", args.fill, "what rows hold that the fault leaves unwritten: nan (the default) or garbage")
+      ->type_name("WHAT")
+      ->check(one_of({"nan", "garbage"}));
 }
 
 void add_lists(CLI::App& app, Arguments& args) {

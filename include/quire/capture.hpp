@@ -36,6 +36,7 @@ struct Case {
 /// page tails, positions >= cached_len or left of every row's window, key/value rows of cached positions; table entries past
 /// ceil(cached_len / page_size) are 2147480000; output and lse are NaN. With kscale/vscale set, scales are amax / largest finite
 /// value for fp8 caches and amax for others, per tensor or per head; V is then drawn twice as large as K, and heads differ.
+/// With data=tiny: uniform in +-1e-3, no peaky heads, and PoisonKind::zero instead of NaN.
 /// notes["problem"] is the canonical line. Errors: parse_error for a line that parse_problem_line() would refuse,
 /// invalid_argument for too few pages, unsupported if the tensors do not fit this machine's memory.
 Result<Case> make_case(const ProblemLine& line);
@@ -44,6 +45,7 @@ Result<Case> make_case(const ProblemLine& line);
 enum class PoisonKind : std::int32_t {
   nan = 0,             ///< NaN elements, 2147480000 in table entries past the end
   finite_garbage = 1,  ///< +-1e4 (fp8: +-largest finite value), a valid but wrong page id in table entries past the end
+  zero = 2,            ///< zeros, a valid but wrong page id in table entries past the end; output and lse hold NaN
 };
 
 /// Overwrites everything that no correct kernel reads (list above, output and lse included) and nothing else: attend() must

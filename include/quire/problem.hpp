@@ -55,6 +55,12 @@ struct Problem {
 /// Extracts the Problem of a batch whose metadata and tables satisfy the contract (see check()); reads host index tensors.
 Problem problem_of(const Batch& batch, const KVCache& cache, const Options& options);
 
+/// What query, key and value are drawn from.
+enum class DataKind : std::int32_t {
+  normal = 0,  ///< N(0,1), peaky heads, NaN where nothing may be read
+  tiny = 1,    ///< uniform in +-1e-3, zeros where nothing may be read: vLLM's own test data, in which most faults cannot show
+};
+
 /// A problem plus what is needed to fill it with data.
 struct ProblemLine {
   Problem problem;
@@ -62,14 +68,16 @@ struct ProblemLine {
   std::int64_t num_pages = 0;      ///< 0 = just enough plus a few poisoned spares
   std::int64_t shared_pages = 0;   ///< leading pages, as far as they are full of context, that all requests have in common
   DType index_dtype = DType::i32;  ///< i32 or i64, for every index tensor
+  DataKind data = DataKind::normal;
   bool operator==(const ProblemLine&) const = default;
 };
 
 /// Parses e.g. `q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 layout=nhd reqs=1x4096,64x1@2048 window=4096 cap=30 seed=7`.
 ///
 /// reqs is a comma list of [count x] query_len [@ context_len] [/ cached_len]. Other keys, all optional:
-/// scale= window= cap= alibi=0|1 sinks=0|1 lse=0|1 kscale=none|tensor|head vscale=... pages= share= index=i32|i64 seed=.
-/// docs/problem_line.md is the full grammar. Errors name the key, the offending text and what was expected.
+/// scale= window= cap= alibi=0|1 sinks=0|1 lse=0|1 kscale=none|tensor|head vscale=... pages= share= index=i32|i64
+/// data=normal|tiny seed=. docs/problem_line.md is the full grammar. Errors name the key, the offending text and what was
+/// expected.
 Result<ProblemLine> parse_problem_line(std::string_view text);
 /// A case file: one problem line per line; blank lines and everything from `#` on are skipped. Errors start with the line number.
 Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text);

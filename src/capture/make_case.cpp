@@ -228,7 +228,9 @@ class Maker {
     sinks[peaky(0) && p_.num_q_heads > 1 ? 1 : 0] = 12;
   }
 
-  bool peaky(std::int64_t head) const { return (static_cast<std::uint64_t>(head) + line_.seed) % 4 == 3; }
+  bool peaky(std::int64_t head) const {
+    return line_.data == DataKind::normal && (static_cast<std::uint64_t>(head) + line_.seed) % 4 == 3;
+  }
 
   void fill_lengths() const {
     std::int64_t start = 0;
@@ -285,7 +287,8 @@ class Maker {
   }
 
   float draw(std::uint64_t key, std::int64_t position, std::int64_t heads, std::int64_t h, std::int64_t d) const {
-    return normal(key, static_cast<std::uint64_t>((position * heads + h) * p_.head_dim + d));
+    const auto index = static_cast<std::uint64_t>((position * heads + h) * p_.head_dim + d);
+    return line_.data == DataKind::tiny ? capture::tiny(key, index) : normal(key, index);
   }
 
   /// Real K or V values are draw() times this power of two: with scales, V is larger than K and neighbouring heads differ, so
@@ -390,7 +393,10 @@ Result<Case> make_case(const ProblemLine& line) {
     if (Result<ProblemLine> parsed = parse_problem_line(to_string(line)); !parsed.ok()) return parsed.status();
     const Sizes sizes = sizes_of(line);
     if (Status s = check_sizes(line, sizes); !s.ok()) return s;
-    return Maker(line, sizes).make();
+    Result<Case> made = Maker(line, sizes).make();
+    if (!made.ok() || line.data != DataKind::tiny) return made;
+    if (Status s = poison_case(made.value(), PoisonKind::zero); !s.ok()) return s;
+    return made;
   } catch (const std::bad_alloc&) {
     return Status(Code::unsupported, "out of memory while making a case");
   }

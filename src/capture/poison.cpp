@@ -30,6 +30,8 @@ class Poisoner {
     poison_rows(c_.batch.key);
     poison_rows(c_.batch.value);
     poison_table();
+    // Whatever the rest holds, a row that is never written must show.
+    if (kind_ == PoisonKind::zero) kind_ = PoisonKind::nan;
     poison_all(c_.batch.output);
     poison_all(c_.batch.lse);
   }
@@ -51,9 +53,9 @@ class Poisoner {
     }
   }
 
-  /// NaN, or garbage of a size that no softmax average can hide; its sign varies from element to element.
+  /// NaN, zero, or garbage of a size that no softmax average can hide; its sign varies from element to element.
   void spoil(const Tensor& t, std::int64_t element) const {
-    float value = capture::quiet_nan();
+    float value = kind_ == PoisonKind::zero ? 0.0f : capture::quiet_nan();
     if (kind_ == PoisonKind::finite_garbage) {
       value = is_fp8(t.dtype) ? 1e30f : 1e4f;  // fp8 stores saturate
       if ((capture::mix64(static_cast<std::uint64_t>(element)) & 1) != 0) value = -value;
@@ -102,7 +104,7 @@ class Poisoner {
     }
   }
 
-  /// A page full of garbage if there is one.
+  /// A page that nobody reads if there is one.
   std::int64_t unread_page() const {
     for (std::int64_t page = num_pages(c_.cache) - 1; page > 0; --page) {
       const auto first = readable_.begin() + page * p_.page_size;

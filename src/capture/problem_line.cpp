@@ -60,9 +60,12 @@ constexpr Choice<bool> kSwitch[] = {{"0", false}, {"1", true}};
 constexpr Choice<ScaleKind> kScaleKinds[] = {
     {"none", ScaleKind::none}, {"tensor", ScaleKind::per_tensor}, {"head", ScaleKind::per_head}};
 
-std::string_view scale_kind_text(ScaleKind kind) {
-  for (const Choice<ScaleKind>& choice : kScaleKinds)
-    if (choice.value == kind) return choice.text;
+constexpr Choice<DataKind> kDataKinds[] = {{"normal", DataKind::normal}, {"tiny", DataKind::tiny}};
+
+template <typename Value, std::size_t n>
+std::string_view text_of(Value value, const Choice<Value> (&choices)[n]) {
+  for (const Choice<Value>& choice : choices)
+    if (choice.value == value) return choice.text;
   return "invalid";
 }
 
@@ -202,6 +205,7 @@ constexpr Key kKeys[] = {
     {"pages", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 0, l.num_pages); }},
     {"share", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 0, l.shared_pages); }},
     {"index", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kIndexTypes, l.index_dtype); }},
+    {"data", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kDataKinds, l.data); }},
     {"seed", false, "", set_seed},
 };
 constexpr std::size_t kNumKeys = std::size(kKeys);
@@ -332,8 +336,8 @@ std::string to_string(const Problem& p) {
   if (p.alibi) text += " alibi=1";
   if (p.sinks) text += " sinks=1";
   if (p.lse) text += " lse=1";
-  if (p.k_scale != ScaleKind::none) text += fmt::format(" kscale={}", scale_kind_text(p.k_scale));
-  if (p.v_scale != ScaleKind::none) text += fmt::format(" vscale={}", scale_kind_text(p.v_scale));
+  if (p.k_scale != ScaleKind::none) text += fmt::format(" kscale={}", text_of(p.k_scale, kScaleKinds));
+  if (p.v_scale != ScaleKind::none) text += fmt::format(" vscale={}", text_of(p.v_scale, kScaleKinds));
   return text;
 }
 
@@ -342,6 +346,7 @@ std::string to_string(const ProblemLine& line) {
   if (line.num_pages != 0) text += fmt::format(" pages={}", line.num_pages);
   if (line.shared_pages != 0) text += fmt::format(" share={}", line.shared_pages);
   if (line.index_dtype != DType::i32) text += fmt::format(" index={}", name(line.index_dtype));
+  if (line.data != DataKind::normal) text += fmt::format(" data={}", text_of(line.data, kDataKinds));
   return text + fmt::format(" seed={}", line.seed);
 }
 

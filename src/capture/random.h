@@ -35,4 +35,10 @@ inline float normal(std::uint64_t key, std::uint64_t index) noexcept {
   return static_cast<float>(2 * sum - kTwiceMean) * 0x1p-17f;
 }
 
+/// Number `index` of a stream, uniform in (-1e-3, 1e-3): an odd 25-bit integer, exact in a float, and one rounded product.
+inline float tiny(std::uint64_t key, std::uint64_t index) noexcept {
+  const auto odd = 2 * static_cast<std::int32_t>(uniform(key, index) >> 40) - ((1 << 24) - 1);
+  return static_cast<float>(odd) * 0x1p-24f * 1e-3f;
+}
+
 }  // namespace quire::capture

@@ -161,6 +161,29 @@ TEST(MakeCaseData, IsStandardNormalWithEveryFourthHeadPeaky) {
   }
 }
 
+TEST(MakeCaseData, TinyIsUniformWithZerosWhereNothingMayBeRead) {
+  const Case c = make("q=f32 heads=8:2 d=64 page=16 reqs=400 data=tiny lse=1 seed=2");
+  const auto all = [](std::int64_t) { return true; };
+  for (const Tensor* t : {&c.batch.query, &c.cache.k, &c.cache.v}) {
+    const Moments m = moments(*t, [&](std::int64_t i) { return float_at(*t, i) != 0; });
+    // Uniform in +-1: deviation 1/sqrt(3); 51200 samples or more, five standard errors.
+    EXPECT_NEAR(m.mean, 0, 1e-3 * 5 / std::sqrt(3 * 51200.0));
+    EXPECT_NEAR(m.deviation, 1e-3 / std::sqrt(3.0), 1e-3 * 5 / 226);
+    EXPECT_GT(m.largest, 0.99e-3);
+    EXPECT_LE(m.largest, 1e-3);
+    EXPECT_EQ(moments(*t, all).largest, m.largest) << "no NaN anywhere";
+  }
+  for (const Tensor* t : {&c.batch.output, &c.batch.lse})
+    for (std::int64_t i = 0; i < t->num_elements(); ++i) ASSERT_TRUE(std::isnan(float_at(*t, i)));
+}
+
+TEST(MakeCaseData, TinyIsFlushedByAnUnscaledE4m3Cache) {
+  const Case c = make("q=f16 kv=fp8_e4m3fn heads=2 d=64 page=16 reqs=200 data=tiny");
+  std::int64_t zeros = 0;
+  for (std::int64_t i = 0; i < 200 * 128; ++i) zeros += float_at(c.cache.k, i) == 0 ? 1 : 0;
+  EXPECT_GT(zeros, 200 * 128 * 0.9);
+}
+
 TEST(MakeCaseData, StreamsDifferBetweenSeedsKindsAndRequests) {
   const Case a = make("q=f32 heads=1 d=4 page=2 reqs=2x2 seed=1");
   const Case b = make("q=f32 heads=1 d=4 page=2 reqs=2x2 seed=2");

@@ -30,7 +30,7 @@ INSTANTIATE_TEST_SUITE_P(Lines, PoisonCase, ::testing::ValuesIn(kLines));
 TEST_P(PoisonCase, MadeCasesSatisfyTheContractWhateverThePoison) {
   Case c = make(GetParam());
   EXPECT_TRUE(check(c.batch, c.cache, c.options, Depth::contents).ok()) << check(c.batch, c.cache, c.options).status().message();
-  for (const PoisonKind kind : {PoisonKind::finite_garbage, PoisonKind::nan}) {
+  for (const PoisonKind kind : {PoisonKind::finite_garbage, PoisonKind::zero, PoisonKind::nan}) {
     ASSERT_TRUE(poison_case(c, kind).ok());
     EXPECT_TRUE(check(c.batch, c.cache, c.options, Depth::contents).ok())
         << check(c.batch, c.cache, c.options).status().message();
@@ -88,15 +88,35 @@ TEST_P(PoisonCase, GarbageIsExactlyWhereNothingMayBeRead) {
   for (std::int64_t i = 0; i < c.batch.lse.num_elements(); ++i) expect_garbage(c.batch.lse, i);
 }
 
-TEST_P(PoisonCase, TableEndsPointToAPageThatIsNotTheirs) {
+TEST_P(PoisonCase, ZerosAreExactlyWhereNothingMayBeReadAndOutputsAreNaN) {
+  const Case original = make(GetParam());
   Case c = make(GetParam());
-  const test::Readable may = test::readable(c, problem_of(c.batch, c.cache, c.options));
-  ASSERT_TRUE(poison_case(c, PoisonKind::finite_garbage).ok());
-  const std::int64_t size = page_size(c.cache);
-  for (std::int64_t r = 0; r < c.batch.block_table.shape[0]; ++r) {
-    const std::int64_t page = test::index_at(c.batch.block_table, (r + 1) * c.batch.block_table.shape[1] - 1);
-    ASSERT_TRUE(page >= 0 && page < num_pages(c.cache));
-    for (std::int64_t i = 0; i < size; ++i) EXPECT_FALSE(may.slot[static_cast<std::size_t>(page * size + i)]);
+  ASSERT_TRUE(poison_case(c, PoisonKind::zero).ok());
+  for (const auto& [was, is] : {std::pair{&original.cache.k, &c.cache.k},
+                                {&original.cache.v, &c.cache.v},
+                                {&original.batch.key, &c.batch.key},
+                                {&original.batch.value, &c.batch.value}})
+    for (std::int64_t i = 0; i < is->num_elements(); ++i) {
+      const float before = float_at(*was, i);
+      ASSERT_EQ(float_at(*is, i), std::isnan(before) ? 0.0f : before) << i;
+    }
+  for (const Tensor* t : {&c.batch.output, &c.batch.lse})
+    for (std::int64_t i = 0; i < t->num_elements(); ++i) ASSERT_TRUE(std::isnan(float_at(*t, i)));
+  ASSERT_TRUE(poison_case(c, PoisonKind::nan).ok());
+  EXPECT_EQ(test::hash_of(c), test::hash_of(original));
+}
+
+TEST_P(PoisonCase, TableEndsPointToAPageThatIsNotTheirs) {
+  for (const PoisonKind kind : {PoisonKind::finite_garbage, PoisonKind::zero}) {
+    Case c = make(GetParam());
+    const test::Readable may = test::readable(c, problem_of(c.batch, c.cache, c.options));
+    ASSERT_TRUE(poison_case(c, kind).ok());
+    const std::int64_t size = page_size(c.cache);
+    for (std::int64_t r = 0; r < c.batch.block_table.shape[0]; ++r) {
+      const std::int64_t page = test::index_at(c.batch.block_table, (r + 1) * c.batch.block_table.shape[1] - 1);
+      ASSERT_TRUE(page >= 0 && page < num_pages(c.cache));
+      for (std::int64_t i = 0; i < size; ++i) EXPECT_FALSE(may.slot[static_cast<std::size_t>(page * size + i)]);
+    }
   }
 }
 

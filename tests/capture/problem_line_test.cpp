@@ -75,7 +75,7 @@ TEST(ProblemLine, RoundTripsEveryKey) {
   expect_round_trip(kExample);
   expect_round_trip(
       "q=f32 kv=f32 heads=12:4 d=24 page=7 layout=packed reqs=3x2@5/6,0@9,2@5/6,2@5/6 scale=0.1 window=3 "
-      "cap=1e-3 alibi=1 sinks=1 lse=1 kscale=tensor vscale=head pages=99 share=2 index=i64 seed=18446744073709551615");
+      "cap=1e-3 alibi=1 sinks=1 lse=1 kscale=tensor vscale=head pages=99 share=2 index=i64 data=tiny seed=18446744073709551615");
   expect_round_trip("q=bf16 kv=f16 heads=1 d=1 page=1 reqs=none alibi=0 sinks=0 lse=0 kscale=none vscale=none index=i32");
   expect_round_trip("\t q=f32\r\nheads=1\nd=1 page=1  reqs=1 scale=1.4e-45 ");
   expect_round_trip("q=f32 heads=1 d=1 page=1 reqs=1 cap=3.4028235e38 scale=0.088388346");
@@ -164,6 +164,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{"q=f32 lse=" REST, "lse=\"\"", "0, 1"},
         BadLine{"q=f32 kscale=per_head" REST, "kscale=\"per_head\"", "none, tensor, head"},
         BadLine{"q=f32 vscale=1" REST, "vscale=\"1\"", "none, tensor, head"},
+        BadLine{"q=f32 data=uniform" REST, "data=\"uniform\"", "normal, tiny"},
         BadLine{"q=f32 index=int32" REST, "index=\"int32\"", "i32, i64"}, BadLine{"q=f32 seed=-1" REST, "seed=\"-1\"", "2^64"},
         BadLine{"q=f32 seed=18446744073709551616" REST, "seed=", "2^64"}, BadLine{"q=f32 pages=-1" REST, "pages=\"-1\"", "[0, "},
         BadLine{"q=f32 share=x" REST, "share=\"x\"", "[0, "},

@@ -141,6 +141,54 @@ TEST(Captures, WrongObservedOutputIsAMismatch) {
   }
 }
 
+constexpr const char* kLongIndices = "q=f16 heads=4:2 d=16 page=8 reqs=3@5,2@9 index=i64 lse=1 seed=1";
+
+TEST(Captures, OfAFaultHoldWhatSuchAKernelWrites) {
+  const TempFolder folder;
+  const std::string path = folder / "fault.safetensors";
+  const Ran ran = quire({"capture", kLongIndices, "-o", path, "--fault", "query_start_loc_as_int32", "--json"});
+  ASSERT_EQ(ran.exit_code, 0) << ran.err;
+  EXPECT_EQ(json_of(ran)["fault"], "query_start_loc_as_int32");
+  EXPECT_EQ(quire({"run", path}).exit_code, 1) << "a NaN row is a mismatch";
+  const Result<quire::Case> c = read_capture(path);
+  ASSERT_TRUE(c.ok()) << c.status().message();
+  EXPECT_EQ(c->notes.at("fault"), "query_start_loc_as_int32");
+  EXPECT_TRUE(c->observed_lse.present());
+  // The kernel sees query_start_loc 0 0 3: rows 3 and 4 belong to nobody and keep the fill.
+  const auto* rows = static_cast<const std::uint16_t*>(c->observed.data);
+  EXPECT_EQ(rows[4 * 64], 0xFFFF);
+  EXPECT_NE(rows[0], 0xFFFF);
+}
+
+TEST(Captures, OfAFaultCanLieOverGarbage) {
+  const TempFolder folder;
+  const std::string path = folder / "garbage.safetensors", again = folder / "again.safetensors";
+  for (const std::string& to : {path, again})
+    ASSERT_EQ(quire({"capture", kLongIndices, "-o", to, "--fault", "query_start_loc_as_int32", "--fill", "garbage"}).exit_code,
+              0);
+  EXPECT_EQ(slurp(path), slurp(again)) << "the same bytes every time";
+  const Result<quire::Case> c = read_capture(path);
+  ASSERT_TRUE(c.ok()) << c.status().message();
+  const auto* rows = static_cast<const std::uint16_t*>(c->observed.data);
+  for (int i = 0; i < 5 * 64; ++i) EXPECT_LT(rows[i] & 0x7C00, 0x7C00) << "finite";
+  const auto* lse = static_cast<const float*>(c->observed_lse.data);
+  EXPECT_NE(lse[4 * 4], 0.0f);
+  EXPECT_LT(std::fabs(lse[4 * 4]), 6.0f);
+}
+
+TEST(Captures, OfAFaultThatIsUnknownOrCannotShow) {
+  const TempFolder folder;
+  const std::string path = folder / "none.safetensors";
+  const Ran unknown = quire({"capture", kProblem, "-o", path, "--fault", "query_start_loc_as_int23"});
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("did you mean 'query_start_loc_as_int32'?"));
+  const Ran cannot = quire({"capture", kProblem, "-o", path, "--fault", "query_start_loc_as_int32"});
+  EXPECT_EQ(cannot.exit_code, 4) << cannot.out;
+  EXPECT_THAT(cannot.err, HasSubstr("query_start_loc_as_int32 cannot show here"));
+  EXPECT_EQ(quire({"capture", kProblem, "-o", path, "--fill", "nan"}).exit_code, 2);
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
 TEST(Captures, BrokenRuleIsExitOneEverywhere) {
   const TempFolder folder;
   const std::string path = folder / "broken.safetensors";
