@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "quire/capture.hpp"
@@ -12,14 +14,21 @@
 
 namespace quire {
 
-/// An implementation under test.
+/// Writes c.batch.output, and c.batch.lse if it is present. `kernel` may be set to what served the call. Code::unsupported means
+/// refused (listed with its reason, not failed); every other error is a finding.
+using AttendCase = std::function<Status(const Case& c, std::string& kernel)>;
+
+/// An implementation under test, and what it promises. Checks that follow from a promise are made only if it is given.
 struct Target {
   std::string name;  ///< "cpu_avx512", "torch.sdpa", ...
-  /// Writes c.batch.output, and c.batch.lse if it is present. `kernel` may be set to what served the call. Code::unsupported
-  /// means refused (listed with its reason, not failed); every other error is a finding.
-  std::function<Status(const Case& c, std::string& kernel)> attend;
-  /// Does it promise the same bits for the same input? Then a repeat that differs is a finding.
-  bool deterministic = true;
+  AttendCase attend;
+  bool deterministic = true;  ///< the same bits for the same input (checks repeat; the poison checks then compare bits)
+  bool in_place = true;  ///< writes into the batch's memory, whatever its strides, and nowhere else (canaries, rows, strides)
+  bool batch_invariant = false;  ///< a request has the same bits alone, in a batch and in chunks (alone, chunks)
+  /// Other ways to run it that promise the same bits, by name: "8 threads" (threads).
+  std::vector<std::pair<std::string, AttendCase>> variants;
+  /// Checks or hazards, by name, that cannot be asked of it, each with the reason: {"lse", "returns no lse"}.
+  std::map<std::string, std::string> skip;
 };
 
 /// Our own rows of kernels() by name; "cpu" = the row that plan() picks, case by case. unsupported if this machine cannot run it.
@@ -32,6 +41,8 @@ struct VerifyOptions {
   bool peer_power = false;                          ///< also judge the catalogue with vLLM's test data and tolerance
   std::uint64_t seed = 1;                           ///< of the random matrix
   std::int64_t random_cases = 200;
+  /// Checks to leave out, by name. Unlike Target::skip this is no property of the target: power shows what it costs.
+  std::vector<std::string> disabled_checks;
   bool shrink = true;  ///< reduce every failing case to the smallest line that still fails
   /// Called from one thread after each case: done, total, what comes next. Return false to stop (the verdict says so).
   std::function<bool(std::int64_t done, std::int64_t total, const std::string& label)> progress;
@@ -39,7 +50,8 @@ struct VerifyOptions {
 
 enum class CheckState : std::int32_t { pass = 0, fail = 1, skipped = 2 };
 
-/// One check of one case: values, lse, nan_poison, garbage_poison, rows, canaries, repeat, ...
+/// One check of one case; docs/verify.md lists them: values, lse, rows, nan_poison, garbage_poison, repeat, canaries, strides,
+/// threads, alone, chunks.
 struct CheckResult {
   std::string check;
   CheckState state = CheckState::pass;
@@ -52,23 +64,29 @@ struct CaseResult {
   std::string status;              ///< pass, fail, refused
   std::string kernel, reason;      ///< what served it; why it was refused
   double seconds = 0;
+  std::int64_t num_elements = 0;  ///< of the output
+  std::int64_t num_compared = 0;  ///< of these, compared with the fp64 reference; all were demanded to be written and finite
   std::vector<CheckResult> checks;
-  std::string reduced_line;  ///< of a failing case: the smallest problem line that still fails, and how
-  std::string pictures;      ///< of a failing case: JSON of error maps and page map for the report
+  std::string reduced_line;     ///< of a failing case: the smallest problem line that still fails, or empty
+  std::string reduced_finding;  ///< the check that fails there and what it says
+  std::string pictures;         ///< of a failing case: JSON of error maps and page map for the report
 };
 
 /// What became of one planted fault.
 struct MutantResult {
   std::string id, text;
   bool killed = false;
-  std::string check, line, finding;  ///< who noticed it, and where
+  bool asked = true;  ///< false: noticed only by a case that the target refused or a check that it skips; not counted
+  std::string check, name, line, finding;  ///< who noticed it (the check and the case), and where
 };
 
 /// The same catalogue under the data and tolerance of vLLM's test_prefix_prefill.py.
 struct PeerPower {
-  std::string line;
+  std::string name, line;
   double atol = 0;
   std::int64_t killed = 0, total = 0;
+  std::int64_t known_killed = 0, known_total = 0;  ///< the same over the faults of a published study of that test
+  std::int64_t rows_compared = 0, rows_total = 0;  ///< a sample that holds the rows with the fewest keys
   struct Mutant {
     std::string id;
     bool killed = false;
@@ -77,7 +95,8 @@ struct PeerPower {
   std::vector<Mutant> mutants;
 };
 
-/// verdict: "pass", "fail", or "mistrusted" when a planted fault survived: then a pass would mean nothing.
+/// verdict: "pass", "fail", "mistrusted" when a planted fault survived or no case was served (then a pass would mean nothing), or
+/// "stopped". A failure outranks mistrust.
 struct Verdict {
   std::string target, verdict;
   double seconds = 0;
