@@ -85,9 +85,7 @@ nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* o
   require_ok(status);
   if (rows)
     for (const RowCount& count : counts) (*rows)[count.kernel.c_str()] = count.rows;
-  nb::object output = array_object(batch.arrays().output);
-  if (!batch.made_output()) return output;
-  return nb::module_::import_("quire._arrays").attr("in_library_of")(batch.arrays().query.object, output);
+  return output_of(batch);
 }
 
 std::vector<std::int64_t> index_list(nb::handle values, const char* name) {

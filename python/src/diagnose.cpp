@@ -26,12 +26,13 @@ auto vector_view(std::vector<T> Reference::* member, bool per_dim) {
   };
 }
 
-Reference reference(const PyBatch& batch, const PyCache& cache, const PyOptions* options) {
+Reference reference(const PyBatch& batch, const PyCache& cache, const PyOptions* options,
+                    const std::optional<std::vector<std::int64_t>>& tokens) {
   const quire::Batch& b = batch.checked();
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   const nb::gil_scoped_release unlocked;
-  quire::Result<Reference> result = quire::reference(b, c, o);
+  quire::Result<Reference> result = tokens ? quire::reference(b, c, o, *tokens) : quire::reference(b, c, o);
   const nb::gil_scoped_acquire locked;
   return unwrap(std::move(result));
 }
@@ -75,8 +76,10 @@ void bind_diagnose(nb::module_& m) {
       .def("__bool__", [](const Comparison& c) { return c.ok; })
       .def("__str__", [](const Comparison& c) { return c.text; });
   m.def("reference", &reference, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(),
+        nb::arg("tokens") = nb::none(),
         "The fp64 oracle: two passes, shares nothing with the kernels but dtype decode. Checks metadata and tables first "
-        "(ContractError). Slow by design; the GIL is released.");
+        "(ContractError). Slow by design; the GIL is released. With tokens, row i of the result is row tokens[i] of the batch; "
+        "ArgumentError for a token outside the batch.");
   m.def("compare", &compare, nb::arg("output"), nb::arg("lse").none(), nb::arg("reference"), nb::arg("dtype") = nb::none(),
         "Compares NaN and infinity positions first, then every element against its derived tolerance (docs/numerics.md). "
         "lse may be None. dtype: type of a raw uint16 output.");

@@ -26,6 +26,7 @@ NB_MODULE(_quire, m) {
   quire_python::bind_pool(m);
   quire_python::bind_plan(m);
   quire_python::bind_attention(m);
+  quire_python::bind_faults(m);
   quire_python::bind_diagnose(m);
   quire_python::bind_capture(m);
   m.def("bits", &bits, nanobind::arg("array"), nanobind::arg("name"), nanobind::arg("dtype") = nanobind::none(),

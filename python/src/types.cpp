@@ -147,6 +147,9 @@ void bind_batch(nb::module_& m) {
       .def_prop_ro("slot_mapping", get(&BatchArrays::slot_mapping), nb::sig("def slot_mapping(self) -> typing.Any"))
       .def_prop_ro("lse", get(&BatchArrays::lse), nb::sig("def lse(self) -> typing.Any"))
       .def_prop_ro("request_ids", get(&BatchArrays::request_ids), nb::sig("def request_ids(self) -> typing.Any"))
+      .def_prop_ro(
+          "dtype", [](const PyBatch& batch) { return std::string(quire::name(batch.views().query.dtype)); },
+          "Element type of query, output, key and value: \"f32\", \"f16\" or \"bf16\".")
       .def("__repr__", [](const PyBatch& batch) { return describe(batch); });
 }
 
@@ -282,6 +285,12 @@ ArrayRef owned_view(const Tensor& view, nb::handle owner) {
 nb::object array_object(const ArrayRef& array) {
   if (array.object.is_valid()) return array.object;
   return to_numpy(array.view, array.owner);
+}
+
+nb::object output_of(const PyBatch& batch) {
+  nb::object output = array_object(batch.arrays().output);
+  if (!batch.made_output()) return output;
+  return nb::module_::import_("quire._arrays").attr("in_library_of")(batch.arrays().query.object, output);
 }
 
 void bind_types(nb::module_& m) {

@@ -90,11 +90,15 @@ ArrayRef owned_view(const quire::Tensor& view, nb::handle owner);
 /// The array behind a reference as Python sees it: what the caller passed, or a NumPy view.
 nb::object array_object(const ArrayRef& array);
 
+/// The batch's output as attend() returns it: in the library of the query.
+nb::object output_of(const PyBatch& batch);
+
 void bind_types(nb::module_& m);
 void bind_contract(nb::module_& m);
 void bind_pool(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_faults(nb::module_& m);
 void bind_diagnose(nb::module_& m);
 void bind_capture(nb::module_& m);
 
