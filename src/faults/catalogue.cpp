@@ -10,6 +10,12 @@ const std::vector<Fault>& catalogue() {
   static const std::vector<Fault> list = [] {
     std::vector<Fault> all;
     add_index_width(all);
+    add_rows(all);
+    add_starts(all);
+    add_mask(all);
+    add_window(all);
+    add_heads(all);
+    add_scores(all);
     return all;
   }();
   return list;

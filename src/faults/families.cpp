@@ -1,7 +1,11 @@
-// Beliefs about index tensors that several families share.
+// Beliefs and questions about a batch that several families share.
 #include "faults/families.h"
 
 #include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
 
 namespace quire::fault {
 
@@ -45,6 +49,87 @@ void believe_seq_lens(const Facts& facts, std::vector<std::int64_t> seen, Model&
     row.q_pos = row.context_len() + token - row.first_token;
     return row;
   };
+}
+
+void change_row(Model& model, std::function<void(Row&)> change) {
+  model.row = [change = std::move(change), before = model.row](std::int64_t token, std::int64_t head) {
+    Row row = before(token, head);
+    change(row);
+    return row;
+  };
+}
+
+void drop_keys(Model& model, std::function<bool(const Row&, std::int64_t)> drop) {
+  model.keys = [drop = std::move(drop), before = model.keys](const Row& row, std::vector<Key>& keys) {
+    before(row, keys);
+    std::erase_if(keys, [&](const Key& key) { return drop(row, key.position); });
+  };
+}
+
+void believe_keys(Model& model, std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last) {
+  model.keys = [first = std::move(first), last = std::move(last)](const Row& row, std::vector<Key>& keys) {
+    append_keys(std::max<std::int64_t>(0, first(row)), last(row), keys);
+  };
+}
+
+std::int64_t longest(const Facts& f) {
+  std::int64_t most = 0;
+  for (std::int64_t r = 0; r < f.num_reqs; ++r)
+    if (f.query_len(r) > 0) most = std::max(most, f.seq_lens[Facts::at(r)]);
+  return most;
+}
+
+Range cached_range(const Facts& f, std::int64_t req) {
+  if (f.query_len(req) == 0) return {};
+  const std::int64_t end = f.batch.key.present() ? f.cached_lens[Facts::at(req)] : f.seq_lens[Facts::at(req)];
+  return {f.first_key(f.context_len(req)), std::min(end, f.seq_lens[Facts::at(req)]) - 1};
+}
+
+bool scores_matter(const Facts& f) { return f.options.sinks.present() || (longest(f) > 1 && (!f.windowed() || f.window() > 1)); }
+
+bool any_cached(const Facts& f) {
+  return any_request(f, [&](std::int64_t r) { return !cached_range(f, r).empty(); });
+}
+
+bool any_new_row(const Facts& f) {
+  return f.batch.key.present() &&
+         any_request(f, [&](std::int64_t r) { return f.cached_lens[Facts::at(r)] < f.seq_lens[Facts::at(r)]; });
+}
+
+std::vector<std::int64_t> requests_to_try(const Evidence& e) {
+  std::vector<std::int64_t> order;
+  const auto add = [&](std::int64_t r) {
+    const bool known = std::find(order.begin(), order.end(), r) != order.end();
+    if (!known && order.size() < kMaxCandidates && e.facts.query_len(r) > 0) order.push_back(r);
+  };
+  for (const Sample& sample : e.wrong) add(e.facts.req_of(sample.token));
+  for (std::int64_t r = 0; r < e.facts.num_reqs && order.size() < kMaxCandidates; ++r) add(r);
+  return order;
+}
+
+std::int64_t floor_power_of_two(std::int64_t n) {
+  return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(n)));
+}
+
+std::int64_t ceil_power_of_two(std::int64_t n) { return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(n))); }
+
+double largest_change(const Facts& f, const Model& planted) {
+  std::vector<RowHead> rows;
+  for (const std::int64_t at : {std::int64_t{0}, f.num_tokens / 2, f.num_tokens - 1})
+    for (const std::int64_t head : {std::int64_t{0}, f.num_q_heads - 1})
+      if (at >= 0 && at < f.num_tokens) rows.push_back({at, head});
+  const std::vector<RowResult> changed = evaluate(planted, rows), right = evaluate(Model(f), rows);
+  const DType type = f.batch.output.dtype;
+  const double roundoff = type == DType::bf16 ? 0x1p-8 : type == DType::f16 ? 0x1p-11 : 0x1p-16;
+  double largest = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    for (std::size_t d = 0; d < right[i].out.size(); ++d) {
+      const double was = right[i].out[d], is = changed[i].out[d];
+      if (std::isnan(was)) continue;
+      const double change = std::fabs(is - was) / (roundoff * std::max(std::fabs(was), 1e-3));
+      largest = std::isnan(change) ? std::numeric_limits<double>::infinity() : std::max(largest, change);
+    }
+  return largest;
 }
 
 std::string first_values(const std::vector<std::int64_t>& values) {

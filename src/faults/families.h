@@ -1,6 +1,8 @@
 // The families of the catalogue, one file each, and what several of them need.
 #pragma once
 
+#include <functional>
+#include <limits>
 #include <string>
 
 #include "faults/fault.h"
@@ -9,6 +11,26 @@ namespace quire::fault {
 
 // To add a fault: add it to its family's file. To add a family: add a file, a line here and a line in catalogue.cpp.
 void add_index_width(std::vector<Fault>& list);
+void add_rows(std::vector<Fault>& list);
+void add_starts(std::vector<Fault>& list);
+void add_mask(std::vector<Fault>& list);
+void add_window(std::vector<Fault>& list);
+void add_tokens(std::vector<Fault>& list);
+void add_contents(std::vector<Fault>& list);
+void add_split(std::vector<Fault>& list);
+void add_pages(std::vector<Fault>& list);
+void add_layout(std::vector<Fault>& list);
+void add_heads(std::vector<Fault>& list);
+void add_scores(std::vector<Fault>& list);
+void add_alibi(std::vector<Fault>& list);
+void add_softmax(std::vector<Fault>& list);
+void add_sinks(std::vector<Fault>& list);
+void add_scales(std::vector<Fault>& list);
+void add_formats(std::vector<Fault>& list);
+
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+inline constexpr double kNegInf = -std::numeric_limits<double>::infinity();
+inline constexpr std::size_t kMaxCandidates = 64;
 
 /// The row as a decode kernel computes it that takes it for request `req`.
 Row decode_row(const Facts& facts, Row row, std::int64_t req);
@@ -16,6 +38,56 @@ Row decode_row(const Facts& facts, Row row, std::int64_t req);
 void believe_query_start_loc(const Facts& facts, std::vector<std::int64_t> seen, Model& model);
 /// A kernel whose seq_lens are `seen`. cached_len follows if the batch has no cached_lens.
 void believe_seq_lens(const Facts& facts, std::vector<std::int64_t> seen, Model& model);
+/// Changes the row that the model believes in so far.
+void change_row(Model& model, std::function<void(Row&)> change);
+/// Leaves out the keys for which `drop` is true.
+void drop_keys(Model& model, std::function<bool(const Row&, std::int64_t position)> drop);
+/// Replaces the list of keys by [first(row), last(row)].
+void believe_keys(Model& model, std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last);
+
+/// Is `holds` true for a request that has rows?
+template <typename Predicate>
+bool any_request(const Facts& f, Predicate&& holds) {
+  for (std::int64_t r = 0; r < f.num_reqs; ++r)
+    if (f.query_len(r) > 0 && holds(r)) return true;
+  return false;
+}
+/// Is `holds` true for the position of some output row? Stops at the first.
+template <typename Predicate>
+bool any_row(const Facts& f, Predicate&& holds) {
+  return any_request(f, [&](std::int64_t r) {
+    for (std::int64_t i = 0; i < f.query_len(r); ++i)
+      if (holds(r, f.context_len(r) + i)) return true;
+    return false;
+  });
+}
+/// The longest context_len + query_len of a request that has rows.
+std::int64_t longest(const Facts& f);
+/// Positions [first, last] that some row of the request takes from the cache; last < first if there are none.
+struct Range {
+  std::int64_t first = 0, last = -1;
+  bool empty() const { return last < first; }
+};
+Range cached_range(const Facts& f, std::int64_t req);
+bool any_cached(const Facts& f);
+/// Do scores matter? Not where every row sees one key and there is no sink: its weight is 1.
+bool scores_matter(const Facts& f);
+inline constexpr const char* kOneKey = "every row sees one key: its score does not matter";
+/// Positions that some row takes from key / value.
+bool any_new_row(const Facts& f);
+
+/// Requests with rows, those of the wrong rows first; at most kMaxCandidates.
+std::vector<std::int64_t> requests_to_try(const Evidence& e);
+std::int64_t floor_power_of_two(std::int64_t n);
+std::int64_t ceil_power_of_two(std::int64_t n);
+inline bool is_power_of_two(std::int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+/// Where [offset, k.end) of the last page of a sequence starts and ends.
+inline std::int64_t round_up(std::int64_t n, std::int64_t multiple) { return ceil_div(n, multiple) * multiple; }
+
+/// Largest change of any output element that planting brings to a few rows, in units of the rounding of the output's type:
+/// |changed - true| / (roundoff * max(|true|, 1e-3)). Infinity if a NaN appears.
+double largest_change(const Facts& f, const Model& planted);
 
 /// "0 880 -880 1290 ..." (the first ten).
 std::string first_values(const std::vector<std::int64_t>& values);

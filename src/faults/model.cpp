@@ -2,6 +2,7 @@
 #include "faults/model.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -43,10 +44,7 @@ Row true_row(const Facts& f, std::int64_t token, std::int64_t head) {
   return row;
 }
 
-void true_keys(const Facts& f, const Row& row, std::vector<Key>& keys) {
-  const std::int64_t window = f.options.sliding_window.value_or(row.q_pos + 1);
-  append_keys(std::max<std::int64_t>(0, row.q_pos - window + 1), row.q_pos, keys);
-}
+void true_keys(const Facts& f, const Row& row, std::vector<Key>& keys) { append_keys(f.first_key(row.q_pos), row.q_pos, keys); }
 
 /// Positions [cached_len, seq_len) come from this step's own rows, everything else from the cache.
 Place true_place(const Facts& f, const Model& m, const Row& row, std::int64_t position) {
@@ -75,7 +73,7 @@ double per_head(const Tensor& t, std::int64_t head, double absent) {
 struct Scratch {
   std::vector<Key> keys;
   std::vector<std::int64_t> at;
-  std::vector<double> query, vector, scores;
+  std::vector<double> query, vector, scores, p;
 };
 
 void load_new_row(const Facts& f, Side side, std::int64_t token, std::int64_t head, std::span<double> to) {
@@ -105,19 +103,34 @@ void load_cached(const Model& m, Side side, const Place& place, std::int64_t hea
   }
 }
 
-/// The score of every key, in s.scores; returns the largest, the sink's included. NaN wins.
-double score_keys(const Model& m, const Row& row, double sink, Scratch& s) {
+/// The score of every key, in s.scores. NaN in a masked key's K stays out.
+void score_keys(const Model& m, const Row& row, Scratch& s) {
   const auto dims = static_cast<std::size_t>(m.dims);
   for (std::size_t d = 0; d < dims; ++d) s.query[d] = m.query(row, static_cast<std::int64_t>(d));
-  double max = sink;
   for (const Key& key : s.keys) {
+    if (key.weight == 0) {
+      s.scores.push_back(kNegInf);
+      continue;
+    }
     load_vector(m, row, Side::key, key.position, s.at, std::span(s.vector).first(dims));
     double dot = 0;
     for (std::size_t d = 0; d < dims; ++d) dot += s.query[d] * s.vector[d];
-    s.scores.push_back(key.weight == 0 ? kNegInf : m.score(m, row, key.position, dot));
-    if (s.scores.back() > max || std::isnan(s.scores.back())) max = s.scores.back();
+    s.scores.push_back(m.score(m, row, key.position, dot));
   }
-  return max;
+}
+
+double true_softmax(const Model& m, const Row& row, std::span<const Key> keys, std::span<const double> scores,
+                    std::vector<double>& p) {
+  const double sink = m.sink(row), max = largest(scores, sink);
+  p.assign(keys.size(), 0.0);
+  if (max == kNegInf) return kNegInf;
+  double denominator = sink == kNegInf ? 0 : m.weight(sink, max);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (keys[i].weight != 0) p[i] = keys[i].weight * m.weight(scores[i], max);
+    denominator += p[i];
+  }
+  for (double& weight : p) weight /= denominator;
+  return max + std::log(denominator);
 }
 
 RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
@@ -136,17 +149,11 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
   s.query.resize(result.out.size());
   s.vector.resize(result.out.size());
   m.keys(row, s.keys);
-  const double sink = m.sink(row), max = score_keys(m, row, sink, s);
-  if (max != kNegInf) {
-    double denominator = sink == kNegInf ? 0 : m.weight(sink, max);
-    for (std::size_t i = 0; i < s.keys.size(); ++i) {
-      const double p = s.keys[i].weight == 0 ? 0 : s.keys[i].weight * m.weight(s.scores[i], max);
-      denominator += p;
-      load_vector(m, row, Side::value, s.keys[i].position, s.at, s.vector);
-      for (std::size_t d = 0; d < result.out.size(); ++d) result.out[d] += p * s.vector[d];
-    }
-    for (double& value : result.out) value /= denominator;
-    result.lse = max + std::log(denominator);
+  score_keys(m, row, s);
+  result.lse = m.softmax(m, row, s.keys, s.scores, s.p);
+  for (std::size_t i = 0; result.lse != kNegInf && i < s.keys.size(); ++i) {
+    load_vector(m, row, Side::value, s.keys[i].position, s.at, s.vector);
+    for (std::size_t d = 0; d < result.out.size(); ++d) result.out[d] += s.p[i] * s.vector[d];
   }
   m.finish(row, result);
   return result;
@@ -189,12 +196,55 @@ std::int64_t Facts::max_query_len() const {
 
 std::int64_t Facts::max_seq_len() const { return seq_lens.empty() ? 0 : *std::max_element(seq_lens.begin(), seq_lens.end()); }
 
+std::int64_t Facts::first_key(std::int64_t q_pos) const {
+  return windowed() ? std::max<std::int64_t>(0, q_pos - window() + 1) : 0;
+}
+
 void append_keys(std::int64_t first, std::int64_t last, std::vector<Key>& keys) {
   for (std::int64_t k = first; k <= last; ++k) keys.push_back({k, 1});
 }
 
+double largest(std::span<const double> scores, double sink) {
+  double max = sink;
+  for (const double score : scores)
+    if (score > max || std::isnan(score)) max = score;
+  return max;
+}
+
+/// The value of every code of an fp8 type.
+static const std::array<double, 256>& fp8_values(DType dtype) {
+  static const auto tables = [] {
+    std::array<std::array<double, 256>, 4> all{};
+    for (std::size_t code = 0; code < 256; ++code) {
+      const auto byte = static_cast<std::uint8_t>(code);
+      all[0][code] = semantics::fp8_decode<semantics::E4m3fn>(byte);
+      all[1][code] = semantics::fp8_decode<semantics::E4m3fnuz>(byte);
+      all[2][code] = semantics::fp8_decode<semantics::E5m2>(byte);
+      all[3][code] = semantics::fp8_decode<semantics::E5m2fnuz>(byte);
+    }
+    return all;
+  }();
+  switch (dtype) {
+    case DType::fp8_e4m3fn: return tables[0];
+    case DType::fp8_e4m3fnuz: return tables[1];
+    case DType::fp8_e5m2: return tables[2];
+    default: return tables[3];
+  }
+}
+
+// One loop per type, so that the switch over types is outside of it.
 void decode_as(DType dtype, const void* data, std::span<const std::int64_t> at, double* values) {
-  for (std::size_t i = 0; i < at.size(); ++i) values[i] = semantics::load(data, dtype, at[i]);
+  const auto decode = [&](auto type) {
+    for (std::size_t i = 0; i < at.size(); ++i) values[i] = semantics::load(data, type(), at[i]);
+  };
+  switch (dtype) {
+    case DType::f32: return decode([] { return DType::f32; });
+    case DType::f16: return decode([] { return DType::f16; });
+    case DType::bf16: return decode([] { return DType::bf16; });
+    default: break;
+  }
+  const std::array<double, 256>& values_of = fp8_values(dtype);
+  for (std::size_t i = 0; i < at.size(); ++i) values[i] = values_of[static_cast<const std::uint8_t*>(data)[at[i]]];
 }
 
 void elements_as(CacheLayout layout, Side side, std::span<const std::int64_t> s, std::int64_t x, const Place& p,
@@ -252,6 +302,7 @@ Model::Model(const Facts& truth) : facts(&truth), dims(truth.head_dim) {
   };
   sink = [f](const Row& r) { return per_head(f->options.sinks, r.query_head, kNegInf); };
   weight = [](double s, double max) { return std::exp(s - max); };
+  softmax = true_softmax;
   finish = [](const Row&, RowResult&) {};
 }
 
@@ -259,18 +310,15 @@ void load_vector(const Model& m, const Row& row, Side side, std::int64_t positio
                  std::span<double> to) {
   const Place place = m.place(m, row, side, position);
   const std::int64_t head = m.kv_head(row, side);
-  if (place.kind == Place::Kind::zero) {
-    std::fill(to.begin(), to.end(), 0.0);
-    return;
-  }
-  if (place.kind == Place::Kind::new_row) {
-    load_new_row(*m.facts, side, place.token, head, to);
-  } else {
-    load_cached(m, side, place, head, at, to);
+  switch (place.kind) {
+    case Place::Kind::zero: std::fill(to.begin(), to.end(), 0.0); return;
+    case Place::Kind::new_row: load_new_row(*m.facts, side, place.token, head, to); break;
+    case Place::Kind::cache: load_cached(m, side, place, head, at, to); break;
   }
   const double scale = m.scale(side, place, head);
   if (scale != 1)
     for (double& value : to) value *= scale;
+  if (m.vector) m.vector(row, side, place, head, to);
 }
 
 std::vector<RowResult> evaluate(const Model& model, std::span<const RowHead> rows) {

@@ -39,6 +39,10 @@ struct Facts {
   /// Table entry as stored; column may lie past the row's end: then 0.
   std::int64_t page(std::int64_t req, std::int64_t column) const;
   std::int64_t max_query_len() const;
+  /// The first position that the window leaves to a row at q_pos.
+  std::int64_t first_key(std::int64_t q_pos) const;
+  bool windowed() const { return options.sliding_window.has_value(); }
+  std::int64_t window() const { return options.sliding_window.value_or(0); }
   std::int64_t max_seq_len() const;
 
   static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
@@ -95,6 +99,8 @@ struct Model {
   std::function<void(Side, const Place&, std::int64_t kv_head, std::span<std::int64_t> at)> elements;
   std::function<void(Side, const void* data, std::span<const std::int64_t> at, double* values)> decode;
   std::function<double(Side, const Place&, std::int64_t kv_head)> scale;
+  /// Absent in the truth. Changes a K or V vector after it was loaded and scaled.
+  std::function<void(const Row&, Side, const Place&, std::int64_t kv_head, std::span<double>)> vector;
   // What score a key gets. The default `score` is cap(softmax_scale * dot) + bias, with the functions of the model it is given.
   std::function<double(const Row&, std::int64_t dim)> query;  ///< an element of the query row
   std::int64_t dims;                                          ///< leading dims that take part in dot products
@@ -102,9 +108,13 @@ struct Model {
   std::function<double(const Row&, double)> cap;
   std::function<double(const Row&, std::int64_t position)> bias;
   std::function<double(const Model&, const Row&, std::int64_t position, double dot)> score;
-  // The softmax: sink logit (-inf = none), exp(score - max).
+  // The softmax: sink logit (-inf = none), exp(score - max), both passes over the scores.
   std::function<double(const Row&)> sink;
   std::function<double(double score, double max)> weight;
+  /// The weight of every key, divided by the denominator, in p (as long as keys; never for a key of weight 0). Returns the lse;
+  /// -inf means that nothing was folded in and the output is 0.
+  std::function<double(const Model&, const Row&, std::span<const Key>, std::span<const double> scores, std::vector<double>& p)>
+      softmax;
   // What is written, after normalisation.
   std::function<void(const Row&, RowResult&)> finish;
 };
@@ -116,6 +126,9 @@ struct RowHead {
 
 /// The keys first .. last, each once.
 void append_keys(std::int64_t first, std::int64_t last, std::vector<Key>& keys);
+
+/// The largest score, the sink's included; NaN wins.
+double largest(std::span<const double> scores, double sink);
 
 /// Decodes elements of `data` as `dtype`.
 void decode_as(DType dtype, const void* data, std::span<const std::int64_t> at, double* values);

@@ -1,0 +1,39 @@
+// Small batches on which planted faults must show: together they have every layout, cache type, group shape and option. Shared by
+// the tests of the catalogue and of what builds on it.
+#pragma once
+
+#include <vector>
+
+namespace quire::test {
+
+struct Geometry {
+  const char* name;
+  const char* line;
+};
+
+inline const std::vector<Geometry>& geometries() {
+  static const std::vector<Geometry> list = {
+      {"Gqa4", "q=f32 heads=8:2 d=16 page=8 reqs=20@30,1@150,7@13,1@41 index=i64 pages=300 lse=1 seed=1"},
+      {"MhaPackedWindow", "q=f16 heads=6 d=32 page=16 layout=packed reqs=33@47,1@170,0@20,3@16,1@90 window=24 index=i64 seed=2"},
+      {"MqaOddPage", "q=bf16 heads=5:1 d=24 page=5 layout=hnd reqs=1@133,19@61,1@7,4@11 index=i64 pages=300 seed=3"},
+      {"E4m3fnPackedGroup3",
+       "q=f32 kv=fp8_e4m3fn heads=12:4 d=32 page=16 layout=packed kscale=head vscale=head scale=1 "
+       "reqs=18@40/40,1@145,0@12,6@10/12,1@70 pages=300 seed=4"},
+      {"E4m3fnuzWindowCap",
+       "q=bf16 kv=fp8_e4m3fnuz heads=8:2 d=64 page=16 kscale=tensor vscale=tensor window=40 cap=20 "
+       "reqs=45@77,1@200,1@30,2@60 seed=5"},
+      {"E5m2Everything",
+       "q=f16 kv=fp8_e5m2 heads=9:3 d=80 page=48 layout=hnd kscale=head vscale=tensor alibi=1 sinks=1 lse=1 cap=8 window=100 "
+       "reqs=5@64,110@30,1@300 seed=6"},
+      {"CachedLenBetween",
+       "q=f32 kv=bf16 heads=8:4 d=40 page=8 alibi=1 sinks=1 lse=1 scale=0.7 reqs=12@50/56,30@20/20,1@99/99,1@140 seed=7"},
+      {"WindowOne", "q=f32 heads=10:2 d=7 page=6 layout=hnd window=1 reqs=11@15,1@44,1@13,3@2 seed=8"},
+      {"AlibiSinksWindow",
+       "q=bf16 heads=8:2 d=128 page=32 layout=packed alibi=1 sinks=1 cap=30 scale=0.5 window=70 lse=1 "
+       "reqs=0@30,21@100,1@260,3@40 seed=9"},
+      {"LongDecode", "q=f16 heads=4:1 d=48 page=12 alibi=1 cap=15 reqs=1@700,1@300,1@65,1@1 pages=300 seed=10"},
+  };
+  return list;
+}
+
+}  // namespace quire::test

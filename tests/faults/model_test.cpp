@@ -1,0 +1,111 @@
+// The model without a fault is the reference: two implementations, one truth.
+#include <cmath>
+#include <random>
+
+#include "faults/fault.h"
+#include "faults/faults_util.h"
+
+namespace quire::test {
+namespace {
+
+using fault::Facts;
+using fault::Model;
+using fault::RowHead;
+using fault::RowResult;
+
+std::vector<RowResult> all_rows(const Facts& f, const Model& model) {
+  std::vector<RowHead> rows;
+  for (std::int64_t t = 0; t < f.num_tokens; ++t)
+    for (std::int64_t h = 0; h < f.num_q_heads; ++h) rows.push_back({t, h});
+  return evaluate(model, rows);
+}
+
+bool near(double a, double b) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
+  return a == b || std::fabs(a - b) <= 1e-11 * std::max(1.0, std::fabs(b));
+}
+
+void expect_truth(const std::string& line) {
+  SCOPED_TRACE(line);
+  const Case c = made(line);
+  const Result<Reference> expected = reference(c.batch, c.cache, c.options);
+  ASSERT_TRUE(expected.ok()) << expected.status().message();
+  const Facts f(c.batch, c.cache, c.options);
+  const std::vector<RowResult> got = all_rows(f, Model(f));
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_TRUE(got[i].written);
+    wrong += near(got[i].lse, expected.value().lse[i]) ? 0 : 1;
+    for (std::size_t d = 0; d < got[i].out.size(); ++d)
+      wrong += near(got[i].out[d], expected.value().out[i * got[i].out.size() + d]) ? 0 : 1;
+  }
+  EXPECT_EQ(wrong, 0u);
+}
+
+TEST(Model, WithoutAFaultIsTheReferenceOnEveryGeometry) {
+  for (const Geometry& geometry : geometries()) expect_truth(geometry.line);
+}
+
+TEST(Model, WithoutAFaultIsTheReferenceOnRandomProblems) {
+  std::mt19937 random(7);
+  const auto pick = [&](std::initializer_list<const char*> of) { return std::string(*(of.begin() + random() % of.size())); };
+  for (int i = 0; i < 60; ++i) {
+    const std::string kv = pick({"f32", "f16", "bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz"});
+    const std::string q = kv == "f32" ? "f32" : pick({"f32", "f16", "bf16"});
+    expect_truth("q=" + q + " kv=" + kv + " heads=" + pick({"4", "6:2", "5:1", "8:4"}) + " d=" + pick({"16", "32", "48"}) +
+                 " page=" + pick({"1", "5", "16"}) + " layout=" + pick({"nhd", "hnd", "packed"}) + " reqs=" +
+                 pick({"7@20,1@33,0@4,3", "1@70,12@12/15,9@9/9", "4x1@17,20@1"}) + " kscale=" + pick({"none", "tensor", "head"}) +
+                 " vscale=" + pick({"none", "tensor", "head"}) + " alibi=" + pick({"0", "1"}) + " sinks=" + pick({"0", "1"}) +
+                 pick({"", " window=1", " window=9"}) + pick({"", " cap=5"}) + pick({"", " scale=0.5"}) +
+                 " index=" + pick({"i32", "i64"}) + " lse=1 seed=" + std::to_string(i));
+  }
+}
+
+TEST(Model, ScoresOfMinusInfinityLeaveZero) {
+  Case c = made("q=f32 heads=1 d=1 page=4 reqs=1@2");
+  auto* k = static_cast<float*>(c.cache.k.data);
+  static_cast<float*>(c.batch.query.data)[0] = 1;
+  for (std::int64_t i = 0; i < c.cache.k.num_elements(); ++i) k[i] = -INFINITY;
+  const Facts f(c.batch, c.cache, c.options);
+  const std::vector<RowResult> got = all_rows(f, Model(f));
+  EXPECT_EQ(got[0].out[0], 0);
+  EXPECT_EQ(got[0].lse, -INFINITY);
+}
+
+/// What a wrong page id or stride leads to outside of the cache is nothing that can be decoded.
+TEST(Model, ReadsOutsideTheCacheGiveNaN) {
+  const Case c = made("q=f32 heads=1 d=4 page=4 reqs=1@2");
+  const Facts f(c.batch, c.cache, c.options);
+  for (const std::int64_t page : {std::int64_t{-1}, std::int64_t{1} << 40}) {
+    Model m(f);
+    m.table = [page](std::int64_t, std::int64_t) { return page; };
+    EXPECT_TRUE(std::isnan(all_rows(f, m)[0].out[0]));
+  }
+}
+
+TEST(Model, TwoFaultsCompose) {
+  const Case c = made("q=f32 heads=4:2 d=16 page=8 window=20 reqs=9@30,1@50,4@12 seed=4");
+  const Facts f(c.batch, c.cache, c.options);
+  const auto with = [&](std::initializer_list<const char*> ids) {
+    Model m(f);
+    for (const char* id : ids) fault::find(id)->suspects({f, {}}).list.front().plant(m);
+    return all_rows(f, m);
+  };
+  const auto a = with({"kv_head_always_zero"}), b = with({"scale_applied_twice"});
+  const auto both = with({"kv_head_always_zero", "scale_applied_twice"}),
+             reverse = with({"scale_applied_twice", "kv_head_always_zero"});
+  std::size_t differs_from_a = 0, differs_from_b = 0;
+  for (std::size_t i = 0; i < both.size(); ++i) {
+    EXPECT_EQ(both[i].out, reverse[i].out);
+    differs_from_a += both[i].out != a[i].out ? 1 : 0;
+    differs_from_b += both[i].out != b[i].out ? 1 : 0;
+  }
+  EXPECT_GT(differs_from_a, both.size() / 2);
+  EXPECT_GT(differs_from_b, both.size() / 4);
+  const auto rows = with({"last_row_not_written", "window_ignored"});
+  EXPECT_FALSE(rows.back().written);
+  EXPECT_TRUE(rows.front().written);
+}
+
+}  // namespace
+}  // namespace quire::test
