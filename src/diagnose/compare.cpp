@@ -54,10 +54,11 @@ void compare_output(const Tensor& output, const Reference& ref, Tally& tally) {
   for (std::int64_t row = 0; row < ref.num_tokens * ref.num_q_heads; ++row) {
     const std::int64_t token = row / ref.num_q_heads, head = row % ref.num_q_heads;
     const std::int64_t base = token * output.stride[0] + head * output.stride[1];
+    const numerics::RowErrors errors = numerics::row_errors(ref, row);
     for (std::int64_t d = 0; d < ref.head_dim; ++d) {
       const std::int64_t i = row * ref.head_dim + d;
       tally.add({token, head, d, semantics::load(output.data, output.dtype, base + d * output.stride[2]),
-                 ref.out[static_cast<std::size_t>(i)], numerics::output_tolerance(ref, row, i, type)},
+                 ref.out[static_cast<std::size_t>(i)], numerics::output_tolerance(ref, errors, i, type)},
                 type.overflow);
     }
   }

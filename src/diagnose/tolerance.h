@@ -46,13 +46,25 @@ inline double score_error(std::int64_t head_dim) {
 /// Relative error of a sum over n keys, rescaling and merging included. The sink counts as a key.
 inline double sum_error(std::int64_t num_keys) { return gamma(kRoundingsPerKey * static_cast<double>(num_keys + 1)); }
 
-/// For element `i` = row * head_dim + d of the reference.
-inline double output_tolerance(const Reference& ref, std::int64_t row, std::int64_t i, const OutputType& type) {
-  const auto r = static_cast<std::size_t>(row), e = static_cast<std::size_t>(i);
+/// What all elements of a row share: the error of out_d per unit of abs_pv_d, abs_spv_d and |out_d|.
+struct RowErrors {
+  double per_pv, per_spv, per_out;
+};
+inline RowErrors row_errors(const Reference& ref, std::int64_t row) {
+  const auto r = static_cast<std::size_t>(row);
   const double sum = sum_error(ref.num_keys[r]), score = score_error(ref.head_dim);
-  const double numerator = (sum + kWeightRoundings * kAccumulatorRoundoff) * ref.abs_pv[e] + score * ref.abs_spv[e];
-  const double denominator = (sum + score * ref.score_mag[r]) * std::fabs(ref.out[e]);
-  return kSecondOrder * (numerator + denominator + type.roundoff * std::fabs(ref.out[e])) + type.smallest;
+  return {sum + kWeightRoundings * kAccumulatorRoundoff, score, sum + score * ref.score_mag[r]};
+}
+
+/// For element `i` = row * head_dim + d of the reference.
+inline double output_tolerance(const Reference& ref, const RowErrors& row, std::int64_t i, const OutputType& type) {
+  const auto e = static_cast<std::size_t>(i);
+  const double out = std::fabs(ref.out[e]);
+  const double numerator = row.per_pv * ref.abs_pv[e] + row.per_spv * ref.abs_spv[e];
+  return kSecondOrder * (numerator + row.per_out * out + type.roundoff * out) + type.smallest;
+}
+inline double output_tolerance(const Reference& ref, std::int64_t row, std::int64_t i, const OutputType& type) {
+  return output_tolerance(ref, row_errors(ref, row), i, type);
 }
 
 /// lse is always f32 and its error absolute: d lse = sum p_k delta_k + error of the sum + error of the log.

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <new>
 #include <span>
@@ -13,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "backend/reference/lanes.h"
 #include "quire/contract.hpp"
 #include "quire/diagnose.hpp"
 #include "semantics/dtype.h"
@@ -20,38 +20,14 @@
 namespace quire {
 namespace {
 
-constexpr std::int64_t kLanes = 8;           // keys (scores) or dims (values) computed side by side
 constexpr std::int64_t kRowsAtOnce = 16;     // rows that share a block of K or V while it is in a near cache
-constexpr std::size_t kRowsPerTask = 256;    // rows of one request and KV head that share one decoded copy of K and V
+constexpr std::size_t kRowsPerTask = 512;    // rows of one request and KV head that share one decoded copy of K and V
 constexpr double kFlushedWeight = 0x1p-102;  // u = 2^-24 of it is 2^-126, below which f32 may flush (docs/numerics.md)
 constexpr double kThreadedWork = 4e6;        // multiplications; below this, starting threads costs more than it saves
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 
-// Eight doubles as four pairs: the widest vector that every 64-bit machine has, so no instruction-set flags are needed.
-using Pair __attribute__((vector_size(2 * sizeof(double)))) = double;
-using PairBits __attribute__((vector_size(2 * sizeof(double)))) = std::int64_t;
-struct Lanes {
-  Pair pair[kLanes / 2] = {};
-  double operator[](std::int64_t lane) const { return pair[lane / 2][lane % 2]; }
-};
-
-/// Written out: a loop would keep the sums in memory instead of registers at -O2.
-template <typename Body>
-void for_each_pair(Body&& body) {
-  static_assert(kLanes == 8);
-  body(0), body(1), body(2), body(3);
-}
-
-Pair load_pair(const double* from) {
-  Pair pair;
-  std::memcpy(&pair, from, sizeof pair);
-  return pair;
-}
-
-Pair absolute_value(const Pair& x) {
-  constexpr std::int64_t all_but_sign = std::numeric_limits<std::int64_t>::max();
-  return (Pair)((PairBits)x & all_but_sign);  // NOLINT: reinterprets bits, which no named cast does for vector types
-}
+using reference_loops::kLanes;
+using reference_loops::Lanes;
 
 std::int64_t blocks(std::int64_t n) { return (n + kLanes - 1) / kLanes; }
 
@@ -74,20 +50,28 @@ struct Task {
   std::span<const Chosen> rows;
 };
 
-/// Keys [first, first + count) of one request and KV head as real values, in lanes.
+/// Keys [first, first + count) of one request and KV head as real values, in lanes. Lanes after the last key or dim hold
+/// anything: nobody uses what is computed from them.
 struct DecodedKeys {
   std::int64_t first = 0, count = 0;
   std::vector<double> k;  // [blocks(count)][head_dim][kLanes keys]
   std::vector<double> v;  // [blocks(head_dim)][count][kLanes dims]
 };
 
-/// One query row of one head: its visible keys, their logits, weights and rounding magnitudes.
+/// One query row of one head. It sees the keys [first, first + count), counted from DecodedKeys::first. Per key: its logit, what
+/// rounding can do to that, and its weight p; the same with a floor, and times the magnitude.
 struct Row {
   std::int64_t q_pos = 0, head = 0;
   std::int64_t index = 0;  // of the result: row * num_q_heads + head
+  std::int64_t first = 0, count = 0;
   std::vector<double> q;
-  std::vector<std::int64_t> key;  // relative to DecodedKeys::first
-  std::vector<double> logit, weight, magnitude;
+  std::vector<double> logit, magnitude, weight, floored, scored;
+};
+
+/// What one thread works in, task after task.
+struct Scratch {
+  DecodedKeys keys;
+  std::vector<Row> rows;
 };
 
 class Oracle {
@@ -99,6 +83,10 @@ class Oracle {
     page_size_ = cache.layout == CacheLayout::nhd ? cache.k.shape[1] : cache.k.shape[cache.layout == CacheLayout::hnd ? 2 : 3];
     group_ = batch.query.shape[1] / num_kv_heads_;
     scale_ = options.softmax_scale ? *options.softmax_scale : 1.0 / std::sqrt(static_cast<double>(head_dim_));
+    for (std::int64_t d = 0; d < head_dim_; ++d) {
+      k_dim_offset_.push_back(dim_offset(/*is_key=*/true, d));
+      v_dim_offset_.push_back(dim_offset(/*is_key=*/false, d));
+    }
   }
 
   /// Cuts `rows`, which are in the order of their tokens, and counts multiplications.
@@ -118,13 +106,13 @@ class Oracle {
     return list;
   }
 
-  void run(const Task& task) const {
-    const DecodedKeys keys = decode(task);
-    std::vector<Row> rows(static_cast<std::size_t>(kRowsAtOnce));
+  void run(const Task& task, Scratch& scratch) const {
+    auto& [keys, rows] = scratch;
+    decode(task, keys);
     const std::int64_t count = static_cast<std::int64_t>(task.rows.size()) * group_;
     for (std::int64_t first = 0; first < count; first += kRowsAtOnce) {
       rows.resize(static_cast<std::size_t>(std::min(kRowsAtOnce, count - first)));
-      for (std::size_t i = 0; i < rows.size(); ++i) start_row(task, first + static_cast<std::int64_t>(i), rows[i]);
+      for (std::size_t i = 0; i < rows.size(); ++i) start_row(task, keys, first + static_cast<std::int64_t>(i), rows[i]);
       for (std::int64_t b = 0; b < blocks(keys.count); ++b)
         for (Row& row : rows) score_block(keys, b, row);
       for (Row& row : rows) weigh_row(row);
@@ -144,9 +132,7 @@ class Oracle {
     return context_len(r) + token - index_at(batch_.query_start_loc, r);
   }
 
-  bool visible(std::int64_t k, std::int64_t q_pos) const {
-    return k <= q_pos && (!options_.sliding_window || q_pos - k < *options_.sliding_window);
-  }
+  /// Keys k <= q_pos with q_pos - k < window are visible: this one up to q_pos.
   std::int64_t first_visible(std::int64_t q_pos) const {
     return options_.sliding_window ? std::max<std::int64_t>(0, q_pos - *options_.sliding_window + 1) : 0;
   }
@@ -166,26 +152,27 @@ class Oracle {
     return semantics::load_index(t.data, t.dtype, req * t.stride[0] + k / page_size_ * t.stride[1]);
   }
 
-  /// Offset of dim d of a cached token in cache.k (`is_key`) or cache.v.
-  std::int64_t cache_offset(bool is_key, std::int64_t page, std::int64_t slot, std::int64_t head, std::int64_t d) const {
-    const Tensor& t = is_key ? cache_.k : cache_.v;
-    const auto& s = t.stride;
-    switch (cache_.layout) {
-      case CacheLayout::nhd: return page * s[0] + slot * s[1] + head * s[2] + d * s[3];
-      case CacheLayout::hnd: return page * s[0] + head * s[1] + slot * s[2] + d * s[3];
-      case CacheLayout::packed: break;
-    }
-    if (!is_key) return page * s[0] + head * s[1] + d * s[2] + slot * s[3];
-    const std::int64_t x = t.shape[4];
-    return page * s[0] + head * s[1] + d / x * s[2] + slot * s[3] + d % x * s[4];
+  /// Offset of dim 0 of a cached token in cache.k (`is_key`) or cache.v.
+  std::int64_t token_offset(bool is_key, std::int64_t page, std::int64_t slot, std::int64_t head) const {
+    const auto& s = is_key ? cache_.k.stride : cache_.v.stride;
+    if (cache_.layout == CacheLayout::nhd) return page * s[0] + slot * s[1] + head * s[2];
+    return page * s[0] + head * s[1] + slot * (cache_.layout == CacheLayout::hnd ? s[2] : s[3]);
   }
 
-  DecodedKeys decode(const Task& task) const {
-    DecodedKeys out;
+  /// From there to dim d.
+  std::int64_t dim_offset(bool is_key, std::int64_t d) const {
+    const Tensor& t = is_key ? cache_.k : cache_.v;
+    if (cache_.layout != CacheLayout::packed) return d * t.stride[3];
+    if (!is_key) return d * t.stride[2];
+    const std::int64_t x = t.shape[4];
+    return d / x * t.stride[2] + d % x * t.stride[4];
+  }
+
+  void decode(const Task& task, DecodedKeys& out) const {
     out.first = first_visible(position(task.req, task.rows.front().token));
     out.count = position(task.req, task.rows.back().token) + 1 - out.first;
-    out.k.assign(static_cast<std::size_t>(blocks(out.count) * head_dim_ * kLanes), 0.0);
-    out.v.assign(static_cast<std::size_t>(blocks(head_dim_) * out.count * kLanes), 0.0);
+    out.k.resize(static_cast<std::size_t>(blocks(out.count) * head_dim_ * kLanes));
+    out.v.resize(static_cast<std::size_t>(blocks(head_dim_) * out.count * kLanes));
     const std::int64_t cached =
         batch_.cached_lens.present() ? index_at(batch_.cached_lens, task.req) : index_at(batch_.seq_lens, task.req);
     for (std::int64_t i = 0; i < out.count; ++i) {
@@ -196,7 +183,6 @@ class Oracle {
         decode_new(task, k, i, out);
       }
     }
-    return out;
   }
 
   void decode_cached(const Task& task, std::int64_t k, std::int64_t i, DecodedKeys& out) const {
@@ -204,11 +190,12 @@ class Oracle {
     const std::int64_t slot = k % page_size_;
     const double k_scale = scalar_or_per_head(cache_.k_scale, task.kv_head, 1.0);
     const double v_scale = scalar_or_per_head(cache_.v_scale, task.kv_head, 1.0);
+    const std::int64_t k_at = token_offset(/*is_key=*/true, page, slot, task.kv_head);
+    const std::int64_t v_at = token_offset(/*is_key=*/false, page, slot, task.kv_head);
     for (std::int64_t d = 0; d < head_dim_; ++d) {
-      const std::int64_t k_at = cache_offset(/*is_key=*/true, page, slot, task.kv_head, d);
-      const std::int64_t v_at = cache_offset(/*is_key=*/false, page, slot, task.kv_head, d);
-      put(out, i, d, k_scale * semantics::load(cache_.k.data, cache_.k.dtype, k_at),
-          v_scale * semantics::load(cache_.v.data, cache_.v.dtype, v_at));
+      const auto i_d = static_cast<std::size_t>(d);
+      put(out, i, d, k_scale * semantics::load(cache_.k.data, cache_.k.dtype, k_at + k_dim_offset_[i_d]),
+          v_scale * semantics::load(cache_.v.data, cache_.v.dtype, v_at + v_dim_offset_[i_d]));
     }
   }
 
@@ -227,49 +214,35 @@ class Oracle {
   }
 
   /// Row `i` of a task counts through the query heads of the KV head first, then through the tokens.
-  void start_row(const Task& task, std::int64_t i, Row& row) const {
+  void start_row(const Task& task, const DecodedKeys& keys, std::int64_t i, Row& row) const {
     const auto [token, at] = task.rows[static_cast<std::size_t>(i / group_)];
     row.q_pos = position(task.req, token);
     row.head = task.kv_head * group_ + i % group_;
     row.index = at * batch_.query.shape[1] + row.head;
+    row.first = first_visible(row.q_pos) - keys.first;
+    row.count = row.q_pos + 1 - first_visible(row.q_pos);
     row.q.resize(static_cast<std::size_t>(head_dim_));
     const Tensor& t = batch_.query;
     for (std::int64_t d = 0; d < head_dim_; ++d)
       row.q[static_cast<std::size_t>(d)] =
           semantics::load(t.data, t.dtype, token * t.stride[0] + row.head * t.stride[1] + d * t.stride[2]);
-    row.key.clear();
-    row.logit.clear();
-    row.weight.clear();
-    row.magnitude.clear();
+    for (std::vector<double>* list : {&row.logit, &row.magnitude, &row.weight, &row.floored, &row.scored})
+      list->resize(static_cast<std::size_t>(row.count));
   }
 
   /// First pass: the logit of every visible key of block `b`, and |scale| * sum_d |q_d K_kd| + |ALiBi| + cap / 4.
   void score_block(const DecodedKeys& keys, std::int64_t b, Row& row) const {
-    const std::int64_t end = std::min(keys.count, (b + 1) * kLanes);
-    const std::int64_t last = std::min(keys.first + end - 1, row.q_pos);
-    if (!visible(last, row.q_pos) || last < keys.first + b * kLanes) return;
+    const std::int64_t begin = std::max(b * kLanes, row.first), end = std::min((b + 1) * kLanes, row.first + row.count);
+    if (begin >= end) return;
     const double slope = options_.alibi_slopes.present() ? per_q_head(options_.alibi_slopes, row.head) : 0.0;
-    Lanes dot{}, magnitude{};
-    dot_block(&keys.k[static_cast<std::size_t>(b * head_dim_ * kLanes)], row.q, dot, magnitude);
-    for (std::int64_t i = b * kLanes; i < end; ++i) {
-      const std::int64_t k = keys.first + i;
-      if (!visible(k, row.q_pos)) continue;
-      const double bias = slope * static_cast<double>(k - row.q_pos);
-      row.key.push_back(i);
-      row.logit.push_back(capped(scale_ * dot[i % kLanes]) + bias);
-      row.magnitude.push_back(std::fabs(scale_) * magnitude[i % kLanes] + std::fabs(bias) +
-                              options_.logits_soft_cap.value_or(0) / 4);
-    }
-  }
-
-  void dot_block(const double* k, const std::vector<double>& q, Lanes& dot, Lanes& magnitude) const {
-    for (std::int64_t d = 0; d < head_dim_; ++d) {
-      const double qd = q[static_cast<std::size_t>(d)];
-      for_each_pair([&](int j) {
-        const Pair term = qd * load_pair(k + d * kLanes + 2 * j);
-        dot.pair[j] += term;
-        magnitude.pair[j] += absolute_value(term);
-      });
+    Lanes dot, magnitude;
+    loops_.dot(&keys.k[static_cast<std::size_t>(b * head_dim_ * kLanes)], row.q.data(), head_dim_, dot, magnitude);
+    for (std::int64_t k = begin; k < end; ++k) {
+      const auto i = static_cast<std::size_t>(k - row.first);
+      const double bias = slope * static_cast<double>(keys.first + k - row.q_pos);
+      row.logit[i] = capped(scale_ * dot.sum[k % kLanes]) + bias;
+      row.magnitude[i] =
+          std::fabs(scale_) * magnitude.sum[k % kLanes] + std::fabs(bias) + options_.logits_soft_cap.value_or(0) / 4;
     }
   }
 
@@ -286,52 +259,42 @@ class Oracle {
     const auto at = static_cast<std::size_t>(row.index);
     const double sink = options_.sinks.present() ? per_q_head(options_.sinks, row.head) : kNegInf;
     double max = sink;
-    // NaN must reach the result, and a plain > would step over it.
-    for (const double s : row.logit)
-      if (s > max || std::isnan(s)) max = s;
-    result_.num_keys[at] = static_cast<std::int64_t>(row.key.size());
+    for (const double s : row.logit) max = std::max(max, s);  // steps over NaN, which reaches the result through the sum
+    result_.num_keys[at] = row.count;
     result_.lse[at] = max;
     // No visible key, or only -inf scores: exp(-inf - -inf) would be NaN. What is left is out = 0 and lse = -inf or the sink.
     if (std::all_of(row.logit.begin(), row.logit.end(), [](double s) { return s == kNegInf; })) {
-      row.key.clear();
+      row.count = 0;
       return;
     }
     double denominator = std::exp(sink - max);
-    for (const double s : row.logit) {
-      row.weight.push_back(std::exp(s - max));
-      denominator += row.weight.back();
+    for (std::size_t i = 0; i < row.logit.size(); ++i) {
+      row.weight[i] = std::exp(row.logit[i] - max);
+      denominator += row.weight[i];
     }
     result_.lse[at] = max + std::log(denominator);
     const double p_sink = std::exp(sink - max) / denominator;
     double mean = p_sink > 0 ? p_sink * (std::fabs(sink) + std::fabs(sink - max)) : 0.0;
     for (std::size_t i = 0; i < row.weight.size(); ++i) {
       row.weight[i] /= denominator;
-      row.magnitude[i] = row.weight[i] == 0 ? 0.0 : row.magnitude[i] + std::fabs(row.logit[i] - max);
-      mean += row.weight[i] * row.magnitude[i];
+      row.floored[i] = std::max(row.weight[i], kFlushedWeight);
+      row.scored[i] = row.weight[i] == 0 ? 0.0 : row.weight[i] * (row.magnitude[i] + std::fabs(row.logit[i] - max));
+      mean += row.scored[i];
     }
     result_.score_mag[at] = mean;
   }
 
   /// Dims of block `b` of one output row.
   void sum_values(const DecodedKeys& keys, std::int64_t b, const Row& row) const {
-    const double* v = &keys.v[static_cast<std::size_t>(b * keys.count * kLanes)];
-    Lanes out{}, absolute{}, scored{};
-    for (std::size_t i = 0; i < row.key.size(); ++i) {
-      const double p = row.weight[i], floored = std::max(p, kFlushedWeight), m = p * row.magnitude[i];
-      for_each_pair([&](int j) {
-        const Pair value = load_pair(v + row.key[i] * kLanes + 2 * j);
-        const Pair magnitude = absolute_value(value);
-        out.pair[j] += p * value;
-        absolute.pair[j] += floored * magnitude;
-        scored.pair[j] += m * magnitude;
-      });
-    }
+    const double* v = &keys.v[static_cast<std::size_t>((b * keys.count + row.first) * kLanes)];
+    Lanes out, absolute, scored;
+    loops_.sum(v, row.weight.data(), row.floored.data(), row.scored.data(), row.count, out, absolute, scored);
     const std::int64_t dims = std::min(kLanes, head_dim_ - b * kLanes);
     for (std::int64_t lane = 0; lane < dims; ++lane) {
       const auto at = static_cast<std::size_t>(row.index * head_dim_ + b * kLanes + lane);
-      result_.out[at] = out[lane];
-      result_.abs_pv[at] = absolute[lane];
-      result_.abs_spv[at] = scored[lane];
+      result_.out[at] = out.sum[lane];
+      result_.abs_pv[at] = absolute.sum[lane];
+      result_.abs_spv[at] = scored.sum[lane];
     }
   }
 
@@ -339,8 +302,10 @@ class Oracle {
   const KVCache& cache_;
   const Options& options_;
   Reference& result_;
+  const reference_loops::Loops loops_ = reference_loops::widest_loops();
   std::int64_t head_dim_ = 0, num_kv_heads_ = 0, page_size_ = 0, group_ = 0;
   double scale_ = 0;
+  std::vector<std::int64_t> k_dim_offset_, v_dim_offset_;
 };
 
 /// Every task writes rows of its own, so the result does not depend on who runs which.
@@ -349,7 +314,8 @@ void run_all(const Oracle& oracle, const std::vector<Task>& tasks, std::size_t n
   std::atomic<bool> out_of_memory{false};
   const auto worker = [&] {
     try {
-      for (std::size_t i = next++; i < tasks.size(); i = next++) oracle.run(tasks[i]);
+      Scratch scratch;
+      for (std::size_t i = next++; i < tasks.size(); i = next++) oracle.run(tasks[i], scratch);
     } catch (const std::bad_alloc&) {
       out_of_memory = true;
     }
@@ -380,7 +346,7 @@ Reference empty_result(const Batch& batch, std::size_t num_rows) {
 
 /// The contract is known to hold, and every token to be in the batch.
 Reference reference_of(const Batch& batch, const KVCache& cache, const Options& options, std::vector<Chosen> rows) {
-  std::stable_sort(rows.begin(), rows.end(), [](const Chosen& a, const Chosen& b) { return a.token < b.token; });
+  std::sort(rows.begin(), rows.end(), [](const Chosen& a, const Chosen& b) { return a.token < b.token; });
   Reference result = empty_result(batch, rows.size());
   const Oracle oracle(batch, cache, options, result);
   double work = 0;
