@@ -10,7 +10,6 @@
 
 #include "quire/attention.hpp"
 #include "quire/batch.hpp"
-#include "quire/cache.hpp"
 #include "quire/diagnose.hpp"
 #include "quire/problem.hpp"
 
@@ -21,20 +20,21 @@ inline constexpr std::int64_t kMaxHeads = 128;    ///< its columns; beyond: bins
 inline constexpr std::int64_t kMaxRows = 64;      ///< rows of the row x dim map: the worst ones
 inline constexpr std::int64_t kMaxDims = 256;     ///< its columns; beyond: bins of neighbours
 inline constexpr std::int64_t kMaxPages = 4096;   ///< cells of the page map; beyond: bins of neighbours
-inline constexpr std::int64_t kMaxServed = 256;   ///< rows of the kernel table
+inline constexpr std::int64_t kMaxServed = 256;   ///< rows of the kernel table: runs of equal requests
 
-/// Worst |error| / tolerance by request x head, and by row x dim for the worst rows. Row i of `reference` belongs to row tokens[i]
-/// of `output` (Batch::output's shape); no tokens = row i. A ratio is null where a value is NaN or infinite and the reference is
-/// not (or the reverse); those are counted apart. Requests without a compared row are left out.
+/// Worst |error| / tolerance by request x head, and by row x dim for the worst rows. Row i of `reference` belongs to row
+/// tokens[i] of `output` (Batch::output's shape); no tokens = row i. A ratio is null where a value is NaN or infinite and the
+/// reference is not (or the reverse); those are counted apart. Requests without a compared row are left out.
 nlohmann::json error_picture(const Tensor& output, const Reference& reference, const Batch& batch,
                              std::span<const std::int64_t> tokens = {});
 
 /// What every physical page is to the batch: owner, logical index, filled slots, and whether its contents agree with that. Reads
-/// a few elements of KV head 0 per slot. Entries that point outside the cache are counted, not followed.
-nlohmann::json page_picture(const Batch& batch, const KVCache& cache);
+/// a few elements of KV head 0 per slot. Entries that point outside the cache are counted, not followed. `options` for the
+/// window: pages that it hides from every row need not be written. Null if the cache is not in host memory.
+nlohmann::json page_picture(const Batch& batch, const KVCache& cache, const Options& options = {});
 
-/// Which kernel served which request, and how many rows each wrote. `counts` as from AttendOptions::rows; without them only
-/// `kernel` is named.
+/// Which kernel wrote how many rows, beside the requests that they belong to. `counts` as from AttendOptions::rows; without them
+/// only `kernel` is named. `kernel` may be empty: then only the requests are listed.
 nlohmann::json rows_picture(const Problem& problem, const std::string& kernel, std::span<const RowCount> counts = {});
 
 }  // namespace quire::report

@@ -1,0 +1,51 @@
+// What pictures need to know about a batch's requests, read once from its index tensors (as the type that they are).
+//
+// A report is also drawn of batches that break the contract, so nothing here trusts a value: a length may be negative, and
+// owners of rows are searched, not computed.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "quire/batch.hpp"
+#include "semantics/dtype.h"
+
+namespace quire::report {
+
+inline std::int64_t index_at(const Tensor& t, std::int64_t i) { return semantics::load_index(t.data, t.dtype, i * t.stride[0]); }
+
+struct Lengths {
+  std::vector<std::int64_t> query_start_loc, seq_lens, cached_lens;
+
+  explicit Lengths(const Batch& batch) {
+    for (std::int64_t i = 0; i < batch.query_start_loc.shape[0]; ++i)
+      query_start_loc.push_back(index_at(batch.query_start_loc, i));
+    for (std::int64_t r = 0; r < batch.seq_lens.shape[0]; ++r) seq_lens.push_back(index_at(batch.seq_lens, r));
+    query_start_loc.resize(seq_lens.size() + 1, query_start_loc.empty() ? 0 : query_start_loc.back());
+    const bool explicit_lens = batch.cached_lens.present() && batch.cached_lens.shape[0] == num_reqs();
+    for (std::int64_t r = 0; r < num_reqs(); ++r)
+      cached_lens.push_back(explicit_lens ? index_at(batch.cached_lens, r) : seq_lens[static_cast<std::size_t>(r)]);
+  }
+
+  std::int64_t num_reqs() const { return static_cast<std::int64_t>(seq_lens.size()); }
+  std::int64_t first_token(std::int64_t r) const { return query_start_loc[static_cast<std::size_t>(r)]; }
+  std::int64_t query_len(std::int64_t r) const { return first_token(r + 1) - first_token(r); }
+  std::int64_t seq_len(std::int64_t r) const { return seq_lens[static_cast<std::size_t>(r)]; }
+  std::int64_t context_len(std::int64_t r) const { return seq_len(r) - query_len(r); }
+  std::int64_t cached_len(std::int64_t r) const { return cached_lens[static_cast<std::size_t>(r)]; }
+
+  /// The request that owns an output row, or -1.
+  std::int64_t req_of(std::int64_t token) const {
+    const auto next = std::upper_bound(query_start_loc.begin(), query_start_loc.end(), token);
+    const auto r = static_cast<std::int64_t>(next - query_start_loc.begin()) - 1;
+    return r >= 0 && r < num_reqs() ? r : -1;
+  }
+};
+
+/// Neighbours that share one cell of a picture, so that no more than `most` cells are drawn.
+inline std::int64_t bin_size(std::int64_t count, std::int64_t most) {
+  return std::max<std::int64_t>(1, (count + most - 1) / most);
+}
+
+}  // namespace quire::report

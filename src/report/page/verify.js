@@ -1,0 +1,128 @@
+// The page of a conformance run: verdict, power, matrices, cases, planted faults, peers.
+const kCaseOrder = {fail: 0, refused: 1, pass: 2};
+const kVerdicts = {pass: ["pass", "pass"], fail: ["fail", "fail"], mistrusted: ["mistrusted", "mistrusted"]};
+
+function verifyPage(report) {
+  const cases = recordsOf(report.cases), power = recordOf(report.power), peers = recordsOf(report.peer);
+  return [
+    verifyVerdict(report, cases, power),
+    powerSection(power, peers),
+    matricesSection(recordsOf(report.matrices)),
+    casesSection(cases),
+    faultsSection(power, peers),
+    textOf(report.explain) && section("explain", "Why this kernel", el("pre", {}, textOf(report.explain))),
+  ];
+}
+
+function verifyVerdict(report, cases, power) {
+  const verdict = textOf(report.verdict), [kind] = kVerdicts[verdict] || ["unknown"];
+  const count = (status) => cases.filter((c) => c.status === status).length;
+  const survived = numberOf(power.total) - numberOf(power.killed);
+  const why = {
+    pass: "Every case that was not refused is right, and every planted fault was noticed.",
+    fail: `${plural(count("fail"), "case")} of ${whole(cases.length)} ${count("fail") === 1 ? "is" : "are"} wrong.`,
+    mistrusted: `${plural(survived, "planted fault")} went unnoticed: with this suite, a pass means nothing.`,
+  }[verdict];
+  const untested = verdict === "pass" && !isNumber(power.total) ? "Every case that was not refused is right. The power of the suite was not measured." : why;
+  return el("div", {id: "verdict"},
+    el("div", {class: "verdict"}, sign(kind), el("h1", {class: `tone-${(kSigns[kind] || kSigns.unknown).tone}`}, verdict || "no verdict"), el("p", {class: "why"}, untested)),
+    facts([["target", report.target], ["device", report.device], ["cases", cases.length > 0 && `${whole(count("pass"))} pass, ${whole(count("fail"))} fail, ${whole(count("refused"))} refused`],
+           ["power", isNumber(power.total) && `${whole(numberOf(power.killed))} of ${whole(power.total)} faults noticed`], ["took", duration(report.seconds)], ["date", report.date], ["quire", report.version]]));
+}
+
+function survivorsOf(power) {
+  const mutants = recordsOf(power.mutants), listed = mutants.filter((m) => m.killed === false);
+  return listed.length > 0 ? listed : listOf(power.survivors).map((s) => (typeof s === "string" ? {id: s} : recordOf(s)));
+}
+
+function powerSection(power, peers) {
+  if (!isNumber(power.total) && peers.length === 0) return null;
+  const bar = (name, note, killed, total, fill) => [el("span", {}, name, note && el("small", {class: "mono"}, note)), el("span", {class: "count"}, `${whole(killed)} of ${whole(total)}`),
+                                                    meter([[fill, killed]], total, `${killed} of ${total} faults noticed`)];
+  const rows = [];
+  if (isNumber(power.total)) rows.push(bar("this run", "", numberOf(power.killed), power.total, power.killed === power.total ? "pass" : "warn"));
+  for (const peer of peers) rows.push(bar(`vLLM's test data, atol ${short(peer.atol)}`, textOf(peer.line), numberOf(peer.killed), numberOf(peer.total), "none"));
+  const survivors = survivorsOf(power);
+  return section("power", "Power of the suite",
+    el("p", {class: "note"}, "Known faults were planted into the reference and went through the same checks. A suite that misses one could miss it in a kernel."),
+    el("div", {class: "powers"}, rows.flat()),
+    survivors.length > 0 && callout("warn", `${plural(survivors.length, "survivor")}: planted, and not noticed`,
+                                    el("ul", {}, survivors.map((m) => el("li", {}, el("code", {}, textOf(m.id)), textOf(m.text) && `: a kernel that ${textOf(m.text)}`)))));
+}
+
+function matricesSection(matrices) {
+  if (matrices.length === 0) return null;
+  const number = (title, key) => ({title, class: "number", cell: (m) => whole(numberOf(m[key])), sort: (m) => numberOf(m[key])});
+  const share = (m) => meter([["fail", numberOf(m.failed)], ["pass", numberOf(m.passed)], ["none", numberOf(m.refused)]], numberOf(m.cases),
+                             `${numberOf(m.passed)} passed, ${numberOf(m.failed)} failed, ${numberOf(m.refused)} refused`);
+  const columns = [{title: "matrix", cell: (m) => textOf(m.name), sort: (m) => textOf(m.name)}, number("cases", "cases"), number("passed", "passed"),
+                   number("failed", "failed"), number("refused", "refused"), {title: "", class: "wide share-bar", cell: share}];
+  return section("matrices", "Matrices", dataTable({label: "Matrices", columns, rows: matrices, compact: true}).node);
+}
+
+const worstOf = (c) => Math.max(-1, ...recordsOf(c.checks).map((check) => numberOf(check.worst_ratio, -1)));
+
+function casesSection(cases) {
+  if (cases.length === 0) return null;
+  const rows = cases.map((c, i) => ({...c, at: i})).sort((a, b) => (kCaseOrder[a.status] ?? 3) - (kCaseOrder[b.status] ?? 3) || a.at - b.at);
+  const columns = [
+    {title: "status", cell: (c) => badge(textOf(c.status)), sort: (c) => kCaseOrder[c.status] ?? 3},
+    {title: "matrix", class: "wide", cell: (c) => textOf(c.matrix), sort: (c) => textOf(c.matrix)},
+    {title: "case", cell: (c) => textOf(c.name), sort: (c) => textOf(c.name)},
+    {title: "worst / tol.", class: "number", cell: (c) => (worstOf(c) < 0 ? "\u2013" : short(worstOf(c))), sort: worstOf},
+    {title: "kernel", class: "wide mono", cell: (c) => textOf(c.kernel), sort: (c) => textOf(c.kernel)},
+    {title: "time", class: "number wide", cell: (c) => duration(c.seconds), sort: (c) => numberOf(c.seconds)},
+    {title: "problem line", class: "clip wide mono", cell: (c) => textOf(c.line)},
+  ];
+  const table = dataTable({label: "Cases", columns, rows, detail: caseDetail});
+  const words = (c) => [c.name, c.matrix, c.line, c.kernel, c.reason, c.status, ...recordsOf(c.checks).map((check) => `${textOf(check.check)} ${textOf(check.text)}`)].map(textOf).join(" ");
+  const groups = [{label: "status", of: (c) => textOf(c.status)}, {label: "matrix", of: (c) => textOf(c.matrix)}];
+  return section("cases", "Cases", filters({rows, groups, text: words, table, noun: "case"}), table.node);
+}
+
+function caseDetail(c) {
+  const checks = recordsOf(c.checks);
+  const columns = [
+    {title: "check", cell: (check) => badge(textOf(check.state) === "skipped" ? "refused" : textOf(check.state), textOf(check.check))},
+    {title: "worst / tol.", class: "number", cell: (check) => (numberOf(check.worst_ratio) > 0 ? short(check.worst_ratio) : "\u2013")},
+    {title: "finding", cell: (check) => textOf(check.text) || (textOf(check.state) === "skipped" ? "skipped" : "")},
+  ];
+  const drawn = picturesOf(c.pictures);
+  return [
+    textOf(c.reason) && callout("none", "Refused", el("p", {}, textOf(c.reason))),
+    textOf(c.line) && commandLine("problem line", textOf(c.line)),
+    textOf(c.reduced_line) && commandLine("reduced to", textOf(c.reduced_line)),
+    checks.length > 0 && dataTable({label: `Checks of ${textOf(c.name)}`, columns, rows: checks}).node,
+    drawn.error && [el("h3", {}, "Where the error is"), drawn.error],
+    drawn.pages && [el("h3", {}, "What the cache holds"), drawn.pages],
+    drawn.rows && [el("h3", {}, "Who wrote which rows"), drawn.rows],
+  ].flat(2);
+}
+
+function faultsSection(power, peers) {
+  const mutants = recordsOf(power.mutants);
+  if (mutants.length === 0) return null;
+  const verdicts = peers.map((peer) => new Map(recordsOf(peer.mutants).map((m) => [m.id, m])));
+  const peerCell = (m) => verdicts.map((map) => map.get(m.id)).map((seen) => (!seen ? "not run" : seen.killed ? "noticed" : "missed"));
+  const columns = [
+    {title: "fault", cell: (m) => el("code", {}, textOf(m.id)), sort: (m) => textOf(m.id)},
+    {title: "family", class: "wide", cell: (m) => textOf(m.family), sort: (m) => textOf(m.family)},
+    {title: "a kernel that \u2026", class: "wide", cell: (m) => textOf(m.text), sort: (m) => textOf(m.text)},
+    {title: "noticed by", cell: (m) => badge(m.killed ? "pass" : "mistrusted", m.killed ? textOf(m.check) || "noticed" : "survived"), sort: (m) => (m.killed ? textOf(m.check) : "")},
+    ...peers.map((peer, p) => ({title: peers.length > 1 ? `vLLM ${p + 1}` : "vLLM's tests", class: "wide", cell: (m) => peerBadge(peerCell(m)[p]), sort: (m) => peerCell(m)[p]})),
+  ];
+  const detail = (m) => [
+    el("p", {}, "A kernel that ", textOf(m.text), "."),
+    textOf(m.finding) && el("p", {class: "soft"}, textOf(m.finding)),
+    textOf(m.line) && commandLine("problem line", textOf(m.line)),
+    peers.map((peer, p) => {
+      const seen = verdicts[p].get(m.id);
+      return seen && el("p", {class: "soft"}, `With vLLM's test data: largest error ${short(seen.max_error)} against atol ${short(peer.atol)}, ${seen.killed ? "noticed" : "missed"}.`);
+    }),
+  ].flat();
+  const table = dataTable({label: "Planted faults", columns, rows: mutants, detail});
+  const groups = [{label: "outcome", of: (m) => (m.killed ? "noticed" : "survived")}, {label: "family", of: (m) => textOf(m.family)}];
+  const words = (m) => [m.id, m.family, m.text, m.check, m.finding].map(textOf).join(" ");
+  return section("faults", "Planted faults", filters({rows: mutants, groups, text: words, table, noun: "fault"}), table.node);
+}
+const peerBadge = (outcome) => (outcome === "noticed" ? badge("pass", outcome) : outcome === "missed" ? badge("fail", outcome) : el("span", {class: "soft"}, outcome));

@@ -1,0 +1,181 @@
+// What every physical page of the cache is to a batch: who reads it, how full it is, and whether its contents agree.
+//
+// Contents are judged by a few elements of KV head 0 in each slot: a slot that nobody wrote holds zeros (a fresh allocation) or
+// NaN (poison) throughout, and one look is enough to see that.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "report/lengths.h"
+#include "report/pictures.h"
+
+namespace quire::report {
+namespace {
+
+using nlohmann::json;
+
+/// Best first: a cell that stands for several pages shows the worst of them.
+enum class State : int { clean = 0, recycled, hidden, owned, shared, unwritten };
+constexpr const char* kStates[] = {"clean", "recycled", "hidden", "owned", "shared", "unwritten"};
+constexpr std::size_t kNumStates = std::size(kStates);
+constexpr std::size_t kListedOwners = 4;
+constexpr std::int64_t kElementsPerSlot = 8;
+constexpr std::int64_t kEnoughElements = 4;  ///< from here on, zeros by chance are out of the question
+constexpr std::int64_t kSlotsOfUnowned = 4;
+
+struct Page {
+  std::vector<std::array<std::int64_t, 2>> owners;  ///< (request, logical page), the first few
+  std::int64_t num_owners = 0;
+  std::int64_t filled = 0;               ///< slots below cached_len of some owner
+  std::int64_t read_from = 0, read = 0;  ///< slots [read_from, read) are read by some owner; read = 0: none
+  std::int64_t unwritten = 0;
+  State state = State::clean;
+};
+
+/// Reads the first dims of KV head 0 of a slot, in any layout.
+class Slots {
+ public:
+  explicit Slots(const KVCache& cache) : cache_(cache), dims_(std::min(head_dim(cache), kElementsPerSlot)) {}
+
+  /// Nothing was ever stored there, as far as a look can tell.
+  bool blank(std::int64_t page, std::int64_t slot) const {
+    const bool k = blank_side(cache_.k, page, slot, true), v = blank_side(cache_.v, page, slot, false);
+    return dims_ >= kEnoughElements ? k || v : k && v;
+  }
+
+ private:
+  bool blank_side(const Tensor& t, std::int64_t page, std::int64_t slot, bool is_key) const {
+    std::int64_t zeros = 0, nans = 0;
+    for (std::int64_t d = 0; d < dims_; ++d) {
+      const float value = semantics::load(t.data, t.dtype, page * t.stride[0] + offset(t, slot, d, is_key));
+      zeros += value == 0 ? 1 : 0;
+      nans += std::isnan(value) ? 1 : 0;
+    }
+    return zeros == dims_ || nans == dims_;
+  }
+
+  std::int64_t offset(const Tensor& t, std::int64_t slot, std::int64_t d, bool is_key) const {
+    switch (cache_.layout) {
+      case CacheLayout::nhd: return slot * t.stride[1] + d * t.stride[3];
+      case CacheLayout::hnd: return slot * t.stride[2] + d * t.stride[3];
+      case CacheLayout::packed: break;
+    }
+    if (!is_key) return d * t.stride[2] + slot * t.stride[3];
+    const std::int64_t x = t.shape[4];
+    return d / x * t.stride[2] + slot * t.stride[3] + d % x * t.stride[4];
+  }
+
+  const KVCache& cache_;
+  std::int64_t dims_;
+};
+
+/// The first position that some row of request r sees; seq_len if it has no rows.
+std::int64_t first_visible(const Lengths& lengths, std::int64_t r, const Options& options) {
+  if (lengths.query_len(r) <= 0) return lengths.seq_len(r);
+  if (!options.sliding_window) return 0;
+  return std::max<std::int64_t>(0, lengths.context_len(r) - *options.sliding_window + 1);
+}
+
+/// Enters the pages of request r; returns how many of its entries point outside the cache.
+std::int64_t enter_request(std::vector<Page>& pages, const Batch& batch, const Lengths& lengths, std::int64_t r,
+                           std::int64_t page_size, const Options& options) {
+  const Tensor& table = batch.block_table;
+  const std::int64_t first = first_visible(lengths, r, options), cached = lengths.cached_len(r);
+  std::int64_t outside = 0;
+  for (std::int64_t logical = 0; logical * page_size < cached && logical < table.shape[1]; ++logical) {
+    const std::int64_t id = semantics::load_index(table.data, table.dtype, r * table.stride[0] + logical * table.stride[1]);
+    if (id < 0 || id >= static_cast<std::int64_t>(pages.size())) {
+      ++outside;
+      continue;
+    }
+    Page& page = pages[static_cast<std::size_t>(id)];
+    if (page.owners.size() < kListedOwners) page.owners.push_back({r, logical});
+    ++page.num_owners;
+    const std::int64_t end = std::min(page_size, cached - logical * page_size);
+    const std::int64_t begin = std::max<std::int64_t>(0, first - logical * page_size);
+    page.filled = std::max(page.filled, end);
+    if (begin >= end) continue;
+    page.read_from = page.read == 0 ? begin : std::min(page.read_from, begin);
+    page.read = std::max(page.read, end);
+  }
+  return outside;
+}
+
+/// A few slots spread over a page that nobody reads are enough: who used it before filled it from its start.
+bool holds_something(const Slots& slots, std::int64_t id, std::int64_t page_size) {
+  const std::int64_t step = bin_size(page_size, kSlotsOfUnowned);
+  for (std::int64_t slot = 0; slot < page_size; slot += step)
+    if (!slots.blank(id, slot)) return true;
+  return false;
+}
+
+void judge(Page& page, std::int64_t id, const Slots& slots, std::int64_t page_size) {
+  for (std::int64_t slot = page.read_from; slot < page.read; ++slot) page.unwritten += slots.blank(id, slot) ? 1 : 0;
+  if (page.num_owners == 0) {
+    page.state = holds_something(slots, id, page_size) ? State::recycled : State::clean;
+  } else if (page.unwritten > 0) {
+    page.state = State::unwritten;
+  } else if (page.read == 0) {
+    page.state = State::hidden;
+  } else {
+    page.state = page.num_owners > 1 ? State::shared : State::owned;
+  }
+}
+
+/// One cell for pages [first, last): the worst page speaks for all, counts are summed.
+json cell(const std::vector<Page>& pages, std::int64_t first, std::int64_t last) {
+  std::int64_t worst = first, filled = 0, unwritten = 0;
+  for (std::int64_t id = first; id < last; ++id) {
+    const Page& page = pages[static_cast<std::size_t>(id)];
+    filled += page.filled;
+    unwritten += page.unwritten;
+    if (page.state > pages[static_cast<std::size_t>(worst)].state) worst = id;
+  }
+  const Page& page = pages[static_cast<std::size_t>(worst)];
+  json owners = json::array();
+  for (const auto& owner : page.owners) owners.push_back({owner[0], owner[1]});
+  return json::array({worst, static_cast<int>(page.state), filled, unwritten, page.num_owners, std::move(owners)});
+}
+
+bool drawable(const Batch& batch, const KVCache& cache) {
+  const int key_rank = cache.layout == CacheLayout::packed ? 5 : 4;
+  return cache.k.rank == key_rank && cache.v.rank == 4 && is_floating(cache.k.dtype) && is_floating(cache.v.dtype) &&
+         cache.k.memory == Memory::cpu && cache.v.memory == Memory::cpu && cache.k.shape[0] == cache.v.shape[0] &&
+         batch.block_table.rank == 2 && batch.block_table.memory == Memory::cpu && batch.query_start_loc.rank == 1 &&
+         batch.seq_lens.rank == 1 && batch.block_table.shape[0] == batch.seq_lens.shape[0];
+}
+
+}  // namespace
+
+json page_picture(const Batch& batch, const KVCache& cache, const Options& options) {
+  if (!drawable(batch, cache)) return nullptr;
+  const Lengths lengths(batch);
+  const Slots slots(cache);
+  const std::int64_t count = num_pages(cache), size = page_size(cache), bin = bin_size(count, kMaxPages);
+  std::vector<Page> pages(static_cast<std::size_t>(count));
+  std::int64_t outside = 0;
+  for (std::int64_t r = 0; r < lengths.num_reqs(); ++r) outside += enter_request(pages, batch, lengths, r, size, options);
+  std::array<std::int64_t, kNumStates> counts{};
+  for (std::int64_t id = 0; id < count; ++id) {
+    Page& page = pages[static_cast<std::size_t>(id)];
+    judge(page, id, slots, size);
+    ++counts[static_cast<std::size_t>(page.state)];
+  }
+  json picture = {{"page_size", size},
+                  {"num_pages", count},
+                  {"bin", bin},
+                  {"outside", outside},
+                  {"columns", {"page", "state", "filled", "unwritten", "num_owners", "owners"}},
+                  {"states", kStates},
+                  {"cells", json::array()},
+                  {"counts", json::object()},
+                  {"text", ""}};
+  for (std::int64_t first = 0; first < count; first += bin)
+    picture["cells"].push_back(cell(pages, first, std::min(first + bin, count)));
+  for (std::size_t s = 0; s < kNumStates; ++s) picture["counts"][kStates[s]] = counts[s];
+  if (bin > 1) picture["text"] = fmt::format("{} pages per cell; the worst of them is shown", bin);
+  return picture;
+}
+
+}  // namespace quire::report

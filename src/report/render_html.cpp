@@ -1,0 +1,91 @@
+// From the JSON of a verdict or a diagnosis to a page: checks that it is one, and embeds it so that no text in it can end the
+// data block or begin a tag.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+#include <nlohmann/json.hpp>
+
+#include "quire/report.hpp"
+#include "report/page.h"
+
+namespace quire {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kSchemas[] = {"quire_verify", "quire_diagnose"};
+/// Reports nest six deep. Far more than that is an attack on recursive code, ours or the browser's.
+constexpr int kMaxDepth = 64;
+
+int depth_of(std::string_view text) {
+  int depth = 0, deepest = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      deepest = std::max(deepest, ++depth);
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  return deepest;
+}
+
+/// JSON means the same with these characters escaped, and HTML finds neither a tag nor a comment in it. They occur in strings
+/// only.
+std::string escaped(const std::string& text) {
+  std::string out;
+  out.reserve(text.size() + text.size() / 16);
+  for (const char c : text) {
+    switch (c) {
+      case '<': out += "\\u003c"; break;
+      case '>': out += "\\u003e"; break;
+      case '&': out += "\\u0026"; break;
+      default: out += c;
+    }
+  }
+  return out;
+}
+
+Status not_a_report(const json& document) {
+  std::string found = "an object without such a key";
+  if (!document.is_object()) found = fmt::format("a JSON {}", document.type_name());
+  for (const char* schema : kSchemas)
+    if (document.is_object() && document.contains(schema))
+      found = fmt::format("\"{}\": {:.64}", schema, document[schema].dump(-1, ' ', true, json::error_handler_t::replace));
+  return {Code::parse_error, fmt::format("report: expected \"quire_verify\": 1 or \"quire_diagnose\": 1, found {}", found)};
+}
+
+Result<std::string> render(std::string_view text) {
+  if (depth_of(text) > kMaxDepth) return Status(Code::parse_error, fmt::format("report: JSON nested deeper than {}", kMaxDepth));
+  const json document = json::parse(text);
+  bool known = false;
+  for (const char* schema : kSchemas) known = known || (document.is_object() && document.value(schema, json()) == 1);
+  if (!known) return not_a_report(document);
+  std::string page(report::page_before_data());
+  page += escaped(document.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace));
+  page += report::page_after_data();
+  return page;
+}
+
+}  // namespace
+
+Result<std::string> render_html(std::string_view json_text) {
+  try {
+    return render(json_text);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::out_of_memory, fmt::format("report: not enough memory for a page of {} bytes of JSON", json_text.size()));
+  } catch (const std::exception& error) {
+    const std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 5: ..."
+    const std::size_t id = what.find("] ");
+    return Status(Code::parse_error, fmt::format("report: {}", what.substr(id == std::string_view::npos ? 0 : id + 2)));
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Writes samples/*.json: reports that show every part of the page, for tools/check_report.py. Made up, but in the shapes of
+docs/report.md; numbers are drawn from a fixed seed.
+
+usage: make_samples.py [FOLDER]
+"""
+import json
+import math
+import random
+import sys
+from pathlib import Path
+
+NOTES = [(880, 430), (410, 956), (792, 818), (927, 865), (446, 326), (57, 1007), (281, 504), (1004, 382), (539, 613), (1, 929)]
+NOTES_LINE = ("q=f16 kv=f16 heads=64:64 d=128 page=32 layout=packed reqs=880@430,410@956,792@818,927@865,446@326,57@1007,281@504,"
+              "1004@382,539@613,1@929 pages=640 index=i64 seed=0")
+
+FAULTS = [
+    ("query_start_loc_as_int32", "index_width", "reads an int64 query_start_loc as int32", "rows", 0.0),
+    ("seq_lens_as_int32", "index_width", "reads int64 seq_lens as int32", "values", 0.0),
+    ("block_table_as_int32", "index_width", "reads an int64 block_table as int32", "values", 0.0),
+    ("missing_last_token", "tokens", "leaves the newest token out", "values", 4.2e-6),
+    ("extra_token", "tokens", "reads one token past the end of the sequence", "nan_poison", 5.1e-6),
+    ("window_ignored", "mask", "ignores the sliding window", "nan_poison", 8.8e-5),
+    ("window_off_by_one", "mask", "shows one key too many at the window's left edge", "values", 2.0e-6),
+    ("causal_off_by_one", "mask", "lets a row see the next row's key", "values", 3.9e-6),
+    ("page_swapped", "pages", "exchanges two neighbouring pages", "values", 1.0e-6),
+    ("page_tail_read", "pages", "reads the last page to its end", "garbage_poison", 2.2e-5),
+    ("k_scale_dropped", "scales", "forgets k_scale", "values", 7.4e-7),
+    ("kv_scales_swapped", "scales", "swaps k_scale and v_scale", "values", 1.2e-6),
+    ("e4m3fn_as_fnuz", "fp8", "reads fp8_e4m3fn codes as fp8_e4m3fnuz", "values", 5.0e-4),
+    ("gqa_modulo", "heads", "maps query head h to KV head h % num_kv_heads", "values", 1.4e-3),
+    ("alibi_from_context_end", "bias", "counts ALiBi distances from the end of the context", "values", 6.0e-6),
+    ("split_left_out", "split", "leaves the last split out of the merge", "values", 9.1e-5),
+    ("lse_base_2", "merge", "writes lse in base 2", "lse", 0.0),
+    ("row_never_written", "rows", "never writes the last row of the batch", "nan_poison", 6.6e-4),
+    ("canary_overwritten", "rows", "writes one element past a row", "canaries", 0.0),
+    ("nan_skipped", "tokens", "skips a visible key whose score is NaN", "values", 0.0),
+]
+
+
+def ratio(r: random.Random, typical: float) -> float:
+    return float(f"{typical * math.exp(r.gauss(0, 0.7)):.3g}")
+
+
+def rows_picture(reqs, heads, kernels):
+    requests = [{"req": i, "count": 1, "query_len": q, "context_len": c, "cached_len": q + c, "rows": q * heads} for i, (q, c) in enumerate(reqs)]
+    return {"kernel": kernels[0][0] if kernels else "", "kernels": [{"kernel": k, "rows": n} for k, n in kernels], "requests": requests,
+            "expected": sum(q for q, _ in reqs) * heads, "text": ""}
+
+
+def error_picture(r, reqs, heads, dims, wrong, nonfinite=()):
+    """wrong: {(req, head): factor}; nonfinite: (req, head) pairs with NaN."""
+    starts, rows, ratios = [0], [], []
+    for q, _ in reqs:
+        starts.append(starts[-1] + q)
+    worst = [[ratio(r, 0.2) * wrong.get((i, h), 1) for h in range(heads)] for i in range(len(reqs))]
+    broken = [[dims if (i, h) in nonfinite else 0 for h in range(heads)] for i in range(len(reqs))]
+    for i, h in sorted(set(wrong) | set(nonfinite))[:24] or [(0, 0), (1, 2)]:
+        token = starts[i + 1] - 1
+        rows.append({"token": token, "req": i, "q_pos": reqs[i][1] + reqs[i][0] - 1, "head": h})
+        ratios.append([None if (i, h) in nonfinite and d % 16 < 8 else ratio(r, 0.1) * wrong.get((i, h), 1) for d in range(dims)])
+    for i, h in nonfinite:
+        worst[i][h] = None
+    return {"request_head": {"requests": [{"req": i, "query_len": q, "context_len": c, "rows": q} for i, (q, c) in enumerate(reqs)],
+                             "heads": [[h, h] for h in range(heads)], "worst": worst, "nonfinite": broken},
+            "row_dim": {"rows": rows, "dims": dims, "bin": 1, "ratio": ratios},
+            "rows_compared": 420 * heads, "rows_total": starts[-1] * heads, "text": f"the {len(rows)} worst of {420 * heads} rows by dim"}
+
+
+def page_picture(r, reqs, num_pages, page_size, unwritten=(), shared=0, recycled=0.3):
+    """unwritten: (request, logical page) pairs with slots that nobody wrote."""
+    states = ["clean", "recycled", "hidden", "owned", "shared", "unwritten"]
+    ids = list(range(num_pages))
+    r.shuffle(ids)
+    owners, filled, blank = {}, {}, {}
+    for i, (q, c) in enumerate(reqs):
+        for logical in range(-(-(q + c) // page_size)):
+            page = owners_page = ids[logical] if logical < shared else ids.pop()
+            owners.setdefault(owners_page, []).append([i, logical])
+            filled[page] = min(page_size, q + c - logical * page_size)
+            if (i, logical) in unwritten:
+                blank[page] = 1
+    cells, counts = [], dict.fromkeys(states, 0)
+    for page in range(num_pages):
+        mine = owners.get(page, [])
+        state = "unwritten" if page in blank else "shared" if len(mine) > 1 else "owned" if mine else "recycled" if r.random() < recycled else "clean"
+        counts[state] += 1
+        cells.append([page, states.index(state), filled.get(page, 0), blank.get(page, 0), len(mine), mine[:4]])
+    return {"page_size": page_size, "num_pages": num_pages, "bin": 1, "outside": 0, "states": states, "counts": counts, "cells": cells, "text": "",
+            "columns": ["page", "state", "filled", "unwritten", "num_owners", "owners"]}
+
+
+def make_cases(r, matrices):
+    names = ["LastPagePartial", "ChunkStartsMidPage", "WindowHidesFirstPage", "WindowOne", "NoVisibleKey", "QueryLenZero", "SharedPrefixPages",
+             "PageTailNaN", "OutOfWindowNaN", "TablePastEndHuge", "QueryLongerThanTile", "OddHeadDim", "OddGroup", "OddPage", "NegativeSlopes",
+             "SinkDominates", "Fp8Extremes", "PeakySoftmax", "SpeculativeRows", "CachedLenBetween"]
+    cases = []
+    for matrix, count in matrices:
+        for i in range(count):
+            name = names[i % len(names)] if matrix == "hazards" else f"{matrix}-{i}"
+            kv = r.choice(["f16", "bf16", "fp8_e4m3fn", "fp8_e5m2"])
+            line = f"q=bf16 kv={kv} heads=8:2 d={r.choice([24, 64, 128])} page={r.choice([5, 16, 32])} layout=nhd reqs=1x{r.randint(40, 900)},3x1@{r.randint(10, 2000)} seed={i}"
+            values = ratio(r, 0.25)
+            checks = [{"check": "values", "state": "pass", "worst_ratio": min(values, 0.97), "text": ""},
+                      {"check": "lse", "state": "pass", "worst_ratio": min(ratio(r, 0.05), 0.9), "text": ""},
+                      {"check": "nan_poison", "state": "pass", "worst_ratio": 0, "text": ""},
+                      {"check": "garbage_poison", "state": "pass", "worst_ratio": 0, "text": ""},
+                      {"check": "rows", "state": "pass", "worst_ratio": 0, "text": ""},
+                      {"check": "canaries", "state": "pass", "worst_ratio": 0, "text": ""},
+                      {"check": "repeat", "state": "pass", "worst_ratio": 0, "text": ""}]
+            cases.append({"matrix": matrix, "name": name, "line": line, "status": "pass", "kernel": r.choice(["cpu_avx512", "cpu_avx512", "cpu_generic"]),
+                          "reason": "", "seconds": ratio(r, 0.05), "compared": 4096, "checks": checks, "reduced_line": ""})
+    return cases
+
+
+def summary(cases):
+    names = list(dict.fromkeys(c["matrix"] for c in cases))
+    count = lambda m, s: sum(c["matrix"] == m and (not s or c["status"] == s) for c in cases)
+    return [{"name": m, "cases": count(m, ""), "passed": count(m, "pass"), "failed": count(m, "fail"), "refused": count(m, "refused")} for m in names]
+
+
+def power(survivors=()):
+    mutants = [{"id": i, "family": f, "text": t, "killed": i not in survivors, "check": "" if i in survivors else c,
+                "line": "q=bf16 kv=bf16 heads=4:2 d=64 page=16 layout=nhd reqs=17@40,1@99 index=i64 seed=3",
+                "finding": "" if i in survivors else f"output[token 16, head 1, dim 3]: observed 0.731, expected -0.114 ({c})"} for i, f, t, c, _ in FAULTS]
+    killed = sum(m["killed"] for m in mutants)
+    return {"killed": killed, "total": len(mutants), "survivors": list(survivors), "mutants": mutants}
+
+
+def peer():
+    mutants = [{"id": i, "killed": e > 1e-4, "max_error": e} for i, _, _, _, e in FAULTS]
+    return [{"line": NOTES_LINE, "atol": 1e-4, "killed": sum(m["killed"] for m in mutants), "total": len(mutants), "mutants": mutants}]
+
+
+def verify_pass(r):
+    cases = make_cases(r, [("notes", 24), ("hazards", 220), ("random", 100)])
+    for c in cases[30:240:17]:
+        c.update(status="refused", kernel="", reason="fp8_e5m2 caches need a query of 16 bits", checks=[])
+    return {"quire_verify": 1, "version": "0.1.0", "date": "2026-01-20", "device": "avx512bf16, 2 threads", "target": "cpu", "verdict": "pass", "seconds": 84.2,
+            "power": power(), "peer": peer(), "matrices": summary(cases), "cases": cases,
+            "explain": "cpu_avx512 tile=64x64 split=1024 items=40 merges=8\n  cpu_avx512bf16  refused: kv is fp8_e4m3fn, expected bf16\n  cpu_generic     not needed: cpu_avx512 comes first"}
+
+
+def verify_fail(r):
+    cases = make_cases(r, [("notes", 8), ("hazards", 40), ("random", 20)])
+    reqs = [(37, 0), (1, 130), (64, 12), (5, 300), (0, 44), (18, 77)]
+    wrong = {(1, h): 10 ** (1 + h % 4) for h in range(8)} | {(3, 5): 4.0}
+    for n, at in enumerate([9, 21, 52]):
+        c = cases[at]
+        c.update(status="fail", reduced_line="q=bf16 kv=bf16 heads=1:1 d=24 page=5 layout=nhd reqs=1@5 seed=13  (24 requests and 7 heads taken away)")
+        c["checks"][0].update(state="fail", worst_ratio=1834.2, text="1024 of 24000 elements exceed the tolerance, the worst by a factor of 1.83e+03 at output[token 37, head 3, dim 11]: observed 1.69, expected -0.0213")
+        c["checks"][2].update(state="fail", text="NaN in output[token 37, head 0, dim 0]: something that must not be read was read")
+        c["checks"][6].update(state="skipped", text="values are wrong already")
+        c["pictures"] = {"error": error_picture(r, reqs, 8, 24, wrong, {(1, 0), (5, 7)} if n == 0 else ()),
+                         "pages": page_picture(r, reqs, 180, 5, unwritten={(1, 26), (3, 60)}, shared=2), "rows": rows_picture(reqs, 8, [("cpu_avx512", 125 * 8)])}
+    cases[30].update(status="refused", kernel="", reason="ALiBi is not supported by this adapter", checks=[])
+    return {"quire_verify": 1, "version": "0.1.0", "date": "2026-01-20", "device": "2 threads", "target": "torch.sdpa", "verdict": "mistrusted", "seconds": 12.5,
+            "power": power(("lse_base_2", "window_off_by_one")), "peer": peer(), "matrices": summary(cases), "cases": cases}
+
+
+def diagnosis(r):
+    suspicions = [{"fault": "query_start_loc_as_int32", "family": "index_width", "text": "reads an int64 query_start_loc as int32",
+                   "detail": "sees query_len 0 for requests with query_len 1, so row 5336 is never written", "explained": 1.0, "largest_move": 1.6855,
+                   "largest_left": 0.0, "refutation": "", "next": "look for .cumsum() of an int32 tensor: torch returns int64; cast it, or pass dtype"}]
+    for name, family, text, _, move in FAULTS[3:]:
+        suspicions.append({"fault": name, "family": family, "text": text, "detail": "", "explained": -0.002 if move == 0 else 0.0004 * r.random(), "largest_move": move,
+                           "largest_left": 1.6855, "refutation": f"it moves this row by at most {move:.2g}; observed 1.69", "next": ""})
+    suspicions[1]["explained"] = 0.0000012
+    return {"quire_diagnose": 1, "version": "0.1.0", "file": "notes_row_5336.safetensors", "problem": NOTES_LINE, "verdict": "cause found", "seconds": 1.31,
+            "laws": [{"law": "convex hull", "text": "8192 elements lie outside the hull of their V rows (|V| <= 0.001, observed up to 1.69): they were not computed from this cache", "rows": [5336]},
+                     {"law": "fill value", "text": "row 5336 was never written: every element still holds what torch.empty found", "rows": [5336]}],
+            "wrong": {"rows": 64, "elements": 8192, "compared": 3440640, "requests": [{"req": 9, "query_len": 1, "context_len": 929, "rows": [5336], "heads": "all 64"}]},
+            "suspicions": suspicions,
+            "pictures": {"error": error_picture(r, NOTES, 64, 128, {(9, h): 2e6 for h in range(64)}), "pages": page_picture(r, NOTES, 640, 32, unwritten={(9, 29)}, recycled=0),
+                         "rows": rows_picture(NOTES, 64, [])},
+            "explain": "vLLM on gfx1100: rows with query_len > 1 go to context_attention_fwd, rows with query_len 1 to paged_attention_2d",
+            "next": "Cast query_start_loc to int32 where it is made (torch.cumsum of int32 returns int64), then run the test again.",
+            "reduced": "notes_row_5336.reduced.safetensors"}
+
+
+def unknown(r):
+    suspicions = [{"fault": f[0], "family": f[1], "text": f[2], "detail": "", "explained": 0.12 / (n + 1), "largest_move": f[4], "largest_left": 0.4,
+                   "refutation": f"leaves {100 - 12 / (n + 1):.1f} % of the error", "next": ""} for n, f in enumerate(FAULTS)]
+    return {"quire_diagnose": 1, "version": "0.1.0", "file": "odd.safetensors", "verdict": "unknown cause", "suspicions": suspicions, "seconds": 0.4,
+            "wrong": {"rows": 9, "elements": 301, "requests": [{"req": 0, "query_len": 40, "context_len": 7, "rows": [3, 4, 5, 19, 30, 31, 32, 36, 39], "heads": "2"}]},
+            "pictures": {"rows": rows_picture([(40, 7), (1, 60)], 4, [("cpu_generic", 160)])}}
+
+
+def hostile(_):
+    attack = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1><!--<script>\u2028' \" & javascript:window.pwned=1"
+    c = {"matrix": attack, "name": attack, "line": attack, "status": "fail", "kernel": attack, "reason": attack, "seconds": "1e999", "reduced_line": attack,
+         "checks": [{"check": attack, "state": attack, "worst_ratio": attack, "text": attack}, attack, None], "pictures": attack}
+    return {"quire_verify": 1, "version": attack, "target": attack, "device": attack, "verdict": attack, "date": [attack], "explain": attack, "cases": [c, attack, 7, None],
+            "matrices": [{"name": attack, "cases": "x"}], "__proto__": {"polluted": True},
+            "power": {"killed": 1, "total": 2, "survivors": [attack], "mutants": [{"id": attack, "family": attack, "text": attack, "killed": False, "check": attack, "line": attack}]},
+            "peer": [{"line": attack, "atol": None, "mutants": attack}, attack]}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "samples")
+    folder.mkdir(parents=True, exist_ok=True)
+    for make in (verify_pass, verify_fail, diagnosis, unknown, hostile):
+        text = json.dumps(make(random.Random(7)), separators=(",", ":"))
+        (folder / f"{make.__name__}.json").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
