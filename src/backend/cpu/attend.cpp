@@ -4,10 +4,12 @@
 #include <atomic>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "backend/cpu/attend_args.h"
 #include "backend/cpu/fp8_tables.h"
 #include "backend/cpu/parallel.h"
+#include "backend/cpu/planted.h"
 #include "quire/attention.hpp"
 
 namespace quire {
@@ -76,6 +78,9 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   const plan_detail::Workspace w = plan_detail::workspace_of(plan);
   a.partial_acc = workspace + w.partial_acc;
   a.partial_states = workspace + w.partial_states;
+  if (QUIRE_PLANTED(scales_swapped)) std::swap(a.k_scale, a.v_scale), std::swap(a.k_scale_stride, a.v_scale_stride);
+  if (QUIRE_PLANTED(soft_cap_ignored)) a.score.soft_cap = 0.0f;
+  if (QUIRE_PLANTED(scale_from_query_heads)) a.score.scale = 1.0f / std::sqrt(static_cast<float>(batch.query.shape[1]));
   return a;
 }
 

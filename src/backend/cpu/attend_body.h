@@ -13,6 +13,7 @@
 
 #include "backend/cpu/attend_args.h"
 #include "backend/cpu/attend_tile.h"
+#include "backend/cpu/planted.h"
 #include "semantics/softmax_state.h"
 #include "semantics/visible_range.h"
 
@@ -60,7 +61,10 @@ struct ItemView {
   std::int64_t q_pos(std::int64_t m) const { return context_len + item.row_begin + m / group; }
   /// Keys of [tile_begin, tile_end) that row m sees, relative to tile_begin.
   TileKeys keys(std::int64_t m, std::int64_t tile_begin, std::int64_t tile_end) const {
-    const semantics::KeyRange seen = semantics::visible_range(q_pos(m), args.window);
+    semantics::KeyRange seen = semantics::visible_range(q_pos(m), args.window);
+    if (QUIRE_PLANTED(window_one_short) && seen.begin > 0) ++seen.begin;
+    if (QUIRE_PLANTED(causal_sees_one_future_key)) ++seen.end;
+    if (QUIRE_PLANTED(causal_excludes_own_key)) --seen.end;
     const std::int64_t begin = seen.begin > tile_begin ? seen.begin : tile_begin;
     const std::int64_t end = seen.end < tile_end ? seen.end : tile_end;
     return {begin - tile_begin, end - tile_begin};
@@ -77,6 +81,7 @@ void score_block(const float* query, std::int64_t stride, const float* columns, 
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < kCols; ++c) sum[r][c] = V::set1(0.0f);
   for (std::int64_t d = 0; d < head_dim; ++d) {
+    if (QUIRE_PLANTED(query_tail_dims_dropped) && d >= head_dim / 16 * 16) break;
     typename V::Reg k[kCols];
     for (int c = 0; c < kCols; ++c) k[c] = V::load(columns + d * tile_kv + c * V::kWidth);
     for (int r = 0; r < kRows; ++r) {
@@ -142,7 +147,7 @@ float softmax_row(float* row, TileKeys keys, const semantics::ScoreParams& param
   }
   const float correction = state.max == max ? 1.0f : expf(state.max - max);
   state = {max, state.sum * correction + V::reduce_add(sum)};
-  return correction;
+  return QUIRE_PLANTED(accumulator_not_rescaled) ? 1.0f : correction;
 }
 
 // ---- acc = acc * correction + P V -----------------------------------------------------------------------------------------
@@ -153,6 +158,7 @@ void accumulate_block(float* acc, std::int64_t stride, const float* probs, std::
   typename V::Reg sum[kRows][kCols];
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < kCols; ++c) sum[r][c] = V::mul(V::load(acc + r * stride + c * V::kWidth), V::set1(corrections[r]));
+  if (QUIRE_PLANTED(masked_keys_multiplied)) keys.end = (keys.end + V::kWidth - 1) / V::kWidth * V::kWidth;
   for (std::int64_t j = keys.begin; j < keys.end; ++j) {
     typename V::Reg x[kCols];
     for (int c = 0; c < kCols; ++c) x[c] = V::load(values + j * stride + c * V::kWidth);
@@ -187,9 +193,10 @@ void load_tile(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, s
   const std::int64_t head = v.item.kv_head;
   const float k_scale = a.k_scale != nullptr ? a.k_scale[head * a.k_scale_stride] : 1.0f;
   const float v_scale = a.v_scale != nullptr ? a.v_scale[head * a.v_scale_stride] : 1.0f;
-  const KvRows rows{v.item.req, head};
+  const KvRows rows{v.item.req, QUIRE_PLANTED(kv_head_always_zero) ? 0 : head};
   load_rows<V>(v.rows_kv, a, rows, a.cache_k, a.key, k_scale, tile_begin, begin, end);
   transpose_keys<V>(v.k_columns, v.rows_kv, v.tile_kv, v.stride, begin - tile_begin, end - tile_begin);
+  if (QUIRE_PLANTED(stale_value_tile) && tile_begin != 0) return;
   load_rows<V>(v.v_rows, a, rows, a.cache_v, a.value, v_scale, tile_begin, begin, end);
 }
 
@@ -210,9 +217,13 @@ void absorb_tile(const ItemView& v, std::int64_t begin, std::int64_t end) {
       continue;
     }
     for (std::int64_t r = 0; r < alike; ++r) {
-      const float slope = v.args.alibi_slopes != nullptr ? v.args.alibi_slopes[v.head(m + r) * v.args.alibi_stride] : 0.0f;
+      const float slope =
+          v.args.alibi_slopes != nullptr
+              ? v.args.alibi_slopes[QUIRE_PLANTED(alibi_slope_of_first_head) ? 0 : v.head(m + r) * v.args.alibi_stride]
+              : 0.0f;
+      const std::int64_t origin = QUIRE_PLANTED(alibi_origin_at_context_end) ? v.context_len : v.q_pos(m + r);
       corrections[r] =
-          softmax_row<V>(v.scores + (m + r) * v.tile_kv, keys, v.args.score, slope, tile_begin - v.q_pos(m + r), v.states[m + r]);
+          softmax_row<V>(v.scores + (m + r) * v.tile_kv, keys, v.args.score, slope, tile_begin - origin, v.states[m + r]);
     }
     if (alike == V::kRows) {
       accumulate_rows<V, V::kRows>(v, m, keys, corrections);
@@ -226,8 +237,9 @@ void absorb_tile(const ItemView& v, std::int64_t begin, std::int64_t end) {
 /// One segment from scratch: acc and states hold its keys [begin, end) afterwards.
 template <class V>
 void absorb_segment(const ItemView& v, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t i = 0; i < v.num_rows * v.stride; ++i) v.acc[i] = 0.0f;
-  for (std::int64_t m = 0; m < v.num_rows; ++m) v.states[m] = SoftmaxState{};
+  if (QUIRE_PLANTED(partial_key_tile_dropped) && end / v.tile_kv * v.tile_kv > begin) end = end / v.tile_kv * v.tile_kv;
+  for (std::int64_t i = 0; i < v.num_rows * v.stride && !QUIRE_PLANTED(stale_accumulator); ++i) v.acc[i] = 0.0f;
+  for (std::int64_t m = 0; m < v.num_rows && !QUIRE_PLANTED(stale_accumulator); ++m) v.states[m] = SoftmaxState{};
   for (std::int64_t at = begin; at < end;) {
     const std::int64_t next = (at / v.tile_kv + 1) * v.tile_kv;
     const std::int64_t stop = next < end ? next : end;
@@ -246,7 +258,7 @@ void fold_row(float* total, SoftmaxState& total_state, const float* part, const 
     return;
   }
   const semantics::Merged merged = semantics::combine(total_state, part_state);
-  const auto weight_a = V::set1(merged.weight_a);
+  const auto weight_a = V::set1(QUIRE_PLANTED(merge_not_rescaled) ? 1.0f : merged.weight_a);
   const auto weight_b = V::set1(merged.weight_b);
   for (std::int64_t d = 0; d < stride; d += V::kWidth)
     V::store(total + d, V::fma(V::load(part + d), weight_b, V::mul(V::load(total + d), weight_a)));
@@ -273,7 +285,8 @@ void store_row(const AttendArgs& args, std::int64_t token, std::int64_t head, co
         V::store_bf16(words + d, x);
     }
   }
-  for (; d < head_dim; ++d) semantics::store(args.output, args.output_dtype, offset + s.element(d), row[d]);
+  for (; d < (QUIRE_PLANTED(row_padding_written) ? args.stride : head_dim); ++d)
+    semantics::store(args.output, args.output_dtype, offset + s.element(d), row[d]);
 }
 
 /// Adds the sink, normalises `total` in place and writes the row and its lse.
@@ -281,7 +294,7 @@ template <class V>
 void finish_row(const AttendArgs& args, std::int64_t token, std::int64_t head, float* total, SoftmaxState state) {
   const std::int64_t stride = args.stride;
   float weight = 1.0f;
-  if (args.sinks != nullptr) {
+  if (args.sinks != nullptr && !QUIRE_PLANTED(sink_dropped)) {
     const semantics::Merged merged = semantics::combine_sink(state, args.sinks[head * args.sinks_stride]);
     state = merged.state;
     weight = merged.weight_a;
@@ -290,8 +303,11 @@ void finish_row(const AttendArgs& args, std::int64_t token, std::int64_t head, f
   const float sum = state.max == -INFINITY ? 1.0f : state.sum;
   for (std::int64_t d = 0; d < stride; d += V::kWidth)
     V::store(total + d, V::div(V::mul(V::load(total + d), V::set1(weight)), V::set1(sum)));
+  if (QUIRE_PLANTED(heads_swapped_in_pairs)) head ^= 1;
   store_row<V>(args, token, head, total);
-  if (args.lse != nullptr) args.lse[token * args.lse_token + head * args.lse_head] = semantics::log_sum_exp(state);
+  if (args.lse != nullptr)
+    args.lse[token * args.lse_token + head * args.lse_head] =
+        semantics::log_sum_exp(state) * (QUIRE_PLANTED(lse_base_2) ? 1.4426950f : 1.0f);
 }
 
 // ---- entry points ---------------------------------------------------------------------------------------------------------
@@ -299,7 +315,9 @@ void finish_row(const AttendArgs& args, std::int64_t token, std::int64_t head, f
 template <class V>
 void load_queries(const ItemView& v) {
   for (std::int64_t m = 0; m < v.num_rows; ++m)
-    load_row<V>(v.query + m * v.stride, v.args.query, v.args.query.strides.row(0, v.head(m), v.token(m)), v.args, 1.0f);
+    load_row<V>(v.query + m * v.stride, v.args.query,
+                v.args.query.strides.row(0, v.head(m), QUIRE_PLANTED(query_of_first_row) ? v.first_token : v.token(m)), v.args,
+                1.0f);
 }
 
 /// Split-KV: the item is one segment; its un-normalised accumulators and states go to the workspace.
@@ -330,11 +348,13 @@ std::int64_t attend_item(const AttendArgs& args, const WorkItem& item, float* sc
   for (std::int64_t at = item.key_begin; at < item.key_end;) {
     const std::int64_t next = (at / split + 1) * split;
     const std::int64_t stop = next < item.key_end ? next : item.key_end;
+    if (QUIRE_PLANTED(last_split_dropped) && at != item.key_begin && stop == item.key_end) break;
     absorb_segment<V>(v, at, stop);
     for (std::int64_t m = 0; m < v.num_rows; ++m)
       fold_row<V>(v.total + m * v.stride, v.totals[m], v.acc + m * v.stride, v.states[m], v.stride);
     at = stop;
   }
+  if (QUIRE_PLANTED(decode_rows_not_written) && args.reqs[item.req].query_len == 1) return v.num_rows;
   for (std::int64_t m = 0; m < v.num_rows; ++m) finish_row<V>(args, v.token(m), v.head(m), v.total + m * v.stride, v.totals[m]);
   return v.num_rows;
 }
@@ -349,10 +369,12 @@ std::int64_t merge_item(const AttendArgs& args, const MergeItem& item, float* sc
     SoftmaxState state;
     for (std::int64_t d = 0; d < stride; ++d) scratch[d] = 0.0f;
     for (std::int64_t part = 0; part < item.num_partials; ++part) {
+      if (QUIRE_PLANTED(last_split_dropped) && part > 0 && part + 1 == item.num_partials) break;
       const std::int64_t index = item.first_partial + part * num_rows + m;
       const SoftmaxState part_state{args.partial_states[2 * index], args.partial_states[2 * index + 1]};
       fold_row<V>(scratch, state, args.partial_acc + index * stride, part_state, stride);
     }
+    if (QUIRE_PLANTED(decode_rows_not_written) && args.reqs[item.req].query_len == 1) continue;
     const std::int64_t token = args.query_start_loc[item.req] + item.row_begin + m / group;
     finish_row<V>(args, token, item.kv_head * group + m % group, scratch, state);
   }

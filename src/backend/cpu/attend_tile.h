@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backend/cpu/attend_args.h"
+#include "backend/cpu/planted.h"
 
 // Anonymous on purpose, here and in attend_body.h: each instruction-set unit must keep its own copy of every function.
 namespace quire::cpu {
@@ -57,16 +58,20 @@ void load_rows(float* dst, const AttendArgs& args, const KvRows& rows, const Row
                float scale, std::int64_t tile_begin, std::int64_t begin, std::int64_t end) {
   const Request& req = args.reqs[rows.req];
   const std::int64_t cached_end = end < req.cached_len ? end : req.cached_len;
-  const semantics::IndexView pages = semantics::index_row(args.block_table, rows.req);
+  const semantics::IndexView pages =
+      semantics::index_row(args.block_table, QUIRE_PLANTED(block_table_of_first_request) ? 0 : rows.req);
   semantics::for_each_page_run(pages, args.page_size, begin, cached_end,
                                [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
+                                 if (QUIRE_PLANTED(page_of_previous_column) && position >= args.page_size)
+                                   page = pages[position / args.page_size - 1];
                                  for (std::int64_t i = 0; i < count; ++i)
                                    load_row<V>(dst + (position + i - tile_begin) * args.stride, cache,
                                                cache.strides.row(page, rows.kv_head, offset + i), args, scale);
                                });
   const std::int64_t first_token = args.query_start_loc[rows.req] - req.context_len;
   for (std::int64_t p = begin > cached_end ? begin : cached_end; p < end; ++p)
-    load_row<V>(dst + (p - tile_begin) * args.stride, fresh, fresh.strides.row(0, rows.kv_head, first_token + p), args, 1.0f);
+    load_row<V>(dst + (p - tile_begin) * args.stride, fresh, fresh.strides.row(0, rows.kv_head, first_token + p), args,
+                QUIRE_PLANTED(scales_on_new_rows) ? scale : 1.0f);
 }
 
 /// columns[d][j] = rows[j][d] for the vectors of keys that cover [begin, end); keys outside are zero, not stale.

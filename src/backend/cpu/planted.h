@@ -1,0 +1,49 @@
+// Faults that a test can switch on in the real kernels (tests/injection, docs/testing.md). Only that test compiles these sources
+// with QUIRE_PLANT_FAULTS; everywhere else the question is the constant false and leaves no code behind.
+#pragma once
+
+#ifdef QUIRE_PLANT_FAULTS
+
+namespace quire::cpu {
+
+/// Named as in the catalogue of src/faults where it holds the same fault.
+enum class Planted {
+  none,
+  accumulator_not_rescaled,
+  alibi_origin_at_context_end,
+  alibi_slope_of_first_head,
+  block_table_of_first_request,
+  causal_excludes_own_key,
+  causal_sees_one_future_key,
+  decode_rows_not_written,
+  fp8_table_of_other_format,
+  heads_swapped_in_pairs,
+  kv_head_always_zero,
+  last_split_dropped,
+  lse_base_2,
+  masked_keys_multiplied,
+  merge_not_rescaled,
+  page_of_previous_column,
+  partial_key_tile_dropped,
+  query_of_first_row,
+  query_tail_dims_dropped,
+  row_padding_written,
+  scale_from_query_heads,
+  scales_on_new_rows,
+  scales_swapped,
+  sink_dropped,
+  soft_cap_ignored,
+  stale_accumulator,
+  stale_value_tile,
+  window_one_short,
+};
+
+extern Planted planted;  // the one in force; defined by the test, changed between calls only
+
+}  // namespace quire::cpu
+
+#define QUIRE_PLANTED(fault) (quire::cpu::planted == quire::cpu::Planted::fault)
+
+#else
+#define QUIRE_PLANTED(fault) false
+#endif
