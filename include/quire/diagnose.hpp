@@ -56,6 +56,11 @@ struct Comparison {
 /// `output` like Batch::output. `lse` may be absent.
 Comparison compare(const Tensor& output, const Tensor& lse, const Reference& expected);
 
+/// Widens the tolerance for kernels that round each softmax weight to `weights` (f16 or bf16) before it meets V, as
+/// FlashAttention and vLLM's Triton kernels do and Quire's do not: one more error of at most u * sum_k p_k |V_k|
+/// (docs/numerics.md, "Rounded weights"). Scales expected.abs_pv; f32 changes nothing.
+void allow_rounded_weights(Reference& expected, DType weights);
+
 /// One suspect of a diagnosis: a fault of faults(), with the parameters that fit best.
 struct Suspicion {
   std::string fault;   ///< id in faults(), e.g. "query_start_loc_as_int32"; two joined by " + " for a combination

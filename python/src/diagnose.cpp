@@ -37,12 +37,19 @@ Reference reference(const PyBatch& batch, const PyCache& cache, const PyOptions*
   return unwrap(std::move(result));
 }
 
-Comparison compare(nb::handle output, nb::handle lse, const Reference& expected, const std::optional<std::string>& dtype) {
+Comparison compare(nb::handle output, nb::handle lse, const Reference& expected, const std::optional<std::string>& dtype,
+                   const std::optional<std::string>& weights) {
   const ArrayRef out = import_array(output, "output", Access::read, dtype.value_or(""));
   const ArrayRef log_sum = import_array(lse, "lse");
   if (!out) throw_error(quire::Code::invalid_argument, "output: is None");
+  const std::optional<quire::DType> rounded = weights ? quire::dtype_from_name(*weights) : quire::DType::f32;
+  if (rounded != quire::DType::f32 && rounded != quire::DType::f16 && rounded != quire::DType::bf16)
+    throw_error(quire::Code::invalid_argument, "weights: \"" + *weights + "\" is none of f32, f16, bf16");
   const nb::gil_scoped_release unlocked;
-  return quire::compare(out.view, log_sum.view, expected);
+  if (rounded == quire::DType::f32) return quire::compare(out.view, log_sum.view, expected);
+  Reference wider = expected;
+  quire::allow_rounded_weights(wider, *rounded);
+  return quire::compare(out.view, log_sum.view, wider);
 }
 
 }  // namespace
@@ -81,8 +88,11 @@ void bind_diagnose(nb::module_& m) {
         "(ContractError). Slow by design; the GIL is released. With tokens, row i of the result is row tokens[i] of the batch; "
         "ArgumentError for a token outside the batch.");
   m.def("compare", &compare, nb::arg("output"), nb::arg("lse").none(), nb::arg("reference"), nb::arg("dtype") = nb::none(),
+        nb::arg("weights") = nb::none(),
         "Compares NaN and infinity positions first, then every element against its derived tolerance (docs/numerics.md). "
-        "lse may be None. dtype: type of a raw uint16 output.");
+        "lse may be None. dtype: type of a raw uint16 output. weights: \"f16\" or \"bf16\" for kernels that round softmax "
+        "weights to "
+        "that type before they meet V, as FlashAttention and vLLM's kernels do.");
 }
 
 }  // namespace quire_python
