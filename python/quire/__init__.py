@@ -72,10 +72,12 @@ from quire.errors import (
     UnsupportedError,
 )
 from quire import vllm as vllm
+from quire.hooks import CaptureWarning, Recorder, capture, record
 
 __all__ = [
     "ArgumentError",
     "Batch",
+    "CaptureWarning",
     "Case",
     "Comparison",
     "ContractError",
@@ -99,6 +101,7 @@ __all__ = [
     "Plan",
     "PoolStats",
     "ProblemLine",
+    "Recorder",
     "Reference",
     "Refusal",
     "Rule",
@@ -109,6 +112,7 @@ __all__ = [
     "append",
     "attend",
     "attend_with_fault",
+    "capture",
     "check",
     "compare",
     "devices",
@@ -123,6 +127,7 @@ __all__ = [
     "parse_problem_line",
     "plan",
     "read_capture",
+    "record",
     "reference",
     "rules",
     "set_num_threads",

@@ -235,6 +235,102 @@ def _batch_of_run(run: tuple[int, int], lengths: _Lengths, table: np.ndarray, qu
     )
 
 
+class Inputs(NamedTuple):
+    """What a call asks for. Every op reads its arguments in one function below, which quire.hooks shares."""
+
+    batch: _quire.Batch
+    cache: _quire.KVCache
+    options: _quire.Options
+    lengths: _Lengths
+    answered: np.ndarray | None = None
+    """Requests whose rows the op writes; None = all."""
+
+
+def chunked_inputs(
+    *, query: Any, key: Any, value: Any, output: Any, kv_cache_dtype: str, key_cache: Any, value_cache: Any, block_table: Any,
+    query_start_loc: Any, seq_lens: Any, k_scale: Any, v_scale: Any, alibi_slopes: Any = None, sliding_window: int | None = None,
+    sm_scale: float | None = None, sinks: Any = None, output_scale: Any = None, is_block_table_ptr: bool = False,
+    causal: bool = True, **_: Any,
+) -> Inputs:  # fmt: skip
+    _causal_only(causal)
+    _unsupported(output_scale=output_scale, is_block_table_ptr=is_block_table_ptr)
+    lengths = _lengths(query_start_loc, seq_lens)
+    cached = None
+    if key is not None and lengths.sound:
+        cached = np.where(lengths.query_lens == 1, lengths.seq_lens, lengths.seq_lens - lengths.query_lens)
+    batch = _quire.Batch(
+        query=query,
+        output=output,
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+        block_table=block_table,
+        cached_lens=cached,
+        key=key,
+        value=value,
+    )
+    cache = _packed_cache(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1))
+    return Inputs(batch, cache, _options(sm_scale, sliding_window, None, alibi_slopes, sinks), lengths)
+
+
+def context_inputs(
+    *, q: Any, k: Any, v: Any, o: Any, kv_cache_dtype: str, k_cache: Any, v_cache: Any, b_loc: Any, b_start_loc: Any, b_seq_len: Any,
+    k_scale: Any, v_scale: Any, alibi_slopes: Any = None, sliding_window: int | None = None, sm_scale: float | None = None,
+    skip_decode: bool = False, sinks: Any = None, fp8_out_scale: Any = None, is_block_table_ptr: bool = False, **_: Any,
+) -> Inputs:  # fmt: skip
+    _unsupported(fp8_out_scale=fp8_out_scale, is_block_table_ptr=is_block_table_ptr)
+    lengths = _lengths(b_start_loc, b_seq_len)
+    cached = lengths.seq_lens - lengths.query_lens if lengths.sound else None
+    batch = _quire.Batch(
+        query=q, output=o, query_start_loc=b_start_loc, seq_lens=b_seq_len, block_table=b_loc, cached_lens=cached, key=k, value=v
+    )
+    cache = _packed_cache(_read_cache(k_cache, v_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1))
+    answered = lengths.query_lens != 1 if skip_decode else None
+    return Inputs(batch, cache, _options(sm_scale, sliding_window, None, alibi_slopes, sinks), lengths, answered)
+
+
+def unified_inputs(
+    *, q: Any, k: Any, v: Any, out: Any, cu_seqlens_q: Any, seqused_k: Any, softmax_scale: float | None, causal: bool,
+    window_size: Sequence[int] | None, block_table: Any, softcap: float, q_descale: Any, k_descale: Any, v_descale: Any,
+    alibi_slopes: Any = None, output_scale: Any = None, qq_bias: Any = None, sinks: Any = None, mm_prefix_range: Any = None,
+    use_alibi_sqrt: bool = False, **_: Any,
+) -> Inputs:  # fmt: skip
+    _causal_only(causal)
+    _unsupported(
+        q_descale=q_descale,
+        output_scale=output_scale,
+        qq_bias=qq_bias,
+        mm_prefix_range=mm_prefix_range,
+        use_alibi_sqrt=use_alibi_sqrt,
+    )
+    if alibi_slopes is not None and sinks is not None:
+        raise UnsupportedError(
+            "alibi_slopes with sinks: vLLM measures this op's bias from the context end, which a sink makes visible"
+        )
+    lengths = _lengths(cu_seqlens_q, seqused_k)
+    batch = _quire.Batch(query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seqused_k, block_table=block_table)
+    kv_cache_dtype = "fp8" if _is_raw(k) else "auto"
+    cache = _read_cache(k, v, kv_cache_dtype, k_descale, v_descale, heads_dim=2, scale_name="descale").view("nhd")
+    window = window_size[0] + 1 if window_size is not None and window_size[0] >= 0 else None
+    return Inputs(batch, cache, _options(softmax_scale, window, softcap, alibi_slopes, sinks), lengths)
+
+
+def decode_inputs(
+    *, out: Any, query: Any, key_cache: Any, value_cache: Any, num_kv_heads: int, scale: float, block_tables: Any, seq_lens: Any,
+    block_size: int, alibi_slopes: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, query_start_loc: Any = None,
+    fp8_out_scale: Any = None, blocksparse_vert_stride: int = 0, **_: Any,
+) -> Inputs:  # fmt: skip
+    """The whole batch of a decode-only op; it answers sequences of at least one token, and requests with exactly one row."""
+    _unsupported(fp8_out_scale=fp8_out_scale, blocksparse_vert_stride=blocksparse_vert_stride > 1)
+    cache = _packed_cache(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1))
+    _check_sizes(cache, num_kv_heads, block_size)
+    seq = _quire.bits(seq_lens, "seq_lens")[0]
+    starts = np.arange(seq.size + 1, dtype=seq.dtype) if query_start_loc is None else query_start_loc
+    lengths = _lengths(starts, seq)
+    batch = _quire.Batch(query=query, output=out, query_start_loc=starts, seq_lens=seq_lens, block_table=block_tables)
+    answered = (lengths.query_lens == 1) & (seq > 0) if lengths.query_lens.shape == seq.shape else None
+    return Inputs(batch, cache, _options(scale, None, None, alibi_slopes, None), lengths, answered)
+
+
 def chunked_prefill_paged_decode(
     query: Any,
     key: Any,
@@ -265,24 +361,7 @@ def chunked_prefill_paged_decode(
     ``value_cache`` [num_blocks, num_kv_heads, head_dim, block_size]. ``sliding_window`` counts keys, the own one included; 0, None or
     negative = off. ``max_seq_len`` is ignored, ``max_query_len`` must not be too small.
     """
-    _causal_only(causal)
-    _unsupported(output_scale=output_scale, is_block_table_ptr=is_block_table_ptr)
-    lengths = _lengths(query_start_loc, seq_lens)
-    cached = None
-    if key is not None and lengths.sound:
-        cached = np.where(lengths.query_lens == 1, lengths.seq_lens, lengths.seq_lens - lengths.query_lens)
-    batch = _quire.Batch(
-        query=query,
-        output=output,
-        query_start_loc=query_start_loc,
-        seq_lens=seq_lens,
-        block_table=block_table,
-        cached_lens=cached,
-        key=key,
-        value=value,
-    )
-    cache = _packed_cache(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1))
-    options = _options(sm_scale, sliding_window, None, alibi_slopes, sinks)
+    batch, cache, options, lengths, _ = chunked_inputs(**locals())
     longest = int(lengths.query_lens.max(initial=0))
     _attend([batch], cache, options, [(max_query_len, longest, "max_query_len")])
 
@@ -315,19 +394,13 @@ def context_attention_fwd(
     The cache is read for positions [0, seq_len - query_len) only. ``skip_decode`` leaves the rows of requests with query_len 1
     unwritten. Shapes as in :func:`chunked_prefill_paged_decode`; ``max_seq_len`` is ignored.
     """
-    _unsupported(fp8_out_scale=fp8_out_scale, is_block_table_ptr=is_block_table_ptr)
-    lengths = _lengths(b_start_loc, b_seq_len)
-    cached = lengths.seq_lens - lengths.query_lens if lengths.sound else None
-    batch = _quire.Batch(
-        query=q, output=o, query_start_loc=b_start_loc, seq_lens=b_seq_len, block_table=b_loc, cached_lens=cached, key=k, value=v
-    )
-    cache = _packed_cache(_read_cache(k_cache, v_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1))
-    options = _options(sm_scale, sliding_window, None, alibi_slopes, sinks)
+    batch, cache, options, lengths, _ = context_inputs(**locals())
     batches = [batch]
     if skip_decode and np.any(lengths.query_lens == 1):
         _quire.check(batch, cache, options, "tables").raise_if_any()
         table = _quire.bits(b_loc, "b_loc")[0]
         runs = _runs(lengths.query_lens != 1)
+        cached = lengths.seq_lens - lengths.query_lens
         batches = [_batch_of_run(run, lengths, table, q, o, cached_lens=cached, key=k, value=v) for run in runs]
     _attend(batches, cache, options, [(max_input_len, int(lengths.query_lens.max(initial=0)), "max_input_len")])
 
@@ -368,28 +441,12 @@ def unified_attention(
 
     ALiBi with sinks raises: vLLM's bias is relative to the context end here, which only cancels without a sink.
     """
-    _causal_only(causal)
-    _unsupported(
-        q_descale=q_descale,
-        output_scale=output_scale,
-        qq_bias=qq_bias,
-        mm_prefix_range=mm_prefix_range,
-        use_alibi_sqrt=use_alibi_sqrt,
-    )
-    if alibi_slopes is not None and sinks is not None:
-        raise UnsupportedError(
-            "alibi_slopes with sinks: vLLM measures this op's bias from the context end, which a sink makes visible"
-        )
-    lengths = _lengths(cu_seqlens_q, seqused_k)
-    batch = _quire.Batch(query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seqused_k, block_table=block_table)
-    kv_cache_dtype = "fp8" if _is_raw(k) else "auto"
-    cache = _read_cache(k, v, kv_cache_dtype, k_descale, v_descale, heads_dim=2, scale_name="descale").view("nhd")
-    window = window_size[0] + 1 if window_size is not None and window_size[0] >= 0 else None
+    batch, cache, options, lengths, _ = unified_inputs(**locals())
     limits = [
         (max_seqlen_q, int(lengths.query_lens.max(initial=0)), "max_seqlen_q"),
         (max_seqlen_k, int(lengths.seq_lens.max(initial=0)), "max_seqlen_k"),
     ]
-    _attend([batch], cache, _options(softmax_scale, window, softcap, alibi_slopes, sinks), limits)
+    _attend([batch], cache, options, limits)
 
 
 def _check_sizes(cache: _quire.KVCache, num_kv_heads: int, block_size: int) -> None:

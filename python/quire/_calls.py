@@ -1,0 +1,169 @@
+"""What a call of somebody's attention op asks for, read from its arguments: the inputs of :mod:`quire.hooks`.
+
+Ops are known by their name. Arguments are found by name in the op's own signature, or, for compiled ops, in that of quire.vllm's
+function of the same name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from quire import _quire, vllm
+from quire._arrays import is_torch
+from quire.errors import ArgumentError, UnsupportedError
+
+
+def flash_inputs(
+    *, q: Any, k: Any, v: Any, cu_seqlens_q: Any, out: Any = None, cu_seqlens_k: Any = None, seqused_k: Any = None,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Any = None, softcap: float = 0.0, alibi_slopes: Any = None,
+    block_table: Any = None, dropout_p: float = 0.0, s_aux: Any = None, q_descale: Any = None, k_descale: Any = None,
+    v_descale: Any = None, **_: Any,
+) -> vllm.Inputs:  # fmt: skip
+    """flash_attn_varlen_func, paged or dense: dense keys are pages of one token."""
+    if not causal:
+        raise UnsupportedError("causal=False")
+    if dropout_p or q_descale is not None:
+        raise UnsupportedError("dropout or fp8 queries")
+    if alibi_slopes is not None and len(alibi_slopes.shape) != 1:
+        raise UnsupportedError("alibi_slopes per request")
+    if seqused_k is None and cu_seqlens_k is None:
+        raise UnsupportedError("neither seqused_k nor cu_seqlens_k")
+    seq = np.diff(_quire.bits(cu_seqlens_k, "cu_seqlens_k")[0]) if seqused_k is None else seqused_k
+    if block_table is None:
+        starts = _quire.bits(cu_seqlens_k, "cu_seqlens_k")[0]
+        block_table = np.minimum(starts[:-1, None] + np.arange(max(1, int(np.max(seq, initial=1))), dtype=starts.dtype), 2**31 - 1)
+        k, v = k[:, None], v[:, None]
+    batch = _quire.Batch(query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seq, block_table=block_table)
+    cache = _quire.KVCache(k, v, "nhd", k_descale, v_descale)
+    left = -1 if window_size is None else window_size[0]
+    options = vllm._options(softmax_scale, left + 1 if left is not None and left >= 0 else None, softcap, alibi_slopes, s_aux)
+    return vllm.Inputs(batch, cache, options, vllm._lengths(cu_seqlens_q, seq))
+
+
+class Op:
+    """How to read the arguments of one op. ``out``: the argument that it writes; ``caches``, ``table``: what it pages through."""
+
+    def __init__(self, read: Callable[..., vllm.Inputs], out: str, caches: tuple[str, str], table: str):
+        self.read, self.out, self.caches, self.table = read, out, caches, table
+
+
+OPS: dict[str, Op] = {
+    "chunked_prefill_paged_decode": Op(vllm.chunked_inputs, "output", ("key_cache", "value_cache"), "block_table"),
+    "context_attention_fwd": Op(vllm.context_inputs, "o", ("k_cache", "v_cache"), "b_loc"),
+    "unified_attention": Op(vllm.unified_inputs, "out", ("k", "v"), "block_table"),
+    "paged_attention_v1": Op(vllm.decode_inputs, "out", ("key_cache", "value_cache"), "block_tables"),
+    "paged_attention_v2": Op(vllm.decode_inputs, "out", ("key_cache", "value_cache"), "block_tables"),
+    "paged_attention_rocm": Op(vllm.decode_inputs, "out", ("key_cache", "value_cache"), "block_tables"),
+    "flash_attn_varlen_func": Op(flash_inputs, "out", ("k", "v"), "block_table"),
+}
+
+
+def op_named(name: str) -> Op:
+    if name not in OPS:
+        raise ArgumentError(f'op "{name}" is none of {", ".join(OPS)}; say op="..." if your function has the signature of one of these')
+    return OPS[name]
+
+
+def binder(function: Callable[..., Any], name: str) -> Callable[..., Mapping[str, Any]]:
+    """A function from (args, kwargs) to arguments by name, defaults included."""
+    try:
+        signature = inspect.signature(function)
+        known = set(signature.parameters)
+    except (TypeError, ValueError):
+        known = set()
+    if OPS[name].table not in known and hasattr(vllm, name):
+        signature = inspect.signature(getattr(vllm, name))
+
+    def bind(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        bound = signature.bind_partial(*args, **kwargs)
+        bound.apply_defaults()
+        flat = dict(bound.arguments)
+        for parameter in signature.parameters.values():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                flat.update(flat.pop(parameter.name, {}))
+        return flat
+
+    return bind
+
+
+def on_device(array: Any) -> bool:
+    return is_torch(array) and array.device.type != "cpu"
+
+
+def to_host(array: Any) -> Any:
+    """Tensors in device memory as CPU tensors; anything else as it is."""
+    return array.detach().cpu() if on_device(array) else array.detach() if is_torch(array) else array
+
+
+def copy_of(array: Any) -> Any:
+    """A private copy in host memory."""
+    if is_torch(array):
+        return array.detach().cpu() if on_device(array) else array.detach().clone()
+    return np.array(array, copy=True) if isinstance(array, np.ndarray) else array
+
+
+def span(array: Any) -> tuple[int, int]:
+    """Addresses that an array covers; (0, 0) if unknown."""
+    if is_torch(array):
+        if array.numel() == 0:
+            return 0, 0
+        reach = sum((n - 1) * s for n, s in zip(array.shape, array.stride()))
+        return array.data_ptr(), array.data_ptr() + (reach + 1) * array.element_size()
+    if isinstance(array, np.ndarray) and array.size:
+        low, high = np.lib.array_utils.byte_bounds(array) if hasattr(np.lib, "array_utils") else np.byte_bounds(array)
+        return int(low), int(high)
+    return 0, 0
+
+
+def overlaps(a: Any, b: Any) -> bool:
+    (a0, a1), (b0, b1) = span(a), span(b)
+    return a0 < b1 and b0 < a1
+
+
+def is_capturing() -> bool:
+    """Inside a CUDA graph capture nothing may be copied to the host."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def compacted(arguments: Mapping[str, Any], op: Op) -> tuple[dict[str, Any], str]:
+    """The arguments with caches cut to the pages that the table names, renumbered; and what was kept, in words."""
+    changed = dict(arguments)
+    table = changed.get(op.table)
+    if table is None:
+        return changed, "all pages"
+    numbers = np.array(_quire.bits(to_host(table), op.table)[0])
+    k, v = (changed[name] for name in op.caches)
+    total = int(k.shape[0])
+    named = (numbers >= 0) & (numbers < total)
+    pages, places = np.unique(numbers[named], return_inverse=True)
+    numbers[named] = places
+    numbers[~named] = np.where(numbers[~named] < 0, numbers[~named], 2147480000)
+    for name, cache in zip(op.caches, (k, v)):
+        if is_torch(cache):
+            index = sys.modules["torch"].from_numpy(pages.astype(np.int64)).to(cache.device)
+            changed[name] = _raw(cache).index_select(0, index).cpu().view(cache.dtype)
+        else:
+            changed[name] = cache[pages]
+    changed[op.table] = numbers
+    return changed, f"{len(pages)} of {total}, renumbered; the others are not in this file"
+
+
+def _raw(tensor: Any) -> Any:
+    """The tensor as integers: torch cannot index every fp8 type."""
+    torch = sys.modules["torch"]
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def cache_bytes(arguments: Mapping[str, Any], op: Op) -> int:
+    total = 0
+    for name in op.caches:
+        array = arguments[name]
+        itemsize = array.element_size() if is_torch(array) else array.dtype.itemsize
+        total += int(np.prod(tuple(array.shape), dtype=np.int64)) * itemsize
+    return total

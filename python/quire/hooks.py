@@ -1,0 +1,356 @@
+"""Recording the calls of somebody's attention op: what went in and what came out, as capture files.
+
+::
+
+    with quire.capture("captures/"):                          # patches quire.vllm's functions; records the first wrong call
+        run_my_test()
+
+    with quire.capture("bad.safetensors", op="vllm.v1.attention.ops.chunked_prefill_paged_decode:chunked_prefill_paged_decode"):
+        run_vllm()                                            # patches vLLM's function, also where it was imported by name
+
+    @quire.record("captures/", when="always", op="unified_attention")
+    def my_attention(q, k, v, out, cu_seqlens_q, ...): ...
+
+The op's result, its exceptions and its arguments are never changed; a recorder that cannot read a call or write its file warns. With
+``when="mismatch"`` every call is compared with :func:`quire.reference` on a few rows, chosen so that the cost stays near ``budget_ms``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from quire import _calls, _quire, vllm
+from quire._sampling import Part, Sampler
+from quire.errors import ArgumentError
+
+__all__ = ["CaptureWarning", "Recorder", "capture", "record"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_inside = threading.local()
+_MAX_CACHE_BYTES = 256 << 20
+_VLLM_FUNCTIONS = tuple(name for name in _calls.OPS if hasattr(vllm, name))
+
+
+class CaptureWarning(UserWarning):
+    """A wrong call was recorded, or a call could not be."""
+
+
+class Recorder:
+    """Records calls of attention ops. Made by :func:`capture` and :func:`record`; its counters say what it did and cost."""
+
+    def __init__(self, path: Any, when: str | int, budget_ms: float, limit: int | None, pages: str):
+        if not (when in ("mismatch", "always") or (isinstance(when, int) and not isinstance(when, bool) and when >= 1)):
+            raise ArgumentError(f'when: {when!r} is neither "mismatch" nor "always" nor a number n >= 1 (every n-th call)')
+        if pages not in ("auto", "all", "named"):
+            raise ArgumentError(f'pages: "{pages}" is none of auto, all, named')
+        if not budget_ms > 0:
+            raise ArgumentError(f"budget_ms: {budget_ms}, expected > 0")
+        self._path, self._when, self._pages = os.fsdecode(path), when, pages
+        self.sampler = Sampler(budget_ms / 1e3)
+        self._limit = limit if limit is not None else (1 if when == "mismatch" else sys.maxsize)
+        self._lock = threading.Lock()
+        self._warned: set[str] = set()
+        self.paths: list[str] = []
+        """Captures written, in order."""
+        self.calls = 0
+        """Calls seen."""
+        self.mismatches = 0
+        """Calls found wrong."""
+        self.seconds = 0.0
+        """Time spent on looking at calls and writing captures; the ops' own time is not in it."""
+
+    @property
+    def checked_rows(self) -> int:
+        """(row, KV head) pairs compared with the reference."""
+        return self.sampler.checked_rows
+
+    def __repr__(self) -> str:
+        return f"Recorder({self._path!r}, calls={self.calls}, mismatches={self.mismatches}, captures={len(self.paths)})"
+
+    # --- around one call ---
+
+    def wrap(self, function: F, op: str | None = None) -> F:
+        """``function`` with every call recorded as this recorder was told to."""
+        name = op or getattr(function, "__name__", "")
+        kind = _calls.op_named(name)
+        bind = _calls.binder(function, name)
+
+        @functools.wraps(function)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if getattr(_inside, "busy", False) or len(self.paths) >= self._limit or _calls.is_capturing():
+                return function(*args, **kwargs)
+            _inside.busy = True
+            try:
+                watch = _Watch(self, name, kind)
+                watch.before(lambda: bind(args, kwargs))
+                try:
+                    result = function(*args, **kwargs)
+                except Exception as error:
+                    watch.after(None, error)
+                    raise
+                watch.after(result, None)
+                return result
+            finally:
+                _inside.busy = False
+
+        return recorded  # type: ignore[return-value]
+
+    # --- used by _Watch ---
+
+    def begin(self) -> int:
+        with self._lock:
+            self.calls += 1
+            return self.calls
+
+    def due(self, number: int) -> bool:
+        """Is this call recorded whatever its output is?"""
+        return self._when == "always" or (isinstance(self._when, int) and (number - 1) % self._when == 0)
+
+    @property
+    def compares(self) -> bool:
+        return self._when == "mismatch"
+
+    def warn(self, text: str, once: bool = True) -> None:
+        if once and text in self._warned:
+            return
+        self._warned.add(text)
+        warnings.warn(text, CaptureWarning, stacklevel=5)
+
+    def next_path(self, op: str) -> str | None:
+        """A file name that is free, or None if enough was recorded."""
+        with self._lock:
+            if len(self.paths) >= self._limit:
+                return None
+            if self._path.endswith(".safetensors"):
+                stem, number = self._path.removesuffix(".safetensors"), len(self.paths) + 1
+                path = self._path if number == 1 else f"{stem}-{number}.safetensors"
+            else:
+                number = 1
+                while os.path.exists(path := os.path.join(self._path, f"{op}-{os.getpid()}-{number:04d}.safetensors")):
+                    number += 1
+            self.paths.append(path)
+            return path
+
+    def forget(self, path: str) -> None:
+        with self._lock:
+            self.paths.remove(path)
+
+    def spent(self, seconds: float) -> None:
+        with self._lock:
+            self.seconds += seconds
+
+    def arguments(self, arguments: Mapping[str, Any], kind: _calls.Op) -> tuple[dict[str, Any], str]:
+        """In host memory, with as much of the caches as a capture should hold."""
+        device = any(_calls.on_device(arguments[name]) for name in kind.caches)
+        large = _calls.cache_bytes(arguments, kind) > _MAX_CACHE_BYTES
+        kept, text = (
+            _calls.compacted(arguments, kind)
+            if self._pages == "named" or (self._pages == "auto" and (device or large))
+            else (dict(arguments), "all pages")
+        )
+        return {name: _calls.to_host(value) for name, value in kept.items()}, text
+
+
+class _Watch:
+    """One call: what it was given, and what is looked at afterwards."""
+
+    def __init__(self, recorder: Recorder, name: str, kind: _calls.Op):
+        self._recorder, self._name, self._kind = recorder, name, kind
+        self._number = recorder.begin()
+        self._arguments: dict[str, Any] | None = None
+        self._output_before: Any = None
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Runs a step of the recorder; its failures are warnings and its time is counted."""
+        start = time.perf_counter()
+        try:
+            step()
+        except Exception as error:  # the op comes first, whatever we cannot do
+            self._arguments = None
+            self._recorder.warn(f"quire.capture: {self._name}: this call cannot be recorded: {type(error).__name__}: {error}")
+        self._recorder.spent(time.perf_counter() - start)
+
+    def before(self, bind: Callable[[], Mapping[str, Any]]) -> None:
+        def step() -> None:
+            if not (self._recorder.compares or self._recorder.due(self._number)):
+                return
+            arguments = dict(bind())
+            output = arguments.get(self._kind.out)
+            if output is not None:
+                # Unwritten rows are recognised by what the output held before.
+                self._output_before = _calls.copy_of(output)
+                for name, value in arguments.items():  # an input that the op overwrites
+                    if name != self._kind.out and _calls.overlaps(value, output):
+                        arguments[name] = _calls.copy_of(value)
+            self._arguments = arguments
+
+        self._guarded(step)
+
+    def after(self, result: Any, error: Exception | None) -> None:
+        if self._arguments is not None:
+            self._guarded(lambda: self._look(result, error))
+
+    def _look(self, result: Any, error: Exception | None) -> None:
+        assert self._arguments is not None
+        output = self._arguments.get(self._kind.out)
+        if output is None:
+            output = result[0] if isinstance(result, (tuple, list)) else result
+        if error is not None:
+            self._save(None, {"raised": f"{type(error).__name__}: {error}"})
+        elif self._recorder.due(self._number):
+            self._save(output, {})
+        else:
+            host, _ = self._recorder.arguments(self._arguments, self._kind)
+            host[self._kind.out] = _calls.to_host(output)
+            finding = self._recorder.sampler.look(Part(self._kind.read(**host)), self._output_before, self._number)
+            if finding:
+                with self._recorder._lock:
+                    self._recorder.mismatches += 1
+                self._save(output, {"finding": finding})
+
+    def _save(self, output: Any, notes: dict[str, str]) -> None:
+        assert self._arguments is not None
+        path = self._recorder.next_path(self._name)
+        if path is None:
+            return
+        try:
+            host, pages = self._recorder.arguments(self._arguments, self._kind)
+            host[self._kind.out] = self._output_before
+            inputs = Part(self._kind.read(**host))
+            notes = {"producer": f"quire.capture {self._name}", "call": str(self._number), "pages": pages, **notes}
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            observed = inputs.rows_of(None if output is None else _calls.to_host(output))
+            _quire.write_capture(path, inputs.batch, inputs.cache, inputs.options, observed, None, notes, inputs.batch.dtype)
+        except Exception:
+            self._recorder.forget(path)
+            raise
+        what = notes.get("finding") or notes.get("raised")
+        if what:
+            self._recorder.warn(f"quire.capture: {self._name}: {what}; saved {path} (look with: quire diagnose {path})", once=False)
+
+
+class _Patch:
+    """A function replaced where it is defined, and in every module that imported it by name."""
+
+    def __init__(self, module: Any, name: str, recorder: Recorder, op: str | None):
+        self._original = getattr(module, name)
+        self._recorded = recorder.wrap(self._original, op or name)
+        self._places = [(module, name)]
+        for other in list(sys.modules.values()):
+            names = getattr(other, "__dict__", None)
+            if isinstance(names, dict) and other is not module and names.get(name) is self._original:
+                self._places.append((other, name))
+
+    def apply(self) -> None:
+        for module, name in self._places:
+            setattr(module, name, self._recorded)
+
+    def undo(self) -> None:
+        for module, name in self._places:
+            if getattr(module, name, None) is self._recorded:
+                setattr(module, name, self._original)
+
+
+class _Capture:
+    """The context manager behind :func:`capture`; each ``with`` gets a recorder of its own."""
+
+    def __init__(self, ops: list[tuple[str, str, str | None]], make: Callable[[], Recorder]):
+        self._ops, self._make = ops, make
+        self._active: list[list[_Patch]] = []
+
+    def __enter__(self) -> Recorder:
+        recorder = self._make()
+        patches = [_Patch(importlib.import_module(module), name, recorder, op) for module, name, op in self._ops]
+        for patch in patches:
+            patch.apply()
+        self._active.append(patches)
+        return recorder
+
+    def __exit__(self, *_: Any) -> None:
+        for patch in reversed(self._active.pop()):
+            patch.undo()
+
+    def __call__(self, function: F) -> F:
+        """As a decorator: the capture is on while ``function`` runs."""
+
+        @functools.wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return inside  # type: ignore[return-value]
+
+
+def _targets_of(op: str | Iterable[str] | None) -> list[tuple[str, str, str | None]]:
+    """(module, attribute, op kind) of "module:function", "module:function=op_name", or of quire.vllm's functions."""
+    if op is None:
+        return [("quire.vllm", name, None) for name in _VLLM_FUNCTIONS]
+    found = []
+    for text in [op] if isinstance(op, str) else list(op):
+        place, _, kind = text.partition("=")
+        module, colon, name = place.partition(":")
+        if not colon:
+            module, name = "quire.vllm", place
+        _calls.op_named(kind or name)
+        found.append((module, name, kind or None))
+    return found
+
+
+def capture(
+    path: Any,
+    when: str | int = "mismatch",
+    *,
+    op: str | Iterable[str] | None = None,
+    budget_ms: float = 2.0,
+    limit: int | None = None,
+    pages: str = "auto",
+) -> _Capture:
+    """A context manager (and decorator) that records calls of attention ops as captures; ``with`` gives the :class:`Recorder`.
+
+    path: a ``.safetensors`` file (later captures get ``-2``, ``-3``, ...) or a folder.
+    when: "mismatch" = the first call whose output is wrong on the rows that are looked at, or that raises; "always"; or n = every n-th.
+    op: what to patch: "module:function", with "=chunked_prefill_paged_decode" or another known op behind it if the function has another
+        name; several in a list; None = the functions of quire.vllm.
+    budget_ms: about how long a call may be looked at; at least one row and KV head is compared.
+    limit: captures to write; default 1 for "mismatch", else no limit. After that, calls are no longer looked at.
+    pages: "all", "named" (only pages that the block table names, renumbered), or "auto" = named for caches on a device or over 256 MiB.
+
+    Index tensors are recorded with the dtype they have. A wrong call, and a call that cannot be recorded, is a :class:`CaptureWarning`.
+    """
+    make = functools.partial(Recorder, path, when, budget_ms, limit, pages)
+    make()  # bad arguments raise here, not in the with statement
+    return _Capture(_targets_of(op), make)
+
+
+def record(
+    path: Any,
+    when: str | int = "mismatch",
+    *,
+    op: str | None = None,
+    budget_ms: float = 2.0,
+    limit: int | None = None,
+    pages: str = "auto",
+) -> Callable[[F], F]:
+    """A decorator that records the calls of one function with the signature of a known op; arguments as in :func:`capture`.
+
+    op: the op whose signature it has; default: the function's own name. The recorder is the decorated function's ``recorder``.
+    """
+
+    def decorate(function: F) -> F:
+        recorder = Recorder(path, when, budget_ms, limit, pages)
+        recorded = recorder.wrap(function, op)
+        recorded.recorder = recorder  # type: ignore[attr-defined]
+        return recorded
+
+    if op is not None:
+        _calls.op_named(op)
+    return decorate
+
