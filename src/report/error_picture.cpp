@@ -35,9 +35,7 @@ struct Error {
 /// drawable.
 json shown(const Error& error) {
   if (error.ratio < 0) return nullptr;
-  if (error.ratio == 0 || error.ratio >= 1e300) return std::min(error.ratio, 1e300);
-  const double unit = std::pow(10.0, std::floor(std::log10(error.ratio)) - 3);
-  return std::isnormal(unit) ? std::stod(fmt::format("{:.4g}", error.ratio)) : 0.0;
+  return error.ratio < 1e-300 ? 0.0 : std::stod(fmt::format("{:.4g}", error.ratio));
 }
 
 /// The judgement of compare(), as a number.
@@ -67,16 +65,18 @@ class Errors {
 
   std::int64_t token(std::int64_t index) const { return tokens_.empty() ? index : tokens_[static_cast<std::size_t>(index)]; }
 
-  Error element(const RowHead& at, std::int64_t dim) const {
-    const std::int64_t row = at.index * ref_.num_q_heads + at.head, i = row * ref_.head_dim + dim;
-    const std::int64_t offset = token(at.index) * output_.stride[0] + at.head * output_.stride[1] + dim * output_.stride[2];
-    return judge(semantics::load(output_.data, output_.dtype, offset), ref_.out[static_cast<std::size_t>(i)],
-                 numerics::output_tolerance(ref_, row, i, type_), type_.overflow);
-  }
-
+  /// The worst of dims [first, last).
   Error range(const RowHead& at, std::int64_t first, std::int64_t last) const {
+    const std::int64_t row = at.index * ref_.num_q_heads + at.head;
+    const std::int64_t base = token(at.index) * output_.stride[0] + at.head * output_.stride[1];
+    const numerics::RowErrors errors = numerics::row_errors(ref_, row);
     Error worst;
-    for (std::int64_t d = first; d < last; ++d) worst.absorb(element(at, d));
+    for (std::int64_t d = first; d < last; ++d) {
+      const std::int64_t i = row * ref_.head_dim + d;
+      worst.absorb(judge(semantics::load(output_.data, output_.dtype, base + d * output_.stride[2]),
+                         ref_.out[static_cast<std::size_t>(i)], numerics::output_tolerance(ref_, errors, i, type_),
+                         type_.overflow));
+    }
     return worst;
   }
 
@@ -214,7 +214,7 @@ std::string left_out(const json& picture, const Collected& all, std::int64_t bin
 bool drawable(const Tensor& output, const Reference& ref, const Batch& batch, std::span<const std::int64_t> tokens) {
   const bool shape = output.rank == 3 && output.shape[1] == ref.num_q_heads && output.shape[2] == ref.head_dim &&
                      is_floating(output.dtype) && output.memory == Memory::cpu;
-  if (!shape || batch.query_start_loc.rank != 1 || batch.seq_lens.rank != 1) return false;
+  if (!shape || !has_lengths(batch)) return false;
   if (tokens.empty()) return ref.num_tokens <= output.shape[0];
   const auto inside = [&](std::int64_t token) { return token >= 0 && token < output.shape[0]; };
   return static_cast<std::int64_t>(tokens.size()) == ref.num_tokens && std::all_of(tokens.begin(), tokens.end(), inside);

@@ -1,7 +1,7 @@
 // What pictures need to know about a batch's requests, read once from its index tensors (as the type that they are).
 //
-// A report is also drawn of batches that break the contract, so nothing here trusts a value: a length may be negative, and
-// owners of rows are searched, not computed.
+// A report is also drawn of batches that break the contract, so nothing here trusts a value: a length may be negative, owners of
+// rows are searched, not computed, and values are clamped so that sums of them stay far from overflow.
 #pragma once
 
 #include <algorithm>
@@ -13,17 +13,31 @@
 
 namespace quire::report {
 
-inline std::int64_t index_at(const Tensor& t, std::int64_t i) { return semantics::load_index(t.data, t.dtype, i * t.stride[0]); }
+inline constexpr std::int64_t kLongest = std::int64_t{1} << 40;
+
+inline std::int64_t index_at(const Tensor& t, std::int64_t i) {
+  return std::clamp(semantics::load_index(t.data, t.dtype, i * t.stride[0]), -kLongest, kLongest);
+}
+
+/// An index tensor of this rank that may be read here.
+inline bool is_index(const Tensor& t, int rank) {
+  return t.rank == rank && (t.dtype == DType::i32 || t.dtype == DType::i64) && t.memory == Memory::cpu;
+}
+/// The lengths of a batch may be read: the index tensors are there, and as long as they must be.
+inline bool has_lengths(const Batch& batch) {
+  return is_index(batch.query_start_loc, 1) && is_index(batch.seq_lens, 1) &&
+         batch.query_start_loc.shape[0] == batch.seq_lens.shape[0] + 1;
+}
 
 struct Lengths {
   std::vector<std::int64_t> query_start_loc, seq_lens, cached_lens;
 
+  /// has_lengths(batch) must hold.
   explicit Lengths(const Batch& batch) {
     for (std::int64_t i = 0; i < batch.query_start_loc.shape[0]; ++i)
       query_start_loc.push_back(index_at(batch.query_start_loc, i));
     for (std::int64_t r = 0; r < batch.seq_lens.shape[0]; ++r) seq_lens.push_back(index_at(batch.seq_lens, r));
-    query_start_loc.resize(seq_lens.size() + 1, query_start_loc.empty() ? 0 : query_start_loc.back());
-    const bool explicit_lens = batch.cached_lens.present() && batch.cached_lens.shape[0] == num_reqs();
+    const bool explicit_lens = is_index(batch.cached_lens, 1) && batch.cached_lens.shape[0] == num_reqs();
     for (std::int64_t r = 0; r < num_reqs(); ++r)
       cached_lens.push_back(explicit_lens ? index_at(batch.cached_lens, r) : seq_lens[static_cast<std::size_t>(r)]);
   }

@@ -74,7 +74,7 @@ class Slots {
 std::int64_t first_visible(const Lengths& lengths, std::int64_t r, const Options& options) {
   if (lengths.query_len(r) <= 0) return lengths.seq_len(r);
   if (!options.sliding_window) return 0;
-  return std::max<std::int64_t>(0, lengths.context_len(r) - *options.sliding_window + 1);
+  return std::max<std::int64_t>(0, lengths.context_len(r) - std::min(*options.sliding_window, 4 * kLongest) + 1);
 }
 
 /// Enters the pages of request r; returns how many of its entries point outside the cache.
@@ -138,12 +138,20 @@ json cell(const std::vector<Page>& pages, std::int64_t first, std::int64_t last)
   return json::array({worst, static_cast<int>(page.state), filled, unwritten, page.num_owners, std::move(owners)});
 }
 
+/// K and V are in host memory and have the same sizes, none of them 0.
+bool readable(const KVCache& cache) {
+  const bool packed = cache.layout == CacheLayout::packed;
+  const Tensor &k = cache.k, &v = cache.v;
+  if (k.rank != (packed ? 5 : 4) || v.rank != 4 || k.memory != Memory::cpu || v.memory != Memory::cpu) return false;
+  if (!is_floating(k.dtype) || !is_floating(v.dtype) || k.num_elements() == 0 || k.num_elements() != v.num_elements())
+    return false;
+  if (packed) return k.shape[0] == v.shape[0] && k.shape[1] == v.shape[1] && k.shape[3] == v.shape[3];
+  return k.shape == v.shape;
+}
+
 bool drawable(const Batch& batch, const KVCache& cache) {
-  const int key_rank = cache.layout == CacheLayout::packed ? 5 : 4;
-  return cache.k.rank == key_rank && cache.v.rank == 4 && is_floating(cache.k.dtype) && is_floating(cache.v.dtype) &&
-         cache.k.memory == Memory::cpu && cache.v.memory == Memory::cpu && cache.k.shape[0] == cache.v.shape[0] &&
-         batch.block_table.rank == 2 && batch.block_table.memory == Memory::cpu && batch.query_start_loc.rank == 1 &&
-         batch.seq_lens.rank == 1 && batch.block_table.shape[0] == batch.seq_lens.shape[0];
+  return readable(cache) && has_lengths(batch) && is_index(batch.block_table, 2) &&
+         batch.block_table.shape[0] == batch.seq_lens.shape[0];
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <map>
+#include <limits>
 
 #include "quire/capture.hpp"
 #include "report/pictures.h"
@@ -139,6 +139,23 @@ TEST(PagePicture, EntriesOutsideTheCacheAreCountedNotFollowed) {
   set_index(c.batch.block_table, {0, 3}, -1);
   set_index(c.batch.query_start_loc, {1}, -7);
   EXPECT_EQ(report::page_picture(c.batch, c.cache)["outside"], 2);
+}
+
+TEST(PagePicture, HostileLengthsAndShapesDoNoHarm) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max(), kLeast = std::numeric_limits<std::int64_t>::min();
+  Case c = case_of("q=f16 kv=f16 heads=2:1 d=16 page=4 reqs=2@30,3@4 index=i64 window=5 seed=11");
+  for (const std::int64_t hostile : {kMost, kLeast, std::int64_t{-1}}) {
+    set_index(c.batch.seq_lens, {0}, hostile);
+    set_index(c.batch.query_start_loc, {1}, ~hostile);
+    c.options.sliding_window = hostile;
+    const json p = report::page_picture(c.batch, c.cache, c.options);
+    EXPECT_EQ(p["num_pages"].get<std::size_t>(), p["cells"].size());
+  }
+  c.cache.v.shape[3] = 8;
+  EXPECT_TRUE(report::page_picture(c.batch, c.cache).is_null()) << "K and V of different sizes";
+  c.cache.v.shape[3] = 16;
+  c.batch.seq_lens.shape[0] = 1;
+  EXPECT_TRUE(report::page_picture(c.batch, c.cache).is_null()) << "index tensors of different lengths";
 }
 
 TEST(PagePicture, HugeCachesGiveBoundedPicturesWithTheWorstInThem) {

@@ -1,4 +1,4 @@
-// A map of cells on a canvas, with a cursor that mouse and arrow keys move, and words for the cell under it.
+// A map of cells on a canvas, with a cursor that mouse and arrow keys move, and words for the cell under it above the map.
 const gridMaps = [];
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
@@ -66,7 +66,8 @@ function gridMap({label, start, shape, exists, palette, draw, describe, rowLabel
     cursor = next && exists(next.row, next.column) ? next : null;
     const text = cursor ? describe(cursor.row, cursor.column) : start;
     readout.textContent = text;
-    tip.classList.toggle("hidden", !cursor);
+    // The words stand above the map; beside the cell they are needed only if that place is scrolled out of sight.
+    tip.classList.toggle("hidden", !cursor || readout.getBoundingClientRect().top > 44);
     paint();
     if (!cursor) return;
     tip.textContent = text;
@@ -100,7 +101,12 @@ function gridMap({label, start, shape, exists, palette, draw, describe, rowLabel
     while (column > 0 && !exists(row, column)) --column;
     moveTo({row, column}, true);
   });
-  new ResizeObserver(() => (tip.classList.add("hidden"), (cursor = null), paint())).observe(scroll);
+  let width = 0;
+  new ResizeObserver(() => {
+    if (scroll.clientWidth === width) return;
+    width = scroll.clientWidth;
+    moveTo(null, false);
+  }).observe(scroll);
   gridMaps.push(paint);
   return node;
 }

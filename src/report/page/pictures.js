@@ -111,7 +111,7 @@ function drawPage(context, state, fill, at, colours) {
   context.fillStyle = colours.clean;
   context.fillRect(at.x, at.y, w, h);
   const owned = state !== "clean" && state !== "recycled";
-  const height = owned ? Math.max(2, h * Math.min(1, fill)) : h;
+  const height = owned && state !== "unwritten" ? Math.max(2, h * Math.min(1, fill)) : h;
   context.fillStyle = colours[state] || colours.clean;
   context.fillRect(at.x, at.y + h - height, w, height);
   context.strokeStyle = state === "recycled" || state === "hidden" ? colours.edge : colours.mark;

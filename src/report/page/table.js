@@ -53,7 +53,7 @@ function dataTable({label, columns, rows, detail, compact}) {
       line.classList.toggle("opened", open);
       if (!open) return panel.remove();
       line.after(panel);
-      if (!panel.firstChild.hasChildNodes()) add(panel.firstChild, detail(row));
+      if (!panel.firstChild.hasChildNodes()) panel.firstChild.append(el("div", {class: "box"}, detail(row)));
     };
     line.addEventListener("click", (event) => {
       const selecting = String(window.getSelection()) !== "";

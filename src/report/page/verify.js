@@ -1,6 +1,6 @@
 // The page of a conformance run: verdict, power, matrices, cases, planted faults, peers.
 const kCaseOrder = {fail: 0, refused: 1, pass: 2};
-const kVerdicts = {pass: ["pass", "pass"], fail: ["fail", "fail"], mistrusted: ["mistrusted", "mistrusted"]};
+const kVerdicts = {pass: "pass", fail: "fail", mistrusted: "mistrusted", stopped: "unknown"};
 
 function verifyPage(report) {
   const cases = recordsOf(report.cases), power = recordOf(report.power), peers = recordsOf(report.peer);
@@ -15,13 +15,14 @@ function verifyPage(report) {
 }
 
 function verifyVerdict(report, cases, power) {
-  const verdict = textOf(report.verdict), [kind] = kVerdicts[verdict] || ["unknown"];
+  const verdict = textOf(report.verdict), kind = kVerdicts[verdict] || "unknown";
   const count = (status) => cases.filter((c) => c.status === status).length;
   const survived = numberOf(power.total) - numberOf(power.killed);
   const why = {
     pass: "Every case that was not refused is right, and every planted fault was noticed.",
     fail: `${plural(count("fail"), "case")} of ${whole(cases.length)} ${count("fail") === 1 ? "is" : "are"} wrong.`,
-    mistrusted: `${plural(survived, "planted fault")} went unnoticed: with this suite, a pass means nothing.`,
+    mistrusted: survived > 0 ? `${plural(survived, "planted fault")} went unnoticed: with this suite, a pass means nothing.` : "No case was served: nothing was shown.",
+    stopped: `Stopped after ${plural(cases.length, "case")}: what was not run is not known.`,
   }[verdict];
   const untested = verdict === "pass" && !isNumber(power.total) ? "Every case that was not refused is right. The power of the suite was not measured." : why;
   return el("div", {id: "verdict"},
@@ -31,21 +32,25 @@ function verifyVerdict(report, cases, power) {
 }
 
 function survivorsOf(power) {
-  const mutants = recordsOf(power.mutants), listed = mutants.filter((m) => m.killed === false);
+  const mutants = recordsOf(power.mutants), listed = mutants.filter((m) => m.killed === false && m.asked !== false);
   return listed.length > 0 ? listed : listOf(power.survivors).map((s) => (typeof s === "string" ? {id: s} : recordOf(s)));
 }
 
+const peerStudy = (peer) => numberOf(peer.known_total) > 0 && el("small", {}, `${whole(numberOf(peer.known_killed))} of the ${whole(peer.known_total)} faults of a published study of that test`);
+const peerName = (peer) => textOf(peer.name) || "vLLM's test data";
+
 function powerSection(power, peers) {
   if (!isNumber(power.total) && peers.length === 0) return null;
-  const bar = (name, note, killed, total, fill) => [el("span", {}, name, note && el("small", {class: "mono"}, note)), el("span", {class: "count"}, `${whole(killed)} of ${whole(total)}`),
+  const bar = (name, note, killed, total, fill, more) => [el("span", {}, name, note && el("small", {class: "mono"}, note), more), el("span", {class: "count"}, `${whole(killed)} of ${whole(total)}`),
                                                     meter([[fill, killed]], total, `${killed} of ${total} faults noticed`)];
   const rows = [];
   if (isNumber(power.total)) rows.push(bar("this run", "", numberOf(power.killed), power.total, power.killed === power.total ? "pass" : "warn"));
-  for (const peer of peers) rows.push(bar(`vLLM's test data, atol ${short(peer.atol)}`, textOf(peer.line), numberOf(peer.killed), numberOf(peer.total), "none"));
-  const survivors = survivorsOf(power);
+  for (const peer of peers) rows.push(bar(`${peerName(peer)}, atol ${short(peer.atol)}`, textOf(peer.line), numberOf(peer.killed), numberOf(peer.total), "none", peerStudy(peer)));
+  const survivors = survivorsOf(power), unasked = recordsOf(power.mutants).filter((m) => m.asked === false).length;
   return section("power", "Power of the suite",
     el("p", {class: "note"}, "Known faults were planted into the reference and went through the same checks. A suite that misses one could miss it in a kernel."),
     el("div", {class: "powers"}, rows.flat()),
+    unasked > 0 && el("p", {class: "note"}, `${plural(unasked, "fault")} of ${whole(recordsOf(power.mutants).length)} not counted: only a case that was refused, or a check that is skipped, would show them.`),
     survivors.length > 0 && callout("warn", `${plural(survivors.length, "survivor")}: planted, and not noticed`,
                                     el("ul", {}, survivors.map((m) => el("li", {}, el("code", {}, textOf(m.id)), textOf(m.text) && `: a kernel that ${textOf(m.text)}`)))));
 }
@@ -84,7 +89,7 @@ function caseDetail(c) {
   const checks = recordsOf(c.checks);
   const columns = [
     {title: "check", cell: (check) => badge(textOf(check.state) === "skipped" ? "refused" : textOf(check.state), textOf(check.check))},
-    {title: "worst / tol.", class: "number", cell: (check) => (numberOf(check.worst_ratio) > 0 ? short(check.worst_ratio) : "\u2013")},
+    {title: "worst / tol.", class: "number wide", cell: (check) => (numberOf(check.worst_ratio) > 0 ? short(check.worst_ratio) : "\u2013")},
     {title: "finding", cell: (check) => textOf(check.text) || (textOf(check.state) === "skipped" ? "skipped" : "")},
   ];
   const drawn = picturesOf(c.pictures);
@@ -92,12 +97,16 @@ function caseDetail(c) {
     textOf(c.reason) && callout("none", "Refused", el("p", {}, textOf(c.reason))),
     textOf(c.line) && commandLine("problem line", textOf(c.line)),
     textOf(c.reduced_line) && commandLine("reduced to", textOf(c.reduced_line)),
+    textOf(c.reduced_finding) && el("p", {class: "soft"}, `There: ${textOf(c.reduced_finding)}`),
+    numberOf(c.num_compared) > 0 && el("p", {class: "soft"}, `${whole(c.num_compared)} of ${plural(numberOf(c.num_elements, c.num_compared), "element")} compared with the fp64 reference; all had to be written and finite.`),
     checks.length > 0 && dataTable({label: `Checks of ${textOf(c.name)}`, columns, rows: checks}).node,
     drawn.error && [el("h3", {}, "Where the error is"), drawn.error],
     drawn.pages && [el("h3", {}, "What the cache holds"), drawn.pages],
     drawn.rows && [el("h3", {}, "Who wrote which rows"), drawn.rows],
   ].flat(2);
 }
+
+const outcomeOf = (m) => (m.asked === false ? ["refused", "not asked"] : m.killed ? ["pass", "noticed"] : ["mistrusted", "survived"]);
 
 function faultsSection(power, peers) {
   const mutants = recordsOf(power.mutants);
@@ -108,20 +117,20 @@ function faultsSection(power, peers) {
     {title: "fault", cell: (m) => el("code", {}, textOf(m.id)), sort: (m) => textOf(m.id)},
     {title: "family", class: "wide", cell: (m) => textOf(m.family), sort: (m) => textOf(m.family)},
     {title: "a kernel that \u2026", class: "wide", cell: (m) => textOf(m.text), sort: (m) => textOf(m.text)},
-    {title: "noticed by", cell: (m) => badge(m.killed ? "pass" : "mistrusted", m.killed ? textOf(m.check) || "noticed" : "survived"), sort: (m) => (m.killed ? textOf(m.check) : "")},
-    ...peers.map((peer, p) => ({title: peers.length > 1 ? `vLLM ${p + 1}` : "vLLM's tests", class: "wide", cell: (m) => peerBadge(peerCell(m)[p]), sort: (m) => peerCell(m)[p]})),
+    {title: "noticed by", cell: (m) => badge(outcomeOf(m)[0], m.killed ? textOf(m.check) || "noticed" : outcomeOf(m)[1]), sort: (m) => (m.killed ? textOf(m.check) : "")},
+    ...peers.map((peer, p) => ({title: peerName(peer), class: "wide", cell: (m) => peerBadge(peerCell(m)[p]), sort: (m) => peerCell(m)[p]})),
   ];
   const detail = (m) => [
     el("p", {}, "A kernel that ", textOf(m.text), "."),
     textOf(m.finding) && el("p", {class: "soft"}, textOf(m.finding)),
-    textOf(m.line) && commandLine("problem line", textOf(m.line)),
+    textOf(m.line) && commandLine(textOf(m.name) || "problem line", textOf(m.line)),
     peers.map((peer, p) => {
       const seen = verdicts[p].get(m.id);
-      return seen && el("p", {class: "soft"}, `With vLLM's test data: largest error ${short(seen.max_error)} against atol ${short(peer.atol)}, ${seen.killed ? "noticed" : "missed"}.`);
+      return seen && el("p", {class: "soft"}, `${peerName(peer)}: largest error ${short(seen.max_error)} against atol ${short(peer.atol)}, ${seen.killed ? "noticed" : "missed"}.`);
     }),
   ].flat();
   const table = dataTable({label: "Planted faults", columns, rows: mutants, detail});
-  const groups = [{label: "outcome", of: (m) => (m.killed ? "noticed" : "survived")}, {label: "family", of: (m) => textOf(m.family)}];
+  const groups = [{label: "outcome", of: (m) => outcomeOf(m)[1]}, {label: "family", of: (m) => textOf(m.family)}];
   const words = (m) => [m.id, m.family, m.text, m.check, m.finding].map(textOf).join(" ");
   return section("faults", "Planted faults", filters({rows: mutants, groups, text: words, table, noun: "fault"}), table.node);
 }
