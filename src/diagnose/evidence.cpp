@@ -1,0 +1,162 @@
+// Chooses exhibits from every request, and measures how much of their error a prediction explains.
+#include "diagnose/evidence.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <random>
+
+#include "diagnose/tolerance.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Facts;
+using fault::RowResult;
+
+constexpr std::size_t kExhibits = 16;  // of each kind
+// A row that a hypothesis says is never written may hold anything. If it breaks a law it holds no attention output, which is what
+// the hypothesis says; if not, stale results of another call would look the same, but so would many other faults.
+constexpr double kExplainsLawfulRow = 0.6;
+
+/// Rows in turn from each request; within a request in random order, the ones with few keys first in every other turn.
+std::vector<const Compared*> in_turn(const Facts& f, const Localisation& where, bool wrong) {
+  std::map<std::int64_t, std::vector<const Compared*>> by_request;
+  for (const Compared& row : where.rows)
+    if (row.wrong == wrong) by_request[f.req_of(row.token)].push_back(&row);
+  std::mt19937_64 random(1);
+  for (auto& [req, rows] : by_request) {
+    std::shuffle(rows.begin(), rows.end(), random);
+    std::stable_sort(rows.begin() + static_cast<std::ptrdiff_t>(rows.size() / 2), rows.end(),
+                     [](const Compared* a, const Compared* b) { return a->token < b->token; });
+  }
+  std::vector<const Compared*> list;
+  for (std::size_t turn = 0; list.size() < kExhibits; ++turn) {
+    const std::size_t before = list.size();
+    for (auto& [req, rows] : by_request)
+      if (turn < rows.size() && list.size() < kExhibits) list.push_back(rows[turn % 2 == 0 ? turn / 2 : rows.size() - 1 - turn / 2]);
+    if (list.size() == before) break;
+  }
+  return list;
+}
+
+double finite_distance(double a, double b) {
+  const double d = std::fabs(a - b);
+  return std::isfinite(d) ? d : 0;
+}
+
+/// In [0, 1]: 0 within tolerance, 1 at the cap or if only one of the two is NaN or infinite.
+double capped_error(double observed, double predicted, double tolerance, double cap) {
+  if (observed == predicted || (std::isnan(observed) && std::isnan(predicted))) return 0;
+  const double error = std::fabs(observed - predicted);
+  if (!std::isfinite(error)) return 1;
+  return std::min(1.0, std::max(0.0, error - tolerance) / cap);
+}
+
+}  // namespace
+
+Evidence::Evidence(const Facts& facts, const Observed& observed, const Localisation& where)
+    : facts_(facts), observed_(observed), where_(where) {
+  choose();
+}
+
+Exhibit Evidence::exhibit(const Compared& row) const {
+  Exhibit e;
+  e.at = {row.token, row.head};
+  e.reference_row = row.reference_row;
+  e.wrong = row.wrong;
+  e.unlawful = where_.laws.breaks(row.token * facts_.num_q_heads + row.head, kFinite | kFill | kHull);
+  for (std::int64_t d = 0; d < facts_.head_dim; ++d) e.observed.push_back(observed_.at(row.token, row.head, d));
+  e.observed_lse = observed_.lse.present() ? observed_.lse_at(row.token, row.head) : 0;
+  return e;
+}
+
+RowResult Evidence::truth(const Exhibit& e) const {
+  const auto first = where_.reference.out.begin() + e.reference_row * facts_.head_dim;
+  return {true, {first, first + facts_.head_dim}, where_.reference.lse[Facts::at(e.reference_row)]};
+}
+
+void Evidence::choose() {
+  for (const Compared* row : in_turn(facts_, where_, true)) wrong_.push_back(exhibit(*row));
+  for (const Compared* row : in_turn(facts_, where_, false)) right_.push_back(exhibit(*row));
+  double lse = 0;
+  for (const Exhibit& e : wrong_) {
+    const RowResult expected = truth(e);
+    for (std::size_t d = 0; d < e.observed.size(); ++d) {
+      largest_error_ = std::max(largest_error_, finite_distance(e.observed[d], expected.out[d]));
+      largest_tolerance_ = std::max(largest_tolerance_, output_tolerance(e, d, 0));
+    }
+    if (observed_.lse.present()) lse = std::max(lse, finite_distance(e.observed_lse, expected.lse));
+  }
+  if (largest_error_ > 0) output_cap_ = largest_error_;
+  if (lse > 0) lse_cap_ = lse;
+  for (Exhibit& e : wrong_) e.error = distance(e, truth(e));
+}
+
+double Evidence::output_tolerance(const Exhibit& e, std::size_t dim, double predicted) const {
+  const numerics::OutputType type = numerics::output_type(observed_.output.dtype);
+  const std::int64_t element = e.reference_row * facts_.head_dim + static_cast<std::int64_t>(dim);
+  const double tolerance = numerics::output_tolerance(where_.reference, e.reference_row, element, type);
+  return (std::isfinite(tolerance) ? tolerance : 0) + (std::isfinite(predicted) ? type.roundoff * std::fabs(predicted) : 0);
+}
+
+double Evidence::distance(const Exhibit& e, const RowResult& predicted) const {
+  double sum = 0;
+  for (std::size_t d = 0; d < e.observed.size(); ++d)
+    sum += capped_error(e.observed[d], predicted.out[d], output_tolerance(e, d, predicted.out[d]), output_cap_);
+  sum /= static_cast<double>(e.observed.size());
+  if (observed_.lse.present())
+    sum += capped_error(e.observed_lse, predicted.lse, numerics::lse_tolerance(where_.reference, e.reference_row), lse_cap_);
+  return sum;
+}
+
+std::vector<Exhibit> Evidence::some(std::size_t count) const {
+  std::vector<Exhibit> list(wrong_.begin(), wrong_.begin() + static_cast<std::ptrdiff_t>(std::min(count, wrong_.size())));
+  list.insert(list.end(), right_.begin(), right_.begin() + static_cast<std::ptrdiff_t>(std::min(count, right_.size())));
+  return list;
+}
+
+std::vector<fault::Sample> Evidence::samples() const {
+  std::vector<fault::Sample> list;
+  for (const Exhibit& e : some(4))
+    if (e.wrong) list.push_back({e.at.token, e.at.head, e.observed});
+  return list;
+}
+
+Fit Evidence::fit(const fault::Model& model, const std::vector<Exhibit>& exhibits) const {
+  std::vector<fault::RowHead> at;
+  for (const Exhibit& e : exhibits) at.push_back(e.at);
+  const std::vector<RowResult> predictions = evaluate(model, at);
+  double typical = 0, explained = 0, broken = 0;
+  std::size_t wrong = 0;
+  for (const Exhibit& e : exhibits) typical += e.error, wrong += e.wrong ? 1 : 0;
+  typical /= static_cast<double>(std::max<std::size_t>(1, wrong));
+  Fit fit;
+  for (std::size_t i = 0; i < exhibits.size(); ++i) {
+    const Exhibit& e = exhibits[i];
+    const RowResult& p = predictions[i];
+    if (!e.wrong) {
+      const double error = p.written ? distance(e, p) : typical;
+      broken += std::min(1.0, error / typical);
+      fit.broken += error > 0 ? 1 : 0;
+      continue;
+    }
+    if (!p.written) {
+      explained += e.unlawful ? 1 : kExplainsLawfulRow;
+      continue;
+    }
+    explained += std::max(-1.0, 1 - distance(e, p) / e.error);
+    const RowResult expected = truth(e);
+    for (std::size_t d = 0; d < e.observed.size(); ++d) {
+      const double move = std::fabs(p.out[d] - expected.out[d]), left = std::fabs(e.observed[d] - p.out[d]);
+      fit.largest_move = std::max(fit.largest_move, std::isnan(move) ? std::numeric_limits<double>::infinity() : move);
+      fit.largest_left = std::max(fit.largest_left, std::isnan(left) ? 0 : left);
+    }
+  }
+  const std::size_t right = exhibits.size() - wrong;
+  fit.explained = explained / static_cast<double>(std::max<std::size_t>(1, wrong)) -
+                  broken / static_cast<double>(std::max<std::size_t>(1, right));
+  return fit;
+}
+
+}  // namespace quire::cause

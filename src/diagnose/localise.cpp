@@ -1,0 +1,163 @@
+// Chooses the rows that are worth computing again, and judges them.
+#include "diagnose/localise.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "diagnose/element.h"
+#include "diagnose/parallel.h"
+#include "diagnose/tolerance.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Facts;
+
+// Conservative costs of the reference on one core; they decide how many rows are compared, never what a comparison says.
+constexpr double kSecondsPerDecode = 2e-9;     // one element of K or V
+constexpr double kSecondsPerMultiply = 2e-10;  // one product of scores or values
+constexpr std::int64_t kRowsPerDecode = 256;   // rows of the full reference that share one decoded copy
+
+double threads() { return std::max(1u, std::thread::hardware_concurrency()); }
+
+std::int64_t visible(const Facts& f, std::int64_t q_pos) {
+  return std::min(q_pos + 1, f.options.sliding_window.value_or(q_pos + 1));
+}
+
+/// Of comparing `rows` neighbouring rows that see `keys` keys each.
+double seconds(const Facts& f, std::int64_t keys, std::int64_t rows, std::int64_t rows_per_decode) {
+  const double elements = static_cast<double>(keys) * static_cast<double>(f.head_dim);
+  const double copies = std::ceil(static_cast<double>(rows) / static_cast<double>(rows_per_decode));
+  return (copies * static_cast<double>(f.num_kv_heads) * elements * 2 * kSecondsPerDecode +
+          static_cast<double>(rows * f.num_q_heads) * elements * 4 * kSecondsPerMultiply) /
+         threads();
+}
+
+double seconds_for_all(const Facts& f) {
+  double sum = 0;
+  for (std::int64_t r = 0; r < f.num_reqs; ++r) sum += seconds(f, visible(f, f.seq_lens[Facts::at(r)] - 1), f.query_len(r), kRowsPerDecode);
+  return sum;
+}
+
+/// Rows in the order in which they are worth a look: suspicious ones first (spread), then the ends of every request, then any.
+std::vector<std::int64_t> by_interest(const Facts& f, const Laws& laws) {
+  std::vector<std::int64_t> order;
+  std::set<std::int64_t> suspicious;
+  for (const LawFinding& finding : laws.findings) suspicious.insert(finding.tokens.begin(), finding.tokens.end());
+  const std::vector<std::int64_t> listed(suspicious.begin(), suspicious.end());
+  const std::size_t step = std::max<std::size_t>(1, listed.size() / 16);
+  for (std::size_t i = 0; i < listed.size(); i += step) order.push_back(listed[i]);
+  for (std::int64_t r = 0; r < f.num_reqs; ++r) {
+    if (f.query_len(r) == 0) continue;
+    order.push_back(f.query_start_loc[Facts::at(r + 1)] - 1);
+    order.push_back(f.query_start_loc[Facts::at(r)]);
+  }
+  std::vector<std::int64_t> rest(Facts::at(f.num_tokens));
+  std::iota(rest.begin(), rest.end(), 0);
+  std::shuffle(rest.begin(), rest.end(), std::mt19937_64(1));
+  order.insert(order.end(), rest.begin(), rest.end());
+  return order;
+}
+
+std::vector<std::int64_t> affordable(const Facts& f, const Laws& laws, double budget) {
+  std::set<std::int64_t> chosen;
+  for (const std::int64_t token : by_interest(f, laws)) {
+    const std::int64_t r = f.req_of(token);
+    budget -= chosen.contains(token)
+                  ? 0
+                  : seconds(f, visible(f, f.context_len(r) + token - f.query_start_loc[Facts::at(r)]), 1, 1);
+    if (budget < 0 && !chosen.empty()) break;
+    chosen.insert(token);
+  }
+  return {chosen.begin(), chosen.end()};
+}
+
+void add_element(Compared& row, std::int64_t dim, double observed, double expected, double tolerance, double overflow) {
+  const ElementVerdict verdict = judge(observed, expected, tolerance, overflow);
+  const double error = std::fabs(observed - expected);
+  if (std::isfinite(error) && error > 0) {
+    row.largest_error = std::max(row.largest_error, error);
+    row.worst_ratio = std::max(row.worst_ratio, error / tolerance);
+  }
+  if (verdict == ElementVerdict::fine) return;
+  row.wrong = true;
+  if (verdict == ElementVerdict::wrong_class) ++row.nonfinite;
+  if (dim < 0) {
+    row.wrong_lse = true;
+    return;
+  }
+  if (row.wrong_dims++ == 0) row.first_dim = dim;
+  row.last_dim = dim;
+}
+
+Compared compare_row(const Facts& f, const Observed& observed, const Localisation& where, std::size_t i) {
+  Compared row;
+  row.reference_row = static_cast<std::int64_t>(i);
+  row.token = where.tokens[i / Facts::at(f.num_q_heads)];
+  row.head = row.reference_row % f.num_q_heads;
+  const numerics::OutputType type = numerics::output_type(observed.output.dtype);
+  for (std::int64_t d = 0; d < f.head_dim; ++d) {
+    const std::int64_t e = row.reference_row * f.head_dim + d;
+    add_element(row, d, observed.at(row.token, row.head, d), where.reference.out[Facts::at(e)],
+                numerics::output_tolerance(where.reference, row.reference_row, e, type), type.overflow);
+  }
+  if (observed.lse.present())
+    add_element(row, -1, observed.lse_at(row.token, row.head), where.reference.lse[i],
+                numerics::lse_tolerance(where.reference, row.reference_row), numerics::output_type(DType::f32).overflow);
+  return row;
+}
+
+Status compare_tokens(const Facts& f, const Observed& observed, std::vector<std::int64_t> tokens, Localisation& where) {
+  where.tokens = std::move(tokens);
+  where.complete = static_cast<std::int64_t>(where.tokens.size()) == f.num_tokens;
+  Result<Reference> reference = where.complete ? quire::reference(f.batch, f.cache, f.options)
+                                               : quire::reference(f.batch, f.cache, f.options, where.tokens);
+  if (!reference.ok()) return reference.status();
+  where.reference = std::move(reference).value();
+  where.rows.assign(where.tokens.size() * Facts::at(f.num_q_heads), {});
+  for_each_index(where.tokens.size(), [&](std::size_t token) {
+    for (std::size_t h = 0; h < Facts::at(f.num_q_heads); ++h) {
+      const std::size_t i = token * Facts::at(f.num_q_heads) + h;
+      where.rows[i] = compare_row(f, observed, where, i);
+    }
+  });
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::int64_t> Localisation::wrong_tokens() const {
+  std::vector<std::int64_t> list;
+  for (const Compared& row : rows)
+    if (row.wrong && (list.empty() || list.back() != row.token)) list.push_back(row.token);
+  return list;
+}
+
+bool Localisation::any_wrong() const {
+  return std::any_of(rows.begin(), rows.end(), [](const Compared& row) { return row.wrong; });
+}
+
+Result<Localisation> localise(const Facts& facts, const Observed& observed, const DiagnoseOptions& options) {
+  const auto stage = [&](const char* text) {
+    if (options.progress) options.progress(text);
+  };
+  Localisation where;
+  stage("laws");
+  where.laws = apply_laws(facts, observed);
+  std::vector<std::int64_t> all(Facts::at(facts.num_tokens));
+  std::iota(all.begin(), all.end(), 0);
+  stage("fp64 reference");
+  if (!options.full && seconds_for_all(facts) > options.seconds) {
+    if (const Status s = compare_tokens(facts, observed, affordable(facts, where.laws, options.seconds), where); !s.ok()) return s;
+    if (where.any_wrong()) return where;
+    stage("fp64 reference, every row: nothing wrong in a sample");
+  }
+  if (const Status s = compare_tokens(facts, observed, std::move(all), where); !s.ok()) return s;
+  return where;
+}
+
+}  // namespace quire::cause

@@ -1,0 +1,38 @@
+// Where an output is wrong: laws over every row, and the fp64 reference over all rows or, in a large batch, over chosen ones.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "diagnose/laws.h"
+#include "quire/diagnose.hpp"
+
+namespace quire::cause {
+
+/// One (row, head) that was compared with the reference.
+struct Compared {
+  std::int64_t token = 0, head = 0;
+  std::int64_t reference_row = 0;  ///< row of Localisation::reference
+  bool wrong = false;
+  bool wrong_lse = false;
+  std::int64_t wrong_dims = 0, nonfinite = 0;
+  std::int64_t first_dim = 0, last_dim = 0;  ///< of the wrong ones
+  double largest_error = 0;                  ///< |observed - expected|, finite ones
+  double worst_ratio = 0;                    ///< error / tolerance, finite ones
+};
+
+struct Localisation {
+  Laws laws;
+  std::vector<std::int64_t> tokens;  ///< compared rows, ascending; row i of `reference`
+  Reference reference;
+  std::vector<Compared> rows;  ///< tokens x heads
+  bool complete = false;       ///< every row was compared
+  std::vector<std::int64_t> wrong_tokens() const;
+  bool any_wrong() const;
+};
+
+/// `seconds` bounds the time spent on the reference, as long as something wrong is found within it; an output that looks right
+/// everywhere is compared completely.
+Result<Localisation> localise(const fault::Facts& facts, const Observed& observed, const DiagnoseOptions& options);
+
+}  // namespace quire::cause
