@@ -46,6 +46,16 @@ struct CaptureArgs {
 };
 Report run_capture(const CaptureArgs& args, const Terminal& terminal);
 
+struct DiagnoseArgs {
+  Words input;
+  bool full = false;
+  double seconds = 0.5;
+  std::string reduced;  ///< empty = beside the input
+  bool no_reduced = false;
+  std::string html;
+};
+Report run_diagnose(const DiagnoseArgs& args, const Terminal& terminal);
+
 Report run_devices(const Terminal& terminal);
 Report run_kernels(const Terminal& terminal);
 /// All rules in one line each, or one rule in full.

@@ -34,7 +34,8 @@ std::vector<const Compared*> in_turn(const Facts& f, const Localisation& where, 
   for (std::size_t turn = 0; list.size() < kExhibits; ++turn) {
     const std::size_t before = list.size();
     for (auto& [req, rows] : by_request)
-      if (turn < rows.size() && list.size() < kExhibits) list.push_back(rows[turn % 2 == 0 ? turn / 2 : rows.size() - 1 - turn / 2]);
+      if (turn < rows.size() && list.size() < kExhibits)
+        list.push_back(rows[turn % 2 == 0 ? turn / 2 : rows.size() - 1 - turn / 2]);
     if (list.size() == before) break;
   }
   return list;

@@ -1,4 +1,5 @@
-// The rows on which hypotheses are tested: some wrong ones, which a cause must explain, and some right ones, which it must not break.
+// The rows on which hypotheses are tested: some wrong ones, which a cause must explain, and some right ones, which it must not
+// break.
 #pragma once
 
 #include <vector>
@@ -21,10 +22,10 @@ struct Exhibit {
 
 /// How well a prediction fits.
 struct Fit {
-  double explained = -1;     ///< mean over wrong exhibits of 1 - error left / error, minus what it breaks in right ones
-  double largest_move = 0;   ///< max |prediction - reference| over wrong exhibits; infinite if it predicts NaN or infinity
-  double largest_left = 0;   ///< max |observed - prediction| over wrong exhibits
-  std::int64_t broken = 0;   ///< right exhibits that it would make wrong
+  double explained = -1;    ///< mean over wrong exhibits of 1 - error left / error, minus what it breaks in right ones
+  double largest_move = 0;  ///< max |prediction - reference| over wrong exhibits; infinite if it predicts NaN or infinity
+  double largest_left = 0;  ///< max |observed - prediction| over wrong exhibits
+  std::int64_t broken = 0;  ///< right exhibits that it would make wrong
 };
 
 class Evidence {

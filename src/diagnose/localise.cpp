@@ -39,7 +39,8 @@ double seconds(const Facts& f, std::int64_t keys, std::int64_t rows, std::int64_
 
 double seconds_for_all(const Facts& f) {
   double sum = 0;
-  for (std::int64_t r = 0; r < f.num_reqs; ++r) sum += seconds(f, visible(f, f.seq_lens[Facts::at(r)] - 1), f.query_len(r), kRowsPerDecode);
+  for (std::int64_t r = 0; r < f.num_reqs; ++r)
+    sum += seconds(f, visible(f, f.seq_lens[Facts::at(r)] - 1), f.query_len(r), kRowsPerDecode);
   return sum;
 }
 
@@ -67,9 +68,8 @@ std::vector<std::int64_t> affordable(const Facts& f, const Laws& laws, double bu
   std::set<std::int64_t> chosen;
   for (const std::int64_t token : by_interest(f, laws)) {
     const std::int64_t r = f.req_of(token);
-    budget -= chosen.contains(token)
-                  ? 0
-                  : seconds(f, visible(f, f.context_len(r) + token - f.query_start_loc[Facts::at(r)]), 1, 1);
+    budget -=
+        chosen.contains(token) ? 0 : seconds(f, visible(f, f.context_len(r) + token - f.query_start_loc[Facts::at(r)]), 1, 1);
     if (budget < 0 && !chosen.empty()) break;
     chosen.insert(token);
   }
@@ -152,7 +152,8 @@ Result<Localisation> localise(const Facts& facts, const Observed& observed, cons
   std::iota(all.begin(), all.end(), 0);
   stage("fp64 reference");
   if (!options.full && seconds_for_all(facts) > options.seconds) {
-    if (const Status s = compare_tokens(facts, observed, affordable(facts, where.laws, options.seconds), where); !s.ok()) return s;
+    if (const Status s = compare_tokens(facts, observed, affordable(facts, where.laws, options.seconds), where); !s.ok())
+      return s;
     if (where.any_wrong()) return where;
     stage("fp64 reference, every row: nothing wrong in a sample");
   }

@@ -1,0 +1,73 @@
+// quire diagnose: where the observed output of a capture is wrong, and why. Writes a reduced capture that shows the same cause.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+
+#include "commands.h"
+#include "files.h"
+#include "progress.h"
+#include "quire/diagnose.hpp"
+#include "quire/report.hpp"
+
+namespace quire::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+Result<Diagnosis> diagnose_with_progress(const Case& c, const DiagnoseArgs& args, const Terminal& terminal) {
+  std::unique_ptr<Progress> shown;
+  DiagnoseOptions options;
+  options.full = args.full;
+  options.seconds = args.seconds;
+  options.progress = [&](const std::string& stage) {
+    shown.reset();
+    shown = std::make_unique<Progress>(terminal, stage);
+  };
+  return diagnose(c, options);
+}
+
+/// "case.safetensors" -> "case.reduced.safetensors", beside it.
+std::string beside(const std::string& file) {
+  fs::path path(file);
+  return path.replace_extension(".reduced.safetensors").string();
+}
+
+/// The line about the reduced capture. Not being able to write it does not change the diagnosis.
+std::string write_reduced(const Case& c, const Diagnosis& d, const DiagnoseArgs& args, Json& json) {
+  if (args.no_reduced || d.verdict == "right" || d.verdict == "broken batch") return {};
+  const std::string path = args.reduced.empty() ? beside(args.input.front()) : args.reduced;
+  const Result<Case> reduced = reduce_case(c, d);
+  const Status status = reduced.ok() ? write_capture(path, reduced.value()) : reduced.status();
+  if (!status.ok()) return fmt::format("reduced  not written: {}\n", status.message());
+  json["reduced"] = path;
+  return fmt::format("reduced  {} ({} of {} rows, {} of {} pages)\n", path, reduced->batch.query.shape[0], c.batch.query.shape[0],
+                     num_pages(reduced->cache), num_pages(c.cache));
+}
+
+}  // namespace
+
+Report run_diagnose(const DiagnoseArgs& args, const Terminal& terminal) {
+  const auto start = std::chrono::steady_clock::now();
+  const Result<Case> c = case_of(args.input, terminal);
+  if (!c.ok()) return Report::failure(c.status());
+  const Result<Diagnosis> d = diagnose_with_progress(c.value(), args, terminal);
+  if (!d.ok()) return Report::failure(d.status());
+  Report report;
+  report.exit_code = d->verdict == "right" ? kOk : kFindings;
+  report.json = Json::parse(d->json);
+  report.json["file"] = title_of(args.input);
+  report.text = fmt::format("file     {}\n", printable(title_of(args.input))) + printable(d->text);
+  report.text += write_reduced(c.value(), d.value(), args, report.json);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  report.json["seconds"] = elapsed.count();
+  report.text += fmt::format("time     {:.2f} s\n", elapsed.count());
+  if (!args.html.empty()) {
+    if (const Status status = write_html(args.html, report.json.dump()); !status.ok()) return Report::failure(status);
+    report.text += fmt::format("html     {}\n", args.html);
+  }
+  return report;
+}
+
+}  // namespace quire::cli

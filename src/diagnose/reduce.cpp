@@ -1,0 +1,183 @@
+// Cuts a case down to what still shows the same cause, so that it can be mailed: a few requests, and only the pages that they
+// read.
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <set>
+
+#include "faults/model.h"
+#include "quire/diagnose.hpp"
+
+namespace quire {
+namespace {
+
+using fault::Facts;
+
+constexpr std::size_t kWrongRequests = 3;
+constexpr std::size_t kRightRequests = 1;
+constexpr std::int64_t kNoPage = 2147480000;  // in table entries that nobody may read
+
+/// Slices of `t` along its first dimension, contiguous, in memory of `out`.
+Tensor gather(Case& out, const Tensor& t, const std::vector<std::int64_t>& slices) {
+  if (!t.present()) return t;
+  Tensor shape = t;
+  shape.shape[0] = static_cast<std::int64_t>(slices.size());
+  const std::int64_t size = itemsize(t.dtype);
+  auto* to = out.allocate(static_cast<std::size_t>(shape.num_elements() * size));
+  if (to == nullptr) throw std::bad_alloc();
+  const Tensor result = Tensor::from_shape(to, t.dtype, shape.shape, t.rank);
+  if (t.is_contiguous() && t.shape[0] > 0) {
+    const auto bytes = static_cast<std::size_t>(t.num_elements() / t.shape[0] * size);
+    for (std::size_t i = 0; i < slices.size(); ++i)
+      std::memcpy(to + i * bytes, static_cast<const std::byte*>(t.data) + static_cast<std::size_t>(slices[i]) * bytes, bytes);
+    return result;
+  }
+  std::array<std::int64_t, Tensor::kMaxRank> index{};
+  for (std::int64_t i = 0; i < result.num_elements(); ++i) {
+    std::int64_t rest = i, from = 0;
+    for (int dim = t.rank - 1; dim >= 0; --dim) {
+      const auto d = static_cast<std::size_t>(dim);
+      index[d] = rest % result.shape[d];
+      rest /= result.shape[d];
+      from += (dim == 0 ? slices[static_cast<std::size_t>(index[d])] : index[d]) * t.stride[d];
+    }
+    std::memcpy(to + i * size, static_cast<const std::byte*>(t.data) + from * size, static_cast<std::size_t>(size));
+  }
+  return result;
+}
+
+void put_index(const Tensor& t, std::int64_t i, std::int64_t value) {
+  if (t.dtype == DType::i64) {
+    static_cast<std::int64_t*>(t.data)[i] = value;
+  } else {
+    static_cast<std::int32_t*>(t.data)[i] = static_cast<std::int32_t>(value);
+  }
+}
+
+/// The same dtype, other values.
+Tensor index_tensor(Case& out, DType dtype, const std::vector<std::int64_t>& values) {
+  auto* data = out.allocate(values.size() * static_cast<std::size_t>(itemsize(dtype)));
+  if (data == nullptr) throw std::bad_alloc();
+  const Tensor t = Tensor::contiguous(data, dtype, values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) put_index(t, static_cast<std::int64_t>(i), values[i]);
+  return t;
+}
+
+class Cut {
+ public:
+  Cut(const Case& c, const Facts& facts, std::vector<std::int64_t> requests) : c_(c), f_(facts), requests_(std::move(requests)) {
+    for (const std::int64_t r : requests_)
+      for (std::int64_t t = f_.query_start_loc[Facts::at(r)]; t < f_.query_start_loc[Facts::at(r + 1)]; ++t) tokens_.push_back(t);
+    std::set<std::int64_t> used;
+    for (const std::int64_t r : requests_)
+      for (std::int64_t j = 0; j < pages_of(r); ++j) used.insert(f_.page(r, j));
+    pages_.assign(used.begin(), used.end());
+  }
+
+  Case make() const {
+    Case out;
+    const Batch& b = c_.batch;
+    out.options = c_.options;
+    out.options.alibi_slopes = all(out, c_.options.alibi_slopes);
+    out.options.sinks = all(out, c_.options.sinks);
+    out.cache = c_.cache;
+    out.cache.k = gather(out, c_.cache.k, pages_);
+    out.cache.v = gather(out, c_.cache.v, pages_);
+    out.cache.k_scale = all(out, c_.cache.k_scale);
+    out.cache.v_scale = all(out, c_.cache.v_scale);
+    out.batch.query = gather(out, b.query, tokens_);
+    out.batch.output = gather(out, b.output, tokens_);
+    out.batch.lse = gather(out, b.lse, tokens_);
+    out.batch.key = gather(out, b.key, tokens_);
+    out.batch.value = gather(out, b.value, tokens_);
+    out.batch.seq_lens = gather(out, b.seq_lens, requests_);
+    out.batch.cached_lens = gather(out, b.cached_lens, requests_);
+    out.batch.request_ids = gather(out, b.request_ids, requests_);
+    out.batch.query_start_loc = starts(out);
+    out.batch.block_table = table(out);
+    out.observed = gather(out, c_.observed, tokens_);
+    out.observed_lse = gather(out, c_.observed_lse, tokens_);
+    out.notes = c_.notes;
+    out.notes.erase("problem");  // it describes the whole batch
+    return out;
+  }
+
+ private:
+  std::int64_t pages_of(std::int64_t r) const { return (f_.cached_lens[Facts::at(r)] + f_.page_size - 1) / f_.page_size; }
+
+  static Tensor all(Case& out, const Tensor& t) {
+    if (!t.present() || t.rank == 0) {
+      if (!t.present()) return t;
+      Tensor copy = t;
+      auto* data = out.allocate(static_cast<std::size_t>(itemsize(t.dtype)));
+      if (data == nullptr) throw std::bad_alloc();
+      std::memcpy(data, t.data, static_cast<std::size_t>(itemsize(t.dtype)));
+      copy.data = data;
+      return copy;
+    }
+    std::vector<std::int64_t> every(static_cast<std::size_t>(t.shape[0]));
+    for (std::size_t i = 0; i < every.size(); ++i) every[i] = static_cast<std::int64_t>(i);
+    return gather(out, t, every);
+  }
+
+  Tensor starts(Case& out) const {
+    std::vector<std::int64_t> values{0};
+    for (const std::int64_t r : requests_) values.push_back(values.back() + f_.query_len(r));
+    return index_tensor(out, c_.batch.query_start_loc.dtype, values);
+  }
+
+  Tensor table(Case& out) const {
+    Tensor t = gather(out, c_.batch.block_table, requests_);
+    for (std::size_t i = 0; i < requests_.size(); ++i)
+      for (std::int64_t j = 0; j < t.shape[1]; ++j) {
+        const std::int64_t page = f_.page(requests_[i], j);
+        const auto at = std::lower_bound(pages_.begin(), pages_.end(), page) - pages_.begin();
+        put_index(t, static_cast<std::int64_t>(i) * t.shape[1] + j, j < pages_of(requests_[i]) ? at : kNoPage);
+      }
+    return t;
+  }
+
+  const Case& c_;
+  const Facts& f_;
+  std::vector<std::int64_t> requests_, tokens_, pages_;
+};
+
+/// Some wrong requests and the shortest right one, in batch order.
+std::vector<std::int64_t> worth_keeping(const Facts& f, const std::vector<std::int64_t>& wrong_tokens) {
+  std::set<std::int64_t> wrong;
+  for (const std::int64_t token : wrong_tokens) wrong.insert(f.req_of(token));
+  std::vector<std::int64_t> bad(wrong.begin(), wrong.end()), good;
+  for (std::int64_t r = 0; r < f.num_reqs; ++r)
+    if (!wrong.contains(r) && f.query_len(r) > 0) good.push_back(r);
+  const auto shorter = [&](std::int64_t a, std::int64_t b) { return f.seq_lens[Facts::at(a)] < f.seq_lens[Facts::at(b)]; };
+  for (auto* list : {&bad, &good}) std::stable_sort(list->begin(), list->end(), shorter);
+  bad.resize(std::min(bad.size(), kWrongRequests));
+  good.resize(std::min(good.size(), kRightRequests));
+  bad.insert(bad.end(), good.begin(), good.end());
+  std::sort(bad.begin(), bad.end());
+  return bad;
+}
+
+bool same_cause(const Diagnosis& a, const Diagnosis& b) {
+  if (a.verdict != b.verdict) return false;
+  return a.verdict != "cause found" || a.suspicions.front().fault == b.suspicions.front().fault;
+}
+
+}  // namespace
+
+Result<Case> reduce_case(const Case& c, const Diagnosis& diagnosis) try {
+  if (diagnosis.verdict == "broken batch")
+    return Status(Code::invalid_argument, "a batch that breaks the contract cannot be reduced: mail it whole");
+  const Facts facts(c.batch, c.cache, c.options);
+  Case few = Cut(c, facts, worth_keeping(facts, diagnosis.wrong_tokens)).make();
+  if (const Result<Diagnosis> again = diagnose(few); again.ok() && same_cause(again.value(), diagnosis)) return few;
+  std::vector<std::int64_t> every;
+  for (std::int64_t r = 0; r < facts.num_reqs; ++r) every.push_back(r);
+  return Cut(c, facts, every).make();
+} catch (const std::bad_alloc&) {
+  return Status(Code::out_of_memory, "reduce_case: not enough memory");
+} catch (const std::exception& e) {
+  return Status(Code::internal_error, std::string("reduce_case: ") + e.what());
+}
+
+}  // namespace quire
