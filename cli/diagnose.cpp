@@ -6,10 +6,9 @@
 #include <memory>
 
 #include "commands.h"
-#include "files.h"
+#include "html.h"
 #include "progress.h"
 #include "quire/diagnose.hpp"
-#include "quire/report.hpp"
 
 namespace quire::cli {
 namespace {
@@ -64,7 +63,7 @@ Report run_diagnose(const DiagnoseArgs& args, const Terminal& terminal) {
   report.json["seconds"] = elapsed.count();
   report.text += fmt::format("time     {:.2f} s\n", elapsed.count());
   if (!args.html.empty()) {
-    if (const Status status = write_html(args.html, report.json.dump()); !status.ok()) return Report::failure(status);
+    if (const Status status = write_html(args.html, report.json); !status.ok()) return Report::failure(status);
     report.text += fmt::format("html     {}\n", args.html);
   }
   return report;

@@ -41,6 +41,7 @@ struct Arguments {
   ExplainArgs explain;
   RunArgs run;
   CaptureArgs capture;
+  DiagnoseArgs diagnose;
   std::string rule;
 };
 
@@ -115,6 +116,22 @@ void add_run(CLI::App& app, RunArgs& args) {
   command->add_option("--save", args.save, "write a capture with this run's output as its observed output")->type_name("FILE");
 }
 
+void add_diagnose(CLI::App& app, DiagnoseArgs& args) {
+  CLI::App* command = app.add_subcommand("diagnose", "Find out where the observed output of a capture is wrong, and why");
+  command->add_option("FILE", args.input, "a .safetensors capture with an observed output")
+      ->required()
+      ->type_name("")
+      ->expected(1);
+  command->add_flag("--full", args.full, "compare every row with the fp64 reference, however long it takes");
+  command->add_option("--seconds", args.seconds, "about how long comparing with the reference may take (default: 0.5)")
+      ->type_name("S")
+      ->check(CLI::Range(0.0, 1e6));
+  command->add_option("--reduced", args.reduced, "where the reduced capture goes (default: FILE with .reduced before its suffix)")
+      ->type_name("FILE");
+  command->add_flag("--no-reduced", args.no_reduced, "write no reduced capture");
+  command->add_option("--html", args.html, "write the report as one self-contained page")->type_name("FILE");
+}
+
 void add_capture(CLI::App& app, CaptureArgs& args) {
   CLI::App* command = app.add_subcommand("capture", "Write the batch of a problem line to a capture file");
   add_input(command, args.input);
@@ -142,6 +159,7 @@ void build(CLI::App& app, Arguments& args) {
   add_explain(app, args.explain);
   add_run(app, args.run);
   add_capture(app, args.capture);
+  add_diagnose(app, args.diagnose);
   add_lists(app, args);
   for (CLI::App* command : app.get_subcommands({})) {
     command->add_flag("--json", args.json, "print one JSON object (schema: docs/cli.md)");
@@ -204,6 +222,7 @@ Report dispatch(const CLI::App& app, const Arguments& args, const Terminal& term
   if (command == "explain") return run_explain(args.explain, terminal);
   if (command == "run") return run_run(args.run, terminal);
   if (command == "capture") return run_capture(args.capture, terminal);
+  if (command == "diagnose") return run_diagnose(args.diagnose, terminal);
   if (command == "devices") return run_devices(terminal);
   if (command == "kernels") return run_kernels(terminal);
   return run_rules(args.rule, terminal);

@@ -17,6 +17,7 @@ using fault::Facts;
 using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kListedRequests = 8;
+const std::string kCannot = "cannot show here: ";
 constexpr double kFits = 0.01;  // other suspects this close to the best one are named beside it
 
 std::string percent(double share) { return fmt::format("{:.3g} %", 100 * std::max(0.0, share)); }
@@ -29,17 +30,17 @@ std::string joined(const Hypothesis& h, const char* between, std::string FaultIn
 
 /// Why a hypothesis is not the cause, with numbers.
 std::string refutation(const Hypothesis& h, const Evidence& evidence) {
-  if (!h.why_not.empty()) return "cannot show here: " + h.why_not;
+  if (!h.why_not.empty()) return kCannot + h.why_not;
   const double observed = evidence.largest_error();
-  if (h.fit.largest_move <= evidence.largest_tolerance() && h.fit.broken == 0)
-    return fmt::format("moves these rows by at most {:.2g}; observed {:.3g}", h.fit.largest_move, observed);
-  if (h.fit.largest_move < 0.5 * observed)
-    return fmt::format("moves these rows by at most {:.2g}; observed {:.3g}{}", h.fit.largest_move, observed,
-                       h.fit.broken > 0 ? fmt::format("; it would also break {} rows that are right", h.fit.broken) : "");
-  if (h.fit.explained < kCause && h.fit.broken > 0)
-    return fmt::format("would break {} of the right rows looked at, and leaves an error of {:.3g}; explains {}", h.fit.broken,
-                       h.fit.largest_left, percent(h.fit.explained));
-  return fmt::format("leaves an error of {:.3g} of {:.3g}; explains {}", h.fit.largest_left, observed, percent(h.fit.explained));
+  std::string text;
+  if (h.fit.largest_move <= evidence.largest_tolerance() || h.fit.largest_move < 0.5 * observed) {
+    text = fmt::format("moves these rows by at most {:.2g}; observed {}", h.fit.largest_move, evidence.observed_text());
+  } else {
+    text = fmt::format("explains {}", percent(h.fit.explained));
+    if (h.fit.largest_left > 0) text += fmt::format(", leaves {:.3g} of {}", h.fit.largest_left, evidence.observed_text());
+  }
+  if (h.fit.broken > 0) text += fmt::format("; would break {} of the right rows looked at", h.fit.broken);
+  return text;
 }
 
 Suspicion suspicion(const Hypothesis& h, const Evidence& evidence, bool refuted) {
@@ -61,8 +62,8 @@ Suspicion rounding(const Evidence& evidence) {
   s.text = "rounds differently: the kernel's numerics";
   s.largest_move = evidence.largest_tolerance();
   s.largest_left = evidence.largest_error();
-  s.refutation = fmt::format("rounding moves these rows by at most {:.2g} (docs/numerics.md); observed {:.3g}", s.largest_move,
-                             evidence.largest_error());
+  s.refutation = fmt::format("rounding moves these rows by at most {:.2g} (docs/numerics.md); observed {}",
+                             evidence.largest_tolerance(), evidence.observed_text());
   return s;
 }
 
@@ -155,11 +156,10 @@ void add_cause(const Found& found, const Diagnosis& d, Lines& lines) {
 
 void add_refuted(const Diagnosis& d, Lines& lines) {
   std::map<std::string, std::vector<std::string>> cannot;
-  const std::string prefix = "cannot show here: ";
   for (const Suspicion& s : d.suspicions) {
     if (s.refutation.empty()) continue;
-    if (s.refutation.starts_with(prefix)) {
-      cannot[s.refutation.substr(prefix.size())].push_back(s.fault);
+    if (s.refutation.starts_with(kCannot)) {
+      cannot[s.refutation.substr(kCannot.size())].push_back(s.fault);
     } else {
       lines.add("refuted", fmt::format("{}: {}", s.text, s.refutation));
     }
@@ -272,10 +272,11 @@ std::vector<std::string> describe_wrong_rows(const Facts& f, const Localisation&
     }
     std::string what =
         g.last_dim < 0 ? "lse only" : fmt::format("dims {}-{}{}", g.first_dim, g.last_dim, g.lse ? " and lse" : "");
-    if (g.nonfinite > 0) what += fmt::format(", {} NaN or infinite", g.nonfinite);
-    lines.push_back(fmt::format("row{} {} ({}): {}, {}; {} elements, error up to {:.3g}", g.tokens.size() == 1 ? "" : "s",
-                                runs(g.tokens), request_text(f, req), heads_text(g.heads), what,
-                                g.elements + (g.lse ? g.rows : 0), g.largest_error));
+    what += fmt::format("; {} elements", g.elements + (g.lse ? g.rows : 0));
+    if (g.nonfinite > 0) what += fmt::format(", {} of them NaN or infinite", g.nonfinite);
+    if (g.largest_error > 0) what += fmt::format(", error up to {:.3g}", g.largest_error);
+    lines.push_back(fmt::format("row{} {} ({}): {}, {}", g.tokens.size() == 1 ? "" : "s", runs(g.tokens), request_text(f, req),
+                                heads_text(g.heads), what));
   }
   return lines;
 }

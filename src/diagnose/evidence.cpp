@@ -1,6 +1,8 @@
 // Chooses exhibits from every request, and measures how much of their error a prediction explains.
 #include "diagnose/evidence.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -80,18 +82,25 @@ RowResult Evidence::truth(const Exhibit& e) const {
 void Evidence::choose() {
   for (const Compared* row : in_turn(facts_, where_, true)) wrong_.push_back(exhibit(*row));
   for (const Compared* row : in_turn(facts_, where_, false)) right_.push_back(exhibit(*row));
-  double lse = 0;
   for (const Exhibit& e : wrong_) {
     const RowResult expected = truth(e);
     for (std::size_t d = 0; d < e.observed.size(); ++d) {
       largest_error_ = std::max(largest_error_, finite_distance(e.observed[d], expected.out[d]));
       largest_tolerance_ = std::max(largest_tolerance_, output_tolerance(e, d, 0));
     }
-    if (observed_.lse.present()) lse = std::max(lse, finite_distance(e.observed_lse, expected.lse));
+    if (observed_.lse.present()) largest_lse_error_ = std::max(largest_lse_error_, finite_distance(e.observed_lse, expected.lse));
   }
   if (largest_error_ > 0) output_cap_ = largest_error_;
-  if (lse > 0) lse_cap_ = lse;
+  if (largest_lse_error_ > 0) lse_cap_ = largest_lse_error_;
   for (Exhibit& e : wrong_) e.error = distance(e, truth(e));
+  nonfinite_ = std::any_of(where_.rows.begin(), where_.rows.end(), [](const Compared& row) { return row.nonfinite > 0; });
+}
+
+std::string Evidence::observed_text() const {
+  const bool output = std::any_of(where_.rows.begin(), where_.rows.end(), [](const Compared& row) { return row.wrong_dims > 0; });
+  if (!output) return fmt::format("{:.3g} in lse", largest_lse_error_);
+  if (largest_error_ == 0 || (nonfinite_ && largest_error_ <= largest_tolerance_)) return "NaN or infinity";
+  return fmt::format("{:.3g}{}", largest_error_, nonfinite_ ? ", and NaN or infinity" : "");
 }
 
 double Evidence::output_tolerance(const Exhibit& e, std::size_t dim, double predicted) const {

@@ -2,6 +2,7 @@
 // break.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "diagnose/localise.h"
@@ -38,6 +39,8 @@ class Evidence {
   /// Largest finite |observed - expected| over the wrong exhibits.
   double largest_error() const { return largest_error_; }
   double largest_tolerance() const { return largest_tolerance_; }
+  /// "1.69", "NaN", "3.1 in lse": what has to be explained, in a few characters.
+  std::string observed_text() const;
 
   Fit fit(const fault::Model& model, const std::vector<Exhibit>& exhibits) const;
 
@@ -53,7 +56,8 @@ class Evidence {
   const Localisation& where_;
   std::vector<Exhibit> wrong_, right_;
   double output_cap_ = 1, lse_cap_ = 1;  ///< errors count up to these: the largest finite ones seen
-  double largest_error_ = 0, largest_tolerance_ = 0;
+  double largest_error_ = 0, largest_lse_error_ = 0, largest_tolerance_ = 0;
+  bool nonfinite_ = false;
 };
 
 }  // namespace quire::cause

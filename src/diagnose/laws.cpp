@@ -18,6 +18,9 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 // Rounding can lift an average of n values over the largest by about 8 sqrt(n) 2^-24 of it (docs/numerics.md); n <= 2^20 here.
 constexpr double kSumSlack = 0x1p-11;
 
+/// Without the sign that some NaN print.
+std::string number(double value) { return std::isnan(value) ? "NaN" : fmt::format("{:.6g}", value); }
+
 /// Smallest and largest V of one request and KV head, per dim. `known` is false if some V is not finite.
 struct Hull {
   std::vector<double> low, high;
@@ -52,7 +55,7 @@ class Judge {
   /// The worst element of a row: dim, value, hull.
   std::string describe(Law law, std::int64_t token, std::int64_t head) const {
     const std::string place = fmt::format("row {}, head {}", token, head);
-    if (law == kFill) return fmt::format("{}: every dim holds {:.6g}", place, observed_.at(token, head, 0));
+    if (law == kFill) return fmt::format("{}: every dim holds {}", place, number(observed_.at(token, head, 0)));
     const Hull hull = hull_of(f_.req_of(token), head / f_.group);
     double worst = -1;
     std::int64_t dim = 0;
@@ -62,7 +65,7 @@ class Judge {
       if (excess > worst) worst = excess, dim = d;
     }
     const double value = observed_.at(token, head, dim);
-    if (law == kFinite) return fmt::format("{}, dim {} holds {}", place, dim, value);
+    if (law == kFinite) return fmt::format("{}, dim {} holds {}", place, dim, number(value));
     return fmt::format("{}, dim {} holds {:.6g}; the values that it may average lie in [{:.6g}, {:.6g}]", place, dim, value,
                        hull.low[Facts::at(dim)], hull.high[Facts::at(dim)]);
   }

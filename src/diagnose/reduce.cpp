@@ -149,7 +149,9 @@ std::vector<std::int64_t> worth_keeping(const Facts& f, const std::vector<std::i
   std::vector<std::int64_t> bad(wrong.begin(), wrong.end()), good;
   for (std::int64_t r = 0; r < f.num_reqs; ++r)
     if (!wrong.contains(r) && f.query_len(r) > 0) good.push_back(r);
-  const auto shorter = [&](std::int64_t a, std::int64_t b) { return f.seq_lens[Facts::at(a)] < f.seq_lens[Facts::at(b)]; };
+  const auto shorter = [&](std::int64_t a, std::int64_t b) {
+    return f.query_len(a) + f.seq_lens[Facts::at(a)] < f.query_len(b) + f.seq_lens[Facts::at(b)];
+  };
   for (auto* list : {&bad, &good}) std::stable_sort(list->begin(), list->end(), shorter);
   bad.resize(std::min(bad.size(), kWrongRequests));
   good.resize(std::min(good.size(), kRightRequests));
