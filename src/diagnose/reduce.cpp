@@ -160,9 +160,13 @@ std::vector<std::int64_t> worth_keeping(const Facts& f, const std::vector<std::i
   return bad;
 }
 
-bool same_cause(const Diagnosis& a, const Diagnosis& b) {
-  if (a.verdict != b.verdict) return false;
-  return a.verdict != "cause found" || a.suspicions.front().fault == b.suspicions.front().fault;
+/// The cause of `whole` is still one that `part` does not refute.
+bool same_cause(const Diagnosis& whole, const Diagnosis& part) {
+  if (whole.verdict != part.verdict) return false;
+  if (whole.verdict != "cause found") return true;
+  return std::any_of(part.suspicions.begin(), part.suspicions.end(), [&](const Suspicion& s) {
+    return s.refutation.empty() && s.fault == whole.suspicions.front().fault;
+  });
 }
 
 }  // namespace
@@ -172,7 +176,7 @@ Result<Case> reduce_case(const Case& c, const Diagnosis& diagnosis) try {
     return Status(Code::invalid_argument, "a batch that breaks the contract cannot be reduced: mail it whole");
   const Facts facts(c.batch, c.cache, c.options);
   Case few = Cut(c, facts, worth_keeping(facts, diagnosis.wrong_tokens)).make();
-  if (const Result<Diagnosis> again = diagnose(few); again.ok() && same_cause(again.value(), diagnosis)) return few;
+  if (const Result<Diagnosis> again = diagnose(few); again.ok() && same_cause(diagnosis, again.value())) return few;
   std::vector<std::int64_t> every;
   for (std::int64_t r = 0; r < facts.num_reqs; ++r) every.push_back(r);
   return Cut(c, facts, every).make();

@@ -66,20 +66,20 @@ TEST(Diagnose, NeedsAnObservedOutputOfTheRightShape) {
 }
 
 TEST(Diagnose, FindsTwoFaultsAtOnce) {
-  // k_scale is dropped, and the last row is never written.
-  const std::string line = "q=f32 kv=fp8_e4m3fn kscale=tensor vscale=tensor heads=8:2 d=32 page=8 reqs=20@30,9@100,7@13,5@41";
-  Case c = with_fault(line, "k_scale_dropped");
+  // KV heads are mapped by modulo, and the last row is never written.
+  const std::string line = "q=f32 heads=8:2 d=32 page=8 reqs=20@30,9@100,7@13,5@41";
+  Case c = with_fault(line, "kv_head_modulo");
   for (std::int64_t h = 0; h < 8; ++h)
     for (std::int64_t dim = 0; dim < 32; ++dim) f32_at(c.observed, 40, h, dim) = std::nanf("");
   const Diagnosis d = diagnosed(c);
   ASSERT_EQ(d.verdict, "cause found") << d.text;
-  EXPECT_THAT(d.suspicions[0].fault, HasSubstr("k_scale_dropped"));
+  EXPECT_THAT(d.suspicions[0].fault, HasSubstr("kv_head_modulo"));
   EXPECT_THAT(d.suspicions[0].fault, HasSubstr(" + "));
   EXPECT_THAT(d.text, HasSubstr("two faults at once, found greedily"));
 }
 
 TEST(Diagnose, RefutesWithNumbersAndWithReasons) {
-  const Diagnosis d = diagnosed(with_fault(kLine, "softmax_scale_from_num_heads"));
+  const Diagnosis d = diagnosed(with_fault(kLine, "scale_from_query_heads"));
   EXPECT_EQ(d.verdict, "cause found") << d.text;
   EXPECT_THAT(d.text, HasSubstr("explains"));
   EXPECT_THAT(d.text, HasSubstr("rounding moves these rows by at most"));
@@ -88,13 +88,13 @@ TEST(Diagnose, RefutesWithNumbersAndWithReasons) {
 }
 
 TEST(Diagnose, IsTheSameEveryTime) {
-  const Case c = with_fault(kLine, "softmax_scale_from_num_heads");
+  const Case c = with_fault(kLine, "scale_from_query_heads");
   EXPECT_EQ(diagnosed(c).text, diagnosed(c).text);
   EXPECT_EQ(diagnosed(c).json, diagnosed(c).json);
 }
 
 TEST(Diagnose, WritesJsonThatSaysTheSame) {
-  const Diagnosis d = diagnosed(with_fault(kLine, "softmax_scale_from_num_heads"));
+  const Diagnosis d = diagnosed(with_fault(kLine, "scale_from_query_heads"));
   const nlohmann::json json = nlohmann::json::parse(d.json);
   EXPECT_EQ(json["quire_diagnose"], 1);
   EXPECT_EQ(json["verdict"], d.verdict);
@@ -130,7 +130,7 @@ TEST(Diagnose, AnEmptyBatchIsRight) {
 }
 
 TEST(ReduceCase, KeepsTheCauseWithFewerPages) {
-  const Case c = with_fault("q=f16 heads=4:2 d=32 page=8 index=i64 reqs=30@30,25@9,1@100,7@13,40@3,1@64",
+  const Case c = with_fault("q=f16 heads=4:2 d=32 page=8 index=i64 reqs=30@30,25@9,7@13,40@3,1@64",
                             "query_start_loc_as_int32_in_decode");
   const Diagnosis d = diagnosed(c);
   const Result<Case> reduced = reduce_case(c, d);
@@ -144,7 +144,7 @@ TEST(ReduceCase, KeepsTheCauseWithFewerPages) {
 }
 
 TEST(ReduceCase, SurvivesTheFile) {
-  const Case c = with_fault(kLine, "softmax_scale_from_num_heads");
+  const Case c = with_fault(kLine, "scale_from_query_heads");
   const Diagnosis d = diagnosed(c);
   const Result<Case> reduced = reduce_case(c, d);
   ASSERT_TRUE(reduced.ok()) << reduced.status().message();
