@@ -55,7 +55,8 @@ Report run_diagnose(const DiagnoseArgs& args, const Terminal& terminal) {
   if (!d.ok()) return Report::failure(d.status());
   Report report;
   report.exit_code = d->verdict == "right" ? kOk : kFindings;
-  report.json = Json::parse(d->json);
+  report.json = {{"schema", "quire.diagnose/1"}, {"ok", report.exit_code == kOk}, {"exit_code", report.exit_code}};
+  report.json.update(Json::parse(d->json));
   report.json["file"] = title_of(args.input);
   report.text = fmt::format("file     {}\n", printable(title_of(args.input))) + printable(d->text);
   report.text += write_reduced(c.value(), d.value(), args, report.json);

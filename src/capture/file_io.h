@@ -42,6 +42,7 @@ class FileSource final : public ByteSource {
   Status read(std::uint64_t offset, std::span<std::byte> out) const override;
 
  private:
+  Status read_part(std::uint64_t offset, std::span<std::byte> out) const;
   Status read_to_end();
   std::string path_;
   int fd_ = -1;

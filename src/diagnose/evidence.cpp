@@ -20,6 +20,7 @@ constexpr std::size_t kExhibits = 16;  // of each kind
 // A row that a hypothesis says is never written may hold anything. If it breaks a law it holds no attention output, which is what
 // the hypothesis says; if not, stale results of another call would look the same, but so would many other faults.
 constexpr double kExplainsLawfulRow = 0.6;
+constexpr double kNothing = 0.01;
 
 /// Rows in turn from each request; within a request in random order, the ones with few keys first in every other turn.
 std::vector<const Compared*> in_turn(const Facts& f, const Localisation& where, bool wrong) {
@@ -120,52 +121,52 @@ double Evidence::distance(const Exhibit& e, const RowResult& predicted) const {
   return sum;
 }
 
-std::vector<Exhibit> Evidence::some(std::size_t count) const {
-  std::vector<Exhibit> list(wrong_.begin(), wrong_.begin() + static_cast<std::ptrdiff_t>(std::min(count, wrong_.size())));
-  list.insert(list.end(), right_.begin(), right_.begin() + static_cast<std::ptrdiff_t>(std::min(count, right_.size())));
-  return list;
-}
-
 std::vector<fault::Sample> Evidence::samples() const {
   std::vector<fault::Sample> list;
-  for (const Exhibit& e : some(4))
-    if (e.wrong) list.push_back({e.at.token, e.at.head, e.observed});
+  for (const Exhibit& e : wrong_)
+    if (list.size() < 4) list.push_back({e.at.token, e.at.head, e.observed});
   return list;
 }
 
-Fit Evidence::fit(const fault::Model& model, const std::vector<Exhibit>& exhibits) const {
-  std::vector<fault::RowHead> at;
-  for (const Exhibit& e : exhibits) at.push_back(e.at);
-  const std::vector<RowResult> predictions = evaluate(model, at);
-  double typical = 0, explained = 0, broken = 0;
-  std::size_t wrong = 0;
-  for (const Exhibit& e : exhibits) typical += e.error, wrong += e.wrong ? 1 : 0;
-  typical /= static_cast<double>(std::max<std::size_t>(1, wrong));
-  Fit fit;
-  for (std::size_t i = 0; i < exhibits.size(); ++i) {
-    const Exhibit& e = exhibits[i];
-    const RowResult& p = predictions[i];
-    if (!e.wrong) {
-      const double error = p.written ? distance(e, p) : typical;
-      broken += std::min(1.0, error / typical);
-      fit.broken += error > 0 ? 1 : 0;
-      continue;
-    }
-    if (!p.written) {
-      explained += e.unlawful ? 1 : kExplainsLawfulRow;
-      continue;
-    }
-    explained += std::max(-1.0, 1 - distance(e, p) / e.error);
-    const RowResult expected = truth(e);
-    for (std::size_t d = 0; d < e.observed.size(); ++d) {
-      const double move = std::fabs(p.out[d] - expected.out[d]), left = std::fabs(e.observed[d] - p.out[d]);
-      fit.largest_move = std::max(fit.largest_move, std::isnan(move) ? std::numeric_limits<double>::infinity() : move);
-      fit.largest_left = std::max(fit.largest_left, std::isnan(left) ? 0 : left);
-    }
+void Evidence::fit_wrong(const Exhibit& e, const RowResult& p, Fit& fit) const {
+  if (!p.written) {
+    fit.explained += e.unlawful ? 1 : kExplainsLawfulRow;
+    return;
   }
-  const std::size_t right = exhibits.size() - wrong;
-  fit.explained = explained / static_cast<double>(std::max<std::size_t>(1, wrong)) -
-                  broken / static_cast<double>(std::max<std::size_t>(1, right));
+  fit.explained += std::max(-1.0, 1 - distance(e, p) / e.error);
+  const RowResult expected = truth(e);
+  for (std::size_t d = 0; d < e.observed.size(); ++d) {
+    const double move = std::fabs(p.out[d] - expected.out[d]), left = std::fabs(e.observed[d] - p.out[d]);
+    fit.largest_move = std::max(fit.largest_move, std::isnan(move) ? std::numeric_limits<double>::infinity() : move);
+    fit.largest_left = std::max(fit.largest_left, std::isnan(left) ? 0 : left);
+  }
+}
+
+Fit Evidence::fit(const fault::Model& model, std::size_t count) const {
+  const auto first = [count](const std::vector<Exhibit>& list) { return std::span(list).first(std::min(count, list.size())); };
+  const auto predict = [&](std::span<const Exhibit> exhibits) {
+    std::vector<fault::RowHead> at;
+    for (const Exhibit& e : exhibits) at.push_back(e.at);
+    return evaluate(model, at);
+  };
+  Fit fit;
+  fit.explained = 0;
+  const std::span<const Exhibit> wrong = first(wrong_), right = first(right_);
+  double typical = 0;
+  const std::vector<RowResult> explanations = predict(wrong);
+  for (std::size_t i = 0; i < wrong.size(); ++i) {
+    typical += wrong[i].error / static_cast<double>(wrong.size());
+    fit_wrong(wrong[i], explanations[i], fit);
+  }
+  fit.explained /= static_cast<double>(std::max<std::size_t>(1, wrong.size()));
+  // What it breaks can only lower the share, so a hypothesis that explains nothing is not looked at any further.
+  if (fit.explained < kNothing) return fit;
+  const std::vector<RowResult> effects = predict(right);
+  for (std::size_t i = 0; i < right.size(); ++i) {
+    const double error = effects[i].written ? distance(right[i], effects[i]) : typical;
+    fit.explained -= std::min(1.0, error / typical) / static_cast<double>(right.size());
+    fit.broken += error > 0 ? 1 : 0;
+  }
   return fit;
 }
 

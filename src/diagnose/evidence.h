@@ -33,8 +33,7 @@ class Evidence {
  public:
   Evidence(const fault::Facts& facts, const Observed& observed, const Localisation& where);
 
-  /// The first `count` wrong and right exhibits each.
-  std::vector<Exhibit> some(std::size_t count) const;
+  /// A few wrong exhibits for faults that search for their parameters.
   std::vector<fault::Sample> samples() const;
   /// Largest finite |observed - expected| over the wrong exhibits.
   double largest_error() const { return largest_error_; }
@@ -42,10 +41,12 @@ class Evidence {
   /// "1.69", "NaN", "3.1 in lse": what has to be explained, in a few characters.
   std::string observed_text() const;
 
-  Fit fit(const fault::Model& model, const std::vector<Exhibit>& exhibits) const;
+  /// On the first `count` wrong and right exhibits each. Right ones are left out if it explains nothing.
+  Fit fit(const fault::Model& model, std::size_t count) const;
 
  private:
   void choose();
+  void fit_wrong(const Exhibit& e, const fault::RowResult& predicted, Fit& fit) const;
   double output_tolerance(const Exhibit& e, std::size_t dim, double predicted) const;
   double distance(const Exhibit& e, const fault::RowResult& predicted) const;
   fault::RowResult truth(const Exhibit& e) const;

@@ -56,8 +56,8 @@ void sort(std::vector<Candidate>& list) {
 
 void measure(const Facts& facts, const Evidence& evidence, std::size_t exhibits, std::vector<Candidate>& list,
              std::size_t count) {
-  const std::vector<Exhibit> some = evidence.some(exhibits);
-  for_each_index(std::min(count, list.size()), [&](std::size_t i) { list[i].fit = evidence.fit(list[i].model(facts), some); });
+  for_each_index(std::min(count, list.size()),
+                 [&](std::size_t i) { list[i].fit = evidence.fit(list[i].model(facts), exhibits); });
 }
 
 /// Both rounds. Afterwards the finalists are first, best first.

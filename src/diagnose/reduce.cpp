@@ -15,6 +15,7 @@ using fault::Facts;
 
 constexpr std::size_t kWrongRequests = 3;
 constexpr std::size_t kRightRequests = 1;
+constexpr double kSecondsForCheck = 0.1;
 constexpr std::int64_t kNoPage = 2147480000;  // in table entries that nobody may read
 
 /// Slices of `t` along its first dimension, contiguous, in memory of `out`.
@@ -164,9 +165,8 @@ std::vector<std::int64_t> worth_keeping(const Facts& f, const std::vector<std::i
 bool same_cause(const Diagnosis& whole, const Diagnosis& part) {
   if (whole.verdict != part.verdict) return false;
   if (whole.verdict != "cause found") return true;
-  return std::any_of(part.suspicions.begin(), part.suspicions.end(), [&](const Suspicion& s) {
-    return s.refutation.empty() && s.fault == whole.suspicions.front().fault;
-  });
+  return std::any_of(part.suspicions.begin(), part.suspicions.end(),
+                     [&](const Suspicion& s) { return s.refutation.empty() && s.fault == whole.suspicions.front().fault; });
 }
 
 }  // namespace
@@ -176,7 +176,9 @@ Result<Case> reduce_case(const Case& c, const Diagnosis& diagnosis) try {
     return Status(Code::invalid_argument, "a batch that breaks the contract cannot be reduced: mail it whole");
   const Facts facts(c.batch, c.cache, c.options);
   Case few = Cut(c, facts, worth_keeping(facts, diagnosis.wrong_tokens)).make();
-  if (const Result<Diagnosis> again = diagnose(few); again.ok() && same_cause(diagnosis, again.value())) return few;
+  if (const Result<Diagnosis> again = diagnose(few, {.seconds = kSecondsForCheck});
+      again.ok() && same_cause(diagnosis, again.value()))
+    return few;
   std::vector<std::int64_t> every;
   for (std::int64_t r = 0; r < facts.num_reqs; ++r) every.push_back(r);
   return Cut(c, facts, every).make();

@@ -39,6 +39,43 @@ std::string normalised(const std::string& text) {
   return out;
 }
 
+/// A file in the test's own directory.
+std::string scratch(const std::string& name) { return testing::TempDir() + name; }
+
+TEST(Commands, DiagnoseNamesThePlantedFault) {
+  const std::string file = scratch("diagnose_fault.safetensors"), reduced = scratch("diagnose_fault.reduced.safetensors");
+  std::remove(reduced.c_str());
+  ASSERT_EQ(quire({"capture", kProblem, "--fault", "scale_from_query_heads", "-o", file}).exit_code, 0);
+  const Ran ran = quire({"diagnose", file});
+  EXPECT_EQ(ran.exit_code, 1) << ran.err;
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("verdict  cause found"), HasSubstr("(scale_from_query_heads)"), HasSubstr("refuted  "),
+                             HasSubstr("reduced  " + reduced), HasSubstr("problem  q=f32 kv=f32 heads=4:2")));
+  EXPECT_EQ(quire({"diagnose", reduced, "--no-reduced"}).exit_code, 1);
+
+  const Ran json = quire({"diagnose", file, "--json", "--no-reduced"});
+  const auto parsed = nlohmann::json::parse(json.out);
+  EXPECT_EQ(parsed["schema"], "quire.diagnose/1");
+  EXPECT_EQ(parsed["suspicions"][0]["fault"], "scale_from_query_heads");
+}
+
+TEST(Commands, DiagnoseOfARightOutputWritesNothing) {
+  const std::string file = scratch("diagnose_right.safetensors");
+  ASSERT_EQ(quire({"run", kProblem, "--save", file}).exit_code, 0);
+  const Ran ran = quire({"diagnose", file, "--full"});
+  EXPECT_EQ(ran.exit_code, 0) << ran.out;
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("verdict  right"), Not(HasSubstr("reduced"))));
+}
+
+TEST(Commands, DiagnoseRefusesWhatItCannotRead) {
+  const std::string file = scratch("diagnose_plain.safetensors");
+  ASSERT_EQ(quire({"capture", kProblem, "-o", file}).exit_code, 0);
+  const Ran ran = quire({"diagnose", file});
+  EXPECT_EQ(ran.exit_code, 2);
+  EXPECT_THAT(ran.err, HasSubstr("the case has no observed output"));
+  EXPECT_EQ(quire({"diagnose", scratch("no_such_file.safetensors")}).exit_code, 3);
+  EXPECT_EQ(quire({"diagnose"}).exit_code, 2);
+}
+
 TEST(Commands, Goldens) {
   const std::pair<const char*, std::vector<std::string>> runs[] = {
       {"check", {"check", kProblem}},
