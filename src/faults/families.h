@@ -19,6 +19,7 @@ void add_tokens(std::vector<Fault>& list);
 void add_contents(std::vector<Fault>& list);
 void add_split(std::vector<Fault>& list);
 void add_pages(std::vector<Fault>& list);
+void add_stale_page(std::vector<Fault>& list);  ///< family pages
 void add_layout(std::vector<Fault>& list);
 void add_heads(std::vector<Fault>& list);
 void add_scores(std::vector<Fault>& list);

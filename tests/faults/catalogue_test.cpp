@@ -50,7 +50,10 @@ TEST(Catalogue, EveryFaultCanShowOnThreeGeometries) {
     for (const fault::Fault& fault : fault::catalogue())
       if (!fault.suspects({facts, {}}).list.empty()) ++shown[fault.info.id];
   }
-  for (const FaultInfo& info : faults()) EXPECT_GE(shown[info.id], 3) << info.id;
+  for (const FaultInfo& info : faults()) {
+    if (info.id == "element_offset_32_bit") continue;  // needs 2^31 elements: huge_offsets_test.cpp
+    EXPECT_GE(shown[info.id], 3) << info.id;
+  }
 }
 
 TEST(Catalogue, EntriesAreComplete) {
@@ -66,7 +69,7 @@ TEST(Catalogue, EntriesAreComplete) {
     EXPECT_TRUE(in_order) << info.family << " stands in two places";
     last_family = info.family;
   }
-  EXPECT_GE(ids.size(), 60u);
+  EXPECT_GE(ids.size(), 160u);
 }
 
 TEST(Catalogue, CandidatesOfALargeBatchStayBounded) {

@@ -23,15 +23,25 @@ inline const std::vector<Geometry>& geometries() {
        "q=bf16 kv=fp8_e4m3fnuz heads=8:2 d=64 page=16 kscale=tensor vscale=tensor window=40 cap=20 "
        "reqs=45@77,1@200,1@30,2@60 seed=5"},
       {"E5m2Everything",
-       "q=f16 kv=fp8_e5m2 heads=9:3 d=80 page=48 layout=hnd kscale=head vscale=tensor alibi=1 sinks=1 lse=1 cap=8 window=100 "
-       "reqs=5@64,110@30,1@300 seed=6"},
+       "q=f16 kv=fp8_e5m2 heads=9:3 d=80 page=48 layout=hnd kscale=head vscale=tensor alibi=1 sinks=1 lse=1 cap=8 window=50 "
+       "reqs=5@64,55@10,1@150 seed=6"},
       {"CachedLenBetween",
-       "q=f32 kv=bf16 heads=8:4 d=40 page=8 alibi=1 sinks=1 lse=1 scale=0.7 reqs=12@50/56,30@20/20,1@99/99,1@140 seed=7"},
+       "q=f32 kv=bf16 heads=8:4 d=40 page=8 alibi=1 sinks=1 lse=1 scale=0.7 kscale=tensor vscale=head "
+       "reqs=12@50/56,30@20/20,1@99/99,1@140 seed=7"},
       {"WindowOne", "q=f32 heads=10:2 d=7 page=6 layout=hnd window=1 reqs=11@15,1@44,1@13,3@2 seed=8"},
       {"AlibiSinksWindow",
-       "q=bf16 heads=8:2 d=128 page=32 layout=packed alibi=1 sinks=1 cap=30 scale=0.5 window=70 lse=1 "
+       "q=bf16 heads=4:2 d=128 page=32 layout=packed alibi=1 sinks=1 cap=30 scale=0.5 window=70 lse=1 "
        "reqs=0@30,21@100,1@260,3@40 seed=9"},
-      {"LongDecode", "q=f16 heads=4:1 d=48 page=12 alibi=1 cap=15 reqs=1@700,1@300,1@65,1@1 pages=300 seed=10"},
+      {"LongDecode", "q=f16 heads=4:1 d=48 page=12 alibi=1 sinks=1 cap=15 reqs=1@700,1@300,1@65,1@1 pages=300 seed=10"},
+      {"E4m3fnUnscaledV",
+       "q=f32 kv=fp8_e4m3fn heads=4:2 d=24 page=8 kscale=tensor reqs=9@20/24,1@33,1@100,2@5 pages=300 seed=11"},
+      {"E4m3fnHndUnscaledV",
+       "q=bf16 kv=fp8_e4m3fn heads=3 d=40 page=10 layout=hnd kscale=head window=8 reqs=1@3,12@9,1@21,3@70 seed=12"},
+      {"E4m3fnuzUnscaled", "q=f32 kv=fp8_e4m3fnuz heads=6:3 d=16 page=4 layout=packed reqs=5@7/9,1@90,20@33/33 seed=13"},
+      {"WideF32", "q=f32 heads=40:20 d=128 page=16 scale=1 alibi=1 reqs=3@9,1@20 seed=14"},
+      {"WideF16", "q=f16 heads=40 d=128 page=16 layout=hnd reqs=1@21,2@9 seed=15"},
+      {"WideE4m3fn",
+       "q=bf16 kv=fp8_e4m3fn heads=66 d=128 page=16 layout=packed kscale=tensor vscale=tensor reqs=1@20,3@5 seed=16"},
   };
   return list;
 }

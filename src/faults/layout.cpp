@@ -1,0 +1,208 @@
+// Where in a page an element lies: order of dimensions, strides, x of the packed layout, K and V mixed up.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "faults/families.h"
+
+namespace quire::fault {
+namespace {
+
+constexpr const char* kNotCached = "no row reads the cache";
+
+using Strides = std::array<std::int64_t, 5>;
+
+/// Strides of a contiguous cache of these sizes.
+Strides contiguous(CacheLayout layout, Side side, std::int64_t heads, std::int64_t page_size, std::int64_t head_dim,
+                   std::int64_t x) {
+  const std::int64_t page = heads * page_size * head_dim;
+  switch (layout) {
+    case CacheLayout::nhd: return {page, heads * head_dim, head_dim, 1, 0};
+    case CacheLayout::hnd: return {page, page_size * head_dim, head_dim, 1, 0};
+    case CacheLayout::packed: break;
+  }
+  if (side == Side::value) return {page, head_dim * page_size, page_size, 1, 0};
+  return {page, head_dim * page_size, page_size * x, x, 1};
+}
+
+/// One cache read with other strides.
+using Elements = std::function<void(Side, const Place&, std::int64_t head, std::span<std::int64_t>)>;
+std::function<void(Model&)> elements(Elements wrong) {
+  return [wrong = std::move(wrong)](Model& m) { m.elements = wrong; };
+}
+Elements as(CacheLayout layout, std::int64_t heads, std::int64_t page_size, std::int64_t head_dim, std::int64_t x) {
+  const Strides k = contiguous(layout, Side::key, heads, page_size, head_dim, x);
+  const Strides v = contiguous(layout, Side::value, heads, page_size, head_dim, x);
+  return [layout, k, v, x](Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
+    elements_as(layout, side, side == Side::key ? k : v, x, place, head, at);
+  };
+}
+
+std::int64_t x_of(const Facts& f) { return packed_x(f.cache.k.dtype); }
+
+/// Does the first token of the pages in use lie elsewhere? Compares the addresses of a few (offset, head) pairs of page 1.
+bool differs(const Facts& f, const Elements& wrong) {
+  const Model truth(f);
+  std::vector<std::int64_t> right(Facts::at(f.head_dim)), other(right.size());
+  for (const Side side : kSides)
+    for (const std::int64_t offset : {std::int64_t{0}, f.page_size - 1})
+      for (const std::int64_t head : {std::int64_t{0}, f.num_kv_heads - 1}) {
+        Place place;
+        place.page = 1;
+        place.offset = offset;
+        truth.elements(side, place, head, right);
+        wrong(side, place, head, other);
+        if (right != other) return true;
+      }
+  return false;
+}
+
+Suspects misread(const Evidence& e) {
+  const Facts& f = e.facts;
+  if (!any_cached(f)) return cannot_show(kNotCached);
+  Suspects s;
+  for (const CacheLayout layout : {CacheLayout::hnd, CacheLayout::nhd, CacheLayout::packed}) {
+    if (layout == f.cache.layout || (layout == CacheLayout::packed && f.head_dim % x_of(f) != 0)) continue;
+    const Elements wrong = as(layout, f.num_kv_heads, f.page_size, f.head_dim, x_of(f));
+    if (!differs(f, wrong)) continue;
+    s.list.push_back({fmt::format("{} read as {}", name(f.cache.layout), name(layout)), elements(wrong), false});
+  }
+  if (s.list.empty()) s.why_not = "one KV head or one token per page: all layouts are the same";
+  return s;
+}
+
+Suspects wrong_x(const Evidence& e) {
+  const Facts& f = e.facts;
+  if (f.cache.layout != CacheLayout::packed) return cannot_show("the layout is not packed: there is no x");
+  if (!any_cached(f)) return cannot_show(kNotCached);
+  if (!scores_matter(f)) return cannot_show(kOneKey);
+  Suspects s;
+  for (const std::int64_t x : {8, 16, 4, 32, 2, 1}) {
+    if (x == f.cache.k.shape[4] || f.head_dim % x != 0) continue;
+    const Elements wrong = as(CacheLayout::packed, f.num_kv_heads, f.page_size, f.head_dim, x);
+    if (differs(f, wrong)) s.list.push_back({fmt::format("x = {} instead of {}", x, f.cache.k.shape[4]), elements(wrong), false});
+  }
+  if (s.list.empty()) s.why_not = "no other x fits, or one token per page: x does not matter";
+  return s;
+}
+
+Suspects packed_v(const Evidence& e) {
+  const Facts& f = e.facts;
+  if (f.cache.layout != CacheLayout::packed) return cannot_show("the layout is not packed");
+  if (!any_cached(f)) return cannot_show(kNotCached);
+  if (f.page_size == 1 || f.head_dim == 1) return cannot_show("one token per page or one dim: both orders are the same");
+  const Elements rows = as(CacheLayout::hnd, f.num_kv_heads, f.page_size, f.head_dim, 1);
+  return one([rows](Model& m) {
+    m.elements = [rows, before = m.elements](Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
+      side == Side::value ? rows(side, place, head, at) : before(side, place, head, at);
+    };
+  });
+}
+
+Suspects swapped(const Evidence& e) {
+  const Facts* f = &e.facts;
+  if (!any_cached(*f)) return cannot_show(kNotCached);
+  return one([f](Model& m) {
+    m.decode = [f, before = m.decode](Side side, const void*, std::span<const std::int64_t> at, double* values) {
+      const bool key = side == Side::key;
+      before(key ? Side::value : Side::key, key ? f->cache.v.data : f->cache.k.data, at, values);
+    };
+  });
+}
+
+/// Dims of one side in another order: the offset of dim i becomes that of dim `from(i)`.
+Suspects permuted(const Evidence& e, Side wrong) {
+  const std::int64_t n = e.facts.head_dim;
+  if (n == 1) return cannot_show("head_dim is 1");
+  if (!any_cached(e.facts)) return cannot_show(kNotCached);
+  if (wrong == Side::key && !scores_matter(e.facts)) return cannot_show(kOneKey);
+  Suspects s;
+  const auto add = [&](const char* detail, auto from) {
+    s.list.push_back({detail,
+                      [wrong, from](Model& m) {
+                        m.elements = [wrong, from, before = m.elements](Side side, const Place& place, std::int64_t head,
+                                                                        std::span<std::int64_t> at) {
+                          before(side, place, head, at);
+                          if (side != wrong) return;
+                          const std::vector<std::int64_t> right(at.begin(), at.end());
+                          for (std::size_t i = 0; i < at.size(); ++i)
+                            at[i] = right[Facts::at(from(static_cast<std::int64_t>(i)))];
+                        };
+                      },
+                      false});
+  };
+  const std::int64_t half = (n + 1) / 2;
+  add("halves interleaved", [half, n](std::int64_t i) { return std::min(i % 2 * half + i / 2, n - 1); });
+  add("pairs taken apart into halves", [half](std::int64_t i) { return i < half ? 2 * i : 2 * (i - half) + 1; });
+  add("halves swapped", [n](std::int64_t i) { return (i + n / 2) % n; });
+  add("in reverse order", [n](std::int64_t i) { return n - 1 - i; });
+  add("neighbours swapped", [n](std::int64_t i) { return (i ^ 1) < n ? i ^ 1 : i; });
+  return s;
+}
+Suspects k_permuted(const Evidence& e) { return permuted(e, Side::key); }
+Suspects v_permuted(const Evidence& e) { return permuted(e, Side::value); }
+
+Suspects query_heads(const Evidence& e) {
+  const Facts& f = e.facts;
+  if (f.group == 1) return cannot_show("as many KV heads as query heads: the strides are the same");
+  const Elements wrong = as(f.cache.layout, f.num_q_heads, f.page_size, f.head_dim, x_of(f));
+  if (!any_cached(f)) return cannot_show(kNotCached);
+  return one(elements(wrong));
+}
+
+Suspects padded_dims(const Evidence& e) {
+  const Facts& f = e.facts;
+  const std::int64_t padded = ceil_power_of_two(f.head_dim);
+  if (padded == f.head_dim) return cannot_show(fmt::format("head_dim {} is a power of two: nothing is padded", f.head_dim));
+  if (!any_cached(f)) return cannot_show(kNotCached);
+  return one(elements(as(f.cache.layout, f.num_kv_heads, f.page_size, padded, x_of(f))),
+             fmt::format("rows of {} instead of {}", padded, f.head_dim));
+}
+
+/// K and V of a page side by side in one allocation, [num_pages, 2, ...]: every page is two pages further.
+Suspects interleaved(const Evidence& e) {
+  const Facts& f = e.facts;
+  const auto sees_other = [&](std::int64_t r) {
+    const Range range = cached_range(f, r);
+    for (std::int64_t k = range.first; k <= range.last; k += f.page_size)
+      if (f.page(r, k / f.page_size) != 0) return true;
+    return false;
+  };
+  if (!any_request(f, sees_other)) return cannot_show(any_cached(f) ? "page 0 is the only one in use" : kNotCached);
+  return one([](Model& m) {
+    m.elements = [before = m.elements](Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
+      Place doubled = place;
+      doubled.page *= 2;
+      before(side, doubled, head, at);
+    };
+  });
+}
+
+}  // namespace
+
+void add_layout(std::vector<Fault>& list) {
+  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
+                       Suspects (*suspects)(const Evidence&)) {
+    list.push_back({{id, "layout", text, seen, next}, Rank::mistake, suspects});
+  };
+  const char* kLayout = "name the layout (nhd, hnd, packed) where the cache is allocated, and compare it with the kernel's";
+  const char* kStrides = "take the strides from the tensor, not from the sizes of another one";
+  add("cache_layout_confused", "reads the cache in another layout", "vllm#41472, vllm#39192", kLayout, misread);
+  add("packed_wrong_x", "reads a packed K cache with another x", "", "x = 16 / itemsize of the cache's type, not of the query's",
+      wrong_x);
+  add("packed_v_as_rows", "reads a packed V cache as [page_size, head_dim]", "",
+      "packed V is [num_pages, num_kv_heads, head_dim, page_size]", packed_v);
+  add("k_and_v_swapped", "swaps the K and V caches", "", "compare the order of arguments at the call with the declaration",
+      swapped);
+  add("k_dims_permuted", "reads the dims of K in another order", "",
+      "the inner order of a cache belongs to the kernel that filled it", k_permuted);
+  add("v_dims_permuted", "reads the dims of V in another order", "",
+      "the inner order of a cache belongs to the kernel that filled it", v_permuted);
+  add("cache_strides_from_query_heads", "takes the cache's strides from the number of query heads", "", kStrides, query_heads);
+  add("cache_strides_from_padded_head_dim", "takes the cache's strides from a padded head_dim", "", kStrides, padded_dims);
+  add("cache_taken_for_interleaved", "takes K and V for interleaved in one allocation", "vllm#37228, vllm#42420", kStrides,
+      interleaved);
+}
+
+}  // namespace quire::fault

@@ -1,0 +1,112 @@
+// Attention sinks: one more logit per query head in the denominator, with no value.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "faults/families.h"
+
+namespace quire::fault {
+namespace {
+
+constexpr const char* kNone = "there are no sinks";
+
+/// The sink as `wrong(row, true sink)`.
+Suspects sink(const Evidence& e, std::function<double(const Row&, double)> wrong) {
+  const Facts& f = e.facts;
+  if (!f.options.sinks.present()) return cannot_show(kNone);
+  const Model truth(f);
+  bool differs = false;
+  for (std::int64_t h = 0; h < f.num_q_heads; ++h) {
+    Row row;
+    row.query_head = h;
+    row.query_len = 2;
+    const double right = truth.sink(row);
+    differs = differs || std::fabs(wrong(row, right) - right) > 1e-3;
+  }
+  if (!differs) return cannot_show("the sinks come out the same");
+  return one(
+      [wrong = std::move(wrong)](Model& m) { m.sink = [wrong, before = m.sink](const Row& r) { return wrong(r, before(r)); }; });
+}
+
+Suspects dropped(const Evidence& e) {
+  if (!e.facts.options.sinks.present()) return cannot_show(kNone);
+  return one([](Model& m) { m.sink = [](const Row&) { return kNegInf; }; });
+}
+
+Suspects in_numerator(const Evidence& e) {
+  if (!e.facts.options.sinks.present()) return cannot_show(kNone);
+  return one([](Model& m) {
+    m.finish = [sink = m.sink, before = m.finish](const Row& r, RowResult& result) {
+      const double p = result.lse == kNegInf || !result.written ? 0 : std::exp(sink(r) - result.lse);
+      for (double& value : result.out) value += p;
+      before(r, result);
+    };
+  });
+}
+
+Suspects scaled(const Evidence& e) {
+  const double scale = Model(e.facts).softmax_scale(Row{});
+  return sink(e, [scale](const Row&, double s) { return scale * s; });
+}
+
+Suspects other_base(const Evidence& e) {
+  Suspects s = sink(e, [](const Row&, double value) { return value * std::log(2.0); });
+  if (s.list.empty()) return s;
+  s.list.front().detail = "sink * ln(2)";
+  s.list.push_back(sink(e, [](const Row&, double value) { return value / std::log(2.0); }).list.front());
+  s.list.back().detail = "sink * log2(e)";
+  return s;
+}
+
+Suspects capped(const Evidence& e) {
+  if (!e.facts.options.logits_soft_cap) return cannot_show(e.facts.options.sinks.present() ? "no soft cap is set" : kNone);
+  const double cap = *e.facts.options.logits_soft_cap;
+  return sink(e, [cap](const Row&, double s) { return cap * std::tanh(s / cap); });
+}
+
+Suspects of_head(const Evidence& e, const std::function<std::int64_t(std::int64_t)>& of) {
+  return sink(e, [of, truth = Model(e.facts).sink](const Row& r, double) {
+    Row other = r;
+    other.query_head = of(r.query_head);
+    return truth(other);
+  });
+}
+Suspects kv_head(const Evidence& e) {
+  return of_head(e, [group = e.facts.group](std::int64_t h) { return h / group; });
+}
+Suspects next_head(const Evidence& e) {
+  return of_head(e, [n = e.facts.num_q_heads](std::int64_t h) { return (h + 1) % n; });
+}
+
+Suspects decode_only(const Evidence& e) {
+  const Facts& f = e.facts;
+  if (!f.options.sinks.present()) return cannot_show(kNone);
+  if (f.max_query_len() <= 1) return cannot_show("no request has more than one row");
+  if (!any_request(f, [&](std::int64_t r) { return f.query_len(r) == 1; }))
+    return cannot_show("no request has query_len 1: this is sinks_dropped here");
+  return one([](Model& m) { m.sink = [before = m.sink](const Row& r) { return r.query_len == 1 ? before(r) : kNegInf; }; });
+}
+
+}  // namespace
+
+void add_sinks(std::vector<Fault>& list) {
+  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
+                       Suspects (*suspects)(const Evidence&)) {
+    list.push_back({{id, "sinks", text, seen, next}, Rank::mistake, suspects});
+  };
+  const char* kSink = "the sink is one more logit of the query head, neither scaled nor capped, in the denominator only";
+  add("sinks_dropped", "leaves the sinks out of the denominator", "vllm#52148",
+      "look at the path that serves these rows: does it take sinks?", dropped);
+  add("sinks_in_decode_only", "leaves the sinks out in prefill rows", "", "pass the sinks to the prefill kernel too",
+      decode_only);
+  add("sink_in_numerator", "gives the sink a value of 1", "", kSink, in_numerator);
+  add("sink_scaled", "multiplies the sink by softmax_scale", "", kSink, scaled);
+  add("sink_in_other_base", "mixes a sink of one base with scores of the other", "",
+      "a kernel that uses 2^x needs sink * log2(e)", other_base);
+  add("sink_capped", "applies the soft cap to the sink", "", kSink, capped);
+  add("sink_of_kv_head", "takes the sink at the KV head's index", "", kSink, kv_head);
+  add("sink_of_next_head", "takes the sink of the next head", "", kSink, next_head);
+}
+
+}  // namespace quire::fault

@@ -1,0 +1,201 @@
+// Split KV: the sequence is cut into runs of keys whose partial results are merged by their lse.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "faults/families.h"
+
+namespace quire::fault {
+namespace {
+
+constexpr std::int64_t kSizes[] = {64, 128, 256, 512, 1024, 2048};
+
+/// Does some row see keys of two splits?
+bool spans(const Facts& f, std::int64_t size) {
+  return any_row(f, [&](std::int64_t, std::int64_t q_pos) { return f.first_key(q_pos) / size != q_pos / size; });
+}
+
+/// `make(size)` for every size that cuts a row's keys.
+template <typename Make>
+Suspects for_sizes(const Evidence& e, Make&& make) {
+  Suspects s;
+  for (const std::int64_t size : kSizes)
+    if (spans(e.facts, size)) s.list.push_back({fmt::format("splits of {} keys", size), make(size), false});
+  if (s.list.empty()) s.why_not = fmt::format("no row sees keys of two splits of {} or more", kSizes[0]);
+  return s;
+}
+
+std::int64_t last_split(const Row& r, std::int64_t size) { return (r.seq_len - 1) / size; }
+
+std::function<void(Model&)> drop_split(std::function<bool(const Row&, std::int64_t split)> drop, std::int64_t size) {
+  return [drop = std::move(drop), size](Model& m) {
+    drop_keys(m, [drop, size](const Row& r, std::int64_t k) { return r.seq_len > size && drop(r, k / size); });
+  };
+}
+
+Suspects last_dropped(const Evidence& e) {
+  return for_sizes(e, [](std::int64_t size) {
+    return drop_split([size](const Row& r, std::int64_t split) { return split == last_split(r, size); }, size);
+  });
+}
+
+/// Any other split: size x index.
+Suspects other_dropped(const Evidence& e) {
+  const Facts& f = e.facts;
+  Suspects s;
+  for (const std::int64_t size : kSizes)
+    for (std::int64_t index = 0; index < 10; ++index) {
+      const auto shows = [&](std::int64_t r) {
+        const std::int64_t last = (f.seq_lens[Facts::at(r)] - 1) / size;
+        return index < last && f.first_key(f.context_len(r)) < (index + 1) * size;
+      };
+      if (s.list.size() >= kMaxCandidates || !any_request(f, shows)) continue;
+      s.list.push_back(
+          {fmt::format("split {} of {} keys", index, size),
+           drop_split([size, index](const Row& r, std::int64_t split) { return split == index && split != last_split(r, size); },
+                      size),
+           false});
+    }
+  if (s.list.empty()) s.why_not = fmt::format("no row sees keys of two splits of {} or more", kSizes[0]);
+  return s;
+}
+
+Suspects counted_twice(const Evidence& e) {
+  return for_sizes(e, [](std::int64_t size) {
+    return [size](Model& m) {
+      m.keys = [size, before = m.keys](const Row& r, std::vector<Key>& keys) {
+        before(r, keys);
+        for (Key& key : keys)
+          if (r.seq_len > size && key.position / size == last_split(r, size)) key.weight *= 2;
+      };
+    };
+  });
+}
+
+/// The share of each split in the result, from their lse; may leave them unnormalised.
+using Merge = std::function<std::vector<double>(const std::vector<double>& lse)>;
+
+double log_sum_exp(const std::vector<double>& values, double factor = 1) {
+  const double max = *std::max_element(values.begin(), values.end());
+  double sum = 0;
+  for (const double value : values) sum += std::exp(factor * (value - max));
+  return max + std::log(sum) / factor;
+}
+
+std::vector<double> shares(const std::vector<double>& lse, double factor = 1) {
+  const double total = log_sum_exp(lse, factor);
+  std::vector<double> share;
+  for (const double value : lse) share.push_back(std::exp(factor * (value - total)));
+  return share;
+}
+
+/// Softmax within each split (the sink in the first), then `merge`.
+std::function<void(Model&)> merged(std::int64_t size, Merge merge) {
+  return [size, merge = std::move(merge)](Model& m) {
+    m.softmax = [size, merge](const Model& model, const Row& r, std::span<const Key> keys, std::span<const double> scores,
+                              std::vector<double>& p) {
+      p.assign(keys.size(), 0.0);
+      std::vector<double> lse;
+      for (std::size_t i = 0; i < keys.size();) {
+        std::size_t end = i;
+        while (end < keys.size() && keys[end].position / size == keys[i].position / size) ++end;
+        const double sink = i == 0 ? model.sink(r) : kNegInf;
+        const double max = largest(scores.subspan(i, end - i), sink);
+        double sum = sink == kNegInf ? 0 : model.weight(sink, max);
+        for (std::size_t j = i; j < end; ++j) sum += keys[j].weight == 0 ? 0 : keys[j].weight * model.weight(scores[j], max);
+        lse.push_back(max == kNegInf ? kNegInf : max + std::log(sum));
+        for (std::size_t j = i; j < end; ++j)
+          if (keys[j].weight != 0 && max != kNegInf) p[j] = keys[j].weight * model.weight(scores[j], max) / sum;
+        i = end;
+      }
+      if (lse.empty()) return model.sink(r);
+      const std::vector<double> share = merge(lse);
+      std::size_t split = 0;
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        if (i > 0 && keys[i].position / size != keys[i - 1].position / size) ++split;
+        p[i] *= share[split];
+      }
+      return log_sum_exp(lse);
+    };
+  };
+}
+
+Suspects averaged(const Evidence& e) {
+  return for_sizes(e, [](std::int64_t size) {
+    return merged(size, [](const std::vector<double>& lse) {
+      return std::vector<double>(lse.size(), 1.0 / static_cast<double>(lse.size()));
+    });
+  });
+}
+
+Suspects swapped(const Evidence& e) {
+  return for_sizes(e, [](std::int64_t size) {
+    return merged(size, [](const std::vector<double>& lse) {
+      std::vector<double> share = shares(lse);
+      std::reverse(share.begin(), share.end());
+      return share;
+    });
+  });
+}
+
+Suspects overwritten(const Evidence& e) {
+  return for_sizes(e, [](std::int64_t size) {
+    return merged(size, [](const std::vector<double>& lse) {
+      std::vector<double> share(lse.size(), 0.0);
+      share.back() = 1;
+      return share;
+    });
+  });
+}
+
+Suspects wrong_base(const Evidence& e) {
+  Suspects all;
+  for (const double factor : {1 / std::log(2.0), std::log(2.0)}) {
+    const char* which = factor > 1 ? "base-2 lse merged by exp" : "natural lse merged by exp2";
+    Suspects s = for_sizes(e, [&](std::int64_t size) {
+      return merged(size, [factor](const std::vector<double>& lse) { return shares(lse, factor); });
+    });
+    for (Suspect& suspect : s.list) suspect.detail = fmt::format("{}, {}", which, suspect.detail);
+    std::move(s.list.begin(), s.list.end(), std::back_inserter(all.list));
+    all.why_not = s.why_not;
+  }
+  return all;
+}
+
+Suspects sink_in_each(const Evidence& e) {
+  if (!e.facts.options.sinks.present()) return cannot_show("there are no sinks");
+  const Facts* f = &e.facts;
+  return for_sizes(e, [f](std::int64_t size) {
+    return [f, size](Model& m) {
+      m.sink = [f, size, before = m.sink](const Row& r) {
+        const std::int64_t splits = r.q_pos / size - f->first_key(r.q_pos) / size + 1;
+        return before(r) + std::log(static_cast<double>(std::max<std::int64_t>(splits, 1)));
+      };
+    };
+  });
+}
+
+}  // namespace
+
+void add_split(std::vector<Fault>& list) {
+  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
+                       Suspects (*suspects)(const Evidence&)) {
+    list.push_back({{id, "split", text, seen, next}, Rank::mistake, suspects});
+  };
+  const char* kMerge = "out = sum_i exp(lse_i - lse) out_i with lse = log sum_i exp(lse_i), natural logarithms throughout";
+  add("last_split_dropped", "leaves the last split out of the merge", "", "round the number of splits up", last_dropped);
+  add("split_dropped", "leaves one split out of the merge", "", "compare the splits launched with those that the merge reads",
+      other_dropped);
+  add("split_counted_twice", "merges the last split twice", "", "compare the splits launched with those that the merge reads",
+      counted_twice);
+  add("splits_averaged", "averages the splits without their weights", "", kMerge, averaged);
+  add("split_weights_swapped", "gives the splits each other's weights", "vllm#15492", kMerge, swapped);
+  add("splits_overwrite_each_other", "keeps the last split's result alone", "",
+      "partial results need a buffer each, and a merge after the last", overwritten);
+  add("merge_with_wrong_base", "merges lse of one base as if it had the other", "sglang#40903", kMerge, wrong_base);
+  add("sink_in_every_split", "counts the sink once per split", "", "put the sink into one split, or into the merge",
+      sink_in_each);
+}
+
+}  // namespace quire::fault

@@ -1,0 +1,191 @@
+// One logical page of one request read from another physical page: recycled too early, or a table entry not yet updated.
+//
+// Which one is searched for: every page of the cache is folded once into a partial softmax of a wrong row, and every logical page
+// is replaced by every one of them without touching the cache again.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "faults/families.h"
+
+namespace quire::fault {
+namespace {
+
+constexpr std::int64_t kPagesSearched = 4096;
+constexpr std::size_t kSamplesSearched = 2, kBestKept = 3;
+
+Suspect stale(const Facts& f, std::int64_t req, std::int64_t column, std::int64_t page) {
+  return {fmt::format("logical page {} of request {} read from page {} instead of {}", column, req, page, f.page(req, column)),
+          [req, column, page](Model& m) {
+            m.table = [req, column, page, before = m.table](std::int64_t r, std::int64_t j) {
+              return r == req && j == column ? page : before(r, j);
+            };
+          },
+          false};
+}
+
+/// Numerator and denominator of some keys; weights are exp(score - max).
+struct Partial {
+  double max = 0, sum = 0;
+  std::vector<double> out;
+};
+
+/// A wrong row as the reference computes it, page by page.
+class Search {
+ public:
+  Search(const Facts& f, const Sample& sample) : f_(f), sample_(sample), truth_(f), row_(truth_.row(sample.token, sample.head)) {
+    truth_.place = [this](const Model&, const Row&, Side, std::int64_t k) {
+      Place place;
+      place.page = k / f_.page_size;
+      place.offset = k % f_.page_size;
+      return place;
+    };
+    const RowResult right = evaluate(Model(f), std::span<const RowHead>(&at_, 1))[0];
+    total_ = right;
+  }
+
+  struct Found {
+    double left = 0;  ///< squared distance to what was observed
+    std::int64_t column = 0, page = 0;
+  };
+
+  /// The best replacements, best first; none if the row holds NaN.
+  std::vector<Found> best() {
+    std::vector<Found> found;
+    const double before = distance(total_.out);
+    if (!std::isfinite(before) || before == 0 || total_.lse == kNegInf) return found;
+    const std::int64_t last_cached = std::min(row_.q_pos, (f_.batch.key.present() ? row_.cached_len : row_.seq_len) - 1);
+    const std::int64_t first = f_.first_key(row_.q_pos);
+    for (std::int64_t j = first / f_.page_size; j * f_.page_size <= last_cached; ++j) {
+      const std::int64_t from = std::max(first - j * f_.page_size, std::int64_t{0});
+      const std::int64_t to = std::min(last_cached - j * f_.page_size, f_.page_size - 1);
+      columns_.push_back({j, from, to, fold(f_.page(row_.req, j), from, to, j)});
+    }
+    const std::int64_t pages = std::min(f_.num_pages, kPagesSearched);
+    for (std::int64_t page = 0; page < pages; ++page) try_page(page, before, found);
+    std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.left < b.left; });
+    if (found.size() > kBestKept) found.resize(kBestKept);
+    return found;
+  }
+
+ private:
+  struct Column {
+    std::int64_t index, from, to;  ///< offsets of the page that the row sees
+    Partial own;
+  };
+
+  double distance(const std::vector<double>& out) const {
+    double sum = 0;
+    for (std::size_t d = 0; d < out.size(); ++d) sum += (out[d] - sample_.observed[d]) * (out[d] - sample_.observed[d]);
+    return sum;
+  }
+
+  /// Scores and V of all slots of a page, without the bias, which depends on where the page stands.
+  void load(std::int64_t page) {
+    const auto dims = Facts::at(f_.head_dim), slots = Facts::at(f_.page_size);
+    scores_.resize(slots);
+    values_.resize(slots * dims);
+    std::vector<double> key(dims);
+    for (std::size_t o = 0; o < slots; ++o) {
+      const std::int64_t at = page * f_.page_size + static_cast<std::int64_t>(o);
+      load_vector(truth_, row_, Side::key, at, scratch_, key);
+      double dot = 0;
+      for (std::size_t d = 0; d < dims; ++d) dot += truth_.query(row_, static_cast<std::int64_t>(d)) * key[d];
+      scores_[o] = truth_.cap(row_, truth_.softmax_scale(row_) * dot);
+      load_vector(truth_, row_, Side::value, at, scratch_, std::span(values_).subspan(o * dims, dims));
+    }
+    loaded_ = page;
+  }
+
+  Partial fold(std::int64_t page, std::int64_t from, std::int64_t to, std::int64_t column) {
+    if (loaded_ != page) load(page);
+    const auto dims = Facts::at(f_.head_dim);
+    Partial p;
+    p.out.assign(dims, 0.0);
+    p.max = total_.lse;
+    const auto score = [&](std::int64_t o) { return scores_[Facts::at(o)] + truth_.bias(row_, column * f_.page_size + o); };
+    for (std::int64_t o = from; o <= to; ++o) p.max = std::max(p.max, score(o));
+    for (std::int64_t o = from; o <= to; ++o) {
+      const double weight = std::exp(score(o) - p.max);
+      p.sum += weight;
+      for (std::size_t d = 0; d < dims; ++d) p.out[d] += weight * values_[Facts::at(o) * dims + d];
+    }
+    return p;
+  }
+
+  void try_page(std::int64_t page, double before, std::vector<Found>& found) {
+    const bool moves = f_.options.alibi_slopes.present();
+    Partial full;
+    std::vector<double> out(total_.out.size());
+    for (const Column& column : columns_) {
+      if (f_.page(row_.req, column.index) == page) continue;
+      const bool whole = column.from == 0 && column.to == f_.page_size - 1 && !moves;
+      Partial part;
+      if (whole && full.out.empty()) full = fold(page, column.from, column.to, column.index);
+      if (!whole) part = fold(page, column.from, column.to, column.index);
+      const Partial& other = whole ? full : part;
+      // A page full of garbage may dominate: everything is taken relative to its maximum. Own keys never exceed the lse.
+      const double kept = std::exp(total_.lse - other.max), sum = kept * (1 - column.own.sum) + other.sum;
+      for (std::size_t d = 0; d < out.size(); ++d) out[d] = (kept * (total_.out[d] - column.own.out[d]) + other.out[d]) / sum;
+      const double left = distance(out);
+      if (left < before / 4) found.push_back({left, column.index, page});
+    }
+  }
+
+  const Facts& f_;
+  const Sample& sample_;
+  Model truth_;
+  Row row_;
+  RowHead at_{sample_.token, sample_.head};
+  RowResult total_;
+  std::vector<Column> columns_;
+  std::vector<std::int64_t> scratch_;
+  std::vector<double> scores_, values_;
+  std::int64_t loaded_ = -1;
+};
+
+/// The middle page of the longest request, read from a page of somebody else.
+Suspects planted(const Facts& f) {
+  std::int64_t req = -1;
+  for (std::int64_t r = 0; r < f.num_reqs; ++r)
+    if (!cached_range(f, r).empty() && (req < 0 || f.seq_lens[Facts::at(r)] > f.seq_lens[Facts::at(req)])) req = r;
+  if (req < 0) return cannot_show("no row reads the cache");
+  const Range range = cached_range(f, req);
+  const std::int64_t first = range.first / f.page_size, last = range.last / f.page_size, middle = (first + last) / 2;
+  for (std::int64_t by = 1; by < f.num_reqs; ++by) {
+    const std::int64_t other = (req + by) % f.num_reqs;
+    if (!cached_range(f, other).empty() && cached_range(f, other).last + 1 >= f.page_size &&
+        f.page(other, 0) != f.page(req, middle))
+      return {{stale(f, req, middle, f.page(other, 0))}, {}};
+  }
+  if (first == last || f.page(req, first) == f.page(req, last)) return cannot_show("no other page in use is full");
+  return {{stale(f, req, last, f.page(req, first))}, {}};
+}
+
+Suspects stale_page(const Evidence& e) {
+  if (e.wrong.empty()) return planted(e.facts);
+  Suspects s;
+  std::vector<std::int64_t> searched;
+  for (const Sample& sample : e.wrong) {
+    const std::int64_t req = e.facts.req_of(sample.token);
+    if (searched.size() >= kSamplesSearched || std::find(searched.begin(), searched.end(), req) != searched.end()) continue;
+    searched.push_back(req);
+    for (const Search::Found& found : Search(e.facts, sample).best())
+      s.list.push_back(stale(e.facts, req, found.column, found.page));
+  }
+  if (s.list.empty()) s.why_not = "no page of the cache in place of another one brings a wrong row closer";
+  return s;
+}
+
+}  // namespace
+
+void add_stale_page(std::vector<Fault>& list) {
+  list.push_back(
+      {{"stale_page", "pages", "reads one logical page from a physical page that is not its own", "vllm#39444",
+        "look at when the page was handed out and when the table entry was written; quire check with a slot ledger names it"},
+       Rank::symptom,
+       stale_page});
+}
+
+}  // namespace quire::fault
