@@ -59,6 +59,8 @@ class Target:
     """Writes into ``batch.output`` whatever its strides, and nowhere else."""
     batch_invariant: bool = False
     """A request has the same bits alone, in a batch and in chunks."""
+    rounded_weights: bool = False
+    """Rounds softmax weights to the type of the query before they meet V, as FlashAttention does; the tolerance then pays for it."""
     skip: Mapping[str, str] = {}
     """Checks or hazards, by name, that cannot be asked of it, each with the reason."""
     kernel: str = ""
@@ -139,6 +141,7 @@ class Runner:
         self.deterministic = bool(getattr(target, "deterministic", True))
         self.in_place = bool(getattr(target, "in_place", False))
         self.batch_invariant = bool(getattr(target, "batch_invariant", False))
+        self.rounded_weights = bool(getattr(target, "rounded_weights", False))
         self.skip = dict(getattr(target, "skip", {}))
         variants = getattr(target, "variants", dict)
         self.attend = self._bind(function)

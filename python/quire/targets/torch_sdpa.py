@@ -1,7 +1,7 @@
 """torch.nn.functional.scaled_dot_product_attention on CPU, one call per request.
 
 Pages are gathered into dense keys and values; causal limit and window become a boolean mask, ALiBi an f32 one. fp8 caches are
-converted to the query's type, which is exact; with k_scale or v_scale the call is made in f32 and its output rounded once.
+converted to the query's type, which is exact; with k_scale or v_scale, or a cache of another 16-bit type, the call is made in f32 and its output rounded once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class TorchSdpa(Target):
     """``whole_pages``: gather every page that the table names to its end, and let the mask hide the rest; the way most code does it."""
 
     skip = LSE_SKIP
+    rounded_weights = True
 
     def __init__(self, whole_pages: bool = False):
         self._torch = th.torch_module()
@@ -50,7 +51,8 @@ class TorchSdpa(Target):
         n = paged.lengths(batch)
         filled = paged.fill(batch, cache)
         scales = paged.scale_of(cache.k_scale, "k_scale"), paged.scale_of(cache.v_scale, "v_scale")
-        work = th.dtype_of(batch.dtype) if scales == (None, None) else torch.float32
+        exact = cache.dtype == batch.dtype or cache.dtype.startswith("fp8")  # every fp8 number is an f16 and a bf16
+        work = th.dtype_of(batch.dtype) if exact and scales[0] is None and scales[1] is None else torch.float32
         self.kernel = "sdpa" if work == th.dtype_of(batch.dtype) else "sdpa in f32"
         query = th.tensor(_quire.bits(batch.query, "query", batch.dtype)[0], batch.dtype)
         output = torch.empty(query.shape, dtype=query.dtype)
