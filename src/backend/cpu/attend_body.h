@@ -147,7 +147,7 @@ float softmax_row(float* row, TileKeys keys, const semantics::ScoreParams& param
   }
   const float correction = state.max == max ? 1.0f : expf(state.max - max);
   state = {max, state.sum * correction + V::reduce_add(sum)};
-  return QUIRE_PLANTED(accumulator_not_rescaled) ? 1.0f : correction;
+  return QUIRE_PLANTED(maximum_not_rescaled) ? 1.0f : correction;
 }
 
 // ---- acc = acc * correction + P V -----------------------------------------------------------------------------------------
@@ -219,9 +219,10 @@ void absorb_tile(const ItemView& v, std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = 0; r < alike; ++r) {
       const float slope =
           v.args.alibi_slopes != nullptr
-              ? v.args.alibi_slopes[QUIRE_PLANTED(alibi_slope_of_first_head) ? 0 : v.head(m + r) * v.args.alibi_stride]
+              ? v.args
+                    .alibi_slopes[(QUIRE_PLANTED(alibi_slope_of_kv_head) ? v.item.kv_head : v.head(m + r)) * v.args.alibi_stride]
               : 0.0f;
-      const std::int64_t origin = QUIRE_PLANTED(alibi_origin_at_context_end) ? v.context_len : v.q_pos(m + r);
+      const std::int64_t origin = QUIRE_PLANTED(alibi_origin_shifted) ? v.context_len : v.q_pos(m + r);
       corrections[r] =
           softmax_row<V>(v.scores + (m + r) * v.tile_kv, keys, v.args.score, slope, tile_begin - origin, v.states[m + r]);
     }
@@ -237,7 +238,7 @@ void absorb_tile(const ItemView& v, std::int64_t begin, std::int64_t end) {
 /// One segment from scratch: acc and states hold its keys [begin, end) afterwards.
 template <class V>
 void absorb_segment(const ItemView& v, std::int64_t begin, std::int64_t end) {
-  if (QUIRE_PLANTED(partial_key_tile_dropped) && end / v.tile_kv * v.tile_kv > begin) end = end / v.tile_kv * v.tile_kv;
+  if (QUIRE_PLANTED(partial_key_tile_skipped) && end / v.tile_kv * v.tile_kv > begin) end = end / v.tile_kv * v.tile_kv;
   for (std::int64_t i = 0; i < v.num_rows * v.stride && !QUIRE_PLANTED(stale_accumulator); ++i) v.acc[i] = 0.0f;
   for (std::int64_t m = 0; m < v.num_rows && !QUIRE_PLANTED(stale_accumulator); ++m) v.states[m] = SoftmaxState{};
   for (std::int64_t at = begin; at < end;) {
@@ -294,7 +295,7 @@ template <class V>
 void finish_row(const AttendArgs& args, std::int64_t token, std::int64_t head, float* total, SoftmaxState state) {
   const std::int64_t stride = args.stride;
   float weight = 1.0f;
-  if (args.sinks != nullptr && !QUIRE_PLANTED(sink_dropped)) {
+  if (args.sinks != nullptr && !QUIRE_PLANTED(sinks_dropped)) {
     const semantics::Merged merged = semantics::combine_sink(state, args.sinks[head * args.sinks_stride]);
     state = merged.state;
     weight = merged.weight_a;

@@ -59,10 +59,10 @@ void load_rows(float* dst, const AttendArgs& args, const KvRows& rows, const Row
   const Request& req = args.reqs[rows.req];
   const std::int64_t cached_end = end < req.cached_len ? end : req.cached_len;
   const semantics::IndexView pages =
-      semantics::index_row(args.block_table, QUIRE_PLANTED(block_table_of_first_request) ? 0 : rows.req);
+      semantics::index_row(args.block_table, QUIRE_PLANTED(table_row_of_first_request) ? 0 : rows.req);
   semantics::for_each_page_run(pages, args.page_size, begin, cached_end,
                                [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
-                                 if (QUIRE_PLANTED(page_of_previous_column) && position >= args.page_size)
+                                 if (QUIRE_PLANTED(pages_shifted_by_one) && position >= args.page_size)
                                    page = pages[position / args.page_size - 1];
                                  for (std::int64_t i = 0; i < count; ++i)
                                    load_row<V>(dst + (position + i - tile_begin) * args.stride, cache,

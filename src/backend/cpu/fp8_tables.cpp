@@ -24,7 +24,7 @@ Table build(DType dtype) {
 const float* fp8_table(DType dtype) noexcept {
   static const Table e4m3fn = build(DType::fp8_e4m3fn), e4m3fnuz = build(DType::fp8_e4m3fnuz);
   static const Table e5m2 = build(DType::fp8_e5m2), e5m2fnuz = build(DType::fp8_e5m2fnuz);
-  if (QUIRE_PLANTED(fp8_table_of_other_format)) return dtype == DType::fp8_e4m3fn ? e4m3fnuz.data() : e4m3fn.data();
+  if (QUIRE_PLANTED(fp8_fn_fnuz_confused)) return dtype == DType::fp8_e4m3fn ? e4m3fnuz.data() : e4m3fn.data();
   switch (dtype) {
     case DType::fp8_e4m3fn: return e4m3fn.data();
     case DType::fp8_e4m3fnuz: return e4m3fnuz.data();
