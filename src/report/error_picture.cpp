@@ -97,6 +97,7 @@ class WorstRows {
   /// In index order, so that neighbours in the batch are neighbours in the picture.
   std::vector<RowHead> take() const {
     std::vector<RowHead> list;
+    list.reserve(rows_.size());
     for (const Entry& entry : rows_) list.push_back(entry.at);
     std::sort(list.begin(), list.end(),
               [](const RowHead& a, const RowHead& b) { return a.index != b.index ? a.index < b.index : a.head < b.head; });

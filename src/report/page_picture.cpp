@@ -40,7 +40,7 @@ class Slots {
 
   /// Nothing was ever stored there, as far as a look can tell.
   bool blank(std::int64_t page, std::int64_t slot) const {
-    const bool k = blank_side(cache_.k, page, slot, true), v = blank_side(cache_.v, page, slot, false);
+    const bool k = blank_side(cache_.k, page, slot, /*is_key=*/true), v = blank_side(cache_.v, page, slot, /*is_key=*/false);
     return dims_ >= kEnoughElements ? k || v : k && v;
   }
 
