@@ -242,7 +242,8 @@ std::string json_of(const Found& found, const Diagnosis& d) {
                {"wrong", wrong_json(found.facts, found.where)},
                {"suspicions", suspicions_json(d)}};
   json["pictures"]["error"] = report::error_picture(found.c.observed, found.where.reference, found.c.batch, found.where.tokens);
-  json["pictures"]["pages"] = report::page_picture(found.c.batch, found.c.cache);
+  json["pictures"]["pages"] = report::page_picture(found.c.batch, found.c.cache, found.c.options);
+  json["pictures"]["rows"] = report::rows_picture(problem_of(found.c.batch, found.c.cache, found.c.options), "");
   return json.dump();
 }
 

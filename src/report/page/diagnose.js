@@ -32,11 +32,13 @@ function diagnoseVerdict(report, suspicions, wrong, found) {
   const next = textOf(report.next) || (cause && textOf(cause.next));
   return el("div", {id: "verdict"},
     el("div", {class: "verdict"}, sign(kind), el("h1", {class: `tone-${(kSigns[kind] || kSigns.unknown).tone}`}, verdict || "no verdict"), el("p", {class: "why"}, why)),
-    facts([["file", report.file], ["wrong rows", isNumber(wrong.rows) && whole(wrong.rows)], ["wrong elements", isNumber(wrong.elements) && whole(wrong.elements)],
-           ["elements compared", isNumber(wrong.compared) && whole(wrong.compared)], ["took", duration(report.seconds)], ["quire", report.version]]),
+    facts([["file", report.file], ["compared with the reference", coverageOf(report)], ["wrong rows", isNumber(wrong.rows) && whole(wrong.rows)], ["wrong elements", isNumber(wrong.elements) && whole(wrong.elements)],
+           ["took", duration(report.seconds)], ["quire", report.version]]),
     findings.length > 0 && callout("warn", "Broken rules", el("ul", {}, findings.map((text) => el("li", {}, text)))),
     next && callout("none", "Look at next", el("p", {}, next)));
 }
+
+const coverageOf = (report) => report.complete === true ? "every row" : isNumber(report.compared_rows) && plural(report.compared_rows, "row") + " of the batch; laws cover all";
 
 // 5336, or "5336, 5340\u20135399 and 12 more": runs of neighbours, the first few.
 function rangesOf(numbers) {
@@ -51,6 +53,17 @@ function rangesOf(numbers) {
 }
 const rowsText = (rows) => (Array.isArray(rows) ? rangesOf(rows.filter(isNumber)) || "none" : isNumber(rows) ? plural(rows, "row") : textOf(rows));
 
+function lawRows(law) {
+  const listed = textOf(law.tokens), counted = rowsText(law.rows);
+  return listed ? ` (${counted}: ${listed})` : counted && ` (${Array.isArray(law.rows) ? "rows " : ""}${counted})`;
+}
+
+// [first, last] pairs of rows, given as a list of numbers or as text like "0-3, 9".
+function rowRanges(rows) {
+  if (Array.isArray(rows)) return rows.filter(isNumber).map((n) => [n, n]);
+  return [...textOf(rows).matchAll(/(\d+)(?:-(\d+))?/g)].map((m) => [Number(m[1]), Number(m[2] || m[1])]);
+}
+
 function whereSection(report, wrong, rows) {
   const laws = recordsOf(report.laws), requests = recordsOf(wrong.requests);
   if (laws.length === 0 && requests.length === 0) return null;
@@ -59,7 +72,7 @@ function whereSection(report, wrong, rows) {
                    {title: "wrong rows", cell: (r) => rowsText(r.rows), sort: (r) => countOf(r.rows)}, {title: "heads", cell: (r) => (Array.isArray(r.heads) ? rangesOf(r.heads.filter(isNumber)) : textOf(r.heads))}];
   return section("where", "What is wrong, and where", batchStrip(rows, requests),
     laws.length > 0 && [el("h3", {}, "Laws that it breaks, whatever the oracle says"),
-                        el("ul", {}, laws.map((law) => el("li", {}, el("b", {}, textOf(law.law)), ": ", textOf(law.text), law.rows !== undefined && el("span", {class: "soft"}, ` (rows: ${rowsText(law.rows)})`))))],
+                        el("ul", {}, laws.map((law) => el("li", {}, el("b", {}, textOf(law.law)), ": ", textOf(law.text), el("span", {class: "soft"}, lawRows(law)))))],
     requests.length > 0 && [el("h3", {}, "Requests with wrong rows"), dataTable({label: "Requests with wrong rows", columns, rows: requests, compact: true}).node]);
 }
 
@@ -75,11 +88,11 @@ function batchStrip(rows, requests) {
     const name = `request ${run.req}${count > 1 ? `\u2013${run.req + count - 1}` : ""}: rows ${first}\u2013${token - 1}`;
     const block = el("div", {class: mine.length > 0 ? "wrong" : "", title: mine.length > 0 ? `${name}; wrong: ${mine.map((r) => rowsText(r.rows)).join(", ")}` : name});
     block.style.flex = `${length} 0 0`;
-    const marks = mine.flatMap((r) => listOf(r.rows)).filter((row) => isNumber(row) && row >= first && row < token).slice(0, 400);
-    for (const row of marks) {
+    const marks = mine.flatMap((r) => rowRanges(r.rows)).filter(([from, to]) => from >= first && to < token).slice(0, 400);
+    for (const [from, to] of marks) {
       const mark = el("i");
-      mark.style.left = `min(${((row - first) / length) * 100}%, 100% - 3px)`;
-      mark.style.width = `${100 / length}%`;
+      mark.style.left = `min(${((from - first) / length) * 100}%, 100% - 3px)`;
+      mark.style.width = `${((to - from + 1) / length) * 100}%`;
       block.append(mark);
     }
     return add(block, length > token / 40 && marks.length === 0 && el("span", {}, textOf(run.req)));
@@ -89,25 +102,44 @@ function batchStrip(rows, requests) {
             el("figcaption", {class: "note"}, `The ${whole(token)} rows of the batch, request by request; requests with wrong rows are underlined.`));
 }
 
+const kNoCase = "cannot show here: ";
+
 function suspectsSection(suspicions, found) {
   if (suspicions.length === 0) return null;
-  const item = (s, i) => {
-    const cause = found && i === 0, share = Math.max(0, numberOf(s.explained));
-    const numbers = [isNumber(s.largest_move) && `moves a tested element by at most ${short(s.largest_move)}`, isNumber(s.largest_left) && `leaves an error of ${short(s.largest_left)}`].filter(Boolean).join("; ");
-    return el("li", {class: cause ? "cause" : ""},
-      el("div", {class: "share"}, percent(s.explained)),
-      meter([[cause ? "fail" : "none", share]], 1, `explains ${percent(s.explained)}`),
-      el("div", {class: "words"},
-         el("div", {class: "what"}, textOf(s.text) || textOf(s.fault), " ", el("code", {class: "soft"}, textOf(s.fault))),
-         cause && textOf(s.detail) && el("div", {}, textOf(s.detail)),
-         el("div", {class: "refuted soft"}, textOf(s.refutation) ? `Refuted: ${textOf(s.refutation)}` : numbers)));
-  };
-  const list = el("ol", {class: "suspects"}, suspicions.slice(0, kSuspectsAtOnce).map(item));
-  const rest = suspicions.slice(kSuspectsAtOnce);
+  const noCase = suspicions.filter((s) => textOf(s.refutation).startsWith(kNoCase)), tested = suspicions.filter((s) => !noCase.includes(s));
+  const isCause = (s, i) => found && (i === 0 || textOf(s.refutation) === "");
+  const item = (s, i) => suspectItem(s, isCause(s, i), i);
+  const list = el("ol", {class: "suspects"}, tested.slice(0, kSuspectsAtOnce).map(item));
+  const rest = tested.slice(kSuspectsAtOnce);
   const more = el("button", {type: "button", class: "quiet more"}, `Show the other ${rest.length}`);
   more.addEventListener("click", () => (add(list, rest.map((s, i) => item(s, i + kSuspectsAtOnce))), more.remove()));
-  return section("suspects", "Suspects", el("p", {class: "note"}, `${plural(suspicions.length, "fault")} tested. The share is how much of the observed error a fault explains; right rows that it would break count against it.`),
-                 list, rest.length > 0 && more);
+  return section("suspects", "Suspects", el("p", {class: "note"}, `${plural(tested.length, "suspect")} tested. The share is how much of the observed error a fault explains; right rows that it would break count against it.`),
+                 list, rest.length > 0 && more, noCase.length > 0 && noCaseList(noCase));
+}
+
+function suspectItem(s, cause, i) {
+  const moves = isNumber(s.largest_move) && `moves a tested element by at most ${short(s.largest_move)}`;
+  const leaves = isNumber(s.largest_left) && `leaves an error of ${short(s.largest_left)}`;
+  return el("li", {class: cause ? "cause" : ""},
+    el("div", {class: "share"}, percent(s.explained)),
+    meter([[cause ? "fail" : "none", Math.max(0, numberOf(s.explained))]], 1, `explains ${percent(s.explained)}`),
+    el("div", {class: "words"},
+       el("div", {class: "what"}, cause && i > 0 && "As good: ", textOf(s.text) || textOf(s.fault), " ", el("code", {class: "soft"}, textOf(s.fault))),
+       cause && textOf(s.detail) && el("div", {}, textOf(s.detail)),
+       el("div", {class: "refuted soft"}, textOf(s.refutation) ? `Refuted: ${textOf(s.refutation)}` : [moves, leaves].filter(Boolean).join("; "))));
+}
+
+// Faults that this batch gives no chance to show, by the reason.
+function noCaseList(suspicions) {
+  const reasons = new Map();
+  for (const s of suspicions) {
+    const reason = textOf(s.refutation).slice(kNoCase.length);
+    reasons.set(reason, [...(reasons.get(reason) || []), textOf(s.fault)]);
+  }
+  const rows = [...reasons].map(([reason, ids]) => ({reason, ids})).sort((a, b) => b.ids.length - a.ids.length);
+  const columns = [{title: "faults", class: "number", cell: (r) => whole(r.ids.length), sort: (r) => r.ids.length}, {title: "why not here", cell: (r) => r.reason, sort: (r) => r.reason},
+                   {title: "which", class: "wide mono soft", cell: (r) => r.ids.slice(0, 4).join(", ") + (r.ids.length > 4 ? ` and ${r.ids.length - 4} more` : "")}];
+  return [el("h3", {}, `${plural(suspicions.length, "fault")} that cannot show on this batch`), dataTable({label: "Faults that cannot show", columns, rows, compact: true}).node];
 }
 
 function againSection(report) {

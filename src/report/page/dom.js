@@ -46,7 +46,7 @@ function percent(share) {
   if (share >= 1 || share === 0) return `${share >= 1 ? 100 : 0}\u202f%`;
   const value = share * 100;
   if (Math.abs(value) < 0.1) return `${value < 0 ? "> \u22120.1" : "< 0.1"}\u202f%`;
-  return `${(Math.floor(value * 10) / 10).toFixed(1)}\u202f%`;
+  return `${Math.min(99.9, value).toFixed(1)}\u202f%`;
 }
 function duration(seconds) {
   if (!isNumber(seconds)) return "";
@@ -113,7 +113,7 @@ function commandLine(name, text) {
 }
 
 function facts(pairs) {
-  const shown = pairs.filter(([, value]) => textOf(value) !== "");
+  const shown = pairs.filter(([, value]) => value !== false && textOf(value) !== "");
   return shown.length === 0 ? null : el("dl", {class: "facts"}, shown.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 function callout(tone, title, ...children) {

@@ -1,12 +1,15 @@
 // Tables that sort, filter and open: one component for cases, planted faults and everything else that has rows.
 const kRowsAtOnce = 200;
+const kFewRows = 12;
 
-// columns: {title, cell(row) -> node or text, sort(row) -> value, class}; detail(row) -> node, built when a row is opened.
+// columns: {title, cell(row) -> node or text, sort(row) -> value, class}; detail(row) -> node, built when a row is opened; a compact
+// table is as wide as it needs to be and starts with a few rows.
 function dataTable({label, columns, rows, detail, compact}) {
+  const atFirst = compact && rows.length > kFewRows + 3 ? kFewRows : kRowsAtOnce;
   const head = el("tr");
   const body = el("tbody");
   const more = el("button", {type: "button", class: "quiet more"});
-  const state = {rows, limit: kRowsAtOnce, column: -1, down: false};
+  const state = {rows, limit: atFirst, column: -1, down: false};
 
   columns.forEach((column, index) => {
     const button = column.sort && el("button", {type: "button", onclick: () => sortBy(index)}, column.title);
@@ -76,7 +79,7 @@ function dataTable({label, columns, rows, detail, compact}) {
   fill();
   const table = el("table", {}, el("caption", {class: "unseen"}, label), el("thead", {}, head), body);
   const node = el("div", {class: compact && "compact"}, el("div", {class: "table", role: "region", "aria-label": label, tabindex: 0}, table), more);
-  return {node, show: (list) => ((state.rows = list), (state.limit = kRowsAtOnce), fill())};
+  return {node, show: (list) => ((state.rows = list), (state.limit = atFirst), fill())};
 }
 
 // A search box and groups of chips above a table. groups: {label, of(row) -> text}; text(row) is what the search looks into.
