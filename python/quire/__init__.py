@@ -20,6 +20,7 @@ from quire._quire import (
     Case,
     Comparison,
     Device,
+    Diagnosis,
     Explanation,
     Fault,
     Finding,
@@ -37,6 +38,7 @@ from quire._quire import (
     Refusal,
     Rule,
     SlotLedger,
+    Suspicion,
     VllmChoice,
     append,
     attend,
@@ -53,8 +55,11 @@ from quire._quire import (
     merge,
     parse_problem_line,
     plan,
+    poison_case,
     read_capture,
+    reduce_case,
     reference,
+    render_html,
     rules,
     set_num_threads,
     write_capture,
@@ -72,6 +77,7 @@ from quire.errors import (
     UnsupportedError,
 )
 from quire import vllm as vllm
+from quire.judging import diagnose
 from quire.hooks import CaptureWarning, Recorder, capture, record
 
 __all__ = [
@@ -82,6 +88,7 @@ __all__ = [
     "Comparison",
     "ContractError",
     "Device",
+    "Diagnosis",
     "Error",
     "Explanation",
     "Fault",
@@ -106,6 +113,7 @@ __all__ = [
     "Refusal",
     "Rule",
     "SlotLedger",
+    "Suspicion",
     "UnsupportedError",
     "VllmChoice",
     "__version__",
@@ -116,6 +124,7 @@ __all__ = [
     "check",
     "compare",
     "devices",
+    "diagnose",
     "errors",
     "explain",
     "faults",
@@ -126,9 +135,12 @@ __all__ = [
     "merge",
     "parse_problem_line",
     "plan",
+    "poison_case",
     "read_capture",
     "record",
+    "reduce_case",
     "reference",
+    "render_html",
     "rules",
     "set_num_threads",
     "vllm",

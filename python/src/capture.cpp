@@ -34,6 +34,21 @@ PyCase make_case(nb::handle problem) {
   return {unwrap(std::move(result))};
 }
 
+void poison_case(PyCase& c, const std::string& kind) {
+  const std::pair<const char*, quire::PoisonKind> kinds[] = {
+      {"nan", quire::PoisonKind::nan}, {"garbage", quire::PoisonKind::finite_garbage}, {"zero", quire::PoisonKind::zero}};
+  for (const auto& [name, value] : kinds) {
+    if (kind != name) continue;
+    quire::Status status;
+    {
+      const nb::gil_scoped_release unlocked;
+      status = quire::poison_case(c.data, value);
+    }
+    return require_ok(status);
+  }
+  throw_error(quire::Code::invalid_argument, "kind: \"" + kind + "\" is none of nan, garbage, zero");
+}
+
 void write(const std::string& path, const Case& c) {
   quire::Status status;
   {
@@ -82,6 +97,10 @@ void bind_capture(nb::module_& m) {
   m.def("make_case", &make_case, nb::arg("problem"),
         "Fills a problem line with data: N(0,1) with some peaky heads, shuffled pages, NaN in everything that must not be read, "
         "NaN-filled output. Deterministic in the seed. Raises ParseError.");
+  m.def("poison_case", &poison_case, nb::arg("case"), nb::arg("kind"),
+        "Overwrites everything that no correct kernel reads, the output included: \"nan\", \"garbage\" (finite: +-1e4, valid but "
+        "wrong "
+        "page ids) or \"zero\". A correct kernel gives the same bits for all three. Raises ContractError for a broken batch.");
   m.def("read_capture", &read_capture, nb::arg("path"),
         "Reads a .safetensors capture. Raises ParseError or FileError, saying where.");
   m.def(

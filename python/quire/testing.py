@@ -1,0 +1,165 @@
+"""A pytest plugin: attention outputs judged by the derived tolerance, and a diagnosis in the failure message.
+
+::
+
+    def test_my_kernel(poisoned_cache):                        # runs twice: with NaN, and with finite garbage where nothing may be read
+        case = poisoned_cache("q=bf16 heads=8:2 d=64 page=16 reqs=3x1@200,50@7")
+        out = my_kernel(case.batch, case.cache)
+        assert_attention_close(out, case)
+
+The plugin is found by pytest wherever Quire is installed. ``--quire-captures DIR`` says where the inputs and output of a failing
+assertion are saved; without it they go to pytest's temporary folder. :func:`assert_attention_close` also works without pytest's plugin.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire import _quire
+from quire.errors import ArgumentError, Error
+
+__all__ = ["assert_attention_close", "poisoned_cache", "quire_case"]
+
+POISONS = ("nan", "garbage")
+_REFUTED_SHOWN = 3
+_folder: Callable[[], str] | None = None
+"""Where captures go; set while pytest runs with the plugin."""
+
+
+def assert_attention_close(
+    out: Any,
+    batch: Any,
+    cache: Any = None,
+    options: Any = None,
+    lse: Any = None,
+    *,
+    weights: str | None = None,
+    tokens: list[int] | None = None,
+) -> None:
+    """Asserts that ``out`` is the attention of ``batch`` over ``cache``, within the tolerance that docs/numerics.md derives.
+
+    out: like batch.query, of any array library in host memory. batch: a :class:`quire.Batch`, or a :class:`quire.Case` with its own cache
+    and options. lse: checked too if given. weights: "f16" or "bf16" for kernels that round softmax weights to that type, as
+    FlashAttention and vLLM's kernels do. tokens: compare these rows only, if the fp64 reference of all takes too long.
+
+    The failure message holds what is wrong and where, the cause if one is found, the closest explanations that were refuted, the problem
+    line, and the path of a capture that ``quire diagnose`` reads.
+    """
+    __tracebackhide__ = True
+    if isinstance(batch, _quire.Case):
+        if cache is not None or options is not None:
+            raise ArgumentError("cache, options: a Case has its own")
+        batch, cache, options = batch.batch, batch.cache, batch.options
+    if cache is None:
+        raise ArgumentError("cache: is None; give batch, cache and options, or a quire.Case")
+    expected = _quire.reference(batch, cache, options, tokens)
+    shown, shown_lse = (array if tokens is None or array is None else _rows(array, tokens) for array in (out, lse))
+    found = _quire.compare(shown, shown_lse, expected, batch.dtype, weights)
+    if not found.ok:
+        raise AssertionError(_message(found.text, out, lse, batch, cache, options))
+
+
+def _rows(array: Any, tokens: list[int]) -> Any:
+    return _quire.bits(array, "out", None)[0][tokens] if not hasattr(array, "index_select") else array[tokens]
+
+
+def _message(text: str, out: Any, lse: Any, batch: Any, cache: Any, options: Any) -> str:
+    lines = [text, ""]
+    try:
+        diagnosis = _quire.diagnose_batch(out, batch, cache, options, lse, False, 1.0, None)
+        lines += _explanation(diagnosis)
+    except Error as error:  # the assertion is what matters
+        lines.append(f"diagnosis: none ({error})")
+    lines.append(_saved(out, lse, batch, cache, options))
+    return "\n".join(lines)
+
+
+def _explanation(diagnosis: _quire.Diagnosis) -> list[str]:
+    """The part of a diagnosis that fits into a failure message; the capture has the rest."""
+    lines = [f"verdict: {diagnosis.verdict}"]
+    suspicions = list(diagnosis.suspicions)
+    if diagnosis.verdict == "cause found" and suspicions:
+        cause = suspicions.pop(0)
+        lines.append(f"cause:   a kernel that {cause.text} ({cause.fault}): explains {cause.explained:.1%} of the error")
+        if cause.detail:
+            lines.append(f"         {cause.detail}")
+    for suspicion in [s for s in suspicions if s.refutation][:_REFUTED_SHOWN]:
+        lines.append(f"refuted: {suspicion.text}: {suspicion.refutation}")
+    return [*lines, f"problem: {diagnosis.problem}"]
+
+
+def _saved(out: Any, lse: Any, batch: Any, cache: Any, options: Any) -> str:
+    """Saves a capture; says where, or why not."""
+    test = os.environ.get("PYTEST_CURRENT_TEST", "assertion").rsplit(" ", 1)[0].rsplit("/", 1)[-1]
+    stem = re.sub(r"[^A-Za-z0-9_.=-]+", "-", test).strip("-")[:100]
+    try:
+        folder = _folder() if _folder is not None else tempfile.mkdtemp(prefix="quire-")
+        os.makedirs(folder, exist_ok=True)
+        path, number = os.path.join(folder, f"{stem}.safetensors"), 1
+        while os.path.exists(path):
+            number += 1
+            path = os.path.join(folder, f"{stem}-{number}.safetensors")
+        notes = {"producer": "quire.testing", "test": test}
+        _quire.write_capture(path, batch, cache, options, out, lse, notes, batch.dtype)
+    except (Error, OSError) as error:
+        return f"capture: none ({error})"
+    return f"capture: {path} (look with: quire diagnose {path})"
+
+
+# --- fixtures ---
+
+
+@pytest.fixture
+def quire_case() -> Callable[[str], _quire.Case]:
+    """A function from a problem line to a case, with NaN in everything that must not be read."""
+    return _quire.make_case
+
+
+@pytest.fixture(params=POISONS)
+def poisoned_cache(request: pytest.FixtureRequest) -> Callable[[str], _quire.Case]:
+    """A function from a problem line to a case; the test runs once with NaN and once with finite garbage where nothing may be read.
+
+    Both are needed: a kernel that filters NaN passes the first, one that multiplies by a weight of zero passes the second.
+    """
+
+    def make(line: str) -> _quire.Case:
+        case = _quire.make_case(line)
+        _quire.poison_case(case, request.param)
+        return case
+
+    return make
+
+
+# --- hooks ---
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("quire").addoption(
+        "--quire-captures", metavar="DIR", help="where failing assert_attention_close() calls save what they saw"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _folder
+    chosen = config.getoption("--quire-captures")
+    made: list[str] = []
+
+    def folder() -> str:
+        if chosen:
+            return os.path.abspath(chosen)
+        if not made:
+            made.append(str(config._tmp_path_factory.mktemp("quire-captures", numbered=False)))  # type: ignore[attr-defined]
+        return made[0]
+
+    _folder = folder
+
+
+def pytest_unconfigure() -> None:
+    global _folder
+    _folder = None

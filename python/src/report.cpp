@@ -1,0 +1,102 @@
+// diagnose(), reduce_case() and the HTML page.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <exception>
+
+#include "case.hpp"
+#include "errors.hpp"
+#include "types.hpp"
+
+namespace quire_python {
+namespace {
+
+using quire::Case;
+using quire::DiagnoseOptions;
+using quire::Diagnosis;
+using quire::Suspicion;
+
+std::function<void(const std::string&)> stages(const nb::object& progress, std::exception_ptr& error) {
+  if (progress.is_none()) return {};
+  return [&progress, &error](const std::string& stage) {
+    const nb::gil_scoped_acquire locked;
+    if (error != nullptr) return;
+    try {
+      progress(stage);
+    } catch (nb::python_error&) {
+      error = std::current_exception();
+    }
+  };
+}
+
+Diagnosis run(const Case& c, const DiagnoseOptions& options, const std::exception_ptr& error) {
+  quire::Result<Diagnosis> result = [&] {
+    const nb::gil_scoped_release unlocked;
+    return quire::diagnose(c, options);
+  }();
+  if (error != nullptr) std::rethrow_exception(error);
+  return unwrap(std::move(result));
+}
+
+Diagnosis diagnose_case(const PyCase& given, bool full, double seconds, const nb::object& progress) {
+  std::exception_ptr error;
+  return run(given.data, {.full = full, .seconds = seconds, .progress = stages(progress, error)}, error);
+}
+
+Diagnosis diagnose_batch(nb::handle observed, const PyBatch& batch, const PyCache& cache, const PyOptions* options,
+                         nb::handle observed_lse, bool full, double seconds, const nb::object& progress) {
+  const ArrayRef out = import_array(observed, "observed", Access::read, std::string(quire::name(batch.views().query.dtype)));
+  const ArrayRef lse = import_array(observed_lse, "observed_lse");
+  Case c;
+  c.batch = batch.checked();
+  c.cache = cache.checked();
+  c.options = options_or_default(options);
+  c.observed = out.view;
+  c.observed_lse = lse.view;
+  std::exception_ptr error;
+  return run(c, {.full = full, .seconds = seconds, .progress = stages(progress, error)}, error);
+}
+
+PyCase reduce_case(const PyCase& given, const Diagnosis& diagnosis) {
+  const nb::gil_scoped_release unlocked;
+  quire::Result<Case> result = quire::reduce_case(given.data, diagnosis);
+  const nb::gil_scoped_acquire locked;
+  return {unwrap(std::move(result))};
+}
+
+std::string render_html(const std::string& json) { return unwrap(quire::render_html(json)); }
+
+}  // namespace
+
+void bind_report(nb::module_& m) {
+  nb::class_<Suspicion>(m, "Suspicion", "One suspect of a diagnosis: a fault of faults(), or two joined by \" + \".")
+      .def_ro("fault", &Suspicion::fault)
+      .def_ro("text", &Suspicion::text)
+      .def_ro("detail", &Suspicion::detail, "The parameters that fit best.")
+      .def_ro("explained", &Suspicion::explained, "Share of the observed error that it explains, in [0, 1].")
+      .def_ro("largest_move", &Suspicion::largest_move, "How far it moves any tested element at most.")
+      .def_ro("largest_left", &Suspicion::largest_left, "The largest error that it leaves unexplained.")
+      .def_ro("refutation", &Suspicion::refutation, "Why it is not the cause, with numbers; empty for the cause.");
+  nb::class_<Diagnosis>(m, "Diagnosis", "What is wrong with an output, where and why; str() is the report for a terminal.")
+      .def_ro("verdict", &Diagnosis::verdict, "\"right\", \"cause found\", \"unknown cause\" or \"broken batch\".")
+      .def_ro("suspicions", &Diagnosis::suspicions, "Best first; the first is the cause if one was found.")
+      .def_ro("wrong_tokens", &Diagnosis::wrong_tokens)
+      .def_ro("complete", &Diagnosis::complete, "Every element was compared with the reference.")
+      .def_ro("problem", &Diagnosis::problem, "The problem line.")
+      .def_ro("text", &Diagnosis::text)
+      .def_ro("json", &Diagnosis::json)
+      .def("__bool__", [](const Diagnosis& d) { return d.verdict == "right"; })
+      .def("__str__", [](const Diagnosis& d) { return d.text; });
+  m.def("diagnose_case", &diagnose_case, nb::arg("case"), nb::arg("full"), nb::arg("seconds"), nb::arg("progress").none(),
+        "diagnose() of a case with an observed output.");
+  m.def("diagnose_batch", &diagnose_batch, nb::arg("observed"), nb::arg("batch"), nb::arg("cache"), nb::arg("options").none(),
+        nb::arg("observed_lse").none(), nb::arg("full"), nb::arg("seconds"), nb::arg("progress").none(),
+        "diagnose() of an output and the batch that it was made from.");
+  m.def("reduce_case", &reduce_case, nb::arg("case"), nb::arg("diagnosis"),
+        "The smallest part of a case that still shows the same cause: fewer requests and only the pages that they read.");
+  m.def("render_html", &render_html, nb::arg("json"),
+        "One self-contained HTML page from Verdict.json or Diagnosis.json. Raises ParseError.");
+}
+
+}  // namespace quire_python
