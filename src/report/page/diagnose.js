@@ -17,7 +17,7 @@ function diagnosePage(report) {
     suspectsSection(suspicions, found),
     picture("error", "Where the error is", pictures.error),
     picture("pages", "What the cache holds", pictures.pages),
-    picture("rows", "Who wrote which rows", pictures.rows),
+    picture("rows", listOf(recordOf(recordOf(report.pictures).rows).kernels).length > 0 ? "Who wrote which rows" : "The batch, request by request", pictures.rows),
     textOf(report.explain) && section("explain", "Why this kernel", el("pre", {}, textOf(report.explain))),
     againSection(report),
   ];
