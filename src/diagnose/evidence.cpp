@@ -17,29 +17,35 @@ using fault::Facts;
 using fault::RowResult;
 
 constexpr std::size_t kExhibits = 16;  // of each kind
+constexpr std::size_t kSamples = 4;
 // A row that a hypothesis says is never written may hold anything. If it breaks a law it holds no attention output, which is what
 // the hypothesis says; if not, stale results of another call would look the same, but so would many other faults.
 constexpr double kExplainsLawfulRow = 0.6;
 constexpr double kNothing = 0.01;
 
-/// Rows in turn from each request; within a request in random order, the ones with few keys first in every other turn.
-std::vector<const Compared*> in_turn(const Facts& f, const Localisation& where, bool wrong) {
+/// Rows of each request in random order, in turn.
+std::vector<const Compared*> in_turn(const Facts& f, const std::vector<const Compared*>& rows) {
   std::map<std::int64_t, std::vector<const Compared*>> by_request;
-  for (const Compared& row : where.rows)
-    if (row.wrong == wrong) by_request[f.req_of(row.token)].push_back(&row);
+  for (const Compared* row : rows) by_request[f.req_of(row->token)].push_back(row);
   std::mt19937_64 random(1);
-  for (auto& [req, rows] : by_request) {
-    std::shuffle(rows.begin(), rows.end(), random);
-    std::stable_sort(rows.begin() + static_cast<std::ptrdiff_t>(rows.size() / 2), rows.end(),
-                     [](const Compared* a, const Compared* b) { return a->token < b->token; });
-  }
+  for (auto& [req, list] : by_request) std::shuffle(list.begin(), list.end(), random);
   std::vector<const Compared*> list;
-  for (std::size_t turn = 0; list.size() < kExhibits; ++turn) {
-    const std::size_t before = list.size();
-    for (auto& [req, rows] : by_request)
-      if (turn < rows.size() && list.size() < kExhibits)
-        list.push_back(rows[turn % 2 == 0 ? turn / 2 : rows.size() - 1 - turn / 2]);
-    if (list.size() == before) break;
+  for (std::size_t turn = 0; list.size() < std::min(rows.size(), kExhibits); ++turn)
+    for (auto& [req, own] : by_request)
+      if (turn < own.size()) list.push_back(own[turn]);
+  return list;
+}
+
+/// Many faults make a row NaN, few make it a certain number: two of three exhibits are finite, as far as there are any.
+std::vector<const Compared*> exhibits(const Facts& f, const Localisation& where, bool wrong) {
+  std::vector<const Compared*> finite, other;
+  for (const Compared& row : where.rows)
+    if (row.wrong == wrong) (row.nonfinite == 0 ? finite : other).push_back(&row);
+  const std::vector<const Compared*> first = in_turn(f, finite), second = in_turn(f, other);
+  std::vector<const Compared*> list;
+  for (std::size_t i = 0, j = 0; list.size() < kExhibits && (i < first.size() || j < second.size());) {
+    const bool take_finite = i < first.size() && (list.size() % 3 != 2 || j == second.size());
+    list.push_back(take_finite ? first[i++] : j < second.size() ? second[j++] : first[i++]);
   }
   return list;
 }
@@ -81,8 +87,8 @@ RowResult Evidence::truth(const Exhibit& e) const {
 }
 
 void Evidence::choose() {
-  for (const Compared* row : in_turn(facts_, where_, true)) wrong_.push_back(exhibit(*row));
-  for (const Compared* row : in_turn(facts_, where_, false)) right_.push_back(exhibit(*row));
+  for (const Compared* row : exhibits(facts_, where_, true)) wrong_.push_back(exhibit(*row));
+  for (const Compared* row : exhibits(facts_, where_, false)) right_.push_back(exhibit(*row));
   for (const Exhibit& e : wrong_) {
     const RowResult expected = truth(e);
     for (std::size_t d = 0; d < e.observed.size(); ++d) {
@@ -124,7 +130,7 @@ double Evidence::distance(const Exhibit& e, const RowResult& predicted) const {
 std::vector<fault::Sample> Evidence::samples() const {
   std::vector<fault::Sample> list;
   for (const Exhibit& e : wrong_)
-    if (list.size() < 4) list.push_back({e.at.token, e.at.head, e.observed});
+    if (list.size() < kSamples) list.push_back({e.at.token, e.at.head, e.observed});
   return list;
 }
 

@@ -16,7 +16,7 @@ using fault::Suspect;
 using fault::Suspects;
 
 constexpr std::size_t kScreening = 3;   // exhibits of each kind in the first round
-constexpr std::size_t kFinalists = 24;  // candidates in the second round
+constexpr std::size_t kFinalists = 40;  // candidates in the second round
 constexpr std::size_t kAll = 1000;
 constexpr std::size_t kFirstFaults = 4;      // of a combination
 constexpr double kWorthCombining = 0.02;     // a first fault explains at least this

@@ -1,0 +1,114 @@
+// The confusion table of docs/confusion.md: every fault of the catalogue is planted on three geometries and diagnosed.
+//
+// At least 95 % of the captures must name the true cause first, all of them among the first three. A suspect that predicts the
+// same output shares the place of the first one, and the table names it.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "diagnose/diagnose_util.h"
+#include "faults/geometries.h"
+
+namespace quire::test {
+namespace {
+
+constexpr int kGeometries = 3;
+
+struct Trial {
+  std::string fault, geometry;
+  int place = 0;
+  double explained = 0;
+  std::string first;              ///< what was named first, if it is not the fault
+  std::vector<std::string> ties;  ///< other suspects that share its place
+};
+
+/// The fault on one geometry; nothing if it does not show there.
+bool try_fault(const std::string& fault, const Geometry& geometry, Trial& trial) {
+  Case c = made(geometry.line);
+  const Status status = attend_with_fault(c.batch, c.cache, c.options, fault);
+  if (status.code() == Code::unsupported) return false;
+  EXPECT_TRUE(status.ok()) << status.message();
+  observe_output(c);
+  const Diagnosis d = diagnosed(c);
+  if (d.verdict == "right") return false;
+  trial = {fault, geometry.name, place_of(d, fault), 0, {}, {}};
+  for (const Suspicion& s : d.suspicions) {
+    if (s.fault == fault) trial.explained = s.explained;
+    if (s.fault != fault && s.refutation.empty()) trial.ties.push_back(s.fault);
+  }
+  if (trial.place != 1) trial.first = d.suspicions.front().fault;
+  return true;
+}
+
+const std::vector<Trial>& trials() {
+  static const std::vector<Trial> list = [] {
+    std::vector<Trial> all;
+    for (const FaultInfo& fault : faults()) {
+      int shown = 0;
+      // Start at different geometries, so that all of them are used.
+      const std::size_t shift = all.size();
+      for (std::size_t i = 0; i < geometries().size() && shown < kGeometries; ++i) {
+        Trial trial;
+        if (!try_fault(fault.id, geometries()[(i + shift) % geometries().size()], trial)) continue;
+        ++shown;
+        all.push_back(trial);
+      }
+      EXPECT_EQ(shown, kGeometries) << fault.id << " shows on too few geometries";
+    }
+    return all;
+  }();
+  return list;
+}
+
+TEST(Confusion, TheTrueCauseIsFirst) {
+  std::size_t first = 0;
+  for (const Trial& t : trials()) {
+    first += t.place == 1 ? 1 : 0;
+    EXPECT_TRUE(t.place >= 1 && t.place <= 3)
+        << t.fault << " on " << t.geometry << ": place " << t.place << ", explains " << t.explained << "; first is " << t.first;
+    if (t.place != 1)
+      std::printf("%s on %s: place %d, first is %s\n", t.fault.c_str(), t.geometry.c_str(), t.place, t.first.c_str());
+  }
+  std::printf("%zu of %zu first\n", first, trials().size());
+  EXPECT_GE(static_cast<double>(first), 0.95 * static_cast<double>(trials().size()));
+}
+
+std::string table() {
+  std::size_t first = 0, top = 0, alone = 0;
+  for (const Trial& t : trials())
+    first += t.place == 1, top += t.place >= 1 && t.place <= 3, alone += t.place == 1 && t.ties.empty();
+  const std::size_t n = trials().size();
+  std::string text = fmt::format(
+      "{} faults, {} captures: the true cause is first in {} ({:.1f} %), alone in {} of these, and among the first three in {} "
+      "({:.1f} %).\n\n",
+      faults().size(), n, first, 100.0 * static_cast<double>(first) / static_cast<double>(n), alone, top,
+      100.0 * static_cast<double>(top) / static_cast<double>(n));
+  text += "| fault | geometry | place | explains | shares its place with, or comes after |\n|---|---|---|---|---|\n";
+  for (const Trial& t : trials())
+    text += fmt::format("| `{}` | {} | {} | {:.0f} % | {} |\n", t.fault, t.geometry, t.place, 100 * t.explained,
+                        t.place != 1     ? "after `" + t.first + "`"
+                        : t.ties.empty() ? ""
+                                         : fmt::format("`{}`", fmt::join(t.ties, "` `")));
+  return text;
+}
+
+TEST(Confusion, EqualsTheTableInDocs) {
+  const std::string path = QUIRE_SOURCE_DIR "/docs/confusion.md";
+  std::ifstream file(path);
+  std::stringstream content;
+  content << file.rdbuf();
+  const std::string marker = "<!-- table -->\n";
+  const std::size_t at = content.str().find(marker);
+  ASSERT_NE(at, std::string::npos) << path;
+  const std::string expected = content.str().substr(0, at + marker.size()) + table();
+  if (std::getenv("QUIRE_UPDATE_DOCS") != nullptr) {
+    std::ofstream(path) << expected;
+    return;
+  }
+  EXPECT_EQ(content.str(), expected) << "QUIRE_UPDATE_DOCS=1 writes it anew";
+}
+
+}  // namespace
+}  // namespace quire::test
