@@ -55,6 +55,11 @@ double finite_distance(double a, double b) {
   return std::isfinite(d) ? d : 0;
 }
 
+/// What storing a prediction makes of it where it is too large for the type; its rounding is part of the tolerance.
+double stored(double value, const numerics::OutputType& type) {
+  return std::fabs(value) >= type.overflow ? std::copysign(std::numeric_limits<double>::infinity(), value) : value;
+}
+
 /// In [0, 1]: 0 within tolerance, 1 at the cap or if only one of the two is NaN or infinite.
 double capped_error(double observed, double predicted, double tolerance, double cap) {
   if (observed == predicted || (std::isnan(observed) && std::isnan(predicted))) return 0;
@@ -118,9 +123,10 @@ double Evidence::output_tolerance(const Exhibit& e, std::size_t dim, double pred
 }
 
 double Evidence::distance(const Exhibit& e, const RowResult& predicted) const {
+  const numerics::OutputType type = numerics::output_type(observed_.output.dtype);
   double sum = 0;
   for (std::size_t d = 0; d < e.observed.size(); ++d)
-    sum += capped_error(e.observed[d], predicted.out[d], output_tolerance(e, d, predicted.out[d]), output_cap_);
+    sum += capped_error(e.observed[d], stored(predicted.out[d], type), output_tolerance(e, d, predicted.out[d]), output_cap_);
   sum /= static_cast<double>(e.observed.size());
   if (observed_.lse.present())
     sum += capped_error(e.observed_lse, predicted.lse, numerics::lse_tolerance(where_.reference, e.reference_row), lse_cap_);

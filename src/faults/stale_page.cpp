@@ -145,6 +145,16 @@ class Search {
   std::int64_t loaded_ = -1;
 };
 
+/// A page of which some slots hold poison would only make the row NaN, which tells nothing about the page.
+bool stays_finite(const Facts& f, std::int64_t req, const Suspect& suspect) {
+  Model model(f);
+  suspect.plant(model);
+  const RowHead last{f.query_start_loc[Facts::at(req + 1)] - 1, 0};
+  const RowResult result = evaluate(model, std::span<const RowHead>(&last, 1))[0];
+  return std::isfinite(result.lse) &&
+         std::all_of(result.out.begin(), result.out.end(), [](double x) { return std::isfinite(x); });
+}
+
 /// The middle page of the longest request, read from a page of somebody else.
 Suspects planted(const Facts& f) {
   std::int64_t req = -1;
@@ -152,15 +162,14 @@ Suspects planted(const Facts& f) {
     if (!cached_range(f, r).empty() && (req < 0 || f.seq_lens[Facts::at(r)] > f.seq_lens[Facts::at(req)])) req = r;
   if (req < 0) return cannot_show("no row reads the cache");
   const Range range = cached_range(f, req);
-  const std::int64_t first = range.first / f.page_size, last = range.last / f.page_size, middle = (first + last) / 2;
-  for (std::int64_t by = 1; by < f.num_reqs; ++by) {
-    const std::int64_t other = (req + by) % f.num_reqs;
-    if (!cached_range(f, other).empty() && cached_range(f, other).last + 1 >= f.page_size &&
-        f.page(other, 0) != f.page(req, middle))
-      return {{stale(f, req, middle, f.page(other, 0))}, {}};
-  }
-  if (first == last || f.page(req, first) == f.page(req, last)) return cannot_show("no other page in use is full");
-  return {{stale(f, req, last, f.page(req, first))}, {}};
+  const std::int64_t middle = (range.first / f.page_size + range.last / f.page_size) / 2;
+  for (std::int64_t r = 0; r < f.num_reqs; ++r)
+    for (std::int64_t j = 0; j * f.page_size < f.cached_lens[Facts::at(r)]; ++j) {
+      if (f.page(r, j) == f.page(req, middle)) continue;
+      Suspect suspect = stale(f, req, middle, f.page(r, j));
+      if (stays_finite(f, req, suspect)) return {{std::move(suspect)}, {}};
+    }
+  return cannot_show("no other page in use is full");
 }
 
 Suspects stale_page(const Evidence& e) {

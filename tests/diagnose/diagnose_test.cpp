@@ -130,8 +130,8 @@ TEST(Diagnose, AnEmptyBatchIsRight) {
 }
 
 TEST(ReduceCase, KeepsTheCauseWithFewerPages) {
-  const Case c = with_fault("q=f16 heads=4:2 d=32 page=8 index=i64 reqs=30@30,25@9,7@13,40@3,1@64",
-                            "query_start_loc_as_int32_in_decode");
+  const Case c =
+      with_fault("q=f16 heads=4:2 d=32 page=8 index=i64 reqs=30@30,25@9,7@13,40@3,1@64", "query_start_loc_as_int32_in_decode");
   const Diagnosis d = diagnosed(c);
   const Result<Case> reduced = reduce_case(c, d);
   ASSERT_TRUE(reduced.ok()) << reduced.status().message();

@@ -18,6 +18,12 @@ std::string notes_line(const std::string& types) {
          "613,1@929/929";
 }
 
+/// What torch.empty returned: an earlier tensor, whose largest value was 1.6855.
+void fill_with_heap_garbage(const Tensor& t) {
+  for (std::int64_t i = 0; i < t.num_elements(); ++i)
+    semantics::store(t.data, t.dtype, i, 1.6855f * static_cast<float>((i * 7919) % 2001 - 1000) / 1000.0f);
+}
+
 const Suspicion* find(const Diagnosis& d, const std::string& fault) {
   for (const Suspicion& s : d.suspicions)
     if (s.fault == fault) return &s;
@@ -26,10 +32,7 @@ const Suspicion* find(const Diagnosis& d, const std::string& fault) {
 
 TEST(NotesBatch, IsDiagnosedAsAnIndexTensorReadWithTheWrongWidth) {
   Case c = made(notes_line("q=f16 kv=f16"));
-  // What the heap held: an earlier tensor, as in the notes, whose largest value was 1.6855.
-  const Tensor& o = c.batch.output;
-  for (std::int64_t i = 0; i < o.num_elements(); ++i)
-    semantics::store(o.data, o.dtype, i, 1.6855f * static_cast<float>((i * 7919) % 2001 - 1000) / 1000.0f);
+  fill_with_heap_garbage(c.batch.output);
   const Status status = attend_with_fault(c.batch, c.cache, c.options, "query_start_loc_as_int32_in_decode");
   ASSERT_TRUE(status.ok()) << status.message();
   observe_output(c);
@@ -45,15 +48,35 @@ TEST(NotesBatch, IsDiagnosedAsAnIndexTensorReadWithTheWrongWidth) {
       HasSubstr("row 5336 (request 9: query_len 1, context_len 929, seq_len 930): all 64 heads, dims 0-127; 8192 elements"));
   EXPECT_THAT(d.text, HasSubstr("outside the convex hull of its V rows: 1 row (5336)"));
 
-  // The notes' own diagnosis, and the other suspects of the time.
-  const Suspicion* slot = find(d, "own_slot_zero");
+  // The notes' own diagnosis: the decode kernel finds its own token's slot still zero.
+  const Suspicion* slot = find(d, "all_keys_from_cache");
   ASSERT_NE(slot, nullptr);
   EXPECT_GT(slot->largest_move, 1e-8);
   EXPECT_LT(slot->largest_move, 1.2e-6);
   EXPECT_THAT(slot->refutation, HasSubstr("moves these rows by at most 1.1e-06; observed 1.69"));
+  // The kernel's numerics.
   const Suspicion* numerics = find(d, "rounding");
   ASSERT_NE(numerics, nullptr);
   EXPECT_LT(numerics->largest_move, 1e-5);
+  EXPECT_THAT(numerics->refutation, HasSubstr("observed 1.69"));
+}
+
+/// The notes' fp8 ids failed in the same row. No misreading of the codes explains it.
+TEST(NotesBatch, RefutesTheFp8FormatWithNumbers) {
+  Case c = made(
+      "q=f16 kv=fp8_e4m3fn kscale=tensor vscale=tensor heads=4 d=128 page=32 pages=640 layout=packed index=i64 data=tiny "
+      "reqs=880@430/430,410@956/956,57@1007/1007,1@929/929");
+  fill_with_heap_garbage(c.batch.output);
+  const Status status = attend_with_fault(c.batch, c.cache, c.options, "query_start_loc_as_int32_in_decode");
+  ASSERT_TRUE(status.ok()) << status.message();
+  observe_output(c);
+  const Diagnosis d = diagnosed(c);
+  EXPECT_EQ(d.suspicions[0].fault, "query_start_loc_as_int32_in_decode") << d.text;
+  for (const char* fault : {"fp8_fn_fnuz_confused", "fp8_e4m3_e5m2_confused"}) {
+    const Suspicion* s = find(d, fault);
+    ASSERT_NE(s, nullptr) << fault;
+    EXPECT_THAT(s->refutation, HasSubstr("explains 0 %")) << s->refutation;
+  }
 }
 
 }  // namespace
