@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <fstream>
+#include <sstream>
+
 #include "diagnose/diagnose_util.h"
 
 namespace quire::test {
@@ -30,6 +33,21 @@ const Suspicion* find(const Diagnosis& d, const std::string& fault) {
   return nullptr;
 }
 
+/// Every line of the page's block after the marker is a line of the report; "..." stands for lines left out.
+void expect_quoted(const std::string& page, const std::string& report) {
+  std::ifstream file(QUIRE_SOURCE_DIR "/" + page);
+  std::stringstream content;
+  content << file.rdbuf();
+  const std::string text = content.str(), marker = "<!-- quoted from tests/diagnose/notes_batch_test.cpp -->\n```text\n";
+  const std::size_t from = text.find(marker);
+  ASSERT_NE(from, std::string::npos) << page;
+  std::istringstream block(text.substr(from + marker.size(), text.find("```\n", from + marker.size()) - from - marker.size()));
+  for (std::string line; std::getline(block, line);) {
+    if (line == "...") continue;
+    EXPECT_THAT("\n" + report, HasSubstr("\n" + line + "\n")) << page;
+  }
+}
+
 TEST(NotesBatch, IsDiagnosedAsAnIndexTensorReadWithTheWrongWidth) {
   Case c = made(notes_line("q=f16 kv=f16"));
   fill_with_heap_garbage(c.batch.output);
@@ -47,6 +65,9 @@ TEST(NotesBatch, IsDiagnosedAsAnIndexTensorReadWithTheWrongWidth) {
       d.text,
       HasSubstr("row 5336 (request 9: query_len 1, context_len 929, seq_len 930): all 64 heads, dims 0-127; 8192 elements"));
   EXPECT_THAT(d.text, HasSubstr("outside the convex hull of its V rows: 1 row (5336)"));
+
+  expect_quoted("README.md", d.text);
+  expect_quoted("docs/the_case.md", d.text);
 
   // The notes' own diagnosis: the decode kernel finds its own token's slot still zero.
   const Suspicion* slot = find(d, "all_keys_from_cache");
