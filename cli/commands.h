@@ -1,8 +1,10 @@
 // The commands. Each takes its parsed arguments and returns a report; none writes to stdout itself.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "input.h"
 #include "quire/contract.hpp"
@@ -55,6 +57,18 @@ struct DiagnoseArgs {
   std::string html;
 };
 Report run_diagnose(const DiagnoseArgs& args, const Terminal& terminal);
+
+struct VerifyArgs {
+  std::vector<std::string> backends;  ///< empty = cpu
+  std::vector<std::string> matrices;  ///< empty = hazards, unless there are lines
+  std::vector<std::string> lines;     ///< whole problem lines
+  bool quick = false;
+  bool no_power = false;
+  std::uint64_t seed = 1;
+  std::int64_t cases = 200;
+  std::string html;
+};
+Report run_verify(const VerifyArgs& args, const Terminal& terminal);
 
 Report run_devices(const Terminal& terminal);
 Report run_kernels(const Terminal& terminal);

@@ -42,6 +42,7 @@ struct Arguments {
   RunArgs run;
   CaptureArgs capture;
   DiagnoseArgs diagnose;
+  VerifyArgs verify;
   std::string rule;
 };
 
@@ -142,6 +143,29 @@ void add_capture(CLI::App& app, CaptureArgs& args) {
       ->check(one_of({"nan", "garbage"}));
 }
 
+void add_verify(CLI::App& app, VerifyArgs& args) {
+  CLI::App* command = app.add_subcommand("verify", "Judge kernels by the conformance suite, and the suite by planted faults");
+  command->add_option("--backend", args.backends, "cpu (the planned kernel, the default), a kernel by name, or all")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
+  command->add_option("--matrix", args.matrices, "notes, hazards (the default), random or all")
+      ->type_name("NAME")
+      ->allow_extra_args(false)
+      ->check(one_of({"notes", "hazards", "random", "all"}));
+  command->add_option("--line", args.lines, "a problem line of your own, in one word of the shell; may be given again")
+      ->type_name("LINE")
+      ->allow_extra_args(false);
+  command->add_flag("--quick", args.quick, "a subset of every matrix, in less than a minute");
+  command->add_flag("--no-power", args.no_power, "plant no faults: faster, but nobody knows what a pass is worth");
+  command->add_option("--seed", args.seed, "seed of the random matrix (default: 1)")
+      ->type_name("N")
+      ->check(whole_number(999999999));
+  command->add_option("--cases", args.cases, "cases of the random matrix (default: 200)")
+      ->type_name("N")
+      ->check(whole_number(1000000));
+  command->add_option("--html", args.html, "write one self-contained page with pictures")->type_name("FILE");
+}
+
 void add_lists(CLI::App& app, Arguments& args) {
   app.add_subcommand("devices", "List this machine and the devices that can be pretended");
   app.add_subcommand("kernels", "List the kernels of this build in order of preference");
@@ -160,6 +184,7 @@ void build(CLI::App& app, Arguments& args) {
   add_run(app, args.run);
   add_capture(app, args.capture);
   add_diagnose(app, args.diagnose);
+  add_verify(app, args.verify);
   add_lists(app, args);
   for (CLI::App* command : app.get_subcommands({})) {
     command->add_flag("--json", args.json, "print one JSON object (schema: docs/cli.md)");
@@ -223,6 +248,7 @@ Report dispatch(const CLI::App& app, const Arguments& args, const Terminal& term
   if (command == "run") return run_run(args.run, terminal);
   if (command == "capture") return run_capture(args.capture, terminal);
   if (command == "diagnose") return run_diagnose(args.diagnose, terminal);
+  if (command == "verify") return run_verify(args.verify, terminal);
   if (command == "devices") return run_devices(terminal);
   if (command == "kernels") return run_kernels(terminal);
   return run_rules(args.rule, terminal);

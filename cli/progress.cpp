@@ -22,6 +22,11 @@ Progress::~Progress() {
   thread_.join();
 }
 
+void Progress::say(std::string what) {
+  const std::lock_guard lock(mutex_);
+  what_ = std::move(what);
+}
+
 void Progress::show() {
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
@@ -30,7 +35,7 @@ void Progress::show() {
   std::unique_lock lock(mutex_);
   for (int frame = 0; !stop_.wait_for(lock, std::chrono::milliseconds(shown ? 100 : 500), [this] { return stopped_; }); ++frame) {
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - start).count();
-    const std::string line = fmt::format("\r{} {} ... {} s ", frames[frame % 4], what_, seconds);
+    const std::string line = fmt::format("\r\x1b[K{} {} ... {} s ", frames[frame % 4], what_, seconds);
     std::fwrite(line.data(), 1, line.size(), stderr);
     std::fflush(stderr);
     shown = true;

@@ -15,6 +15,8 @@ class Progress {
  public:
   Progress(const Terminal& terminal, std::string what);
   ~Progress();
+  /// What it is at now.
+  void say(std::string what);
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 

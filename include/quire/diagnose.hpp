@@ -55,6 +55,8 @@ struct Comparison {
 };
 /// `output` like Batch::output. `lse` may be absent.
 Comparison compare(const Tensor& output, const Tensor& lse, const Reference& expected);
+/// The same for lse alone, which must be present.
+Comparison compare_lse(const Tensor& lse, const Reference& expected);
 
 /// Widens the tolerance for kernels that round each softmax weight to `weights` (f16 or bf16) before it meets V, as
 /// FlashAttention and vLLM's Triton kernels do and Quire's do not: one more error of at most u * sum_k p_k |V_k|

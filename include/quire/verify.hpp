@@ -41,6 +41,7 @@ struct VerifyOptions {
   bool peer_power = false;                          ///< also judge the catalogue with vLLM's test data and tolerance
   std::uint64_t seed = 1;                           ///< of the random matrix
   std::int64_t random_cases = 200;
+  std::vector<std::string> lines;  ///< problem lines of your own: a matrix called "lines"
   /// Checks to leave out, by name. Unlike Target::skip this is no property of the target: power shows what it costs.
   std::vector<std::string> disabled_checks;
   bool shrink = true;  ///< reduce every failing case to the smallest line that still fails
@@ -62,6 +63,7 @@ struct CheckResult {
 struct CaseResult {
   std::string matrix, name, line;  ///< "hazards", "WindowOne", the problem line that reruns it
   std::string status;              ///< pass, fail, refused
+  std::string special;             ///< what was done to the data where the line cannot say it, or empty
   std::string kernel, reason;      ///< what served it; why it was refused
   double seconds = 0;
   std::int64_t num_elements = 0;  ///< of the output
@@ -74,7 +76,7 @@ struct CaseResult {
 
 /// What became of one planted fault.
 struct MutantResult {
-  std::string id, text;
+  std::string id, family, text;
   bool killed = false;
   bool asked = true;  ///< false: noticed only by a case that the target refused or a check that it skips; not counted
   std::string check, name, line, finding;  ///< who noticed it (the check and the case), and where

@@ -13,7 +13,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const std::vector<std::string> kCommands = {"check", "explain", "run", "capture", "diagnose", "devices", "kernels", "rules"};
+const std::vector<std::string> kCommands = {"check",  "explain", "run",     "capture", "diagnose",
+                                            "verify", "devices", "kernels", "rules"};
 
 std::string docs_path() { return std::string(QUIRE_SOURCE_DIR) + "/docs/cli.md"; }
 

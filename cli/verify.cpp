@@ -1,0 +1,101 @@
+// quire verify: asks our kernels what it would ask anybody's, and says how many planted faults it would have noticed.
+#include "quire/verify.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include "commands.h"
+#include "progress.h"
+#include "quire/plan.hpp"
+#include "quire/report.hpp"
+#include "suggest.h"
+
+namespace quire::cli {
+namespace {
+
+/// "all" stands for every row of the kernel table that this machine can run.
+std::vector<std::string> backends_of(const VerifyArgs& args) {
+  if (args.backends.empty()) return {"cpu"};
+  if (std::find(args.backends.begin(), args.backends.end(), "all") == args.backends.end()) return args.backends;
+  std::vector<std::string> names;
+  const Device host = host_device();
+  for (const Kernel& kernel : kernels())
+    if (kernel.backend == host.backend && (kernel.cpu_features & ~host.cpu_features) == 0) names.emplace_back(kernel.name);
+  return names;
+}
+
+VerifyOptions options_of(const VerifyArgs& args) {
+  VerifyOptions options;
+  options.matrices = args.matrices;
+  if (options.matrices.empty() && args.lines.empty()) options.matrices = {"hazards"};
+  options.lines = args.lines;
+  options.quick = args.quick;
+  options.power = !args.no_power;
+  options.seed = args.seed;
+  options.random_cases = args.cases;
+  return options;
+}
+
+/// "  hazards ..." lines keep their plain form; the last line gets its colour.
+std::string coloured(const Verdict& v, const Terminal& terminal) {
+  const std::string text = printable(v.text);
+  const std::size_t last = text.rfind('\n', text.size() - 2) + 1;
+  const std::string line = text.substr(last, text.size() - last - 1);
+  return text.substr(0, last) + (v.verdict == "pass" ? green(line, terminal) : red(line, terminal)) + "\n";
+}
+
+Result<Verdict> verify_backend(const std::string& name, VerifyOptions options, const Terminal& terminal) {
+  const Result<Target> target = backend_target(name);
+  if (!target.ok()) return target.status();
+  const auto progress = std::make_shared<Progress>(terminal, "verifying " + name);
+  options.progress = [&](std::int64_t done, std::int64_t total, const std::string& label) {
+    progress->say(fmt::format("verifying {}: {} of {}, {}", name, done, total, label));
+    return true;
+  };
+  return verify(target.value(), options);
+}
+
+Status write_page(const std::string& path, const std::string& json) {
+  const Result<std::string> page = render_html(json);
+  if (!page.ok()) return page.status();
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "wb"), std::fclose);
+  const std::string& bytes = page.value();
+  const bool written =
+      file != nullptr && std::fwrite(bytes.data(), 1, bytes.size(), file.get()) == bytes.size() && std::fflush(file.get()) == 0;
+  return written ? Status() : Status(Code::io_error, fmt::format("cannot write {}", path));
+}
+
+}  // namespace
+
+Report run_verify(const VerifyArgs& args, const Terminal& terminal) {
+  const std::vector<std::string> backends = backends_of(args);
+  if (!args.html.empty() && backends.size() != 1)
+    return Report::usage("--html writes the page of one backend; name one with --backend");
+  Report report;
+  Json verdicts = Json::array();
+  for (const std::string& name : backends) {
+    const Result<Verdict> verdict = verify_backend(name, options_of(args), terminal);
+    if (!verdict.ok()) {
+      std::vector<std::string> known = kernel_names();
+      known.insert(known.end(), {"cpu", "all"});
+      return Report::failure(verdict.status(), did_you_mean(name, known));
+    }
+    if (!report.text.empty()) report.text += "\n";
+    report.text += coloured(verdict.value(), terminal);
+    if (verdict->verdict != "pass") report.exit_code = kFindings;
+    verdicts.push_back(Json::parse(verdict->json));
+    if (args.html.empty()) continue;
+    if (const Status s = write_page(args.html, verdict->json); !s.ok()) return Report::failure(s);
+    report.text += fmt::format("wrote {}\n", printable(args.html));
+  }
+  report.json = {{"schema", "quire.verify/1"},
+                 {"ok", report.exit_code == kOk},
+                 {"exit_code", report.exit_code},
+                 {"verdicts", std::move(verdicts)}};
+  return report;
+}
+
+}  // namespace quire::cli

@@ -1,0 +1,66 @@
+// Our own kernels as targets: planned per case, counted row by row, with NaN in the workspace.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <memory>
+
+#include "quire/attention.hpp"
+#include "quire/verify.hpp"
+
+namespace quire {
+namespace {
+
+constexpr int kManyThreads = 8;
+
+/// Plans, attends, and demands that every row was counted once.
+Status attend_planned(const Case& c, const std::string& kernel, int num_threads, Executor& executor, std::string& served_by) {
+  const Result<Plan> planned = plan(c.batch, c.cache, c.options, {.kernel = kernel, .num_threads = num_threads});
+  if (!planned.ok()) return planned.status();
+  served_by = planned->kernel;
+  // NaN in the workspace: partial results must be written before they are merged.
+  std::vector<float> memory(workspace_bytes(planned.value()) / sizeof(float) + 32, std::nanf(""));
+  const auto address = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
+  const std::span<std::byte> workspace(reinterpret_cast<std::byte*>(address), workspace_bytes(planned.value()));
+  std::vector<RowCount> counts;
+  AttendOptions options;
+  options.executor = &executor;
+  options.rows = &counts;
+  if (Status s = attend(planned.value(), c.batch, c.cache, c.options, workspace, options); !s.ok()) return s;
+  std::int64_t rows = 0;
+  for (const RowCount& count : counts) rows += count.rows;
+  const std::int64_t expected = c.batch.query.shape[0] * c.batch.query.shape[1];
+  if (rows == expected) return {};
+  return {Code::internal_error, fmt::format("{} rows (token x head) were counted, the batch has {}", rows, expected)};
+}
+
+AttendCase planned_target(const std::string& kernel, int num_threads, const std::shared_ptr<Executor>& executor) {
+  return [=](const Case& c, std::string& served_by) { return attend_planned(c, kernel, num_threads, *executor, served_by); };
+}
+
+}  // namespace
+
+Result<Target> backend_target(const std::string& name, int num_threads) {
+  const bool any = name == "cpu";
+  const Kernel* row = nullptr;
+  for (const Kernel& kernel : kernels())
+    if (kernel.name == name) row = &kernel;
+  if (!any && row == nullptr) {
+    std::string known = "cpu";
+    for (const Kernel& kernel : kernels()) known += fmt::format(", {}", kernel.name);
+    return Status(Code::invalid_argument, fmt::format("no backend is called '{}'; there are {}", name, known));
+  }
+  if (row != nullptr && (row->backend != Backend::cpu || (row->cpu_features & ~host_device().cpu_features) != 0))
+    return Status(Code::unsupported, fmt::format("this machine cannot run {}", name));
+  const std::shared_ptr<Executor> executor = make_thread_pool(num_threads);
+  const std::string kernel = any ? std::string() : name;
+  Target target;
+  target.name = name;
+  target.attend = planned_target(kernel, num_threads, executor);
+  target.batch_invariant = true;
+  target.variants = {{"1 thread", planned_target(kernel, 1, make_thread_pool(1))},
+                     // The plan is cut for more threads than run it.
+                     {fmt::format("work for {} threads", kManyThreads), planned_target(kernel, kManyThreads, executor)}};
+  return target;
+}
+
+}  // namespace quire

@@ -1,0 +1,38 @@
+// Memory for an output under test: canaries before, behind and between the elements, and in the elements a NaN that no
+// computation produces, so that "never written" and "NaN was written" are two findings.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "quire/tensor.hpp"
+
+namespace quire::conformance {
+
+/// How the elements lie in memory.
+enum class Spread { contiguous, apart };
+
+class Guarded {
+ public:
+  /// `like` gives shape and dtype (f32, f16 or bf16; rank 2 or 3).
+  Guarded(const Tensor& like, Spread spread);
+
+  /// Where the target writes; lives as long as this object.
+  Tensor view;
+
+  /// The elements in index order. Call once, after the target has run.
+  std::vector<std::byte> take();
+  /// Bytes outside the elements that changed. Known after take().
+  std::int64_t damaged() const { return damaged_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::size_t first_ = 0;  ///< of the first element
+  std::int64_t damaged_ = 0;
+};
+
+/// The bytes of `n` elements of the fill.
+std::vector<std::byte> fill_pattern(DType dtype, std::int64_t n);
+
+}  // namespace quire::conformance

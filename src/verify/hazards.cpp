@@ -1,0 +1,157 @@
+// The hazard matrix: for each hazard of docs/testing.md the smallest batches that meet it, crossed with types and layouts.
+#include <fmt/format.h>
+
+#include "verify/matrix.h"
+
+namespace quire::conformance {
+namespace {
+
+std::vector<std::string> sweep(const std::string& before, const std::vector<int>& values, const std::string& after) {
+  std::vector<std::string> shapes;
+  for (const int value : values) shapes.push_back(before + std::to_string(value) + after);
+  return shapes;
+}
+
+/// Odd group sizes over 2 KV heads, 1 for the largest.
+std::vector<std::string> group_sweep() {
+  std::vector<std::string> shapes;
+  for (const int group : {1, 2, 3, 5, 7, 8, 16, 17, 64}) {
+    const int kv_heads = group < 64 ? 2 : 1;
+    shapes.push_back(fmt::format("heads={}:{} d=16 page=8 reqs=3@13,1@30 lse=1", group * kv_heads, kv_heads));
+  }
+  return shapes;
+}
+
+struct SpecialLine {
+  const char* name;
+  Special special;
+  const char* line;
+};
+constexpr SpecialLine kSpecialLines[] = {
+    {"NoVisibleKey", Special::minus_infinite_scores, "q=f32 heads=4:2 d=16 page=8 lse=1 reqs=3@20,1@9"},
+    {"NoVisibleKey", Special::minus_infinite_scores, "q=bf16 layout=packed heads=4:2 d=16 page=8 lse=1 sinks=1 reqs=3@20,1@9"},
+    {"NaNInAVisibleKey", Special::nan_in_a_key, "q=f32 heads=4:2 d=16 page=8 lse=1 reqs=70@20,1@20"},
+    {"HugeOffsets", Special::huge_offsets,
+     "q=f32 kv=fp8_e4m3fn kscale=tensor vscale=tensor heads=4:2 d=32 page=16 lse=1 reqs=3@40,1@70"},
+    {"HugeOffsets", Special::huge_offsets, "q=bf16 layout=hnd index=i64 heads=4:2 d=32 page=16 lse=1 reqs=3@40,1@70"},
+    {"HugeOffsets", Special::huge_offsets,
+     "q=f32 kv=fp8_e5m2 layout=packed kscale=tensor vscale=tensor heads=4:2 d=32 page=16 reqs=3@40,1@70"},
+};
+
+void add(std::vector<Entry>& list, const std::string& name, const std::string& line, Special special) {
+  const Result<ProblemLine> parsed = parse_problem_line(line);
+  if (parsed.ok()) list.push_back({"hazards", name, parsed.value(), special});
+}
+
+void add_fp8_extremes(std::vector<Entry>& list, bool quick) {
+  const std::vector<std::string> rests = {"q=f32 kscale=tensor vscale=tensor", "q=bf16 kscale=head vscale=head",
+                                          "q=f16 kscale=head vscale=tensor"};
+  const std::vector<std::string> layouts = {"nhd", "hnd", "packed"};
+  std::size_t turn = 0;
+  for (const std::string kv : {"fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz"})
+    for (std::size_t i = 0; i < (quick ? 1 : rests.size() * layouts.size()); ++i, ++turn)
+      add(list, "Fp8Extremes",
+          fmt::format("{} kv={} layout={} heads=4:2 d=32 page=8 lse=1 reqs=5@100,1@300", rests[quick ? 0 : i % 3], kv,
+                      layouts[quick ? turn % 3 : i / 3]),
+          Special::every_fp8_code);
+}
+
+}  // namespace
+
+std::string text_of(Special special) {
+  switch (special) {
+    case Special::every_fp8_code: return "every finite fp8 code occurs";
+    case Special::minus_infinite_scores: return "every key of request 0 has the score -inf";
+    case Special::nan_in_a_key: return "one visible key of request 0 holds NaN";
+    case Special::huge_offsets: return "its pages lie beyond 2^32 elements";
+    case Special::none: break;
+  }
+  return {};
+}
+
+const std::vector<std::string>& type_combinations() {
+  static const std::vector<std::string> list = {
+      "q=f32 kv=f32 layout=nhd",
+      "q=f16 kv=f16 layout=hnd index=i64",
+      "q=bf16 kv=bf16 layout=packed",
+      "q=bf16 kv=fp8_e4m3fn layout=packed kscale=head vscale=tensor",
+      "q=f16 kv=fp8_e4m3fnuz layout=nhd kscale=tensor vscale=head index=i64",
+      "q=f32 kv=fp8_e5m2 layout=hnd kscale=head vscale=head",
+      "q=bf16 kv=fp8_e5m2fnuz layout=nhd kscale=tensor vscale=tensor",
+      "q=f32 kv=bf16 layout=nhd vscale=tensor",
+      "q=f16 kv=bf16 layout=hnd kscale=head",
+      "q=bf16 kv=f16 layout=nhd kscale=tensor index=i64",
+      "q=f32 kv=f16 layout=packed",
+      "q=f32 kv=f32 layout=packed index=i64",
+      "q=f32 kv=f32 layout=hnd kscale=head vscale=head",
+      "q=f16 kv=fp8_e4m3fn layout=hnd kscale=tensor vscale=tensor",
+      "q=f32 kv=fp8_e4m3fnuz layout=packed kscale=tensor vscale=tensor",
+      "q=f16 kv=fp8_e5m2 layout=packed vscale=head",
+      "q=bf16 kv=fp8_e5m2fnuz layout=hnd",
+  };
+  return list;
+}
+
+const std::vector<Hazard>& hazards() {
+  static const std::vector<Hazard> list = {
+      {"LastPagePartial", {"heads=4:2 d=32 page=16 reqs=1@20,3@29,17@5,1@15 lse=1"}},
+      {"ChunkStartsMidPage", {"heads=4:2 d=32 page=16 reqs=9@7,16@23,5@33,1@17"}},
+      {"WindowHidesFirstPage",
+       {"heads=4:2 d=16 page=4 window=4 reqs=3@5,1@7,2@70 lse=1", "heads=4:4 d=16 page=16 window=20 reqs=5@60,1@200"}},
+      {"WindowOne", {"heads=4:2 d=16 page=8 window=1 reqs=5@9,1@40,1 lse=1"}},
+      {"NoVisibleKey",
+       {"heads=4:2 d=16 page=16 window=5 reqs=100@30 lse=1", "heads=2:2 d=16 page=16 window=8 reqs=40@1010 sinks=1 lse=1"}},
+      {"QueryLenZero",
+       {"heads=4:2 d=16 page=8 reqs=0@9,1@20,0,3@5,0@33 lse=1", "heads=4:2 d=16 page=8 reqs=0@5,0",
+        "heads=4:2 d=16 page=8 reqs=none"}},
+      {"SharedPrefixPages", {"heads=4:2 d=16 page=8 share=2 reqs=4@20,1@30,3@17,2@16"}},
+      {"PageTailNaN", {"heads=4:2 d=32 page=32 reqs=1@32,2@40,7@0"}},
+      {"OutOfWindowNaN", {"heads=4:2 d=16 page=4 window=7 reqs=1@50,6@33", "heads=4:2 d=16 page=64 window=9 reqs=1@50,6@90"}},
+      {"TablePastEndHuge", {"heads=4:2 d=16 page=4 reqs=1@3,1@100,2@9"}},
+      {"QueryLongerThanTile", {"heads=4:2 d=16 page=16 reqs=150@10,65 lse=1", "heads=16:1 d=16 page=16 reqs=33@70"}},
+      {"OddHeadDim", sweep("heads=4:2 page=8 reqs=3@9,1@21 lse=1 d=", {1, 7, 24, 80, 120, 192, 256, 512}, "")},
+      {"OddGroup", group_sweep()},
+      {"OddPage", sweep("heads=4:2 d=16 reqs=3@60,1@37,20@29 page=", {1, 5, 8, 16, 32, 48, 256, 544}, "")},
+      {"NegativeSlopes",
+       {"heads=6:3 d=16 page=8 alibi=1 reqs=20@40,1@90",
+        "heads=6:3 d=16 page=8 alibi=1 sinks=1 window=30 lse=1 reqs=20@40,1@90"}},
+      {"SinkDominates", {"heads=4:2 d=16 page=8 sinks=1 lse=1 reqs=5@30,1@60,1"}},
+      {"PeakySoftmax", {"heads=4:2 d=32 page=8 scale=2 lse=1 reqs=5@60,1@90"}},
+      {"SpeculativeRows",
+       {"heads=4:2 d=16 page=8 reqs=2@50,3@51,4@52,5@53,6@54,7@55,8@56,9@57 lse=1",
+        "heads=4:2 d=16 page=8 reqs=10@3,11@4,12@5,13@6,14@7,15@8,16@9,17@70"}},
+      {"CachedLenBetween", {"heads=4:2 d=16 page=8 reqs=8@100/104,5@9/9,7@20/21,1@30/30,64@3/40,3@11 lse=1"}},
+      {"SplitKv", {"heads=4:2 d=16 page=16 reqs=1@3000,3@2047,1@1023 lse=1"}},
+      {"SoftCap", {"heads=4:2 d=32 page=8 cap=2.5 lse=1 reqs=9@30,1@60"}},
+      {"EverythingAtOnce", {"heads=6:2 d=48 page=5 cap=8 alibi=1 sinks=1 window=33 lse=1 reqs=40@50/60,1@200,0@7,5@2"}},
+  };
+  return list;
+}
+
+ProblemLine hazard_line(const std::string& combination, const std::string& shape, std::uint64_t seed) {
+  const std::string rest = fmt::format(" {} seed={}", shape, seed);
+  Result<ProblemLine> line = parse_problem_line(combination + rest);
+  if (const std::size_t at = combination.find("packed"); !line.ok() && at != std::string::npos)
+    line = parse_problem_line(combination.substr(0, at) + "nhd" + combination.substr(at + 6) + rest);
+  return line.ok() ? line.value() : ProblemLine{};
+}
+
+std::vector<Entry> hazard_matrix(bool quick) {
+  constexpr std::size_t kQuickTurns = 4;
+  std::vector<Entry> list;
+  const std::vector<std::string>& types = type_combinations();
+  std::size_t turn = 0;
+  std::uint64_t seed = 1;
+  for (const Hazard& hazard : hazards()) {
+    for (const std::string& shape : hazard.shapes)
+      for (std::size_t i = 0; i < (quick ? kQuickTurns : types.size()); ++i) {
+        const std::string& combination = types[quick ? turn++ % types.size() : i];
+        list.push_back({"hazards", hazard.name, hazard_line(combination, shape, seed++), Special::none});
+      }
+  }
+  for (const SpecialLine& s : kSpecialLines) add(list, s.name, s.line, s.special);
+  add_fp8_extremes(list, quick);
+  return list;
+}
+
+}  // namespace quire::conformance

@@ -1,0 +1,341 @@
+// See judge.h.
+#include "verify/judge.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <exception>
+
+#include "semantics/dtype.h"
+#include "verify/slice.h"
+
+namespace quire::conformance {
+namespace {
+
+constexpr std::int64_t kSliceWork = 40'000'000;  // visible pairs x heads x dims up to which requests are run again one by one
+constexpr std::int64_t kChunk = 7;
+
+/// Something of every byte of an input: the order of words counts.
+std::uint64_t hash_of(const Tensor& t) {
+  if (!t.present() || !t.is_contiguous()) return 0;
+  const auto* data = static_cast<const std::byte*>(t.data);
+  const auto bytes = static_cast<std::size_t>(t.num_elements() * itemsize(t.dtype));
+  std::uint64_t hash = bytes, word = 0;
+  for (std::size_t i = 0; i < bytes; i += 8) {
+    word = 0;
+    std::memcpy(&word, data + i, std::min<std::size_t>(8, bytes - i));
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15u;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+std::uint64_t hash_of_inputs(const Case& c) {
+  std::uint64_t hash = 0;
+  for (const Tensor* t : {&c.batch.query, &c.batch.query_start_loc, &c.batch.seq_lens, &c.batch.block_table, &c.batch.cached_lens,
+                          &c.batch.key, &c.batch.value, &c.batch.slot_mapping, &c.cache.k, &c.cache.v, &c.cache.k_scale,
+                          &c.cache.v_scale, &c.options.alibi_slopes, &c.options.sinks})
+    hash = hash * 31 + hash_of(*t);
+  return hash;
+}
+
+/// The rows of a contiguous tensor that were chosen, one after the other.
+std::vector<std::byte> chosen(const std::vector<std::byte>& all, const std::vector<std::int64_t>& tokens, std::size_t row_bytes) {
+  std::vector<std::byte> some(tokens.size() * row_bytes);
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    std::memcpy(some.data() + i * row_bytes, all.data() + static_cast<std::size_t>(tokens[i]) * row_bytes, row_bytes);
+  return some;
+}
+
+Tensor with_data(const Tensor& like, const std::vector<std::byte>& bytes, std::int64_t rows) {
+  std::array<std::int64_t, Tensor::kMaxRank> shape = like.shape;
+  shape[0] = rows;
+  return Tensor::from_shape(const_cast<std::byte*>(bytes.data()), like.dtype, shape, like.rank);
+}
+
+/// "12 of 448 elements change, first output[token 3, head 1, dim 0]: 0.5 -> nan".
+std::string difference(const Tensor& like, const std::vector<std::byte>& a, const std::vector<std::byte>& b, const char* name) {
+  const std::int64_t size = itemsize(like.dtype), n = static_cast<std::int64_t>(a.size()) / size;
+  std::int64_t count = 0, first = -1;
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (std::memcmp(a.data() + i * size, b.data() + i * size, static_cast<std::size_t>(size)) == 0) continue;
+    if (count++ == 0) first = i;
+  }
+  if (count == 0) return {};
+  const std::int64_t dims = like.rank == 3 ? like.shape[2] : 1, heads = like.shape[1];
+  const std::string dim = like.rank == 3 ? fmt::format(", dim {}", first % dims) : std::string();
+  return fmt::format("{} of {} elements change, first {}[token {}, head {}{}]: {:.6g} -> {:.6g}", count, n, name,
+                     first / dims / heads, first / dims % heads, dim, semantics::load(a.data(), like.dtype, first),
+                     semantics::load(b.data(), like.dtype, first));
+}
+
+/// What a failed comparison says; rows of a sample get their real numbers.
+std::string finding(const Comparison& c, const std::vector<std::int64_t>& tokens) {
+  if (c.ok) return {};
+  if (tokens.empty()) return c.text;
+  const Mismatch& w = c.worst;
+  const std::string dim = w.dim < 0 ? std::string() : fmt::format(", dim {}", w.dim);
+  return fmt::format(
+      "{} of {} compared elements are wrong, {} of them in NaN or infinity; worst {}[token {}, head {}{}]: observed "
+      "{:.9g}, expected {:.9g}, tolerance {:.3g}",
+      c.num_mismatches, c.num_elements, c.num_nonfinite_mismatches, w.dim < 0 ? "lse" : "output",
+      tokens[static_cast<std::size_t>(w.token)], w.head, dim, w.observed, w.expected, w.tolerance);
+}
+
+}  // namespace
+
+const std::vector<std::string>& check_names() {
+  static const std::vector<std::string> names = {"values",   "lse",     "rows",    "nan_poison", "garbage_poison", "repeat",
+                                                 "canaries", "strides", "threads", "alone",      "chunks"};
+  return names;
+}
+
+std::set<std::string> asked_checks(const Target& target, const std::vector<std::string>& disabled) {
+  std::set<std::string> asked(check_names().begin(), check_names().end());
+  for (const std::string& check : disabled) asked.erase(check);
+  for (const auto& [check, reason] : target.skip) asked.erase(check);
+  return asked;
+}
+
+Judge::Judge(const Target& target, const Prepared& p, std::set<std::string> asked)
+    : target_(target), p_(p), asked_(std::move(asked)) {}
+
+void Judge::report(const std::string& check, CheckState state, std::string text, double worst_ratio) {
+  if (!asks(check)) return;
+  const auto known = std::find_if(results_.begin(), results_.end(), [&](const CheckResult& r) { return r.check == check; });
+  if (known == results_.end()) {
+    results_.push_back({check, state, worst_ratio, std::move(text)});
+  } else if (known->state != CheckState::fail) {
+    *known = {check, state, std::max(worst_ratio, known->worst_ratio), std::move(text)};
+  }
+}
+
+bool Judge::failed() const {
+  return std::any_of(results_.begin(), results_.end(), [](const CheckResult& r) { return r.state == CheckState::fail; });
+}
+
+bool Judge::wants_lse() const { return p_.c.batch.lse.present() && !target_.skip.contains("lse"); }
+
+Written Judge::call(const AttendCase& attend, Spread spread) const {
+  Guarded out(p_.c.batch.output, spread);
+  std::optional<Guarded> lse;
+  if (wants_lse()) lse.emplace(p_.c.batch.lse, spread);
+  Case view = p_.c;
+  view.batch.output = out.view;
+  view.batch.lse = lse ? lse->view : Tensor{};
+  Written w;
+  try {
+    w.status = attend(view, w.kernel);
+  } catch (const std::exception& e) {
+    w.status = {Code::internal_error, std::string("exception: ") + e.what()};
+  }
+  w.out = out.take();
+  if (lse) w.lse = lse->take();
+  w.damaged = out.damaged() + (lse ? lse->damaged() : 0);
+  return w;
+}
+
+Tensor Judge::output() const { return with_data(p_.c.batch.output, first_.out, p_.c.batch.output.shape[0]); }
+
+void Judge::on_zeros() {
+  const bool hash = !p_.sparse && target_.in_place && asks("canaries");
+  const std::uint64_t before = hash ? hash_of_inputs(p_.c) : 0;
+  first_ = call(target_.attend, Spread::contiguous);
+  refused_ = first_.status.code() == Code::unsupported;
+  if (refused_) reason_ = first_.status.message();
+  if (refused_) return;
+  if (!first_.status.ok()) return report("values", CheckState::fail, "the call failed: " + first_.status.message());
+  judge_values(first_, "values", "lse");
+  judge_rows();
+  if (hash) judge_inputs(before, hash_of_inputs(p_.c));
+  if (!target_.in_place) return skip("canaries", "the target returns memory of its own");
+  if (first_.damaged != 0)
+    report("canaries", CheckState::fail, fmt::format("{} bytes outside the output changed", first_.damaged));
+  report("canaries", CheckState::pass, {});
+}
+
+void Judge::judge_values(const Written& w, const std::string& values_check, const std::string& lse_check) {
+  const Tensor& like = p_.c.batch.output;
+  const std::int64_t rows = p_.expected.num_tokens;
+  const auto row_bytes = static_cast<std::size_t>(like.shape[1] * like.shape[2] * itemsize(like.dtype));
+  const auto lse_bytes = static_cast<std::size_t>(like.shape[1]) * sizeof(float);
+  const bool all = p_.tokens.empty();
+  const std::vector<std::byte> out = all ? std::vector<std::byte>() : chosen(w.out, p_.tokens, row_bytes);
+  const Tensor output = with_data(like, all ? w.out : out, rows);
+  const Comparison values = compare(output, {}, p_.expected);
+  report(values_check, values.ok ? CheckState::pass : CheckState::fail, finding(values, p_.tokens), values.worst_ratio);
+  if (!all && values.ok) {
+    // Rows that are not compared are at least finite: their data is.
+    const std::int64_t n = static_cast<std::int64_t>(w.out.size()) / itemsize(like.dtype);
+    for (std::int64_t i = 0; i < n; ++i)
+      if (!std::isfinite(semantics::load(w.out.data(), like.dtype, i))) {
+        report(values_check, CheckState::fail,
+               fmt::format("output[token {}, head {}, dim {}] is {}", i / like.shape[2] / like.shape[1],
+                           i / like.shape[2] % like.shape[1], i % like.shape[2], semantics::load(w.out.data(), like.dtype, i)));
+        break;
+      }
+  }
+  if (!wants_lse()) {
+    const auto skipped = target_.skip.find("lse");
+    return skip(lse_check, skipped != target_.skip.end() ? skipped->second : "the case asks for none");
+  }
+  const std::vector<std::byte> lse = all ? std::vector<std::byte>() : chosen(w.lse, p_.tokens, lse_bytes);
+  const Comparison logs = compare_lse(with_data(p_.c.batch.lse, all ? w.lse : lse, rows), p_.expected);
+  report(lse_check, logs.ok ? CheckState::pass : CheckState::fail, finding(logs, p_.tokens), logs.worst_ratio);
+}
+
+void Judge::judge_rows() {
+  if (!target_.in_place) return skip("rows", "the target returns memory of its own");
+  const Tensor& like = p_.c.batch.output;
+  const auto head_bytes = static_cast<std::size_t>(like.shape[2] * itemsize(like.dtype));
+  const std::vector<std::byte> unwritten = fill_pattern(like.dtype, like.shape[2]);
+  std::int64_t count = 0, first = -1;
+  for (std::int64_t i = 0; i < like.shape[0] * like.shape[1]; ++i) {
+    if (std::memcmp(first_.out.data() + static_cast<std::size_t>(i) * head_bytes, unwritten.data(), head_bytes) != 0) continue;
+    if (count++ == 0) first = i;
+  }
+  if (count == 0) return report("rows", CheckState::pass, {});
+  report("rows", CheckState::fail,
+         fmt::format("{} of {} rows (token x head) were never written, first output[token {}, head {}]", count,
+                     like.shape[0] * like.shape[1], first / like.shape[1], first % like.shape[1]));
+}
+
+void Judge::judge_inputs(std::uint64_t before, std::uint64_t after) {
+  if (before != after) report("canaries", CheckState::fail, "the call changed one of its inputs");
+}
+
+void Judge::on_nan() { judge_poison("nan_poison", "NaN"); }
+void Judge::on_garbage() { judge_poison("garbage_poison", "finite garbage"); }
+
+void Judge::judge_poison(const std::string& check, const char* poison) {
+  if (refused_ || !first_.status.ok() || !asks(check)) return;
+  if (p_.sparse) return skip(check, "its cache is sparse");
+  const Written w = call(target_.attend, Spread::contiguous);
+  if (!w.status.ok())
+    return report(check, CheckState::fail,
+                  fmt::format("the call failed with {} where nothing may be read: {}", poison, w.status.message()));
+  if (w.same_bits(first_)) return report(check, CheckState::pass, {});
+  bits_differed_ = true;
+  // Without a promise about bits only the values can be wrong.
+  Judge values(target_, p_, {"values", "lse"});
+  values.judge_values(w, "values", "lse");
+  const bool wrong = values.failed();
+  if (!wrong && !target_.deterministic) return report(check, CheckState::pass, {});
+  std::string text = difference(p_.c.batch.output, first_.out, w.out, "output");
+  if (text.empty()) text = difference(p_.c.batch.lse, first_.lse, w.lse, "lse");
+  report(check, CheckState::fail,
+         fmt::format("{} where nothing may be read {}: {}", poison, wrong ? "makes the output wrong" : "changes bits", text));
+}
+
+void Judge::on_bits() {
+  if (refused_ || !first_.status.ok()) return;
+  judge_repeat();
+  judge_strides_and_threads();
+  if (!target_.batch_invariant || !target_.deterministic) return;
+  const Problem& p = p_.entry.line.problem;
+  if (p.visible_pairs() > kSliceWork / std::max<std::int64_t>(1, p.num_q_heads * p.head_dim)) {
+    for (const char* check : {"alone", "chunks"}) skip(check, "the case is large");
+    return;
+  }
+  judge_slices("alone", 0);
+  if (p_.c.batch.cached_lens.present()) return skip("chunks", "rows before a chunk would have to be in the cache");
+  judge_slices("chunks", kChunk);
+}
+
+void Judge::judge_repeat() {
+  if (!asks("repeat")) return;
+  if (!target_.deterministic) return skip("repeat", "the target does not promise the same bits");
+  // Calls over other poison gave the same bits: those were repeats.
+  const bool repeated = (asks("nan_poison") || asks("garbage_poison")) && !p_.sparse;
+  if (repeated && !bits_differed_) return report("repeat", CheckState::pass, {});
+  const Written again = call(target_.attend, Spread::contiguous);
+  if (again.same_bits(first_)) return report("repeat", CheckState::pass, {});
+  report("repeat", CheckState::fail,
+         "a second call on the same input: " + difference(p_.c.batch.output, first_.out, again.out, "output"));
+}
+
+void Judge::judge_strides_and_threads() {
+  const auto same = [&](const char* check, const std::string& what, const AttendCase& attend, Spread spread) {
+    if (!asks(check)) return;
+    const Written w = call(attend, spread);
+    if (!w.status.ok()) return report(check, CheckState::fail, fmt::format("the call {} failed: {}", what, w.status.message()));
+    if (w.damaged != 0)
+      report("canaries", CheckState::fail, fmt::format("{} bytes outside the output changed {}", w.damaged, what));
+    if (w.same_bits(first_)) return report(check, CheckState::pass, {});
+    report(check, CheckState::fail, fmt::format("{}: {}", what, difference(p_.c.batch.output, first_.out, w.out, "output")));
+  };
+  if (!target_.deterministic) {
+    for (const char* check : {"strides", "threads"}) skip(check, "the target does not promise the same bits");
+    return;
+  }
+  if (!target_.in_place) {
+    skip("strides", "the target returns memory of its own");
+  } else {
+    same("strides", "with gaps between the elements of the output", target_.attend, Spread::apart);
+  }
+  for (const auto& [name, attend] : target_.variants) same("threads", "with " + name, attend, Spread::contiguous);
+}
+
+/// Requests one by one, whole (chunk 0) or in chunks; the bits must be those of the batch.
+void Judge::judge_slices(const std::string& check, std::int64_t chunk) {
+  if (!asks(check)) return;
+  const AttendCase one_by_one = [&](const Case& c, std::string& kernel) -> Status {
+    for (std::int64_t r = 0; r < c.batch.seq_lens.shape[0]; ++r) {
+      const std::int64_t rows = query_len(c.batch, r), step = chunk > 0 ? chunk : std::max<std::int64_t>(1, rows);
+      for (std::int64_t row = 0; row < rows; row += step) {
+        const Case part = slice(c, c.batch.output, c.batch.lse, r, row, std::min(rows, row + step));
+        if (const Status s = target_.attend(part, kernel); !s.ok()) return s;
+      }
+    }
+    return {};
+  };
+  const Written w = call(one_by_one, Spread::contiguous);
+  const std::string what = chunk > 0 ? fmt::format("requests in chunks of {}", chunk) : std::string("requests one by one");
+  if (!w.status.ok()) return report(check, CheckState::fail, what + ": the call failed: " + w.status.message());
+  if (w.same_bits(first_)) return report(check, CheckState::pass, {});
+  std::string text = difference(p_.c.batch.output, first_.out, w.out, "output");
+  if (text.empty()) text = difference(p_.c.batch.lse, first_.lse, w.lse, "lse");
+  report(check, CheckState::fail, what + ": " + text);
+}
+
+CaseResult Judge::result() const {
+  CaseResult r;
+  const Entry& e = p_.entry;
+  r.matrix = e.matrix;
+  r.name = e.name;
+  r.line = to_string(e.line);
+  r.kernel = first_.kernel;
+  r.reason = reason_;
+  r.status = refused_ ? "refused" : failed() ? "fail" : "pass";
+  const Tensor& out = p_.c.batch.output;
+  r.num_elements = out.num_elements();
+  if (!refused_) r.num_compared = p_.expected.num_tokens * out.shape[1] * out.shape[2];
+  for (const std::string& check : check_names())
+    for (const CheckResult& known : results_)
+      if (known.check == check) r.checks.push_back(known);
+  return r;
+}
+
+Status poison(Prepared& p, PoisonKind kind) { return p.sparse ? Status() : poison_case(p.c, kind); }
+
+CaseResult judge(const Target& target, Prepared& p, const std::set<std::string>& asked) {
+  Judge judge(target, p, asked);
+  Status status = poison(p, PoisonKind::zero);
+  if (status.ok()) judge.on_zeros();
+  if (!judge.refused() && status.ok()) {
+    if (asked.contains("nan_poison") && (status = poison(p, PoisonKind::nan)).ok()) judge.on_nan();
+    if (asked.contains("garbage_poison") && status.ok() && (status = poison(p, PoisonKind::finite_garbage)).ok())
+      judge.on_garbage();
+    if (status.ok() && (status = poison(p, PoisonKind::zero)).ok()) judge.on_bits();
+  }
+  CaseResult result = judge.result();
+  if (!status.ok()) {
+    result.status = "fail";
+    result.checks.push_back({"values", CheckState::fail, 0, "the case could not be poisoned: " + status.message()});
+  }
+  return result;
+}
+
+}  // namespace quire::conformance

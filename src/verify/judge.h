@@ -1,0 +1,84 @@
+// The checks: one target, one case, a verdict per check. Implementations under test and planted faults go through the same code.
+//
+// A Judge runs in phases, because poison is put into the one case that all judges of it share: on_zeros, then (with the case
+// poisoned by the caller) on_nan and on_garbage, then, with zeros again, on_bits. judge() does all of it for one target.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "quire/verify.hpp"
+#include "verify/guarded.h"
+#include "verify/prepare.h"
+
+namespace quire::conformance {
+
+/// The names of all checks, in the order in which they are made and reported.
+const std::vector<std::string>& check_names();
+
+/// What one call wrote.
+struct Written {
+  Status status;
+  std::string kernel;
+  std::vector<std::byte> out, lse;  ///< elements in index order
+  std::int64_t damaged = 0;         ///< bytes outside the elements that changed
+  bool same_bits(const Written& other) const { return out == other.out && lse == other.lse; }
+};
+
+class Judge {
+ public:
+  /// `p` and `target` must outlive the judge. Only the checks in `asked` are made and reported.
+  Judge(const Target& target, const Prepared& p, std::set<std::string> asked);
+
+  void on_zeros();
+  void on_nan();
+  void on_garbage();
+  void on_bits();
+
+  bool refused() const { return refused_; }
+  bool failed() const;
+  /// Checks in the order of check_names(); status, kernel, reason and counts. `seconds` is the caller's to know.
+  CaseResult result() const;
+
+  /// What the first call wrote, as tensors of the whole batch.
+  Tensor output() const;
+
+ private:
+  bool asks(const std::string& check) const { return asked_.contains(check); }
+  /// Keeps the worse of two results for one check.
+  void report(const std::string& check, CheckState state, std::string text, double worst_ratio = 0);
+  void skip(const std::string& check, std::string reason) { report(check, CheckState::skipped, std::move(reason)); }
+
+  Written call(const AttendCase& attend, Spread spread) const;
+  bool wants_lse() const;
+  void judge_values(const Written& w, const std::string& values_check, const std::string& lse_check);
+  void judge_rows();
+  void judge_inputs(std::uint64_t before, std::uint64_t after);
+  void judge_poison(const std::string& check, const char* poison);
+  void judge_repeat();
+  void judge_strides_and_threads();
+  void judge_slices(const std::string& check, std::int64_t chunk);
+
+  const Target& target_;
+  const Prepared& p_;
+  std::set<std::string> asked_;
+  bool refused_ = false;
+  bool bits_differed_ = false;  ///< between two calls whose bits should be the same
+  std::string reason_;
+  Written first_;
+  std::vector<CheckResult> results_;
+};
+
+/// Poisons the case for one phase; a sparse case stays as it is.
+Status poison(Prepared& p, PoisonKind kind);
+
+/// All phases for one target. The case is left with zeros where nothing may be read.
+CaseResult judge(const Target& target, Prepared& p, const std::set<std::string>& asked);
+
+/// Every check but the disabled ones and those that the target skips.
+std::set<std::string> asked_checks(const Target& target, const std::vector<std::string>& disabled);
+
+}  // namespace quire::conformance

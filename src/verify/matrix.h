@@ -1,0 +1,57 @@
+// The cases that verify() asks about: three matrices of problem lines, some with data that no line can describe.
+//
+// An entry is a few words and numbers; prepare.h gives it data. tests/kernels runs the same hazards on every kernel.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "quire/problem.hpp"
+
+namespace quire::conformance {
+
+/// What is done to a made case where the hazard lies in the values rather than in the shape.
+enum class Special {
+  none,
+  every_fp8_code,         ///< every finite code of the cache's type occurs in K and V
+  minus_infinite_scores,  ///< every key of request 0 has the score -inf
+  nan_in_a_key,           ///< one visible key of request 0 holds NaN: its rows are NaN and no others
+  huge_offsets,           ///< pages whose element offsets need more than 32 bits, in a sparse mapping
+};
+/// "every fp8 code occurs"; empty for none.
+std::string text_of(Special special);
+
+struct Entry {
+  std::string matrix, name;  ///< "hazards", "WindowOne"
+  ProblemLine line;
+  Special special = Special::none;
+};
+
+/// A hazard by name: shapes as the part of a problem line without types and layout.
+struct Hazard {
+  std::string name;
+  std::vector<std::string> shapes;
+};
+const std::vector<Hazard>& hazards();
+
+/// Every query type, cache type, layout, scale form and index type; each pair of values meets at least once where it is legal.
+const std::vector<std::string>& type_combinations();
+
+/// The shape's line for one combination. A head_dim that packed chunks do not divide falls back to nhd; an empty line (no heads)
+/// if the text cannot be parsed.
+ProblemLine hazard_line(const std::string& combination, const std::string& shape, std::uint64_t seed);
+
+/// Every hazard with every combination, or with a few that take turns.
+std::vector<Entry> hazard_matrix(bool quick);
+
+/// The problems of vLLM's test_prefix_prefill.py with its lengths of seed 0, at full size; quick: a few at an eighth.
+std::vector<Entry> notes_matrix(bool quick);
+
+/// The 48 problems of the notes at a sixteenth of the lengths and an eighth of the heads, cheap enough to plant every fault in.
+std::vector<Entry> small_notes_matrix();
+
+/// Problem lines of the whole grammar, of bounded cost; entry i depends on (seed, i) alone.
+std::vector<Entry> random_matrix(std::uint64_t seed, std::int64_t count);
+
+}  // namespace quire::conformance

@@ -1,0 +1,172 @@
+// See mutants.h.
+#include "verify/mutants.h"
+
+#include <atomic>
+#include <cmath>
+#include <memory>
+
+#include "quire/diagnose.hpp"
+#include "quire/faults.hpp"
+#include "semantics/dtype.h"
+
+namespace quire::conformance {
+namespace {
+
+/// Where and how the reference's rows are stored.
+struct Store {
+  double factor = 1;           ///< of the output; 1 + 4e-7 changes bits of an f32 and stays within its tolerance
+  bool skip_last_row = false;  ///< leaves the last token's rows as they are
+  bool skip_lse = false;
+  bool dense = false;  ///< takes the output for contiguous
+  bool add = false;    ///< adds to what the output holds
+};
+
+constexpr double kOtherBits = 1 + 4e-7;
+
+Status attend_reference(const Case& c, const Store& how) {
+  const Result<Reference> r = reference(c.batch, c.cache, c.options);
+  if (!r.ok()) return r.status();
+  const Tensor& o = c.batch.output;
+  const std::int64_t tokens = r->num_tokens - (how.skip_last_row ? 1 : 0);
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t h = 0; h < r->num_q_heads; ++h) {
+      const std::int64_t row = t * r->num_q_heads + h;
+      for (std::int64_t d = 0; d < r->head_dim; ++d) {
+        const std::int64_t at = how.dense ? row * r->head_dim + d : t * o.stride[0] + h * o.stride[1] + d * o.stride[2];
+        const double before = how.add ? semantics::load(o.data, o.dtype, at) : 0;
+        semantics::store(o.data, o.dtype, at,
+                         static_cast<float>(how.factor * r->out[static_cast<std::size_t>(row * r->head_dim + d)] + before));
+      }
+      const Tensor& lse = c.batch.lse;
+      if (lse.present() && !how.skip_lse)
+        semantics::store(lse.data, lse.dtype, t * lse.stride[0] + h * lse.stride[1],
+                         static_cast<float>(r->lse[static_cast<std::size_t>(row)]));
+    }
+  return {};
+}
+
+AttendCase stored(Store how) {
+  return [how](const Case& c, std::string&) { return attend_reference(c, how); };
+}
+
+Target call(std::string name, AttendCase attend) {
+  Target t;
+  t.name = std::move(name);
+  t.attend = std::move(attend);
+  t.batch_invariant = true;
+  return t;
+}
+
+void set_first_element(const Tensor& t, std::int64_t element, float value) {
+  if (t.num_elements() > 0) semantics::store(t.data, t.dtype, element, value);
+}
+
+AttendCase noisy() {
+  const auto calls = std::make_shared<std::atomic<int>>(0);
+  return [calls](const Case& c, std::string&) {
+    Store how;
+    how.factor = ++*calls % 2 == 0 ? 1 : kOtherBits;
+    return attend_reference(c, how);
+  };
+}
+
+AttendCase bits_if(bool (*changes)(const Batch&)) {
+  return [changes](const Case& c, std::string&) {
+    Store how;
+    how.factor = changes(c.batch) ? kOtherBits : 1;
+    return attend_reference(c, how);
+  };
+}
+
+Status write_past_end(const Case& c, std::string&) {
+  const Tensor& o = c.batch.output;
+  set_first_element(o, o.shape[0] * o.stride[0], 1.0f);
+  return attend_reference(c, {});
+}
+
+Status change_the_cache(const Case& c, std::string&) {
+  // The most visible of changes: the first element of K becomes what it was not.
+  const Tensor& k = c.cache.k;
+  set_first_element(k, 0, semantics::load(k.data, k.dtype, 0) == 1.0f ? 2.0f : 1.0f);
+  return attend_reference(c, {});
+}
+
+Status demand_a_full_table(const Case& c, std::string&) {
+  const Tensor& table = c.batch.block_table;
+  for (std::int64_t r = 0; r < table.shape[0]; ++r)
+    for (std::int64_t j = 0; j < table.shape[1]; ++j)
+      if (semantics::load_index(table.data, table.dtype, r * table.stride[0] + j * table.stride[1]) >= num_pages(c.cache))
+        return {Code::internal_error, "page id out of range"};
+  return attend_reference(c, {});
+}
+
+/// Element offset of dim 0, head 0 of the cached key in the first slot past the end of request r; -1 if its last page is full.
+std::int64_t key_past_end(const Case& c, std::int64_t r) {
+  const Tensor &table = c.batch.block_table, &lens = c.batch.seq_lens;
+  const std::int64_t len = semantics::load_index(lens.data, lens.dtype, r * lens.stride[0]), size = page_size(c.cache);
+  if (c.batch.cached_lens.present() || len % size == 0) return -1;
+  const std::int64_t page = semantics::load_index(table.data, table.dtype, r * table.stride[0] + len / size * table.stride[1]);
+  const auto& s = c.cache.k.stride;
+  const std::int64_t slot_stride = c.cache.layout == CacheLayout::nhd ? s[1] : c.cache.layout == CacheLayout::hnd ? s[2] : s[3];
+  return page * s[0] + len % size * slot_stride;
+}
+
+/// Zeros add nothing and NaN is filtered, as kernels do that mask by comparing: only finite garbage shows it.
+Status leak_finite_tail(const Case& c, std::string&) {
+  Store how;
+  for (std::int64_t r = 0; r < c.batch.seq_lens.shape[0]; ++r) {
+    const std::int64_t at = key_past_end(c, r);
+    const float tail = at < 0 ? 0 : semantics::load(c.cache.k.data, c.cache.k.dtype, at);
+    if (std::isfinite(tail)) how.factor += tail;
+  }
+  return attend_reference(c, how);
+}
+
+}  // namespace
+
+std::vector<Mutant> catalogue_mutants() {
+  std::vector<Mutant> list;
+  for (const FaultInfo& fault : faults()) {
+    Target t;
+    t.name = fault.id;
+    t.attend = [id = fault.id](const Case& c, std::string&) -> Status {
+      const Status s = attend_with_fault(c.batch, c.cache, c.options, id);
+      // Only what was computed may be noticed: a fault that cannot be planted is not a fault that was found.
+      return s.ok() ? s : Status(Code::unsupported, s.message());
+    };
+    list.push_back({fault.id, fault.family, fault.text, std::move(t), {}});
+  }
+  return list;
+}
+
+Target right_target() { return call("reference", stored({})); }
+
+std::vector<Mutant> call_mutants() {
+  std::vector<Mutant> list;
+  const auto add = [&](std::string id, const char* text, const char* check, AttendCase attend) {
+    Target t = call(id, std::move(attend));
+    list.push_back({std::move(id), "call", text, std::move(t), check});
+  };
+  Store last, no_lse, dense, sum;
+  last.skip_last_row = no_lse.skip_lse = dense.dense = sum.add = true;
+  add("last_row_unwritten", "never writes the rows of the last token", "rows", stored(last));
+  add("lse_unwritten", "never writes the lse that was asked for", "lse", stored(no_lse));
+  add("adds_to_output", "adds to the output instead of setting it", "values", stored(sum));
+  add("output_taken_for_contiguous", "ignores the strides of the output", "strides", stored(dense));
+  add("writes_past_end", "writes one element past the output", "canaries", write_past_end);
+  add("changes_the_cache", "changes an element of the cache that it was given to read", "canaries", change_the_cache);
+  add("validates_unused_entries", "fails on a table entry past the end of its request", "nan_poison", demand_a_full_table);
+  add("leaks_finite_tail", "reads the page past the end of a request and skips only NaN", "garbage_poison", leak_finite_tail);
+  add("noise", "gives other bits on a second call", "repeat", noisy());
+  add("threads_change_bits", "gives other bits on more threads", "threads", stored({}));
+  Store other;
+  other.factor = kOtherBits;
+  list.back().target.variants = {{"more threads", stored(other)}};
+  add("batch_changes_bits", "gives a request other bits in a batch than alone", "alone",
+      bits_if([](const Batch& b) { return b.seq_lens.shape[0] > 1; }));
+  add("chunk_changes_bits", "gives a prompt other bits in small chunks", "chunks",
+      bits_if([](const Batch& b) { return b.query.shape[0] < 8; }));
+  return list;
+}
+
+}  // namespace quire::conformance

@@ -1,0 +1,27 @@
+// Planted faults as targets: the catalogue of faults(), and the mistakes of a caller that no changed formula can express (bits
+// that vary, bytes beyond the output, a promise that is not kept).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "quire/verify.hpp"
+
+namespace quire::conformance {
+
+struct Mutant {
+  std::string id, family, text;
+  Target target;
+  std::string check;  ///< of a mutant of the call: the check that exists to notice it; empty for the catalogue
+};
+
+/// Every entry of faults().
+std::vector<Mutant> catalogue_mutants();
+
+/// The fp64 reference, rounded once, called by somebody who makes one mistake. Each is a promise of Target broken.
+std::vector<Mutant> call_mutants();
+
+/// The same without the mistake: nothing may be found.
+Target right_target();
+
+}  // namespace quire::conformance

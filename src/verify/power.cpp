@@ -1,0 +1,169 @@
+// See power.h.
+#include "verify/power.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <thread>
+
+#include "verify/judge.h"
+#include "verify/mutants.h"
+
+namespace quire::conformance {
+namespace {
+
+/// Checks of what one call computes; those of bits and calls are for the mutants of the call.
+const std::set<std::string> kValueChecks = {"values", "lse", "rows", "nan_poison", "garbage_poison", "canaries"};
+
+/// visible pairs x heads x dims beyond which planting every fault would take too long.
+constexpr std::int64_t kMaxWork = 100'000'000;
+
+/// One case of every hazard, then the second of each, ...: most faults fall to the first cases. Refused ones last.
+void interleave(std::vector<PowerCase>& cases) {
+  std::map<std::string, int> seen;
+  std::vector<std::pair<int, std::size_t>> order;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const Entry& e = cases[i].entry;
+    const int turn = seen[e.matrix + e.name]++;
+    // The case with every option kills the most; small_notes and random lines cost more.
+    const int first = e.name == "EverythingAtOnce" && turn == 0 ? -1 : e.matrix == "hazards" ? turn : 1000 + turn;
+    order.emplace_back(first + (cases[i].asked ? 0 : 1'000'000), i);
+  }
+  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<PowerCase> sorted;
+  for (const auto& [turn, i] : order) sorted.push_back(std::move(cases[i]));
+  cases = std::move(sorted);
+}
+
+/// Runs work(i) for every i of [0, n) on some threads.
+template <typename Work>
+void in_parallel(std::size_t n, int num_threads, Work&& work) {
+  std::atomic<std::size_t> next{0};
+  const auto worker = [&] {
+    for (std::size_t i = next++; i < n; i = next++) work(i);
+  };
+  std::vector<std::thread> helpers;
+  for (int t = 1; t < num_threads; ++t) helpers.emplace_back(worker);
+  worker();
+  for (std::thread& helper : helpers) helper.join();
+}
+
+class Power {
+ public:
+  Power(std::vector<PowerCase> cases, const PowerOptions& options)
+      : cases_(std::move(cases)), options_(options), mutants_(catalogue_mutants()) {
+    interleave(cases_);
+    for (Mutant& m : call_mutants()) mutants_.push_back(std::move(m));
+    for (const Mutant& m : mutants_) {
+      MutantResult r;
+      r.id = m.id;
+      r.family = m.family;
+      r.text = m.text;
+      results_.push_back(std::move(r));
+    }
+    for (const std::set<std::string>* checks : {&options.asked, &options.skipped})
+      all_checks_.insert(checks->begin(), checks->end());
+  }
+
+  std::vector<MutantResult> measure() {
+    for (const PowerCase& c : cases_) {
+      const Problem& p = c.entry.line.problem;
+      if (alive(false).empty() && alive(true).empty()) break;
+      if (!go_on()) return {};
+      if (p.visible_pairs() > kMaxWork / std::max<std::int64_t>(1, p.num_q_heads * p.head_dim)) continue;
+      plant_catalogue(c);
+      plant_calls(c);
+    }
+    for (std::size_t i = 0; i < mutants_.size(); ++i) settle(i);
+    return go_on() ? std::move(results_) : std::vector<MutantResult>{};
+  }
+
+ private:
+  bool go_on() const {
+    const auto killed = std::count_if(results_.begin(), results_.end(), [](const MutantResult& r) { return r.killed; });
+    return !options_.progress || options_.progress(static_cast<std::size_t>(killed), results_.size());
+  }
+
+  /// Indices of mutants of the call, or of the catalogue, that nobody has noticed yet.
+  std::vector<std::size_t> alive(bool of_call) const {
+    std::vector<std::size_t> list;
+    for (std::size_t i = 0; i < mutants_.size(); ++i)
+      if (!results_[i].killed && mutants_[i].check.empty() != of_call) list.push_back(i);
+    return list;
+  }
+
+  /// The catalogue on one case, phase by phase: the case is shared, so all judges wait while it is poisoned.
+  void plant_catalogue(const PowerCase& c) {
+    const std::vector<std::size_t> list = alive(false);
+    if (list.empty()) return;
+    Result<Prepared> prepared = prepare(c.entry);
+    if (!prepared.ok()) return;
+    Prepared& p = prepared.value();
+    std::set<std::string> checks;
+    std::set_intersection(all_checks_.begin(), all_checks_.end(), kValueChecks.begin(), kValueChecks.end(),
+                          std::inserter(checks, checks.end()));
+    std::vector<Judge> judges;
+    for (const std::size_t i : list) judges.emplace_back(mutants_[i].target, p, checks);
+    const auto phase = [&](PoisonKind kind, void (Judge::*run)()) {
+      if (!poison(p, kind).ok()) return;
+      in_parallel(judges.size(), options_.num_threads, [&](std::size_t j) {
+        if (!judges[j].failed() && !judges[j].refused()) (judges[j].*run)();
+      });
+    };
+    phase(PoisonKind::zero, &Judge::on_zeros);
+    if (checks.contains("nan_poison")) phase(PoisonKind::nan, &Judge::on_nan);
+    if (checks.contains("garbage_poison")) phase(PoisonKind::finite_garbage, &Judge::on_garbage);
+    for (std::size_t j = 0; j < judges.size(); ++j) note(list[j], c, judges[j].result());
+  }
+
+  /// Mutants of the call change what they must not, so each gets a case of its own.
+  void plant_calls(const PowerCase& c) {
+    for (const std::size_t i : alive(true)) {
+      Result<Prepared> prepared = prepare(c.entry);
+      if (!prepared.ok()) return;
+      note(i, c, judge(mutants_[i].target, prepared.value(), all_checks_));
+    }
+  }
+
+  /// The first failed check that the target was asked kills; any other is remembered.
+  void note(std::size_t i, const PowerCase& c, const CaseResult& result) {
+    MutantResult& r = results_[i];
+    for (const CheckResult& check : result.checks) {
+      if (check.state != CheckState::fail || r.killed) continue;
+      const bool asked = c.asked && options_.asked.contains(check.check);
+      if (!asked && !r.check.empty()) continue;
+      r.killed = asked;
+      r.check = check.check;
+      r.name = result.name;
+      r.line = result.line;
+      r.finding = check.text;
+      if (const std::string special = text_of(c.entry.special); !special.empty()) r.finding += " (" + special + ")";
+    }
+  }
+
+  /// A mutant that only unasked checks or refused cases notice is no survivor: nobody could have asked.
+  void settle(std::size_t i) {
+    MutantResult& r = results_[i];
+    const std::string& check = mutants_[i].check;
+    const bool check_skipped = !check.empty() && options_.skipped.contains(check);
+    r.asked = r.killed || (r.check.empty() && !check_skipped);
+  }
+
+  std::vector<PowerCase> cases_;
+  const PowerOptions& options_;
+  std::vector<Mutant> mutants_;
+  std::vector<MutantResult> results_;
+  std::set<std::string> all_checks_;
+};
+
+}  // namespace
+
+std::vector<MutantResult> measure_power(std::vector<PowerCase> cases, const PowerOptions& options) {
+  return Power(std::move(cases), options).measure();
+}
+
+bool survived(const MutantResult& m) { return m.asked && !m.killed; }
+
+}  // namespace quire::conformance

@@ -1,0 +1,39 @@
+// An entry with data and with what it is judged against: the fp64 reference of all rows, or of chosen rows where all of them
+// would take too long.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "quire/capture.hpp"
+#include "quire/diagnose.hpp"
+#include "quire/status.hpp"
+#include "verify/matrix.h"
+
+namespace quire::conformance {
+
+struct Prepared {
+  Entry entry;
+  Case c;
+  Reference expected;
+  std::vector<std::int64_t> tokens;  ///< rows that `expected` holds, ascending; empty: all of them
+  bool sparse = false;               ///< too large to poison: most of its memory does not exist
+};
+
+/// visible pairs x query heads x head_dim up to which every row is compared; beyond, a sample of about this cost.
+inline constexpr std::int64_t kReferenceBudget = 10'000'000'000;
+
+/// Makes the data and computes the reference. unsupported if this machine has no room for it.
+Result<Prepared> prepare(const Entry& entry, std::int64_t budget = kReferenceBudget);
+
+/// The same with data that the caller brings.
+Result<Prepared> prepare_case(Entry entry, Case c, std::int64_t budget = kReferenceBudget);
+
+/// A stratified choice of rows worth `budget`: the first, second and last of every request, all rows of short requests, rows at
+/// borders of pages and of tiles of 64, random ones for the rest. Ascending. Empty if the budget pays for all rows.
+std::vector<std::int64_t> choose_rows(const Problem& problem, std::int64_t budget, std::uint64_t seed);
+
+/// Changes the values of a made case as the special says. False if there is no memory for it.
+bool apply(Special special, Case& c);
+
+}  // namespace quire::conformance

@@ -1,0 +1,114 @@
+// The random matrix: problem lines over the whole grammar. std::mt19937_64 and integer arithmetic only, so that a seed means the
+// same lines everywhere.
+#include <algorithm>
+#include <array>
+#include <random>
+
+#include "verify/matrix.h"
+
+namespace quire::conformance {
+namespace {
+
+constexpr std::int64_t kMaxWork = 3'000'000;  ///< visible pairs x query heads x head_dim of one case
+
+class Draw {
+ public:
+  Draw(std::uint64_t seed, std::uint64_t index) : random_(seed * 0x9E3779B97F4A7C15u + index) {}
+
+  std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(n)); }
+  std::int64_t between(std::int64_t least, std::int64_t most) { return least + below(most - least + 1); }
+  bool chance(std::int64_t one_in) { return below(one_in) == 0; }
+  template <typename T, std::size_t n>
+  T of(const std::array<T, n>& list) {
+    return list[static_cast<std::size_t>(below(static_cast<std::int64_t>(n)))];
+  }
+  std::uint64_t bits() { return random_(); }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+void draw_types(Draw& draw, ProblemLine& line) {
+  Problem& p = line.problem;
+  p.q_dtype = draw.of(std::array{DType::f32, DType::f16, DType::bf16});
+  p.kv_dtype = draw.of(std::array{p.q_dtype, DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2,
+                                  DType::fp8_e5m2fnuz});
+  p.layout = draw.of(std::array{CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed});
+  const std::array kinds{ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head};
+  p.k_scale = draw.of(kinds);
+  p.v_scale = draw.of(kinds);
+  line.index_dtype = draw.chance(2) ? DType::i64 : DType::i32;
+}
+
+void draw_sizes(Draw& draw, Problem& p) {
+  p.num_kv_heads = draw.of(std::array<std::int64_t, 5>{1, 1, 2, 3, 4});
+  p.num_q_heads = p.num_kv_heads * draw.of(std::array<std::int64_t, 7>{1, 1, 2, 3, 4, 5, 8});
+  p.head_dim = draw.of(std::array<std::int64_t, 12>{1, 3, 8, 16, 16, 24, 32, 48, 64, 80, 128, 160});
+  p.page_size = draw.of(std::array<std::int64_t, 10>{1, 2, 3, 4, 8, 16, 16, 32, 48, 128});
+  if (p.layout == CacheLayout::packed) {
+    const std::int64_t x = packed_x(p.kv_dtype);
+    p.head_dim = (p.head_dim + x - 1) / x * x;
+  }
+}
+
+void draw_options(Draw& draw, Problem& p) {
+  if (draw.chance(3)) p.sliding_window = draw.of(std::array<std::int64_t, 8>{1, 2, 3, 7, 16, 33, 100, 5000});
+  if (draw.chance(4)) p.logits_soft_cap = draw.of(std::array<float, 3>{1.5f, 8.0f, 50.0f});
+  if (draw.chance(6)) p.softmax_scale = draw.of(std::array<float, 3>{0.03125f, 0.25f, 1.0f});
+  p.alibi = draw.chance(4);
+  p.sinks = draw.chance(4);
+  p.lse = draw.chance(2);
+}
+
+Request draw_request(Draw& draw) {
+  Request r;
+  switch (draw.below(6)) {
+    case 0: r.query_len = 0; break;
+    case 1:
+    case 2: r.query_len = 1; break;
+    case 3: r.query_len = draw.between(2, 17); break;
+    default: r.query_len = draw.between(1, 140); break;
+  }
+  r.context_len = draw.chance(3) ? 0 : draw.chance(4) ? draw.between(1, 1500) : draw.between(1, 120);
+  r.cached_len = r.seq_len();
+  if (draw.chance(4)) r.cached_len = r.context_len;
+  if (draw.chance(4)) r.cached_len = draw.between(r.context_len, r.seq_len());
+  return r;
+}
+
+/// Halves the longest request until the case is cheap enough.
+void bound_work(Problem& p) {
+  while (p.visible_pairs() > kMaxWork / (p.num_q_heads * p.head_dim)) {
+    Request& r = *std::max_element(p.reqs.begin(), p.reqs.end(), [](const Request& a, const Request& b) {
+      return a.query_len * a.seq_len() < b.query_len * b.seq_len();
+    });
+    const std::int64_t fresh = (r.seq_len() - r.cached_len) / 2;
+    r.query_len = (r.query_len + 1) / 2;
+    r.context_len /= 2;
+    r.cached_len = std::max(r.context_len, r.seq_len() - fresh);
+  }
+}
+
+ProblemLine random_line(std::uint64_t seed, std::uint64_t index) {
+  Draw draw(seed, index);
+  ProblemLine line;
+  draw_types(draw, line);
+  draw_sizes(draw, line.problem);
+  draw_options(draw, line.problem);
+  for (std::int64_t n = draw.between(1, 6); n > 0; --n) line.problem.reqs.push_back(draw_request(draw));
+  bound_work(line.problem);
+  if (draw.chance(5)) line.shared_pages = draw.between(1, 4);
+  line.seed = draw.bits() % 1000000;
+  return line;
+}
+
+}  // namespace
+
+std::vector<Entry> random_matrix(std::uint64_t seed, std::int64_t count) {
+  std::vector<Entry> list;
+  for (std::int64_t i = 0; i < count; ++i)
+    list.push_back({"random", "Random", random_line(seed, static_cast<std::uint64_t>(i)), Special::none});
+  return list;
+}
+
+}  // namespace quire::conformance

@@ -1,0 +1,125 @@
+// See shrink.h.
+#include "verify/shrink.h"
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+namespace quire::conformance {
+namespace {
+
+using Candidates = std::vector<ProblemLine>;
+
+/// Adds `line` after `edit`, if that changed it and left something legal.
+template <typename Edit>
+void add(Candidates& list, const ProblemLine& line, Edit&& edit) {
+  ProblemLine smaller = line;
+  edit(smaller);
+  if (smaller == line) return;
+  const Result<ProblemLine> legal = parse_problem_line(to_string(smaller));
+  if (legal.ok() && legal.value() == smaller) list.push_back(std::move(smaller));
+}
+
+void drop_requests(Candidates& list, const ProblemLine& line) {
+  const auto n = static_cast<std::ptrdiff_t>(line.problem.reqs.size());
+  for (std::ptrdiff_t size = (n + 1) / 2; size >= 1; size = size == 1 ? 0 : (size + 1) / 2)
+    for (std::ptrdiff_t first = 0; first < n && n > size; first += size)
+      add(list, line, [&](ProblemLine& l) {
+        auto& reqs = l.problem.reqs;
+        reqs.erase(reqs.begin() + first, reqs.begin() + std::min(n, first + size));
+      });
+}
+
+/// Plainer values for one length: none, half, one less.
+std::vector<std::int64_t> smaller_lengths(std::int64_t n, std::int64_t least) {
+  std::vector<std::int64_t> values;
+  for (const std::int64_t value : {least, n / 2, n - n / 4, n - 1})
+    if (value >= least && value < n && (values.empty() || values.back() != value)) values.push_back(value);
+  return values;
+}
+
+void shorten_requests(Candidates& list, const ProblemLine& line) {
+  for (std::size_t i = 0; i < line.problem.reqs.size(); ++i) {
+    const Request r = line.problem.reqs[i];
+    const std::int64_t fresh = r.seq_len() - r.cached_len;
+    const auto set = [&](std::int64_t query, std::int64_t context, std::int64_t uncached) {
+      add(list, line, [&](ProblemLine& l) { l.problem.reqs[i] = {query, context, context + query - std::min(uncached, query)}; });
+    };
+    for (const std::int64_t query : smaller_lengths(r.query_len, std::min<std::int64_t>(1, r.query_len)))
+      set(query, r.context_len, fresh);
+    for (const std::int64_t context : smaller_lengths(r.context_len, 0)) set(r.query_len, context, fresh);
+    for (const std::int64_t uncached : smaller_lengths(fresh, 0)) set(r.query_len, r.context_len, uncached);
+  }
+}
+
+void shrink_sizes(Candidates& list, const ProblemLine& line) {
+  const Problem& p = line.problem;
+  add(list, line, [](ProblemLine& l) { l.problem.num_q_heads = l.problem.num_kv_heads = 1; });
+  add(list, line, [&](ProblemLine& l) { l.problem.num_q_heads = p.group(), l.problem.num_kv_heads = 1; });
+  add(list, line, [](ProblemLine& l) { l.problem.num_q_heads = l.problem.num_kv_heads; });
+  for (const std::int64_t group : smaller_lengths(p.group(), 1))
+    add(list, line, [&](ProblemLine& l) { l.problem.num_q_heads = group * p.num_kv_heads; });
+  for (const std::int64_t kv : smaller_lengths(p.num_kv_heads, 1))
+    add(list, line, [&](ProblemLine& l) { l.problem.num_kv_heads = kv, l.problem.num_q_heads = kv * p.group(); });
+  for (const std::int64_t d : {1, 2, 4, 8, 16, 32, 64})
+    if (d < p.head_dim) add(list, line, [&](ProblemLine& l) { l.problem.head_dim = d; });
+  for (const std::int64_t page : {1, 2, 4, 8, 16, 32})
+    if (page < p.page_size) add(list, line, [&](ProblemLine& l) { l.problem.page_size = page; });
+}
+
+void drop_options(Candidates& list, const ProblemLine& line) {
+  add(list, line, [](ProblemLine& l) { l.problem.sliding_window.reset(); });
+  add(list, line, [](ProblemLine& l) { l.problem.logits_soft_cap.reset(); });
+  add(list, line, [](ProblemLine& l) { l.problem.softmax_scale.reset(); });
+  add(list, line, [](ProblemLine& l) { l.problem.alibi = false; });
+  add(list, line, [](ProblemLine& l) { l.problem.sinks = false; });
+  add(list, line, [](ProblemLine& l) { l.problem.lse = false; });
+  add(list, line, [](ProblemLine& l) { l.problem.k_scale = ScaleKind::none; });
+  add(list, line, [](ProblemLine& l) { l.problem.v_scale = ScaleKind::none; });
+  add(list, line, [](ProblemLine& l) { l.shared_pages = 0; });
+  add(list, line, [](ProblemLine& l) { l.num_pages = 0; });
+  add(list, line, [](ProblemLine& l) { l.index_dtype = DType::i32; });
+  if (line.problem.sliding_window)
+    for (const std::int64_t window : smaller_lengths(*line.problem.sliding_window, 1))
+      add(list, line, [&](ProblemLine& l) { l.problem.sliding_window = window; });
+}
+
+void simplify_types(Candidates& list, const ProblemLine& line) {
+  add(list, line, [](ProblemLine& l) { l.problem.q_dtype = l.problem.kv_dtype = DType::f32; });
+  add(list, line, [](ProblemLine& l) { l.problem.q_dtype = DType::f32; });
+  if (line.problem.kv_dtype != line.problem.q_dtype)
+    add(list, line, [](ProblemLine& l) { l.problem.kv_dtype = l.problem.q_dtype; });
+  add(list, line, [](ProblemLine& l) { l.problem.layout = CacheLayout::nhd; });
+}
+
+Candidates smaller(const ProblemLine& line) {
+  Candidates list;
+  drop_requests(list, line);
+  drop_options(list, line);
+  shrink_sizes(list, line);
+  shorten_requests(list, line);
+  simplify_types(list, line);
+  return list;
+}
+
+}  // namespace
+
+ProblemLine shrink(const ProblemLine& line, const std::function<bool(const ProblemLine&)>& fails, const ShrinkLimits& limits) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limits.seconds));
+  ProblemLine best = line;
+  int tries = 0;
+  for (bool progress = true; progress;) {
+    progress = false;
+    for (const ProblemLine& candidate : smaller(best)) {
+      if (tries++ >= limits.tries || Clock::now() > end) return best;
+      if (!fails(candidate)) continue;
+      best = candidate;
+      progress = true;
+      break;
+    }
+  }
+  return best;
+}
+
+}  // namespace quire::conformance

@@ -1,0 +1,62 @@
+// See slice.h.
+#include "verify/slice.h"
+
+#include <initializer_list>
+
+#include "semantics/dtype.h"
+
+namespace quire::conformance {
+namespace {
+
+std::int64_t index_at(const Tensor& t, std::int64_t i) { return semantics::load_index(t.data, t.dtype, i * t.stride[0]); }
+
+Tensor index_tensor(Case& owner, DType dtype, std::initializer_list<std::int64_t> values) {
+  Tensor t = Tensor::contiguous(owner.allocate(values.size() * static_cast<std::size_t>(itemsize(dtype))), dtype, values.size());
+  std::int64_t i = 0;
+  for (const std::int64_t value : values) {
+    if (dtype == DType::i64) {
+      static_cast<std::int64_t*>(t.data)[i++] = value;
+    } else {
+      static_cast<std::int32_t*>(t.data)[i++] = static_cast<std::int32_t>(value);
+    }
+  }
+  return t;
+}
+
+Tensor rows_of(Tensor t, std::int64_t first, std::int64_t count) {
+  if (!t.present()) return t;
+  t.data = static_cast<std::byte*>(t.data) + first * t.stride[0] * itemsize(t.dtype);
+  t.shape[0] = count;
+  return t;
+}
+
+}  // namespace
+
+std::int64_t query_len(const Batch& batch, std::int64_t r) {
+  return index_at(batch.query_start_loc, r + 1) - index_at(batch.query_start_loc, r);
+}
+
+Case slice(const Case& c, const Tensor& output, const Tensor& lse, std::int64_t r, std::int64_t row_begin, std::int64_t row_end) {
+  const Batch& b = c.batch;
+  const std::int64_t rows = row_end - row_begin, first = index_at(b.query_start_loc, r) + row_begin;
+  const std::int64_t context = index_at(b.seq_lens, r) - query_len(b, r);
+  const DType dtype = b.query_start_loc.dtype;
+  Case one;
+  one.storage = c.storage;
+  one.cache = c.cache;
+  one.options = c.options;
+  one.batch.query = rows_of(b.query, first, rows);
+  one.batch.output = rows_of(output, first, rows);
+  one.batch.lse = rows_of(lse, first, rows);
+  one.batch.key = rows_of(b.key, first, rows);
+  one.batch.value = rows_of(b.value, first, rows);
+  one.batch.slot_mapping = rows_of(b.slot_mapping, first, rows);
+  one.batch.query_start_loc = index_tensor(one, dtype, {0, rows});
+  one.batch.seq_lens = index_tensor(one, dtype, {context + row_end});
+  // Rows before a chunk would have been appended by then, so only whole requests may have uncached rows.
+  if (b.cached_lens.present()) one.batch.cached_lens = index_tensor(one, dtype, {index_at(b.cached_lens, r)});
+  one.batch.block_table = rows_of(b.block_table, r, 1);
+  return one;
+}
+
+}  // namespace quire::conformance

@@ -1,0 +1,294 @@
+// See verdict.h.
+#include "verify/verdict.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "quire/plan.hpp"
+#include "verify/power.h"
+
+#ifndef QUIRE_VERSION
+#define QUIRE_VERSION "unknown"
+#endif
+
+namespace quire::conformance {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kFailuresShown = 20;
+constexpr std::size_t kReasonsShown = 12;
+
+const char* name(CheckState state) { return state == CheckState::pass ? "pass" : state == CheckState::fail ? "fail" : "skipped"; }
+
+Json number(double x) { return std::isfinite(x) ? Json(x) : Json(nullptr); }
+
+std::int64_t count(const std::vector<MutantResult>& power, bool killed_only) {
+  return std::count_if(power.begin(), power.end(), [&](const MutantResult& m) { return killed_only ? m.killed : m.asked; });
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
+}
+
+std::string device_text() {
+  const Device d = host_device();
+  return fmt::format("{}, {} thread{}", d.name, d.num_threads, d.num_threads == 1 ? "" : "s");
+}
+
+std::string upper(std::string text) {
+  for (char& c : text) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  return text;
+}
+
+Json checks_json(const CaseResult& c) {
+  Json list = Json::array();
+  for (const CheckResult& check : c.checks)
+    list.push_back(
+        {{"check", check.check}, {"state", name(check.state)}, {"worst_ratio", number(check.worst_ratio)}, {"text", check.text}});
+  return list;
+}
+
+Json case_json(const CaseResult& c) {
+  Json json = {{"matrix", c.matrix},
+               {"name", c.name},
+               {"line", c.line},
+               {"special", c.special},
+               {"status", c.status},
+               {"kernel", c.kernel},
+               {"reason", c.reason},
+               {"seconds", number(c.seconds)},
+               {"num_elements", c.num_elements},
+               {"num_compared", c.num_compared},
+               {"checks", checks_json(c)},
+               {"reduced_line", c.reduced_line},
+               {"reduced_finding", c.reduced_finding}};
+  json["pictures"] = c.pictures.empty() ? Json(nullptr) : Json::parse(c.pictures, nullptr, /*allow_exceptions=*/false);
+  return json;
+}
+
+Json power_json(const Verdict& v) {
+  if (v.power.empty()) return nullptr;
+  Json mutants = Json::array();
+  for (const MutantResult& m : v.power)
+    mutants.push_back({{"id", m.id},
+                       {"family", m.family},
+                       {"text", m.text},
+                       {"killed", m.killed},
+                       {"asked", m.asked},
+                       {"check", m.check},
+                       {"name", m.name},
+                       {"line", m.line},
+                       {"finding", m.finding}});
+  return {{"killed", count(v.power, true)}, {"total", count(v.power, false)}, {"mutants", std::move(mutants)}};
+}
+
+Json peer_json(const Verdict& v) {
+  Json list = Json::array();
+  for (const PeerPower& p : v.peer) {
+    Json mutants = Json::array();
+    for (const PeerPower::Mutant& m : p.mutants)
+      mutants.push_back({{"id", m.id}, {"killed", m.killed}, {"max_error", number(m.max_error)}});
+    list.push_back({{"name", p.name},
+                    {"line", p.line},
+                    {"atol", p.atol},
+                    {"killed", p.killed},
+                    {"total", p.total},
+                    {"known_killed", p.known_killed},
+                    {"known_total", p.known_total},
+                    {"rows_compared", p.rows_compared},
+                    {"rows_total", p.rows_total},
+                    {"mutants", std::move(mutants)}});
+  }
+  return list;
+}
+
+double worst_ratio(const CaseResult& c) {
+  double worst = 0;
+  for (const CheckResult& check : c.checks) worst = std::max(worst, check.worst_ratio);
+  return worst;
+}
+
+/// What one hazard or matrix came to, in one line.
+std::string summary_line(const std::string& name, const MatrixSummary& s) {
+  std::string text = fmt::format("  {:<22}{:>6} case{} {:>6} pass {:>5} fail {:>5} refused", name, s.cases,
+                                 s.cases == 1 ? " " : "s", s.passed, s.failed, s.refused);
+  if (s.worst_ratio > 0) text += fmt::format("   worst error {:.3g} of tolerance", s.worst_ratio);
+  if (s.num_compared < s.num_elements)
+    text += fmt::format("   {:.0f} % of elements compared, all written and finite",
+                        100.0 * static_cast<double>(s.num_compared) / static_cast<double>(s.num_elements));
+  return text + "\n";
+}
+
+void add(MatrixSummary& s, const CaseResult& c) {
+  ++s.cases;
+  ++(c.status == "pass" ? s.passed : c.status == "fail" ? s.failed : s.refused);
+  s.seconds += c.seconds;
+  s.worst_ratio = std::max(s.worst_ratio, worst_ratio(c));
+  if (c.status == "refused") return;
+  s.num_elements += c.num_elements;
+  s.num_compared += c.num_compared;
+}
+
+std::string cases_text(const Verdict& v) {
+  std::string text;
+  for (const MatrixSummary& matrix : summaries(v)) {
+    text += summary_line(matrix.name, matrix);
+    std::vector<std::string> order;
+    std::map<std::string, MatrixSummary> by_name;
+    for (const CaseResult& c : v.cases) {
+      if (c.matrix != matrix.name) continue;
+      if (by_name.find(c.name) == by_name.end()) order.push_back(c.name);
+      add(by_name[c.name], c);
+    }
+    if (order.size() < 2) continue;
+    for (const std::string& name : order) text += summary_line("  " + name, by_name[name]);
+  }
+  std::map<std::string, std::int64_t> kernels;
+  for (const CaseResult& c : v.cases)
+    if (!c.kernel.empty()) ++kernels[c.kernel];
+  for (const auto& [kernel, cases] : kernels) text += fmt::format("  served by {}: {} cases\n", kernel, cases);
+  return text;
+}
+
+std::string failures_text(const Verdict& v) {
+  std::string text;
+  std::size_t shown = 0, failed = 0;
+  for (const CaseResult& c : v.cases) {
+    if (c.status != "fail" || ++failed > kFailuresShown) continue;
+    ++shown;
+    text += fmt::format("\nFAIL {} {}: {}\n", c.matrix, c.name, c.line);
+    if (!c.special.empty()) text += fmt::format("  data: {}\n", c.special);
+    if (!c.reason.empty()) text += fmt::format("  {}\n", c.reason);
+    for (const CheckResult& check : c.checks)
+      if (check.state == CheckState::fail) text += fmt::format("  {}: {}\n", check.check, check.text);
+    if (!c.reduced_line.empty()) text += fmt::format("  smallest: {}\n    {}\n", c.reduced_line, c.reduced_finding);
+  }
+  if (failed > shown) text += fmt::format("\n... and {} more failing cases (--json lists all)\n", failed - shown);
+  return text;
+}
+
+std::string refusals_text(const Verdict& v) {
+  std::map<std::string, std::int64_t> reasons;
+  for (const CaseResult& c : v.cases)
+    if (c.status == "refused") ++reasons[c.reason];
+  if (reasons.empty()) return {};
+  std::vector<std::pair<std::int64_t, std::string>> sorted;
+  for (const auto& [reason, cases] : reasons) sorted.emplace_back(cases, reason);
+  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::string text = "\nrefused, not failed:\n";
+  for (std::size_t i = 0; i < std::min(kReasonsShown, sorted.size()); ++i)
+    text += fmt::format("  {:>5} x {}\n", sorted[i].first, sorted[i].second);
+  if (sorted.size() > kReasonsShown) text += fmt::format("  ... and {} more reasons\n", sorted.size() - kReasonsShown);
+  return text;
+}
+
+/// Checks that no case was asked, with the reason.
+std::string skipped_text(const Verdict& v) {
+  std::map<std::string, std::string> reason;
+  std::set<std::string> made;
+  for (const CaseResult& c : v.cases)
+    for (const CheckResult& check : c.checks) {
+      if (check.state == CheckState::skipped) reason.emplace(check.check, check.text);
+      if (check.state != CheckState::skipped) made.insert(check.check);
+    }
+  std::string text;
+  for (const auto& [check, why] : reason)
+    if (!made.contains(check)) text += fmt::format("  not asked: {} ({})\n", check, why);
+  return text;
+}
+
+std::string power_text(const Verdict& v) {
+  if (v.power.empty()) return "power: not measured\n";
+  const std::int64_t killed = count(v.power, true), total = count(v.power, false);
+  std::string text = fmt::format("power: {}/{} mutants killed\n", killed, total);
+  for (const MutantResult& m : v.power)
+    if (survived(m)) text += fmt::format("  survived: {} (a kernel that {})\n", m.id, m.text);
+  for (const MutantResult& m : v.power)
+    if (!m.asked) text += fmt::format("  could not be asked: {} (a kernel that {})\n", m.id, m.text);
+  return text;
+}
+
+std::string peer_text(const Verdict& v) {
+  if (v.peer.empty()) return {};
+  std::string text = "\nthe same faults under the data and tolerance of vLLM's test_prefix_prefill.py:\n";
+  for (const PeerPower& p : v.peer) {
+    text += fmt::format("  {:<28} atol {:<7g} kills {:>2} of {:>2} known faults, {:>3} of {:>3} of the catalogue\n", p.name,
+                        p.atol, p.known_killed, p.known_total, p.killed, p.total);
+    text += fmt::format("    {} of {} rows compared: {}\n", p.rows_compared, p.rows_total, p.line);
+  }
+  return text;
+}
+
+std::string conclusion(const Verdict& v) {
+  if (v.verdict == "mistrusted" && v.power.empty()) return "mistrusted: no case was served";
+  if (v.verdict == "mistrusted") {
+    const bool survivors = std::any_of(v.power.begin(), v.power.end(), survived);
+    return survivors ? "mistrusted: the faults above would have passed too" : "mistrusted: no case was served";
+  }
+  if (v.verdict == "stopped") return "stopped: not every case was run";
+  return v.verdict;
+}
+
+}  // namespace
+
+std::vector<MatrixSummary> summaries(const Verdict& v) {
+  std::vector<MatrixSummary> list;
+  for (const CaseResult& c : v.cases) {
+    auto at = std::find_if(list.begin(), list.end(), [&](const MatrixSummary& s) { return s.name == c.matrix; });
+    if (at == list.end()) {
+      list.emplace_back();
+      at = list.end() - 1;
+      at->name = c.matrix;
+    }
+    add(*at, c);
+  }
+  return list;
+}
+
+std::string text_of(const Verdict& v) {
+  std::string text = fmt::format("verify {} on {}\n", v.target, device_text());
+  text += cases_text(v) + skipped_text(v) + failures_text(v) + refusals_text(v) + "\n" + power_text(v) + peer_text(v);
+  const std::string end = conclusion(v);
+  const std::size_t word = std::min(end.find(':'), end.size());
+  return text + fmt::format("{}{} ({:.1f} s)\n", upper(end.substr(0, word)), end.substr(word), v.seconds);
+}
+
+std::string json_of(const Verdict& v) {
+  Json matrices = Json::array(), cases = Json::array();
+  for (const MatrixSummary& s : summaries(v))
+    matrices.push_back({{"name", s.name},
+                        {"cases", s.cases},
+                        {"passed", s.passed},
+                        {"failed", s.failed},
+                        {"refused", s.refused},
+                        {"seconds", number(s.seconds)},
+                        {"worst_ratio", number(s.worst_ratio)},
+                        {"num_elements", s.num_elements},
+                        {"num_compared", s.num_compared}});
+  for (const CaseResult& c : v.cases) cases.push_back(case_json(c));
+  const Json json = {{"quire_verify", 1},
+                     {"version", QUIRE_VERSION},
+                     {"date", today()},
+                     {"device", device_text()},
+                     {"target", v.target},
+                     {"verdict", v.verdict},
+                     {"seconds", number(v.seconds)},
+                     {"matrices", std::move(matrices)},
+                     {"power", power_json(v)},
+                     {"peer", peer_json(v)},
+                     {"cases", std::move(cases)}};
+  // Text may come from a foreign target: bytes that are not UTF-8 are replaced, never thrown at.
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace quire::conformance

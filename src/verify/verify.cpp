@@ -1,0 +1,214 @@
+// verify(): runs the matrices, shrinks what fails, measures the suite's own power, and writes the verdict.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <map>
+#include <new>
+
+#include "quire/faults.hpp"
+#include "verify/judge.h"
+#include "verify/pictures_of_case.h"
+#include "verify/power.h"
+#include "verify/shrink.h"
+#include "verify/verdict.h"
+
+namespace quire {
+namespace conformance {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kShrunkPerCheck = 2;  ///< failing cases that are shrunk, for each check that fails first
+constexpr int kPictures = 8;        ///< failing cases that get pictures
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+Status add_matrix(std::vector<Entry>& list, const std::string& name, const VerifyOptions& options) {
+  const auto add = [&](std::vector<Entry> more) {
+    list.insert(list.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+  };
+  const bool all = name == "all";
+  if (!all && name != "hazards" && name != "random" && name != "notes")
+    return {Code::invalid_argument, fmt::format("no matrix is called '{}'; there are notes, hazards, random and all", name)};
+  if (all || name == "hazards") add(hazard_matrix(options.quick));
+  if (all || name == "random")
+    add(random_matrix(options.seed, options.quick ? std::min<std::int64_t>(options.random_cases, 40) : options.random_cases));
+  if (all || name == "notes") add(notes_matrix(options.quick));
+  return {};
+}
+
+Result<std::vector<Entry>> entries_of(const VerifyOptions& options) {
+  std::vector<Entry> list;
+  for (const std::string& name : options.matrices)
+    if (Status s = add_matrix(list, name, options); !s.ok()) return s;
+  for (const std::string& text : options.lines) {
+    Result<ProblemLine> line = parse_problem_line(text);
+    if (!line.ok()) return line.status();
+    list.push_back({"lines", "Line", std::move(line).value(), Special::none});
+  }
+  if (list.empty()) return Status(Code::invalid_argument, "no matrix and no line to verify");
+  for (const std::string& check : options.disabled_checks)
+    if (std::find(check_names().begin(), check_names().end(), check) == check_names().end())
+      return Status(Code::invalid_argument,
+                    fmt::format("no check is called '{}'; there are {}", check, fmt::join(check_names(), ", ")));
+  return list;
+}
+
+/// Checks that the target's promises and skips leave out.
+std::set<std::string> skipped_checks(const Target& target) {
+  std::set<std::string> skipped;
+  for (const std::string& check : check_names())
+    if (target.skip.contains(check)) skipped.insert(check);
+  if (!target.deterministic) skipped.insert({"repeat", "strides", "threads", "alone", "chunks"});
+  if (!target.in_place) skipped.insert({"canaries", "rows", "strides"});
+  if (!target.batch_invariant) skipped.insert({"alone", "chunks"});
+  if (target.variants.empty()) skipped.insert("threads");
+  return skipped;
+}
+
+class Run {
+ public:
+  Run(const Target& target, const VerifyOptions& options, std::vector<Entry> entries)
+      : target_(target), options_(options), entries_(std::move(entries)), asked_(asked_checks(target, options.disabled_checks)) {
+    verdict_.target = target.name;
+    total_ = static_cast<std::int64_t>(entries_.size() + (options.power ? faults().size() : 0));
+  }
+
+  Verdict run() {
+    const auto start = Clock::now();
+    run_cases();
+    if (options_.power && !stopped_) run_power();
+    verdict_.seconds = seconds_since(start);
+    conclude();
+    verdict_.json = json_of(verdict_);
+    verdict_.text = text_of(verdict_);
+    return std::move(verdict_);
+  }
+
+ private:
+  bool go_on(std::int64_t done, const std::string& label) {
+    if (!stopped_ && options_.progress && !options_.progress(done, total_, label)) stopped_ = true;
+    return !stopped_;
+  }
+
+  /// The next case is made while the target works on this one.
+  void run_cases() {
+    const auto start_preparing = [this](std::size_t i) {
+      return std::async(std::launch::async, [this, i]() -> Result<Prepared> {
+        if (skip_reason(entries_[i])) return Status(Code::unsupported, *skip_reason(entries_[i]));
+        try {
+          return prepare(entries_[i]);
+        } catch (const std::bad_alloc&) {
+          return Status(Code::unsupported, "not enough memory for this case");
+        }
+      });
+    };
+    std::future<Result<Prepared>> next = start_preparing(0);
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      Result<Prepared> prepared = next.get();
+      if (!go_on(static_cast<std::int64_t>(i), entries_[i].matrix + " " + entries_[i].name)) return;
+      if (i + 1 < entries_.size()) next = start_preparing(i + 1);
+      const auto start = Clock::now();
+      CaseResult result = prepared.ok() ? judge(target_, prepared.value(), asked_) : refusal(entries_[i], prepared.status());
+      result.seconds = seconds_since(start);
+      if (const std::string special = text_of(entries_[i].special); !special.empty()) result.special = special;
+      if (result.status == "fail" && prepared.ok()) explain_failure(result, prepared.value());
+      verdict_.cases.push_back(std::move(result));
+    }
+    go_on(static_cast<std::int64_t>(entries_.size()), options_.power ? "planting faults" : "done");
+  }
+
+  std::optional<std::string> skip_reason(const Entry& entry) const {
+    const auto skip = target_.skip.find(entry.name);
+    return skip == target_.skip.end() ? std::nullopt : std::optional(skip->second);
+  }
+
+  static CaseResult refusal(const Entry& entry, const Status& status) {
+    CaseResult r;
+    r.matrix = entry.matrix;
+    r.name = entry.name;
+    r.line = to_string(entry.line);
+    // Only room may be missing; anything else is a defect of the suite and must not look like a refusal.
+    r.status = status.code() == Code::unsupported ? "refused" : "fail";
+    r.reason = status.message();
+    return r;
+  }
+
+  void explain_failure(CaseResult& result, Prepared& p) {
+    if (pictures_++ < kPictures) result.pictures = pictures_of_failure(target_, p);
+    const auto failed = std::find_if(result.checks.begin(), result.checks.end(),
+                                     [](const CheckResult& c) { return c.state == CheckState::fail; });
+    if (!options_.shrink || failed == result.checks.end() || p.entry.special != Special::none) return;
+    if (shrunk_[failed->check]++ >= kShrunkPerCheck) return;
+    const std::string check = failed->check;
+    const auto finding = [&](const ProblemLine& line) -> std::string {
+      Result<Prepared> smaller = prepare({"lines", "Shrunk", line, Special::none});
+      if (!smaller.ok()) return {};
+      for (const CheckResult& c : judge(target_, smaller.value(), {check}).checks)
+        if (c.state == CheckState::fail) return fmt::format("{}: {}", check, c.text);
+      return {};
+    };
+    const ProblemLine smallest = shrink(p.entry.line, [&](const ProblemLine& line) { return !finding(line).empty(); });
+    result.reduced_line = to_string(smallest);
+    result.reduced_finding = finding(smallest);
+  }
+
+  void run_power() {
+    std::vector<PowerCase> cases;
+    for (std::size_t i = 0; i < entries_.size(); ++i)
+      if (entries_[i].matrix != "notes") cases.push_back({entries_[i], verdict_.cases[i].status != "refused"});
+    // The notes' own batches are too large to plant 80 faults in; small ones stand in for them if some of them were served.
+    const bool notes = std::any_of(verdict_.cases.begin(), verdict_.cases.end(),
+                                   [](const CaseResult& c) { return c.matrix == "notes" && c.status != "refused"; });
+    if (notes)
+      for (Entry& e : small_notes_matrix()) cases.push_back({std::move(e), true});
+    PowerOptions power;
+    power.asked = asked_;
+    power.skipped = skipped_checks(target_);
+    for (const std::string& check : power.skipped) power.asked.erase(check);
+    for (const std::string& check : options_.disabled_checks) power.skipped.erase(check);
+    const auto first = static_cast<std::int64_t>(entries_.size());
+    power.progress = [&](std::size_t killed, std::size_t of) {
+      return go_on(std::min(total_, first + static_cast<std::int64_t>(killed)),
+                   fmt::format("{} of {} faults noticed", killed, of));
+    };
+    verdict_.power = measure_power(std::move(cases), power);
+  }
+
+  void conclude() {
+    const auto is = [](const char* status) { return [status](const CaseResult& c) { return c.status == status; }; };
+    const bool fails = std::any_of(verdict_.cases.begin(), verdict_.cases.end(), is("fail"));
+    const bool served = std::any_of(verdict_.cases.begin(), verdict_.cases.end(), is("pass"));
+    const bool survivors = std::any_of(verdict_.power.begin(), verdict_.power.end(), survived);
+    verdict_.verdict = fails ? "fail" : stopped_ ? "stopped" : survivors || !served ? "mistrusted" : "pass";
+  }
+
+  const Target& target_;
+  const VerifyOptions& options_;
+  std::vector<Entry> entries_;
+  std::set<std::string> asked_;
+  Verdict verdict_;
+  std::int64_t total_ = 0;
+  bool stopped_ = false;
+  int pictures_ = 0;
+  std::map<std::string, int> shrunk_;
+};
+
+}  // namespace
+}  // namespace conformance
+
+Result<Verdict> verify(const Target& target, const VerifyOptions& options) try {
+  if (options.peer_power) return Status(Code::unsupported, "the peer's power cannot be measured yet");
+  if (!target.attend) return Status(Code::invalid_argument, "the target has no function to call");
+  Result<std::vector<conformance::Entry>> entries = conformance::entries_of(options);
+  if (!entries.ok()) return entries.status();
+  return conformance::Run(target, options, std::move(entries).value()).run();
+} catch (const std::bad_alloc&) {
+  return Status(Code::out_of_memory, "verify: not enough memory");
+} catch (const std::exception& e) {
+  return Status(Code::internal_error, std::string("verify: ") + e.what());
+}
+
+}  // namespace quire

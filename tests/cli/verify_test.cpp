@@ -1,0 +1,77 @@
+// quire verify: exit codes, text, JSON, the page, and what it refuses.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "command.h"
+
+namespace quire::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kLine = "q=f32 heads=2:1 d=8 page=4 reqs=3@5,1@9 lse=1";
+
+TEST(Verify, PassesALineWithoutPower) {
+  const Ran ran = quire({"verify", "--line", kLine, "--no-power"});
+  EXPECT_EQ(ran.exit_code, 0) << ran.out << ran.err;
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("1 pass"), HasSubstr("served by cpu_generic"), HasSubstr("power: not measured"),
+                             HasSubstr("\nPASS (")));
+  EXPECT_EQ(ran.err, "");
+}
+
+TEST(Verify, OneLineHasNoPowerAndIsMistrusted) {
+  const Ran ran = quire({"verify", "--line", kLine});
+  EXPECT_EQ(ran.exit_code, 1);
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("survived: "), HasSubstr("\nMISTRUSTED: the faults above would have passed too")));
+}
+
+TEST(Verify, SaysTheSameAsJson) {
+  const Ran ran = quire({"verify", "--line", kLine, "--line", "q=bf16 heads=1 d=8 page=4 reqs=2", "--no-power", "--json"});
+  EXPECT_EQ(ran.exit_code, 0) << ran.err;
+  const auto json = json_of(ran);
+  EXPECT_EQ(json["schema"], "quire.verify/1");
+  EXPECT_EQ(json["ok"], true);
+  EXPECT_EQ(json["verdicts"][0]["target"], "cpu");
+  EXPECT_EQ(json["verdicts"][0]["verdict"], "pass");
+  EXPECT_EQ(json["verdicts"][0]["matrices"][0]["passed"], 2);
+  EXPECT_TRUE(json["verdicts"][0]["power"].is_null());
+}
+
+TEST(Verify, RunsEveryKernelOfTheMachine) {
+  const auto json = json_of(quire({"verify", "--backend", "all", "--line", kLine, "--no-power", "--json"}));
+  ASSERT_EQ(json["verdicts"].size(), 1u) << "QUIRE_CPU=scalar leaves one";
+  EXPECT_EQ(json["verdicts"][0]["target"], "cpu_generic");
+}
+
+TEST(Verify, WritesAPage) {
+  const TempFolder folder;
+  const std::string page = folder / "page.html";
+  const Ran ran = quire({"verify", "--line", kLine, "--no-power", "--html", page});
+  EXPECT_EQ(ran.exit_code, 0) << ran.err;
+  EXPECT_THAT(ran.out, HasSubstr("wrote " + page));
+  EXPECT_THAT(slurp(page), AllOf(HasSubstr("<html"), HasSubstr("heads=2:1 d=8")));
+  EXPECT_EQ(quire({"verify", "--line", kLine, "--no-power", "--html", folder / "no/page.html"}).exit_code, 3);
+  EXPECT_EQ(quire({"verify", "--backend", "cpu", "--backend", "cpu_generic", "--html", page}).exit_code, 2);
+}
+
+TEST(Verify, RefusesWhatItDoesNotKnow) {
+  const Ran backend = quire({"verify", "--backend", "cpu_generi"});
+  EXPECT_EQ(backend.exit_code, 2);
+  EXPECT_THAT(backend.err, HasSubstr("did you mean 'cpu_generic'?"));
+  EXPECT_EQ(quire({"verify", "--backend", "cpu_avx2"}).exit_code, 4) << "QUIRE_CPU=scalar";
+  EXPECT_EQ(quire({"verify", "--matrix", "hazard"}).exit_code, 2);
+  EXPECT_EQ(quire({"verify", "--line", "q=f32"}).exit_code, 2);
+  EXPECT_EQ(quire({"verify", "--cases", "0"}).exit_code, 2);
+}
+
+TEST(Verify, ShowsProgressOnATerminal) {
+  // Long enough for the line to appear, which it does after half a second.
+  const Ran ran = quire_on_terminal({"verify", "--quick", "--matrix", "notes", "--no-power"});
+  EXPECT_EQ(ran.exit_code, 0);
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("verifying cpu"), HasSubstr("\x1b[32mPASS (")));
+}
+
+}  // namespace
+}  // namespace quire::test

@@ -1,0 +1,197 @@
+// Each check of the suite fails when its fault is planted, and none cries wolf.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "quire/faults.hpp"
+#include "verify/guarded.h"
+#include "verify/judge.h"
+#include "verify/mutants.h"
+
+namespace quire::conformance {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kSmall = "q=f32 heads=4:2 d=8 page=4 reqs=9@7,1@12,0@3,2@5 lse=1 seed=1";
+
+Entry entry(const std::string& line) { return {"lines", "Line", parse_problem_line(line).value(), Special::none}; }
+
+CaseResult judged(const Target& target, const std::string& line = kSmall, const std::vector<std::string>& disabled = {}) {
+  Result<Prepared> p = prepare(entry(line));
+  EXPECT_TRUE(p.ok()) << p.status().message();
+  return judge(target, p.value(), asked_checks(target, disabled));
+}
+
+std::map<std::string, CheckResult> by_name(const CaseResult& result) {
+  std::map<std::string, CheckResult> map;
+  for (const CheckResult& check : result.checks) map[check.check] = check;
+  return map;
+}
+
+const Mutant& call_mutant(const std::string& id) {
+  static const std::vector<Mutant> list = call_mutants();
+  return *std::find_if(list.begin(), list.end(), [&](const Mutant& m) { return m.id == id; });
+}
+
+TEST(Checks, FindNothingInTheReference) {
+  Target right = right_target();
+  right.variants = {{"again", right.attend}};
+  for (const char* line : {kSmall, "q=bf16 kv=fp8_e4m3fn heads=4:2 d=16 page=8 reqs=5@9/11,1@20 kscale=head vscale=tensor",
+                           "q=f16 heads=2:1 d=8 page=4 reqs=none lse=1", "q=f32 heads=2 d=4 page=4 reqs=2x0@5"}) {
+    const CaseResult result = judged(right, line);
+    EXPECT_EQ(result.status, "pass") << line;
+    for (const CheckResult& check : result.checks) EXPECT_NE(check.state, CheckState::fail) << check.check << check.text;
+    EXPECT_EQ(result.num_elements, result.num_compared);
+  }
+  const auto checks = by_name(judged(right));
+  for (const std::string& name : check_names()) EXPECT_EQ(checks.at(name).state, CheckState::pass) << name;
+}
+
+class CallMutants : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(CallMutants, FailTheCheckThatExistsForThem) {
+  const Mutant& m = call_mutant(GetParam());
+  const auto checks = by_name(judged(m.target));
+  ASSERT_TRUE(checks.contains(m.check)) << m.check;
+  EXPECT_EQ(checks.at(m.check).state, CheckState::fail) << m.text;
+  EXPECT_NE(checks.at(m.check).text, "");
+}
+
+std::vector<std::string> call_mutant_ids() {
+  std::vector<std::string> ids;
+  for (const Mutant& m : call_mutants()) ids.push_back(m.id);
+  return ids;
+}
+INSTANTIATE_TEST_SUITE_P(, CallMutants, ::testing::ValuesIn(call_mutant_ids()), [](const auto& test) { return test.param; });
+
+TEST(Checks, EachOfThemHasAMutant) {
+  std::set<std::string> covered;
+  for (const Mutant& m : call_mutants()) covered.insert(m.check);
+  for (const std::string& name : check_names()) EXPECT_TRUE(covered.contains(name)) << name;
+}
+
+TEST(Checks, GarbageFindsWhatNanDoesNot) {
+  const auto checks = by_name(judged(call_mutant("leaks_finite_tail").target));
+  EXPECT_EQ(checks.at("values").state, CheckState::pass);
+  EXPECT_EQ(checks.at("nan_poison").state, CheckState::pass);
+  EXPECT_EQ(checks.at("garbage_poison").state, CheckState::fail);
+  EXPECT_THAT(checks.at("garbage_poison").text, HasSubstr("makes the output wrong: "));
+}
+
+TEST(Checks, WithoutAPromiseOfBitsOnlyValuesCount) {
+  Target noise = call_mutant("noise").target;
+  noise.deterministic = false;
+  const CaseResult result = judged(noise);
+  EXPECT_EQ(result.status, "pass");
+  EXPECT_EQ(by_name(result).at("repeat").state, CheckState::skipped);
+}
+
+TEST(Checks, OutputsOfTheTargetsOwnHaveNoCanaries) {
+  Target copies = right_target();
+  copies.in_place = false;
+  const auto checks = by_name(judged(copies));
+  for (const char* check : {"canaries", "rows", "strides"}) EXPECT_EQ(checks.at(check).state, CheckState::skipped) << check;
+  EXPECT_EQ(checks.at("values").state, CheckState::pass);
+}
+
+TEST(Checks, SkippedLseIsNotAskedFor) {
+  Target no_lse = right_target();
+  no_lse.skip["lse"] = "returns no lse";
+  no_lse.attend = [right = right_target().attend](const Case& c, std::string& kernel) {
+    EXPECT_FALSE(c.batch.lse.present());
+    return right(c, kernel);
+  };
+  EXPECT_EQ(judged(no_lse).status, "pass");
+}
+
+TEST(Checks, RefusalsAreNoFailures) {
+  Target refuses;
+  refuses.name = "nothing";
+  refuses.attend = [](const Case&, std::string&) { return Status(Code::unsupported, "head_dim 8 is too small"); };
+  const CaseResult result = judged(refuses);
+  EXPECT_EQ(result.status, "refused");
+  EXPECT_EQ(result.reason, "head_dim 8 is too small");
+}
+
+TEST(Checks, ErrorsAndExceptionsAreFindings) {
+  Target fails = right_target();
+  fails.attend = [](const Case&, std::string&) { return Status(Code::internal_error, "device lost"); };
+  EXPECT_THAT(by_name(judged(fails)).at("values").text, HasSubstr("device lost"));
+  fails.attend = [](const Case&, std::string&) -> Status { throw std::runtime_error("thrown"); };
+  EXPECT_THAT(by_name(judged(fails)).at("values").text, HasSubstr("thrown"));
+}
+
+TEST(Checks, DisabledOnesAreNotMade) {
+  const CaseResult result = judged(call_mutant("writes_past_end").target, kSmall, {"canaries"});
+  EXPECT_EQ(result.status, "pass");
+  EXPECT_FALSE(by_name(result).contains("canaries"));
+}
+
+// A sample of the rows is compared; every row must be written and finite all the same.
+TEST(Samples, AreStratifiedAndNameRealRows) {
+  const Problem p = parse_problem_line("q=f32 heads=1 d=1 page=32 reqs=880@430,1@929,539@613").value().problem;
+  EXPECT_TRUE(choose_rows(p, 1'000'000'000, 1).empty()) << "all rows";
+  const std::vector<std::int64_t> rows = choose_rows(p, 100'000, 1);
+  EXPECT_TRUE(std::is_sorted(rows.begin(), rows.end()));
+  EXPECT_LT(rows.size(), 400u);
+  for (const std::int64_t row : {0, 1, 879, 880, 881, 882, 1419, 63, 64, 17, 18, 49, 50})
+    EXPECT_TRUE(std::binary_search(rows.begin(), rows.end(), row)) << row;
+}
+
+TEST(Samples, FindWhatIsInThem) {
+  const std::string line = "q=f32 heads=2 d=4 page=4 reqs=200@30 lse=1";
+  const auto verdict = [&](std::int64_t token, float value) {
+    Target wrong = right_target();
+    wrong.batch_invariant = false;
+    wrong.attend = [=, right = right_target().attend](const Case& c, std::string& kernel) {
+      if (Status s = right(c, kernel); !s.ok()) return s;
+      const Tensor& o = c.batch.output;
+      static_cast<float*>(o.data)[token * o.stride[0]] += value;
+      return Status();
+    };
+    Result<Prepared> p = prepare(entry(line), /*budget=*/20'000);
+    EXPECT_TRUE(p.ok());
+    EXPECT_FALSE(p->tokens.empty());
+    const bool sampled = std::binary_search(p->tokens.begin(), p->tokens.end(), token);
+    const CaseResult result = judge(wrong, p.value(), asked_checks(wrong, {}));
+    EXPECT_LT(result.num_compared, result.num_elements);
+    return std::pair{sampled, by_name(result).at("values")};
+  };
+  const auto [last_sampled, last] = verdict(199, 1.0f);
+  EXPECT_TRUE(last_sampled);
+  EXPECT_EQ(last.state, CheckState::fail);
+  EXPECT_THAT(last.text, HasSubstr("token 199"));
+  for (const std::int64_t token : {100, 101, 102, 103, 104, 105, 106}) {
+    const auto [sampled, nan] = verdict(token, std::nanf(""));
+    EXPECT_EQ(nan.state, CheckState::fail) << "NaN shows in every row, compared or not";
+    if (!sampled) {
+      EXPECT_EQ(verdict(token, 1.0f).second.state, CheckState::pass) << "this row is not compared";
+    }
+  }
+}
+
+TEST(Guards, SeeEveryByteAroundAndBetweenTheElements) {
+  std::vector<float> shape_only(1);
+  const Tensor like = Tensor::contiguous(shape_only.data(), DType::f32, 3, 2, 4);
+  for (const Spread spread : {Spread::contiguous, Spread::apart}) {
+    Guarded untouched(like, spread);
+    EXPECT_EQ(untouched.take(), fill_pattern(DType::f32, 24));
+    EXPECT_EQ(untouched.damaged(), 0);
+    Guarded before(like, spread);
+    static_cast<float*>(before.view.data)[-1] = 0;
+    before.take();
+    EXPECT_EQ(before.damaged(), 4);
+    if (spread == Spread::contiguous) continue;
+    Guarded between(like, spread);
+    static_cast<float*>(between.view.data)[1] = 0;
+    between.take();
+    EXPECT_EQ(between.damaged(), 4);
+  }
+}
+
+}  // namespace
+}  // namespace quire::conformance

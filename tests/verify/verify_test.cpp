@@ -1,0 +1,272 @@
+// The verdict: power of the whole suite, survivors, refusals, stops, text and JSON.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "quire/faults.hpp"
+#include "quire/plan.hpp"
+#include "quire/report.hpp"
+#include "quire/verify.hpp"
+#include "verify/judge.h"
+#include "verify/matrix.h"
+#include "verify/mutants.h"
+#include "verify/power.h"
+
+namespace quire::conformance {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kLine = "q=f32 heads=4:2 d=8 page=4 reqs=9@7,1@12 lse=1 seed=1";
+
+Verdict run(const Target& target, const VerifyOptions& options) {
+  Result<Verdict> v = verify(target, options);
+  EXPECT_TRUE(v.ok()) << v.status().message();
+  return v.ok() ? std::move(v).value() : Verdict{};
+}
+
+VerifyOptions line_only(const std::string& line = kLine) {
+  VerifyOptions options;
+  options.matrices = {};
+  options.lines = {line};
+  options.power = false;
+  return options;
+}
+
+Target cpu() { return backend_target("cpu").value(); }
+
+TEST(Power, TheQuickSuiteKillsEveryMutant) {
+  VerifyOptions options;
+  options.quick = true;
+  const Verdict v = run(cpu(), options);
+  EXPECT_EQ(v.verdict, "pass") << v.text;
+  EXPECT_EQ(v.power.size(), faults().size() + call_mutants().size());
+  for (const MutantResult& m : v.power) {
+    EXPECT_TRUE(m.killed) << m.id << ": a kernel that " << m.text;
+    EXPECT_NE(m.check, "") << m.id;
+    EXPECT_NE(m.line, "") << m.id;
+  }
+  EXPECT_THAT(v.text, AllOf(HasSubstr("power: "), HasSubstr("mutants killed"), HasSubstr("PASS (")));
+}
+
+TEST(Power, ADisabledCheckLetsAMutantSurviveAndIsMistrusted) {
+  // Chunks would notice a leak from past the end too: there a chunk ends in the middle of a sequence.
+  const std::vector<std::vector<std::string>> disabled = {{"canaries"}, {"garbage_poison", "chunks"}};
+  for (const std::vector<std::string>& checks : disabled) {
+    VerifyOptions options;
+    options.quick = true;
+    options.disabled_checks = checks;
+    const Verdict v = run(cpu(), options);
+    EXPECT_EQ(v.verdict, "mistrusted") << checks[0];
+    EXPECT_THAT(v.text, AllOf(HasSubstr("survived: "), HasSubstr("MISTRUSTED: the faults above"))) << checks[0];
+    EXPECT_EQ(nlohmann::json::parse(v.json)["verdict"], "mistrusted");
+  }
+}
+
+TEST(Power, OneCaseIsNotEnough) {
+  VerifyOptions options = line_only();
+  options.power = true;
+  const Verdict v = run(cpu(), options);
+  EXPECT_EQ(v.verdict, "mistrusted");
+  EXPECT_TRUE(std::any_of(v.power.begin(), v.power.end(), survived));
+  EXPECT_TRUE(std::any_of(v.power.begin(), v.power.end(), [](const MutantResult& m) { return m.killed; }));
+}
+
+TEST(Power, ChecksThatATargetCannotBeAskedAreNotCounted) {
+  Target t = cpu();
+  t.batch_invariant = false;
+  VerifyOptions options;
+  options.quick = true;
+  const Verdict v = run(t, options);
+  EXPECT_EQ(v.verdict, "pass") << v.text;
+  std::set<std::string> not_asked;
+  for (const MutantResult& m : v.power)
+    if (!m.asked) not_asked.insert(m.id);
+  EXPECT_EQ(not_asked, (std::set<std::string>{"batch_changes_bits", "chunk_changes_bits"}));
+  EXPECT_THAT(v.text, HasSubstr("could not be asked: chunk_changes_bits"));
+}
+
+TEST(Power, FaultsThatOnlyARefusedCaseShowsAreNotCounted) {
+  // It refuses every soft cap, so nobody can ask whether it gets that right.
+  Target t = cpu();
+  t.attend = [served = t.attend](const Case& c, std::string& kernel) {
+    return c.options.logits_soft_cap ? Status(Code::unsupported, "no soft cap") : served(c, kernel);
+  };
+  t.variants.clear();
+  VerifyOptions options;
+  options.quick = true;
+  const Verdict v = run(t, options);
+  EXPECT_EQ(v.verdict, "pass") << v.text;
+  const auto cap = std::find_if(v.power.begin(), v.power.end(),
+                                [](const MutantResult& m) { return m.text.find("cap") != std::string::npos && !m.asked; });
+  ASSERT_NE(cap, v.power.end());
+  EXPECT_NE(cap->line, "") << "where it would have been noticed";
+  EXPECT_THAT(v.text, HasSubstr("x no soft cap"));
+}
+
+TEST(Verdicts, ATargetThatRefusesEverythingIsMistrusted) {
+  Target t;
+  t.name = "nothing";
+  t.attend = [](const Case&, std::string&) { return Status(Code::unsupported, "not today"); };
+  const Verdict v = run(t, line_only());
+  EXPECT_EQ(v.verdict, "mistrusted");
+  EXPECT_THAT(v.text, AllOf(HasSubstr("1 refused"), HasSubstr("1 x not today"), HasSubstr("no case was served")));
+}
+
+TEST(Verdicts, HazardsThatATargetSkipsAreRefusedWithItsReason) {
+  Target t = cpu();
+  t.skip["HugeOffsets"] = "its memory is elsewhere";
+  VerifyOptions options;
+  options.quick = true;
+  options.power = false;
+  const Verdict v = run(t, options);
+  std::int64_t refused = 0;
+  for (const CaseResult& c : v.cases) {
+    EXPECT_EQ(c.status == "refused", c.name == "HugeOffsets");
+    refused += c.reason == "its memory is elsewhere" ? 1 : 0;
+  }
+  EXPECT_EQ(refused, 3);
+  EXPECT_EQ(v.verdict, "pass");
+}
+
+TEST(Verdicts, AFailureOutranksMistrust) {
+  Target t = cpu();
+  t.attend = call_mutants().front().target.attend;
+  VerifyOptions options = line_only();
+  options.power = true;
+  const Verdict v = run(t, options);
+  EXPECT_EQ(v.verdict, "fail");
+  EXPECT_THAT(v.text, AllOf(HasSubstr("FAIL lines Line: q=f32"), HasSubstr("smallest: ")));
+}
+
+TEST(Verdicts, StopWhenAskedTo) {
+  VerifyOptions options;
+  options.quick = true;
+  int calls = 0;
+  options.progress = [&](std::int64_t done, std::int64_t total, const std::string& label) {
+    EXPECT_LE(done, total);
+    EXPECT_NE(label, "");
+    return ++calls < 5;
+  };
+  const Verdict v = run(cpu(), options);
+  EXPECT_EQ(v.verdict, "stopped");
+  EXPECT_EQ(v.cases.size(), 4u);
+  EXPECT_TRUE(v.power.empty());
+  EXPECT_THAT(v.text, HasSubstr("STOPPED: not every case was run"));
+}
+
+TEST(Verdicts, RefuseUnknownNamesAndEmptySuites) {
+  VerifyOptions options;
+  options.matrices = {"hazard"};
+  EXPECT_EQ(verify(cpu(), options).status().code(), Code::invalid_argument);
+  options.matrices = {};
+  EXPECT_EQ(verify(cpu(), options).status().code(), Code::invalid_argument);
+  options.lines = {"q=f32"};
+  EXPECT_EQ(verify(cpu(), options).status().code(), Code::parse_error);
+  options = line_only();
+  options.disabled_checks = {"canary"};
+  EXPECT_THAT(verify(cpu(), options).status().message(), HasSubstr("canaries"));
+  EXPECT_EQ(verify(Target{}, line_only()).status().code(), Code::invalid_argument);
+}
+
+TEST(Backends, KnowTheirNames) {
+  EXPECT_EQ(backend_target("gpu").status().code(), Code::invalid_argument);
+  EXPECT_THAT(backend_target("gpu").status().message(), HasSubstr("cpu_generic"));
+  for (const Kernel& kernel : kernels()) {
+    const Result<Target> target = backend_target(std::string(kernel.name));
+    const bool here = (kernel.cpu_features & ~host_device().cpu_features) == 0;
+    EXPECT_EQ(target.ok(), here) << kernel.name;
+    if (!here) continue;
+    const Verdict v = run(target.value(), line_only());
+    EXPECT_EQ(v.verdict, "pass") << v.text;
+    EXPECT_EQ(v.cases[0].kernel, kernel.name);
+  }
+}
+
+TEST(Matrices, HoldWhatTheirNamesPromise) {
+  EXPECT_EQ(notes_matrix(false).size(), 48u);
+  EXPECT_EQ(small_notes_matrix().size(), 48u);
+  const Problem p = notes_matrix(false).front().line.problem;
+  EXPECT_EQ(p.num_tokens(), 5337);
+  EXPECT_EQ(p.num_q_heads, 64);
+  EXPECT_EQ(p.reqs.back(), (Request{1, 929, 930}));
+  std::set<std::string> quick, full;
+  for (const Entry& e : hazard_matrix(true)) quick.insert(e.name);
+  for (const Entry& e : hazard_matrix(false)) {
+    full.insert(e.name);
+    EXPECT_FALSE(to_string(e.line).empty());
+    EXPECT_GT(e.line.problem.num_q_heads, 1) << e.name;
+  }
+  EXPECT_EQ(quick, full) << "every hazard is part of the quick run";
+}
+
+TEST(Matrices, RandomLinesAreFixedLegalAndOfBoundedCost) {
+  const std::vector<Entry> a = random_matrix(7, 300), b = random_matrix(7, 300), other = random_matrix(8, 300);
+  bool differ = false;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].line, b[i].line);
+    differ = differ || !(a[i].line == other[i].line);
+    EXPECT_TRUE(parse_problem_line(to_string(a[i].line)).ok()) << to_string(a[i].line);
+    const Problem& p = a[i].line.problem;
+    EXPECT_LE(p.visible_pairs() * p.num_q_heads * p.head_dim, 4'000'000) << to_string(a[i].line);
+  }
+  EXPECT_TRUE(differ);
+}
+
+/// Adds the path of every key below `json`: "power.mutants[].id". The report's pictures have a page of their own.
+void collect_keys(const nlohmann::json& json, const std::string& prefix, std::set<std::string>& keys) {
+  if (json.is_array())
+    for (const auto& element : json) collect_keys(element, prefix + "[]", keys);
+  if (!json.is_object() || prefix.ends_with("pictures")) return;
+  for (const auto& [key, value] : json.items()) {
+    const std::string path = prefix.empty() ? key : prefix + "." + key;
+    keys.insert(path);
+    collect_keys(value, path, keys);
+  }
+}
+
+TEST(Json, EveryKeyIsDocumentedAndThePageTakesIt) {
+  Target t = cpu();
+  t.attend = call_mutants().front().target.attend;
+  VerifyOptions options = line_only();
+  options.power = true;
+  const Verdict v = run(t, options);
+  std::set<std::string> keys;
+  const nlohmann::json json = nlohmann::json::parse(v.json);
+  EXPECT_FALSE(json["cases"][0]["pictures"].is_null()) << "a failing case has pictures";
+  collect_keys(json, "", keys);
+  std::ifstream file(QUIRE_SOURCE_DIR "/docs/verify.md");
+  std::stringstream page;
+  page << file.rdbuf();
+  for (const std::string& key : keys) EXPECT_THAT(page.str(), HasSubstr("`" + key + "`"));
+  const Result<std::string> html = render_html(v.json);
+  ASSERT_TRUE(html.ok()) << html.status().message();
+  EXPECT_THAT(html.value(), HasSubstr("last_row_unwritten"));
+}
+
+TEST(Json, ForeignBytesStayValidJson) {
+  Target t;
+  t.name = "\xff\xfe";
+  t.attend = [](const Case&, std::string&) { return Status(Code::unsupported, "\x80"); };
+  EXPECT_TRUE(nlohmann::json::accept(run(t, line_only()).json));
+}
+
+TEST(Docs, ListEveryCheckAndMutantOfTheCall) {
+  std::ifstream file(QUIRE_SOURCE_DIR "/docs/verify.md");
+  std::stringstream page;
+  page << file.rdbuf();
+  for (const std::string& check : check_names()) EXPECT_THAT(page.str(), HasSubstr("\n| `" + check + "` |"));
+  for (const Mutant& m : call_mutants())
+    EXPECT_THAT(page.str(), HasSubstr("\n| `" + m.id + "` | " + m.text + " | `" + m.check + "` |"));
+}
+
+}  // namespace
+}  // namespace quire::conformance
