@@ -4,13 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 
 #include "commands.h"
+#include "html.h"
 #include "progress.h"
 #include "quire/plan.hpp"
-#include "quire/report.hpp"
 #include "suggest.h"
 
 namespace quire::cli {
@@ -58,16 +57,6 @@ Result<Verdict> verify_backend(const std::string& name, VerifyOptions options, c
   return verify(target.value(), options);
 }
 
-Status write_page(const std::string& path, const std::string& json) {
-  const Result<std::string> page = render_html(json);
-  if (!page.ok()) return page.status();
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "wb"), std::fclose);
-  const std::string& bytes = page.value();
-  const bool written =
-      file != nullptr && std::fwrite(bytes.data(), 1, bytes.size(), file.get()) == bytes.size() && std::fflush(file.get()) == 0;
-  return written ? Status() : Status(Code::io_error, fmt::format("cannot write {}", path));
-}
-
 }  // namespace
 
 Report run_verify(const VerifyArgs& args, const Terminal& terminal) {
@@ -88,7 +77,7 @@ Report run_verify(const VerifyArgs& args, const Terminal& terminal) {
     if (verdict->verdict != "pass") report.exit_code = kFindings;
     verdicts.push_back(Json::parse(verdict->json));
     if (args.html.empty()) continue;
-    if (const Status s = write_page(args.html, verdict->json); !s.ok()) return Report::failure(s);
+    if (const Status s = write_html(args.html, verdicts.back()); !s.ok()) return Report::failure(s);
     report.text += fmt::format("wrote {}\n", printable(args.html));
   }
   report.json = {{"schema", "quire.verify/1"},

@@ -112,6 +112,7 @@ const std::vector<Hazard>& hazards() {
       {"OddHeadDim", sweep("heads=4:2 page=8 reqs=3@9,1@21 lse=1 d=", {1, 7, 24, 80, 120, 192, 256, 512}, "")},
       {"OddGroup", group_sweep()},
       {"OddPage", sweep("heads=4:2 d=16 reqs=3@60,1@37,20@29 page=", {1, 5, 8, 16, 32, 48, 256, 544}, "")},
+      {"WideToken", {"heads=72:72 d=128 page=4 reqs=1@9,2@5"}},
       {"NegativeSlopes",
        {"heads=6:3 d=16 page=8 alibi=1 reqs=20@40,1@90",
         "heads=6:3 d=16 page=8 alibi=1 sinks=1 window=30 lse=1 reqs=20@40,1@90"}},

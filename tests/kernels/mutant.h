@@ -30,6 +30,7 @@ enum class Fault {
   kv_head_modulo,
   shifts_page,
   offset_32_bit,
+  caps_chunks,
   ignores_negative_slopes,
   alibi_from_context,
   drops_sink,
@@ -167,6 +168,8 @@ class Mutant {
     std::int64_t at = cache_offset(t, key, table(position / size), position % size, head, d);
     if (is(Fault::offset_32_bit)) at = static_cast<std::int64_t>(static_cast<std::uint32_t>(at));
     double value = semantics::load(t.data, cache_dtype(), at);
+    const std::int64_t x = packed_x(t.dtype);
+    if (is(Fault::caps_chunks) && head * ((dim_ + x - 1) / x) + d / x >= 512) value = 0;
     if (is(Fault::flushes_fp8_subnormals) && is_fp8(t.dtype) &&
         std::fabs(value) < (t.dtype == DType::fp8_e4m3fn     ? 0x1p-6
                             : t.dtype == DType::fp8_e4m3fnuz ? 0x1p-7

@@ -39,6 +39,7 @@ const Planted kPlanted[] = {
     {Fault::shifts_group, "OddGroup", "divides by the group size with a shift"},
     {Fault::kv_head_modulo, "OddGroup", "maps query head h to KV head h % num_kv_heads"},
     {Fault::shifts_page, "OddPage", "divides by the page size with a shift"},
+    {Fault::caps_chunks, "WideToken", "handles the first 512 chunks of 16 bytes of a token"},
     {Fault::offset_32_bit, "HugeOffsets", "keeps element offsets in 32 bits"},
     {Fault::ignores_negative_slopes, "NegativeSlopes", "takes negative ALiBi slopes for 0"},
     {Fault::alibi_from_context, "NegativeSlopes", "counts ALiBi distances from the end of the context"},
