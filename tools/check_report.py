@@ -8,6 +8,7 @@ Checks: nothing on the console, no request beyond the page itself, no sideways s
 schemes, every control reachable by Tab with a visible focus, details, maps, filters and theme usable by keyboard, hostile text shown
 as text, printable. Exit status 77: no Chromium here. Speaks the DevTools protocol over a pipe, so it needs nothing but Python.
 """
+
 import base64
 import json
 import os
@@ -30,13 +31,29 @@ class Browser:
         # DevTools reads commands from descriptor 3 and writes answers to 4, separated by NUL.
         to_browser, self.commands = os.pipe()
         self.answers, from_browser = os.pipe()
-        script = f"exec 3<&{to_browser} 4>&{from_browser}; exec \"$@\""
-        arguments = [program, "--headless=new", "--remote-debugging-pipe", f"--user-data-dir={profile}", "--no-first-run", "--disable-gpu", "--mute-audio",
-                     "--no-default-browser-check", "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--force-color-profile=srgb"]
+        script = f'exec 3<&{to_browser} 4>&{from_browser}; exec "$@"'
+        arguments = [
+            program,
+            "--headless=new",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={profile}",
+            "--no-first-run",
+            "--disable-gpu",
+            "--mute-audio",
+            "--no-default-browser-check",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--hide-scrollbars",
+            "--force-color-profile=srgb",
+        ]
         if hasattr(os, "geteuid") and os.geteuid() == 0:
             arguments.append("--no-sandbox")
-        self.process = subprocess.Popen(["bash", "-c", script, "chromium", *arguments, "about:blank"], pass_fds=(to_browser, from_browser),
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            ["bash", "-c", script, "chromium", *arguments, "about:blank"],
+            pass_fds=(to_browser, from_browser),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(to_browser)
         os.close(from_browser)
         self.buffer, self.next_id, self.session, self.events = b"", 0, None, []
@@ -62,10 +79,15 @@ class Browser:
 
     def send(self, method: str, **parameters) -> dict:
         self.next_id += 1
-        message = {"id": self.next_id, "method": method, "params": parameters, **({"sessionId": self.session} if self.session else {})}
+        message = {
+            "id": self.next_id,
+            "method": method,
+            "params": parameters,
+            **({"sessionId": self.session} if self.session else {}),
+        }
         data = json.dumps(message).encode() + b"\0"
         while data:
-            data = data[os.write(self.commands, data):]
+            data = data[os.write(self.commands, data) :]
         while True:
             answer = self.receive()
             if answer.get("id") == self.next_id:
@@ -88,14 +110,27 @@ class Browser:
         return answer["result"].get("value")
 
     def press(self, key: str, shift: bool = False) -> None:
-        codes = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+        codes = {
+            "Tab": 9,
+            "Enter": 13,
+            "Escape": 27,
+            "End": 35,
+            "Home": 36,
+            "ArrowLeft": 37,
+            "ArrowUp": 38,
+            "ArrowRight": 39,
+            "ArrowDown": 40,
+        }
         common = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key], "modifiers": 8 if shift else 0}
         self.send("Input.dispatchKeyEvent", type="keyDown", **common, **({"text": "\r"} if key == "Enter" else {}))
         self.send("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def open(self, page: Path, scheme: str, width: int) -> None:
         self.events.clear()
-        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"}])
+        self.send(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"}],
+        )
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         self.send("Page.navigate", url=page.as_uri())
         self.wait_for("Page.loadEventFired")
@@ -155,7 +190,9 @@ def check_quiet(browser: Browser, page: Path) -> "list[str]":
     for event in browser.events:
         parameters = event["params"]
         if event["method"] == "Runtime.exceptionThrown":
-            found.append(f"exception: {parameters['exceptionDetails'].get('exception', {}).get('description', parameters['exceptionDetails']['text'])}")
+            found.append(
+                f"exception: {parameters['exceptionDetails'].get('exception', {}).get('description', parameters['exceptionDetails']['text'])}"
+            )
         elif event["method"] == "Runtime.consoleAPICalled":
             found.append(f"console: {parameters['type']} {[a.get('value') for a in parameters['args']]}")
         elif event["method"] == "Log.entryAdded":
@@ -215,10 +252,17 @@ def check_keyboard_use(browser: Browser, page: Path) -> "list[str]":
             said.append(browser.script(f"document.querySelectorAll('.map')[{index}].querySelector('.readout').textContent"))
         if len(set(said)) < 2 or not all(said):
             found.append(f"arrow keys do not move through map {index}: it says {said[0]!r}")
-    if browser.script("const s = document.querySelector('.expand')?.closest('section')?.querySelector('input[type=search]'); s && s.focus(); !!s"):
+    if browser.script(
+        "const s = document.querySelector('.expand')?.closest('section')?.querySelector('input[type=search]'); s && s.focus(); !!s"
+    ):
         before = browser.script("document.activeElement.closest('section').querySelectorAll('tbody tr').length")
         browser.send("Input.insertText", text="zzz-nothing-has-this")
-        if browser.script("document.activeElement.closest('section').querySelectorAll(':scope > div > .table > table > tbody > tr').length") >= before:
+        if (
+            browser.script(
+                "document.activeElement.closest('section').querySelectorAll(':scope > div > .table > table > tbody > tr').length"
+            )
+            >= before
+        ):
             found.append("the filter does not filter")
     return found
 
@@ -233,8 +277,12 @@ def check_theme(browser: Browser) -> "list[str]":
 
 def check_hostile(browser: Browser) -> "list[str]":
     run = browser.script("window.pwned === 1 || {}.polluted === true")
-    tags = browser.script("[document.scripts.length, document.querySelectorAll('img, iframe, object, embed, [onerror], [href^=javascript]').length]")
-    return (["text of the report was run"] if run else []) + ([f"text of the report became tags: {tags}"] if tags != [2, 0] else [])
+    tags = browser.script(
+        "[document.scripts.length, document.querySelectorAll('img, iframe, object, embed, [onerror], [href^=javascript]').length]"
+    )
+    return (["text of the report was run"] if run else []) + (
+        [f"text of the report became tags: {tags}"] if tags != [2, 0] else []
+    )
 
 
 def check_page(browser: Browser, page: Path, screens=SCREENS) -> "list[str]":
@@ -269,8 +317,14 @@ PLANTED = {
     "was run": ("/*script*/", "window.pwned = 1"),
     "became tags": ("<!--here-->", "<img alt='' src='data:,'>"),
     "does not open its details": ("<!--here-->", "<button class='expand'>x</button>"),
-    "arrow keys do not move": ("<!--here-->", "<div class='map'><p class='readout'>x</p><div class='frame' tabindex=0>x</div></div>"),
-    "does not filter": ("<!--here-->", "<section><input type=search aria-label=x><div><div class=table><table><tbody><tr><td><button class='expand'>x</button></table></div></div></section>"),
+    "arrow keys do not move": (
+        "<!--here-->",
+        "<div class='map'><p class='readout'>x</p><div class='frame' tabindex=0>x</div></div>",
+    ),
+    "does not filter": (
+        "<!--here-->",
+        "<section><input type=search aria-label=x><div><div class=table><table><tbody><tr><td><button class='expand'>x</button></table></div></div></section>",
+    ),
 }
 
 

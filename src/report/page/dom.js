@@ -6,8 +6,10 @@ function el(tag, attributes, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else node.setAttribute(name, value === true ? "" : String(value));
+    if (name.startsWith("on"))
+      node.addEventListener(name.slice(2), value);
+    else
+      node.setAttribute(name, value === true ? "" : String(value));
   }
   add(node, ...children);
   return node;
@@ -72,13 +74,24 @@ function sign(kind) {
   outline.setAttribute("d", shape.round ? "M12 2a10 10 0 1 1 0 20a10 10 0 1 1 0-20z" : "M12 2.2L23 21.3H1z");
   outline.setAttribute("fill", "currentColor");
   const mark = document.createElementNS(kSvg, "path");
-  for (const [name, value] of Object.entries(
-           {d: shape.path, fill: "none", stroke: "var(--bg)", "stroke-width": 2.2, "stroke-linecap": "round", "stroke-linejoin": "round"}))
+  for (const [name, value] of Object.entries({
+         d: shape.path,
+         fill: "none",
+         stroke: "var(--bg)",
+         "stroke-width": 2.2,
+         "stroke-linecap": "round",
+         "stroke-linejoin": "round"
+       }))
     mark.setAttribute(name, value);
   svg.append(outline, mark);
   return svg;
 }
-const kWords = {pass: "pass", fail: "fail", refused: "refused", skipped: "skipped"};
+const kWords = {
+  pass: "pass",
+  fail: "fail",
+  refused: "refused",
+  skipped: "skipped"
+};
 function badge(kind, word) {
   const known = kSigns[kind] ? kind : "refused";
   return el("span", {class: `badge tone-${kSigns[known].tone}`}, sign(known), word || kWords[kind] || textOf(kind));
@@ -114,11 +127,11 @@ function commandLine(name, text) {
 
 function facts(pairs) {
   const shown = pairs.filter(([, value]) => value !== false && textOf(value) !== "");
-  return shown.length === 0 ? null : el("dl", {class: "facts"}, shown.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+  return shown.length === 0 ?
+      null :
+      el("dl", {class: "facts"}, shown.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
-function callout(tone, title, ...children) {
-  return el("div", {class: `callout tone-${tone}`}, el("b", {}, title), ...children);
-}
+function callout(tone, title, ...children) { return el("div", {class: `callout tone-${tone}`}, el("b", {}, title), ...children); }
 function meter(parts, total, label) {
   const bar = el("span", {class: "meter", role: "img", "aria-label": label});
   for (const [fill, value] of parts) {

@@ -8,8 +8,15 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 function gridMap({label, start, shape, exists, palette, draw, describe, rowLabel, columnLabel, axis}) {
   const canvas = el("canvas");
   const tip = el("div", {class: "tip hidden", "aria-hidden": "true"});
-  const frame = el("div", {class: "frame", tabindex: 0, role: "application", "aria-roledescription": "map",
-                           "aria-label": `${label}. Arrow keys move from cell to cell.`}, canvas, tip);
+  const frame =
+      el("div", {
+        class: "frame",
+        tabindex: 0,
+        role: "application",
+        "aria-roledescription": "map",
+        "aria-label": `${label}. Arrow keys move from cell to cell.`
+      },
+         canvas, tip);
   const readout = el("p", {class: "readout", role: "status"}, start);
   const scroll = el("div", {class: "scroll"}, frame);
   const node = el("div", {class: "map"}, readout, scroll);

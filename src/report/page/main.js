@@ -17,7 +17,8 @@ function startTheme() {
   let chosen = null;
   const preferred = () => chosen || (dark.matches ? "dark" : "light");
   dark.addEventListener("change", () => setTheme(preferred()));
-  document.getElementById("theme").addEventListener("click", () => setTheme((chosen = document.documentElement.dataset.theme === "dark" ? "light" : "dark")));
+  document.getElementById("theme").addEventListener(
+      "click", () => setTheme((chosen = document.documentElement.dataset.theme === "dark" ? "light" : "dark")));
   window.addEventListener("beforeprint", () => setTheme("light"));
   window.addEventListener("afterprint", () => setTheme(preferred()));
   setTheme(preferred());
@@ -33,6 +34,7 @@ function start() {
   add(main, page(report));
   document.querySelector(".brand").textContent = `Quire \u00b7 ${title}`;
   add(document.getElementById("nav"), sections.map(({id, title: name}) => el("a", {href: `#${id}`}, name)));
-  add(document.getElementById("foot"), "Made by Quire ", textOf(report.version), textOf(report.date) && `, ${textOf(report.date)}`, ". Self-contained: this file loads nothing and sends nothing.");
+  add(document.getElementById("foot"), "Made by Quire ", textOf(report.version),
+      textOf(report.date) && `, ${textOf(report.date)}`, ". Self-contained: this file loads nothing and sends nothing.");
 }
 start();

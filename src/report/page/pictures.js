@@ -4,7 +4,13 @@
 const kHeatSteps = [0.01, 0.1, 0.5, 1, 3, 10, 100, 1e4];
 const kHeatNames = ["0", "0.01", "0.1", "0.5", "1", "3", "10", "100", "10\u2074"];
 const heatOf = (ratio) => kHeatSteps.filter((limit) => ratio > limit).length;
-const heatPalette = () => ({heat: kHeatNames.map((_, i) => colour(`heat-${i}`)), nan: colour("nan"), mark: colour("nan-mark"), none: colour("void"), edge: colour("line")});
+const heatPalette = () => ({
+  heat: kHeatNames.map((_, i) => colour(`heat-${i}`)),
+  nan: colour("nan"),
+  mark: colour("nan-mark"),
+  none: colour("void"),
+  edge: colour("line")
+});
 
 function drawHeat(context, ratio, broken, at, colours) {
   const gap = at.w >= 7 ? 1 : 0, gapY = at.h >= 7 ? 1 : 0;
@@ -37,7 +43,8 @@ function heatLegend(withBroken) {
     bar.style.background = `var(--heat-${i})`;
     return el("span", {class: i === 4 ? "step limit" : "step"}, bar, name);
   });
-  const broken = withBroken && el("span", {}, swatch((context, at) => drawHeat(context, null, true, at, heatPalette())), "NaN or infinity out of place");
+  const broken = withBroken &&
+      el("span", {}, swatch((context, at) => drawHeat(context, null, true, at, heatPalette())), "NaN or infinity out of place");
   return el("div", {class: "legend"}, steps, el("span", {}, "\u00d7 tolerance"), broken && el("span", {class: "gap"}), broken);
 }
 
@@ -49,19 +56,29 @@ function heatShape(rows, columns, left) {
 }
 
 function requestHeadMap(data) {
-  const requests = recordsOf(data.requests), heads = listOf(data.heads).map(listOf), worst = listOf(data.worst).map(listOf), broken = listOf(data.nonfinite).map(listOf);
+  const requests = recordsOf(data.requests), heads = listOf(data.heads).map(listOf), worst = listOf(data.worst).map(listOf),
+        broken = listOf(data.nonfinite).map(listOf);
   if (requests.length === 0 || heads.length === 0) return null;
-  const headName = (j) => (heads[j][0] === heads[j][1] ? textOf(heads[j][0]) : `${textOf(heads[j][0])}\u2013${textOf(heads[j][1])}`);
+  const headName = (j) =>
+      (heads[j][0] === heads[j][1] ? textOf(heads[j][0]) : `${textOf(heads[j][0])}\u2013${textOf(heads[j][1])}`);
   const ratio = (i, j) => listOf(worst[i])[j], count = (i, j) => numberOf(listOf(broken[i])[j]);
   const lengths = (r) => `${textOf(r.query_len)}@${textOf(r.context_len)}`;
   return gridMap({
-    label: "Worst error by request and head", axis: "head",
+    label: "Worst error by request and head",
+    axis: "head",
     start: `${plural(requests.length, "request")}, query_len@context_len, by ${plural(heads.length, "head")}`,
-    shape: heatShape(requests.length, heads.length, 104), exists: () => true, palette: heatPalette,
+    shape: heatShape(requests.length, heads.length, 104),
+    exists: () => true,
+    palette: heatPalette,
     draw: (context, i, j, at, colours) => drawHeat(context, ratio(i, j), count(i, j) > 0, at, colours),
-    rowLabel: (i) => `${textOf(requests[i].req)}   ${lengths(requests[i])}`, columnLabel: (j) => headName(j).split("\u2013")[0],
+    rowLabel: (i) => `${textOf(requests[i].req)}   ${lengths(requests[i])}`,
+    columnLabel: (j) => headName(j).split("\u2013")[0],
     describe: (i, j) => `request ${textOf(requests[i].req)} (${lengths(requests[i])}), head ${headName(j)}: ` +
-                        [count(i, j) > 0 && `${plural(count(i, j), "element")} NaN or infinite out of place`, isNumber(ratio(i, j)) && `worst error ${times(ratio(i, j))} tolerance`].filter(Boolean).join("; "),
+        [
+          count(i, j) > 0 && `${plural(count(i, j), "element")} NaN or infinite out of place`,
+          isNumber(ratio(i, j)) && `worst error ${times(ratio(i, j))} tolerance`
+        ].filter(Boolean)
+            .join("; "),
   });
 }
 
@@ -71,14 +88,20 @@ function rowDimMap(data) {
   if (rows.length === 0 || columns === 0) return null;
   const dims = (j) => (bin === 1 ? `dim ${j}` : `dims ${j * bin}\u2013${Math.min((j + 1) * bin, numberOf(data.dims)) - 1}`);
   const ratio = (i, j) => listOf(ratios[i])[j];
+  const place = (row) => `request ${textOf(row.req)}, position ${textOf(row.q_pos)}`;
+  const nameOf = (row) => `token ${textOf(row.token)} (${place(row)}), head ${textOf(row.head)}`;
   return gridMap({
-    label: "Error of the worst rows by dim", axis: "dim",
+    label: "Error of the worst rows by dim",
+    axis: "dim",
     start: `the ${plural(rows.length, "worst row")} in order, token and head, by ${textOf(data.dims)} dims`,
-    shape: heatShape(rows.length, columns, 104), exists: () => true, palette: heatPalette,
+    shape: heatShape(rows.length, columns, 104),
+    exists: () => true,
+    palette: heatPalette,
     draw: (context, i, j, at, colours) => drawHeat(context, ratio(i, j), !isNumber(ratio(i, j)), at, colours),
-    rowLabel: (i) => `${textOf(rows[i].token)}  h${textOf(rows[i].head)}`, columnLabel: (j) => String(j * bin),
-    describe: (i, j) => `token ${textOf(rows[i].token)} (request ${textOf(rows[i].req)}, position ${textOf(rows[i].q_pos)}), head ${textOf(rows[i].head)}, ${dims(j)}: ` +
-                        (isNumber(ratio(i, j)) ? `error ${times(ratio(i, j))} tolerance` : "NaN or infinite out of place"),
+    rowLabel: (i) => `${textOf(rows[i].token)}  h${textOf(rows[i].head)}`,
+    columnLabel: (j) => String(j * bin),
+    describe: (i, j) => `${nameOf(rows[i])}, ${dims(j)}: ` +
+        (isNumber(ratio(i, j)) ? `error ${times(ratio(i, j))} tolerance` : "NaN or infinite out of place"),
   });
 }
 
@@ -86,20 +109,26 @@ function errorFigure(error) {
   const all = recordOf(error);
   const byHead = requestHeadMap(recordOf(all.request_head)), byDim = rowDimMap(recordOf(all.row_dim));
   if (!byHead && !byDim) return null;
-  const compared = isNumber(all.rows_compared) && isNumber(all.rows_total) && `${whole(all.rows_compared)} of ${plural(all.rows_total, "row")} (token \u00d7 head) compared`;
+  const compared = isNumber(all.rows_compared) && isNumber(all.rows_total) &&
+      `${whole(all.rows_compared)} of ${plural(all.rows_total, "row")} (token \u00d7 head) compared`;
   const note = [compared, textOf(all.text)].filter(Boolean).join("; ");
   const broken = listOf(recordOf(all.request_head).nonfinite).flat().some((n) => n > 0);
   return [
     el("p", {class: "note"}, "Largest |error| in multiples of the derived tolerance. ", note && `${note}.`),
     byHead && el("figure", {}, el("h3", {}, "By request and head"), byHead),
-    byDim && el("figure", {}, el("h3", {}, "By row and dim"), byDim), heatLegend(broken),
+    byDim && el("figure", {}, el("h3", {}, "By row and dim"), byDim),
+    heatLegend(broken),
   ];
 }
 
 // Pages: fill level by height, state by colour and mark.
 const kPageStates = {
-  owned: "read by one request", shared: "read by several requests", hidden: "owned, but hidden by the window",
-  unwritten: "read, but with slots never written", recycled: "owned by nobody, holds something", clean: "owned by nobody, never written",
+  owned: "read by one request",
+  shared: "read by several requests",
+  hidden: "owned, but hidden by the window",
+  unwritten: "read, but with slots never written",
+  recycled: "owned by nobody, holds something",
+  clean: "owned by nobody, never written",
 };
 function pagePalette() {
   const colours = {mark: colour("page-mark"), edge: colour("page-edge"), pick: colour("page-pick")};
@@ -119,7 +148,8 @@ function drawPage(context, state, fill, at, colours) {
   context.lineWidth = 1.5;
   const x = at.x + w / 2, y = at.y + h / 2, r = Math.min(w, h) * 0.24;
   context.beginPath();
-  if (state === "unwritten") context.moveTo(x - r, y - r), context.lineTo(x + r, y + r), context.moveTo(x + r, y - r), context.lineTo(x - r, y + r);
+  if (state === "unwritten")
+    context.moveTo(x - r, y - r), context.lineTo(x + r, y + r), context.moveTo(x + r, y - r), context.lineTo(x - r, y + r);
   if (state === "hidden") context.moveTo(x - r, y), context.lineTo(x + r, y);
   if (state === "recycled") context.moveTo(x - r, y + r), context.lineTo(x + r, y - r);
   context.stroke();
@@ -135,8 +165,14 @@ function pageCells(data) {
   const columns = listOf(data.columns), states = listOf(data.states);
   return listOf(data.cells).map(listOf).map((cell) => {
     const at = (name) => cell[columns.indexOf(name)];
-    return {page: numberOf(at("page")), state: textOf(states[at("state")]), filled: numberOf(at("filled")), unwritten: numberOf(at("unwritten")),
-            numOwners: numberOf(at("num_owners")), owners: listOf(at("owners")).map(listOf)};
+    return {
+      page: numberOf(at("page")),
+      state: textOf(states[at("state")]),
+      filled: numberOf(at("filled")),
+      unwritten: numberOf(at("unwritten")),
+      numOwners: numberOf(at("num_owners")),
+      owners: listOf(at("owners")).map(listOf)
+    };
   });
 }
 function describePage(cell, size, bin) {
@@ -145,7 +181,8 @@ function describePage(cell, size, bin) {
   const who = owners ? `${owners}${more}` : "no owner";
   const filled = owners ? `; ${whole(cell.filled)} of ${plural(size * bin, "slot")} filled` : "";
   const unwritten = cell.unwritten > 0 ? `; ${whole(cell.unwritten)} read but never written` : "";
-  return `page ${cell.page}${bin > 1 ? ` (worst of ${bin})` : ""}: ${kPageStates[cell.state] || cell.state}; ${who}${filled}${unwritten}`;
+  const page = `page ${cell.page}${bin > 1 ? ` (worst of ${bin})` : ""}`;
+  return `${page}: ${kPageStates[cell.state] || cell.state}; ${who}${filled}${unwritten}`;
 }
 
 function pagesFigure(pages) {
@@ -156,10 +193,15 @@ function pagesFigure(pages) {
   const index = (row, column) => row * columns + column;
   const owner = (cell) => (cell && cell.owners.length > 0 ? cell.owners[0][0] : null);
   const map = gridMap({
-    label: "Pages of the cache", axis: "", columnLabel: () => "",
-    start: "One square per physical page; its height shows how many slots are filled. Point at a page to see all pages of its owner.",
-    shape: (width) => ((columns = Math.min(columnsIn(width), Math.max(8, cells.length))), {rows: Math.ceil(cells.length / columns), columns, cellWidth: 14, cellHeight: 14, left: 48, top: 0}),
-    exists: (row, column) => index(row, column) < cells.length, palette: pagePalette,
+    label: "Pages of the cache",
+    axis: "",
+    columnLabel: () => "",
+    start: "One square per physical page; its height shows how many slots are filled. Point at one to see all pages of its owner.",
+    shape: (width) =>
+        ((columns = Math.min(columnsIn(width), Math.max(8, cells.length))),
+         {rows: Math.ceil(cells.length / columns), columns, cellWidth: 14, cellHeight: 14, left: 48, top: 0}),
+    exists: (row, column) => index(row, column) < cells.length,
+    palette: pagePalette,
     draw: (context, row, column, at, colours, cursor) => {
       const cell = cells[index(row, column)], picked = cursor && owner(cells[index(cursor.row, cursor.column)]);
       drawPage(context, cell.state, cell.filled / (size * bin), at, colours);
@@ -168,32 +210,62 @@ function pagesFigure(pages) {
       context.lineWidth = 1.5;
       context.strokeRect(at.x - 0.25, at.y - 0.25, at.w - 1.5, at.h - 1.5);
     },
-    rowLabel: (row) => textOf(recordOf(cells[index(row, 0)]).page), describe: (row, column) => describePage(cells[index(row, column)], size, bin),
+    rowLabel: (row) => textOf(recordOf(cells[index(row, 0)]).page),
+    describe: (row, column) => describePage(cells[index(row, column)], size, bin),
   });
   const counts = recordOf(data.counts);
-  const legend = Object.entries(kPageStates).filter(([state]) => numberOf(counts[state]) > 0).map(([state, words]) =>
-    el("span", {}, swatch((context, at) => drawPage(context, state, 1, {x: at.x, y: at.y, w: 15, h: 15}, pagePalette())), `${words}: ${whole(counts[state])}`));
-  const outside = numberOf(data.outside) > 0 && callout("fail", "Outside the cache", el("p", {}, `${plural(data.outside, "table entry", "table entries")} outside the ${whole(numberOf(data.num_pages))} pages.`));
-  const note = `${plural(numberOf(data.num_pages), "page")} of ${plural(size, "slot")}. ` + (textOf(data.text) && `${textOf(data.text)}.`);
+  const legend =
+      Object.entries(kPageStates)
+          .filter(([state]) => numberOf(counts[state]) > 0)
+          .map(
+              ([state, words]) =>
+                  el("span", {},
+                     swatch((context, at) => drawPage(context, state, 1, {x: at.x, y: at.y, w: 15, h: 15}, pagePalette())),
+                     `${words}: ${whole(counts[state])}`));
+  const outside =
+      numberOf(data.outside) > 0 &&
+      callout(
+          "fail", "Outside the cache",
+          el("p", {},
+             `${plural(data.outside, "table entry", "table entries")} outside the ${whole(numberOf(data.num_pages))} pages.`));
+  const note =
+      `${plural(numberOf(data.num_pages), "page")} of ${plural(size, "slot")}. ` + (textOf(data.text) && `${textOf(data.text)}.`);
   return [el("p", {class: "note"}, note), map, el("div", {class: "legend spaced"}, legend), outside];
 }
 
 function rowsFigure(rows) {
-  const data = recordOf(rows), kernels = recordsOf(data.kernels), requests = recordsOf(data.requests), expected = numberOf(data.expected);
+  const data = recordOf(rows), kernels = recordsOf(data.kernels), requests = recordsOf(data.requests),
+        expected = numberOf(data.expected);
   if (kernels.length === 0 && requests.length === 0) return null;
   const total = kernels.reduce((sum, kernel) => sum + numberOf(kernel.rows), 0), right = total === expected;
-  const served = kernels.map((kernel) => [el("span", {class: "mono"}, textOf(kernel.kernel)), el("span", {class: "count"}, plural(numberOf(kernel.rows), "row")),
-                                          meter([[right ? "pass" : "fail", numberOf(kernel.rows)]], Math.max(total, expected), `${whole(numberOf(kernel.rows))} of ${whole(expected)}`)]);
-  const sum = kernels.length > 0 && el("p", {class: "note"}, badge(right ? "pass" : "fail", right ? "every row was counted once" : "the counts do not add up"),
-                                       ` (${whole(total)} counted, ${whole(expected)} in the batch)`);
-  const only = kernels.length === 0 && textOf(data.kernel) && el("p", {class: "note"}, "Served by ", el("code", {}, textOf(data.kernel)), ".");
-  const number = (title, key) => ({title, class: "number", cell: (row) => whole(numberOf(row[key])), sort: (row) => numberOf(row[key])});
+  const served = kernels.map(
+      (kernel) =>
+          [el("span", {class: "mono"}, textOf(kernel.kernel)), el("span", {class: "count"}, plural(numberOf(kernel.rows), "row")),
+           meter(
+               [[right ? "pass" : "fail", numberOf(kernel.rows)]], Math.max(total, expected),
+               `${whole(numberOf(kernel.rows))} of ${whole(expected)}`)]);
+  const sum = kernels.length > 0 &&
+      el("p", {class: "note"}, badge(right ? "pass" : "fail", right ? "every row was counted once" : "the counts do not add up"),
+         ` (${whole(total)} counted, ${whole(expected)} in the batch)`);
+  const only = kernels.length === 0 && textOf(data.kernel) &&
+      el("p", {class: "note"}, "Served by ", el("code", {}, textOf(data.kernel)), ".");
+  const number = (title, key) =>
+      ({title, class: "number", cell: (row) => whole(numberOf(row[key])), sort: (row) => numberOf(row[key])});
   const first = (row) => (numberOf(row.count, 1) > 1 ? `${row.req}\u2013${row.req + row.count - 1}` : textOf(row.req));
-  const table = requests.length > 0 && dataTable({
-    label: "Requests of the batch", rows: requests, compact: true,
-    columns: [{title: "request", cell: first, sort: (row) => numberOf(row.req)}, number("query_len", "query_len"), number("context_len", "context_len"), number("cached_len", "cached_len"), number("rows \u00d7 heads", "rows")],
-  }).node;
-  return [only, served.length > 0 && el("div", {class: "powers"}, served.flat()), sum, table, textOf(data.text) && el("p", {class: "note"}, textOf(data.text))];
+  const table = requests.length > 0 &&
+      dataTable({
+        label: "Requests of the batch",
+        rows: requests,
+        compact: true,
+        columns: [
+          {title: "request", cell: first, sort: (row) => numberOf(row.req)}, number("query_len", "query_len"),
+          number("context_len", "context_len"), number("cached_len", "cached_len"), number("rows \u00d7 heads", "rows")
+        ],
+      }).node;
+  return [
+    only, served.length > 0 && el("div", {class: "powers"}, served.flat()), sum, table,
+    textOf(data.text) && el("p", {class: "note"}, textOf(data.text))
+  ];
 }
 
 function picturesOf(pictures) {

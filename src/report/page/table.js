@@ -2,8 +2,8 @@
 const kRowsAtOnce = 200;
 const kFewRows = 12;
 
-// columns: {title, cell(row) -> node or text, sort(row) -> value, class}; detail(row) -> node, built when a row is opened; a compact
-// table is as wide as it needs to be and starts with a few rows.
+// columns: {title, cell(row) -> node or text, sort(row) -> value, class}; detail(row) -> node, built when a row is opened; a
+// compact table is as wide as it needs to be and starts with a few rows.
 function dataTable({label, columns, rows, detail, compact}) {
   const atFirst = compact && rows.length > kFewRows + 3 ? kFewRows : kRowsAtOnce;
   const head = el("tr");
@@ -24,13 +24,15 @@ function dataTable({label, columns, rows, detail, compact}) {
     const column = columns[state.column];
     if (!column || !column.sort) return state.rows;
     const keyed = state.rows.map((row) => [column.sort(row), row]);
-    const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", {numeric: true}));
+    const compare = (a, b) =>
+        (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", {numeric: true}));
     keyed.sort((a, b) => (state.down ? -1 : 1) * compare(a[0], b[0]));
     return keyed.map((pair) => pair[1]);
   }
   function fill() {
     [...head.children].forEach((cell, index) => {
-      if (columns[index].sort) cell.setAttribute("aria-sort", index !== state.column ? "none" : state.down ? "descending" : "ascending");
+      if (columns[index].sort)
+        cell.setAttribute("aria-sort", index !== state.column ? "none" : state.down ? "descending" : "ascending");
     });
     const visible = sorted().slice(0, state.limit);
     body.replaceChildren(...visible.map(makeRow));
@@ -45,7 +47,8 @@ function dataTable({label, columns, rows, detail, compact}) {
     return line;
   }
   function makeOpening(line, row, first) {
-    const button = el("button", {type: "button", class: "expand", "aria-expanded": "false", "aria-label": `Details: ${first.textContent}`});
+    const button =
+        el("button", {type: "button", class: "expand", "aria-expanded": "false", "aria-label": `Details: ${first.textContent}`});
     first.replaceChildren(el("span", {class: "first"}, button, el("span", {}, ...first.childNodes)));
     line.classList.add("opens");
     let panel = null;
@@ -78,7 +81,9 @@ function dataTable({label, columns, rows, detail, compact}) {
   });
   fill();
   const table = el("table", {}, el("caption", {class: "unseen"}, label), el("thead", {}, head), body);
-  const node = el("div", {class: compact && "compact"}, el("div", {class: "table", role: "region", "aria-label": label, tabindex: 0}, table), more);
+  const node =
+      el("div", {class: compact && "compact"},
+         el("div", {class: "table", role: "region", "aria-label": label, tabindex: 0}, table), more);
   return {node, show: (list) => ((state.rows = list), (state.limit = atFirst), fill())};
 }
 
@@ -89,9 +94,11 @@ function filters({rows, groups, text, table, noun}) {
   const search = el("input", {type: "search", placeholder: "Filter by any word", "aria-label": `Filter ${noun} by text`});
   function apply() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const shown = rows.filter((row) => groups.every((group, g) => !wanted[g] || group.of(row) === wanted[g]) &&
-                                       words.every((word) => text(row).toLowerCase().includes(word)));
-    count.textContent = shown.length === rows.length ? plural(rows.length, noun) : `${whole(shown.length)} of ${plural(rows.length, noun)}`;
+    const shown = rows.filter(
+        (row) => groups.every((group, g) => !wanted[g] || group.of(row) === wanted[g]) &&
+            words.every((word) => text(row).toLowerCase().includes(word)));
+    count.textContent =
+        shown.length === rows.length ? plural(rows.length, noun) : `${whole(shown.length)} of ${plural(rows.length, noun)}`;
     table.show(shown);
   }
   function chips(group, g) {
@@ -100,7 +107,8 @@ function filters({rows, groups, text, table, noun}) {
     if (values.length > 5) return choices(group, g, values);
     const buttons = values.map((value) => {
       const n = rows.filter((row) => group.of(row) === value).length;
-      return el("button", {type: "button", class: "chip", "aria-pressed": "false", onclick: () => pick(value)}, `${value} ${whole(n)}`);
+      return el(
+          "button", {type: "button", class: "chip", "aria-pressed": "false", onclick: () => pick(value)}, `${value} ${whole(n)}`);
     });
     function pick(value) {
       wanted[g] = wanted[g] === value ? "" : value;
@@ -110,7 +118,9 @@ function filters({rows, groups, text, table, noun}) {
     return buttons;
   }
   function choices(group, g, values) {
-    const select = el("select", {"aria-label": group.label}, el("option", {value: ""}, `any ${group.label}`), values.map((v) => el("option", {value: v}, v)));
+    const select =
+        el("select", {"aria-label": group.label}, el("option", {value: ""}, `any ${group.label}`),
+           values.map((v) => el("option", {value: v}, v)));
     select.addEventListener("change", () => ((wanted[g] = select.value), apply()));
     return select;
   }
