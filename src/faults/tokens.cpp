@@ -60,13 +60,13 @@ Suspects partial_context_page(const Evidence& e) {
 /// A loop over seq_len / tile tiles of keys.
 Suspects partial_tile(const Evidence& e) {
   Suspects s;
-  for (const std::int64_t tile : {32, 16, 8, 4}) {
+  for (const std::int64_t tile : {32, 16, 8, 4, 64, 128}) {
     if (tile == e.facts.page_size) continue;
     if (!some_length(e.facts, [tile](std::int64_t n) { return n > tile && n % tile != 0; })) continue;
     s.list.push_back({fmt::format("tiles of {} keys", tile),
                       without([tile](const Row& r, std::int64_t k) { return k >= r.seq_len / tile * tile; }), false});
   }
-  if (s.list.empty()) s.why_not = "no sequence ends in a partial tile of 4, 8, 16 or 32 keys";
+  if (s.list.empty()) s.why_not = "no sequence ends in a partial tile of 4 to 128 keys";
   return s;
 }
 

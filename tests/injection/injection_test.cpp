@@ -6,7 +6,7 @@
 #include <iterator>
 #include <sstream>
 
-#include "injection/injected.h"
+#include "injection/plant.h"
 #include "kernels/host_kernels.h"
 #include "kernels/judge.h"
 
@@ -16,15 +16,6 @@ Planted planted = Planted::none;
 
 namespace quire::test {
 namespace {
-
-/// One fault in force as long as this lives.
-class Plant {
- public:
-  explicit Plant(cpu::Planted fault) { cpu::planted = fault; }
-  Plant(const Plant&) = delete;
-  Plant& operator=(const Plant&) = delete;
-  ~Plant() { cpu::planted = cpu::Planted::none; }
-};
 
 class InjectedFaults : public testing::TestWithParam<Injected> {};
 

@@ -1,0 +1,56 @@
+// Faults switched on in our own kernels, and what diagnose() makes of the output: it sees nothing but the batch and the numbers.
+#include <gtest/gtest.h>
+
+#include "injection/plant.h"
+#include "kernels/host_kernels.h"
+#include "kernels/judge.h"
+#include "quire/faults.hpp"
+
+namespace quire::test {
+namespace {
+
+bool in_catalogue(const std::string& id) {
+  for (const FaultInfo& fault : faults())
+    if (fault.id == id) return true;
+  return false;
+}
+
+/// The case of the injected fault's line, with what `kernel` makes of it as the observed output.
+Case observed_from(const Injected& injected, const std::string& kernel) {
+  Result<Case> c = make_case(parse_problem_line(injected.line).value());
+  EXPECT_TRUE(c.ok()) << c.status().message();
+  const Plant plant(injected.fault);
+  std::int64_t rows = 0;
+  const Status status = kernel_under_test(kernel)(c.value(), 1, rows);
+  EXPECT_TRUE(status.ok()) << status.message();
+  c->observed = c->batch.output;
+  c->observed_lse = c->batch.lse;
+  return std::move(c).value();
+}
+
+std::string first_three(const Diagnosis& d) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min<std::size_t>(3, d.suspicions.size()); ++i)
+    text += fmt::format("\n  {} {:.3f} {}", d.suspicions[i].fault, d.suspicions[i].explained, d.suspicions[i].detail);
+  return text;
+}
+
+class DiagnosedInjection : public testing::TestWithParam<Injected> {};
+
+TEST_P(DiagnosedInjection, IsNeverCalledRightAndNamedIfTheCatalogueHasIt) {
+  for (const std::string& kernel : host_kernels()) {
+    const Result<Diagnosis> d = diagnose(observed_from(GetParam(), kernel));
+    ASSERT_TRUE(d.ok()) << d.status().message();
+    EXPECT_TRUE(d->verdict == "cause found" || d->verdict == "unknown cause") << kernel << ": " << d->verdict;
+    if (!in_catalogue(GetParam().id)) continue;
+    const auto rank =
+        std::find_if(d->suspicions.begin(), d->suspicions.end(), [&](const Suspicion& s) { return s.fault == GetParam().id; }) -
+        d->suspicions.begin();
+    EXPECT_LT(rank, 3) << kernel << " with " << GetParam().id << ": " << first_three(d.value());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, DiagnosedInjection, testing::ValuesIn(kInjected), [](const auto& test) { return test.param.id; });
+
+}  // namespace
+}  // namespace quire::test
