@@ -1,5 +1,5 @@
 // Tables that sort, filter and open: one component for cases, planted faults and everything else that has rows.
-const kRowsAtOnce = 200;
+const kRowsAtOnce = 50;
 const kFewRows = 12;
 
 // columns: {title, cell(row) -> node or text, sort(row) -> value, class}; detail(row) -> node, built when a row is opened; a

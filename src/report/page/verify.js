@@ -156,7 +156,7 @@ function caseDetail(c) {
         el("p", {class: "soft"},
            `${whole(c.num_compared)} of ${plural(numberOf(c.num_elements, c.num_compared), "element")} compared with the `,
            "fp64 reference; all had to be written and finite."),
-    checks.length > 0 && dataTable({label: `Checks of ${textOf(c.name)}`, columns, rows: checks}).node,
+    checks.length > 0 && dataTable({label: `Checks of ${textOf(c.name)}`, columns, rows: checks, compact: true}).node,
     drawn.error && [el("h3", {}, "Where the error is"), drawn.error],
     drawn.pages && [el("h3", {}, "What the cache holds"), drawn.pages],
     drawn.rows && [el("h3", {}, "Who wrote which rows"), drawn.rows],
@@ -167,6 +167,28 @@ const outcomeOf = (m) =>
     (m.asked === false ? ["refused", "not asked"] :
          m.killed      ? ["pass", "noticed"] :
                          ["mistrusted", "survived"]);
+
+// How many faults of each family were noticed; families with survivors first.
+function familiesTable(mutants) {
+  const families = new Map();
+  for (const m of mutants.filter((x) => x.asked !== false)) {
+    const family = families.get(textOf(m.family)) || {name: textOf(m.family), killed: 0, total: 0};
+    family.killed += m.killed ? 1 : 0;
+    family.total += 1;
+    families.set(family.name, family);
+  }
+  if (families.size < 2) return null;
+  const missed = (f) => f.total - f.killed;
+  const share = (f) => meter([["pass", f.killed], ["warn", missed(f)]], f.total, `${f.killed} of ${f.total} noticed`);
+  const columns = [
+    {title: "family", cell: (f) => f.name, sort: (f) => f.name},
+    {title: "planted", class: "number", cell: (f) => whole(f.total), sort: (f) => f.total},
+    {title: "noticed", class: "number", cell: (f) => whole(f.killed), sort: (f) => f.killed},
+    {title: "", class: "wide share-bar", cell: share},
+  ];
+  const rows = [...families.values()].sort((a, b) => missed(b) - missed(a));
+  return [el("h3", {}, "By family"), dataTable({label: "Planted faults by family", columns, rows, compact: true}).node];
+}
 
 function faultsSection(power, peers) {
   const mutants = recordsOf(power.mutants);
@@ -205,7 +227,7 @@ function faultsSection(power, peers) {
   const table = dataTable({label: "Planted faults", columns, rows: mutants, detail});
   const groups = [{label: "outcome", of: (m) => outcomeOf(m)[1]}, {label: "family", of: (m) => textOf(m.family)}];
   const words = (m) => [m.id, m.family, m.text, m.check, m.finding].map(textOf).join(" ");
-  return section("faults", "Planted faults", filters({rows: mutants, groups, text: words, table, noun: "fault"}), table.node);
+  return section("faults", "Planted faults", familiesTable(mutants), el("h3", {}, "Every fault"), filters({rows: mutants, groups, text: words, table, noun: "fault"}), table.node);
 }
 const peerBadge = (outcome) =>
     (outcome === "noticed"    ? badge("pass", outcome) :
