@@ -18,6 +18,8 @@ from quire import errors as errors
 from quire._quire import (
     Batch,
     Case,
+    CaseResult,
+    CheckResult,
     Comparison,
     Device,
     Diagnosis,
@@ -29,8 +31,10 @@ from quire._quire import (
     KVCache,
     LedgerEntry,
     Mismatch,
+    MutantResult,
     Options,
     PagePool,
+    PeerPower,
     Plan,
     PoolStats,
     ProblemLine,
@@ -39,6 +43,7 @@ from quire._quire import (
     Rule,
     SlotLedger,
     Suspicion,
+    Verdict,
     VllmChoice,
     append,
     attend,
@@ -76,8 +81,9 @@ from quire.errors import (
     ParseError,
     UnsupportedError,
 )
+from quire import targets as targets
 from quire import vllm as vllm
-from quire.judging import diagnose
+from quire.judging import diagnose, verify
 from quire.hooks import CaptureWarning, Recorder, capture, record
 
 __all__ = [
@@ -85,6 +91,8 @@ __all__ = [
     "Batch",
     "CaptureWarning",
     "Case",
+    "CaseResult",
+    "CheckResult",
     "Comparison",
     "ContractError",
     "Device",
@@ -100,10 +108,12 @@ __all__ = [
     "Kernel",
     "LedgerEntry",
     "Mismatch",
+    "MutantResult",
     "Options",
     "OutOfMemoryError",
     "OutOfPagesError",
     "PagePool",
+    "PeerPower",
     "ParseError",
     "Plan",
     "PoolStats",
@@ -115,6 +125,7 @@ __all__ = [
     "SlotLedger",
     "Suspicion",
     "UnsupportedError",
+    "Verdict",
     "VllmChoice",
     "__version__",
     "append",
@@ -143,6 +154,8 @@ __all__ = [
     "render_html",
     "rules",
     "set_num_threads",
+    "targets",
+    "verify",
     "vllm",
     "write_capture",
 ]

@@ -3,12 +3,48 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from quire import _quire
+from quire import _quire, targets
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "verify"]
+
+
+def verify(
+    target: Any,
+    *,
+    matrices: Iterable[str] = ("hazards",),
+    lines: Iterable[str] = (),
+    quick: bool = False,
+    power: bool = True,
+    peer_power: bool = False,
+    seed: int = 1,
+    random_cases: int = 200,
+    disabled_checks: Iterable[str] = (),
+    shrink: bool = True,
+    progress: Callable[[int, int, str], Any] | None = None,
+) -> _quire.Verdict:
+    """Is an implementation a correct paged attention, and would this suite notice if it were not? (docs/verify.md)
+
+    target: the name of a kernel of Quire ("cpu" = the planned one), the name of an adapter of :mod:`quire.targets`, or an implementation
+        as described there: a callable ``f(case)`` or ``f(batch, cache, options)`` that returns the output, ``(output, lse)`` or None.
+    matrices: any of "notes", "hazards", "random"; "all".
+    lines: problem lines of your own.
+    quick: a subset of every matrix, in under a minute.
+    power: plant the catalogue of faults and count how many the suite notices. peer_power: also with vLLM's test data and tolerance.
+    seed, random_cases: of the random matrix. shrink: reduce every failing case to the smallest line that fails.
+    disabled_checks: checks to leave out, by name.
+    progress: called with (done, total, what comes next); return False to stop.
+
+    An exception in the callable is a finding with its text; UnsupportedError and NotImplementedError refuse the case.
+    """
+    if isinstance(target, str) and (target in targets.ADAPTERS or ":" in target):
+        target = targets.load(target)
+    runner = target if isinstance(target, str) else targets.Runner(target)
+    return _quire.verify_target(
+        runner, list(matrices), list(lines), quick, power, peer_power, seed, random_cases, list(disabled_checks), shrink, progress
+    )
 
 
 def diagnose(

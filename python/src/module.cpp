@@ -29,6 +29,7 @@ NB_MODULE(_quire, m) {
   quire_python::bind_faults(m);
   quire_python::bind_diagnose(m);
   quire_python::bind_capture(m);
+  quire_python::bind_verify(m);
   quire_python::bind_report(m);
   m.def("bits", &bits, nanobind::arg("array"), nanobind::arg("name"), nanobind::arg("dtype") = nanobind::none(),
         nanobind::sig("def bits(array: typing.Any, name: str, dtype: str | None = None) -> tuple[numpy.ndarray, str]"),

@@ -100,6 +100,7 @@ void bind_plan(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_faults(nb::module_& m);
 void bind_diagnose(nb::module_& m);
+void bind_verify(nb::module_& m);
 void bind_report(nb::module_& m);
 void bind_capture(nb::module_& m);
 

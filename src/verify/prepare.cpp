@@ -71,4 +71,9 @@ Result<Prepared> prepare(const Entry& entry, std::int64_t budget) {
   return prepare_case(entry, std::move(c).value(), budget);
 }
 
+Result<Prepared> with_tolerance(Result<Prepared> prepared, bool rounded) {
+  if (rounded && prepared.ok()) allow_rounded_weights(prepared->expected, prepared->c.batch.query.dtype);
+  return prepared;
+}
+
 }  // namespace quire::conformance

@@ -26,6 +26,9 @@ inline constexpr std::int64_t kReferenceBudget = 10'000'000'000;
 /// Makes the data and computes the reference. unsupported if this machine has no room for it.
 Result<Prepared> prepare(const Entry& entry, std::int64_t budget = kReferenceBudget);
 
+/// Judges by the wider tolerance of allow_rounded_weights() if `rounded`.
+Result<Prepared> with_tolerance(Result<Prepared> prepared, bool rounded);
+
 /// The same with data that the caller brings.
 Result<Prepared> prepare_case(Entry entry, Case c, std::int64_t budget = kReferenceBudget);
 

@@ -99,7 +99,7 @@ class Run {
       return std::async(std::launch::async, [this, i]() -> Result<Prepared> {
         if (skip_reason(entries_[i])) return Status(Code::unsupported, *skip_reason(entries_[i]));
         try {
-          return prepare(entries_[i]);
+          return with_tolerance(prepare(entries_[i]), target_.rounded_weights);
         } catch (const std::bad_alloc&) {
           return Status(Code::unsupported, "not enough memory for this case");
         }
@@ -144,7 +144,7 @@ class Run {
     if (shrunk_[failed->check]++ >= kShrunkPerCheck) return;
     const std::string check = failed->check;
     const auto finding = [&](const ProblemLine& line) -> std::string {
-      Result<Prepared> smaller = prepare({"lines", "Shrunk", line, Special::none});
+      Result<Prepared> smaller = with_tolerance(prepare({"lines", "Shrunk", line, Special::none}), target_.rounded_weights);
       if (!smaller.ok()) return {};
       for (const CheckResult& c : judge(target_, smaller.value(), {check}).checks)
         if (c.state == CheckState::fail) return fmt::format("{}: {}", check, c.text);
@@ -166,6 +166,7 @@ class Run {
       for (Entry& e : small_notes_matrix()) cases.push_back({std::move(e), true});
     PowerOptions power;
     power.asked = asked_;
+    power.rounded_weights = target_.rounded_weights;
     power.skipped = skipped_checks(target_);
     for (const std::string& check : power.skipped) power.asked.erase(check);
     for (const std::string& check : options_.disabled_checks) power.skipped.erase(check);

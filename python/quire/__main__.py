@@ -1,0 +1,161 @@
+"""``python -m quire verify`` and ``python -m quire diagnose``: the commands of the C++ program, for implementations that Python can call.
+
+Options, JSON and exit codes are those of ``quire``: 0 right, 1 a finding, 2 wrong usage or malformed input, 3 a file, 4 not here, 70 a bug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import quire
+from quire import targets
+
+OK, FINDINGS, USAGE, IO, UNSUPPORTED, INTERNAL = 0, 1, 2, 3, 4, 70
+_EXIT_CODES = {
+    "contract_violation": FINDINGS,
+    "invalid_argument": USAGE,
+    "parse_error": USAGE,
+    "io_error": IO,
+    "unsupported": UNSUPPORTED,
+    "out_of_memory": UNSUPPORTED,
+    "out_of_pages": UNSUPPORTED,
+}
+
+
+class _Progress:
+    """One line on a terminal, rewritten; nothing elsewhere."""
+
+    def __init__(self, wanted: bool):
+        self._on = wanted and sys.stderr.isatty()
+        self._width = 0
+
+    def _show(self, text: str) -> None:
+        if self._on:
+            print("\r" + text[:100].ljust(self._width), end="", file=sys.stderr, flush=True)
+            self._width = min(100, len(text))
+
+    def case(self, done: int, total: int, label: str) -> bool:
+        self._show(f"{done} of {total}, {label}")
+        return True
+
+    def stage(self, name: str) -> None:
+        self._show(name)
+
+    def clear(self) -> None:
+        if self._on and self._width:
+            print("\r" + " " * self._width + "\r", end="", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m quire", description="Judge attention that Python can call, and explain wrong outputs")
+    parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    verify = commands.add_parser("verify", help="judge an implementation by the conformance suite, and the suite by planted faults")
+    which = verify.add_mutually_exclusive_group()
+    which.add_argument("--target", metavar="NAME", help=f"{', '.join(targets.names())}, or module:function")
+    which.add_argument("--backend", metavar="NAME", default="cpu", help="a kernel of Quire by name, or cpu (the default)")
+    verify.add_argument("--matrix", metavar="NAME", action="append", help="notes, hazards (the default), random or all")
+    verify.add_argument("--line", metavar="LINE", action="append", default=[], help="a problem line of your own; may be given again")
+    verify.add_argument("--quick", action="store_true", help="a subset of every matrix, in less than a minute")
+    verify.add_argument("--no-power", action="store_true", help="plant no faults: faster, but nobody knows what a pass is worth")
+    verify.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the random matrix (default: 1)")
+    verify.add_argument("--cases", type=int, default=200, metavar="N", help="cases of the random matrix (default: 200)")
+    diagnose = commands.add_parser("diagnose", help="find out where the observed output of a capture is wrong, and why")
+    diagnose.add_argument("file", metavar="FILE", help="a .safetensors capture with an observed output")
+    diagnose.add_argument("--full", action="store_true", help="compare every row with the fp64 reference, however long it takes")
+    diagnose.add_argument("--seconds", type=float, default=0.5, metavar="S", help="about how long comparing may take (default: 0.5)")
+    diagnose.add_argument("--reduced", metavar="FILE", help="where the reduced capture goes (default: FILE with .reduced in its name)")
+    diagnose.add_argument("--no-reduced", action="store_true", help="write no reduced capture")
+    for command in (verify, diagnose):
+        command.add_argument("--json", action="store_true", help="print one JSON object")
+        command.add_argument("--html", metavar="FILE", help="write one self-contained page with pictures")
+    return parser
+
+
+def _write_html(path: str, text: str) -> None:
+    with open(path + ".part", "w", encoding="utf-8") as page:
+        page.write(quire.render_html(text))
+    os.replace(path + ".part", path)
+
+
+def _verify(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
+    target = targets.load(args.target) if args.target else args.backend
+    matrices = args.matrix or ([] if args.line else ["hazards"])
+    progress = _Progress(not args.json)
+    try:
+        verdict = quire.verify(
+            target, matrices=matrices, lines=args.line, quick=args.quick, power=not args.no_power, seed=args.seed,
+            random_cases=args.cases, progress=progress.case,
+        )  # fmt: skip
+    finally:
+        progress.clear()
+    code = OK if verdict else FINDINGS
+    text = verdict.text
+    if args.html:
+        _write_html(args.html, verdict.json)
+        text += f"wrote {args.html}\n"
+    return code, text, {"schema": "quire.verify/1", "ok": code == OK, "exit_code": code, "verdicts": [json.loads(verdict.json)]}
+
+
+def _reduced(args: argparse.Namespace, case: quire.Case, diagnosis: quire.Diagnosis) -> str:
+    """Where the reduced capture was written, or ""."""
+    if args.no_reduced or diagnosis.verdict in ("right", "broken batch"):
+        return ""
+    path: str = args.reduced or os.path.splitext(args.file)[0] + ".reduced.safetensors"
+    quire.write_capture(path, quire.reduce_case(case, diagnosis))
+    return path
+
+
+def _diagnose(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
+    start = time.perf_counter()
+    case = quire.read_capture(args.file)
+    progress = _Progress(not args.json)
+    try:
+        diagnosis = quire.diagnose(case, full=args.full, seconds=args.seconds, progress=progress.stage)
+    finally:
+        progress.clear()
+    code = OK if diagnosis else FINDINGS
+    report = {"schema": "quire.diagnose/1", "ok": code == OK, "exit_code": code, **json.loads(diagnosis.json), "file": args.file}
+    text = f"file     {args.file}\n{diagnosis.text}"
+    try:
+        if path := _reduced(args, case, diagnosis):
+            report["reduced"] = path
+            text += f"reduced  {path}\n"
+    except (quire.Error, OSError) as error:  # does not change the diagnosis
+        text += f"reduced  not written: {error}\n"
+    report["seconds"] = time.perf_counter() - start
+    text += f"time     {report['seconds']:.2f} s\n"
+    if args.html:
+        _write_html(args.html, json.dumps(report))
+        text += f"html     {args.html}\n"
+    return code, text, report
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, quire.Error):
+        return _EXIT_CODES.get(error.code, INTERNAL)
+    return IO if isinstance(error, OSError) else USAGE
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    args = _parser().parse_args(arguments)
+    try:
+        code, text, report = {"verify": _verify, "diagnose": _diagnose}[args.command](args)
+    except (quire.Error, ImportError, AttributeError, OSError) as error:
+        print(f"python -m quire: {error}", file=sys.stderr)
+        return _exit_code(error)
+    try:
+        print(json.dumps(report) if args.json else text.rstrip("\n"), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+// verify() over a Python callable: the calls in, with the GIL and their exceptions, and the verdict out.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <exception>
+
+#include "case.hpp"
+#include "errors.hpp"
+#include "executor.hpp"
+#include "types.hpp"
+
+namespace quire_python {
+namespace {
+
+using quire::Case;
+using quire::CaseResult;
+using quire::CheckResult;
+using quire::Code;
+using quire::MutantResult;
+using quire::PeerPower;
+using quire::Status;
+using quire::Target;
+using quire::Verdict;
+using quire::VerifyOptions;
+
+/// Ctrl-C and sys.exit() in a callback end the run; they are kept here until verify() has returned.
+struct Interrupt {
+  std::exception_ptr error;
+  bool happened() const { return error != nullptr; }
+};
+
+bool ends_the_run(nb::python_error& e) { return e.matches(PyExc_KeyboardInterrupt) || e.matches(PyExc_SystemExit); }
+
+/// "ValueError: shapes differ"; the code decides whether it is a refusal.
+Status status_of(nb::python_error& e) {
+  const std::string text = nb::cast<std::string>(nb::str(e.value()));
+  const std::string name = nb::cast<std::string>(nb::handle(e.type()).attr("__name__"));
+  const nb::object refusal = nb::module_::import_("quire.errors").attr("UnsupportedError");
+  if (e.matches(refusal.ptr())) return {Code::unsupported, text};
+  if (e.matches(PyExc_NotImplementedError)) return {Code::unsupported, text.empty() ? name : text};
+  return {Code::internal_error, text.empty() ? name : name + ": " + text};
+}
+
+/// The case as Python sees it: a copy that shares the memory, so that arrays which the callable keeps stay valid.
+nb::object lend(const Case& c) { return nb::cast(new PyCase{c}, nb::rv_policy::take_ownership); }
+
+quire::AttendCase attend_with(nb::object function, Interrupt& interrupt) {
+  // The wrapper is copied and destroyed without the GIL; the object behind it is not.
+  const std::shared_ptr<nb::object> held(new nb::object(std::move(function)), [](nb::object* f) {
+    const nb::gil_scoped_acquire locked;
+    delete f;
+  });
+  return [held, &interrupt](const Case& c, std::string& kernel) -> Status {
+    const nb::gil_scoped_acquire locked;
+    if (interrupt.happened()) return {Code::internal_error, "interrupted"};
+    try {
+      kernel = nb::cast<std::string>((*held)(lend(c)));
+      return {};
+    } catch (nb::python_error& e) {
+      if (ends_the_run(e)) interrupt.error = std::current_exception();
+      return status_of(e);
+    }
+  };
+}
+
+std::function<bool(std::int64_t, std::int64_t, const std::string&)> progress_with(const nb::object& report,
+                                                                                  Interrupt& interrupt) {
+  return [&report, &interrupt](std::int64_t done, std::int64_t total, const std::string& label) {
+    const nb::gil_scoped_acquire locked;
+    if (interrupt.happened()) return false;
+    try {
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      return report.is_none() || !report(done, total, label).is(nb::bool_(false));
+    } catch (nb::python_error&) {
+      interrupt.error = std::current_exception();
+      return false;
+    }
+  };
+}
+
+Target target_of(const nb::object& runner, Interrupt& interrupt) {
+  Target target;
+  target.name = nb::cast<std::string>(runner.attr("name"));
+  target.attend = attend_with(runner.attr("attend"), interrupt);
+  target.deterministic = nb::cast<bool>(runner.attr("deterministic"));
+  target.rounded_weights = nb::cast<bool>(runner.attr("rounded_weights"));
+  target.in_place = nb::cast<bool>(runner.attr("in_place"));
+  target.batch_invariant = nb::cast<bool>(runner.attr("batch_invariant"));
+  for (auto [name, function] : nb::cast<nb::dict>(runner.attr("variants")))
+    target.variants.emplace_back(nb::cast<std::string>(name), attend_with(nb::borrow(function), interrupt));
+  target.skip = nb::cast<std::map<std::string, std::string>>(runner.attr("skip"));
+  return target;
+}
+
+Verdict run(const Target& target, const VerifyOptions& options, const Interrupt& interrupt) {
+  quire::Result<Verdict> result = [&] {
+    const nb::gil_scoped_release unlocked;
+    return quire::verify(target, options);
+  }();
+  if (interrupt.happened()) std::rethrow_exception(interrupt.error);
+  return unwrap(std::move(result));
+}
+
+Verdict verify_target(const nb::object& target, std::vector<std::string> matrices, std::vector<std::string> lines, bool quick,
+                      bool power, bool peer_power, std::uint64_t seed, std::int64_t random_cases,
+                      std::vector<std::string> disabled_checks, bool shrink, const nb::object& progress) {
+  Interrupt interrupt;
+  VerifyOptions options;
+  options.matrices = std::move(matrices);
+  options.lines = std::move(lines);
+  options.quick = quick;
+  options.power = power;
+  options.peer_power = peer_power;
+  options.seed = seed;
+  options.random_cases = random_cases;
+  options.disabled_checks = std::move(disabled_checks);
+  options.shrink = shrink;
+  options.progress = progress_with(progress, interrupt);
+  if (nb::isinstance<nb::str>(target))
+    return run(unwrap(quire::backend_target(nb::cast<std::string>(target), chosen_num_threads())), options, interrupt);
+  return run(target_of(target, interrupt), options, interrupt);
+}
+
+const char* name_of(quire::CheckState state) {
+  switch (state) {
+    case quire::CheckState::pass: return "pass";
+    case quire::CheckState::fail: return "fail";
+    case quire::CheckState::skipped: break;
+  }
+  return "skipped";
+}
+
+void bind_results(nb::module_& m) {
+  nb::class_<CheckResult>(m, "CheckResult", "One check of one case.")
+      .def_ro("check", &CheckResult::check)
+      .def_prop_ro(
+          "state", [](const CheckResult& c) { return name_of(c.state); }, "\"pass\", \"fail\" or \"skipped\".")
+      .def_ro("worst_ratio", &CheckResult::worst_ratio, "Largest |error| / tolerance, where the check measures one.")
+      .def_ro("text", &CheckResult::text, "What failed, or why it was skipped.");
+  nb::class_<CaseResult>(m, "CaseResult", "One case of a matrix.")
+      .def_ro("matrix", &CaseResult::matrix)
+      .def_ro("name", &CaseResult::name)
+      .def_ro("line", &CaseResult::line, "The problem line that reruns it.")
+      .def_ro("special", &CaseResult::special, "What was done to the data where the line cannot say it, or empty.")
+      .def_ro("status", &CaseResult::status, "\"pass\", \"fail\" or \"refused\".")
+      .def_ro("kernel", &CaseResult::kernel)
+      .def_ro("reason", &CaseResult::reason, "Why it was refused.")
+      .def_ro("seconds", &CaseResult::seconds)
+      .def_ro("checks", &CaseResult::checks)
+      .def_ro("reduced_line", &CaseResult::reduced_line, "Of a failing case: the smallest problem line that still fails.")
+      .def_ro("reduced_finding", &CaseResult::reduced_finding);
+  nb::class_<MutantResult>(m, "MutantResult", "What became of one planted fault.")
+      .def_ro("id", &MutantResult::id)
+      .def_ro("family", &MutantResult::family)
+      .def_ro("text", &MutantResult::text)
+      .def_ro("killed", &MutantResult::killed)
+      .def_ro("asked", &MutantResult::asked, "False: only a case that the target refused or a check that it skips would show it.")
+      .def_ro("check", &MutantResult::check)
+      .def_ro("name", &MutantResult::name)
+      .def_ro("line", &MutantResult::line)
+      .def_ro("finding", &MutantResult::finding);
+  nb::class_<PeerPower>(m, "PeerPower", "The same catalogue under the data and tolerance of vLLM's test_prefix_prefill.py.")
+      .def_ro("name", &PeerPower::name)
+      .def_ro("line", &PeerPower::line)
+      .def_ro("atol", &PeerPower::atol)
+      .def_ro("killed", &PeerPower::killed)
+      .def_ro("total", &PeerPower::total);
+}
+
+}  // namespace
+
+void bind_verify(nb::module_& m) {
+  bind_results(m);
+  nb::class_<Verdict>(m, "Verdict", "The result of verify(); true if it is a pass, str() is the report for a terminal.")
+      .def_ro("target", &Verdict::target)
+      .def_ro("verdict", &Verdict::verdict, "\"pass\", \"fail\", \"mistrusted\" or \"stopped\".")
+      .def_ro("seconds", &Verdict::seconds)
+      .def_ro("cases", &Verdict::cases)
+      .def_ro("power", &Verdict::power, "Every planted fault, and the check that noticed it.")
+      .def_ro("peer", &Verdict::peer)
+      .def_ro("text", &Verdict::text)
+      .def_ro("json", &Verdict::json, "The report as JSON (docs/verify.md); render_html() makes a page of it.")
+      .def("__bool__", [](const Verdict& v) { return v.verdict == "pass"; })
+      .def("__str__", [](const Verdict& v) { return v.text; });
+  m.def("verify_target", &verify_target, nb::arg("target"), nb::arg("matrices"), nb::arg("lines"), nb::arg("quick"),
+        nb::arg("power"), nb::arg("peer_power"), nb::arg("seed"), nb::arg("random_cases"), nb::arg("disabled_checks"),
+        nb::arg("shrink"), nb::arg("progress").none(), "verify() for a backend's name or a quire.targets.Runner.");
+}
+
+}  // namespace quire_python

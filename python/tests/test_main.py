@@ -1,0 +1,70 @@
+"""python -m quire: the same exit codes and JSON as the C++ program."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import quire
+from quire.__main__ import main
+
+LINE = "q=f16 heads=4:2 d=16 page=8 index=i64 reqs=9@20,1@30 seed=1"
+
+
+@pytest.fixture
+def bad(tmp_path):
+    case = quire.make_case(LINE)
+    out = quire.attend_with_fault(case.batch, case.cache, "query_start_loc_as_int32", case.options)
+    quire.write_capture(tmp_path / "bad.safetensors", case.batch, case.cache, case.options, out)
+    return str(tmp_path / "bad.safetensors")
+
+
+def test_verify(capsys, tmp_path):
+    page = tmp_path / "page.html"
+    assert main(["verify", "--backend", "cpu", "--line", LINE, "--no-power", "--json", "--html", str(page)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == "quire.verify/1" and report["ok"] and report["verdicts"][0]["verdict"] == "pass"
+    assert page.read_text().startswith("<!")
+
+
+def test_verify_a_target(capsys):
+    assert main(["verify", "--target", "quire.vllm:merge_attn_states", "--line", LINE, "--no-power"]) == 1
+    assert "FAIL" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments, code, text", [
+    (["verify", "--target", "nonsense"], 2, "is none of torch_sdpa"),
+    (["verify", "--target", "no_such_module:f"], 2, "no_such_module"),
+    (["verify", "--target", "quire:no_such_function"], 2, "no_such_function"),
+    (["verify", "--line", "q=f16 nonsense"], 2, "nonsense"),
+    (["diagnose", "no_such_file.safetensors"], 3, "no_such_file"),
+])  # fmt: skip
+def test_errors(capsys, arguments, code, text):
+    assert main(arguments) == code
+    assert text in capsys.readouterr().err
+
+
+def test_diagnose(capsys, bad, tmp_path):
+    assert main(["diagnose", bad]) == 1
+    out = capsys.readouterr().out
+    assert "cause found" in out and "query_start_loc" in out and "bad.reduced.safetensors" in out
+    assert quire.diagnose(tmp_path / "bad.reduced.safetensors").suspicions[0].fault == "query_start_loc_as_int32"
+    page = tmp_path / "page.html"
+    assert main(["diagnose", bad, "--full", "--json", "--no-reduced", "--html", str(page)]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == "quire.diagnose/1" and report["file"] == bad and "reduced" not in report
+    assert page.read_text().startswith("<!")
+
+
+def test_diagnose_of_a_right_output(capsys, tmp_path):
+    case = quire.make_case(LINE)
+    out = quire.attend(case.batch, case.cache, case.options)
+    quire.write_capture(tmp_path / "good.safetensors", case.batch, case.cache, case.options, out)
+    assert main(["diagnose", str(tmp_path / "good.safetensors")]) == 0
+
+
+def test_as_a_program():
+    done = subprocess.run([sys.executable, "-m", "quire", "verify", "--help"], capture_output=True, text=True, check=True)
+    assert "--target" in done.stdout
+    assert subprocess.run([sys.executable, "-m", "quire", "nonsense"], capture_output=True).returncode == 2
