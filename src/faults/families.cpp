@@ -107,6 +107,16 @@ std::vector<std::int64_t> requests_to_try(const Evidence& e) {
   return order;
 }
 
+std::vector<std::int64_t> shorter_dims(std::int64_t dims) {
+  std::vector<std::int64_t> cuts;
+  for (std::int64_t cut = floor_power_of_two(std::max<std::int64_t>(dims - 1, 1)); cut >= 1; cut /= 2) cuts.push_back(cut);
+  for (const std::int64_t multiple : {8, 16, 32, 64}) {
+    const std::int64_t cut = dims / multiple * multiple;
+    if (cut > 0 && cut < dims && std::find(cuts.begin(), cuts.end(), cut) == cuts.end()) cuts.push_back(cut);
+  }
+  return cuts;
+}
+
 std::int64_t floor_power_of_two(std::int64_t n) {
   return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(n)));
 }

@@ -79,6 +79,8 @@ bool any_new_row(const Facts& f);
 
 /// Requests with rows, those of the wrong rows first; at most kMaxCandidates.
 std::vector<std::int64_t> requests_to_try(const Evidence& e);
+/// Smaller numbers of dims that a loop might stop at: powers of two, multiples of vector widths.
+std::vector<std::int64_t> shorter_dims(std::int64_t dims);
 std::int64_t floor_power_of_two(std::int64_t n);
 std::int64_t ceil_power_of_two(std::int64_t n);
 inline bool is_power_of_two(std::int64_t n) { return n > 0 && (n & (n - 1)) == 0; }

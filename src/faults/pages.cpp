@@ -169,9 +169,9 @@ Suspects narrow_ids(const Evidence& e) {
 }
 
 /// Another page size: position / size and position % size with the same table.
-Suspect sized(const Facts* f, std::int64_t size, std::string detail) {
+Suspect sized(std::int64_t size, std::string detail) {
   return {std::move(detail),
-          [f, size](Model& m) {
+          [size](Model& m) {
             m.place = [size, before = m.place](const Model& model, const Row& r, Side side, std::int64_t k) {
               Place place = before(model, r, side, k);
               if (place.kind != Place::Kind::cache) return place;
@@ -207,7 +207,7 @@ Suspects shift_for_size(const Evidence& e) {
   if (is_power_of_two(f->page_size)) return cannot_show(fmt::format("page_size {} is a power of two", f->page_size));
   Suspects s;
   for (const std::int64_t size : {floor_power_of_two(f->page_size), ceil_power_of_two(f->page_size)})
-    if (size_shows(*f, size)) s.list.push_back(sized(f, size, fmt::format("as if it were {}", size)));
+    if (size_shows(*f, size)) s.list.push_back(sized(size, fmt::format("as if it were {}", size)));
   if (s.list.empty()) s.why_not = "no row reads past the first page";
   return s;
 }
@@ -222,7 +222,7 @@ Suspects other_size(const Evidence& e) {
     const bool known = std::find(sizes.begin(), sizes.begin() + static_cast<std::ptrdiff_t>(i), size) !=
                        sizes.begin() + static_cast<std::ptrdiff_t>(i);
     if (size < 1 || size == f->page_size || known || !size_shows(*f, size)) continue;
-    s.list.push_back(sized(f, size, fmt::format("page_size {} instead of {}", size, f->page_size)));
+    s.list.push_back(sized(size, fmt::format("page_size {} instead of {}", size, f->page_size)));
   }
   if (s.list.empty()) s.why_not = "no row reads past the first page";
   return s;

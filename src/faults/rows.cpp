@@ -241,6 +241,32 @@ Suspects request_index(const Evidence& e) {
   });
 }
 
+Suspects zero(const Evidence& e) {
+  if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
+  return one([](Model& m) {
+    m.finish = [before = m.finish](const Row& r, RowResult& result) {
+      before(r, result);
+      std::fill(result.out.begin(), result.out.end(), 0.0);
+    };
+  });
+}
+
+Suspects zero_tail_dims(const Evidence& e) {
+  const std::int64_t dims = e.facts.head_dim;
+  if (dims == 1) return cannot_show("head_dim is 1");
+  Suspects s;
+  for (const std::int64_t cut : shorter_dims(dims))
+    s.list.push_back({fmt::format("dims {} .. {}", cut, dims - 1),
+                      [cut](Model& m) {
+                        m.finish = [cut, before = m.finish](const Row& r, RowResult& result) {
+                          before(r, result);
+                          std::fill(result.out.begin() + std::min(cut, std::ssize(result.out)), result.out.end(), 0.0);
+                        };
+                      },
+                      false});
+  return s;
+}
+
 }  // namespace
 
 void add_rows(std::vector<Fault>& list) {
@@ -252,6 +278,10 @@ void add_rows(std::vector<Fault>& list) {
   const char* kIndex = "look at how a program finds its row: query_start_loc[r] + i for both the load and the store";
   add(Rank::symptom, "output_not_written", "never writes its output", "", "look for a launch that failed or was skipped",
       nothing_written);
+  add(Rank::symptom, "output_zero", "writes zeros", "",
+      "look for an accumulator that is never stored, or a loop over keys that never runs", zero);
+  add(Rank::mistake, "output_tail_dims_zero", "writes zeros into the last dims", "vllm#34570",
+      "look at the loop over dims: a vector width or a tile that does not divide head_dim", zero_tail_dims);
   add(Rank::symptom, "last_row_not_written", "never writes the last row", "", kGrid, last_row);
   add(Rank::mistake, "decode_rows_not_written", "never writes the rows of requests with query_len 1", "vllm#28490",
       "was a decode kernel launched? Does it find query_len 1 in the query_start_loc that it reads?", decode_rows);

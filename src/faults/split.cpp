@@ -176,6 +176,69 @@ Suspects sink_in_each(const Evidence& e) {
   });
 }
 
+/// An empty split divides 0 by 0, and its weight of 0 does not help.
+Suspects empty_is_nan(const Evidence& e) {
+  const Facts* f = &e.facts;
+  Suspects s;
+  for (const std::int64_t size : kSizes) {
+    const auto has_empty = [f, size](std::int64_t seq_len, std::int64_t q_pos) {
+      return f->first_key(q_pos) / size > 0 || q_pos / size < (seq_len - 1) / size;
+    };
+    if (!any_row(*f, [&](std::int64_t r, std::int64_t q_pos) { return has_empty(f->seq_lens[Facts::at(r)], q_pos); })) continue;
+    s.list.push_back({fmt::format("splits of {} keys", size),
+                      [has_empty](Model& m) {
+                        m.finish = [has_empty, before = m.finish](const Row& r, RowResult& result) {
+                          before(r, result);
+                          if (has_empty(r.seq_len, r.q_pos)) std::fill(result.out.begin(), result.out.end(), kNaN);
+                        };
+                      },
+                      false});
+  }
+  if (s.list.empty()) s.why_not = fmt::format("every row sees a key of every split of {} or more", kSizes[0]);
+  return s;
+}
+
+bool merges_context(const Facts& f, const Row& r) { return f.first_key(r.q_pos) < r.context_len(); }
+
+/// Cached context and new tokens attended apart; the merge reads the second result with the row stride of the first, which was
+/// padded. Past the end of it stands nothing.
+std::function<void(Model&)> suffix_stride(const Facts* f, std::int64_t stride) {
+  return [f, stride](Model& m) {
+    Model suffix = m;
+    drop_keys(suffix, [](const Row& r, std::int64_t k) { return k < r.context_len(); });
+    suffix.sink = [](const Row&) { return kNegInf; };
+    m.finish = [f, stride, suffix, before = m.finish](const Row& r, RowResult& result) {
+      before(r, result);
+      if (!r.written || !merges_context(*f, r)) return;
+      const std::int64_t dims = f->head_dim, first = (r.token * f->num_q_heads + r.head) * stride;
+      std::vector<RowHead> rows = {{r.token, r.head}};
+      for (std::int64_t at = first / dims; at <= (first + dims - 1) / dims; ++at)
+        if (at < f->num_tokens * f->num_q_heads) rows.push_back({at / f->num_q_heads, at % f->num_q_heads});
+      const std::vector<RowResult> parts = evaluate(suffix, rows);
+      const double share = std::exp(parts[0].lse - result.lse);
+      for (std::int64_t d = 0; d < dims; ++d) {
+        const std::size_t part = Facts::at(1 + (first + d) / dims - first / dims);
+        const double read = part < parts.size() ? parts[part].out[Facts::at((first + d) % dims)] : kNaN;
+        result.out[Facts::at(d)] += share * (read - parts[0].out[Facts::at(d)]);
+      }
+    };
+  };
+}
+
+Suspects merge_stride(const Evidence& e) {
+  const Facts* f = &e.facts;
+  if (f->num_tokens * f->num_q_heads < 2) return cannot_show("one row of one head: a stride does not matter");
+  if (!any_row(*f, [f](std::int64_t r, std::int64_t q_pos) {
+        return f->first_key(q_pos) < f->context_len(r) && f->query_start_loc[Facts::at(r + 1)] * f->num_q_heads > 1;
+      }))
+    return cannot_show("no row sees a context: there is nothing to merge");
+  Suspects s;
+  for (const std::int64_t stride : {f->head_dim + (f->head_dim + 1) / 2, 2 * f->head_dim})
+    if (s.list.empty() || stride != f->head_dim + (f->head_dim + 1) / 2)
+      s.list.push_back({fmt::format("row stride {} instead of {}", stride, f->head_dim), suffix_stride(f, stride), false});
+  return s;
+}
+
 }  // namespace
 
 void add_split(std::vector<Fault>& list) {
@@ -194,6 +257,10 @@ void add_split(std::vector<Fault>& list) {
   add("splits_overwrite_each_other", "keeps the last split's result alone", "",
       "partial results need a buffer each, and a merge after the last", overwritten);
   add("merge_with_wrong_base", "merges lse of one base as if it had the other", "sglang#40903", kMerge, wrong_base);
+  add("empty_split_is_nan", "divides an empty split by its denominator 0, and merges the NaN with weight 0",
+      "vllm#39148, vllm#28181", "an empty split has out = 0 and lse = -inf; skip it in the merge", empty_is_nan);
+  add("merge_with_wrong_stride", "merges context and new tokens, and reads the second result with the row stride of the first",
+      "local-inference-lab/vllm#15", "take each tensor's own strides; a padded head_dim makes them differ", merge_stride);
   add("sink_in_every_split", "counts the sink once per split", "", "put the sink into one split, or into the merge",
       sink_in_each);
 }
