@@ -31,7 +31,7 @@ nlohmann::json error_picture(const Tensor& output, const Reference& reference, c
 /// What every physical page is to the batch: owner, logical index, filled slots, and whether its contents agree with that. Reads
 /// a few elements of KV head 0 per slot. Entries that point outside the cache are counted, not followed. `options` for the
 /// window: pages that it hides from every row need not be written. Null if the cache is not in host memory.
-nlohmann::json page_picture(const Batch& batch, const KVCache& cache, const Options& options = {});
+nlohmann::json page_picture(const Batch& batch, const KVCache& cache, const Options& options);
 
 /// Which kernel wrote how many rows, beside the requests that they belong to. `counts` as from AttendOptions::rows; without them
 /// only `kernel` is named. `kernel` may be empty: then only the requests are listed.

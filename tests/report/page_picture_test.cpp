@@ -59,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(PagePicture, EveryLayout, testing::Values("nhd", "hnd",
 TEST_P(EveryLayout, OwnersFillAndStates) {
   const Case c =
       case_of(std::string("q=f16 kv=f16 heads=2:1 d=16 page=8 reqs=3@17,1@7 pages=9 index=i64 seed=1 layout=") + GetParam());
-  const json p = report::page_picture(c.batch, c.cache);
+  const json p = report::page_picture(c.batch, c.cache, c.options);
   EXPECT_EQ(p["num_pages"], 9);
   EXPECT_EQ(p["page_size"], 8);
   EXPECT_EQ(p["bin"], 1);
@@ -78,7 +78,7 @@ TEST_P(EveryLayout, ASlotThatNobodyWroteIsFound) {
     const Case c = case_of(std::string("q=bf16 kv=bf16 heads=2:2 d=24 page=8 reqs=3@17,1@7 pages=9 seed=2 layout=") + GetParam());
     fill_slot(c, page_of(c, 0, 1), 3, blank);
     fill_slot(c, page_of(c, 0, 1), 5, blank);
-    const json p = report::page_picture(c.batch, c.cache);
+    const json p = report::page_picture(c.batch, c.cache, c.options);
     EXPECT_EQ(p["counts"]["unwritten"], 1);
     EXPECT_EQ(cell_of(p, page_of(c, 0, 1)).state, "unwritten");
     EXPECT_EQ(cell_of(p, page_of(c, 0, 1)).unwritten, 2);
@@ -92,7 +92,7 @@ TEST_P(EveryLayout, RecycledPagesHoldSomething) {
   std::int64_t spare = 0;
   while (owned[static_cast<std::size_t>(spare)]) ++spare;
   fill_slot(c, spare, 0, 1.5);
-  const json p = report::page_picture(c.batch, c.cache);
+  const json p = report::page_picture(c.batch, c.cache, c.options);
   EXPECT_EQ(cell_of(p, spare).state, "recycled");
   EXPECT_EQ(p["counts"]["recycled"], 1);
   EXPECT_EQ(p["counts"]["clean"], 2);
@@ -100,7 +100,7 @@ TEST_P(EveryLayout, RecycledPagesHoldSomething) {
 
 TEST(PagePicture, SharedPrefix) {
   const Case c = case_of("q=f16 kv=f16 heads=2:1 d=16 page=4 reqs=6x1@20 share=3 seed=4");
-  const json p = report::page_picture(c.batch, c.cache);
+  const json p = report::page_picture(c.batch, c.cache, c.options);
   EXPECT_EQ(p["counts"]["shared"], 3);
   const Cell cell = cell_of(p, page_of(c, 5, 1));
   EXPECT_EQ(cell.state, "shared");
@@ -114,12 +114,12 @@ TEST(PagePicture, PagesThatTheWindowHidesNeedNotBeWritten) {
   EXPECT_EQ(p["counts"]["unwritten"], 0) << "made cases hold NaN left of every row's window";
   EXPECT_EQ(p["counts"]["hidden"], 6) << "positions 26 .. 31 are visible: pages 6 and 7";
   EXPECT_EQ(p["counts"]["owned"], 2);
-  EXPECT_GT(report::page_picture(c.batch, c.cache)["counts"]["unwritten"], 0) << "without a window they would be read";
+  EXPECT_GT(report::page_picture(c.batch, c.cache, {})["counts"]["unwritten"], 0) << "without a window they would be read";
 }
 
 TEST(PagePicture, NewRowsNeedNoCache) {
   const Case c = case_of("q=f16 kv=f16 heads=2:1 d=16 page=4 reqs=9@6/6,3@0/0 pages=5 seed=6");
-  const json p = report::page_picture(c.batch, c.cache);
+  const json p = report::page_picture(c.batch, c.cache, c.options);
   EXPECT_EQ(p["counts"]["owned"], 2);
   EXPECT_EQ(p["counts"]["unwritten"], 0);
   EXPECT_EQ(cell_of(p, page_of(c, 0, 1)).filled, 2);
@@ -128,9 +128,9 @@ TEST(PagePicture, NewRowsNeedNoCache) {
 TEST(PagePicture, TinyHeadsAreNotCalledUnwrittenForOneZero) {
   const Case c = case_of("q=f16 kv=fp8_e4m3fn heads=1:1 d=1 page=4 reqs=1@15 seed=7");
   set(c.cache.k, {page_of(c, 0, 0), 1, 0, 0}, 0.0);
-  EXPECT_EQ(report::page_picture(c.batch, c.cache)["counts"]["unwritten"], 0);
+  EXPECT_EQ(report::page_picture(c.batch, c.cache, c.options)["counts"]["unwritten"], 0);
   set(c.cache.v, {page_of(c, 0, 0), 1, 0, 0}, 0.0);
-  EXPECT_EQ(report::page_picture(c.batch, c.cache)["counts"]["unwritten"], 1);
+  EXPECT_EQ(report::page_picture(c.batch, c.cache, c.options)["counts"]["unwritten"], 1);
 }
 
 TEST(PagePicture, EntriesOutsideTheCacheAreCountedNotFollowed) {
@@ -138,7 +138,7 @@ TEST(PagePicture, EntriesOutsideTheCacheAreCountedNotFollowed) {
   set_index(c.batch.block_table, {0, 2}, 1000000);
   set_index(c.batch.block_table, {0, 3}, -1);
   set_index(c.batch.query_start_loc, {1}, -7);
-  EXPECT_EQ(report::page_picture(c.batch, c.cache)["outside"], 2);
+  EXPECT_EQ(report::page_picture(c.batch, c.cache, c.options)["outside"], 2);
 }
 
 TEST(PagePicture, HostileLengthsAndShapesDoNoHarm) {
@@ -152,16 +152,16 @@ TEST(PagePicture, HostileLengthsAndShapesDoNoHarm) {
     EXPECT_EQ(p["num_pages"].get<std::size_t>(), p["cells"].size());
   }
   c.cache.v.shape[3] = 8;
-  EXPECT_TRUE(report::page_picture(c.batch, c.cache).is_null()) << "K and V of different sizes";
+  EXPECT_TRUE(report::page_picture(c.batch, c.cache, c.options).is_null()) << "K and V of different sizes";
   c.cache.v.shape[3] = 16;
   c.batch.seq_lens.shape[0] = 1;
-  EXPECT_TRUE(report::page_picture(c.batch, c.cache).is_null()) << "index tensors of different lengths";
+  EXPECT_TRUE(report::page_picture(c.batch, c.cache, c.options).is_null()) << "index tensors of different lengths";
 }
 
 TEST(PagePicture, HugeCachesGiveBoundedPicturesWithTheWorstInThem) {
   const Case c = case_of("q=f16 kv=f16 heads=1:1 d=8 page=1 reqs=40x1@300 pages=20000 seed=9");
   fill_slot(c, page_of(c, 17, 123), 0, 0.0);
-  const json p = report::page_picture(c.batch, c.cache);
+  const json p = report::page_picture(c.batch, c.cache, c.options);
   EXPECT_EQ(p["bin"], 5);
   EXPECT_EQ(p["cells"].size(), 4000U);
   EXPECT_EQ(p["text"], "5 pages per cell; the worst of them is shown");
@@ -172,10 +172,10 @@ TEST(PagePicture, HugeCachesGiveBoundedPicturesWithTheWorstInThem) {
 
 TEST(PagePicture, NothingToDraw) {
   Case c = case_of("q=f16 kv=f16 heads=2:1 d=16 page=4 reqs=2@30 seed=10");
-  EXPECT_TRUE(report::page_picture({}, c.cache).is_null());
-  EXPECT_TRUE(report::page_picture(c.batch, {}).is_null());
+  EXPECT_TRUE(report::page_picture({}, c.cache, c.options).is_null());
+  EXPECT_TRUE(report::page_picture(c.batch, {}, c.options).is_null());
   c.cache.k.memory = Memory::cuda;
-  EXPECT_TRUE(report::page_picture(c.batch, c.cache).is_null());
+  EXPECT_TRUE(report::page_picture(c.batch, c.cache, c.options).is_null());
 }
 
 TEST(RowsPicture, CountsBesideTheRequests) {
