@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--backend", metavar="NAME", default="cpu", help="a kernel of Quire by name, or cpu (the default)")
     verify.add_argument("--matrix", metavar="NAME", action="append", help="notes, hazards (the default), random or all")
     verify.add_argument("--line", metavar="LINE", action="append", default=[], help="a problem line of your own; may be given again")
+    verify.add_argument("--lines", metavar="FILE", action="append", default=[], help="a file of problem lines; blank lines and # are skipped")
     verify.add_argument("--quick", action="store_true", help="a subset of every matrix, in less than a minute")
     verify.add_argument("--no-power", action="store_true", help="plant no faults: faster, but nobody knows what a pass is worth")
     verify.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the random matrix (default: 1)")
@@ -83,13 +84,20 @@ def _write_html(path: str, text: str) -> None:
     os.replace(path + ".part", path)
 
 
+def _lines_of(path: str) -> list[str]:
+    with open(path, encoding="utf-8") as file:
+        found = (line.partition("#")[0].strip() for line in file)
+        return [line for line in found if line]
+
+
 def _verify(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
     target = targets.load(args.target) if args.target else args.backend
-    matrices = args.matrix or ([] if args.line else ["hazards"])
+    lines = [*args.line, *(line for path in args.lines for line in _lines_of(path))]
+    matrices = args.matrix or ([] if lines else ["hazards"])
     progress = _Progress(not args.json)
     try:
         verdict = quire.verify(
-            target, matrices=matrices, lines=args.line, quick=args.quick, power=not args.no_power, seed=args.seed,
+            target, matrices=matrices, lines=lines, quick=args.quick, power=not args.no_power, seed=args.seed,
             random_cases=args.cases, progress=progress.case,
         )  # fmt: skip
     finally:

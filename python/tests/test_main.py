@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,21 @@ def test_verify(capsys, tmp_path):
     report = json.loads(capsys.readouterr().out)
     assert report["schema"] == "quire.verify/1" and report["ok"] and report["verdicts"][0]["verdict"] == "pass"
     assert page.read_text().startswith("<!")
+
+
+def test_a_file_of_lines(capsys, tmp_path):
+    (tmp_path / "lines.txt").write_text(f"# two\n{LINE}\n\n{LINE} window=3  # and a window\n")
+    assert main(["verify", "--lines", str(tmp_path / "lines.txt"), "--no-power", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["verdicts"][0]["cases"]) == 2
+    assert main(["verify", "--lines", str(tmp_path / "none.txt")]) == 3
+
+
+def test_the_lines_of_the_conformance_page_are_valid():
+    path = Path(__file__).parents[2] / "docs" / "conformance" / "vllm_cpu.txt"
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    assert len(lines) == 90
+    for line in lines:
+        assert quire.parse_problem_line(line)
 
 
 def test_verify_a_target(capsys):

@@ -169,7 +169,11 @@ class FakeCpuOps:
     """The three functions, with a cache layout of its own: [pages, heads, page_size, dim] is filled row by row."""
 
     def cpu_attn_reshape_and_cache(self, key, value, key_cache, value_cache, slot_mapping, isa, k_scale, v_scale, kv_cache_dtype):
-        assert kv_cache_dtype == "auto" and isa in ("vec", "vec16", "amx")
+        assert isa in ("vec", "vec16", "amx")
+        if kv_cache_dtype != "auto":  # codes as numbers, or numbers to be quantised
+            assert kv_cache_dtype == "fp8_e4m3"
+            scaled = (rows / scale for rows, scale in ((key, k_scale), (value, v_scale)))
+            key, value = (rows.float().to(torch.float8_e4m3fn).view(torch.uint8) for rows in scaled)
         pages, heads, page, dim = key_cache.shape
         for rows, into in ((key, key_cache), (value, value_cache)):
             into.copy_(rows.view(pages, page, heads, dim).transpose(1, 2))
@@ -185,7 +189,18 @@ class FakeCpuOps:
             raise RuntimeError("expected scalar type Int but found Long")
         batch = quire.Batch(query=query, output=output, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=block_table)
         options = quire.Options(scale, None if sliding_window < 0 else sliding_window, softcap or None, alibi_slopes, s_aux)
-        quire.attend(batch, quire.KVCache(key_cache, value_cache, "hnd"), options)
+        scales = (k_scale, v_scale, "fp8_e4m3fn") if kv_cache_dtype != "auto" else ()
+        quire.attend(batch, quire.KVCache(key_cache, value_cache, "hnd", *scales), options)
+
+
+@needs_torch
+@pytest.mark.parametrize("quantise", [False, True])
+def test_vllm_cpu_fp8(quantise):
+    """Codes arrive as they are, also through a quantiser that rounds to nearest."""
+    from quire.targets.vllm_cpu import VllmCpu
+
+    line = "q=bf16 kv=fp8_e4m3fn heads=4:2 d=32 page=32 reqs=1@31,32@64 kscale=tensor vscale=tensor"
+    assert judge(VllmCpu(FakeCpuOps(), quantise=quantise), line) is not None
 
 
 @needs_torch
