@@ -1,11 +1,14 @@
 # One translation unit per instruction set: the flags follow the file name, nothing else in the library gets them.
-set(QUIRE_AVX2_FLAGS -mavx2 -mfma -mf16c)
+# -O3 whatever the build type: at -O2 GCC keeps the loops over a block's registers, and with them the registers in memory.
+set(QUIRE_KERNEL_FLAGS -O3)
+set(QUIRE_AVX2_FLAGS ${QUIRE_KERNEL_FLAGS} -mavx2 -mfma -mf16c)
 set(QUIRE_AVX512_FLAGS -mavx512f -mavx512bw -mavx512vl -mavx512dq ${QUIRE_AVX2_FLAGS})
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC 12's own AVX-512 headers trip these two warnings (GCC bug 105593).
   list(APPEND QUIRE_AVX512_FLAGS -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
 
+set_source_files_properties(src/backend/cpu/scalar.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_KERNEL_FLAGS}")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set_source_files_properties(src/backend/cpu/x86_avx2.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX2_FLAGS}")
   set_source_files_properties(src/backend/cpu/x86_avx512.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX512_FLAGS}")

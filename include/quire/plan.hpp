@@ -95,10 +95,11 @@ struct Plan {
   Device device;
   std::string kernel;
   bool batch_invariant = false;
-  std::int64_t tile_q = 0;      ///< query rows (of one KV head's group) per tile
-  std::int64_t tile_kv = 0;     ///< keys per tile
-  std::int64_t split_keys = 0;  ///< keys per split-KV segment; every row is folded over the same segments
-  std::vector<WorkItem> work;   ///< heaviest first
+  std::int64_t tile_q = 0;       ///< query rows (of one KV head's group) per tile
+  std::int64_t tile_kv = 0;      ///< keys per tile
+  std::int64_t split_keys = 0;   ///< keys per split-KV segment; every row is folded over the same segments
+  std::int64_t direct_rows = 0;  ///< items of up to this many score rows read K and V in place (decode); 0 if batch_invariant
+  std::vector<WorkItem> work;    ///< heaviest first
   std::vector<MergeItem> merges;
   std::int64_t num_partials = 0;
   std::int64_t scratch_bytes_per_thread = 0;

@@ -49,7 +49,7 @@ bool Plan::operator==(const Plan& o) const {
                  [](const Refusal& a, const Refusal& b) { return a.kernel == b.kernel && a.reason == b.reason; });
   return same_refusals && problem == o.problem && device == o.device && kernel == o.kernel &&
          batch_invariant == o.batch_invariant && tile_q == o.tile_q && tile_kv == o.tile_kv && split_keys == o.split_keys &&
-         work == o.work && merges == o.merges && num_partials == o.num_partials &&
+         direct_rows == o.direct_rows && work == o.work && merges == o.merges && num_partials == o.num_partials &&
          scratch_bytes_per_thread == o.scratch_bytes_per_thread && num_threads == o.num_threads && kv_bytes == o.kv_bytes &&
          flops == o.flops;
 }
@@ -66,7 +66,7 @@ Result<Plan> make_plan(const Problem& problem, const Device& device, const PlanS
   plan.device = device;
   plan.kernel = selection.row->info.name;
   plan.refusals = std::move(selection.refusals);
-  plan.batch_invariant = true;  // cut_work() folds every row over the same segments, so the CPU rows always are
+  plan.batch_invariant = settings.batch_invariant;
   plan.num_threads = std::max(1, settings.num_threads > 0 ? settings.num_threads : device.num_threads);
   plan_detail::cut_work(plan);
   plan.scratch_bytes_per_thread = plan_detail::thread_scratch(plan).floats * static_cast<std::int64_t>(sizeof(float));
@@ -95,11 +95,12 @@ std::size_t workspace_bytes(const Plan& plan) noexcept {
 
 std::string to_string(const Plan& plan) {
   return fmt::format(
-      "{} device={} threads={} tile={}x{} split={} items={} merges={} partials={} batch_invariant={} workspace={} kv_bytes={} "
+      "{} device={} threads={} tile={}x{} split={} direct={} items={} merges={} partials={} batch_invariant={} workspace={} "
+      "kv_bytes={} "
       "flops={:.4g}",
       plan.kernel, plan.device.name, plan.num_threads, plan.tile_q * plan.problem.group(), plan.tile_kv, plan.split_keys,
-      plan.work.size(), plan.merges.size(), plan.num_partials, plan.batch_invariant ? "yes" : "no", workspace_bytes(plan),
-      plan.kv_bytes, plan.flops);
+      plan.direct_rows, plan.work.size(), plan.merges.size(), plan.num_partials, plan.batch_invariant ? "yes" : "no",
+      workspace_bytes(plan), plan.kv_bytes, plan.flops);
 }
 
 }  // namespace quire

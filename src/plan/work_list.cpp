@@ -13,6 +13,8 @@ namespace {
 constexpr std::int64_t kScoreRows = 128;
 constexpr std::int64_t kTileKv = 64;
 constexpr std::int64_t kSplitKeys = 1024;  // a multiple of kTileKv
+// Up to here reading the cache in place wins: its value vectors are converted once per 4 rows instead of once.
+constexpr std::int64_t kDirectRows = 8;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -63,6 +65,8 @@ void cut_work(Plan& plan) {
   const Problem& p = plan.problem;
   plan.tile_kv = kTileKv;
   plan.split_keys = kSplitKeys;
+  // Both paths are deterministic; a row's bits may differ between them, and which one it takes depends on its chunk.
+  plan.direct_rows = plan.batch_invariant ? 0 : kDirectRows;
   plan.tile_q = std::max<std::int64_t>(1, kScoreRows / p.group());
 
   const std::vector<WorkItem> items = whole_items(plan);

@@ -49,6 +49,7 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   a.stride = plan_detail::padded_dim(a.head_dim);
   a.tile_kv = plan.tile_kv;
   a.split_keys = plan.split_keys;
+  a.direct_rows = plan.direct_rows;
   a.scratch = plan_detail::thread_scratch(plan);
   a.query = rows_of(batch.query);
   a.key = rows_of(batch.key);

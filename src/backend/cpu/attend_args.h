@@ -27,6 +27,7 @@ struct AttendArgs {
   std::int64_t stride = 16;  ///< floats per scratch row, padded_dim(head_dim)
   std::int64_t tile_kv = 64;
   std::int64_t split_keys = 1024;
+  std::int64_t direct_rows = 0;  ///< items of up to this many score rows take attend_direct.h; 0 = none does
   plan_detail::ThreadScratch scratch;
   RowSource query;  ///< [num_tokens, num_q_heads, head_dim]
   RowSource cache_k, cache_v;

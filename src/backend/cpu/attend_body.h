@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "backend/cpu/attend_args.h"
+#include "backend/cpu/attend_direct.h"
 #include "backend/cpu/attend_tile.h"
 #include "backend/cpu/planted.h"
 #include "semantics/softmax_state.h"
@@ -37,8 +38,9 @@ struct ItemView {
   std::int64_t group, stride, tile_kv, num_rows, context_len, first_token;
   float *query, *acc, *total, *rows_kv, *k_columns, *v_rows, *scores;
   SoftmaxState *states, *totals;
+  bool direct;  ///< attend_direct.h instead of tiles in scratch
 
-  ItemView(const AttendArgs& a, const WorkItem& w, float* scratch) : args(a), item(w) {
+  ItemView(const AttendArgs& a, const WorkItem& w, float* scratch, int width) : args(a), item(w) {
     const plan_detail::ThreadScratch& at = a.scratch;
     group = a.group;
     stride = a.stride;
@@ -55,6 +57,7 @@ struct ItemView {
     scores = scratch + at.scores;
     states = reinterpret_cast<SoftmaxState*>(scratch + at.states);
     totals = states + num_rows;
+    direct = takes_direct_path(a, num_rows, width);
   }
   std::int64_t head(std::int64_t m) const { return item.kv_head * group + m % group; }
   std::int64_t token(std::int64_t m) const { return first_token + m / group; }
@@ -200,38 +203,87 @@ void load_tile(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, s
   load_rows<V>(v.v_rows, a, rows, a.cache_v, a.value, v_scale, tile_begin, begin, end);
 }
 
-/// Absorbs keys [begin, end), which lie in one tile, into acc and states.
-template <class V>
-void absorb_tile(const ItemView& v, std::int64_t begin, std::int64_t end) {
-  const std::int64_t tile_begin = begin / v.tile_kv * v.tile_kv;
-  load_tile<V>(v, tile_begin, begin, end);
-  score_tile<V>(v, {begin - tile_begin, end - tile_begin});
+/// Scores of a tile -> probabilities -> accumulators. accumulate(m, count, keys, corrections): rows m .. m + count see the same
+/// keys.
+template <class V, class Accumulate>
+void fold_tile(const ItemView& v, std::int64_t tile_begin, std::int64_t end, const semantics::ScoreParams& params,
+               Accumulate&& accumulate) {
   for (std::int64_t m = 0; m < v.num_rows;) {
     const TileKeys keys = v.keys(m, tile_begin, end);
     const std::int64_t block = v.num_rows - m < V::kRows ? v.num_rows - m : V::kRows;
     float corrections[V::kRows];
     std::int64_t alike = 0;  // rows from m on that see the same keys
     while (alike < block && v.keys(m + alike, tile_begin, end) == keys) ++alike;
-    if (keys.empty()) {
-      m += alike;
-      continue;
-    }
-    for (std::int64_t r = 0; r < alike; ++r) {
+    for (std::int64_t r = 0; r < alike && !keys.empty(); ++r) {
       const float slope =
           v.args.alibi_slopes != nullptr
               ? v.args
                     .alibi_slopes[(QUIRE_PLANTED(alibi_slope_of_kv_head) ? v.item.kv_head : v.head(m + r)) * v.args.alibi_stride]
               : 0.0f;
       const std::int64_t origin = QUIRE_PLANTED(alibi_origin_shifted) ? v.context_len : v.q_pos(m + r);
-      corrections[r] =
-          softmax_row<V>(v.scores + (m + r) * v.tile_kv, keys, v.args.score, slope, tile_begin - origin, v.states[m + r]);
+      corrections[r] = softmax_row<V>(v.scores + (m + r) * v.tile_kv, keys, params, slope, tile_begin - origin, v.states[m + r]);
     }
-    if (alike == V::kRows) {
-      accumulate_rows<V, V::kRows>(v, m, keys, corrections);
-    } else {
-      for (std::int64_t r = 0; r < alike; ++r) accumulate_rows<V, 1>(v, m + r, keys, corrections + r);
-    }
+    if (!keys.empty()) accumulate(m, alike, keys, corrections);
     m += alike;
+  }
+}
+
+/// Absorbs keys [begin, end), which lie in one tile, into acc and states.
+template <class V>
+void absorb_tile(const ItemView& v, std::int64_t begin, std::int64_t end) {
+  const std::int64_t tile_begin = begin / v.tile_kv * v.tile_kv;
+  load_tile<V>(v, tile_begin, begin, end);
+  score_tile<V>(v, {begin - tile_begin, end - tile_begin});
+  fold_tile<V>(v, tile_begin, end, v.args.score,
+               [&v](std::int64_t m, std::int64_t count, TileKeys keys, const float* corrections) {
+                 if (count == V::kRows) return accumulate_rows<V, V::kRows>(v, m, keys, corrections);
+                 for (std::int64_t r = 0; r < count; ++r) accumulate_rows<V, 1>(v, m + r, keys, corrections + r);
+               });
+}
+
+/// The same by attend_direct.h: keys [begin, end) lie in `rows`, what follows in `next`.
+template <class V>
+void absorb_tile_directly(const ItemView& v, const TileRows& rows, const TileRows* next, std::int64_t begin, std::int64_t end) {
+  const AttendArgs& a = v.args;
+  const std::int64_t head = v.item.kv_head, tile_begin = begin / v.tile_kv * v.tile_kv;
+  const RowSource& source = rows.fresh ? a.key : a.cache_k;
+  const bool scaled = !rows.fresh || QUIRE_PLANTED(scales_on_new_rows);
+  DirectTile t{v.query,          v.num_rows, v.stride, a.head_dim, v.tile_kv, &rows, next, a.head_dim * itemsize(source.dtype),
+               source.fp8_table, 1.0f};
+  semantics::ScoreParams params = a.score;
+  if (scaled && a.k_scale != nullptr) params.scale *= a.k_scale[head * a.k_scale_stride];
+  if (scaled && a.v_scale != nullptr) t.v_scale = a.v_scale[head * a.v_scale_stride];
+  const DirectFunctions direct = direct_functions<V>(source.dtype);
+  direct.score(t, v.scores);
+  fold_tile<V>(v, tile_begin, end, params, [&](std::int64_t m, std::int64_t count, TileKeys keys, const float* corrections) {
+    float *acc = v.acc + m * v.stride, *probs = v.scores + m * v.tile_kv;
+    if (count == V::kRows) return direct.accumulate_many(t, acc, probs, keys.begin, keys.end, corrections, m == 0);
+    for (std::int64_t r = 0; r < count; ++r)
+      direct.accumulate_one(t, acc + r * v.stride, probs + r * v.tile_kv, keys.begin, keys.end, corrections + r, m + r == 0);
+  });
+}
+
+/// Keys [begin, end) of one segment by the direct path. The first tile beyond is prefetched, too.
+template <class V>
+void absorb_directly(const ItemView& v, std::int64_t begin, std::int64_t end) {
+  const std::int64_t cached = v.args.reqs[v.item.req].cached_len;
+  const auto stop_of = [&](std::int64_t at, std::int64_t limit) {
+    const std::int64_t tile_end = (at / v.tile_kv + 1) * v.tile_kv;
+    const std::int64_t stop = tile_end < limit ? tile_end : limit;
+    return at < cached && cached < stop ? cached : stop;
+  };
+  TileRows rows[2];
+  int current = 0;
+  std::int64_t stop = stop_of(begin, end);
+  find_rows(rows[0], v.args, v.item.req, v.item.kv_head, begin, stop);
+  for (std::int64_t at = begin; at < end; current ^= 1) {
+    const std::int64_t limit = stop < end ? end : v.item.key_end;
+    const std::int64_t after = stop < limit ? stop_of(stop, limit) : stop;
+    TileRows* next = after > stop ? &rows[current ^ 1] : nullptr;
+    if (next != nullptr) find_rows(*next, v.args, v.item.req, v.item.kv_head, stop, after);
+    absorb_tile_directly<V>(v, rows[current], next, at, stop);
+    at = stop;
+    stop = after;
   }
 }
 
@@ -241,6 +293,7 @@ void absorb_segment(const ItemView& v, std::int64_t begin, std::int64_t end) {
   if (QUIRE_PLANTED(partial_key_tile_skipped) && end / v.tile_kv * v.tile_kv > begin) end = end / v.tile_kv * v.tile_kv;
   for (std::int64_t i = 0; i < v.num_rows * v.stride && !QUIRE_PLANTED(stale_accumulator); ++i) v.acc[i] = 0.0f;
   for (std::int64_t m = 0; m < v.num_rows && !QUIRE_PLANTED(stale_accumulator); ++m) v.states[m] = SoftmaxState{};
+  if (v.direct) return absorb_directly<V>(v, begin, end);
   for (std::int64_t at = begin; at < end;) {
     const std::int64_t next = (at / v.tile_kv + 1) * v.tile_kv;
     const std::int64_t stop = next < end ? next : end;
@@ -336,7 +389,7 @@ void store_partials(const ItemView& v) {
 /// KernelEntry::attend.
 template <class V>
 std::int64_t attend_item(const AttendArgs& args, const WorkItem& item, float* scratch) {
-  const ItemView v(args, item, scratch);
+  const ItemView v(args, item, scratch, V::kWidth);
   load_queries<V>(v);
   if (item.partial >= 0) {
     absorb_segment<V>(v, item.key_begin, item.key_end);

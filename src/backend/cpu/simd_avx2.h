@@ -81,6 +81,13 @@ struct Avx2Simd {
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
   }
+  /// to[i] = sum of the lanes of the i-th register.
+  static void store_sums(float* to, Reg a, Reg b, Reg c, Reg d) {
+    const Reg ab = add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    const Reg cd = add(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    const Reg abcd = add(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xEE));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1)));
+  }
   static Reg exp(Reg a) { return exp_by_polynomial<Avx2Simd>(a); }
   static Reg tanh(Reg a) { return tanh_by_exp<Avx2Simd>(a); }
 

@@ -68,6 +68,14 @@ struct Avx512Simd {
   }
   static float reduce_max(Reg a) { return _mm512_reduce_max_ps(a); }
   static float reduce_add(Reg a) { return _mm512_reduce_add_ps(a); }
+  /// to[i] = sum of the lanes of the i-th register.
+  static void store_sums(float* to, Reg a, Reg b, Reg c, Reg d) {
+    const Reg ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const Reg cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const Reg abcd = add(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+  }
   static Reg exp(Reg a) { return exp_by_polynomial<Avx512Simd>(a); }
   static Reg tanh(Reg a) { return tanh_by_exp<Avx512Simd>(a); }
 

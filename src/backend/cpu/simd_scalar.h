@@ -86,6 +86,13 @@ struct ScalarSimd {
     for (float x : a.v) m = x > m ? x : m;
     return m;
   }
+  /// to[i] = sum of the lanes of the i-th register.
+  static void store_sums(float* to, Reg a, Reg b, Reg c, Reg d) {
+    to[0] = reduce_add(a);
+    to[1] = reduce_add(b);
+    to[2] = reduce_add(c);
+    to[3] = reduce_add(d);
+  }
   static float reduce_add(Reg a) { return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]); }
   static Reg exp(Reg a) {
     return make([&](int i) { return expf(a.v[i]); });
