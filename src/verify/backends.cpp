@@ -13,8 +13,8 @@ namespace {
 constexpr int kManyThreads = 8;
 
 /// Plans, attends, and demands that every row was counted once.
-Status attend_planned(const Case& c, const std::string& kernel, int num_threads, Executor& executor, std::string& served_by) {
-  const Result<Plan> planned = plan(c.batch, c.cache, c.options, {.kernel = kernel, .num_threads = num_threads});
+Status attend_planned(const Case& c, const PlanSettings& settings, Executor& executor, std::string& served_by) {
+  const Result<Plan> planned = plan(c.batch, c.cache, c.options, settings);
   if (!planned.ok()) return planned.status();
   served_by = planned->kernel;
   // NaN in the workspace: partial results must be written before they are merged.
@@ -33,8 +33,8 @@ Status attend_planned(const Case& c, const std::string& kernel, int num_threads,
   return {Code::internal_error, fmt::format("{} rows (token x head) were counted, the batch has {}", rows, expected)};
 }
 
-AttendCase planned_target(const std::string& kernel, int num_threads, const std::shared_ptr<Executor>& executor) {
-  return [=](const Case& c, std::string& served_by) { return attend_planned(c, kernel, num_threads, *executor, served_by); };
+AttendCase planned_target(const PlanSettings& settings, const std::shared_ptr<Executor>& executor) {
+  return [=](const Case& c, std::string& served_by) { return attend_planned(c, settings, *executor, served_by); };
 }
 
 }  // namespace
@@ -55,11 +55,13 @@ Result<Target> backend_target(const std::string& name, int num_threads) {
   const std::string kernel = any ? std::string() : name;
   Target target;
   target.name = name;
-  target.attend = planned_target(kernel, num_threads, executor);
+  target.attend = planned_target({.kernel = kernel, .num_threads = num_threads}, executor);
   target.batch_invariant = true;
-  target.variants = {{"1 thread", planned_target(kernel, 1, make_thread_pool(1))},
+  target.invariant = planned_target({.kernel = kernel, .batch_invariant = true, .num_threads = num_threads}, executor);
+  target.variants = {{"1 thread", planned_target({.kernel = kernel, .num_threads = 1}, make_thread_pool(1))},
                      // The plan is cut for more threads than run it.
-                     {fmt::format("work for {} threads", kManyThreads), planned_target(kernel, kManyThreads, executor)}};
+                     {fmt::format("work for {} threads", kManyThreads),
+                      planned_target({.kernel = kernel, .num_threads = kManyThreads}, executor)}};
   return target;
 }
 

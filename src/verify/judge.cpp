@@ -281,22 +281,24 @@ void Judge::judge_strides_and_threads() {
 /// Requests one by one, whole (chunk 0) or in chunks; the bits must be those of the batch.
 void Judge::judge_slices(const std::string& check, std::int64_t chunk) {
   if (!asks(check)) return;
+  const AttendCase& attend = target_.invariant ? target_.invariant : target_.attend;
   const AttendCase one_by_one = [&](const Case& c, std::string& kernel) -> Status {
     for (std::int64_t r = 0; r < c.batch.seq_lens.shape[0]; ++r) {
       const std::int64_t rows = query_len(c.batch, r), step = chunk > 0 ? chunk : std::max<std::int64_t>(1, rows);
       for (std::int64_t row = 0; row < rows; row += step) {
         const Case part = slice(c, c.batch.output, c.batch.lse, r, row, std::min(rows, row + step));
-        if (const Status s = target_.attend(part, kernel); !s.ok()) return s;
+        if (const Status s = attend(part, kernel); !s.ok()) return s;
       }
     }
     return {};
   };
+  const Written whole = target_.invariant ? call(attend, Spread::contiguous) : first_;
   const Written w = call(one_by_one, Spread::contiguous);
   const std::string what = chunk > 0 ? fmt::format("requests in chunks of {}", chunk) : std::string("requests one by one");
   if (!w.status.ok()) return report(check, CheckState::fail, what + ": the call failed: " + w.status.message());
-  if (w.same_bits(first_)) return report(check, CheckState::pass, {});
-  std::string text = difference(p_.c.batch.output, first_.out, w.out, "output");
-  if (text.empty()) text = difference(p_.c.batch.lse, first_.lse, w.lse, "lse");
+  if (w.same_bits(whole)) return report(check, CheckState::pass, {});
+  std::string text = difference(p_.c.batch.output, whole.out, w.out, "output");
+  if (text.empty()) text = difference(p_.c.batch.lse, whole.lse, w.lse, "lse");
   report(check, CheckState::fail, what + ": " + text);
 }
 

@@ -23,9 +23,10 @@ namespace quire::test {
 using Attend = std::function<Status(const Case& c, int num_threads, std::int64_t& rows)>;
 
 /// plan() with the kernel forced, then attend().
-inline Attend kernel_under_test(const std::string& kernel) {
-  return [kernel](const Case& c, int num_threads, std::int64_t& rows) -> Status {
-    const Result<Plan> plan = quire::plan(c.batch, c.cache, c.options, {.kernel = kernel, .num_threads = num_threads});
+inline Attend kernel_under_test(const std::string& kernel, bool batch_invariant = false) {
+  return [kernel, batch_invariant](const Case& c, int num_threads, std::int64_t& rows) -> Status {
+    const Result<Plan> plan = quire::plan(c.batch, c.cache, c.options,
+                                          {.kernel = kernel, .batch_invariant = batch_invariant, .num_threads = num_threads});
     if (!plan.ok()) return plan.status();
     if (plan->kernel != kernel) return {Code::internal_error, "plan chose " + plan->kernel};
     // NaN in the workspace: partial results must be written before they are merged.

@@ -14,6 +14,7 @@ namespace {
 class SpecialKernels : public testing::TestWithParam<std::string> {
  protected:
   Attend attend_ = kernel_under_test(GetParam());
+  Attend invariant_ = kernel_under_test(GetParam(), /*batch_invariant=*/true);
 
   static ProblemLine line_of(const std::string& combination, const std::string& shape) {
     return hazard_line(combination, shape, 1);
@@ -63,8 +64,10 @@ TEST_P(SpecialKernels, ARequestHasTheSameBitsAloneAndInABatch) {
   for (const std::string& combination : type_combinations())
     for (const char* shape : kInvarianceShapes) {
       const ProblemLine line = line_of(combination, shape);
-      const std::vector<std::string> findings = judge_alone(make(line), attend_);
-      EXPECT_TRUE(findings.empty()) << report(line, findings);
+      for (const Attend& attend : {attend_, invariant_}) {
+        const std::vector<std::string> findings = judge_alone(make(line), attend);
+        EXPECT_TRUE(findings.empty()) << report(line, findings);
+      }
     }
 }
 
@@ -72,7 +75,7 @@ TEST_P(SpecialKernels, ChunkingDoesNotChangeBits) {
   for (const std::string& combination : type_combinations())
     for (const char* shape : kInvarianceShapes) {
       const ProblemLine line = line_of(combination, shape);
-      const std::vector<std::string> findings = judge_chunked(make(line), attend_);
+      const std::vector<std::string> findings = judge_chunked(make(line), invariant_);
       EXPECT_TRUE(findings.empty()) << report(line, findings);
     }
 }

@@ -62,14 +62,14 @@ struct ItemView {
   std::int64_t head(std::int64_t m) const { return item.kv_head * group + m % group; }
   std::int64_t token(std::int64_t m) const { return first_token + m / group; }
   std::int64_t q_pos(std::int64_t m) const { return context_len + item.row_begin + m / group; }
-  /// Keys of [tile_begin, tile_end) that row m sees, relative to tile_begin.
-  TileKeys keys(std::int64_t m, std::int64_t tile_begin, std::int64_t tile_end) const {
+  /// Keys of [first, last) that row m sees, relative to tile_begin.
+  TileKeys keys(std::int64_t m, std::int64_t tile_begin, std::int64_t first, std::int64_t last) const {
     semantics::KeyRange seen = semantics::visible_range(q_pos(m), args.window);
     if (QUIRE_PLANTED(window_one_short) && seen.begin > 0) ++seen.begin;
     if (QUIRE_PLANTED(causal_sees_one_future_key)) ++seen.end;
     if (QUIRE_PLANTED(causal_excludes_own_key)) --seen.end;
-    const std::int64_t begin = seen.begin > tile_begin ? seen.begin : tile_begin;
-    const std::int64_t end = seen.end < tile_end ? seen.end : tile_end;
+    const std::int64_t begin = seen.begin > first ? seen.begin : first;
+    const std::int64_t end = seen.end < last ? seen.end : last;
     return {begin - tile_begin, end - tile_begin};
   }
 };
@@ -203,17 +203,18 @@ void load_tile(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, s
   load_rows<V>(v.v_rows, a, rows, a.cache_v, a.value, v_scale, tile_begin, begin, end);
 }
 
-/// Scores of a tile -> probabilities -> accumulators. accumulate(m, count, keys, corrections): rows m .. m + count see the same
-/// keys.
+/// Scores of keys [begin, end) of a tile -> probabilities -> accumulators. accumulate(m, count, keys, corrections): rows m .. m +
+/// count see the same keys.
 template <class V, class Accumulate>
-void fold_tile(const ItemView& v, std::int64_t tile_begin, std::int64_t end, const semantics::ScoreParams& params,
+void fold_tile(const ItemView& v, std::int64_t begin, std::int64_t end, const semantics::ScoreParams& params,
                Accumulate&& accumulate) {
+  const std::int64_t tile_begin = begin / v.tile_kv * v.tile_kv;
   for (std::int64_t m = 0; m < v.num_rows;) {
-    const TileKeys keys = v.keys(m, tile_begin, end);
+    const TileKeys keys = v.keys(m, tile_begin, begin, end);
     const std::int64_t block = v.num_rows - m < V::kRows ? v.num_rows - m : V::kRows;
     float corrections[V::kRows];
     std::int64_t alike = 0;  // rows from m on that see the same keys
-    while (alike < block && v.keys(m + alike, tile_begin, end) == keys) ++alike;
+    while (alike < block && v.keys(m + alike, tile_begin, begin, end) == keys) ++alike;
     for (std::int64_t r = 0; r < alike && !keys.empty(); ++r) {
       const float slope =
           v.args.alibi_slopes != nullptr
@@ -234,18 +235,17 @@ void absorb_tile(const ItemView& v, std::int64_t begin, std::int64_t end) {
   const std::int64_t tile_begin = begin / v.tile_kv * v.tile_kv;
   load_tile<V>(v, tile_begin, begin, end);
   score_tile<V>(v, {begin - tile_begin, end - tile_begin});
-  fold_tile<V>(v, tile_begin, end, v.args.score,
-               [&v](std::int64_t m, std::int64_t count, TileKeys keys, const float* corrections) {
-                 if (count == V::kRows) return accumulate_rows<V, V::kRows>(v, m, keys, corrections);
-                 for (std::int64_t r = 0; r < count; ++r) accumulate_rows<V, 1>(v, m + r, keys, corrections + r);
-               });
+  fold_tile<V>(v, begin, end, v.args.score, [&v](std::int64_t m, std::int64_t count, TileKeys keys, const float* corrections) {
+    if (count == V::kRows) return accumulate_rows<V, V::kRows>(v, m, keys, corrections);
+    for (std::int64_t r = 0; r < count; ++r) accumulate_rows<V, 1>(v, m + r, keys, corrections + r);
+  });
 }
 
 /// The same by attend_direct.h: keys [begin, end) lie in `rows`, what follows in `next`.
 template <class V>
 void absorb_tile_directly(const ItemView& v, const TileRows& rows, const TileRows* next, std::int64_t begin, std::int64_t end) {
   const AttendArgs& a = v.args;
-  const std::int64_t head = v.item.kv_head, tile_begin = begin / v.tile_kv * v.tile_kv;
+  const std::int64_t head = v.item.kv_head;
   const RowSource& source = rows.fresh ? a.key : a.cache_k;
   const bool scaled = !rows.fresh || QUIRE_PLANTED(scales_on_new_rows);
   DirectTile t{v.query,          v.num_rows, v.stride, a.head_dim, v.tile_kv, &rows, next, a.head_dim * itemsize(source.dtype),
@@ -255,7 +255,7 @@ void absorb_tile_directly(const ItemView& v, const TileRows& rows, const TileRow
   if (scaled && a.v_scale != nullptr) t.v_scale = a.v_scale[head * a.v_scale_stride];
   const DirectFunctions direct = direct_functions<V>(source.dtype);
   direct.score(t, v.scores);
-  fold_tile<V>(v, tile_begin, end, params, [&](std::int64_t m, std::int64_t count, TileKeys keys, const float* corrections) {
+  fold_tile<V>(v, begin, end, params, [&](std::int64_t m, std::int64_t count, TileKeys keys, const float* corrections) {
     float *acc = v.acc + m * v.stride, *probs = v.scores + m * v.tile_kv;
     if (count == V::kRows) return direct.accumulate_many(t, acc, probs, keys.begin, keys.end, corrections, m == 0);
     for (std::int64_t r = 0; r < count; ++r)
