@@ -63,6 +63,7 @@ struct VerifyArgs {
   std::vector<std::string> matrices;  ///< empty = hazards, unless there are lines
   std::vector<std::string> lines;     ///< whole problem lines
   bool quick = false;
+  bool peer = false;
   bool no_power = false;
   std::uint64_t seed = 1;
   std::int64_t cases = 200;

@@ -156,6 +156,7 @@ void add_verify(CLI::App& app, VerifyArgs& args) {
       ->type_name("LINE")
       ->allow_extra_args(false);
   command->add_flag("--quick", args.quick, "a subset of every matrix, in less than a minute");
+  command->add_flag("--peer", args.peer, "also judge the planted faults with the data and tolerance of vLLM's own test");
   command->add_flag("--no-power", args.no_power, "plant no faults: faster, but nobody knows what a pass is worth");
   command->add_option("--seed", args.seed, "seed of the random matrix (default: 1)")
       ->type_name("N")

@@ -33,6 +33,7 @@ VerifyOptions options_of(const VerifyArgs& args) {
   options.lines = args.lines;
   options.quick = args.quick;
   options.power = !args.no_power;
+  options.peer_power = args.peer;
   options.seed = args.seed;
   options.random_cases = args.cases;
   return options;

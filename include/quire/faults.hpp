@@ -5,6 +5,8 @@
 // diagnose() asks which fault explains an output that somebody else produced.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,5 +32,8 @@ const std::vector<FaultInfo>& faults();
 /// Rows that such a kernel never writes keep their bytes. Errors: invalid_argument for an unknown id, unsupported (with the
 /// reason) if the fault cannot show on this batch, and whatever check() at depth tables finds.
 Status attend_with_fault(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id);
+/// The same for some rows only; all others keep their bytes. invalid_argument for a token outside the batch.
+Status attend_with_fault(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id,
+                         std::span<const std::int64_t> tokens);
 
 }  // namespace quire

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <new>
+#include <optional>
+#include <span>
 #include <thread>
 
 #include "faults/fault.h"
@@ -96,13 +98,16 @@ Status attend_right_rows(const Facts& f, const std::vector<RowHead>& changed) {
   return {};
 }
 
-}  // namespace
-
-Status attend_with_fault(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id) try {
+/// All rows, or only `tokens`.
+Status attend_planted(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id,
+                      std::optional<std::span<const std::int64_t>> tokens) {
   const fault::Fault* fault = fault::find(id);
   if (fault == nullptr) return {Code::invalid_argument, fmt::format("no fault is called '{}'; faults() lists them", id)};
   if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
   const Facts facts(batch, cache, options);
+  for (const std::int64_t t : tokens.value_or(std::span<const std::int64_t>()))
+    if (t < 0 || t >= facts.num_tokens)
+      return {Code::invalid_argument, fmt::format("token {} is outside the batch of {}", t, facts.num_tokens)};
   const fault::Suspects suspects = fault->suspects({facts, {}});
   if (suspects.list.empty()) return {Code::unsupported, fmt::format("{} cannot show here: {}", id, suspects.why_not)};
   const fault::Suspect& suspect = suspects.list.front();
@@ -110,20 +115,41 @@ Status attend_with_fault(const Batch& batch, const KVCache& cache, const Options
   suspect.plant(model);
 
   std::vector<RowHead> rows;
+  const auto add = [&](std::int64_t t) {
+    for (std::int64_t h = 0; h < facts.num_q_heads; ++h) rows.push_back({t, h});
+  };
   const bool large = problem_of(batch, cache, options).visible_pairs() * facts.num_q_heads >= kLargeBatch;
-  if (suspect.rows_only && large) {
+  if (tokens) {
+    for (const std::int64_t t : *tokens) add(t);
+  } else if (suspect.rows_only && large) {
     rows = changed_rows(facts, model);
     if (const Status status = attend_right_rows(facts, rows); !status.ok()) return status;
   } else {
-    for (std::int64_t t = 0; t < facts.num_tokens; ++t)
-      for (std::int64_t h = 0; h < facts.num_q_heads; ++h) rows.push_back({t, h});
+    for (std::int64_t t = 0; t < facts.num_tokens; ++t) add(t);
   }
   compute(facts, model, rows);
   return {};
+}
+
+/// No exception leaves the library.
+Status guarded(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id,
+               std::optional<std::span<const std::int64_t>> tokens) try {
+  return attend_planted(batch, cache, options, id, tokens);
 } catch (const std::bad_alloc&) {
   return {Code::out_of_memory, "attend_with_fault: not enough memory"};
 } catch (const std::exception& e) {
   return {Code::internal_error, std::string("attend_with_fault: ") + e.what()};
+}
+
+}  // namespace
+
+Status attend_with_fault(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id) {
+  return guarded(batch, cache, options, id, std::nullopt);
+}
+
+Status attend_with_fault(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id,
+                         std::span<const std::int64_t> tokens) {
+  return guarded(batch, cache, options, id, tokens);
 }
 
 }  // namespace quire

@@ -234,8 +234,7 @@ void Judge::on_bits() {
   judge_repeat();
   judge_strides_and_threads();
   if (!target_.batch_invariant || !target_.deterministic) return;
-  const Problem& p = p_.entry.line.problem;
-  if (p.visible_pairs() > kSliceWork / std::max<std::int64_t>(1, p.num_q_heads * p.head_dim)) {
+  if (is_large()) {
     for (const char* check : {"alone", "chunks"}) skip(check, "the case is large");
     return;
   }
@@ -256,6 +255,23 @@ void Judge::judge_repeat() {
          "a second call on the same input: " + difference(p_.c.batch.output, first_.out, again.out, "output"));
 }
 
+/// One call with gaps per variant answers for both checks if nothing is wrong; large cases ask the last variant only.
+bool Judge::strides_and_threads_at_once() {
+  if (!target_.in_place || target_.variants.empty() || !asks("strides") || !asks("threads")) return false;
+  for (std::size_t i = is_large() ? target_.variants.size() - 1 : 0; i < target_.variants.size(); ++i) {
+    const Written w = call(target_.variants[i].second, Spread::apart);
+    if (!w.status.ok() || w.damaged != 0 || !w.same_bits(first_)) return false;
+  }
+  for (const char* check : {"strides", "threads"}) report(check, CheckState::pass, {});
+  return true;
+}
+
+/// Calls that only look for bits cost as much as any other.
+bool Judge::is_large() const {
+  const Problem& p = p_.entry.line.problem;
+  return p.visible_pairs() > kSliceWork / std::max<std::int64_t>(1, p.num_q_heads * p.head_dim);
+}
+
 void Judge::judge_strides_and_threads() {
   const auto same = [&](const char* check, const std::string& what, const AttendCase& attend, Spread spread) {
     if (!asks(check)) return;
@@ -270,6 +286,7 @@ void Judge::judge_strides_and_threads() {
     for (const char* check : {"strides", "threads"}) skip(check, "the target does not promise the same bits");
     return;
   }
+  if (strides_and_threads_at_once()) return;
   if (!target_.in_place) {
     skip("strides", "the target returns memory of its own");
   } else {

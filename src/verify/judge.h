@@ -60,6 +60,8 @@ class Judge {
   void judge_poison(const std::string& check, const char* poison);
   void judge_repeat();
   void judge_strides_and_threads();
+  bool strides_and_threads_at_once();
+  bool is_large() const;
   void judge_slices(const std::string& check, std::int64_t chunk);
 
   const Target& target_;

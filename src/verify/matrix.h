@@ -48,6 +48,9 @@ std::vector<Entry> hazard_matrix(bool quick);
 /// The problems of vLLM's test_prefix_prefill.py with its lengths of seed 0, at full size; quick: a few at an eighth.
 std::vector<Entry> notes_matrix(bool quick);
 
+/// The requests of the notes with a decode row, as `reqs=` takes them.
+std::string notes_requests();
+
 /// The 48 problems of the notes at a sixteenth of the lengths and an eighth of the heads, cheap enough to plant every fault in.
 std::vector<Entry> small_notes_matrix();
 

@@ -60,6 +60,8 @@ void add_all(std::vector<Entry>& list, std::int64_t divisor, int heads) {
 
 }  // namespace
 
+std::string notes_requests() { return requests(/*alibi=*/false, 1); }
+
 std::vector<Entry> notes_matrix(bool quick) {
   std::vector<Entry> list;
   if (quick) {

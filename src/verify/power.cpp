@@ -4,10 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <map>
-#include <thread>
 
+#include "verify/in_parallel.h"
 #include "verify/judge.h"
 #include "verify/mutants.h"
 
@@ -35,19 +34,6 @@ void interleave(std::vector<PowerCase>& cases) {
   std::vector<PowerCase> sorted;
   for (const auto& [turn, i] : order) sorted.push_back(std::move(cases[i]));
   cases = std::move(sorted);
-}
-
-/// Runs work(i) for every i of [0, n) on some threads.
-template <typename Work>
-void in_parallel(std::size_t n, int num_threads, Work&& work) {
-  std::atomic<std::size_t> next{0};
-  const auto worker = [&] {
-    for (std::size_t i = next++; i < n; i = next++) work(i);
-  };
-  std::vector<std::thread> helpers;
-  for (int t = 1; t < num_threads; ++t) helpers.emplace_back(worker);
-  worker();
-  for (std::thread& helper : helpers) helper.join();
 }
 
 class Power {

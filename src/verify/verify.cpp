@@ -9,6 +9,7 @@
 
 #include "quire/faults.hpp"
 #include "verify/judge.h"
+#include "verify/peer.h"
 #include "verify/pictures_of_case.h"
 #include "verify/power.h"
 #include "verify/shrink.h"
@@ -21,7 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kShrunkPerCheck = 2;  ///< failing cases that are shrunk, for each check that fails first
-constexpr int kPictures = 8;        ///< failing cases that get pictures
+constexpr int kPeerThreads = 2;
+constexpr int kPictures = 8;  ///< failing cases that get pictures
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -76,10 +78,12 @@ class Run {
     total_ = static_cast<std::int64_t>(entries_.size() + (options.power ? faults().size() : 0));
   }
 
-  Verdict run() {
+  Result<Verdict> run() {
     const auto start = Clock::now();
     run_cases();
     if (options_.power && !stopped_) run_power();
+    if (options_.peer_power && !stopped_)
+      if (Status s = run_peer(); !s.ok()) return s;
     verdict_.seconds = seconds_since(start);
     conclude();
     verdict_.json = json_of(verdict_);
@@ -178,6 +182,16 @@ class Run {
     verdict_.power = measure_power(std::move(cases), power);
   }
 
+  Status run_peer() {
+    for (const PeerCase& c : peer_cases()) {
+      if (!go_on(total_, "the peer's test, " + c.name)) return {};
+      Result<PeerPower> power = measure_peer(c, kPeerThreads);
+      if (!power.ok()) return power.status();
+      verdict_.peer.push_back(std::move(power).value());
+    }
+    return {};
+  }
+
   void conclude() {
     const auto is = [](const char* status) { return [status](const CaseResult& c) { return c.status == status; }; };
     const bool fails = std::any_of(verdict_.cases.begin(), verdict_.cases.end(), is("fail"));
@@ -201,7 +215,6 @@ class Run {
 }  // namespace conformance
 
 Result<Verdict> verify(const Target& target, const VerifyOptions& options) try {
-  if (options.peer_power) return Status(Code::unsupported, "the peer's power cannot be measured yet");
   if (!target.attend) return Status(Code::invalid_argument, "the target has no function to call");
   Result<std::vector<conformance::Entry>> entries = conformance::entries_of(options);
   if (!entries.ok()) return entries.status();

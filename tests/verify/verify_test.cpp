@@ -18,6 +18,7 @@
 #include "verify/matrix.h"
 #include "verify/mutants.h"
 #include "verify/power.h"
+#include "verify/verdict.h"
 
 namespace quire::conformance {
 namespace {
@@ -239,9 +240,11 @@ TEST(Json, EveryKeyIsDocumentedAndThePageTakesIt) {
   t.attend = call_mutants().front().target.attend;
   VerifyOptions options = line_only();
   options.power = true;
-  const Verdict v = run(t, options);
+  Verdict v = run(t, options);
+  v.peer.push_back({"16-bit cache", kLine, 1e-4, 1, 2, 1, 1, 5, 100, {{"qk_ignored", false, 1e-8}}});
+  EXPECT_THAT(text_of(v), HasSubstr("16-bit cache"));
   std::set<std::string> keys;
-  const nlohmann::json json = nlohmann::json::parse(v.json);
+  const nlohmann::json json = nlohmann::json::parse(json_of(v));
   EXPECT_FALSE(json["cases"][0]["pictures"].is_null()) << "a failing case has pictures";
   collect_keys(json, "", keys);
   std::ifstream file(QUIRE_SOURCE_DIR "/docs/verify.md");
