@@ -133,9 +133,18 @@ double true_softmax(const Model& m, const Row& row, std::span<const Key> keys, s
   return max + std::log(denominator);
 }
 
+/// No sequence that has rows ends behind the table and this step's rows. A belief beyond that, such as the seq_len of a request
+/// without rows, which may be anything, would walk nobody's memory for hours.
+Row within_table(const Facts& f, Row row) {
+  const std::int64_t end = f.max_pages_per_req * f.page_size + f.num_tokens;
+  row.seq_len = std::min(row.seq_len, end);
+  row.q_pos = std::min(row.q_pos, end - 1);
+  return row;
+}
+
 RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
   const Facts& f = *m.facts;
-  const Row row = m.row(at.token, at.head);
+  const Row row = within_table(f, m.row(at.token, at.head));
   RowResult result;
   result.out.assign(Facts::at(f.head_dim), 0.0);
   result.lse = kNegInf;

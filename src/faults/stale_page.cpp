@@ -164,7 +164,7 @@ Suspects planted(const Facts& f) {
   const Range range = cached_range(f, req);
   const std::int64_t middle = (range.first / f.page_size + range.last / f.page_size) / 2;
   for (std::int64_t r = 0; r < f.num_reqs; ++r)
-    for (std::int64_t j = 0; j * f.page_size < f.cached_lens[Facts::at(r)]; ++j) {
+    for (std::int64_t j = 0; j < f.max_pages_per_req && j * f.page_size < f.cached_lens[Facts::at(r)]; ++j) {
       if (f.page(r, j) == f.page(req, middle)) continue;
       Suspect suspect = stale(f, req, middle, f.page(r, j));
       if (stays_finite(f, req, suspect)) return {{std::move(suspect)}, {}};
