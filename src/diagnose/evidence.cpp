@@ -105,6 +105,8 @@ void Evidence::choose() {
   if (largest_error_ > 0) output_cap_ = largest_error_;
   if (largest_lse_error_ > 0) lse_cap_ = largest_lse_error_;
   for (Exhibit& e : wrong_) e.error = distance(e, truth(e));
+  // A row wrong by less than its rounding may hide has nothing to explain, unless all are like that.
+  std::erase_if(wrong_, [](const Exhibit& e) { return !(e.error > 0); });
   nonfinite_ = std::any_of(where_.rows.begin(), where_.rows.end(), [](const Compared& row) { return row.nonfinite > 0; });
 }
 
