@@ -120,12 +120,13 @@ Suspects permuted(const Evidence& e, Side wrong) {
   Suspects s;
   const auto add = [&](const char* detail, auto from) {
     s.list.push_back({detail,
-                      [wrong, from](Model& m) {
-                        m.elements = [wrong, from, before = m.elements](Side side, const Place& place, std::int64_t head,
-                                                                        std::span<std::int64_t> at) {
-                          before(side, place, head, at);
-                          if (side != wrong) return;
-                          const std::vector<std::int64_t> right(at.begin(), at.end());
+                      [wrong, from, n](Model& m) {
+                        m.elements = [wrong, from, n, before = m.elements](Side side, const Place& place, std::int64_t head,
+                                                                           std::span<std::int64_t> at) {
+                          if (side != wrong) return before(side, place, head, at);
+                          // Another fault may ask for leading dims only; they may come from any.
+                          std::vector<std::int64_t> right(Facts::at(n));
+                          before(side, place, head, right);
                           for (std::size_t i = 0; i < at.size(); ++i)
                             at[i] = right[Facts::at(from(static_cast<std::int64_t>(i)))];
                         };

@@ -62,11 +62,14 @@ Place true_place(const Facts& f, const Model& m, const Row& row, std::int64_t po
 double true_scale(const Facts& f, Side side, const Place& place, std::int64_t head) {
   const Tensor& t = side == Side::key ? f.cache.k_scale : f.cache.v_scale;
   if (place.kind != Place::Kind::cache || !t.present()) return 1;
-  return semantics::load(t.data, t.dtype, t.rank == 1 && t.shape[0] > 1 ? head * t.stride[0] : 0);
+  const bool of_head = t.rank == 1 && t.shape[0] > 1;
+  if (of_head && (head < 0 || head >= t.shape[0])) return kNaN;
+  return semantics::load(t.data, t.dtype, of_head ? head * t.stride[0] : 0);
 }
 
 double per_head(const Tensor& t, std::int64_t head, double absent) {
-  return t.present() ? static_cast<double>(semantics::load(t.data, t.dtype, head * t.stride[0])) : absent;
+  if (!t.present()) return absent;
+  return head < 0 || head >= t.shape[0] ? kNaN : semantics::load(t.data, t.dtype, head * t.stride[0]);
 }
 
 /// Buffers that one evaluation reuses from row to row.
@@ -90,7 +93,7 @@ void load_cached(const Model& m, Side side, const Place& place, std::int64_t hea
   const Tensor& t = cache_tensor(*m.facts, side);
   at.resize(to.size());
   m.elements(side, place, head, at);
-  const std::int64_t end = extent(t);
+  const std::int64_t end = std::min(extent(m.facts->cache.k), extent(m.facts->cache.v));  // a fault may swap them
   bool inside = true;
   for (const std::int64_t i : at) inside = inside && i >= 0 && i < end;
   if (inside) {
@@ -292,6 +295,8 @@ Model::Model(const Facts& truth) : facts(&truth), dims(truth.head_dim) {
   scale = [f](Side side, const Place& p, std::int64_t head) { return true_scale(*f, side, p, head); };
   query = [f](const Row& r, std::int64_t d) -> double {
     const Tensor& q = f->batch.query;
+    const bool inside = r.query_token >= 0 && r.query_token < q.shape[0] && r.query_head >= 0 && r.query_head < q.shape[1];
+    if (!inside) return kNaN;
     return semantics::load(q.data, q.dtype, r.query_token * q.stride[0] + r.query_head * q.stride[1] + d * q.stride[2]);
   };
   softmax_scale = [f](const Row&) {
