@@ -16,7 +16,9 @@ using fault::Suspect;
 using fault::Suspects;
 
 constexpr std::size_t kScreening = 3;   // exhibits of each kind in the first round
-constexpr std::size_t kFinalists = 40;  // candidates in the second round
+constexpr std::size_t kFinalists = 40;  // candidates in the second round: those that explain something, and a few more
+constexpr std::size_t kMinFinalists = 6;
+constexpr double kExplainsSomething = 0.05;
 constexpr std::size_t kAll = 1000;
 constexpr std::size_t kFirstFaults = 4;      // of a combination
 constexpr double kWorthCombining = 0.02;     // a first fault explains at least this
@@ -64,8 +66,11 @@ void measure(const Facts& facts, const Evidence& evidence, std::size_t exhibits,
 void contest(const Facts& facts, const Evidence& evidence, std::vector<Candidate>& list) {
   measure(facts, evidence, kScreening, list, list.size());
   sort(list);
-  measure(facts, evidence, kAll, list, kFinalists);
-  std::vector<Candidate> finalists(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(std::min(kFinalists, list.size())));
+  std::size_t count = 0;
+  while (count < std::min(kFinalists, list.size()) && (count < kMinFinalists || list[count].fit.explained >= kExplainsSomething))
+    ++count;
+  measure(facts, evidence, kAll, list, count);
+  std::vector<Candidate> finalists(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(count));
   sort(finalists);
   std::move(finalists.begin(), finalists.end(), list.begin());
 }
@@ -116,6 +121,26 @@ std::vector<Hypothesis> rank(const Facts& facts, const Evidence& evidence) {
   for (std::size_t i = 0; i < faults.size(); ++i)
     if (suspects[i].list.empty()) ranking.push_back({{&faults[i]}, {}, suspects[i].why_not, {}});
   return ranking;
+}
+
+double best_share(const Facts& facts, const Evidence& evidence, const std::vector<const Fault*>& faults) {
+  const fault::Evidence seen{facts, evidence.samples()};
+  std::vector<Suspects> suspects;
+  for (const Fault* fault : faults) suspects.push_back(fault->suspects(seen));
+  std::vector<Candidate> candidates{Candidate{}};
+  for (std::size_t i = 0; i < faults.size(); ++i) {
+    std::vector<Candidate> longer;
+    for (const Candidate& c : candidates)
+      for (const Suspect& suspect : suspects[i].list) {
+        longer.push_back(c);
+        longer.back().faults.push_back(faults[i]);
+        longer.back().suspects.push_back(&suspect);
+      }
+    candidates = std::move(longer);
+  }
+  if (candidates.empty()) return -1;
+  contest(facts, evidence, candidates);
+  return candidates.front().fit.explained;
 }
 
 }  // namespace quire::cause

@@ -21,6 +21,9 @@ struct Hypothesis {
 /// the best few are planted first, and every other one on top.
 std::vector<Hypothesis> rank(const fault::Facts& facts, const Evidence& evidence);
 
+/// The largest share that these faults, planted in this order with the parameters that fit best, explain; -1 if they cannot show.
+double best_share(const fault::Facts& facts, const Evidence& evidence, const std::vector<const fault::Fault*>& faults);
+
 /// From here on a hypothesis is called the cause.
 inline constexpr double kCause = 0.9;
 

@@ -5,7 +5,7 @@
 #include <new>
 #include <set>
 
-#include "faults/model.h"
+#include "diagnose/rank.h"
 #include "quire/diagnose.hpp"
 
 namespace quire {
@@ -161,12 +161,25 @@ std::vector<std::int64_t> worth_keeping(const Facts& f, const std::vector<std::i
   return bad;
 }
 
-/// The cause of `whole` is still one that `part` does not refute.
-bool same_cause(const Diagnosis& whole, const Diagnosis& part) {
-  if (whole.verdict != part.verdict) return false;
+std::vector<const fault::Fault*> faults_of(const std::string& cause) {
+  std::vector<const fault::Fault*> list;
+  for (std::size_t at = 0; at < cause.size();) {
+    const std::size_t end = std::min(cause.find(" + ", at), cause.size());
+    if (const fault::Fault* f = fault::find(cause.substr(at, end - at)); f != nullptr) list.push_back(f);
+    at = end + 3;
+  }
+  return list;
+}
+
+/// Does the part still show something wrong, and does the cause of the whole still explain it?
+bool shows_the_same(const Case& part, const Diagnosis& whole) {
+  const Facts facts(part.batch, part.cache, part.options);
+  const cause::Observed observed{part.observed, part.observed_lse};
+  const Result<cause::Localisation> where = cause::localise(facts, observed, {.seconds = kSecondsForCheck});
+  if (!where.ok() || !where->any_wrong()) return false;
   if (whole.verdict != "cause found") return true;
-  return std::any_of(part.suspicions.begin(), part.suspicions.end(),
-                     [&](const Suspicion& s) { return s.refutation.empty() && s.fault == whole.suspicions.front().fault; });
+  const cause::Evidence evidence(facts, observed, where.value());
+  return cause::best_share(facts, evidence, faults_of(whole.suspicions.front().fault)) >= cause::kCause;
 }
 
 }  // namespace
@@ -176,9 +189,7 @@ Result<Case> reduce_case(const Case& c, const Diagnosis& diagnosis) try {
     return Status(Code::invalid_argument, "a batch that breaks the contract cannot be reduced: mail it whole");
   const Facts facts(c.batch, c.cache, c.options);
   Case few = Cut(c, facts, worth_keeping(facts, diagnosis.wrong_tokens)).make();
-  if (const Result<Diagnosis> again = diagnose(few, {.seconds = kSecondsForCheck});
-      again.ok() && same_cause(diagnosis, again.value()))
-    return few;
+  if (shows_the_same(few, diagnosis)) return few;
   std::vector<std::int64_t> every;
   for (std::int64_t r = 0; r < facts.num_reqs; ++r) every.push_back(r);
   return Cut(c, facts, every).make();
