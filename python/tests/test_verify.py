@@ -44,7 +44,7 @@ def test_an_in_place_target_is_asked_for_more():
         kernel = "mine"
 
         def attend(self, batch, cache, options):
-            quire.attend(batch, cache, options, quire.plan(batch, cache, options))
+            quire.attend(batch, cache, options, quire.plan(batch, cache, options, batch_invariant=True))
 
     verdict = verify(InPlace())
     (case,) = verdict.cases
