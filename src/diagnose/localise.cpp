@@ -6,7 +6,6 @@
 #include <numeric>
 #include <random>
 #include <set>
-#include <thread>
 
 #include "diagnose/element.h"
 #include "diagnose/parallel.h"
@@ -22,7 +21,7 @@ constexpr double kSecondsPerDecode = 2e-9;     // one element of K or V
 constexpr double kSecondsPerMultiply = 2e-10;  // one product of scores or values
 constexpr std::int64_t kRowsPerDecode = 256;   // rows of the full reference that share one decoded copy
 
-double threads() { return std::max(1u, std::thread::hardware_concurrency()); }
+constexpr double kThreads = 2;  // whatever the machine has: the same case gives the same report everywhere
 
 std::int64_t visible(const Facts& f, std::int64_t q_pos) {
   return std::min(q_pos + 1, f.options.sliding_window.value_or(q_pos + 1));
@@ -34,7 +33,7 @@ double seconds(const Facts& f, std::int64_t keys, std::int64_t rows, std::int64_
   const double copies = std::ceil(static_cast<double>(rows) / static_cast<double>(rows_per_decode));
   return (copies * static_cast<double>(f.num_kv_heads) * elements * 2 * kSecondsPerDecode +
           static_cast<double>(rows * f.num_q_heads) * elements * 4 * kSecondsPerMultiply) /
-         threads();
+         kThreads;
 }
 
 double seconds_for_all(const Facts& f) {
