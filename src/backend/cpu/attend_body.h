@@ -8,71 +8,19 @@
 // compiled for AVX-512 could serve the whole program.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "backend/cpu/attend_args.h"
 #include "backend/cpu/attend_direct.h"
 #include "backend/cpu/attend_tile.h"
+#include "backend/cpu/finish_row.h"
+#include "backend/cpu/fold_rows.h"
+#include "backend/cpu/item_view.h"
 #include "backend/cpu/planted.h"
-#include "semantics/softmax_state.h"
-#include "semantics/visible_range.h"
+#include "backend/cpu/softmax_row.h"
 
 namespace quire::cpu {
 namespace {
-
-using semantics::SoftmaxState;
-
-/// Half-open range of key indices within a tile.
-struct TileKeys {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  bool empty() const { return begin >= end; }
-  bool operator==(const TileKeys& o) const { return begin == o.begin && end == o.end; }
-};
-
-/// A work item with its pointers: score row m is query row m / group of the item and head m % group of the KV head's group.
-struct ItemView {
-  const AttendArgs& args;
-  const WorkItem& item;
-  std::int64_t group, stride, tile_kv, num_rows, context_len, first_token;
-  float *query, *acc, *total, *rows_kv, *k_columns, *v_rows, *scores;
-  SoftmaxState *states, *totals;
-  bool direct;  ///< attend_direct.h instead of tiles in scratch
-
-  ItemView(const AttendArgs& a, const WorkItem& w, float* scratch, int width) : args(a), item(w) {
-    const plan_detail::ThreadScratch& at = a.scratch;
-    group = a.group;
-    stride = a.stride;
-    tile_kv = a.tile_kv;
-    num_rows = (w.row_end - w.row_begin) * group;
-    context_len = a.reqs[w.req].context_len;
-    first_token = a.query_start_loc[w.req] + w.row_begin;
-    query = scratch + at.query;
-    acc = scratch + at.acc;
-    total = scratch + at.total;
-    rows_kv = scratch + at.rows_kv;
-    k_columns = scratch + at.k_columns;
-    v_rows = scratch + at.v_rows;
-    scores = scratch + at.scores;
-    states = reinterpret_cast<SoftmaxState*>(scratch + at.states);
-    totals = states + num_rows;
-    direct = takes_direct_path(a, num_rows, width);
-  }
-  std::int64_t head(std::int64_t m) const { return item.kv_head * group + m % group; }
-  std::int64_t token(std::int64_t m) const { return first_token + m / group; }
-  std::int64_t q_pos(std::int64_t m) const { return context_len + item.row_begin + m / group; }
-  /// Keys of [first, last) that row m sees, relative to tile_begin.
-  TileKeys keys(std::int64_t m, std::int64_t tile_begin, std::int64_t first, std::int64_t last) const {
-    semantics::KeyRange seen = semantics::visible_range(q_pos(m), args.window);
-    if (QUIRE_PLANTED(window_one_short) && seen.begin > 0) ++seen.begin;
-    if (QUIRE_PLANTED(causal_sees_one_future_key)) ++seen.end;
-    if (QUIRE_PLANTED(causal_excludes_own_key)) --seen.end;
-    const std::int64_t begin = seen.begin > first ? seen.begin : first;
-    const std::int64_t end = seen.end < last ? seen.end : last;
-    return {begin - tile_begin, end - tile_begin};
-  }
-};
 
 // ---- S = Q K^T ---------------------------------------------------------------------------------------------------------
 
@@ -113,44 +61,6 @@ void score_tile(const ItemView& v, TileKeys keys) {
       one(v.query + m * v.stride, v.stride, v.k_columns + j, v.tile_kv, v.args.head_dim, v.scores + m * v.tile_kv + j);
     j += wide ? V::kCols * V::kWidth : V::kWidth;
   }
-}
-
-// ---- scores -> probabilities ---------------------------------------------------------------------------------------------
-
-/// Turns one row of raw dot products into exp(s - max) in place, zero for keys it does not see; updates the row's state and
-/// returns the factor for what the row has accumulated so far.
-template <class V>
-float softmax_row(float* row, TileKeys keys, const semantics::ScoreParams& params, float slope, std::int64_t tile_minus_q_pos,
-                  SoftmaxState& state) {
-  const std::int64_t first = keys.begin / V::kWidth * V::kWidth;
-  const auto minus_inf = V::set1(-INFINITY);
-  auto best = minus_inf;
-  bool nan = false;
-  for (std::int64_t j = first; j < keys.end; j += V::kWidth) {
-    const auto distance = V::add(V::lanes(), V::set1(static_cast<float>(tile_minus_q_pos + j)));
-    auto s = semantics::score<V>(V::load(row + j), params, slope, distance);
-    s = V::keep(s, static_cast<int>(j), static_cast<int>(keys.begin), static_cast<int>(keys.end), minus_inf);
-    best = V::max_ignoring_nan(s, best);
-    nan |= V::any_nan(s);
-    V::store(row + j, s);
-  }
-  const float tile_max = V::reduce_max(best);
-  float max = tile_max > state.max ? tile_max : state.max;
-  if (max == -INFINITY) {
-    // No visible key with a finite score so far: contributes nothing. A NaN score must still poison the row.
-    for (std::int64_t j = first; j < keys.end; j += V::kWidth) V::store(row + j, nan ? V::load(row + j) : V::set1(0.0f));
-    if (nan) state = {0.0f, NAN};
-    return 1.0f;
-  }
-  auto sum = V::set1(0.0f);
-  for (std::int64_t j = first; j < keys.end; j += V::kWidth) {
-    const auto p = V::exp(V::sub(V::load(row + j), V::set1(max)));
-    sum = V::add(sum, p);
-    V::store(row + j, p);
-  }
-  const float correction = state.max == max ? 1.0f : expf(state.max - max);
-  state = {max, state.sum * correction + V::reduce_add(sum)};
-  return QUIRE_PLANTED(maximum_not_rescaled) ? 1.0f : correction;
 }
 
 // ---- acc = acc * correction + P V -----------------------------------------------------------------------------------------
@@ -302,68 +212,6 @@ void absorb_segment(const ItemView& v, std::int64_t begin, std::int64_t end) {
   }
 }
 
-/// total = total + part, in place. An empty side leaves the other's bits alone.
-template <class V>
-void fold_row(float* total, SoftmaxState& total_state, const float* part, const SoftmaxState& part_state, std::int64_t stride) {
-  if (part_state.max == -INFINITY) return;
-  if (total_state.max == -INFINITY) {
-    for (std::int64_t d = 0; d < stride; d += V::kWidth) V::store(total + d, V::load(part + d));
-    total_state = part_state;
-    return;
-  }
-  const semantics::Merged merged = semantics::combine(total_state, part_state);
-  const auto weight_a = V::set1(QUIRE_PLANTED(merge_not_rescaled) ? 1.0f : merged.weight_a);
-  const auto weight_b = V::set1(merged.weight_b);
-  for (std::int64_t d = 0; d < stride; d += V::kWidth)
-    V::store(total + d, V::fma(V::load(part + d), weight_b, V::mul(V::load(total + d), weight_a)));
-  total_state = merged.state;
-}
-
-// ---- finish: sink, division, store --------------------------------------------------------------------------------------
-
-template <class V>
-void store_row(const AttendArgs& args, std::int64_t token, std::int64_t head, const float* row) {
-  const std::int64_t head_dim = args.head_dim;
-  const semantics::KvStrides& s = args.output_strides;
-  const std::int64_t offset = s.row(0, head, token);
-  auto* words = static_cast<std::uint16_t*>(args.output) + offset;
-  std::int64_t d = 0;
-  if (s.dim == 1) {
-    for (; d + V::kWidth <= head_dim; d += V::kWidth) {
-      const auto x = V::load(row + d);
-      if (args.output_dtype == DType::f32)
-        V::store(static_cast<float*>(args.output) + offset + d, x);
-      else if (args.output_dtype == DType::f16)
-        V::store_f16(words + d, x);
-      else
-        V::store_bf16(words + d, x);
-    }
-  }
-  for (; d < (QUIRE_PLANTED(row_padding_written) ? args.stride : head_dim); ++d)
-    semantics::store(args.output, args.output_dtype, offset + s.element(d), row[d]);
-}
-
-/// Adds the sink, normalises `total` in place and writes the row and its lse.
-template <class V>
-void finish_row(const AttendArgs& args, std::int64_t token, std::int64_t head, float* total, SoftmaxState state) {
-  const std::int64_t stride = args.stride;
-  float weight = 1.0f;
-  if (args.sinks != nullptr && !QUIRE_PLANTED(sinks_dropped)) {
-    const semantics::Merged merged = semantics::combine_sink(state, args.sinks[head * args.sinks_stride]);
-    state = merged.state;
-    weight = merged.weight_a;
-  }
-  // No visible key and no sink: the sum is 0, the accumulator is 0 and the row is 0.
-  const float sum = state.max == -INFINITY ? 1.0f : state.sum;
-  for (std::int64_t d = 0; d < stride; d += V::kWidth)
-    V::store(total + d, V::div(V::mul(V::load(total + d), V::set1(weight)), V::set1(sum)));
-  if (QUIRE_PLANTED(heads_swapped_in_pairs)) head ^= 1;
-  store_row<V>(args, token, head, total);
-  if (args.lse != nullptr)
-    args.lse[token * args.lse_token + head * args.lse_head] =
-        semantics::log_sum_exp(state) * (QUIRE_PLANTED(lse_base_2) ? 1.4426950f : 1.0f);
-}
-
 // ---- entry points ---------------------------------------------------------------------------------------------------------
 
 template <class V>
@@ -372,18 +220,6 @@ void load_queries(const ItemView& v) {
     load_row<V>(v.query + m * v.stride, v.args.query,
                 v.args.query.strides.row(0, v.head(m), QUIRE_PLANTED(query_of_first_row) ? v.first_token : v.token(m)), v.args,
                 1.0f);
-}
-
-/// Split-KV: the item is one segment; its un-normalised accumulators and states go to the workspace.
-template <class V>
-void store_partials(const ItemView& v) {
-  for (std::int64_t m = 0; m < v.num_rows; ++m) {
-    const std::int64_t index = v.item.partial + m;
-    float* out = v.args.partial_acc + index * v.stride;
-    for (std::int64_t d = 0; d < v.stride; d += V::kWidth) V::store(out + d, V::load(v.acc + m * v.stride + d));
-    v.args.partial_states[2 * index] = v.states[m].max;
-    v.args.partial_states[2 * index + 1] = v.states[m].sum;
-  }
 }
 
 /// KernelEntry::attend.
@@ -411,28 +247,6 @@ std::int64_t attend_item(const AttendArgs& args, const WorkItem& item, float* sc
   if (QUIRE_PLANTED(decode_rows_not_written) && args.reqs[item.req].query_len == 1) return v.num_rows;
   for (std::int64_t m = 0; m < v.num_rows; ++m) finish_row<V>(args, v.token(m), v.head(m), v.total + m * v.stride, v.totals[m]);
   return v.num_rows;
-}
-
-/// KernelEntry::merge.
-template <class V>
-std::int64_t merge_item(const AttendArgs& args, const MergeItem& item, float* scratch) {
-  const std::int64_t group = args.group;
-  const std::int64_t stride = args.stride;
-  const std::int64_t num_rows = (item.row_end - item.row_begin) * group;
-  for (std::int64_t m = 0; m < num_rows; ++m) {
-    SoftmaxState state;
-    for (std::int64_t d = 0; d < stride; ++d) scratch[d] = 0.0f;
-    for (std::int64_t part = 0; part < item.num_partials; ++part) {
-      if (QUIRE_PLANTED(last_split_dropped) && part > 0 && part + 1 == item.num_partials) break;
-      const std::int64_t index = item.first_partial + part * num_rows + m;
-      const SoftmaxState part_state{args.partial_states[2 * index], args.partial_states[2 * index + 1]};
-      fold_row<V>(scratch, state, args.partial_acc + index * stride, part_state, stride);
-    }
-    if (QUIRE_PLANTED(decode_rows_not_written) && args.reqs[item.req].query_len == 1) continue;
-    const std::int64_t token = args.query_start_loc[item.req] + item.row_begin + m / group;
-    finish_row<V>(args, token, item.kv_head * group + m % group, scratch, state);
-  }
-  return num_rows;
 }
 
 }  // namespace

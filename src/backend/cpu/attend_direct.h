@@ -188,12 +188,5 @@ DirectFunctions direct_functions(DType dtype) {
   }
 }
 
-/// The direct path reads whole vectors of consecutive dims.
-inline bool takes_direct_path(const AttendArgs& a, std::int64_t num_rows, int width) {
-  const auto whole = [&](const RowSource& s) { return s.data == nullptr || (s.strides.dim == 1 && s.strides.x >= a.head_dim); };
-  return num_rows <= a.direct_rows && a.head_dim % width == 0 && whole(a.cache_k) && whole(a.cache_v) && whole(a.key) &&
-         whole(a.value);
-}
-
 }  // namespace
 }  // namespace quire::cpu

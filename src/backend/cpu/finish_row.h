@@ -1,0 +1,94 @@
+// Stage: attend. From accumulators to output rows, lse and split-KV partials, and from partials to output rows.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "backend/cpu/attend_args.h"
+#include "backend/cpu/fold_rows.h"
+#include "backend/cpu/item_view.h"
+#include "backend/cpu/planted.h"
+#include "semantics/softmax_state.h"
+
+namespace quire::cpu {
+namespace {
+
+template <class V>
+void store_row(const AttendArgs& args, std::int64_t token, std::int64_t head, const float* row) {
+  const std::int64_t head_dim = args.head_dim;
+  const semantics::KvStrides& s = args.output_strides;
+  const std::int64_t offset = s.row(0, head, token);
+  auto* words = static_cast<std::uint16_t*>(args.output) + offset;
+  std::int64_t d = 0;
+  if (s.dim == 1) {
+    for (; d + V::kWidth <= head_dim; d += V::kWidth) {
+      const auto x = V::load(row + d);
+      if (args.output_dtype == DType::f32)
+        V::store(static_cast<float*>(args.output) + offset + d, x);
+      else if (args.output_dtype == DType::f16)
+        V::store_f16(words + d, x);
+      else
+        V::store_bf16(words + d, x);
+    }
+  }
+  for (; d < (QUIRE_PLANTED(row_padding_written) ? args.stride : head_dim); ++d)
+    semantics::store(args.output, args.output_dtype, offset + s.element(d), row[d]);
+}
+
+/// Adds the sink, normalises `total` in place and writes the row and its lse.
+template <class V>
+void finish_row(const AttendArgs& args, std::int64_t token, std::int64_t head, float* total, SoftmaxState state) {
+  const std::int64_t stride = args.stride;
+  float weight = 1.0f;
+  if (args.sinks != nullptr && !QUIRE_PLANTED(sinks_dropped)) {
+    const semantics::Merged merged = semantics::combine_sink(state, args.sinks[head * args.sinks_stride]);
+    state = merged.state;
+    weight = merged.weight_a;
+  }
+  // No visible key and no sink: the sum is 0, the accumulator is 0 and the row is 0.
+  const float sum = state.max == -INFINITY ? 1.0f : state.sum;
+  for (std::int64_t d = 0; d < stride; d += V::kWidth)
+    V::store(total + d, V::div(V::mul(V::load(total + d), V::set1(weight)), V::set1(sum)));
+  if (QUIRE_PLANTED(heads_swapped_in_pairs)) head ^= 1;
+  store_row<V>(args, token, head, total);
+  if (args.lse != nullptr)
+    args.lse[token * args.lse_token + head * args.lse_head] =
+        semantics::log_sum_exp(state) * (QUIRE_PLANTED(lse_base_2) ? 1.4426950f : 1.0f);
+}
+
+/// Split-KV: the item is one segment; its un-normalised accumulators and states go to the workspace.
+template <class V>
+void store_partials(const ItemView& v) {
+  for (std::int64_t m = 0; m < v.num_rows; ++m) {
+    const std::int64_t index = v.item.partial + m;
+    float* out = v.args.partial_acc + index * v.stride;
+    for (std::int64_t d = 0; d < v.stride; d += V::kWidth) V::store(out + d, V::load(v.acc + m * v.stride + d));
+    v.args.partial_states[2 * index] = v.states[m].max;
+    v.args.partial_states[2 * index + 1] = v.states[m].sum;
+  }
+}
+
+/// KernelEntry::merge.
+template <class V>
+std::int64_t merge_item(const AttendArgs& args, const MergeItem& item, float* scratch) {
+  const std::int64_t group = args.group;
+  const std::int64_t stride = args.stride;
+  const std::int64_t num_rows = (item.row_end - item.row_begin) * group;
+  for (std::int64_t m = 0; m < num_rows; ++m) {
+    SoftmaxState state;
+    for (std::int64_t d = 0; d < stride; ++d) scratch[d] = 0.0f;
+    for (std::int64_t part = 0; part < item.num_partials; ++part) {
+      if (QUIRE_PLANTED(last_split_dropped) && part > 0 && part + 1 == item.num_partials) break;
+      const std::int64_t index = item.first_partial + part * num_rows + m;
+      const SoftmaxState part_state{args.partial_states[2 * index], args.partial_states[2 * index + 1]};
+      fold_row<V>(scratch, state, args.partial_acc + index * stride, part_state, stride);
+    }
+    if (QUIRE_PLANTED(decode_rows_not_written) && args.reqs[item.req].query_len == 1) continue;
+    const std::int64_t token = args.query_start_loc[item.req] + item.row_begin + m / group;
+    finish_row<V>(args, token, item.kv_head * group + m % group, scratch, state);
+  }
+  return num_rows;
+}
+
+}  // namespace
+}  // namespace quire::cpu

@@ -1,0 +1,76 @@
+// Stage: attend. One work item as the kernels see it: which rows, which keys each of them sees, where in scratch things lie.
+// Knows nothing of vectors or tiles' arithmetic.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/attend_args.h"
+#include "backend/cpu/planted.h"
+#include "semantics/softmax_state.h"
+#include "semantics/visible_range.h"
+
+namespace quire::cpu {
+namespace {
+
+using semantics::SoftmaxState;
+
+/// The direct path reads whole vectors of consecutive dims.
+inline bool takes_direct_path(const AttendArgs& a, std::int64_t num_rows, int width) {
+  const auto whole = [&](const RowSource& s) { return s.data == nullptr || (s.strides.dim == 1 && s.strides.x >= a.head_dim); };
+  return num_rows <= a.direct_rows && a.head_dim % width == 0 && whole(a.cache_k) && whole(a.cache_v) && whole(a.key) &&
+         whole(a.value);
+}
+
+/// Half-open range of key indices within a tile.
+struct TileKeys {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  bool empty() const { return begin >= end; }
+  bool operator==(const TileKeys& o) const { return begin == o.begin && end == o.end; }
+};
+
+/// A work item with its pointers: score row m is query row m / group of the item and head m % group of the KV head's group.
+struct ItemView {
+  const AttendArgs& args;
+  const WorkItem& item;
+  std::int64_t group, stride, tile_kv, num_rows, context_len, first_token;
+  float *query, *acc, *total, *rows_kv, *k_columns, *v_rows, *scores;
+  SoftmaxState *states, *totals;
+  bool direct;  ///< attend_direct.h instead of tiles in scratch
+
+  ItemView(const AttendArgs& a, const WorkItem& w, float* scratch, int width) : args(a), item(w) {
+    const plan_detail::ThreadScratch& at = a.scratch;
+    group = a.group;
+    stride = a.stride;
+    tile_kv = a.tile_kv;
+    num_rows = (w.row_end - w.row_begin) * group;
+    context_len = a.reqs[w.req].context_len;
+    first_token = a.query_start_loc[w.req] + w.row_begin;
+    query = scratch + at.query;
+    acc = scratch + at.acc;
+    total = scratch + at.total;
+    rows_kv = scratch + at.rows_kv;
+    k_columns = scratch + at.k_columns;
+    v_rows = scratch + at.v_rows;
+    scores = scratch + at.scores;
+    states = reinterpret_cast<SoftmaxState*>(scratch + at.states);
+    totals = states + num_rows;
+    direct = takes_direct_path(a, num_rows, width);
+  }
+  std::int64_t head(std::int64_t m) const { return item.kv_head * group + m % group; }
+  std::int64_t token(std::int64_t m) const { return first_token + m / group; }
+  std::int64_t q_pos(std::int64_t m) const { return context_len + item.row_begin + m / group; }
+  /// Keys of [first, last) that row m sees, relative to tile_begin.
+  TileKeys keys(std::int64_t m, std::int64_t tile_begin, std::int64_t first, std::int64_t last) const {
+    semantics::KeyRange seen = semantics::visible_range(q_pos(m), args.window);
+    if (QUIRE_PLANTED(window_one_short) && seen.begin > 0) ++seen.begin;
+    if (QUIRE_PLANTED(causal_sees_one_future_key)) ++seen.end;
+    if (QUIRE_PLANTED(causal_excludes_own_key)) --seen.end;
+    const std::int64_t begin = seen.begin > first ? seen.begin : first;
+    const std::int64_t end = seen.end < last ? seen.end : last;
+    return {begin - tile_begin, end - tile_begin};
+  }
+};
+
+}  // namespace
+}  // namespace quire::cpu
