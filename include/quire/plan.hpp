@@ -89,6 +89,20 @@ struct MergeItem {
   bool operator==(const MergeItem&) const = default;
 };
 
+/// Query rows [row_begin, row_end) of one request over keys [key_begin, key_end), for every KV head: a run of work items.
+struct WorkTile {
+  std::int32_t req = 0;
+  std::int32_t row_begin = 0;
+  std::int32_t row_end = 0;
+  std::int32_t num_parts = 1;  ///< items per KV head: 1, or one for each split_keys segment that the keys touch
+  std::int64_t key_begin = 0;
+  std::int64_t key_end = 0;
+  std::int64_t first_item = 0;      ///< items before this tile's num_parts * num_kv_heads
+  std::int64_t first_merge = 0;     ///< merges before this tile's num_kv_heads (none if num_parts is 1)
+  std::int64_t first_partial = -1;  ///< of KV head 0; every head has num_parts * rows * group of them; -1 if num_parts is 1
+  bool operator==(const WorkTile&) const = default;
+};
+
 /// What attend() will do, decided in full. Equal inputs give equal plans; reusable for every layer of a step.
 struct Plan {
   Problem problem;
@@ -99,8 +113,7 @@ struct Plan {
   std::int64_t tile_kv = 0;      ///< keys per tile
   std::int64_t split_keys = 0;   ///< keys per split-KV segment; every row is folded over the same segments
   std::int64_t direct_rows = 0;  ///< items of up to this many score rows read K and V in place (decode); 0 if batch_invariant
-  std::vector<WorkItem> work;    ///< heaviest first
-  std::vector<MergeItem> merges;
+  std::vector<WorkTile> tiles;   ///< heaviest items first
   std::int64_t num_partials = 0;
   std::int64_t scratch_bytes_per_thread = 0;
   int num_threads = 1;
@@ -108,15 +121,25 @@ struct Plan {
   double flops = 0;               ///< 4 * head_dim * num_q_heads * visible pairs
   std::vector<Refusal> refusals;  ///< rows preferred over the chosen one, and why they refused
   bool operator==(const Plan& other) const;
+
+  /// Items share nothing but the workspace and may run in any order; taking them in this order balances the threads.
+  std::int64_t num_items() const noexcept;
+  WorkItem item(std::int64_t index) const noexcept;  ///< index in [0, num_items())
+  /// One merge for each KV head of a split tile; it may run once all items of that tile and head are done.
+  std::int64_t num_merges() const noexcept;
+  MergeItem merge(std::int64_t index) const noexcept;  ///< index in [0, num_merges())
 };
 
 /// Plans a problem for a device. Fails with `unsupported` (all refusals in the message) if no row takes it.
-Result<Plan> plan(const Problem& problem, const Device& device, const PlanSettings& settings = {});
+Result<Plan> plan(Problem problem, const Device& device, const PlanSettings& settings = {});
 /// Checks metadata and tables first (a broken rule is the returned status), then plans for this batch on this machine.
 Result<Plan> plan(const Batch& batch, const KVCache& cache, const Options& options, const PlanSettings& settings = {});
 
 /// One line: `cpu_avx512 tile=64x64 split=1024 items=40 merges=8 ...`.
 std::string to_string(const Plan& plan);
+/// The busiest thread's share of the work over the mean, if threads take items in order and the cost model holds; 1 is perfect,
+/// and so is a plan without items.
+double load_imbalance(const Plan& plan);
 /// Bytes that attend() needs in `workspace` for this plan.
 std::size_t workspace_bytes(const Plan& plan) noexcept;
 

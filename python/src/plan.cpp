@@ -111,8 +111,8 @@ void bind_plan_class(nb::module_& m) {
       .def_ro("kv_bytes", &Plan::kv_bytes, "Bytes of K and V in the visible ranges, each counted once.")
       .def_ro("flops", &Plan::flops)
       .def_ro("refusals", &Plan::refusals)
-      .def_prop_ro("num_items", [](const Plan& p) { return p.work.size(); })
-      .def_prop_ro("num_merges", [](const Plan& p) { return p.merges.size(); })
+      .def_prop_ro("num_items", [](const Plan& p) { return p.num_items(); })
+      .def_prop_ro("num_merges", [](const Plan& p) { return p.num_merges(); })
       .def_prop_ro("workspace_bytes", [](const Plan& p) { return quire::workspace_bytes(p); })
       .def_prop_ro(
           "problem", [](const Plan& p) { return quire::to_string(p.problem); }, "The planned problem as text.")

@@ -66,9 +66,9 @@ std::string plan_text(const Plan& p) {
   std::string text = fmt::format("plan      {}\n", to_string(p));
   text += fmt::format("tiles     {} query rows x {} group = {} rows, by {} keys\n", p.tile_q, p.problem.group(),
                       p.tile_q * p.problem.group(), p.tile_kv);
-  text += fmt::format("splits    every {} keys: {} partial rows, {} merges\n", p.split_keys, p.num_partials, p.merges.size());
-  text += fmt::format("work      {} items on {} threads, workspace {}\n", p.work.size(), p.num_threads,
-                      human_bytes(static_cast<double>(workspace_bytes(p))));
+  text += fmt::format("splits    every {} keys: {} partial rows, {} merges\n", p.split_keys, p.num_partials, p.num_merges());
+  text += fmt::format("work      {} items on {} threads, the busiest has {:.3f} of the mean, workspace {}\n", p.num_items(),
+                      p.num_threads, load_imbalance(p), human_bytes(static_cast<double>(workspace_bytes(p))));
   text += fmt::format("floor     {} of K and V, {}\n", human_bytes(static_cast<double>(p.kv_bytes)), human_flops(p.flops));
   return text;
 }

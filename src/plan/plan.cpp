@@ -23,10 +23,12 @@ Status sanity(const Problem& p) {
     return bad(fmt::format("head_dim {} and page_size {} must be >= 1", p.head_dim, p.page_size));
   if (p.sliding_window && *p.sliding_window < 1) return bad(fmt::format("sliding_window {} must be >= 1", *p.sliding_window));
   constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;
+  constexpr std::int64_t kMaxKeys = std::int64_t{1} << 40;  // item, segment and byte counts stay far from overflow
   for (std::size_t r = 0; r < p.reqs.size(); ++r) {
     const Request& q = p.reqs[r];
-    if (q.query_len < 0 || q.context_len < 0 || q.query_len >= kMaxRows)
-      return bad(fmt::format("request {}: query_len {} and context_len {} must be >= 0", r, q.query_len, q.context_len));
+    if (q.query_len < 0 || q.context_len < 0 || q.query_len >= kMaxRows || q.context_len >= kMaxKeys)
+      return bad(fmt::format("request {}: query_len {} outside [0, 2^31) or context_len {} outside [0, 2^40)", r, q.query_len,
+                             q.context_len));
     if (q.cached_len < q.context_len || q.cached_len > q.seq_len())
       return bad(fmt::format("request {}: cached_len {} outside [{}, {}]", r, q.cached_len, q.context_len, q.seq_len()));
   }
@@ -49,20 +51,20 @@ bool Plan::operator==(const Plan& o) const {
                  [](const Refusal& a, const Refusal& b) { return a.kernel == b.kernel && a.reason == b.reason; });
   return same_refusals && problem == o.problem && device == o.device && kernel == o.kernel &&
          batch_invariant == o.batch_invariant && tile_q == o.tile_q && tile_kv == o.tile_kv && split_keys == o.split_keys &&
-         direct_rows == o.direct_rows && work == o.work && merges == o.merges && num_partials == o.num_partials &&
+         direct_rows == o.direct_rows && tiles == o.tiles && num_partials == o.num_partials &&
          scratch_bytes_per_thread == o.scratch_bytes_per_thread && num_threads == o.num_threads && kv_bytes == o.kv_bytes &&
          flops == o.flops;
 }
 
 namespace {
 
-Result<Plan> make_plan(const Problem& problem, const Device& device, const PlanSettings& settings) {
+Result<Plan> make_plan(Problem&& problem, const Device& device, const PlanSettings& settings) {
   if (Status s = sanity(problem); !s.ok()) return s;
   plan_detail::Selection selection = plan_detail::select(problem, device, settings.kernel);
   if (selection.row == nullptr) return no_kernel(device, settings, selection);
 
   Plan plan;
-  plan.problem = problem;
+  plan.problem = std::move(problem);
   plan.device = device;
   plan.kernel = selection.row->info.name;
   plan.refusals = std::move(selection.refusals);
@@ -75,11 +77,12 @@ Result<Plan> make_plan(const Problem& problem, const Device& device, const PlanS
 
 }  // namespace
 
-Result<Plan> plan(const Problem& problem, const Device& device, const PlanSettings& settings) {
+Result<Plan> plan(Problem problem, const Device& device, const PlanSettings& settings) {
+  const std::size_t num_reqs = problem.reqs.size();
   try {
-    return make_plan(problem, device, settings);
+    return make_plan(std::move(problem), device, settings);
   } catch (const std::bad_alloc&) {
-    return Status(Code::out_of_memory, fmt::format("plan: no memory for the work list of {} requests", problem.reqs.size()));
+    return Status(Code::out_of_memory, fmt::format("plan: no memory for the work list of {} requests", num_reqs));
   }
 }
 
@@ -99,7 +102,7 @@ std::string to_string(const Plan& plan) {
       "kv_bytes={} "
       "flops={:.4g}",
       plan.kernel, plan.device.name, plan.num_threads, plan.tile_q * plan.problem.group(), plan.tile_kv, plan.split_keys,
-      plan.direct_rows, plan.work.size(), plan.merges.size(), plan.num_partials, plan.batch_invariant ? "yes" : "no",
+      plan.direct_rows, plan.num_items(), plan.num_merges(), plan.num_partials, plan.batch_invariant ? "yes" : "no",
       workspace_bytes(plan), plan.kv_bytes, plan.flops);
 }
 

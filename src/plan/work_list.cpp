@@ -1,11 +1,15 @@
-// Work items: (request, KV head, query tile), split over keys where one item would keep a thread busy alone.
+// Tiles: (request, query rows, keys), split over keys where one item would keep a thread busy alone, heaviest items first. A tile
+// stands for the items of all KV heads and segments, so the list stays short; item() and merge() count them out.
 #include "plan/work_list.h"
 
 #include <algorithm>
 
+#include "plan/balance.h"
+#include "plan/heaviest_first.h"
 #include "semantics/visible_range.h"
 
-namespace quire::plan_detail {
+namespace quire {
+namespace plan_detail {
 namespace {
 
 // Score rows (query rows x heads of the group) per tile: enough to amortise converting a K/V tile to f32, small enough that
@@ -16,80 +20,130 @@ constexpr std::int64_t kSplitKeys = 1024;  // a multiple of kTileKv
 // Up to here reading the cache in place wins: its value vectors are converted once per 4 rows instead of once.
 constexpr std::int64_t kDirectRows = 8;
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+void choose_shapes(Plan& plan) {
+  plan.tile_kv = kTileKv;
+  plan.split_keys = kSplitKeys;
+  // Both paths are deterministic; a row's bits may differ between them, and which one it takes depends on its chunk.
+  plan.direct_rows = plan.batch_invariant ? 0 : kDirectRows;
+  plan.tile_q = std::max<std::int64_t>(1, kScoreRows / plan.problem.group());
+}
 
 /// Keys that any row of the tile sees.
-semantics::KeyRange keys_of(const Problem& problem, std::int64_t req, std::int64_t row_begin, std::int64_t row_end) {
-  const std::int64_t context = problem.reqs[static_cast<std::size_t>(req)].context_len;
-  return semantics::visible_range(context + row_begin, context + row_end - 1, problem.sliding_window.value_or(0));
+semantics::KeyRange keys_of(const Problem& problem, const Request& req, std::int64_t row_begin, std::int64_t row_end) {
+  return semantics::visible_range(req.context_len + row_begin, req.context_len + row_end - 1, problem.sliding_window.value_or(0));
 }
 
-std::int64_t cost(const WorkItem& item) { return (item.row_end - item.row_begin) * (item.key_end - item.key_begin); }
-
-/// Appends one item for each segment that the tile's keys touch, and the merge that folds them.
-void push_split(Plan& plan, const WorkItem& whole) {
-  MergeItem merge{whole.req, whole.kv_head, whole.row_begin, whole.row_end, plan.num_partials, 0};
-  const std::int64_t rows = (whole.row_end - whole.row_begin) * plan.problem.group();
-  for (std::int64_t begin = whole.key_begin; begin < whole.key_end;) {
-    const std::int64_t end = std::min(whole.key_end, (begin / plan.split_keys + 1) * plan.split_keys);
-    WorkItem part = whole;
-    part.key_begin = begin;
-    part.key_end = end;
-    part.partial = plan.num_partials;
-    plan.work.push_back(part);
-    plan.num_partials += rows;
-    ++merge.num_partials;
-    begin = end;
-  }
-  plan.merges.push_back(merge);
-}
-
-std::vector<WorkItem> whole_items(const Plan& plan) {
-  std::vector<WorkItem> items;
-  for (std::size_t r = 0; r < plan.problem.reqs.size(); ++r) {
-    const std::int64_t rows = plan.problem.reqs[r].query_len;
-    for (std::int64_t row = 0; row < rows; row += plan.tile_q) {
-      const std::int64_t row_end = std::min(rows, row + plan.tile_q);
-      const semantics::KeyRange keys = keys_of(plan.problem, static_cast<std::int64_t>(r), row, row_end);
-      for (std::int64_t head = 0; head < plan.problem.num_kv_heads; ++head)
-        items.push_back({static_cast<std::int32_t>(r), static_cast<std::int32_t>(head), static_cast<std::int32_t>(row),
-                         static_cast<std::int32_t>(row_end), keys.begin, keys.end, -1});
+/// Every tile unsplit, in order of requests and rows.
+std::vector<WorkTile> whole_tiles(const Plan& plan) {
+  const Problem& p = plan.problem;
+  std::int64_t num_tiles = 0;
+  for (const Request& req : p.reqs) num_tiles += (req.query_len + plan.tile_q - 1) / plan.tile_q;
+  std::vector<WorkTile> tiles;
+  tiles.reserve(static_cast<std::size_t>(num_tiles));
+  for (std::size_t r = 0; r < p.reqs.size(); ++r) {
+    const Request& req = p.reqs[r];
+    for (std::int64_t row = 0; row < req.query_len; row += plan.tile_q) {
+      const std::int64_t row_end = std::min(req.query_len, row + plan.tile_q);
+      const semantics::KeyRange keys = keys_of(p, req, row, row_end);
+      WorkTile& tile = tiles.emplace_back();
+      tile.req = static_cast<std::int32_t>(r);
+      tile.row_begin = static_cast<std::int32_t>(row);
+      tile.row_end = static_cast<std::int32_t>(row_end);
+      tile.key_begin = keys.begin;
+      tile.key_end = keys.end;
     }
   }
-  return items;
+  return tiles;
+}
+
+/// Appends the tiles in order of their heaviest item, and numbers items, merges and partial rows.
+void number_tiles(Plan& plan, const std::vector<WorkTile>& tiles, const CostModel& cost) {
+  std::vector<CostKey> order(tiles.size());
+  for (std::size_t i = 0; i < tiles.size(); ++i) order[i] = cost_key(item_cost(cost, tiles[i], plan.split_keys), i);
+  sort_heaviest_first(order);
+
+  const std::int64_t num_kv_heads = plan.problem.num_kv_heads;
+  std::int64_t items = 0, merges = 0;
+  plan.tiles.reserve(tiles.size());
+  for (const CostKey key : order) {
+    WorkTile& tile = plan.tiles.emplace_back(tiles[index_of(key)]);
+    tile.first_item = items;
+    tile.first_merge = merges;
+    items += tile.num_parts * num_kv_heads;
+    if (tile.num_parts == 1) continue;
+    tile.first_partial = plan.num_partials;
+    merges += num_kv_heads;
+    plan.num_partials += plan.problem.num_q_heads * (tile.row_end - tile.row_begin) * tile.num_parts;
+  }
+}
+
+void count_traffic(Plan& plan) {
+  const Problem& p = plan.problem;
+  std::int64_t keys = 0;
+  for (const Request& req : p.reqs) {
+    if (req.query_len == 0) continue;
+    const semantics::KeyRange range = keys_of(p, req, 0, req.query_len);
+    keys += range.end - range.begin;
+  }
+  plan.kv_bytes = 2 * keys * p.num_kv_heads * p.head_dim * itemsize(p.kv_dtype);
+  plan.flops =
+      4.0 * static_cast<double>(p.head_dim) * static_cast<double>(p.num_q_heads) * static_cast<double>(p.visible_pairs());
 }
 
 }  // namespace
 
 void cut_work(Plan& plan) {
-  const Problem& p = plan.problem;
-  plan.tile_kv = kTileKv;
-  plan.split_keys = kSplitKeys;
-  // Both paths are deterministic; a row's bits may differ between them, and which one it takes depends on its chunk.
-  plan.direct_rows = plan.batch_invariant ? 0 : kDirectRows;
-  plan.tile_q = std::max<std::int64_t>(1, kScoreRows / p.group());
-
-  const std::vector<WorkItem> items = whole_items(plan);
-  std::int64_t total = 0;
-  for (const WorkItem& item : items) total += cost(item);
-  // An item longer than a quarter of a thread's fair share is split, so that the last items to finish are short.
-  const std::int64_t fair_share = ceil_div(total, static_cast<std::int64_t>(plan.num_threads) * 4);
-  for (const WorkItem& item : items) {
-    const bool one_segment = item.key_begin / plan.split_keys == (item.key_end - 1) / plan.split_keys;
-    if (plan.num_threads == 1 || one_segment || cost(item) <= fair_share)
-      plan.work.push_back(item);
-    else
-      push_split(plan, item);
-  }
-  std::stable_sort(plan.work.begin(), plan.work.end(), [](const WorkItem& a, const WorkItem& b) { return cost(a) > cost(b); });
-
-  for (std::size_t r = 0; r < p.reqs.size(); ++r) {
-    if (p.reqs[r].query_len == 0) continue;
-    const semantics::KeyRange keys = keys_of(p, static_cast<std::int64_t>(r), 0, p.reqs[r].query_len);
-    plan.kv_bytes += 2 * (keys.end - keys.begin) * p.num_kv_heads * p.head_dim * itemsize(p.kv_dtype);
-  }
-  plan.flops =
-      4.0 * static_cast<double>(p.head_dim) * static_cast<double>(p.num_q_heads) * static_cast<double>(p.visible_pairs());
+  choose_shapes(plan);
+  std::vector<WorkTile> tiles = whole_tiles(plan);
+  const CostModel cost(plan.problem);
+  double total = 0;
+  for (const WorkTile& tile : tiles) total += item_cost(cost, tile, plan.split_keys);
+  choose_splits(tiles, plan, cost, total);
+  number_tiles(plan, tiles, cost);
+  count_traffic(plan);
 }
 
-}  // namespace quire::plan_detail
+}  // namespace plan_detail
+
+std::int64_t Plan::num_items() const noexcept {
+  return tiles.empty() ? 0 : tiles.back().first_item + tiles.back().num_parts * problem.num_kv_heads;
+}
+
+std::int64_t Plan::num_merges() const noexcept {
+  if (tiles.empty()) return 0;
+  return tiles.back().first_merge + (tiles.back().num_parts == 1 ? 0 : problem.num_kv_heads);
+}
+
+// Within a tile: all heads of its first segment, then of its second, so that neighbouring items read the same pages.
+WorkItem Plan::item(std::int64_t index) const noexcept {
+  const auto after = std::upper_bound(tiles.begin(), tiles.end(), index,
+                                      [](std::int64_t i, const WorkTile& tile) { return i < tile.first_item; });
+  const WorkTile& tile = *(after - 1);
+  const std::int64_t part = (index - tile.first_item) / problem.num_kv_heads;
+  const std::int64_t head = (index - tile.first_item) % problem.num_kv_heads;
+  WorkItem item{tile.req, static_cast<std::int32_t>(head), tile.row_begin, tile.row_end, tile.key_begin, tile.key_end, -1};
+  if (tile.num_parts == 1) return item;
+  const std::int64_t rows = (tile.row_end - tile.row_begin) * problem.group();
+  const std::int64_t segment = tile.key_begin / split_keys + part;
+  item.key_begin = std::max(tile.key_begin, segment * split_keys);
+  item.key_end = std::min(tile.key_end, (segment + 1) * split_keys);
+  item.partial = tile.first_partial + (head * tile.num_parts + part) * rows;
+  return item;
+}
+
+MergeItem Plan::merge(std::int64_t index) const noexcept {
+  // The last tile that starts at or before the index is a split one: unsplit tiles add no merges.
+  const auto after = std::upper_bound(tiles.begin(), tiles.end(), index,
+                                      [](std::int64_t i, const WorkTile& tile) { return i < tile.first_merge; });
+  const WorkTile& tile = *(after - 1);
+  const std::int64_t head = index - tile.first_merge;
+  const std::int64_t rows = (tile.row_end - tile.row_begin) * problem.group();
+  return {tile.req,
+          static_cast<std::int32_t>(head),
+          tile.row_begin,
+          tile.row_end,
+          tile.first_partial + head * tile.num_parts * rows,
+          tile.num_parts};
+}
+
+}  // namespace quire

@@ -1,11 +1,11 @@
-// Cutting a problem into tiles and split-KV segments, and into the list of work that threads share.
+// Cutting a problem into the tiles and split-KV segments that threads share.
 #pragma once
 
 #include "quire/plan.hpp"
 
 namespace quire::plan_detail {
 
-/// Fills tile_q, tile_kv, split_keys, work, merges, num_partials, kv_bytes and flops of a plan whose problem, device and
+/// Fills tile_q, tile_kv, split_keys, direct_rows, tiles, num_partials, kv_bytes and flops of a plan whose problem, device and
 /// num_threads are set.
 ///
 /// Every row's keys are cut at multiples of split_keys (absolute positions) and folded in order, whether one item walks all

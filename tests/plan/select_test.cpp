@@ -67,7 +67,7 @@ TEST(Select, PassedOverRowsAreInThePlan) {
 TEST(Select, PlanLinesMatchTheGoldens) {
   const char* const problems[] = {
       "q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047",
-      "q=bf16 heads=32:8 d=128 page=16 reqs=1x1@131071",
+      "q=bf16 heads=9:3 d=128 page=16 reqs=1x1@131071",
       "q=f16 kv=fp8_e4m3fn heads=64:1 d=24 page=32 reqs=1x512@2048 window=16",
       "q=f32 heads=9:3 d=64 page=8 layout=hnd reqs=433,79x1@1226 cap=30 alibi=1 sinks=1",
       "q=bf16 heads=8:8 d=256 page=544 layout=packed reqs=0@5,17@100",

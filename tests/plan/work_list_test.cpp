@@ -5,6 +5,8 @@
 #include <map>
 #include <tuple>
 
+#include "plan/cost.h"
+#include "plan/heaviest_first.h"
 #include "plan/scratch.h"
 #include "quire/plan.hpp"
 #include "quire/problem.hpp"
@@ -30,12 +32,18 @@ Device device_with(int threads) {
 
 Request request(std::int64_t query_len, std::int64_t context_len) { return {query_len, context_len, query_len + context_len}; }
 
+std::vector<WorkItem> items_of(const Plan& plan) {
+  std::vector<WorkItem> items;
+  for (std::int64_t i = 0; i < plan.num_items(); ++i) items.push_back(plan.item(i));
+  return items;
+}
+
 /// For every (request, KV head, row): the key ranges that items give it, in order.
 using Coverage = std::map<std::tuple<int, int, int>, std::vector<std::pair<std::int64_t, std::int64_t>>>;
 
 Coverage coverage_of(const Plan& plan) {
   Coverage coverage;
-  for (const WorkItem& item : plan.work)
+  for (const WorkItem& item : items_of(plan))
     for (int row = item.row_begin; row < item.row_end; ++row)
       coverage[{item.req, item.kv_head, row}].emplace_back(item.key_begin, item.key_end);
   for (auto& [where, ranges] : coverage) std::sort(ranges.begin(), ranges.end());
@@ -75,19 +83,25 @@ TEST(WorkList, CoversEveryRowAndVisibleKeyOnce) {
 
 TEST(WorkList, SplitsLieWithinSegmentsAndMergeInKeyOrder) {
   const Plan plan = quire::plan(problem_with({request(1, 16383), request(3, 5000)}, 8, 1), device_with(16)).value();
-  ASSERT_FALSE(plan.merges.empty());
-  for (const WorkItem& item : plan.work) {
+  ASSERT_GT(plan.num_merges(), 0);
+  const std::vector<WorkItem> work = items_of(plan);
+  for (const WorkItem& item : items_of(plan)) {
     if (item.partial >= 0) {
       EXPECT_EQ(item.key_begin / plan.split_keys, (item.key_end - 1) / plan.split_keys);
     }
   }
-  for (const MergeItem& merge : plan.merges) {
+  for (std::int64_t i = 0; i < plan.num_merges(); ++i) {
+    const MergeItem merge = plan.merge(i);
     const std::int64_t rows = (merge.row_end - merge.row_begin) * plan.problem.group();
     std::int64_t next_key = 0;
     for (int part = 0; part < merge.num_partials; ++part) {
-      const auto item = std::find_if(plan.work.begin(), plan.work.end(),
+      const auto item = std::find_if(work.begin(), work.end(),
                                      [&](const WorkItem& w) { return w.partial == merge.first_partial + part * rows; });
-      ASSERT_NE(item, plan.work.end());
+      ASSERT_NE(item, work.end());
+      EXPECT_EQ(item->req, merge.req);
+      EXPECT_EQ(item->kv_head, merge.kv_head);
+      EXPECT_EQ(item->row_begin, merge.row_begin);
+      EXPECT_EQ(item->row_end, merge.row_end);
       EXPECT_EQ(item->key_begin, next_key);
       next_key = item->key_end;
     }
@@ -97,7 +111,7 @@ TEST(WorkList, SplitsLieWithinSegmentsAndMergeInKeyOrder) {
 TEST(WorkList, PartialIndicesAreDisjointAndCounted) {
   const Plan plan = quire::plan(problem_with({request(1, 16383), request(2, 9000)}, 12, 3), device_with(32)).value();
   std::vector<int> used(static_cast<std::size_t>(plan.num_partials));
-  for (const WorkItem& item : plan.work) {
+  for (const WorkItem& item : items_of(plan)) {
     if (item.partial < 0) continue;
     const std::int64_t rows = (item.row_end - item.row_begin) * plan.problem.group();
     for (std::int64_t i = 0; i < rows; ++i) ++used[static_cast<std::size_t>(item.partial + i)];
@@ -105,11 +119,78 @@ TEST(WorkList, PartialIndicesAreDisjointAndCounted) {
   EXPECT_THAT(used, testing::Each(1));
 }
 
+TEST(WorkList, MergesAreThoseOfTheSplitTiles) {
+  const Plan plan =
+      quire::plan(problem_with({request(1, 40000), request(0, 3), request(40, 100), request(1, 50000)}, 8, 2), device_with(8))
+          .value();
+  std::map<std::tuple<int, int, int>, int> parts;
+  for (const WorkItem& item : items_of(plan))
+    if (item.partial >= 0) ++parts[{item.req, item.kv_head, item.row_begin}];
+  ASSERT_EQ(plan.num_merges(), static_cast<std::int64_t>(parts.size()));
+  for (std::int64_t i = 0; i < plan.num_merges(); ++i) {
+    const MergeItem merge = plan.merge(i);
+    EXPECT_EQ((parts[{merge.req, merge.kv_head, merge.row_begin}]), merge.num_partials);
+  }
+}
+
 TEST(WorkList, HeaviestFirst) {
   const Plan plan =
-      quire::plan(problem_with({request(1, 10), request(300, 2000), request(1, 900)}, 4, 4), device_with(1)).value();
-  const auto cost = [](const WorkItem& w) { return (w.row_end - w.row_begin) * (w.key_end - w.key_begin); };
-  EXPECT_TRUE(std::is_sorted(plan.work.begin(), plan.work.end(), [&](auto& a, auto& b) { return cost(a) > cost(b); }));
+      quire::plan(problem_with({request(1, 10), request(300, 2000), request(1, 900), request(1, 90000)}, 4, 4), device_with(4))
+          .value();
+  const plan_detail::CostModel model(plan.problem);
+  std::vector<double> costs;  // of whole items, and of the first, whole segment of split ones
+  for (const WorkTile& tile : plan.tiles) {
+    const WorkItem item = plan.item(tile.first_item);
+    costs.push_back(model(item.row_end - item.row_begin, item.key_end - item.key_begin));
+  }
+  for (std::size_t i = 1; i < costs.size(); ++i) EXPECT_LE(costs[i], costs[i - 1] * (1 + 1.0 / 128)) << "tile " << i;
+  EXPECT_GT(costs.front(), 10 * costs.back());
+}
+
+TEST(HeaviestFirst, SortsByTheTopBitsAndKeepsTheOrderOfEqualCosts) {
+  std::vector<plan_detail::CostKey> keys;
+  const std::vector<double> costs = {3, 1e9, 0, 3, 7e4, 65535, 3.001, 1e30, 0, 2.9};
+  for (std::size_t i = 0; i < costs.size(); ++i) keys.push_back(plan_detail::cost_key(costs[i], i));
+  plan_detail::sort_heaviest_first(keys);
+  std::vector<std::size_t> order;
+  for (const plan_detail::CostKey key : keys) order.push_back(plan_detail::index_of(key));
+  EXPECT_THAT(order, testing::ElementsAre(7, 1, 4, 5, 0, 3, 6, 9, 2, 8));
+}
+
+/// What threads must share in a step, by the hazards of sharing it.
+const std::vector<std::vector<Request>>& ragged_batches() {
+  static const std::vector<std::vector<Request>> batches = [] {
+    std::vector<Request> one_long{request(1, 32767)}, trace{request(433, 0)}, growing,
+        two_long{request(1, 65535), request(1, 30000)};
+    for (int i = 0; i < 79; ++i) one_long.push_back(request(1, 100 + 7 * i));
+    for (int i = 0; i < 79; ++i) trace.push_back(request(1, 1226 + 13 * i));
+    for (int i = 0; i < 64; ++i) growing.push_back(request(1, 64 * i));
+    return std::vector<std::vector<Request>>{one_long, trace, growing, two_long, {request(2048, 0)}, {request(512, 30000)}};
+  }();
+  return batches;
+}
+
+TEST(Balance, TheBusiestThreadStaysWithinAnEighthOfTheMean) {
+  for (const std::vector<Request>& reqs : ragged_batches()) {
+    for (const std::int64_t kv_heads : {1, 3, 8}) {
+      for (int threads = 1; threads <= 16; ++threads) {
+        const Plan plan = quire::plan(problem_with(reqs, 3 * kv_heads, kv_heads), device_with(threads)).value();
+        EXPECT_LE(load_imbalance(plan), 1.15) << to_string(plan.problem) << " on " << threads << " threads";
+      }
+    }
+  }
+}
+
+TEST(Balance, NothingIsSplitThatSharesOutEvenly) {
+  EXPECT_EQ(quire::plan(problem_with({request(1, 16383)}, 32, 8), device_with(2))->num_merges(), 0);
+  EXPECT_EQ(quire::plan(problem_with({request(1, 16383)}, 32, 8), device_with(3))->num_merges(), 8);
+  EXPECT_EQ(quire::plan(problem_with({request(1, 16383)}, 9, 3), device_with(1))->num_merges(), 0);
+}
+
+TEST(Balance, OnlyTheLongRequestIsSplit) {
+  const Plan plan = quire::plan(problem_with(ragged_batches()[0], 32, 8), device_with(32)).value();
+  EXPECT_EQ(plan.num_merges(), 8);
+  for (std::int64_t i = 0; i < plan.num_merges(); ++i) EXPECT_EQ(plan.merge(i).req, 0);
 }
 
 TEST(WorkList, EqualInputsGiveEqualPlans) {
@@ -123,7 +204,9 @@ TEST(WorkList, EqualInputsGiveEqualPlans) {
 
 TEST(WorkList, NothingToDoForEmptyRequests) {
   const Plan plan = quire::plan(problem_with({request(0, 5), request(0, 0)}, 2, 1), device_with(2)).value();
-  EXPECT_TRUE(plan.work.empty());
+  EXPECT_EQ(plan.num_items(), 0);
+  EXPECT_EQ(plan.num_merges(), 0);
+  EXPECT_EQ(load_imbalance(plan), 1.0);
   EXPECT_EQ(plan.flops, 0.0);
   EXPECT_EQ(plan.kv_bytes, 0);
 }
@@ -145,6 +228,7 @@ TEST(Plan, RefusesNonsense) {
   const Device device = device_with(1);
   EXPECT_EQ(plan(problem_with({request(1, 1)}, 3, 2), device).status().code(), Code::invalid_argument);
   EXPECT_EQ(plan(problem_with({request(-1, 5)}, 2, 2), device).status().code(), Code::invalid_argument);
+  EXPECT_EQ(plan(problem_with({request(1, std::int64_t{1} << 40)}, 2, 2), device).status().code(), Code::invalid_argument);
   EXPECT_EQ(plan(problem_with({{4, 4, 9}}, 2, 2), device).status().code(), Code::invalid_argument);
   Problem window = problem_with({request(1, 1)}, 2, 2);
   window.sliding_window = 0;

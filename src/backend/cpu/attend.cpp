@@ -157,13 +157,13 @@ Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const 
   const std::int64_t scratch_stride = args.scratch.floats;
   std::atomic<std::int64_t> rows_written{0};
   auto attend_task = [&](std::int64_t i, int thread) {
-    rows_written += kernel.attend(args, plan.work[static_cast<std::size_t>(i)], scratch + thread * scratch_stride);
+    rows_written += kernel.attend(args, plan.item(i), scratch + thread * scratch_stride);
   };
   auto merge_task = [&](std::int64_t i, int thread) {
-    rows_written += kernel.merge(args, plan.merges[static_cast<std::size_t>(i)], scratch + thread * scratch_stride);
+    rows_written += kernel.merge(args, plan.merge(i), scratch + thread * scratch_stride);
   };
-  cpu::parallel_for(executor, static_cast<std::int64_t>(plan.work.size()), attend_task);
-  cpu::parallel_for(executor, static_cast<std::int64_t>(plan.merges.size()), merge_task);
+  cpu::parallel_for(executor, plan.num_items(), attend_task);
+  cpu::parallel_for(executor, plan.num_merges(), merge_task);
 
   const std::int64_t expected = plan.problem.num_tokens() * plan.problem.num_q_heads;
   if (rows_written != expected)
