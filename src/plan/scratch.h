@@ -12,15 +12,15 @@ inline std::int64_t padded_dim(std::int64_t head_dim) { return (head_dim + 15) /
 
 /// Offsets, in floats, of one thread's scratch.
 struct ThreadScratch {
-  std::int64_t query = 0;      ///< [score_rows][padded_dim]
-  std::int64_t acc = 0;        ///< [score_rows][padded_dim], this segment
-  std::int64_t total = 0;      ///< [score_rows][padded_dim], segments folded so far
-  std::int64_t rows_kv = 0;    ///< [tile_kv][padded_dim], K rows as converted
-  std::int64_t k_columns = 0;  ///< [padded_dim][tile_kv], K transposed
-  std::int64_t v_rows = 0;     ///< [tile_kv][padded_dim]
-  std::int64_t scores = 0;     ///< [score_rows][tile_kv]
-  std::int64_t states = 0;     ///< [score_rows] x 4: max and sum of this segment, then of the total
-  std::int64_t floats = 0;     ///< size of all of it
+  std::int64_t query = 0;    ///< [score_rows][padded_dim]
+  std::int64_t acc = 0;      ///< [score_rows][padded_dim], this segment
+  std::int64_t total = 0;    ///< [score_rows][padded_dim], segments folded so far
+  std::int64_t staging = 0;  ///< [16][padded_dim], rows as converted, on their way into a panel
+  std::int64_t k_panel = 0;  ///< [tile_kv x padded_dim], src/backend/cpu/panels.h
+  std::int64_t v_panel = 0;  ///< [tile_kv x padded_dim]
+  std::int64_t scores = 0;   ///< [score_rows][tile_kv]
+  std::int64_t states = 0;   ///< [score_rows] x 4: max and sum of this segment, then of the total
+  std::int64_t floats = 0;   ///< size of all of it
 };
 
 inline ThreadScratch thread_scratch(const Plan& plan) {
@@ -35,9 +35,9 @@ inline ThreadScratch thread_scratch(const Plan& plan) {
   s.query = take(rows * dim);
   s.acc = take(rows * dim);
   s.total = take(rows * dim);
-  s.rows_kv = take(plan.tile_kv * dim);
-  s.k_columns = take(plan.tile_kv * dim);
-  s.v_rows = take(plan.tile_kv * dim);
+  s.staging = take(16 * dim);
+  s.k_panel = take(plan.tile_kv * dim);
+  s.v_panel = take(plan.tile_kv * dim);
   s.scores = take(rows * plan.tile_kv);
   s.states = take(rows * 4);
   return s;

@@ -6,26 +6,33 @@
 
 #include "plan/balance.h"
 #include "plan/heaviest_first.h"
+#include "plan/scratch.h"
 #include "semantics/visible_range.h"
 
 namespace quire {
 namespace plan_detail {
 namespace {
 
-// Score rows (query rows x heads of the group) per tile: enough to amortise converting a K/V tile to f32, small enough that
-// Q, the accumulators and the tile stay in 1 MiB of L2 up to head_dim 256.
-constexpr std::int64_t kScoreRows = 128;
-constexpr std::int64_t kTileKv = 64;
+constexpr std::int64_t kTileKv = 128;
 constexpr std::int64_t kSplitKeys = 1024;  // a multiple of kTileKv
 // Up to here reading the cache in place wins: its value vectors are converted once per 4 rows instead of once.
 constexpr std::int64_t kDirectRows = 8;
+
+/// Score rows (query rows x heads of the group) per tile: as many as fill half of L2 with their queries, accumulators and totals,
+/// beside the K and V panels of a tile. More rows share the packing of a tile; 256 leave little of it.
+std::int64_t score_rows(std::int64_t head_dim, std::int64_t l2_bytes) {
+  const std::int64_t dim = padded_dim(head_dim);
+  const std::int64_t panels = 2 * kTileKv * dim, row = 3 * dim;
+  const std::int64_t fit = (l2_bytes / 2 / static_cast<std::int64_t>(sizeof(float)) - panels) / row;
+  return std::clamp<std::int64_t>(fit / 16 * 16, 64, 256);
+}
 
 void choose_shapes(Plan& plan) {
   plan.tile_kv = kTileKv;
   plan.split_keys = kSplitKeys;
   // Both paths are deterministic; a row's bits may differ between them, and which one it takes depends on its chunk.
   plan.direct_rows = plan.batch_invariant ? 0 : kDirectRows;
-  plan.tile_q = std::max<std::int64_t>(1, kScoreRows / plan.problem.group());
+  plan.tile_q = std::max<std::int64_t>(1, score_rows(plan.problem.head_dim, plan.device.l2_bytes) / plan.problem.group());
 }
 
 /// Keys that any row of the tile sees.

@@ -18,100 +18,10 @@
 #include "backend/cpu/item_view.h"
 #include "backend/cpu/planted.h"
 #include "backend/cpu/softmax_row.h"
+#include "backend/cpu/tile_path.h"
 
 namespace quire::cpu {
 namespace {
-
-// ---- S = Q K^T ---------------------------------------------------------------------------------------------------------
-
-/// kRows score rows x kCols vectors of keys; one fused multiply-add chain over d for each score, whatever the block shape.
-template <class V, int kRows, int kCols>
-void score_block(const float* query, std::int64_t stride, const float* columns, std::int64_t tile_kv, std::int64_t head_dim,
-                 float* scores) {
-  typename V::Reg sum[kRows][kCols];
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kCols; ++c) sum[r][c] = V::set1(0.0f);
-  for (std::int64_t d = 0; d < head_dim; ++d) {
-    if (QUIRE_PLANTED(query_tail_dims_dropped) && d >= head_dim / 16 * 16) break;
-    typename V::Reg k[kCols];
-    for (int c = 0; c < kCols; ++c) k[c] = V::load(columns + d * tile_kv + c * V::kWidth);
-    for (int r = 0; r < kRows; ++r) {
-      const typename V::Reg q = V::set1(query[r * stride + d]);
-      for (int c = 0; c < kCols; ++c) sum[r][c] = V::fma(q, k[c], sum[r][c]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kCols; ++c) V::store(scores + r * tile_kv + c * V::kWidth, sum[r][c]);
-}
-
-using ScoreBlock = void (*)(const float*, std::int64_t, const float*, std::int64_t, std::int64_t, float*);
-
-/// All rows against the keys [keys.begin, keys.end) of the tile, rounded outwards to whole vectors.
-template <class V>
-void score_tile(const ItemView& v, TileKeys keys) {
-  const std::int64_t first = keys.begin / V::kWidth * V::kWidth;
-  for (std::int64_t j = first; j < keys.end;) {
-    const bool wide = j + V::kCols * V::kWidth <= v.tile_kv && j + (V::kCols - 1) * V::kWidth < keys.end;
-    const ScoreBlock many = wide ? score_block<V, V::kRows, V::kCols> : score_block<V, V::kRows, 1>;
-    const ScoreBlock one = wide ? score_block<V, 1, V::kCols> : score_block<V, 1, 1>;
-    std::int64_t m = 0;
-    for (; m + V::kRows <= v.num_rows; m += V::kRows)
-      many(v.query + m * v.stride, v.stride, v.k_columns + j, v.tile_kv, v.args.head_dim, v.scores + m * v.tile_kv + j);
-    for (; m < v.num_rows; ++m)
-      one(v.query + m * v.stride, v.stride, v.k_columns + j, v.tile_kv, v.args.head_dim, v.scores + m * v.tile_kv + j);
-    j += wide ? V::kCols * V::kWidth : V::kWidth;
-  }
-}
-
-// ---- acc = acc * correction + P V -----------------------------------------------------------------------------------------
-
-template <class V, int kRows, int kCols>
-void accumulate_block(float* acc, std::int64_t stride, const float* probs, std::int64_t tile_kv, const float* values,
-                      TileKeys keys, const float* corrections) {
-  typename V::Reg sum[kRows][kCols];
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kCols; ++c) sum[r][c] = V::mul(V::load(acc + r * stride + c * V::kWidth), V::set1(corrections[r]));
-  if (QUIRE_PLANTED(masked_keys_multiplied)) keys.end = (keys.end + V::kWidth - 1) / V::kWidth * V::kWidth;
-  for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-    typename V::Reg x[kCols];
-    for (int c = 0; c < kCols; ++c) x[c] = V::load(values + j * stride + c * V::kWidth);
-    for (int r = 0; r < kRows; ++r) {
-      const typename V::Reg p = V::set1(probs[r * tile_kv + j]);
-      for (int c = 0; c < kCols; ++c) sum[r][c] = V::fma(p, x[c], sum[r][c]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kCols; ++c) V::store(acc + r * stride + c * V::kWidth, sum[r][c]);
-}
-
-/// kRows rows that see the same keys. Keys that a row does not see are never multiplied: 0 * NaN would be NaN.
-template <class V, int kRows>
-void accumulate_rows(const ItemView& v, std::int64_t m, TileKeys keys, const float* corrections) {
-  constexpr int kStep = V::kCols * V::kWidth;
-  std::int64_t d = 0;
-  for (; d + kStep <= v.stride; d += kStep)
-    accumulate_block<V, kRows, V::kCols>(v.acc + m * v.stride + d, v.stride, v.scores + m * v.tile_kv, v.tile_kv, v.v_rows + d,
-                                         keys, corrections);
-  for (; d < v.stride; d += V::kWidth)
-    accumulate_block<V, kRows, 1>(v.acc + m * v.stride + d, v.stride, v.scores + m * v.tile_kv, v.tile_kv, v.v_rows + d, keys,
-                                  corrections);
-}
-
-// ---- one tile, one segment -------------------------------------------------------------------------------------------------
-
-/// Loads K and V of keys [begin, end) of the tile that starts at tile_begin.
-template <class V>
-void load_tile(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, std::int64_t end) {
-  const AttendArgs& a = v.args;
-  const std::int64_t head = v.item.kv_head;
-  const float k_scale = a.k_scale != nullptr ? a.k_scale[head * a.k_scale_stride] : 1.0f;
-  const float v_scale = a.v_scale != nullptr ? a.v_scale[head * a.v_scale_stride] : 1.0f;
-  const KvRows rows{v.item.req, QUIRE_PLANTED(kv_head_always_zero) ? 0 : head};
-  load_rows<V>(v.rows_kv, a, rows, a.cache_k, a.key, k_scale, tile_begin, begin, end);
-  transpose_keys<V>(v.k_columns, v.rows_kv, v.tile_kv, v.stride, begin - tile_begin, end - tile_begin);
-  if (QUIRE_PLANTED(stale_value_tile) && tile_begin != 0) return;
-  load_rows<V>(v.v_rows, a, rows, a.cache_v, a.value, v_scale, tile_begin, begin, end);
-}
 
 /// Scores of keys [begin, end) of a tile -> probabilities -> accumulators. accumulate(m, count, keys, corrections): rows m .. m +
 /// count see the same keys.
@@ -126,29 +36,12 @@ void fold_tile(const ItemView& v, std::int64_t begin, std::int64_t end, const se
     std::int64_t alike = 0;  // rows from m on that see the same keys
     while (alike < block && v.keys(m + alike, tile_begin, begin, end) == keys) ++alike;
     for (std::int64_t r = 0; r < alike && !keys.empty(); ++r) {
-      const float slope =
-          v.args.alibi_slopes != nullptr
-              ? v.args
-                    .alibi_slopes[(QUIRE_PLANTED(alibi_slope_of_kv_head) ? v.item.kv_head : v.head(m + r)) * v.args.alibi_stride]
-              : 0.0f;
-      const std::int64_t origin = QUIRE_PLANTED(alibi_origin_shifted) ? v.context_len : v.q_pos(m + r);
-      corrections[r] = softmax_row<V>(v.scores + (m + r) * v.tile_kv, keys, params, slope, tile_begin - origin, v.states[m + r]);
+      corrections[r] = softmax_row<V>(v.scores + (m + r) * v.tile_kv, keys, params, v.slope(m + r),
+                                      tile_begin - v.alibi_origin(m + r), v.states[m + r]);
     }
     if (!keys.empty()) accumulate(m, alike, keys, corrections);
     m += alike;
   }
-}
-
-/// Absorbs keys [begin, end), which lie in one tile, into acc and states.
-template <class V>
-void absorb_tile(const ItemView& v, std::int64_t begin, std::int64_t end) {
-  const std::int64_t tile_begin = begin / v.tile_kv * v.tile_kv;
-  load_tile<V>(v, tile_begin, begin, end);
-  score_tile<V>(v, {begin - tile_begin, end - tile_begin});
-  fold_tile<V>(v, begin, end, v.args.score, [&v](std::int64_t m, std::int64_t count, TileKeys keys, const float* corrections) {
-    if (count == V::kRows) return accumulate_rows<V, V::kRows>(v, m, keys, corrections);
-    for (std::int64_t r = 0; r < count; ++r) accumulate_rows<V, 1>(v, m + r, keys, corrections + r);
-  });
 }
 
 /// The same by attend_direct.h: keys [begin, end) lie in `rows`, what follows in `next`.

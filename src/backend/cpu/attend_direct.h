@@ -10,12 +10,11 @@
 #include <cstdint>
 
 #include "backend/cpu/attend_args.h"
+#include "backend/cpu/item_view.h"
 #include "backend/cpu/planted.h"
 
 namespace quire::cpu {
 namespace {
-
-constexpr std::int64_t kMaxTileKv = 64;  // plan.tile_kv never exceeds it
 
 /// Where the K and V rows of a tile's keys lie, as addresses. Only the visible ones are set.
 struct TileRows {

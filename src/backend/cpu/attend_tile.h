@@ -1,4 +1,4 @@
-// Bringing a tile of keys or values from the cache (or from this step's rows) into f32 scratch, whatever its type and layout.
+// Stage: attend. One row of the cache (or of this step's rows) as f32, whatever its type and layout; and which rows a tile holds.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,8 @@
 #include "backend/cpu/attend_args.h"
 #include "backend/cpu/planted.h"
 
-// Anonymous on purpose, here and in attend_body.h: each instruction-set unit must keep its own copy of every function.
+// Anonymous on purpose, in every header that a kernel includes: each instruction-set unit must keep its own copy of every
+// function.
 namespace quire::cpu {
 namespace {
 
@@ -51,11 +52,11 @@ struct KvRows {
   std::int64_t kv_head = 0;
 };
 
-/// Rows of positions [begin, end) into dst + (position - tile_begin) * args.stride. Positions below cached_len come from the
-/// page, later ones from this step's `fresh` rows (unscaled). Nothing outside [begin, end) is touched, tables included.
-template <class V>
-void load_rows(float* dst, const AttendArgs& args, const KvRows& rows, const RowSource& cache, const RowSource& fresh,
-               float scale, std::int64_t tile_begin, std::int64_t begin, std::int64_t end) {
+/// Calls visit(position, source, offset, fresh) for positions [begin, end): where the row lies, `offset` in elements of `source`.
+/// Positions below cached_len are in the cache, later ones in this step's `fresh` rows. Touches no table entry outside.
+template <class Visit>
+void for_each_row(const AttendArgs& args, const KvRows& rows, const RowSource& cache, const RowSource& fresh, std::int64_t begin,
+                  std::int64_t end, Visit&& visit) {
   const Request& req = args.reqs[rows.req];
   const std::int64_t cached_end = end < req.cached_len ? end : req.cached_len;
   const semantics::IndexView pages =
@@ -65,28 +66,11 @@ void load_rows(float* dst, const AttendArgs& args, const KvRows& rows, const Row
                                  if (QUIRE_PLANTED(pages_shifted_by_one) && position >= args.page_size)
                                    page = pages[position / args.page_size - 1];
                                  for (std::int64_t i = 0; i < count; ++i)
-                                   load_row<V>(dst + (position + i - tile_begin) * args.stride, cache,
-                                               cache.strides.row(page, rows.kv_head, offset + i), args, scale);
+                                   visit(position + i, cache, cache.strides.row(page, rows.kv_head, offset + i), false);
                                });
   const std::int64_t first_token = args.query_start_loc[rows.req] - req.context_len;
   for (std::int64_t p = begin > cached_end ? begin : cached_end; p < end; ++p)
-    load_row<V>(dst + (p - tile_begin) * args.stride, fresh, fresh.strides.row(0, rows.kv_head, first_token + p), args,
-                QUIRE_PLANTED(scales_on_new_rows) ? scale : 1.0f);
-}
-
-/// columns[d][j] = rows[j][d] for the vectors of keys that cover [begin, end); keys outside are zero, not stale.
-template <class V>
-void transpose_keys(float* columns, float* rows, std::int64_t tile_kv, std::int64_t stride, std::int64_t begin,
-                    std::int64_t end) {
-  const std::int64_t first = begin / V::kWidth * V::kWidth;
-  const std::int64_t last = (end + V::kWidth - 1) / V::kWidth * V::kWidth;
-  for (std::int64_t j = first; j < last; ++j) {
-    if (j >= begin && j < end) continue;
-    for (std::int64_t d = 0; d < stride; ++d) rows[j * stride + d] = 0.0f;
-  }
-  for (std::int64_t j = first; j < last; j += V::kWidth)
-    for (std::int64_t d = 0; d < stride; d += V::kWidth)
-      V::transpose(rows + j * stride + d, stride, columns + d * tile_kv + j, tile_kv);
+    visit(p, fresh, fresh.strides.row(0, rows.kv_head, first_token + p), true);
 }
 
 }  // namespace

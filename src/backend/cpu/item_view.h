@@ -21,6 +21,8 @@ inline bool takes_direct_path(const AttendArgs& a, std::int64_t num_rows, int wi
          whole(a.value);
 }
 
+constexpr std::int64_t kMaxTileKv = 128;  // plan.tile_kv never exceeds it
+
 /// Half-open range of key indices within a tile.
 struct TileKeys {
   std::int64_t begin = 0;
@@ -34,7 +36,7 @@ struct ItemView {
   const AttendArgs& args;
   const WorkItem& item;
   std::int64_t group, stride, tile_kv, num_rows, context_len, first_token;
-  float *query, *acc, *total, *rows_kv, *k_columns, *v_rows, *scores;
+  float *query, *acc, *total, *staging, *k_panel, *v_panel, *scores;
   SoftmaxState *states, *totals;
   bool direct;  ///< attend_direct.h instead of tiles in scratch
 
@@ -49,9 +51,9 @@ struct ItemView {
     query = scratch + at.query;
     acc = scratch + at.acc;
     total = scratch + at.total;
-    rows_kv = scratch + at.rows_kv;
-    k_columns = scratch + at.k_columns;
-    v_rows = scratch + at.v_rows;
+    staging = scratch + at.staging;
+    k_panel = scratch + at.k_panel;
+    v_panel = scratch + at.v_panel;
     scores = scratch + at.scores;
     states = reinterpret_cast<SoftmaxState*>(scratch + at.states);
     totals = states + num_rows;
@@ -60,6 +62,13 @@ struct ItemView {
   std::int64_t head(std::int64_t m) const { return item.kv_head * group + m % group; }
   std::int64_t token(std::int64_t m) const { return first_token + m / group; }
   std::int64_t q_pos(std::int64_t m) const { return context_len + item.row_begin + m / group; }
+  /// ALiBi slope of row m's head, 0 without.
+  float slope(std::int64_t m) const {
+    if (args.alibi_slopes == nullptr) return 0.0f;
+    return args.alibi_slopes[(QUIRE_PLANTED(alibi_slope_of_kv_head) ? item.kv_head : head(m)) * args.alibi_stride];
+  }
+  /// The position from which row m's ALiBi distances count: its own.
+  std::int64_t alibi_origin(std::int64_t m) const { return QUIRE_PLANTED(alibi_origin_shifted) ? context_len : q_pos(m); }
   /// Keys of [first, last) that row m sees, relative to tile_begin.
   TileKeys keys(std::int64_t m, std::int64_t tile_begin, std::int64_t first, std::int64_t last) const {
     semantics::KeyRange seen = semantics::visible_range(q_pos(m), args.window);

@@ -11,7 +11,7 @@ namespace quire::cpu {
 
 struct Avx2Simd {
   static constexpr int kWidth = 8;
-  static constexpr int kRows = 4;  // 4 x 2 accumulators + 3 operands fit the 16 registers
+  static constexpr int kRows = 6;  // 6 x 2 accumulators + 3 operands fit the 16 registers
   static constexpr int kCols = 2;
 
   using Reg = __m256;
@@ -71,6 +71,7 @@ struct Avx2Simd {
   static Reg zero_below(Reg x, float limit, Reg value) {
     return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_NLT_UQ), value);
   }
+  static float lowest(Reg a) { return _mm256_cvtss_f32(a); }
   static float reduce_max(Reg a) {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));

@@ -11,7 +11,7 @@ namespace quire::cpu {
 
 struct Avx512Simd {
   static constexpr int kWidth = 16;
-  static constexpr int kRows = 4;  // 4 x 4 accumulators + 4 operands fit the 32 registers and hide the FMA latency of 4
+  static constexpr int kRows = 6;  // 6 x 4 accumulators + 5 operands fit the 32 registers; 6 loads feed 24 multiply-adds
   static constexpr int kCols = 4;
 
   using Reg = __m512;
@@ -66,6 +66,7 @@ struct Avx512Simd {
   static Reg zero_below(Reg x, float limit, Reg value) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), value);
   }
+  static float lowest(Reg a) { return _mm512_cvtss_f32(a); }
   static float reduce_max(Reg a) { return _mm512_reduce_max_ps(a); }
   static float reduce_add(Reg a) { return _mm512_reduce_add_ps(a); }
   /// to[i] = sum of the lanes of the i-th register.

@@ -3,22 +3,23 @@
 
 namespace quire::cpu {
 
-/// exp(x) for x <= 88; exactly 0 below -87.34 (no denormals), NaN stays NaN. Relative error below 2 ulp.
+/// exp(x) for x <= 88; exactly 0 below -87.34 (no denormals), exactly 1 at 0, NaN stays NaN. Relative error below 2 ulp.
 ///
-/// Cody-Waite reduction x = n ln 2 + r, |r| <= ln 2 / 2, then the minimax polynomial of Cephes expf (Moshier), degree 6 in r.
+/// exp(x) = 2^n 2^r with n = round(x log2 e) and |r| <= 1/2. r is formed with log2 e in two parts (Cody & Waite), so that it is
+/// as exact far from 0 as near it; 2^r is Cephes' exp2f polynomial (Moshier), of degree 6 with value 1 at 0.
 template <class V>
 inline __attribute__((always_inline)) typename V::Reg exp_by_polynomial(typename V::Reg x) {
   using Reg = typename V::Reg;
-  const Reg n = V::round(V::mul(x, V::set1(1.44269504088896341f)));
-  Reg r = V::fma(n, V::set1(-0.693359375f), x);
-  r = V::fma(n, V::set1(2.12194440e-4f), r);
-  Reg p = V::set1(1.9875691500e-4f);
-  p = V::fma(p, r, V::set1(1.3981999507e-3f));
-  p = V::fma(p, r, V::set1(8.3334519073e-3f));
-  p = V::fma(p, r, V::set1(4.1665795894e-2f));
-  p = V::fma(p, r, V::set1(1.6666665459e-1f));
-  p = V::fma(p, r, V::set1(5.0000001201e-1f));
-  p = V::fma(p, V::mul(r, r), V::add(r, V::set1(1.0f)));
+  const Reg n = V::round(V::mul(x, V::set1(1.44269502f)));
+  Reg r = V::fma(x, V::set1(1.44269502f), V::sub(V::set1(0.0f), n));
+  r = V::fma(x, V::set1(1.925963033e-8f), r);
+  Reg p = V::set1(1.535336188e-4f);
+  p = V::fma(p, r, V::set1(1.339887440e-3f));
+  p = V::fma(p, r, V::set1(9.618437357e-3f));
+  p = V::fma(p, r, V::set1(5.550332471e-2f));
+  p = V::fma(p, r, V::set1(2.402264791e-1f));
+  p = V::fma(p, r, V::set1(6.931472029e-1f));
+  p = V::fma(p, r, V::set1(1.0f));
   return V::zero_below(x, -87.3365f, V::times_power_of_two(p, n));
 }
 

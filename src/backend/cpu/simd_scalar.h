@@ -81,6 +81,8 @@ struct ScalarSimd {
   static Reg keep(Reg a, int first, int begin, int end, Reg other) {
     return make([&](int i) { return first + i >= begin && first + i < end ? a.v[i] : other.v[i]; });
   }
+  /// Lane 0.
+  static float lowest(Reg a) { return a.v[0]; }
   static float reduce_max(Reg a) {
     float m = a.v[0];
     for (float x : a.v) m = x > m ? x : m;

@@ -1,0 +1,100 @@
+// Stage: attend. A tile of keys and values as panels: the right-hand sides of the two products, contiguous in the order of their
+// use.
+//
+//   K: [key block of kCols vectors][head_dim][keys of the block]     S = Q K^T walks head_dim, lanes are keys
+//   V: [dim block][key][dims of the block]                           acc += P V walks keys, lanes are dims
+//
+// A tile is packed once for all score rows of the item. A key whose values are not all finite is set aside: its row in the V
+// panels is zero, so that rows which do not see it may multiply it by weight 0; rows that see it add it afterwards.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/attend_tile.h"
+#include "backend/cpu/item_view.h"
+#include "backend/cpu/planted.h"
+
+namespace quire::cpu {
+namespace {
+
+/// Keys of one tile whose value rows were set aside, relative to the tile, in order.
+struct SetAside {
+  std::int64_t keys[kMaxTileKv];
+  std::int64_t count = 0;
+};
+
+inline float scale_of_head(const float* scales, std::int64_t stride, std::int64_t head) {
+  return scales != nullptr ? scales[head * stride] : 1.0f;
+}
+
+inline KvRows kv_rows(const ItemView& v) { return {v.item.req, QUIRE_PLANTED(kv_head_always_zero) ? 0 : v.item.kv_head}; }
+
+/// Vectors in the dim block that starts `left` vectors before the end of a row: kCols, at the end of a row 2 or 1.
+template <class V>
+constexpr int block_vectors(std::int64_t left) {
+  return left >= V::kCols ? V::kCols : left >= 2 ? 2 : 1;
+}
+
+/// Keys [begin, end) of the tile that starts at tile_begin into the K panels; keys beside them in the same vector become zero.
+template <class V>
+void pack_keys(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, std::int64_t end) {
+  const AttendArgs& a = v.args;
+  const float scale = scale_of_head(a.k_scale, a.k_scale_stride, v.item.kv_head);
+  constexpr std::int64_t kBlock = V::kCols * V::kWidth;
+  const auto transpose_vector = [&](std::int64_t first) {  // the kWidth keys from `first` on, relative to the tile
+    float* panel = v.k_panel + first / kBlock * kBlock * v.stride + first % kBlock;
+    for (std::int64_t d = 0; d < v.stride; d += V::kWidth) V::transpose(v.staging + d, v.stride, panel + d * kBlock, kBlock);
+  };
+  const auto clear = [&](std::int64_t from, std::int64_t to) {  // rows of the staging block
+    for (std::int64_t i = from * v.stride; i < to * v.stride; ++i) v.staging[i] = 0.0f;
+  };
+  clear(0, (begin - tile_begin) % V::kWidth);
+  for_each_row(a, kv_rows(v), a.cache_k, a.key, begin, end,
+               [&](std::int64_t position, const RowSource& source, std::int64_t offset, bool fresh) {
+                 const std::int64_t j = position - tile_begin, lane = j % V::kWidth;
+                 load_row<V>(v.staging + lane * v.stride, source, offset, a,
+                             fresh && !QUIRE_PLANTED(scales_on_new_rows) ? 1.0f : scale);
+                 if (lane + 1 == V::kWidth) transpose_vector(j - lane);
+               });
+  const std::int64_t rest = (end - tile_begin) % V::kWidth;
+  if (rest == 0) return;
+  clear(rest, V::kWidth);
+  transpose_vector(end - tile_begin - rest);
+}
+
+/// One value row as f32, zero-padded to the stride.
+template <class V>
+void load_value_row(const ItemView& v, float* to, const RowSource& source, std::int64_t offset, bool fresh) {
+  const float scale = scale_of_head(v.args.v_scale, v.args.v_scale_stride, v.item.kv_head);
+  load_row<V>(to, source, offset, v.args, fresh && !QUIRE_PLANTED(scales_on_new_rows) ? 1.0f : scale);
+}
+
+/// A value row into its place in the panels; false (and zeros there) if an element is not finite.
+template <class V>
+bool pack_value_row(const ItemView& v, const float* row, std::int64_t j) {
+  const std::int64_t vectors = v.stride / V::kWidth;
+  auto check = V::set1(0.0f);
+  for (std::int64_t d = 0; d < v.stride; d += V::kWidth) check = V::fma(V::load(row + d), V::set1(0.0f), check);
+  const bool finite = !V::any_nan(check) || QUIRE_PLANTED(masked_keys_multiplied);
+  for (std::int64_t c = 0; c < vectors;) {
+    const int wide = block_vectors<V>(vectors - c);
+    float* to = v.v_panel + c * V::kWidth * v.tile_kv + j * wide * V::kWidth;
+    for (int i = 0; i < wide; ++i, ++c) V::store(to + i * V::kWidth, finite ? V::load(row + c * V::kWidth) : V::set1(0.0f));
+  }
+  return finite;
+}
+
+/// Values of keys [begin, end) of the tile into the V panels.
+template <class V>
+void pack_values(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, std::int64_t end, SetAside& aside) {
+  aside.count = 0;
+  if (QUIRE_PLANTED(stale_value_tile) && tile_begin != 0) return;
+  for_each_row(v.args, kv_rows(v), v.args.cache_v, v.args.value, begin, end,
+               [&](std::int64_t position, const RowSource& source, std::int64_t offset, bool fresh) {
+                 load_value_row<V>(v, v.staging, source, offset, fresh);
+                 if (!pack_value_row<V>(v, v.staging, position - tile_begin)) aside.keys[aside.count++] = position - tile_begin;
+               });
+}
+
+}  // namespace
+}  // namespace quire::cpu
