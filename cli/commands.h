@@ -71,6 +71,26 @@ struct VerifyArgs {
 };
 Report run_verify(const VerifyArgs& args, const Terminal& terminal);
 
+struct BenchArgs {
+  Words input;                     ///< problem lines or one capture
+  std::vector<std::string> cases;  ///< case files
+  std::vector<std::string> captures;
+  std::vector<std::string> workloads;
+  std::vector<std::string> kernels;  ///< empty = the planned one
+  std::vector<int> threads;          ///< empty = 1 and all this process may use
+  bool batch_invariant = false;
+  double seconds = 2.0;
+  bool no_verify = false;
+  std::string save;
+};
+Report run_bench(const BenchArgs& args, const Terminal& terminal);
+
+struct BenchCompareArgs {
+  std::string before, after;
+  bool force = false;
+};
+Report run_bench_compare(const BenchCompareArgs& args);
+
 Report run_devices(const Terminal& terminal);
 Report run_kernels(const Terminal& terminal);
 /// All rules in one line each, or one rule in full.

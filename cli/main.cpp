@@ -43,6 +43,8 @@ struct Arguments {
   CaptureArgs capture;
   DiagnoseArgs diagnose;
   VerifyArgs verify;
+  BenchArgs bench;
+  BenchCompareArgs bench_compare;
   std::string rule;
 };
 
@@ -167,6 +169,37 @@ void add_verify(CLI::App& app, VerifyArgs& args) {
   command->add_option("--html", args.html, "write one self-contained page with pictures")->type_name("FILE");
 }
 
+void add_bench_compare(CLI::App* bench, BenchCompareArgs& args) {
+  CLI::App* command = bench->add_subcommand("compare", "Say what became faster or slower between two reports");
+  command->add_option("OLD", args.before, "what `quire bench --json` printed before")->required()->type_name("");
+  command->add_option("NEW", args.after, "and after")->required()->type_name("");
+  command->add_flag("--force", args.force, "compare reports of different machines all the same");
+}
+
+void add_bench(CLI::App& app, BenchArgs& args, BenchCompareArgs& compare) {
+  CLI::App* command = app.add_subcommand("bench", "Time kernels against the ceilings of this machine, and verify their output");
+  command->add_option("LINES|FILE", args.input, "problem lines, each in one quoted word; or the words of one; or a capture")
+      ->type_name("");
+  const auto several = [&](const char* name, std::vector<std::string>& into, const char* what, const char* type) {
+    command->add_option(name, into, what)->type_name(type)->allow_extra_args(false);
+  };
+  several("--cases", args.cases, "a file of problem lines; may be given again", "FILE");
+  several("--capture", args.captures, "a capture; may be given again", "FILE");
+  several("--workload", args.workloads, "W1 to W5, W1s to W5s (for two cores) or targets; may be given again", "NAME");
+  several("--kernel", args.kernels, "force this kernel; given again, they are timed in turns", "NAME");
+  command->add_option("--threads", args.threads, "threads (default: 1, and all this process may use); given again, in turns")
+      ->type_name("N")
+      ->allow_extra_args(false)
+      ->check(whole_number(4096));
+  command->add_flag("--batch-invariant", args.batch_invariant, "also time batch-invariant plans, in turns with the others");
+  command->add_option("--seconds", args.seconds, "about how long each result is timed (default: 2)")
+      ->type_name("S")
+      ->check(CLI::Range(0.001, 1e6));
+  command->add_flag("--no-verify", args.no_verify, "do not compare with the fp64 reference: faster, but nothing is proved");
+  command->add_option("--save", args.save, "also write the JSON of the report")->type_name("FILE");
+  add_bench_compare(command, compare);
+}
+
 void add_lists(CLI::App& app, Arguments& args) {
   app.add_subcommand("devices", "List this machine and the devices that can be pretended");
   app.add_subcommand("kernels", "List the kernels of this build in order of preference");
@@ -186,8 +219,11 @@ void build(CLI::App& app, Arguments& args) {
   add_capture(app, args.capture);
   add_diagnose(app, args.diagnose);
   add_verify(app, args.verify);
+  add_bench(app, args.bench, args.bench_compare);
   add_lists(app, args);
-  for (CLI::App* command : app.get_subcommands({})) {
+  std::vector<CLI::App*> commands = app.get_subcommands({});
+  commands.push_back(app.get_subcommand("bench")->get_subcommand("compare"));
+  for (CLI::App* command : commands) {
     command->add_flag("--json", args.json, "print one JSON object (schema: docs/cli.md)");
     command->footer(kCommandFooter);
   }
@@ -250,6 +286,8 @@ Report dispatch(const CLI::App& app, const Arguments& args, const Terminal& term
   if (command == "capture") return run_capture(args.capture, terminal);
   if (command == "diagnose") return run_diagnose(args.diagnose, terminal);
   if (command == "verify") return run_verify(args.verify, terminal);
+  if (command == "bench" && app.get_subcommand("bench")->got_subcommand("compare")) return run_bench_compare(args.bench_compare);
+  if (command == "bench") return run_bench(args.bench, terminal);
   if (command == "devices") return run_devices(terminal);
   if (command == "kernels") return run_kernels(terminal);
   return run_rules(args.rule, terminal);

@@ -16,3 +16,14 @@ endif()
 
 # The oracle's loops give the same bits for every vector width: no product may be contracted with a sum.
 set_source_files_properties(src/backend/reference/lanes.cpp PROPERTIES COMPILE_OPTIONS "-ffp-contract=off")
+
+# The ceilings of `quire bench`: a multiply and an add must become one instruction where there is one.
+set(QUIRE_CEILING_FLAGS -O3 -ffp-contract=fast)
+set_source_files_properties(src/bench/ceilings/generic.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_CEILING_FLAGS}")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set_source_files_properties(src/bench/ceilings/x86_avx2.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_CEILING_FLAGS};${QUIRE_AVX2_FLAGS}")
+  set_source_files_properties(src/bench/ceilings/x86_avx512.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_CEILING_FLAGS};${QUIRE_AVX512_FLAGS}")
+  set_source_files_properties(src/bench/ceilings/x86_bf16_dot.cpp PROPERTIES
+    COMPILE_OPTIONS "${QUIRE_CEILING_FLAGS};${QUIRE_AVX512_FLAGS};-mavx512bf16")
+  set_source_files_properties(src/bench/ceilings/x86_amx.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_CEILING_FLAGS};-mamx-tile;-mamx-bf16")
+endif()

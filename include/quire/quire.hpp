@@ -17,4 +17,5 @@
 #include "quire/diagnose.hpp"
 #include "quire/verify.hpp"
 #include "quire/report.hpp"
+#include "quire/bench.hpp"
 // clang-format on

@@ -14,7 +14,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const std::vector<std::string> kCommands = {"check",  "explain", "run",     "capture", "diagnose",
-                                            "verify", "devices", "kernels", "rules"};
+                                            "verify", "bench",   "devices", "kernels", "rules"};
 
 std::string docs_path() { return std::string(QUIRE_SOURCE_DIR) + "/docs/cli.md"; }
 
@@ -40,6 +40,8 @@ TEST(Help, DocsShowItWordForWord) {
     if (updating_goldens()) continue;
     EXPECT_EQ(documented, ran.out) << "docs/cli.md; QUIRE_UPDATE_GOLDENS=1 rewrites it";
   }
+  const std::string compare_help = quire({"bench", "compare", "--help"}).out;
+  const std::string compare_documented = swap_block(page, "bench compare", compare_help);
   const Ran ran = quire({"--help"});
   const std::string documented = swap_block(page, "quire", ran.out);
   if (updating_goldens()) {
@@ -47,6 +49,7 @@ TEST(Help, DocsShowItWordForWord) {
     return;
   }
   EXPECT_EQ(documented, ran.out);
+  EXPECT_EQ(compare_documented, compare_help);
 }
 
 TEST(Help, NamesEveryCommandAndExitCode) {

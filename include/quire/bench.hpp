@@ -1,0 +1,160 @@
+// How fast, as a fraction of what this machine can do: ceilings and kernels timed in one run, with verified outputs and
+// intervals.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "quire/problem.hpp"
+#include "quire/status.hpp"
+
+namespace quire {
+
+/// A median, and the interval that holds the true one with about 95 % confidence, between-block spread included.
+struct Interval {
+  double median = 0, low = 0, high = 0;
+  std::int64_t blocks = 0;  ///< each contributes its own median
+};
+
+/// The machine that a report is about. Reports of different machines cannot be compared.
+struct BenchMachine {
+  std::string cpu;                                        ///< model name
+  std::string features;                                   ///< "avx512bf16+amx_bf16"
+  int cores = 1;                                          ///< that this process may use
+  std::int64_t l1_bytes = 0, l2_bytes = 0, l3_bytes = 0;  ///< 0 = unknown
+  std::string compiler;
+  bool operator==(const BenchMachine&) const = default;
+};
+BenchMachine bench_machine();
+
+/// What a number of threads of this machine reached, each the best of several trials at the start and at the end of the run.
+struct Ceilings {
+  int threads = 1;
+  std::string loops;  ///< instruction set of the loops: generic, avx2 or avx512
+  /// Reading GB/s for a working set of so many bytes in all, front to back and in 4 KiB runs at random places.
+  struct Read {
+    std::int64_t bytes = 0;
+    double stream_gbs = 0, gather_gbs = 0;
+  };
+  std::vector<Read> reads;     ///< ascending; the last is far larger than the last-level cache, unless memory is short
+  double fma_gflops = 0;       ///< f32 multiply-adds
+  double bf16_dot_gflops = 0;  ///< VDPBF16PS; 0 = not on this machine
+  double amx_gflops = 0;       ///< TDPBF16PS; 0 = not on this machine, or not permitted
+  double ping_pong_ns = 0;     ///< a cache line from one core to another, one way; 0 with one thread
+  double drift = 0;            ///< largest relative difference between start and end, of all of the above
+};
+
+/// Least time that a problem can take on a machine with these ceilings: for every request the longer of reading its K and V once
+/// and computing 4 * head_dim * num_q_heads * visible pairs; summed over requests.
+struct Floor {
+  double seconds = 0;
+  double memory_seconds = 0;   ///< of requests that are bound by reading (decode)
+  double compute_seconds = 0;  ///< of requests that are bound by computing (prefill)
+  double read_gbs = 0;         ///< the ceilings that it was computed with
+  double compute_gflops = 0;
+  std::string compute;  ///< which one: "f32 FMA", "bf16 dot" or "bf16 AMX"
+};
+Floor floor_of(const Problem& problem, double read_gbs, double compute_gflops);
+
+/// One way to run a case. Variants of a case are timed in turns.
+struct BenchVariant {
+  std::string kernel;  ///< as asked for; empty = the planned one
+  int threads = 1;
+  bool batch_invariant = false;
+};
+
+struct BenchResult {
+  BenchVariant variant;
+  std::string status;  ///< ok, wrong, refused, or unverified (options.verify was false)
+  std::string reason;  ///< why it was refused, or what is wrong
+  std::string kernel;  ///< that served it
+  std::string plan;    ///< to_string(plan)
+  Interval seconds;    ///< of one attend()
+  std::string clock;   ///< "wall"; "thread cpu" where other processes disturbed too many calls of a single thread
+  std::int64_t calls = 0, disturbed = 0;  ///< calls timed; of these, not counted because the thread was off its core
+  double plan_seconds = 0;                ///< median of plan()
+  double gbs = 0, gflops = 0;             ///< kv_bytes and flops over the median
+  Floor floor;
+  double of_floor = 0;                             ///< floor.seconds / median: 1 is the speed of the machine
+  double of_gather = 0;                            ///< gbs over the page-gather ceiling
+  std::int64_t rows_compared = 0, rows_total = 0;  ///< tokens
+  double worst_ratio = 0;                          ///< largest |error| / tolerance against the fp64 reference
+  std::vector<double> block_seconds;               ///< the medians behind `seconds`
+};
+
+struct BenchCaseResult {
+  std::string name, line;  ///< where it is from, and the problem line
+  std::int64_t kv_bytes = 0;
+  double flops = 0;
+  std::int64_t copies = 1;             ///< of K and V, taken in turn from call to call
+  std::int64_t working_set_bytes = 0;  ///< visible bytes of all copies
+  std::vector<BenchResult> results;
+};
+
+/// A problem line, or the path of a capture.
+struct BenchInput {
+  std::string name;
+  std::string line;
+  std::string capture;
+};
+
+struct BenchOptions {
+  std::vector<std::string> kernels;  ///< by name; empty = the planned one
+  std::vector<int> threads;          ///< empty = 1 and all cores that this process may use
+  bool batch_invariant = false;      ///< also time batch-invariant plans, in turns with the others
+  double seconds = 2.0;              ///< about how long each result is timed
+  bool verify = true;
+  std::string commit;  ///< what was built, for the report
+  /// What is being done. Return false to stop: the report then holds the cases done so far.
+  std::function<bool(const std::string& what)> progress;
+};
+
+struct BenchReport {
+  bool ok = false;  ///< nothing is wrong, and at least one result was timed
+  BenchMachine machine;
+  std::vector<Ceilings> ceilings;
+  std::vector<BenchCaseResult> cases;
+  std::string text;  ///< the complete report for a terminal
+  std::string json;  ///< the same as JSON (docs/bench.md)
+};
+
+/// Measures the ceilings, times every case in every variant, verifies what was timed, and measures the ceilings again.
+///
+/// K and V are read from memory of 2 MiB pages where the system grants them. A case of more than min(16 MiB, half the last-level
+/// cache) is run on enough copies, in turn, that no call finds the copy of the one before in a cache; a smaller one is measured
+/// in cache, against the ceiling of a working set of its size. Errors: the status of an input that cannot be read or made.
+Result<BenchReport> bench(std::span<const BenchInput> inputs, const BenchOptions& options = {});
+
+/// Standing workloads W1 .. W5 and W1s .. W5s (scaled to two cores), and "targets": names and their inputs (bench/cases).
+std::vector<std::string> workload_names();
+/// invalid_argument, with the names, for an unknown one.
+Result<std::vector<BenchInput>> workload(std::string_view name);
+
+/// How one result of the new report relates to the old one.
+struct BenchChange {
+  std::string name, line;
+  BenchVariant variant;
+  double ratio = 1;          ///< new median time / old median time
+  double low = 1, high = 1;  ///< what the intervals allow it to be
+  std::string verdict;       ///< SAME, FAST, SLOW, AMBIGUOUS
+  std::string reason;
+};
+struct BenchComparison {
+  std::vector<BenchChange> changes;
+  std::int64_t only_old = 0, only_new = 0;  ///< results without a counterpart
+  std::string text;
+  std::string json;
+};
+/// Compares two reports by JSON, result by result.
+///
+/// FAST and SLOW: the intervals do not overlap and the medians differ by at least 2 %, and the machine's own ceiling did not move
+/// along. SAME: less than 2 %, and the intervals allow no more than 5 %. Everything else is AMBIGUOUS. Reports of different
+/// machines are refused (invalid_argument, with what differs) unless `force`; parse_error for what is no report.
+Result<BenchComparison> compare_bench(std::string_view old_json, std::string_view new_json, bool force = false);
+
+}  // namespace quire

@@ -1,0 +1,120 @@
+// bench(): ceilings, cases, ceilings again.
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include <fmt/format.h>
+
+#include "bench/ceilings/measure.h"
+#include "bench/driver.h"
+#include "bench/report.h"
+#include "quire/bench.hpp"
+
+namespace quire {
+namespace {
+
+using benchmark::Entry;
+
+/// Thread counts of the variants, each once, ascending.
+std::vector<int> thread_counts(const std::vector<BenchVariant>& variants) {
+  std::vector<int> counts = {1};
+  for (const BenchVariant& v : variants) counts.push_back(v.threads);
+  std::sort(counts.begin(), counts.end());
+  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
+  return counts;
+}
+
+Result<std::vector<Entry>> entries_of(std::span<const BenchInput> inputs, std::int64_t l3_bytes, std::int64_t cold) {
+  std::vector<Entry> entries;
+  for (const BenchInput& input : inputs) {
+    Result<Entry> entry = benchmark::entry_of(input, l3_bytes, cold);
+    if (!entry.ok()) return entry.status();
+    entries.push_back(std::move(entry).value());
+  }
+  return entries;
+}
+
+/// Measures at the start and at the end; the memory lives for the whole run.
+class CeilingRun {
+ public:
+  CeilingRun(std::vector<int> counts, const std::vector<Entry>& entries, std::int64_t cold)
+      : counts_(std::move(counts)), memory_(room_for(cold)) {
+    std::vector<std::int64_t> sets;
+    for (const Entry& entry : entries) sets.push_back(entry.working_set());
+    rungs_ = benchmark::rungs_for(sets, memory_.size());
+    if (memory_.data() != nullptr)
+      std::memset(memory_.data(), 1, static_cast<std::size_t>(memory_.size()));  // else all zero page
+  }
+  bool ok() const { return memory_.data() != nullptr; }
+
+  std::vector<Ceilings> measure() const {
+    std::vector<Ceilings> all;
+    for (const int threads : counts_) all.push_back(benchmark::measure_ceilings(threads, rungs_, memory_));
+    return all;
+  }
+
+ private:
+  static std::int64_t room_for(std::int64_t cold) { return std::min(cold, benchmark::available_memory() / 4); }
+
+  std::vector<int> counts_;
+  benchmark::Memory memory_;
+  std::vector<std::int64_t> rungs_;
+};
+
+bool good(const BenchCaseResult& c) {
+  return std::none_of(c.results.begin(), c.results.end(), [](const BenchResult& r) { return r.status == "wrong"; });
+}
+bool timed(const BenchCaseResult& c) {
+  return std::any_of(c.results.begin(), c.results.end(), [](const BenchResult& r) { return r.status != "refused"; });
+}
+
+Result<BenchReport> run(std::span<const BenchInput> inputs, const BenchOptions& options) {
+  BenchReport report;
+  report.machine = bench_machine();
+  const std::int64_t cold = benchmark::cold_bytes(report.machine);
+  const Result<std::vector<Entry>> entries = entries_of(inputs, report.machine.l3_bytes, cold);
+  if (!entries.ok()) return entries.status();
+  bool stopped = false;
+  const auto say = [&](const std::string& what) {
+    stopped = stopped || (options.progress && !options.progress(what));
+    return !stopped;
+  };
+  const std::vector<BenchVariant> variants = benchmark::variants_of(options, report.machine.cores);
+  (void)say("measuring the machine's ceilings");
+  const CeilingRun ceilings(thread_counts(variants), entries.value(), cold);
+  if (!ceilings.ok()) return Status(Code::out_of_memory, "bench: not enough memory to measure the machine's ceilings");
+  const std::vector<Ceilings> at_start = ceilings.measure();
+  for (std::size_t i = 0; i < entries->size() && !stopped; ++i) {
+    const std::string place = fmt::format("case {} of {}", i + 1, entries->size());
+    Result<BenchCaseResult> result = benchmark::run_case(entries.value()[i], variants, options,
+                                                         [&](const std::string& what) { return say(place + ": " + what); });
+    if (!result.ok()) return result.status();
+    if (!stopped) report.cases.push_back(std::move(result).value());
+  }
+  (void)say("measuring the machine's ceilings again");
+  const std::vector<Ceilings> at_end = ceilings.measure();
+  for (std::size_t i = 0; i < at_start.size(); ++i) report.ceilings.push_back(benchmark::better_of(at_start[i], at_end[i]));
+  for (std::size_t i = 0; i < report.cases.size(); ++i)
+    benchmark::finish(report.cases[i], entries.value()[i].problem, report.ceilings);
+  report.ok =
+      std::all_of(report.cases.begin(), report.cases.end(), good) && std::any_of(report.cases.begin(), report.cases.end(), timed);
+  report.text = benchmark::text_of(report);
+  report.json = benchmark::json_of(report, options);
+  return report;
+}
+
+}  // namespace
+
+Result<BenchReport> bench(std::span<const BenchInput> inputs, const BenchOptions& options) {
+  if (!(options.seconds > 0)) return Status(Code::invalid_argument, "bench: seconds must be > 0");
+  for (const int threads : options.threads)
+    if (threads < 1 || threads > 4096)
+      return Status(Code::invalid_argument, fmt::format("bench: {} threads: expected 1 to 4096", threads));
+  try {
+    return run(inputs, options);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::out_of_memory, "bench: not enough memory");
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,15 @@
+// Instantiates the ceiling loops for AVX-512.
+#if defined(__x86_64__)
+
+#include "bench/ceilings/loops_body.h"
+
+namespace quire::benchmark {
+
+const Loops& avx512_loops() {
+  static constexpr Loops kLoops = loops_of<64>("avx512");
+  return kLoops;
+}
+
+}  // namespace quire::benchmark
+
+#endif

@@ -1,0 +1,25 @@
+// How long something took, and whether the thread had its core for all of that time.
+#pragma once
+
+#include <cstdint>
+
+namespace quire::benchmark {
+
+/// Time since some moment: the wall's, this thread's and this process's.
+struct Moment {
+  double wall = 0, thread_cpu = 0, process_cpu = 0;
+  std::int64_t preemptions = 0;  ///< involuntary context switches of the process
+
+  static Moment begin();
+  static Moment end();
+};
+
+/// One timed sample of one or several equal calls.
+struct Sample {
+  double seconds = 0;      ///< wall time of one call
+  double cpu_seconds = 0;  ///< the calling thread's
+  bool disturbed = false;  ///< something else ran on one of its cores
+};
+Sample sample_between(const Moment& begin, const Moment& end, std::int64_t calls, int threads);
+
+}  // namespace quire::benchmark

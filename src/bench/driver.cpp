@@ -1,0 +1,165 @@
+// See driver.h.
+#include "bench/driver.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "bench/ceilings/measure.h"
+#include "bench/floors.h"
+#include "bench/lane.h"
+#include "bench/turns.h"
+#include "bench/verified.h"
+
+namespace quire::benchmark {
+namespace {
+
+Result<Case> case_of(const Entry& entry) {
+  if (!entry.input.capture.empty()) return read_capture(entry.input.capture);
+  const Result<ProblemLine> line = parse_problem_line(entry.input.line);
+  if (!line.ok()) return line.status();
+  return make_case(line.value());
+}
+
+std::string words_for(const BenchVariant& v) {
+  return fmt::format("{}, {} thread{}{}", v.kernel.empty() ? "planned kernel" : v.kernel, v.threads, v.threads == 1 ? "" : "s",
+                     v.batch_invariant ? ", batch-invariant" : "");
+}
+
+BenchResult timed_result(const Lane& lane, const Timing& timing, const BenchCaseResult& of) {
+  BenchResult r;
+  r.variant = lane.variant();
+  r.kernel = lane.plan().kernel;
+  r.plan = to_string(lane.plan());
+  r.seconds = timing.seconds;
+  r.clock = timing.clock;
+  r.calls = timing.calls;
+  r.disturbed = timing.disturbed;
+  r.block_seconds = timing.blocks;
+  r.status = "unverified";
+  if (r.seconds.median > 0) {
+    r.gbs = static_cast<double>(of.kv_bytes) / r.seconds.median * 1e-9;
+    r.gflops = of.flops / r.seconds.median * 1e-9;
+  }
+  if (!timing.status.ok()) r.status = "wrong", r.reason = "attend() failed: " + timing.status.message();
+  if (timing.status.ok() && !timing.same_bits) r.status = "wrong", r.reason = "the bits of the output changed between blocks";
+  return r;
+}
+
+void judge(BenchResult& r, const Lane& lane, const Expected& expected) {
+  const Comparison comparison = expected.judge(lane.output(), lane.lse());
+  r.rows_compared = expected.rows();
+  r.worst_ratio = comparison.worst_ratio;
+  if (r.status == "wrong") return;
+  r.status = comparison.ok ? "ok" : "wrong";
+  if (!comparison.ok) r.reason = comparison.text;
+}
+
+/// The lanes that could be planned; the others become refused results.
+std::vector<Lane> make_lanes(const Case& c, const std::vector<BenchVariant>& variants, BenchCaseResult& result) {
+  std::vector<Lane> lanes;
+  for (const BenchVariant& variant : variants) {
+    Result<Lane> lane = Lane::make(c, variant);
+    if (lane.ok()) {
+      lanes.push_back(std::move(lane).value());
+      continue;
+    }
+    BenchResult refused;
+    refused.variant = variant;
+    refused.status = "refused";
+    refused.reason = lane.status().message();
+    result.results.push_back(std::move(refused));
+  }
+  return lanes;
+}
+
+}  // namespace
+
+std::int64_t Entry::working_set() const { return copies * kv_bytes_of(problem); }
+
+Result<Entry> entry_of(const BenchInput& input, std::int64_t l3_bytes, std::int64_t cold) {
+  Entry entry;
+  entry.input = input;
+  if (input.capture.empty()) {
+    const Result<ProblemLine> line = parse_problem_line(input.line);
+    if (!line.ok()) return line.status();
+    entry.problem = line->problem;
+    entry.seed = line->seed;
+  } else {
+    const Result<Case> c = read_capture(input.capture);
+    if (!c.ok()) return c.status();
+    if (const Findings found = check(c->batch, c->cache, c->options, Depth::tables); !found.ok()) return found.status();
+    entry.problem = problem_of(c->batch, c->cache, c->options);
+  }
+  entry.copies = copies_for(kv_bytes_of(entry.problem), l3_bytes, cold);
+  return entry;
+}
+
+std::vector<BenchVariant> variants_of(const BenchOptions& options, int cores) {
+  std::vector<int> threads = options.threads;
+  if (threads.empty()) threads = cores > 1 ? std::vector<int>{1, cores} : std::vector<int>{1};
+  std::vector<std::string> kernels = options.kernels;
+  if (kernels.empty()) kernels.emplace_back();
+  std::vector<BenchVariant> variants;
+  for (const bool invariant : {false, true})
+    for (const std::string& kernel : kernels)
+      for (const int count : threads) {
+        const BenchVariant variant{kernel, count, invariant};
+        const auto same = [&](const BenchVariant& v) {
+          return v.kernel == kernel && v.threads == count && v.batch_invariant == invariant;
+        };
+        if (invariant && !options.batch_invariant) continue;
+        if (std::none_of(variants.begin(), variants.end(), same)) variants.push_back(variant);
+      }
+  return variants;
+}
+
+Result<BenchCaseResult> run_case(const Entry& entry, const std::vector<BenchVariant>& variants, const BenchOptions& options,
+                                 const std::function<bool(const std::string&)>& say) {
+  if (!say("making the data")) return BenchCaseResult{};
+  const Result<Case> made = case_of(entry);
+  if (!made.ok()) return made.status();
+  const Case& c = made.value();
+  BenchCaseResult result;
+  result.name = entry.input.name;
+  result.line = entry.input.capture.empty() ? entry.input.line : to_string(entry.problem);
+  result.kv_bytes = kv_bytes_of(entry.problem);
+  result.flops = floor_of(entry.problem, 0, 1e-9).compute_seconds;  // FLOPs at one FLOP per second
+  Rotation rotation(c.cache, entry.copies);
+  if (!rotation.ok()) return Status(Code::out_of_memory, "bench: not enough memory for a copy of the cache");
+  result.copies = rotation.copies();
+  result.working_set_bytes = result.copies * result.kv_bytes;
+
+  std::vector<Lane> lanes = make_lanes(c, variants, result);
+  std::string what = "timing";
+  for (const Lane& lane : lanes) what += (what == "timing" ? " " : "; ") + words_for(lane.variant());
+  const std::vector<Timing> timings = time_in_turns(c, rotation, lanes, options.seconds, [&] { return say(what); });
+  for (std::size_t i = 0; i < lanes.size(); ++i) {
+    BenchResult r = timed_result(lanes[i], timings[i], result);
+    r.plan_seconds = plan_seconds(entry.problem, lanes[i].variant());
+    r.rows_total = entry.problem.num_tokens();
+    result.results.push_back(std::move(r));
+  }
+  if (!options.verify || lanes.empty() || !say("fp64 reference")) return result;
+  const Result<Expected> expected = Expected::make(c, entry.problem, entry.seed);
+  if (!expected.ok()) return expected.status();
+  const std::size_t first = result.results.size() - lanes.size();
+  for (std::size_t i = 0; i < lanes.size(); ++i) judge(result.results[first + i], lanes[i], expected.value());
+  return result;
+}
+
+void finish(BenchCaseResult& result, const Problem& problem, const std::vector<Ceilings>& ceilings) {
+  for (BenchResult& r : result.results) {
+    const auto of_threads =
+        std::find_if(ceilings.begin(), ceilings.end(), [&](const Ceilings& c) { return c.threads == r.variant.threads; });
+    if (of_threads == ceilings.end() || r.seconds.median <= 0) continue;
+    const Ceilings::Read& read = rung_of(*of_threads, result.working_set_bytes);
+    const ComputeCeiling compute = compute_ceiling(problem, *of_threads);
+    r.floor = floor_of(problem, std::max(read.stream_gbs, read.gather_gbs), compute.gflops);
+    r.floor.compute = compute.name;
+    r.of_floor = r.floor.seconds / r.seconds.median;
+    r.of_gather = read.gather_gbs > 0 ? r.gbs / read.gather_gbs : 0;
+  }
+}
+
+}  // namespace quire::benchmark

@@ -1,0 +1,35 @@
+// One case from its input to its results; bench() strings them together.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "quire/bench.hpp"
+#include "quire/capture.hpp"
+
+namespace quire::benchmark {
+
+/// An input whose shape is known and whose data is not made yet.
+struct Entry {
+  BenchInput input;
+  Problem problem;
+  std::uint64_t seed = 0;
+  std::int64_t copies = 1;
+  std::int64_t working_set() const;
+};
+/// Parses a line, or reads a capture for its shape.
+Result<Entry> entry_of(const BenchInput& input, std::int64_t l3_bytes, std::int64_t cold);
+
+/// The variants that the options ask for, planned kernel and single thread first.
+std::vector<BenchVariant> variants_of(const BenchOptions& options, int cores);
+
+/// Times and verifies; floors are left to finish(), which needs the ceilings of the end. `say` reports progress and returns false
+/// to stop.
+Result<BenchCaseResult> run_case(const Entry& entry, const std::vector<BenchVariant>& variants, const BenchOptions& options,
+                                 const std::function<bool(const std::string&)>& say);
+
+/// Fills in what depends on the ceilings.
+void finish(BenchCaseResult& result, const Problem& problem, const std::vector<Ceilings>& ceilings);
+
+}  // namespace quire::benchmark

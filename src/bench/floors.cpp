@@ -1,0 +1,64 @@
+// See floors.h.
+#include "bench/floors.h"
+
+#include <algorithm>
+
+namespace quire {
+namespace {
+
+/// (row, key) pairs of one request; row i sees min(q_pos + 1, window) keys.
+double visible_pairs(const Problem& p, const Request& r) {
+  double pairs = 0;
+  for (std::int64_t i = 0; i < r.query_len; ++i) {
+    const std::int64_t seen = r.context_len + i + 1;
+    pairs += static_cast<double>(p.sliding_window ? std::min(seen, *p.sliding_window) : seen);
+  }
+  return pairs;
+}
+
+}  // namespace
+
+namespace benchmark {
+
+std::int64_t kv_bytes_of(const Problem& p, const Request& r) {
+  if (r.query_len == 0) return 0;
+  // The first row sees furthest to the left.
+  const std::int64_t first = p.sliding_window ? std::max<std::int64_t>(0, r.context_len + 1 - *p.sliding_window) : 0;
+  const std::int64_t cached = std::max<std::int64_t>(0, r.cached_len - first);
+  const std::int64_t fresh = r.seq_len() - std::max(first, r.cached_len);
+  const std::int64_t bytes = cached * itemsize(p.kv_dtype) + fresh * itemsize(p.q_dtype);
+  return 2 * bytes * p.num_kv_heads * p.head_dim;
+}
+
+std::int64_t kv_bytes_of(const Problem& p) {
+  std::int64_t bytes = 0;
+  for (const Request& r : p.reqs) bytes += kv_bytes_of(p, r);
+  return bytes;
+}
+
+ComputeCeiling compute_ceiling(const Problem& p, const Ceilings& c) {
+  ComputeCeiling best{"f32 FMA", c.fma_gflops};
+  // The values of every fp8 format are bf16 values.
+  const bool in_bf16 = p.q_dtype == DType::bf16 && (p.kv_dtype == DType::bf16 || is_fp8(p.kv_dtype));
+  if (in_bf16 && c.bf16_dot_gflops > best.gflops) best = {"bf16 dot", c.bf16_dot_gflops};
+  if (in_bf16 && c.amx_gflops > best.gflops) best = {"bf16 AMX", c.amx_gflops};
+  return best;
+}
+
+}  // namespace benchmark
+
+Floor floor_of(const Problem& p, double read_gbs, double compute_gflops) {
+  Floor floor;
+  floor.read_gbs = read_gbs;
+  floor.compute_gflops = compute_gflops;
+  for (const Request& r : p.reqs) {
+    const double reading = read_gbs > 0 ? static_cast<double>(benchmark::kv_bytes_of(p, r)) / (read_gbs * 1e9) : 0;
+    const double flops = 4.0 * static_cast<double>(p.head_dim * p.num_q_heads) * visible_pairs(p, r);
+    const double computing = compute_gflops > 0 ? flops / (compute_gflops * 1e9) : 0;
+    (reading >= computing ? floor.memory_seconds : floor.compute_seconds) += std::max(reading, computing);
+  }
+  floor.seconds = floor.memory_seconds + floor.compute_seconds;
+  return floor;
+}
+
+}  // namespace quire

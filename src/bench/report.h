@@ -1,0 +1,19 @@
+// A report for people and for programs.
+#pragma once
+
+#include <string>
+
+#include "quire/bench.hpp"
+
+namespace quire::benchmark {
+
+std::string text_of(const BenchReport& report);
+/// The schema "quire.bench/1" of docs/bench.md.
+std::string json_of(const BenchReport& report, const BenchOptions& options);
+
+/// "1.23 ms"
+std::string time_text(double seconds);
+/// "cpu_avx512, 2 threads, batch-invariant"
+std::string variant_text(const BenchVariant& variant, const std::string& kernel);
+
+}  // namespace quire::benchmark

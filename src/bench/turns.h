@@ -1,0 +1,28 @@
+// Times the variants of a case in turns, so that whatever happens to the machine happens to all of them.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "bench/lane.h"
+
+namespace quire::benchmark {
+
+/// What was seen of one lane.
+struct Timing {
+  Interval seconds;
+  std::vector<double> blocks;  ///< medians behind `seconds`
+  std::string clock = "wall";
+  std::int64_t calls = 0, disturbed = 0;
+  bool same_bits = true;
+  Status status;  ///< of the call that failed, if one did
+};
+
+/// Each lane gets up to 15 blocks of about seconds / 15, and at least 6; between two blocks of a lane the others have theirs.
+/// Calls during which the thread was off its core are not counted; if hardly any are left, a single thread's CPU time is, and the
+/// clock says so. `keep_going` is asked before every round.
+std::vector<Timing> time_in_turns(const Case& c, Rotation& rotation, std::vector<Lane>& lanes, double seconds,
+                                  const std::function<bool()>& keep_going);
+
+}  // namespace quire::benchmark

@@ -1,0 +1,29 @@
+// Is what was timed also right? The output of the last timed call against the fp64 reference.
+#pragma once
+
+#include <vector>
+
+#include "quire/bench.hpp"
+#include "quire/capture.hpp"
+#include "quire/diagnose.hpp"
+
+namespace quire::benchmark {
+
+/// The reference for all rows of a case, or for a stratified sample of them where all would take long; computed once for all
+/// variants.
+class Expected {
+ public:
+  static Result<Expected> make(const Case& c, const Problem& problem, std::uint64_t seed);
+
+  /// Compares what lies in `output` (and `lse`, if present) within the derived tolerance.
+  Comparison judge(const Tensor& output, const Tensor& lse) const;
+  std::int64_t rows() const { return reference_.num_tokens; }
+
+ private:
+  Expected() = default;
+
+  std::vector<std::int64_t> tokens_;  ///< empty: all
+  Reference reference_;
+};
+
+}  // namespace quire::benchmark

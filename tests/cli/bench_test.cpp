@@ -1,0 +1,116 @@
+// quire bench: exit codes, text, JSON with every key documented, comparison, and what it refuses.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "command.h"
+
+namespace quire::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kLine = "q=f32 heads=2:1 d=8 page=4 reqs=3@5,1@9";
+
+TEST(BenchCommand, SaysHowFastAndThatItIsRight) {
+  const Ran ran = quire({"bench", kLine, "--seconds", "0.01", "--threads", "1"});
+  EXPECT_EQ(ran.exit_code, 0) << ran.err;
+  EXPECT_EQ(ran.err, "");
+  EXPECT_THAT(ran.out,
+              AllOf(HasSubstr("machine   "), HasSubstr("ceilings  "), HasSubstr("cpu_generic, 1 thread "),
+                    HasSubstr("% of the machine: floor "), HasSubstr("in 4 of 4 rows"), HasSubstr("\nOK: 1 verified\n")));
+}
+
+TEST(BenchCommand, TakesLinesWordsFilesAndCaptures) {
+  const TempFolder folder;
+  const std::string cases = folder / "cases.txt", capture = folder / "a.safetensors";
+  std::ofstream(cases) << "# a comment\n" << kLine << "\n";
+  ASSERT_EQ(quire({"capture", kLine, "-o", capture}).exit_code, 0);
+  const Ran ran = quire({"bench", "q=f32", "heads=1", "d=4", "page=4", "reqs=1", kLine, "--cases", cases, "--capture", capture,
+                         "--seconds", "0.005", "--threads", "1", "--no-verify", "--json"});
+  EXPECT_EQ(ran.exit_code, 0) << ran.err;
+  const auto json = json_of(ran);
+  ASSERT_EQ(json["cases"].size(), 4u);
+  EXPECT_EQ(json["cases"][0]["line"], kLine);
+  EXPECT_EQ(json["cases"][1]["line"], "q=f32 heads=1 d=4 page=4 reqs=1");
+  EXPECT_EQ(json["cases"][3]["name"], capture);
+  EXPECT_EQ(json["cases"][3]["results"][0]["status"], "unverified");
+}
+
+/// Every key of an object or of the objects in a list, at any depth.
+void each_key(const nlohmann::json& json, const std::function<void(const std::string&)>& visit) {
+  if (json.is_object())
+    for (const auto& [key, value] : json.items()) {
+      visit(key);
+      each_key(value, visit);
+    }
+  if (json.is_array())
+    for (const auto& element : json) each_key(element, visit);
+}
+
+TEST(BenchCommand, EveryKeyIsDocumentedAndComparisonReadsThem) {
+  const TempFolder folder;
+  const std::string file = folder / "report.json";
+  ASSERT_EQ(quire({"bench", kLine, "--seconds", "0.01", "--threads", "1", "--save", file}).exit_code, 0);
+  const Ran compared = quire({"bench", "compare", file, file, "--json"});
+  EXPECT_EQ(compared.exit_code, 0) << compared.err;
+  const std::string page = slurp(std::string(QUIRE_SOURCE_DIR) + "/docs/bench.md");
+  for (const auto& json : {nlohmann::json::parse(slurp(file)), json_of(compared)}) {
+    ASSERT_TRUE(json.is_object());
+    EXPECT_EQ(json["ok"], true);
+    each_key(json, [&](const std::string& key) { EXPECT_THAT(page, HasSubstr("`" + key + "`")); });
+  }
+}
+
+TEST(BenchCommand, ComparisonFailsOnWhatIsSlower) {
+  const TempFolder folder;
+  const std::string before = folder / "old.json", after = folder / "new.json";
+  ASSERT_EQ(quire({"bench", kLine, "--seconds", "0.01", "--threads", "1", "--save", before}).exit_code, 0);
+  nlohmann::json report = nlohmann::json::parse(slurp(before));
+  for (const char* key : {"median", "low", "high"}) {
+    auto& seconds = report["cases"][0]["results"][0]["seconds"];
+    seconds[key] = seconds[key].get<double>() * 1000;
+  }
+  std::ofstream(after) << report;
+  const Ran slower = quire({"bench", "compare", before, after});
+  EXPECT_EQ(slower.exit_code, 1);
+  EXPECT_THAT(slower.out, AllOf(HasSubstr("SLOW"), HasSubstr("0 FAST, 1 SLOW, 0 SAME, 0 AMBIGUOUS")));
+  EXPECT_EQ(quire({"bench", "compare", after, before}).exit_code, 0);
+  report["machine"]["cpu"] = "another";
+  std::ofstream(after) << report;
+  const Ran refused = quire({"bench", "compare", before, after});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("two different machines"), HasSubstr("--force")));
+  EXPECT_EQ(quire({"bench", "compare", before, after, "--force"}).exit_code, 1);
+}
+
+TEST(BenchCommand, SaysWhatItCannotDo) {
+  const auto fails = [](const std::vector<std::string>& args, int exit_code, const char* text) {
+    const Ran ran = quire(args);
+    EXPECT_EQ(ran.exit_code, exit_code) << args.back() << ran.out;
+    EXPECT_THAT(ran.out + ran.err, HasSubstr(text));
+  };
+  fails({"bench"}, 2, "nothing to time");
+  fails({"bench", "q=bf17"}, 2, "bf17");
+  fails({"bench", "--workload", "W9"}, 2, "no workload 'W9'");
+  fails({"bench", kLine, "--kernel", "cpu_generc"}, 2, "did you mean 'cpu_generic'?");
+  fails({"bench", kLine, "--threads", "0"}, 2, "whole number");
+  fails({"bench", "--cases", "/nonexistent/cases.txt"}, 3, "/nonexistent/cases.txt");
+  fails({"bench", kLine, "--seconds", "0.01", "--threads", "1", "--save", "/nonexistent/a.json"}, 3, "/nonexistent/a.json");
+  fails({"bench", kLine, "--kernel", "cpu_avx512", "--seconds", "0.01", "--threads", "1"}, 4, "AVX-512");
+  fails({"bench", "compare", "/nonexistent/a.json", "/nonexistent/b.json"}, 3, "/nonexistent/a.json");
+}
+
+TEST(BenchCommand, ProgressAndColourOnATerminalOnly) {
+  const Ran ran = quire_on_terminal({"bench", kLine, "--seconds", "0.01", "--threads", "1"});
+  EXPECT_THAT(ran.out, HasSubstr("measuring the machine's ceilings"));
+  EXPECT_THAT(ran.out, HasSubstr("\x1b[32mOK: 1 verified"));
+  EXPECT_THAT(quire_on_terminal({"bench", kLine, "--seconds", "0.01", "--threads", "1"}, {{"NO_COLOR", "1"}}).out,
+              Not(HasSubstr("\x1b[32m")));
+}
+
+}  // namespace
+}  // namespace quire::test
