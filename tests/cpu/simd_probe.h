@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "backend/cpu/attend_args.h"
+
 namespace quire::test {
 
 /// What one instruction set computes; null functions if this build has none for it.
@@ -17,8 +19,8 @@ struct SimdProbe {
   void (*store_bf16)(const float* x, std::uint16_t* y, std::int64_t n);
   void (*load_f16)(const std::uint16_t* x, float* y, std::int64_t n);
   void (*load_bf16)(const std::uint16_t* x, float* y, std::int64_t n);
-  void (*load_fp8)(const std::uint8_t* x, const float* table, float* y, std::int64_t n);
-  void (*transpose)(const float* src, float* dst);          ///< width x width, both contiguous
+  void (*load_fp8)(const cpu::RowSource& codes, float* y, std::int64_t n);  ///< by the converter of the kernels
+  void (*transpose)(const float* src, float* dst);                          ///< width x width, both contiguous
   void (*keep)(float* row, int first, int begin, int end);  ///< row[i] = -1 outside [begin, end) counted from first
   float (*reduce_max)(const float* x);
   float (*reduce_add)(const float* x);

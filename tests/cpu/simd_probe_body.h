@@ -1,6 +1,7 @@
 // The probe's functions for one vector type. Included once per instruction set; anonymous so that each unit keeps its own.
 #pragma once
 
+#include "backend/cpu/attend_tile.h"
 #include "cpu/simd_probe.h"
 
 namespace quire::test {
@@ -30,9 +31,7 @@ SimdProbe make_probe(const char* name, std::uint32_t features) {
   p.load_bf16 = [](const std::uint16_t* x, float* y, std::int64_t n) {
     for (std::int64_t i = 0; i < n; i += V::kWidth) V::store(y + i, V::load_bf16(x + i));
   };
-  p.load_fp8 = [](const std::uint8_t* x, const float* table, float* y, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; i += V::kWidth) V::store(y + i, V::load_fp8(x + i, table));
-  };
+  p.load_fp8 = [](const cpu::RowSource& codes, float* y, std::int64_t n) { cpu::convert_run<V>(y, codes, 0, n); };
   p.transpose = [](const float* src, float* dst) { V::transpose(src, V::kWidth, dst, V::kWidth); };
   p.keep = [](float* row, int first, int begin, int end) {
     V::store(row, V::keep(V::load(row), first, begin, end, V::set1(-1.0f)));

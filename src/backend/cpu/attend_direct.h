@@ -1,189 +1,170 @@
-// Few query rows, many keys: K and V go straight from the cache into registers, each read once, and what comes next is
-// prefetched.
+// Stage: attend. Few score rows, many keys: K and V go from the cache through L1 into the products, each read once, whatever the
+// group, and what comes next is prefetched.
 //
-// Converting a tile into scratch pays when many rows share it; a decode row would write and read every byte of the cache once
-// more. Here lanes are dims: a score is kWidth partial sums over its dims, added up by one tree, for kDirectRows rows and
-// kDirectKeys keys at a time; a value vector is converted once for kRows rows. Softmax, masks and merging are those of
-// attend_body.h.
+// Panels pay when many rows share them; a decode row would write and read every byte of the cache once more. Here a few keys at a
+// time are converted into L1 (once for all rows) and lanes are dims: a score is kWidth partial sums over its dims, added up by
+// one tree. Softmax, masks and merging are those of the tile path.
 #pragma once
 
 #include <cstdint>
 
 #include "backend/cpu/attend_args.h"
+#include "backend/cpu/attend_tile.h"
+#include "backend/cpu/direct_rows.h"
 #include "backend/cpu/item_view.h"
 #include "backend/cpu/planted.h"
+#include "backend/cpu/softmax_row.h"
+#include "backend/cpu/tile_path.h"
 
 namespace quire::cpu {
 namespace {
 
-/// Where the K and V rows of a tile's keys lie, as addresses. Only the visible ones are set.
-struct TileRows {
-  const std::uint8_t* k[kMaxTileKv];
-  const std::uint8_t* v[kMaxTileKv];
-  std::int64_t begin = 0, end = 0;  ///< keys, relative to the tile
-  bool fresh = false;               ///< from this step's rows: other dtype, no scales
-};
+constexpr std::int64_t kMaxDirectRows = 8;  // plan.direct_rows never exceeds it
+constexpr std::int64_t kDirectKeys = 4;     // keys scored together
+constexpr std::int64_t kDirectValues = 32;  // value rows converted together: 16 KiB of L1 at head_dim 128
 
-/// Fills `rows` for positions [begin, end) of a request; all of them are cached or all are new.
-inline void find_rows(TileRows& rows, const AttendArgs& a, std::int64_t req, std::int64_t kv_head, std::int64_t begin,
-                      std::int64_t end) {
-  const std::int64_t tile_begin = begin / a.tile_kv * a.tile_kv;
-  rows.begin = begin - tile_begin;
-  rows.end = end - tile_begin;
-  rows.fresh = begin >= a.reqs[req].cached_len;
-  const RowSource& k = rows.fresh ? a.key : a.cache_k;
-  const RowSource& v = rows.fresh ? a.value : a.cache_v;
-  const auto* k_data = static_cast<const std::uint8_t*>(k.data);
-  const auto* v_data = static_cast<const std::uint8_t*>(v.data);
-  const std::int64_t size = itemsize(k.dtype);
-  if (rows.fresh) {
-    const std::int64_t first_token = a.query_start_loc[req] - a.reqs[req].context_len;
-    for (std::int64_t p = begin; p < end; ++p) {
-      rows.k[p - tile_begin] = k_data + k.strides.row(0, kv_head, first_token + p) * size;
-      rows.v[p - tile_begin] = v_data + v.strides.row(0, kv_head, first_token + p) * size;
+/// Scores of kRows rows with four keys. Every sum is one chain over vectors of dims and one tree over lanes, wherever it stands.
+template <class V, int kRows>
+void direct_score_block(const ItemView& v, std::int64_t m, std::int64_t j) {
+  typename V::Reg sum[kRows][kDirectKeys];
+  for (int r = 0; r < kRows; ++r)
+    for (int c = 0; c < kDirectKeys; ++c) sum[r][c] = V::set1(0.0f);
+  const float* query = v.query + m * v.stride;
+  for (std::int64_t d = 0; d < v.stride; d += V::kWidth) {
+    if (QUIRE_PLANTED(query_tail_dims_dropped) && d + V::kWidth >= v.args.head_dim) break;
+    typename V::Reg k[kDirectKeys];
+    for (int c = 0; c < kDirectKeys; ++c) k[c] = V::load(v.staging + c * v.stride + d);
+    for (int r = 0; r < kRows; ++r) {
+      const typename V::Reg q = V::load(query + r * v.stride + d);
+      for (int c = 0; c < kDirectKeys; ++c) sum[r][c] = V::fma(q, k[c], sum[r][c]);
     }
+  }
+  for (int r = 0; r < kRows; ++r) V::store_sums(v.scores + (m + r) * v.tile_kv + j, sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+}
+
+using DirectScoreBlock = void (*)(const ItemView&, std::int64_t, std::int64_t);
+
+template <class V, int kRows = V::kDirectRows>
+DirectScoreBlock direct_score_block_of(std::int64_t rows) {
+  if constexpr (kRows > 1)
+    if (rows < kRows) return direct_score_block_of<V, kRows - 1>(rows);
+  return direct_score_block<V, kRows>;
+}
+
+/// All rows against all keys of the tile, in fours counted from the tile's beginning. Scores beside them are meaningless.
+template <class V>
+void direct_scores(const ItemView& v, const TileRows& rows, const RowSource& source, PrefetchWalk& ahead) {
+  for (std::int64_t j = rows.begin / kDirectKeys * kDirectKeys; j < rows.end; j += kDirectKeys) {
+    std::int64_t offsets[kDirectKeys];
+    for (std::int64_t c = 0; c < kDirectKeys; ++c)
+      offsets[c] = rows.k[j + c < rows.begin ? rows.begin : j + c < rows.end ? j + c : rows.end - 1];
+    load_rows<V>(v.staging, source, offsets, kDirectKeys, v.args);
+    ahead.advance(kDirectKeys);
+    for (std::int64_t m = 0; m < v.num_rows; m += V::kDirectRows) direct_score_block_of<V>(v.num_rows - m)(v, m, j);
+  }
+}
+
+/// Rows [m, m + count) gain the values of keys [begin, end) of those converted, the first of which is key `first` of the tile.
+/// A row's correction is applied with its first keys.
+template <class V>
+void direct_accumulate(const ItemView& v, std::int64_t m, std::int64_t count, std::int64_t first, TileKeys keys,
+                       float* corrections) {
+  if (keys.empty()) return;
+  const ValueRows values{v.v_panel, V::kWidth, v.stride};
+  accumulate_rows<V>(v, m, count, values, v.scores + m * v.tile_kv + first, {keys.begin - first, keys.end - first},
+                     corrections + m);
+  for (std::int64_t r = 0; r < count; ++r) corrections[m + r] = 1.0f;
+}
+
+/// Rows [m, m + count) with their own keys among [first, last): those that all of them see together, the others row by row. A key
+/// that a row does not see is never multiplied: 0 * NaN would be NaN.
+template <class V>
+void direct_accumulate_block(const ItemView& v, std::int64_t m, std::int64_t count, std::int64_t first, std::int64_t last,
+                             const TileKeys* keys, float* corrections) {
+  const auto clip = [&](std::int64_t row) {
+    return TileKeys{keys[row].begin > first ? keys[row].begin : first, keys[row].end < last ? keys[row].end : last};
+  };
+  TileKeys common = clip(m);
+  for (std::int64_t r = m; r < m + count; ++r) {
+    if (clip(r).begin > common.begin) common.begin = clip(r).begin;
+    if (clip(r).end < common.end) common.end = clip(r).end;
+  }
+  if (common.empty()) {
+    for (std::int64_t r = m; r < m + count; ++r) direct_accumulate<V>(v, r, 1, first, clip(r), corrections);
     return;
   }
-  const semantics::IndexView pages = semantics::index_row(a.block_table, QUIRE_PLANTED(table_row_of_first_request) ? 0 : req);
-  semantics::for_each_page_run(pages, a.page_size, begin, end,
-                               [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
-                                 if (QUIRE_PLANTED(pages_shifted_by_one) && position >= a.page_size)
-                                   page = pages[position / a.page_size - 1];
-                                 for (std::int64_t i = 0; i < count; ++i) {
-                                   const std::int64_t j = position + i - tile_begin;
-                                   rows.k[j] = k_data + k.strides.row(page, kv_head, offset + i) * size;
-                                   rows.v[j] = v_data + v.strides.row(page, kv_head, offset + i) * size;
-                                 }
-                               });
+  for (std::int64_t r = m; r < m + count; ++r) direct_accumulate<V>(v, r, 1, first, {clip(r).begin, common.begin}, corrections);
+  direct_accumulate<V>(v, m, count, first, common, corrections);
+  for (std::int64_t r = m; r < m + count; ++r) direct_accumulate<V>(v, r, 1, first, {common.end, clip(r).end}, corrections);
 }
 
-/// The whole lines of one row, towards L2: it is used one tile later.
-inline void prefetch_row(const std::uint8_t* row, std::int64_t bytes) {
-  for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
-}
-
-/// kWidth consecutive elements as f32, by type.
-template <class V, DType kType>
-typename V::Reg load_elements(const std::uint8_t* row, std::int64_t d, const float* table) {
-  if constexpr (kType == DType::f32) return V::load(reinterpret_cast<const float*>(row) + d);
-  if constexpr (kType == DType::f16) return V::load_f16(reinterpret_cast<const std::uint16_t*>(row) + d);
-  if constexpr (kType == DType::bf16) return V::load_bf16(reinterpret_cast<const std::uint16_t*>(row) + d);
-  return V::load_fp8(row + d, table);
-}
-
-/// What a row of the direct path is made of.
-struct DirectTile {
-  const float* query;  ///< [num_rows][stride]
-  std::int64_t num_rows, stride, head_dim, tile_kv;
-  const TileRows* rows;
-  const TileRows* next;  ///< prefetched meanwhile; null at the end
-  std::int64_t row_bytes;
-  const float* table;  ///< of fp8
-  float v_scale;
-};
-
-/// Scores of kRows rows with keys [j, j + kKeys).
-template <class V, DType kType, int kRows, int kKeys>
-void direct_score_block(const DirectTile& t, std::int64_t m, std::int64_t j, float* scores) {
-  typename V::Reg sum[kRows * kKeys];
-  for (int i = 0; i < kRows * kKeys; ++i) sum[i] = V::set1(0.0f);
-  const float* query = t.query + m * t.stride;
-  for (std::int64_t d = 0; d < t.head_dim; d += V::kWidth) {
-    if (QUIRE_PLANTED(query_tail_dims_dropped) && d + V::kWidth >= t.head_dim) break;
-    typename V::Reg k[kKeys];
-    for (int c = 0; c < kKeys; ++c) k[c] = load_elements<V, kType>(t.rows->k[j + c], d, t.table);
-    for (int r = 0; r < kRows; ++r) {
-      const typename V::Reg q = V::load(query + r * t.stride + d);
-      for (int c = 0; c < kKeys; ++c) sum[r * kKeys + c] = V::fma(q, k[c], sum[r * kKeys + c]);
-    }
-  }
-  // The same tree for one key as for four: a score does not depend on its neighbours.
-  for (int r = 0; r < kRows; ++r) {
-    float* to = scores + (m + r) * t.tile_kv + j;
-    if constexpr (kKeys == 4) {
-      V::store_sums(to, sum[4 * r], sum[4 * r + 1], sum[4 * r + 2], sum[4 * r + 3]);
-    } else {
-      float four[4];
-      V::store_sums(four, sum[r], V::set1(0.0f), V::set1(0.0f), V::set1(0.0f));
-      *to = four[0];
-    }
-  }
-}
-
-template <class V, DType kType, int kKeys>
-void direct_score_keys(const DirectTile& t, std::int64_t j, float* scores) {
-  std::int64_t m = 0;
-  for (; m + V::kRows <= t.num_rows; m += V::kRows) direct_score_block<V, kType, V::kRows, kKeys>(t, m, j, scores);
-  for (; m < t.num_rows; ++m) direct_score_block<V, kType, 1, kKeys>(t, m, j, scores);
-}
-
-/// All rows against all keys of the tile.
-template <class V, DType kType>
-void direct_score_tile(const DirectTile& t, float* scores) {
-  constexpr int kKeys = 4;
-  const auto prefetch = [&](std::int64_t j) {
-    if (t.next != nullptr && j >= t.next->begin && j < t.next->end) prefetch_row(t.next->k[j], t.row_bytes);
-  };
-  std::int64_t j = t.rows->begin;
-  for (; j + kKeys <= t.rows->end; j += kKeys) {
-    for (int c = 0; c < kKeys; ++c) prefetch(j + c);
-    direct_score_keys<V, kType, kKeys>(t, j, scores);
-  }
-  for (; j < t.rows->end; ++j) {
-    prefetch(j);
-    direct_score_keys<V, kType, 1>(t, j, scores);
-  }
-}
-
-/// acc = acc * correction + sum_j p_j V_j for kRows rows and kCols vectors of dims from d on.
-template <class V, DType kType, int kRows, int kCols>
-void direct_accumulate_block(const DirectTile& t, std::int64_t d, float* acc, const float* probs, std::int64_t begin,
-                             std::int64_t end, const float* corrections, bool prefetch) {
-  typename V::Reg sum[kRows][kCols];
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kCols; ++c) sum[r][c] = V::mul(V::load(acc + r * t.stride + d + c * V::kWidth), V::set1(corrections[r]));
-  for (std::int64_t j = begin; j < end; ++j) {
-    if (prefetch && t.next != nullptr && j >= t.next->begin && j < t.next->end) prefetch_row(t.next->v[j], t.row_bytes);
-    typename V::Reg x[kCols];
-    for (int c = 0; c < kCols; ++c) x[c] = load_elements<V, kType>(t.rows->v[j], d + c * V::kWidth, t.table);
-    for (int r = 0; r < kRows; ++r) {
-      const typename V::Reg p = V::set1(probs[r * t.tile_kv + j] * t.v_scale);
-      for (int c = 0; c < kCols; ++c) sum[r][c] = V::fma(p, x[c], sum[r][c]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kCols; ++c) V::store(acc + r * t.stride + d + c * V::kWidth, sum[r][c]);
-}
-
-template <class V, DType kType, int kRows>
-void direct_accumulate_rows(const DirectTile& t, float* acc, const float* probs, std::int64_t begin, std::int64_t end,
-                            const float* corrections, bool prefetch) {
-  constexpr int kStep = V::kCols * V::kWidth;
-  std::int64_t d = 0;
-  for (; d + kStep <= t.head_dim; d += kStep)
-    direct_accumulate_block<V, kType, kRows, V::kCols>(t, d, acc, probs, begin, end, corrections, prefetch && d == 0);
-  for (; d < t.head_dim; d += V::kWidth)
-    direct_accumulate_block<V, kType, kRows, 1>(t, d, acc, probs, begin, end, corrections, prefetch && d == 0);
-}
-
-/// The functions for one element type.
-struct DirectFunctions {
-  void (*score)(const DirectTile&, float*);
-  void (*accumulate_many)(const DirectTile&, float*, const float*, std::int64_t, std::int64_t, const float*, bool);
-  void (*accumulate_one)(const DirectTile&, float*, const float*, std::int64_t, std::int64_t, const float*, bool);
-};
-
-template <class V, DType kType>
-constexpr DirectFunctions kDirect = {direct_score_tile<V, kType>, direct_accumulate_rows<V, kType, V::kRows>,
-                                     direct_accumulate_rows<V, kType, 1>};
-
+/// acc = acc * correction + P V for all rows, a few converted value rows at a time.
 template <class V>
-DirectFunctions direct_functions(DType dtype) {
-  switch (dtype) {
-    case DType::f32: return kDirect<V, DType::f32>;
-    case DType::f16: return kDirect<V, DType::f16>;
-    case DType::bf16: return kDirect<V, DType::bf16>;
-    default: return kDirect<V, DType::fp8_e4m3fn>;  // any fp8: the table knows which
+void direct_values(const ItemView& v, const TileRows& rows, const RowSource& source, const TileKeys* keys, float* corrections,
+                   PrefetchWalk& ahead) {
+  const std::int64_t blocks = (v.num_rows + V::kRows - 1) / V::kRows, block = (v.num_rows + blocks - 1) / blocks;
+  for (std::int64_t first = rows.begin; first < rows.end; first += kDirectValues) {
+    const std::int64_t last = first + kDirectValues < rows.end ? first + kDirectValues : rows.end;
+    for (std::int64_t j = first; j < last; j += kDirectKeys) {
+      const std::int64_t count = j + kDirectKeys < last ? kDirectKeys : last - j;
+      load_rows<V>(v.v_panel + (j - first) * v.stride, source, rows.v + j, count, v.args);
+      ahead.advance(count);
+    }
+    for (std::int64_t m = 0; m < v.num_rows; m += block)
+      direct_accumulate_block<V>(v, m, v.num_rows - m < block ? v.num_rows - m : block, first, last, keys, corrections);
+  }
+}
+
+/// Absorbs the keys of `rows`, which lie in one tile; `next` is the tile after it, or null.
+template <class V>
+void absorb_tile_directly(const ItemView& v, const TileRows& rows, const TileRows* next, std::int64_t tile_begin) {
+  const AttendArgs& a = v.args;
+  const bool scaled = !rows.fresh || QUIRE_PLANTED(scales_on_new_rows);
+  const float k_scale = scaled ? scale_of_head(a.k_scale, a.k_scale_stride, v.item.kv_head) : 1.0f;
+  const float v_scale = scaled ? scale_of_head(a.v_scale, a.v_scale_stride, v.item.kv_head) : 1.0f;
+  semantics::ScoreParams params = a.score;
+  params.scale *= k_scale;
+  const auto walk = [&](const RowSource& cached, const RowSource& fresh, const std::int64_t* offsets) {
+    return PrefetchWalk(next, next != nullptr && next->fresh ? fresh : cached, offsets, a, rows.end - rows.begin);
+  };
+  PrefetchWalk k_ahead = walk(a.cache_k, a.key, next != nullptr ? next->k : nullptr);
+  direct_scores<V>(v, rows, rows.fresh ? a.key : a.cache_k, k_ahead);
+  TileKeys keys[kMaxDirectRows];
+  float corrections[kMaxDirectRows];
+  for (std::int64_t m = 0; m < v.num_rows; ++m) {
+    float* row = v.scores + m * v.tile_kv;
+    keys[m] = v.keys(m, tile_begin, tile_begin + rows.begin, tile_begin + rows.end);
+    if (keys[m].empty()) continue;
+    corrections[m] = softmax_row<V>(row, keys[m], params, v.slope(m), tile_begin - v.alibi_origin(m), v.states[m]);
+    for (std::int64_t j = keys[m].begin / V::kWidth * V::kWidth; j < keys[m].end && v_scale != 1.0f; j += V::kWidth)
+      V::store(row + j, V::mul(V::load(row + j), V::set1(v_scale)));
+  }
+  PrefetchWalk v_ahead = walk(a.cache_v, a.value, next != nullptr ? next->v : nullptr);
+  if (QUIRE_PLANTED(stale_value_tile) && tile_begin != 0) return;
+  direct_values<V>(v, rows, rows.fresh ? a.value : a.cache_v, keys, corrections, v_ahead);
+}
+
+/// Keys [begin, end) of one segment, tile by tile; the first tile beyond is prefetched, too.
+template <class V>
+void absorb_directly(const ItemView& v, std::int64_t begin, std::int64_t end) {
+  const std::int64_t cached = v.args.reqs[v.item.req].cached_len;
+  const auto stop_of = [&](std::int64_t at, std::int64_t limit) {
+    const std::int64_t tile_end = (at / v.tile_kv + 1) * v.tile_kv;
+    const std::int64_t stop = tile_end < limit ? tile_end : limit;
+    return at < cached && cached < stop ? cached : stop;
+  };
+  TileRows rows[2];
+  int current = 0;
+  std::int64_t stop = stop_of(begin, end);
+  find_rows(rows[0], v.args, v.item.req, v.item.kv_head, begin, stop);
+  for (std::int64_t at = begin; at < end; current ^= 1) {
+    const std::int64_t limit = stop < end ? end : v.item.key_end;
+    const std::int64_t after = stop < limit ? stop_of(stop, limit) : stop;
+    TileRows* next = after > stop ? &rows[current ^ 1] : nullptr;
+    if (next != nullptr) find_rows(*next, v.args, v.item.req, v.item.kv_head, stop, after);
+    absorb_tile_directly<V>(v, rows[current], next, at / v.tile_kv * v.tile_kv);
+    at = stop;
+    stop = after;
   }
 }
 

@@ -11,39 +11,95 @@
 namespace quire::cpu {
 namespace {
 
-/// dst[0 .. count) = value of `count` consecutive elements starting at `offset`, times `scale`.
+/// kWidth codes at a time: arithmetic for codes that it decodes exactly, the table for NaN codes and what else it cannot do.
+template <class V, DType kType>
+void convert_fp8(float* dst, const std::uint8_t* codes, std::int64_t count, const float* table) {
+  bool by_table = kType == DType::fp8_e5m2fnuz;  // its largest exponent is infinity's in f16
+  if (kType == DType::fp8_e4m3fn) by_table = V::has_code(codes, count, /*or_mask=*/0x80, /*code=*/0xFF);
+  if (kType == DType::fp8_e4m3fnuz) by_table = V::has_code(codes, count, /*or_mask=*/0x00, /*code=*/0x80);
+  if (by_table)
+    for (std::int64_t i = 0; i < count; i += V::kWidth) V::store(dst + i, V::look_up(codes + i, table));
+  else
+    for (std::int64_t i = 0; i < count; i += V::kWidth) V::store(dst + i, V::template load_fp8<kType>(codes + i, table));
+}
+
+/// Elements [begin, end) of a run, one by one. Out of the way of the loops over vectors.
+__attribute__((noinline)) inline void convert_tail(float* dst, const RowSource& src, std::int64_t offset, std::int64_t begin,
+                                                   std::int64_t end) {
+  for (std::int64_t i = begin; i < end; ++i) dst[i] = semantics::load(src.data, src.dtype, offset + i);
+}
+
+/// dst[0 .. count) = values of `count` consecutive elements starting at `offset`.
 template <class V>
-void convert_run(float* dst, const RowSource& src, std::int64_t offset, std::int64_t count, float scale) {
+void convert_run(float* dst, const RowSource& src, std::int64_t offset, std::int64_t count) {
+  const auto* floats = static_cast<const float*>(src.data) + offset;
   const auto* words = static_cast<const std::uint16_t*>(src.data) + offset;
-  const auto* bytes = static_cast<const std::uint8_t*>(src.data) + offset;
-  const auto scale_reg = V::set1(scale);
-  std::int64_t i = 0;
-  const auto vectors = [&](auto&& load_at) {
-    for (; i + V::kWidth <= count; i += V::kWidth) V::store(dst + i, V::mul(load_at(i), scale_reg));
-  };
-  switch (src.dtype) {
-    case DType::f32: vectors([&](std::int64_t at) { return V::load(static_cast<const float*>(src.data) + offset + at); }); break;
-    case DType::f16: vectors([&](std::int64_t at) { return V::load_f16(words + at); }); break;
-    case DType::bf16: vectors([&](std::int64_t at) { return V::load_bf16(words + at); }); break;
-    default: vectors([&](std::int64_t at) { return V::load_fp8(bytes + at, src.fp8_table); }); break;
+  const auto* codes = static_cast<const std::uint8_t*>(src.data) + offset;
+  const std::int64_t whole = count / V::kWidth * V::kWidth;
+  switch (QUIRE_PLANTED(fp8_fn_fnuz_confused) && src.dtype == DType::fp8_e4m3fn ? DType::fp8_e4m3fnuz : src.dtype) {
+    case DType::f32:
+      for (std::int64_t i = 0; i < whole; i += V::kWidth) V::store(dst + i, V::load(floats + i));
+      break;
+    case DType::f16:
+      for (std::int64_t i = 0; i < whole; i += V::kWidth) V::store(dst + i, V::load_f16(words + i));
+      break;
+    case DType::bf16:
+      for (std::int64_t i = 0; i < whole; i += V::kWidth) V::store(dst + i, V::load_bf16(words + i));
+      break;
+    case DType::fp8_e4m3fn: convert_fp8<V, DType::fp8_e4m3fn>(dst, codes, whole, src.fp8_table); break;
+    case DType::fp8_e4m3fnuz: convert_fp8<V, DType::fp8_e4m3fnuz>(dst, codes, whole, src.fp8_table); break;
+    case DType::fp8_e5m2: convert_fp8<V, DType::fp8_e5m2>(dst, codes, whole, src.fp8_table); break;
+    default: convert_fp8<V, DType::fp8_e5m2fnuz>(dst, codes, whole, src.fp8_table); break;
   }
-  for (; i < count; ++i) dst[i] = semantics::load(src.data, src.dtype, offset + i) * scale;
+  if (whole < count) convert_tail(dst, src, offset, whole, count);
+}
+
+/// Elements that are not side by side, one by one.
+__attribute__((noinline)) inline void gather_row(float* dst, const RowSource& src, std::int64_t offset, std::int64_t head_dim) {
+  for (std::int64_t d = 0; d < head_dim; ++d) dst[d] = semantics::load(src.data, src.dtype, offset + src.strides.element(d));
 }
 
 /// One row of head_dim elements into dst, zero-padded to args.stride.
 template <class V>
-void load_row(float* dst, const RowSource& src, std::int64_t offset, const AttendArgs& args, float scale) {
-  const std::int64_t head_dim = args.head_dim;
-  const semantics::KvStrides& s = src.strides;
-  if (s.dim == 1) {
-    for (std::int64_t d = 0; d < head_dim; d += s.x) {
-      const std::int64_t count = s.x < head_dim - d ? s.x : head_dim - d;
-      convert_run<V>(dst + d, src, offset + s.element(d), count, scale);
-    }
+void load_row(float* dst, const RowSource& src, std::int64_t offset, const AttendArgs& args) {
+  const std::int64_t head_dim = args.head_dim, x = src.strides.x;
+  if (src.strides.dim != 1) {
+    gather_row(dst, src, offset, head_dim);
   } else {
-    for (std::int64_t d = 0; d < head_dim; ++d) dst[d] = semantics::load(src.data, src.dtype, offset + s.element(d)) * scale;
+    for (std::int64_t d = 0; d < head_dim; d += x, offset += src.strides.chunk)
+      convert_run<V>(dst + d, src, offset, x < head_dim - d ? x : head_dim - d);
   }
   for (std::int64_t d = head_dim; d < args.stride; ++d) dst[d] = 0.0f;
+}
+
+/// count rows, each of whole vectors that lie side by side.
+template <class V, class Load>
+void convert_rows(float* dst, std::int64_t stride, const std::int64_t* offsets, std::int64_t count, std::int64_t head_dim,
+                  Load&& load) {
+  for (std::int64_t r = 0; r < count; ++r)
+    for (std::int64_t d = 0; d < head_dim; d += V::kWidth) V::store(dst + r * stride + d, load(offsets[r] + d));
+}
+
+/// Rows at offsets[0 .. count) into dst, args.stride floats apart: the type is asked for once, where rows allow it.
+template <class V>
+void load_rows(float* dst, const RowSource& src, const std::int64_t* offsets, std::int64_t count, const AttendArgs& args) {
+  const bool whole = src.strides.dim == 1 && src.strides.x >= args.head_dim && args.head_dim == args.stride;
+  const auto* words = static_cast<const std::uint16_t*>(src.data);
+  if (whole && src.dtype == DType::bf16)
+    return convert_rows<V>(dst, args.stride, offsets, count, args.head_dim,
+                           [=](std::int64_t at) { return V::load_bf16(words + at); });
+  if (whole && src.dtype == DType::f16)
+    return convert_rows<V>(dst, args.stride, offsets, count, args.head_dim,
+                           [=](std::int64_t at) { return V::load_f16(words + at); });
+  for (std::int64_t r = 0; r < count; ++r) load_row<V>(dst + r * args.stride, src, offsets[r], args);
+}
+
+/// The same, times `scale`.
+template <class V>
+void load_scaled_row(float* dst, const RowSource& src, std::int64_t offset, const AttendArgs& args, float scale) {
+  load_row<V>(dst, src, offset, args);
+  for (std::int64_t d = 0; d < args.stride && scale != 1.0f; d += V::kWidth)
+    V::store(dst + d, V::mul(V::load(dst + d), V::set1(scale)));
 }
 
 /// Which of a request's rows: positions of request `req`, KV head `kv_head`.

@@ -45,10 +45,11 @@ void finish_row(const AttendArgs& args, std::int64_t token, std::int64_t head, f
     state = merged.state;
     weight = merged.weight_a;
   }
+  // Adding 0 makes every zero +0: the sign of one may depend on how many unseen keys a row multiplied by 0.
   // No visible key and no sink: the sum is 0, the accumulator is 0 and the row is 0.
   const float sum = state.max == -INFINITY ? 1.0f : state.sum;
   for (std::int64_t d = 0; d < stride; d += V::kWidth)
-    V::store(total + d, V::div(V::mul(V::load(total + d), V::set1(weight)), V::set1(sum)));
+    V::store(total + d, V::add(V::div(V::mul(V::load(total + d), V::set1(weight)), V::set1(sum)), V::set1(0.0f)));
   if (QUIRE_PLANTED(heads_swapped_in_pairs)) head ^= 1;
   store_row<V>(args, token, head, total);
   if (args.lse != nullptr)

@@ -14,13 +14,6 @@ namespace {
 
 using semantics::SoftmaxState;
 
-/// The direct path reads whole vectors of consecutive dims.
-inline bool takes_direct_path(const AttendArgs& a, std::int64_t num_rows, int width) {
-  const auto whole = [&](const RowSource& s) { return s.data == nullptr || (s.strides.dim == 1 && s.strides.x >= a.head_dim); };
-  return num_rows <= a.direct_rows && a.head_dim % width == 0 && whole(a.cache_k) && whole(a.cache_v) && whole(a.key) &&
-         whole(a.value);
-}
-
 constexpr std::int64_t kMaxTileKv = 128;  // plan.tile_kv never exceeds it
 
 /// Half-open range of key indices within a tile.
@@ -40,7 +33,7 @@ struct ItemView {
   SoftmaxState *states, *totals;
   bool direct;  ///< attend_direct.h instead of tiles in scratch
 
-  ItemView(const AttendArgs& a, const WorkItem& w, float* scratch, int width) : args(a), item(w) {
+  ItemView(const AttendArgs& a, const WorkItem& w, float* scratch) : args(a), item(w) {
     const plan_detail::ThreadScratch& at = a.scratch;
     group = a.group;
     stride = a.stride;
@@ -57,7 +50,7 @@ struct ItemView {
     scores = scratch + at.scores;
     states = reinterpret_cast<SoftmaxState*>(scratch + at.states);
     totals = states + num_rows;
-    direct = takes_direct_path(a, num_rows, width);
+    direct = num_rows <= a.direct_rows;
   }
   std::int64_t head(std::int64_t m) const { return item.kv_head * group + m % group; }
   std::int64_t token(std::int64_t m) const { return first_token + m / group; }

@@ -52,8 +52,8 @@ void pack_keys(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, s
   for_each_row(a, kv_rows(v), a.cache_k, a.key, begin, end,
                [&](std::int64_t position, const RowSource& source, std::int64_t offset, bool fresh) {
                  const std::int64_t j = position - tile_begin, lane = j % V::kWidth;
-                 load_row<V>(v.staging + lane * v.stride, source, offset, a,
-                             fresh && !QUIRE_PLANTED(scales_on_new_rows) ? 1.0f : scale);
+                 load_scaled_row<V>(v.staging + lane * v.stride, source, offset, a,
+                                    fresh && !QUIRE_PLANTED(scales_on_new_rows) ? 1.0f : scale);
                  if (lane + 1 == V::kWidth) transpose_vector(j - lane);
                });
   const std::int64_t rest = (end - tile_begin) % V::kWidth;
@@ -66,7 +66,7 @@ void pack_keys(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, s
 template <class V>
 void load_value_row(const ItemView& v, float* to, const RowSource& source, std::int64_t offset, bool fresh) {
   const float scale = scale_of_head(v.args.v_scale, v.args.v_scale_stride, v.item.kv_head);
-  load_row<V>(to, source, offset, v.args, fresh && !QUIRE_PLANTED(scales_on_new_rows) ? 1.0f : scale);
+  load_scaled_row<V>(to, source, offset, v.args, fresh && !QUIRE_PLANTED(scales_on_new_rows) ? 1.0f : scale);
 }
 
 /// A value row into its place in the panels; false (and zeros there) if an element is not finite.

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backend/cpu/simd_exp.h"
+#include "quire/tensor.hpp"
 
 namespace quire::cpu {
 
@@ -13,6 +14,8 @@ struct Avx2Simd {
   static constexpr int kWidth = 8;
   static constexpr int kRows = 6;  // 6 x 2 accumulators + 3 operands fit the 16 registers
   static constexpr int kCols = 2;
+
+  static constexpr int kDirectRows = 2;  // direct path: 2 x 4 keys + 5 operands
 
   using Reg = __m256;
 
@@ -25,7 +28,28 @@ struct Avx2Simd {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
   }
+  /// By way of f16: e5m2 is its upper byte; e4m3 has its fields seven bits lower, with another bias. NaN codes of e4m3 excepted.
+  template <DType kType>
   static Reg load_fp8(const std::uint8_t* p, const float* table) {
+    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    if constexpr (kType == DType::fp8_e5m2) return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(codes), 8));
+    if constexpr (kType == DType::fp8_e5m2fnuz) return look_up(p, table);
+    const __m128i half = _mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(codes), 7), _mm_set1_epi16(-0x4001));
+    return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(kType == DType::fp8_e4m3fn ? 256.0f : 128.0f));
+  }
+  /// `count` is a multiple of 8.
+  static bool has_code(const std::uint8_t* p, std::int64_t count, std::uint8_t or_mask, std::uint8_t code) {
+    const __m256i mask = _mm256_set1_epi8(static_cast<char>(or_mask)), wanted = _mm256_set1_epi8(static_cast<char>(code));
+    __m256i found = _mm256_setzero_si256();
+    const auto look = [&](__m256i codes) {
+      found = _mm256_or_si256(found, _mm256_cmpeq_epi8(_mm256_or_si256(codes, mask), wanted));
+    };
+    std::int64_t i = 0;
+    for (; i + 32 <= count; i += 32) look(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i)));
+    for (; i + 8 <= count; i += 8) look(_mm256_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + i))));
+    return _mm256_movemask_epi8(found) != 0;
+  }
+  static Reg look_up(const std::uint8_t* p, const float* table) {
     const __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     return _mm256_i32gather_ps(table, codes, 4);
   }

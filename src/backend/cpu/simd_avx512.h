@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backend/cpu/simd_exp.h"
+#include "quire/tensor.hpp"
 
 namespace quire::cpu {
 
@@ -13,6 +14,8 @@ struct Avx512Simd {
   static constexpr int kWidth = 16;
   static constexpr int kRows = 6;  // 6 x 4 accumulators + 5 operands fit the 32 registers; 6 loads feed 24 multiply-adds
   static constexpr int kCols = 4;
+
+  static constexpr int kDirectRows = 4;  // direct path: 4 x 4 keys + 5 operands
 
   using Reg = __m512;
 
@@ -22,10 +25,32 @@ struct Avx512Simd {
   static void store(float* p, Reg a) { _mm512_storeu_ps(p, a); }
   static Reg load_f16(const std::uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
   static Reg load_bf16(const std::uint16_t* p) {
-    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+    // Word i becomes the upper half of lane i, the lower halves zero: one permutation.
+    const __m512i upper = _mm512_set_epi32(15 << 16, 14 << 16, 13 << 16, 12 << 16, 11 << 16, 10 << 16, 9 << 16, 8 << 16, 7 << 16,
+                                           6 << 16, 5 << 16, 4 << 16, 3 << 16, 2 << 16, 1 << 16, 0);
+    const __m512i words = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, upper, words));
   }
+  /// By way of f16: e5m2 is its upper byte; e4m3 has its fields seven bits lower, with another bias. NaN codes of e4m3 excepted.
+  template <DType kType>
   static Reg load_fp8(const std::uint8_t* p, const float* table) {
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    if constexpr (kType == DType::fp8_e5m2) return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8));
+    if constexpr (kType == DType::fp8_e5m2fnuz) return look_up(p, table);
+    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7), _mm256_set1_epi16(-0x4001));
+    return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(kType == DType::fp8_e4m3fn ? 256.0f : 128.0f));
+  }
+  static bool has_code(const std::uint8_t* p, std::int64_t count, std::uint8_t or_mask, std::uint8_t code) {
+    const __m512i mask = _mm512_set1_epi8(static_cast<char>(or_mask)), wanted = _mm512_set1_epi8(static_cast<char>(code));
+    __mmask64 found = 0;
+    for (std::int64_t i = 0; i < count; i += 64) {
+      const __mmask64 valid = count - i >= 64 ? ~__mmask64{0} : (__mmask64{1} << (count - i)) - 1;
+      const __m512i codes = _mm512_maskz_loadu_epi8(valid, p + i);
+      found |= _mm512_mask_cmpeq_epi8_mask(valid, _mm512_or_si512(codes, mask), wanted);
+    }
+    return found != 0;
+  }
+  static Reg look_up(const std::uint8_t* p, const float* table) {
     const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm512_i32gather_ps(codes, table, 4);
   }

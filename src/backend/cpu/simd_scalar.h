@@ -11,8 +11,9 @@ namespace quire::cpu {
 /// The interface: width, register blocking, loads from each stored type, arithmetic, selection by lane index.
 struct ScalarSimd {
   static constexpr int kWidth = 4;
-  static constexpr int kRows = 2;  ///< query rows per register block
-  static constexpr int kCols = 2;  ///< vectors per register block
+  static constexpr int kRows = 2;        ///< query rows per register block
+  static constexpr int kCols = 2;        ///< vectors per register block
+  static constexpr int kDirectRows = 2;  ///< rows scored together on the direct path
 
   struct Reg {
     float v[kWidth];
@@ -43,7 +44,14 @@ struct ScalarSimd {
   static Reg load_bf16(const std::uint16_t* p) {
     return make([&](int i) { return semantics::bf16_decode(p[i]); });
   }
+  /// Codes as f32, by whatever is fastest; `table` holds all values. NaN codes of e4m3 excepted: see has_code.
+  template <DType kType>
   static Reg load_fp8(const std::uint8_t* p, const float* table) {
+    return look_up(p, table);
+  }
+  /// Whether (p[i] | or_mask) == code for some i < count, a multiple of kWidth. Here nothing needs to be excepted.
+  static bool has_code(const std::uint8_t*, std::int64_t, std::uint8_t, std::uint8_t) { return false; }
+  static Reg look_up(const std::uint8_t* p, const float* table) {
     return make([&](int i) { return table[p[i]]; });
   }
   static void store_f16(std::uint16_t* p, Reg a) {
