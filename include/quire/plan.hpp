@@ -128,6 +128,8 @@ struct Plan {
   /// One merge for each KV head of a split tile; it may run once all items of that tile and head are done.
   std::int64_t num_merges() const noexcept;
   MergeItem merge(std::int64_t index) const noexcept;  ///< index in [0, num_merges())
+  /// The merge that reads what item(index) writes; -1 if that item writes output itself.
+  std::int64_t merge_after(std::int64_t index) const noexcept;
 };
 
 /// Plans a problem for a device. Fails with `unsupported` (all refusals in the message) if no row takes it.

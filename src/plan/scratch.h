@@ -47,6 +47,7 @@ inline ThreadScratch thread_scratch(const Plan& plan) {
 struct Workspace {
   std::int64_t partial_acc = 0;     ///< [num_partials][padded_dim]
   std::int64_t partial_states = 0;  ///< [num_partials][2]: max, sum
+  std::int64_t parts_done = 0;      ///< [num_merges] int32: partials of each merge that are complete
   std::int64_t threads = 0;         ///< [num_threads] x ThreadScratch
   std::int64_t floats = 0;
 };
@@ -54,7 +55,8 @@ struct Workspace {
 inline Workspace workspace_of(const Plan& plan) {
   Workspace w;
   w.partial_states = plan.num_partials * padded_dim(plan.problem.head_dim);
-  w.threads = w.partial_states + (plan.num_partials * 2 + 15) / 16 * 16;
+  w.parts_done = w.partial_states + (plan.num_partials * 2 + 15) / 16 * 16;
+  w.threads = w.parts_done + (plan.num_merges() + 15) / 16 * 16;
   w.floats = w.threads + plan.num_threads * (plan.scratch_bytes_per_thread / static_cast<std::int64_t>(sizeof(float)));
   return w;
 }

@@ -97,6 +97,12 @@ void count_traffic(Plan& plan) {
       4.0 * static_cast<double>(p.head_dim) * static_cast<double>(p.num_q_heads) * static_cast<double>(p.visible_pairs());
 }
 
+/// The tile that holds an item; index in [0, num_items()).
+const WorkTile& tile_of_item(const Plan& plan, std::int64_t index) {
+  const auto starts_later = [](std::int64_t i, const WorkTile& tile) { return i < tile.first_item; };
+  return *(std::upper_bound(plan.tiles.begin(), plan.tiles.end(), index, starts_later) - 1);
+}
+
 }  // namespace
 
 void cut_work(Plan& plan) {
@@ -112,6 +118,8 @@ void cut_work(Plan& plan) {
 
 }  // namespace plan_detail
 
+using plan_detail::tile_of_item;
+
 std::int64_t Plan::num_items() const noexcept {
   return tiles.empty() ? 0 : tiles.back().first_item + tiles.back().num_parts * problem.num_kv_heads;
 }
@@ -123,9 +131,7 @@ std::int64_t Plan::num_merges() const noexcept {
 
 // Within a tile: all heads of its first segment, then of its second, so that neighbouring items read the same pages.
 WorkItem Plan::item(std::int64_t index) const noexcept {
-  const auto after = std::upper_bound(tiles.begin(), tiles.end(), index,
-                                      [](std::int64_t i, const WorkTile& tile) { return i < tile.first_item; });
-  const WorkTile& tile = *(after - 1);
+  const WorkTile& tile = tile_of_item(*this, index);
   const std::int64_t part = (index - tile.first_item) / problem.num_kv_heads;
   const std::int64_t head = (index - tile.first_item) % problem.num_kv_heads;
   WorkItem item{tile.req, static_cast<std::int32_t>(head), tile.row_begin, tile.row_end, tile.key_begin, tile.key_end, -1};
@@ -136,6 +142,11 @@ WorkItem Plan::item(std::int64_t index) const noexcept {
   item.key_end = std::min(tile.key_end, (segment + 1) * split_keys);
   item.partial = tile.first_partial + (head * tile.num_parts + part) * rows;
   return item;
+}
+
+std::int64_t Plan::merge_after(std::int64_t index) const noexcept {
+  const WorkTile& tile = tile_of_item(*this, index);
+  return tile.num_parts == 1 ? -1 : tile.first_merge + (index - tile.first_item) % problem.num_kv_heads;
 }
 
 MergeItem Plan::merge(std::int64_t index) const noexcept {

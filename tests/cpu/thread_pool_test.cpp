@@ -1,5 +1,8 @@
 // The pool runs every task exactly once, never shares a thread number, publishes results, and survives concurrent callers.
 #include <gmock/gmock.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <memory>
@@ -62,6 +65,66 @@ TEST(ThreadPool, WakesAfterSleeping) {
     run(*pool, 8, [&](std::int64_t, int) { ++count; });
     EXPECT_EQ(count, 8);
   }
+}
+
+TEST(ThreadPool, ARunThatIsOverDoesNotWaitForSleepers) {
+  const auto pool = make_thread_pool(64);  // many more than cores: most come too late for most runs
+  std::atomic<int> total{0};
+  for (int i = 0; i < 500; ++i) run(*pool, 3, [&](std::int64_t, int) { ++total; });
+  EXPECT_EQ(total, 1500);
+}
+
+/// New threads ask for a stack that no machine has, as long as this lives.
+class NoMoreThreads {
+ public:
+  NoMoreThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t huge;
+    pthread_attr_init(&huge);
+    pthread_attr_setstacksize(&huge, std::size_t{1} << 46);
+    pthread_setattr_default_np(&huge);
+    pthread_attr_destroy(&huge);
+  }
+  ~NoMoreThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+  NoMoreThreads(const NoMoreThreads&) = delete;
+  NoMoreThreads& operator=(const NoMoreThreads&) = delete;
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST(ThreadPool, WorksWithTheThreadsThatItGets) {
+  std::unique_ptr<Executor> pool;
+  {
+    const NoMoreThreads limit;
+    pool = make_thread_pool(4);
+  }
+  EXPECT_EQ(pool->num_threads(), 1);
+  std::atomic<int> total{0};
+  run(*pool, 10, [&](std::int64_t, int) { ++total; });
+  EXPECT_EQ(total, 10);
+}
+
+TEST(ThreadPool, AForkedChildDoesTheWorkAlone) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer does not follow a fork of a threaded process";
+#endif
+  const auto pool = make_thread_pool(3);
+  std::atomic<int> total{0};
+  run(*pool, 10, [&](std::int64_t, int) { ++total; });
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);  // a child that waits for threads it does not have ends here, by a signal
+    run(*pool, 10, [&](std::int64_t, int) { ++total; });
+    _exit(total == 20 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST(ThreadPool, CanBeDestroyedUnused) {

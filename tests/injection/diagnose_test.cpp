@@ -21,7 +21,7 @@ Case observed_from(const Injected& injected, const std::string& kernel) {
   EXPECT_TRUE(c.ok()) << c.status().message();
   const Plant plant(injected.fault);
   std::int64_t rows = 0;
-  const Status status = kernel_under_test(kernel)(c.value(), 1, rows);
+  const Status status = kernel_under_test(kernel)(c.value(), 4, rows);
   EXPECT_TRUE(status.ok()) << status.message();
   c->observed = c->batch.output;
   c->observed_lse = c->batch.lse;

@@ -67,6 +67,8 @@ inline constexpr Injected kInjected[] = {
                    "q=f32 kv=f32 heads=8:2 d=32 page=16 lse=1 reqs=9@260,1@290"),
     QUIRE_INJECTED(merge_not_rescaled, "does not rescale the earlier segments in the merge",
                    "q=f32 kv=bf16 heads=4:2 d=32 page=16 lse=1 reqs=3@2047,1@3000"),
+    QUIRE_INJECTED(merged_at_first_part, "merges a split as soon as its first part is done",
+                   "q=f32 kv=bf16 heads=4:1 d=32 page=16 lse=1 reqs=1@9000"),
     QUIRE_INJECTED(stale_accumulator, "starts a segment with what the one before it left behind",
                    "q=f32 kv=bf16 heads=4:2 d=32 page=16 lse=1 reqs=3@2047,1@3000"),
     QUIRE_INJECTED(sinks_dropped, "leaves the sink out of the denominator",

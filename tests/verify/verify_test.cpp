@@ -193,6 +193,11 @@ TEST(Backends, KnowTheirNames) {
   }
 }
 
+TEST(Backends, MayHaveMoreThreadsThanTheirVariantsPretend) {
+  const Verdict v = run(backend_target("cpu", 20).value(), line_only());
+  EXPECT_EQ(v.verdict, "pass") << v.text;
+}
+
 TEST(Matrices, HoldWhatTheirNamesPromise) {
   EXPECT_EQ(notes_matrix(false).size(), 48u);
   EXPECT_EQ(small_notes_matrix().size(), 48u);

@@ -1,6 +1,7 @@
-// attend() on the CPU: check, resolve pointers, run the plan's items and merges, count the rows.
+// attend() on the CPU: check, resolve pointers, run the plan's items, merge what was split, count the rows.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <string>
@@ -143,6 +144,31 @@ Status admit(const Plan& plan, const Batch& batch, const KVCache& cache, const O
   return {};
 }
 
+/// Runs every item. Whoever completes the last part of a split merges it at once: nobody waits, and there is one parallel phase.
+/// Returns the number of output rows written.
+std::int64_t run_items(const Plan& plan, const AttendArgs& args, float* workspace, Executor& executor) {
+  const cpu::KernelEntry& kernel = *find_entry(plan.kernel);
+  const plan_detail::Workspace at = plan_detail::workspace_of(plan);
+  auto* parts_done = reinterpret_cast<std::int32_t*>(workspace + at.parts_done);
+  std::fill_n(parts_done, plan.num_merges(), 0);
+  std::atomic<std::int64_t> rows_written{0};
+  auto task = [&](std::int64_t index, int thread) {
+    float* scratch = workspace + at.threads + thread * args.scratch.floats;
+    const WorkItem item = plan.item(index);
+    std::int64_t rows = kernel.attend(args, item, scratch);
+    if (item.partial >= 0) {
+      const std::int64_t m = plan.merge_after(index);
+      const MergeItem merge = plan.merge(m);
+      // Release publishes this part's partials; acquire lets the last to arrive see everybody's.
+      const std::int32_t done = std::atomic_ref(parts_done[m]).fetch_add(1, std::memory_order_acq_rel) + 1;
+      if (done == (QUIRE_PLANTED(merged_at_first_part) ? 1 : merge.num_partials)) rows += kernel.merge(args, merge, scratch);
+    }
+    rows_written.fetch_add(rows, std::memory_order_relaxed);
+  };
+  cpu::parallel_for(executor, plan.num_items(), task);
+  return rows_written.load(std::memory_order_relaxed);
+}
+
 }  // namespace
 
 Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
@@ -152,23 +178,11 @@ Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const 
 
   auto* floats_of_workspace = reinterpret_cast<float*>(workspace.data());
   const AttendArgs args = resolve(plan, batch, cache, options, floats_of_workspace);
-  const cpu::KernelEntry& kernel = *find_entry(plan.kernel);
-  float* scratch = floats_of_workspace + plan_detail::workspace_of(plan).threads;
-  const std::int64_t scratch_stride = args.scratch.floats;
-  std::atomic<std::int64_t> rows_written{0};
-  auto attend_task = [&](std::int64_t i, int thread) {
-    rows_written += kernel.attend(args, plan.item(i), scratch + thread * scratch_stride);
-  };
-  auto merge_task = [&](std::int64_t i, int thread) {
-    rows_written += kernel.merge(args, plan.merge(i), scratch + thread * scratch_stride);
-  };
-  cpu::parallel_for(executor, plan.num_items(), attend_task);
-  cpu::parallel_for(executor, plan.num_merges(), merge_task);
-
+  const std::int64_t rows_written = run_items(plan, args, floats_of_workspace, executor);
   const std::int64_t expected = plan.problem.num_tokens() * plan.problem.num_q_heads;
   if (rows_written != expected)
     return {Code::internal_error,
-            fmt::format("attend: {} wrote {} output rows, the batch has {}", plan.kernel, rows_written.load(), expected)};
+            fmt::format("attend: {} wrote {} output rows, the batch has {}", plan.kernel, rows_written, expected)};
   if (attend_options.rows != nullptr) *attend_options.rows = {{plan.kernel, rows_written}};
   return {};
 }

@@ -22,6 +22,7 @@ enum class Planted {
   masked_keys_multiplied,
   maximum_not_rescaled,
   merge_not_rescaled,
+  merged_at_first_part,
   pages_shifted_by_one,
   partial_key_tile_skipped,
   query_of_first_row,

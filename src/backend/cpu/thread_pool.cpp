@@ -1,10 +1,11 @@
-// A persistent thread pool: workers spin briefly for the next run, then sleep; tasks are taken from one atomic counter.
-#include <sched.h>
-
-#include <algorithm>
+// A persistent thread pool: workers spin briefly for the next run, then sleep in the kernel; tasks come from one atomic counter.
+//
+// A run never waits for a worker that has not come yet. Workers enter through a gate that the caller opens and, once no task is
+// left, closes: only those inside are waited for. So a small run on a busy machine costs what the caller needs alone, and a
+// process that forked (and has no workers) still gets its work done.
 #include <atomic>
-#include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -14,18 +15,39 @@
 namespace quire {
 namespace {
 
+/// Tells the core that this is a waiting loop.
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+/// Returns once `value` is no longer `old`: spins for the gap between a step's small calls, then sleeps.
+inline void wait_while(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
+  constexpr int kSpins = 400;  // about 10 us of pauses (40 cycles to 140 each)
+  for (int i = 0; i < kSpins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    relax();
+  }
+  value.wait(old, std::memory_order_acquire);
+}
+
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int num_threads) {
-    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
+    workers_.reserve(static_cast<std::size_t>(num_threads));
+    try {
+      for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
+    } catch (const std::system_error&) {
+      // The system grants no more threads: those that it did, and the caller, share the work.
+    }
   }
 
   ~ThreadPool() override {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    wake_.notify_all();
+    stopping_.store(true, std::memory_order_relaxed);
+    announce();
     for (std::thread& t : workers_) t.join();
   }
 
@@ -36,16 +58,14 @@ class ThreadPool final : public Executor {
 
   void run(std::int64_t num_tasks, void (*task)(void*, std::int64_t, int), void* context) override {
     const std::lock_guard one_run_at_a_time(run_mutex_);
-    {
-      const std::lock_guard lock(mutex_);
-      job_ = {task, context, num_tasks};
-      next_.store(0, std::memory_order_relaxed);
-      busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-      generation_.fetch_add(1, std::memory_order_release);
-    }
-    wake_.notify_all();
-    drain(job_, 0);
-    wait_until_idle();
+    job_ = {task, context, num_tasks};
+    next_.store(0, std::memory_order_relaxed);
+    gate_.store(kOpen, std::memory_order_release);  // publishes the job to those who enter
+    if (num_tasks > 1) announce();
+    drain(0);
+    gate_.fetch_and(~kOpen, std::memory_order_relaxed);
+    // Acquire pairs with the release of those who leave: their tasks' writes become visible to the caller.
+    for (std::uint32_t inside; (inside = gate_.load(std::memory_order_acquire)) != 0;) wait_while(gate_, inside);
   }
 
  private:
@@ -55,51 +75,47 @@ class ThreadPool final : public Executor {
     std::int64_t num_tasks = 0;
   };
 
-  void drain(const Job& job, int thread) {
-    for (std::int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < job.num_tasks;) job.task(job.context, i, thread);
+  void drain(int thread) {
+    for (std::int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < job_.num_tasks;)
+      job_.task(job_.context, i, thread);
   }
 
-  /// The release in `busy_` and the acquire here make the workers' writes visible to the caller of run().
-  void wait_until_idle() {
-    for (int spin = 0; spin < kSpins; ++spin)
-      if (busy_.load(std::memory_order_acquire) == 0) return;
-    std::unique_lock lock(mutex_);
-    idle_.wait(lock, [this] { return busy_.load(std::memory_order_acquire) == 0; });
+  void announce() {
+    generation_.fetch_add(1, std::memory_order_release);
+    generation_.notify_all();
   }
 
-  bool wait_for_job(std::uint64_t seen) {
-    for (int spin = 0; spin < kSpins; ++spin)
-      if (generation_.load(std::memory_order_acquire) != seen) return true;
-    std::unique_lock lock(mutex_);
-    wake_.wait(lock, [&] { return stopping_ || generation_.load(std::memory_order_acquire) != seen; });
-    return generation_.load(std::memory_order_acquire) != seen;
+  /// False if the gate is closed: the run is over already, or none has begun.
+  bool enter() {
+    std::uint32_t gate = gate_.load(std::memory_order_relaxed);
+    while ((gate & kOpen) != 0)
+      if (gate_.compare_exchange_weak(gate, gate + kOneInside, std::memory_order_acquire, std::memory_order_relaxed)) return true;
+    return false;
+  }
+
+  void leave() {
+    if (gate_.fetch_sub(kOneInside, std::memory_order_release) == kOneInside) gate_.notify_one();
   }
 
   void work(int thread) {
-    for (std::uint64_t seen = 0; wait_for_job(seen);) {
-      Job job;
-      {
-        const std::lock_guard lock(mutex_);
-        seen = generation_.load(std::memory_order_relaxed);
-        job = job_;
-      }
-      drain(job, thread);
-      if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        const std::lock_guard lock(mutex_);
-        idle_.notify_one();
-      }
+    for (std::uint32_t seen = 0;;) {
+      wait_while(generation_, seen);
+      seen = generation_.load(std::memory_order_acquire);
+      if (stopping_.load(std::memory_order_relaxed)) return;
+      if (!enter()) continue;
+      drain(thread);
+      leave();
     }
   }
 
-  static constexpr int kSpins = 2000;  // a few microseconds: longer than the gap between a step's layers' phases
+  static constexpr std::uint32_t kOpen = 1, kOneInside = 2;
 
-  std::mutex run_mutex_, mutex_;
-  std::condition_variable wake_, idle_;
-  Job job_;
-  bool stopping_ = false;
-  std::atomic<std::uint64_t> generation_{0};
-  std::atomic<std::int64_t> next_{0};
-  std::atomic<int> busy_{0};
+  std::mutex run_mutex_;
+  Job job_;                                               // written while nobody is inside
+  alignas(64) std::atomic<std::uint32_t> generation_{0};  // counts announcements
+  alignas(64) std::atomic<std::uint32_t> gate_{0};        // kOpen, plus kOneInside for each worker inside
+  alignas(64) std::atomic<std::int64_t> next_{0};         // the next task
+  std::atomic<bool> stopping_{false};
   std::vector<std::thread> workers_;  // last: threads use everything above
 };
 
