@@ -24,6 +24,12 @@ semantics::KeyRange visible_cached(const Context& c, const Lengths& lengths) noe
   return {keys.begin, std::min(keys.end, lengths.cached_len)};
 }
 
+semantics::KeyRange visible_in_table(const Context& c, const Lengths& lengths) noexcept {
+  const semantics::KeyRange keys = visible_cached(c, lengths);
+  // Both factors are below 2^31 (Q-M08).
+  return {keys.begin, std::min(keys.end, c.batch.block_table.shape[1] * c.sizes.page_size)};
+}
+
 bool is_index_array(const Tensor& t, std::int64_t size) noexcept {
   if (!readable(t) || t.rank != 1 || (t.dtype != DType::i32 && t.dtype != DType::i64)) return false;
   return !known(size) || t.shape[0] == size;

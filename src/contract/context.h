@@ -69,6 +69,9 @@ Lengths lengths_of(const Context& c, std::int64_t request) noexcept;
 /// Cached positions [begin, end) that some row of the request sees; begin >= end if none.
 semantics::KeyRange visible_cached(const Context& c, const Lengths& lengths) noexcept;
 
+/// The same without what lies beyond the table's width (Q-T10). Needs pages_sound.
+semantics::KeyRange visible_in_table(const Context& c, const Lengths& lengths) noexcept;
+
 /// ceil(a / b) without overflow, a >= 0, b >= 1.
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return a / b + (a % b != 0 ? 1 : 0); }
 
@@ -84,10 +87,8 @@ template <typename Visit>
 void for_each_visible_run(const Context& c, std::int64_t request, Visit&& visit) {
   const Lengths lengths = lengths_of(c, request);
   if (!lengths.sound) return;
-  const semantics::KeyRange keys = visible_cached(c, lengths);
-  // Both factors are below 2^31 (Q-M08).
-  const std::int64_t end = std::min(keys.end, c.batch.block_table.shape[1] * c.sizes.page_size);
-  semantics::for_each_page_run(semantics::index_row(c.batch.block_table, request), c.sizes.page_size, keys.begin, end,
+  const semantics::KeyRange keys = visible_in_table(c, lengths);
+  semantics::for_each_page_run(semantics::index_row(c.batch.block_table, request), c.sizes.page_size, keys.begin, keys.end,
                                [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
                                  if (page >= 0 && page < c.sizes.num_pages) visit(page, offset, count, position);
                                });

@@ -6,6 +6,7 @@
 
 #include "contract/context.h"
 #include "contract/flat_map.h"
+#include "contract/index_scan.h"
 
 namespace quire::contract {
 namespace {
@@ -91,17 +92,17 @@ void s03_matches_table(Context& c, const IndexView& slots) {
 /// The writes of this step by slot, and by page, without those that Q-S03 already refuses.
 struct Written {
   FlatMap<Write> slots;
-  FlatMap<char> pages;
+  ValueFilter pages;
 };
 
 Written collect_writes(const Context& c, const IndexView& slots) {
   const std::int64_t count = count_writes(slots, c.sizes.num_tokens);
-  Written written{FlatMap<Write>(count), FlatMap<char>(count)};
+  Written written{FlatMap<Write>(count), {}};
   for_each_write(c, slots, [&](std::int64_t slot, const Write& write, const Lengths& lengths) {
     const auto expected = read_slot(c, write, lengths);
     if (expected && *expected != slot) return;
     written.slots.insert(slot, write);
-    written.pages.insert(slot / c.sizes.page_size, 1);
+    written.pages.add(slot / c.sizes.page_size);
   });
   return written;
 }
@@ -118,13 +119,21 @@ void s04_one_slot(Context& c, std::int64_t slot, const Write& write, std::int64_
 
 void s04_one_position_per_slot(Context& c, const IndexView& slots) {
   const Written written = collect_writes(c, slots);
+  const std::int64_t size = c.sizes.page_size;
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
-    for_each_visible_run(c, r, [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
-      if (written.pages.find(page) == nullptr) return;
-      const std::int64_t first_slot = page * c.sizes.page_size + offset;
-      for (std::int64_t i = 0; i < count; ++i)
-        if (const Write* write = written.slots.find(first_slot + i)) s04_one_slot(c, first_slot + i, *write, r, position + i);
-    });
+    const Lengths lengths = lengths_of(c, r);
+    if (!lengths.sound) continue;
+    const semantics::KeyRange keys = visible_in_table(c, lengths);
+    const auto visit = [&](std::int64_t column, std::int64_t page) {
+      if (page < 0 || page >= c.sizes.num_pages) return;
+      const std::int64_t begin = std::max(keys.begin, column * size), end = std::min(keys.end, (column + 1) * size);
+      for (std::int64_t position = begin; position < end; ++position) {
+        const std::int64_t slot = page * size + position % size;
+        if (const Write* write = written.slots.find(slot)) s04_one_slot(c, slot, *write, r, position);
+      }
+    };
+    for_each_held(semantics::index_row(c.batch.block_table, r), keys.begin / size, ceil_div(std::max(keys.begin, keys.end), size),
+                  written.pages, visit);
   }
 }
 

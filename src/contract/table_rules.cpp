@@ -6,6 +6,7 @@
 
 #include "contract/context.h"
 #include "contract/flat_map.h"
+#include "contract/index_scan.h"
 
 namespace quire::contract {
 namespace {
@@ -129,6 +130,7 @@ void apply_length_rules(Context& c) {
 
 void t03_page_ids(Context& c, std::int64_t r, const IndexView& row, std::int64_t first, std::int64_t last) {
   const std::int64_t num_pages = c.sizes.num_pages;
+  if (all_within(row, first, last, num_pages)) return;
   for (std::int64_t column = first; column < last; ++column) {
     const std::int64_t page = row[column];
     if ((page >= 0 && page < num_pages) || c.report.counted(T03)) continue;
