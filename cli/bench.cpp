@@ -11,6 +11,7 @@
 
 #include "commands.h"
 #include "commit.h"
+#include "html.h"
 #include "progress.h"
 #include "quire/plan.hpp"
 #include "suggest.h"
@@ -128,6 +129,10 @@ Report run_bench(const BenchArgs& args, const Terminal& terminal) {
     if (const Status s = write_file(args.save, report.json.dump(2, ' ', false, Json::error_handler_t::replace)); !s.ok())
       return Report::failure(s);
     report.text += fmt::format("wrote {}\n", printable(args.save));
+  }
+  if (!args.html.empty()) {
+    if (const Status s = write_html(args.html, report.json); !s.ok()) return Report::failure(s);
+    report.text += fmt::format("wrote {}\n", printable(args.html));
   }
   return report;
 }

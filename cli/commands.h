@@ -82,6 +82,7 @@ struct BenchArgs {
   double seconds = 2.0;
   bool no_verify = false;
   std::string save;
+  std::string html;
 };
 Report run_bench(const BenchArgs& args, const Terminal& terminal);
 

@@ -197,6 +197,7 @@ void add_bench(CLI::App& app, BenchArgs& args, BenchCompareArgs& compare) {
       ->check(CLI::Range(0.001, 1e6));
   command->add_flag("--no-verify", args.no_verify, "do not compare with the fp64 reference: faster, but nothing is proved");
   command->add_option("--save", args.save, "also write the JSON of the report")->type_name("FILE");
+  command->add_option("--html", args.html, "write one self-contained page with roofline and thread scaling")->type_name("FILE");
   add_bench_compare(command, compare);
 }
 

@@ -1,4 +1,4 @@
-// Pictures for people: one HTML page from the JSON of verify() or diagnose().
+// Pictures for people: one HTML page from the JSON of verify(), diagnose() or bench().
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@ namespace quire {
 
 /// A self-contained page: no network, no script or style of others; light and dark, usable by keyboard, printable.
 ///
-/// `json` is Verdict::json or Diagnosis::json: an object with "quire_verify": 1 or "quire_diagnose": 1 (docs/report.md lists the
-/// keys). Parts that are missing are not shown. The text in it may be hostile: it is shown as text, never run.
-/// The same JSON gives the same bytes. Errors: parse_error for malformed JSON or another schema.
+/// `json` is Verdict::json, Diagnosis::json or BenchReport::json: an object with "quire_verify", "quire_diagnose" or
+/// "quire_bench" = 1 (docs/report.md lists the keys). Parts that are missing are not shown. The text in it may be hostile: it is
+/// shown as text, never run. The same JSON gives the same bytes. Errors: parse_error for malformed JSON or another schema.
 Result<std::string> render_html(std::string_view json);
 
 }  // namespace quire

@@ -1,5 +1,5 @@
-// From the JSON of a verdict or a diagnosis to a page: checks that it is one, and embeds it so that no text in it can end the
-// data block or begin a tag.
+// From the JSON of a verdict, a diagnosis or a bench run to a page: checks that it is one, and embeds it so that no text in it
+// can end the data block or begin a tag.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kSchemas[] = {"quire_verify", "quire_diagnose"};
+constexpr const char* kSchemas[] = {"quire_verify", "quire_diagnose", "quire_bench"};
 /// Reports nest six deep. Far more than that is an attack on recursive code, ours or the browser's.
 constexpr int kMaxDepth = 64;
 
@@ -59,7 +59,8 @@ Status not_a_report(const json& document) {
   for (const char* schema : kSchemas)
     if (document.is_object() && document.contains(schema))
       found = fmt::format("\"{}\": {:.64}", schema, document[schema].dump(-1, ' ', true, json::error_handler_t::replace));
-  return {Code::parse_error, fmt::format("report: expected \"quire_verify\": 1 or \"quire_diagnose\": 1, found {}", found)};
+  return {Code::parse_error,
+          fmt::format("report: expected \"quire_verify\": 1, \"quire_diagnose\": 1 or \"quire_bench\": 1, found {}", found)};
 }
 
 Result<std::string> render(std::string_view text) {

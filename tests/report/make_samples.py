@@ -188,6 +188,38 @@ def unknown(r):
             "pictures": {"rows": rows_picture([(40, 7), (1, 60)], 4, [("cpu_generic", 160)])}}
 
 
+def bench_result(kernel, threads, flops, median, floor, compute, status="ok", invariant=False):
+    interval = {"median": median, "low": median * 0.985, "high": median * 1.02, "blocks": 15}
+    return {"asked_kernel": kernel if status == "wrong" else "", "threads": threads, "batch_invariant": invariant, "status": status, "reason": "" if status == "ok" else "worst at token 3, head 1",
+            "kernel": kernel, "plan": f"{kernel} tile=64x64 split=1024 items=40", "plan_seconds": 3.1e-6, "seconds": interval, "clock": "wall", "calls": 1240, "disturbed": 3,
+            "block_seconds": [median] * 15, "gbs": 67.1e6 / median * 1e-9, "gflops": flops / median * 1e-9, "floor": {"seconds": floor, "memory_seconds": 0 if compute else floor,
+            "compute_seconds": floor if compute else 0, "read_gbs": 33.1, "compute_gflops": 234.0, "compute": "bf16 dot"}, "of_floor": floor / median, "of_gather": 0.91,
+            "rows_compared": 1, "rows_total": 1, "worst_ratio": 0.31}
+
+
+def bench_run(_):
+    cases = []
+    for line, flops, compute, floor, median in [("1@16383", 0.268e9, False, 2.03e-3, 2.3e-3), ("16x1@2047", 0.537e9, False, 4.06e-3, 4.7e-3), ("512@1536", 15.0e9, True, 64e-3, 92e-3)]:
+        results = [bench_result("cpu_avx512bf16", t, flops, median / (1.94 if t == 2 else 1), floor / t, compute, invariant=i) for i in (False, True) for t in (1, 2)]
+        if line == "512@1536":
+            results.append(bench_result("cpu_generic", 1, flops, 9 * median, floor, compute, status="wrong"))
+        cases.append({"name": "targets", "line": f"q=bf16 kv=bf16 heads=32:8 d=128 page=16 layout=hnd reqs={line}", "kv_bytes": 67108864, "flops": flops,
+                      "rotation": {"copies": 4, "working_set_bytes": 268435456, "kind": "from memory: copies of K and V in turn"}, "results": results})
+    ceilings = [{"threads": t, "loops": "avx512", "reads": [{"bytes": 8 << 20, "stream_gbs": 98.0 * t, "gather_gbs": 90.0 * t}, {"bytes": 256 << 20, "stream_gbs": 33.1 + 20 * (t - 1),
+                 "gather_gbs": 29.6 * t}], "fma_gflops": 117.0 * t, "bf16_dot_gflops": 234.0 * t, "amx_gflops": 0, "ping_pong_ns": 0 if t == 1 else 32.0, "drift": 0.031} for t in (1, 2)]
+    return {"schema": "quire.bench/1", "quire_bench": 1, "ok": False, "version": "0.1.0", "commit": "0123456789ab", "date": "2026-01-20T10:00:00Z", "seconds_per_result": 2,
+            "machine": {"cpu": "AMD EPYC 9R14", "features": "avx512bf16", "cores": 2, "l1_bytes": 32768, "l2_bytes": 1 << 20, "l3_bytes": 32 << 20, "compiler": "gcc 12.2.0"},
+            "ceilings": ceilings, "cases": cases}
+
+
+def hostile_bench(_):
+    attack = "</script><img src=x onerror=alert(1)><b>\u202e"
+    result = {"kernel": attack, "status": attack, "reason": attack, "plan": [attack], "threads": attack, "seconds": attack, "gflops": -1, "floor": None, "of_floor": "1e9"}
+    timed = {"threads": 1, "seconds": {"median": 1e-300, "low": -1, "high": None}, "gflops": 1e300, "status": "ok"}
+    return {"quire_bench": 1, "machine": {"cpu": attack, "l3_bytes": attack}, "commit": attack, "ceilings": [attack, {"threads": 1, "reads": [{"stream_gbs": 1e-300}, attack]}, None],
+            "cases": [attack, 7, None, {"line": attack, "flops": 1e300, "kv_bytes": -1, "rotation": attack, "results": [attack, result, timed, {**timed, "threads": 2}]}]}
+
+
 def hostile(_):
     attack = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1><!--<script>\u2028' \" & javascript:window.pwned=1"
     c = {"matrix": attack, "name": attack, "line": attack, "status": "fail", "kernel": attack, "reason": attack, "seconds": "1e999", "reduced_line": attack,
@@ -201,7 +233,7 @@ def hostile(_):
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "samples")
     folder.mkdir(parents=True, exist_ok=True)
-    for make in (verify_pass, verify_fail, diagnosis, unknown, hostile):
+    for make in (verify_pass, verify_fail, diagnosis, unknown, bench_run, hostile, hostile_bench):
         text = json.dumps(make(random.Random(7)), separators=(",", ":"))
         (folder / f"{make.__name__}.json").write_text(text + "\n", encoding="utf-8")
 

@@ -60,9 +60,10 @@ TEST(RenderHtml, RefusesNestingThatWouldExhaustTheStack) {
       << "brackets in text nest nothing";
 }
 
-TEST(RenderHtml, TakesAnEmptyReportOfEitherKind) {
+TEST(RenderHtml, TakesAnEmptyReportOfEveryKind) {
   EXPECT_THAT(rendered(R"({"quire_verify": 1})"), HasSubstr("<!doctype html>"));
   EXPECT_THAT(rendered(R"({"quire_diagnose": 1})"), HasSubstr("<!doctype html>"));
+  EXPECT_THAT(rendered(R"({"quire_bench": 1})"), HasSubstr("<!doctype html>"));
 }
 
 TEST(RenderHtml, EmbedsTheSameValues) {

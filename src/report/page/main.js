@@ -3,6 +3,7 @@ const report = recordOf(JSON.parse(document.getElementById("data").textContent))
 const kinds = [
   ["quire_verify", "Conformance", verifyPage, () => textOf(report.target)],
   ["quire_diagnose", "Diagnosis", diagnosePage, () => textOf(report.file)],
+  ["quire_bench", "Speed", benchPage, () => textOf(recordOf(report.machine).cpu)],
 ];
 
 function setTheme(theme) {
