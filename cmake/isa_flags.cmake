@@ -8,10 +8,13 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND QUIRE_AVX512_FLAGS -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
 
+set(QUIRE_AVX512BF16_FLAGS -mavx512bf16 ${QUIRE_AVX512_FLAGS})
+
 set_source_files_properties(src/backend/cpu/scalar.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_KERNEL_FLAGS}")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set_source_files_properties(src/backend/cpu/x86_avx2.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX2_FLAGS}")
   set_source_files_properties(src/backend/cpu/x86_avx512.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX512_FLAGS}")
+  set_source_files_properties(src/backend/cpu/x86_avx512bf16.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX512BF16_FLAGS}")
 endif()
 
 # The oracle's loops give the same bits for every vector width: no product may be contracted with a sum.

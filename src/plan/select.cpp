@@ -11,6 +11,15 @@ namespace {
 
 std::vector<std::string> refuses_nothing(const Problem&, const Device&) { return {}; }
 
+/// Products of bf16 pairs are exact for bf16 and fp8 values, and for no other.
+std::vector<std::string> refuses_all_but_bf16_scores(const Problem& problem, const Device&) {
+  std::vector<std::string> reasons;
+  const auto is_bf16_or_fp8 = [](DType t) { return t == DType::bf16 || itemsize(t) == 1; };
+  if (problem.q_dtype != DType::bf16) reasons.push_back(fmt::format("q is {}, expected bf16", name(problem.q_dtype)));
+  if (!is_bf16_or_fp8(problem.kv_dtype)) reasons.push_back(fmt::format("kv is {}, expected bf16 or fp8", name(problem.kv_dtype)));
+  return reasons;
+}
+
 constexpr std::array kRows = {
 #define QUIRE_KERNEL(name, backend, features, predicate, takes, description) \
   KernelRow{Kernel{#name, backend, features, takes, description}, predicate},

@@ -26,8 +26,8 @@ ProblemLine line_of(const Injected& injected) {
 }
 
 TEST_P(InjectedFaults, AreCaughtOnEveryKernelAndOnlyWhileTheyAreOn) {
-  const ProblemLine line = line_of(GetParam());
   for (const std::string& kernel : host_kernels()) {
+    const ProblemLine line = as_taken_by(kernel, line_of(GetParam()));
     const std::vector<std::string> clean = judge(line, kernel_under_test(kernel));
     EXPECT_TRUE(clean.empty()) << kernel << " without a fault: " << report(line, clean);
     const Plant plant(GetParam().fault);

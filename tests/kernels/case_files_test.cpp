@@ -23,7 +23,7 @@ TEST_P(CaseFiles, PassOnEveryKernel) {
   ASSERT_FALSE(host_kernels().empty());
   for (const ProblemLine& line : load_cases(GetParam())) {
     for (const std::string& kernel : host_kernels()) {
-      const std::vector<std::string> findings = judge(line, kernel_under_test(kernel));
+      const std::vector<std::string> findings = judge(as_taken_by(kernel, line), kernel_under_test(kernel));
       EXPECT_TRUE(findings.empty()) << kernel << "\n" << report(line, findings);
     }
   }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "quire/capture.hpp"
 #include "quire/plan.hpp"
 
 namespace quire::test {
@@ -14,6 +15,24 @@ inline std::vector<std::string> host_kernels() {
     if (kernel.backend == Backend::cpu && (kernel.cpu_features & ~host_device().cpu_features) == 0)
       names.emplace_back(kernel.name);
   return names;
+}
+
+/// Whether a kernel takes a problem on this machine.
+inline bool takes(const std::string& kernel, const Problem& problem) {
+  return plan(problem, host_device(), {.kernel = kernel}).ok();
+}
+
+/// The kernel that this machine chooses for a problem.
+inline std::string preferred_kernel(const Problem& problem) {
+  const Result<Plan> chosen = plan(problem, host_device());
+  return chosen.ok() ? chosen->kernel : "";
+}
+
+/// The line itself, or with bf16 queries, and a bf16 cache, too, if that is what the kernel insists on.
+inline ProblemLine as_taken_by(const std::string& kernel, ProblemLine line) {
+  if (!takes(kernel, line.problem)) line.problem.q_dtype = DType::bf16;
+  if (!takes(kernel, line.problem)) line.problem.kv_dtype = DType::bf16;
+  return line;
 }
 
 }  // namespace quire::test

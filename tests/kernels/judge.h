@@ -22,6 +22,22 @@ namespace quire::test {
 /// Attends `c` cut for `num_threads`; reports how many output rows it wrote.
 using Attend = std::function<Status(const Case& c, int num_threads, std::int64_t& rows)>;
 
+/// attend() by a plan, in a workspace of NaN: partial results must be written before they are merged.
+inline Status attend_planned(const Plan& plan, const Case& c, int num_threads, std::int64_t& rows) {
+  std::vector<float> memory(workspace_bytes(plan) / sizeof(float) + 32, std::nanf(""));
+  auto address = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
+  const std::span<std::byte> workspace(reinterpret_cast<std::byte*>(address), workspace_bytes(plan));
+  const std::unique_ptr<Executor> executor = make_thread_pool(std::min(num_threads, 2));
+  std::vector<RowCount> counts;
+  AttendOptions options;
+  options.executor = executor.get();
+  options.rows = &counts;
+  const Status status = attend(plan, c.batch, c.cache, c.options, workspace, options);
+  rows = 0;
+  for (const RowCount& count : counts) rows += count.rows;
+  return status;
+}
+
 /// plan() with the kernel forced, then attend().
 inline Attend kernel_under_test(const std::string& kernel, bool batch_invariant = false) {
   return [kernel, batch_invariant](const Case& c, int num_threads, std::int64_t& rows) -> Status {
@@ -29,19 +45,7 @@ inline Attend kernel_under_test(const std::string& kernel, bool batch_invariant 
                                           {.kernel = kernel, .batch_invariant = batch_invariant, .num_threads = num_threads});
     if (!plan.ok()) return plan.status();
     if (plan->kernel != kernel) return {Code::internal_error, "plan chose " + plan->kernel};
-    // NaN in the workspace: partial results must be written before they are merged.
-    std::vector<float> memory(workspace_bytes(plan.value()) / sizeof(float) + 32, std::nanf(""));
-    auto address = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
-    const std::span<std::byte> workspace(reinterpret_cast<std::byte*>(address), workspace_bytes(plan.value()));
-    const std::unique_ptr<Executor> executor = make_thread_pool(std::min(num_threads, 2));
-    std::vector<RowCount> counts;
-    AttendOptions options;
-    options.executor = executor.get();
-    options.rows = &counts;
-    const Status status = attend(plan.value(), c.batch, c.cache, c.options, workspace, options);
-    rows = 0;
-    for (const RowCount& count : counts) rows += count.rows;
-    return status;
+    return attend_planned(plan.value(), c, num_threads, rows);
   };
 }
 

@@ -17,7 +17,7 @@ class SpecialKernels : public testing::TestWithParam<std::string> {
   Attend invariant_ = kernel_under_test(GetParam(), /*batch_invariant=*/true);
 
   static ProblemLine line_of(const std::string& combination, const std::string& shape) {
-    return hazard_line(combination, shape, 1);
+    return as_taken_by(GetParam(), hazard_line(combination, shape, 1));
   }
   static Case make(const ProblemLine& line) {
     Result<Case> c = make_case(line);
@@ -101,7 +101,7 @@ TEST_P(SpecialKernels, NaNInAVisibleKeyReachesItsRowsAndNoOthers) {
   const Case c = make(line);
   // Position 50 of request 0, KV head 1, dim 3: rows 30 and later of heads 2 and 3.
   const std::int64_t page = semantics::index_row(c.batch.block_table, 0)[50 / 8];
-  static_cast<float*>(c.cache.k.data)[((page * 8 + 50 % 8) * 2 + 1) * 16 + 3] = std::nanf("");
+  semantics::store(c.cache.k.data, c.cache.k.dtype, ((page * 8 + 50 % 8) * 2 + 1) * 16 + 3, std::nanf(""));
   const std::vector<std::string> findings = judge_values(c, attend_);
   EXPECT_TRUE(findings.empty()) << "NaN in a key of\n" << report(line, findings);
 }

@@ -22,7 +22,7 @@ TEST(Select, PinnedForPretendDevices) {
   const std::pair<const char*, const char*> expected[] = {{"scalar", "cpu_generic"},
                                                           {"avx2", "cpu_avx2"},
                                                           {"avx512", "cpu_avx512"},
-                                                          {"avx512bf16", "cpu_avx512"},
+                                                          {"avx512bf16", "cpu_avx512bf16"},
                                                           {"neon", "cpu_generic"}};
   for (const auto& [device, kernel] : expected)
     EXPECT_EQ(plan(kDecode, find_device(device).value()).value().kernel, kernel) << device;
@@ -58,9 +58,26 @@ TEST(Select, ForcingAnUnknownKernelSaysSo) {
 
 TEST(Select, PassedOverRowsAreInThePlan) {
   const Plan p = plan(kDecode, find_device("scalar").value()).value();
-  ASSERT_EQ(p.refusals.size(), 2u);
-  EXPECT_EQ(p.refusals[0].kernel, "cpu_avx512");
-  EXPECT_EQ(p.refusals[1].kernel, "cpu_avx2");
+  ASSERT_EQ(p.refusals.size(), 4u);  // two of them, each with its reason, for what cpu_avx512bf16 needs
+  EXPECT_EQ(p.refusals[0].kernel, "cpu_avx512bf16");
+  EXPECT_EQ(p.refusals[1].kernel, "cpu_avx512bf16");
+  EXPECT_EQ(p.refusals[2].kernel, "cpu_avx512");
+  EXPECT_EQ(p.refusals[3].kernel, "cpu_avx2");
+}
+
+TEST(Select, Bf16ScoresTakeWhatBf16PairsHoldExactly) {
+  const Device device = find_device("avx512bf16").value();
+  const std::pair<const char*, const char*> expected[] = {{"q=bf16 kv=bf16", "cpu_avx512bf16"},
+                                                          {"q=bf16 kv=fp8_e4m3fn", "cpu_avx512bf16"},
+                                                          {"q=bf16 kv=fp8_e5m2fnuz", "cpu_avx512bf16"},
+                                                          {"q=f32 kv=bf16", "cpu_avx512"},
+                                                          {"q=bf16 kv=f16", "cpu_avx512"}};
+  for (const auto& [types, kernel] : expected)
+    EXPECT_EQ(plan(parse((std::string(types) + " heads=4:2 d=32 page=16 reqs=3@9").c_str()), device).value().kernel, kernel)
+        << types;
+  const Result<Plan> forced = plan(parse("q=f32 kv=f32 heads=4:2 d=32 page=16 reqs=3@9"), device, {.kernel = "cpu_avx512bf16"});
+  EXPECT_THAT(forced.status().message(), HasSubstr("cpu_avx512bf16: q is f32, expected bf16"));
+  EXPECT_THAT(forced.status().message(), HasSubstr("cpu_avx512bf16: kv is f32, expected bf16 or fp8"));
 }
 
 /// One plan line per (device, problem): tests/plan/goldens/plans.txt; QUIRE_UPDATE_GOLDENS=1 rewrites it.

@@ -25,6 +25,7 @@ const cpu::KernelEntry* find_entry(const std::string& kernel) {
 #if defined(__x86_64__)
       &cpu::kAvx2Entry,
       &cpu::kAvx512Entry,
+      &cpu::kAvx512Bf16Entry,
 #endif
   };
   for (const cpu::KernelEntry* entry : entries)

@@ -67,6 +67,7 @@ extern const KernelEntry kGenericEntry;
 #if defined(__x86_64__)
 extern const KernelEntry kAvx2Entry;
 extern const KernelEntry kAvx512Entry;
+extern const KernelEntry kAvx512Bf16Entry;
 #endif
 
 }  // namespace quire::cpu

@@ -42,9 +42,11 @@ void absorb_segment(const ItemView& v, std::int64_t begin, std::int64_t end) {
 
 template <class V>
 void load_queries(const ItemView& v) {
-  for (std::int64_t m = 0; m < v.num_rows; ++m)
-    load_row<V>(v.query + m * v.stride, v.args.query,
-                v.args.query.strides.row(0, v.head(m), QUIRE_PLANTED(query_of_first_row) ? v.first_token : v.token(m)), v.args);
+  for (std::int64_t m = 0; m < v.num_rows; ++m) {
+    const std::int64_t token = QUIRE_PLANTED(query_of_first_row) ? v.first_token : v.token(m);
+    load_key<V>(v.query + m * v.stride, /*temp=*/v.v_panel, v.args.query, v.args.query.strides.row(0, v.head(m), token), v.args,
+                /*scale=*/1.0f);
+  }
 }
 
 /// KernelEntry::attend.

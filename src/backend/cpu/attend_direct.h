@@ -30,13 +30,14 @@ void direct_score_block(const ItemView& v, std::int64_t m, std::int64_t j) {
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < kDirectKeys; ++c) sum[r][c] = V::set1(0.0f);
   const float* query = v.query + m * v.stride;
-  for (std::int64_t d = 0; d < v.stride; d += V::kWidth) {
-    if (QUIRE_PLANTED(query_tail_dims_dropped) && d + V::kWidth >= v.args.head_dim) break;
+  const std::int64_t floats = key_floats<V>(v.args);
+  for (std::int64_t d = 0; d < floats; d += V::kWidth) {
+    if (QUIRE_PLANTED(query_tail_dims_dropped) && (d + V::kWidth) * V::kPairs >= v.args.head_dim) break;
     typename V::Reg k[kDirectKeys];
     for (int c = 0; c < kDirectKeys; ++c) k[c] = V::load(v.staging + c * v.stride + d);
     for (int r = 0; r < kRows; ++r) {
       const typename V::Reg q = V::load(query + r * v.stride + d);
-      for (int c = 0; c < kDirectKeys; ++c) sum[r][c] = V::fma(q, k[c], sum[r][c]);
+      for (int c = 0; c < kDirectKeys; ++c) sum[r][c] = V::dot(q, k[c], sum[r][c]);
     }
   }
   for (int r = 0; r < kRows; ++r) V::store_sums(v.scores + (m + r) * v.tile_kv + j, sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
@@ -58,7 +59,7 @@ void direct_scores(const ItemView& v, const TileRows& rows, const RowSource& sou
     std::int64_t offsets[kDirectKeys];
     for (std::int64_t c = 0; c < kDirectKeys; ++c)
       offsets[c] = rows.k[j + c < rows.begin ? rows.begin : j + c < rows.end ? j + c : rows.end - 1];
-    load_rows<V>(v.staging, source, offsets, kDirectKeys, v.args);
+    load_keys<V>(v.staging, /*temp=*/v.v_panel, source, offsets, kDirectKeys, v.args);
     ahead.advance(kDirectKeys);
     for (std::int64_t m = 0; m < v.num_rows; m += V::kDirectRows) direct_score_block_of<V>(v.num_rows - m)(v, m, j);
   }

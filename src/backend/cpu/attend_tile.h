@@ -72,6 +72,14 @@ void load_row(float* dst, const RowSource& src, std::int64_t offset, const Atten
   for (std::int64_t d = head_dim; d < args.stride; ++d) dst[d] = 0.0f;
 }
 
+/// The same, times `scale`.
+template <class V>
+void load_scaled_row(float* dst, const RowSource& src, std::int64_t offset, const AttendArgs& args, float scale) {
+  load_row<V>(dst, src, offset, args);
+  for (std::int64_t d = 0; d < args.stride && scale != 1.0f; d += V::kWidth)
+    V::store(dst + d, V::mul(V::load(dst + d), V::set1(scale)));
+}
+
 /// count rows, each of whole vectors that lie side by side.
 template <class V, class Load>
 void convert_rows(float* dst, std::int64_t stride, const std::int64_t* offsets, std::int64_t count, std::int64_t head_dim,
@@ -94,12 +102,49 @@ void load_rows(float* dst, const RowSource& src, const std::int64_t* offsets, st
   for (std::int64_t r = 0; r < count; ++r) load_row<V>(dst + r * args.stride, src, offsets[r], args);
 }
 
-/// The same, times `scale`.
+// ---- rows of keys, as the right-hand side of the scores -----------------------------------------------------------------------
+
+/// Floats that a key or query row takes: one for each step of a score's chain, rounded up to whole vectors.
 template <class V>
-void load_scaled_row(float* dst, const RowSource& src, std::int64_t offset, const AttendArgs& args, float scale) {
-  load_row<V>(dst, src, offset, args);
-  for (std::int64_t d = 0; d < args.stride && scale != 1.0f; d += V::kWidth)
-    V::store(dst + d, V::mul(V::load(dst + d), V::set1(scale)));
+std::int64_t key_floats(const AttendArgs& args) {
+  return V::kPairs == 1 ? args.stride : ((args.head_dim + 1) / 2 + 15) / 16 * 16;
+}
+
+/// One row as bf16 pairs in `dst` (key_floats of them), zero-padded. Exact: the row holds bf16 or fp8 values. `temp` takes a row
+/// of f32.
+template <class V>
+void load_pairs(float* dst, float* temp, const RowSource& src, std::int64_t offset, const AttendArgs& args) {
+  const std::int64_t floats = key_floats<V>(args);
+  const bool whole = src.strides.dim == 1 && src.strides.x >= args.head_dim && args.head_dim == 2 * floats;
+  if (whole && src.dtype == DType::bf16) {
+    const auto* pairs = reinterpret_cast<const float*>(static_cast<const std::uint16_t*>(src.data) + offset);
+    for (std::int64_t d = 0; d < floats; d += V::kWidth) V::store(dst + d, V::load(pairs + d));
+    return;
+  }
+  for (std::int64_t d = args.stride / 2 / V::kWidth * V::kWidth; d < floats; d += V::kWidth) V::store(dst + d, V::set1(0.0f));
+  load_row<V>(temp, src, offset, args);
+  for (std::int64_t d = 0; d < args.stride; d += V::kWidth)
+    V::store_exact_bf16(reinterpret_cast<std::uint16_t*>(dst) + d, V::load(temp + d));
+}
+
+/// One key or query row as the scores' chains want it. Pairs stay unscaled: their scores are scaled instead (tile_path.h).
+template <class V>
+void load_key(float* dst, float* temp, const RowSource& src, std::int64_t offset, const AttendArgs& args, float scale) {
+  if constexpr (V::kPairs == 2)
+    load_pairs<V>(dst, temp, src, offset, args);
+  else
+    load_scaled_row<V>(dst, src, offset, args, scale);
+}
+
+/// Rows of keys, unscaled, args.stride floats apart.
+template <class V>
+void load_keys(float* dst, float* temp, const RowSource& src, const std::int64_t* offsets, std::int64_t count,
+               const AttendArgs& args) {
+  if constexpr (V::kPairs == 2) {
+    for (std::int64_t r = 0; r < count; ++r) load_pairs<V>(dst + r * args.stride, temp, src, offsets[r], args);
+  } else {
+    load_rows<V>(dst, src, offsets, count, args);
+  }
 }
 
 /// Which of a request's rows: positions of request `req`, KV head `kv_head`.

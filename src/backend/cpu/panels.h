@@ -2,6 +2,7 @@
 // use.
 //
 //   K: [key block of kCols vectors][head_dim][keys of the block]     S = Q K^T walks head_dim, lanes are keys
+//      (kernels with dot products of bf16 pairs: [head_dim / 2], an element is a pair)
 //   V: [dim block][key][dims of the block]                           acc += P V walks keys, lanes are dims
 //
 // A tile is packed once for all score rows of the item. A key whose values are not all finite is set aside: its row in the V
@@ -41,9 +42,10 @@ void pack_keys(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, s
   const AttendArgs& a = v.args;
   const float scale = scale_of_head(a.k_scale, a.k_scale_stride, v.item.kv_head);
   constexpr std::int64_t kBlock = V::kCols * V::kWidth;
+  const std::int64_t floats = key_floats<V>(a);
   const auto transpose_vector = [&](std::int64_t first) {  // the kWidth keys from `first` on, relative to the tile
     float* panel = v.k_panel + first / kBlock * kBlock * v.stride + first % kBlock;
-    for (std::int64_t d = 0; d < v.stride; d += V::kWidth) V::transpose(v.staging + d, v.stride, panel + d * kBlock, kBlock);
+    for (std::int64_t d = 0; d < floats; d += V::kWidth) V::transpose(v.staging + d, v.stride, panel + d * kBlock, kBlock);
   };
   const auto clear = [&](std::int64_t from, std::int64_t to) {  // rows of the staging block
     for (std::int64_t i = from * v.stride; i < to * v.stride; ++i) v.staging[i] = 0.0f;
@@ -52,8 +54,8 @@ void pack_keys(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, s
   for_each_row(a, kv_rows(v), a.cache_k, a.key, begin, end,
                [&](std::int64_t position, const RowSource& source, std::int64_t offset, bool fresh) {
                  const std::int64_t j = position - tile_begin, lane = j % V::kWidth;
-                 load_scaled_row<V>(v.staging + lane * v.stride, source, offset, a,
-                                    fresh && !QUIRE_PLANTED(scales_on_new_rows) ? 1.0f : scale);
+                 load_key<V>(v.staging + lane * v.stride, /*temp=*/v.v_panel, source, offset, a,
+                             fresh && !QUIRE_PLANTED(scales_on_new_rows) ? 1.0f : scale);
                  if (lane + 1 == V::kWidth) transpose_vector(j - lane);
                });
   const std::int64_t rest = (end - tile_begin) % V::kWidth;

@@ -17,6 +17,7 @@ struct Avx2Simd {
 
   static constexpr int kDirectRows = 2;  // direct path: 2 x 4 keys + 5 operands
 
+  static constexpr int kPairs = 1;
   using Reg = __m256;
 
   static Reg set1(float x) { return _mm256_set1_ps(x); }
@@ -72,6 +73,7 @@ struct Avx2Simd {
   static Reg mul(Reg a, Reg b) { return _mm256_mul_ps(a, b); }
   static Reg div(Reg a, Reg b) { return _mm256_div_ps(a, b); }
   static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
+  static Reg dot(Reg a, Reg b, Reg c) { return fma(a, b, c); }
   static Reg abs(Reg a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
   static Reg copy_sign(Reg a, Reg sign) {
     const Reg mask = _mm256_set1_ps(-0.0f);

@@ -17,6 +17,7 @@ struct Avx512Simd {
 
   static constexpr int kDirectRows = 4;  // direct path: 4 x 4 keys + 5 operands
 
+  static constexpr int kPairs = 1;
   using Reg = __m512;
 
   static Reg set1(float x) { return _mm512_set1_ps(x); }
@@ -71,6 +72,7 @@ struct Avx512Simd {
   static Reg mul(Reg a, Reg b) { return _mm512_mul_ps(a, b); }
   static Reg div(Reg a, Reg b) { return _mm512_div_ps(a, b); }
   static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
+  static Reg dot(Reg a, Reg b, Reg c) { return fma(a, b, c); }
   static Reg abs(Reg a) { return _mm512_abs_ps(a); }
   static Reg copy_sign(Reg a, Reg sign) {
     const __m512i mask = _mm512_set1_epi32(static_cast<int>(0x80000000u));

@@ -13,6 +13,7 @@ struct ScalarSimd {
   static constexpr int kWidth = 4;
   static constexpr int kRows = 2;        ///< query rows per register block
   static constexpr int kCols = 2;        ///< vectors per register block
+  static constexpr int kPairs = 1;       ///< products in one step of a score's chain: 2 if queries and keys are bf16 pairs
   static constexpr int kDirectRows = 2;  ///< rows scored together on the direct path
 
   struct Reg {
@@ -76,6 +77,8 @@ struct ScalarSimd {
   static Reg fma(Reg a, Reg b, Reg c) {
     return make([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
   }
+  /// One step of a score: kPairs products added to c.
+  static Reg dot(Reg a, Reg b, Reg c) { return fma(a, b, c); }
   /// Larger of the two; `b` where `a` is NaN.
   static Reg max_ignoring_nan(Reg a, Reg b) {
     return make([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });

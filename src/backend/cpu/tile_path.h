@@ -25,13 +25,13 @@ void score_block(const float* query, std::int64_t stride, const float* panel, st
   typename V::Reg sum[kRows][V::kCols];
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < V::kCols; ++c) sum[r][c] = V::set1(0.0f);
-  for (std::int64_t d = 0; d < head_dim; ++d) {
-    if (QUIRE_PLANTED(query_tail_dims_dropped) && d >= head_dim / 16 * 16) break;
+  for (std::int64_t d = 0; d * V::kPairs < head_dim; ++d) {
+    if (QUIRE_PLANTED(query_tail_dims_dropped) && d * V::kPairs >= head_dim / 16 * 16) break;
     typename V::Reg k[V::kCols];
     for (int c = 0; c < V::kCols; ++c) k[c] = V::load(panel + (d * V::kCols + c) * V::kWidth);
     for (int r = 0; r < kRows; ++r) {
       const typename V::Reg q = V::set1(query[r * stride + d]);
-      for (int c = 0; c < V::kCols; ++c) sum[r][c] = V::fma(q, k[c], sum[r][c]);
+      for (int c = 0; c < V::kCols; ++c) sum[r][c] = V::dot(q, k[c], sum[r][c]);
     }
   }
   for (int r = 0; r < kRows; ++r)
@@ -128,6 +128,14 @@ void add_set_aside(const ItemView& v, const SetAside& aside, std::int64_t tile_b
   }
 }
 
+/// Scores of cached keys times k_scale, where the keys could not take it.
+inline void scale_cached_keys(const ItemView& v, float* row, TileKeys keys, std::int64_t tile_begin) {
+  const float scale = scale_of_head(v.args.k_scale, v.args.k_scale_stride, v.item.kv_head);
+  std::int64_t cached_end = v.args.reqs[v.item.req].cached_len - tile_begin;
+  if (QUIRE_PLANTED(scales_on_new_rows) || cached_end > keys.end) cached_end = keys.end;
+  for (std::int64_t j = keys.begin; j < cached_end && scale != 1.0f; ++j) row[j] *= scale;
+}
+
 // ---- one tile --------------------------------------------------------------------------------------------------------------
 
 /// Rows [m, m + rows), each of which sees a key of [begin, end), through the three steps.
@@ -142,6 +150,7 @@ void absorb_block(const ItemView& v, std::int64_t m, std::int64_t rows, std::int
   for (std::int64_t r = 0; r < rows; ++r) {
     float* row = v.scores + r * v.tile_kv;
     keys[r] = v.keys(m + r, tile_begin, begin, end);
+    if (V::kPairs == 2) scale_cached_keys(v, row, keys[r], tile_begin);
     corrections[r] =
         softmax_row<V>(row, keys[r], v.args.score, v.slope(m + r), tile_begin - v.alibi_origin(m + r), v.states[m + r]);
     for (std::int64_t j = all.begin; j < keys[r].begin; ++j) row[j] = 0.0f;
