@@ -80,25 +80,9 @@ void load_scaled_row(float* dst, const RowSource& src, std::int64_t offset, cons
     V::store(dst + d, V::mul(V::load(dst + d), V::set1(scale)));
 }
 
-/// count rows, each of whole vectors that lie side by side.
-template <class V, class Load>
-void convert_rows(float* dst, std::int64_t stride, const std::int64_t* offsets, std::int64_t count, std::int64_t head_dim,
-                  Load&& load) {
-  for (std::int64_t r = 0; r < count; ++r)
-    for (std::int64_t d = 0; d < head_dim; d += V::kWidth) V::store(dst + r * stride + d, load(offsets[r] + d));
-}
-
-/// Rows at offsets[0 .. count) into dst, args.stride floats apart: the type is asked for once, where rows allow it.
+/// Rows at offsets[0 .. count) into dst, args.stride floats apart.
 template <class V>
 void load_rows(float* dst, const RowSource& src, const std::int64_t* offsets, std::int64_t count, const AttendArgs& args) {
-  const bool whole = src.strides.dim == 1 && src.strides.x >= args.head_dim && args.head_dim == args.stride;
-  const auto* words = static_cast<const std::uint16_t*>(src.data);
-  if (whole && src.dtype == DType::bf16)
-    return convert_rows<V>(dst, args.stride, offsets, count, args.head_dim,
-                           [=](std::int64_t at) { return V::load_bf16(words + at); });
-  if (whole && src.dtype == DType::f16)
-    return convert_rows<V>(dst, args.stride, offsets, count, args.head_dim,
-                           [=](std::int64_t at) { return V::load_f16(words + at); });
   for (std::int64_t r = 0; r < count; ++r) load_row<V>(dst + r * args.stride, src, offsets[r], args);
 }
 

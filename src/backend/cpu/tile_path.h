@@ -60,14 +60,14 @@ void score_rows(const ItemView& v, std::int64_t m, std::int64_t rows, TileKeys k
 
 /// kRows rows x kCols vectors of dims.
 template <class V, int kRows, int kCols>
-void accumulate_block(float* acc, std::int64_t stride, const float* probs, std::int64_t tile_kv, const float* values,
-                      std::int64_t step, TileKeys keys, const float* corrections) {
+void accumulate_block(float* acc, std::int64_t stride, const float* probs, std::int64_t tile_kv, const float* panel,
+                      TileKeys keys, const float* corrections) {
   typename V::Reg sum[kRows][kCols];
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < kCols; ++c) sum[r][c] = V::mul(V::load(acc + r * stride + c * V::kWidth), V::set1(corrections[r]));
   for (std::int64_t j = keys.begin; j < keys.end; ++j) {
     typename V::Reg x[kCols];
-    for (int c = 0; c < kCols; ++c) x[c] = V::load(values + j * step + c * V::kWidth);
+    for (int c = 0; c < kCols; ++c) x[c] = V::load(panel + (j * kCols + c) * V::kWidth);
     for (int r = 0; r < kRows; ++r) {
       const typename V::Reg p = V::set1(probs[r * tile_kv + j]);
       for (int c = 0; c < kCols; ++c) sum[r][c] = V::fma(p, x[c], sum[r][c]);
@@ -77,8 +77,7 @@ void accumulate_block(float* acc, std::int64_t stride, const float* probs, std::
     for (int c = 0; c < kCols; ++c) V::store(acc + r * stride + c * V::kWidth, sum[r][c]);
 }
 
-using AccumulateBlock = void (*)(float*, std::int64_t, const float*, std::int64_t, const float*, std::int64_t, TileKeys,
-                                 const float*);
+using AccumulateBlock = void (*)(float*, std::int64_t, const float*, std::int64_t, const float*, TileKeys, const float*);
 
 template <class V, int kCols, int kRows = V::kRows>
 AccumulateBlock accumulate_block_of(std::int64_t rows) {
@@ -87,17 +86,9 @@ AccumulateBlock accumulate_block_of(std::int64_t rows) {
   return accumulate_block<V, kRows, kCols>;
 }
 
-/// Where values lie: vector c of key j is at data + c * vector_step + j * key_step floats.
-struct ValueRows {
-  const float* data;
-  std::int64_t vector_step;
-  std::int64_t key_step;  ///< 0 = as wide as the dim block: panels
-};
-
-/// Rows [m, m + rows) gain the values of `keys`, which every one of them has a weight for in `probs`.
+/// Rows [m, m + rows) gain the values of `keys`, which every one of them has a weight for.
 template <class V>
-void accumulate_rows(const ItemView& v, std::int64_t m, std::int64_t rows, const ValueRows& values, const float* probs,
-                     TileKeys keys, const float* corrections) {
+void accumulate_rows(const ItemView& v, std::int64_t m, std::int64_t rows, TileKeys keys, const float* corrections) {
   if (QUIRE_PLANTED(masked_keys_multiplied)) keys.end = (keys.end + V::kWidth - 1) / V::kWidth * V::kWidth;
   const std::int64_t vectors = v.stride / V::kWidth;
   for (std::int64_t c = 0; c < vectors;) {
@@ -105,8 +96,8 @@ void accumulate_rows(const ItemView& v, std::int64_t m, std::int64_t rows, const
     const AccumulateBlock block = wide == V::kCols ? accumulate_block_of<V, V::kCols>(rows)
                                   : wide == 2      ? accumulate_block_of<V, 2>(rows)
                                                    : accumulate_block_of<V, 1>(rows);
-    block(v.acc + m * v.stride + c * V::kWidth, v.stride, probs, v.tile_kv, values.data + c * values.vector_step,
-          values.key_step != 0 ? values.key_step : wide * V::kWidth, keys, corrections);
+    block(v.acc + m * v.stride + c * V::kWidth, v.stride, v.scores, v.tile_kv, v.v_panel + c * V::kWidth * v.tile_kv, keys,
+          corrections);
     c += wide;
   }
 }
@@ -156,7 +147,7 @@ void absorb_block(const ItemView& v, std::int64_t m, std::int64_t rows, std::int
     for (std::int64_t j = all.begin; j < keys[r].begin; ++j) row[j] = 0.0f;
     for (std::int64_t j = keys[r].end; j < all.end; ++j) row[j] = 0.0f;
   }
-  accumulate_rows<V>(v, m, rows, {v.v_panel, V::kWidth * v.tile_kv, /*key_step=*/0}, v.scores, all, corrections);
+  accumulate_rows<V>(v, m, rows, all, corrections);
   for (std::int64_t r = 0; r < rows && aside.count > 0; ++r)
     add_set_aside<V>(v, aside, tile_begin, m + r, keys[r], v.scores + r * v.tile_kv);
 }
