@@ -90,13 +90,19 @@ def relative_error(pairs) -> float:
     return float("nan") if any(math.isnan(e) for e in errors) else max(errors)
 
 
-def plain_last_row(torch, shape: Shape, q, k, v, context: int):
-    """The last row of the first request in f32, without any attention operator."""
+def visible(torch, shape: Shape, context: int, seq: int, first: int = 0):
+    """[rows, keys from `first` on]: may this row see this key?"""
+    position, key = torch.arange(context, seq)[:, None], torch.arange(first, seq)[None]
+    return (key <= position) & ((position - key < shape.window) if shape.window else True)
+
+
+def plain_rows(torch, shape: Shape, q, k, v, context: int):
+    """The rows [heads, query, dim] of the first request in f32, without any attention operator."""
     group = shape.heads // shape.kv_heads
-    first = max(0, k.shape[2] - shape.window) if shape.window else 0
-    keys, values = (x[0, :, first:].float().repeat_interleave(group, 0) for x in (k, v))
-    scores = torch.einsum("hd,hkd->hk", q[0, :, -1].float(), keys) / math.sqrt(shape.dim)
-    return torch.einsum("hk,hkd->hd", torch.softmax(scores, -1), values)
+    keys, values = (x[0].float().repeat_interleave(group, 0) for x in (k, v))
+    scores = torch.matmul(q[0].float(), keys.transpose(1, 2)) / math.sqrt(shape.dim)
+    scores.masked_fill_(~visible(torch, shape, context, k.shape[2]), -math.inf)
+    return torch.matmul(torch.softmax(scores, -1), values)
 
 
 class TorchSdpa:
@@ -116,11 +122,8 @@ class TorchSdpa:
             seq = context + query
             q, k, v = random_data(torch, count, query, seq, shape, seed)
             first = shape.first_visible(context)
-            mask = None
-            if query > 1:
-                position, key = torch.arange(context, seq)[:, None], torch.arange(first, seq)[None]
-                mask = (key <= position) & ((position - key < shape.window) if shape.window else True)
-            plain = plain_last_row(torch, shape, q, k, v, context)
+            mask = visible(torch, shape, context, seq, first) if query > 1 else None
+            plain = plain_rows(torch, shape, q, k, v, context)
             calls.append((q, *(self._pages(x) if self.gather else x[:, :, first:].contiguous() for x in (k, v)), mask, first, seq, plain))
         return calls
 
@@ -156,7 +159,7 @@ class TorchSdpa:
         return outputs
 
     def error(self) -> float:
-        return relative_error((out[0, :, -1], c[-1]) for out, c in zip(self.call(), self.copies[0]))
+        return relative_error((out[0], c[-1]) for out, c in zip(self.call(), self.copies[0]))
 
 
 class OrtGqa:
@@ -203,7 +206,7 @@ class OrtGqa:
                 raise Refused("several chunks of equal lengths in one call")
             seq = context + query
             q, k, v = random_data(self.torch, count, query, seq, self.shape, seed)
-            plain = plain_last_row(self.torch, self.shape, q, k, v, context)
+            plain = plain_rows(self.torch, self.shape, q, k, v, context)
             rows = lambda x: x.float().transpose(1, 2).reshape(count, query, -1).contiguous().numpy()  # noqa: E731
             value = self.ort.OrtValue.ortvalue_from_numpy
             buffers = [value(x.float().numpy()) for x in (k, v)]
@@ -226,8 +229,9 @@ class OrtGqa:
         return calls
 
     def error(self) -> float:
-        heads = self.shape.heads, self.shape.dim
-        return relative_error((self.torch.from_numpy(out.numpy()[0, -1].reshape(heads)), plain) for _, out, plain in self.call())
+        heads = -1, self.shape.heads, self.shape.dim
+        outputs = [(self.torch.from_numpy(out.numpy()[0].reshape(heads)).transpose(0, 1), plain) for _, out, plain in self.call()]
+        return relative_error(outputs)
 
 
 class VllmCpu:
@@ -270,7 +274,7 @@ class VllmCpu:
             used += pages[r]
             q, k, v = (x[taken[query, context]] for x in data[query, context])
             if taken[query, context] == 0:
-                self.plain[r] = plain_last_row(torch, shape, *data[query, context], context)
+                self.plain[r] = plain_rows(torch, shape, *data[query, context], context)
             taken[query, context] += 1
             at = torch.arange(query + context)
             slots = table[r, at // VLLM_BLOCK].long() * VLLM_BLOCK + at % VLLM_BLOCK
@@ -291,7 +295,7 @@ class VllmCpu:
     def error(self) -> float:
         self.output.fill_(float("nan"))
         self.call()
-        return relative_error((self.output[self.starts[r + 1] - 1], plain) for r, plain in self.plain.items())
+        return relative_error((self.output[self.starts[r] : self.starts[r + 1]].transpose(0, 1), plain) for r, plain in self.plain.items())
 
 
 def make_peer(name: str, shape: Shape, copies: int, threads: int):
