@@ -88,7 +88,7 @@ struct BenchResult {
 };
 
 struct BenchCaseResult {
-  std::string name, line;  ///< where it is from, and the problem line
+  std::string name, line;  ///< where it is from, and the canonical problem line
   std::int64_t kv_bytes = 0;
   double flops = 0;
   std::int64_t copies = 1;             ///< of K and V, taken in turn from call to call

@@ -66,13 +66,19 @@ std::string result_text(const BenchResult& r) {
   return text + "\n";
 }
 
+/// A batch of a hundred requests would bury the numbers; JSON has it whole.
+std::string shortened(const std::string& line) {
+  constexpr std::size_t kMax = 160;
+  return line.size() <= kMax ? line : line.substr(0, kMax) + "...";
+}
+
 std::string case_text(const BenchCaseResult& c) {
   const std::string kind =
       c.copies > 1 ? fmt::format("{} copies in turn, {} in all: from memory", c.copies, size_text(c.working_set_bytes))
                    : std::string("one copy: as warm as caches keep it");
   std::string text = fmt::format("\ncase      {}{}\n  K and V {:.2f} MB visible, {:.3g} GFLOP; {}\n",
-                                 c.name.empty() ? std::string() : c.name + "  ", c.line, static_cast<double>(c.kv_bytes) * 1e-6,
-                                 c.flops * 1e-9, kind);
+                                 c.name.empty() ? std::string() : c.name + "  ", shortened(c.line),
+                                 static_cast<double>(c.kv_bytes) * 1e-6, c.flops * 1e-9, kind);
   for (const BenchResult& r : c.results) text += result_text(r);
   return text;
 }

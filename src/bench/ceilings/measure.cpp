@@ -7,6 +7,7 @@
 #include <random>
 #include <set>
 
+#include "bench/ceilings/flush.h"
 #include "bench/ceilings/loops.h"
 #include "bench/ceilings/ping_pong.h"
 #include "bench/ceilings/team.h"
@@ -37,17 +38,22 @@ double gigabytes_per_second(const Part& part, int threads, double seconds) {
   return static_cast<double>(part.piece * part.rounds) * threads / seconds * 1e-9;
 }
 
-double stream(std::int64_t working_set, int threads, const Memory& memory) {
+/// Piece `trial` of a part.
+std::int64_t piece_at(const Part& part, int trial) { return trial % (part.bytes / part.piece) * part.piece; }
+
+double stream(std::int64_t working_set, bool cold, int threads, const Memory& memory) {
   const Part part = part_of(working_set, threads);
   const Loops& loops = host_loops();
+  const auto piece = [&](int thread, int trial) { return memory.data() + thread * part.bytes + piece_at(part, trial); };
+  for (int thread = 0; cold && thread < threads; ++thread)
+    for (int trial = 0; trial < kTrials; ++trial) flush(piece(thread, trial), part.piece);
   const double seconds = fastest_trial(threads, kTrials, [&](int thread, int trial) {
-    const std::int64_t at = trial * part.piece % (part.bytes / part.piece * part.piece);
-    for (std::int64_t r = 0; r < part.rounds; ++r) sink += loops.read(memory.data() + thread * part.bytes + at, part.piece);
+    for (std::int64_t r = 0; r < part.rounds; ++r) sink += loops.read(piece(thread, trial), part.piece);
   });
   return gigabytes_per_second(part, threads, seconds);
 }
 
-double gather(std::int64_t working_set, int threads, const Memory& memory) {
+double gather(std::int64_t working_set, bool cold, int threads, const Memory& memory) {
   const Part part = part_of(working_set, threads);
   const Loops& loops = host_loops();
   std::vector<const std::byte*> runs;
@@ -59,10 +65,14 @@ double gather(std::int64_t working_set, int threads, const Memory& memory) {
     for (const std::byte*& run : runs) run += part.bytes;
   }
   const std::int64_t count = part.piece / kRun;
+  const auto piece = [&](int thread, int trial) {
+    return of_thread[static_cast<std::size_t>(thread)].data() + piece_at(part, trial) / kRun;
+  };
+  for (int thread = 0; cold && thread < threads; ++thread)
+    for (int trial = 0; trial < kTrials; ++trial)
+      for (std::int64_t i = 0; i < count; ++i) flush(piece(thread, trial)[i], kRun);
   const double seconds = fastest_trial(threads, kTrials, [&](int thread, int trial) {
-    const std::int64_t at = trial * count % (static_cast<std::int64_t>(runs.size()) / count * count);
-    for (std::int64_t r = 0; r < part.rounds; ++r)
-      sink += loops.gather(of_thread[static_cast<std::size_t>(thread)].data() + at, count, kRun);
+    for (std::int64_t r = 0; r < part.rounds; ++r) sink += loops.gather(piece(thread, trial), count, kRun);
   });
   return gigabytes_per_second(part, threads, seconds);
 }
@@ -98,8 +108,11 @@ Ceilings measure_ceilings(int threads, const std::vector<std::int64_t>& rungs, c
   c.threads = threads;
   const Loops& loops = host_loops();
   c.loops = loops.name;
-  for (const std::int64_t bytes : rungs)
-    c.reads.push_back({bytes, stream(bytes, threads, memory), gather(bytes, threads, memory)});
+  for (const std::int64_t bytes : rungs) {
+    // The largest set stands for memory: what other measurements have left in the caches must not help.
+    const bool cold = bytes == rungs.back();
+    c.reads.push_back({bytes, stream(bytes, cold, threads, memory), gather(bytes, cold, threads, memory)});
+  }
   c.fma_gflops = compute(loops.fma, loops.fma_flops, 1'000'000, threads);
   if (const Bf16Dot* dot = host_bf16_dot()) c.bf16_dot_gflops = compute(dot->run, dot->flops, 400'000, threads);
   if (const Bf16Dot* amx = host_amx()) c.amx_gflops = compute(amx->run, amx->flops, 80'000, threads);
