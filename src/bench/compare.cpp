@@ -25,6 +25,7 @@ struct Timed {
   double median = 0, low = 0, high = 0;
   double floor_seconds = 0;  ///< moves with the ceilings alone, for the same problem
   std::string kernel;
+  bool wrong = false;
 };
 using Key = std::tuple<std::string, std::string, int, bool>;  // line, kernel asked for, threads, batch-invariant
 
@@ -52,8 +53,9 @@ Parsed parse(std::string_view text) {
       const json& s = r.at("seconds");
       const Key key{c.at("line").get<std::string>(), r.at("asked_kernel").get<std::string>(), r.at("threads").get<int>(),
                     r.at("batch_invariant").get<bool>()};
-      const Timed t{s.at("median").get<double>(), s.at("low").get<double>(), s.at("high").get<double>(),
-                    r.at("floor").at("seconds").get<double>(), r.at("kernel").get<std::string>()};
+      const Timed t{s.at("median").get<double>(),      s.at("low").get<double>(),
+                    s.at("high").get<double>(),        r.at("floor").at("seconds").get<double>(),
+                    r.at("kernel").get<std::string>(), r.at("status") == "wrong"};
       if (t.median <= 0 || t.low <= 0 || r.at("status") == "refused") continue;
       if (parsed.timed.emplace(key, t).second) parsed.order.emplace_back(key, c.at("name").get<std::string>());
     }
@@ -65,6 +67,11 @@ void judge(BenchChange& change, const Timed& before, const Timed& after) {
   change.low = after.low / before.high;
   change.high = after.high / before.low;
   const bool apart = change.low > 1 || change.high < 1;
+  if (before.wrong || after.wrong) {
+    change.verdict = "AMBIGUOUS";
+    change.reason = fmt::format("the {} output is wrong: its time means nothing", after.wrong ? "new" : "old");
+    return;
+  }
   const bool small = std::abs(change.ratio - 1) < kSmallest;
   if (small) {
     const bool tight = std::max(change.high - 1, 1 - change.low) <= kTight;

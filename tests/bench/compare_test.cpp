@@ -51,6 +51,13 @@ TEST(CompareBench, AMachineThatMovedIsNoChangeOfOurs) {
   EXPECT_EQ(verdict(base, report(1.3, 1.28, 1.31, 0.65e-3)), "AMBIGUOUS");
 }
 
+TEST(CompareBench, AWrongOutputIsNeverFast) {
+  json wrong = report(0.5, 0.49, 0.51);
+  wrong["cases"][0]["results"][0]["status"] = "wrong";
+  EXPECT_EQ(verdict(report(1.0, 0.99, 1.01), wrong), "AMBIGUOUS");
+  EXPECT_EQ(verdict(wrong, report(1.0, 0.99, 1.01)), "AMBIGUOUS");
+}
+
 TEST(CompareBench, RefusesOtherMachinesUnlessForced) {
   const json base = report(1.0, 0.99, 1.01);
   for (const char* key : {"cpu", "features", "cores", "l2_bytes"}) {
