@@ -18,6 +18,7 @@ class StepReport:
     decode_rows: int
     requests: int
     seconds: float
+    attend_seconds: float  # of these, inside quire.attend(), all layers together
 
 
 class Engine:
@@ -36,7 +37,7 @@ class Engine:
 
     def step(self) -> StepReport:
         """One forward pass over the rows the scheduler picked; greedy sampling."""
-        start = time.perf_counter()
+        start, attend_before = time.perf_counter(), self.kv.audit.seconds["attend"]
         chunks = self.scheduler.schedule()
         step = self.kv.begin_step(chunks)
         hidden = self.llama.forward(step.tokens, step.positions, step.attend)
@@ -52,6 +53,7 @@ class Engine:
             decode_rows=decode,
             requests=len(chunks),
             seconds=time.perf_counter() - start,
+            attend_seconds=self.kv.audit.seconds["attend"] - attend_before,
         )
 
     def run(self, requests: list[Request]) -> None:

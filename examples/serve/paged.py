@@ -132,10 +132,11 @@ class Step:
         )
         with _Timer(audit, "check"):
             self._check(batch, cache, layer)
-        with _Timer(audit, "attend"):
-            if self.plan is None:
+        if self.plan is None:
+            with _Timer(audit, "plan"):
                 self.plan = quire.plan(batch, cache, kv.options, batch_invariant=True)
-                audit.kernels[self.plan.kernel] += 1
+            audit.kernels[self.plan.kernel] += 1
+        with _Timer(audit, "attend"):
             quire.attend(batch, cache, kv.options, plan=self.plan)
         if kv.verify_every and kv.steps % kv.verify_every == 0 and layer == self.sampled_layer:
             with _Timer(audit, "verify"):

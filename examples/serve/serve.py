@@ -16,6 +16,7 @@ import sys
 import time
 
 import one_blas_thread  # noqa: F401  (before numpy)
+import numpy as np
 import quire
 from display import Display
 from engine import Engine, StepReport
@@ -116,6 +117,7 @@ class Server:
                 "pages_in_use": stats.pages_in_use,
                 "pages_shared": stats.pages_shared,
                 "seconds": round(report.seconds, 4),
+                "attend_seconds": round(report.attend_seconds, 6),
             }
         )
         self.display.progress(self._progress())
@@ -140,13 +142,24 @@ class Server:
         )
 
 
+def attention_per_step(steps: list[dict]) -> dict:
+    """What quire.attend() took, all layers of a step together, and its share of the time of all steps."""
+    milliseconds = [1e3 * s["attend_seconds"] for s in steps]
+    median, p90 = np.percentile(milliseconds, [50, 90])
+    return {
+        "median_ms": round(float(median), 3),
+        "p90_ms": round(float(p90), 3),
+        "share": round(sum(milliseconds) / (1e3 * sum(s["seconds"] for s in steps)), 4),
+    }
+
+
 def report_of(server: Server, arguments: argparse.Namespace, seconds: float) -> dict:
     kv, audit = server.engine.kv, server.engine.kv.audit
     stats = kv.pool.stats
     prompt_tokens = sum(len(t.request.prompt) for t in server.tracks)
     new_tokens = sum(len(t.request.generated) for t in server.tracks)
     rows = sum(s["prefill_rows"] + s["decode_rows"] for s in server.steps)
-    parts = {name: audit.seconds[name] for name in ("append", "attend", "check", "verify")}
+    parts = {name: audit.seconds[name] for name in ("append", "plan", "attend", "check", "verify")}
     parts["model"] = sum(s["seconds"] for s in server.steps) - sum(parts.values())
     return {
         "quire": quire.__version__,
@@ -158,6 +171,7 @@ def report_of(server: Server, arguments: argparse.Namespace, seconds: float) -> 
         "mixed_steps": sum(s["prefill_rows"] > 0 and s["decode_rows"] > 0 for s in server.steps),
         "seconds": seconds,
         "seconds_by_part": parts,
+        "attention_per_step": attention_per_step(server.steps),
         "prompt_tokens": prompt_tokens,
         "new_tokens": new_tokens,
         "rows_computed": rows,
@@ -204,7 +218,7 @@ def report_of(server: Server, arguments: argparse.Namespace, seconds: float) -> 
 
 
 def summary(r: dict, path: pathlib.Path, display: Display) -> list[str]:
-    contract, verified, pool = r["contract"], r["verified"], r["pool"]
+    contract, verified, pool, attention = r["contract"], r["verified"], r["pool"], r["attention_per_step"]
     good = contract["findings"] == 0 and not verified["mismatches"]
     verdict = display.paint("ok", 32) if good else display.paint("WRONG", 31)
     kernels = ", ".join(f"{name} ({n} steps)" for name, n in r["kernels"].items())
@@ -212,7 +226,9 @@ def summary(r: dict, path: pathlib.Path, display: Display) -> list[str]:
         "served": f"{r['requests_finished']}/{len(r['requests'])} requests in {r['seconds']:.1f} s: {r['prompt_tokens']} prompt "
         f"and {r['new_tokens']} new tokens in {r['steps']} steps, {r['mixed_steps']} of them mixed",
         "speed": f"{r['rows_per_second']:.0f} rows/s, {r['new_tokens_per_second']:.1f} new tokens/s, everything included; "
-        f"model {r['seconds_by_part']['model']:.1f} s, attention {r['seconds_by_part']['attend']:.1f} s",
+        f"model {r['seconds_by_part']['model']:.1f} s",
+        "attention": f"{attention['median_ms']:.2f} ms per step (median; p90 {attention['p90_ms']:.2f} ms), "
+        f"{100 * attention['share']:.1f} % of the time of all steps",
         "contract": f"{contract['findings']} findings in {contract['checks']} checks, {contract['checks_with_contents']} of them "
         f"down to the contents: {verdict}",
         "slot ledger": f"{r['slots_written']} slots written, {r['slots_read']} slots read, over all layers",

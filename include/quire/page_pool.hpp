@@ -7,10 +7,20 @@
 #include <span>
 #include <vector>
 
+#include "quire/cache.hpp"
 #include "quire/contract.hpp"
 #include "quire/status.hpp"
 
 namespace quire {
+
+/// Caches whose memory a pool owns: one per layer, all of this shape. num_layers 0 = the pool owns none, and pages live in caches
+/// of the user's.
+struct PoolCacheOptions {
+  std::int64_t num_layers = 0;
+  std::int64_t num_kv_heads = 0;
+  std::int64_t head_dim = 0;
+  DType dtype = DType::bf16;  ///< f32, f16, bf16 or an fp8 format
+};
 
 struct PagePoolOptions {
   std::int64_t num_pages = 0;
@@ -19,6 +29,7 @@ struct PagePoolOptions {
   /// Each is told about shared and recycled pages: one per cache that follows this pool's page ids, usually one per layer, so
   /// that a layer which was never appended to is found. They must outlive the pool.
   std::vector<SlotLedger*> ledgers;
+  PoolCacheOptions cache;
 };
 
 /// Hands out pages of one paged KV cache (Kwon et al. 2023, arXiv:2309.06180). Full pages are found again by the hash chain of
@@ -54,6 +65,22 @@ class PagePool {
   std::span<const std::int32_t> block_table(std::int64_t request) const;
   /// Slot of token `position` of the request; -1 if it has no page.
   std::int64_t slot(std::int64_t request, std::int64_t position) const;
+
+  /// The cache of one layer in memory of the pool's: head-major (hnd), K and V of a head in a page side by side, so that a reader
+  /// of one head touches one run of memory per page. Scales are left absent; set them in the returned view if the values need
+  /// them. Zero at first. The view lives as long as the pool, or as cache_owner().
+  /// invalid_argument: no such layer.
+  Result<KVCache> cache(std::int64_t layer) const;
+  /// Keeps the memory of all layers alive when the pool is gone; null if the pool owns none.
+  std::shared_ptr<const void> cache_owner() const;
+
+  struct CacheMemory {
+    std::int64_t bytes = 0;            ///< of all layers, each rounded up to the alignment; 0 if the pool owns none
+    std::int64_t alignment = 0;        ///< of each layer's first byte
+    bool huge_pages_asked = false;     ///< the system took the request for huge pages; it may still not grant them
+    std::int64_t huge_page_bytes = 0;  ///< backed by huge pages now (memory is backed when first touched); -1 = cannot be told
+  };
+  CacheMemory cache_memory() const;
 
   struct Stats {
     std::int64_t num_pages = 0;

@@ -27,10 +27,14 @@ nb::object new_numpy(const char* dtype, std::size_t size, T** data) {
 
 class PyPool {
  public:
-  PyPool(std::int64_t num_pages, std::int64_t page_size, bool prefix_sharing, nb::handle ledgers)
+  PyPool(std::int64_t num_pages, std::int64_t page_size, bool prefix_sharing, nb::handle ledgers, std::int64_t num_layers,
+         std::int64_t num_kv_heads, std::int64_t head_dim, const std::string& dtype)
       : ledgers_(ledger_list(ledgers)),
-        pool_(unwrap(PagePool::create(
-            {.num_pages = num_pages, .page_size = page_size, .prefix_sharing = prefix_sharing, .ledgers = pointers(ledgers_)}))),
+        pool_(unwrap(PagePool::create({.num_pages = num_pages,
+                                       .page_size = page_size,
+                                       .prefix_sharing = prefix_sharing,
+                                       .ledgers = pointers(ledgers_),
+                                       .cache = {num_layers, num_kv_heads, head_dim, dtype_of(dtype)}}))),
         page_size_(page_size) {}
 
   std::int64_t add(std::int64_t request, nb::handle tokens) {
@@ -51,11 +55,17 @@ class PyPool {
     for (std::int64_t position = begin; position < end; ++position) data[position - begin] = pool_.slot(request, position);
     return array;
   }
+  quire::KVCache cache(std::int64_t layer) const { return unwrap(pool_.cache(layer)); }
   PagePool& pool() { return pool_; }
   const PagePool& pool() const { return pool_; }
   std::int64_t page_size() const { return page_size_; }
 
  private:
+  static quire::DType dtype_of(const std::string& name) {
+    const auto dtype = quire::dtype_from_name(name);
+    if (!dtype) throw_error(Code::invalid_argument, "PagePool dtype: no type is called '" + name + "'");
+    return *dtype;
+  }
   static std::vector<std::int32_t> token_list(nb::handle tokens) {
     const nb::object array = nb::module_::import_("numpy").attr("asarray")(tokens);
     std::vector<std::int32_t> list;
@@ -86,7 +96,12 @@ constexpr const char* kPoolDoc = R"(A reference-counted pool of the pages of one
 
 Full pages are found again by the hash chain of their tokens and shared between requests; a page returns to the free list when
 its last holder lets go, and stays findable until it is handed out again. `ledgers` (one SlotLedger or a
-sequence, usually one per layer) are told about shared and recycled pages. Not thread-safe. Life of a request: add, then per step reserve -> (append, attend) -> commit -> push_token, then release.)";
+sequence, usually one per layer) are told about shared and recycled pages. Not thread-safe.
+
+The pages may live in caches of yours, or in memory of the pool's: with num_layers (then also num_kv_heads, head_dim and dtype, a
+Quire type name) cache(layer) is the KVCache of a layer, head-major, 2 MiB-aligned, zeroed, huge pages asked for.
+
+Life of a request: add, then per step reserve -> (append, attend) -> commit -> push_token, then release.)";
 
 void bind_stats(nb::module_& m) {
   using Stats = PagePool::Stats;
@@ -104,14 +119,42 @@ void bind_stats(nb::module_& m) {
       });
 }
 
+void bind_memory(nb::module_& m) {
+  using Memory = PagePool::CacheMemory;
+  nb::class_<Memory>(m, "PoolMemory", "The cache memory that a PagePool owns, and what the system made of it.")
+      .def_ro("bytes", &Memory::bytes, "Of all layers; 0 if the pool owns none.")
+      .def_ro("alignment", &Memory::alignment)
+      .def_ro("huge_pages_asked", &Memory::huge_pages_asked, "The system took the request; it may still not grant it.")
+      .def_ro("huge_page_bytes", &Memory::huge_page_bytes,
+              "Backed by huge pages now (memory is backed when first touched); -1 if the system does not tell.")
+      .def("__repr__", [](const Memory& s) {
+        return "<PoolMemory bytes=" + std::to_string(s.bytes) + " alignment=" + std::to_string(s.alignment) +
+               " huge_pages_asked=" + (s.huge_pages_asked ? "True" : "False") +
+               " huge_page_bytes=" + std::to_string(s.huge_page_bytes) + ">";
+      });
+}
+
 }  // namespace
 
 void bind_pool(nb::module_& m) {
   bind_stats(m);
+  bind_memory(m);
   const auto request = nb::arg("request");
   nb::class_<PyPool>(m, "PagePool", kPoolDoc)
-      .def(nb::init<std::int64_t, std::int64_t, bool, nb::handle>(), nb::arg("num_pages"), nb::arg("page_size") = 16,
-           nb::arg("prefix_sharing") = true, nb::arg("ledgers") = nb::none())
+      .def(nb::init<std::int64_t, std::int64_t, bool, nb::handle, std::int64_t, std::int64_t, std::int64_t, const std::string&>(),
+           nb::arg("num_pages"), nb::arg("page_size") = 16, nb::arg("prefix_sharing") = true, nb::arg("ledgers") = nb::none(),
+           nb::kw_only(), nb::arg("num_layers") = 0, nb::arg("num_kv_heads") = 0, nb::arg("head_dim") = 0,
+           nb::arg("dtype") = "bf16")
+      .def(
+          "cache",
+          [](nb::handle_t<PyPool> self, std::int64_t layer) {
+            return new PyCache(nb::cast<const PyPool&>(self).cache(layer), self);  // Python takes it over
+          },
+          nb::arg("layer") = 0, nb::sig("def cache(self, layer: int = 0) -> KVCache"),
+          "The cache of one layer in the pool's memory (see num_layers); its arrays keep the pool alive. The same memory on "
+          "every "
+          "call; scales are absent.")
+      .def_prop_ro("memory", [](const PyPool& p) { return p.pool().cache_memory(); })
       .def("add", &PyPool::add, request, nb::arg("tokens"),
            "Registers a request with its known tokens and attaches the cached pages of its longest shared prefix; returns the "
            "number of leading tokens found, always fewer than len(tokens).")

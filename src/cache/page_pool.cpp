@@ -1,5 +1,6 @@
 // Page ownership for engines: reference counts, prefix sharing, least-recently-used reuse, preemption. Guarantees that a page a
-// request still has to write is held by that request alone, and that a refused call changes nothing. Never touches K or V.
+// request still has to write is held by that request alone, and that a refused call changes nothing. May own the memory of K and
+// V, but never reads or writes it.
 #include "quire/page_pool.hpp"
 
 #include <fmt/format.h>
@@ -10,6 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "cache/cache_memory.h"
 #include "cache/prefix_index.h"
 
 namespace quire {
@@ -65,7 +67,37 @@ class FreeList {
   std::int64_t size_ = 0;
 };
 
+/// Bytes of K and V of one layer, in whole huge pages; nullopt if all layers together pass 2^62.
+std::optional<std::int64_t> layer_bytes(const PagePoolOptions& o) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 62;
+  std::int64_t bytes = 2 * itemsize(o.cache.dtype);
+  for (const std::int64_t factor : {o.num_pages, o.page_size, o.cache.num_kv_heads, o.cache.head_dim}) {
+    if (factor > kMost / bytes) return std::nullopt;
+    bytes *= factor;
+  }
+  constexpr std::int64_t kUnit = cache_memory::kHugePageBytes;
+  if (bytes > kMost - kUnit) return std::nullopt;
+  bytes = (bytes + kUnit - 1) / kUnit * kUnit;
+  if (bytes > kMost / o.cache.num_layers) return std::nullopt;
+  return bytes;
+}
+
 Status bad(std::string message) { return {Code::invalid_argument, std::move(message)}; }
+
+/// Sizes of owned memory: positive, and countable in bytes.
+Status validate_cache(const PagePoolOptions& o) {
+  const PoolCacheOptions& c = o.cache;
+  if (c.num_layers == 0) return {};
+  constexpr std::int64_t kMaxLayers = 1 << 16;
+  if (c.num_layers < 0 || c.num_layers > kMaxLayers)
+    return bad(fmt::format("PagePool cache.num_layers: {} outside [0, {}]", c.num_layers, kMaxLayers));
+  if (c.num_kv_heads < 1) return bad(fmt::format("PagePool cache.num_kv_heads: {}, expected at least 1", c.num_kv_heads));
+  if (c.head_dim < 1) return bad(fmt::format("PagePool cache.head_dim: {}, expected at least 1", c.head_dim));
+  if (!is_floating(c.dtype))
+    return bad(fmt::format("PagePool cache.dtype: {}, expected f32, f16, bf16 or an fp8 format", name(c.dtype)));
+  if (!layer_bytes(o)) return bad("PagePool cache: the sizes multiply to more bytes than can be addressed");
+  return {};
+}
 
 Status validate(const PagePoolOptions& o) {
   constexpr std::int64_t kMaxPages = std::numeric_limits<std::int32_t>::max();  // page ids are int32 in block_table
@@ -84,7 +116,7 @@ Status validate(const PagePoolOptions& o) {
                              ledger->num_pages(), ledger->page_size(), o.num_pages, o.page_size));
     }
   }
-  return {};
+  return validate_cache(o);
 }
 
 }  // namespace
@@ -92,6 +124,7 @@ Status validate(const PagePoolOptions& o) {
 struct PagePool::State {
   explicit State(const PagePoolOptions& o) : options(o), pages(static_cast<std::size_t>(o.num_pages)), free(o.num_pages) {
     stats.num_pages = o.num_pages;
+    if (o.cache.num_layers > 0) memory = quire::cache_memory::allocate(cache_bytes());
   }
 
   PagePoolOptions options;
@@ -101,6 +134,12 @@ struct PagePool::State {
   std::unordered_map<std::int64_t, Request> requests;
   std::int64_t arrivals = 0;
   Stats stats;
+  quire::cache_memory::Block memory;
+
+  /// Of all layers; 0 if the pool owns none. The options are valid.
+  std::int64_t cache_bytes() const {
+    return options.cache.num_layers == 0 ? 0 : *layer_bytes(options) * options.cache.num_layers;
+  }
 
   Page& page(std::int32_t id) { return pages[static_cast<std::size_t>(id)]; }
   std::span<const std::int32_t> page_tokens(const Request& r, std::int64_t i) const {
@@ -211,7 +250,11 @@ PagePool& PagePool::operator=(PagePool&&) noexcept = default;
 Result<PagePool> PagePool::create(const PagePoolOptions& options) {
   if (Status s = validate(options); !s.ok()) return s;
   try {
-    return PagePool(std::make_unique<State>(options));
+    PagePool pool(std::make_unique<State>(options));
+    if (pool.state_->cache_bytes() > 0 && pool.state_->memory.data == nullptr)
+      return Status(Code::out_of_memory, fmt::format("PagePool cache: no memory for {} layers of {} bytes",
+                                                     options.cache.num_layers, *layer_bytes(options)));
+    return pool;
   } catch (const std::bad_alloc&) {
     return bad(fmt::format("PagePool num_pages: no memory to keep track of {} pages", options.num_pages));
   }
@@ -320,5 +363,30 @@ std::int64_t PagePool::slot(std::int64_t request, std::int64_t position) const {
 }
 
 PagePool::Stats PagePool::stats() const { return state_->stats; }
+
+Result<KVCache> PagePool::cache(std::int64_t layer) const {
+  const PagePoolOptions& o = state_->options;
+  if (layer < 0 || layer >= o.cache.num_layers)
+    return bad(fmt::format("PagePool::cache layer: {} outside [0, {})", layer, o.cache.num_layers));
+  const std::int64_t half = o.page_size * o.cache.head_dim;  // elements of K of one head in one page; V follows
+  std::byte* first = state_->memory.data.get() + layer * *layer_bytes(o);
+  KVCache cache;
+  cache.layout = CacheLayout::hnd;
+  cache.k = Tensor::contiguous(first, o.cache.dtype, o.num_pages, o.cache.num_kv_heads, o.page_size, o.cache.head_dim);
+  cache.k.stride[1] = 2 * half;
+  cache.k.stride[0] = o.cache.num_kv_heads * 2 * half;
+  cache.v = cache.k;
+  cache.v.data = first + half * itemsize(o.cache.dtype);
+  return cache;
+}
+
+std::shared_ptr<const void> PagePool::cache_owner() const { return state_->memory.data; }
+
+PagePool::CacheMemory PagePool::cache_memory() const {
+  const std::int64_t bytes = state_->cache_bytes();
+  if (bytes == 0) return {};
+  return {bytes, quire::cache_memory::kHugePageBytes, state_->memory.huge_pages_asked,
+          quire::cache_memory::huge_page_bytes(state_->memory.data.get(), bytes)};
+}
 
 }  // namespace quire

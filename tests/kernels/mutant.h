@@ -56,6 +56,9 @@ enum class Fault {
   skips_last_row,
   batch_changes_bits,
   chunk_changes_bits,
+  chunk_of_16_changes_bits,
+  chunk_of_64_changes_bits,
+  chunk_of_512_changes_bits,
 };
 
 class Mutant {
@@ -287,6 +290,9 @@ class Mutant {
     if (is(Fault::threads_change_bits) && num_threads_ > 1) factor += 4e-7;
     if (is(Fault::batch_changes_bits) && c_.batch.seq_lens.shape[0] > 1) factor += 4e-7;
     if (is(Fault::chunk_changes_bits) && query_len_ < 10) factor += 4e-7;
+    if (is(Fault::chunk_of_16_changes_bits) && query_len_ == 16) factor += 4e-7;
+    if (is(Fault::chunk_of_64_changes_bits) && query_len_ == 64) factor += 4e-7;
+    if (is(Fault::chunk_of_512_changes_bits) && query_len_ == 512) factor += 4e-7;
     for (std::int64_t d = 0; d < dim_; ++d)
       semantics::store(o.data, o.dtype, token * o.stride[0] + h * o.stride[1] + d * o.stride[2],
                        static_cast<float>(factor * row[static_cast<std::size_t>(d)]));

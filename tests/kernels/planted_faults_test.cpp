@@ -66,6 +66,9 @@ const Planted kPlanted[] = {
     {Fault::skips_last_row, "EverythingAtOnce", "never writes the last row, but counts it"},
     {Fault::batch_changes_bits, "AloneOrInABatch", "gives a request other bits in a batch"},
     {Fault::chunk_changes_bits, "Chunking", "gives a request other bits in small chunks"},
+    {Fault::chunk_of_16_changes_bits, "Chunking", "gives a request other bits in chunks of 16"},
+    {Fault::chunk_of_64_changes_bits, "ChunksOf512", "gives a request other bits in chunks of 64"},
+    {Fault::chunk_of_512_changes_bits, "ChunksOf512", "gives a request other bits in chunks of 512"},
 };
 
 Case made(const ProblemLine& line) {
@@ -102,6 +105,10 @@ void judge_hazard(const std::string& hazard, const Attend& attend, Visit&& visit
   } else if (hazard == "AloneOrInABatch" || hazard == "Chunking") {
     const ProblemLine line = line_of("q=f32 kv=bf16", "heads=4:2 d=16 page=16 lse=1 reqs=20@30,1@40");
     visit(line, hazard == "Chunking" ? judge_chunked(made(line), attend) : judge_alone(made(line), attend));
+  }
+  if (hazard == "ChunksOf512") {
+    const ProblemLine line = line_of("q=f32 kv=bf16", "heads=1:1 d=8 page=16 lse=1 reqs=520@3");
+    visit(line, judge_chunked(made(line), attend));
   }
   for (const Hazard& h : hazards()) {
     if (h.name != hazard) continue;

@@ -80,6 +80,14 @@ TEST_P(SpecialKernels, ChunkingDoesNotChangeBits) {
     }
 }
 
+TEST_P(SpecialKernels, ChunksOf512DoNotChangeBits) {
+  for (const char* shape : kLongPromptShapes) {
+    const ProblemLine line = line_of("", shape);
+    const std::vector<std::string> findings = judge_chunked(make(line), invariant_);
+    EXPECT_TRUE(findings.empty()) << report(line, findings);
+  }
+}
+
 // The cache and the new rows are two places for one value: where the border lies must not show (16-bit caches of the query's
 // type).
 TEST_P(SpecialKernels, CachedLenDoesNotChangeBits) {

@@ -34,11 +34,15 @@ def test_serve(tiny_model, tmp_path, capsys):
     assert report["contract"]["findings"] == 0 and report["contract"]["checks"] == 2 * report["steps"]
     assert report["requests_finished"] == 4 and report["verified"]["attend_calls"] > 0
     assert 0 < report["verified"]["worst_error_over_tolerance"] <= 1
+    attention = report["attention_per_step"]
+    assert 0 < attention["median_ms"] <= attention["p90_ms"] and 0 < attention["share"] < 1
+    assert sum(s["attend_seconds"] for s in report["step_log"]) == pytest.approx(report["seconds_by_part"]["attend"], rel=0.01)
     assert report["slots_written"] == 2 * report["rows_computed"]
     assert report["pool"]["prefix_hit_tokens"] > 0, "requests 0 and 2 share a system prompt"
     printed = capsys.readouterr().out
     assert "0 findings in" in printed and "step 1 |" in printed and "\x1b" not in printed
     assert "[02] > Why is the sky blue" in printed
+    assert "ms per step (median; p90" in printed
 
 
 def test_text_does_not_depend_on_the_settings(tiny_model, tmp_path):
