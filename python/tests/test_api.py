@@ -496,3 +496,69 @@ def test_a_forked_child_gets_its_own_threads():
     """In a process of its own, because other libraries' threads do not survive a fork either."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK, LINE], timeout=60)
     assert done.returncode == 0
+
+
+def owning_pool(dtype="bf16", **more):
+    return quire.PagePool(8, 16, num_layers=2, num_kv_heads=2, head_dim=24, dtype=dtype, **more)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "fp8_e4m3fn"])
+def test_pool_owns_caches(dtype):
+    pool = owning_pool(dtype)
+    cache = pool.cache(1)
+    assert cache.layout == "hnd" and cache.k.shape == (8, 2, 16, 24) and cache.v.shape == (8, 2, 16, 24)
+    itemsize = cache.k.dtype.itemsize
+    assert cache.v.ctypes.data - cache.k.ctypes.data == 16 * 24 * itemsize, "V of a head follows its K"
+    assert cache.k.strides == (2 * 2 * 16 * 24 * itemsize, 2 * 16 * 24 * itemsize, 24 * itemsize, itemsize)
+    assert pool.cache(0).k.ctypes.data % pool.memory.alignment == 0
+    bits = cache.k.view(f"u{itemsize}")
+    assert not bits.any() and bits.flags.writeable
+    bits[3, 1, 5, 7] = 1
+    assert pool.cache(1).k.view(f"u{itemsize}")[3, 1, 5, 7] == 1, "the same memory on every call"
+    assert not pool.cache(0).k.view(f"u{itemsize}").any()
+
+
+def test_pool_cache_outlives_the_pool():
+    pool = owning_pool("f32")
+    k = pool.cache(0).k
+    del pool
+    gc.collect()
+    k[...] = 3.0
+    assert k.sum() == 3.0 * k.size
+
+
+def test_pool_cache_is_attended_to():
+    rng = np.random.default_rng(5)
+    pool = owning_pool("f32")
+    pool.add(7, np.arange(40))
+    pool.reserve(7, 40)
+    k, v = rng.standard_normal((2, 40, 2, 24), dtype=np.float32)
+    cache = pool.cache(0)
+    quire.append(cache, k, v, pool.slots(7, 0, 40))
+    query = rng.standard_normal((3, 4, 24), dtype=np.float32)
+    batch = quire.Batch(query, np.array([0, 3]), np.array([40]), pool.block_table(7)[None])
+    out = quire.attend(batch, cache)
+    assert quire.compare(out, None, quire.reference(batch, cache)).ok
+    user = np.zeros((2, 8, 16, 2, 24), np.float32)
+    table = pool.block_table(7)
+    for position in range(40):
+        user[0, table[position // 16], position % 16] = k[position]
+        user[1, table[position // 16], position % 16] = v[position]
+    same = quire.attend(quire.Batch(query, np.array([0, 3]), np.array([40]), table[None]), quire.KVCache(*user, layout="nhd"))
+    np.testing.assert_array_equal(out, same)
+
+
+def test_pool_memory_report():
+    memory = owning_pool().memory
+    assert memory.bytes == 2 * (2 << 20) and memory.alignment == 2 << 20
+    assert -1 <= memory.huge_page_bytes <= memory.bytes and "PoolMemory bytes=" in repr(memory)
+    assert quire.PagePool(8).memory.bytes == 0
+
+
+def test_pool_refuses_caches_that_mean_nothing():
+    with pytest.raises(ValueError, match=r"cache.head_dim: 0"):
+        quire.PagePool(8, num_layers=1, num_kv_heads=2)
+    with pytest.raises(ValueError, match="no type is called 'float'"):
+        owning_pool("float")
+    with pytest.raises(ValueError, match=r"layer: 2 outside \[0, 2\)"):
+        owning_pool().cache(2)
