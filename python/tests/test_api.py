@@ -1,5 +1,6 @@
 """Every call of the package beside the array handling: check, plan, explain, append, merge, ledger, pool, threads, errors."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -536,15 +537,20 @@ def test_pool_cache_is_attended_to():
     cache = pool.cache(0)
     quire.append(cache, k, v, pool.slots(7, 0, 40))
     query = rng.standard_normal((3, 4, 24), dtype=np.float32)
-    batch = quire.Batch(query, np.array([0, 3]), np.array([40]), pool.block_table(7)[None])
-    out = quire.attend(batch, cache)
-    assert quire.compare(out, None, quire.reference(batch, cache)).ok
-    user = np.zeros((2, 8, 16, 2, 24), np.float32)
     table = pool.block_table(7)
+
+    def batch():
+        return quire.Batch(
+            query=query, query_start_loc=np.array([0, 3]), seq_lens=np.array([40]), block_table=np.array(table[None])
+        )
+
+    out = quire.attend(batch(), cache)
+    assert quire.compare(out, None, quire.reference(batch(), cache)).ok
+    user = np.zeros((2, 8, 16, 2, 24), np.float32)
     for position in range(40):
         user[0, table[position // 16], position % 16] = k[position]
         user[1, table[position // 16], position % 16] = v[position]
-    same = quire.attend(quire.Batch(query, np.array([0, 3]), np.array([40]), table[None]), quire.KVCache(*user, layout="nhd"))
+    same = quire.attend(batch(), quire.KVCache(user[0], user[1], layout="nhd"))
     np.testing.assert_array_equal(out, same)
 
 
