@@ -152,10 +152,10 @@ struct BenchComparison {
 };
 /// Compares two reports by JSON, result by result.
 ///
-/// FAST and SLOW: the intervals do not overlap and the medians differ by at least 2 %, and the machine's own ceiling did not move
-/// along. SAME: less than 2 %, and the intervals allow no more than 5 %. Everything else is AMBIGUOUS, and so is a result whose
-/// output is wrong on either side. Reports of different machines are refused (invalid_argument, with what differs) unless
-/// `force`; parse_error for what is no report.
+/// FAST and SLOW: the intervals do not overlap and the medians differ by at least 2 %, and the machine's own ceilings moved
+/// less, during the runs and between them. SAME: less than 2 %, and the intervals allow no more than 5 %. Everything else is
+/// AMBIGUOUS, and so is a result whose output is wrong on either side. Reports of different machines are refused
+/// (invalid_argument, with what differs) unless `force`; parse_error for what is no report.
 Result<BenchComparison> compare_bench(std::string_view old_json, std::string_view new_json, bool force = false);
 
 }  // namespace quire

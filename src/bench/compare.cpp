@@ -1,5 +1,5 @@
 // Two reports, result by result. Noise must not be called FAST: the intervals hold what changed between blocks, and the machine's
-// own ceilings say what changed between runs.
+// own ceilings say what changed during a run and between runs.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -26,6 +26,7 @@ struct Timed {
   double floor_seconds = 0;  ///< moves with the ceilings alone, for the same problem
   std::string kernel;
   bool wrong = false;
+  double drift = 0;  ///< how far the machine's ceilings moved during the run
 };
 using Key = std::tuple<std::string, std::string, int, bool>;  // line, kernel asked for, threads, batch-invariant
 
@@ -39,6 +40,12 @@ std::string machine_text(const json& m) {
   return fmt::format("{}, {} cores, {}, L1 {}, L2 {}, L3 {} bytes", m.at("cpu").get<std::string>(), m.at("cores").get<int>(),
                      m.at("features").get<std::string>(), m.at("l1_bytes").get<std::int64_t>(),
                      m.at("l2_bytes").get<std::int64_t>(), m.at("l3_bytes").get<std::int64_t>());
+}
+
+double drift_of(const json& report, int threads) {
+  for (const json& c : report.at("ceilings"))
+    if (c.at("threads").get<int>() == threads) return c.at("drift").get<double>();
+  return 0;
 }
 
 /// Throws what nlohmann::json throws.
@@ -55,7 +62,8 @@ Parsed parse(std::string_view text) {
                     r.at("batch_invariant").get<bool>()};
       const Timed t{s.at("median").get<double>(),      s.at("low").get<double>(),
                     s.at("high").get<double>(),        r.at("floor").at("seconds").get<double>(),
-                    r.at("kernel").get<std::string>(), r.at("status") == "wrong"};
+                    r.at("kernel").get<std::string>(), r.at("status") == "wrong",
+                    drift_of(report, std::get<2>(key))};
       if (t.median <= 0 || t.low <= 0 || r.at("status") == "refused") continue;
       if (parsed.timed.emplace(key, t).second) parsed.order.emplace_back(key, c.at("name").get<std::string>());
     }
@@ -82,6 +90,12 @@ void judge(BenchChange& change, const Timed& before, const Timed& after) {
   if (!apart) {
     change.verdict = "AMBIGUOUS";
     change.reason = "the intervals overlap";
+    return;
+  }
+  const double drift = std::max(before.drift, after.drift);
+  if (std::abs(change.ratio - 1) <= drift) {
+    change.verdict = "AMBIGUOUS";
+    change.reason = fmt::format("the machine itself drifted by {:.0f} % during a run", 100 * drift);
     return;
   }
   // The same problem on the same machine has the same floor unless a ceiling moved.

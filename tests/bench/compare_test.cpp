@@ -13,7 +13,7 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 
 /// A report with one result; times relative to 1 ms.
-json report(double median, double low, double high, double floor_seconds = 0.5e-3) {
+json report(double median, double low, double high, double floor_seconds = 0.5e-3, double drift = 0.01) {
   json result = {{"asked_kernel", ""},
                  {"threads", 1},
                  {"batch_invariant", false},
@@ -24,7 +24,7 @@ json report(double median, double low, double high, double floor_seconds = 0.5e-
   json c = {{"name", "W1"}, {"line", "q=f32 heads=1 d=1 page=1 reqs=1"}, {"results", {result}}};
   json machine = {{"cpu", "Test"},        {"features", "avx2"},  {"cores", 2},
                   {"l1_bytes", 32 << 10}, {"l2_bytes", 1 << 20}, {"l3_bytes", 32 << 20}};
-  return {{"schema", "quire.bench/1"}, {"machine", machine}, {"cases", {c}}};
+  return {{"schema", "quire.bench/1"}, {"machine", machine}, {"ceilings", {{{"threads", 1}, {"drift", drift}}}}, {"cases", {c}}};
 }
 
 std::string verdict(const json& before, const json& after) {
@@ -49,6 +49,13 @@ TEST(CompareBench, AMachineThatMovedIsNoChangeOfOurs) {
   EXPECT_EQ(verdict(base, report(0.8, 0.79, 0.81, 0.49e-3)), "FAST") << "the floor hardly moved";
   EXPECT_EQ(verdict(base, report(0.8, 0.79, 0.81, 0.7e-3)), "FAST") << "in spite of a slower machine";
   EXPECT_EQ(verdict(base, report(1.3, 1.28, 1.31, 0.65e-3)), "AMBIGUOUS");
+}
+
+TEST(CompareBench, AChangeWithinTheDriftOfARunProvesNothing) {
+  const json base = report(1.0, 0.99, 1.01);
+  EXPECT_EQ(verdict(base, report(0.8, 0.79, 0.81, 0.5e-3, /*drift=*/0.25)), "AMBIGUOUS");
+  EXPECT_EQ(verdict(report(1.0, 0.99, 1.01, 0.5e-3, 0.25), report(1.2, 1.19, 1.21)), "AMBIGUOUS");
+  EXPECT_EQ(verdict(base, report(0.5, 0.49, 0.51, 0.5e-3, 0.25)), "FAST");
 }
 
 TEST(CompareBench, AWrongOutputIsNeverFast) {
