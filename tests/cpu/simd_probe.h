@@ -30,5 +30,6 @@ struct SimdProbe {
 extern const SimdProbe kScalarProbe;
 extern const SimdProbe kAvx2Probe;
 extern const SimdProbe kAvx512Probe;
+extern const SimdProbe kNeonProbe;
 
 }  // namespace quire::test

@@ -16,7 +16,7 @@ namespace {
 
 std::vector<const SimdProbe*> probes() {
   std::vector<const SimdProbe*> usable;
-  for (const SimdProbe* p : {&kScalarProbe, &kAvx2Probe, &kAvx512Probe})
+  for (const SimdProbe* p : {&kScalarProbe, &kAvx2Probe, &kAvx512Probe, &kNeonProbe})
     if (p->name != nullptr && (p->cpu_features & ~host_device().cpu_features) == 0) usable.push_back(p);
   return usable;
 }

@@ -23,7 +23,7 @@ TEST(Select, PinnedForPretendDevices) {
                                                           {"avx2", "cpu_avx2"},
                                                           {"avx512", "cpu_avx512"},
                                                           {"avx512bf16", "cpu_avx512bf16"},
-                                                          {"neon", "cpu_generic"}};
+                                                          {"neon", "cpu_neon"}};
   for (const auto& [device, kernel] : expected)
     EXPECT_EQ(plan(kDecode, find_device(device).value()).value().kernel, kernel) << device;
 }
@@ -38,9 +38,9 @@ TEST(Select, DevicesWithoutKernelsRefuseWithReasons) {
 }
 
 TEST(Select, ForcingAKernelWorksForEveryRow) {
-  const Device device = find_device("avx512bf16").value();
   for (const Kernel& kernel : kernels()) {
     if (kernel.backend != Backend::cpu) continue;
+    const Device device = find_device((kernel.cpu_features & kNeon) != 0 ? "neon" : "avx512bf16").value();
     EXPECT_EQ(plan(kDecode, device, {.kernel = std::string(kernel.name)}).value().kernel, kernel.name);
   }
 }
@@ -58,11 +58,12 @@ TEST(Select, ForcingAnUnknownKernelSaysSo) {
 
 TEST(Select, PassedOverRowsAreInThePlan) {
   const Plan p = plan(kDecode, find_device("scalar").value()).value();
-  ASSERT_EQ(p.refusals.size(), 4u);  // two of them, each with its reason, for what cpu_avx512bf16 needs
+  ASSERT_EQ(p.refusals.size(), 5u);  // two of them, each with its reason, for what cpu_avx512bf16 needs
   EXPECT_EQ(p.refusals[0].kernel, "cpu_avx512bf16");
   EXPECT_EQ(p.refusals[1].kernel, "cpu_avx512bf16");
   EXPECT_EQ(p.refusals[2].kernel, "cpu_avx512");
   EXPECT_EQ(p.refusals[3].kernel, "cpu_avx2");
+  EXPECT_EQ(p.refusals[4].kernel, "cpu_neon");
 }
 
 TEST(Select, Bf16ScoresTakeWhatBf16PairsHoldExactly) {

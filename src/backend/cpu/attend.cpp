@@ -22,10 +22,11 @@ using cpu::RowSource;
 const cpu::KernelEntry* find_entry(const std::string& kernel) {
   static const cpu::KernelEntry* const entries[] = {
       &cpu::kGenericEntry,
+#if defined(__aarch64__)
+      &cpu::kNeonEntry,
+#endif
 #if defined(__x86_64__)
-      &cpu::kAvx2Entry,
-      &cpu::kAvx512Entry,
-      &cpu::kAvx512Bf16Entry,
+      &cpu::kAvx2Entry,    &cpu::kAvx512Entry, &cpu::kAvx512Bf16Entry,
 #endif
   };
   for (const cpu::KernelEntry* entry : entries)

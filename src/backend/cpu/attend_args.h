@@ -64,6 +64,9 @@ struct KernelEntry {
 };
 
 extern const KernelEntry kGenericEntry;
+#if defined(__aarch64__)
+extern const KernelEntry kNeonEntry;
+#endif
 #if defined(__x86_64__)
 extern const KernelEntry kAvx2Entry;
 extern const KernelEntry kAvx512Entry;
