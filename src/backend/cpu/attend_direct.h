@@ -200,12 +200,14 @@ void direct_values(const ItemView& v, const TileRows& rows, const RowSource& sou
   values.type = in_place ? source.dtype : DType::f32;
   const auto* base = in_place ? static_cast<const std::uint8_t*>(source.data) : reinterpret_cast<const std::uint8_t*>(v.v_panel);
   const std::int64_t size = in_place ? itemsize(source.dtype) : v.stride * static_cast<std::int64_t>(sizeof(float));
-  for (std::int64_t j = rows.begin; j < rows.end; ++j) values.rows[j] = base + (in_place ? rows.v[j] : j) * size;
+  // Converted rows take turns in as much scratch as one group needs, which stays in L1.
+  for (std::int64_t j = rows.begin; j < rows.end; ++j)
+    values.rows[j] = base + (in_place ? rows.v[j] : (j - rows.begin) % kDirectValues) * size;
   const std::int64_t blocks = (v.num_rows + kDirectValueRows - 1) / kDirectValueRows;
   const std::int64_t block = (v.num_rows + blocks - 1) / blocks;
   for (std::int64_t first = rows.begin; first < rows.end; first += kDirectValues) {
     const std::int64_t last = first + kDirectValues < rows.end ? first + kDirectValues : rows.end;
-    if (!in_place) load_rows<V>(v.v_panel + first * v.stride, source, rows.v + first, last - first, v.args);
+    if (!in_place) load_rows<V>(v.v_panel, source, rows.v + first, last - first, v.args);
     ahead.advance(last - first);
     for (std::int64_t m = 0; m < v.num_rows; m += block)
       direct_accumulate_rows<V>(v, m, v.num_rows - m < block ? v.num_rows - m : block, values, {first, last}, keys, corrections);
