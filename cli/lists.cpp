@@ -12,8 +12,8 @@ namespace {
 
 std::string feature_names(std::uint32_t features) {
   std::string out;
-  for (const auto& [bit, text] :
-       {std::pair{kAvx2, "avx2"}, std::pair{kAvx512, "avx512"}, std::pair{kAvx512Bf16, "avx512bf16"}, std::pair{kNeon, "neon"}}) {
+  for (const auto& [bit, text] : {std::pair{kAvx2, "avx2"}, std::pair{kAvx512, "avx512"}, std::pair{kAvx512Bf16, "avx512bf16"},
+                                  std::pair{kAmxBf16, "amx"}, std::pair{kNeon, "neon"}}) {
     if ((features & bit) == 0) continue;
     if (!out.empty()) out += "+";
     out += text;

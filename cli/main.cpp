@@ -24,7 +24,7 @@ constexpr const char* kFooter =
 
 constexpr const char* kEnvironment =
     "environment\n"
-    "  QUIRE_CPU          scalar, avx2, avx512 or avx512bf16: use no more of this CPU than that\n"
+    "  QUIRE_CPU          scalar, avx2, avx512, avx512bf16 or amx: use no more of this CPU than that\n"
     "  QUIRE_NUM_THREADS  threads to use; default: all cores this process may use\n"
     "  NO_COLOR           if set, no colours\n";
 
@@ -269,8 +269,8 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error, int
 std::string environment_error() {
   const char* cpu = std::getenv("QUIRE_CPU");
   const std::string_view level = cpu == nullptr ? "" : cpu;
-  if (!level.empty() && level != "scalar" && level != "avx2" && level != "avx512" && level != "avx512bf16")
-    return fmt::format("QUIRE_CPU={} is not one of scalar, avx2, avx512, avx512bf16", level);
+  if (!level.empty() && level != "scalar" && level != "avx2" && level != "avx512" && level != "avx512bf16" && level != "amx")
+    return fmt::format("QUIRE_CPU={} is not one of scalar, avx2, avx512, avx512bf16, amx", level);
   const char* threads = std::getenv("QUIRE_NUM_THREADS");
   const std::string count = threads == nullptr ? "" : threads;
   const std::string error = count.empty() ? "" : whole_number(4096)(count);

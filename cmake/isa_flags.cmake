@@ -4,6 +4,7 @@
 set(QUIRE_KERNEL_FLAGS -O3 -ffp-contract=off)
 set(QUIRE_AVX2_FLAGS ${QUIRE_KERNEL_FLAGS} -mavx2 -mfma -mf16c)
 set(QUIRE_AVX512_FLAGS -mavx512f -mavx512bw -mavx512vl -mavx512dq ${QUIRE_AVX2_FLAGS})
+set(QUIRE_AMX_FLAGS -mavx512vbmi)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC 12's own AVX-512 headers trip these two warnings (GCC bug 105593).
   list(APPEND QUIRE_AVX512_FLAGS -Wno-uninitialized -Wno-maybe-uninitialized)
@@ -16,6 +17,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set_source_files_properties(src/backend/cpu/x86_avx2.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX2_FLAGS}")
   set_source_files_properties(src/backend/cpu/x86_avx512.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX512_FLAGS}")
   set_source_files_properties(src/backend/cpu/x86_avx512bf16.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX512BF16_FLAGS}")
+  set_source_files_properties(src/backend/cpu/x86_amx.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX512_FLAGS};${QUIRE_AMX_FLAGS}")
 endif()
 
 # The oracle's loops give the same bits for every vector width: no product may be contracted with a sum.

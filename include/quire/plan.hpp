@@ -23,6 +23,7 @@ enum CpuFeature : std::uint32_t {
   kAvx512 = 1u << 1,      ///< AVX-512 F, BW, VL, DQ (implies kAvx2)
   kAvx512Bf16 = 1u << 2,  ///< AVX512-BF16
   kNeon = 1u << 3,
+  kAmxBf16 = 1u << 4,  ///< AMX tiles with bf16 products, and AVX512-VBMI (implies kAvx512Bf16)
 };
 
 /// A device as planning sees it: real (host_device) or pretended (find_device).
@@ -34,7 +35,7 @@ struct Device {
   std::int64_t l2_bytes = 1 << 20;  ///< per core on CPUs, per device on GPUs
   bool operator==(const Device&) const = default;
 };
-/// This machine's CPU, features read with CPUID once; QUIRE_CPU=scalar|avx2|avx512|avx512bf16 narrows it (never widens).
+/// This machine's CPU, features read with CPUID once; QUIRE_CPU=scalar|avx2|avx512|avx512bf16|amx narrows it (never widens).
 Device host_device();
 /// A named pretend device; the error lists the names.
 Result<Device> find_device(std::string_view name);

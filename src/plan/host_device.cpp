@@ -12,6 +12,8 @@
 
 #if defined(__linux__)
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
@@ -29,7 +31,10 @@ std::uint32_t features_from_cpuid(const CpuidWords& words) {
   const bool avx512 = avx2 && saves_zmm && bit(words.leaf7_ebx, 16) && bit(words.leaf7_ebx, 17) && bit(words.leaf7_ebx, 30) &&
                       bit(words.leaf7_ebx, 31);  // F, DQ, BW, VL
   const bool bf16 = avx512 && bit(words.leaf7_1_eax, 5);
-  return (avx2 ? kAvx2 : 0u) | (avx512 ? kAvx512 : 0u) | (bf16 ? kAvx512Bf16 : 0u);
+  const bool saves_tiles = (words.xcr0 & 0x60000u) == 0x60000u;  // TILECFG, TILEDATA
+  const bool amx = bf16 && saves_tiles && bit(words.leaf7_edx, 22) && bit(words.leaf7_edx, 24) &&
+                   bit(words.leaf7_ecx, 1);  // AMX-BF16, AMX-TILE, AVX512-VBMI
+  return (avx2 ? kAvx2 : 0u) | (avx512 ? kAvx512 : 0u) | (bf16 ? kAvx512Bf16 : 0u) | (amx ? kAmxBf16 : 0u);
 }
 
 std::uint32_t narrow_features(std::uint32_t features, std::string_view limit) {
@@ -37,10 +42,12 @@ std::uint32_t narrow_features(std::uint32_t features, std::string_view limit) {
   if (limit == "scalar") allowed = 0;
   if (limit == "avx2") allowed = kAvx2;
   if (limit == "avx512") allowed = kAvx2 | kAvx512;
-  return features & allowed;  // "avx512bf16", empty and unknown text narrow nothing
+  if (limit == "avx512bf16") allowed = kAvx2 | kAvx512 | kAvx512Bf16;
+  return features & allowed;  // "amx", empty and unknown text narrow nothing
 }
 
 std::string_view level_name(std::uint32_t features) {
+  if ((features & kAmxBf16) != 0) return "amx";
   if ((features & kAvx512Bf16) != 0) return "avx512bf16";
   if ((features & kAvx512) != 0) return "avx512";
   if ((features & kAvx2) != 0) return "avx2";
@@ -62,6 +69,16 @@ int parse_thread_count(const char* text, int fallback) {
 namespace {
 
 #if defined(__x86_64__) || defined(__i386__)
+/// Linux grants a process the 8 KiB of tile registers only if it asks (Documentation/arch/x86/xstate.rst).
+[[maybe_unused]] bool may_use_tiles() {
+#if defined(__linux__) && defined(__x86_64__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 std::uint32_t detect_features() {
   plan_detail::CpuidWords words;
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -74,9 +91,17 @@ std::uint32_t detect_features() {
   }
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) != 0) {
     words.leaf7_ebx = b;
+    words.leaf7_ecx = c;
+    words.leaf7_edx = d;
     if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) words.leaf7_1_eax = a;
   }
-  return plan_detail::features_from_cpuid(words);
+  std::uint32_t features = plan_detail::features_from_cpuid(words);
+#ifndef QUIRE_EMULATE_AMX
+  if ((features & kAmxBf16) != 0 && !may_use_tiles()) features &= ~static_cast<std::uint32_t>(kAmxBf16);
+#else
+  if ((features & kAvx512) != 0) features |= kAvx512Bf16 | kAmxBf16;  // tests only
+#endif
+  return features;
 }
 #elif defined(__aarch64__)
 std::uint32_t detect_features() { return kNeon; }  // part of the base architecture

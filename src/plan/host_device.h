@@ -12,12 +12,14 @@ namespace quire::plan_detail {
 struct CpuidWords {
   std::uint32_t leaf1_ecx = 0;
   std::uint32_t leaf7_ebx = 0;
+  std::uint32_t leaf7_ecx = 0;
+  std::uint32_t leaf7_edx = 0;
   std::uint32_t leaf7_1_eax = 0;
   std::uint32_t xcr0 = 0;
 };
 std::uint32_t features_from_cpuid(const CpuidWords& words);
 
-/// Features left when `limit` (scalar, avx2, avx512, avx512bf16) caps them. Never adds one.
+/// Features left when `limit` (scalar, avx2, avx512, avx512bf16, amx) caps them. Never adds one.
 std::uint32_t narrow_features(std::uint32_t features, std::string_view limit);
 
 /// Name of the best level that a feature mask reaches.

@@ -71,7 +71,7 @@ Result<Plan> make_plan(Problem&& problem, const Device& device, const PlanSettin
   plan.batch_invariant = settings.batch_invariant;
   plan.num_threads = std::max(1, settings.num_threads > 0 ? settings.num_threads : device.num_threads);
   plan_detail::cut_work(plan);
-  plan.scratch_bytes_per_thread = plan_detail::thread_scratch(plan).floats * static_cast<std::int64_t>(sizeof(float));
+  plan.scratch_bytes_per_thread = plan_detail::scratch_bytes(plan);
   return plan;
 }
 

@@ -7,8 +7,11 @@
 
 namespace quire::plan_detail {
 
-/// Floats per row of scratch: head_dim rounded up to the widest vector of any CPU kernel, so that tails need no masks.
-inline std::int64_t padded_dim(std::int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+/// Floats per row of scratch and of partials: head_dim rounded up to the kernel's widest vector, so that tails need no masks.
+inline std::int64_t padded_dim(const Plan& plan) {
+  const std::int64_t lanes = plan.kernel == "cpu_amx" ? 32 : 16;
+  return (plan.problem.head_dim + lanes - 1) / lanes * lanes;
+}
 
 /// Offsets, in floats, of one thread's scratch.
 struct ThreadScratch {
@@ -25,7 +28,7 @@ struct ThreadScratch {
 
 inline ThreadScratch thread_scratch(const Plan& plan) {
   const std::int64_t rows = plan.tile_q * plan.problem.group();
-  const std::int64_t dim = padded_dim(plan.problem.head_dim);
+  const std::int64_t dim = padded_dim(plan);
   ThreadScratch s;
   const auto take = [&s](std::int64_t floats) {
     const std::int64_t at = s.floats;
@@ -43,6 +46,60 @@ inline ThreadScratch thread_scratch(const Plan& plan) {
   return s;
 }
 
+/// Score rows of an item of cpu_amx, as its tiles count them.
+inline std::int64_t amx_padded_rows(std::int64_t rows) { return (rows + 31) / 32 * 32; }
+
+/// Offsets, in bytes and multiples of 64, of one thread's scratch of cpu_amx. rows = padded score rows, dim = padded_dim.
+struct AmxScratch {
+  std::int64_t query = 0;        ///< [rows][dim] bf16
+  std::int64_t query_panel = 0;  ///< [dim / 2][16] pairs of bf16
+  std::int64_t k_staged = 0;     ///< [tile_kv][dim] bf16; likewise v_staged
+  std::int64_t v_staged = 0;
+  std::int64_t k_panel = 0;     ///< [tile_kv / 16][dim / 2][16] pairs of bf16
+  std::int64_t v_panel = 0;     ///< [tile_kv / 32][dim / 16][16][16] pairs of bf16
+  std::int64_t acc = 0;         ///< [rows][dim] f32, this segment
+  std::int64_t total = 0;       ///< [rows][dim] f32, segments folded so far
+  std::int64_t row = 0;         ///< [dim] f32
+  std::int64_t scores = 0;      ///< [32][tile_kv] f32
+  std::int64_t key_scores = 0;  ///< [64][16] f32
+  std::int64_t weights = 0;     ///< [3][32][tile_kv] bf16
+  std::int64_t factors = 0;     ///< [2][tile_kv] f32
+  std::int64_t states = 0;      ///< [rows] x 4 f32: max and sum of this segment, then of the total
+  std::int64_t bytes = 0;       ///< size of all of it
+};
+
+inline AmxScratch amx_scratch(const Plan& plan) {
+  const std::int64_t rows = amx_padded_rows(plan.tile_q * plan.problem.group());
+  const std::int64_t dim = padded_dim(plan);
+  AmxScratch s;
+  const auto take = [&s](std::int64_t bytes) {
+    const std::int64_t at = s.bytes;
+    s.bytes += (bytes + 63) / 64 * 64;
+    return at;
+  };
+  s.query = take(rows * dim * 2);
+  s.query_panel = take(dim * 32);
+  s.k_staged = take(plan.tile_kv * dim * 2);
+  s.v_staged = take(plan.tile_kv * dim * 2);
+  s.k_panel = take(plan.tile_kv * dim * 2);
+  s.v_panel = take(plan.tile_kv * dim * 2);
+  s.acc = take(rows * dim * 4);
+  s.total = take(rows * dim * 4);
+  s.row = take(dim * 4);
+  s.scores = take(32 * plan.tile_kv * 4);
+  s.key_scores = take(64 * 16 * 4);
+  s.weights = take(3 * 32 * plan.tile_kv * 2);
+  s.factors = take(2 * plan.tile_kv * 4);
+  s.states = take(rows * 16);
+  return s;
+}
+
+/// Bytes of one thread's scratch.
+inline std::int64_t scratch_bytes(const Plan& plan) {
+  return plan.kernel == "cpu_amx" ? amx_scratch(plan).bytes
+                                  : thread_scratch(plan).floats * static_cast<std::int64_t>(sizeof(float));
+}
+
 /// Offsets, in floats, of the whole workspace.
 struct Workspace {
   std::int64_t partial_acc = 0;     ///< [num_partials][padded_dim]
@@ -54,7 +111,7 @@ struct Workspace {
 
 inline Workspace workspace_of(const Plan& plan) {
   Workspace w;
-  w.partial_states = plan.num_partials * padded_dim(plan.problem.head_dim);
+  w.partial_states = plan.num_partials * padded_dim(plan);
   w.parts_done = w.partial_states + (plan.num_partials * 2 + 15) / 16 * 16;
   w.threads = w.parts_done + (plan.num_merges() + 15) / 16 * 16;
   w.floats = w.threads + plan.num_threads * (plan.scratch_bytes_per_thread / static_cast<std::int64_t>(sizeof(float)));

@@ -30,7 +30,11 @@ constexpr std::array kRows = {
 constexpr struct {
   CpuFeature feature;
   std::string_view name;
-} kFeatureNames[] = {{kAvx2, "AVX2+FMA+F16C"}, {kAvx512, "AVX-512 F/BW/VL/DQ"}, {kAvx512Bf16, "AVX512-BF16"}, {kNeon, "NEON"}};
+} kFeatureNames[] = {{kAvx2, "AVX2+FMA+F16C"},
+                     {kAvx512, "AVX-512 F/BW/VL/DQ"},
+                     {kAvx512Bf16, "AVX512-BF16"},
+                     {kNeon, "NEON"},
+                     {kAmxBf16, "AMX-BF16"}};
 
 }  // namespace
 

@@ -104,14 +104,17 @@ TEST_P(SpecialKernels, CachedLenDoesNotChangeBits) {
   }
 }
 
-TEST_P(SpecialKernels, NaNInAVisibleKeyReachesItsRowsAndNoOthers) {
+TEST_P(SpecialKernels, NaNInAVisibleKeyOrValueReachesItsRowsAndNoOthers) {
   const ProblemLine line = line_of("q=f32 kv=f32 layout=nhd", "heads=4:2 d=16 page=8 lse=1 reqs=70@20,1@20");
-  const Case c = make(line);
-  // Position 50 of request 0, KV head 1, dim 3: rows 30 and later of heads 2 and 3.
-  const std::int64_t page = semantics::index_row(c.batch.block_table, 0)[50 / 8];
-  semantics::store(c.cache.k.data, c.cache.k.dtype, ((page * 8 + 50 % 8) * 2 + 1) * 16 + 3, std::nanf(""));
-  const std::vector<std::string> findings = judge_values(c, attend_);
-  EXPECT_TRUE(findings.empty()) << "NaN in a key of\n" << report(line, findings);
+  for (const bool in_key : {true, false}) {
+    const Case c = make(line);
+    // Position 50 of request 0, KV head 1, dim 3: rows 30 and later of heads 2 and 3.
+    const std::int64_t page = semantics::index_row(c.batch.block_table, 0)[50 / 8];
+    const Tensor& cache = in_key ? c.cache.k : c.cache.v;
+    semantics::store(cache.data, cache.dtype, ((page * 8 + 50 % 8) * 2 + 1) * 16 + 3, std::nanf(""));
+    const std::vector<std::string> findings = judge_values(c, attend_);
+    EXPECT_TRUE(findings.empty()) << "NaN in a " << (in_key ? "key" : "value") << " of\n" << report(line, findings);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(, SpecialKernels, testing::ValuesIn(host_kernels()), [](const auto& test) { return test.param; });

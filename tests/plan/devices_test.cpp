@@ -16,13 +16,15 @@ using plan_detail::features_from_cpuid;
 using plan_detail::narrow_features;
 using ::testing::HasSubstr;
 
-// A Zen 4 class machine whose operating system saves every register.
+// A Sapphire Rapids class machine whose operating system saves every register.
 CpuidWords everything() {
   CpuidWords words;
   words.leaf1_ecx = 1u << 12 | 1u << 27 | 1u << 28 | 1u << 29;
   words.leaf7_ebx = 1u << 5 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
+  words.leaf7_ecx = 1u << 1;
+  words.leaf7_edx = 1u << 22 | 1u << 24;
   words.leaf7_1_eax = 1u << 5;
-  words.xcr0 = 0xE7;
+  words.xcr0 = 0x600E7;
   return words;
 }
 
@@ -36,7 +38,7 @@ TEST(Devices, EveryKnownNameIsFoundAndUnique) {
     EXPECT_GE(device.num_threads, 1);
     EXPECT_GT(device.l2_bytes, 0);
   }
-  for (const char* name : {"scalar", "avx2", "avx512", "avx512bf16", "neon", "sm80", "sm90", "sm100", "gfx90a", "gfx942",
+  for (const char* name : {"scalar", "avx2", "avx512", "avx512bf16", "amx", "neon", "sm80", "sm90", "sm100", "gfx90a", "gfx942",
                            "gfx950", "gfx1100", "gfx1201"}) {
     EXPECT_EQ(names.count(name), 1u) << name;
   }
@@ -58,7 +60,7 @@ TEST(Devices, HugeNameIsCutInTheMessage) {
 
 TEST(HostDevice, FeaturesNeedEveryPart) {
   EXPECT_EQ(features_from_cpuid({}), 0u);
-  EXPECT_EQ(features_from_cpuid(everything()), kAvx2 | kAvx512 | kAvx512Bf16);
+  EXPECT_EQ(features_from_cpuid(everything()), kAvx2 | kAvx512 | kAvx512Bf16 | kAmxBf16);
   for (int bit : {12, 27, 28, 29}) {  // without FMA, OSXSAVE, AVX or F16C nothing is usable
     CpuidWords words = everything();
     words.leaf1_ecx &= ~(1u << bit);
@@ -69,13 +71,23 @@ TEST(HostDevice, FeaturesNeedEveryPart) {
     words.leaf7_ebx &= ~(1u << bit);
     EXPECT_EQ(features_from_cpuid(words), kAvx2) << bit;
   }
+  for (int bit : {22, 24}) {  // AMX-BF16, AMX-TILE
+    CpuidWords words = everything();
+    words.leaf7_edx &= ~(1u << bit);
+    EXPECT_EQ(features_from_cpuid(words), kAvx2 | kAvx512 | kAvx512Bf16) << bit;
+  }
   CpuidWords words = everything();
+  words.leaf7_ecx = 0;  // no byte permutes
+  EXPECT_EQ(features_from_cpuid(words), kAvx2 | kAvx512 | kAvx512Bf16);
+  words = everything();
   words.leaf7_1_eax = 0;
   EXPECT_EQ(features_from_cpuid(words), kAvx2 | kAvx512);
 }
 
 TEST(HostDevice, RegistersTheSystemDoesNotSaveDoNotCount) {
   CpuidWords words = everything();
+  words.xcr0 = 0x200E7;  // no tile data
+  EXPECT_EQ(features_from_cpuid(words), kAvx2 | kAvx512 | kAvx512Bf16);
   words.xcr0 = 0x07;  // no ZMM state
   EXPECT_EQ(features_from_cpuid(words), kAvx2);
   words.xcr0 = 0x03;  // no YMM state
@@ -83,11 +95,12 @@ TEST(HostDevice, RegistersTheSystemDoesNotSaveDoNotCount) {
 }
 
 TEST(HostDevice, OverrideNarrowsOnly) {
-  const std::uint32_t all = kAvx2 | kAvx512 | kAvx512Bf16;
+  const std::uint32_t all = kAvx2 | kAvx512 | kAvx512Bf16 | kAmxBf16;
   EXPECT_EQ(narrow_features(all, "scalar"), 0u);
   EXPECT_EQ(narrow_features(all, "avx2"), kAvx2);
   EXPECT_EQ(narrow_features(all, "avx512"), kAvx2 | kAvx512);
-  EXPECT_EQ(narrow_features(all, "avx512bf16"), all);
+  EXPECT_EQ(narrow_features(all, "avx512bf16"), kAvx2 | kAvx512 | kAvx512Bf16);
+  EXPECT_EQ(narrow_features(all, "amx"), all);
   EXPECT_EQ(narrow_features(all, ""), all);
   EXPECT_EQ(narrow_features(kAvx2, "avx512bf16"), kAvx2);
   EXPECT_EQ(narrow_features(0, "avx2"), 0u);

@@ -26,7 +26,7 @@ const cpu::KernelEntry* find_entry(const std::string& kernel) {
       &cpu::kNeonEntry,
 #endif
 #if defined(__x86_64__)
-      &cpu::kAvx2Entry,    &cpu::kAvx512Entry, &cpu::kAvx512Bf16Entry,
+      &cpu::kAvx2Entry,    &cpu::kAvx512Entry, &cpu::kAvx512Bf16Entry, &cpu::kAmxEntry,
 #endif
   };
   for (const cpu::KernelEntry* entry : entries)
@@ -37,7 +37,11 @@ const cpu::KernelEntry* find_entry(const std::string& kernel) {
 /// [tokens, heads, dim] as a RowSource.
 RowSource rows_of(const Tensor& t) {
   if (!t.present()) return {};
-  return {t.data, t.dtype, {0, t.stride[1], t.stride[0], 0, t.stride[2], t.shape[2]}, cpu::fp8_table(t.dtype)};
+  return {t.data,
+          t.dtype,
+          {0, t.stride[1], t.stride[0], 0, t.stride[2], t.shape[2]},
+          cpu::fp8_table(t.dtype),
+          cpu::fp8_bf16_table(t.dtype)};
 }
 
 const float* floats(const Tensor& t) { return t.present() ? static_cast<const float*>(t.data) : nullptr; }
@@ -49,16 +53,19 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   a.reqs = plan.problem.reqs.data();
   a.group = plan.problem.group();
   a.head_dim = plan.problem.head_dim;
-  a.stride = plan_detail::padded_dim(a.head_dim);
+  a.stride = plan_detail::padded_dim(plan);
   a.tile_kv = plan.tile_kv;
   a.split_keys = plan.split_keys;
   a.direct_rows = plan.direct_rows;
   a.scratch = plan_detail::thread_scratch(plan);
+  a.amx_scratch = plan_detail::amx_scratch(plan);
   a.query = rows_of(batch.query);
   a.key = rows_of(batch.key);
   a.value = rows_of(batch.value);
-  a.cache_k = {cache.k.data, cache.k.dtype, semantics::k_strides(cache), cpu::fp8_table(cache.k.dtype)};
-  a.cache_v = {cache.v.data, cache.v.dtype, semantics::v_strides(cache), cpu::fp8_table(cache.v.dtype)};
+  a.cache_k = {cache.k.data, cache.k.dtype, semantics::k_strides(cache), cpu::fp8_table(cache.k.dtype),
+               cpu::fp8_bf16_table(cache.k.dtype)};
+  a.cache_v = {cache.v.data, cache.v.dtype, semantics::v_strides(cache), cpu::fp8_table(cache.v.dtype),
+               cpu::fp8_bf16_table(cache.v.dtype)};
   a.k_scale = floats(cache.k_scale);
   a.v_scale = floats(cache.v_scale);
   a.k_scale_stride = scale_stride(cache.k_scale);
@@ -153,9 +160,10 @@ std::int64_t run_items(const Plan& plan, const AttendArgs& args, float* workspac
   const plan_detail::Workspace at = plan_detail::workspace_of(plan);
   auto* parts_done = reinterpret_cast<std::int32_t*>(workspace + at.parts_done);
   std::fill_n(parts_done, plan.num_merges(), 0);
+  const std::int64_t scratch_stride = plan.scratch_bytes_per_thread / static_cast<std::int64_t>(sizeof(float));
   std::atomic<std::int64_t> rows_written{0};
   auto task = [&](std::int64_t index, int thread) {
-    float* scratch = workspace + at.threads + thread * args.scratch.floats;
+    float* scratch = workspace + at.threads + thread * scratch_stride;
     const WorkItem item = plan.item(index);
     std::int64_t rows = kernel.attend(args, item, scratch);
     if (item.partial >= 0) {

@@ -16,8 +16,9 @@ namespace quire::cpu {
 struct RowSource {
   const void* data = nullptr;
   DType dtype = DType::f32;
-  semantics::KvStrides strides;      ///< for [tokens, heads, dim] tensors: token, head, dim and x = head_dim
-  const float* fp8_table = nullptr;  ///< [256] f32 values of the dtype's codes; null unless dtype is an fp8 format
+  semantics::KvStrides strides;             ///< for [tokens, heads, dim] tensors: token, head, dim and x = head_dim
+  const float* fp8_table = nullptr;         ///< [256] f32 values of the dtype's codes; null unless dtype is an fp8 format
+  const std::uint16_t* fp8_bf16 = nullptr;  ///< the same values as bf16 codes
 };
 
 struct AttendArgs {
@@ -29,7 +30,8 @@ struct AttendArgs {
   std::int64_t split_keys = 1024;
   std::int64_t direct_rows = 0;  ///< items of up to this many score rows take attend_direct.h; 0 = none does
   plan_detail::ThreadScratch scratch;
-  RowSource query;  ///< [num_tokens, num_q_heads, head_dim]
+  plan_detail::AmxScratch amx_scratch;  ///< instead of `scratch` for cpu_amx
+  RowSource query;                      ///< [num_tokens, num_q_heads, head_dim]
   RowSource cache_k, cache_v;
   RowSource key, value;            ///< this step's rows, [num_tokens, num_kv_heads, head_dim]; data null if absent
   const float* k_scale = nullptr;  ///< [num_kv_heads] by scale_stride, or null = 1
@@ -71,6 +73,7 @@ extern const KernelEntry kNeonEntry;
 extern const KernelEntry kAvx2Entry;
 extern const KernelEntry kAvx512Entry;
 extern const KernelEntry kAvx512Bf16Entry;
+extern const KernelEntry kAmxEntry;
 #endif
 
 }  // namespace quire::cpu

@@ -19,12 +19,35 @@ Table build(DType dtype) {
   return table;
 }
 
+using WordTable = std::array<std::uint16_t, 256>;
+
+WordTable build_words(DType dtype) {
+  const Table table = build(dtype);
+  WordTable words{};
+  for (std::size_t i = 0; i < words.size(); ++i) words[i] = semantics::bf16_encode(table[i]);
+  return words;
+}
+
 }  // namespace
 
 const float* fp8_table(DType dtype) noexcept {
   static const Table e4m3fn = build(DType::fp8_e4m3fn), e4m3fnuz = build(DType::fp8_e4m3fnuz);
   static const Table e5m2 = build(DType::fp8_e5m2), e5m2fnuz = build(DType::fp8_e5m2fnuz);
   if (QUIRE_PLANTED(fp8_fn_fnuz_confused)) return dtype == DType::fp8_e4m3fn ? e4m3fnuz.data() : e4m3fn.data();
+  switch (dtype) {
+    case DType::fp8_e4m3fn: return e4m3fn.data();
+    case DType::fp8_e4m3fnuz: return e4m3fnuz.data();
+    case DType::fp8_e5m2: return e5m2.data();
+    case DType::fp8_e5m2fnuz: return e5m2fnuz.data();
+    default: return nullptr;
+  }
+}
+
+const std::uint16_t* fp8_bf16_table(DType dtype) noexcept {
+  static const WordTable e4m3fn = build_words(DType::fp8_e4m3fn), e4m3fnuz = build_words(DType::fp8_e4m3fnuz);
+  static const WordTable e5m2 = build_words(DType::fp8_e5m2), e5m2fnuz = build_words(DType::fp8_e5m2fnuz);
+  if (QUIRE_PLANTED(fp8_fn_fnuz_confused) && itemsize(dtype) == 1)
+    return dtype == DType::fp8_e4m3fn ? e4m3fnuz.data() : e4m3fn.data();
   switch (dtype) {
     case DType::fp8_e4m3fn: return e4m3fn.data();
     case DType::fp8_e4m3fnuz: return e4m3fnuz.data();

@@ -107,10 +107,9 @@ struct Avx512Simd {
   static Reg exp(Reg a) { return exp_by_polynomial<Avx512Simd>(a); }
   static Reg tanh(Reg a) { return tanh_by_exp<Avx512Simd>(a); }
 
-  /// dst[c][r] = src[r][c] for a 16 x 16 block: pairs, quads, then 128-bit lanes.
-  static void transpose(const float* src, std::int64_t src_stride, float* dst, std::int64_t dst_stride) {
-    __m512 a[16], b[16];
-    for (int i = 0; i < 16; ++i) a[i] = load(src + i * src_stride);
+  /// The rows of a 16 x 16 block become its columns: pairs, quads, then 128-bit lanes.
+  static void transpose(__m512 (&a)[16]) {
+    __m512 b[16];
     for (int i = 0; i < 16; i += 2) {
       b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
       b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
@@ -128,11 +127,18 @@ struct Avx512Simd {
       b[i + 12] = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0xDD);
     }
     for (int i = 0; i < 4; ++i) {
-      store(dst + i * dst_stride, _mm512_shuffle_f32x4(b[i], b[i + 8], 0x88));
-      store(dst + (i + 8) * dst_stride, _mm512_shuffle_f32x4(b[i], b[i + 8], 0xDD));
-      store(dst + (i + 4) * dst_stride, _mm512_shuffle_f32x4(b[i + 4], b[i + 12], 0x88));
-      store(dst + (i + 12) * dst_stride, _mm512_shuffle_f32x4(b[i + 4], b[i + 12], 0xDD));
+      a[i] = _mm512_shuffle_f32x4(b[i], b[i + 8], 0x88);
+      a[i + 8] = _mm512_shuffle_f32x4(b[i], b[i + 8], 0xDD);
+      a[i + 4] = _mm512_shuffle_f32x4(b[i + 4], b[i + 12], 0x88);
+      a[i + 12] = _mm512_shuffle_f32x4(b[i + 4], b[i + 12], 0xDD);
     }
+  }
+  /// dst[c][r] = src[r][c] for a 16 x 16 block.
+  static void transpose(const float* src, std::int64_t src_stride, float* dst, std::int64_t dst_stride) {
+    __m512 a[16];
+    for (int i = 0; i < 16; ++i) a[i] = load(src + i * src_stride);
+    transpose(a);
+    for (int i = 0; i < 16; ++i) store(dst + i * dst_stride, a[i]);
   }
 };
 

@@ -1,0 +1,355 @@
+// The CPU attention kernel on Intel AMX: one work item = one KV head of one request, a tile of query rows, a range of keys.
+//
+// The same algorithm and the same cuts as attend_body.h; the two products run on the tile unit in bf16 with f32 sums. K and V are
+// exact in bf16 and the softmax weights are split into three bf16 parts (weights.h), so results are those of an f32 kernel. Up to
+// 16 rows (decode): K is read where it lies, as the left operand. More rows (prefill): K is packed once per tile. A row's
+// arithmetic depends on its own query, its own keys and their absolute positions only, whatever the path, except with stacked
+// parts (up to args.direct_rows rows): there the parts are summed apart and added at the end of a segment. `T` is HardwareTiles
+// or EmulatedTiles. No std templates in here: see attend_args.h.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "backend/cpu/amx/products.h"
+#include "backend/cpu/attend_args.h"
+#include "backend/cpu/finish_row.h"
+#include "backend/cpu/fold_rows.h"
+#include "backend/cpu/item_view.h"
+
+namespace quire::cpu {
+namespace {
+
+constexpr std::int64_t kBlockRows = 2 * kTileRows;  ///< score rows that go through one tile of keys together
+
+/// A work item with the places of its operands in scratch (plan_detail::AmxScratch).
+struct AmxItem {
+  ItemView view;
+  const AttendArgs& args;
+  std::int64_t dims, num_rows, acc_rows;
+  bool few, stacked;
+  std::uint8_t *query, *query_panel, *k_staged, *v_staged, *k_panel, *v_panel;
+  float *acc, *total, *scores, *key_scores, *k_factors, *v_factors, *row;
+  std::uint32_t* weights;
+  SoftmaxState *states, *totals;
+  RowStager stage_k, stage_v, stage_key, stage_value;
+  bool k_in_place, v_in_place, fresh_k_in_place, fresh_v_in_place;
+  float k_scale, v_scale;
+  TileRows tiles[2];
+  RowPrefetch prefetch;
+  std::int64_t prefetch_step;  ///< so that one tile's work spreads the requests for the next one evenly
+
+  AmxItem(const AttendArgs& a, const WorkItem& w, float* scratch)
+      : view(a, w, scratch),
+        args(a),
+        dims(a.stride),
+        num_rows(view.num_rows),
+        few(num_rows <= kTileRows),
+        stacked(num_rows <= a.direct_rows && kParts * num_rows <= kTileRows),
+        stage_k(a.cache_k, a.head_dim, dims),
+        stage_v(a.cache_v, a.head_dim, dims),
+        stage_key(a.key, a.head_dim, dims),
+        stage_value(a.value, a.head_dim, dims) {
+    const plan_detail::AmxScratch& at = a.amx_scratch;
+    auto* bytes = reinterpret_cast<std::uint8_t*>(scratch);
+    acc_rows = stacked ? kParts * num_rows : num_rows;
+    query = bytes + at.query, query_panel = bytes + at.query_panel;
+    k_staged = bytes + at.k_staged, v_staged = bytes + at.v_staged;
+    k_panel = bytes + at.k_panel, v_panel = bytes + at.v_panel;
+    acc = reinterpret_cast<float*>(bytes + at.acc), total = reinterpret_cast<float*>(bytes + at.total);
+    scores = reinterpret_cast<float*>(bytes + at.scores), key_scores = reinterpret_cast<float*>(bytes + at.key_scores);
+    k_factors = reinterpret_cast<float*>(bytes + at.factors), v_factors = k_factors + kTileKeys;
+    row = reinterpret_cast<float*>(bytes + at.row);
+    weights = reinterpret_cast<std::uint32_t*>(bytes + at.weights);
+    states = reinterpret_cast<SoftmaxState*>(bytes + at.states), totals = states + num_rows;
+    k_in_place = bf16_in_place(a.cache_k, a.head_dim), v_in_place = bf16_in_place(a.cache_v, a.head_dim);
+    fresh_k_in_place = bf16_in_place(a.key, a.head_dim), fresh_v_in_place = bf16_in_place(a.value, a.head_dim);
+    k_scale = a.k_scale != nullptr ? a.k_scale[w.kv_head * a.k_scale_stride] : 1.0f;
+    v_scale = a.v_scale != nullptr ? a.v_scale[w.kv_head * a.v_scale_stride] : 1.0f;
+    // Other layouts than whole rows are not worth asking for line by line.
+    const auto whole = [&](const RowSource& s) { return s.strides.dim == 1 && s.strides.x >= a.head_dim; };
+    prefetch.row_bytes = whole(a.cache_k) && whole(a.cache_v) ? a.head_dim * itemsize(a.cache_k.dtype) : 0;
+    const std::int64_t places = (few ? kTileKeys / 64 + kTileKeys / kChunkKeys : kTileKeys / kChunkKeys) * (dims / kVectorDims);
+    prefetch_step = (prefetch.all_steps() + places - 1) / places;
+  }
+  std::int64_t kv_head() const { return QUIRE_PLANTED(kv_head_always_zero) ? 0 : view.item.kv_head; }
+};
+
+/// Queries as rows of bf16, [padded rows][dims], zero where there is none; packed as well if they are few.
+inline void load_amx_queries(const AmxItem& v) {
+  const AttendArgs& a = v.args;
+  const RowStager stager(a.query, a.head_dim, v.dims);
+  for (std::int64_t m = 0; m < plan_detail::amx_padded_rows(v.num_rows); ++m) {
+    const std::uint8_t* from = nullptr;
+    if (m < v.num_rows)
+      from = static_cast<const std::uint8_t*>(a.query.data) +
+             2 * a.query.strides.row(0, v.view.head(m), QUIRE_PLANTED(query_of_first_row) ? v.view.first_token : v.view.token(m));
+    stager.stage(from, reinterpret_cast<std::uint16_t*>(v.query + 2 * m * v.dims));
+  }
+  if (!v.few) return;
+  const std::uint8_t* rows[kTileRows];
+  for (std::int64_t m = 0; m < kTileRows; ++m) rows[m] = v.query + 2 * m * v.dims;
+  pack_columns(rows, v.dims, v.query_panel);
+}
+
+/// Rows of keys [first, last) of a tile as whole rows of bf16, indexed by key: the cache's own if they lie there like that, else
+/// copies in `staged`, whose addresses go to `rows`.
+inline const std::uint8_t* const* whole_rows(const AmxItem& v, const TileRows& tile, bool values, std::int64_t first,
+                                             std::int64_t last, const std::uint8_t** rows) {
+  std::uint8_t* staged = values ? v.v_staged : v.k_staged;
+  const std::uint8_t* const* from = values ? tile.v : tile.k;
+  const RowStager& cached = values ? v.stage_v : v.stage_k;
+  const RowStager& fresh = values ? v.stage_value : v.stage_key;
+  const bool cached_in_place = values ? v.v_in_place : v.k_in_place;
+  const bool fresh_in_place = values ? v.fresh_v_in_place : v.fresh_k_in_place;
+  const bool all_cached = first >= tile.begin && last <= tile.end && last <= tile.fresh;
+  if (all_cached && cached_in_place) return from;
+#ifdef __AVX512VBMI__
+  if (all_cached && cached.vector_fp8()) {
+    for (std::int64_t j = first; j < last; ++j) rows[j] = staged + 2 * j * v.dims;
+    cached.stage_fp8(from + first, last - first, staged + 2 * first * v.dims);
+    return rows;
+  }
+#endif
+  for (std::int64_t j = first; j < last; ++j) {
+    const bool is_fresh = j >= tile.fresh;
+    rows[j] = from[j];
+    if (from[j] != nullptr && (is_fresh ? fresh_in_place : cached_in_place)) continue;
+    std::uint8_t* to = staged + 2 * j * v.dims;
+    (is_fresh ? fresh : cached).stage(from[j], reinterpret_cast<std::uint16_t*>(to));
+    rows[j] = to;
+  }
+  return rows;
+}
+
+/// The block of 16 keys as a left operand: in place if its rows lie evenly, else copied.
+inline KeyBlock key_block(const AmxItem& v, const std::uint8_t* const* rows, std::int64_t j) {
+  const std::int64_t stride = rows[j + 1] - rows[j];
+  bool even = true;
+  for (std::int64_t i = 2; i < kTileRows; ++i) even &= rows[j + i] - rows[j + i - 1] == stride;
+  if (even) return {rows[j], stride};
+  std::uint8_t* copy = v.k_panel + 2 * j * v.dims;
+  for (std::int64_t i = 0; i < kTileRows; ++i)
+    for (std::int64_t d = 0; d < v.dims; d += kVectorDims)
+      _mm512_store_si512(copy + 2 * (i * v.dims + d), _mm512_loadu_si512(rows[j + i] + 2 * d));
+  return {copy, 2 * v.dims};
+}
+
+/// Scores of few rows with the tile's chunks: [row][kTileKeys].
+template <class T>
+void score_few_rows(AmxItem& v, const TileRows& tile, ChunkRange chunks) {
+  const std::uint8_t* rows[kTileKeys];
+  for (std::int64_t j = chunks.begin * kChunkKeys / 64 * 64; j < chunks.end * kChunkKeys; j += 64) {
+    const std::uint8_t* const* found = whole_rows(v, tile, false, j, j + 64, rows);
+    KeyBlock blocks[4];
+    for (int b = 0; b < 4; ++b) blocks[b] = key_block(v, found, j + 16 * b);
+    score_key_blocks<T>(blocks, v.query_panel, v.dims, v.key_scores, [&] { v.prefetch.step(v.prefetch_step); });
+    for (int b = 0; b < 4; ++b) Avx512Simd::transpose(v.key_scores + 256 * b, 16, v.scores + j + 16 * b, kTileKeys);
+  }
+}
+
+/// The tile's chunks of K as panels.
+inline void pack_keys(AmxItem& v, const TileRows& tile, ChunkRange chunks) {
+  const std::uint8_t* rows[kTileKeys];
+  const std::uint8_t* const* found = whole_rows(v, tile, false, chunks.begin * kChunkKeys, chunks.end * kChunkKeys, rows);
+  for (std::int64_t j = chunks.begin * kChunkKeys; j < chunks.end * kChunkKeys; j += kTileRows) {
+    pack_columns(found + j, v.dims, v.k_panel + j / kTileRows * (v.dims / kVectorDims) * kTileBytes);
+    v.prefetch.step(v.prefetch_step);
+  }
+}
+
+/// The tile's chunks of V as panels, non-finite elements as zero; returns whether there are such elements.
+inline bool pack_tile_values(AmxItem& v, const TileRows& tile, ChunkRange chunks) {
+  const std::uint8_t* rows[kTileKeys];
+  bool finite = true;
+  for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
+    const std::int64_t j = chunk * kChunkKeys;
+    const std::uint8_t* const* found = whole_rows(v, tile, true, j, j + kChunkKeys, rows);
+    finite &=
+        pack_values(found + j, v.dims, v.v_panel + chunk * (v.dims / 16) * kTileBytes, [&] { v.prefetch.step(v.prefetch_step); });
+  }
+  return finite;
+}
+
+/// Zeroes the non-finite elements of packed chunks: a row that does not see such a key must not multiply it, not even by zero.
+inline void take_out_non_finite(AmxItem& v, ChunkRange chunks) {
+  auto* codes = reinterpret_cast<std::uint16_t*>(v.v_panel + chunks.begin * (v.dims / 16) * kTileBytes);
+  const std::int64_t count = (chunks.end - chunks.begin) * kChunkKeys * v.dims;
+  for (std::int64_t i = 0; i < count; ++i)
+    if (!finite_bf16(codes[i])) codes[i] = 0;
+}
+
+/// acc += weight * V for the non-finite elements of V, for row m and the keys that it sees.
+inline void add_non_finite(AmxItem& v, const TileRows& tile, std::int64_t tile_begin, std::int64_t m) {
+  constexpr std::int64_t kRowWords = kTileKeys / 2;
+  const TileKeys keys = v.view.keys(m, tile_begin, tile_begin + tile.begin, tile_begin + tile.end);
+  const WeightRow weights{v.weights + m % kBlockRows * kRowWords, (v.stacked ? v.num_rows : kBlockRows) * kRowWords};
+  for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+    const std::uint8_t* rows[kTileKeys];
+    const auto* codes = reinterpret_cast<const std::uint16_t*>(whole_rows(v, tile, true, j, j + 1, rows)[j]);
+    for (std::int64_t d = 0; d < v.args.head_dim; ++d)
+      if (!finite_bf16(codes[d])) v.acc[m * v.dims + accumulator_index(d)] += weights.at(j) * semantics::bf16_decode(codes[d]);
+  }
+}
+
+/// The factors of a tile's keys: scales belong to cached tokens only.
+inline KeyFactors factors_of(AmxItem& v, const TileRows& tile) {
+  if (v.k_scale == 1.0f && v.v_scale == 1.0f) return {};
+  for (std::int64_t j = 0; j < kTileKeys; ++j) {
+    const bool scaled = j < tile.fresh || QUIRE_PLANTED(scales_on_new_rows);
+    v.k_factors[j] = scaled ? v.k_scale : 1.0f;
+    v.v_factors[j] = scaled ? v.v_scale : 1.0f;
+  }
+  return {v.k_scale != 1.0f ? v.k_factors : nullptr, v.v_scale != 1.0f ? v.v_factors : nullptr};
+}
+
+inline void scale_row(float* acc, std::int64_t dims, float factor) {
+  for (std::int64_t d = 0; d < dims; d += 16)
+    Avx512Simd::store(acc + d, Avx512Simd::mul(Avx512Simd::load(acc + d), Avx512Simd::set1(factor)));
+}
+
+/// Weights of rows [m, m + count) of the tile; rescales their accumulators.
+inline void weigh_rows(AmxItem& v, std::int64_t m, std::int64_t count, std::int64_t tile_begin, TileKeys tile, ChunkRange chunks,
+                       const KeyFactors& factors) {
+  const AttendArgs& a = v.args;
+  constexpr std::int64_t kRowWords = kTileKeys / 2;
+  const std::int64_t part_stride = (v.stacked ? v.num_rows : kBlockRows) * kRowWords;
+  for (std::int64_t r = 0; r < count; ++r) {
+    const RowScore row{a.score, v.view.slope(m + r), tile_begin - v.view.alibi_origin(m + r)};
+    const TileKeys keys = v.view.keys(m + r, tile_begin, tile_begin + tile.begin, tile_begin + tile.end);
+    const float correction = weigh_row(v.scores + r * kTileKeys, keys, chunks, row, factors, v.states[m + r],
+                                       {v.weights + r * kRowWords, part_stride});
+    if (correction == 1.0f) continue;
+    for (std::int64_t at = m + r; at < v.acc_rows; at += v.num_rows) scale_row(v.acc + at * v.dims, v.dims, correction);
+  }
+}
+
+/// All rows against keys [begin, end) of one tile.
+template <class T>
+void absorb_amx_tile(AmxItem& v, const TileRows& tile, std::int64_t tile_begin) {
+  constexpr std::int64_t kRowWords = kTileKeys / 2;
+  const TileKeys seen{tile.begin, tile.end};
+  const ChunkRange all = chunks_of(seen);
+  if (!v.few) pack_keys(v, tile, all);
+  const bool finite = QUIRE_PLANTED(stale_value_tile) && tile_begin != 0 ? true : pack_tile_values(v, tile, all);
+  if (!finite && !QUIRE_PLANTED(masked_keys_multiplied)) take_out_non_finite(v, all);
+  const KeyFactors factors = factors_of(v, tile);
+
+  for (std::int64_t m = 0; m < v.num_rows; m += kBlockRows) {
+    const std::int64_t count = v.num_rows - m < kBlockRows ? v.num_rows - m : kBlockRows;
+    const bool two = count > kTileRows;
+    const TileKeys first = v.view.keys(m, tile_begin, tile_begin + tile.begin, tile_begin + tile.end);
+    const TileKeys last = v.view.keys(m + count - 1, tile_begin, tile_begin + tile.begin, tile_begin + tile.end);
+    // Both ends of a row's keys grow with the row.
+    const TileKeys block{first.begin, last.end};
+    if (block.empty()) continue;
+    const ChunkRange chunks = chunks_of(block);
+    if (v.few) {
+      score_few_rows<T>(v, tile, chunks);
+    } else {
+      for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
+        const std::uint8_t* panel = v.k_panel + chunk * 2 * (v.dims / kVectorDims) * kTileBytes;
+        (two ? score_chunk<T, 2> : score_chunk<T, 1>)(v.query + 2 * m * v.dims, v.dims, panel, v.scores + chunk * kChunkKeys,
+                                                      kTileKeys);
+      }
+    }
+    weigh_rows(v, m, count, tile_begin, seen, chunks, factors);
+    WeightBlock weights{v.weights, kRowWords, kBlockRows * kRowWords, kParts, chunks};
+    if (v.stacked) weights.parts = 1;
+    (two ? accumulate_rows<T, 2> : accumulate_rows<T, 1>)(v.acc + m * v.dims, v.dims, weights, v.v_panel);
+    for (std::int64_t r = 0; r < count && !finite; ++r) add_non_finite(v, tile, tile_begin, m + r);
+  }
+}
+
+/// One segment from scratch: acc and states hold its keys [begin, end) afterwards. tiles[0] has its first tile's rows.
+template <class T>
+void absorb_amx_segment(AmxItem& v, std::int64_t begin, std::int64_t end, std::int64_t item_end) {
+  if (QUIRE_PLANTED(partial_key_tile_skipped) && end / kTileKeys * kTileKeys > begin) end = end / kTileKeys * kTileKeys;
+  for (std::int64_t i = 0; i < v.acc_rows * v.dims && !QUIRE_PLANTED(stale_accumulator); i += 16)
+    Avx512Simd::store(v.acc + i, Avx512Simd::set1(0.0f));
+  for (std::int64_t m = 0; m < v.num_rows && !QUIRE_PLANTED(stale_accumulator); ++m) v.states[m] = SoftmaxState{};
+  for (std::int64_t at = begin; at < end;) {
+    const std::int64_t next = (at / kTileKeys + 1) * kTileKeys;
+    const std::int64_t stop = next < end ? next : end;
+    TileRows& now = v.tiles[at / kTileKeys % 2];
+    TileRows& then = v.tiles[(at / kTileKeys + 1) % 2];
+    if (stop < item_end) {
+      const std::int64_t then_end = stop + kTileKeys < item_end ? stop + kTileKeys : item_end;
+      find_tile_rows(then, v.args, v.view.item.req, v.kv_head(), stop, then_end);
+      v.prefetch = {&then, v.prefetch.row_bytes};
+    } else {
+      v.prefetch.rows = nullptr;
+    }
+    if (v.prefetch.row_bytes == 0) v.prefetch.rows = nullptr;
+    absorb_amx_tile<T>(v, now, at / kTileKeys * kTileKeys);
+    v.prefetch.step(v.prefetch.all_steps());
+    at = stop;
+  }
+}
+
+/// Row m of the segment in natural order of dims, the parts added up.
+inline const float* segment_row(const AmxItem& v, std::int64_t m) {
+  const float* high = v.acc + m * v.dims;
+  for (std::int64_t d = 0; d < v.dims; d += 32) natural_order(high + d, v.row + d);
+  if (!v.stacked) return v.row;
+  for (std::int64_t d = 0; d < v.dims; d += 32) {
+    float part[32];
+    for (int i = 1; i < kParts; ++i) {
+      natural_order(high + i * v.num_rows * v.dims + d, part);
+      for (int half = 0; half < 32; half += 16)
+        Avx512Simd::store(v.row + d + half, Avx512Simd::add(Avx512Simd::load(v.row + d + half), Avx512Simd::load(part + half)));
+    }
+  }
+  return v.row;
+}
+
+inline void store_amx_partials(const AmxItem& v) {
+  for (std::int64_t m = 0; m < v.num_rows; ++m) {
+    const std::int64_t index = v.view.item.partial + m;
+    const float* from = segment_row(v, m);
+    for (std::int64_t d = 0; d < v.dims; d += 16)
+      Avx512Simd::store(v.args.partial_acc + index * v.dims + d, Avx512Simd::load(from + d));
+    v.args.partial_states[2 * index] = v.states[m].max;
+    v.args.partial_states[2 * index + 1] = v.states[m].sum;
+  }
+}
+
+/// KernelEntry::attend.
+template <class T>
+std::int64_t attend_amx_item(const AttendArgs& args, const WorkItem& item, float* scratch) {
+  AmxItem v(args, item, scratch);
+  T::configure(kTileRows);
+  load_amx_queries(v);
+  if (item.key_begin < item.key_end) {
+    const std::int64_t stop = (item.key_begin / kTileKeys + 1) * kTileKeys;
+    TileRows& first = v.tiles[item.key_begin / kTileKeys % 2];
+    find_tile_rows(first, args, item.req, v.kv_head(), item.key_begin, stop < item.key_end ? stop : item.key_end);
+    RowPrefetch ahead{&first, v.prefetch.row_bytes};
+    if (ahead.row_bytes > 0) ahead.step(ahead.all_steps());
+  }
+  if (item.partial >= 0) {
+    absorb_amx_segment<T>(v, item.key_begin, item.key_end, item.key_end);
+    store_amx_partials(v);
+    T::release();
+    return 0;
+  }
+  for (std::int64_t i = 0; i < v.num_rows * v.dims; ++i) v.total[i] = 0.0f;
+  for (std::int64_t m = 0; m < v.num_rows; ++m) v.totals[m] = SoftmaxState{};
+  for (std::int64_t at = item.key_begin; at < item.key_end;) {
+    const std::int64_t next = (at / args.split_keys + 1) * args.split_keys;
+    const std::int64_t stop = next < item.key_end ? next : item.key_end;
+    if (QUIRE_PLANTED(last_split_dropped) && at != item.key_begin && stop == item.key_end) break;
+    absorb_amx_segment<T>(v, at, stop, item.key_end);
+    for (std::int64_t m = 0; m < v.num_rows; ++m)
+      fold_row<Avx512Simd>(v.total + m * v.dims, v.totals[m], segment_row(v, m), v.states[m], v.dims);
+    at = stop;
+  }
+  T::release();
+  if (QUIRE_PLANTED(decode_rows_not_written) && args.reqs[item.req].query_len == 1) return v.num_rows;
+  for (std::int64_t m = 0; m < v.num_rows; ++m)
+    finish_row<Avx512Simd>(args, v.view.token(m), v.view.head(m), v.total + m * v.dims, v.totals[m]);
+  return v.num_rows;
+}
+
+}  // namespace
+}  // namespace quire::cpu

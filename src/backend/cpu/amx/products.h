@@ -1,0 +1,117 @@
+// Stage: attend. The two matrix products of a tile on the AMX unit: scores = Q K^T and acc = acc * correction + weights V.
+//
+// An element's chain of additions is the same whatever the blocking: dims in steps of 32 for a score; chunks of 32 keys, and
+// within a chunk the three parts of the weights, for an accumulator.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/amx/panels.h"
+#include "backend/cpu/amx/tiles.h"
+#include "backend/cpu/amx/weights.h"
+
+namespace quire::cpu {
+namespace {
+
+/// Calls f(integral constant) for 0 .. kCount - 1, so that register numbers are constants.
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+};
+template <int kCount, class F>
+inline __attribute__((always_inline)) void unroll(F&& f) {
+  if constexpr (kCount > 0) {
+    unroll<kCount - 1>(f);
+    f(Constant<kCount - 1>{});
+  }
+}
+
+/// Scores of kRowTiles x 16 rows of Q with 32 keys. q: rows of bf16; k: the panels of two blocks of 16 keys.
+template <class T, int kRowTiles>
+void score_chunk(const std::uint8_t* q, std::int64_t dims, const std::uint8_t* k, float* scores, std::int64_t score_stride) {
+  const std::int64_t block_bytes = dims / kVectorDims * kTileBytes;
+  unroll<2 * kRowTiles>([](auto c) { T::template zero<c.value>(); });
+  for (std::int64_t d = 0; d < dims; d += kVectorDims) {
+    if (QUIRE_PLANTED(query_tail_dims_dropped) && d + kVectorDims >= dims) break;
+    unroll<2>([&](auto b) { T::template load<6 + b.value>(k + b.value * block_bytes + d / kVectorDims * kTileBytes, 64); });
+    unroll<kRowTiles>([&](auto r) {
+      T::template load<4 + r.value>(q + r.value * kTileRows * 2 * dims + 2 * d, 2 * dims);
+      unroll<2>([&](auto b) { T::template dot<2 * r.value + b.value, 4 + r.value, 6 + b.value>(); });
+    });
+  }
+  unroll<2 * kRowTiles>([&](auto c) {
+    T::template store<c.value>(scores + c.value / 2 * kTileRows * score_stride + c.value % 2 * kTileRows, 4 * score_stride);
+  });
+}
+
+/// Rows of K that are read where they lie: 16 keys from `from` on, `stride` bytes apart.
+struct KeyBlock {
+  const std::uint8_t* from;
+  std::int64_t stride;
+};
+
+/// Scores of up to 16 rows of Q with four blocks of 16 keys, K as A operand and Q packed as B: the same sums of the same products
+/// as in score_chunk. out: [4][16 keys][16 rows].
+/// Calls `between` now and then, for other work to be mixed in.
+template <class T, class F>
+void score_key_blocks(const KeyBlock* blocks, const std::uint8_t* q_panel, std::int64_t dims, float* out, F&& between) {
+  unroll<4>([](auto c) { T::template zero<c.value>(); });
+  for (std::int64_t d = 0; d < dims; d += kVectorDims) {
+    if (QUIRE_PLANTED(query_tail_dims_dropped) && d + kVectorDims >= dims) break;
+    T::template load<6>(q_panel + d / kVectorDims * kTileBytes, 64);
+    unroll<4>([&](auto c) {
+      T::template load<4 + c.value % 2>(blocks[c.value].from + 2 * d, blocks[c.value].stride);
+      T::template dot<c.value, 4 + c.value % 2, 6>();
+    });
+    between();
+  }
+  unroll<4>([&](auto c) { T::template store<c.value>(out + c.value * 256, 64); });
+}
+
+/// What accumulate_block multiplies: a block of rows' weights of the chunks [begin, end) of a tile.
+struct WeightBlock {
+  const std::uint32_t* words;  ///< of the block's first row, WeightRow's layout
+  std::int64_t row_stride;     ///< words from row to row
+  std::int64_t part_stride;    ///< words from part to part
+  int parts;                   ///< A operands per chunk; 1 if the parts are rows of their own
+  ChunkRange chunks;
+};
+
+/// acc += weights V for kRowTiles x 16 rows and kColTiles x 16 dims. `values` points at the dims' tiles of chunk 0.
+template <class T, int kRowTiles, int kColTiles>
+void accumulate_block(float* acc, std::int64_t acc_stride, const WeightBlock& w, const std::uint8_t* values,
+                      std::int64_t chunk_bytes) {
+  unroll<kRowTiles * kColTiles>([&](auto c) {
+    T::template load<c.value>(acc + c.value / kColTiles * kTileRows * acc_stride + c.value % kColTiles * 16, 4 * acc_stride);
+  });
+  for (std::int64_t chunk = w.chunks.begin; chunk < w.chunks.end; ++chunk) {
+    const std::uint8_t* v = values + chunk * chunk_bytes;
+    if constexpr (kColTiles <= 2) unroll<kColTiles>([&](auto b) { T::template load<6 + b.value>(v + b.value * kTileBytes, 64); });
+    for (int part = 0; part < w.parts; ++part) {
+      unroll<kRowTiles>([&](auto r) {
+        T::template load<4 + r.value>(w.words + part * w.part_stride + r.value * kTileRows * w.row_stride + chunk * 16,
+                                      4 * w.row_stride);
+        unroll<kColTiles>([&](auto b) {
+          if constexpr (kColTiles > 2) T::template load<6 + b.value % 2>(v + b.value * kTileBytes, 64);
+          T::template dot<r.value * kColTiles + b.value, 4 + r.value, 6 + b.value % 2>();
+        });
+      });
+    }
+  }
+  unroll<kRowTiles * kColTiles>([&](auto c) {
+    T::template store<c.value>(acc + c.value / kColTiles * kTileRows * acc_stride + c.value % kColTiles * 16, 4 * acc_stride);
+  });
+}
+
+/// acc += weights V for one block of kRowTiles x 16 rows and all dims.
+template <class T, int kRowTiles>
+void accumulate_rows(float* acc, std::int64_t dims, const WeightBlock& w, const std::uint8_t* values) {
+  const std::int64_t chunk_bytes = dims / 16 * kTileBytes;
+  std::int64_t d = 0;
+  if constexpr (kRowTiles == 1)
+    for (; d + 64 <= dims; d += 64) accumulate_block<T, 1, 4>(acc + d, dims, w, values + d / 16 * kTileBytes, chunk_bytes);
+  for (; d < dims; d += 32) accumulate_block<T, kRowTiles, 2>(acc + d, dims, w, values + d / 16 * kTileBytes, chunk_bytes);
+}
+
+}  // namespace
+}  // namespace quire::cpu

@@ -1,0 +1,59 @@
+// The eight tile registers of Intel AMX and the four instructions on them that the kernel uses.
+//
+// Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18, and volume 2: LDTILECFG, TILELOADD,
+// TILESTORED, TDPBF16PS. A tile here has up to 16 rows of 64 bytes. TDPBF16PS: C[m][n] += sum over k < 16 of
+// A[m][2k] B[k][2n] + A[m][2k+1] B[k][2n+1], in f32, rounding to nearest even, with denormals in and out taken as zero.
+// Register use: C tiles 0 to 3, A tiles 4 and 5, B tiles 6 and 7.
+#pragma once
+
+#include <cstdint>
+
+namespace quire::cpu {
+namespace {
+
+constexpr std::int64_t kTileRows = 16;
+constexpr std::int64_t kTileBytes = 1024;
+
+/// Operand of LDTILECFG.
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t column_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+};
+
+/// The instructions themselves. `kTile` is a tile register, `stride` is in bytes.
+struct HardwareTiles {
+  /// C and A tiles have `rows` rows (1 to 16), B tiles have 16.
+  static void configure(std::int64_t rows) {
+    TileConfig config;
+    for (int tile = 0; tile < 8; ++tile) {
+      config.column_bytes[tile] = 64;
+      config.rows[tile] = static_cast<std::uint8_t>(tile < 6 ? rows : kTileRows);
+    }
+    __asm__ volatile("ldtilecfg %0" : : "m"(config) : "memory");
+  }
+  /// Back to the initial state, so that context switches need not save 8 KiB.
+  static void release() { __asm__ volatile("tilerelease" : : : "memory"); }
+
+  template <int kTile>
+  static void zero() {
+    __asm__ volatile("tilezero %%tmm%c0" : : "i"(kTile));
+  }
+  template <int kTile>
+  static void load(const void* from, std::int64_t stride) {
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
+  }
+  template <int kTile>
+  static void store(void* to, std::int64_t stride) {
+    __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(kTile) : "memory");
+  }
+  template <int kC, int kA, int kB>
+  static void dot() {
+    __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
+  }
+};
+
+}  // namespace
+}  // namespace quire::cpu

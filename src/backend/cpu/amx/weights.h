@@ -1,0 +1,158 @@
+// Stage: attend. Scores -> softmax weights, as A operands of TDPBF16PS.
+//
+// A weight is an f32 p = exp(s - max). Cut after its 8th and 16th significant bit it is the sum of three bf16 numbers, exactly,
+// so three products with V replace one and nothing is rounded (the idea of splitting: Dekker 1971, Numer. Math. 18, 224-242; for
+// bf16 units: Henry, Tang and Heinecke 2019, arXiv:1904.06376). Parts below 2^-126 are flushed by the tile unit.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "backend/cpu/amx/tile_rows.h"
+#include "backend/cpu/item_view.h"
+#include "backend/cpu/planted.h"
+#include "backend/cpu/simd_avx512.h"
+#include "semantics/score.h"
+
+namespace quire::cpu {
+namespace {
+
+constexpr std::int64_t kChunkKeys = 32;  ///< keys of one A tile
+constexpr int kParts = 3;
+
+/// 2^x for x <= 0: exactly 1 at 0, 0 below -126, NaN stays NaN; relative error below 2 ulp. Polynomial of degree 6 on [-1/2,
+/// 1/2].
+inline __m512 exp2_nonpositive(__m512 x) {
+  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 r = _mm512_sub_ps(x, n);
+  __m512 p = _mm512_set1_ps(1.546144485e-04f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.340042800e-03f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.618056938e-03f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550327152e-02f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402265072e-01f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931471825e-01f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ), p, n);
+}
+
+/// A row's weights of one tile: part i of keys k and k + 16 of a chunk share a word, at words[i * part_stride + chunk * 16 + k].
+struct WeightRow {
+  std::uint32_t* words;
+  std::int64_t part_stride;
+
+  void store(std::int64_t chunk, __m512 p, __m512 q) const {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
+    for (int part = 0; part < kParts; ++part) {
+      const __m512i a = _mm512_castps_si512(p), b = _mm512_castps_si512(q);
+      const __m512i word = _mm512_ternarylogic_epi32(upper, b, _mm512_srli_epi32(a, 16), 0xEA);  // (upper & b) | a >> 16
+      _mm512_storeu_si512(words + part * part_stride + chunk * 16, word);
+      p = _mm512_sub_ps(p, _mm512_castsi512_ps(_mm512_and_si512(a, upper)));
+      q = _mm512_sub_ps(q, _mm512_castsi512_ps(_mm512_and_si512(b, upper)));
+    }
+  }
+  void clear(std::int64_t chunk) const {
+    for (int part = 0; part < kParts; ++part)
+      _mm512_storeu_si512(words + part * part_stride + chunk * 16, _mm512_setzero_si512());
+  }
+  /// The weight of one key, put together again.
+  float at(std::int64_t key) const {
+    float sum = 0.0f;
+    for (int part = kParts - 1; part >= 0; --part) {
+      const std::uint32_t word = words[part * part_stride + key / 32 * 16 + key % 16];
+      sum += semantics::bits_to_float(key % 32 < 16 ? word << 16 : word & 0xFFFF0000u);
+    }
+    return sum;
+  }
+};
+
+/// Chunks [begin, end) of a tile that a block of rows multiplies.
+struct ChunkRange {
+  std::int64_t begin = 0, end = 0;
+};
+inline ChunkRange chunks_of(TileKeys keys) { return {keys.begin / kChunkKeys, (keys.end + kChunkKeys - 1) / kChunkKeys}; }
+
+/// What a key's stored values are to be multiplied with; null pointers: nothing.
+struct KeyFactors {
+  const float* k = nullptr;  ///< [kTileKeys], on the score
+  const float* v = nullptr;  ///< [kTileKeys], on the weight
+};
+
+/// How one row turns dot products into logits.
+struct RowScore {
+  semantics::ScoreParams params;
+  float slope = 0.0f;
+  std::int64_t tile_minus_q_pos = 0;
+};
+
+/// 16 logits of keys j, j + 1, ...; -inf for keys outside `keys`.
+inline __m512 logits(const float* dots, std::int64_t j, TileKeys keys, const RowScore& row, const float* k_factors) {
+  using V = Avx512Simd;
+  __m512 s = V::load(dots + j);
+  if (k_factors != nullptr) s = V::mul(s, V::load(k_factors + j));
+  const __m512 distance = V::add(V::lanes(), V::set1(static_cast<float>(row.tile_minus_q_pos + j)));
+  s = semantics::score<V>(s, row.params, row.slope, distance);
+  if (j >= keys.begin && j + 16 <= keys.end) return s;
+  return V::keep(s, static_cast<int>(j), static_cast<int>(keys.begin), static_cast<int>(keys.end), V::set1(-INFINITY));
+}
+
+/// Replaces a row's dot products of the chunks that hold `keys` by logits and returns their maximum, NaN ignored.
+inline float logits_of_row(float* dots, TileKeys keys, const RowScore& row, const float* k_factors) {
+  using V = Avx512Simd;
+  const ChunkRange chunks = chunks_of(keys);
+  __m512 best[2] = {V::set1(-INFINITY), V::set1(-INFINITY)};
+  for (std::int64_t j = chunks.begin * kChunkKeys; j < chunks.end * kChunkKeys; j += 32)
+    for (int half = 0; half < 2; ++half) {
+      const __m512 s = logits(dots, j + 16 * half, keys, row, k_factors);
+      best[half] = V::max_ignoring_nan(s, best[half]);
+      V::store(dots + j + 16 * half, s);
+    }
+  return V::reduce_max(V::max_ignoring_nan(best[0], best[1]));
+}
+
+inline bool any_nan(const float* logits, ChunkRange chunks) {
+  bool nan = false;
+  for (std::int64_t j = chunks.begin * kChunkKeys; j < chunks.end * kChunkKeys; j += 16)
+    nan |= Avx512Simd::any_nan(Avx512Simd::load(logits + j));
+  return nan;
+}
+
+/// One row's dot products with a tile -> weights of the chunks `all`, of which the row sees `keys` (zero elsewhere). Updates the
+/// row's state and returns the factor for what the row has accumulated so far.
+inline float weigh_row(float* dots, TileKeys keys, ChunkRange all, const RowScore& row, const KeyFactors& factors,
+                       SoftmaxState& state, const WeightRow& out) {
+  using V = Avx512Simd;
+  const ChunkRange chunks = keys.empty() ? ChunkRange{all.begin, all.begin} : chunks_of(keys);
+  for (std::int64_t chunk = all.begin; chunk < all.end; ++chunk)
+    if (chunk < chunks.begin || chunk >= chunks.end) out.clear(chunk);
+  if (keys.empty()) return 1.0f;
+
+  const float tile_max = logits_of_row(dots, keys, row, factors.k);
+  const float max = tile_max > state.max ? tile_max : state.max;
+  if (max == -INFINITY) {
+    // No visible key with a finite score so far: contributes nothing. A NaN score must still poison the row.
+    for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) out.clear(chunk);
+    if (any_nan(dots, chunks)) state = {0.0f, NAN};
+    return 1.0f;
+  }
+  constexpr float kLog2e = 1.44269504088896341f;
+  const __m512 minus_max = V::set1(-max * kLog2e);
+  __m512 sum[2] = {V::set1(0.0f), V::set1(0.0f)};
+  for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
+    __m512 p[2];
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t j = chunk * kChunkKeys + 16 * half;
+      p[half] = exp2_nonpositive(V::fma(V::load(dots + j), V::set1(kLog2e), minus_max));
+      sum[half] = V::add(sum[half], p[half]);
+      if (factors.v != nullptr) p[half] = V::mul(p[half], V::load(factors.v + j));
+    }
+    out.store(chunk, p[0], p[1]);
+  }
+  const float correction = state.max == max ? 1.0f : expf(state.max - max);
+  state = {max, state.sum * correction + V::reduce_add(V::add(sum[0], sum[1]))};
+  return QUIRE_PLANTED(maximum_not_rescaled) ? 1.0f : correction;
+}
+
+}  // namespace
+}  // namespace quire::cpu

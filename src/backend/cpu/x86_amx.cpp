@@ -1,0 +1,14 @@
+// cpu_amx: bf16 products on the AMX tile unit. Compiled for AVX-512 with VBMI; called only if CPUID shows them and the system
+// granted the tile registers.
+#if defined(__x86_64__)
+#include "backend/cpu/amx/attend_amx.h"
+#include "backend/cpu/amx/emulated_tiles.h"
+
+namespace quire::cpu {
+#ifdef QUIRE_EMULATE_AMX  // tests only: the same kernel on machines without the unit
+const KernelEntry kAmxEntry = {"cpu_amx", attend_amx_item<EmulatedTiles>, merge_item<Avx512Simd>};
+#else
+const KernelEntry kAmxEntry = {"cpu_amx", attend_amx_item<HardwareTiles>, merge_item<Avx512Simd>};
+#endif
+}  // namespace quire::cpu
+#endif
