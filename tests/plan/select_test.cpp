@@ -41,7 +41,7 @@ TEST(Select, DevicesWithoutKernelsRefuseWithReasons) {
 TEST(Select, ForcingAKernelWorksForEveryRow) {
   for (const Kernel& kernel : kernels()) {
     if (kernel.backend != Backend::cpu) continue;
-    const Device device = find_device((kernel.cpu_features & kNeon) != 0 ? "neon" : "avx512bf16").value();
+    const Device device = find_device((kernel.cpu_features & kNeon) != 0 ? "neon" : "amx").value();
     EXPECT_EQ(plan(kDecode, device, {.kernel = std::string(kernel.name)}).value().kernel, kernel.name);
   }
 }
