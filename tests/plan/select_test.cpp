@@ -19,12 +19,9 @@ Problem parse(const char* line) { return parse_problem_line(line).value().proble
 const Problem kDecode = parse("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047");
 
 TEST(Select, PinnedForPretendDevices) {
-  const std::pair<const char*, const char*> expected[] = {{"scalar", "cpu_generic"},
-                                                          {"avx2", "cpu_avx2"},
-                                                          {"avx512", "cpu_avx512"},
-                                                          {"avx512bf16", "cpu_avx512bf16"},
-                                                          {"amx", "cpu_amx"},
-                                                          {"neon", "cpu_neon"}};
+  const std::pair<const char*, const char*> expected[] = {{"scalar", "cpu_generic"}, {"avx2", "cpu_avx2"},
+                                                          {"avx512", "cpu_avx512"},  {"avx512bf16", "cpu_avx512bf16"},
+                                                          {"amx", "cpu_amx"},        {"neon", "cpu_neon"}};
   for (const auto& [device, kernel] : expected)
     EXPECT_EQ(plan(kDecode, find_device(device).value()).value().kernel, kernel) << device;
 }
