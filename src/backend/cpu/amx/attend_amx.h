@@ -37,7 +37,8 @@ struct AmxItem {
   float k_scale, v_scale;
   TileRows tiles[2];
   RowPrefetch prefetch;
-  std::int64_t prefetch_step;  ///< so that one tile's work spreads the requests for the next one evenly
+  std::int64_t prefetch_bytes;   ///< of a row; 0: rows do not lie in one piece
+  std::int64_t prefetch_places;  ///< calls of prefetch.step() while a tile is worked on
 
   AmxItem(const AttendArgs& a, const WorkItem& w, float* scratch)
       : view(a, w, scratch),
@@ -68,9 +69,10 @@ struct AmxItem {
     v_scale = a.v_scale != nullptr ? a.v_scale[w.kv_head * a.v_scale_stride] : 1.0f;
     // Other layouts than whole rows are not worth asking for line by line.
     const auto whole = [&](const RowSource& s) { return s.strides.dim == 1 && s.strides.x >= a.head_dim; };
-    prefetch.row_bytes = whole(a.cache_k) && whole(a.cache_v) ? a.head_dim * itemsize(a.cache_k.dtype) : 0;
-    const std::int64_t places = (few ? kTileKeys / 64 + kTileKeys / kChunkKeys : kTileKeys / kChunkKeys) * (dims / kVectorDims);
-    prefetch_step = (prefetch.all_steps() + places - 1) / places;
+    prefetch_bytes = whole(a.cache_k) && whole(a.cache_v) ? a.head_dim * itemsize(a.cache_k.dtype) : 0;
+    const std::int64_t packing = kTileKeys / 8 * (dims / kVectorDims);
+    const std::int64_t products = kTileKeys / 16 * (dims / kVectorDims) * (stacked ? 2 : 1 + kParts);
+    prefetch_places = packing + (few ? products : kTileKeys / kTileRows);
   }
   std::int64_t kv_head() const { return QUIRE_PLANTED(kv_head_always_zero) ? 0 : view.item.kv_head; }
 };
@@ -143,7 +145,7 @@ void score_few_rows(AmxItem& v, const TileRows& tile, ChunkRange chunks) {
     const std::uint8_t* const* found = whole_rows(v, tile, false, j, j + 64, rows);
     KeyBlock blocks[4];
     for (int b = 0; b < 4; ++b) blocks[b] = key_block(v, found, j + 16 * b);
-    score_key_blocks<T>(blocks, v.query_panel, v.dims, v.key_scores, [&] { v.prefetch.step(v.prefetch_step); });
+    score_key_blocks<T>(blocks, v.query_panel, v.dims, v.key_scores, [&] { v.prefetch.step(); });
     for (int b = 0; b < 4; ++b) Avx512Simd::transpose(v.key_scores + 256 * b, 16, v.scores + j + 16 * b, kTileKeys);
   }
 }
@@ -154,7 +156,7 @@ inline void pack_keys(AmxItem& v, const TileRows& tile, ChunkRange chunks) {
   const std::uint8_t* const* found = whole_rows(v, tile, false, chunks.begin * kChunkKeys, chunks.end * kChunkKeys, rows);
   for (std::int64_t j = chunks.begin * kChunkKeys; j < chunks.end * kChunkKeys; j += kTileRows) {
     pack_columns(found + j, v.dims, v.k_panel + j / kTileRows * (v.dims / kVectorDims) * kTileBytes);
-    v.prefetch.step(v.prefetch_step);
+    v.prefetch.step();
   }
 }
 
@@ -165,8 +167,7 @@ inline bool pack_tile_values(AmxItem& v, const TileRows& tile, ChunkRange chunks
   for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
     const std::int64_t j = chunk * kChunkKeys;
     const std::uint8_t* const* found = whole_rows(v, tile, true, j, j + kChunkKeys, rows);
-    finite &=
-        pack_values(found + j, v.dims, v.v_panel + chunk * (v.dims / 16) * kTileBytes, [&] { v.prefetch.step(v.prefetch_step); });
+    finite &= pack_values(found + j, v.dims, v.v_panel + chunk * (v.dims / 16) * kTileBytes, [&] { v.prefetch.step(); });
   }
   return finite;
 }
@@ -256,7 +257,12 @@ void absorb_amx_tile(AmxItem& v, const TileRows& tile, std::int64_t tile_begin) 
     weigh_rows(v, m, count, tile_begin, seen, chunks, factors);
     WeightBlock weights{v.weights, kRowWords, kBlockRows * kRowWords, kParts, chunks};
     if (v.stacked) weights.parts = 1;
-    (two ? accumulate_rows<T, 2> : accumulate_rows<T, 1>)(v.acc + m * v.dims, v.dims, weights, v.v_panel);
+    if (v.few)
+      accumulate_rows<T, 1>(v.acc, v.dims, weights, v.v_panel, [&] { v.prefetch.step(); });
+    else if (two)
+      accumulate_rows<T, 2>(v.acc + m * v.dims, v.dims, weights, v.v_panel, [] {});
+    else
+      accumulate_rows<T, 1>(v.acc + m * v.dims, v.dims, weights, v.v_panel, [] {});
     for (std::int64_t r = 0; r < count && !finite; ++r) add_non_finite(v, tile, tile_begin, m + r);
   }
 }
@@ -276,13 +282,12 @@ void absorb_amx_segment(AmxItem& v, std::int64_t begin, std::int64_t end, std::i
     if (stop < item_end) {
       const std::int64_t then_end = stop + kTileKeys < item_end ? stop + kTileKeys : item_end;
       find_tile_rows(then, v.args, v.view.item.req, v.kv_head(), stop, then_end);
-      v.prefetch = {&then, v.prefetch.row_bytes};
+      v.prefetch = RowPrefetch(&then, v.prefetch_bytes, v.prefetch_places);
     } else {
-      v.prefetch.rows = nullptr;
+      v.prefetch = RowPrefetch();
     }
-    if (v.prefetch.row_bytes == 0) v.prefetch.rows = nullptr;
     absorb_amx_tile<T>(v, now, at / kTileKeys * kTileKeys);
-    v.prefetch.step(v.prefetch.all_steps());
+    v.prefetch.rest();
     at = stop;
   }
 }
@@ -324,8 +329,7 @@ std::int64_t attend_amx_item(const AttendArgs& args, const WorkItem& item, float
     const std::int64_t stop = (item.key_begin / kTileKeys + 1) * kTileKeys;
     TileRows& first = v.tiles[item.key_begin / kTileKeys % 2];
     find_tile_rows(first, args, item.req, v.kv_head(), item.key_begin, stop < item.key_end ? stop : item.key_end);
-    RowPrefetch ahead{&first, v.prefetch.row_bytes};
-    if (ahead.row_bytes > 0) ahead.step(ahead.all_steps());
+    RowPrefetch(&first, v.prefetch_bytes, 1).rest();
   }
   if (item.partial >= 0) {
     absorb_amx_segment<T>(v, item.key_begin, item.key_end, item.key_end);

@@ -49,8 +49,8 @@ bool pack_values(const std::uint8_t* const* rows, std::int64_t dims, std::uint8_
       largest = _mm512_max_epu16(largest, _mm512_max_epu16(_mm512_add_epi16(a, a), _mm512_add_epi16(b, b)));
       _mm512_store_si512(tiles + 64 * k, _mm512_unpacklo_epi16(a, b));
       _mm512_store_si512(tiles + kTileBytes + 64 * k, _mm512_unpackhi_epi16(a, b));
+      if (k % 4 == 3) between();
     }
-    between();
   }
   return _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(static_cast<short>(0xFF00))) == 0;
 }

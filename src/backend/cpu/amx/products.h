@@ -62,8 +62,8 @@ void score_key_blocks(const KeyBlock* blocks, const std::uint8_t* q_panel, std::
     unroll<4>([&](auto c) {
       T::template load<4 + c.value % 2>(blocks[c.value].from + 2 * d, blocks[c.value].stride);
       T::template dot<c.value, 4 + c.value % 2, 6>();
+      between();
     });
-    between();
   }
   unroll<4>([&](auto c) { T::template store<c.value>(out + c.value * 256, 64); });
 }
@@ -78,9 +78,9 @@ struct WeightBlock {
 };
 
 /// acc += weights V for kRowTiles x 16 rows and kColTiles x 16 dims. `values` points at the dims' tiles of chunk 0.
-template <class T, int kRowTiles, int kColTiles>
+template <class T, int kRowTiles, int kColTiles, class F>
 void accumulate_block(float* acc, std::int64_t acc_stride, const WeightBlock& w, const std::uint8_t* values,
-                      std::int64_t chunk_bytes) {
+                      std::int64_t chunk_bytes, F&& between) {
   unroll<kRowTiles * kColTiles>([&](auto c) {
     T::template load<c.value>(acc + c.value / kColTiles * kTileRows * acc_stride + c.value % kColTiles * 16, 4 * acc_stride);
   });
@@ -94,6 +94,7 @@ void accumulate_block(float* acc, std::int64_t acc_stride, const WeightBlock& w,
         unroll<kColTiles>([&](auto b) {
           if constexpr (kColTiles > 2) T::template load<6 + b.value % 2>(v + b.value * kTileBytes, 64);
           T::template dot<r.value * kColTiles + b.value, 4 + r.value, 6 + b.value % 2>();
+          between();
         });
       });
     }
@@ -103,14 +104,16 @@ void accumulate_block(float* acc, std::int64_t acc_stride, const WeightBlock& w,
   });
 }
 
-/// acc += weights V for one block of kRowTiles x 16 rows and all dims.
-template <class T, int kRowTiles>
-void accumulate_rows(float* acc, std::int64_t dims, const WeightBlock& w, const std::uint8_t* values) {
+/// acc += weights V for one block of kRowTiles x 16 rows and all dims. Calls `between` now and then, as above.
+template <class T, int kRowTiles, class F>
+void accumulate_rows(float* acc, std::int64_t dims, const WeightBlock& w, const std::uint8_t* values, F&& between) {
   const std::int64_t chunk_bytes = dims / 16 * kTileBytes;
   std::int64_t d = 0;
   if constexpr (kRowTiles == 1)
-    for (; d + 64 <= dims; d += 64) accumulate_block<T, 1, 4>(acc + d, dims, w, values + d / 16 * kTileBytes, chunk_bytes);
-  for (; d < dims; d += 32) accumulate_block<T, kRowTiles, 2>(acc + d, dims, w, values + d / 16 * kTileBytes, chunk_bytes);
+    for (; d + 64 <= dims; d += 64)
+      accumulate_block<T, 1, 4>(acc + d, dims, w, values + d / 16 * kTileBytes, chunk_bytes, between);
+  for (; d < dims; d += 32)
+    accumulate_block<T, kRowTiles, 2>(acc + d, dims, w, values + d / 16 * kTileBytes, chunk_bytes, between);
 }
 
 }  // namespace

@@ -58,39 +58,47 @@ inline void find_tile_rows(TileRows& rows, const AttendArgs& a, std::int64_t req
   }
 }
 
-/// Asks for the lines of a tile's rows, a few at a time, towards L2. Eight stretches of sixteen keys advance side by side: pages
-/// lie scattered, and a page read alone ends before the memory system has found its pace. Every second line is enough where
-/// rows are long: the L2 prefetcher completes pairs of lines (Intel 64 Optimization Reference Manual, 2.1.5.4, spatial
-/// prefetcher).
-struct RowPrefetch {
-  static constexpr std::int64_t kStretch = 16;
-  static constexpr std::int64_t kPair = 128;
-  const TileRows* rows = nullptr;  ///< null: nothing to ask for
-  std::int64_t row_bytes = 0;
-  std::int64_t token = 0, line = 0;
-  bool values = false;
-
-  /// The next `count` requests of every stretch.
-  void step(std::int64_t count) {
-    if (rows == nullptr) return;
-    for (; count > 0 && token < kStretch; --count) {
-      const std::uint8_t* const* row = (values ? rows->v : rows->k) + token;
-      for (std::int64_t j = 0; j < kTileKeys; j += kStretch)
-        __builtin_prefetch(row[j] + line, 0, 2);  // a null row: a request for nothing, which is dropped
-      advance();
-    }
+/// Asks for the lines of a tile's rows, four at a time, towards L2. Eight stretches of sixteen keys advance side by side: pages
+/// lie scattered, and a page read alone ends before the memory system has found its pace. A core tracks sixteen misses; more
+/// requests at once block what comes after them, so callers spread them over all of a tile's work. Every second line is
+/// enough: the L2 prefetcher completes pairs of lines (Intel 64 Optimization Reference Manual, spatial prefetcher).
+class RowPrefetch {
+ public:
+  RowPrefetch() = default;
+  /// Requests for `rows` (null: none) at `places` calls of step().
+  RowPrefetch(const TileRows* rows, std::int64_t row_bytes, std::int64_t places)
+      : rows_(row_bytes > 0 ? rows : nullptr), row_bytes_(row_bytes), places_(places) {
+    calls_ = 2 * kTileKeys / kBatch * ((row_bytes + kPair - 1) / kPair);
   }
-  /// Steps that a whole tile takes.
-  std::int64_t all_steps() const { return 2 * kStretch * ((row_bytes + kPair - 1) / kPair); }
+  /// The share of one place.
+  void step() {
+    for (credit_ += calls_; credit_ >= places_ && rows_ != nullptr; credit_ -= places_) request();
+  }
+  /// Whatever is left.
+  void rest() {
+    while (rows_ != nullptr) request();
+  }
 
  private:
-  void advance() {
-    line += kPair;
-    if (line < row_bytes) return;
-    line = 0;
-    if (values) ++token;
-    values = !values;
+  static constexpr std::int64_t kStretch = 16;
+  static constexpr std::int64_t kBatch = 4;
+  static constexpr std::int64_t kPair = 128;
+
+  void request() {
+    const std::uint8_t* const* row = (values_ ? rows_->v : rows_->k) + token_ + stretch_ * kStretch;
+    // A null row: a request for nothing, which is dropped.
+    for (std::int64_t i = 0; i < kBatch; ++i) __builtin_prefetch(row[i * kStretch] + line_, 0, 2);
+    stretch_ = (stretch_ + kBatch) % (kTileKeys / kStretch);
+    if (stretch_ != 0 || (line_ += kPair) < row_bytes_) return;
+    line_ = 0;
+    if (values_ && ++token_ == kStretch) rows_ = nullptr;
+    values_ = !values_;
   }
+
+  const TileRows* rows_ = nullptr;
+  std::int64_t row_bytes_ = 0, places_ = 1, calls_ = 0, credit_ = 0;
+  std::int64_t token_ = 0, line_ = 0, stretch_ = 0;
+  bool values_ = false;
 };
 
 }  // namespace
