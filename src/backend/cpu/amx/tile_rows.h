@@ -60,15 +60,14 @@ inline void find_tile_rows(TileRows& rows, const AttendArgs& a, std::int64_t req
 
 /// Asks for the lines of a tile's rows, four at a time, towards L2. Eight stretches of sixteen keys advance side by side: pages
 /// lie scattered, and a page read alone ends before the memory system has found its pace. A core tracks sixteen misses; more
-/// requests at once block what comes after them, so callers spread them over all of a tile's work. Every second line is
-/// enough: the L2 prefetcher completes pairs of lines (Intel 64 Optimization Reference Manual, spatial prefetcher).
+/// requests at once block what comes after them, so callers spread them over all of a tile's work.
 class RowPrefetch {
  public:
   RowPrefetch() = default;
   /// Requests for `rows` (null: none) at `places` calls of step().
   RowPrefetch(const TileRows* rows, std::int64_t row_bytes, std::int64_t places)
       : rows_(row_bytes > 0 ? rows : nullptr), row_bytes_(row_bytes), places_(places) {
-    calls_ = 2 * kTileKeys / kBatch * ((row_bytes + kPair - 1) / kPair);
+    calls_ = 2 * kTileKeys / kBatch * ((row_bytes + kLine - 1) / kLine);
   }
   /// The share of one place.
   void step() {
@@ -82,14 +81,14 @@ class RowPrefetch {
  private:
   static constexpr std::int64_t kStretch = 16;
   static constexpr std::int64_t kBatch = 4;
-  static constexpr std::int64_t kPair = 128;
+  static constexpr std::int64_t kLine = 64;
 
   void request() {
     const std::uint8_t* const* row = (values_ ? rows_->v : rows_->k) + token_ + stretch_ * kStretch;
     // A null row: a request for nothing, which is dropped.
     for (std::int64_t i = 0; i < kBatch; ++i) __builtin_prefetch(row[i * kStretch] + line_, 0, 2);
     stretch_ = (stretch_ + kBatch) % (kTileKeys / kStretch);
-    if (stretch_ != 0 || (line_ += kPair) < row_bytes_) return;
+    if (stretch_ != 0 || (line_ += kLine) < row_bytes_) return;
     line_ = 0;
     if (values_ && ++token_ == kStretch) rows_ = nullptr;
     values_ = !values_;
