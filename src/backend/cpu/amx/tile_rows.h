@@ -86,7 +86,10 @@ class RowPrefetch {
   void request() {
     const std::uint8_t* const* row = (values_ ? rows_->v : rows_->k) + token_ + stretch_ * kStretch;
     // A null row: a request for nothing, which is dropped.
-    for (std::int64_t i = 0; i < kBatch; ++i) __builtin_prefetch(row[i * kStretch] + line_, 0, 2);
+    for (std::int64_t i = 0; i < kBatch; ++i) {
+      const auto address = reinterpret_cast<std::uintptr_t>(row[i * kStretch]) + static_cast<std::uintptr_t>(line_);
+      __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 2);
+    }
     stretch_ = (stretch_ + kBatch) % (kTileKeys / kStretch);
     if (stretch_ != 0 || (line_ += kLine) < row_bytes_) return;
     line_ = 0;
