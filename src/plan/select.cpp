@@ -36,6 +36,15 @@ constexpr struct {
                      {kNeon, "NEON"},
                      {kAmxBf16, "AMX-BF16"}};
 
+constexpr bool every_needed_feature_has_a_name() {
+  std::uint32_t unnamed = 0;
+  for (const KernelRow& row : kRows) unnamed |= row.info.cpu_features;
+  for (const auto& f : kFeatureNames) unnamed &= ~static_cast<std::uint32_t>(f.feature);
+  return unnamed == 0;
+}
+// refusals_of() walks the names: a feature without one would be needed by a row and asked of no device.
+static_assert(every_needed_feature_has_a_name());
+
 }  // namespace
 
 std::span<const KernelRow> kernel_rows() noexcept { return kRows; }
