@@ -1,0 +1,127 @@
+// What every GPU kernel is given: device pointers, element strides, no optionals; and the work list that one kernel writes and
+// the others read. Passed by value at launch, so that nothing needs copying and a captured graph replays with new lengths.
+#pragma once
+
+#include <cstdint>
+
+#include "quire/tensor.hpp"
+#include "semantics/layout.h"
+#include "semantics/page_walk.h"
+#include "semantics/score.h"
+
+namespace quire::gpu {
+
+/// Rows of elements: element (page | token, head, dim) lives where `strides` says.
+struct RowSource {
+  const void* data = nullptr;  ///< null = absent
+  DType dtype = DType::none;
+  semantics::KvStrides strides;  ///< for [tokens, heads, dim] tensors: page 0, token, head, dim and x = head_dim
+};
+
+/// f32 per head; null = absent.
+struct PerHead {
+  const float* data = nullptr;
+  std::int64_t stride = 0;  ///< 0 = one value for all heads
+};
+
+/// [num_reqs, columns] page ids.
+struct BlockTable {
+  const void* data = nullptr;
+  DType dtype = DType::i32;
+  std::int64_t row_stride = 0;  ///< elements
+  std::int64_t column_stride = 1;
+  std::int64_t columns = 0;
+};
+
+/// One part of the keys of one tile of score rows, for every KV head: num_kv_heads items of work.
+///
+/// Score row s of a request is query row s / group, head s % group of the KV head's group: packing both lets every group size
+/// fill a tile. Keys are positions in the request.
+struct WorkSlice {
+  std::int32_t req = 0;
+  std::int32_t row_begin = 0;  ///< score rows [row_begin, row_end)
+  std::int32_t row_end = 0;
+  std::int32_t part = 0;  ///< of num_parts; parts are in key order
+  std::int32_t num_parts = 1;
+  std::int32_t merge = -1;          ///< index of the tile's merge counters (num_kv_heads of them); -1 if num_parts is 1
+  std::int32_t first_partial = -1;  ///< partial tile of part 0, head 0; part p, head h has first_partial + p * num_kv_heads + h
+  std::int32_t key_begin = 0;
+  std::int32_t key_end = 0;
+};
+
+/// Shared by all lists of one call; zeroed by the schedule kernel before any other kernel runs.
+struct Outcome {
+  std::int32_t broken = 0;  ///< not 0: lengths or tables break a rule, nothing may be written
+  std::int32_t reserved = 0;
+  unsigned long long rows_written = 0;  ///< output rows (token x query head), summed over kernels
+};
+
+/// Work for one kernel. Item i is slice i / num_kv_heads, KV head i % num_kv_heads; blocks draw items from `next_item`.
+struct WorkList {
+  WorkSlice* slices = nullptr;         ///< [max_slices]
+  std::int32_t* num_slices = nullptr;  ///< [1]
+  std::int32_t* next_item = nullptr;   ///< [1]
+  std::int32_t* parts_done = nullptr;  ///< [max_merges][num_kv_heads]
+  float* partial_acc = nullptr;        ///< [max_partials][tile_rows][head_dim], un-normalised
+  float* partial_states = nullptr;     ///< [max_partials][tile_rows][2]: max and sum
+  std::int32_t tile_rows = 16;         ///< score rows per tile
+  std::int32_t tile_keys = 64;         ///< parts begin at multiples of this, counted from key 0
+  std::int32_t min_rows = 0;           ///< takes the requests with min_rows < query_len * group <= max_rows
+  std::int32_t max_rows = 0;
+  std::int32_t split_keys = 0;    ///< keys per part if > 0 (batch_invariant); 0 = chosen so that target_items are made
+  std::int32_t target_items = 0;  ///< how many items the device wants in flight
+  std::int32_t max_slices = 0;
+  std::int32_t max_merges = 0;
+  std::int32_t max_partials = 0;
+};
+
+struct AttendArgs {
+  std::int32_t num_reqs = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t num_q_heads = 1;
+  std::int32_t num_kv_heads = 1;
+  std::int32_t group = 1;
+  std::int32_t head_dim = 1;
+  std::int32_t page_size = 1;
+  std::int32_t window = 0;  ///< 0 = none
+  std::int64_t num_pages = 0;
+  semantics::ScoreParams score;
+  RowSource query;                       ///< [num_tokens, num_q_heads, head_dim]
+  RowSource cache_k, cache_v;            ///< by layout
+  RowSource key, value;                  ///< this step's rows [num_tokens, num_kv_heads, head_dim], unscaled
+  PerHead k_scale, v_scale;              ///< [num_kv_heads]
+  PerHead alibi_slopes, sinks;           ///< [num_q_heads]
+  semantics::IndexView query_start_loc;  ///< [num_reqs + 1]
+  semantics::IndexView seq_lens;         ///< [num_reqs]
+  semantics::IndexView cached_lens;      ///< [num_reqs]; data null = seq_lens
+  BlockTable block_table;
+  void* output = nullptr;
+  DType output_dtype = DType::none;
+  semantics::KvStrides output_strides;
+  float* lse = nullptr;  ///< null = absent
+  std::int64_t lse_token = 0;
+  std::int64_t lse_head = 0;
+  Outcome* outcome = nullptr;
+  WorkList work;  ///< of the kernel at hand
+};
+
+/// Lengths of one request, as the kernels read them.
+struct Lengths {
+  std::int32_t first_token = 0;
+  std::int32_t query_len = 0;
+  std::int32_t context_len = 0;
+  std::int32_t cached_len = 0;
+  QUIRE_HD std::int32_t seq_len() const { return context_len + query_len; }
+};
+
+QUIRE_HD Lengths lengths_of(const AttendArgs& a, std::int32_t req) {
+  Lengths n;
+  n.first_token = static_cast<std::int32_t>(a.query_start_loc[req]);
+  n.query_len = static_cast<std::int32_t>(a.query_start_loc[req + 1]) - n.first_token;
+  const auto seq_len = static_cast<std::int32_t>(a.seq_lens[req]);
+  n.context_len = seq_len - n.query_len;
+  n.cached_len = a.cached_lens.data != nullptr ? static_cast<std::int32_t>(a.cached_lens[req]) : seq_len;
+  return n;
+}
+
+}  // namespace quire::gpu
