@@ -3,8 +3,10 @@
 
 // On the host always_inline matters for correctness: these headers are included by translation units compiled for AVX2 or
 // AVX-512, and an out-of-line copy from such a unit could be the one that the linker keeps for the whole program.
-#if defined(__CUDACC__) || defined(__HIP__)
+#if defined(__CUDACC__)
 #define QUIRE_HD __host__ __device__ inline
+#elif defined(__HIP__)
+#define QUIRE_HD __attribute__((host)) __attribute__((device)) inline __attribute__((always_inline))
 #else
 #define QUIRE_HD inline __attribute__((always_inline))
 #endif

@@ -16,12 +16,24 @@ struct RowSource {
   const void* data = nullptr;  ///< null = absent
   DType dtype = DType::none;
   semantics::KvStrides strides;  ///< for [tokens, heads, dim] tensors: page 0, token, head, dim and x = head_dim
+  /// An element of a [tokens, heads, dim] tensor.
+  QUIRE_HD float load(std::int64_t token, std::int64_t head, std::int64_t d) const {
+    return semantics::load(data, dtype, strides.row(0, head, token) + strides.element(d));
+  }
+};
+
+/// The same for rows that a kernel writes.
+struct RowTarget {
+  void* data = nullptr;
+  DType dtype = DType::none;
+  semantics::KvStrides strides;
 };
 
 /// f32 per head; null = absent.
 struct PerHead {
   const float* data = nullptr;
   std::int64_t stride = 0;  ///< 0 = one value for all heads
+  QUIRE_HD float at(std::int64_t head, float if_absent) const { return data != nullptr ? data[head * stride] : if_absent; }
 };
 
 /// [num_reqs, columns] page ids.
@@ -31,6 +43,9 @@ struct BlockTable {
   std::int64_t row_stride = 0;  ///< elements
   std::int64_t column_stride = 1;
   std::int64_t columns = 0;
+  QUIRE_HD std::int64_t page(std::int64_t req, std::int64_t column) const {
+    return semantics::load_index(data, dtype, req * row_stride + column * column_stride);
+  }
 };
 
 /// One part of the keys of one tile of score rows, for every KV head: num_kv_heads items of work.
@@ -49,7 +64,7 @@ struct WorkSlice {
   std::int32_t key_end = 0;
 };
 
-/// Shared by all lists of one call; zeroed by the schedule kernel before any other kernel runs.
+/// Shared by all lists of one call; zeroed before validate() runs.
 struct Outcome {
   std::int32_t broken = 0;  ///< not 0: lengths or tables break a rule, nothing may be written
   std::int32_t reserved = 0;
@@ -103,6 +118,39 @@ struct AttendArgs {
   std::int64_t lse_head = 0;
   Outcome* outcome = nullptr;
   WorkList work;  ///< of the kernel at hand
+};
+
+/// append(): rows of one step into their slots. Row t goes to slot slots[t]; a negative slot is skipped.
+struct AppendArgs {
+  std::int32_t num_tokens = 0;  ///< entries of `slots`; key and value may have more rows
+  std::int32_t num_kv_heads = 1;
+  std::int32_t head_dim = 1;
+  std::int32_t page_size = 1;
+  std::int64_t num_pages = 0;
+  RowSource key, value;        ///< [tokens, num_kv_heads, head_dim]
+  RowTarget cache_k, cache_v;  ///< by layout
+  PerHead k_scale, v_scale;    ///< [num_kv_heads]
+  semantics::IndexView slots;  ///< [num_tokens]
+  Outcome* outcome = nullptr;  ///< `broken` is set by validate_slots() and keeps append() from writing
+};
+
+/// f32 log-sum-exps [num_tokens, num_heads].
+struct LseRows {
+  float* data = nullptr;  ///< null = absent
+  std::int64_t token = 0;
+  std::int64_t head = 0;
+  QUIRE_HD float at(std::int64_t t, std::int64_t h) const { return data[t * token + h * head]; }
+};
+
+/// merge(): two finished partial results over disjoint keys.
+struct MergeArgs {
+  std::int32_t num_tokens = 0;
+  std::int32_t num_heads = 1;
+  std::int32_t head_dim = 1;
+  RowSource out_a, out_b;
+  LseRows lse_a, lse_b;
+  RowTarget out;  ///< may be out_a or out_b
+  LseRows lse;    ///< may be absent
 };
 
 /// Lengths of one request, as the kernels read them.

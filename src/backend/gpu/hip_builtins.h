@@ -1,0 +1,57 @@
+// AMD device code from the compiler's builtins alone: what runtime.h is made of there, and device forms of the C functions that
+// the semantics headers call. Must come before any standard header, so that std:: sees the device overloads, too.
+#pragma once
+
+#define QUIRE_HIP_DEVICE __attribute__((device)) inline __attribute__((always_inline))
+
+using size_t = decltype(sizeof(0));
+
+QUIRE_HIP_DEVICE void* memcpy(void* to, const void* from, size_t bytes) { return __builtin_memcpy(to, from, bytes); }
+/// Errors relative to the result: v_exp_f32 and v_log_f32 are within one unit in the last place, the change of base adds one
+/// rounding relative to the argument of exp.
+QUIRE_HIP_DEVICE float expf(float x) { return __builtin_amdgcn_exp2f(x * 1.44269504f); }
+QUIRE_HIP_DEVICE float logf(float x) { return __builtin_amdgcn_logf(x) * 0.693147181f; }
+/// 1 - 2 / (exp(2 |x|) + 1): three roundings of quantities of at most 1, so the absolute error stays within the 4 u of
+/// docs/numerics.md.
+QUIRE_HIP_DEVICE float tanhf(float x) {
+  const float rest = 2.0f / (__builtin_amdgcn_exp2f(__builtin_fabsf(x) * 2.88539008f) + 1.0f);
+  return __builtin_copysignf(1.0f - rest, x);
+}
+
+namespace quire::gpu::hip {
+
+QUIRE_HIP_DEVICE int num_blocks() {
+  // Code object v5: the implicit arguments begin with the number of workgroups in x.
+  return *(const __attribute__((address_space(4))) int*)__builtin_amdgcn_implicitarg_ptr();  // no C++ cast crosses address spaces
+}
+
+QUIRE_HIP_DEVICE void block_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+QUIRE_HIP_DEVICE int lane_index() {
+#if defined(__GFX9__)
+  return static_cast<int>(__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u)));
+#else
+  return static_cast<int>(__builtin_amdgcn_mbcnt_lo(~0u, 0u));
+#endif
+}
+
+QUIRE_HIP_DEVICE float shuffle_xor(float value, int mask) {
+  const int bits = __builtin_amdgcn_ds_bpermute((lane_index() ^ mask) << 2, __builtin_bit_cast(int, value));
+  return __builtin_bit_cast(float, bits);
+}
+
+template <class T>
+QUIRE_HIP_DEVICE T atomic_add(T* at, T value) {
+  return __hip_atomic_fetch_add(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+template <class T>
+QUIRE_HIP_DEVICE void atomic_set(T* at, T value) {
+  __hip_atomic_store(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+}  // namespace quire::gpu::hip

@@ -1,0 +1,42 @@
+// merge(): two finished partial results over disjoint key sets become one. An empty side (lse = -inf) is not read.
+#pragma once
+
+#include "backend/gpu/runtime.h"
+
+#include "backend/gpu/args.h"
+#include "semantics/dtype.h"
+#include "semantics/softmax_state.h"
+
+namespace quire::gpu {
+
+constexpr int kMergeThreads = 256;
+constexpr int kMergeLanes = 16;  ///< threads that share a row
+
+/// Any number of blocks of kMergeThreads threads.
+QUIRE_DEVICE void merge(const MergeArgs& a) {
+  constexpr int rows_at_once = kMergeThreads / kMergeLanes;
+  const std::int64_t num_rows = static_cast<std::int64_t>(a.num_tokens) * a.num_heads;
+  const int lane = thread_index() % kMergeLanes;
+  const std::int64_t step = static_cast<std::int64_t>(num_blocks()) * rows_at_once;
+  for (std::int64_t first = static_cast<std::int64_t>(block_index()) * rows_at_once; first < num_rows; first += step) {
+    const std::int64_t row = first + thread_index() / kMergeLanes;
+    const bool mine = row < num_rows;
+    const std::int64_t token = mine ? row / a.num_heads : 0, head = mine ? row % a.num_heads : 0;
+    const semantics::Merged m = semantics::combine(semantics::from_lse(a.lse_a.at(token, head)),  //
+                                                   semantics::from_lse(a.lse_b.at(token, head)));
+    block_barrier();  // lse may be lse_a or lse_b: all lanes of a row have read before one writes
+    if (!mine) continue;
+    // Normalised sides: each weighs weight * its sum of 1, over the union's sum.
+    const bool empty = m.state.max == -INFINITY;
+    const float weight_a = empty ? 0.0f : m.weight_a / m.state.sum;
+    const float weight_b = empty ? 0.0f : m.weight_b / m.state.sum;
+    for (std::int32_t d = lane; d < a.head_dim; d += kMergeLanes) {
+      const float from_a = weight_a == 0.0f ? 0.0f : weight_a * a.out_a.load(token, head, d);
+      const float from_b = weight_b == 0.0f ? 0.0f : weight_b * a.out_b.load(token, head, d);
+      semantics::store(a.out.data, a.out.dtype, a.out.strides.row(0, head, token) + a.out.strides.element(d), from_a + from_b);
+    }
+    if (lane == 0 && a.lse.data != nullptr) a.lse.data[token * a.lse.token + head * a.lse.head] = semantics::log_sum_exp(m.state);
+  }
+}
+
+}  // namespace quire::gpu

@@ -1,0 +1,147 @@
+// The only vendor shim: what kernels need of CUDA, of AMD's compiler (without ROCm's headers or device libraries), and of the x86
+// stand-in that runs the same sources in tests (QUIRE_SIMT, tests/simt). One-dimensional blocks and grids. Include it first.
+#pragma once
+
+#if defined(__HIP__)
+#include "backend/gpu/hip_builtins.h"
+#endif
+
+#include <cstdint>
+
+#include "semantics/dtype.h"
+
+#if defined(QUIRE_SIMT)
+#include <cmath>
+
+/// The stand-in, defined by tests/simt. `site` tells calls in the source apart: lanes of one wave meet at the same call.
+namespace quire::simt {
+int thread_index();
+int block_index();
+int num_blocks();
+void barrier();
+void fence();
+void buffer_store(float* to, float value);
+void* shared_piece(int index, std::size_t bytes);
+std::uint32_t shuffle_xor(std::uint32_t value, int mask, int site);
+}  // namespace quire::simt
+#endif
+
+namespace quire::gpu {
+
+#if defined(__CUDACC__)
+
+#define QUIRE_DEVICE __device__ __forceinline__
+#define QUIRE_SHARED(name, bytes) __shared__ __align__(16) unsigned char name[bytes]
+
+constexpr int kWaveSize = 32;
+QUIRE_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+QUIRE_DEVICE int block_index() { return static_cast<int>(blockIdx.x); }
+QUIRE_DEVICE int num_blocks() { return static_cast<int>(gridDim.x); }
+/// All threads of the block; what one wrote before, all see after.
+QUIRE_DEVICE void block_barrier() { __syncthreads(); }
+/// What this thread wrote before is seen by any thread of the device that sees what it writes after; and the other way round.
+QUIRE_DEVICE void device_fence() { __threadfence(); }
+QUIRE_DEVICE std::int32_t atomic_add(std::int32_t* at, std::int32_t value) { return atomicAdd(at, value); }
+QUIRE_DEVICE void atomic_add(unsigned long long* at, unsigned long long value) { atomicAdd(at, value); }
+QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { atomicExch(at, value); }
+QUIRE_DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+QUIRE_DEVICE float exp2(float x) { return exp2f(x); }
+QUIRE_DEVICE float f16_decode(std::uint16_t code) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(code));
+  return value;
+}
+/// The value of lane (own lane ^ mask); every lane of the wave takes part.
+#define QUIRE_SHUFFLE_XOR(value, mask) __shfl_xor_sync(0xFFFFFFFFu, value, mask)
+
+#elif defined(__HIP__)
+
+#define QUIRE_DEVICE __attribute__((device)) inline __attribute__((always_inline))
+#define QUIRE_SHARED(name, bytes) static __attribute__((shared)) __attribute__((aligned(16))) unsigned char name[bytes]
+
+#if defined(__GFX9__)
+constexpr int kWaveSize = 64;
+#else
+constexpr int kWaveSize = 32;
+#endif
+QUIRE_DEVICE int thread_index() { return static_cast<int>(__builtin_amdgcn_workitem_id_x()); }
+QUIRE_DEVICE int block_index() { return static_cast<int>(__builtin_amdgcn_workgroup_id_x()); }
+QUIRE_DEVICE int num_blocks() { return hip::num_blocks(); }
+QUIRE_DEVICE void block_barrier() { hip::block_barrier(); }
+QUIRE_DEVICE void device_fence() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent"); }
+QUIRE_DEVICE std::int32_t atomic_add(std::int32_t* at, std::int32_t value) { return hip::atomic_add(at, value); }
+QUIRE_DEVICE void atomic_add(unsigned long long* at, unsigned long long value) { hip::atomic_add(at, value); }
+QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { hip::atomic_set(at, value); }
+QUIRE_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+QUIRE_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+QUIRE_DEVICE float f16_decode(std::uint16_t code) { return static_cast<float>(__builtin_bit_cast(_Float16, code)); }
+#define QUIRE_SHUFFLE_XOR(value, mask) ::quire::gpu::hip::shuffle_xor(value, mask)
+
+#elif defined(QUIRE_SIMT)
+
+#define QUIRE_DEVICE inline
+
+QUIRE_DEVICE int thread_index() { return simt::thread_index(); }
+QUIRE_DEVICE int block_index() { return simt::block_index(); }
+QUIRE_DEVICE int num_blocks() { return simt::num_blocks(); }
+QUIRE_DEVICE void block_barrier() { simt::barrier(); }
+QUIRE_DEVICE void device_fence() { simt::fence(); }
+template <class T>
+T atomic_add(T* at, T value) {
+  const T before = *at;
+  *at += value;
+  return before;
+}
+QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { *at = value; }
+QUIRE_DEVICE float fma(float a, float b, float c) { return a * b + c; }
+QUIRE_DEVICE float exp2(float x) { return ::exp2f(x); }
+QUIRE_DEVICE float f16_decode(std::uint16_t code) { return semantics::f16_decode(code); }
+#define QUIRE_SHUFFLE_XOR(value, mask) \
+  ::quire::semantics::bits_to_float(::quire::simt::shuffle_xor(::quire::semantics::float_to_bits(value), mask, __LINE__))
+
+#else
+#error "backend/gpu is compiled by nvcc, by clang for AMD, or with QUIRE_SIMT"
+#endif
+
+/// A store that other blocks read after a device_fence(): the stand-in keeps it back until that fence.
+QUIRE_DEVICE void store_for_others(float* to, float value) {
+#if defined(QUIRE_SIMT)
+  simt::buffer_store(to, value);
+#else
+  *to = value;
+#endif
+}
+
+/// Hands out pieces of the block's shared memory, 16-byte aligned. All threads ask for the same pieces in the same order, so that
+/// the stand-in can give each piece a guarded place of its own.
+class SharedArea {
+ public:
+#if defined(QUIRE_SIMT)
+  template <class T>
+  T* take(int count) {
+    return static_cast<T*>(simt::shared_piece(next_++, static_cast<std::size_t>(count) * sizeof(T)));
+  }
+
+ private:
+  int next_ = 0;
+#else
+  QUIRE_DEVICE explicit SharedArea(unsigned char* memory) : memory_(memory) {}
+  template <class T>
+  QUIRE_DEVICE T* take(int count) {
+    T* piece = reinterpret_cast<T*>(memory_);
+    memory_ += (count * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
+    return piece;
+  }
+
+ private:
+  unsigned char* memory_;
+#endif
+};
+
+/// Bytes of one piece, for adding up what a kernel takes.
+template <class T>
+constexpr int piece_bytes(int count) {
+  return (count * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
+}
+
+}  // namespace quire::gpu
