@@ -15,9 +15,8 @@ struct BlockScan {
   /// Sum of `mine` over the threads up to and including this one. Ends with every thread's result readable by `of`.
   QUIRE_DEVICE T inclusive(const T& mine) {
     const int t = thread_index();
-    block_barrier();  // nobody still reads the last scan
-    half_ = 0;
-    values_[t] = mine;
+    half_ = 1 - half_;  // somebody may still read the last scan's results in the other half
+    values_[half_ * kThreads + t] = mine;
     block_barrier();
     for (int distance = 1; distance < kThreads; distance *= 2) {
       const T* from = values_ + half_ * kThreads;

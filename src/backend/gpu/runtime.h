@@ -13,16 +13,16 @@
 #if defined(QUIRE_SIMT)
 #include <cmath>
 
-/// The stand-in, defined by tests/simt. `site` tells calls in the source apart: lanes of one wave meet at the same call.
+/// The stand-in, defined by tests/simt. File and line tell calls apart: threads must meet at the same call.
 namespace quire::simt {
 int thread_index();
 int block_index();
 int num_blocks();
-void barrier();
+void barrier(const char* file, int line);
 void fence();
 void buffer_store(float* to, float value);
 void* shared_piece(int index, std::size_t bytes);
-std::uint32_t shuffle_xor(std::uint32_t value, int mask, int site);
+std::uint32_t shuffle_xor(std::uint32_t value, int mask, const char* file, int line);
 }  // namespace quire::simt
 #endif
 
@@ -52,7 +52,7 @@ QUIRE_DEVICE float f16_decode(std::uint16_t code) {
   return value;
 }
 /// The value of lane (own lane ^ mask); every lane of the wave takes part.
-#define QUIRE_SHUFFLE_XOR(value, mask) __shfl_xor_sync(0xFFFFFFFFu, value, mask)
+QUIRE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, value, mask); }
 
 #elif defined(__HIP__)
 
@@ -75,7 +75,7 @@ QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { hip::atomic
 QUIRE_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 QUIRE_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 QUIRE_DEVICE float f16_decode(std::uint16_t code) { return static_cast<float>(__builtin_bit_cast(_Float16, code)); }
-#define QUIRE_SHUFFLE_XOR(value, mask) ::quire::gpu::hip::shuffle_xor(value, mask)
+QUIRE_DEVICE float shuffle_xor(float value, int mask) { return hip::shuffle_xor(value, mask); }
 
 #elif defined(QUIRE_SIMT)
 
@@ -84,7 +84,7 @@ QUIRE_DEVICE float f16_decode(std::uint16_t code) { return static_cast<float>(__
 QUIRE_DEVICE int thread_index() { return simt::thread_index(); }
 QUIRE_DEVICE int block_index() { return simt::block_index(); }
 QUIRE_DEVICE int num_blocks() { return simt::num_blocks(); }
-QUIRE_DEVICE void block_barrier() { simt::barrier(); }
+QUIRE_DEVICE void block_barrier(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { simt::barrier(file, line); }
 QUIRE_DEVICE void device_fence() { simt::fence(); }
 template <class T>
 T atomic_add(T* at, T value) {
@@ -96,8 +96,9 @@ QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { *at = value
 QUIRE_DEVICE float fma(float a, float b, float c) { return a * b + c; }
 QUIRE_DEVICE float exp2(float x) { return ::exp2f(x); }
 QUIRE_DEVICE float f16_decode(std::uint16_t code) { return semantics::f16_decode(code); }
-#define QUIRE_SHUFFLE_XOR(value, mask) \
-  ::quire::semantics::bits_to_float(::quire::simt::shuffle_xor(::quire::semantics::float_to_bits(value), mask, __LINE__))
+QUIRE_DEVICE float shuffle_xor(float value, int mask, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  return semantics::bits_to_float(simt::shuffle_xor(semantics::float_to_bits(value), mask, file, line));
+}
 
 #else
 #error "backend/gpu is compiled by nvcc, by clang for AMD, or with QUIRE_SIMT"

@@ -1,0 +1,44 @@
+// Sixteen bytes of stored elements, decoded to f32: exactly what semantics/dtype.h says, by instructions where there are some.
+#pragma once
+
+#include "backend/gpu/runtime.h"
+
+#include "semantics/dtype.h"
+
+namespace quire::gpu {
+
+struct alignas(16) Bytes16 {
+  std::uint32_t word[4];
+};
+
+struct alignas(16) Float4 {
+  float x, y, z, w;
+};
+
+template <DType kType>
+constexpr int kItemSize = kType == DType::f32                           ? 4
+                          : kType == DType::f16 || kType == DType::bf16 ? 2
+                                                                        : 1;
+
+/// The element with these bits.
+template <DType kType>
+QUIRE_DEVICE float decode(std::uint32_t code) {
+  if constexpr (kType == DType::f32) return semantics::bits_to_float(code);
+  if constexpr (kType == DType::f16) return f16_decode(static_cast<std::uint16_t>(code));
+  if constexpr (kType == DType::bf16) return semantics::bits_to_float(code << 16);
+  // e5m2 is the upper byte of an f16.
+  if constexpr (kType == DType::fp8_e5m2) return f16_decode(static_cast<std::uint16_t>(code << 8));
+  if constexpr (kType == DType::fp8_e4m3fn) return semantics::fp8_decode<semantics::E4m3fn>(static_cast<std::uint8_t>(code));
+  if constexpr (kType == DType::fp8_e4m3fnuz) return semantics::fp8_decode<semantics::E4m3fnuz>(static_cast<std::uint8_t>(code));
+  if constexpr (kType == DType::fp8_e5m2fnuz) return semantics::fp8_decode<semantics::E5m2fnuz>(static_cast<std::uint8_t>(code));
+}
+
+/// Element i of sixteen bytes.
+template <DType kType>
+QUIRE_DEVICE float decode(const Bytes16& bytes, int i) {
+  constexpr int per_word = 4 / kItemSize<kType>;
+  const std::uint32_t word = bytes.word[i / per_word] >> (i % per_word * (32 / per_word));
+  return decode<kType>(per_word == 4 ? word & 0xFFu : per_word == 2 ? word & 0xFFFFu : word);
+}
+
+}  // namespace quire::gpu

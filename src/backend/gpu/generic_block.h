@@ -1,0 +1,135 @@
+// attend_generic: what a block of threads holds in shared memory, and which rows and keys are in it.
+#pragma once
+
+#include "backend/gpu/runtime.h"
+
+#include "backend/gpu/args.h"
+#include "backend/gpu/generic_sizes.h"
+#include "backend/gpu/stage_rows.h"
+#include "semantics/visible_range.h"
+
+namespace quire::gpu {
+
+/// A score row of the item.
+struct ScoreRow {
+  std::int32_t token = 0, head = 0, q_pos = 0;
+  float slope = 0.0f;
+  std::int32_t begin = 0, end = 0;  ///< keys of the tile at hand that it sees; neither decreases from row to row
+  float correction = 1.0f;          ///< of what was summed before the tile at hand
+  float max = 0.0f, sum = 0.0f;     ///< at the end of the item
+};
+
+struct GenericBlock {
+  float* query;             ///< [kGenericTileRows][kDimPitch]: one block of dims
+  float* staged;            ///< [kGenericTileKeys][kDimPitch]: one block of dims of K, then of V
+  float* scores;            ///< [kGenericTileRows][kScorePitch]: dot products, then weights
+  std::int64_t* query_at;   ///< element offsets of rows, of keys and of values
+  std::int64_t* key_at;     ///< [kGenericTileKeys]
+  std::int64_t* value_at;   ///< [kGenericTileKeys]
+  ScoreRow* rows;           ///< [kGenericTileRows]
+  std::int32_t* next_item;  ///< from thread 0 to all: the item to attend,
+  std::int32_t* is_last;    ///< and whether its part was the last of its tile
+
+  QUIRE_DEVICE explicit GenericBlock(SharedArea& area)
+      : query(area.take<float>(kGenericTileRows * kDimPitch)),
+        staged(area.take<float>(kGenericTileKeys * kDimPitch)),
+        scores(area.take<float>(kGenericTileRows * kScorePitch)),
+        query_at(area.take<std::int64_t>(kGenericTileRows)),
+        key_at(area.take<std::int64_t>(kGenericTileKeys)),
+        value_at(area.take<std::int64_t>(kGenericTileKeys)),
+        rows(area.take<ScoreRow>(kGenericTileRows)),
+        next_item(area.take<std::int32_t>(1)),
+        is_last(area.take<std::int32_t>(1)) {}
+  static constexpr int kBytes = piece_bytes<float>((kGenericTileRows + kGenericTileKeys) * kDimPitch) +
+                                piece_bytes<float>(kGenericTileRows * kScorePitch) +
+                                piece_bytes<std::int64_t>(kGenericTileRows + 2 * kGenericTileKeys) +
+                                piece_bytes<ScoreRow>(kGenericTileRows) + 2 * piece_bytes<std::int32_t>(1);
+};
+static_assert(GenericBlock::kBytes <= kGenericSharedBytes);
+
+/// A work item with what every thread needs of it in registers.
+struct GenericItem {
+  WorkSlice slice;
+  Lengths lengths;
+  std::int32_t kv_head = 0;
+  std::int32_t num_rows = 0;
+  std::int32_t first_visible = 0;  ///< no row sees a key before it
+};
+
+/// Keys [begin, end) of the tile at `first`, relative to it; those from `cached` on are this step's rows.
+struct TileKeys {
+  std::int32_t first = 0, begin = 0, end = 0, cached = 0;
+};
+
+QUIRE_DEVICE GenericItem item_at(const AttendArgs& a, std::int32_t index) {
+  GenericItem item;
+  item.slice = a.work.slices[index / a.num_kv_heads];
+  item.lengths = lengths_of(a, item.slice.req);
+  item.kv_head = index % a.num_kv_heads;
+  item.num_rows = item.slice.row_end - item.slice.row_begin;
+  const std::int64_t first_pos = item.lengths.context_len + item.slice.row_begin / a.group;
+  item.first_visible = static_cast<std::int32_t>(semantics::visible_range(first_pos, a.window).begin);
+  return item;
+}
+
+/// Threads 0 to kGenericTileRows - 1 describe the item's rows.
+QUIRE_DEVICE void describe_rows(const AttendArgs& a, const GenericItem& item, const GenericBlock& block) {
+  const int m = thread_index();
+  if (m >= item.num_rows) return;
+  const std::int32_t row = item.slice.row_begin + m, query_row = row / a.group;
+  ScoreRow& r = block.rows[m];
+  r.token = item.lengths.first_token + query_row;
+  r.head = item.kv_head * a.group + row % a.group;
+  r.q_pos = item.lengths.context_len + query_row;
+  r.slope = a.alibi_slopes.at(r.head, 0.0f);
+  block.query_at[m] = a.query.strides.row(0, r.head, r.token);
+}
+
+QUIRE_DEVICE std::int32_t clamped(std::int64_t value, std::int32_t low, std::int32_t high) {
+  return value < low ? low : value > high ? high : static_cast<std::int32_t>(value);
+}
+
+QUIRE_DEVICE TileKeys tile_keys_at(const GenericItem& item, std::int32_t first) {
+  TileKeys keys;
+  keys.first = first;
+  keys.begin = clamped(item.first_visible - first, 0, kGenericTileKeys);
+  keys.end = clamped(item.slice.key_end - first, 0, kGenericTileKeys);
+  keys.cached = clamped(item.lengths.cached_len - first, keys.begin, keys.end);
+  return keys;
+}
+
+/// Where the tile's keys and values lie, and which of them each row sees. Reads the table only for cached keys that some row
+/// sees.
+QUIRE_DEVICE void describe_tile(const AttendArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block) {
+  const int t = thread_index();
+  if (t >= keys.begin && t < keys.end) {
+    const std::int32_t position = keys.first + t;
+    if (t < keys.cached) {
+      const std::int64_t page = a.block_table.page(item.slice.req, position / a.page_size);
+      block.key_at[t] = a.cache_k.strides.row(page, item.kv_head, position % a.page_size);
+      block.value_at[t] = a.cache_v.strides.row(page, item.kv_head, position % a.page_size);
+    } else {
+      const std::int32_t token = item.lengths.first_token + position - item.lengths.context_len;
+      block.key_at[t] = a.key.strides.row(0, item.kv_head, token);
+      block.value_at[t] = a.value.strides.row(0, item.kv_head, token);
+    }
+  }
+  const int m = t - kGenericTileKeys;
+  if (m < 0 || m >= kGenericTileRows) return;
+  // Rows beyond the item see nothing, at the place where the last row stops seeing.
+  const ScoreRow& last = block.rows[m < item.num_rows ? m : item.num_rows - 1];
+  const semantics::KeyRange seen = semantics::visible_range(last.q_pos, a.window);
+  const std::int32_t end = clamped(seen.end - keys.first, 0, keys.end);
+  block.rows[m].end = end;
+  block.rows[m].begin = m < item.num_rows ? clamped(seen.begin - keys.first, 0, kGenericTileKeys) : end;
+}
+
+/// Dims [first_dim, first_dim + dims) of the tile's keys (or values) into block.staged.
+QUIRE_DEVICE void stage_tile(const AttendArgs& a, const TileKeys& keys, const GenericBlock& block, const RowSource& cache,
+                             const RowSource& fresh, const std::int64_t* at, float scale, int first_dim, int dims) {
+  stage_rows</*kRowTypes=*/false>(
+      {cache, at, keys.begin, keys.cached, first_dim, dims, a.head_dim, scale, block.staged, kDimPitch});
+  stage_rows</*kRowTypes=*/true>({fresh, at, keys.cached, keys.end, first_dim, dims, a.head_dim, 1.0f, block.staged, kDimPitch});
+}
+
+}  // namespace quire::gpu

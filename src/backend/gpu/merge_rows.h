@@ -1,0 +1,116 @@
+// attend: the end of an item. Rows of one part are finished at once; parts of a split tile are kept until the last of them is
+// done, and whoever finishes that one folds all of them in key order: the result does not depend on timing.
+#pragma once
+
+#include "backend/gpu/runtime.h"
+
+#include "backend/gpu/generic_block.h"
+#include "backend/gpu/generic_products.h"
+#include "semantics/dtype.h"
+#include "semantics/softmax_state.h"
+
+namespace quire::gpu {
+
+using semantics::SoftmaxState;
+
+/// Calls visit(row of the item, row of the thread, dim, element) for the elements of a thread among dims [first_dim, head_dim).
+template <class Visit>
+QUIRE_DEVICE void for_each_sum(const AttendArgs& a, const GenericItem& item, Accumulator& acc, int first_dim, Visit&& visit) {
+  for (int b = 0; b < Accumulator::kBlocks; ++b)
+    for (int r = 0; r < Accumulator::kRows; ++r) {
+      const int m = Accumulator::first_row() + r, d = first_dim + b * kDimBlock + Accumulator::dim();
+      if (m >= item.num_rows) continue;
+      Float4& sum = acc.sum[b][r];
+      if (d < a.head_dim) visit(m, r, d, sum.x);
+      if (d + 1 < a.head_dim) visit(m, r, d + 1, sum.y);
+      if (d + 2 < a.head_dim) visit(m, r, d + 2, sum.z);
+      if (d + 3 < a.head_dim) visit(m, r, d + 3, sum.w);
+    }
+}
+
+/// Adds the sink, normalises and writes dims [first_dim, first_dim + kOutDims) of the thread's rows; lse with the first of them.
+QUIRE_DEVICE void finish_rows(const AttendArgs& a, const GenericItem& item, const GenericBlock& block, Accumulator& acc,
+                              const SoftmaxState (&states)[Accumulator::kRows], int first_dim) {
+  float weight[Accumulator::kRows], sum[Accumulator::kRows];
+  std::int64_t at[Accumulator::kRows];
+  for (int r = 0; r < Accumulator::kRows; ++r) {
+    const int m = Accumulator::first_row() + r;
+    if (m >= item.num_rows) continue;
+    const ScoreRow& row = block.rows[m];
+    const semantics::Merged with_sink = semantics::combine_sink(states[r], a.sinks.at(row.head, -INFINITY));
+    weight[r] = with_sink.weight_a;
+    // No visible key and no sink: the sum is 0, the accumulator is 0 and the row is 0.
+    sum[r] = with_sink.state.max == -INFINITY ? 1.0f : with_sink.state.sum;
+    at[r] = a.output_strides.row(0, row.head, row.token);
+    if (a.lse != nullptr && first_dim == 0 && Accumulator::dim() == 0)
+      a.lse[row.token * a.lse_token + row.head * a.lse_head] = semantics::log_sum_exp(with_sink.state);
+  }
+  for_each_sum(a, item, acc, first_dim, [&](int, int r, int d, float& element) {
+    // Adding 0 makes every zero +0, whatever its history.
+    semantics::store(a.output, a.output_dtype, at[r] + element_of(a.output_strides, d), element * weight[r] / sum[r] + 0.0f);
+  });
+}
+
+/// Where a part's sums and states are kept.
+struct Partial {
+  float* acc;
+  float* states;
+  QUIRE_DEVICE Partial(const AttendArgs& a, const GenericItem& item, std::int32_t part) {
+    const std::int64_t tile = item.slice.first_partial + static_cast<std::int64_t>(part) * a.num_kv_heads + item.kv_head;
+    acc = a.work.partial_acc + tile * a.work.tile_rows * a.head_dim;
+    states = a.work.partial_states + tile * a.work.tile_rows * 2;
+  }
+};
+
+QUIRE_DEVICE void keep_partial(const AttendArgs& a, const GenericItem& item, Accumulator& acc,
+                               const SoftmaxState (&states)[Accumulator::kRows], int first_dim) {
+  const Partial to(a, item, item.slice.part);
+  for_each_sum(a, item, acc, first_dim, [&](int m, int, int d, float& element) {
+    store_for_others(&to.acc[static_cast<std::int64_t>(m) * a.head_dim + d], element);
+  });
+  if (Accumulator::dim() != 0 || first_dim != 0) return;
+  for (int r = 0; r < Accumulator::kRows; ++r) {
+    const int m = Accumulator::first_row() + r;
+    if (m >= item.num_rows) continue;
+    store_for_others(&to.states[2 * m], states[r].max);
+    store_for_others(&to.states[2 * m + 1], states[r].sum);
+  }
+}
+
+/// Folds all parts into `acc` and `states`, in key order.
+QUIRE_DEVICE void fold_parts(const AttendArgs& a, const GenericItem& item, Accumulator& acc,
+                             SoftmaxState (&states)[Accumulator::kRows], int first_dim) {
+  acc.clear();
+  for (SoftmaxState& state : states) state = {};
+  for (std::int32_t part = 0; part < item.slice.num_parts; ++part) {
+    const Partial from(a, item, part);
+    float weight_a[Accumulator::kRows] = {}, weight_b[Accumulator::kRows] = {};
+    for (int r = 0; r < Accumulator::kRows; ++r) {
+      const int m = Accumulator::first_row() + r;
+      if (m >= item.num_rows) continue;
+      const semantics::Merged merged = semantics::combine(states[r], {from.states[2 * m], from.states[2 * m + 1]});
+      weight_a[r] = merged.weight_a;
+      weight_b[r] = merged.weight_b;
+      states[r] = merged.state;
+    }
+    for_each_sum(a, item, acc, first_dim, [&](int m, int r, int d, float& element) {
+      element = fma(from.acc[static_cast<std::int64_t>(m) * a.head_dim + d], weight_b[r], element * weight_a[r]);
+    });
+  }
+}
+
+/// True on all threads if this block finished the tile's last part; then every part is there to be read.
+QUIRE_DEVICE bool is_last_part(const AttendArgs& a, const GenericItem& item, const GenericBlock& block) {
+  device_fence();   // this thread's part of the partial result, before the count that announces it
+  block_barrier();  // all threads have done so
+  if (thread_index() == 0) {
+    const std::int64_t counter = static_cast<std::int64_t>(item.slice.merge) * a.num_kv_heads + item.kv_head;
+    *block.is_last = atomic_add(&a.work.parts_done[counter], 1) + 1 == item.slice.num_parts ? 1 : 0;
+  }
+  block_barrier();  // the answer is there
+  const bool last = *block.is_last != 0;
+  device_fence();  // nothing of the other parts is read before this
+  return last;
+}
+
+}  // namespace quire::gpu

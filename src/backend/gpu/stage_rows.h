@@ -1,0 +1,101 @@
+// Rows of stored elements into shared memory as f32, scaled. Reads exactly the rows and dims asked for.
+//
+// Sixteen bytes a thread where strides and addresses allow, an element a thread elsewhere; neighbouring threads read neighbouring
+// addresses in every layout.
+#pragma once
+
+#include "backend/gpu/runtime.h"
+
+#include "backend/gpu/args.h"
+#include "backend/gpu/decode.h"
+#include "backend/gpu/generic_sizes.h"
+
+namespace quire::gpu {
+
+/// Rows [begin, end), dims [first_dim, first_dim + dims) of `source`; row r begins at element at[r].
+struct StagedRows {
+  RowSource source;
+  const std::int64_t* at = nullptr;
+  int begin = 0, end = 0;
+  int first_dim = 0, dims = 0;
+  int head_dim = 0;
+  float scale = 1.0f;
+  float* to = nullptr;  ///< row r at to + r * pitch, 16-byte aligned; zeros up to the next multiple of 4 dims
+  int pitch = 0;
+};
+
+QUIRE_DEVICE std::int64_t element_of(const semantics::KvStrides& s, int d) { return d < s.x ? d * s.dim : s.element(d); }
+
+/// Whether each group of sixteen bytes of a row is one aligned load.
+QUIRE_DEVICE bool in_chunks(const RowSource& source, int item_size, int head_dim) {
+  const semantics::KvStrides& s = source.strides;
+  const std::int64_t steps = (s.page | s.head | s.token | (s.x < head_dim ? s.chunk : 0)) * item_size;
+  const int per_chunk = 16 / item_size;
+  return s.dim == 1 && head_dim % per_chunk == 0 && s.x % per_chunk == 0 &&
+         ((steps | static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(source.data))) & 15) == 0;
+}
+
+template <DType kType>
+QUIRE_DEVICE void stage_chunks(const StagedRows& job) {
+  constexpr int per_chunk = 16 / kItemSize<kType>;
+  const int rows = job.end - job.begin, chunks = job.dims / per_chunk;
+  const bool rows_first = job.source.strides.x < job.head_dim;  // packed: the chunks of neighbouring tokens are neighbours
+  const auto* bytes = static_cast<const unsigned char*>(job.source.data);
+  for (int i = thread_index(); i < rows * chunks; i += kGenericThreads) {
+    const int row = job.begin + (rows_first ? i % rows : i / chunks);
+    const int chunk = rows_first ? i / rows : i % chunks;
+    const std::int64_t at = job.at[row] + element_of(job.source.strides, job.first_dim + chunk * per_chunk);
+    const Bytes16 loaded = *reinterpret_cast<const Bytes16*>(bytes + at * kItemSize<kType>);
+    auto* to = reinterpret_cast<Float4*>(job.to + row * job.pitch + chunk * per_chunk);
+    for (int j = 0; j < per_chunk; j += 4) {
+      to[j / 4] = {decode<kType>(loaded, j) * job.scale, decode<kType>(loaded, j + 1) * job.scale,
+                   decode<kType>(loaded, j + 2) * job.scale, decode<kType>(loaded, j + 3) * job.scale};
+    }
+  }
+}
+
+template <DType kType>
+QUIRE_DEVICE void stage_elements(const StagedRows& job) {
+  const semantics::KvStrides& s = job.source.strides;
+  const int rows = job.end - job.begin, padded = (job.dims + 3) / 4 * 4;
+  const bool rows_first = (s.token < 0 ? -s.token : s.token) < (s.dim < 0 ? -s.dim : s.dim);
+  for (int i = thread_index(); i < rows * padded; i += kGenericThreads) {
+    const int row = job.begin + (rows_first ? i % rows : i / padded);
+    const int d = rows_first ? i / rows : i % padded;
+    float value = 0.0f;
+    if (d < job.dims) value = semantics::load(job.source.data, kType, job.at[row] + element_of(s, job.first_dim + d)) * job.scale;
+    job.to[row * job.pitch + d] = value;
+  }
+}
+
+template <DType kType>
+QUIRE_DEVICE void stage_as(const StagedRows& job) {
+  if (in_chunks(job.source, kItemSize<kType>, job.head_dim)) {
+    stage_chunks<kType>(job);
+  } else {
+    stage_elements<kType>(job);
+  }
+}
+
+/// All threads of the block. kRowTypes: only the types of query, key and value rows.
+template <bool kRowTypes>
+QUIRE_DEVICE void stage_rows(const StagedRows& job) {
+  if (job.begin >= job.end) return;
+  switch (job.source.dtype) {
+    case DType::f32: return stage_as<DType::f32>(job);
+    case DType::f16: return stage_as<DType::f16>(job);
+    case DType::bf16: return stage_as<DType::bf16>(job);
+    default: break;
+  }
+  if constexpr (!kRowTypes) {
+    switch (job.source.dtype) {
+      case DType::fp8_e4m3fn: return stage_as<DType::fp8_e4m3fn>(job);
+      case DType::fp8_e4m3fnuz: return stage_as<DType::fp8_e4m3fnuz>(job);
+      case DType::fp8_e5m2: return stage_as<DType::fp8_e5m2>(job);
+      case DType::fp8_e5m2fnuz: return stage_as<DType::fp8_e5m2fnuz>(job);
+      default: break;
+    }
+  }
+}
+
+}  // namespace quire::gpu

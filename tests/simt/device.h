@@ -1,0 +1,150 @@
+// The host side of the stand-in: device arguments from tensors, work lists with room, and a call as its sequence of launches.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "backend/gpu/runtime.h"
+
+#include "backend/gpu/append.h"
+#include "backend/gpu/attend_generic.h"
+#include "backend/gpu/merge.h"
+#include "backend/gpu/schedule.h"
+#include "backend/gpu/validate.h"
+#include "quire/attention.hpp"
+#include "quire/capture.hpp"
+#include "semantics/layout.h"
+#include "simt/machine.h"
+
+namespace quire::simt {
+
+inline semantics::KvStrides row_strides(const Tensor& t) { return {0, t.stride[1], t.stride[0], 0, t.stride[2], t.shape[2]}; }
+
+inline gpu::RowSource rows_of(const Tensor& t) {
+  return t.present() ? gpu::RowSource{t.data, t.dtype, row_strides(t)} : gpu::RowSource{};
+}
+
+/// A scalar or [1] serves all heads.
+inline gpu::PerHead per_head(const Tensor& t) {
+  if (!t.present()) return {};
+  return {static_cast<const float*>(t.data), t.rank == 1 && t.shape[0] > 1 ? t.stride[0] : 0};
+}
+
+inline gpu::LseRows lse_of(const Tensor& t) {
+  return t.present() ? gpu::LseRows{static_cast<float*>(t.data), t.stride[0], t.stride[1]} : gpu::LseRows{};
+}
+
+inline gpu::AttendArgs attend_args(const Case& c) {
+  const Batch& b = c.batch;
+  gpu::AttendArgs a;
+  a.num_reqs = static_cast<std::int32_t>(b.seq_lens.shape[0]);
+  a.num_tokens = static_cast<std::int32_t>(b.query.shape[0]);
+  a.num_q_heads = static_cast<std::int32_t>(b.query.shape[1]);
+  a.num_kv_heads = static_cast<std::int32_t>(num_kv_heads(c.cache));
+  a.group = a.num_q_heads / a.num_kv_heads;
+  a.head_dim = static_cast<std::int32_t>(b.query.shape[2]);
+  a.page_size = static_cast<std::int32_t>(page_size(c.cache));
+  a.window = static_cast<std::int32_t>(c.options.sliding_window.value_or(0));
+  a.num_pages = num_pages(c.cache);
+  a.score = {c.options.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(a.head_dim))),
+             c.options.logits_soft_cap.value_or(0.0f)};
+  a.query = rows_of(b.query);
+  a.cache_k = {c.cache.k.data, c.cache.k.dtype, semantics::k_strides(c.cache)};
+  a.cache_v = {c.cache.v.data, c.cache.v.dtype, semantics::v_strides(c.cache)};
+  a.key = rows_of(b.key);
+  a.value = rows_of(b.value);
+  a.k_scale = per_head(c.cache.k_scale);
+  a.v_scale = per_head(c.cache.v_scale);
+  a.alibi_slopes = c.options.alibi_slopes.present()
+                       ? gpu::PerHead{static_cast<const float*>(c.options.alibi_slopes.data), c.options.alibi_slopes.stride[0]}
+                       : gpu::PerHead{};
+  a.sinks = c.options.sinks.present() ? gpu::PerHead{static_cast<const float*>(c.options.sinks.data), c.options.sinks.stride[0]}
+                                      : gpu::PerHead{};
+  a.query_start_loc = semantics::index_view(b.query_start_loc);
+  a.seq_lens = semantics::index_view(b.seq_lens);
+  if (b.cached_lens.present()) a.cached_lens = semantics::index_view(b.cached_lens);
+  a.block_table = {b.block_table.data, b.block_table.dtype, b.block_table.stride[0], b.block_table.stride[1],
+                   b.block_table.shape[1]};
+  a.output = b.output.data;
+  a.output_dtype = b.output.dtype;
+  a.output_strides = row_strides(b.output);
+  a.lse = static_cast<float*>(b.lse.data);
+  if (b.lse.present()) a.lse_token = b.lse.stride[0], a.lse_head = b.lse.stride[1];
+  return a;
+}
+
+/// Device memory of one call: a work list with room for `slices`, everything in it poisoned.
+struct WorkMemory {
+  WorkMemory(const gpu::AttendArgs& a, std::int32_t max_slices, std::int32_t split_keys, std::int32_t target_items)
+      : slices(static_cast<std::size_t>(max_slices)),
+        numbers(2, -1),
+        parts_done(static_cast<std::size_t>(max_slices * a.num_kv_heads), -1),
+        acc(static_cast<std::size_t>(max_slices * a.num_kv_heads) * gpu::kGenericTileRows * static_cast<std::size_t>(a.head_dim),
+            std::nanf("")),
+        states(static_cast<std::size_t>(max_slices * a.num_kv_heads) * gpu::kGenericTileRows * 2, std::nanf("")) {
+    std::memset(static_cast<void*>(slices.data()), 0x7F, slices.size() * sizeof slices[0]);
+    work.slices = slices.data();
+    work.num_slices = &numbers[0];
+    work.next_item = &numbers[1];
+    work.parts_done = parts_done.data();
+    work.partial_acc = acc.data();
+    work.partial_states = states.data();
+    work.tile_rows = gpu::kGenericTileRows;
+    work.tile_keys = gpu::kGenericTileKeys;
+    work.max_rows = 0x7FFFFFFF;
+    work.split_keys = split_keys;
+    work.target_items = target_items;
+    work.max_slices = work.max_merges = max_slices;
+    work.max_partials = max_slices * a.num_kv_heads;
+  }
+  std::vector<gpu::WorkSlice> slices;
+  std::vector<std::int32_t> numbers, parts_done;
+  std::vector<float> acc, states;
+  gpu::WorkList work;
+};
+
+/// How a call is run.
+struct Device {
+  int wave = 32;
+  int blocks = 3;
+  std::uint64_t seed = 0;
+  std::int32_t split_keys = 0;
+  std::int32_t target_items = 0;
+  std::int32_t max_slices = 600;
+  Fault fault;                                ///< in every launch
+  int counters_ahead = 0;                     ///< a fault: so many parts of every split tile count as done before they are
+  std::set<std::string>* barriers = nullptr;  ///< of all launches
+};
+
+/// The sequence of launches of one attend call; empty, or what the stand-in has against it.
+inline std::string attend(const Device& device, gpu::AttendArgs a, gpu::Outcome& outcome, WorkMemory& memory) {
+  outcome = {};
+  a.outcome = &outcome;
+  a.work = memory.work;
+  const auto launch = [&](int blocks, int shared_bytes) {
+    return Launch{blocks, 256, device.wave, shared_bytes, device.seed, device.fault, device.barriers};
+  };
+  if (std::string e = run(launch(2, 0), [&] { gpu::validate(a); }); !e.empty()) return "validate: " + e;
+  if (std::string e = run(launch(1, gpu::kScheduleSharedBytes), [&] { gpu::schedule(a, gpu::SharedArea()); }); !e.empty())
+    return "schedule: " + e;
+  for (std::int32_t& count : memory.parts_done) count += device.counters_ahead;
+  if (std::string e = run(launch(device.blocks, gpu::kGenericSharedBytes), [&] { gpu::attend_generic(a, gpu::SharedArea()); });
+      !e.empty())
+    return "attend: " + e;
+  return {};
+}
+
+/// The same for a made case: rows written, or why not.
+inline Status attend(const Device& device, const Case& c, std::int64_t& rows) {
+  const gpu::AttendArgs a = attend_args(c);
+  WorkMemory memory(a, device.max_slices, device.split_keys, device.target_items);
+  gpu::Outcome outcome;
+  if (const std::string e = attend(device, a, outcome, memory); !e.empty()) return {Code::internal_error, e};
+  if (outcome.broken != 0) return {Code::contract_violation, "the device calls the batch broken"};
+  rows = static_cast<std::int64_t>(outcome.rows_written);
+  return {};
+}
+
+}  // namespace quire::simt

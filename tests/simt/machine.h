@@ -1,0 +1,39 @@
+// A GPU made of one CPU thread: runs a kernel of src/backend/gpu with all its blocks resident at once, and says what it did
+// wrong.
+//
+// Every GPU thread is a fiber. What is checked: all lanes of a wave meet at the same shuffle, all live threads of a block at the
+// same barrier; shared memory is NaN at first, each piece of it has guards (AddressSanitizer's, or words that are looked at
+// after), and fits what the kernel declares; stores meant for other blocks stay unseen until their thread's device fence. The
+// order of threads is a function of the seed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <string>
+
+namespace quire::simt {
+
+/// What goes wrong on purpose.
+struct Fault {
+  std::string removed_barrier;  ///< "file.h:line": threads pass it without waiting
+  bool no_fences = false;       ///< device fences do nothing
+  int short_piece = -1;         ///< this piece of shared memory ...
+  std::size_t short_bytes = 0;  ///< ... is so much shorter than asked for
+};
+
+struct Launch {
+  int blocks = 1;
+  int threads = 256;
+  int wave = 32;
+  int shared_bytes = 0;    ///< what the launch would reserve
+  std::uint64_t seed = 0;  ///< 0: threads run in order
+  Fault fault;
+  std::set<std::string>* barriers = nullptr;  ///< if set, told which barriers were reached ("file.h:line")
+};
+
+/// Empty if nothing was wrong. The kernel's effects on global memory remain.
+std::string run(const Launch& launch, const std::function<void()>& kernel);
+
+}  // namespace quire::simt

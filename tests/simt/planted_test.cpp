@@ -1,0 +1,89 @@
+// Faults that the stand-in must not let pass, planted in the machine and not in the kernels: each barrier removed in turn, fences
+// without effect, shared arrays one element short, partial results merged too early.
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "kernels/judge.h"
+#include "simt/device.h"
+
+namespace quire::test {
+namespace {
+
+// Several blocks, split tiles, several tiles of keys, two passes over the dims, more requests than threads: every barrier is
+// reached.
+constexpr const char* kLines[] = {"q=f32 kv=f32 layout=nhd heads=4:2 d=16 page=8 lse=1 reqs=9@300,1@150,20@3",
+                                  "q=f32 kv=f32 layout=nhd heads=2:1 d=272 page=8 lse=1 reqs=9@130",
+                                  "q=f32 kv=f32 layout=nhd heads=1:1 d=1 page=4 reqs=260x1@1"};
+
+/// Findings about a device over a few orders of its threads.
+std::vector<std::string> findings_of(simt::Device device) {
+  std::vector<std::string> findings;
+  for (const char* text : kLines) {
+    const Case c = make_case(parse_problem_line(text).value()).value();
+    const Reference expected = reference(c.batch, c.cache, c.options).value();
+    for (device.seed = 0; device.seed < 6 && findings.empty(); ++device.seed) {
+      const Attend attend = [&](const Case& guarded, int, std::int64_t& rows) { return simt::attend(device, guarded, rows); };
+      run_guarded(c, attend, Spread::contiguous, 1, &expected, findings);
+    }
+  }
+  return findings;
+}
+
+/// Whether the device's faults are noticed, in a process of their own: some lead to wild addresses.
+bool found(const simt::Device& device) {
+  const pid_t child = fork();
+  if (child == 0) {
+    ::alarm(30);
+    if (std::freopen("/dev/null", "w", stderr) == nullptr) ::_exit(2);
+    ::_exit(findings_of(device).empty() ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+}
+
+const simt::Device kDevice{.blocks = 4, .split_keys = 64};
+
+TEST(SimtPlanted, NothingIsFoundWithoutAFault) {
+  EXPECT_THAT(findings_of(kDevice), testing::IsEmpty());
+  EXPECT_FALSE(found(kDevice));
+}
+
+TEST(SimtPlanted, EveryBarrierIsNeeded) {
+  std::set<std::string> barriers;
+  simt::Device device = kDevice;
+  device.barriers = &barriers;
+  findings_of(device);
+  EXPECT_GE(barriers.size(), 12u);
+  device.barriers = nullptr;
+  for (const std::string& barrier : barriers) {
+    device.fault.removed_barrier = barrier;
+    EXPECT_TRUE(found(device)) << "nobody misses the barrier at " << barrier;
+  }
+}
+
+// 20 bytes reach past the padding of the widest rows.
+TEST(SimtPlanted, EveryPieceOfSharedMemoryHasAGuard) {
+  for (int piece = 0; piece < 9; ++piece) {
+    simt::Device device = kDevice;
+    device.fault.short_piece = piece;
+    device.fault.short_bytes = piece < 3 ? 20 : 1;
+    EXPECT_TRUE(found(device)) << "piece " << piece;
+  }
+}
+
+TEST(SimtPlanted, PartialsNeedTheirFence) {
+  simt::Device device = kDevice;
+  device.fault.no_fences = true;
+  EXPECT_TRUE(found(device));
+}
+
+TEST(SimtPlanted, PartsMergedTooEarly) {
+  simt::Device device = kDevice;
+  device.counters_ahead = 1;
+  EXPECT_TRUE(found(device));
+}
+
+}  // namespace
+}  // namespace quire::test

@@ -1,0 +1,109 @@
+// validate() on the stand-in: one mutation per rule, agreement with check() on random mutations, and nothing written when broken.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "kernels/judge.h"
+#include "simt/device.h"
+#include "support/small_case.h"
+
+namespace quire::test {
+namespace {
+
+constexpr const char* kLine = "q=f32 kv=f32 layout=nhd heads=4:2 d=8 page=8 window=20 lse=1 index=i64 reqs=3@20/21,5@9,0@4,1@37";
+
+/// Without slot_mapping, whose rules attention does not rest on.
+Case made(const std::string& text = kLine) {
+  Case c = make_case(parse_problem_line(text).value()).value();
+  c.batch.slot_mapping = {};
+  return c;
+}
+
+bool broken_on_device(const Case& c) {
+  gpu::AttendArgs a = simt::attend_args(c);
+  gpu::Outcome outcome;
+  a.outcome = &outcome;
+  const std::string error = simt::run({.blocks = 3, .threads = gpu::kValidateThreads}, [&] { gpu::validate(a); });
+  EXPECT_EQ(error, "");
+  return outcome.broken != 0;
+}
+
+struct Mutation {
+  std::string rule;
+  std::function<void(Case&)> apply;
+};
+
+std::vector<Mutation> mutations() {
+  const auto index = [](Tensor Batch::* tensor, std::initializer_list<std::int64_t> at, std::int64_t value) {
+    return [=, where = std::vector<std::int64_t>(at)](Case& c) {
+      const Tensor& t = c.batch.*tensor;
+      static_cast<std::int64_t*>(t.data)[where.size() == 1 ? where[0] * t.stride[0] : where[0] * t.stride[0] + where[1]] = value;
+    };
+  };
+  return {
+      {"Q-T01", index(&Batch::query_start_loc, {0}, 1)},
+      {"Q-T02", index(&Batch::query_start_loc, {2}, 2)},
+      {"Q-T02", index(&Batch::query_start_loc, {1}, -5000000000)},
+      {"Q-T04", index(&Batch::query_start_loc, {4}, 8)},
+      {"Q-T06", index(&Batch::seq_lens, {1}, 4)},
+      {"Q-T06", index(&Batch::seq_lens, {1}, -5000000000)},
+      {"Q-T07", index(&Batch::seq_lens, {1}, std::int64_t{1} << 40)},
+      {"Q-T08", index(&Batch::cached_lens, {0}, 19)},
+      {"Q-T08", index(&Batch::cached_lens, {0}, 24)},
+      {"Q-T09", [](Case& c) { c.batch.key = c.batch.value = {}; }},
+      {"Q-T10", [](Case& c) { c.batch.block_table.shape[1] = 4; }},
+      {"Q-T03", index(&Batch::block_table, {3, 2}, -1)},
+      {"Q-T03", index(&Batch::block_table, {0, 0}, 100000)},
+      {"Q-T03", index(&Batch::block_table, {3, 4}, std::int64_t{1} << 33)},
+  };
+}
+
+TEST(SimtValidate, AGoodBatchIsNotBrokenWhateverLiesBeyondIt) {
+  EXPECT_FALSE(broken_on_device(made()));
+  EXPECT_FALSE(broken_on_device(made("q=bf16 heads=2:1 d=8 page=8 reqs=none")));
+  EXPECT_FALSE(broken_on_device(made("q=bf16 heads=2:1 d=8 page=8 index=i32 reqs=300x1@3")));
+}
+
+TEST(SimtValidate, EachRuleBreaksTheCallAndNothingIsWritten) {
+  for (const Mutation& mutation : mutations()) {
+    Case c = made();
+    mutation.apply(c);
+    const Findings findings = check(c.batch, c.cache, c.options, Depth::tables);
+    ASSERT_FALSE(findings.ok()) << mutation.rule;
+    EXPECT_EQ(findings.status().rule(), mutation.rule);
+    EXPECT_TRUE(broken_on_device(c)) << mutation.rule;
+    const auto before = std::vector<std::uint8_t>(static_cast<const std::uint8_t*>(c.batch.output.data),
+                                                  static_cast<const std::uint8_t*>(c.batch.output.data) + 9 * 4 * 8 * 4);
+    const gpu::AttendArgs a = simt::attend_args(c);
+    simt::WorkMemory memory(a, 100, 0, 8);
+    gpu::Outcome outcome;
+    EXPECT_EQ(simt::attend({}, a, outcome, memory), "") << mutation.rule;
+    EXPECT_EQ(outcome.rows_written, 0u);
+    EXPECT_NE(outcome.broken, 0);
+    EXPECT_EQ(*memory.work.num_slices, 0);
+    EXPECT_EQ(std::memcmp(before.data(), c.batch.output.data, before.size()), 0) << mutation.rule;
+  }
+}
+
+// Any number anywhere in the index tensors: the device and check() agree, except where check() knows an int64 array by its looks.
+TEST(SimtValidate, AgreesWithCheckOnRandomMutations) {
+  std::mt19937_64 random(3);
+  int broken = 0;
+  for (int i = 0; i < 300; ++i) {
+    Case c = made();
+    Tensor* const tensors[] = {&c.batch.query_start_loc, &c.batch.seq_lens, &c.batch.cached_lens, &c.batch.block_table};
+    const Tensor& t = *tensors[random() % 4];
+    const std::int64_t values[] = {
+        -1, 0, 1, 2, 3, 8, 9, 20, 37, 38, 100000, std::int64_t{1} << 31, std::int64_t{1} << 62, -(std::int64_t{1} << 62)};
+    static_cast<std::int64_t*>(t.data)[random() % static_cast<std::size_t>(t.num_elements())] =
+        values[random() % std::size(values)];
+    const bool expected = !check(c.batch, c.cache, c.options, Depth::tables).ok();
+    EXPECT_EQ(broken_on_device(c), expected) << check(c.batch, c.cache, c.options, Depth::tables).status().message();
+    broken += expected ? 1 : 0;
+  }
+  EXPECT_GT(broken, 50);
+  EXPECT_LT(broken, 250);
+}
+
+}  // namespace
+}  // namespace quire::test
