@@ -31,11 +31,11 @@ inline IndexView index_row(const Tensor& t, std::int64_t r) {
 template <typename Visit>
 QUIRE_HD void for_each_page_run(const IndexView& pages, std::int64_t page_size, std::int64_t begin, std::int64_t end,
                                 Visit&& visit) {
-  for (std::int64_t position = begin; position < end;) {
-    const std::int64_t offset = position % page_size;
+  std::int64_t index = begin / page_size, offset = begin % page_size;
+  for (std::int64_t position = begin; position < end; ++index, offset = 0) {
     const std::int64_t left_in_page = page_size - offset;
     const std::int64_t count = left_in_page < end - position ? left_in_page : end - position;
-    visit(pages[position / page_size], offset, count, position);
+    visit(pages[index], offset, count, position);
     position += count;
   }
 }

@@ -4,13 +4,15 @@
 // exact in bf16 and the softmax weights are split into three bf16 parts (weights.h), so results are those of an f32 kernel. Up to
 // 16 rows (decode): K is read where it lies, as the left operand. More rows (prefill): K is packed once per tile. A row's
 // arithmetic depends on its own query, its own keys and their absolute positions only, whatever the path, except with stacked
-// parts (up to args.direct_rows rows): there the parts are summed apart and added at the end of a segment. `T` is HardwareTiles
-// or EmulatedTiles. No std templates in here: see attend_args.h.
+// parts (up to args.direct_rows rows): there V is read where it lies, too (placed_values.h), and the parts of the weights are
+// summed apart and added at the end of a segment. `T` is HardwareTiles or EmulatedTiles. No std templates in here: see
+// attend_args.h.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
+#include "backend/cpu/amx/placed_values.h"
 #include "backend/cpu/amx/products.h"
 #include "backend/cpu/attend_args.h"
 #include "backend/cpu/finish_row.h"
@@ -28,6 +30,7 @@ struct AmxItem {
   const AttendArgs& args;
   std::int64_t dims, num_rows, acc_rows;
   bool few, stacked;
+  bool careful = false;  ///< stacked: elements of V that are not finite are kept out of the products
   std::uint8_t *query, *query_panel, *k_staged, *v_staged, *k_panel, *v_panel;
   float *acc, *total, *scores, *key_scores, *k_factors, *v_factors, *row;
   std::uint32_t* weights;
@@ -37,8 +40,10 @@ struct AmxItem {
   float k_scale, v_scale;
   TileRows tiles[2];
   RowPrefetch prefetch;
-  std::int64_t prefetch_bytes;   ///< of a row; 0: rows do not lie in one piece
-  std::int64_t prefetch_places;  ///< calls of prefetch.step() while a tile is worked on
+  std::int64_t prefetch_bytes;  ///< of a row; 0: rows do not lie in one piece
+  std::int64_t
+      prefetch_places;  ///< calls of prefetch.step() while a tile is worked on; stacked: for its scores, and for its sums
+  const TileRows* next = nullptr;  ///< the tile after the current one
 
   AmxItem(const AttendArgs& a, const WorkItem& w, float* scratch)
       : view(a, w, scratch),
@@ -70,9 +75,8 @@ struct AmxItem {
     // Other layouts than whole rows are not worth asking for line by line.
     const auto whole = [&](const RowSource& s) { return s.strides.dim == 1 && s.strides.x >= a.head_dim; };
     prefetch_bytes = whole(a.cache_k) && whole(a.cache_v) ? a.head_dim * itemsize(a.cache_k.dtype) : 0;
-    const std::int64_t packing = kTileKeys / 8 * (dims / kVectorDims);
-    const std::int64_t products = kTileKeys / 16 * (dims / kVectorDims) * (stacked ? 2 : 1 + kParts);
-    prefetch_places = packing + (few ? products : kTileKeys / kTileRows);
+    const std::int64_t operands = kTileKeys / kTileRows * (dims / kVectorDims);
+    prefetch_places = stacked ? operands : 2 * operands + (few ? (1 + kParts) * operands : kTileKeys / kTileRows);
   }
   std::int64_t kv_head() const { return QUIRE_PLANTED(kv_head_always_zero) ? 0 : view.item.kv_head; }
 };
@@ -124,17 +128,37 @@ inline const std::uint8_t* const* whole_rows(const AmxItem& v, const TileRows& t
   return rows;
 }
 
-/// The block of 16 keys as a left operand: in place if its rows lie evenly, else copied.
-inline KeyBlock key_block(const AmxItem& v, const std::uint8_t* const* rows, std::int64_t j) {
-  const std::int64_t stride = rows[j + 1] - rows[j];
-  bool even = true;
-  for (std::int64_t i = 2; i < kTileRows; ++i) even &= rows[j + i] - rows[j + i - 1] == stride;
-  if (even) return {rows[j], stride};
-  std::uint8_t* copy = v.k_panel + 2 * j * v.dims;
+/// A block of 16 keys as an operand, copied to `panel`.
+inline KeyBlock copied_block(const AmxItem& v, const std::uint8_t* const* rows, std::int64_t j, std::uint8_t* panel) {
+  std::uint8_t* copy = panel + 2 * j * v.dims;
   for (std::int64_t i = 0; i < kTileRows; ++i)
     for (std::int64_t d = 0; d < v.dims; d += kVectorDims)
       _mm512_store_si512(copy + 2 * (i * v.dims + d), _mm512_loadu_si512(rows[j + i] + 2 * d));
   return {copy, 2 * v.dims};
+}
+
+/// The same where it lies, if its rows lie evenly.
+inline KeyBlock key_block(const AmxItem& v, const std::uint8_t* const* rows, std::int64_t j, std::uint8_t* panel) {
+  const std::int64_t stride = rows[j + 1] - rows[j];
+  return evenly_spaced(rows + j, stride) ? KeyBlock{rows[j], stride} : copied_block(v, rows, j, panel);
+}
+
+/// [16 keys][16 rows] -> [row][kTileKeys], the first `rows` of them.
+inline void scores_of_rows(const float* from, std::int64_t rows, float* to) {
+  if (rows > 4) return Avx512Simd::transpose(from, 16, to, kTileKeys);
+  __m512 key[4];  // 128-bit lane i of key[k]: the rows of key 4 i + k
+  for (int k = 0; k < 4; ++k) {
+    key[k] = _mm512_castps128_ps512(_mm_load_ps(from + 16 * k));
+    key[k] = _mm512_insertf32x4(key[k], _mm_load_ps(from + 16 * (4 + k)), 1);
+    key[k] = _mm512_insertf32x4(key[k], _mm_load_ps(from + 16 * (8 + k)), 2);
+    key[k] = _mm512_insertf32x4(key[k], _mm_load_ps(from + 16 * (12 + k)), 3);
+  }
+  const __m512 a = _mm512_unpacklo_ps(key[0], key[1]), b = _mm512_unpackhi_ps(key[0], key[1]);
+  const __m512 c = _mm512_unpacklo_ps(key[2], key[3]), d = _mm512_unpackhi_ps(key[2], key[3]);
+  _mm512_store_ps(to, _mm512_shuffle_ps(a, c, 0x44));
+  _mm512_store_ps(to + kTileKeys, _mm512_shuffle_ps(a, c, 0xEE));
+  _mm512_store_ps(to + 2 * kTileKeys, _mm512_shuffle_ps(b, d, 0x44));
+  _mm512_store_ps(to + 3 * kTileKeys, _mm512_shuffle_ps(b, d, 0xEE));
 }
 
 /// Scores of few rows with the tile's chunks: [row][kTileKeys].
@@ -144,9 +168,10 @@ void score_few_rows(AmxItem& v, const TileRows& tile, ChunkRange chunks) {
   for (std::int64_t j = chunks.begin * kChunkKeys / 64 * 64; j < chunks.end * kChunkKeys; j += 64) {
     const std::uint8_t* const* found = whole_rows(v, tile, false, j, j + 64, rows);
     KeyBlock blocks[4];
-    for (int b = 0; b < 4; ++b) blocks[b] = key_block(v, found, j + 16 * b);
-    score_key_blocks<T>(blocks, v.query_panel, v.dims, v.key_scores, [&] { v.prefetch.step(); });
-    for (int b = 0; b < 4; ++b) Avx512Simd::transpose(v.key_scores + 256 * b, 16, v.scores + j + 16 * b, kTileKeys);
+    for (int b = 0; b < 4; ++b) blocks[b] = key_block(v, found, j + 16 * b, v.k_panel);
+    for (int b = 0; b < 4; b += 2)
+      score_key_blocks<T>(blocks + b, v.query_panel, v.dims, v.key_scores + 256 * b, [&] { v.prefetch.step(); });
+    for (int b = 0; b < 4; ++b) scores_of_rows(v.key_scores + 256 * b, v.num_rows, v.scores + j + 16 * b);
   }
 }
 
@@ -180,16 +205,25 @@ inline void take_out_non_finite(AmxItem& v, ChunkRange chunks) {
     if (!finite_bf16(codes[i])) codes[i] = 0;
 }
 
+inline PlacedWeights placed_weights(const AmxItem& v, std::int64_t m) {
+  return {v.weights + m * kBlockKeys, v.num_rows * kBlockKeys};
+}
+
 /// acc += weight * V for the non-finite elements of V, for row m and the keys that it sees.
 inline void add_non_finite(AmxItem& v, const TileRows& tile, std::int64_t tile_begin, std::int64_t m) {
   constexpr std::int64_t kRowWords = kTileKeys / 2;
   const TileKeys keys = v.view.keys(m, tile_begin, tile_begin + tile.begin, tile_begin + tile.end);
-  const WeightRow weights{v.weights + m % kBlockRows * kRowWords, (v.stacked ? v.num_rows : kBlockRows) * kRowWords};
+  const auto weight = [&](std::int64_t j) {
+    if (v.stacked) return placed_weights(v, m).at(j);
+    return WeightRow{v.weights + m % kBlockRows * kRowWords, kBlockRows * kRowWords}.at(j);
+  };
   for (std::int64_t j = keys.begin; j < keys.end; ++j) {
     const std::uint8_t* rows[kTileKeys];
     const auto* codes = reinterpret_cast<const std::uint16_t*>(whole_rows(v, tile, true, j, j + 1, rows)[j]);
-    for (std::int64_t d = 0; d < v.args.head_dim; ++d)
-      if (!finite_bf16(codes[d])) v.acc[m * v.dims + accumulator_index(d)] += weights.at(j) * semantics::bf16_decode(codes[d]);
+    for (std::int64_t d = 0; d < v.args.head_dim; ++d) {
+      const std::int64_t at = v.stacked ? placed_accumulator_index(d) : accumulator_index(d);
+      if (!finite_bf16(codes[d])) v.acc[m * v.dims + at] += weight(j) * semantics::bf16_decode(codes[d]);
+    }
   }
 }
 
@@ -212,17 +246,56 @@ inline void scale_row(float* acc, std::int64_t dims, float factor) {
 /// Weights of rows [m, m + count) of the tile; rescales their accumulators.
 inline void weigh_rows(AmxItem& v, std::int64_t m, std::int64_t count, std::int64_t tile_begin, TileKeys tile, ChunkRange chunks,
                        const KeyFactors& factors) {
-  const AttendArgs& a = v.args;
   constexpr std::int64_t kRowWords = kTileKeys / 2;
-  const std::int64_t part_stride = (v.stacked ? v.num_rows : kBlockRows) * kRowWords;
+  TileKeys keys[kBlockRows];
+  float maxima[kBlockRows];
+  // All maxima first: what each of them waits for hides behind the other rows.
   for (std::int64_t r = 0; r < count; ++r) {
-    const RowScore row{a.score, v.view.slope(m + r), tile_begin - v.view.alibi_origin(m + r)};
-    const TileKeys keys = v.view.keys(m + r, tile_begin, tile_begin + tile.begin, tile_begin + tile.end);
-    const float correction = weigh_row(v.scores + r * kTileKeys, keys, chunks, row, factors, v.states[m + r],
-                                       {v.weights + r * kRowWords, part_stride});
+    const RowScore row{v.args.score, v.view.slope(m + r), tile_begin - v.view.alibi_origin(m + r)};
+    keys[r] = v.view.keys(m + r, tile_begin, tile_begin + tile.begin, tile_begin + tile.end);
+    maxima[r] = keys[r].empty() ? -INFINITY : logits_of_row(v.scores + r * kTileKeys, keys[r], row, factors.k);
+    if (v.stacked) v.prefetch.step();
+  }
+  for (std::int64_t r = 0; r < count; ++r) {
+    const auto weigh = [&](const auto& out) {
+      return weigh_row(v.scores + r * kTileKeys, maxima[r], keys[r], chunks, factors.v, v.states[m + r], out);
+    };
+    const float correction =
+        v.stacked ? weigh(placed_weights(v, m + r)) : weigh(WeightRow{v.weights + r * kRowWords, kBlockRows * kRowWords});
+    if (v.stacked) v.prefetch.step();
     if (correction == 1.0f) continue;
     for (std::int64_t at = m + r; at < v.acc_rows; at += v.num_rows) scale_row(v.acc + at * v.dims, v.dims, correction);
   }
+}
+
+/// Rows of V of the tile's chunks as right operands, where they lie or copied.
+inline void place_values(AmxItem& v, const TileRows& tile, ChunkRange chunks, KeyBlock* blocks) {
+  const std::uint8_t* rows[kTileKeys];
+  const std::uint8_t* const* found = whole_rows(v, tile, true, chunks.begin * kChunkKeys, chunks.end * kChunkKeys, rows);
+  for (std::int64_t b = 2 * chunks.begin; b < 2 * chunks.end; ++b) {
+    blocks[b] = v.careful ? copied_block(v, found, b * kBlockKeys, v.v_panel) : key_block(v, found, b * kBlockKeys, v.v_panel);
+  }
+  if (v.careful) take_out_non_finite(v, chunks);
+}
+
+/// Few rows against keys [begin, end) of one tile: neither K nor V is packed.
+template <class T>
+void absorb_stacked_tile(AmxItem& v, const TileRows& tile, std::int64_t tile_begin) {
+  const std::int64_t begin = tile_begin + tile.begin, end = tile_begin + tile.end, last_row = v.num_rows - 1;
+  const TileKeys seen{v.view.keys(0, tile_begin, begin, end).begin, v.view.keys(last_row, tile_begin, begin, end).end};
+  if (seen.empty()) return;
+  const ChunkRange chunks = chunks_of(seen);
+  // What is asked for now is needed half a tile later, while it still is in L1.
+  v.prefetch = RowPrefetch(tile.v, nullptr, v.prefetch_bytes, v.prefetch_places + 2 * v.num_rows);
+  score_few_rows<T>(v, tile, chunks);
+  weigh_rows(v, 0, v.num_rows, tile_begin, {tile.begin, tile.end}, chunks, factors_of(v, tile));
+  KeyBlock values[kTileKeys / kBlockKeys];
+  const bool stale = QUIRE_PLANTED(stale_value_tile) && tile_begin != 0;
+  place_values(v, stale ? v.tiles[tile_begin / kTileKeys % 2 ^ 1] : tile, chunks, values);
+  v.prefetch.rest();
+  if (v.next != nullptr) v.prefetch = RowPrefetch(v.next->k, nullptr, v.prefetch_bytes, v.prefetch_places);
+  accumulate_placed_rows<T>(v.acc, v.dims, v.weights, values, chunks, [&] { v.prefetch.step(); });
+  for (std::int64_t m = 0; m < v.num_rows && v.careful; ++m) add_non_finite(v, tile, tile_begin, m);
 }
 
 /// All rows against keys [begin, end) of one tile.
@@ -256,7 +329,6 @@ void absorb_amx_tile(AmxItem& v, const TileRows& tile, std::int64_t tile_begin) 
     }
     weigh_rows(v, m, count, tile_begin, seen, chunks, factors);
     WeightBlock weights{v.weights, kRowWords, kBlockRows * kRowWords, kParts, chunks};
-    if (v.stacked) weights.parts = 1;
     if (v.few)
       accumulate_rows<T, 1>(v.acc, v.dims, weights, v.v_panel, [&] { v.prefetch.step(); });
     else if (two)
@@ -267,9 +339,9 @@ void absorb_amx_tile(AmxItem& v, const TileRows& tile, std::int64_t tile_begin) 
   }
 }
 
-/// One segment from scratch: acc and states hold its keys [begin, end) afterwards. tiles[0] has its first tile's rows.
+/// Keys [begin, end) from scratch. Their first tile's rows are in v.tiles; afterwards those of the tile that follows are.
 template <class T>
-void absorb_amx_segment(AmxItem& v, std::int64_t begin, std::int64_t end, std::int64_t item_end) {
+void absorb_amx_keys(AmxItem& v, std::int64_t begin, std::int64_t end, std::int64_t item_end) {
   if (QUIRE_PLANTED(partial_key_tile_skipped) && end / kTileKeys * kTileKeys > begin) end = end / kTileKeys * kTileKeys;
   for (std::int64_t i = 0; i < v.acc_rows * v.dims && !QUIRE_PLANTED(stale_accumulator); i += 16)
     Avx512Simd::store(v.acc + i, Avx512Simd::set1(0.0f));
@@ -282,25 +354,47 @@ void absorb_amx_segment(AmxItem& v, std::int64_t begin, std::int64_t end, std::i
     if (stop < item_end) {
       const std::int64_t then_end = stop + kTileKeys < item_end ? stop + kTileKeys : item_end;
       find_tile_rows(then, v.args, v.view.item.req, v.kv_head(), stop, then_end);
-      v.prefetch = RowPrefetch(&then, v.prefetch_bytes, v.prefetch_places);
+      v.next = &then;
     } else {
-      v.prefetch = RowPrefetch();
+      v.next = nullptr;
     }
-    absorb_amx_tile<T>(v, now, at / kTileKeys * kTileKeys);
+    v.prefetch = v.next == nullptr ? RowPrefetch() : RowPrefetch(then.k, then.v, v.prefetch_bytes, v.prefetch_places);
+    (v.stacked ? absorb_stacked_tile<T> : absorb_amx_tile<T>)(v, now, at / kTileKeys * kTileKeys);
     v.prefetch.rest();
     at = stop;
   }
 }
 
+inline bool accumulators_finite(const AmxItem& v) {
+  const __m512i exponent = _mm512_set1_epi32(0x7F800000);
+  __mmask16 found = 0;
+  for (std::int64_t i = 0; i < v.acc_rows * v.dims; i += 16)
+    found |= _mm512_cmpeq_epi32_mask(_mm512_and_si512(_mm512_load_si512(v.acc + i), exponent), exponent);
+  return found == 0;
+}
+
+/// One segment: acc and states hold its keys [begin, end) afterwards. As above; item_end is where the item's keys end.
+template <class T>
+void absorb_amx_segment(AmxItem& v, std::int64_t begin, std::int64_t end, std::int64_t item_end) {
+  absorb_amx_keys<T>(v, begin, end, item_end);
+  if (!v.stacked || accumulators_finite(v) || QUIRE_PLANTED(masked_keys_multiplied)) return;
+  // An element of V that is not finite may have met rows that do not see it, and its neighbour: again, with care.
+  const std::int64_t stop = (begin / kTileKeys + 1) * kTileKeys;
+  find_tile_rows(v.tiles[begin / kTileKeys % 2], v.args, v.view.item.req, v.kv_head(), begin, stop < item_end ? stop : item_end);
+  v.careful = true;
+  absorb_amx_keys<T>(v, begin, end, item_end);
+  v.careful = false;
+}
+
 /// Row m of the segment in natural order of dims, the parts added up.
 inline const float* segment_row(const AmxItem& v, std::int64_t m) {
   const float* high = v.acc + m * v.dims;
-  for (std::int64_t d = 0; d < v.dims; d += 32) natural_order(high + d, v.row + d);
+  for (std::int64_t d = 0; d < v.dims; d += 32) (v.stacked ? placed_natural_order : natural_order)(high + d, v.row + d);
   if (!v.stacked) return v.row;
   for (std::int64_t d = 0; d < v.dims; d += 32) {
     float part[32];
     for (int i = 1; i < kParts; ++i) {
-      natural_order(high + i * v.num_rows * v.dims + d, part);
+      placed_natural_order(high + i * v.num_rows * v.dims + d, part);
       for (int half = 0; half < 32; half += 16)
         Avx512Simd::store(v.row + d + half, Avx512Simd::add(Avx512Simd::load(v.row + d + half), Avx512Simd::load(part + half)));
     }
@@ -329,7 +423,7 @@ std::int64_t attend_amx_item(const AttendArgs& args, const WorkItem& item, float
     const std::int64_t stop = (item.key_begin / kTileKeys + 1) * kTileKeys;
     TileRows& first = v.tiles[item.key_begin / kTileKeys % 2];
     find_tile_rows(first, args, item.req, v.kv_head(), item.key_begin, stop < item.key_end ? stop : item.key_end);
-    RowPrefetch(&first, v.prefetch_bytes, 1).rest();
+    RowPrefetch(first.k, v.stacked ? nullptr : first.v, v.prefetch_bytes, 1).rest();
   }
   if (item.partial >= 0) {
     absorb_amx_segment<T>(v, item.key_begin, item.key_end, item.key_end);

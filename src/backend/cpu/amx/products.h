@@ -50,22 +50,22 @@ struct KeyBlock {
   std::int64_t stride;
 };
 
-/// Scores of up to 16 rows of Q with four blocks of 16 keys, K as A operand and Q packed as B: the same sums of the same products
-/// as in score_chunk. out: [4][16 keys][16 rows].
+/// Scores of up to 16 rows of Q with two blocks of 16 keys, K as A operand and Q packed as B: the same sums of the same products
+/// as in score_chunk. out: [2][16 keys][16 rows].
 /// Calls `between` now and then, for other work to be mixed in.
 template <class T, class F>
 void score_key_blocks(const KeyBlock* blocks, const std::uint8_t* q_panel, std::int64_t dims, float* out, F&& between) {
-  unroll<4>([](auto c) { T::template zero<c.value>(); });
+  unroll<2>([](auto c) { T::template zero<c.value>(); });
   for (std::int64_t d = 0; d < dims; d += kVectorDims) {
     if (QUIRE_PLANTED(query_tail_dims_dropped) && d + kVectorDims >= dims) break;
     T::template load<6>(q_panel + d / kVectorDims * kTileBytes, 64);
-    unroll<4>([&](auto c) {
-      T::template load<4 + c.value % 2>(blocks[c.value].from + 2 * d, blocks[c.value].stride);
-      T::template dot<c.value, 4 + c.value % 2, 6>();
+    unroll<2>([&](auto c) {
+      T::template load<4>(blocks[c.value].from + 2 * d, blocks[c.value].stride);
+      T::template dot<c.value, 4, 6>();
       between();
     });
   }
-  unroll<4>([&](auto c) { T::template store<c.value>(out + c.value * 256, 64); });
+  unroll<2>([&](auto c) { T::template store<c.value>(out + c.value * 256, 64); });
 }
 
 /// What accumulate_block multiplies: a block of rows' weights of the chunks [begin, end) of a tile.

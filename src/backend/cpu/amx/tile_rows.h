@@ -1,6 +1,8 @@
 // Stage: attend. Where the K and V rows of one tile of keys lie, as addresses, and bringing them towards the core in time.
 #pragma once
 
+#include <immintrin.h>
+
 #include <cstdint>
 
 #include "backend/cpu/attend_args.h"
@@ -19,6 +21,16 @@ struct TileRows {
   std::int64_t begin = 0, end = 0, fresh = 0;
 };
 
+/// to[i] = first + i * step for i < count.
+inline void spaced_rows(const std::uint8_t* first, std::int64_t step, std::int64_t count, const std::uint8_t** to) {
+  const __m512i steps = _mm512_mullo_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi64(step));
+  __m512i at = _mm512_add_epi64(_mm512_set1_epi64(reinterpret_cast<std::int64_t>(first)), steps);
+  for (; count > 0; count -= 8, to += 8) {
+    _mm512_mask_storeu_epi64(to, static_cast<__mmask8>(count >= 8 ? 0xFF : (1 << count) - 1), at);
+    at = _mm512_add_epi64(at, _mm512_set1_epi64(8 * step));
+  }
+}
+
 /// Addresses of positions [begin, end) of a request, all of one tile. Reads only the table entries of their pages.
 inline void find_tile_rows(TileRows& rows, const AttendArgs& a, std::int64_t req, std::int64_t kv_head, std::int64_t begin,
                            std::int64_t end) {
@@ -28,7 +40,8 @@ inline void find_tile_rows(TileRows& rows, const AttendArgs& a, std::int64_t req
   rows.begin = begin - tile_begin;
   rows.end = end - tile_begin;
   rows.fresh = cached_end - tile_begin;
-  for (std::int64_t j = 0; j < kTileKeys; ++j) rows.k[j] = rows.v[j] = nullptr;
+  if (end - begin < kTileKeys)
+    for (std::int64_t j = 0; j < kTileKeys; ++j) rows.k[j] = rows.v[j] = nullptr;
 
   const auto* k_data = static_cast<const std::uint8_t*>(a.cache_k.data);
   const auto* v_data = static_cast<const std::uint8_t*>(a.cache_v.data);
@@ -42,10 +55,8 @@ inline void find_tile_rows(TileRows& rows, const AttendArgs& a, std::int64_t req
                                    page = pages[position / a.page_size - 1];
                                  const std::uint8_t* k = k_data + a.cache_k.strides.row(page, kv_head, offset) * size;
                                  const std::uint8_t* v = v_data + a.cache_v.strides.row(page, kv_head, offset) * size;
-                                 for (std::int64_t j = position - tile_begin; count > 0; --count, ++j, k += k_step, v += v_step) {
-                                   rows.k[j] = k;
-                                   rows.v[j] = v;
-                                 }
+                                 spaced_rows(k, k_step, count, rows.k + position - tile_begin);
+                                 spaced_rows(v, v_step, count, rows.v + position - tile_begin);
                                });
 
   const std::int64_t first_token = a.query_start_loc[req] - a.reqs[req].context_len;
@@ -58,16 +69,26 @@ inline void find_tile_rows(TileRows& rows, const AttendArgs& a, std::int64_t req
   }
 }
 
-/// Asks for the lines of a tile's rows, four at a time, towards L2. Eight stretches of sixteen keys advance side by side: pages
-/// lie scattered, and a page read alone ends before the memory system has found its pace. A core tracks sixteen misses; more
-/// requests at once block what comes after them, so callers spread them over all of a tile's work.
+/// Whether each of 16 rows begins `stride` bytes after the one before.
+inline bool evenly_spaced(const std::uint8_t* const* rows, std::int64_t stride) {
+  const __m512i steps = _mm512_mullo_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi64(stride));
+  const __m512i first = _mm512_add_epi64(_mm512_set1_epi64(reinterpret_cast<std::int64_t>(rows[0])), steps);
+  const __m512i ninth = _mm512_add_epi64(first, _mm512_set1_epi64(8 * stride));
+  return (_mm512_cmpneq_epi64_mask(first, _mm512_loadu_si512(rows)) |
+          _mm512_cmpneq_epi64_mask(ninth, _mm512_loadu_si512(rows + 8))) == 0;
+}
+
+/// Asks for the lines of a tile's K or V rows, or of both. Eight stretches of sixteen keys advance side by side: pages lie
+/// scattered, and a page read alone ends before the memory system has found its pace. A core tracks sixteen misses; more
+/// requests at once block what comes after them, so callers spread them over their work. To L1: requests for L2 only are
+/// dropped now and then, and each dropped one is a wait for memory later.
 class RowPrefetch {
  public:
   RowPrefetch() = default;
-  /// Requests for `rows` (null: none) at `places` calls of step().
-  RowPrefetch(const TileRows* rows, std::int64_t row_bytes, std::int64_t places)
-      : rows_(row_bytes > 0 ? rows : nullptr), row_bytes_(row_bytes), places_(places) {
-    calls_ = 2 * kTileKeys / kBatch * ((row_bytes + kLine - 1) / kLine);
+  /// Requests for `rows` and then for `more` (null: none), [kTileKeys] each, at `places` calls of step().
+  RowPrefetch(const std::uint8_t* const* rows, const std::uint8_t* const* more, std::int64_t row_bytes, std::int64_t places)
+      : rows_(row_bytes > 0 ? rows : nullptr), more_(more), row_bytes_(row_bytes), places_(places) {
+    calls_ = (more != nullptr ? 2 : 1) * kStretch * ((row_bytes + kLine - 1) / kLine);
   }
   /// The share of one place.
   void step() {
@@ -80,27 +101,26 @@ class RowPrefetch {
 
  private:
   static constexpr std::int64_t kStretch = 16;
-  static constexpr std::int64_t kBatch = 4;
   static constexpr std::int64_t kLine = 64;
 
   void request() {
-    const std::uint8_t* const* row = (values_ ? rows_->v : rows_->k) + token_ + stretch_ * kStretch;
     // A null row: a request for nothing, which is dropped.
-    for (std::int64_t i = 0; i < kBatch; ++i) {
-      const auto address = reinterpret_cast<std::uintptr_t>(row[i * kStretch]) + static_cast<std::uintptr_t>(line_);
-      __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 2);
+    for (std::int64_t i = 0; i < kTileKeys; i += kStretch) {
+      const auto address = reinterpret_cast<std::uintptr_t>(rows_[token_ + i]) + static_cast<std::uintptr_t>(line_);
+      __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 3);
     }
-    stretch_ = (stretch_ + kBatch) % (kTileKeys / kStretch);
-    if (stretch_ != 0 || (line_ += kLine) < row_bytes_) return;
+    if ((line_ += kLine) < row_bytes_) return;
     line_ = 0;
-    if (values_ && ++token_ == kStretch) rows_ = nullptr;
-    values_ = !values_;
+    if (++token_ < kStretch) return;
+    token_ = 0;
+    rows_ = more_;
+    more_ = nullptr;
   }
 
-  const TileRows* rows_ = nullptr;
+  const std::uint8_t* const* rows_ = nullptr;
+  const std::uint8_t* const* more_ = nullptr;
   std::int64_t row_bytes_ = 0, places_ = 1, calls_ = 0, credit_ = 0;
-  std::int64_t token_ = 0, line_ = 0, stretch_ = 0;
-  bool values_ = false;
+  std::int64_t token_ = 0, line_ = 0;
 };
 
 }  // namespace

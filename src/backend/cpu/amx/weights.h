@@ -118,22 +118,23 @@ inline bool any_nan(const float* logits, ChunkRange chunks) {
   return nan;
 }
 
-/// One row's dot products with a tile -> weights of the chunks `all`, of which the row sees `keys` (zero elsewhere). Updates the
-/// row's state and returns the factor for what the row has accumulated so far.
-inline float weigh_row(float* dots, TileKeys keys, ChunkRange all, const RowScore& row, const KeyFactors& factors,
-                       SoftmaxState& state, const WeightRow& out) {
+/// One row's logits of a tile, whose maximum is `tile_max` -> weights of the chunks `all`, of which the row sees `keys` (zero
+/// elsewhere). Updates the
+/// row's state and returns the factor for what the row has accumulated so far. Weights: WeightRow or PlacedWeights.
+template <class Weights>
+float weigh_row(const float* logits, float tile_max, TileKeys keys, ChunkRange all, const float* v_factors, SoftmaxState& state,
+                const Weights& out) {
   using V = Avx512Simd;
   const ChunkRange chunks = keys.empty() ? ChunkRange{all.begin, all.begin} : chunks_of(keys);
   for (std::int64_t chunk = all.begin; chunk < all.end; ++chunk)
     if (chunk < chunks.begin || chunk >= chunks.end) out.clear(chunk);
   if (keys.empty()) return 1.0f;
 
-  const float tile_max = logits_of_row(dots, keys, row, factors.k);
   const float max = tile_max > state.max ? tile_max : state.max;
   if (max == -INFINITY) {
     // No visible key with a finite score so far: contributes nothing. A NaN score must still poison the row.
     for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) out.clear(chunk);
-    if (any_nan(dots, chunks)) state = {0.0f, NAN};
+    if (any_nan(logits, chunks)) state = {0.0f, NAN};
     return 1.0f;
   }
   constexpr float kLog2e = 1.44269504088896341f;
@@ -143,9 +144,9 @@ inline float weigh_row(float* dots, TileKeys keys, ChunkRange all, const RowScor
     __m512 p[2];
     for (int half = 0; half < 2; ++half) {
       const std::int64_t j = chunk * kChunkKeys + 16 * half;
-      p[half] = exp2_nonpositive(V::fma(V::load(dots + j), V::set1(kLog2e), minus_max));
+      p[half] = exp2_nonpositive(V::fma(V::load(logits + j), V::set1(kLog2e), minus_max));
       sum[half] = V::add(sum[half], p[half]);
-      if (factors.v != nullptr) p[half] = V::mul(p[half], V::load(factors.v + j));
+      if (v_factors != nullptr) p[half] = V::mul(p[half], V::load(v_factors + j));
     }
     out.store(chunk, p[0], p[1]);
   }
