@@ -26,6 +26,17 @@ need_packages() {
   apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+# want_packages PACKAGE...: installs what can be had. What cannot is skipped, and named, by the tests that would use it.
+want_packages() {
+  command -v apt-get >/dev/null && [ "$(id -u)" -eq 0 ] || return 0
+  local missing=() package
+  for package in "$@"; do package_installed "$package" || missing+=("$package"); done
+  [ ${#missing[@]} -eq 0 ] && return 0
+  say "apt-get install ${missing[*]} (optional)"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null || say "not available here"
+}
+
 python_has_headers() {
   "$1" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' 2>/dev/null
 }

@@ -10,11 +10,10 @@
 namespace quire::test {
 namespace {
 
-// Several blocks, split tiles, several tiles of keys, two passes over the dims, more requests than threads: every barrier is
-// reached.
+// Several blocks, split tiles, several tiles of keys, two passes over the dims: every barrier is reached.
+
 constexpr const char* kLines[] = {"q=f32 kv=f32 layout=nhd heads=4:2 d=16 page=8 lse=1 reqs=9@300,1@150,20@3",
-                                  "q=f32 kv=f32 layout=nhd heads=2:1 d=272 page=8 lse=1 reqs=9@130",
-                                  "q=f32 kv=f32 layout=nhd heads=1:1 d=1 page=4 reqs=260x1@1"};
+                                  "q=f32 kv=f32 layout=nhd heads=2:1 d=272 page=8 lse=1 reqs=9@130"};
 
 /// Findings about a device over a few orders of its threads.
 std::vector<std::string> findings_of(simt::Device device) {
@@ -45,10 +44,7 @@ bool found(const simt::Device& device) {
 
 const simt::Device kDevice{.blocks = 4, .split_keys = 64};
 
-TEST(SimtPlanted, NothingIsFoundWithoutAFault) {
-  EXPECT_THAT(findings_of(kDevice), testing::IsEmpty());
-  EXPECT_FALSE(found(kDevice));
-}
+TEST(SimtPlanted, NothingIsFoundWithoutAFault) { EXPECT_FALSE(found(kDevice)) << testing::PrintToString(findings_of(kDevice)); }
 
 TEST(SimtPlanted, EveryBarrierIsNeeded) {
   std::set<std::string> barriers;

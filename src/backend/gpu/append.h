@@ -25,7 +25,7 @@ QUIRE_DEVICE void append_element(const RowSource& from, const RowTarget& to, con
                                  std::int64_t slot, std::int64_t page_size, std::int64_t head, std::int64_t d) {
   const float value = from.load(token, head, d);
   const float divisor = scale.at(head, 1.0f);
-  const std::int64_t at = to.strides.row(slot / page_size, head, slot % page_size) + to.strides.element(d);
+  const std::int64_t at = to.strides.row(slot / page_size, head, slot % page_size) + element_of(to.strides, d);
   semantics::store(to.data, to.dtype, at, divisor == 1.0f ? value : value / divisor);
 }
 

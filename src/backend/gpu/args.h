@@ -11,6 +11,9 @@
 
 namespace quire::gpu {
 
+/// KvStrides::element() without its divisions where there is one chunk.
+QUIRE_HD std::int64_t element_of(const semantics::KvStrides& s, std::int64_t d) { return d < s.x ? d * s.dim : s.element(d); }
+
 /// Rows of elements: element (page | token, head, dim) lives where `strides` says.
 struct RowSource {
   const void* data = nullptr;  ///< null = absent
@@ -18,7 +21,7 @@ struct RowSource {
   semantics::KvStrides strides;  ///< for [tokens, heads, dim] tensors: page 0, token, head, dim and x = head_dim
   /// An element of a [tokens, heads, dim] tensor.
   QUIRE_HD float load(std::int64_t token, std::int64_t head, std::int64_t d) const {
-    return semantics::load(data, dtype, strides.row(0, head, token) + strides.element(d));
+    return semantics::load(data, dtype, strides.row(0, head, token) + element_of(strides, d));
   }
 };
 

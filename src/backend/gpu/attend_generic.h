@@ -25,6 +25,7 @@ QUIRE_DEVICE void score_tile(const AttendArgs& a, const GenericItem& item, const
                              bool first_tile) {
   DotProducts dots;
   const float k_scale = a.k_scale.at(item.kv_head, 1.0f);
+  QUIRE_NO_UNROLL
   for (int first_dim = 0; first_dim < a.head_dim; first_dim += kDimBlock) {
     const int dims = dims_from(a, first_dim);
     if (first_dim > 0) block_barrier();  // the block of dims before is used up
@@ -43,6 +44,7 @@ QUIRE_DEVICE void weigh_tile(const AttendArgs& a, const GenericItem& item, const
                              Accumulator& acc, int first_dim) {
   static_assert(Accumulator::kBlocks == 2);
   const float v_scale = a.v_scale.at(item.kv_head, 1.0f);
+  QUIRE_NO_UNROLL
   for (int b = 0; b < Accumulator::kBlocks; ++b) {
     const int from = first_dim + b * kDimBlock;
     if (from >= a.head_dim) return;
@@ -62,6 +64,7 @@ QUIRE_DEVICE void attend_keys(const AttendArgs& a, const GenericItem& item, cons
                               int first_dim) {
   acc.clear();
   SoftmaxState state;
+  QUIRE_NO_UNROLL
   for (std::int32_t first = item.slice.key_begin; first < item.slice.key_end; first += kGenericTileKeys) {
     const TileKeys keys = tile_keys_at(item, first);
     block_barrier();  // rows are described; the tile before is used up
@@ -85,8 +88,10 @@ QUIRE_DEVICE void attend_item(const AttendArgs& a, const GenericItem& item, cons
   SoftmaxState states[Accumulator::kRows];
   const bool whole = item.slice.num_parts == 1;
   describe_rows(a, item, block);
+  QUIRE_NO_UNROLL
   for (int first_dim = 0; first_dim < a.head_dim; first_dim += kOutDims) {
     attend_keys(a, item, block, acc, first_dim);
+    QUIRE_UNROLL
     for (int r = 0; r < Accumulator::kRows; ++r) {
       const ScoreRow& row = block.rows[Accumulator::first_row() + r];
       states[r] = {row.max, row.sum};
@@ -99,6 +104,7 @@ QUIRE_DEVICE void attend_item(const AttendArgs& a, const GenericItem& item, cons
   }
   if (!whole) {
     if (!is_last_part(a, item, block)) return;
+    QUIRE_NO_UNROLL
     for (int first_dim = 0; first_dim < a.head_dim; first_dim += kOutDims) {
       fold_parts(a, item, acc, states, first_dim);
       finish_rows(a, item, block, acc, states, first_dim);

@@ -20,17 +20,27 @@ constexpr int kItemSize = kType == DType::f32                           ? 4
                           : kType == DType::f16 || kType == DType::bf16 ? 2
                                                                         : 1;
 
+/// 8 bits whose exponent becomes the lowest bits of an f32's: subnormals become subnormals, and the exact product is the value.
+template <class Format>
+QUIRE_DEVICE float decode_fp8(std::uint32_t code) {
+  const std::uint32_t magnitude = code & 0x7Fu;
+  const float scaled = semantics::bits_to_float(magnitude << (23 - Format::kMantissaBits));
+  const float value = scaled * semantics::exact_power_of_two(127 - Format::kExponentBias);
+  const bool nan = Format::kIsFnuz ? code == 0x80u : magnitude > static_cast<std::uint32_t>(Format::kLargestFinite);
+  return semantics::bits_to_float(nan ? 0x7FC00000u : semantics::float_to_bits(value) | (code & 0x80u) << 24);
+}
+
 /// The element with these bits.
 template <DType kType>
 QUIRE_DEVICE float decode(std::uint32_t code) {
   if constexpr (kType == DType::f32) return semantics::bits_to_float(code);
   if constexpr (kType == DType::f16) return f16_decode(static_cast<std::uint16_t>(code));
   if constexpr (kType == DType::bf16) return semantics::bits_to_float(code << 16);
-  // e5m2 is the upper byte of an f16.
+  // e5m2 is the upper byte of an f16, infinities and NaN included.
   if constexpr (kType == DType::fp8_e5m2) return f16_decode(static_cast<std::uint16_t>(code << 8));
-  if constexpr (kType == DType::fp8_e4m3fn) return semantics::fp8_decode<semantics::E4m3fn>(static_cast<std::uint8_t>(code));
-  if constexpr (kType == DType::fp8_e4m3fnuz) return semantics::fp8_decode<semantics::E4m3fnuz>(static_cast<std::uint8_t>(code));
-  if constexpr (kType == DType::fp8_e5m2fnuz) return semantics::fp8_decode<semantics::E5m2fnuz>(static_cast<std::uint8_t>(code));
+  if constexpr (kType == DType::fp8_e4m3fn) return decode_fp8<semantics::E4m3fn>(code);
+  if constexpr (kType == DType::fp8_e4m3fnuz) return decode_fp8<semantics::E4m3fnuz>(code);
+  if constexpr (kType == DType::fp8_e5m2fnuz) return decode_fp8<semantics::E5m2fnuz>(code);
 }
 
 /// Element i of sixteen bytes.

@@ -20,8 +20,10 @@ struct DotProducts {
     if (key() < keys.begin || key() >= keys.end || first_row() >= item.num_rows) return;
     const auto* k = reinterpret_cast<const Float4*>(block.staged + key() * kDimPitch);
     const auto* q = reinterpret_cast<const Float4*>(block.query + first_row() * kDimPitch);
+    QUIRE_NO_UNROLL
     for (int d = 0; d < (dims + 3) / 4; ++d) {
       const Float4 kd = k[d];
+      QUIRE_UNROLL
       for (int r = 0; r < kRows; ++r) {
         const Float4 qd = q[r * (kDimPitch / 4) + d];
         sum[r] = fma(qd.w, kd.w, fma(qd.z, kd.z, fma(qd.y, kd.y, fma(qd.x, kd.x, sum[r]))));
@@ -29,6 +31,7 @@ struct DotProducts {
     }
   }
   QUIRE_DEVICE void store(const GenericBlock& block) const {
+    QUIRE_UNROLL
     for (int r = 0; r < kRows; ++r) block.scores[(first_row() + r) * kScorePitch + key()] = sum[r];
   }
 };
@@ -45,8 +48,9 @@ struct Accumulator {
   QUIRE_DEVICE static int first_row() { return thread_index() / kLanes * kRows; }
 
   QUIRE_DEVICE void clear() {
-    for (int b = 0; b < kBlocks; ++b)
-      for (int r = 0; r < kRows; ++r) sum[b][r] = {0.0f, 0.0f, 0.0f, 0.0f};
+    QUIRE_UNROLL
+    for (int b = 0; b < kBlocks; ++b) QUIRE_UNROLL
+    for (int r = 0; r < kRows; ++r) sum[b][r] = {0.0f, 0.0f, 0.0f, 0.0f};
   }
 };
 static_assert(kGenericThreads / Accumulator::kLanes * Accumulator::kRows == kGenericTileRows);

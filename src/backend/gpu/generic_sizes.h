@@ -4,8 +4,9 @@
 namespace quire::gpu {
 
 constexpr int kGenericThreads = 256;
-constexpr int kGenericTileRows = 16;  ///< WorkList::tile_rows must be this
-constexpr int kGenericTileKeys = 64;  ///< WorkList::tile_keys must be this
+constexpr int kGenericBlocksPerUnit = 3;  ///< for launch bounds: without spills on sm_90
+constexpr int kGenericTileRows = 16;      ///< WorkList::tile_rows must be this
+constexpr int kGenericTileKeys = 64;      ///< WorkList::tile_keys must be this
 constexpr int kGenericSharedBytes = 48 * 1024;
 
 constexpr int kDimBlock = 128;            ///< dims in shared memory at a time

@@ -16,6 +16,7 @@ constexpr float kLog2E = 1.44269504088896340736f;
 
 /// Largest over the row's lanes, on all of them. NaN is stepped over.
 QUIRE_DEVICE float max_over_row(float value) {
+  QUIRE_UNROLL
   for (int mask = kSoftmaxLanes / 2; mask > 0; mask /= 2) {
     const float other = shuffle_xor(value, mask);
     value = other > value ? other : value;
@@ -25,6 +26,7 @@ QUIRE_DEVICE float max_over_row(float value) {
 
 /// Both partners add the same two numbers, so all lanes end with the same bits.
 QUIRE_DEVICE float sum_over_row(float value) {
+  QUIRE_UNROLL
   for (int mask = kSoftmaxLanes / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
   return value;
 }
@@ -38,6 +40,7 @@ QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const TileKeys& keys, const 
   float* weights = block.scores + m * kScorePitch;
   float s[kKeysPerLane];
   float tile_max = -INFINITY;
+  QUIRE_UNROLL
   for (int j = 0; j < kKeysPerLane; ++j) {
     const int key = lane + j * kSoftmaxLanes;
     s[j] = -INFINITY;
@@ -49,6 +52,7 @@ QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const TileKeys& keys, const 
   tile_max = max_over_row(tile_max);
   const float max = tile_max > state.max ? tile_max : state.max;
   float sum = 0.0f;
+  QUIRE_UNROLL
   for (int j = 0; j < kKeysPerLane; ++j) {
     const int key = lane + j * kSoftmaxLanes;
     if (key < row.begin || key >= row.end) continue;

@@ -16,38 +16,48 @@ using semantics::SoftmaxState;
 /// Calls visit(row of the item, row of the thread, dim, element) for the elements of a thread among dims [first_dim, head_dim).
 template <class Visit>
 QUIRE_DEVICE void for_each_sum(const AttendArgs& a, const GenericItem& item, Accumulator& acc, int first_dim, Visit&& visit) {
-  for (int b = 0; b < Accumulator::kBlocks; ++b)
-    for (int r = 0; r < Accumulator::kRows; ++r) {
-      const int m = Accumulator::first_row() + r, d = first_dim + b * kDimBlock + Accumulator::dim();
-      if (m >= item.num_rows) continue;
-      Float4& sum = acc.sum[b][r];
-      if (d < a.head_dim) visit(m, r, d, sum.x);
-      if (d + 1 < a.head_dim) visit(m, r, d + 1, sum.y);
-      if (d + 2 < a.head_dim) visit(m, r, d + 2, sum.z);
-      if (d + 3 < a.head_dim) visit(m, r, d + 3, sum.w);
-    }
+  QUIRE_UNROLL
+  for (int b = 0; b < Accumulator::kBlocks; ++b) QUIRE_UNROLL
+  for (int r = 0; r < Accumulator::kRows; ++r) {
+    const int m = Accumulator::first_row() + r, d = first_dim + b * kDimBlock + Accumulator::dim();
+    if (m >= item.num_rows) continue;
+    Float4& sum = acc.sum[b][r];
+    if (d < a.head_dim) visit(m, r, d, sum.x);
+    if (d + 1 < a.head_dim) visit(m, r, d + 1, sum.y);
+    if (d + 2 < a.head_dim) visit(m, r, d + 2, sum.z);
+    if (d + 3 < a.head_dim) visit(m, r, d + 3, sum.w);
+  }
+}
+
+/// Output rows have the types of queries.
+QUIRE_DEVICE void store_output(void* data, DType dtype, std::int64_t at, float value) {
+  if (dtype == DType::f32) {
+    static_cast<float*>(data)[at] = value;
+  } else {
+    static_cast<std::uint16_t*>(data)[at] = dtype == DType::f16 ? f16_encode(value) : semantics::bf16_encode(value);
+  }
 }
 
 /// Adds the sink, normalises and writes dims [first_dim, first_dim + kOutDims) of the thread's rows; lse with the first of them.
 QUIRE_DEVICE void finish_rows(const AttendArgs& a, const GenericItem& item, const GenericBlock& block, Accumulator& acc,
                               const SoftmaxState (&states)[Accumulator::kRows], int first_dim) {
-  float weight[Accumulator::kRows], sum[Accumulator::kRows];
+  float weight[Accumulator::kRows];
   std::int64_t at[Accumulator::kRows];
+  QUIRE_UNROLL
   for (int r = 0; r < Accumulator::kRows; ++r) {
     const int m = Accumulator::first_row() + r;
     if (m >= item.num_rows) continue;
     const ScoreRow& row = block.rows[m];
     const semantics::Merged with_sink = semantics::combine_sink(states[r], a.sinks.at(row.head, -INFINITY));
-    weight[r] = with_sink.weight_a;
     // No visible key and no sink: the sum is 0, the accumulator is 0 and the row is 0.
-    sum[r] = with_sink.state.max == -INFINITY ? 1.0f : with_sink.state.sum;
+    weight[r] = with_sink.state.max == -INFINITY ? 1.0f : with_sink.weight_a / with_sink.state.sum;
     at[r] = a.output_strides.row(0, row.head, row.token);
     if (a.lse != nullptr && first_dim == 0 && Accumulator::dim() == 0)
       a.lse[row.token * a.lse_token + row.head * a.lse_head] = semantics::log_sum_exp(with_sink.state);
   }
   for_each_sum(a, item, acc, first_dim, [&](int, int r, int d, float& element) {
     // Adding 0 makes every zero +0, whatever its history.
-    semantics::store(a.output, a.output_dtype, at[r] + element_of(a.output_strides, d), element * weight[r] / sum[r] + 0.0f);
+    store_output(a.output, a.output_dtype, at[r] + d * a.output_strides.dim, element * weight[r] + 0.0f);
   });
 }
 
@@ -69,6 +79,7 @@ QUIRE_DEVICE void keep_partial(const AttendArgs& a, const GenericItem& item, Acc
     store_for_others(&to.acc[static_cast<std::int64_t>(m) * a.head_dim + d], element);
   });
   if (Accumulator::dim() != 0 || first_dim != 0) return;
+  QUIRE_UNROLL
   for (int r = 0; r < Accumulator::kRows; ++r) {
     const int m = Accumulator::first_row() + r;
     if (m >= item.num_rows) continue;
@@ -81,10 +92,13 @@ QUIRE_DEVICE void keep_partial(const AttendArgs& a, const GenericItem& item, Acc
 QUIRE_DEVICE void fold_parts(const AttendArgs& a, const GenericItem& item, Accumulator& acc,
                              SoftmaxState (&states)[Accumulator::kRows], int first_dim) {
   acc.clear();
-  for (SoftmaxState& state : states) state = {};
+  QUIRE_UNROLL
+  for (int r = 0; r < Accumulator::kRows; ++r) states[r] = {};
+  QUIRE_NO_UNROLL
   for (std::int32_t part = 0; part < item.slice.num_parts; ++part) {
     const Partial from(a, item, part);
     float weight_a[Accumulator::kRows] = {}, weight_b[Accumulator::kRows] = {};
+    QUIRE_UNROLL
     for (int r = 0; r < Accumulator::kRows; ++r) {
       const int m = Accumulator::first_row() + r;
       if (m >= item.num_rows) continue;

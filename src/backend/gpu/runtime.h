@@ -33,6 +33,9 @@ namespace quire::gpu {
 #define QUIRE_DEVICE __device__ __forceinline__
 #define QUIRE_SHARED(name, bytes) __shared__ __align__(16) unsigned char name[bytes]
 
+#define QUIRE_UNROLL _Pragma("unroll")
+#define QUIRE_NO_UNROLL _Pragma("unroll 1")
+
 constexpr int kWaveSize = 32;
 QUIRE_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 QUIRE_DEVICE int block_index() { return static_cast<int>(blockIdx.x); }
@@ -51,6 +54,11 @@ QUIRE_DEVICE float f16_decode(std::uint16_t code) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(code));
   return value;
 }
+QUIRE_DEVICE std::uint16_t f16_encode(float value) {
+  std::uint16_t code;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(code) : "f"(value));
+  return code;
+}
 /// The value of lane (own lane ^ mask); every lane of the wave takes part.
 QUIRE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, value, mask); }
 
@@ -58,6 +66,9 @@ QUIRE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0
 
 #define QUIRE_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #define QUIRE_SHARED(name, bytes) static __attribute__((shared)) __attribute__((aligned(16))) unsigned char name[bytes]
+
+#define QUIRE_UNROLL _Pragma("unroll")
+#define QUIRE_NO_UNROLL _Pragma("unroll 1")
 
 #if defined(__GFX9__)
 constexpr int kWaveSize = 64;
@@ -75,11 +86,14 @@ QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { hip::atomic
 QUIRE_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 QUIRE_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 QUIRE_DEVICE float f16_decode(std::uint16_t code) { return static_cast<float>(__builtin_bit_cast(_Float16, code)); }
+QUIRE_DEVICE std::uint16_t f16_encode(float value) { return __builtin_bit_cast(std::uint16_t, static_cast<_Float16>(value)); }
 QUIRE_DEVICE float shuffle_xor(float value, int mask) { return hip::shuffle_xor(value, mask); }
 
 #elif defined(QUIRE_SIMT)
 
 #define QUIRE_DEVICE inline
+#define QUIRE_UNROLL
+#define QUIRE_NO_UNROLL
 
 QUIRE_DEVICE int thread_index() { return simt::thread_index(); }
 QUIRE_DEVICE int block_index() { return simt::block_index(); }
@@ -96,6 +110,7 @@ QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { *at = value
 QUIRE_DEVICE float fma(float a, float b, float c) { return a * b + c; }
 QUIRE_DEVICE float exp2(float x) { return ::exp2f(x); }
 QUIRE_DEVICE float f16_decode(std::uint16_t code) { return semantics::f16_decode(code); }
+QUIRE_DEVICE std::uint16_t f16_encode(float value) { return semantics::f16_encode(value); }
 QUIRE_DEVICE float shuffle_xor(float value, int mask, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   return semantics::bits_to_float(simt::shuffle_xor(semantics::float_to_bits(value), mask, file, line));
 }

@@ -24,8 +24,6 @@ struct StagedRows {
   int pitch = 0;
 };
 
-QUIRE_DEVICE std::int64_t element_of(const semantics::KvStrides& s, int d) { return d < s.x ? d * s.dim : s.element(d); }
-
 /// Whether each group of sixteen bytes of a row is one aligned load.
 QUIRE_DEVICE bool in_chunks(const RowSource& source, int item_size, int head_dim) {
   const semantics::KvStrides& s = source.strides;
@@ -41,12 +39,14 @@ QUIRE_DEVICE void stage_chunks(const StagedRows& job) {
   const int rows = job.end - job.begin, chunks = job.dims / per_chunk;
   const bool rows_first = job.source.strides.x < job.head_dim;  // packed: the chunks of neighbouring tokens are neighbours
   const auto* bytes = static_cast<const unsigned char*>(job.source.data);
-  for (int i = thread_index(); i < rows * chunks; i += kGenericThreads) {
+  QUIRE_NO_UNROLL  // three blocks share a multiprocessor without spills: they hide the latency
+      for (int i = thread_index(); i < rows * chunks; i += kGenericThreads) {
     const int row = job.begin + (rows_first ? i % rows : i / chunks);
     const int chunk = rows_first ? i / rows : i % chunks;
     const std::int64_t at = job.at[row] + element_of(job.source.strides, job.first_dim + chunk * per_chunk);
     const Bytes16 loaded = *reinterpret_cast<const Bytes16*>(bytes + at * kItemSize<kType>);
     auto* to = reinterpret_cast<Float4*>(job.to + row * job.pitch + chunk * per_chunk);
+    QUIRE_UNROLL
     for (int j = 0; j < per_chunk; j += 4) {
       to[j / 4] = {decode<kType>(loaded, j) * job.scale, decode<kType>(loaded, j + 1) * job.scale,
                    decode<kType>(loaded, j + 2) * job.scale, decode<kType>(loaded, j + 3) * job.scale};
@@ -54,26 +54,19 @@ QUIRE_DEVICE void stage_chunks(const StagedRows& job) {
   }
 }
 
-template <DType kType>
+/// Any strides and sizes.
 QUIRE_DEVICE void stage_elements(const StagedRows& job) {
   const semantics::KvStrides& s = job.source.strides;
   const int rows = job.end - job.begin, padded = (job.dims + 3) / 4 * 4;
   const bool rows_first = (s.token < 0 ? -s.token : s.token) < (s.dim < 0 ? -s.dim : s.dim);
+  QUIRE_NO_UNROLL
   for (int i = thread_index(); i < rows * padded; i += kGenericThreads) {
     const int row = job.begin + (rows_first ? i % rows : i / padded);
     const int d = rows_first ? i / rows : i % padded;
     float value = 0.0f;
-    if (d < job.dims) value = semantics::load(job.source.data, kType, job.at[row] + element_of(s, job.first_dim + d)) * job.scale;
+    if (d < job.dims)
+      value = semantics::load(job.source.data, job.source.dtype, job.at[row] + element_of(s, job.first_dim + d)) * job.scale;
     job.to[row * job.pitch + d] = value;
-  }
-}
-
-template <DType kType>
-QUIRE_DEVICE void stage_as(const StagedRows& job) {
-  if (in_chunks(job.source, kItemSize<kType>, job.head_dim)) {
-    stage_chunks<kType>(job);
-  } else {
-    stage_elements<kType>(job);
   }
 }
 
@@ -81,18 +74,21 @@ QUIRE_DEVICE void stage_as(const StagedRows& job) {
 template <bool kRowTypes>
 QUIRE_DEVICE void stage_rows(const StagedRows& job) {
   if (job.begin >= job.end) return;
-  switch (job.source.dtype) {
-    case DType::f32: return stage_as<DType::f32>(job);
-    case DType::f16: return stage_as<DType::f16>(job);
-    case DType::bf16: return stage_as<DType::bf16>(job);
+  const DType type = job.source.dtype;
+  const int item_size = type == DType::f32 ? 4 : type == DType::f16 || type == DType::bf16 ? 2 : 1;
+  if (!in_chunks(job.source, item_size, job.head_dim)) return stage_elements(job);
+  switch (type) {
+    case DType::f32: return stage_chunks<DType::f32>(job);
+    case DType::f16: return stage_chunks<DType::f16>(job);
+    case DType::bf16: return stage_chunks<DType::bf16>(job);
     default: break;
   }
   if constexpr (!kRowTypes) {
-    switch (job.source.dtype) {
-      case DType::fp8_e4m3fn: return stage_as<DType::fp8_e4m3fn>(job);
-      case DType::fp8_e4m3fnuz: return stage_as<DType::fp8_e4m3fnuz>(job);
-      case DType::fp8_e5m2: return stage_as<DType::fp8_e5m2>(job);
-      case DType::fp8_e5m2fnuz: return stage_as<DType::fp8_e5m2fnuz>(job);
+    switch (type) {
+      case DType::fp8_e4m3fn: return stage_chunks<DType::fp8_e4m3fn>(job);
+      case DType::fp8_e4m3fnuz: return stage_chunks<DType::fp8_e4m3fnuz>(job);
+      case DType::fp8_e5m2: return stage_chunks<DType::fp8_e5m2>(job);
+      case DType::fp8_e5m2fnuz: return stage_chunks<DType::fp8_e5m2fnuz>(job);
       default: break;
     }
   }

@@ -1,0 +1,32 @@
+// The portable kernels for AMD GPUs, by the names that a host loads them under. Compiled by clang alone, without ROCm; compiled and
+// checked for resources by tools/check_gpu_kernels.py, run on no AMD device yet.
+#include "backend/gpu/runtime.h"
+
+#include "backend/gpu/append.h"
+#include "backend/gpu/attend_generic.h"
+#include "backend/gpu/merge.h"
+#include "backend/gpu/schedule.h"
+#include "backend/gpu/validate.h"
+
+#define QUIRE_KERNEL(threads) \
+  extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
+
+namespace gpu = quire::gpu;
+
+QUIRE_KERNEL(gpu::kValidateThreads) quire_validate(const gpu::AttendArgs args) { gpu::validate(args); }
+
+QUIRE_KERNEL(gpu::kScheduleThreads) quire_schedule(const gpu::AttendArgs args) {
+  QUIRE_SHARED(memory, gpu::kScheduleSharedBytes);
+  gpu::schedule(args, gpu::SharedArea(memory));
+}
+
+QUIRE_KERNEL(gpu::kGenericThreads) quire_attend_generic(const gpu::AttendArgs args) {
+  QUIRE_SHARED(memory, gpu::kGenericSharedBytes);
+  gpu::attend_generic(args, gpu::SharedArea(memory));
+}
+
+QUIRE_KERNEL(gpu::kAppendThreads) quire_validate_slots(const gpu::AppendArgs args) { gpu::validate_slots(args); }
+
+QUIRE_KERNEL(gpu::kAppendThreads) quire_append(const gpu::AppendArgs args) { gpu::append(args); }
+
+QUIRE_KERNEL(gpu::kMergeThreads) quire_merge(const gpu::MergeArgs args) { gpu::merge(args); }

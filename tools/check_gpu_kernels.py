@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""Compiles the portable GPU kernels for five AMD targets and, where there is nvcc, for NVIDIA, and prints what each kernel needs.
+
+Fails if a kernel spills vector registers, uses scratch memory or a dynamic stack, needs more shared memory than a workgroup has, or
+has another wave size than its source assumes. Scalar registers that AMD's compiler keeps in lanes of vector registers cost no memory
+traffic and are only printed. Reads the metadata in the code objects itself: nothing but clang-22 and lld-22 is needed.
+
+usage: check_gpu_kernels.py              check src/backend
+       check_gpu_kernels.py --self-test  plant kernels with each fault in a scratch folder and demand that each is reported
+"""
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+AMD_SOURCE = ROOT / "src/backend/hip/kernels.hip"
+AMD_TARGETS = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32, "gfx1201": 32}  # target -> wave size
+SHARED_LIMIT = 64 * 1024  # of AMD workgroups; nvcc refuses static arrays beyond its own limit
+SKIPPED = 77
+
+
+def clang() -> "str | None":
+    return shutil.which("clang++-22") if shutil.which("ld.lld-22") else None
+
+
+def nvcc() -> "str | None":
+    return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+
+
+# --- AMD code objects: an ELF file whose note of type 32 holds a MessagePack map --------------------------------------------------
+
+def unpack(data: bytes, at: int = 0):
+    """The MessagePack value at `at`, and where it ends. Only what compilers write: no floats, no extensions."""
+    tag = data[at]
+    if tag < 0x80:
+        return tag, at + 1
+    if tag >= 0xE0:
+        return tag - 256, at + 1
+    sized = {0xD9: ">B", 0xDA: ">H", 0xDB: ">I", 0xC4: ">B", 0xC5: ">H", 0xC6: ">I", 0xDC: ">H", 0xDD: ">I", 0xDE: ">H", 0xDF: ">I",
+             0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}
+    if tag in (0xC0, 0xC2, 0xC3):
+        return {0xC0: None, 0xC2: False, 0xC3: True}[tag], at + 1
+    if tag in sized:
+        number = struct.unpack_from(sized[tag], data, at + 1)[0]
+        at += 1 + struct.calcsize(sized[tag])
+        if 0xCC <= tag <= 0xD3:
+            return number, at
+        kind = "text" if 0xD9 <= tag <= 0xDB else "bytes" if tag <= 0xC6 else "list" if tag <= 0xDD else "map"
+    else:
+        kind = "map" if tag < 0x90 else "list" if tag < 0xA0 else "text" if tag < 0xC0 else ""
+        number, at = tag & (0x1F if kind == "text" else 0x0F), at + 1
+    if kind == "text":
+        return data[at:at + number].decode(), at + number
+    if kind == "bytes":
+        return data[at:at + number], at + number
+    values = []
+    for _ in range(number * (2 if kind == "map" else 1)):
+        value, at = unpack(data, at)
+        values.append(value)
+    return (dict(zip(values[::2], values[1::2])) if kind == "map" else values), at
+
+
+def notes(elf: bytes):
+    """(type, description) of every note in the file's program headers (64-bit little-endian ELF)."""
+    assert elf[:6] == b"\x7fELF\x02\x01", "not a 64-bit little-endian ELF file"
+    table, = struct.unpack_from("<Q", elf, 32)
+    size, count = struct.unpack_from("<HH", elf, 54)
+    for i in range(count):
+        kind, _, begin, _, _, length = struct.unpack_from("<IIQQQQ", elf, table + i * size)
+        at = begin
+        while kind == 4 and at < begin + length:
+            name_size, text_size, note_type = struct.unpack_from("<III", elf, at)
+            text = at + 12 + (name_size + 3) // 4 * 4
+            yield note_type, elf[text:text + text_size]
+            at = text + (text_size + 3) // 4 * 4
+
+
+def amd_kernels(elf: bytes) -> "list[dict]":
+    return [kernel for kind, text in notes(elf) if kind == 32 for kernel in unpack(text)[0]["amdhsa.kernels"]]
+
+
+def amd_complaints(kernel: dict, wave: int) -> "list[str]":
+    found = [f"{kernel[key]} {what}" for key, what in ((".vgpr_spill_count", "vector registers spilled"),
+                                                       (".private_segment_fixed_size", "bytes of scratch")) if kernel.get(key)]
+    if kernel.get(".uses_dynamic_stack"):
+        found.append("a dynamic stack")
+    if kernel[".group_segment_fixed_size"] > SHARED_LIMIT:
+        found.append(f"{kernel['.group_segment_fixed_size']} bytes of shared memory, at most {SHARED_LIMIT}")
+    if kernel[".wavefront_size"] != wave:
+        found.append(f"waves of {kernel['.wavefront_size']}, expected {wave}")
+    return found
+
+
+def check_amd(source: Path, target: str, scratch: Path) -> "tuple[list[str], list[str]]":
+    """Lines about each kernel, and complaints."""
+    out = scratch / f"{source.stem}.{target}.co"
+    run = subprocess.run([clang(), "-x", "hip", f"--offload-arch={target}", "--offload-device-only", "--no-gpu-bundle-output",
+                          "-nogpuinc", "-nogpulib", "-O3", "-std=c++20", "-mcode-object-version=5", "-Wall", "-Wextra", "-Werror",
+                          f"-I{ROOT}/include", f"-I{ROOT}/src", source, "-o", out], capture_output=True, text=True)
+    if run.returncode != 0:
+        return [], [f"{target}: does not compile: {run.stderr.strip()[:2000]}"]
+    lines, complaints = [], []
+    for kernel in amd_kernels(out.read_bytes()):
+        lines.append(f"{target:8} {kernel['.name']:22} wave {kernel['.wavefront_size']}  vgpr {kernel['.vgpr_count']:3}  "
+                     f"sgpr {kernel['.sgpr_count']:3} ({kernel['.sgpr_spill_count']} in lanes)  "
+                     f"shared {kernel['.group_segment_fixed_size']:5}  scratch {kernel['.private_segment_fixed_size']}")
+        complaints += [f"{target} {kernel['.name']}: {c}" for c in amd_complaints(kernel, AMD_TARGETS[target])]
+    return lines, complaints or ([] if lines else [f"{target}: no kernels"])
+
+
+# --- NVIDIA: the assembler's own report --------------------------------------------------------------------------------------------
+
+CUDA_LAUNCHES = """
+#include "backend/gpu/runtime.h"
+#include "backend/gpu/append.h"
+#include "backend/gpu/attend_generic.h"
+#include "backend/gpu/merge.h"
+#include "backend/gpu/schedule.h"
+#include "backend/gpu/validate.h"
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
+using namespace quire::gpu;
+KERNEL(kValidateThreads) quire_validate(const AttendArgs a) { validate(a); }
+KERNEL(kScheduleThreads, 1) quire_schedule(const AttendArgs a) {
+  QUIRE_SHARED(memory, kScheduleSharedBytes);
+  schedule(a, SharedArea(memory));
+}
+KERNEL(kGenericThreads, kGenericBlocksPerUnit) quire_attend_generic(const AttendArgs a) {
+  QUIRE_SHARED(memory, kGenericSharedBytes);
+  attend_generic(a, SharedArea(memory));
+}
+KERNEL(kAppendThreads) quire_validate_slots(const AppendArgs a) { validate_slots(a); }
+KERNEL(kAppendThreads) quire_append(const AppendArgs a) { append(a); }
+KERNEL(kMergeThreads) quire_merge(const MergeArgs a) { merge(a); }
+"""
+REPORT = re.compile(r"Function properties for (\S+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\s+"
+                    r"ptxas info\s+: Used (\d+) registers(?:.*?, (\d+) bytes smem)?")
+
+
+def check_cuda(text: str, scratch: Path) -> "tuple[list[str], list[str]]":
+    source = scratch / "kernels.cu"
+    source.write_text(text)
+    run = subprocess.run([nvcc(), "-std=c++20", "-arch=sm_90", "-Xptxas", "-v", f"-I{ROOT}/include", f"-I{ROOT}/src", "-cubin",
+                          source, "-o", scratch / "kernels.cubin"], capture_output=True, text=True)
+    if run.returncode != 0:
+        return [], [f"sm_90: does not compile: {run.stderr.strip()[:2000]}"]
+    lines, complaints = [], []
+    for name, stack, stores, loads, registers, shared in REPORT.findall(run.stderr):
+        lines.append(f"{'sm_90':8} {name:22} registers {registers:3}  shared {shared or 0:>5}  stack {stack}  spills {stores} + {loads}")
+        if int(stores) or int(loads):
+            complaints.append(f"sm_90 {name}: {stores} bytes of spill stores, {loads} of spill loads")
+        if int(stack):
+            complaints.append(f"sm_90 {name}: a stack frame of {stack} bytes")
+    return lines, complaints or ([] if lines else ["sm_90: no kernels"])
+
+
+# --- the two uses -----------------------------------------------------------------------------------------------------------------
+
+def check_repository() -> "list[str]":
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+        scratch = Path(folder)
+        jobs = [pool.submit(check_amd, AMD_SOURCE, target, scratch) for target in AMD_TARGETS] if clang() else []
+        if nvcc():
+            jobs.append(pool.submit(check_cuda, CUDA_LAUNCHES, scratch))
+        results = [job.result() for job in jobs]
+    for lines, _ in results:
+        print("\n".join(lines))
+    return [complaint for _, complaints in results for complaint in complaints]
+
+
+AMD_FAULTS = {
+    "scratch": "extern \"C\" __attribute__((global)) void k(int* p, int i) "
+               "{ volatile int x[9000]; for (int j = 0; j < 9000; ++j) x[j] = p[j]; p[i] = x[i]; }",
+    "local memory": "extern \"C\" __attribute__((global)) void k(int* p, int i) "
+                    "{ static __attribute__((shared)) int x[20000]; x[i] = i; p[i] = x[i ^ 1]; }",
+    "does not compile": "int k(",
+    "no kernels": "",
+}
+CUDA_FAULTS = {
+    "stack frame": "extern \"C\" __global__ void k(int* p, int i) { volatile int x[999]; for (int j = 0; j < 999; ++j) x[j] = p[j]; p[i] = x[i]; }",
+    "spill stores": "extern \"C\" __global__ void __launch_bounds__(1024, 2) k(double* p) { double x[40];\n"
+                    "#pragma unroll\nfor (int j = 0; j < 40; ++j) x[j] = p[j * 7];\n__syncthreads();\n"
+                    "#pragma unroll\nfor (int j = 0; j < 40; ++j) p[j] = x[39 - j] * x[(j * 7) % 40]; }",
+    "too much shared data": "extern \"C\" __global__ void k(int* p, int i) { __shared__ int x[20000]; "
+                            "x[i] = i; __syncthreads(); p[i] = x[i ^ 1]; }",
+    "no kernels": "",
+}
+
+
+def self_test() -> "list[str]":
+    missed = []
+    packed = bytes([0x82, 0xA1, 0x61, 0x93, 0x01, 0xE0, 0xCD, 0x01, 0x00, 0xD9, 0x01, 0x62, 0xC3])
+    if unpack(packed)[0] != {"a": [1, -32, 256], "b": True}:
+        missed.append(f"MessagePack read as {unpack(packed)[0]}")
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        for word, text in AMD_FAULTS.items() if clang() else ():
+            source = scratch / "fault.hip"
+            source.write_text(text)
+            complaints = check_amd(source, "gfx942", scratch)[1]
+            if not any(word in c for c in complaints):
+                missed.append(f"not reported for gfx942: {word}: {complaints}")
+        for word, text in CUDA_FAULTS.items() if nvcc() else ():
+            complaints = check_cuda(text, scratch)[1]
+            if not any(word in c for c in complaints):
+                missed.append(f"not reported for sm_90: {word}: {complaints}")
+    good = {".group_segment_fixed_size": 0, ".wavefront_size": 64}
+    for bad in ({".vgpr_spill_count": 3}, {".uses_dynamic_stack": True}, {".group_segment_fixed_size": 70000}, {".wavefront_size": 32}):
+        if not amd_complaints({**good, **bad}, 64):
+            missed.append(f"not reported: {bad}")
+    return missed + (["a good kernel is complained about"] if amd_complaints(good, 64) else [])
+
+
+def main() -> int:
+    for name, found in (("clang-22 with lld-22", clang()), ("nvcc", nvcc())):
+        if not found:
+            print(f"skipped: no {name}")
+    if not clang() and not nvcc():
+        return SKIPPED
+    problems = self_test() if "--self-test" in sys.argv else check_repository()
+    print("\n".join(problems) or "ok")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
