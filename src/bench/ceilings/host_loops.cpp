@@ -1,6 +1,4 @@
 // Picks the ceiling loops for this machine. QUIRE_CPU narrows what kernels may use, so it narrows their ceilings too.
-#include <cstdlib>
-
 #include "bench/ceilings/loops.h"
 #include "quire/plan.hpp"
 
@@ -16,11 +14,7 @@ const Loops& host_loops() {
 
 const Bf16Dot* host_bf16_dot() { return (host_device().cpu_features & kAvx512Bf16) != 0 ? &avx512_bf16_dot() : nullptr; }
 
-const Bf16Dot* host_amx() {
-  const char* limit = std::getenv("QUIRE_CPU");
-  const bool narrowed = limit != nullptr && *limit != '\0';  // every level that it can name is below AMX
-  return !narrowed && amx_permitted() ? &amx_tiles() : nullptr;
-}
+const Bf16Dot* host_amx() { return (host_device().cpu_features & kAmxBf16) != 0 ? &amx_tiles() : nullptr; }
 #else
 const Loops& host_loops() { return generic_loops(); }
 const Bf16Dot* host_bf16_dot() { return nullptr; }

@@ -44,7 +44,4 @@ const Bf16Dot& avx512_bf16_dot();  ///< x86 only
 const Bf16Dot* host_amx();
 const Bf16Dot& amx_tiles();  ///< x86 only
 
-/// Does the processor have AMX-BF16, and does the operating system let this process use the tiles? Asks for the permission once.
-bool amx_permitted();
-
 }  // namespace quire::benchmark
