@@ -28,24 +28,11 @@ WordTable build_words(DType dtype) {
   return words;
 }
 
-}  // namespace
-
-const float* fp8_table(DType dtype) noexcept {
-  static const Table e4m3fn = build(DType::fp8_e4m3fn), e4m3fnuz = build(DType::fp8_e4m3fnuz);
-  static const Table e5m2 = build(DType::fp8_e5m2), e5m2fnuz = build(DType::fp8_e5m2fnuz);
-  if (QUIRE_PLANTED(fp8_fn_fnuz_confused)) return dtype == DType::fp8_e4m3fn ? e4m3fnuz.data() : e4m3fn.data();
-  switch (dtype) {
-    case DType::fp8_e4m3fn: return e4m3fn.data();
-    case DType::fp8_e4m3fnuz: return e4m3fnuz.data();
-    case DType::fp8_e5m2: return e5m2.data();
-    case DType::fp8_e5m2fnuz: return e5m2fnuz.data();
-    default: return nullptr;
-  }
-}
-
-const std::uint16_t* fp8_bf16_table(DType dtype) noexcept {
-  static const WordTable e4m3fn = build_words(DType::fp8_e4m3fn), e4m3fnuz = build_words(DType::fp8_e4m3fnuz);
-  static const WordTable e5m2 = build_words(DType::fp8_e5m2), e5m2fnuz = build_words(DType::fp8_e5m2fnuz);
+/// The table that `make` builds of one of the four types; null for every other type.
+template <auto make>
+const auto* table_of(DType dtype) noexcept {
+  static const auto e4m3fn = make(DType::fp8_e4m3fn), e4m3fnuz = make(DType::fp8_e4m3fnuz);
+  static const auto e5m2 = make(DType::fp8_e5m2), e5m2fnuz = make(DType::fp8_e5m2fnuz);
   if (QUIRE_PLANTED(fp8_fn_fnuz_confused) && itemsize(dtype) == 1)
     return dtype == DType::fp8_e4m3fn ? e4m3fnuz.data() : e4m3fn.data();
   switch (dtype) {
@@ -53,8 +40,14 @@ const std::uint16_t* fp8_bf16_table(DType dtype) noexcept {
     case DType::fp8_e4m3fnuz: return e4m3fnuz.data();
     case DType::fp8_e5m2: return e5m2.data();
     case DType::fp8_e5m2fnuz: return e5m2fnuz.data();
-    default: return nullptr;
+    default: return static_cast<decltype(e4m3fn.data())>(nullptr);
   }
 }
+
+}  // namespace
+
+const float* fp8_table(DType dtype) noexcept { return table_of<build>(dtype); }
+
+const std::uint16_t* fp8_bf16_table(DType dtype) noexcept { return table_of<build_words>(dtype); }
 
 }  // namespace quire::cpu
