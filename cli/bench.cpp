@@ -1,8 +1,6 @@
 // quire bench: how fast, as a fraction of what this machine can do; and the comparison of two such reports.
 #include "quire/bench.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -15,15 +13,16 @@
 #include "progress.h"
 #include "quire/plan.hpp"
 #include "suggest.h"
+#include "text/formatted.h"
 
 namespace quire::cli {
 namespace {
 
 Result<std::string> read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return Status(Code::io_error, fmt::format("{}: cannot be opened: {}", path, std::strerror(errno)));
+  if (!file) return Status(Code::io_error, formatted("{}: cannot be opened: {}", path, std::strerror(errno)));
   std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (file.bad()) return Status(Code::io_error, fmt::format("{}: cannot be read", path));
+  if (file.bad()) return Status(Code::io_error, formatted("{}: cannot be read", path));
   return text;
 }
 
@@ -31,7 +30,7 @@ Status write_file(const std::string& path, const std::string& text) {
   std::ofstream file(path, std::ios::binary);
   file << text << "\n";
   file.close();
-  return file ? Status() : Status(Code::io_error, fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
+  return file ? Status() : Status(Code::io_error, formatted("{}: cannot be written: {}", path, std::strerror(errno)));
 }
 
 /// Words with blanks are problem lines of their own; words without are the parts of one, or the path of one capture.
@@ -51,7 +50,7 @@ Status add_case_file(const std::string& path, std::vector<BenchInput>& inputs) {
   const Result<std::string> text = read_file(path);
   if (!text.ok()) return text.status();
   const Result<std::vector<ProblemLine>> lines = parse_problem_lines(text.value());
-  if (!lines.ok()) return {lines.status().code(), fmt::format("{}: {}", path, lines.status().message())};
+  if (!lines.ok()) return {lines.status().code(), formatted("{}: {}", path, lines.status().message())};
   for (const ProblemLine& line : lines.value()) inputs.push_back({.name = {}, .line = to_string(line), .capture = {}});
   return {};
 }
@@ -110,13 +109,13 @@ Report run_bench(const BenchArgs& args, const Terminal& terminal) {
   const std::vector<std::string> names = kernel_names();
   for (const std::string& kernel : args.kernels)
     if (std::find(names.begin(), names.end(), kernel) == names.end())
-      return Report::usage(fmt::format("no kernel named '{}'; known kernels: {}", kernel, fmt::join(names, ", ")),
+      return Report::usage(formatted("no kernel named '{}'; known kernels: {}", kernel, fmt::join(names, ", ")),
                            did_you_mean(kernel, names));
   const Result<std::vector<BenchInput>> inputs = inputs_of(args);
   if (!inputs.ok()) return Report::failure(inputs.status());
   if (inputs->empty())
     return Report::usage("nothing to time: give problem lines, --cases, --capture or --workload",
-                         fmt::format("workloads: {}", fmt::join(workload_names(), ", ")));
+                         formatted("workloads: {}", fmt::join(workload_names(), ", ")));
   const Result<BenchReport> measured = measure(inputs.value(), args, terminal);
   if (!measured.ok()) return Report::failure(measured.status());
 
@@ -128,11 +127,11 @@ Report run_bench(const BenchArgs& args, const Terminal& terminal) {
   if (!args.save.empty()) {
     if (const Status s = write_file(args.save, report.json.dump(2, ' ', false, Json::error_handler_t::replace)); !s.ok())
       return Report::failure(s);
-    report.text += fmt::format("wrote {}\n", printable(args.save));
+    report.text += formatted("wrote {}\n", printable(args.save));
   }
   if (!args.html.empty()) {
     if (const Status s = write_html(args.html, report.json); !s.ok()) return Report::failure(s);
-    report.text += fmt::format("wrote {}\n", printable(args.html));
+    report.text += formatted("wrote {}\n", printable(args.html));
   }
   return report;
 }

@@ -1,7 +1,5 @@
 // quire capture: writes the batch of a problem line (or a re-written capture) to a file that every tool reads; with --fault also
 // the output that a kernel with this fault would have produced.
-#include <fmt/format.h>
-
 #include <cmath>
 #include <cstring>
 
@@ -9,6 +7,7 @@
 #include "progress.h"
 #include "quire/faults.hpp"
 #include "suggest.h"
+#include "text/formatted.h"
 
 namespace quire::cli {
 namespace {
@@ -76,10 +75,10 @@ Report run_capture(const CaptureArgs& args, const Terminal& terminal) {
   if (!args.fill.empty() && args.fault.empty()) return Report::usage("--fill says what lies under the output of a --fault");
   const std::vector<std::string> ids = fault_ids();
   if (!args.fault.empty() && std::find(ids.begin(), ids.end(), args.fault) == ids.end())
-    return Report::usage(fmt::format("no fault '{}'", args.fault.substr(0, 64)), did_you_mean(args.fault, ids));
+    return Report::usage(formatted("no fault '{}'", args.fault.substr(0, 64)), did_you_mean(args.fault, ids));
   Result<Case> input = case_of(args.input, terminal);
   if (!input.ok()) return Report::failure(input.status());
-  if (!names_a_file(args.input)) input->notes["producer"] = fmt::format("quire {} capture", QUIRE_VERSION);
+  if (!names_a_file(args.input)) input->notes["producer"] = formatted("quire {} capture", QUIRE_VERSION);
   if (!args.fault.empty()) {
     const Progress progress(terminal, "computing with the fault");
     if (const Status s = observe_fault(input.value(), args); !s.ok()) return Report::failure(s);
@@ -89,8 +88,8 @@ Report run_capture(const CaptureArgs& args, const Terminal& terminal) {
     if (const Status s = write_capture(args.output, input.value()); !s.ok()) return Report::failure(s);
   }
   Report report;
-  report.text = fmt::format("wrote {}; try `quire {} {}`\n", printable(args.output), args.fault.empty() ? "run" : "diagnose",
-                            printable(args.output));
+  report.text = formatted("wrote {}; try `quire {} {}`\n", printable(args.output), args.fault.empty() ? "run" : "diagnose",
+                          printable(args.output));
   report.json = {
       {"schema", "quire.capture/1"}, {"ok", true}, {"exit_code", kOk}, {"input", title_of(args.input)}, {"file", args.output}};
   report.json["fault"] = args.fault.empty() ? Json(nullptr) : Json(args.fault);

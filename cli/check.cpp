@@ -1,8 +1,7 @@
 // quire check: applies the contract and lists every finding.
-#include <fmt/format.h>
-
 #include "commands.h"
 #include "progress.h"
+#include "text/formatted.h"
 
 namespace quire::cli {
 
@@ -35,11 +34,11 @@ Report run_check(const CheckArgs& args, const Terminal& terminal) {
                  {"findings", findings_json(findings)}};
   for (const Finding& f : findings.items) report.text += printable(f.message) + "\n";
   const auto listed = static_cast<std::int64_t>(findings.items.size());
-  if (listed < findings.total) report.text += fmt::format("... and {} more of the same rules\n", findings.total - listed);
+  if (listed < findings.total) report.text += formatted("... and {} more of the same rules\n", findings.total - listed);
   report.text += findings.ok()
-                     ? fmt::format("{}: 0 findings at depth {}\n", green("ok", terminal), depth_name(args.depth))
-                     : fmt::format("{}: {} finding{} at depth {}; `quire rules ID` explains a rule\n", red("broken", terminal),
-                                   findings.total, findings.total == 1 ? "" : "s", depth_name(args.depth));
+                     ? formatted("{}: 0 findings at depth {}\n", green("ok", terminal), depth_name(args.depth))
+                     : formatted("{}: {} finding{} at depth {}; `quire rules ID` explains a rule\n", red("broken", terminal),
+                                 findings.total, findings.total == 1 ? "" : "s", depth_name(args.depth));
   return report;
 }
 

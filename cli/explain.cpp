@@ -1,11 +1,10 @@
 // quire explain: which kernel serves a problem, here, on a named device, or in vLLM, and why.
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "commands.h"
 #include "quire/plan.hpp"
 #include "suggest.h"
+#include "text/formatted.h"
 
 namespace quire::cli {
 namespace {
@@ -103,7 +102,7 @@ Report run_explain(const ExplainArgs& args, const Terminal&) {
   const std::vector<std::string> names = kernel_names();
   const bool known = args.kernel.empty() || std::find(names.begin(), names.end(), args.kernel) != names.end();
   if (!known)
-    return Report::usage(fmt::format("no kernel named '{}'; known kernels: {}", args.kernel, fmt::join(names, ", ")),
+    return Report::usage(formatted("no kernel named '{}'; known kernels: {}", args.kernel, fmt::join(names, ", ")),
                          did_you_mean(args.kernel, names));
   return explain_quire(args, problem.value());
 }

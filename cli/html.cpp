@@ -1,14 +1,13 @@
 // Writes beside the target and renames, so that a full disk leaves no half page.
 #include "html.h"
 
-#include <fmt/format.h>
-
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 
 #include "quire/report.hpp"
+#include "text/formatted.h"
 
 namespace quire::cli {
 
@@ -20,7 +19,7 @@ Status write_html(const std::string& path, const Json& json) {
   file << page.value();
   file.close();
   if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
-    const Status status(Code::io_error, fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
+    const Status status(Code::io_error, formatted("{}: cannot be written: {}", path, std::strerror(errno)));
     std::remove(temporary.c_str());
     return status;
   }

@@ -1,16 +1,15 @@
 // See input.h.
 #include "input.h"
 
-#include <fmt/format.h>
-
 #include <filesystem>
 
 #include "progress.h"
+#include "text/formatted.h"
 
 namespace quire::cli {
 namespace {
 
-std::string join(const Words& words) { return fmt::format("{}", fmt::join(words, " ")); }
+std::string join(const Words& words) { return formatted("{}", fmt::join(words, " ")); }
 
 }  // namespace
 

@@ -1,11 +1,10 @@
 // quire devices, kernels and rules: what there is to choose from and to break.
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "commands.h"
 #include "quire/plan.hpp"
 #include "suggest.h"
+#include "text/formatted.h"
 
 namespace quire::cli {
 namespace {
@@ -23,7 +22,7 @@ std::string feature_names(std::uint32_t features) {
 
 std::string size_text(std::int64_t bytes) {
   const bool whole_mib = bytes % (1 << 20) == 0;
-  return whole_mib ? fmt::format("{} MiB", bytes >> 20) : fmt::format("{} KiB", bytes >> 10);
+  return whole_mib ? formatted("{} MiB", bytes >> 20) : formatted("{} KiB", bytes >> 10);
 }
 
 Json device_json(const Device& d, bool host) {
@@ -36,8 +35,8 @@ Json device_json(const Device& d, bool host) {
 }
 
 std::string device_row(const Device& d, const char* what) {
-  return fmt::format("{:<11} {:<7} {:>8} {:>9}  {:<24} {}\n", d.name, name(d.backend), d.num_threads, size_text(d.l2_bytes),
-                     feature_names(d.cpu_features), what);
+  return formatted("{:<11} {:<7} {:>8} {:>9}  {:<24} {}\n", d.name, name(d.backend), d.num_threads, size_text(d.l2_bytes),
+                   feature_names(d.cpu_features), what);
 }
 
 bool runs_on(const Kernel& kernel, const Device& device) {
@@ -54,7 +53,7 @@ Report run_devices(const Terminal& terminal) {
   const Device host = host_device();
   Report report;
   report.text =
-      bold(fmt::format("{:<11} {:<7} {:>8} {:>9}  {:<24} {}", "name", "backend", "threads", "L2", "features", ""), terminal);
+      bold(formatted("{:<11} {:<7} {:>8} {:>9}  {:<24} {}", "name", "backend", "threads", "L2", "features", ""), terminal);
   report.text.erase(report.text.find_last_not_of(' ') + 1);
   report.text += "\n" + device_row(host, "this machine");
   Json list = Json::array({device_json(host, /*host=*/true)});
@@ -73,10 +72,10 @@ Report run_kernels(const Terminal& terminal) {
   Json list = Json::array();
   for (const Kernel& k : kernels()) {
     const bool here = runs_on(k, host);
-    report.text += fmt::format("{}  {}, {}, {}\n", bold(k.name, terminal), name(k.backend),
-                               k.cpu_features == 0 ? "needs no instruction set" : "needs " + feature_names(k.cpu_features),
-                               here ? green("runs here", terminal) : "not on this machine");
-    report.text += fmt::format("    takes {}\n    {}\n", k.takes, k.description);
+    report.text += formatted("{}  {}, {}, {}\n", bold(k.name, terminal), name(k.backend),
+                             k.cpu_features == 0 ? "needs no instruction set" : "needs " + feature_names(k.cpu_features),
+                             here ? green("runs here", terminal) : "not on this machine");
+    report.text += formatted("    takes {}\n    {}\n", k.takes, k.description);
     list.push_back({{"name", k.name},
                     {"backend", name(k.backend)},
                     {"features", feature_names(k.cpu_features)},
@@ -95,13 +94,12 @@ Report run_rules(const std::string& id, const Terminal& terminal) {
   for (const Rule& r : rules()) {
     if (!id.empty() && r.id != id) continue;
     list.push_back(rule_json(r));
-    report.text += id.empty() ? fmt::format("{}  {:<8}  {}\n", bold(r.id, terminal), depth_name(r.depth), r.statement)
-                              : fmt::format("{}  ({})\n{}\n\nWhy: {}\n\nBreaks it: {}\n", bold(r.id, terminal),
-                                            depth_name(r.depth), r.statement, r.why, r.example);
+    report.text += id.empty() ? formatted("{}  {:<8}  {}\n", bold(r.id, terminal), depth_name(r.depth), r.statement)
+                              : formatted("{}  ({})\n{}\n\nWhy: {}\n\nBreaks it: {}\n", bold(r.id, terminal), depth_name(r.depth),
+                                          r.statement, r.why, r.example);
   }
   if (list.empty())
-    return Report::usage(fmt::format("no rule '{}'; `quire rules` lists them all", id.substr(0, 64)),
-                         did_you_mean(id, rule_ids()));
+    return Report::usage(formatted("no rule '{}'; `quire rules` lists them all", id.substr(0, 64)), did_you_mean(id, rule_ids()));
   report.json = {{"schema", "quire.rules/1"}, {"ok", true}, {"exit_code", kOk}, {"rules", list}};
   return report;
 }

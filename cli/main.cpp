@@ -1,6 +1,4 @@
 // The quire command: parses arguments, calls one command, writes its report. No exception leaves main().
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <new>
@@ -9,6 +7,7 @@
 #include "commands.h"
 #include "quire/plan.hpp"
 #include "suggest.h"
+#include "text/formatted.h"
 
 namespace quire::cli {
 namespace {
@@ -53,7 +52,7 @@ CLI::Validator one_of(std::vector<std::string> words) {
   const auto check = [words = std::move(words)](const std::string& text) {
     if (std::find(words.begin(), words.end(), text) != words.end()) return std::string();
     const std::string near = did_you_mean(text, words);
-    return fmt::format("'{}' is not one of {}{}{}", text.substr(0, 64), fmt::join(words, ", "), near.empty() ? "" : "; ", near);
+    return formatted("'{}' is not one of {}{}{}", text.substr(0, 64), fmt::join(words, ", "), near.empty() ? "" : "; ", near);
   };
   return CLI::Validator(check, "");
 }
@@ -63,7 +62,7 @@ CLI::Validator whole_number(int max) {
     const bool digits = !text.empty() && text.size() <= 9 && text.find_first_not_of("0123456789") == std::string::npos;
     const int value = digits ? std::stoi(text) : 0;
     return value >= 1 && value <= max ? std::string()
-                                      : fmt::format("'{}' is not a whole number from 1 to {}", text.substr(0, 64), max);
+                                      : formatted("'{}' is not a whole number from 1 to {}", text.substr(0, 64), max);
   };
   return CLI::Validator(check, "");
 }
@@ -253,7 +252,7 @@ std::string hint_for(const CLI::App& app, int argc, char** argv) {
     if (!word.starts_with("--") || std::find(options.begin(), options.end(), word) != options.end()) continue;
     if (const std::string near = did_you_mean(word, options); !near.empty()) return near;
   }
-  return fmt::format("`quire {} --help` shows its arguments", command->get_name());
+  return formatted("`quire {} --help` shows its arguments", command->get_name());
 }
 
 /// CLI11 answers an unknown command with "A subcommand is required"; say which word was not understood.
@@ -262,7 +261,7 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error, int
   const std::string first = argc > 1 ? argv[1] : "";
   if (first.empty()) return "no command given";
   const bool known = first.starts_with("-") || std::find(commands.begin(), commands.end(), first) != commands.end();
-  return known ? error.what() : fmt::format("no command '{}'", first.substr(0, 64));
+  return known ? error.what() : formatted("no command '{}'", first.substr(0, 64));
 }
 
 /// QUIRE_CPU and QUIRE_NUM_THREADS are ignored by the library if malformed; the command says so instead.
@@ -270,11 +269,11 @@ std::string environment_error() {
   const char* cpu = std::getenv("QUIRE_CPU");
   const std::string_view level = cpu == nullptr ? "" : cpu;
   if (!level.empty() && level != "scalar" && level != "avx2" && level != "avx512" && level != "avx512bf16" && level != "amx")
-    return fmt::format("QUIRE_CPU={} is not one of scalar, avx2, avx512, avx512bf16, amx", level);
+    return formatted("QUIRE_CPU={} is not one of scalar, avx2, avx512, avx512bf16, amx", level);
   const char* threads = std::getenv("QUIRE_NUM_THREADS");
   const std::string count = threads == nullptr ? "" : threads;
   const std::string error = count.empty() ? "" : whole_number(4096)(count);
-  if (!error.empty()) return fmt::format("QUIRE_NUM_THREADS: {}", error);
+  if (!error.empty()) return formatted("QUIRE_NUM_THREADS: {}", error);
   return {};
 }
 
@@ -333,7 +332,7 @@ int run_main(int argc, char** argv) {
   } catch (const std::length_error&) {
     report = Report::failure(Status(Code::out_of_memory, "this problem is larger than this machine can address"));
   } catch (const std::exception& error) {
-    report = Report::failure(Status(Code::internal_error, fmt::format("unexpected {}", error.what())), "please report this");
+    report = Report::failure(Status(Code::internal_error, formatted("unexpected {}", error.what())), "please report this");
   }
   return write_report(report, terminal);
 }

@@ -1,7 +1,6 @@
 // The library calls do not report progress, so the line shows elapsed time, drawn by a thread of its own.
 #include "progress.h"
-
-#include <fmt/format.h>
+#include "text/formatted.h"
 
 #include <chrono>
 #include <cstdio>
@@ -35,7 +34,7 @@ void Progress::show() {
   std::unique_lock lock(mutex_);
   for (int frame = 0; !stop_.wait_for(lock, std::chrono::milliseconds(shown ? 100 : 500), [this] { return stopped_; }); ++frame) {
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - start).count();
-    const std::string line = fmt::format("\r\x1b[K{} {} ... {} s ", frames[frame % 4], what_, seconds);
+    const std::string line = formatted("\r\x1b[K{} {} ... {} s ", frames[frame % 4], what_, seconds);
     std::fwrite(line.data(), 1, line.size(), stderr);
     std::fflush(stderr);
     shown = true;

@@ -1,7 +1,7 @@
 // The only file of the command that writes to stdout and stderr (progress lines apart).
 #include "report.h"
+#include "text/formatted.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -11,7 +11,7 @@ namespace quire::cli {
 namespace {
 
 std::string wrap(const char* code, std::string_view text, bool color) {
-  return color ? fmt::format("\x1b[{}m{}\x1b[0m", code, text) : std::string(text);
+  return color ? formatted("\x1b[{}m{}\x1b[0m", code, text) : std::string(text);
 }
 
 bool flag_in_environment(const char* name) {
@@ -82,7 +82,7 @@ std::string printable(std::string_view text) {
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
     const bool control = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7F;
-    out += control ? fmt::format("\\x{:02x}", byte) : std::string(1, c);
+    out += control ? formatted("\\x{:02x}", byte) : std::string(1, c);
   }
   return out;
 }

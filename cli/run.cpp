@@ -1,7 +1,5 @@
 // quire run: check, plan, attend, compare with the fp64 reference. A pass means: every rule holds, every output row was written
 // exactly once, repeats gave the same bits, and every element is within the derived tolerance.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -11,13 +9,14 @@
 #include "outcome.h"
 #include "progress.h"
 #include "suggest.h"
+#include "text/formatted.h"
 
 namespace quire::cli {
 namespace {
 
 std::size_t num_bytes(const Tensor& t) { return static_cast<std::size_t>(t.num_elements() * itemsize(t.dtype)); }
 
-Status no_memory(const char* what) { return {Code::out_of_memory, fmt::format("not enough memory for the {}", what)}; }
+Status no_memory(const char* what) { return {Code::out_of_memory, formatted("not enough memory for the {}", what)}; }
 
 /// Contiguous output (and lse) of our own: a capture's may be strided or absent.
 Status own_outputs(Case& c) {
@@ -74,7 +73,7 @@ Status verify(const Case& c, Outcome& outcome, const Terminal& terminal) {
 Status save(Case& c, const RunArgs& args, const Outcome& outcome) {
   c.observed = c.batch.output;
   c.observed_lse = c.batch.lse;
-  c.notes["producer"] = fmt::format("quire {} {}", QUIRE_VERSION, outcome.plan.kernel);
+  c.notes["producer"] = formatted("quire {} {}", QUIRE_VERSION, outcome.plan.kernel);
   return write_capture(args.save, c);
 }
 
@@ -118,30 +117,30 @@ Json outcome_json(const Outcome& o, const RunArgs& args, int exit_code) {
 
 std::string times_text(std::vector<double> times) {
   std::sort(times.begin(), times.end());
-  if (times.size() == 1) return fmt::format("{:.3f} ms, one call (not a benchmark)", times[0]);
-  return fmt::format("{:.3f} ms median, {:.3f} best, {:.3f} worst of {} calls (not a benchmark)", times[times.size() / 2],
-                     times.front(), times.back(), times.size());
+  if (times.size() == 1) return formatted("{:.3f} ms, one call (not a benchmark)", times[0]);
+  return formatted("{:.3f} ms median, {:.3f} best, {:.3f} worst of {} calls (not a benchmark)", times[times.size() / 2],
+                   times.front(), times.back(), times.size());
 }
 
 std::string comparison_text(const char* label, const Comparison& c, const Terminal& terminal) {
-  std::string text = fmt::format("{:<9} worst error {:.3g} of tolerance, {} of {} elements over: {}\n", label, c.worst_ratio,
-                                 c.num_mismatches, c.num_elements, c.ok ? green("ok", terminal) : red("WRONG", terminal));
+  std::string text = formatted("{:<9} worst error {:.3g} of tolerance, {} of {} elements over: {}\n", label, c.worst_ratio,
+                               c.num_mismatches, c.num_elements, c.ok ? green("ok", terminal) : red("WRONG", terminal));
   if (!c.ok) text += printable(c.text) + "\n";
   return text;
 }
 
 std::string outcome_text(const Outcome& o, const RunArgs& args, const Terminal& terminal) {
   std::string text =
-      fmt::format("problem   {}\nkernel    {}\nplan      {}\n", to_string(o.problem), o.plan.kernel, to_string(o.plan));
-  for (const RowCount& r : o.rows) text += fmt::format("rows      {} by {}\n", r.rows, r.kernel);
+      formatted("problem   {}\nkernel    {}\nplan      {}\n", to_string(o.problem), o.plan.kernel, to_string(o.plan));
+  for (const RowCount& r : o.rows) text += formatted("rows      {} by {}\n", r.rows, r.kernel);
   if (o.rows_written() != o.rows_expected)
-    text += fmt::format("rows      {}: {} written, {} expected\n", red("WRONG", terminal), o.rows_written(), o.rows_expected);
-  text += fmt::format("time      {}\n", times_text(o.times_ms));
+    text += formatted("rows      {}: {} written, {} expected\n", red("WRONG", terminal), o.rows_written(), o.rows_expected);
+  text += formatted("time      {}\n", times_text(o.times_ms));
   if (o.times_ms.size() > 1)
-    text += fmt::format("repeats   {}\n", o.same_bits ? "same bits every time" : red("DIFFERENT BITS", terminal));
+    text += formatted("repeats   {}\n", o.same_bits ? "same bits every time" : red("DIFFERENT BITS", terminal));
   if (o.ours) text += comparison_text("reference", *o.ours, terminal);
   if (o.observed) text += comparison_text("observed", *o.observed, terminal);
-  if (!args.save.empty()) text += fmt::format("saved     {}\n", printable(args.save));
+  if (!args.save.empty()) text += formatted("saved     {}\n", printable(args.save));
   const std::string pass = o.ours ? green("PASS", terminal) : std::string("NOT VERIFIED (--no-verify)");
   return text + (o.ok() ? pass : red("FAIL", terminal)) + "\n";
 }
@@ -160,7 +159,7 @@ Report run_run(const RunArgs& args, const Terminal& terminal) {
   if (args.verify && args.no_verify) return Report::usage("--verify and --no-verify contradict each other");
   const std::vector<std::string> names = kernel_names();
   if (!args.kernel.empty() && std::find(names.begin(), names.end(), args.kernel) == names.end())
-    return Report::usage(fmt::format("no kernel named '{}'; known kernels: {}", args.kernel, fmt::join(names, ", ")),
+    return Report::usage(formatted("no kernel named '{}'; known kernels: {}", args.kernel, fmt::join(names, ", ")),
                          did_you_mean(args.kernel, names));
   Result<Case> input = case_of(args.input, terminal);
   if (!input.ok()) return Report::failure(input.status());

@@ -1,13 +1,12 @@
 // Nearest names by Levenshtein distance (Wagner & Fischer 1974).
 #include "suggest.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <numeric>
 
 #include "quire/contract.hpp"
 #include "quire/plan.hpp"
+#include "text/formatted.h"
 
 namespace quire::cli {
 namespace {
@@ -41,7 +40,7 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
       best_distance = distance;
     }
   }
-  return best == nullptr ? std::string() : fmt::format("did you mean '{}'?", *best);
+  return best == nullptr ? std::string() : formatted("did you mean '{}'?", *best);
 }
 
 std::vector<std::string> device_names() {

@@ -1,8 +1,6 @@
 // quire verify: asks our kernels what it would ask anybody's, and says how many planted faults it would have noticed.
 #include "quire/verify.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <memory>
 
@@ -11,6 +9,7 @@
 #include "progress.h"
 #include "quire/plan.hpp"
 #include "suggest.h"
+#include "text/formatted.h"
 
 namespace quire::cli {
 namespace {
@@ -52,7 +51,7 @@ Result<Verdict> verify_backend(const std::string& name, VerifyOptions options, c
   if (!target.ok()) return target.status();
   const auto progress = std::make_shared<Progress>(terminal, "verifying " + name);
   options.progress = [&](std::int64_t done, std::int64_t total, const std::string& label) {
-    progress->say(fmt::format("verifying {}: {} of {}, {}", name, done, total, label));
+    progress->say(formatted("verifying {}: {} of {}, {}", name, done, total, label));
     return true;
   };
   return verify(target.value(), options);
@@ -79,7 +78,7 @@ Report run_verify(const VerifyArgs& args, const Terminal& terminal) {
     verdicts.push_back(Json::parse(verdict->json));
     if (args.html.empty()) continue;
     if (const Status s = write_html(args.html, verdicts.back()); !s.ok()) return Report::failure(s);
-    report.text += fmt::format("wrote {}\n", printable(args.html));
+    report.text += formatted("wrote {}\n", printable(args.html));
   }
   report.json = {{"schema", "quire.verify/1"},
                  {"ok", report.exit_code == kOk},

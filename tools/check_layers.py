@@ -16,12 +16,14 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 PUBLIC = ["include/quire/"]
 PUBLIC_TYPES = [f"include/quire/{name}.hpp" for name in ("status", "tensor", "cache", "batch")]
-SEMANTICS = ["src/semantics/"]
-DTYPE_DECODE = [f"src/semantics/{name}.h" for name in ("dtype", "fp8", "host_device")]
+TEXT = ["src/text/"]
+SEMANTICS = ["src/semantics/", *TEXT]
+DTYPE_DECODE = [*(f"src/semantics/{name}.h" for name in ("dtype", "fp8", "host_device")), *TEXT]
 
 # Folder -> what its files may include besides their own folder. The longest matching folder counts.
 ALLOWED = {
     "include/quire/": [],
+    "src/text/": [],
     "src/semantics/": PUBLIC_TYPES,
     "src/batch/": PUBLIC + SEMANTICS,
     "src/contract/": PUBLIC + SEMANTICS,
@@ -33,15 +35,15 @@ ALLOWED = {
     "src/report/": PUBLIC + DTYPE_DECODE + ["src/diagnose/tolerance.h"],
     "src/diagnose/": PUBLIC + DTYPE_DECODE + ["src/faults/", "src/report/"],
     "src/verify/": PUBLIC + DTYPE_DECODE + ["src/report/"],
-    "src/bench/": PUBLIC + ["src/verify/prepare.h"],
+    "src/bench/": PUBLIC + TEXT + ["src/verify/prepare.h"],
     # The oracle: a bug shared with the kernels' masking or paging could hide there.
     "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp"] + DTYPE_DECODE,
     "src/backend/cpu/": PUBLIC + SEMANTICS + ["src/plan/"],
     "src/backend/gpu/": PUBLIC + SEMANTICS + ["src/plan/"],
     "src/backend/cuda/": PUBLIC + SEMANTICS + ["src/plan/", "src/backend/gpu/"],
     "src/backend/hip/": PUBLIC + SEMANTICS + ["src/plan/", "src/backend/gpu/"],
-    "src/capi/": PUBLIC,
-    "cli/": PUBLIC,
+    "src/capi/": PUBLIC + TEXT,
+    "cli/": PUBLIC + TEXT,
     "python/": PUBLIC,
     "examples/": PUBLIC,
     # Like a test, a fuzzer judges results by means of its own and of the library.
@@ -49,7 +51,7 @@ ALLOWED = {
 }
 # Third-party headers by folder prefix; what is not named here stays inside the standard library and the operating system.
 THIRD_PARTY = {
-    "fmt/": ["src/", "cli/", "fuzz/"],
+    "fmt/": ["src/text/"],
     "nlohmann/": ["src/", "cli/", "python/"],
     "CLI/": ["cli/"],
     "nanobind/": ["python/"],
@@ -104,10 +106,12 @@ def self_test() -> "list[str]":
     """One forbidden include per line of design.md's rules; returns those that went unnoticed."""
     headers = ["include/quire/tensor.hpp", "include/quire/plan.hpp", "include/quire/contract.hpp", "src/semantics/dtype.h",
                "src/semantics/visible_range.h", "src/plan/select.h", "src/contract/report.h", "src/backend/cpu/tile.h",
-               "src/backend/gpu/runtime.h", "src/backend/reference/attend.h", "src/capi/guard.h"]
+               "src/backend/gpu/runtime.h", "src/backend/reference/attend.h", "src/capi/guard.h", "src/text/formatted.h"]
     planted = {
         "include/quire/cache.hpp": '#include "semantics/dtype.h"',
         "include/quire/batch.hpp": "#include <fmt/format.h>",
+        "src/text/typed.h": '#include "quire/tensor.hpp"',
+        "src/plan/slow_to_compile.cpp": "#include <fmt/format.h>",
         "src/semantics/layout.h": '#include "quire/plan.hpp"',
         "src/semantics/score.h": '#include "plan/select.h"',
         "src/contract/shape.cpp": '#include "plan/select.h"',
@@ -126,7 +130,7 @@ def self_test() -> "list[str]":
     }
     allowed = {
         "src/backend/cuda/attend.cu": '#include "backend/gpu/runtime.h"',
-        "src/backend/cpu/attend.cpp": '#include "semantics/visible_range.h"\n#include "plan/select.h"\n#include <fmt/core.h>',
+        "src/backend/cpu/attend.cpp": '#include "semantics/visible_range.h"\n#include "plan/select.h"\n#include "text/formatted.h"',
         "src/plan/comment.cpp": '// why not include?\n/*\n#include "contract/report.h"\n*/',
         "cli/main.cpp": '#include "quire/plan.hpp"\n#include <CLI/CLI.hpp>',
     }

@@ -83,14 +83,14 @@ python_inputs() {
 }
 pip_install() { "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check "$@"; }
 
-# Builds and installs the quire package with its test dependencies into .venv.
+# need_python_package [PIP_ARGUMENT...]: builds and installs the quire package with its test dependencies into .venv.
 need_python_package() {
   need_venv
-  python_inputs | once .venv/quire-installed install_python_package
+  { python_inputs; printf '%s\n' "$@"; } | once .venv/quire-installed install_python_package "$@"
 }
 install_python_package() {
   say "pip install .[test] into .venv (builds the extension module)"
-  pip_install '.[test]'
+  pip_install "$@" '.[test]'
 }
 
 # What examples/serve needs besides quire.

@@ -1,7 +1,6 @@
 // Element type facts and tensor views.
 #include "quire/tensor.hpp"
-
-#include <fmt/format.h>
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -80,8 +79,8 @@ Tensor Tensor::from_shape(void* data, DType dtype, std::array<std::int64_t, kMax
 
 std::string to_string(const Tensor& t) {
   if (!t.present()) return "absent";
-  std::string text = fmt::format("{} [{}]", name(t.dtype), fmt::join(t.shape.begin(), t.shape.begin() + t.rank, ", "));
-  if (!t.is_contiguous()) text += fmt::format(" strides [{}]", fmt::join(t.stride.begin(), t.stride.begin() + t.rank, ", "));
+  std::string text = formatted("{} [{}]", name(t.dtype), fmt::join(t.shape.begin(), t.shape.begin() + t.rank, ", "));
+  if (!t.is_contiguous()) text += formatted(" strides [{}]", fmt::join(t.stride.begin(), t.stride.begin() + t.rank, ", "));
   return text;
 }
 

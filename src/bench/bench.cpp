@@ -3,12 +3,11 @@
 #include <cstring>
 #include <new>
 
-#include <fmt/format.h>
-
 #include "bench/ceilings/measure.h"
 #include "bench/driver.h"
 #include "bench/report.h"
 #include "quire/bench.hpp"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -85,7 +84,7 @@ Result<BenchReport> run(std::span<const BenchInput> inputs, const BenchOptions& 
   if (!ceilings.ok()) return Status(Code::out_of_memory, "bench: not enough memory to measure the machine's ceilings");
   const std::vector<Ceilings> at_start = ceilings.measure();
   for (std::size_t i = 0; i < entries->size() && !stopped; ++i) {
-    const std::string place = fmt::format("case {} of {}", i + 1, entries->size());
+    const std::string place = formatted("case {} of {}", i + 1, entries->size());
     Result<BenchCaseResult> result = benchmark::run_case(entries.value()[i], variants, options,
                                                          [&](const std::string& what) { return say(place + ": " + what); });
     if (!result.ok()) return result.status();
@@ -109,7 +108,7 @@ Result<BenchReport> bench(std::span<const BenchInput> inputs, const BenchOptions
   if (!(options.seconds > 0)) return Status(Code::invalid_argument, "bench: seconds must be > 0");
   for (const int threads : options.threads)
     if (threads < 1 || threads > 4096)
-      return Status(Code::invalid_argument, fmt::format("bench: {} threads: expected 1 to 4096", threads));
+      return Status(Code::invalid_argument, formatted("bench: {} threads: expected 1 to 4096", threads));
   try {
     return run(inputs, options);
   } catch (const std::bad_alloc&) {

@@ -6,11 +6,11 @@
 #include <new>
 #include <tuple>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "bench/report.h"
 #include "quire/bench.hpp"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -37,9 +37,9 @@ struct Parsed {
 };
 
 std::string machine_text(const json& m) {
-  return fmt::format("{}, {} cores, {}, L1 {}, L2 {}, L3 {} bytes", m.at("cpu").get<std::string>(), m.at("cores").get<int>(),
-                     m.at("features").get<std::string>(), m.at("l1_bytes").get<std::int64_t>(),
-                     m.at("l2_bytes").get<std::int64_t>(), m.at("l3_bytes").get<std::int64_t>());
+  return formatted("{}, {} cores, {}, L1 {}, L2 {}, L3 {} bytes", m.at("cpu").get<std::string>(), m.at("cores").get<int>(),
+                   m.at("features").get<std::string>(), m.at("l1_bytes").get<std::int64_t>(),
+                   m.at("l2_bytes").get<std::int64_t>(), m.at("l3_bytes").get<std::int64_t>());
 }
 
 double drift_of(const json& report, int threads) {
@@ -77,7 +77,7 @@ void judge(BenchChange& change, const Timed& before, const Timed& after) {
   const bool apart = change.low > 1 || change.high < 1;
   if (before.wrong || after.wrong) {
     change.verdict = "AMBIGUOUS";
-    change.reason = fmt::format("the {} output is wrong: its time means nothing", after.wrong ? "new" : "old");
+    change.reason = formatted("the {} output is wrong: its time means nothing", after.wrong ? "new" : "old");
     return;
   }
   const bool small = std::abs(change.ratio - 1) < kSmallest;
@@ -95,18 +95,18 @@ void judge(BenchChange& change, const Timed& before, const Timed& after) {
   const double drift = std::max(before.drift, after.drift);
   if (std::abs(change.ratio - 1) <= drift) {
     change.verdict = "AMBIGUOUS";
-    change.reason = fmt::format("the machine itself drifted by {:.0f} % during a run", 100 * drift);
+    change.reason = formatted("the machine itself drifted by {:.0f} % during a run", 100 * drift);
     return;
   }
   // The same problem on the same machine has the same floor unless a ceiling moved.
   const double machine = before.floor_seconds > 0 && after.floor_seconds > 0 ? after.floor_seconds / before.floor_seconds : 1;
   if ((machine - 1) * (change.ratio - 1) > 0 && std::abs(machine - 1) >= kMoved * std::abs(change.ratio - 1)) {
     change.verdict = "AMBIGUOUS";
-    change.reason = fmt::format("the machine's own floor moved by {:+.1f} %", 100 * (machine - 1));
+    change.reason = formatted("the machine's own floor moved by {:+.1f} %", 100 * (machine - 1));
     return;
   }
   change.verdict = change.ratio < 1 ? "FAST" : "SLOW";
-  if (before.kernel != after.kernel) change.reason = fmt::format("{} -> {}", before.kernel, after.kernel);
+  if (before.kernel != after.kernel) change.reason = formatted("{} -> {}", before.kernel, after.kernel);
 }
 
 std::string text_of(const BenchComparison& comparison) {
@@ -114,14 +114,14 @@ std::string text_of(const BenchComparison& comparison) {
   std::map<std::string, int> counts;
   for (const BenchChange& c : comparison.changes) {
     ++counts[c.verdict];
-    text += fmt::format("{:<9} {:>6.1f} % [{:+.1f}, {:+.1f}]  {}  {}{}{}\n", c.verdict, 100 * (c.ratio - 1), 100 * (c.low - 1),
-                        100 * (c.high - 1), benchmark::variant_text(c.variant, c.variant.kernel),
-                        c.name.empty() ? std::string() : c.name + "  ", c.line, c.reason.empty() ? "" : "  (" + c.reason + ")");
+    text += formatted("{:<9} {:>6.1f} % [{:+.1f}, {:+.1f}]  {}  {}{}{}\n", c.verdict, 100 * (c.ratio - 1), 100 * (c.low - 1),
+                      100 * (c.high - 1), benchmark::variant_text(c.variant, c.variant.kernel),
+                      c.name.empty() ? std::string() : c.name + "  ", c.line, c.reason.empty() ? "" : "  (" + c.reason + ")");
   }
-  text += fmt::format("time {} FAST, {} SLOW, {} SAME, {} AMBIGUOUS", counts["FAST"], counts["SLOW"], counts["SAME"],
-                      counts["AMBIGUOUS"]);
+  text += formatted("time {} FAST, {} SLOW, {} SAME, {} AMBIGUOUS", counts["FAST"], counts["SLOW"], counts["SAME"],
+                    counts["AMBIGUOUS"]);
   if (comparison.only_old + comparison.only_new > 0)
-    text += fmt::format("; {} only in the old report, {} only in the new one", comparison.only_old, comparison.only_new);
+    text += formatted("; {} only in the old report, {} only in the new one", comparison.only_old, comparison.only_new);
   return text + "\n";
 }
 
@@ -148,7 +148,7 @@ std::string json_of(const BenchComparison& comparison) {
 Result<BenchComparison> compare_parsed(const Parsed& before, const Parsed& after, bool force) {
   if (before.machine != after.machine && !force)
     return Status(Code::invalid_argument,
-                  fmt::format("bench: two different machines:\n  old: {}\n  new: {}", before.machine, after.machine));
+                  formatted("bench: two different machines:\n  old: {}\n  new: {}", before.machine, after.machine));
   BenchComparison comparison;
   for (const auto& [key, name] : after.order) {
     const auto found = before.timed.find(key);
@@ -175,7 +175,7 @@ Result<Parsed> parse_report(std::string_view text, const char* which) {
     const std::string_view what = error.what();
     const std::size_t id = what.find("] ");
     return Status(Code::parse_error,
-                  fmt::format("bench: the {} report: {:.300}", which, what.substr(id == std::string_view::npos ? 0 : id + 2)));
+                  formatted("bench: the {} report: {:.300}", which, what.substr(id == std::string_view::npos ? 0 : id + 2)));
   }
 }
 

@@ -3,13 +3,12 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
-
 #include "bench/ceilings/measure.h"
 #include "bench/floors.h"
 #include "bench/lane.h"
 #include "bench/turns.h"
 #include "bench/verified.h"
+#include "text/formatted.h"
 
 namespace quire::benchmark {
 namespace {
@@ -22,8 +21,8 @@ Result<Case> case_of(const Entry& entry) {
 }
 
 std::string words_for(const BenchVariant& v) {
-  return fmt::format("{}, {} thread{}{}", v.kernel.empty() ? "planned kernel" : v.kernel, v.threads, v.threads == 1 ? "" : "s",
-                     v.batch_invariant ? ", batch-invariant" : "");
+  return formatted("{}, {} thread{}{}", v.kernel.empty() ? "planned kernel" : v.kernel, v.threads, v.threads == 1 ? "" : "s",
+                   v.batch_invariant ? ", batch-invariant" : "");
 }
 
 BenchResult timed_result(const Lane& lane, const Timing& timing, const BenchCaseResult& of) {

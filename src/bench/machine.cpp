@@ -3,11 +3,10 @@
 #include <sstream>
 #include <string>
 
-#include <fmt/format.h>
-
 #include "bench/ceilings/loops.h"
 #include "quire/bench.hpp"
 #include "quire/plan.hpp"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -25,7 +24,7 @@ std::string cpuinfo(const std::string& key) {
 }
 
 std::string cache_file(int index, const char* what) {
-  std::ifstream file(fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}/{}", index, what));
+  std::ifstream file(formatted("/sys/devices/system/cpu/cpu0/cache/index{}/{}", index, what));
   std::string text;
   std::getline(file, text);
   return text;
@@ -46,9 +45,9 @@ std::int64_t cache_bytes(int level) {
 
 std::string compiler() {
 #if defined(__clang__)
-  return fmt::format("clang {}.{}.{}", __clang_major__, __clang_minor__, __clang_patchlevel__);
+  return formatted("clang {}.{}.{}", __clang_major__, __clang_minor__, __clang_patchlevel__);
 #elif defined(__GNUC__)
-  return fmt::format("gcc {}.{}.{}", __GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__);
+  return formatted("gcc {}.{}.{}", __GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__);
 #else
   return "unknown";
 #endif

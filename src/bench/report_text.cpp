@@ -1,9 +1,8 @@
 // The report for a terminal: the machine, its ceilings, a block per case.
 #include <algorithm>
 
-#include <fmt/format.h>
-
 #include "bench/report.h"
+#include "text/formatted.h"
 
 namespace quire::benchmark {
 namespace {
@@ -12,31 +11,31 @@ constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
 std::string size_text(std::int64_t bytes) {
   if (bytes <= 0) return "unknown";
-  return bytes % kMiB == 0 || bytes > 10 * kMiB ? fmt::format("{} MiB", bytes / kMiB) : fmt::format("{} KiB", bytes >> 10);
+  return bytes % kMiB == 0 || bytes > 10 * kMiB ? formatted("{} MiB", bytes / kMiB) : formatted("{} KiB", bytes >> 10);
 }
 
-std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
+std::string percent(double share) { return formatted("{:.0f} %", 100 * share); }
 
-std::string rate(double value) { return value <= 0 ? "-" : fmt::format("{:.{}f}", value, value < 100 ? 1 : 0); }
+std::string rate(double value) { return value <= 0 ? "-" : formatted("{:.{}f}", value, value < 100 ? 1 : 0); }
 
 std::string machine_text(const BenchMachine& m) {
-  return fmt::format("machine   {}, {} core{}, {}, L2 {}, L3 {}, {}\n", m.cpu, m.cores, m.cores == 1 ? "" : "s", m.features,
-                     size_text(m.l2_bytes), size_text(m.l3_bytes), m.compiler);
+  return formatted("machine   {}, {} core{}, {}, L2 {}, L3 {}, {}\n", m.cpu, m.cores, m.cores == 1 ? "" : "s", m.features,
+                   size_text(m.l2_bytes), size_text(m.l3_bytes), m.compiler);
 }
 
 std::string ceilings_text(const std::vector<Ceilings>& all) {
-  std::string text = fmt::format("ceilings  {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}\n", "threads", "set", "read",
-                                 "gather", "f32 FMA", "bf16 dot", "bf16 AMX", "hop", "drift");
-  text += fmt::format("          {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}\n", "", "", "GB/s", "GB/s", "GFLOP/s",
-                      "GFLOP/s", "GFLOP/s", "ns", "");
+  std::string text = formatted("ceilings  {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}\n", "threads", "set", "read",
+                               "gather", "f32 FMA", "bf16 dot", "bf16 AMX", "hop", "drift");
+  text += formatted("          {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}\n", "", "", "GB/s", "GB/s", "GFLOP/s",
+                    "GFLOP/s", "GFLOP/s", "ns", "");
   for (const Ceilings& c : all)
     for (const Ceilings::Read& r : c.reads) {
       const bool last = &r == &c.reads.back();
-      const std::string rest = last ? fmt::format(" {:>9} {:>9} {:>9} {:>9} {:>6}", rate(c.fma_gflops), rate(c.bf16_dot_gflops),
-                                                  rate(c.amx_gflops), rate(c.ping_pong_ns), percent(c.drift))
+      const std::string rest = last ? formatted(" {:>9} {:>9} {:>9} {:>9} {:>6}", rate(c.fma_gflops), rate(c.bf16_dot_gflops),
+                                                rate(c.amx_gflops), rate(c.ping_pong_ns), percent(c.drift))
                                     : std::string();
-      text += fmt::format("          {:>7} {:>9} {:>9} {:>9}{}\n", c.threads, size_text(r.bytes), rate(r.stream_gbs),
-                          rate(r.gather_gbs), rest);
+      text += formatted("          {:>7} {:>9} {:>9} {:>9}{}\n", c.threads, size_text(r.bytes), rate(r.stream_gbs),
+                        rate(r.gather_gbs), rest);
     }
   return text;
 }
@@ -44,25 +43,25 @@ std::string ceilings_text(const std::vector<Ceilings>& all) {
 std::string verdict_text(const BenchResult& r) {
   if (r.status == "unverified") return "NOT VERIFIED";
   if (r.status == "wrong") return "WRONG: " + r.reason;
-  return fmt::format("ok, {:.2g} of the tolerance in {} of {} rows", r.worst_ratio, r.rows_compared, r.rows_total);
+  return formatted("ok, {:.2g} of the tolerance in {} of {} rows", r.worst_ratio, r.rows_compared, r.rows_total);
 }
 
 std::string result_text(const BenchResult& r) {
-  if (r.status == "refused") return fmt::format("  {}: refused: {}\n", variant_text(r.variant, r.variant.kernel), r.reason);
+  if (r.status == "refused") return formatted("  {}: refused: {}\n", variant_text(r.variant, r.variant.kernel), r.reason);
   std::string text =
-      fmt::format("  {:<34} {:>10} [{}, {}]  {} GB/s  {} GFLOP/s\n", variant_text(r.variant, r.kernel),
-                  time_text(r.seconds.median), time_text(r.seconds.low), time_text(r.seconds.high), rate(r.gbs), rate(r.gflops));
+      formatted("  {:<34} {:>10} [{}, {}]  {} GB/s  {} GFLOP/s\n", variant_text(r.variant, r.kernel), time_text(r.seconds.median),
+                time_text(r.seconds.low), time_text(r.seconds.high), rate(r.gbs), rate(r.gflops));
   const bool mixed = r.floor.memory_seconds > 0 && r.floor.compute_seconds > 0;
-  const std::string parts = mixed ? fmt::format(" = {} of reading + {} of {}", time_text(r.floor.memory_seconds),
-                                                time_text(r.floor.compute_seconds), r.floor.compute)
+  const std::string parts = mixed ? formatted(" = {} of reading + {} of {}", time_text(r.floor.memory_seconds),
+                                              time_text(r.floor.compute_seconds), r.floor.compute)
                             : r.floor.memory_seconds > 0
-                                ? fmt::format(" of reading at {} GB/s", rate(r.floor.read_gbs))
-                                : fmt::format(" of {} at {} GFLOP/s", r.floor.compute, rate(r.floor.compute_gflops));
-  text += fmt::format("    {} of the machine: floor {}{}", percent(r.of_floor), time_text(r.floor.seconds), parts);
-  if (r.floor.compute_seconds <= 0) text += fmt::format("; {} of the page gather", percent(r.of_gather));
-  text += fmt::format("; plan {}\n    {}", time_text(r.plan_seconds), verdict_text(r));
+                                ? formatted(" of reading at {} GB/s", rate(r.floor.read_gbs))
+                                : formatted(" of {} at {} GFLOP/s", r.floor.compute, rate(r.floor.compute_gflops));
+  text += formatted("    {} of the machine: floor {}{}", percent(r.of_floor), time_text(r.floor.seconds), parts);
+  if (r.floor.compute_seconds <= 0) text += formatted("; {} of the page gather", percent(r.of_gather));
+  text += formatted("; plan {}\n    {}", time_text(r.plan_seconds), verdict_text(r));
   if (2 * r.disturbed > r.calls || r.clock != "wall")
-    text += fmt::format("; {} of {} calls disturbed, clock: {}", r.disturbed, r.calls, r.clock);
+    text += formatted("; {} of {} calls disturbed, clock: {}", r.disturbed, r.calls, r.clock);
   return text + "\n";
 }
 
@@ -73,12 +72,12 @@ std::string shortened(const std::string& line) {
 }
 
 std::string case_text(const BenchCaseResult& c) {
-  const std::string kind =
-      c.copies > 1 ? fmt::format("{} copies in turn, {} in all: from memory", c.copies, size_text(c.working_set_bytes))
-                   : std::string("one copy: as warm as caches keep it");
-  std::string text = fmt::format("\ncase      {}{}\n  K and V {:.2f} MB visible, {:.3g} GFLOP; {}\n",
-                                 c.name.empty() ? std::string() : c.name + "  ", shortened(c.line),
-                                 static_cast<double>(c.kv_bytes) * 1e-6, c.flops * 1e-9, kind);
+  const std::string kind = c.copies > 1
+                               ? formatted("{} copies in turn, {} in all: from memory", c.copies, size_text(c.working_set_bytes))
+                               : std::string("one copy: as warm as caches keep it");
+  std::string text = formatted("\ncase      {}{}\n  K and V {:.2f} MB visible, {:.3g} GFLOP; {}\n",
+                               c.name.empty() ? std::string() : c.name + "  ", shortened(c.line),
+                               static_cast<double>(c.kv_bytes) * 1e-6, c.flops * 1e-9, kind);
   for (const BenchResult& r : c.results) text += result_text(r);
   return text;
 }
@@ -87,14 +86,14 @@ std::string case_text(const BenchCaseResult& c) {
 
 std::string time_text(double seconds) {
   if (seconds <= 0) return "0";
-  if (seconds < 1e-3) return fmt::format("{:.{}f} us", seconds * 1e6, seconds < 1e-4 ? 2 : 1);
-  if (seconds < 1) return fmt::format("{:.{}f} ms", seconds * 1e3, seconds < 0.1 ? 3 : 1);
-  return fmt::format("{:.3f} s", seconds);
+  if (seconds < 1e-3) return formatted("{:.{}f} us", seconds * 1e6, seconds < 1e-4 ? 2 : 1);
+  if (seconds < 1) return formatted("{:.{}f} ms", seconds * 1e3, seconds < 0.1 ? 3 : 1);
+  return formatted("{:.3f} s", seconds);
 }
 
 std::string variant_text(const BenchVariant& v, const std::string& kernel) {
-  return fmt::format("{}, {} thread{}{}", kernel.empty() ? "planned" : kernel, v.threads, v.threads == 1 ? "" : "s",
-                     v.batch_invariant ? ", invariant" : "");
+  return formatted("{}, {} thread{}{}", kernel.empty() ? "planned" : kernel, v.threads, v.threads == 1 ? "" : "s",
+                   v.batch_invariant ? ", invariant" : "");
 }
 
 std::string text_of(const BenchReport& report) {
@@ -104,10 +103,10 @@ std::string text_of(const BenchReport& report) {
   for (const BenchCaseResult& c : report.cases)
     for (const BenchResult& r : c.results)
       ++(r.status == "wrong" ? wrong : r.status == "refused" ? refused : r.status == "ok" ? ok : unverified);
-  text += fmt::format("\n{}: {} verified", report.ok ? "OK" : "FAIL", ok);
-  if (wrong > 0) text += fmt::format(", {} WRONG", wrong);
-  if (unverified > 0) text += fmt::format(", {} not verified", unverified);
-  if (refused > 0) text += fmt::format(", {} refused", refused);
+  text += formatted("\n{}: {} verified", report.ok ? "OK" : "FAIL", ok);
+  if (wrong > 0) text += formatted(", {} WRONG", wrong);
+  if (unverified > 0) text += formatted(", {} not verified", unverified);
+  if (refused > 0) text += formatted(", {} refused", refused);
   return text + "\n";
 }
 

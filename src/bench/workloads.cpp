@@ -1,9 +1,8 @@
 // Standing workloads by name.
 #include "bench/workloads.h"
 
-#include <fmt/format.h>
-
 #include "quire/bench.hpp"
+#include "text/formatted.h"
 
 namespace quire {
 
@@ -24,7 +23,7 @@ Result<std::vector<BenchInput>> workload(std::string_view name) {
     return inputs;
   }
   return Status(Code::invalid_argument,
-                fmt::format("bench: no workload '{:.64}'; there are {}", name, fmt::join(workload_names(), ", ")));
+                formatted("bench: no workload '{:.64}'; there are {}", name, fmt::join(workload_names(), ", ")));
 }
 
 }  // namespace quire

@@ -3,8 +3,6 @@
 // V, but never reads or writes it.
 #include "quire/page_pool.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <limits>
 #include <new>
@@ -13,6 +11,7 @@
 
 #include "cache/cache_memory.h"
 #include "cache/prefix_index.h"
+#include "text/formatted.h"
 
 namespace quire {
 
@@ -90,11 +89,11 @@ Status validate_cache(const PagePoolOptions& o) {
   if (c.num_layers == 0) return {};
   constexpr std::int64_t kMaxLayers = 1 << 16;
   if (c.num_layers < 0 || c.num_layers > kMaxLayers)
-    return bad(fmt::format("PagePool cache.num_layers: {} outside [0, {}]", c.num_layers, kMaxLayers));
-  if (c.num_kv_heads < 1) return bad(fmt::format("PagePool cache.num_kv_heads: {}, expected at least 1", c.num_kv_heads));
-  if (c.head_dim < 1) return bad(fmt::format("PagePool cache.head_dim: {}, expected at least 1", c.head_dim));
+    return bad(formatted("PagePool cache.num_layers: {} outside [0, {}]", c.num_layers, kMaxLayers));
+  if (c.num_kv_heads < 1) return bad(formatted("PagePool cache.num_kv_heads: {}, expected at least 1", c.num_kv_heads));
+  if (c.head_dim < 1) return bad(formatted("PagePool cache.head_dim: {}, expected at least 1", c.head_dim));
   if (!is_floating(c.dtype))
-    return bad(fmt::format("PagePool cache.dtype: {}, expected f32, f16, bf16 or an fp8 format", name(c.dtype)));
+    return bad(formatted("PagePool cache.dtype: {}, expected f32, f16, bf16 or an fp8 format", name(c.dtype)));
   if (!layer_bytes(o)) return bad("PagePool cache: the sizes multiply to more bytes than can be addressed");
   return {};
 }
@@ -102,18 +101,18 @@ Status validate_cache(const PagePoolOptions& o) {
 Status validate(const PagePoolOptions& o) {
   constexpr std::int64_t kMaxPages = std::numeric_limits<std::int32_t>::max();  // page ids are int32 in block_table
   if (o.num_pages < 1 || o.num_pages > kMaxPages) {
-    return bad(fmt::format("PagePool num_pages: {} outside [1, {}]", o.num_pages, kMaxPages));
+    return bad(formatted("PagePool num_pages: {} outside [1, {}]", o.num_pages, kMaxPages));
   }
   const std::int64_t max_page_size = std::numeric_limits<std::int64_t>::max() / o.num_pages;
   if (o.page_size < 1 || o.page_size > max_page_size) {
-    return bad(fmt::format("PagePool page_size: {} outside [1, {}]", o.page_size, max_page_size));
+    return bad(formatted("PagePool page_size: {} outside [1, {}]", o.page_size, max_page_size));
   }
   for (std::size_t i = 0; i < o.ledgers.size(); ++i) {
     const SlotLedger* ledger = o.ledgers[i];
-    if (ledger == nullptr) return bad(fmt::format("PagePool ledgers[{}]: null", i));
+    if (ledger == nullptr) return bad(formatted("PagePool ledgers[{}]: null", i));
     if (ledger->num_pages() != o.num_pages || ledger->page_size() != o.page_size) {
-      return bad(fmt::format("PagePool ledgers[{}]: {} pages of {} tokens, expected {} pages of {} tokens", i,
-                             ledger->num_pages(), ledger->page_size(), o.num_pages, o.page_size));
+      return bad(formatted("PagePool ledgers[{}]: {} pages of {} tokens, expected {} pages of {} tokens", i, ledger->num_pages(),
+                           ledger->page_size(), o.num_pages, o.page_size));
     }
   }
   return validate_cache(o);
@@ -148,7 +147,7 @@ struct PagePool::State {
   }
   Result<Request*> find(std::int64_t id, const char* call) {
     const auto it = requests.find(id);
-    if (it == requests.end()) return bad(fmt::format("PagePool::{} request {}: unknown, expected one that was added", call, id));
+    if (it == requests.end()) return bad(formatted("PagePool::{} request {}: unknown, expected one that was added", call, id));
     return &it->second;
   }
 
@@ -252,19 +251,19 @@ Result<PagePool> PagePool::create(const PagePoolOptions& options) {
   try {
     PagePool pool(std::make_unique<State>(options));
     if (pool.state_->cache_bytes() > 0 && pool.state_->memory.data == nullptr)
-      return Status(Code::out_of_memory, fmt::format("PagePool cache: no memory for {} layers of {} bytes",
-                                                     options.cache.num_layers, *layer_bytes(options)));
+      return Status(Code::out_of_memory, formatted("PagePool cache: no memory for {} layers of {} bytes",
+                                                   options.cache.num_layers, *layer_bytes(options)));
     return pool;
   } catch (const std::bad_alloc&) {
-    return bad(fmt::format("PagePool num_pages: no memory to keep track of {} pages", options.num_pages));
+    return bad(formatted("PagePool num_pages: no memory to keep track of {} pages", options.num_pages));
   }
 }
 
 Result<std::int64_t> PagePool::add(std::int64_t request, std::span<const std::int32_t> tokens) {
-  if (request < 0) return bad(fmt::format("PagePool::add request {}: negative, expected >= 0", request));
-  if (tokens.empty()) return bad(fmt::format("PagePool::add request {}: 0 tokens, expected at least 1", request));
+  if (request < 0) return bad(formatted("PagePool::add request {}: negative, expected >= 0", request));
+  if (tokens.empty()) return bad(formatted("PagePool::add request {}: 0 tokens, expected at least 1", request));
   const auto [it, fresh] = state_->requests.try_emplace(request);
-  if (!fresh) return bad(fmt::format("PagePool::add request {}: already added, expected a new one", request));
+  if (!fresh) return bad(formatted("PagePool::add request {}: already added, expected a new one", request));
   it->second.tokens.assign(tokens.begin(), tokens.end());
   it->second.arrival = state_->arrivals++;
   return state_->attach_prefix(request, it->second);
@@ -274,14 +273,14 @@ Status PagePool::reserve(std::int64_t request, std::int64_t num_tokens) {
   auto found = state_->find(request, "reserve");
   if (!found.ok()) return found.status();
   Request& r = *found.value();
-  if (r.preempted) return bad(fmt::format("PagePool::reserve request {}: preempted, expected resume() first", request));
-  if (num_tokens < 0) return bad(fmt::format("PagePool::reserve num_tokens: {} negative", num_tokens));
+  if (r.preempted) return bad(formatted("PagePool::reserve request {}: preempted, expected resume() first", request));
+  if (num_tokens < 0) return bad(formatted("PagePool::reserve num_tokens: {} negative", num_tokens));
   const std::int64_t page_size = state_->options.page_size;
   const std::int64_t needed = num_tokens / page_size + (num_tokens % page_size != 0 ? 1 : 0);
   const std::int64_t missing = needed - static_cast<std::int64_t>(r.pages.size());
   if (missing > state_->free.size()) {
-    return {Code::out_of_pages, fmt::format("PagePool::reserve request {}: {} more pages needed for {} tokens, {} of {} free",
-                                            request, missing, num_tokens, state_->free.size(), state_->options.num_pages)};
+    return {Code::out_of_pages, formatted("PagePool::reserve request {}: {} more pages needed for {} tokens, {} of {} free",
+                                          request, missing, num_tokens, state_->free.size(), state_->options.num_pages)};
   }
   for (std::int64_t i = 0; i < missing; ++i) r.pages.push_back(state_->take());
   return {};
@@ -302,9 +301,9 @@ Status PagePool::commit(std::int64_t request, std::int64_t num_tokens) {
   const auto pages = static_cast<std::int64_t>(r.pages.size());
   const bool has_room = num_tokens / page_size + (num_tokens % page_size != 0 ? 1 : 0) <= pages;
   if (num_tokens < r.committed || num_tokens > static_cast<std::int64_t>(r.tokens.size()) || !has_room) {
-    return bad(fmt::format(
-        "PagePool::commit request {}: {} tokens, expected at least the {} committed, at most the {} known, in {} pages", request,
-        num_tokens, r.committed, r.tokens.size(), pages));
+    return bad(
+        formatted("PagePool::commit request {}: {} tokens, expected at least the {} committed, at most the {} known, in {} pages",
+                  request, num_tokens, r.committed, r.tokens.size(), pages));
   }
   for (std::int64_t i = r.committed / page_size; i < num_tokens / page_size; ++i) state_->publish(r, i);
   r.committed = num_tokens;
@@ -322,7 +321,7 @@ Status PagePool::release(std::int64_t request) {
 Status PagePool::preempt(std::int64_t request) {
   auto found = state_->find(request, "preempt");
   if (!found.ok()) return found.status();
-  if (found.value()->preempted) return bad(fmt::format("PagePool::preempt request {}: already preempted", request));
+  if (found.value()->preempted) return bad(formatted("PagePool::preempt request {}: already preempted", request));
   state_->drop_all(*found.value());
   found.value()->preempted = true;
   ++state_->stats.preemptions;
@@ -332,7 +331,7 @@ Status PagePool::preempt(std::int64_t request) {
 Result<std::int64_t> PagePool::resume(std::int64_t request) {
   auto found = state_->find(request, "resume");
   if (!found.ok()) return found.status();
-  if (!found.value()->preempted) return bad(fmt::format("PagePool::resume request {}: not preempted", request));
+  if (!found.value()->preempted) return bad(formatted("PagePool::resume request {}: not preempted", request));
   found.value()->preempted = false;
   return state_->attach_prefix(request, *found.value());
 }
@@ -367,7 +366,7 @@ PagePool::Stats PagePool::stats() const { return state_->stats; }
 Result<KVCache> PagePool::cache(std::int64_t layer) const {
   const PagePoolOptions& o = state_->options;
   if (layer < 0 || layer >= o.cache.num_layers)
-    return bad(fmt::format("PagePool::cache layer: {} outside [0, {})", layer, o.cache.num_layers));
+    return bad(formatted("PagePool::cache layer: {} outside [0, {})", layer, o.cache.num_layers));
   const std::int64_t half = o.page_size * o.cache.head_dim;  // elements of K of one head in one page; V follows
   std::byte* first = state_->memory.data.get() + layer * *layer_bytes(o);
   KVCache cache;

@@ -1,8 +1,6 @@
 // C ABI: append, attend and merge, on Quire's threads or the caller's.
 #include "quire/attention.hpp"
 
-#include <fmt/format.h>
-
 #include <optional>
 #include <span>
 #include <vector>
@@ -10,6 +8,7 @@
 #include "capi/convert.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
+#include "text/formatted.h"
 
 using quire::Code;
 using quire::Status;
@@ -33,10 +32,10 @@ Status read_append_options(const quire_append_options* o, AppendSetup& setup) {
   auto executor = quire::capi::read_executor(o->executor);
   if (!executor.ok()) return executor.status();
   setup.executor = executor.value();
-  if (o->num_tags < 0) return {Code::invalid_argument, fmt::format("options.num_tags: {}, expected >= 0", o->num_tags)};
+  if (o->num_tags < 0) return {Code::invalid_argument, quire::formatted("options.num_tags: {}, expected >= 0", o->num_tags)};
   if (o->ledger == nullptr) {
     if (o->num_tags == 0) return {};
-    return {Code::invalid_argument, fmt::format("options.num_tags: {} tags, but no ledger to record them in", o->num_tags)};
+    return {Code::invalid_argument, quire::formatted("options.num_tags: {} tags, but no ledger to record them in", o->num_tags)};
   }
   setup.ledger = &o->ledger->ledger;
   if (o->num_tags == 0) return {};

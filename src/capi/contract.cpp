@@ -1,14 +1,13 @@
 // C ABI: the ledger, check() and its findings.
 #include "quire/contract.hpp"
 
-#include <fmt/format.h>
-
 #include <limits>
 #include <memory>
 
 #include "capi/convert.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
+#include "text/formatted.h"
 
 using quire::Code;
 using quire::Status;
@@ -23,15 +22,16 @@ static_assert(QUIRE_DEPTH_METADATA == static_cast<int>(quire::Depth::metadata) &
 
 Status within(const char* name, std::int64_t value, std::int64_t end) {
   if (value >= 0 && value < end) return {};
-  return {Code::invalid_argument, fmt::format("{}: {} outside [0, {})", name, value, end)};
+  return {Code::invalid_argument, quire::formatted("{}: {} outside [0, {})", name, value, end)};
 }
 
 Status ledger_size(std::int64_t num_pages, std::int64_t page_size) {
   constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int64_t>::max() / 64;
-  if (num_pages < 1) return {Code::invalid_argument, fmt::format("num_pages: {}, expected >= 1", num_pages)};
-  if (page_size < 1) return {Code::invalid_argument, fmt::format("page_size: {}, expected >= 1", page_size)};
+  if (num_pages < 1) return {Code::invalid_argument, quire::formatted("num_pages: {}, expected >= 1", num_pages)};
+  if (page_size < 1) return {Code::invalid_argument, quire::formatted("page_size: {}, expected >= 1", page_size)};
   if (num_pages > kMaxSlots / page_size)
-    return {Code::out_of_memory, fmt::format("a ledger of {} pages of {} slots does not fit in memory", num_pages, page_size)};
+    return {Code::out_of_memory,
+            quire::formatted("a ledger of {} pages of {} slots does not fit in memory", num_pages, page_size)};
   return {};
 }
 
@@ -55,7 +55,7 @@ quire_code quire_ledger_begin_step(quire_ledger* ledger, int64_t step) {
   return guarded([&]() -> Status {
     if (Status s = require({{ledger, "ledger"}}); !s.ok()) return s;
     if (step < ledger->step)
-      return {Code::invalid_argument, fmt::format("step: {}, expected at least the current step {}", step, ledger->step)};
+      return {Code::invalid_argument, quire::formatted("step: {}, expected at least the current step {}", step, ledger->step)};
     ledger->ledger.begin_step(step);
     ledger->step = step;
     return {};

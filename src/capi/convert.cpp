@@ -1,7 +1,6 @@
 // C ABI: conversions. A struct is read member by member into its C++ twin; the first implausible member ends it.
 #include "capi/convert.h"
-
-#include <fmt/format.h>
+#include "text/formatted.h"
 
 #include <type_traits>
 
@@ -30,22 +29,22 @@ class Reader {
   template <typename Struct>
   bool open(const Struct* s) {
     if (s == nullptr) {
-      status_ = {Code::invalid_argument, fmt::format("{}: NULL, expected a pointer", struct_name_)};
+      status_ = {Code::invalid_argument, quire::formatted("{}: NULL, expected a pointer", struct_name_)};
     } else {
       status_ = check_struct(s, s->struct_size, sizeof(Struct), struct_name_);
     }
     return status_.ok();
   }
   void refuse(std::string_view member, std::string_view text, Code code = Code::invalid_argument) {
-    if (status_.ok()) status_ = {code, fmt::format("{}{}{}: {}", struct_name_, member.empty() ? "" : ".", member, text)};
+    if (status_.ok()) status_ = {code, quire::formatted("{}{}{}: {}", struct_name_, member.empty() ? "" : ".", member, text)};
   }
   std::int64_t within(std::string_view member, std::int64_t value, std::int64_t first, std::int64_t last) {
     if (value >= first && value <= last) return value;
-    refuse(member, fmt::format("{}, expected {} to {}", value, first, last));
+    refuse(member, quire::formatted("{}, expected {} to {}", value, first, last));
     return first;
   }
   void reserved(std::string_view member, std::int64_t value) {
-    if (value != 0) refuse(member, fmt::format("{}, but this version knows no meaning for it", value), Code::unsupported);
+    if (value != 0) refuse(member, quire::formatted("{}, but this version knows no meaning for it", value), Code::unsupported);
   }
   Tensor tensor(std::string_view member, const quire_tensor& t);
   const Status& status() const { return status_; }
@@ -57,9 +56,9 @@ class Reader {
 
 Tensor Reader::tensor(std::string_view member, const quire_tensor& t) {
   reserved(member, t.reserved);
-  within(member.empty() ? "dtype" : fmt::format("{}.dtype", member), t.dtype, QUIRE_DTYPE_NONE, QUIRE_I64);
-  within(member.empty() ? "rank" : fmt::format("{}.rank", member), t.rank, 0, QUIRE_MAX_RANK);
-  within(member.empty() ? "memory" : fmt::format("{}.memory", member), t.memory, QUIRE_MEMORY_CPU, QUIRE_MEMORY_HIP);
+  within(member.empty() ? "dtype" : quire::formatted("{}.dtype", member), t.dtype, QUIRE_DTYPE_NONE, QUIRE_I64);
+  within(member.empty() ? "rank" : quire::formatted("{}.rank", member), t.rank, 0, QUIRE_MAX_RANK);
+  within(member.empty() ? "memory" : quire::formatted("{}.memory", member), t.memory, QUIRE_MEMORY_CPU, QUIRE_MEMORY_HIP);
   if (!status_.ok()) return {};
   if (t.dtype == QUIRE_DTYPE_NONE) {
     // A forgotten dtype must not turn a given tensor into an absent one.
@@ -127,12 +126,12 @@ Status write_struct(Struct value, Struct* to, const char* name) {
 Status check_struct(const void* bytes, std::size_t struct_size, std::size_t known_size, const char* name) {
   constexpr std::size_t kPlausible = 1 << 16;
   if (struct_size < known_size || struct_size > kPlausible)
-    return {Code::invalid_argument,
-            fmt::format("{}: struct_size {}, expected {} (start it with its QUIRE_..._INIT)", name, struct_size, known_size)};
+    return {Code::invalid_argument, quire::formatted("{}: struct_size {}, expected {} (start it with its QUIRE_..._INIT)", name,
+                                                     struct_size, known_size)};
   for (std::size_t i = known_size; i < struct_size; ++i)
     if (static_cast<const unsigned char*>(bytes)[i] != 0)
       return {Code::unsupported,
-              fmt::format("{}: byte {} is set, but Quire {} knows only the first {}", name, i, QUIRE_VERSION, known_size)};
+              quire::formatted("{}: byte {} is set, but Quire {} knows only the first {}", name, i, QUIRE_VERSION, known_size)};
   return {};
 }
 

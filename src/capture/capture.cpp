@@ -2,8 +2,6 @@
 //
 // Reading checks the container and the names, not the contract: a capture of a broken batch must reach check(). Everything is
 // copied into 64-byte aligned memory that the case owns. Writing is canonical: equal cases give equal files.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -13,6 +11,7 @@
 #include "capture/safetensors.h"
 #include "capture/text.h"
 #include "quire/capture.hpp"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -77,27 +76,27 @@ Status broken(std::string text) { return {Code::parse_error, "capture: " + std::
 Status unknown_tensor(std::string_view name) {
   const auto names = place_names();
   const std::string_view guess = capture::nearest(name, names);
-  return broken(fmt::format("unknown tensor {}{}; expected names: {}", quote(name),
-                            guess.empty() ? "" : fmt::format(", did you mean {}?", quote(guess)), fmt::join(names, " ")));
+  return broken(formatted("unknown tensor {}{}; expected names: {}", quote(name),
+                          guess.empty() ? "" : formatted(", did you mean {}?", quote(guess)), fmt::join(names, " ")));
 }
 
 /// The type of an entry; a U8 tensor holds the fp8 format that metadata key dtype.NAME gives.
 Result<DType> dtype_of(const Entry& entry, const Metadata& metadata) {
   const DType coded = capture::dtype_of_code(entry.code).value_or(DType::none);
-  const std::string key = fmt::format("{}{}", kDTypePrefix, entry.name);
+  const std::string key = formatted("{}{}", kDTypePrefix, entry.name);
   const auto given = metadata.find(key);
   if (given == metadata.end()) {
     if (coded != DType::none) return coded;
-    return broken(fmt::format("tensor {}: dtype U8 needs metadata key {} = fp8_e4m3fn, fp8_e4m3fnuz, fp8_e5m2 or fp8_e5m2fnuz",
-                              quote(entry.name), quote(key)));
+    return broken(formatted("tensor {}: dtype U8 needs metadata key {} = fp8_e4m3fn, fp8_e4m3fnuz, fp8_e5m2 or fp8_e5m2fnuz",
+                            quote(entry.name), quote(key)));
   }
   const DType named = dtype_from_name(given->second).value_or(DType::none);
   if (coded != DType::none && coded != named) {
-    return broken(fmt::format("metadata {}={}: the file stores {}, which is {}", quote(key), quote(given->second), entry.code,
-                              name(coded)));
+    return broken(
+        formatted("metadata {}={}: the file stores {}, which is {}", quote(key), quote(given->second), entry.code, name(coded)));
   }
   if (!is_fp8(named) && coded == DType::none) {
-    return broken(fmt::format("metadata {}={}: expected an fp8 type for a U8 tensor", quote(key), quote(given->second)));
+    return broken(formatted("metadata {}={}: expected an fp8 type for a U8 tensor", quote(key), quote(given->second)));
   }
   return named;
 }
@@ -109,13 +108,13 @@ Status read_tensor(const ByteSource& source, const Header& header, const Entry& 
   if (!dtype.ok()) return dtype.status();
   const std::size_t bytes = static_cast<std::size_t>(entry.end - entry.begin);
   std::byte* data = c.allocate(bytes);
-  if (data == nullptr) return broken(fmt::format("tensor {}: out of memory for {} bytes", quote(entry.name), bytes));
+  if (data == nullptr) return broken(formatted("tensor {}: out of memory for {} bytes", quote(entry.name), bytes));
   place->in(c) = Tensor::from_shape(data, dtype.value(), entry.shape, entry.rank);
   return source.read(header.data_start + entry.begin, {data, bytes});
 }
 
 Status bad_option(std::string_view key, std::string_view text, std::string_view expected) {
-  return broken(fmt::format("metadata {}={}: expected {}", quote(key), quote(text), expected));
+  return broken(formatted("metadata {}={}: expected {}", quote(key), quote(text), expected));
 }
 
 Status read_float(const Metadata& metadata, const char* key, std::optional<float>& out) {
@@ -151,10 +150,10 @@ Status read_notes(const Header& header, Case& c) {
       const std::string_view tensor = std::string_view(key).substr(kDTypePrefix.size());
       const bool exists =
           std::any_of(header.entries.begin(), header.entries.end(), [&](const Entry& e) { return e.name == tensor; });
-      if (!exists) return broken(fmt::format("metadata key {}: the file has no such tensor", quote(key)));
+      if (!exists) return broken(formatted("metadata key {}: the file has no such tensor", quote(key)));
     } else if (!is_reserved(key)) {
       if (const auto guess = capture::nearest(key, kReservedKeys); !guess.empty()) {
-        return broken(fmt::format("unknown metadata key {}: did you mean {}?", quote(key), quote(guess)));
+        return broken(formatted("unknown metadata key {}: did you mean {}?", quote(key), quote(guess)));
       }
       c.notes[key] = value;
     }
@@ -195,7 +194,7 @@ Result<Case> read_case(const ByteSource& source) {
   for (const Entry& entry : header->entries)
     if (Status s = read_tensor(source, header.value(), entry, c); !s.ok()) return s;
   for (const Place& place : kPlaces) {
-    if (place.required && !place.in(c).present()) return broken(fmt::format("tensor {} is missing", quote(place.name)));
+    if (place.required && !place.in(c).present()) return broken(formatted("tensor {} is missing", quote(place.name)));
   }
   if (Status s = supply_output(c); !s.ok()) return s;
   return c;
@@ -203,7 +202,7 @@ Result<Case> read_case(const ByteSource& source) {
 
 Status with_path(const std::string& path, const Status& s) {
   if (s.code() == Code::io_error) return s;
-  return {s.code(), fmt::format("{}: {}", path, s.message())};
+  return {s.code(), formatted("{}: {}", path, s.message())};
 }
 
 /// A tensor that goes into the file, and where.
@@ -213,15 +212,14 @@ struct Outgoing {
 };
 
 Status refuse(std::string_view tensor, std::string_view why) {
-  return {Code::invalid_argument, fmt::format("capture: tensor {}: {}", quote(tensor), why)};
+  return {Code::invalid_argument, formatted("capture: tensor {}: {}", quote(tensor), why)};
 }
 
 Result<Outgoing> outgoing(std::string_view tensor_name, const Tensor& t) {
   const std::string_view code = capture::code_of(t.dtype);
-  if (code.empty()) return refuse(tensor_name, fmt::format("type {} cannot be stored", name(t.dtype)));
+  if (code.empty()) return refuse(tensor_name, formatted("type {} cannot be stored", name(t.dtype)));
   if (t.memory != Memory::cpu) return refuse(tensor_name, "it is in device memory; copy it to the host first");
-  if (t.rank > Tensor::kMaxRank)
-    return refuse(tensor_name, fmt::format("rank {}: expected at most {}", t.rank, Tensor::kMaxRank));
+  if (t.rank > Tensor::kMaxRank) return refuse(tensor_name, formatted("rank {}: expected at most {}", t.rank, Tensor::kMaxRank));
   const auto bytes = capture::checked_bytes(t.shape, t.rank, itemsize(t.dtype));
   if (!bytes) return refuse(tensor_name, "a dimension is negative or the size exceeds 2^63 bytes");
   if (*bytes > 0 && t.data == nullptr) return refuse(tensor_name, "data is null");
@@ -258,7 +256,7 @@ Result<Metadata> metadata_of(const Case& c, const std::vector<Outgoing>& tensors
   for (const auto& [key, value] : c.notes) {
     if (is_reserved(key) || !capture::nearest(key, kReservedKeys).empty()) {
       return Status(Code::invalid_argument,
-                    fmt::format("capture: note {}: the key is reserved, or too close to a reserved one", quote(key)));
+                    formatted("capture: note {}: the key is reserved, or too close to a reserved one", quote(key)));
     }
     m[key] = value;
   }
@@ -269,9 +267,9 @@ Result<Metadata> metadata_of(const Case& c, const std::vector<Outgoing>& tensors
   m["layout"] = name(c.cache.layout);
   if (c.options.softmax_scale) m["softmax_scale"] = capture::float_text(*c.options.softmax_scale);
   if (c.options.logits_soft_cap) m["logits_soft_cap"] = capture::float_text(*c.options.logits_soft_cap);
-  if (c.options.sliding_window) m["sliding_window"] = fmt::format("{}", *c.options.sliding_window);
+  if (c.options.sliding_window) m["sliding_window"] = formatted("{}", *c.options.sliding_window);
   for (const Outgoing& one : tensors) {
-    if (one.entry.code == "U8") m[fmt::format("{}{}", kDTypePrefix, one.entry.name)] = name(one.tensor.dtype);
+    if (one.entry.code == "U8") m[formatted("{}{}", kDTypePrefix, one.entry.name)] = name(one.tensor.dtype);
   }
   return m;
 }

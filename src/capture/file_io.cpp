@@ -1,8 +1,8 @@
 // POSIX file access behind captures.
 #include "capture/file_io.h"
+#include "text/formatted.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
 constexpr std::size_t kWorthAThread = std::size_t{32} << 20;
 
 Status io_error(const std::string& path, const char* what, int error) {
-  return {Code::io_error, fmt::format("{}: {}: {}", path, what, std::generic_category().message(error))};
+  return {Code::io_error, formatted("{}: {}: {}", path, what, std::generic_category().message(error))};
 }
 
 }  // namespace
@@ -66,8 +66,7 @@ Status FileSource::read_part(std::uint64_t offset, std::span<std::byte> out) con
     const ssize_t got = ::pread(fd_, out.data(), std::min(out.size(), kMaxTransfer), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return io_error(path_, "cannot read", errno);
-    if (got == 0)
-      return {Code::io_error, fmt::format("{}: the file became shorter than {} bytes while being read", path_, size_)};
+    if (got == 0) return {Code::io_error, formatted("{}: the file became shorter than {} bytes while being read", path_, size_)};
     out = out.subspan(static_cast<std::size_t>(got));
     offset += static_cast<std::uint64_t>(got);
   }
@@ -98,10 +97,10 @@ Status AtomicFile::open(const std::string& path) {
   path_ = path;
   struct stat info{};
   if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
-    return {Code::io_error, fmt::format("{}: exists and is not a regular file", path_)};
+    return {Code::io_error, formatted("{}: exists and is not a regular file", path_)};
   }
   for (;;) {
-    std::string name = fmt::format("{}.tmp.{}.{}", path, ::getpid(), counter++);
+    std::string name = formatted("{}.tmp.{}.{}", path, ::getpid(), counter++);
     fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd_ >= 0) return temporary_ = std::move(name), Status();
     if (errno != EEXIST) return fail("cannot create a temporary file beside it");

@@ -2,7 +2,6 @@
 //
 // Guarantees: the same line gives the same bytes everywhere; nothing is left uninitialised; sizes that cannot be held are
 // refused before the first allocation. Knows the contract's words, not its rules: check() judges the result like any other batch.
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
 #include "semantics/visible_range.h"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -96,14 +96,14 @@ double memory_bytes() {
 
 Status check_sizes(const ProblemLine& line, const Sizes& s) {
   if (s.num_pages < s.pages_in_use) {
-    return {Code::invalid_argument, fmt::format("problem line: pages={}: the requests need at least {} pages of {} tokens",
-                                                line.num_pages, s.pages_in_use, line.problem.page_size)};
+    return {Code::invalid_argument, formatted("problem line: pages={}: the requests need at least {} pages of {} tokens",
+                                              line.num_pages, s.pages_in_use, line.problem.page_size)};
   }
   const double needed = bytes_needed(line, s);
   const double available = memory_bytes();
   if (needed > available) {
-    return {Code::unsupported, fmt::format("problem line: its tensors need {:.1f} GiB, this machine has {:.1f} GiB of memory: {}",
-                                           needed * 0x1p-30, available * 0x1p-30, to_string(line).substr(0, 200))};
+    return {Code::unsupported, formatted("problem line: its tensors need {:.1f} GiB, this machine has {:.1f} GiB of memory: {}",
+                                         needed * 0x1p-30, available * 0x1p-30, to_string(line).substr(0, 200))};
   }
   return {};
 }
@@ -138,7 +138,7 @@ class Maker {
     allocate_tensors();
     if (failed_) {
       return Status(Code::unsupported,
-                    fmt::format("out of memory: the tensors need {:.3f} GiB", bytes_needed(line_, s_) * 0x1p-30));
+                    formatted("out of memory: the tensors need {:.3f} GiB", bytes_needed(line_, s_) * 0x1p-30));
     }
     fill_options();
     fill_lengths();

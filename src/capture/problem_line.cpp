@@ -2,14 +2,13 @@
 //
 // Parsing is strict: every key once, every number whole and in range, every combination one that Quire can run. What comes
 // out can be planned and filled with data without any size overflowing 64 bits.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 
 #include "capture/text.h"
 #include "quire/problem.hpp"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -26,7 +25,7 @@ constexpr std::int64_t kMaxRequests = 1 << 20;
 constexpr std::int64_t kMaxPairs = std::int64_t{1} << 56;
 
 Status fail(std::string_view key, std::string_view got, std::string_view expected) {
-  return {Code::parse_error, fmt::format("problem line: {}={}: expected {}", key, quote(got), expected)};
+  return {Code::parse_error, formatted("problem line: {}={}: expected {}", key, quote(got), expected)};
 }
 
 template <typename Value>
@@ -42,7 +41,7 @@ Status set_choice(std::string_view key, std::string_view text, const Choice<Valu
     if (choices[i].text == text) return out = choices[i].value, Status();
     names[i] = choices[i].text;
   }
-  return fail(key, text, fmt::format("one of {}", fmt::join(names, ", ")));
+  return fail(key, text, formatted("one of {}", fmt::join(names, ", ")));
 }
 
 constexpr Choice<DType> kQueryTypes[] = {{"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16}};
@@ -72,7 +71,7 @@ std::string_view text_of(Value value, const Choice<Value> (&choices)[n]) {
 Status set_size(std::string_view key, std::string_view text, std::int64_t least, std::int64_t& out) {
   const auto value = parse_int(text);
   if (!value || *value < least || *value > kMaxSize) {
-    return fail(key, text, fmt::format("an integer in [{}, {}]", least, kMaxSize));
+    return fail(key, text, formatted("an integer in [{}, {}]", least, kMaxSize));
   }
   return out = *value, Status();
 }
@@ -119,12 +118,12 @@ Status parse_request(std::string_view item, RequestRun& run) {
   const auto context = parse_int(context_text.value_or("0"));
   if (!count || !query || !context || *count < 1 || *query < 0 || *context < 0) return fail("reqs", item, kForm);
   if (*query > kMaxSize || *context > kMaxSize - *query) {
-    return fail("reqs", item, fmt::format("query_len + context_len <= {}", kMaxSize));
+    return fail("reqs", item, formatted("query_len + context_len <= {}", kMaxSize));
   }
   const auto cached = cached_text ? parse_int(*cached_text) : std::optional(*query + *context);
   if (!cached) return fail("reqs", item, kForm);
   if (*cached < *context || *cached > *context + *query) {
-    return fail("reqs", item, fmt::format("cached_len in [context_len, seq_len] = [{}, {}]", *context, *context + *query));
+    return fail("reqs", item, formatted("cached_len in [context_len, seq_len] = [{}, {}]", *context, *context + *query));
   }
   run = {*count, {*query, *context, *cached}};
   return {};
@@ -141,11 +140,11 @@ Status set_reqs(std::string_view, std::string_view text, Problem& p) {
     RequestRun run;
     if (Status s = parse_request(item, run); !s.ok()) return s;
     if (run.count > kMaxRequests - static_cast<std::int64_t>(p.reqs.size())) {
-      return fail("reqs", item, fmt::format("at most {} requests in all", kMaxRequests));
+      return fail("reqs", item, formatted("at most {} requests in all", kMaxRequests));
     }
     const std::int64_t budget = (kMaxPairs - pairs) / run.count;  // query_len * seq_len < 2^62: no overflow
     if (run.request.query_len * run.request.seq_len() > budget) {
-      return fail("reqs", item, fmt::format("at most {} pairs of query row and key in all", kMaxPairs));
+      return fail("reqs", item, formatted("at most {} pairs of query row and key in all", kMaxPairs));
     }
     pairs += run.count * run.request.query_len * run.request.seq_len();
     p.reqs.insert(p.reqs.end(), static_cast<std::size_t>(run.count), run.request);
@@ -166,7 +165,7 @@ Status set_window(std::string_view key, std::string_view text, ProblemLine& line
   std::int64_t window = 0;
   if (Status s = set_size(key, text, 1, window); !s.ok()) {
     return fail(key, text,
-                fmt::format("the number of visible keys, own key included, in [1, {}]; leave the key out for all", kMaxSize));
+                formatted("the number of visible keys, own key included, in [1, {}]; leave the key out for all", kMaxSize));
   }
   line.problem.sliding_window = window;
   return {};
@@ -245,18 +244,18 @@ Status unknown_key(std::string_view key) {
   std::string_view guess = capture::nearest(key, names);
   for (const auto& [alias, ours] : kAliases)
     if (alias == key) guess = ours;
-  const std::string hint = guess.empty() ? "" : fmt::format("; did you mean {}=?", guess);
-  return {Code::parse_error, fmt::format("problem line: unknown key {}{} (keys: {})", quote(key), hint, fmt::join(names, " "))};
+  const std::string hint = guess.empty() ? "" : formatted("; did you mean {}=?", guess);
+  return {Code::parse_error, formatted("problem line: unknown key {}{} (keys: {})", quote(key), hint, fmt::join(names, " "))};
 }
 
 Status set_word(std::string_view word, ProblemLine& line, std::array<bool, kNumKeys>& seen) {
   std::string_view key = word;
   const auto value = cut_after(key, '=');
-  if (!value) return {Code::parse_error, fmt::format("problem line: {}: expected key=value", quote(word))};
+  if (!value) return {Code::parse_error, formatted("problem line: {}: expected key=value", quote(word))};
   const auto* row = std::find_if(std::begin(kKeys), std::end(kKeys), [&](const Key& k) { return k.name == key; });
   if (row == std::end(kKeys)) return unknown_key(key);
   bool& seen_before = seen[static_cast<std::size_t>(row - kKeys)];
-  if (seen_before) return {Code::parse_error, fmt::format("problem line: {}={}: the key is given twice", key, quote(*value))};
+  if (seen_before) return {Code::parse_error, formatted("problem line: {}={}: the key is given twice", key, quote(*value))};
   seen_before = true;
   return row->set(key, *value, line);
 }
@@ -264,11 +263,11 @@ Status set_word(std::string_view word, ProblemLine& line, std::array<bool, kNumK
 Status check_combinations(const ProblemLine& line) {
   const Problem& p = line.problem;
   if (p.kv_dtype == DType::f32 && p.q_dtype != DType::f32) {
-    return fail("kv", "f32", fmt::format("the query's type ({}), a 16-bit type or an fp8 type", name(p.q_dtype)));
+    return fail("kv", "f32", formatted("the query's type ({}), a 16-bit type or an fp8 type", name(p.q_dtype)));
   }
   if (p.layout == CacheLayout::packed && p.head_dim % packed_x(p.kv_dtype) != 0) {
     return fail("layout", "packed",
-                fmt::format("d to be a multiple of {} with kv={}; d is {}", packed_x(p.kv_dtype), name(p.kv_dtype), p.head_dim));
+                formatted("d to be a multiple of {} with kv={}; d is {}", packed_x(p.kv_dtype), name(p.kv_dtype), p.head_dim));
   }
   return {};
 }
@@ -283,9 +282,9 @@ std::string reqs_text(const std::vector<Request>& reqs) {
     const Request& r = reqs[i];
     std::size_t end = i + 1;
     while (end < reqs.size() && reqs[end] == r) ++end;
-    text += fmt::format("{}{}x{}", i == 0 ? "" : ",", end - i, r.query_len);
-    if (r.context_len != 0) text += fmt::format("@{}", r.context_len);
-    if (r.cached_len != r.seq_len()) text += fmt::format("/{}", r.cached_len);
+    text += formatted("{}{}x{}", i == 0 ? "" : ",", end - i, r.query_len);
+    if (r.context_len != 0) text += formatted("@{}", r.context_len);
+    if (r.cached_len != r.seq_len()) text += formatted("/{}", r.cached_len);
     i = end;
   }
   return text;
@@ -303,9 +302,9 @@ Result<ProblemLine> parse_problem_line(std::string_view text) {
   }
   for (std::size_t i = 0; i < kNumKeys; ++i) {
     if (kKeys[i].required && !seen[i]) {
-      return Status(Code::parse_error, fmt::format("problem line: key {}= ({}) is missing; q=, heads=, d=, page= and reqs= are "
-                                                   "required, e.g. q=bf16 heads=32:8 d=128 page=16 reqs=1x4096,64x1@2048",
-                                                   kKeys[i].name, kKeys[i].meaning));
+      return Status(Code::parse_error, formatted("problem line: key {}= ({}) is missing; q=, heads=, d=, page= and reqs= are "
+                                                 "required, e.g. q=bf16 heads=32:8 d=128 page=16 reqs=1x4096,64x1@2048",
+                                                 kKeys[i].name, kKeys[i].meaning));
     }
     if (kKeys[i].name == "kv" && !seen[i]) line.problem.kv_dtype = line.problem.q_dtype;
   }
@@ -321,33 +320,33 @@ Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text) {
     cut_after(row, '#');
     if (row.find_first_not_of(kBlanks) == row.npos) continue;
     Result<ProblemLine> line = parse_problem_line(row);
-    if (!line.ok()) return Status(Code::parse_error, fmt::format("line {}: {}", number, line.status().message()));
+    if (!line.ok()) return Status(Code::parse_error, formatted("line {}: {}", number, line.status().message()));
     lines.push_back(std::move(line).value());
   }
   return lines;
 }
 
 std::string to_string(const Problem& p) {
-  std::string text = fmt::format("q={} kv={} heads={}:{} d={} page={} layout={} reqs={}", name(p.q_dtype), name(p.kv_dtype),
-                                 p.num_q_heads, p.num_kv_heads, p.head_dim, p.page_size, name(p.layout), reqs_text(p.reqs));
-  if (p.softmax_scale) text += fmt::format(" scale={}", float_text(*p.softmax_scale));
-  if (p.sliding_window) text += fmt::format(" window={}", *p.sliding_window);
-  if (p.logits_soft_cap) text += fmt::format(" cap={}", float_text(*p.logits_soft_cap));
+  std::string text = formatted("q={} kv={} heads={}:{} d={} page={} layout={} reqs={}", name(p.q_dtype), name(p.kv_dtype),
+                               p.num_q_heads, p.num_kv_heads, p.head_dim, p.page_size, name(p.layout), reqs_text(p.reqs));
+  if (p.softmax_scale) text += formatted(" scale={}", float_text(*p.softmax_scale));
+  if (p.sliding_window) text += formatted(" window={}", *p.sliding_window);
+  if (p.logits_soft_cap) text += formatted(" cap={}", float_text(*p.logits_soft_cap));
   if (p.alibi) text += " alibi=1";
   if (p.sinks) text += " sinks=1";
   if (p.lse) text += " lse=1";
-  if (p.k_scale != ScaleKind::none) text += fmt::format(" kscale={}", text_of(p.k_scale, kScaleKinds));
-  if (p.v_scale != ScaleKind::none) text += fmt::format(" vscale={}", text_of(p.v_scale, kScaleKinds));
+  if (p.k_scale != ScaleKind::none) text += formatted(" kscale={}", text_of(p.k_scale, kScaleKinds));
+  if (p.v_scale != ScaleKind::none) text += formatted(" vscale={}", text_of(p.v_scale, kScaleKinds));
   return text;
 }
 
 std::string to_string(const ProblemLine& line) {
   std::string text = to_string(line.problem);
-  if (line.num_pages != 0) text += fmt::format(" pages={}", line.num_pages);
-  if (line.shared_pages != 0) text += fmt::format(" share={}", line.shared_pages);
-  if (line.index_dtype != DType::i32) text += fmt::format(" index={}", name(line.index_dtype));
-  if (line.data != DataKind::normal) text += fmt::format(" data={}", text_of(line.data, kDataKinds));
-  return text + fmt::format(" seed={}", line.seed);
+  if (line.num_pages != 0) text += formatted(" pages={}", line.num_pages);
+  if (line.shared_pages != 0) text += formatted(" share={}", line.shared_pages);
+  if (line.index_dtype != DType::i32) text += formatted(" index={}", name(line.index_dtype));
+  if (line.data != DataKind::normal) text += formatted(" data={}", text_of(line.data, kDataKinds));
+  return text + formatted(" seed={}", line.seed);
 }
 
 }  // namespace quire

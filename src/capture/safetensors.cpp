@@ -1,14 +1,13 @@
 // Reading and writing safetensors headers. Every check says where in the header it failed, what it found and what it expected.
 #include "capture/safetensors.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 
 #include "capture/text.h"
+#include "text/formatted.h"
 
 namespace quire::capture {
 namespace {
@@ -49,17 +48,17 @@ class HeaderEvents {
 
   bool null() { return unexpected("null"); }
   bool boolean(bool) { return unexpected("a boolean"); }
-  bool number_integer(std::int64_t value) { return unexpected(fmt::format("{}", value)); }
+  bool number_integer(std::int64_t value) { return unexpected(formatted("{}", value)); }
   bool number_float(double, const std::string& text) { return unexpected(quote(text)); }
   bool binary(std::vector<std::uint8_t>&) { return unexpected("binary data"); }
 
   bool number_unsigned(std::uint64_t value) {
-    if (level_ != Level::array || value > kLargest) return unexpected(fmt::format("{}", value));
+    if (level_ != Level::array || value > kLargest) return unexpected(formatted("{}", value));
     Entry& entry = header.entries.back();
     if (field_ == Field::data_offsets) {
       if (items_ < 2) (items_ == 0 ? entry.begin : entry.end) = value;
     } else {
-      if (items_ >= Tensor::kMaxRank) return fail(fmt::format("more than {} dimensions", Tensor::kMaxRank));
+      if (items_ >= Tensor::kMaxRank) return fail(formatted("more than {} dimensions", Tensor::kMaxRank));
       entry.shape[static_cast<std::size_t>(items_)] = static_cast<std::int64_t>(value);
       entry.rank = items_ + 1;
     }
@@ -82,7 +81,7 @@ class HeaderEvents {
     if (level_ != Level::root) return unexpected("an object");
     seen_.clear();
     if (name_ == kMetadataKey) return level_ = Level::metadata, true;
-    if (header.entries.size() >= kMaxTensors) return fail(fmt::format("more than {} tensors", kMaxTensors));
+    if (header.entries.size() >= kMaxTensors) return fail(formatted("more than {} tensors", kMaxTensors));
     header.entries.emplace_back().name = name_;
     return level_ = Level::tensor, true;
   }
@@ -106,14 +105,14 @@ class HeaderEvents {
 
   bool end_array() {
     level_ = Level::tensor;
-    if (field_ == Field::data_offsets && items_ != 2) return fail(fmt::format("{} numbers, expected [begin, end]", items_));
+    if (field_ == Field::data_offsets && items_ != 2) return fail(formatted("{} numbers, expected [begin, end]", items_));
     return true;
   }
 
   bool end_object() {
     if (level_ == Level::tensor) {
       for (const char* field : {"dtype", "shape", "data_offsets"})
-        if (seen_.count(field) == 0) return key_.clear(), fail(fmt::format("{} is missing", field));
+        if (seen_.count(field) == 0) return key_.clear(), fail(formatted("{} is missing", field));
     }
     level_ = level_ == Level::root ? Level::top : Level::root;
     key_.clear();
@@ -124,8 +123,8 @@ class HeaderEvents {
   bool parse_error(std::size_t position, const std::string&, const Exception& exception) {
     const std::string_view text = exception.what();
     const std::size_t colon = text.find(": ");
-    status = broken(fmt::format("header is not valid JSON at byte {}: {}", position,
-                                quote_tail(colon == text.npos ? text : text.substr(colon + 2))));
+    status = broken(formatted("header is not valid JSON at byte {}: {}", position,
+                              quote_tail(colon == text.npos ? text : text.substr(colon + 2))));
     return false;
   }
 
@@ -145,9 +144,9 @@ class HeaderEvents {
   std::string where() const {
     if (level_ == Level::top) return "header";
     if (level_ == Level::root) return "header: " + quote(name_);
-    if (level_ == Level::array) return fmt::format("tensor {}: {}[{}]", quote(name_), key_, items_);
+    if (level_ == Level::array) return formatted("tensor {}: {}[{}]", quote(name_), key_, items_);
     const std::string owner = level_ == Level::metadata ? std::string(kMetadataKey) : "tensor " + quote(name_);
-    return key_.empty() ? owner : fmt::format("{}: {}", owner, quote(key_));
+    return key_.empty() ? owner : formatted("{}: {}", owner, quote(key_));
   }
 
   const char* expected() const {
@@ -161,8 +160,8 @@ class HeaderEvents {
     return "";
   }
 
-  bool fail(std::string_view text) { return status = broken(fmt::format("{}: {}", where(), text)), false; }
-  bool unexpected(std::string_view got) { return fail(fmt::format("expected {}, got {}", expected(), got)); }
+  bool fail(std::string_view text) { return status = broken(formatted("{}: {}", where(), text)), false; }
+  bool unexpected(std::string_view got) { return fail(formatted("expected {}, got {}", expected(), got)); }
 
   Level level_ = Level::top;
   Field field_ = Field::dtype;
@@ -172,23 +171,23 @@ class HeaderEvents {
 };
 
 std::string shape_text(const Entry& entry) {
-  return fmt::format("{} [{}]", entry.code, fmt::join(entry.shape.begin(), entry.shape.begin() + entry.rank, ", "));
+  return formatted("{} [{}]", entry.code, fmt::join(entry.shape.begin(), entry.shape.begin() + entry.rank, ", "));
 }
 
 Status check_entry(const Entry& entry, std::uint64_t data_size) {
   const std::string where = "tensor " + quote(entry.name);
   const CodeRow* row = find_code(entry.code);
-  if (row == nullptr) return broken(fmt::format("{}: dtype {}: expected one of {}", where, quote(entry.code), known_codes()));
+  if (row == nullptr) return broken(formatted("{}: dtype {}: expected one of {}", where, quote(entry.code), known_codes()));
   const auto bytes = checked_bytes(entry.shape, entry.rank, row->itemsize);
-  if (!bytes) return broken(fmt::format("{}: {}: the size in bytes exceeds 2^63", where, shape_text(entry)));
-  const std::string range = fmt::format("data_offsets [{}, {}]", entry.begin, entry.end);
-  if (entry.begin > entry.end) return broken(fmt::format("{}: {}: begin is after end", where, range));
+  if (!bytes) return broken(formatted("{}: {}: the size in bytes exceeds 2^63", where, shape_text(entry)));
+  const std::string range = formatted("data_offsets [{}, {}]", entry.begin, entry.end);
+  if (entry.begin > entry.end) return broken(formatted("{}: {}: begin is after end", where, range));
   if (entry.end > data_size) {
-    return broken(fmt::format("{}: {}: outside the {} data bytes of the file (truncated?)", where, range, data_size));
+    return broken(formatted("{}: {}: outside the {} data bytes of the file (truncated?)", where, range, data_size));
   }
   if (entry.end - entry.begin != static_cast<std::uint64_t>(*bytes)) {
-    return broken(fmt::format("{}: {}: expected {} bytes for {}, got {}", where, range, *bytes, shape_text(entry),
-                              entry.end - entry.begin));
+    return broken(
+        formatted("{}: {}: expected {} bytes for {}, got {}", where, range, *bytes, shape_text(entry), entry.end - entry.begin));
   }
   return {};
 }
@@ -205,17 +204,17 @@ Status check_cover(const std::vector<Entry>& entries, std::uint64_t data_size) {
   std::string_view last = "the header";
   for (const Entry* entry : order) {
     if (entry->begin < covered) {
-      return broken(fmt::format("tensor {} begins at data byte {}, inside tensor {}, which ends at {}", quote(entry->name),
-                                entry->begin, quote(last), covered));
+      return broken(formatted("tensor {} begins at data byte {}, inside tensor {}, which ends at {}", quote(entry->name),
+                              entry->begin, quote(last), covered));
     }
     if (entry->begin > covered) {
       return broken(
-          fmt::format("data bytes [{}, {}) before tensor {} belong to no tensor", covered, entry->begin, quote(entry->name)));
+          formatted("data bytes [{}, {}) before tensor {} belong to no tensor", covered, entry->begin, quote(entry->name)));
     }
     covered = entry->end;
     last = entry->name;
   }
-  if (covered != data_size) return broken(fmt::format("the last {} data bytes belong to no tensor", data_size - covered));
+  if (covered != data_size) return broken(formatted("the last {} data bytes belong to no tensor", data_size - covered));
   return {};
 }
 
@@ -227,7 +226,7 @@ void append_quoted(std::string& out, std::string_view text) {
       out += '\\';
       out += c;
     } else if (static_cast<unsigned char>(c) < 0x20) {
-      out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+      out += formatted("\\u{:04x}", static_cast<unsigned>(c));
     } else {
       out += c;
     }
@@ -251,7 +250,7 @@ std::optional<DType> dtype_of_code(std::string_view code) noexcept {
 
 std::string known_codes() {
   std::string text;
-  for (const CodeRow& row : kCodes) text += fmt::format("{}{}", text.empty() ? "" : ", ", row.code);
+  for (const CodeRow& row : kCodes) text += formatted("{}{}", text.empty() ? "" : ", ", row.code);
   return text;
 }
 
@@ -271,14 +270,14 @@ std::optional<std::int64_t> checked_bytes(const std::array<std::int64_t, Tensor:
 
 Result<std::uint64_t> parse_header_length(std::span<const std::byte> prefix, std::uint64_t file_size) {
   if (prefix.size() < kLengthBytes) {
-    return broken(fmt::format("the file has {} bytes, expected at least the 8 of the header length", prefix.size()));
+    return broken(formatted("the file has {} bytes, expected at least the 8 of the header length", prefix.size()));
   }
   std::uint64_t length = 0;
   for (std::size_t i = kLengthBytes; i-- > 0;) length = length << 8 | std::to_integer<std::uint64_t>(prefix[i]);
-  if (length > kMaxHeaderBytes) return broken(fmt::format("header length {}: expected at most {}", length, kMaxHeaderBytes));
+  if (length > kMaxHeaderBytes) return broken(formatted("header length {}: expected at most {}", length, kMaxHeaderBytes));
   if (length > file_size - kLengthBytes) {
-    return broken(fmt::format("header length {}: the file has only {} bytes after the length (truncated?)", length,
-                              file_size - kLengthBytes));
+    return broken(formatted("header length {}: the file has only {} bytes after the length (truncated?)", length,
+                            file_size - kLengthBytes));
   }
   return length;
 }
@@ -308,8 +307,8 @@ Result<std::string> format_header(const std::vector<Entry>& entries, const Metad
   for (const Entry& entry : entries) {
     json += ',';
     append_quoted(json, entry.name);
-    json += fmt::format(R"(:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", entry.code,
-                        fmt::join(entry.shape.begin(), entry.shape.begin() + entry.rank, ","), entry.begin, entry.end);
+    json += formatted(R"(:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", entry.code,
+                      fmt::join(entry.shape.begin(), entry.shape.begin() + entry.rank, ","), entry.begin, entry.end);
   }
   json += '}';
   if (!nlohmann::json::accept(json)) return Status(Code::invalid_argument, "capture: a note or its key is not valid UTF-8");

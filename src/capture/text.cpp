@@ -1,7 +1,6 @@
 // Strict numbers, quoting and nearest names for the text that people and files hand to Quire.
 #include "capture/text.h"
-
-#include <fmt/format.h>
+#include "text/formatted.h"
 
 #include <algorithm>
 #include <charconv>
@@ -41,7 +40,7 @@ std::string quote(std::string_view text) {
   for (const char c : text.substr(0, kMaxShown)) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte >= 0x7F || c == '"' || c == '\\') {
-      out += fmt::format("\\x{:02x}", byte);
+      out += formatted("\\x{:02x}", byte);
     } else {
       out += c;
     }
@@ -53,7 +52,7 @@ std::optional<std::int64_t> parse_int(std::string_view text) noexcept { return p
 std::optional<std::uint64_t> parse_uint(std::string_view text) noexcept { return parse_whole<std::uint64_t>(text); }
 std::optional<float> parse_float(std::string_view text) noexcept { return parse_whole<float>(text); }
 
-std::string float_text(float value) { return fmt::format("{}", value); }
+std::string float_text(float value) { return formatted("{}", value); }
 
 std::string_view nearest(std::string_view text, std::span<const std::string_view> candidates) {
   constexpr std::size_t kLongestCompared = 64;

@@ -1,6 +1,4 @@
 // Rules Q-C01 to Q-C05: every element that attention reads is finite. O(bytes): rows are scanned by bit pattern first.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,6 +7,7 @@
 #include "contract/context.h"
 #include "semantics/dtype.h"
 #include "semantics/layout.h"
+#include "text/formatted.h"
 
 namespace quire::contract {
 namespace {
@@ -93,9 +92,8 @@ void check_rows(Context& c, RuleId rule, const NamedTensor& t, std::int64_t r, c
     for (std::int64_t head = 0; head < tensor.shape[1]; ++head) {
       for_each_non_finite(tensor, strides.row(0, head, row), strides, tensor.shape[2], 1.0f, [&](std::int64_t d, float value) {
         if (c.report.counted(rule)) return;
-        const std::string where =
-            lengths.sound ? fmt::format(" position {}", lengths.context_len() + i) : fmt::format(" row {}", i);
-        c.report.add(rule, t.name, {row, head, d}, fmt::format("{} in request {}{}", value, r, where), "finite");
+        const std::string where = lengths.sound ? formatted(" position {}", lengths.context_len() + i) : formatted(" row {}", i);
+        c.report.add(rule, t.name, {row, head, d}, formatted("{} in request {}{}", value, r, where), "finite");
       });
     }
   }
@@ -128,11 +126,11 @@ void c05_value(Context& c) { new_rows(c, C05, {"value", &c.batch.value}); }
 /// The index of an element in the tensor as the user shaped it.
 std::string element_index(const KVCache& cache, bool is_k, std::int64_t page, std::int64_t offset, std::int64_t head,
                           std::int64_t d) {
-  if (cache.layout == CacheLayout::nhd) return fmt::format("[{}][{}][{}][{}]", page, offset, head, d);
-  if (cache.layout == CacheLayout::hnd) return fmt::format("[{}][{}][{}][{}]", page, head, offset, d);
+  if (cache.layout == CacheLayout::nhd) return formatted("[{}][{}][{}][{}]", page, offset, head, d);
+  if (cache.layout == CacheLayout::hnd) return formatted("[{}][{}][{}][{}]", page, head, offset, d);
   const std::int64_t x = cache.k.shape[4];
-  return is_k ? fmt::format("[{}][{}][{}][{}][{}]", page, head, d / x, offset, d % x)
-              : fmt::format("[{}][{}][{}][{}]", page, head, d, offset);
+  return is_k ? formatted("[{}][{}][{}][{}][{}]", page, head, d / x, offset, d % x)
+              : formatted("[{}][{}][{}][{}]", page, head, d, offset);
 }
 
 float scale_of(const Tensor& scale, std::int64_t head) {
@@ -153,8 +151,8 @@ void cached(Context& c, RuleId rule, bool is_k) {
             if (c.report.counted(rule)) return;
             const std::string index = element_index(c.cache, is_k, page, offset + i, head, d);
             c.report.add(rule, (is_k ? "cache.k" : "cache.v") + index, {},
-                         fmt::format("{} at position {} of request {} (page {}, offset {}, head {}, dim {})", value, position + i,
-                                     r, page, offset + i, head, d),
+                         formatted("{} at position {} of request {} (page {}, offset {}, head {}, dim {})", value, position + i,
+                                   r, page, offset + i, head, d),
                          "finite");
           };
           for_each_non_finite(tensor, strides.row(page, head, offset + i), strides, c.sizes.cache_head_dim, scale_of(scale, head),

@@ -1,11 +1,10 @@
 // Rules Q-L01 to Q-L05: every visible cached slot was written, for this reader and position, since its page was handed out.
 //
 // The rules judge the cache as it is now: call check() after this step's append.
-#include <fmt/format.h>
-
 #include <string>
 
 #include "contract/context.h"
+#include "text/formatted.h"
 
 namespace quire::contract {
 namespace {
@@ -22,14 +21,14 @@ struct Read {
 };
 
 std::string written_by(const SlotLedger::Entry& entry) {
-  return fmt::format("was written by request {} for position {} in step {}", entry.request, entry.position, entry.step);
+  return formatted("was written by request {} for position {} in step {}", entry.request, entry.position, entry.step);
 }
 
 void add(Context& c, RuleId rule, const Read& read, const std::string& what, std::string expected) {
   if (c.report.counted(rule)) return;
   c.report.add(rule, "block_table", {read.request, read.position / c.sizes.page_size},
-               fmt::format("request {} reads position {} from page {} offset {}, which {}", read.id, read.position, read.page,
-                           read.offset, what),
+               formatted("request {} reads position {} from page {} offset {}, which {}", read.id, read.position, read.page,
+                         read.offset, what),
                std::move(expected));
 }
 
@@ -50,21 +49,21 @@ bool l04_not_recycled(Context& c, const Read& read, const SlotLedger::Entry& ent
 
 bool l02_own_or_shared(Context& c, const Read& read, const SlotLedger::Entry& entry) {
   if (entry.request == read.id || c.ledger->shared_with(read.page, read.id)) return true;
-  add(c, L02, read, written_by(entry), fmt::format("a slot of request {} or a page shared with it", read.id));
+  add(c, L02, read, written_by(entry), formatted("a slot of request {} or a page shared with it", read.id));
   return false;
 }
 
 bool l03_position(Context& c, const Read& read, const SlotLedger::Entry& entry) {
   if (entry.position == read.position) return true;
-  add(c, L03, read, written_by(entry), fmt::format("a slot written for position {}", read.position));
+  add(c, L03, read, written_by(entry), formatted("a slot written for position {}", read.position));
   return false;
 }
 
 bool l05_same_cache(Context& c) {
   const bool same = c.ledger->num_pages() == c.sizes.num_pages && c.ledger->page_size() == c.sizes.page_size;
   if (!same) {
-    c.report.add(L05, "ledger", {}, fmt::format("{} pages of {}", c.ledger->num_pages(), c.ledger->page_size()),
-                 fmt::format("{} pages of {} as the cache", c.sizes.num_pages, c.sizes.page_size));
+    c.report.add(L05, "ledger", {}, formatted("{} pages of {}", c.ledger->num_pages(), c.ledger->page_size()),
+                 formatted("{} pages of {} as the cache", c.sizes.num_pages, c.sizes.page_size));
   }
   return same;
 }

@@ -1,11 +1,10 @@
 // Rules Q-G01 to Q-G06 and Q-C06: two partial results and the place for their union.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <limits>
 #include <string>
 
 #include "contract/context.h"
+#include "text/formatted.h"
 
 namespace quire::contract {
 namespace {
@@ -28,7 +27,7 @@ void g02_out_dtype(const Merging& m, Report& report) {
   for (const NamedTensor& t : {m.out_a, m.out_b, m.out}) {
     const DType dtype = t.tensor->dtype;
     if (!descriptor_ok(*t.tensor) || dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) continue;
-    report.add(G02, t.name, {}, fmt::format("dtype {}", name(dtype)), "f32, f16 or bf16");
+    report.add(G02, t.name, {}, formatted("dtype {}", name(dtype)), "f32, f16 or bf16");
   }
 }
 
@@ -43,14 +42,14 @@ void g03_lse_shape(const Merging& m, Report& report) {
   for (const NamedTensor& t : {m.lse_a, m.lse_b, m.lse}) {
     if (!well_formed(*t.tensor) || g03_ok(m, *t.tensor)) continue;
     report.add(G03, t.name, {}, "shape " + shape_text(*t.tensor),
-               fmt::format("[{}, {}] = [num_tokens, num_q_heads]", out.shape[0], out.shape[1]));
+               formatted("[{}, {}] = [num_tokens, num_q_heads]", out.shape[0], out.shape[1]));
   }
 }
 
 void g04_lse_dtype(const Merging& m, Report& report) {
   for (const NamedTensor& t : {m.lse_a, m.lse_b, m.lse}) {
     if (!descriptor_ok(*t.tensor) || t.tensor->dtype == DType::f32) continue;
-    report.add(G04, t.name, {}, fmt::format("dtype {}", name(t.tensor->dtype)), "f32");
+    report.add(G04, t.name, {}, formatted("dtype {}", name(t.tensor->dtype)), "f32");
   }
 }
 
@@ -66,7 +65,7 @@ void g06_no_overlap(const Merging& m, Report& report) {
     if (!readable(*written.tensor) || !readable(*other.tensor)) return;
     if (in_place_allowed && same_view(*written.tensor, *other.tensor)) return;
     if (!may_overlap(*written.tensor, *other.tensor)) return;
-    report.add(G06, written.name, {}, fmt::format("shares memory with {}", other.name),
+    report.add(G06, written.name, {}, formatted("shares memory with {}", other.name),
                in_place_allowed ? "exactly the same view, or memory of its own" : "memory of its own");
   };
   for (const NamedTensor& side : {m.out_a, m.out_b}) {
@@ -88,7 +87,7 @@ void c06_lse_values(Report& report, const NamedTensor& t) {
     for (std::int64_t head = 0; head < lse.shape[1]; ++head) {
       const float value = values[token * lse.stride[0] + head * lse.stride[1]];
       if (value <= std::numeric_limits<float>::max() || report.counted(C06)) continue;
-      report.add(C06, t.name, {token, head}, fmt::format("{}", value), "finite, or -inf for an empty side");
+      report.add(C06, t.name, {token, head}, formatted("{}", value), "finite, or -inf for an empty side");
     }
   }
 }

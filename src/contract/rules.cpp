@@ -1,11 +1,10 @@
 // The rule table as data, and how findings become text and status.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "contract/report.h"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -23,10 +22,10 @@ std::ptrdiff_t order(const Finding& finding) {
 
 std::string text_of(const Finding& finding, std::string_view hint) {
   std::string where = finding.tensor;
-  for (std::int64_t i : finding.index) where += fmt::format("[{}]", i);
+  for (std::int64_t i : finding.index) where += formatted("[{}]", i);
   const bool is_range = finding.expected.starts_with("in ");
   const std::string rest = is_range ? " outside " + finding.expected.substr(3) : ", expected " + finding.expected;
-  return fmt::format("{} {}: {}{}{}", finding.rule, where, finding.value, rest, hint.empty() ? "" : fmt::format(" ({})", hint));
+  return formatted("{} {}: {}{}{}", finding.rule, where, finding.value, rest, hint.empty() ? "" : formatted(" ({})", hint));
 }
 
 }  // namespace
@@ -37,7 +36,7 @@ Status Findings::status() const {
   if (total == 0) return {};
   if (items.empty()) return {Code::internal_error, "check: out of memory before the rules were applied"};
   const Finding& first = items.front();
-  const std::string more = total > 1 ? fmt::format(" (and {} more)", total - 1) : "";
+  const std::string more = total > 1 ? formatted(" (and {} more)", total - 1) : "";
   return {Code::contract_violation, first.message + more, first.rule};
 }
 

@@ -1,10 +1,9 @@
 // Rules on options and small float tensors: Q-M31 to Q-M36 (their form), Q-T13 to Q-T15 (their values).
-#include <fmt/format.h>
-
 #include <cmath>
 #include <string>
 
 #include "contract/context.h"
+#include "text/formatted.h"
 
 namespace quire::contract {
 namespace {
@@ -16,19 +15,19 @@ bool finite_positive(float value) { return std::isfinite(value) && value > 0.0f;
 void m31_softmax_scale(Context& c) {
   const auto& scale = c.options.softmax_scale;
   if (!scale || finite_positive(*scale)) return;
-  c.report.add(M31, "softmax_scale", {}, fmt::format("{}", *scale), "finite and > 0, or absent for 1 / sqrt(head_dim)");
+  c.report.add(M31, "softmax_scale", {}, formatted("{}", *scale), "finite and > 0, or absent for 1 / sqrt(head_dim)");
 }
 
 void m32_sliding_window(Context& c) {
   const auto& window = c.options.sliding_window;
   if (!window || *window >= 1) return;
-  c.report.add(M32, "sliding_window", {}, fmt::format("{}", *window), ">= 1, or absent for no window");
+  c.report.add(M32, "sliding_window", {}, formatted("{}", *window), ">= 1, or absent for no window");
 }
 
 void m33_soft_cap(Context& c) {
   const auto& cap = c.options.logits_soft_cap;
   if (!cap || finite_positive(*cap)) return;
-  c.report.add(M33, "logits_soft_cap", {}, fmt::format("{}", *cap), "finite and > 0, or absent for no cap");
+  c.report.add(M33, "logits_soft_cap", {}, formatted("{}", *cap), "finite and > 0, or absent for no cap");
 }
 
 /// f32 [num_q_heads]
@@ -38,7 +37,7 @@ void per_query_head(Context& c, RuleId rule, std::string_view tensor_name, const
   const bool shape_ok = t.rank == 1 && (!known(heads) || t.shape[0] == heads);
   if (t.dtype == DType::f32 && shape_ok) return;
   c.report.add(rule, tensor_name, {}, to_string(t),
-               known(heads) ? fmt::format("f32 [{}] = [num_q_heads]", heads) : "f32 [num_q_heads]");
+               known(heads) ? formatted("f32 [{}] = [num_q_heads]", heads) : "f32 [num_q_heads]");
 }
 
 void m34_alibi_slopes(Context& c) { per_query_head(c, M34, "alibi_slopes", c.options.alibi_slopes); }
@@ -50,9 +49,8 @@ void m36_scale_form(Context& c, std::string_view tensor_name, const Tensor& t) {
   const bool shape_ok =
       t.rank == 0 || (t.rank == 1 && (t.shape[0] == 1 || (known(heads) ? t.shape[0] == heads : t.shape[0] > 0)));
   if (t.dtype == DType::f32 && shape_ok) return;
-  c.report.add(
-      M36, tensor_name, {}, to_string(t),
-      known(heads) ? fmt::format("f32 scalar, [1] or [{}] = [num_kv_heads]", heads) : "f32 scalar, [1] or [num_kv_heads]");
+  c.report.add(M36, tensor_name, {}, to_string(t),
+               known(heads) ? formatted("f32 scalar, [1] or [{}] = [num_kv_heads]", heads) : "f32 scalar, [1] or [num_kv_heads]");
 }
 
 /// Applies `fault(value)` to each element of a readable f32 tensor of rank 0 or 1; a text means a finding.
@@ -62,13 +60,13 @@ void each_value(Context& c, RuleId rule, std::string_view tensor_name, const Ten
   if (!readable(t) || t.dtype != DType::f32 || t.rank > 1) return;
   const auto* values = static_cast<const float*>(t.data);
   if (t.rank == 0) {
-    if (fault(values[0])) c.report.add(rule, tensor_name, {}, fmt::format("{}", values[0]), std::string(expected));
+    if (fault(values[0])) c.report.add(rule, tensor_name, {}, formatted("{}", values[0]), std::string(expected));
     return;
   }
   for (std::int64_t i = 0; i < t.shape[0]; ++i) {
     const float value = values[i * t.stride[0]];
     if (fault(value) && !c.report.counted(rule))
-      c.report.add(rule, tensor_name, {i}, fmt::format("{}", value), std::string(expected));
+      c.report.add(rule, tensor_name, {i}, formatted("{}", value), std::string(expected));
   }
 }
 

@@ -1,19 +1,18 @@
 // Rules Q-M01 to Q-M30: descriptors, shapes, dtypes and overlap. Establishes the sizes that later rules rely on.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
 
 #include "contract/context.h"
+#include "text/formatted.h"
 
 namespace quire::contract {
 namespace {
 
 using enum RuleId;
 
-std::string quoted_dtype(DType dtype) { return fmt::format("dtype {}", name(dtype)); }
+std::string quoted_dtype(DType dtype) { return formatted("dtype {}", name(dtype)); }
 
 bool is_row_dtype(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
 
@@ -21,29 +20,29 @@ bool is_row_dtype(DType dtype) { return dtype == DType::f32 || dtype == DType::f
 
 void m02_descriptor(Report& report, const NamedTensor& t) {
   if (itemsize(t.tensor->dtype) <= 0) {
-    report.add(M02, t.name, {}, fmt::format("dtype {} ({})", name(t.tensor->dtype), static_cast<int>(t.tensor->dtype)),
+    report.add(M02, t.name, {}, formatted("dtype {} ({})", name(t.tensor->dtype), static_cast<int>(t.tensor->dtype)),
                "one of f32, f16, bf16, the fp8 formats, i32, i64");
   }
   if (t.tensor->rank > Tensor::kMaxRank) {
-    report.add(M02, t.name, {}, fmt::format("rank {}", t.tensor->rank), fmt::format("in [0, {}]", Tensor::kMaxRank));
+    report.add(M02, t.name, {}, formatted("rank {}", t.tensor->rank), formatted("in [0, {}]", Tensor::kMaxRank));
     return;
   }
   for (int i = 0; i < t.tensor->rank; ++i)
-    if (t.tensor->shape[i] < 0) report.add(M02, t.name, {}, fmt::format("extent {} is {}", i, t.tensor->shape[i]), ">= 0");
+    if (t.tensor->shape[i] < 0) report.add(M02, t.name, {}, formatted("extent {} is {}", i, t.tensor->shape[i]), ">= 0");
 }
 
 void m03_size_fits(Report& report, const NamedTensor& t) {
   if (!descriptor_ok(*t.tensor) || byte_span(*t.tensor)) return;
   const auto& stride = t.tensor->stride;
-  report.add(M03, t.name, {},
-             fmt::format("shape {} strides [{}]", shape_text(*t.tensor),
-                         fmt::join(stride.begin(), stride.begin() + t.tensor->rank, ", ")),
-             "byte sizes and offsets below 2^63");
+  report.add(
+      M03, t.name, {},
+      formatted("shape {} strides [{}]", shape_text(*t.tensor), fmt::join(stride.begin(), stride.begin() + t.tensor->rank, ", ")),
+      "byte sizes and offsets below 2^63");
 }
 
 void m04_has_data(Report& report, const NamedTensor& t) {
   if (!descriptor_ok(*t.tensor) || !has_elements(*t.tensor) || t.tensor->data != nullptr) return;
-  report.add(M04, t.name, {}, fmt::format("null data for shape {}", shape_text(*t.tensor)), "data");
+  report.add(M04, t.name, {}, formatted("null data for shape {}", shape_text(*t.tensor)), "data");
 }
 
 void m05_aligned(Report& report, const NamedTensor& t) {
@@ -52,21 +51,21 @@ void m05_aligned(Report& report, const NamedTensor& t) {
   const auto address = reinterpret_cast<std::uintptr_t>(t.tensor->data);
   const auto rest = address % static_cast<std::uintptr_t>(item);
   if (rest == 0) return;
-  report.add(M05, t.name, {}, fmt::format("address {:#x} is {} bytes past a multiple of {}", address, rest, item),
-             fmt::format("alignment to {} bytes ({})", item, name(t.tensor->dtype)));
+  report.add(M05, t.name, {}, formatted("address {:#x} is {} bytes past a multiple of {}", address, rest, item),
+             formatted("alignment to {} bytes ({})", item, name(t.tensor->dtype)));
 }
 
 void m07_in_cpu_memory(Report& report, const NamedTensor& t) {
   if (t.tensor->memory == Memory::cpu) return;
   const std::string_view where = t.tensor->memory == Memory::cuda ? "cuda" : t.tensor->memory == Memory::hip ? "hip" : "unknown";
-  report.add(M07, t.name, {}, fmt::format("{} memory", where), "cpu memory");
+  report.add(M07, t.name, {}, formatted("{} memory", where), "cpu memory");
 }
 
 void m08_extents(Report& report, const NamedTensor& t) {
   if (!descriptor_ok(*t.tensor)) return;
   for (int i = 0; i < t.tensor->rank; ++i) {
     if (t.tensor->shape[i] <= kMaxExtent) continue;
-    report.add(M08, t.name, {}, fmt::format("extent {} is {}", i, t.tensor->shape[i]), fmt::format("at most {}", kMaxExtent));
+    report.add(M08, t.name, {}, formatted("extent {} is {}", i, t.tensor->shape[i]), formatted("at most {}", kMaxExtent));
   }
 }
 
@@ -101,7 +100,7 @@ void m11_output_shape(Context& c) {
 void m12_output_dtype(Context& c) {
   const DType query = c.batch.query.dtype, output = c.batch.output.dtype;
   if (!descriptor_ok(c.batch.query) || !descriptor_ok(c.batch.output) || output == query) return;
-  c.report.add(M12, "output", {}, quoted_dtype(output), fmt::format("{} as query", name(query)));
+  c.report.add(M12, "output", {}, quoted_dtype(output), formatted("{} as query", name(query)));
 }
 
 void m13_lse_shape(Context& c) {
@@ -109,7 +108,7 @@ void m13_lse_shape(Context& c) {
   if (!well_formed(lse) || !known(c.sizes.num_tokens)) return;
   if (lse.rank == 2 && lse.shape[0] == c.sizes.num_tokens && lse.shape[1] == c.sizes.num_q_heads) return;
   c.report.add(M13, "lse", {}, "shape " + shape_text(lse),
-               fmt::format("[{}, {}] = [num_tokens, num_q_heads]", c.sizes.num_tokens, c.sizes.num_q_heads));
+               formatted("[{}, {}] = [num_tokens, num_q_heads]", c.sizes.num_tokens, c.sizes.num_q_heads));
 }
 
 void m14_lse_dtype(Context& c) {
@@ -132,7 +131,7 @@ void m16_no_overlap(Context& c, std::span<const NamedTensor> tensors) {
       const bool seen = other.tensor == &c.batch.output;  // output against lse is reported once, as output's neighbour
       if (seen || other.tensor == written.tensor || !readable(*other.tensor)) continue;
       if (!may_overlap(*written.tensor, *other.tensor)) continue;
-      c.report.add(M16, written.name, {}, fmt::format("shares memory with {}", other.name), "memory of its own");
+      c.report.add(M16, written.name, {}, formatted("shares memory with {}", other.name), "memory of its own");
     }
   }
 }
@@ -141,14 +140,14 @@ void m16_no_overlap(Context& c, std::span<const NamedTensor> tensors) {
 
 void m06_cache_rank(Context& c) {
   if (name(c.cache.layout) == "invalid") {
-    c.report.add(M06, "cache.layout", {}, fmt::format("value {}", static_cast<int>(c.cache.layout)), "nhd, hnd or packed");
+    c.report.add(M06, "cache.layout", {}, formatted("value {}", static_cast<int>(c.cache.layout)), "nhd, hnd or packed");
     return;
   }
   const bool packed = c.cache.layout == CacheLayout::packed;
   const auto one = [&](std::string_view tensor_name, const Tensor& t, int rank, std::string_view shape) {
     if (!descriptor_ok(t) || t.rank == rank) return;
-    c.report.add(M06, tensor_name, {}, fmt::format("rank {}", t.rank),
-                 fmt::format("rank {} for layout {} {}", rank, name(c.cache.layout), shape));
+    c.report.add(M06, tensor_name, {}, formatted("rank {}", t.rank),
+                 formatted("rank {} for layout {} {}", rank, name(c.cache.layout), shape));
   };
   const std::string_view k_shape = packed                               ? "[num_pages, num_kv_heads, head_dim / x, page_size, x]"
                                    : c.cache.layout == CacheLayout::nhd ? "[num_pages, page_size, num_kv_heads, head_dim]"
@@ -162,7 +161,7 @@ bool cache_ranks_ok(const Context& c) { return well_formed(c.cache.k) && well_fo
 void m17_cache_extents(Context& c) {
   if (!cache_ranks_ok(c)) return;
   const auto at_least_one = [&](std::string_view what, std::int64_t n) {
-    if (n < 1) c.report.add(M17, "cache.k", {}, fmt::format("{} {} in shape {}", what, n, shape_text(c.cache.k)), ">= 1");
+    if (n < 1) c.report.add(M17, "cache.k", {}, formatted("{} {} in shape {}", what, n, shape_text(c.cache.k)), ">= 1");
   };
   at_least_one("page_size", page_size(c.cache));
   at_least_one("num_kv_heads", num_kv_heads(c.cache));
@@ -173,11 +172,11 @@ void m19_packed_x(Context& c) {
   if (!cache_ranks_ok(c) || c.report.broken(M17) || c.cache.layout != CacheLayout::packed) return;
   const std::int64_t x = packed_x(c.cache.k.dtype);
   if (c.cache.k.shape[4] != x) {
-    c.report.add(M19, "cache.k", {}, fmt::format("last extent {}", c.cache.k.shape[4]),
-                 fmt::format("x = 16 / itemsize({}) = {}", name(c.cache.k.dtype), x));
+    c.report.add(M19, "cache.k", {}, formatted("last extent {}", c.cache.k.shape[4]),
+                 formatted("x = 16 / itemsize({}) = {}", name(c.cache.k.dtype), x));
   } else if (known(c.sizes.head_dim) && c.sizes.head_dim % x != 0) {
-    c.report.add(M19, "query", {}, fmt::format("head_dim {}", c.sizes.head_dim),
-                 fmt::format("a multiple of x = {} for a packed {} cache", x, name(c.cache.k.dtype)));
+    c.report.add(M19, "query", {}, formatted("head_dim {}", c.sizes.head_dim),
+                 formatted("a multiple of x = {} for a packed {} cache", x, name(c.cache.k.dtype)));
   }
 }
 
@@ -188,8 +187,8 @@ void m18_cache_v_shape(Context& c) {
     expected = {num_pages(c.cache), num_kv_heads(c.cache), head_dim(c.cache), page_size(c.cache)};
   if (std::equal(expected.begin(), expected.begin() + 4, c.cache.v.shape.begin())) return;
   c.report.add(M18, "cache.v", {}, "shape " + shape_text(c.cache.v),
-               fmt::format("[{}] to match cache.k {} in layout {}", fmt::join(expected.begin(), expected.begin() + 4, ", "),
-                           shape_text(c.cache.k), name(c.cache.layout)));
+               formatted("[{}] to match cache.k {} in layout {}", fmt::join(expected.begin(), expected.begin() + 4, ", "),
+                         shape_text(c.cache.k), name(c.cache.layout)));
 }
 
 void m20_cache_dtype(Context& c, DType row_dtype) {
@@ -197,27 +196,25 @@ void m20_cache_dtype(Context& c, DType row_dtype) {
   if (!descriptor_ok(c.cache.k) || dtype == DType::f16 || dtype == DType::bf16 || is_fp8(dtype)) return;
   const bool row_known = is_row_dtype(row_dtype);
   if (dtype == DType::f32 && (!row_known || row_dtype == DType::f32)) return;
-  c.report.add(
-      M20, "cache.k", {}, quoted_dtype(dtype),
-      fmt::format("f16, bf16, an fp8 format{}",
-                  row_known ? fmt::format(" or {} as {}", name(row_dtype), c.batch.query.present() ? "query" : "key") : ""));
+  c.report.add(M20, "cache.k", {}, quoted_dtype(dtype),
+               formatted("f16, bf16, an fp8 format{}",
+                         row_known ? formatted(" or {} as {}", name(row_dtype), c.batch.query.present() ? "query" : "key") : ""));
 }
 
 void m21_cache_v_dtype(Context& c) {
   if (!descriptor_ok(c.cache.k) || !descriptor_ok(c.cache.v) || c.cache.k.dtype == c.cache.v.dtype) return;
-  c.report.add(M21, "cache.v", {}, quoted_dtype(c.cache.v.dtype), fmt::format("{} as cache.k", name(c.cache.k.dtype)));
+  c.report.add(M21, "cache.v", {}, quoted_dtype(c.cache.v.dtype), formatted("{} as cache.k", name(c.cache.k.dtype)));
 }
 
 void m22_head_dim(Context& c) {
   if (!known(c.sizes.cache_head_dim) || !known(c.sizes.head_dim) || c.sizes.cache_head_dim == c.sizes.head_dim) return;
-  c.report.add(M22, "cache.k", {}, fmt::format("head_dim {}", c.sizes.cache_head_dim),
-               fmt::format("{} as query", c.sizes.head_dim));
+  c.report.add(M22, "cache.k", {}, formatted("head_dim {}", c.sizes.cache_head_dim), formatted("{} as query", c.sizes.head_dim));
 }
 
 void m23_group(Context& c) {
   if (!known(c.sizes.num_kv_heads) || !known(c.sizes.num_q_heads) || c.sizes.num_q_heads % c.sizes.num_kv_heads == 0) return;
-  c.report.add(M23, "query", {}, fmt::format("num_q_heads {}", c.sizes.num_q_heads),
-               fmt::format("a multiple of num_kv_heads {}", c.sizes.num_kv_heads));
+  c.report.add(M23, "query", {}, formatted("num_q_heads {}", c.sizes.num_q_heads),
+               formatted("a multiple of num_kv_heads {}", c.sizes.num_kv_heads));
 }
 
 // --- key, value -------------------------------------------------------------------------------------------------------
@@ -225,7 +222,7 @@ void m23_group(Context& c) {
 void m24_both_or_none(Context& c) {
   if (c.batch.key.present() == c.batch.value.present()) return;
   const bool has_key = c.batch.key.present();
-  c.report.add(M24, has_key ? "value" : "key", {}, "absent", fmt::format("present, as {} is", has_key ? "key" : "value"));
+  c.report.add(M24, has_key ? "value" : "key", {}, "absent", formatted("present, as {} is", has_key ? "key" : "value"));
 }
 
 void m25_new_row_shape(Context& c) {
@@ -237,7 +234,7 @@ void m25_new_row_shape(Context& c) {
     bool fits = t.tensor->rank == 3;
     for (int i = 0; fits && i < 3; ++i) fits = !known(sizes[i]) || t.tensor->shape[i] == sizes[i];
     if (fits) continue;
-    const std::string numbers = all_known ? fmt::format("[{}] = ", fmt::join(sizes, ", ")) : "";
+    const std::string numbers = all_known ? formatted("[{}] = ", fmt::join(sizes, ", ")) : "";
     c.report.add(M25, t.name, {}, "shape " + shape_text(*t.tensor), numbers + "[num_tokens, num_kv_heads, head_dim]");
   }
 }
@@ -246,7 +243,7 @@ void m26_new_row_dtype(Context& c) {
   if (!descriptor_ok(c.batch.query)) return;
   for (const NamedTensor& t : {NamedTensor{"key", &c.batch.key}, NamedTensor{"value", &c.batch.value}}) {
     if (!descriptor_ok(*t.tensor) || t.tensor->dtype == c.batch.query.dtype) continue;
-    c.report.add(M26, t.name, {}, quoted_dtype(t.tensor->dtype), fmt::format("{} as query", name(c.batch.query.dtype)));
+    c.report.add(M26, t.name, {}, quoted_dtype(t.tensor->dtype), formatted("{} as query", name(c.batch.query.dtype)));
   }
 }
 
@@ -275,7 +272,7 @@ void m28_query_start_loc_shape(Context& c) {
 void m29_index_shapes(Context& c) {
   const auto one = [&](std::string_view tensor_name, const Tensor& t, std::int64_t size, std::string_view meaning) {
     if (!well_formed(t) || !known(size) || (t.rank == 1 && t.shape[0] == size)) return;
-    c.report.add(M29, tensor_name, {}, "shape " + shape_text(t), fmt::format("[{}] = [{}]", size, meaning));
+    c.report.add(M29, tensor_name, {}, "shape " + shape_text(t), formatted("[{}] = [{}]", size, meaning));
   };
   one("seq_lens", c.batch.seq_lens, c.sizes.num_reqs, "num_reqs");
   one("cached_lens", c.batch.cached_lens, c.sizes.num_reqs, "num_reqs");
@@ -287,7 +284,7 @@ void m30_block_table_shape(Context& c) {
   const Tensor& table = c.batch.block_table;
   if (!well_formed(table) || !known(c.sizes.num_reqs) || (table.rank == 2 && table.shape[0] == c.sizes.num_reqs)) return;
   c.report.add(M30, "block_table", {}, "shape " + shape_text(table),
-               fmt::format("[{}, max_pages_per_req] = [num_reqs, ...]", c.sizes.num_reqs));
+               formatted("[{}, max_pages_per_req] = [num_reqs, ...]", c.sizes.num_reqs));
 }
 
 }  // namespace

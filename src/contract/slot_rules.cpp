@@ -1,12 +1,11 @@
 // Rules Q-S01 to Q-S08: where this step's tokens are written. O(rows + pages in use), two hash tables at most.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <string>
 
 #include "contract/context.h"
 #include "contract/flat_map.h"
 #include "contract/index_scan.h"
+#include "text/formatted.h"
 
 namespace quire::contract {
 namespace {
@@ -19,8 +18,8 @@ std::int64_t num_slots(const Context& c) { return c.sizes.num_pages * c.sizes.pa
 void s01_in_range(Context& c, const IndexView& slots, std::int64_t count) {
   for (std::int64_t t = 0; t < count; ++t) {
     if (slots[t] < num_slots(c) || c.report.counted(S01)) continue;
-    c.report.add(S01, "slot_mapping", {t}, fmt::format("slot {}", slots[t]),
-                 fmt::format("in [0, {}) = num_pages {} * page_size {}", num_slots(c), c.sizes.num_pages, c.sizes.page_size),
+    c.report.add(S01, "slot_mapping", {t}, formatted("slot {}", slots[t]),
+                 formatted("in [0, {}) = num_pages {} * page_size {}", num_slots(c), c.sizes.num_pages, c.sizes.page_size),
                  "negative skips the row");
   }
 }
@@ -36,8 +35,8 @@ bool is_repeated(const IndexView& slots, std::int64_t count) { return slots.stri
 
 void s02_no_duplicates(Context& c, const IndexView& slots, std::int64_t count) {
   const auto add = [&](std::int64_t row, std::int64_t first) {
-    c.report.add(S02, "slot_mapping", {row}, fmt::format("slot {}", slots[row]),
-                 fmt::format("a slot of its own, not that of row {}", first));
+    c.report.add(S02, "slot_mapping", {row}, formatted("slot {}", slots[row]),
+                 formatted("a slot of its own, not that of row {}", first));
   };
   if (is_repeated(slots, count)) return add(1, 0);
   FlatMap<std::int64_t> writer(count_writes(slots, count));
@@ -83,9 +82,9 @@ void s03_matches_table(Context& c, const IndexView& slots) {
     if (!expected || *expected == slot || c.report.counted(S03)) return;
     const std::int64_t size = c.sizes.page_size;
     c.report.add(
-        S03, "slot_mapping", {write.row}, fmt::format("slot {} (page {}, offset {})", slot, slot / size, slot % size),
-        fmt::format("slot {} (page {}, offset {}), where block_table[{}][{}] has position {} of request {}", *expected,
-                    *expected / size, *expected % size, write.request, write.position / size, write.position, write.request));
+        S03, "slot_mapping", {write.row}, formatted("slot {} (page {}, offset {})", slot, slot / size, slot % size),
+        formatted("slot {} (page {}, offset {}), where block_table[{}][{}] has position {} of request {}", *expected,
+                  *expected / size, *expected % size, write.request, write.position / size, write.position, write.request));
   });
 }
 
@@ -111,10 +110,10 @@ void s04_one_slot(Context& c, std::int64_t slot, const Write& write, std::int64_
   if (write.position == position || c.report.counted(S04)) return;
   const std::int64_t size = c.sizes.page_size;
   c.report.add(S04, "slot_mapping", {write.row},
-               fmt::format("slot {} (page {}, offset {}) is written for position {} of request {}", slot, slot / size,
-                           slot % size, write.position, write.request),
-               fmt::format("the position at which it is read, but block_table[{}][{}] reads it as position {} of request {}",
-                           reader, position / size, position, reader));
+               formatted("slot {} (page {}, offset {}) is written for position {} of request {}", slot, slot / size, slot % size,
+                         write.position, write.request),
+               formatted("the position at which it is read, but block_table[{}][{}] reads it as position {} of request {}",
+                         reader, position / size, position, reader));
 }
 
 void s04_one_position_per_slot(Context& c, const IndexView& slots) {
@@ -143,13 +142,13 @@ void s05_slot_count(Context& c) {
   const Tensor& slots = c.batch.slot_mapping;
   if (!well_formed(slots) || !known(c.sizes.num_tokens) || (slots.rank == 1 && slots.shape[0] <= c.sizes.num_tokens)) return;
   c.report.add(S05, "slot_mapping", {}, "shape " + shape_text(slots),
-               fmt::format("[n] with n at most {}, the rows of key", c.sizes.num_tokens));
+               formatted("[n] with n at most {}, the rows of key", c.sizes.num_tokens));
 }
 
 void s06_row_dtype(Context& c, const NamedTensor& t) {
   const DType dtype = t.tensor->dtype;
   if (!descriptor_ok(*t.tensor) || dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) return;
-  c.report.add(S06, t.name, {}, fmt::format("dtype {}", name(dtype)), "f32, f16 or bf16");
+  c.report.add(S06, t.name, {}, formatted("dtype {}", name(dtype)), "f32, f16 or bf16");
 }
 
 void s07_cache_own_addresses(Context& c) {
@@ -171,7 +170,7 @@ void s08_no_overlap(Context& c) {
   for (const NamedTensor& cache : {NamedTensor{"cache.k", &c.cache.k}, NamedTensor{"cache.v", &c.cache.v}}) {
     for (const NamedTensor& input : inputs) {
       if (!readable(*cache.tensor) || !readable(*input.tensor) || !may_overlap(*cache.tensor, *input.tensor)) continue;
-      c.report.add(S08, cache.name, {}, fmt::format("shares memory with {}", input.name), "memory of its own");
+      c.report.add(S08, cache.name, {}, formatted("shares memory with {}", input.name), "memory of its own");
     }
   }
 }

@@ -1,12 +1,11 @@
 // Rules Q-T01 to Q-T12: what the index tensors say. O(num_reqs + pages in use); allocates only for findings and request ids.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <string>
 
 #include "contract/context.h"
 #include "contract/flat_map.h"
 #include "contract/index_scan.h"
+#include "text/formatted.h"
 
 namespace quire::contract {
 namespace {
@@ -30,28 +29,28 @@ bool looks_like_halves(const IndexView& view, std::int64_t size) {
 
 void add_halves_finding(Context& c, std::string_view tensor_name, const IndexView& view, std::int64_t size) {
   std::string values;
-  for (std::int64_t i = 0; i < std::min<std::int64_t>(size, 6); ++i) values += fmt::format("{}{}", i ? " " : "", view[i]);
-  c.report.add(T05, tensor_name, {}, fmt::format("every second value is 0 ({}{})", values, size > 6 ? " ..." : ""),
+  for (std::int64_t i = 0; i < std::min<std::int64_t>(size, 6); ++i) values += formatted("{}{}", i ? " " : "", view[i]);
+  c.report.add(T05, tensor_name, {}, formatted("every second value is 0 ({}{})", values, size > 6 ? " ..." : ""),
                "indices of their own type", "looks like an int64 array read as int32: pass it as i64, or convert it");
 }
 
 void t01_first_is_zero(Context& c, const IndexView& starts) {
-  if (starts[0] != 0) c.report.add(T01, "query_start_loc", {0}, fmt::format("{}", starts[0]), "0");
+  if (starts[0] != 0) c.report.add(T01, "query_start_loc", {0}, formatted("{}", starts[0]), "0");
 }
 
 void t02_never_decreases(Context& c, const IndexView& starts) {
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
     if (starts[r + 1] >= starts[r] || c.report.counted(T02)) continue;
-    c.report.add(T02, "query_start_loc", {r + 1}, fmt::format("{}", starts[r + 1]),
-                 fmt::format("at least query_start_loc[{}] = {}", r, starts[r]));
+    c.report.add(T02, "query_start_loc", {r + 1}, formatted("{}", starts[r + 1]),
+                 formatted("at least query_start_loc[{}] = {}", r, starts[r]));
   }
 }
 
 void t04_last_is_num_tokens(Context& c, const IndexView& starts) {
   const std::int64_t last = starts[c.sizes.num_reqs];
   if (last == c.sizes.num_tokens) return;
-  c.report.add(T04, "query_start_loc", {c.sizes.num_reqs}, fmt::format("{}", last),
-               fmt::format("num_tokens = {}", c.sizes.num_tokens));
+  c.report.add(T04, "query_start_loc", {c.sizes.num_reqs}, formatted("{}", last),
+               formatted("num_tokens = {}", c.sizes.num_tokens));
 }
 
 bool starts_ok(const IndexView& starts, std::int64_t num_reqs, std::int64_t num_tokens) {
@@ -77,26 +76,26 @@ void apply_start_rules(Context& c) {
 
 void t06_seq_covers_query(Context& c, std::int64_t r, const Lengths& n) {
   if (n.seq_len >= n.query_len || c.report.counted(T06)) return;
-  c.report.add(T06, "seq_lens", {r}, fmt::format("{}", n.seq_len), fmt::format("at least query_len = {}", n.query_len),
+  c.report.add(T06, "seq_lens", {r}, formatted("{}", n.seq_len), formatted("at least query_len = {}", n.query_len),
                n.seq_len >= 0 ? "seq_len counts the query rows too" : "");
 }
 
 void t07_seq_len_limit(Context& c, std::int64_t r, const Lengths& n) {
   if (n.seq_len <= kMaxExtent || c.report.counted(T07)) return;
-  c.report.add(T07, "seq_lens", {r}, fmt::format("{}", n.seq_len), fmt::format("at most {}", kMaxExtent));
+  c.report.add(T07, "seq_lens", {r}, formatted("{}", n.seq_len), formatted("at most {}", kMaxExtent));
 }
 
 void t08_cached_range(Context& c, std::int64_t r, const Lengths& n) {
   // Only against a seq_len that is sound itself: context_len is derived from it.
   if (n.seq_len < n.query_len || n.seq_len > kMaxExtent) return;
   if ((n.cached_len >= n.context_len() && n.cached_len <= n.seq_len) || c.report.counted(T08)) return;
-  c.report.add(T08, "cached_lens", {r}, fmt::format("{}", n.cached_len),
-               fmt::format("in [{}, {}] = [context_len, seq_len]", n.context_len(), n.seq_len));
+  c.report.add(T08, "cached_lens", {r}, formatted("{}", n.cached_len),
+               formatted("in [{}, {}] = [context_len, seq_len]", n.context_len(), n.seq_len));
 }
 
 void t09_new_rows_given(Context& c, std::int64_t r, const Lengths& n) {
   if (!n.sound || n.cached_len == n.seq_len || c.report.broken(M24) || c.batch.key.present() || c.report.counted(T09)) return;
-  c.report.add(T09, "cached_lens", {r}, fmt::format("{}", n.cached_len), fmt::format("seq_len = {}, or key and value", n.seq_len),
+  c.report.add(T09, "cached_lens", {r}, formatted("{}", n.cached_len), formatted("seq_len = {}, or key and value", n.seq_len),
                "tokens from cached_len on are in neither the cache nor the batch");
 }
 
@@ -134,15 +133,15 @@ void t03_page_ids(Context& c, std::int64_t r, const IndexView& row, std::int64_t
   for (std::int64_t column = first; column < last; ++column) {
     const std::int64_t page = row[column];
     if ((page >= 0 && page < num_pages) || c.report.counted(T03)) continue;
-    c.report.add(T03, "block_table", {r, column}, fmt::format("page {}", page), fmt::format("in [0, {})", num_pages));
+    c.report.add(T03, "block_table", {r, column}, formatted("page {}", page), formatted("in [0, {})", num_pages));
   }
 }
 
 void t10_wide_enough(Context& c, std::int64_t r, std::int64_t cached_len, std::int64_t needed) {
   const std::int64_t width = c.batch.block_table.shape[1];
   if (needed <= width || c.report.counted(T10)) return;
-  c.report.add(T10, "block_table", {r}, fmt::format("{} pages wide", width),
-               fmt::format("at least {} for {} cached tokens in pages of {}", needed, cached_len, c.sizes.page_size));
+  c.report.add(T10, "block_table", {r}, formatted("{} pages wide", width),
+               formatted("at least {} for {} cached tokens in pages of {}", needed, cached_len, c.sizes.page_size));
 }
 
 /// Every odd column is 0 and every even one is not, over at least four columns in use, in every request that has as many.
@@ -190,18 +189,17 @@ void apply_page_rules(Context& c) {
 
 void t11_ids_not_negative(Context& c, const IndexView& ids) {
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r)
-    if (ids[r] < 0 && !c.report.counted(T11)) c.report.add(T11, "request_ids", {r}, fmt::format("{}", ids[r]), ">= 0");
+    if (ids[r] < 0 && !c.report.counted(T11)) c.report.add(T11, "request_ids", {r}, formatted("{}", ids[r]), ">= 0");
 }
 
 void t12_ids_distinct(Context& c, const IndexView& ids) {
   if (ids.stride == 0 && c.sizes.num_reqs > 1)  // as for Q-S02: no table sized by a claimed count
-    return c.report.add(T12, "request_ids", {1}, fmt::format("{}", ids[1]), "an id of its own, not that of request 0");
+    return c.report.add(T12, "request_ids", {1}, formatted("{}", ids[1]), "an id of its own, not that of request 0");
   FlatMap<std::int64_t> seen(c.sizes.num_reqs);
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
     const std::int64_t* first = seen.insert(ids[r], r);
     if (first == nullptr || c.report.counted(T12)) continue;
-    c.report.add(T12, "request_ids", {r}, fmt::format("{}", ids[r]),
-                 fmt::format("an id of its own, not that of request {}", *first));
+    c.report.add(T12, "request_ids", {r}, formatted("{}", ids[r]), formatted("an id of its own, not that of request {}", *first));
   }
 }
 

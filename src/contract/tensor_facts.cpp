@@ -1,7 +1,6 @@
 // Descriptor arithmetic: spans, nesting and overlap of strided views.
 #include "contract/tensor_facts.h"
-
-#include <fmt/format.h>
+#include "text/formatted.h"
 
 #include <algorithm>
 #include <array>
@@ -138,12 +137,12 @@ bool same_view(const Tensor& a, const Tensor& b) noexcept {
 
 std::string describe(const Tensor& t) {
   if (!t.present() || well_formed(t)) return to_string(t);
-  return fmt::format("a malformed tensor of rank {}", t.rank);
+  return formatted("a malformed tensor of rank {}", t.rank);
 }
 
 std::string shape_text(const Tensor& t) {
-  if (t.rank < 0 || t.rank > Tensor::kMaxRank) return fmt::format("rank {}", t.rank);
-  return fmt::format("[{}]", fmt::join(t.shape.begin(), t.shape.begin() + t.rank, ", "));
+  if (t.rank < 0 || t.rank > Tensor::kMaxRank) return formatted("rank {}", t.rank);
+  return formatted("[{}]", fmt::join(t.shape.begin(), t.shape.begin() + t.rank, ", "));
 }
 
 }  // namespace quire::contract

@@ -1,6 +1,4 @@
 // Judges an output against the oracle: NaN and infinity positions first, then the derived tolerance element by element.
-#include <fmt/format.h>
-
 #include <cmath>
 #include <limits>
 
@@ -8,6 +6,7 @@
 #include "diagnose/tolerance.h"
 #include "quire/diagnose.hpp"
 #include "semantics/dtype.h"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -76,26 +75,26 @@ void tally_lse(const Tensor& lse, const Reference& ref, Tally& tally) {
 }
 
 std::string place(const Mismatch& m) {
-  return m.dim < 0 ? fmt::format("lse[token {}, head {}]", m.token, m.head)
-                   : fmt::format("output[token {}, head {}, dim {}]", m.token, m.head, m.dim);
+  return m.dim < 0 ? formatted("lse[token {}, head {}]", m.token, m.head)
+                   : formatted("output[token {}, head {}, dim {}]", m.token, m.head, m.dim);
 }
 
 std::string describe(const Comparison& c) {
   const Mismatch& w = c.worst;
-  const std::string worst = fmt::format("{}: observed {:.9g}, expected {:.9g}, error {:.3g}, tolerance {:.3g}", place(w),
-                                        w.observed, w.expected, std::fabs(w.observed - w.expected), w.tolerance);
+  const std::string worst = formatted("{}: observed {:.9g}, expected {:.9g}, error {:.3g}, tolerance {:.3g}", place(w),
+                                      w.observed, w.expected, std::fabs(w.observed - w.expected), w.tolerance);
   if (c.num_elements == 0) return "nothing to compare: no elements";
-  if (c.ok && c.worst_ratio == 0) return fmt::format("all {} elements equal the reference", c.num_elements);
+  if (c.ok && c.worst_ratio == 0) return formatted("all {} elements equal the reference", c.num_elements);
   if (c.ok)
-    return fmt::format("all {} elements within tolerance; the worst reaches {:.3g} of it at {}", c.num_elements, c.worst_ratio,
-                       worst);
+    return formatted("all {} elements within tolerance; the worst reaches {:.3g} of it at {}", c.num_elements, c.worst_ratio,
+                     worst);
   if (c.num_nonfinite_mismatches > 0)
-    return fmt::format(
+    return formatted(
         "{} of {} elements differ, {} of them in NaN or infinity; first of these {}; finite errors reach {:.3g} "
         "times the tolerance",
         c.num_mismatches, c.num_elements, c.num_nonfinite_mismatches, worst, c.worst_ratio);
-  return fmt::format("{} of {} elements exceed the tolerance, the worst by a factor of {:.3g} at {}", c.num_mismatches,
-                     c.num_elements, c.worst_ratio, worst);
+  return formatted("{} of {} elements exceed the tolerance, the worst by a factor of {:.3g} at {}", c.num_mismatches,
+                   c.num_elements, c.worst_ratio, worst);
 }
 
 bool is_lse(const Tensor& lse, const Reference& expected) {
@@ -103,7 +102,7 @@ bool is_lse(const Tensor& lse, const Reference& expected) {
 }
 
 std::string wrong_lse(const Tensor& lse, const Reference& expected) {
-  return fmt::format("lse is {}, expected f32 [{}, {}]", to_string(lse), expected.num_tokens, expected.num_q_heads);
+  return formatted("lse is {}, expected f32 [{}, {}]", to_string(lse), expected.num_tokens, expected.num_q_heads);
 }
 
 }  // namespace
@@ -111,8 +110,8 @@ std::string wrong_lse(const Tensor& lse, const Reference& expected) {
 Comparison compare(const Tensor& output, const Tensor& lse, const Reference& expected) {
   Comparison c;
   if (!same_shape(output, {expected.num_tokens, expected.num_q_heads, expected.head_dim}) || !is_floating(output.dtype)) {
-    c.text = fmt::format("output is {}, the reference [{}, {}, {}]", to_string(output), expected.num_tokens, expected.num_q_heads,
-                         expected.head_dim);
+    c.text = formatted("output is {}, the reference [{}, {}, {}]", to_string(output), expected.num_tokens, expected.num_q_heads,
+                       expected.head_dim);
     return c;
   }
   if (lse.present() && !is_lse(lse, expected)) {

@@ -1,14 +1,13 @@
 // Words: what is wrong, which laws it breaks, the cause, what is refuted and by how much.
 #include "diagnose/describe.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "quire/problem.hpp"
 #include "report/pictures.h"
+#include "text/formatted.h"
 
 namespace quire::cause {
 namespace {
@@ -20,7 +19,7 @@ constexpr std::size_t kListedRequests = 8;
 const std::string kCannot = "cannot show here: ";
 constexpr double kFits = 0.01;  // other suspects this close to the best one are named beside it
 
-std::string percent(double share) { return fmt::format("{:.3g} %", 100 * std::max(0.0, share)); }
+std::string percent(double share) { return formatted("{:.3g} %", 100 * std::max(0.0, share)); }
 
 std::string joined(const Hypothesis& h, const char* between, std::string FaultInfo::* field) {
   std::string text;
@@ -34,12 +33,12 @@ std::string refutation(const Hypothesis& h, const Evidence& evidence) {
   const double observed = evidence.largest_error();
   std::string text;
   if (h.fit.largest_move <= evidence.largest_tolerance() || h.fit.largest_move < 0.5 * observed) {
-    text = fmt::format("moves these rows by at most {:.2g}; observed {}", h.fit.largest_move, evidence.observed_text());
+    text = formatted("moves these rows by at most {:.2g}; observed {}", h.fit.largest_move, evidence.observed_text());
   } else {
-    text = fmt::format("explains {}", percent(h.fit.explained));
-    if (h.fit.largest_left > 0) text += fmt::format(", leaves {:.3g} of {}", h.fit.largest_left, evidence.observed_text());
+    text = formatted("explains {}", percent(h.fit.explained));
+    if (h.fit.largest_left > 0) text += formatted(", leaves {:.3g} of {}", h.fit.largest_left, evidence.observed_text());
   }
-  if (h.fit.broken > 0) text += fmt::format("; would break {} of the right rows looked at", h.fit.broken);
+  if (h.fit.broken > 0) text += formatted("; would break {} of the right rows looked at", h.fit.broken);
   return text;
 }
 
@@ -62,16 +61,16 @@ Suspicion rounding(const Evidence& evidence) {
   s.text = "rounds differently: the kernel's numerics";
   s.largest_move = evidence.largest_tolerance();
   s.largest_left = evidence.largest_error();
-  s.refutation = fmt::format("rounding moves these rows by at most {:.2g} (docs/numerics.md); observed {}",
-                             evidence.largest_tolerance(), evidence.observed_text());
+  s.refutation = formatted("rounding moves these rows by at most {:.2g} (docs/numerics.md); observed {}",
+                           evidence.largest_tolerance(), evidence.observed_text());
   return s;
 }
 
 bool is_cause(const Diagnosis& d, std::size_t i) { return d.verdict == "cause found" && d.suspicions[i].refutation.empty(); }
 
 std::string request_text(const Facts& f, std::int64_t req) {
-  return fmt::format("request {}: query_len {}, context_len {}, seq_len {}", req, f.query_len(req), f.context_len(req),
-                     f.seq_lens[Facts::at(req)]);
+  return formatted("request {}: query_len {}, context_len {}, seq_len {}", req, f.query_len(req), f.context_len(req),
+                   f.seq_lens[Facts::at(req)]);
 }
 
 /// What the wrong rows of one request have in common.
@@ -108,23 +107,23 @@ std::string heads_text(const std::vector<bool>& wrong) {
   std::vector<std::int64_t> list;
   for (std::size_t h = 0; h < wrong.size(); ++h)
     if (wrong[h]) list.push_back(static_cast<std::int64_t>(h));
-  if (list.size() == wrong.size()) return fmt::format("all {} heads", wrong.size());
-  return fmt::format("{} of {} heads ({})", list.size(), wrong.size(), runs(list));
+  if (list.size() == wrong.size()) return formatted("all {} heads", wrong.size());
+  return formatted("{} of {} heads ({})", list.size(), wrong.size(), runs(list));
 }
 
 std::string coverage(const Facts& f, const Localisation& where) {
-  if (where.complete) return fmt::format("every one of the {} rows was compared with the fp64 reference", f.num_tokens);
-  return fmt::format("laws cover all {} rows; {} of them were compared with the fp64 reference (--full compares all)",
-                     f.num_tokens, where.tokens.size());
+  if (where.complete) return formatted("every one of the {} rows was compared with the fp64 reference", f.num_tokens);
+  return formatted("laws cover all {} rows; {} of them were compared with the fp64 reference (--full compares all)", f.num_tokens,
+                   where.tokens.size());
 }
 
 class Lines {
  public:
   void add(std::string_view label, const std::string& text) {
-    text_ += fmt::format("{:<9}{}\n", label == last_ ? "" : label, text);
+    text_ += formatted("{:<9}{}\n", label == last_ ? "" : label, text);
     last_ = label;
   }
-  void more(const std::string& text) { text_ += fmt::format("{:<9}{}\n", "", text); }
+  void more(const std::string& text) { text_ += formatted("{:<9}{}\n", "", text); }
   std::string take() { return std::move(text_); }
 
  private:
@@ -134,22 +133,21 @@ class Lines {
 void add_cause(const Found& found, const Diagnosis& d, Lines& lines) {
   if (d.verdict != "cause found") {
     const Suspicion* best = d.suspicions.empty() ? nullptr : &d.suspicions.front();
-    lines.add("cause", fmt::format("unknown: none of {} faults explains more than {} of the error", fault::catalogue().size(),
-                                   best == nullptr ? "0 %" : percent(best->explained)));
+    lines.add("cause", formatted("unknown: none of {} faults explains more than {} of the error", fault::catalogue().size(),
+                                 best == nullptr ? "0 %" : percent(best->explained)));
     if (best != nullptr && best->explained > 0.02)
-      lines.more(
-          fmt::format("the nearest: {} ({}){}{}", best->text, best->fault, best->detail.empty() ? "" : ": ", best->detail));
+      lines.more(formatted("the nearest: {} ({}){}{}", best->text, best->fault, best->detail.empty() ? "" : ": ", best->detail));
     return;
   }
   const Suspicion& cause = d.suspicions.front();
   const Hypothesis& h = found.ranking.front();
-  lines.add("cause", fmt::format("a kernel that {} ({})", cause.text, cause.fault));
-  lines.more(fmt::format("explains {} of the error{}", percent(cause.explained),
-                         h.faults.size() > 1 ? "; two faults at once, found greedily: the second on top of the first" : ""));
+  lines.add("cause", formatted("a kernel that {} ({})", cause.text, cause.fault));
+  lines.more(formatted("explains {} of the error{}", percent(cause.explained),
+                       h.faults.size() > 1 ? "; two faults at once, found greedily: the second on top of the first" : ""));
   if (!cause.detail.empty()) lines.more(cause.detail);
   for (std::size_t i = 1; i < d.suspicions.size() && is_cause(d, i); ++i)
-    lines.add("as good", fmt::format("{} ({}): {} on this batch", d.suspicions[i].text, d.suspicions[i].fault,
-                                     percent(d.suspicions[i].explained)));
+    lines.add("as good", formatted("{} ({}): {} on this batch", d.suspicions[i].text, d.suspicions[i].fault,
+                                   percent(d.suspicions[i].explained)));
   for (const fault::Fault* f : h.faults)
     if (!f->info.next.empty()) lines.add("next", f->info.next);
 }
@@ -161,12 +159,12 @@ void add_refuted(const Diagnosis& d, Lines& lines) {
     if (s.refutation.starts_with(kCannot)) {
       cannot[s.refutation.substr(kCannot.size())].push_back(s.fault);
     } else {
-      lines.add("refuted", fmt::format("{}: {}", s.text, s.refutation));
+      lines.add("refuted", formatted("{}: {}", s.text, s.refutation));
     }
   }
   for (const auto& [reason, ids] : cannot)
     lines.add("no case",
-              fmt::format("{}{}", reason, ids.size() == 1 ? " (" + ids[0] + ")" : fmt::format(" ({} faults)", ids.size())));
+              formatted("{}{}", reason, ids.size() == 1 ? " (" + ids[0] + ")" : formatted(" ({} faults)", ids.size())));
 }
 
 std::string text_of(const Found& found, const Diagnosis& d) {
@@ -180,8 +178,8 @@ std::string text_of(const Found& found, const Diagnosis& d) {
   for (const std::string& row : describe_wrong_rows(found.facts, found.where)) lines.add("wrong", row);
   lines.more(coverage(found.facts, found.where));
   for (const LawFinding& law : found.where.laws.findings)
-    lines.add("law", fmt::format("{}: {} row{} ({}); {}", name(law.law), law.tokens.size(), law.tokens.size() == 1 ? "" : "s",
-                                 runs(law.tokens), law.text));
+    lines.add("law", formatted("{}: {} row{} ({}); {}", name(law.law), law.tokens.size(), law.tokens.size() == 1 ? "" : "s",
+                               runs(law.tokens), law.text));
   add_cause(found, d, lines);
   add_refuted(d, lines);
   return lines.take();
@@ -257,7 +255,7 @@ std::string runs(const std::vector<std::int64_t>& numbers, std::size_t most) {
     while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
     if (count++ == most) return text + ", ...";
     text += text.empty() ? "" : ", ";
-    text += end - i == 1 ? fmt::format("{}", numbers[i]) : fmt::format("{}-{}", numbers[i], numbers[end - 1]);
+    text += end - i == 1 ? formatted("{}", numbers[i]) : formatted("{}-{}", numbers[i], numbers[end - 1]);
     i = end;
   }
   return text;
@@ -268,16 +266,15 @@ std::vector<std::string> describe_wrong_rows(const Facts& f, const Localisation&
   const std::map<std::int64_t, Group> all = groups(f, where);
   for (const auto& [req, g] : all) {
     if (lines.size() == kListedRequests) {
-      lines.push_back(fmt::format("... and {} more requests", all.size() - kListedRequests));
+      lines.push_back(formatted("... and {} more requests", all.size() - kListedRequests));
       break;
     }
-    std::string what =
-        g.last_dim < 0 ? "lse only" : fmt::format("dims {}-{}{}", g.first_dim, g.last_dim, g.lse ? " and lse" : "");
-    what += fmt::format("; {} elements", g.elements + (g.lse ? g.rows : 0));
-    if (g.nonfinite > 0) what += fmt::format(", {} of them NaN or infinite", g.nonfinite);
-    if (g.largest_error > 0) what += fmt::format(", error up to {:.3g}", g.largest_error);
-    lines.push_back(fmt::format("row{} {} ({}): {}, {}", g.tokens.size() == 1 ? "" : "s", runs(g.tokens), request_text(f, req),
-                                heads_text(g.heads), what));
+    std::string what = g.last_dim < 0 ? "lse only" : formatted("dims {}-{}{}", g.first_dim, g.last_dim, g.lse ? " and lse" : "");
+    what += formatted("; {} elements", g.elements + (g.lse ? g.rows : 0));
+    if (g.nonfinite > 0) what += formatted(", {} of them NaN or infinite", g.nonfinite);
+    if (g.largest_error > 0) what += formatted(", error up to {:.3g}", g.largest_error);
+    lines.push_back(formatted("row{} {} ({}): {}, {}", g.tokens.size() == 1 ? "" : "s", runs(g.tokens), request_text(f, req),
+                              heads_text(g.heads), what));
   }
   return lines;
 }

@@ -1,12 +1,11 @@
 // The search for a cause: contract, laws, localisation, hypotheses, words.
-#include <fmt/format.h>
-
 #include <new>
 #include <nlohmann/json.hpp>
 
 #include "diagnose/describe.h"
 #include "quire/contract.hpp"
 #include "quire/problem.hpp"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -16,10 +15,10 @@ Status check_observed(const Case& c) {
   if (!o.present()) return {Code::invalid_argument, "the case has no observed output: there is nothing to diagnose"};
   if (o.rank != 3 || !is_floating(o.dtype) || o.shape[0] != q.shape[0] || o.shape[1] != q.shape[1] || o.shape[2] != q.shape[2])
     return {Code::invalid_argument,
-            fmt::format("observed: {}, expected a floating type and the shape of query, {}", to_string(o), to_string(q))};
+            formatted("observed: {}, expected a floating type and the shape of query, {}", to_string(o), to_string(q))};
   const Tensor& l = c.observed_lse;
   if (l.present() && (l.rank != 2 || l.dtype != DType::f32 || l.shape[0] != q.shape[0] || l.shape[1] != q.shape[1]))
-    return {Code::invalid_argument, fmt::format("observed_lse: {}, expected f32 [{}, {}]", to_string(l), q.shape[0], q.shape[1])};
+    return {Code::invalid_argument, formatted("observed_lse: {}, expected f32 [{}, {}]", to_string(l), q.shape[0], q.shape[1])};
   return {};
 }
 
@@ -30,7 +29,7 @@ Diagnosis broken_batch(const Findings& findings) {
   d.text = "verdict  broken batch: what a kernel makes of it is undefined\n";
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const Finding& finding : findings.items) {
-    d.text += fmt::format("{:<9}{}\n", "rule", finding.message);
+    d.text += formatted("{:<9}{}\n", "rule", finding.message);
     list.push_back(finding.message);
   }
   d.json = nlohmann::ordered_json({{"quire_diagnose", 1}, {"version", QUIRE_VERSION}, {"verdict", d.verdict}, {"findings", list}})

@@ -1,14 +1,13 @@
 // Chooses exhibits from every request, and measures how much of their error a prediction explains.
 #include "diagnose/evidence.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <random>
 
 #include "diagnose/tolerance.h"
+#include "text/formatted.h"
 
 namespace quire::cause {
 namespace {
@@ -112,9 +111,9 @@ void Evidence::choose() {
 
 std::string Evidence::observed_text() const {
   const bool output = std::any_of(where_.rows.begin(), where_.rows.end(), [](const Compared& row) { return row.wrong_dims > 0; });
-  if (!output) return fmt::format("{:.3g} in lse", largest_lse_error_);
+  if (!output) return formatted("{:.3g} in lse", largest_lse_error_);
   if (largest_error_ == 0 || (nonfinite_ && largest_error_ <= largest_tolerance_)) return "NaN or infinity";
-  return fmt::format("{:.3g}{}", largest_error_, nonfinite_ ? ", and NaN or infinity" : "");
+  return formatted("{:.3g}{}", largest_error_, nonfinite_ ? ", and NaN or infinity" : "");
 }
 
 double Evidence::output_tolerance(const Exhibit& e, std::size_t dim, double predicted) const {

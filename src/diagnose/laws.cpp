@@ -1,13 +1,12 @@
 // Finite, not a fill value, inside the convex hull of V: one pass per request.
 #include "diagnose/laws.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <limits>
 
 #include "diagnose/parallel.h"
 #include "diagnose/tolerance.h"
+#include "text/formatted.h"
 
 namespace quire::cause {
 namespace {
@@ -19,7 +18,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kSumSlack = 0x1p-11;
 
 /// Without the sign that some NaN print.
-std::string number(double value) { return std::isnan(value) ? "NaN" : fmt::format("{:.6g}", value); }
+std::string number(double value) { return std::isnan(value) ? "NaN" : formatted("{:.6g}", value); }
 
 /// Smallest and largest V of one request and KV head, per dim. `known` is false if some V is not finite.
 struct Hull {
@@ -54,8 +53,8 @@ class Judge {
 
   /// The worst element of a row: dim, value, hull.
   std::string describe(Law law, std::int64_t token, std::int64_t head) const {
-    const std::string place = fmt::format("row {}, head {}", token, head);
-    if (law == kFill) return fmt::format("{}: every dim holds {}", place, number(observed_.at(token, head, 0)));
+    const std::string place = formatted("row {}, head {}", token, head);
+    if (law == kFill) return formatted("{}: every dim holds {}", place, number(observed_.at(token, head, 0)));
     const Hull hull = hull_of(f_.req_of(token), head / f_.group);
     double worst = -1;
     std::int64_t dim = 0;
@@ -65,9 +64,9 @@ class Judge {
       if (excess > worst) worst = excess, dim = d;
     }
     const double value = observed_.at(token, head, dim);
-    if (law == kFinite) return fmt::format("{}, dim {} holds {}", place, dim, number(value));
-    return fmt::format("{}, dim {} holds {:.6g}; the values that it may average lie in [{:.6g}, {:.6g}]", place, dim, value,
-                       hull.low[Facts::at(dim)], hull.high[Facts::at(dim)]);
+    if (law == kFinite) return formatted("{}, dim {} holds {}", place, dim, number(value));
+    return formatted("{}, dim {} holds {:.6g}; the values that it may average lie in [{:.6g}, {:.6g}]", place, dim, value,
+                     hull.low[Facts::at(dim)], hull.high[Facts::at(dim)]);
   }
 
  private:

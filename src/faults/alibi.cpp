@@ -1,5 +1,4 @@
 // ALiBi: slope_h * (k - q_pos), any sign of slope, added after the soft cap.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,4 @@
 // Runs a batch as a kernel with one fault would: in fp64 by the changed model, each value rounded once to the output's type.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <new>
@@ -12,6 +10,7 @@
 #include "quire/attention.hpp"
 #include "quire/contract.hpp"
 #include "semantics/dtype.h"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -102,14 +101,14 @@ Status attend_right_rows(const Facts& f, const std::vector<RowHead>& changed) {
 Status attend_planted(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id,
                       std::optional<std::span<const std::int64_t>> tokens) {
   const fault::Fault* fault = fault::find(id);
-  if (fault == nullptr) return {Code::invalid_argument, fmt::format("no fault is called '{}'; faults() lists them", id)};
+  if (fault == nullptr) return {Code::invalid_argument, formatted("no fault is called '{}'; faults() lists them", id)};
   if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
   const Facts facts(batch, cache, options);
   for (const std::int64_t t : tokens.value_or(std::span<const std::int64_t>()))
     if (t < 0 || t >= facts.num_tokens)
-      return {Code::invalid_argument, fmt::format("token {} is outside the batch of {}", t, facts.num_tokens)};
+      return {Code::invalid_argument, formatted("token {} is outside the batch of {}", t, facts.num_tokens)};
   const fault::Suspects suspects = fault->suspects({facts, {}});
-  if (suspects.list.empty()) return {Code::unsupported, fmt::format("{} cannot show here: {}", id, suspects.why_not)};
+  if (suspects.list.empty()) return {Code::unsupported, formatted("{} cannot show here: {}", id, suspects.why_not)};
   const fault::Suspect& suspect = suspects.list.front();
   Model model(facts);
   suspect.plant(model);

@@ -1,5 +1,4 @@
 // The catalogue: every family once, in the order in which data flows through a kernel.
-#include <fmt/format.h>
 
 #include "faults/families.h"
 

@@ -1,9 +1,8 @@
 // What stands in the slots: new tokens that were never appended, or read from the wrong one of the two places where they are.
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "faults/families.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
@@ -101,7 +100,7 @@ Suspects append_cap(const Evidence& e) {
   const std::int64_t x = packed_x(f->cache.k.dtype), chunks = ceil_div(f->head_dim, x);
   if (f->num_kv_heads * chunks <= kThreads)
     return cannot_show(
-        fmt::format("{} KV heads of {} chunks of {} elements fit into {} threads", f->num_kv_heads, chunks, x, kThreads));
+        formatted("{} KV heads of {} chunks of {} elements fit into {} threads", f->num_kv_heads, chunks, x, kThreads));
   if (!any_cached(*f)) return cannot_show("no row reads the cache");
   return one([x, chunks](Model& m) {
     m.vector = [x, chunks, before = m.vector](const Row& r, Side side, const Place& place, std::int64_t head,

@@ -1,7 +1,6 @@
 // Beliefs and questions about a batch that several families share.
 #include "faults/families.h"
-
-#include <fmt/format.h>
+#include "text/formatted.h"
 
 #include <algorithm>
 #include <bit>
@@ -145,7 +144,7 @@ double largest_change(const Facts& f, const Model& planted) {
 
 std::string first_values(const std::vector<std::int64_t>& values) {
   std::string text;
-  for (std::size_t i = 0; i < values.size() && i < 10; ++i) text += fmt::format("{}{}", i > 0 ? " " : "", values[i]);
+  for (std::size_t i = 0; i < values.size() && i < 10; ++i) text += formatted("{}{}", i > 0 ? " " : "", values[i]);
   return values.size() > 10 ? text + " ..." : text;
 }
 

@@ -1,18 +1,17 @@
 // What a stored code means: fp8 and 16-bit formats taken for one another.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "faults/families.h"
 #include "semantics/dtype.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
 
 DType type_of(const Facts& f) { return f.cache.k.dtype; }
 
-std::string not_fp8(const Facts& f) { return fmt::format("the cache is {}", name_of(type_of(f))); }
+std::string not_fp8(const Facts& f) { return formatted("the cache is {}", name_of(type_of(f))); }
 
 using Decode = std::function<void(const void* data, std::span<const std::int64_t> at, double* values)>;
 
@@ -23,7 +22,7 @@ Suspects misread(const Evidence& e, const Decode& decode, const std::string& det
   for (const int sides : {3, 1, 2}) {
     if (sides == 1 && !scores_matter(e.facts)) continue;
     const char* which = sides == 3 ? "K and V" : sides == 1 ? "K only" : "V only";
-    s.list.push_back({fmt::format("{}, {}", detail, which),
+    s.list.push_back({formatted("{}, {}", detail, which),
                       [decode, sides](Model& m) {
                         m.decode = [decode, sides, before = m.decode](Side side, const void* data,
                                                                       std::span<const std::int64_t> at, double* values) {
@@ -39,7 +38,7 @@ Suspects misread(const Evidence& e, const Decode& decode, const std::string& det
 Suspects read_as(const Evidence& e, DType wrong) {
   return misread(
       e, [wrong](const void* data, std::span<const std::int64_t> at, double* values) { decode_as(wrong, data, at, values); },
-      fmt::format("{} read as {}", name_of(type_of(e.facts)), name_of(wrong)));
+      formatted("{} read as {}", name_of(type_of(e.facts)), name_of(wrong)));
 }
 
 Suspects other_zero(const Evidence& e) {
@@ -141,7 +140,7 @@ Suspects flushed(const Evidence& e) {
 Suspects saturated(const Evidence& e) {
   static constexpr double kMost = 240;
   if (type_of(e.facts) != DType::fp8_e4m3fn)
-    return cannot_show(fmt::format("the cache is {}, not fp8_e4m3fn", name_of(type_of(e.facts))));
+    return cannot_show(formatted("the cache is {}, not fp8_e4m3fn", name_of(type_of(e.facts))));
   const auto large = [](double v) { return std::fabs(v) > kMost; };
   if (share(e.facts, Side::key, large) + share(e.facts, Side::value, large) < 0.001)
     return cannot_show("hardly any stored value exceeds 240");

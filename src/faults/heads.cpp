@@ -1,9 +1,8 @@
 // Which KV head a query head reads: h / (num_q_heads / num_kv_heads), for any group size.
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "faults/families.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
@@ -41,10 +40,10 @@ Suspects modulo_for_one_side(const Evidence& e) {
 Suspects shifted_group(const Evidence& e) {
   const std::int64_t group = e.facts.group, last = e.facts.num_kv_heads - 1;
   if (last == 0) return cannot_show(kOneHead);
-  if (is_power_of_two(group)) return cannot_show(fmt::format("the group of {} query heads is a power of two", group));
+  if (is_power_of_two(group)) return cannot_show(formatted("the group of {} query heads is a power of two", group));
   Suspects s;
   for (const std::int64_t size : {floor_power_of_two(group), ceil_power_of_two(group)})
-    s.list.push_back({fmt::format("groups of {} instead of {}", size, group),
+    s.list.push_back({formatted("groups of {} instead of {}", size, group),
                       kv_head([size, last](std::int64_t h) { return std::min(last, h / size); }), false});
   return s;
 }

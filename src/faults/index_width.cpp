@@ -1,10 +1,9 @@
 // Index tensors read with the wrong width: an int64 tensor taken through an untyped pointer to int32. On a little-endian machine
 // every second value is then 0 (vllm#28905: torch.cumsum of an int32 tensor returns int64).
-#include <fmt/format.h>
-
 #include <cstring>
 
 #include "faults/families.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
@@ -25,7 +24,7 @@ std::vector<std::int64_t> words(const Tensor& t) {
 bool readable(const Tensor& t) { return t.dtype == DType::i64 && t.stride[t.rank - 1] == 1; }
 
 std::string int32_tensor(const char* name, const Tensor& t) {
-  return fmt::format("{} is {}: there is nothing to misread", name, name_of(t.dtype));
+  return formatted("{} is {}: there is nothing to misread", name, name_of(t.dtype));
 }
 
 /// A decode kernel serves the requests with query_len 1 that it sees; the rows of prefill requests come from another kernel.
@@ -47,7 +46,7 @@ Suspects decode_query_start_loc(const Evidence& e) {
       return row;
     };
   };
-  return rows_only(plant, fmt::format("the decode kernel sees query_lens {}", lengths_seen(seen)));
+  return rows_only(plant, formatted("the decode kernel sees query_lens {}", lengths_seen(seen)));
 }
 
 Suspects query_start_loc(const Evidence& e) {
@@ -55,7 +54,7 @@ Suspects query_start_loc(const Evidence& e) {
   if (!readable(t)) return cannot_show(int32_tensor("query_start_loc", t));
   const std::vector<std::int64_t> seen = words(t);
   return rows_only([f = &e.facts, seen](Model& m) { believe_query_start_loc(*f, seen, m); },
-                   fmt::format("it sees query_lens {}", lengths_seen(seen)));
+                   formatted("it sees query_lens {}", lengths_seen(seen)));
 }
 
 Suspects seq_lens(const Evidence& e) {
@@ -63,7 +62,7 @@ Suspects seq_lens(const Evidence& e) {
   if (!readable(t)) return cannot_show(int32_tensor("seq_lens", t));
   const std::vector<std::int64_t> seen = words(t);
   return rows_only([f = &e.facts, seen](Model& m) { believe_seq_lens(*f, seen, m); },
-                   fmt::format("it sees seq_lens {}", first_values(seen)));
+                   formatted("it sees seq_lens {}", first_values(seen)));
 }
 
 Suspects block_table(const Evidence& e) {

@@ -1,10 +1,9 @@
 // Where in a page an element lies: order of dimensions, strides, x of the packed layout, K and V mixed up.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 
 #include "faults/families.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
@@ -66,7 +65,7 @@ Suspects misread(const Evidence& e) {
     if (layout == f.cache.layout || (layout == CacheLayout::packed && f.head_dim % x_of(f) != 0)) continue;
     const Elements wrong = as(layout, f.num_kv_heads, f.page_size, f.head_dim, x_of(f));
     if (!differs(f, wrong)) continue;
-    s.list.push_back({fmt::format("{} read as {}", name(f.cache.layout), name(layout)), elements(wrong), false});
+    s.list.push_back({formatted("{} read as {}", name(f.cache.layout), name(layout)), elements(wrong), false});
   }
   if (s.list.empty()) s.why_not = "one KV head or one token per page: all layouts are the same";
   return s;
@@ -81,7 +80,7 @@ Suspects wrong_x(const Evidence& e) {
   for (const std::int64_t x : {8, 16, 4, 32, 2, 1}) {
     if (x == f.cache.k.shape[4] || f.head_dim % x != 0) continue;
     const Elements wrong = as(CacheLayout::packed, f.num_kv_heads, f.page_size, f.head_dim, x);
-    if (differs(f, wrong)) s.list.push_back({fmt::format("x = {} instead of {}", x, f.cache.k.shape[4]), elements(wrong), false});
+    if (differs(f, wrong)) s.list.push_back({formatted("x = {} instead of {}", x, f.cache.k.shape[4]), elements(wrong), false});
   }
   if (s.list.empty()) s.why_not = "no other x fits, or one token per page: x does not matter";
   return s;
@@ -155,10 +154,10 @@ Suspects query_heads(const Evidence& e) {
 Suspects padded_dims(const Evidence& e) {
   const Facts& f = e.facts;
   const std::int64_t padded = ceil_power_of_two(f.head_dim);
-  if (padded == f.head_dim) return cannot_show(fmt::format("head_dim {} is a power of two: nothing is padded", f.head_dim));
+  if (padded == f.head_dim) return cannot_show(formatted("head_dim {} is a power of two: nothing is padded", f.head_dim));
   if (!any_cached(f)) return cannot_show(kNotCached);
   return one(elements(as(f.cache.layout, f.num_kv_heads, f.page_size, padded, x_of(f))),
-             fmt::format("rows of {} instead of {}", padded, f.head_dim));
+             formatted("rows of {} instead of {}", padded, f.head_dim));
 }
 
 /// K and V of a page side by side in one allocation, [num_pages, 2, ...]: every page is two pages further.

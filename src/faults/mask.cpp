@@ -1,9 +1,8 @@
 // The causal mask: which keys above and below the own position a row folds in.
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "faults/families.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
@@ -60,7 +59,7 @@ Suspects by_tile(const Evidence& e) {
             return std::min(r.seq_len, r.context_len() + i / tile * tile + tile) - 1;
           });
     };
-    s.list.push_back({fmt::format("tiles of {} rows", tile), plant, false});
+    s.list.push_back({formatted("tiles of {} rows", tile), plant, false});
   }
   return s;
 }
@@ -71,9 +70,9 @@ Suspects speculative_rows(const Evidence& e) {
   const Facts* f = &e.facts;
   const auto shorter = [f](std::int64_t r) { return f->query_len(r) >= 2 && f->query_len(r) <= kMost; };
   const auto longer = [f](std::int64_t r) { return f->query_len(r) > kMost; };
-  if (!any_request(*f, shorter)) return cannot_show(fmt::format("no request has 2 to {} rows", kMost));
+  if (!any_request(*f, shorter)) return cannot_show(formatted("no request has 2 to {} rows", kMost));
   if (!any_request(*f, longer))
-    return cannot_show(fmt::format("no request has more than {} rows: this is causal_mask_missing here", kMost));
+    return cannot_show(formatted("no request has more than {} rows: this is causal_mask_missing here", kMost));
   return one([f](Model& m) {
     believe_keys(
         m, [f](const Row& r) { return f->first_key(r.q_pos); },
@@ -84,7 +83,7 @@ Suspects speculative_rows(const Evidence& e) {
 Suspects context_rounded(const Evidence& e) {
   const Facts* f = &e.facts;
   if (!any_request(*f, [f](std::int64_t r) { return f->context_len(r) % f->page_size != 0; }))
-    return cannot_show(fmt::format("every context_len is a multiple of the page_size {}", f->page_size));
+    return cannot_show(formatted("every context_len is a multiple of the page_size {}", f->page_size));
   return one([f](Model& m) { change_row(m, [f](Row& r) { r.q_pos -= r.context_len() % f->page_size; }); });
 }
 

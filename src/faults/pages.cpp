@@ -1,10 +1,9 @@
 // Which page holds a position: the block table, page ids and page sizes misread.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "faults/families.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
@@ -97,7 +96,7 @@ Suspects swapped(const Evidence& e) {
     for (std::int64_t j = range.last - 1; j >= range.first; --j) {
       any = true;
       if (s.list.size() >= kMaxCandidates || f->page(r, j) == f->page(r, j + 1) || !order_shows(*f, r, j, 2)) continue;
-      s.list.push_back({fmt::format("logical pages {} and {} of request {}", j, j + 1, r),
+      s.list.push_back({formatted("logical pages {} and {} of request {}", j, j + 1, r),
                         table([f, r, j](std::int64_t req, std::int64_t column) {
                           const bool hit = req == r && (column == j || column == j + 1);
                           return f->page(req, hit ? 2 * j + 1 - column : column);
@@ -150,7 +149,7 @@ Suspects row_stride(const Evidence& e) {
   return if_differs(
       e,
       [f, needed, width](std::int64_t r, std::int64_t j) { return f->page((r * needed + j) / width, (r * needed + j) % width); },
-      "every request still finds its pages", fmt::format("rows of {} entries instead of {}", needed, width));
+      "every request still finds its pages", formatted("rows of {} entries instead of {}", needed, width));
 }
 
 Suspects narrow_ids(const Evidence& e) {
@@ -204,10 +203,10 @@ bool size_shows(const Facts& f, std::int64_t size) {
 
 Suspects shift_for_size(const Evidence& e) {
   const Facts* f = &e.facts;
-  if (is_power_of_two(f->page_size)) return cannot_show(fmt::format("page_size {} is a power of two", f->page_size));
+  if (is_power_of_two(f->page_size)) return cannot_show(formatted("page_size {} is a power of two", f->page_size));
   Suspects s;
   for (const std::int64_t size : {floor_power_of_two(f->page_size), ceil_power_of_two(f->page_size)})
-    if (size_shows(*f, size)) s.list.push_back(sized(size, fmt::format("as if it were {}", size)));
+    if (size_shows(*f, size)) s.list.push_back(sized(size, formatted("as if it were {}", size)));
   if (s.list.empty()) s.why_not = "no row reads past the first page";
   return s;
 }
@@ -222,7 +221,7 @@ Suspects other_size(const Evidence& e) {
     const bool known = std::find(sizes.begin(), sizes.begin() + static_cast<std::ptrdiff_t>(i), size) !=
                        sizes.begin() + static_cast<std::ptrdiff_t>(i);
     if (size < 1 || size == f->page_size || known || !size_shows(*f, size)) continue;
-    s.list.push_back(sized(size, fmt::format("page_size {} instead of {}", size, f->page_size)));
+    s.list.push_back(sized(size, formatted("page_size {} instead of {}", size, f->page_size)));
   }
   if (s.list.empty()) s.why_not = "no row reads past the first page";
   return s;

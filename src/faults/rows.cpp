@@ -1,10 +1,9 @@
 // Which output rows are written, with which query row, and where the result goes.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <numeric>
 
 #include "faults/families.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
@@ -26,7 +25,7 @@ Suspects nothing_written(const Evidence& e) {
 Suspects last_row(const Evidence& e) {
   const std::int64_t last = e.facts.num_tokens - 1;
   if (last < 1) return cannot_show("the batch has fewer than two rows");
-  return rows_only(never_writes([last](const Row& r) { return r.token == last; }), fmt::format("row {}", last));
+  return rows_only(never_writes([last](const Row& r) { return r.token == last; }), formatted("row {}", last));
 }
 
 bool has_decode_rows(const Facts& f) {
@@ -53,7 +52,7 @@ Suspects request(const Evidence& e) {
     std::rotate(order.begin(), order.begin() + static_cast<std::ptrdiff_t>((order.size() - 1) / 2), order.end());
   Suspects s;
   for (const std::int64_t req : order)
-    s.list.push_back(skips(fmt::format("request {}", req), [req](const Row& r) { return r.req == req; }));
+    s.list.push_back(skips(formatted("request {}", req), [req](const Row& r) { return r.req == req; }));
   return s;
 }
 
@@ -69,8 +68,8 @@ Suspects past_max_query_len(const Evidence& e) {
   }
   Suspects s;
   for (const std::int64_t cap : caps)
-    s.list.push_back(skips(fmt::format("max_query_len {} instead of {}", cap, most),
-                           [cap](const Row& r) { return row_in_request(r) >= cap; }));
+    s.list.push_back(
+        skips(formatted("max_query_len {} instead of {}", cap, most), [cap](const Row& r) { return row_in_request(r) >= cap; }));
   return s;
 }
 
@@ -80,7 +79,7 @@ Suspects partial_tile(const Evidence& e) {
   for (const std::int64_t tile : {128, 64, 32, 16, 8, 4, 2}) {
     const auto cut = [&](std::int64_t r) { return e.facts.query_len(r) > tile && e.facts.query_len(r) % tile != 0; };
     if (!any_request(e.facts, cut)) continue;
-    s.list.push_back(skips(fmt::format("tiles of {} rows", tile),
+    s.list.push_back(skips(formatted("tiles of {} rows", tile),
                            [tile](const Row& r) { return row_in_request(r) >= r.query_len / tile * tile; }));
   }
   if (s.list.empty()) s.why_not = "no request has more rows than a tile of 2, 4, ... 128 and a partial last one";
@@ -96,7 +95,7 @@ Suspects heads_past_cap(const Evidence& e) {
     if (cap < n && std::find(caps.begin(), caps.end(), cap) == caps.end()) caps.push_back(cap);
   Suspects s;
   for (const std::int64_t cap : caps)
-    s.list.push_back(skips(fmt::format("heads {} .. {}", cap, n - 1), [cap](const Row& r) { return r.head >= cap; }));
+    s.list.push_back(skips(formatted("heads {} .. {}", cap, n - 1), [cap](const Row& r) { return r.head >= cap; }));
   return s;
 }
 
@@ -136,7 +135,7 @@ Suspects shifted_rows(const Evidence& e) {
   if (n < 2) return cannot_show("the batch has fewer than two rows");
   Suspects s;
   for (const std::int64_t by : {1, -1})
-    s.list.push_back({fmt::format("each row is written {} its place", by == 1 ? "one below" : "one above"),
+    s.list.push_back({formatted("each row is written {} its place", by == 1 ? "one below" : "one above"),
                       [n, by](Model& m) {
                         take_row(m, [n, by](std::int64_t t, std::int64_t h) { return RowHead{t - by < n ? t - by : -1, h}; });
                       },
@@ -256,7 +255,7 @@ Suspects zero_tail_dims(const Evidence& e) {
   if (dims == 1) return cannot_show("head_dim is 1");
   Suspects s;
   for (const std::int64_t cut : shorter_dims(dims))
-    s.list.push_back({fmt::format("dims {} .. {}", cut, dims - 1),
+    s.list.push_back({formatted("dims {} .. {}", cut, dims - 1),
                       [cut](Model& m) {
                         m.finish = [cut, before = m.finish](const Row& r, RowResult& result) {
                           before(r, result);

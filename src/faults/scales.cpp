@@ -1,9 +1,8 @@
 // k_scale and v_scale: real value = stored value * scale, for cached tokens only.
-#include <fmt/format.h>
-
 #include <cmath>
 
 #include "faults/families.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
@@ -33,8 +32,8 @@ Suspects dropped(const Evidence& e, Side side) {
   const Facts& f = e.facts;
   const auto wrong = [](Side, std::int64_t) { return 1.0; };
   const Tensor& t = side == Side::key ? f.cache.k_scale : f.cache.v_scale;
-  if (!t.present()) return cannot_show(fmt::format("there is no {}", tensor(side)));
-  if (!differs(f, side, wrong)) return cannot_show(fmt::format("{} is 1, or nothing that it scales matters", tensor(side)));
+  if (!t.present()) return cannot_show(formatted("there is no {}", tensor(side)));
+  if (!differs(f, side, wrong)) return cannot_show(formatted("{} is 1, or nothing that it scales matters", tensor(side)));
   return one(replaced(wrong, side == Side::key, side == Side::value));
 }
 Suspects k_dropped(const Evidence& e) { return dropped(e, Side::key); }

@@ -1,11 +1,10 @@
 // The score of a key: scale * dot, soft cap. (ALiBi: alibi.cpp; the softmax over scores: softmax.cpp.)
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "faults/families.h"
 #include "semantics/dtype.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
@@ -19,7 +18,7 @@ Suspects scale(const Evidence& e, double value, const char* same) {
   const double right = Model(*f).softmax_scale(Row{});
   if (std::fabs(value - right) < 1e-3 * right) return cannot_show(same);
   return one([value](Model& m) { m.softmax_scale = [value](const Row&) { return value; }; },
-             fmt::format("{:.4g} instead of {:.4g}", value, right));
+             formatted("{:.4g} instead of {:.4g}", value, right));
 }
 
 Suspects from_heads(const Evidence& e) {
@@ -47,8 +46,7 @@ Suspects inverted(const Evidence& e) {
 Suspects from_padded(const Evidence& e) {
   const Facts& f = e.facts;
   if (f.options.softmax_scale) return cannot_show("softmax_scale is given: no default is used");
-  if (is_power_of_two(f.head_dim))
-    return cannot_show(fmt::format("head_dim {} is a power of two: nothing is padded", f.head_dim));
+  if (is_power_of_two(f.head_dim)) return cannot_show(formatted("head_dim {} is a power of two: nothing is padded", f.head_dim));
   if (!scores_matter(f)) return cannot_show(kOneKey);
   Suspects s;
   std::vector<std::int64_t> sizes;
@@ -56,7 +54,7 @@ Suspects from_padded(const Evidence& e) {
        {ceil_power_of_two(f.head_dim), round_up(f.head_dim, 64), round_up(f.head_dim, 32), round_up(f.head_dim, 16)})
     if (padded != f.head_dim && std::find(sizes.begin(), sizes.end(), padded) == sizes.end()) sizes.push_back(padded);
   for (const std::int64_t padded : sizes)
-    s.list.push_back({fmt::format("1 / sqrt({})", padded),
+    s.list.push_back({formatted("1 / sqrt({})", padded),
                       [padded](Model& m) { m.softmax_scale = [padded](const Row&) { return 1 / std::sqrt(real(padded)); }; },
                       false});
   return s;
@@ -77,8 +75,7 @@ Suspects fewer_dims(const Evidence& e) {
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
   Suspects s;
   for (const std::int64_t cut : shorter_dims(d))
-    s.list.push_back(
-        {fmt::format("the first {} of {} dims", cut, d), [cut](Model& m) { m.dims = std::min(m.dims, cut); }, false});
+    s.list.push_back({formatted("the first {} of {} dims", cut, d), [cut](Model& m) { m.dims = std::min(m.dims, cut); }, false});
   return s;
 }
 

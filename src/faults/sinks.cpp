@@ -1,5 +1,4 @@
 // Attention sinks: one more logit per query head in the denominator, with no value.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>

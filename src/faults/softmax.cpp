@@ -1,11 +1,10 @@
 // From scores to weights: maximum, exp, denominator, and the lse that is written beside the output.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "faults/families.h"
 #include "semantics/dtype.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
@@ -63,7 +62,7 @@ Suspects not_rescaled(const Evidence& e) {
         };
       };
       s.list.push_back(
-          {fmt::format("{}, tiles of {} keys", denominator_too ? "output and denominator" : "output only", tile), plant, false});
+          {formatted("{}, tiles of {} keys", denominator_too ? "output and denominator" : "output only", tile), plant, false});
     }
   if (s.list.empty()) s.why_not = "no row sees keys of two tiles of 16 or more: the maximum is known before the first sum";
   return s;

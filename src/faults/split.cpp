@@ -1,10 +1,9 @@
 // Split KV: the sequence is cut into runs of keys whose partial results are merged by their lse.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "faults/families.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
@@ -21,8 +20,8 @@ template <typename Make>
 Suspects for_sizes(const Evidence& e, Make&& make) {
   Suspects s;
   for (const std::int64_t size : kSizes)
-    if (spans(e.facts, size)) s.list.push_back({fmt::format("splits of {} keys", size), make(size), false});
-  if (s.list.empty()) s.why_not = fmt::format("no row sees keys of two splits of {} or more", kSizes[0]);
+    if (spans(e.facts, size)) s.list.push_back({formatted("splits of {} keys", size), make(size), false});
+  if (s.list.empty()) s.why_not = formatted("no row sees keys of two splits of {} or more", kSizes[0]);
   return s;
 }
 
@@ -52,12 +51,12 @@ Suspects other_dropped(const Evidence& e) {
       };
       if (s.list.size() >= kMaxCandidates || !any_request(f, shows)) continue;
       s.list.push_back(
-          {fmt::format("split {} of {} keys", index, size),
+          {formatted("split {} of {} keys", index, size),
            drop_split([size, index](const Row& r, std::int64_t split) { return split == index && split != last_split(r, size); },
                       size),
            false});
     }
-  if (s.list.empty()) s.why_not = fmt::format("no row sees keys of two splits of {} or more", kSizes[0]);
+  if (s.list.empty()) s.why_not = formatted("no row sees keys of two splits of {} or more", kSizes[0]);
   return s;
 }
 
@@ -156,7 +155,7 @@ Suspects wrong_base(const Evidence& e) {
     Suspects s = for_sizes(e, [&](std::int64_t size) {
       return merged(size, [factor](const std::vector<double>& lse) { return shares(lse, factor); });
     });
-    for (Suspect& suspect : s.list) suspect.detail = fmt::format("{}, {}", which, suspect.detail);
+    for (Suspect& suspect : s.list) suspect.detail = formatted("{}, {}", which, suspect.detail);
     std::move(s.list.begin(), s.list.end(), std::back_inserter(all.list));
     all.why_not = s.why_not;
   }
@@ -185,7 +184,7 @@ Suspects empty_is_nan(const Evidence& e) {
       return f->first_key(q_pos) / size > 0 || q_pos / size < (seq_len - 1) / size;
     };
     if (!any_row(*f, [&](std::int64_t r, std::int64_t q_pos) { return has_empty(f->seq_lens[Facts::at(r)], q_pos); })) continue;
-    s.list.push_back({fmt::format("splits of {} keys", size),
+    s.list.push_back({formatted("splits of {} keys", size),
                       [has_empty](Model& m) {
                         m.finish = [has_empty, before = m.finish](const Row& r, RowResult& result) {
                           before(r, result);
@@ -194,7 +193,7 @@ Suspects empty_is_nan(const Evidence& e) {
                       },
                       false});
   }
-  if (s.list.empty()) s.why_not = fmt::format("every row sees a key of every split of {} or more", kSizes[0]);
+  if (s.list.empty()) s.why_not = formatted("every row sees a key of every split of {} or more", kSizes[0]);
   return s;
 }
 
@@ -235,7 +234,7 @@ Suspects merge_stride(const Evidence& e) {
   Suspects s;
   for (const std::int64_t stride : {f->head_dim + (f->head_dim + 1) / 2, 2 * f->head_dim})
     if (s.list.empty() || stride != f->head_dim + (f->head_dim + 1) / 2)
-      s.list.push_back({fmt::format("row stride {} instead of {}", stride, f->head_dim), suffix_stride(f, stride), false});
+      s.list.push_back({formatted("row stride {} instead of {}", stride, f->head_dim), suffix_stride(f, stride), false});
   return s;
 }
 

@@ -2,12 +2,11 @@
 //
 // Which one is searched for: every page of the cache is folded once into a partial softmax of a wrong row, and every logical page
 // is replaced by every one of them without touching the cache again.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "faults/families.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
@@ -16,7 +15,7 @@ constexpr std::int64_t kPagesSearched = 4096;
 constexpr std::size_t kSamplesSearched = 2, kBestKept = 3;
 
 Suspect stale(const Facts& f, std::int64_t req, std::int64_t column, std::int64_t page) {
-  return {fmt::format("logical page {} of request {} read from page {} instead of {}", column, req, page, f.page(req, column)),
+  return {formatted("logical page {} of request {} read from page {} instead of {}", column, req, page, f.page(req, column)),
           [req, column, page](Model& m) {
             m.table = [req, column, page, before = m.table](std::int64_t r, std::int64_t j) {
               return r == req && j == column ? page : before(r, j);

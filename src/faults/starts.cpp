@@ -1,16 +1,15 @@
 // Where requests start and how long they are: query_start_loc, seq_lens and context_len misunderstood by the whole kernel.
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "faults/families.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
 
 Suspects starts_seen(const Evidence& e, std::vector<std::int64_t> seen) {
   return rows_only([f = &e.facts, seen](Model& m) { believe_query_start_loc(*f, seen, m); },
-                   fmt::format("it sees query_lens {}", lengths_seen(seen)));
+                   formatted("it sees query_lens {}", lengths_seen(seen)));
 }
 
 Suspects next_request(const Evidence& e) {
@@ -48,7 +47,7 @@ Suspects context_is_seq_len(const Evidence& e) {
 
 Suspects seq_lens_seen(const Evidence& e, std::vector<std::int64_t> seen) {
   return rows_only([f = &e.facts, seen](Model& m) { believe_seq_lens(*f, seen, m); },
-                   fmt::format("it sees seq_lens {}", first_values(seen)));
+                   formatted("it sees seq_lens {}", first_values(seen)));
 }
 
 Suspects without_new_tokens(const Evidence& e) {

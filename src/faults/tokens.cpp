@@ -1,10 +1,9 @@
 // Which positions take part: keys left out, keys past the end, keys counted twice.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "faults/families.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
@@ -31,7 +30,7 @@ Suspects last_keys(const Evidence& e) {
   for (const std::int64_t n : counts)
     if (n < most)
       s.list.push_back(
-          {fmt::format("the last {}", n), without([n](const Row& r, std::int64_t k) { return k >= r.seq_len - n; }), false});
+          {formatted("the last {}", n), without([n](const Row& r, std::int64_t k) { return k >= r.seq_len - n; }), false});
   if (s.list.empty()) s.why_not = "every sequence has one token";
   return s;
 }
@@ -45,7 +44,7 @@ Suspects first_key(const Evidence& e) {
 Suspects partial_page(const Evidence& e) {
   const std::int64_t page = e.facts.page_size;
   if (!some_length(e.facts, [page](std::int64_t n) { return n % page != 0; }))
-    return cannot_show(fmt::format("every seq_len is a multiple of the page_size {}", page));
+    return cannot_show(formatted("every seq_len is a multiple of the page_size {}", page));
   return one(without([page](const Row& r, std::int64_t k) { return k >= r.seq_len / page * page; }));
 }
 
@@ -53,7 +52,7 @@ Suspects partial_context_page(const Evidence& e) {
   const Facts& f = e.facts;
   const std::int64_t page = f.page_size;
   const auto cut = [&](std::int64_t r) { return f.context_len(r) % page != 0 && first_seen(f, r) < f.context_len(r); };
-  if (!any_request(f, cut)) return cannot_show(fmt::format("every visible context is a multiple of the page_size {}", page));
+  if (!any_request(f, cut)) return cannot_show(formatted("every visible context is a multiple of the page_size {}", page));
   return one(without([page](const Row& r, std::int64_t k) { return k < r.context_len() && k >= r.context_len() / page * page; }));
 }
 
@@ -63,7 +62,7 @@ Suspects partial_tile(const Evidence& e) {
   for (const std::int64_t tile : {32, 16, 8, 4, 64, 128}) {
     if (tile == e.facts.page_size) continue;
     if (!some_length(e.facts, [tile](std::int64_t n) { return n > tile && n % tile != 0; })) continue;
-    s.list.push_back({fmt::format("tiles of {} keys", tile),
+    s.list.push_back({formatted("tiles of {} keys", tile),
                       without([tile](const Row& r, std::int64_t k) { return k >= r.seq_len / tile * tile; }), false});
   }
   if (s.list.empty()) s.why_not = "no sequence ends in a partial tile of 4 to 128 keys";
@@ -75,7 +74,7 @@ Suspects max_seq_len(const Evidence& e) {
   if (most < 2) return cannot_show(e.facts.num_tokens == 0 ? kNoRows : "every sequence has one token");
   Suspects s;
   for (std::int64_t cap = floor_power_of_two(most - 1); cap >= 1 && s.list.size() < 16; cap /= 2)
-    s.list.push_back({fmt::format("max_seq_len {} instead of {}", cap, most),
+    s.list.push_back({formatted("max_seq_len {} instead of {}", cap, most),
                       without([cap](const Row&, std::int64_t k) { return k >= cap; }), false});
   return s;
 }
@@ -122,7 +121,7 @@ Suspects tail_read(const Evidence& e) {
   if (!has_tail(*f)) return cannot_show("no cached sequence ends inside a page");
   Suspects s;
   for (const std::int64_t most : {f->page_size, std::int64_t{1}, std::int64_t{2}, std::int64_t{3}})
-    s.list.push_back({most == f->page_size ? "to the end of the page" : fmt::format("up to {} keys past the end", most),
+    s.list.push_back({most == f->page_size ? "to the end of the page" : formatted("up to {} keys past the end", most),
                       [f, most](Model& m) {
                         m.keys = [f, most, before = m.keys](const Row& r, std::vector<Key>& keys) {
                           before(r, keys);

@@ -1,9 +1,8 @@
 // The sliding window: W keys, the own one included, counted from each row (vllm#3385: 2048 or 2049 keys).
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "faults/families.h"
+#include "text/formatted.h"
 
 namespace quire::fault {
 namespace {
@@ -19,7 +18,7 @@ bool binds(const Facts& f) {
 
 Suspects never(const Facts& f) {
   if (!f.windowed()) return cannot_show("no sliding window is set");
-  return cannot_show(fmt::format("the window of {} keys hides nothing: the longest sequence has {}", f.window(), longest(f)));
+  return cannot_show(formatted("the window of {} keys hides nothing: the longest sequence has {}", f.window(), longest(f)));
 }
 
 /// The first key becomes `first(row)`, the last stays what it was.
@@ -31,13 +30,13 @@ Suspects one_short(const Evidence& e) {
   const Facts& f = e.facts;
   const std::int64_t w = f.window() - 1;
   if (!f.windowed() || longest(f) <= std::max<std::int64_t>(w, 1)) return never(f);
-  return one(from([w](const Row& r) { return w == 0 ? 0 : r.q_pos - w + 1; }), fmt::format("{} keys instead of {}", w, w + 1));
+  return one(from([w](const Row& r) { return w == 0 ? 0 : r.q_pos - w + 1; }), formatted("{} keys instead of {}", w, w + 1));
 }
 
 Suspects one_long(const Evidence& e) {
   const std::int64_t w = e.facts.window() + 1;
   if (!binds(e.facts)) return never(e.facts);
-  return one(from([w](const Row& r) { return r.q_pos - w + 1; }), fmt::format("{} keys instead of {}", w, w - 1));
+  return one(from([w](const Row& r) { return r.q_pos - w + 1; }), formatted("{} keys instead of {}", w, w - 1));
 }
 
 Suspects ignored(const Evidence& e) {
@@ -76,8 +75,8 @@ Suspects kept_in(const Evidence& e, bool in_decode) {
   const auto keeps = [f, in_decode](std::int64_t r) { return (f->query_len(r) == 1) == in_decode; };
   const char* kind = in_decode ? "prefill" : "decode";
   if (!binds(*f, [&](std::int64_t r) { return !keeps(r); }))
-    return cannot_show(fmt::format("the window hides nothing in {} rows", kind));
-  if (!binds(*f, keeps)) return cannot_show(fmt::format("the window binds in {} rows only: this is window_ignored here", kind));
+    return cannot_show(formatted("the window hides nothing in {} rows", kind));
+  if (!binds(*f, keeps)) return cannot_show(formatted("the window binds in {} rows only: this is window_ignored here", kind));
   return one(from([f, in_decode](const Row& r) { return (r.query_len == 1) == in_decode ? f->first_key(r.q_pos) : 0; }));
 }
 Suspects only_in_prefill(const Evidence& e) { return kept_in(e, false); }
@@ -91,7 +90,7 @@ bool binds_among_new_keys(const Facts& f) {
 Suspects only_on_context(const Evidence& e) {
   const Facts* f = &e.facts;
   if (!binds(*f)) return never(*f);
-  if (!binds_among_new_keys(*f)) return cannot_show(fmt::format("no request has more rows than the window of {}", f->window()));
+  if (!binds_among_new_keys(*f)) return cannot_show(formatted("no request has more rows than the window of {}", f->window()));
   return one([f](Model& m) {
     believe_keys(
         m, [f](const Row& r) { return std::min(f->first_key(r.q_pos), r.context_len()); }, [](const Row& r) { return r.q_pos; });
@@ -102,7 +101,7 @@ Suspects only_on_new_keys(const Evidence& e) {
   const Facts* f = &e.facts;
   if (!binds(*f)) return never(*f);
   if (!binds_among_new_keys(*f))
-    return cannot_show(fmt::format("no request has more rows than the window of {}: this is window_ignored here", f->window()));
+    return cannot_show(formatted("no request has more rows than the window of {}: this is window_ignored here", f->window()));
   if (!any_request(*f, [f](std::int64_t r) { return f->context_len(r) > 0; })) return cannot_show("no request has a context");
   return one([f](Model& m) {
     m.keys = [f](const Row& r, std::vector<Key>& keys) {

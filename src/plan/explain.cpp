@@ -1,9 +1,8 @@
 // Stage: plan. Says which kernel serves a problem on a device, why every other one does not, and what the plan will do.
 // It asks the same rows and the same plan() that attend() relies on, so it cannot tell another story.
-#include <fmt/format.h>
-
 #include "plan/select.h"
 #include "quire/plan.hpp"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -14,13 +13,13 @@ using plan_detail::KernelRow;
 /// 1536 -> "1.5 KiB"; exact below 1 KiB.
 std::string human_bytes(double bytes) {
   constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};
-  if (bytes < 1024) return fmt::format("{:.0f} B", bytes);
+  if (bytes < 1024) return formatted("{:.0f} B", bytes);
   int unit = -1;
   while (bytes >= 1024 && unit < 4) {
     bytes /= 1024;
     ++unit;
   }
-  return fmt::format("{:.4g} {}", bytes, kUnits[unit]);
+  return formatted("{:.4g} {}", bytes, kUnits[unit]);
 }
 
 /// 1.23e9 -> "1.23 GFLOP".
@@ -31,13 +30,13 @@ std::string human_flops(double flops) {
     flops /= 1000;
     ++unit;
   }
-  return fmt::format("{:.4g} {}", flops, kUnits[unit]);
+  return formatted("{:.4g} {}", flops, kUnits[unit]);
 }
 
 std::string device_line(const Device& d) {
   const char* unit = d.backend == Backend::cpu ? "threads" : d.backend == Backend::cuda ? "multiprocessors" : "compute units";
-  return fmt::format("{} ({}, {} {}, L2 {}{})", d.name, name(d.backend), d.num_threads, unit,
-                     human_bytes(static_cast<double>(d.l2_bytes)), d.backend == Backend::cpu ? " per core" : "");
+  return formatted("{} ({}, {} {}, L2 {}{})", d.name, name(d.backend), d.num_threads, unit,
+                   human_bytes(static_cast<double>(d.l2_bytes)), d.backend == Backend::cpu ? " per core" : "");
 }
 
 /// Every reason for not using a row; a row that could have served is told which one came first.
@@ -50,8 +49,8 @@ std::vector<Refusal> refusals_of_others(const Problem& problem, const Device& de
     for (const std::string& reason : reasons) refusals.push_back({std::string(row.info.name), reason});
     if (!reasons.empty()) continue;
     const bool forced = !settings.kernel.empty();
-    refusals.push_back({std::string(row.info.name), forced ? fmt::format("takes it too, but {} is forced", settings.kernel)
-                                                           : fmt::format("takes it too, but {} comes first", chosen)});
+    refusals.push_back({std::string(row.info.name), forced ? formatted("takes it too, but {} is forced", settings.kernel)
+                                                           : formatted("takes it too, but {} comes first", chosen)});
   }
   return refusals;
 }
@@ -63,28 +62,28 @@ bool any_row_for(Backend backend) {
 }
 
 std::string plan_text(const Plan& p) {
-  std::string text = fmt::format("plan      {}\n", to_string(p));
-  text += fmt::format("tiles     {} query rows x {} group = {} rows, by {} keys\n", p.tile_q, p.problem.group(),
-                      p.tile_q * p.problem.group(), p.tile_kv);
-  text += fmt::format("splits    every {} keys: {} partial rows, {} merges\n", p.split_keys, p.num_partials, p.num_merges());
-  text += fmt::format("work      {} items on {} threads, the busiest has {:.3f} of the mean, workspace {}\n", p.num_items(),
-                      p.num_threads, load_imbalance(p), human_bytes(static_cast<double>(workspace_bytes(p))));
-  text += fmt::format("floor     {} of K and V, {}\n", human_bytes(static_cast<double>(p.kv_bytes)), human_flops(p.flops));
+  std::string text = formatted("plan      {}\n", to_string(p));
+  text += formatted("tiles     {} query rows x {} group = {} rows, by {} keys\n", p.tile_q, p.problem.group(),
+                    p.tile_q * p.problem.group(), p.tile_kv);
+  text += formatted("splits    every {} keys: {} partial rows, {} merges\n", p.split_keys, p.num_partials, p.num_merges());
+  text += formatted("work      {} items on {} threads, the busiest has {:.3f} of the mean, workspace {}\n", p.num_items(),
+                    p.num_threads, load_imbalance(p), human_bytes(static_cast<double>(workspace_bytes(p))));
+  text += formatted("floor     {} of K and V, {}\n", human_bytes(static_cast<double>(p.kv_bytes)), human_flops(p.flops));
   return text;
 }
 
 std::string render(const Explanation& e, const Result<Plan>& planned) {
-  std::string text = fmt::format("problem   {}\ndevice    {}\n", to_string(e.problem), device_line(e.device));
+  std::string text = formatted("problem   {}\ndevice    {}\n", to_string(e.problem), device_line(e.device));
   if (!e.chosen.empty()) {
-    text += fmt::format("kernel    {}\n", e.chosen);
+    text += formatted("kernel    {}\n", e.chosen);
   } else if (!any_row_for(e.device.backend)) {
-    text += fmt::format("kernel    none: this build has no {} kernels, so nothing can run on {}\n", name(e.device.backend),
-                        e.device.name);
+    text += formatted("kernel    none: this build has no {} kernels, so nothing can run on {}\n", name(e.device.backend),
+                      e.device.name);
   } else {
     const std::string& why = planned.status().message();  // its further lines repeat the refusals below
-    text += fmt::format("kernel    none: {}\n", why.substr(0, why.find('\n')));
+    text += formatted("kernel    none: {}\n", why.substr(0, why.find('\n')));
   }
-  for (const Refusal& r : e.refusals) text += fmt::format("not       {}: {}\n", r.kernel, r.reason);
+  for (const Refusal& r : e.refusals) text += formatted("not       {}: {}\n", r.kernel, r.reason);
   if (planned.ok()) text += plan_text(planned.value());
   return text;
 }

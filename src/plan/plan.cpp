@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <new>
 
-#include <fmt/format.h>
-
 #include "plan/scratch.h"
 #include "plan/select.h"
 #include "plan/work_list.h"
 #include "quire/contract.hpp"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -18,28 +17,28 @@ namespace {
 Status sanity(const Problem& p) {
   const auto bad = [](std::string text) { return Status(Code::invalid_argument, "plan: " + std::move(text)); };
   if (p.num_kv_heads < 1 || p.num_q_heads < 1 || p.num_q_heads % p.num_kv_heads != 0)
-    return bad(fmt::format("num_q_heads {} is not a positive multiple of num_kv_heads {}", p.num_q_heads, p.num_kv_heads));
+    return bad(formatted("num_q_heads {} is not a positive multiple of num_kv_heads {}", p.num_q_heads, p.num_kv_heads));
   if (p.head_dim < 1 || p.page_size < 1)
-    return bad(fmt::format("head_dim {} and page_size {} must be >= 1", p.head_dim, p.page_size));
-  if (p.sliding_window && *p.sliding_window < 1) return bad(fmt::format("sliding_window {} must be >= 1", *p.sliding_window));
+    return bad(formatted("head_dim {} and page_size {} must be >= 1", p.head_dim, p.page_size));
+  if (p.sliding_window && *p.sliding_window < 1) return bad(formatted("sliding_window {} must be >= 1", *p.sliding_window));
   constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;
   constexpr std::int64_t kMaxKeys = std::int64_t{1} << 40;  // item, segment and byte counts stay far from overflow
   for (std::size_t r = 0; r < p.reqs.size(); ++r) {
     const Request& q = p.reqs[r];
     if (q.query_len < 0 || q.context_len < 0 || q.query_len >= kMaxRows || q.context_len >= kMaxKeys)
-      return bad(fmt::format("request {}: query_len {} outside [0, 2^31) or context_len {} outside [0, 2^40)", r, q.query_len,
-                             q.context_len));
+      return bad(formatted("request {}: query_len {} outside [0, 2^31) or context_len {} outside [0, 2^40)", r, q.query_len,
+                           q.context_len));
     if (q.cached_len < q.context_len || q.cached_len > q.seq_len())
-      return bad(fmt::format("request {}: cached_len {} outside [{}, {}]", r, q.cached_len, q.context_len, q.seq_len()));
+      return bad(formatted("request {}: cached_len {} outside [{}, {}]", r, q.cached_len, q.context_len, q.seq_len()));
   }
   return {};
 }
 
 Status no_kernel(const Device& device, const PlanSettings& settings, const plan_detail::Selection& selection) {
-  std::string text = settings.kernel.empty() ? fmt::format("no kernel of this build takes the problem on device {}", device.name)
-                                             : fmt::format("kernel {} cannot be used on device {}", settings.kernel, device.name);
+  std::string text = settings.kernel.empty() ? formatted("no kernel of this build takes the problem on device {}", device.name)
+                                             : formatted("kernel {} cannot be used on device {}", settings.kernel, device.name);
   if (selection.refusals.empty()) text += ": there is no kernel of that name (see kernels())";
-  for (const Refusal& refusal : selection.refusals) text += fmt::format("\n  {}: {}", refusal.kernel, refusal.reason);
+  for (const Refusal& refusal : selection.refusals) text += formatted("\n  {}: {}", refusal.kernel, refusal.reason);
   return {Code::unsupported, std::move(text)};
 }
 
@@ -82,7 +81,7 @@ Result<Plan> plan(Problem problem, const Device& device, const PlanSettings& set
   try {
     return make_plan(std::move(problem), device, settings);
   } catch (const std::bad_alloc&) {
-    return Status(Code::out_of_memory, fmt::format("plan: no memory for the work list of {} requests", num_reqs));
+    return Status(Code::out_of_memory, formatted("plan: no memory for the work list of {} requests", num_reqs));
   }
 }
 
@@ -97,7 +96,7 @@ std::size_t workspace_bytes(const Plan& plan) noexcept {
 }
 
 std::string to_string(const Plan& plan) {
-  return fmt::format(
+  return formatted(
       "{} device={} threads={} tile={}x{} split={} direct={} items={} merges={} partials={} batch_invariant={} workspace={} "
       "kv_bytes={} "
       "flops={:.4g}",

@@ -1,9 +1,8 @@
 // The kernel table as data, and the walk through it.
 #include "plan/select.h"
+#include "text/formatted.h"
 
 #include <array>
-
-#include <fmt/format.h>
 
 namespace quire {
 namespace plan_detail {
@@ -15,8 +14,8 @@ std::vector<std::string> refuses_nothing(const Problem&, const Device&) { return
 std::vector<std::string> refuses_all_but_bf16_scores(const Problem& problem, const Device&) {
   std::vector<std::string> reasons;
   const auto is_bf16_or_fp8 = [](DType t) { return t == DType::bf16 || itemsize(t) == 1; };
-  if (problem.q_dtype != DType::bf16) reasons.push_back(fmt::format("q is {}, expected bf16", name(problem.q_dtype)));
-  if (!is_bf16_or_fp8(problem.kv_dtype)) reasons.push_back(fmt::format("kv is {}, expected bf16 or fp8", name(problem.kv_dtype)));
+  if (problem.q_dtype != DType::bf16) reasons.push_back(formatted("q is {}, expected bf16", name(problem.q_dtype)));
+  if (!is_bf16_or_fp8(problem.kv_dtype)) reasons.push_back(formatted("kv is {}, expected bf16 or fp8", name(problem.kv_dtype)));
   return reasons;
 }
 
@@ -51,11 +50,11 @@ std::span<const KernelRow> kernel_rows() noexcept { return kRows; }
 
 std::vector<std::string> refusals_of(const KernelRow& row, const Problem& problem, const Device& device) {
   if (row.info.backend != device.backend)
-    return {fmt::format("is a {} kernel, device {} is {}", name(row.info.backend), device.name, name(device.backend))};
+    return {formatted("is a {} kernel, device {} is {}", name(row.info.backend), device.name, name(device.backend))};
   std::vector<std::string> reasons;
   for (const auto& f : kFeatureNames) {
     if ((row.info.cpu_features & f.feature) != 0 && (device.cpu_features & f.feature) == 0)
-      reasons.push_back(fmt::format("needs {}, which device {} lacks", f.name, device.name));
+      reasons.push_back(formatted("needs {}, which device {} lacks", f.name, device.name));
   }
   for (std::string& reason : row.refuses(problem, device)) reasons.push_back(std::move(reason));
   return reasons;

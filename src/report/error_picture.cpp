@@ -2,8 +2,6 @@
 //
 // One pass over all compared elements keeps a maximum per (request, bin of heads) and a heap of the worst rows; a second pass
 // reads the elements of those few rows.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -11,6 +9,7 @@
 #include "diagnose/tolerance.h"
 #include "report/lengths.h"
 #include "report/pictures.h"
+#include "text/formatted.h"
 
 namespace quire::report {
 namespace {
@@ -35,7 +34,7 @@ struct Error {
 /// drawable.
 json shown(const Error& error) {
   if (error.ratio < 0) return nullptr;
-  return error.ratio < 1e-300 ? 0.0 : std::stod(fmt::format("{:.4g}", error.ratio));
+  return error.ratio < 1e-300 ? 0.0 : std::stod(formatted("{:.4g}", error.ratio));
 }
 
 /// The judgement of compare(), as a number.
@@ -203,11 +202,11 @@ std::string left_out(const json& picture, const Collected& all, std::int64_t bin
   const auto compared = std::count_if(all.requests.begin(), all.requests.end(), [](const auto& r) { return !r.heads.empty(); });
   const std::size_t drawn = picture["request_head"]["requests"].size(), rows = picture["row_dim"]["rows"].size();
   std::string text;
-  if (compared > static_cast<std::ptrdiff_t>(drawn)) text += fmt::format("the {} worst of {} requests; ", drawn, compared);
-  if (bin > 1) text += fmt::format("{} heads per cell; ", bin);
-  if (picture["row_dim"]["bin"] > 1) text += fmt::format("{} dims per cell; ", picture["row_dim"]["bin"].get<std::int64_t>());
+  if (compared > static_cast<std::ptrdiff_t>(drawn)) text += formatted("the {} worst of {} requests; ", drawn, compared);
+  if (bin > 1) text += formatted("{} heads per cell; ", bin);
+  if (picture["row_dim"]["bin"] > 1) text += formatted("{} dims per cell; ", picture["row_dim"]["bin"].get<std::int64_t>());
   const auto total = picture["rows_compared"].get<std::int64_t>();
-  if (total > static_cast<std::int64_t>(rows)) text += fmt::format("the {} worst of {} rows by dim; ", rows, total);
+  if (total > static_cast<std::int64_t>(rows)) text += formatted("the {} worst of {} rows by dim; ", rows, total);
   if (!text.empty()) text.resize(text.size() - 2);
   return text;
 }

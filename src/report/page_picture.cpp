@@ -2,13 +2,12 @@
 //
 // Contents are judged by a few elements of KV head 0 in each slot: a slot that nobody wrote holds zeros (a fresh allocation) or
 // NaN (poison) throughout, and one look is enough to see that.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "report/lengths.h"
 #include "report/pictures.h"
+#include "text/formatted.h"
 
 namespace quire::report {
 namespace {
@@ -182,7 +181,7 @@ json page_picture(const Batch& batch, const KVCache& cache, const Options& optio
   for (std::int64_t first = 0; first < count; first += bin)
     picture["cells"].push_back(cell(pages, first, std::min(first + bin, count)));
   for (std::size_t s = 0; s < kNumStates; ++s) picture["counts"][kStates[s]] = counts[s];
-  if (bin > 1) picture["text"] = fmt::format("{} pages per cell; the worst of them is shown", bin);
+  if (bin > 1) picture["text"] = formatted("{} pages per cell; the worst of them is shown", bin);
   return picture;
 }
 

@@ -1,13 +1,12 @@
 // From the JSON of a verdict, a diagnosis or a bench run to a page: checks that it is one, and embeds it so that no text in it
 // can end the data block or begin a tag.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <new>
 #include <nlohmann/json.hpp>
 
 #include "quire/report.hpp"
 #include "report/page.h"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -55,16 +54,16 @@ std::string escaped(const std::string& text) {
 
 Status not_a_report(const json& document) {
   std::string found = "an object without such a key";
-  if (!document.is_object()) found = fmt::format("a JSON {}", document.type_name());
+  if (!document.is_object()) found = formatted("a JSON {}", document.type_name());
   for (const char* schema : kSchemas)
     if (document.is_object() && document.contains(schema))
-      found = fmt::format("\"{}\": {:.64}", schema, document[schema].dump(-1, ' ', true, json::error_handler_t::replace));
+      found = formatted("\"{}\": {:.64}", schema, document[schema].dump(-1, ' ', true, json::error_handler_t::replace));
   return {Code::parse_error,
-          fmt::format("report: expected \"quire_verify\": 1, \"quire_diagnose\": 1 or \"quire_bench\": 1, found {}", found)};
+          formatted("report: expected \"quire_verify\": 1, \"quire_diagnose\": 1 or \"quire_bench\": 1, found {}", found)};
 }
 
 Result<std::string> render(std::string_view text) {
-  if (depth_of(text) > kMaxDepth) return Status(Code::parse_error, fmt::format("report: JSON nested deeper than {}", kMaxDepth));
+  if (depth_of(text) > kMaxDepth) return Status(Code::parse_error, formatted("report: JSON nested deeper than {}", kMaxDepth));
   const json document = json::parse(text);
   bool known = false;
   for (const char* schema : kSchemas) known = known || (document.is_object() && document.value(schema, json()) == 1);
@@ -81,11 +80,11 @@ Result<std::string> render_html(std::string_view json_text) {
   try {
     return render(json_text);
   } catch (const std::bad_alloc&) {
-    return Status(Code::out_of_memory, fmt::format("report: not enough memory for a page of {} bytes of JSON", json_text.size()));
+    return Status(Code::out_of_memory, formatted("report: not enough memory for a page of {} bytes of JSON", json_text.size()));
   } catch (const std::exception& error) {
     const std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 5: ..."
     const std::size_t id = what.find("] ");
-    return Status(Code::parse_error, fmt::format("report: {:.300}", what.substr(id == std::string_view::npos ? 0 : id + 2)));
+    return Status(Code::parse_error, formatted("report: {:.300}", what.substr(id == std::string_view::npos ? 0 : id + 2)));
   }
 }
 

@@ -1,7 +1,6 @@
 // Which kernel wrote how many rows, beside the requests that they belong to, runs of equal requests in one line.
-#include <fmt/format.h>
-
 #include "report/pictures.h"
+#include "text/formatted.h"
 
 namespace quire::report {
 namespace {
@@ -30,7 +29,7 @@ json rows_picture(const Problem& problem, const std::string& kernel, std::span<c
     if (static_cast<std::int64_t>(runs) < kMaxServed) picture["requests"].push_back(run_of(problem, first, next - first));
   }
   if (static_cast<std::int64_t>(runs) > kMaxServed)
-    picture["text"] = fmt::format("the first {} of {} runs of equal requests", kMaxServed, runs);
+    picture["text"] = formatted("the first {} of {} runs of equal requests", kMaxServed, runs);
   return picture;
 }
 

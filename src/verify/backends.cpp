@@ -1,12 +1,11 @@
 // Our own kernels as targets: planned per case, counted row by row, with NaN in the workspace.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
 
 #include "quire/attention.hpp"
 #include "quire/verify.hpp"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -31,7 +30,7 @@ Status attend_planned(const Case& c, const PlanSettings& settings, Executor& exe
   for (const RowCount& count : counts) rows += count.rows;
   const std::int64_t expected = c.batch.query.shape[0] * c.batch.query.shape[1];
   if (rows == expected) return {};
-  return {Code::internal_error, fmt::format("{} rows (token x head) were counted, the batch has {}", rows, expected)};
+  return {Code::internal_error, formatted("{} rows (token x head) were counted, the batch has {}", rows, expected)};
 }
 
 AttendCase planned_target(const PlanSettings& settings, const std::shared_ptr<Executor>& executor) {
@@ -47,11 +46,11 @@ Result<Target> backend_target(const std::string& name, int num_threads) {
     if (kernel.name == name) row = &kernel;
   if (!any && row == nullptr) {
     std::string known = "cpu";
-    for (const Kernel& kernel : kernels()) known += fmt::format(", {}", kernel.name);
-    return Status(Code::invalid_argument, fmt::format("no backend is called '{}'; there are {}", name, known));
+    for (const Kernel& kernel : kernels()) known += formatted(", {}", kernel.name);
+    return Status(Code::invalid_argument, formatted("no backend is called '{}'; there are {}", name, known));
   }
   if (row != nullptr && (row->backend != Backend::cpu || (row->cpu_features & ~host_device().cpu_features) != 0))
-    return Status(Code::unsupported, fmt::format("this machine cannot run {}", name));
+    return Status(Code::unsupported, formatted("this machine cannot run {}", name));
   const std::shared_ptr<Executor> executor = make_thread_pool(num_threads);
   const std::string kernel = any ? std::string() : name;
   const int cut = std::max(kManyThreads, executor->num_threads());  // a plan serves at most as many threads as it was made for
@@ -61,7 +60,7 @@ Result<Target> backend_target(const std::string& name, int num_threads) {
   target.batch_invariant = true;
   target.invariant = planned_target({.kernel = kernel, .batch_invariant = true, .num_threads = num_threads}, executor);
   target.variants = {{"1 thread", planned_target({.kernel = kernel, .num_threads = 1}, make_thread_pool(1))},
-                     {fmt::format("work for {} threads", cut), planned_target({.kernel = kernel, .num_threads = cut}, executor)}};
+                     {formatted("work for {} threads", cut), planned_target({.kernel = kernel, .num_threads = cut}, executor)}};
   return target;
 }
 

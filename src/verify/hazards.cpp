@@ -1,6 +1,5 @@
 // The hazard matrix: for each hazard of docs/testing.md the smallest batches that meet it, crossed with types and layouts.
-#include <fmt/format.h>
-
+#include "text/formatted.h"
 #include "verify/matrix.h"
 
 namespace quire::conformance {
@@ -17,7 +16,7 @@ std::vector<std::string> group_sweep() {
   std::vector<std::string> shapes;
   for (const int group : {1, 2, 3, 5, 7, 8, 16, 17, 64}) {
     const int kv_heads = group < 64 ? 2 : 1;
-    shapes.push_back(fmt::format("heads={}:{} d=16 page=8 reqs=3@13,1@30 lse=1", group * kv_heads, kv_heads));
+    shapes.push_back(formatted("heads={}:{} d=16 page=8 reqs=3@13,1@30 lse=1", group * kv_heads, kv_heads));
   }
   return shapes;
 }
@@ -51,8 +50,8 @@ void add_fp8_extremes(std::vector<Entry>& list, bool quick) {
   for (const std::string kv : {"fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz"})
     for (std::size_t i = 0; i < (quick ? 1 : rests.size() * layouts.size()); ++i, ++turn)
       add(list, "Fp8Extremes",
-          fmt::format("{} kv={} layout={} heads=4:2 d=32 page=8 lse=1 reqs=5@100,1@300", rests[quick ? 0 : i % 3], kv,
-                      layouts[quick ? turn % 3 : i / 3]),
+          formatted("{} kv={} layout={} heads=4:2 d=32 page=8 lse=1 reqs=5@100,1@300", rests[quick ? 0 : i % 3], kv,
+                    layouts[quick ? turn % 3 : i / 3]),
           Special::every_fp8_code);
 }
 
@@ -131,7 +130,7 @@ const std::vector<Hazard>& hazards() {
 }
 
 ProblemLine hazard_line(const std::string& combination, const std::string& shape, std::uint64_t seed) {
-  const std::string rest = fmt::format(" {} seed={}", shape, seed);
+  const std::string rest = formatted(" {} seed={}", shape, seed);
   Result<ProblemLine> line = parse_problem_line(combination + rest);
   if (const std::size_t at = combination.find("packed"); !line.ok() && at != std::string::npos)
     line = parse_problem_line(combination.substr(0, at) + "nhd" + combination.substr(at + 6) + rest);

@@ -1,14 +1,13 @@
 // See judge.h.
 #include "verify/judge.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <exception>
 
 #include "semantics/dtype.h"
+#include "text/formatted.h"
 #include "verify/slice.h"
 
 namespace quire::conformance {
@@ -65,10 +64,10 @@ std::string difference(const Tensor& like, const std::vector<std::byte>& a, cons
   }
   if (count == 0) return {};
   const std::int64_t dims = like.rank == 3 ? like.shape[2] : 1, heads = like.shape[1];
-  const std::string dim = like.rank == 3 ? fmt::format(", dim {}", first % dims) : std::string();
-  return fmt::format("{} of {} elements change, first {}[token {}, head {}{}]: {:.6g} -> {:.6g}", count, n, name,
-                     first / dims / heads, first / dims % heads, dim, semantics::load(a.data(), like.dtype, first),
-                     semantics::load(b.data(), like.dtype, first));
+  const std::string dim = like.rank == 3 ? formatted(", dim {}", first % dims) : std::string();
+  return formatted("{} of {} elements change, first {}[token {}, head {}{}]: {:.6g} -> {:.6g}", count, n, name,
+                   first / dims / heads, first / dims % heads, dim, semantics::load(a.data(), like.dtype, first),
+                   semantics::load(b.data(), like.dtype, first));
 }
 
 /// What a failed comparison says; rows of a sample get their real numbers.
@@ -76,8 +75,8 @@ std::string finding(const Comparison& c, const std::vector<std::int64_t>& tokens
   if (c.ok) return {};
   if (tokens.empty()) return c.text;
   const Mismatch& w = c.worst;
-  const std::string dim = w.dim < 0 ? std::string() : fmt::format(", dim {}", w.dim);
-  return fmt::format(
+  const std::string dim = w.dim < 0 ? std::string() : formatted(", dim {}", w.dim);
+  return formatted(
       "{} of {} compared elements are wrong, {} of them in NaN or infinity; worst {}[token {}, head {}{}]: observed "
       "{:.9g}, expected {:.9g}, tolerance {:.3g}",
       c.num_mismatches, c.num_elements, c.num_nonfinite_mismatches, w.dim < 0 ? "lse" : "output",
@@ -151,8 +150,7 @@ void Judge::on_zeros() {
   judge_rows();
   if (hash) judge_inputs(before, hash_of_inputs(p_.c));
   if (!target_.in_place) return skip("canaries", "the target returns memory of its own");
-  if (first_.damaged != 0)
-    report("canaries", CheckState::fail, fmt::format("{} bytes outside the output changed", first_.damaged));
+  if (first_.damaged != 0) report("canaries", CheckState::fail, formatted("{} bytes outside the output changed", first_.damaged));
   report("canaries", CheckState::pass, {});
 }
 
@@ -172,8 +170,8 @@ void Judge::judge_values(const Written& w, const std::string& values_check, cons
     for (std::int64_t i = 0; i < n; ++i)
       if (!std::isfinite(semantics::load(w.out.data(), like.dtype, i))) {
         report(values_check, CheckState::fail,
-               fmt::format("output[token {}, head {}, dim {}] is {}", i / like.shape[2] / like.shape[1],
-                           i / like.shape[2] % like.shape[1], i % like.shape[2], semantics::load(w.out.data(), like.dtype, i)));
+               formatted("output[token {}, head {}, dim {}] is {}", i / like.shape[2] / like.shape[1],
+                         i / like.shape[2] % like.shape[1], i % like.shape[2], semantics::load(w.out.data(), like.dtype, i)));
         break;
       }
   }
@@ -198,8 +196,8 @@ void Judge::judge_rows() {
   }
   if (count == 0) return report("rows", CheckState::pass, {});
   report("rows", CheckState::fail,
-         fmt::format("{} of {} rows (token x head) were never written, first output[token {}, head {}]", count,
-                     like.shape[0] * like.shape[1], first / like.shape[1], first % like.shape[1]));
+         formatted("{} of {} rows (token x head) were never written, first output[token {}, head {}]", count,
+                   like.shape[0] * like.shape[1], first / like.shape[1], first % like.shape[1]));
 }
 
 void Judge::judge_inputs(std::uint64_t before, std::uint64_t after) {
@@ -215,7 +213,7 @@ void Judge::judge_poison(const std::string& check, const char* poison) {
   const Written w = call(target_.attend, Spread::contiguous);
   if (!w.status.ok())
     return report(check, CheckState::fail,
-                  fmt::format("the call failed with {} where nothing may be read: {}", poison, w.status.message()));
+                  formatted("the call failed with {} where nothing may be read: {}", poison, w.status.message()));
   if (w.same_bits(first_)) return report(check, CheckState::pass, {});
   bits_differed_ = true;
   // Without a promise about bits only the values can be wrong.
@@ -226,7 +224,7 @@ void Judge::judge_poison(const std::string& check, const char* poison) {
   std::string text = difference(p_.c.batch.output, first_.out, w.out, "output");
   if (text.empty()) text = difference(p_.c.batch.lse, first_.lse, w.lse, "lse");
   report(check, CheckState::fail,
-         fmt::format("{} where nothing may be read {}: {}", poison, wrong ? "makes the output wrong" : "changes bits", text));
+         formatted("{} where nothing may be read {}: {}", poison, wrong ? "makes the output wrong" : "changes bits", text));
 }
 
 void Judge::on_bits() {
@@ -276,11 +274,11 @@ void Judge::judge_strides_and_threads() {
   const auto same = [&](const char* check, const std::string& what, const AttendCase& attend, Spread spread) {
     if (!asks(check)) return;
     const Written w = call(attend, spread);
-    if (!w.status.ok()) return report(check, CheckState::fail, fmt::format("the call {} failed: {}", what, w.status.message()));
+    if (!w.status.ok()) return report(check, CheckState::fail, formatted("the call {} failed: {}", what, w.status.message()));
     if (w.damaged != 0)
-      report("canaries", CheckState::fail, fmt::format("{} bytes outside the output changed {}", w.damaged, what));
+      report("canaries", CheckState::fail, formatted("{} bytes outside the output changed {}", w.damaged, what));
     if (w.same_bits(first_)) return report(check, CheckState::pass, {});
-    report(check, CheckState::fail, fmt::format("{}: {}", what, difference(p_.c.batch.output, first_.out, w.out, "output")));
+    report(check, CheckState::fail, formatted("{}: {}", what, difference(p_.c.batch.output, first_.out, w.out, "output")));
   };
   if (!target_.deterministic) {
     for (const char* check : {"strides", "threads"}) skip(check, "the target does not promise the same bits");
@@ -311,7 +309,7 @@ void Judge::judge_slices(const std::string& check, std::int64_t chunk) {
   };
   const Written whole = target_.invariant ? call(attend, Spread::contiguous) : first_;
   const Written w = call(one_by_one, Spread::contiguous);
-  const std::string what = chunk > 0 ? fmt::format("requests in chunks of {}", chunk) : std::string("requests one by one");
+  const std::string what = chunk > 0 ? formatted("requests in chunks of {}", chunk) : std::string("requests one by one");
   if (!w.status.ok()) return report(check, CheckState::fail, what + ": the call failed: " + w.status.message());
   if (w.same_bits(whole)) return report(check, CheckState::pass, {});
   std::string text = difference(p_.c.batch.output, whole.out, w.out, "output");

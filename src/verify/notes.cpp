@@ -4,10 +4,9 @@
 //
 // The 72 + 24 ids of that test collapse onto 48 problems: its two ops compute the same thing on one batch. Prefill requests find
 // their context in the cache and their own rows in key / value; the decode request finds everything in the cache.
-#include <fmt/format.h>
-
 #include <array>
 
+#include "text/formatted.h"
 #include "verify/matrix.h"
 
 namespace quire::conformance {
@@ -28,8 +27,8 @@ std::string requests(bool alibi, std::int64_t divisor) {
   for (std::size_t i = 0; i < kQueryLens.size(); ++i) {
     const bool decode = !alibi && i + 1 == kQueryLens.size();
     const std::int64_t query = decode ? 1 : kQueryLens[i] / divisor, context = kContextLens[i] / divisor;
-    text += fmt::format("{}{}@{}", i == 0 ? "" : ",", query, context);
-    if (!decode) text += fmt::format("/{}", context);
+    text += formatted("{}{}@{}", i == 0 ? "" : ",", query, context);
+    if (!decode) text += formatted("/{}", context);
   }
   return text;
 }
@@ -38,11 +37,11 @@ void add(std::vector<Entry>& list, const Choice& c, std::int64_t divisor, int he
   const bool fp8 = std::string(c.kv) != "f16";
   // vLLM's packed layout wherever 16 / itemsize divides head_dim; 24 dims of fp8 are no multiple of 16.
   const bool packed = !fp8 || c.head_dim % 16 == 0;
-  std::string text = fmt::format("q=f16 kv={} heads={}:{} d={} page=32 layout={} reqs={} index={} seed={}", c.kv, heads,
-                                 c.queries_per_kv == 1 ? heads : 1, c.head_dim, packed ? "packed" : "nhd",
-                                 requests(c.alibi, divisor), c.window == 0 ? "i64" : "i32", list.size());
+  std::string text = formatted("q=f16 kv={} heads={}:{} d={} page=32 layout={} reqs={} index={} seed={}", c.kv, heads,
+                               c.queries_per_kv == 1 ? heads : 1, c.head_dim, packed ? "packed" : "nhd",
+                               requests(c.alibi, divisor), c.window == 0 ? "i64" : "i32", list.size());
   if (fp8) text += " kscale=tensor vscale=tensor";
-  if (c.window > 0) text += fmt::format(" window={}", c.window);
+  if (c.window > 0) text += formatted(" window={}", c.window);
   if (c.alibi) text += " alibi=1";
   const Result<ProblemLine> line = parse_problem_line(text);
   if (line.ok()) list.push_back({"notes", c.alibi ? "Alibi" : "Contexted", line.value(), Special::none});

@@ -1,8 +1,6 @@
 // See peer.h. Facts about the test: vLLM (Apache-2.0), tests/kernels/attention/test_prefix_prefill.py of November 2025.
 #include "verify/peer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -11,6 +9,7 @@
 
 #include "quire/faults.hpp"
 #include "semantics/dtype.h"
+#include "text/formatted.h"
 #include "verify/guarded.h"
 #include "verify/in_parallel.h"
 #include "verify/matrix.h"
@@ -79,8 +78,8 @@ const std::vector<PeerCase>& peer_cases() {
     std::vector<PeerCase> cases;
     const auto add = [&](const char* name, const char* kv, const char* rest, double atol) {
       cases.push_back({name,
-                       fmt::format("q=f16 kv={} heads=64:64 d=128 page=32 layout=packed reqs={} index=i64 data=tiny{}", kv,
-                                   notes_requests(), rest),
+                       formatted("q=f16 kv={} heads=64:64 d=128 page=32 layout=packed reqs={} index=i64 data=tiny{}", kv,
+                                 notes_requests(), rest),
                        atol});
     };
     add("16-bit cache", "f16", "", 1e-4);

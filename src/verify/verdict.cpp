@@ -1,8 +1,6 @@
 // See verdict.h.
 #include "verify/verdict.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <ctime>
@@ -11,6 +9,7 @@
 #include <set>
 
 #include "quire/plan.hpp"
+#include "text/formatted.h"
 #include "verify/power.h"
 
 #ifndef QUIRE_VERSION
@@ -37,12 +36,12 @@ std::string today() {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
   ::gmtime_r(&now, &utc);
-  return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
+  return formatted("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
 }
 
 std::string device_text() {
   const Device d = host_device();
-  return fmt::format("{}, {} thread{}", d.name, d.num_threads, d.num_threads == 1 ? "" : "s");
+  return formatted("{}, {} thread{}", d.name, d.num_threads, d.num_threads == 1 ? "" : "s");
 }
 
 std::string upper(std::string text) {
@@ -120,12 +119,12 @@ double worst_ratio(const CaseResult& c) {
 
 /// What one hazard or matrix came to, in one line.
 std::string summary_line(const std::string& name, const MatrixSummary& s) {
-  std::string text = fmt::format("  {:<22}{:>6} case{} {:>6} pass {:>5} fail {:>5} refused", name, s.cases,
-                                 s.cases == 1 ? " " : "s", s.passed, s.failed, s.refused);
-  if (s.worst_ratio > 0) text += fmt::format("   worst error {:.3g} of tolerance", s.worst_ratio);
+  std::string text = formatted("  {:<22}{:>6} case{} {:>6} pass {:>5} fail {:>5} refused", name, s.cases,
+                               s.cases == 1 ? " " : "s", s.passed, s.failed, s.refused);
+  if (s.worst_ratio > 0) text += formatted("   worst error {:.3g} of tolerance", s.worst_ratio);
   if (s.num_compared < s.num_elements)
-    text += fmt::format("   {:.0f} % of elements compared, all written and finite",
-                        100.0 * static_cast<double>(s.num_compared) / static_cast<double>(s.num_elements));
+    text += formatted("   {:.0f} % of elements compared, all written and finite",
+                      100.0 * static_cast<double>(s.num_compared) / static_cast<double>(s.num_elements));
   return text + "\n";
 }
 
@@ -156,7 +155,7 @@ std::string cases_text(const Verdict& v) {
   std::map<std::string, std::int64_t> kernels;
   for (const CaseResult& c : v.cases)
     if (!c.kernel.empty()) ++kernels[c.kernel];
-  for (const auto& [kernel, cases] : kernels) text += fmt::format("  served by {}: {} cases\n", kernel, cases);
+  for (const auto& [kernel, cases] : kernels) text += formatted("  served by {}: {} cases\n", kernel, cases);
   return text;
 }
 
@@ -166,14 +165,14 @@ std::string failures_text(const Verdict& v) {
   for (const CaseResult& c : v.cases) {
     if (c.status != "fail" || ++failed > kFailuresShown) continue;
     ++shown;
-    text += fmt::format("\nFAIL {} {}: {}\n", c.matrix, c.name, c.line);
-    if (!c.special.empty()) text += fmt::format("  data: {}\n", c.special);
-    if (!c.reason.empty()) text += fmt::format("  {}\n", c.reason);
+    text += formatted("\nFAIL {} {}: {}\n", c.matrix, c.name, c.line);
+    if (!c.special.empty()) text += formatted("  data: {}\n", c.special);
+    if (!c.reason.empty()) text += formatted("  {}\n", c.reason);
     for (const CheckResult& check : c.checks)
-      if (check.state == CheckState::fail) text += fmt::format("  {}: {}\n", check.check, check.text);
-    if (!c.reduced_line.empty()) text += fmt::format("  smallest: {}\n    {}\n", c.reduced_line, c.reduced_finding);
+      if (check.state == CheckState::fail) text += formatted("  {}: {}\n", check.check, check.text);
+    if (!c.reduced_line.empty()) text += formatted("  smallest: {}\n    {}\n", c.reduced_line, c.reduced_finding);
   }
-  if (failed > shown) text += fmt::format("\n... and {} more failing cases (--json lists all)\n", failed - shown);
+  if (failed > shown) text += formatted("\n... and {} more failing cases (--json lists all)\n", failed - shown);
   return text;
 }
 
@@ -187,8 +186,8 @@ std::string refusals_text(const Verdict& v) {
   std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   std::string text = "\nrefused, not failed:\n";
   for (std::size_t i = 0; i < std::min(kReasonsShown, sorted.size()); ++i)
-    text += fmt::format("  {:>5} x {}\n", sorted[i].first, sorted[i].second);
-  if (sorted.size() > kReasonsShown) text += fmt::format("  ... and {} more reasons\n", sorted.size() - kReasonsShown);
+    text += formatted("  {:>5} x {}\n", sorted[i].first, sorted[i].second);
+  if (sorted.size() > kReasonsShown) text += formatted("  ... and {} more reasons\n", sorted.size() - kReasonsShown);
   return text;
 }
 
@@ -203,18 +202,18 @@ std::string skipped_text(const Verdict& v) {
     }
   std::string text;
   for (const auto& [check, why] : reason)
-    if (!made.contains(check)) text += fmt::format("  not asked: {} ({})\n", check, why);
+    if (!made.contains(check)) text += formatted("  not asked: {} ({})\n", check, why);
   return text;
 }
 
 std::string power_text(const Verdict& v) {
   if (v.power.empty()) return "power: not measured\n";
   const std::int64_t killed = count(v.power, true), total = count(v.power, false);
-  std::string text = fmt::format("power: {}/{} mutants killed\n", killed, total);
+  std::string text = formatted("power: {}/{} mutants killed\n", killed, total);
   for (const MutantResult& m : v.power)
-    if (survived(m)) text += fmt::format("  survived: {} (a kernel that {})\n", m.id, m.text);
+    if (survived(m)) text += formatted("  survived: {} (a kernel that {})\n", m.id, m.text);
   for (const MutantResult& m : v.power)
-    if (!m.asked) text += fmt::format("  could not be asked: {} (a kernel that {})\n", m.id, m.text);
+    if (!m.asked) text += formatted("  could not be asked: {} (a kernel that {})\n", m.id, m.text);
   return text;
 }
 
@@ -222,9 +221,9 @@ std::string peer_text(const Verdict& v) {
   if (v.peer.empty()) return {};
   std::string text = "\nthe same faults under the data and tolerance of vLLM's test_prefix_prefill.py:\n";
   for (const PeerPower& p : v.peer) {
-    text += fmt::format("  {:<28} atol {:<7g} kills {:>2} of {:>2} known faults, {:>3} of {:>3} of the catalogue\n", p.name,
-                        p.atol, p.known_killed, p.known_total, p.killed, p.total);
-    text += fmt::format("    {} of {} rows compared: {}\n", p.rows_compared, p.rows_total, p.line);
+    text += formatted("  {:<28} atol {:<7g} kills {:>2} of {:>2} known faults, {:>3} of {:>3} of the catalogue\n", p.name, p.atol,
+                      p.known_killed, p.known_total, p.killed, p.total);
+    text += formatted("    {} of {} rows compared: {}\n", p.rows_compared, p.rows_total, p.line);
   }
   return text;
 }
@@ -256,11 +255,11 @@ std::vector<MatrixSummary> summaries(const Verdict& v) {
 }
 
 std::string text_of(const Verdict& v) {
-  std::string text = fmt::format("verify {} on {}\n", v.target, device_text());
+  std::string text = formatted("verify {} on {}\n", v.target, device_text());
   text += cases_text(v) + skipped_text(v) + failures_text(v) + refusals_text(v) + "\n" + power_text(v) + peer_text(v);
   const std::string end = conclusion(v);
   const std::size_t word = std::min(end.find(':'), end.size());
-  return text + fmt::format("{}{} ({:.1f} s)\n", upper(end.substr(0, word)), end.substr(word), v.seconds);
+  return text + formatted("{}{} ({:.1f} s)\n", upper(end.substr(0, word)), end.substr(word), v.seconds);
 }
 
 std::string json_of(const Verdict& v) {

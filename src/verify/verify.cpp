@@ -1,6 +1,4 @@
 // verify(): runs the matrices, shrinks what fails, measures the suite's own power, and writes the verdict.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <future>
@@ -8,6 +6,7 @@
 #include <new>
 
 #include "quire/faults.hpp"
+#include "text/formatted.h"
 #include "verify/judge.h"
 #include "verify/peer.h"
 #include "verify/pictures_of_case.h"
@@ -33,7 +32,7 @@ Status add_matrix(std::vector<Entry>& list, const std::string& name, const Verif
   };
   const bool all = name == "all";
   if (!all && name != "hazards" && name != "random" && name != "notes")
-    return {Code::invalid_argument, fmt::format("no matrix is called '{}'; there are notes, hazards, random and all", name)};
+    return {Code::invalid_argument, formatted("no matrix is called '{}'; there are notes, hazards, random and all", name)};
   if (all || name == "hazards") add(hazard_matrix(options.quick));
   if (all || name == "random")
     add(random_matrix(options.seed, options.quick ? std::min<std::int64_t>(options.random_cases, 40) : options.random_cases));
@@ -54,7 +53,7 @@ Result<std::vector<Entry>> entries_of(const VerifyOptions& options) {
   for (const std::string& check : options.disabled_checks)
     if (std::find(check_names().begin(), check_names().end(), check) == check_names().end())
       return Status(Code::invalid_argument,
-                    fmt::format("no check is called '{}'; there are {}", check, fmt::join(check_names(), ", ")));
+                    formatted("no check is called '{}'; there are {}", check, fmt::join(check_names(), ", ")));
   return list;
 }
 
@@ -151,7 +150,7 @@ class Run {
       Result<Prepared> smaller = with_tolerance(prepare({"lines", "Shrunk", line, Special::none}), target_.rounded_weights);
       if (!smaller.ok()) return {};
       for (const CheckResult& c : judge(target_, smaller.value(), {check}).checks)
-        if (c.state == CheckState::fail) return fmt::format("{}: {}", check, c.text);
+        if (c.state == CheckState::fail) return formatted("{}: {}", check, c.text);
       return {};
     };
     const ProblemLine smallest = shrink(p.entry.line, [&](const ProblemLine& line) { return !finding(line).empty(); });
@@ -176,8 +175,7 @@ class Run {
     for (const std::string& check : options_.disabled_checks) power.skipped.erase(check);
     const auto first = static_cast<std::int64_t>(entries_.size());
     power.progress = [&](std::size_t killed, std::size_t of) {
-      return go_on(std::min(total_, first + static_cast<std::int64_t>(killed)),
-                   fmt::format("{} of {} faults noticed", killed, of));
+      return go_on(std::min(total_, first + static_cast<std::int64_t>(killed)), formatted("{} of {} faults noticed", killed, of));
     };
     verdict_.power = measure_power(std::move(cases), power);
   }

@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include <fmt/format.h>
-
 #include "backend/cpu/parallel.h"
 #include "semantics/dtype.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -56,7 +55,7 @@ Status append(const KVCache& cache, const Tensor& key, const Tensor& value, cons
   const std::int64_t num_tokens = slot_mapping.shape[0];
   if (options.ledger != nullptr && static_cast<std::int64_t>(options.tags.size()) < num_tokens)
     return {Code::invalid_argument,
-            fmt::format("append: a ledger needs one tag per token: {} tags for {} tokens", options.tags.size(), num_tokens)};
+            formatted("append: a ledger needs one tag per token: {} tags for {} tokens", options.tags.size(), num_tokens)};
 
   const semantics::IndexView slots = semantics::index_view(slot_mapping);
   const std::int64_t tokens_per_page = page_size(cache);

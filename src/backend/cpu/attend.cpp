@@ -1,6 +1,4 @@
 // attend() on the CPU: check, resolve pointers, run the plan's items, merge what was split, count the rows.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -12,6 +10,7 @@
 #include "backend/cpu/parallel.h"
 #include "backend/cpu/planted.h"
 #include "quire/attention.hpp"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -105,18 +104,18 @@ Status plan_matches(const Plan& plan, const Batch& batch, const KVCache& cache, 
   const Tensor& q = batch.query;
   if (p.num_q_heads != q.shape[1] || p.head_dim != q.shape[2] || p.num_kv_heads != num_kv_heads(cache) ||
       p.page_size != page_size(cache))
-    return stale_plan(fmt::format("heads, head_dim or page_size differ (plan {}:{} d={} page={}, batch {}:{} d={} page={})",
-                                  p.num_q_heads, p.num_kv_heads, p.head_dim, p.page_size, q.shape[1], num_kv_heads(cache),
-                                  q.shape[2], page_size(cache)));
+    return stale_plan(formatted("heads, head_dim or page_size differ (plan {}:{} d={} page={}, batch {}:{} d={} page={})",
+                                p.num_q_heads, p.num_kv_heads, p.head_dim, p.page_size, q.shape[1], num_kv_heads(cache),
+                                q.shape[2], page_size(cache)));
   if (p.q_dtype != q.dtype || p.kv_dtype != cache.k.dtype || p.layout != cache.layout)
-    return stale_plan(fmt::format("dtype or layout differs (plan q={} kv={} layout={}, batch q={} kv={} layout={})",
-                                  name(p.q_dtype), name(p.kv_dtype), name(p.layout), name(q.dtype), name(cache.k.dtype),
-                                  name(cache.layout)));
+    return stale_plan(formatted("dtype or layout differs (plan q={} kv={} layout={}, batch q={} kv={} layout={})",
+                                name(p.q_dtype), name(p.kv_dtype), name(p.layout), name(q.dtype), name(cache.k.dtype),
+                                name(cache.layout)));
   if (p.sliding_window != options.sliding_window)
-    return stale_plan(fmt::format("sliding_window differs (plan {}, options {}; 0 = none)", p.sliding_window.value_or(0),
-                                  options.sliding_window.value_or(0)));
+    return stale_plan(formatted("sliding_window differs (plan {}, options {}; 0 = none)", p.sliding_window.value_or(0),
+                                options.sliding_window.value_or(0)));
   if (static_cast<std::int64_t>(p.reqs.size()) != batch.seq_lens.shape[0])
-    return stale_plan(fmt::format("{} requests planned, batch has {}", p.reqs.size(), batch.seq_lens.shape[0]));
+    return stale_plan(formatted("{} requests planned, batch has {}", p.reqs.size(), batch.seq_lens.shape[0]));
   const semantics::IndexView starts = semantics::index_view(batch.query_start_loc);
   const semantics::IndexView seq_lens = semantics::index_view(batch.seq_lens);
   for (std::size_t i = 0; i < p.reqs.size(); ++i) {
@@ -124,9 +123,9 @@ Status plan_matches(const Plan& plan, const Batch& batch, const KVCache& cache, 
     const std::int64_t cached = batch.cached_lens.present() ? semantics::index_view(batch.cached_lens)[r] : seq_lens[r];
     const Request found{starts[r + 1] - starts[r], seq_lens[r] - (starts[r + 1] - starts[r]), cached};
     if (!(found == p.reqs[i]))
-      return stale_plan(fmt::format("request {} has query_len {} context_len {} cached_len {}, planned {} {} {}", r,
-                                    found.query_len, found.context_len, found.cached_len, p.reqs[i].query_len,
-                                    p.reqs[i].context_len, p.reqs[i].cached_len));
+      return stale_plan(formatted("request {} has query_len {} context_len {} cached_len {}, planned {} {} {}", r,
+                                  found.query_len, found.context_len, found.cached_len, p.reqs[i].query_len,
+                                  p.reqs[i].context_len, p.reqs[i].cached_len));
   }
   return {};
 }
@@ -137,19 +136,19 @@ Status admit(const Plan& plan, const Batch& batch, const KVCache& cache, const O
   if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
   if (Status s = plan_matches(plan, batch, cache, options); !s.ok()) return s;
   if (find_entry(plan.kernel) == nullptr)
-    return {Code::unsupported, fmt::format("attend: kernel {} of the plan is not in this build", plan.kernel)};
+    return {Code::unsupported, formatted("attend: kernel {} of the plan is not in this build", plan.kernel)};
   if (const std::uint32_t missing = plan.device.cpu_features & ~host_device().cpu_features; missing != 0)
     return {Code::unsupported,
-            fmt::format("attend: the plan was made for device {}, this machine is {}", plan.device.name, host_device().name)};
+            formatted("attend: the plan was made for device {}, this machine is {}", plan.device.name, host_device().name)};
   if (workspace.size() < workspace_bytes(plan))
     return {Code::invalid_argument,
-            fmt::format("attend: workspace has {} bytes, the plan needs {}", workspace.size(), workspace_bytes(plan))};
+            formatted("attend: workspace has {} bytes, the plan needs {}", workspace.size(), workspace_bytes(plan))};
   if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 != 0)
     return {Code::invalid_argument, "attend: workspace is not aligned to 64 bytes"};
   if (executor.num_threads() > plan.num_threads)
     return {Code::invalid_argument,
-            fmt::format("attend: the executor has {} threads, the plan scratch for {}; set PlanSettings::num_threads",
-                        executor.num_threads(), plan.num_threads)};
+            formatted("attend: the executor has {} threads, the plan scratch for {}; set PlanSettings::num_threads",
+                      executor.num_threads(), plan.num_threads)};
   return {};
 }
 
@@ -192,7 +191,7 @@ Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const 
   const std::int64_t expected = plan.problem.num_tokens() * plan.problem.num_q_heads;
   if (rows_written != expected)
     return {Code::internal_error,
-            fmt::format("attend: {} wrote {} output rows, the batch has {}", plan.kernel, rows_written, expected)};
+            formatted("attend: {} wrote {} output rows, the batch has {}", plan.kernel, rows_written, expected)};
   if (attend_options.rows != nullptr) *attend_options.rows = {{plan.kernel, rows_written}};
   return {};
 }
