@@ -2,8 +2,11 @@
 if(PROJECT_IS_TOP_LEVEL)
   find_program(QUIRE_CCACHE ccache)
   if(QUIRE_CCACHE)
-    set_target_properties(quire PROPERTIES CXX_COMPILER_LAUNCHER ${QUIRE_CCACHE})
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${QUIRE_CCACHE})
+    # Debug information names the folder of the build; without it in the hash the packaging tests and the Python tests' wheel are
+    # served with the objects of this build.
+    set(launcher env CCACHE_NOHASHDIR=1 ${QUIRE_CCACHE})
+    set_target_properties(quire PROPERTIES CXX_COMPILER_LAUNCHER "${launcher}")
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
   endif()
 endif()
 
