@@ -8,14 +8,15 @@ function(must)
   set(output "${text}" PARENT_SCOPE)
 endfunction()
 
-# The flags of the build that is tested, so that ccache has the objects: a library without it costs minutes twice.
+# The flags of the build that is tested, in folders beside it: ccache has the objects then, even where it stores relative paths
+# (base_dir). Without ccache the library is compiled twice more.
 string(REPLACE ";" "\\;" launcher "${LAUNCHER}")
 set(configure ${CMAKE_COMMAND} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${C} -DQUIRE_DEVELOPER_MODE=ON
     -DCMAKE_BUILD_TYPE=${BUILD_TYPE} "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=${CXX_FLAGS}" "-DCMAKE_CXX_COMPILER_LAUNCHER=${launcher}")
 set(consumers ${SOURCE_DIR}/tests/packaging)
 
 function(build_consumer name)
-  set(dir ${WORK_DIR}/${name}${suffix})
+  set(dir ${BUILD_DIR}-${name}${suffix})
   file(REMOVE_RECURSE ${dir})
   must(${configure} -S ${consumers}/${name} -B ${dir} ${ARGN})
   must(${CMAKE_COMMAND} --build ${dir} --parallel 2)
@@ -48,10 +49,10 @@ if(STEP STREQUAL "install")
   message("${output}")
 elseif(STEP STREQUAL "install_shared")
   file(REMOVE_RECURSE ${SHARED_PREFIX})
-  must(${configure} -S ${SOURCE_DIR} -B ${WORK_DIR}/build-shared -DBUILD_SHARED_LIBS=ON -DQUIRE_BUILD_CLI=OFF
+  must(${configure} -S ${SOURCE_DIR} -B ${BUILD_DIR}-shared -DBUILD_SHARED_LIBS=ON -DQUIRE_BUILD_CLI=OFF
        -DCMAKE_INSTALL_PREFIX=${SHARED_PREFIX})
-  must(${CMAKE_COMMAND} --build ${WORK_DIR}/build-shared --parallel 2)
-  must(${CMAKE_COMMAND} --install ${WORK_DIR}/build-shared)
+  must(${CMAKE_COMMAND} --build ${BUILD_DIR}-shared --parallel 2)
+  must(${CMAKE_COMMAND} --install ${BUILD_DIR}-shared)
 elseif(STEP STREQUAL "find_package")
   build_consumer(find_package -DCMAKE_PREFIX_PATH=${PREFIX})
 elseif(STEP STREQUAL "find_package_shared")
