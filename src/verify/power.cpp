@@ -1,7 +1,6 @@
 // See power.h.
 #include "verify/power.h"
 
-
 #include <algorithm>
 #include <map>
 
