@@ -248,21 +248,26 @@ inline void weigh_rows(AmxItem& v, std::int64_t m, std::int64_t count, std::int6
                        const KeyFactors& factors) {
   constexpr std::int64_t kRowWords = kTileKeys / 2;
   TileKeys keys[kBlockRows];
-  float maxima[kBlockRows];
+  float maxima[kBlockRows], scales[kBlockRows];
   // All maxima first: what each of them waits for hides behind the other rows.
   for (std::int64_t r = 0; r < count; ++r) {
     const RowScore row{v.args.score, v.view.slope(m + r), tile_begin - v.view.alibi_origin(m + r)};
     keys[r] = v.view.keys(m + r, tile_begin, tile_begin + tile.begin, tile_begin + tile.end);
-    maxima[r] = keys[r].empty() ? -INFINITY : logits_of_row(v.scores + r * kTileKeys, keys[r], row, factors.k);
-    if (v.stacked) v.prefetch.step();
+    const bool whole = keys[r].begin == 0 && keys[r].end == kTileKeys && plain_scores(row, factors.k);
+    scales[r] = whole ? v.args.score.scale : 1.0f;
+    float* dots = v.scores + r * kTileKeys;
+    maxima[r] = whole             ? largest_dot(dots) * scales[r]
+                : keys[r].empty() ? -INFINITY
+                                  : logits_of_row(dots, keys[r], row, factors.k);
+    if (v.stacked) v.prefetch.step(2);
   }
   for (std::int64_t r = 0; r < count; ++r) {
     const auto weigh = [&](const auto& out) {
-      return weigh_row(v.scores + r * kTileKeys, maxima[r], keys[r], chunks, factors.v, v.states[m + r], out);
+      return weigh_row(v.scores + r * kTileKeys, scales[r], maxima[r], keys[r], chunks, factors.v, v.states[m + r], out);
     };
     const float correction =
         v.stacked ? weigh(placed_weights(v, m + r)) : weigh(WeightRow{v.weights + r * kRowWords, kBlockRows * kRowWords});
-    if (v.stacked) v.prefetch.step();
+    if (v.stacked) v.prefetch.step(2);
     if (correction == 1.0f) continue;
     for (std::int64_t at = m + r; at < v.acc_rows; at += v.num_rows) scale_row(v.acc + at * v.dims, v.dims, correction);
   }
@@ -273,6 +278,7 @@ inline void place_values(AmxItem& v, const TileRows& tile, ChunkRange chunks, Ke
   const std::uint8_t* rows[kTileKeys];
   const std::uint8_t* const* found = whole_rows(v, tile, true, chunks.begin * kChunkKeys, chunks.end * kChunkKeys, rows);
   for (std::int64_t b = 2 * chunks.begin; b < 2 * chunks.end; ++b) {
+    if (b % 2 == 0) v.prefetch.step();
     blocks[b] = v.careful ? copied_block(v, found, b * kBlockKeys, v.v_panel) : key_block(v, found, b * kBlockKeys, v.v_panel);
   }
   if (v.careful) take_out_non_finite(v, chunks);
@@ -285,8 +291,6 @@ void absorb_stacked_tile(AmxItem& v, const TileRows& tile, std::int64_t tile_beg
   const TileKeys seen{v.view.keys(0, tile_begin, begin, end).begin, v.view.keys(last_row, tile_begin, begin, end).end};
   if (seen.empty()) return;
   const ChunkRange chunks = chunks_of(seen);
-  // What is asked for now is needed half a tile later, while it still is in L1.
-  v.prefetch = RowPrefetch(tile.v, nullptr, v.prefetch_bytes, v.prefetch_places + 2 * v.num_rows);
   score_few_rows<T>(v, tile, chunks);
   weigh_rows(v, 0, v.num_rows, tile_begin, {tile.begin, tile.end}, chunks, factors_of(v, tile));
   KeyBlock values[kTileKeys / kBlockKeys];
@@ -328,7 +332,7 @@ void absorb_amx_tile(AmxItem& v, const TileRows& tile, std::int64_t tile_begin) 
       }
     }
     weigh_rows(v, m, count, tile_begin, seen, chunks, factors);
-    WeightBlock weights{v.weights, kRowWords, kBlockRows * kRowWords, kParts, chunks};
+    WeightBlock weights{v.weights, kRowWords, kBlockRows * kRowWords, chunks};
     if (v.few)
       accumulate_rows<T, 1>(v.acc, v.dims, weights, v.v_panel, [&] { v.prefetch.step(); });
     else if (two)
@@ -351,14 +355,17 @@ void absorb_amx_keys(AmxItem& v, std::int64_t begin, std::int64_t end, std::int6
     const std::int64_t stop = next < end ? next : end;
     TileRows& now = v.tiles[at / kTileKeys % 2];
     TileRows& then = v.tiles[(at / kTileKeys + 1) % 2];
-    if (stop < item_end) {
+    // Few rows: what is asked for now is needed half a tile later, while it still is in L1.
+    if (v.stacked) v.prefetch = RowPrefetch(now.v, nullptr, v.prefetch_bytes, v.prefetch_places + 4 * v.num_rows + 8);
+    v.prefetch.step(2);
+    v.next = stop < item_end ? &then : nullptr;
+    if (v.next != nullptr) {
       const std::int64_t then_end = stop + kTileKeys < item_end ? stop + kTileKeys : item_end;
       find_tile_rows(then, v.args, v.view.item.req, v.kv_head(), stop, then_end);
-      v.next = &then;
-    } else {
-      v.next = nullptr;
     }
-    v.prefetch = v.next == nullptr ? RowPrefetch() : RowPrefetch(then.k, then.v, v.prefetch_bytes, v.prefetch_places);
+    v.prefetch.step(2);
+    if (!v.stacked)
+      v.prefetch = v.next == nullptr ? RowPrefetch() : RowPrefetch(then.k, then.v, v.prefetch_bytes, v.prefetch_places);
     (v.stacked ? absorb_stacked_tile<T> : absorb_amx_tile<T>)(v, now, at / kTileKeys * kTileKeys);
     v.prefetch.rest();
     at = stop;

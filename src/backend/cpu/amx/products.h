@@ -30,18 +30,18 @@ inline __attribute__((always_inline)) void unroll(F&& f) {
 template <class T, int kRowTiles>
 void score_chunk(const std::uint8_t* q, std::int64_t dims, const std::uint8_t* k, float* scores, std::int64_t score_stride) {
   const std::int64_t block_bytes = dims / kVectorDims * kTileBytes;
-  unroll<2 * kRowTiles>([](auto c) { T::template zero<c.value>(); });
-  for (std::int64_t d = 0; d < dims; d += kVectorDims) {
-    if (QUIRE_PLANTED(query_tail_dims_dropped) && d + kVectorDims >= dims) break;
-    unroll<2>([&](auto b) { T::template load<6 + b.value>(k + b.value * block_bytes + d / kVectorDims * kTileBytes, 64); });
-    unroll<kRowTiles>([&](auto r) {
-      T::template load<4 + r.value>(q + r.value * kTileRows * 2 * dims + 2 * d, 2 * dims);
-      unroll<2>([&](auto b) { T::template dot<2 * r.value + b.value, 4 + r.value, 6 + b.value>(); });
-    });
+  for (int b = 0; b < 2; ++b, k += block_bytes, scores += kTileRows) {
+    unroll<kRowTiles>([](auto c) { T::template zero<c.value>(); });
+    for (std::int64_t d = 0; d < dims; d += kVectorDims) {
+      if (QUIRE_PLANTED(query_tail_dims_dropped) && d + kVectorDims >= dims) break;
+      T::template load<6>(k + d / kVectorDims * kTileBytes, 64);
+      unroll<kRowTiles>([&](auto r) {
+        T::template load<4>(q + r.value * kTileRows * 2 * dims + 2 * d, 2 * dims);
+        T::template dot<r.value, 4, 6>();
+      });
+    }
+    unroll<kRowTiles>([&](auto r) { T::template store<r.value>(scores + r.value * kTileRows * score_stride, 4 * score_stride); });
   }
-  unroll<2 * kRowTiles>([&](auto c) {
-    T::template store<c.value>(scores + c.value / 2 * kTileRows * score_stride + c.value % 2 * kTileRows, 4 * score_stride);
-  });
 }
 
 /// Rows of K that are read where they lie: 16 keys from `from` on, `stride` bytes apart.
@@ -73,11 +73,11 @@ struct WeightBlock {
   const std::uint32_t* words;  ///< of the block's first row, WeightRow's layout
   std::int64_t row_stride;     ///< words from row to row
   std::int64_t part_stride;    ///< words from part to part
-  int parts;                   ///< A operands per chunk; 1 if the parts are rows of their own
   ChunkRange chunks;
 };
 
-/// acc += weights V for kRowTiles x 16 rows and kColTiles x 16 dims. `values` points at the dims' tiles of chunk 0.
+/// acc += weights V for kRowTiles x 16 rows and kColTiles x 16 dims; one of the two is 1. `values` points at the dims' tiles of
+/// chunk 0.
 template <class T, int kRowTiles, int kColTiles, class F>
 void accumulate_block(float* acc, std::int64_t acc_stride, const WeightBlock& w, const std::uint8_t* values,
                       std::int64_t chunk_bytes, F&& between) {
@@ -86,14 +86,13 @@ void accumulate_block(float* acc, std::int64_t acc_stride, const WeightBlock& w,
   });
   for (std::int64_t chunk = w.chunks.begin; chunk < w.chunks.end; ++chunk) {
     const std::uint8_t* v = values + chunk * chunk_bytes;
-    if constexpr (kColTiles <= 2) unroll<kColTiles>([&](auto b) { T::template load<6 + b.value>(v + b.value * kTileBytes, 64); });
-    for (int part = 0; part < w.parts; ++part) {
+    if constexpr (kColTiles == 1) T::template load<6>(v, 64);
+    for (int part = 0; part < kParts; ++part) {
       unroll<kRowTiles>([&](auto r) {
-        T::template load<4 + r.value>(w.words + part * w.part_stride + r.value * kTileRows * w.row_stride + chunk * 16,
-                                      4 * w.row_stride);
+        T::template load<4>(w.words + part * w.part_stride + r.value * kTileRows * w.row_stride + chunk * 16, 4 * w.row_stride);
         unroll<kColTiles>([&](auto b) {
-          if constexpr (kColTiles > 2) T::template load<6 + b.value % 2>(v + b.value * kTileBytes, 64);
-          T::template dot<r.value * kColTiles + b.value, 4 + r.value, 6 + b.value % 2>();
+          if constexpr (kColTiles > 1) T::template load<6>(v + b.value * kTileBytes, 64);
+          T::template dot<r.value * kColTiles + b.value, 4, 6>();
           between();
         });
       });
@@ -108,12 +107,9 @@ void accumulate_block(float* acc, std::int64_t acc_stride, const WeightBlock& w,
 template <class T, int kRowTiles, class F>
 void accumulate_rows(float* acc, std::int64_t dims, const WeightBlock& w, const std::uint8_t* values, F&& between) {
   const std::int64_t chunk_bytes = dims / 16 * kTileBytes;
-  std::int64_t d = 0;
-  if constexpr (kRowTiles == 1)
-    for (; d + 64 <= dims; d += 64)
-      accumulate_block<T, 1, 4>(acc + d, dims, w, values + d / 16 * kTileBytes, chunk_bytes, between);
-  for (; d < dims; d += 32)
-    accumulate_block<T, kRowTiles, 2>(acc + d, dims, w, values + d / 16 * kTileBytes, chunk_bytes, between);
+  constexpr std::int64_t kDims = kRowTiles == 1 ? 32 : 16;
+  for (std::int64_t d = 0; d < dims; d += kDims)
+    accumulate_block<T, kRowTiles, kDims / 16>(acc + d, dims, w, values + d / 16 * kTileBytes, chunk_bytes, between);
 }
 
 }  // namespace

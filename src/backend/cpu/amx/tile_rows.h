@@ -88,11 +88,11 @@ class RowPrefetch {
   /// Requests for `rows` and then for `more` (null: none), [kTileKeys] each, at `places` calls of step().
   RowPrefetch(const std::uint8_t* const* rows, const std::uint8_t* const* more, std::int64_t row_bytes, std::int64_t places)
       : rows_(row_bytes > 0 ? rows : nullptr), more_(more), row_bytes_(row_bytes), places_(places) {
-    calls_ = (more != nullptr ? 2 : 1) * kStretch * ((row_bytes + kLine - 1) / kLine);
+    calls_ = (more != nullptr ? 2 : 1) * kStretch * ((row_bytes + kStep - 1) / kStep);
   }
-  /// The share of one place.
-  void step() {
-    for (credit_ += calls_; credit_ >= places_ && rows_ != nullptr; credit_ -= places_) request();
+  /// The share of `places` places.
+  void step(std::int64_t places = 1) {
+    for (credit_ += places * calls_; credit_ >= places_ && rows_ != nullptr; credit_ -= places_) request();
   }
   /// Whatever is left.
   void rest() {
@@ -101,15 +101,18 @@ class RowPrefetch {
 
  private:
   static constexpr std::int64_t kStretch = 16;
-  static constexpr std::int64_t kLine = 64;
+  static constexpr std::int64_t kStep = 128;  ///< two lines
 
+  /// One or two lines of eight rows. A null row: a request for nothing, which is dropped.
   void request() {
-    // A null row: a request for nothing, which is dropped.
-    for (std::int64_t i = 0; i < kTileKeys; i += kStretch) {
-      const auto address = reinterpret_cast<std::uintptr_t>(rows_[token_ + i]) + static_cast<std::uintptr_t>(line_);
-      __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 3);
+    const std::uint8_t* const* rows = rows_ + token_;
+    if (row_bytes_ - line_ > kStep / 2) {
+      for (std::int64_t i = 0; i < kTileKeys; i += kStretch)
+        __asm__ volatile("prefetcht0 (%0,%1)\n\tprefetcht0 64(%0,%1)" : : "r"(rows[i]), "r"(line_));
+    } else {
+      for (std::int64_t i = 0; i < kTileKeys; i += kStretch) __asm__ volatile("prefetcht0 (%0,%1)" : : "r"(rows[i]), "r"(line_));
     }
-    if ((line_ += kLine) < row_bytes_) return;
+    if ((line_ += kStep) < row_bytes_) return;
     line_ = 0;
     if (++token_ < kStretch) return;
     token_ = 0;

@@ -86,6 +86,21 @@ struct RowScore {
   std::int64_t tile_minus_q_pos = 0;
 };
 
+/// Whether logits are dot products times the scale, which is positive, and nothing else: then the largest dot product gives the
+/// largest logit and nobody needs the logits themselves.
+inline bool plain_scores(const RowScore& row, const float* k_factors) {
+  return row.params.soft_cap == 0.0f && row.slope == 0.0f && k_factors == nullptr && row.params.scale > 0.0f;
+}
+
+/// The maximum of a whole tile's dot products, NaN ignored.
+inline float largest_dot(const float* dots) {
+  using V = Avx512Simd;
+  __m512 best[2] = {V::set1(-INFINITY), V::set1(-INFINITY)};
+  for (std::int64_t j = 0; j < kTileKeys; j += 32)
+    for (int half = 0; half < 2; ++half) best[half] = V::max_ignoring_nan(V::load(dots + j + 16 * half), best[half]);
+  return V::reduce_max(V::max_ignoring_nan(best[0], best[1]));
+}
+
 /// 16 logits of keys j, j + 1, ...; -inf for keys outside `keys`.
 inline __m512 logits(const float* dots, std::int64_t j, TileKeys keys, const RowScore& row, const float* k_factors) {
   using V = Avx512Simd;
@@ -118,12 +133,12 @@ inline bool any_nan(const float* logits, ChunkRange chunks) {
   return nan;
 }
 
-/// One row's logits of a tile, whose maximum is `tile_max` -> weights of the chunks `all`, of which the row sees `keys` (zero
-/// elsewhere). Updates the
-/// row's state and returns the factor for what the row has accumulated so far. Weights: WeightRow or PlacedWeights.
+/// One row's logits of a tile, `dots` times `scale`, whose maximum is `tile_max` -> weights of the chunks `all`, of which the row
+/// sees `keys` (zero elsewhere). Updates the row's state and returns the factor for what the row has accumulated so far.
+/// Weights: WeightRow or PlacedWeights.
 template <class Weights>
-float weigh_row(const float* logits, float tile_max, TileKeys keys, ChunkRange all, const float* v_factors, SoftmaxState& state,
-                const Weights& out) {
+float weigh_row(const float* dots, float scale, float tile_max, TileKeys keys, ChunkRange all, const float* v_factors,
+                SoftmaxState& state, const Weights& out) {
   using V = Avx512Simd;
   const ChunkRange chunks = keys.empty() ? ChunkRange{all.begin, all.begin} : chunks_of(keys);
   for (std::int64_t chunk = all.begin; chunk < all.end; ++chunk)
@@ -134,7 +149,7 @@ float weigh_row(const float* logits, float tile_max, TileKeys keys, ChunkRange a
   if (max == -INFINITY) {
     // No visible key with a finite score so far: contributes nothing. A NaN score must still poison the row.
     for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) out.clear(chunk);
-    if (any_nan(logits, chunks)) state = {0.0f, NAN};
+    if (any_nan(dots, chunks)) state = {0.0f, NAN};
     return 1.0f;
   }
   constexpr float kLog2e = 1.44269504088896341f;
@@ -144,7 +159,7 @@ float weigh_row(const float* logits, float tile_max, TileKeys keys, ChunkRange a
     __m512 p[2];
     for (int half = 0; half < 2; ++half) {
       const std::int64_t j = chunk * kChunkKeys + 16 * half;
-      p[half] = exp2_nonpositive(V::fma(V::load(logits + j), V::set1(kLog2e), minus_max));
+      p[half] = exp2_nonpositive(V::fma(V::mul(V::load(dots + j), V::set1(scale)), V::set1(kLog2e), minus_max));
       sum[half] = V::add(sum[half], p[half]);
       if (v_factors != nullptr) p[half] = V::mul(p[half], V::load(v_factors + j));
     }
