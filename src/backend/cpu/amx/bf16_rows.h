@@ -108,20 +108,22 @@ class RowStager {
 #ifdef __AVX512VBMI__
   template <bool kMinusZeroIsNan>
   void stage_codes(const std::uint8_t* const* from, std::int64_t count, std::uint8_t* to) const {
-    for (std::int64_t j = 0; j < count; ++j, to += 2 * dims_) {
+    const Fp8Codes table = codes_;  // in registers: the stores below might change a member
+    const std::int64_t head_dim = head_dim_, dims = dims_;
+    for (std::int64_t j = 0; j < count; ++j, to += 2 * dims) {
       std::int64_t d = 0;
       __m512i first, second;
-      for (; d + 64 <= head_dim_; d += 64) {
-        convert_fp8<kMinusZeroIsNan>(codes_, _mm512_loadu_si512(from[j] + d), first, second);
+      for (; d + 64 <= head_dim; d += 64) {
+        convert_fp8<kMinusZeroIsNan>(table, _mm512_loadu_si512(from[j] + d), first, second);
         _mm512_store_si512(to + 2 * d, first);
         _mm512_store_si512(to + 2 * d + 64, second);
       }
-      if (d == dims_) continue;
+      if (d == dims) continue;
       // Masked-out codes are 0, whose value is 0.
-      const __mmask64 mask = (__mmask64{1} << (head_dim_ - d)) - 1;
-      convert_fp8<kMinusZeroIsNan>(codes_, _mm512_maskz_loadu_epi8(mask, from[j] + d), first, second);
+      const __mmask64 mask = (__mmask64{1} << (head_dim - d)) - 1;
+      convert_fp8<kMinusZeroIsNan>(table, _mm512_maskz_loadu_epi8(mask, from[j] + d), first, second);
       _mm512_store_si512(to + 2 * d, first);
-      if (d + 32 < dims_) _mm512_store_si512(to + 2 * d + 64, second);
+      if (d + 32 < dims) _mm512_store_si512(to + 2 * d + 64, second);
     }
   }
 #endif
