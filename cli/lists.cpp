@@ -39,8 +39,22 @@ std::string device_row(const Device& d, const char* what) {
                    feature_names(d.cpu_features), what);
 }
 
-bool runs_on(const Kernel& kernel, const Device& device) {
-  return kernel.backend == device.backend && (kernel.cpu_features & ~device.cpu_features) == 0;
+/// This machine's CPU and the GPUs that this build has kernels for.
+std::vector<Device> own_devices() {
+  std::vector<Device> all = gpu_devices();
+  all.insert(all.begin(), host_device());
+  return all;
+}
+
+bool runs_here(const Kernel& kernel, const std::vector<Device>& devices) {
+  return std::any_of(devices.begin(), devices.end(), [&](const Device& device) {
+    return kernel.backend == device.backend && (kernel.cpu_features & ~device.cpu_features) == 0;
+  });
+}
+
+std::string needs_text(const Kernel& kernel) {
+  if (kernel.backend != Backend::cpu) return formatted("needs a {} device", name(kernel.backend));
+  return kernel.cpu_features == 0 ? "needs no instruction set" : "needs " + feature_names(kernel.cpu_features);
 }
 
 Json rule_json(const Rule& r) {
@@ -50,13 +64,17 @@ Json rule_json(const Rule& r) {
 }  // namespace
 
 Report run_devices(const Terminal& terminal) {
-  const Device host = host_device();
   Report report;
   report.text =
       bold(formatted("{:<11} {:<7} {:>8} {:>9}  {:<24} {}", "name", "backend", "threads", "L2", "features", ""), terminal);
   report.text.erase(report.text.find_last_not_of(' ') + 1);
-  report.text += "\n" + device_row(host, "this machine");
-  Json list = Json::array({device_json(host, /*host=*/true)});
+  report.text += "\n";
+  Json list = Json::array();
+  for (const Device& device : own_devices()) {
+    const std::string what = device.ordinal < 0 ? "this machine" : formatted("GPU {}, {}", device.ordinal, device.product);
+    report.text += device_row(device, what.c_str());
+    list.push_back(device_json(device, /*host=*/true));
+  }
   for (const Device& device : known_devices()) {
     report.text += device_row(device, "pretended");
     list.push_back(device_json(device, /*host=*/false));
@@ -67,13 +85,12 @@ Report run_devices(const Terminal& terminal) {
 }
 
 Report run_kernels(const Terminal& terminal) {
-  const Device host = host_device();
+  const std::vector<Device> devices = own_devices();
   Report report;
   Json list = Json::array();
   for (const Kernel& k : kernels()) {
-    const bool here = runs_on(k, host);
-    report.text += formatted("{}  {}, {}, {}\n", bold(k.name, terminal), name(k.backend),
-                             k.cpu_features == 0 ? "needs no instruction set" : "needs " + feature_names(k.cpu_features),
+    const bool here = runs_here(k, devices);
+    report.text += formatted("{}  {}, {}, {}\n", bold(k.name, terminal), name(k.backend), needs_text(k),
                              here ? green("runs here", terminal) : "not on this machine");
     report.text += formatted("    takes {}\n    {}\n", k.takes, k.description);
     list.push_back({{"name", k.name},

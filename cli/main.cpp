@@ -146,7 +146,9 @@ void add_capture(CLI::App& app, CaptureArgs& args) {
 
 void add_verify(CLI::App& app, VerifyArgs& args) {
   CLI::App* command = app.add_subcommand("verify", "Judge kernels by the conformance suite, and the suite by planted faults");
-  command->add_option("--backend", args.backends, "cpu (the planned kernel, the default), a kernel by name, or all")
+  command
+      ->add_option("--backend", args.backends,
+                   "cpu or cuda (the planned kernel there; cpu is the default), a kernel by name, or all")
       ->type_name("NAME")
       ->allow_extra_args(false);
   command->add_option("--matrix", args.matrices, "notes, hazards (the default), random or all")

@@ -19,9 +19,14 @@ std::vector<std::string> backends_of(const VerifyArgs& args) {
   if (args.backends.empty()) return {"cpu"};
   if (std::find(args.backends.begin(), args.backends.end(), "all") == args.backends.end()) return args.backends;
   std::vector<std::string> names;
-  const Device host = host_device();
-  for (const Kernel& kernel : kernels())
-    if (kernel.backend == host.backend && (kernel.cpu_features & ~host.cpu_features) == 0) names.emplace_back(kernel.name);
+  std::vector<Device> devices = gpu_devices();
+  devices.insert(devices.begin(), host_device());
+  for (const Kernel& kernel : kernels()) {
+    const auto runs = [&](const Device& d) {
+      return kernel.backend == d.backend && (kernel.cpu_features & ~d.cpu_features) == 0;
+    };
+    if (std::any_of(devices.begin(), devices.end(), runs)) names.emplace_back(kernel.name);
+  }
   return names;
 }
 
@@ -69,7 +74,7 @@ Report run_verify(const VerifyArgs& args, const Terminal& terminal) {
     const Result<Verdict> verdict = verify_backend(name, options_of(args), terminal);
     if (!verdict.ok()) {
       std::vector<std::string> known = kernel_names();
-      known.insert(known.end(), {"cpu", "all"});
+      known.insert(known.end(), {"cpu", "cuda", "all"});
       return Report::failure(verdict.status(), did_you_mean(name, known));
     }
     if (!report.text.empty()) report.text += "\n";

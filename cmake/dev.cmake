@@ -7,6 +7,7 @@ if(PROJECT_IS_TOP_LEVEL)
     set(launcher env CCACHE_NOHASHDIR=1 ${QUIRE_CCACHE})
     set_target_properties(quire PROPERTIES CXX_COMPILER_LAUNCHER "${launcher}")
     set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+    set_target_properties(quire PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher}")
   endif()
 endif()
 
@@ -19,17 +20,19 @@ endif()
 
 # Call for every target of ours. Designated initialisers leave fields out on purpose, hence no missing-field-initializers.
 function(quire_warnings target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers)
+  set(flags -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers)
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     # libstdc++ 12 calls its own deprecated get_temporary_buffer inside stable_sort.
-    target_compile_options(${target} PRIVATE -Wno-deprecated-declarations)
+    list(APPEND flags -Wno-deprecated-declarations)
   endif()
   if(QUIRE_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # Instrumentation confuses GCC's flow analysis, inside std::regex for one.
-    target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
+    list(APPEND flags -Wno-maybe-uninitialized)
   endif()
   if(QUIRE_DEVELOPER_MODE)
-    target_compile_options(${target} PRIVATE -Werror)
+    list(APPEND flags -Werror)
   endif()
+  # nvcc's generated code satisfies neither -Wpedantic nor -Wconversion.
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:${flags}>)
 endfunction()
 quire_warnings(quire)

@@ -404,7 +404,7 @@ class FuzzMerge {
   FuzzMerge(const FuzzMerge&) = delete;
 
   Findings check() const { return check_merge(out_a, lse_a, out_b, lse_b, out, lse); }
-  Status merge(Executor* executor) const { return quire::merge(out_a, lse_a, out_b, lse_b, out, lse, executor); }
+  Status merge(Executor* executor) const { return quire::merge(out_a, lse_a, out_b, lse_b, out, lse, {.executor = executor}); }
 
  private:
   Workshop workshop_;

@@ -19,6 +19,7 @@ struct AppendOptions {
   Executor* executor = nullptr;    ///< null = default_executor()
   SlotLedger* ledger = nullptr;    ///< if set, every written slot is recorded
   std::span<const WriteTag> tags;  ///< one per token, needed with a ledger
+  void* stream = nullptr;          ///< of GPU calls: a cudaStream_t; null = the default stream
 };
 
 /// Writes key/value row t into slot slot_mapping[t] of the cache, for every t with a slot >= 0.
@@ -27,6 +28,10 @@ struct AppendOptions {
 ///
 /// key, value [num_tokens, num_kv_heads, head_dim] f32 | f16 | bf16, any strides; slot_mapping [n] i32 | i64, n <= num_tokens.
 /// Every layout, any num_kv_heads * head_dim. Fails before the first write if a rule of check_append() is broken.
+///
+/// On a GPU the call enqueues on `stream` and returns; only metadata is checked by then. Slots are read on the device, where one
+/// outside the cache is skipped, never written; check_append() finds it. With a ledger the call does read the slots, all rules
+/// are applied and it waits for the device.
 Status append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
               const AppendOptions& options = {});
 
@@ -38,7 +43,8 @@ struct RowCount {
 
 struct AttendOptions {
   Executor* executor = nullptr;           ///< null = default_executor()
-  std::vector<RowCount>* rows = nullptr;  ///< if set, filled with who wrote how many rows
+  std::vector<RowCount>* rows = nullptr;  ///< if set, filled with who wrote how many rows (on a GPU: by attend_status)
+  void* stream = nullptr;                 ///< of GPU calls: a cudaStream_t; null = the default stream
 };
 
 /// Softmax attention for every request of the batch (equations: batch.hpp; Milakov & Gimelshein 2018, arXiv:1805.02867 for the
@@ -48,16 +54,36 @@ struct AttendOptions {
 ///
 /// `plan` must come from this batch's lengths and shapes. `workspace` has at least workspace_bytes(plan) bytes, 64-byte aligned.
 /// Reads only visible positions; writes output (and lse) rows once each. Metadata and tables are checked before any write.
+///
+/// On a GPU, `workspace` is device memory and the call enqueues on `stream` and returns: it reads no tensor, waits for nothing
+/// and allocates nothing, so it can be captured in a graph and replayed with other lengths within plan.bounds. Metadata is
+/// checked here; lengths and tables are checked on the device, which writes no row if a rule is broken. attend_status() asks.
 Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
               const AttendOptions& attend_options = {});
+
+/// What became of the last attend() with these arguments on a GPU. Waits for `stream`; then OK if every row was written, or
+///
+///     contract_violation    a rule about lengths or tables is broken: the status of check(), and no row was written
+///     invalid_argument      the lengths exceed the plan's bounds, and no row was written
+///     internal_error        rows were written more or less than once
+///
+/// and device_error for the device's own failures. Fills attend_options.rows. With a CPU plan it is OK: attend() has said it all.
+Status attend_status(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+                     std::span<std::byte> workspace, const AttendOptions& attend_options = {});
+
+struct MergeOptions {
+  Executor* executor = nullptr;  ///< null = default_executor()
+  void* stream = nullptr;        ///< of GPU calls: a cudaStream_t; null = the default stream
+};
 
 /// Combines two partial results over disjoint key sets, exactly on empty sides (lse = -inf):
 ///
 ///     lse = log(exp(lse_a) + exp(lse_b))      out = (out_a exp(lse_a - lse) + out_b exp(lse_b - lse))
 ///
 /// out_* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16, lse_* [num_tokens, num_q_heads] f32 natural log, any strides.
-/// out may alias out_a or out_b; lse may be absent. +inf in an lse is an error (Q-C rule), not a stand-in for empty.
+/// out may alias out_a or out_b; lse may be absent. +inf in an lse is an error (Q-C rule), not a stand-in for empty. On a GPU the
+/// call enqueues and returns, and no value is looked at: NaN or +inf in an lse makes its row NaN.
 Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
-             const Tensor& lse, Executor* executor = nullptr);
+             const Tensor& lse, const MergeOptions& merge_options = {});
 
 }  // namespace quire

@@ -34,6 +34,7 @@ struct Findings {
   static constexpr std::int64_t kMaxPerRule = 16;
   std::vector<Finding> items;  ///< in rule order, then index order
   std::int64_t total = 0;
+  Status failure;  ///< not OK: a device could not be read, so rules beyond the metadata were not applied (counts in `total`)
   bool ok() const noexcept { return total == 0; }
   /// OK, or contract_violation with the first finding's text and "(and N more)", in rule order.
   Status status() const;
@@ -54,16 +55,19 @@ class SlotLedger;
 /// Applies every rule up to `depth` and returns all findings. Never throws, never stops at the first, writes nothing.
 /// Rules that would read through something already found broken (a wrong rank, say) are left out.
 /// With a ledger (depth tables or deeper), also finds reads of slots never written, foreign, misplaced or recycled; call it after
-/// this step's append then. `total` 1 with no items means that memory ran out (status() is internal_error).
+/// this step's append then. `total` 1 with no items means that memory ran out (status() is internal_error), or `failure`.
+/// Tensors in device memory are copied to the host for the rules that read them, after waiting for the device: the findings are
+/// the same wherever the batch lives. At depth contents that is the whole cache.
 Findings check(const Batch& batch, const KVCache& cache, const Options& options, Depth depth = Depth::contents,
                const SlotLedger* ledger = nullptr);
 
 /// Rules for one append call: key/value against the cache, slots in range, no slot written twice.
-Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping);
+Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
+                      Depth depth = Depth::tables);
 
 /// Rules for one merge call (attention.hpp): shapes, dtypes and memory of both sides, and no NaN or +inf in an lse.
 Findings check_merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
-                     const Tensor& lse);
+                     const Tensor& lse, Depth depth = Depth::contents);
 
 /// Who wrote a slot: `request` is a stable id, `position` the token's position in that request.
 struct WriteTag {

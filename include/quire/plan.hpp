@@ -26,17 +26,26 @@ enum CpuFeature : std::uint32_t {
   kAmxBf16 = 1u << 4,  ///< AMX tiles with bf16 products, and AVX512-VBMI (implies kAvx512Bf16)
 };
 
-/// A device as planning sees it: real (host_device) or pretended (find_device).
+/// A device as planning sees it: real (host_device, gpu_device) or pretended (find_device).
 struct Device {
   std::string name;  ///< "scalar", "avx2", "avx512", "avx512bf16", "sm90", "gfx942", ...
   Backend backend = Backend::cpu;
   std::uint32_t cpu_features = 0;
   int num_threads = 1;              ///< threads (CPU) or multiprocessors / compute units (GPU)
   std::int64_t l2_bytes = 1 << 20;  ///< per core on CPUs, per device on GPUs
+  int sm = 0;                       ///< CUDA compute capability, 10 * major + minor; 0 for all others
+  int ordinal = -1;                 ///< which of this machine's GPUs; -1 for CPUs and pretended devices
+  std::string product;              ///< as the driver calls it; empty for CPUs and pretended devices
   bool operator==(const Device&) const = default;
 };
 /// This machine's CPU, features read with CPUID once; QUIRE_CPU=scalar|avx2|avx512|avx512bf16|amx narrows it (never widens).
 Device host_device();
+/// Whether this build has kernels for a backend. A build without them still plans for its pretended devices.
+bool has_backend(Backend backend) noexcept;
+/// This machine's GPUs that this build has kernels for, in the driver's order; empty if there are none.
+std::vector<Device> gpu_devices();
+/// One of them. Fails with `unsupported` if the build has no GPU kernels or there is no such GPU; the message says which.
+Result<Device> gpu_device(int ordinal = 0);
 /// A named pretend device; the error lists the names.
 Result<Device> find_device(std::string_view name);
 std::vector<Device> known_devices();
@@ -56,6 +65,10 @@ struct PlanSettings {
   std::string kernel;            ///< force this row by name; plan fails with its refusals if it cannot take the problem
   bool batch_invariant = false;  ///< a request's bits do not depend on the rest of the batch nor on its chunking
   int num_threads = 0;           ///< 0 = device.num_threads; only balances work, never changes bits
+  /// For lengths that live on a device and are not read: no request of the batch is longer. 0 = what the tensors' shapes allow.
+  /// They size the workspace; attend_status() finds a batch that breaks them.
+  std::int64_t max_query_len = 0;
+  std::int64_t max_seq_len = 0;
 };
 
 /// A kernel that was passed over, and one reason. A kernel with several failed conditions has several refusals.
@@ -104,22 +117,52 @@ struct WorkTile {
   bool operator==(const WorkTile&) const = default;
 };
 
-/// What attend() will do, decided in full. Equal inputs give equal plans; reusable for every layer of a step.
+/// What a GPU plan is sized for. Kernels read the lengths on the device: every batch within these bounds runs with the plan.
+struct Bounds {
+  std::int64_t num_reqs = 0;
+  std::int64_t num_tokens = 0;
+  std::int64_t max_query_len = 0;
+  std::int64_t max_seq_len = 0;
+  bool operator==(const Bounds&) const = default;
+};
+
+/// One work list of a GPU plan, which the device writes: slices of the requests with min_rows < query_len * group <= max_rows.
+/// Score row s of a request is query row s / group, head s % group of a KV head's group. Capacities hold for every batch within
+/// the bounds (src/plan/device_lists.cpp has the proof).
+struct DeviceList {
+  std::int64_t tile_rows = 0;  ///< score rows per tile
+  std::int64_t tile_keys = 0;  ///< parts of a tile's keys begin at multiples of this
+  std::int64_t min_rows = 0;
+  std::int64_t max_rows = 0;
+  std::int64_t split_keys = 0;  ///< keys per part; 0 = the device chooses, so that about target_items items exist
+  std::int64_t target_items = 0;
+  std::int64_t num_blocks = 0;    ///< thread blocks that draw items
+  std::int64_t max_slices = 0;    ///< (tile, part) pairs; each is num_kv_heads items
+  std::int64_t max_merges = 0;    ///< tiles of several parts
+  std::int64_t max_partials = 0;  ///< partial tiles, [tile_rows][head_dim] f32 each
+  bool operator==(const DeviceList&) const = default;
+};
+
+/// What attend() will do, decided in full. Equal inputs give equal plans; reusable for every layer of a step. CPU plans hold the
+/// work itself (tiles); GPU plans hold lists that the device fills, because the lengths are only known there.
 struct Plan {
   Problem problem;
   Device device;
   std::string kernel;
   bool batch_invariant = false;
-  std::int64_t tile_q = 0;       ///< query rows (of one KV head's group) per tile
-  std::int64_t tile_kv = 0;      ///< keys per tile
-  std::int64_t split_keys = 0;   ///< keys per split-KV segment; every row is folded over the same segments
-  std::int64_t direct_rows = 0;  ///< items of up to this many score rows read K and V in place (decode); 0 if batch_invariant
-  std::vector<WorkTile> tiles;   ///< heaviest items first
+  std::int64_t tile_q = 0;        ///< query rows (of one KV head's group) per tile
+  std::int64_t tile_kv = 0;       ///< keys per tile
+  std::int64_t split_keys = 0;    ///< keys per split-KV segment; every row is folded over the same segments
+  std::int64_t direct_rows = 0;   ///< items of up to this many score rows read K and V in place (decode); 0 if batch_invariant
+  std::vector<WorkTile> tiles;    ///< heaviest items first; empty for a GPU
+  std::vector<DeviceList> lists;  ///< one kernel launch each; empty for a CPU
+  Bounds bounds;                  ///< of a GPU plan
+  std::vector<std::string> assumptions;  ///< what planning took for granted about lengths that it did not read
   std::int64_t num_partials = 0;
   std::int64_t scratch_bytes_per_thread = 0;
   int num_threads = 1;
-  std::int64_t kv_bytes = 0;      ///< bytes of K and V in the visible ranges, each counted once
-  double flops = 0;               ///< 4 * head_dim * num_q_heads * visible pairs
+  std::int64_t kv_bytes = 0;      ///< bytes of K and V in the visible ranges, each counted once; 0 if lengths were not read
+  double flops = 0;               ///< 4 * head_dim * num_q_heads * visible pairs; 0 if lengths were not read
   std::vector<Refusal> refusals;  ///< rows preferred over the chosen one, and why they refused
   bool operator==(const Plan& other) const;
 
@@ -135,7 +178,10 @@ struct Plan {
 
 /// Plans a problem for a device. Fails with `unsupported` (all refusals in the message) if no row takes it.
 Result<Plan> plan(Problem problem, const Device& device, const PlanSettings& settings = {});
-/// Checks metadata and tables first (a broken rule is the returned status), then plans for this batch on this machine.
+/// Checks metadata and tables first (a broken rule is the returned status), then plans for this batch where its tensors are: on
+/// this machine's CPU, or on the GPU that holds `query`. On a GPU no tensor is read and nothing waits for the device: the plan is
+/// made from upper bounds, query_len <= num_tokens and seq_len <= table columns * page_size (and the new rows), or those of
+/// `settings`, and says so in `assumptions`.
 Result<Plan> plan(const Batch& batch, const KVCache& cache, const Options& options, const PlanSettings& settings = {});
 
 /// One line: `cpu_avx512 tile=64x64 split=1024 items=40 merges=8 ...`.
@@ -143,7 +189,7 @@ std::string to_string(const Plan& plan);
 /// The busiest thread's share of the work over the mean, if threads take items in order and the cost model holds; 1 is perfect,
 /// and so is a plan without items.
 double load_imbalance(const Plan& plan);
-/// Bytes that attend() needs in `workspace` for this plan.
+/// Bytes that attend() needs in `workspace` for this plan, in the memory of the batch.
 std::size_t workspace_bytes(const Plan& plan) noexcept;
 
 /// The choice and every refusal, for people (`text`) and programs.

@@ -52,7 +52,8 @@ struct Problem {
   std::int64_t visible_pairs() const noexcept;
 };
 
-/// Extracts the Problem of a batch whose metadata and tables satisfy the contract (see check()); reads host index tensors.
+/// Extracts the Problem of a batch whose metadata and tables satisfy the contract (see check()); reads host index tensors. Of
+/// index tensors on a device nothing is read: reqs is empty then.
 Problem problem_of(const Batch& batch, const KVCache& cache, const Options& options);
 
 /// What query, key and value are drawn from.

@@ -39,7 +39,8 @@ enum {
   QUIRE_PARSE_ERROR = 4,        /* malformed text or file */
   QUIRE_IO_ERROR = 5,           /* the operating system refused to open, read or write */
   QUIRE_OUT_OF_PAGES = 6,       /* the page pool cannot serve the request now */
-  QUIRE_OUT_OF_MEMORY = 7,      /* the host's memory is used up */
+  QUIRE_OUT_OF_MEMORY = 7,      /* the host's or a device's memory is used up */
+  QUIRE_DEVICE_ERROR = 8,       /* a GPU or its driver reported a failure */
   QUIRE_INTERNAL_ERROR = 99     /* Quire broke one of its own promises; please report it */
 };
 
@@ -216,10 +217,13 @@ typedef struct quire_plan_settings {
   const char* kernel;      /* nullable = choose; otherwise this row of the kernel table, or QUIRE_UNSUPPORTED with its reasons */
   int32_t batch_invariant; /* 1: a request's bits depend neither on the rest of the batch nor on its chunking */
   int32_t num_threads;     /* 0 = all the device has; balances work, never changes bits */
+  int64_t max_query_len;   /* for lengths in device memory: no request is longer; 0 = what the shapes allow */
+  int64_t max_seq_len;     /* likewise */
 } quire_plan_settings;
 #define QUIRE_PLAN_SETTINGS_INIT QUIRE_INIT(quire_plan_settings)
 
-/* Checks metadata and tables, then plans for this batch on this machine's CPU. options, settings: nullable. */
+/* Checks metadata and tables, then plans for this batch on this machine's CPU, or on the GPU that holds the batch (then lengths
+ * and tables are not read: the plan is made from upper bounds and its text says which). options, settings: nullable. */
 quire_code quire_plan_create(const quire_batch* batch, const quire_cache* cache, const quire_options* options,
                              const quire_plan_settings* settings, quire_plan** out);
 /* Plans the problem of a problem line (docs/problem_line.md). device: nullable = this machine, or a pretend one such as
@@ -259,20 +263,22 @@ typedef struct quire_append_options {
   const int64_t* requests;        /* [num_tags]; nullable without a ledger; stable request id of each token */
   const int64_t* positions;       /* [num_tags]; nullable without a ledger; the token's position in its request */
   int64_t num_tags;               /* with a ledger: slot_mapping's length; without one: 0 */
+  void* stream;                   /* of a cache on a GPU: cudaStream_t; nullable = the default stream */
 } quire_append_options;
 #define QUIRE_APPEND_OPTIONS_INIT QUIRE_INIT(quire_append_options)
 
 /* Writes row t of key and value into slot slot_mapping[t] = page * page_size + offset, for every slot >= 0:
  *   stored = convert(row / scale)       round to nearest even; fp8 saturates, NaN stays NaN
  * key, value [num_tokens, num_kv_heads, head_dim] f32 | f16 | bf16; slot_mapping [n] i32 | i64, n <= num_tokens.
- * options: nullable. Writes nothing if a rule is broken. */
+ * options: nullable. Writes nothing if a rule is broken. On a GPU: enqueues and returns; slots outside the cache are skipped. */
 quire_code quire_append(const quire_cache* cache, const quire_tensor* key, const quire_tensor* value,
                         const quire_tensor* slot_mapping, const quire_append_options* options);
 
 typedef struct quire_attend_options {
   size_t struct_size;             /* QUIRE_ATTEND_OPTIONS_INIT */
   const quire_executor* executor; /* nullable = Quire's own thread pool */
-  int64_t* rows_written;          /* nullable; receives the number of (token, query head) rows written */
+  int64_t* rows_written;          /* nullable; receives the number of (token, query head) rows written (GPU: by the status call) */
+  void* stream;                   /* of a plan for a GPU: cudaStream_t; nullable = the default stream */
 } quire_attend_options;
 #define QUIRE_ATTEND_OPTIONS_INIT QUIRE_INIT(quire_attend_options)
 
@@ -285,12 +291,22 @@ typedef struct quire_attend_options {
 quire_code quire_attend(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache, const quire_options* options,
                         void* workspace, size_t workspace_bytes, const quire_attend_options* attend_options);
 
+/* What became of the last quire_attend with these arguments on a GPU, where that call enqueues and returns: waits for the stream,
+ * then QUIRE_OK if every row was written, QUIRE_CONTRACT_VIOLATION if lengths or tables break a rule (no row was written),
+ * QUIRE_INVALID_ARGUMENT if lengths exceed what the plan was sized for (no row was written). QUIRE_OK for a CPU's plan. */
+quire_code quire_attend_status(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache,
+                               const quire_options* options, void* workspace, size_t workspace_bytes,
+                               const quire_attend_options* attend_options);
+
 /* Combines two partial results over disjoint key sets, exactly on empty sides (lse = -inf):
  *   lse = log(exp(lse_a) + exp(lse_b))      out = out_a exp(lse_a - lse) + out_b exp(lse_b - lse)
  * out_* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16; lse_* [num_tokens, num_q_heads] f32. out may be out_a or out_b.
  * lse: nullable = not wanted. */
 quire_code quire_merge(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b, const quire_tensor* lse_b,
                        const quire_tensor* out, const quire_tensor* lse);
+/* The same for tensors on a GPU, enqueued on `stream` (cudaStream_t; nullable = the default stream). */
+quire_code quire_merge_on_stream(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b,
+                                 const quire_tensor* lse_b, const quire_tensor* out, const quire_tensor* lse, void* stream);
 
 /* -------------------------------------------------------------------------------------------------------- diagnose ---- */
 

@@ -17,7 +17,8 @@ enum class Code : std::int32_t {
   parse_error = 4,         ///< malformed text or file (problem line, capture)
   io_error = 5,            ///< the operating system refused to open, read or write
   out_of_pages = 6,        ///< the page pool cannot serve the request now; preempt or wait
-  out_of_memory = 7,       ///< the host's memory is used up
+  out_of_memory = 7,       ///< the host's or a device's memory is used up
+  device_error = 8,        ///< a GPU or its driver reported a failure; the message names the call and the driver's words
   internal_error = 99,     ///< Quire broke one of its own promises; please report it
 };
 

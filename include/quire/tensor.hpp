@@ -37,6 +37,8 @@ bool is_floating(DType dtype) noexcept;
 
 /// Where a tensor's bytes live.
 enum class Memory : std::int32_t { cpu = 0, cuda = 1, hip = 2 };
+/// "cpu", "cuda", "hip" or "unknown".
+std::string_view name(Memory memory) noexcept;
 
 /// A view: pointer, type, shape and element strides. Owns nothing.
 ///

@@ -24,6 +24,7 @@ _EXIT_CODES = {
     "unsupported": UNSUPPORTED,
     "out_of_memory": UNSUPPORTED,
     "out_of_pages": UNSUPPORTED,
+    "device_error": UNSUPPORTED,
 }
 
 

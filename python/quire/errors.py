@@ -67,6 +67,12 @@ class OutOfMemoryError(Error, MemoryError):
     code = "out_of_memory"
 
 
+class DeviceError(Error):
+    """A GPU or its driver reported a failure; the message names the call and the driver's words."""
+
+    code = "device_error"
+
+
 class InternalError(Error):
     """Quire broke one of its own promises; please report it."""
 

@@ -154,7 +154,7 @@ nb::tuple merge(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle
   {
     const std::shared_ptr<quire::Executor> executor = current_executor();
     const nb::gil_scoped_release unlocked;
-    status = quire::merge(oa.view, la.view, ob.view, lb.view, o.view, l.view, executor.get());
+    status = quire::merge(oa.view, la.view, ob.view, lb.view, o.view, l.view, {.executor = executor.get()});
   }
   require_ok(status);
   return nb::make_tuple(result, result_lse);

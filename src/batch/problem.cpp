@@ -67,6 +67,7 @@ Problem problem_of(const Batch& batch, const KVCache& cache, const Options& opti
   p.k_scale = scale_kind(cache.k_scale, p.num_kv_heads);
   p.v_scale = scale_kind(cache.v_scale, p.num_kv_heads);
 
+  if (batch.query_start_loc.memory != Memory::cpu) return p;
   const semantics::IndexView starts = semantics::index_view(batch.query_start_loc);
   const semantics::IndexView seq_lens = semantics::index_view(batch.seq_lens);
   const std::int64_t num_reqs = batch.seq_lens.shape[0];

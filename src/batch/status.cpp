@@ -13,6 +13,7 @@ const char* name(Code code) noexcept {
     case Code::io_error: return "io_error";
     case Code::out_of_pages: return "out_of_pages";
     case Code::out_of_memory: return "out_of_memory";
+    case Code::device_error: return "device_error";
     case Code::internal_error: return "internal_error";
   }
   return "unknown";

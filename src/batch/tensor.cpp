@@ -31,6 +31,15 @@ std::string_view name(DType dtype) noexcept {
   return "invalid";
 }
 
+std::string_view name(Memory memory) noexcept {
+  switch (memory) {
+    case Memory::cpu: return "cpu";
+    case Memory::cuda: return "cuda";
+    case Memory::hip: return "hip";
+  }
+  return "unknown";
+}
+
 std::optional<DType> dtype_from_name(std::string_view text) noexcept {
   for (const DTypeRow& row : kDTypes)
     if (row.name == text && row.dtype != DType::none) return row.dtype;

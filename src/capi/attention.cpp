@@ -24,6 +24,7 @@ struct AppendSetup {
   quire::SlotLedger* ledger = nullptr;
   std::optional<CallerExecutor> executor;
   std::vector<quire::WriteTag> tags;
+  void* stream = nullptr;
 };
 
 Status read_append_options(const quire_append_options* o, AppendSetup& setup) {
@@ -32,6 +33,7 @@ Status read_append_options(const quire_append_options* o, AppendSetup& setup) {
   auto executor = quire::capi::read_executor(o->executor);
   if (!executor.ok()) return executor.status();
   setup.executor = executor.value();
+  setup.stream = o->stream;
   if (o->num_tags < 0) return {Code::invalid_argument, quire::formatted("options.num_tags: {}, expected >= 0", o->num_tags)};
   if (o->ledger == nullptr) {
     if (o->num_tags == 0) return {};
@@ -54,6 +56,43 @@ Status read_tensors(std::initializer_list<std::pair<const quire_tensor*, const c
     to[i++] = read.value();
   }
   return {};
+}
+
+/// attend() and attend_status() take the same arguments.
+using WithPlan = Status (*)(const quire::Plan&, const quire::Batch&, const quire::KVCache&, const quire::Options&,
+                            std::span<std::byte>, const quire::AttendOptions&);
+
+quire_code call_with_plan(WithPlan call, const quire_plan* plan, const quire_batch* batch, const quire_cache* cache,
+                          const quire_options* options, void* workspace, size_t workspace_bytes,
+                          const quire_attend_options* attend_options) {
+  return guarded([&]() -> Status {
+    if (Status s = require({{plan, "plan"}}); !s.ok()) return s;
+    if (workspace_bytes > 0)
+      if (Status s = require({{workspace, "workspace"}}); !s.ok()) return s;
+    auto inputs = quire::capi::read_inputs(batch, cache, options);
+    if (!inputs.ok()) return inputs.status();
+    std::optional<CallerExecutor> executor;
+    int64_t* rows_written = nullptr;
+    void* stream = nullptr;
+    if (attend_options != nullptr) {
+      const quire_attend_options& o = *attend_options;
+      if (Status s = quire::capi::check_struct(&o, o.struct_size, sizeof o, "attend_options"); !s.ok()) return s;
+      auto read = quire::capi::read_executor(o.executor);
+      if (!read.ok()) return read.status();
+      executor = read.value();
+      rows_written = o.rows_written;
+      stream = o.stream;
+    }
+    std::vector<quire::RowCount> rows;
+    Status status =
+        call(plan->plan, inputs->batch, inputs->cache, inputs->options, {static_cast<std::byte*>(workspace), workspace_bytes},
+             {.executor = executor ? &*executor : nullptr, .rows = rows_written != nullptr ? &rows : nullptr, .stream = stream});
+    if (rows_written != nullptr) {
+      *rows_written = 0;
+      for (const quire::RowCount& count : rows) *rows_written += count.rows;
+    }
+    return status;
+  });
 }
 
 }  // namespace
@@ -90,42 +129,31 @@ quire_code quire_append(const quire_cache* cache, const quire_tensor* key, const
     AppendSetup setup;
     if (Status s = read_append_options(options, setup); !s.ok()) return s;
     return quire::append(c.value(), rows[0], rows[1], rows[2],
-                         {.executor = setup.executor ? &*setup.executor : nullptr, .ledger = setup.ledger, .tags = setup.tags});
+                         {.executor = setup.executor ? &*setup.executor : nullptr,
+                          .ledger = setup.ledger,
+                          .tags = setup.tags,
+                          .stream = setup.stream});
   });
 }
 
 quire_code quire_attend(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache, const quire_options* options,
                         void* workspace, size_t workspace_bytes, const quire_attend_options* attend_options) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{plan, "plan"}}); !s.ok()) return s;
-    if (workspace_bytes > 0)
-      if (Status s = require({{workspace, "workspace"}}); !s.ok()) return s;
-    auto inputs = quire::capi::read_inputs(batch, cache, options);
-    if (!inputs.ok()) return inputs.status();
-    std::optional<CallerExecutor> executor;
-    int64_t* rows_written = nullptr;
-    if (attend_options != nullptr) {
-      const quire_attend_options& o = *attend_options;
-      if (Status s = quire::capi::check_struct(&o, o.struct_size, sizeof o, "attend_options"); !s.ok()) return s;
-      auto read = quire::capi::read_executor(o.executor);
-      if (!read.ok()) return read.status();
-      executor = read.value();
-      rows_written = o.rows_written;
-    }
-    std::vector<quire::RowCount> rows;
-    Status status = quire::attend(
-        plan->plan, inputs->batch, inputs->cache, inputs->options, {static_cast<std::byte*>(workspace), workspace_bytes},
-        {.executor = executor ? &*executor : nullptr, .rows = rows_written != nullptr ? &rows : nullptr});
-    if (rows_written != nullptr) {
-      *rows_written = 0;
-      for (const quire::RowCount& count : rows) *rows_written += count.rows;
-    }
-    return status;
-  });
+  return call_with_plan(&quire::attend, plan, batch, cache, options, workspace, workspace_bytes, attend_options);
+}
+
+quire_code quire_attend_status(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache,
+                               const quire_options* options, void* workspace, size_t workspace_bytes,
+                               const quire_attend_options* attend_options) {
+  return call_with_plan(&quire::attend_status, plan, batch, cache, options, workspace, workspace_bytes, attend_options);
 }
 
 quire_code quire_merge(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b, const quire_tensor* lse_b,
                        const quire_tensor* out, const quire_tensor* lse) {
+  return quire_merge_on_stream(out_a, lse_a, out_b, lse_b, out, lse, /*stream=*/nullptr);
+}
+
+quire_code quire_merge_on_stream(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b,
+                                 const quire_tensor* lse_b, const quire_tensor* out, const quire_tensor* lse, void* stream) {
   return guarded([&]() -> Status {
     Tensor t[6];
     if (Status s = read_tensors({{out_a, "out_a"}, {lse_a, "lse_a"}, {out_b, "out_b"}, {lse_b, "lse_b"}, {out, "out"}}, t);
@@ -136,7 +164,7 @@ quire_code quire_merge(const quire_tensor* out_a, const quire_tensor* lse_a, con
       if (!read.ok()) return read.status();
       t[5] = read.value();
     }
-    return quire::merge(t[0], t[1], t[2], t[3], t[4], t[5]);
+    return quire::merge(t[0], t[1], t[2], t[3], t[4], t[5], {.stream = stream});
   });
 }
 

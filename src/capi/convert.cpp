@@ -175,6 +175,8 @@ Result<PlanSettings> read_settings(const quire_plan_settings* s) {
   if (s->kernel != nullptr) out.kernel = s->kernel;
   out.batch_invariant = reader.within("batch_invariant", s->batch_invariant, 0, 1) == 1;
   out.num_threads = static_cast<int>(reader.within("num_threads", s->num_threads, 0, INT32_MAX));
+  out.max_query_len = reader.within("max_query_len", s->max_query_len, 0, INT32_MAX);
+  out.max_seq_len = reader.within("max_seq_len", s->max_seq_len, 0, INT32_MAX);
   if (!reader.status().ok()) return reader.status();
   return out;
 }

@@ -98,7 +98,8 @@ void for_each_visible_run(const Context& c, std::int64_t request, Visit&& visit)
 std::int64_t request_id(const Context& c, std::int64_t request) noexcept;
 
 // The families, in the order in which they run. Each needs the ones above it.
-void apply_tensor_rules(Report& report, std::span<const NamedTensor> tensors, std::span<const std::string_view> required);
+void apply_tensor_rules(Report& report, std::span<const NamedTensor> tensors, std::span<const std::string_view> required,
+                        const Tensor& anchor);
 void apply_cache_shape_rules(Context& c, DType row_dtype);
 void apply_shape_rules(Context& c, std::span<const NamedTensor> tensors);
 /// Q-M25 alone, for append.
@@ -124,5 +125,7 @@ struct Merging {
   NamedTensor out_a, lse_a, out_b, lse_b, out, lse;
 };
 void apply_merge_rules(const Merging& m, Report& report);
+/// Q-C06: reads lse_a and lse_b.
+void apply_merge_value_rules(const Merging& m, Report& report);
 
 }  // namespace quire::contract

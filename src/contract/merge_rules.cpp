@@ -62,7 +62,7 @@ void g05_own_addresses(const Merging& m, Report& report) {
 
 void g06_no_overlap(const Merging& m, Report& report) {
   const auto apart = [&](const NamedTensor& written, const NamedTensor& other, bool in_place_allowed) {
-    if (!readable(*written.tensor) || !readable(*other.tensor)) return;
+    if (!placed(*written.tensor) || !placed(*other.tensor)) return;
     if (in_place_allowed && same_view(*written.tensor, *other.tensor)) return;
     if (!may_overlap(*written.tensor, *other.tensor)) return;
     report.add(G06, written.name, {}, formatted("shares memory with {}", other.name),
@@ -101,6 +101,9 @@ void apply_merge_rules(const Merging& m, Report& report) {
   g04_lse_dtype(m, report);
   g05_own_addresses(m, report);
   g06_no_overlap(m, report);
+}
+
+void apply_merge_value_rules(const Merging& m, Report& report) {
   c06_lse_values(report, m.lse_a);
   c06_lse_values(report, m.lse_b);
 }

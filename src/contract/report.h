@@ -32,6 +32,9 @@ class Report {
   bool broken(RuleId rule) const noexcept { return counts_[slot(rule)] > 0; }
   bool broken(std::initializer_list<RuleId> rules) const noexcept;
 
+  /// The rules that read data could not be applied.
+  void fail(Status status);
+
   /// The findings in rule order.
   Findings take();
 

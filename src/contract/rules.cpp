@@ -34,6 +34,7 @@ std::span<const Rule> rules() noexcept { return kRules; }
 
 Status Findings::status() const {
   if (total == 0) return {};
+  if (items.empty() && !failure.ok()) return failure;
   if (items.empty()) return {Code::internal_error, "check: out of memory before the rules were applied"};
   const Finding& first = items.front();
   const std::string more = total > 1 ? formatted(" (and {} more)", total - 1) : "";
@@ -61,6 +62,11 @@ bool Report::counted(RuleId rule) noexcept {
 
 bool Report::broken(std::initializer_list<RuleId> rules) const noexcept {
   return std::any_of(rules.begin(), rules.end(), [this](RuleId rule) { return broken(rule); });
+}
+
+void Report::fail(Status status) {
+  ++findings_.total;
+  findings_.failure = std::move(status);
 }
 
 Findings Report::take() {

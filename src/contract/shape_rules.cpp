@@ -5,6 +5,7 @@
 #include <string>
 
 #include "contract/context.h"
+#include "device/runtime.h"
 #include "text/formatted.h"
 
 namespace quire::contract {
@@ -55,10 +56,14 @@ void m05_aligned(Report& report, const NamedTensor& t) {
              formatted("alignment to {} bytes ({})", item, name(t.tensor->dtype)));
 }
 
-void m07_in_cpu_memory(Report& report, const NamedTensor& t) {
-  if (t.tensor->memory == Memory::cpu) return;
-  const std::string_view where = t.tensor->memory == Memory::cuda ? "cuda" : t.tensor->memory == Memory::hip ? "hip" : "unknown";
-  report.add(M07, t.name, {}, formatted("{} memory", where), "cpu memory");
+/// Where all tensors of a call must be: where `anchor` is, if this build computes there.
+Memory common_memory(const Tensor& anchor) {
+  return anchor.present() && device::computes_in(anchor.memory) ? anchor.memory : Memory::cpu;
+}
+
+void m07_one_memory(Report& report, const NamedTensor& t, Memory expected) {
+  if (t.tensor->memory == expected) return;
+  report.add(M07, t.name, {}, formatted("{} memory", name(t.tensor->memory)), formatted("{} memory", name(expected)));
 }
 
 void m08_extents(Report& report, const NamedTensor& t) {
@@ -126,10 +131,10 @@ void m15_own_addresses(Context& c) {
 
 void m16_no_overlap(Context& c, std::span<const NamedTensor> tensors) {
   for (const NamedTensor& written : {NamedTensor{"output", &c.batch.output}, NamedTensor{"lse", &c.batch.lse}}) {
-    if (!readable(*written.tensor)) continue;
+    if (!placed(*written.tensor)) continue;
     for (const NamedTensor& other : tensors) {
       const bool seen = other.tensor == &c.batch.output;  // output against lse is reported once, as output's neighbour
-      if (seen || other.tensor == written.tensor || !readable(*other.tensor)) continue;
+      if (seen || other.tensor == written.tensor || !placed(*other.tensor)) continue;
       if (!may_overlap(*written.tensor, *other.tensor)) continue;
       c.report.add(M16, written.name, {}, formatted("shares memory with {}", other.name), "memory of its own");
     }
@@ -289,7 +294,9 @@ void m30_block_table_shape(Context& c) {
 
 }  // namespace
 
-void apply_tensor_rules(Report& report, std::span<const NamedTensor> tensors, std::span<const std::string_view> required) {
+void apply_tensor_rules(Report& report, std::span<const NamedTensor> tensors, std::span<const std::string_view> required,
+                        const Tensor& anchor) {
+  const Memory memory = common_memory(anchor);
   for (const NamedTensor& t : tensors) {
     if (!t.tensor->present()) {
       if (std::find(required.begin(), required.end(), t.name) != required.end())
@@ -299,7 +306,7 @@ void apply_tensor_rules(Report& report, std::span<const NamedTensor> tensors, st
     m02_descriptor(report, t);
     m08_extents(report, t);
     m03_size_fits(report, t);
-    m07_in_cpu_memory(report, t);
+    m07_one_memory(report, t, memory);
     m04_has_data(report, t);
     if (descriptor_ok(*t.tensor)) m05_aligned(report, t);
   }

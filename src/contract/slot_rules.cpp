@@ -157,7 +157,7 @@ void s07_cache_own_addresses(Context& c) {
     if (!well_formed(*t.tensor) || strides_nest(*t.tensor)) continue;
     c.report.add(S07, t.name, {}, to_string(*t.tensor), "an address of its own for every element");
   }
-  if (readable(c.cache.k) && readable(c.cache.v) && may_overlap(c.cache.k, c.cache.v))
+  if (placed(c.cache.k) && placed(c.cache.v) && may_overlap(c.cache.k, c.cache.v))
     c.report.add(S07, "cache.v", {}, "shares memory with cache.k", "memory of its own");
 }
 
@@ -169,7 +169,7 @@ void s08_no_overlap(Context& c) {
                                 {"v_scale", &c.cache.v_scale}};
   for (const NamedTensor& cache : {NamedTensor{"cache.k", &c.cache.k}, NamedTensor{"cache.v", &c.cache.v}}) {
     for (const NamedTensor& input : inputs) {
-      if (!readable(*cache.tensor) || !readable(*input.tensor) || !may_overlap(*cache.tensor, *input.tensor)) continue;
+      if (!placed(*cache.tensor) || !placed(*input.tensor) || !may_overlap(*cache.tensor, *input.tensor)) continue;
       c.report.add(S08, cache.name, {}, formatted("shares memory with {}", input.name), "memory of its own");
     }
   }

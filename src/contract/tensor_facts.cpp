@@ -80,11 +80,13 @@ bool well_formed(const Tensor& t) noexcept {
   return byte_span(t).has_value();
 }
 
-bool readable(const Tensor& t) noexcept {
-  if (!well_formed(t) || t.memory != Memory::cpu) return false;
+bool placed(const Tensor& t) noexcept {
+  if (!well_formed(t)) return false;
   if (!has_elements(t)) return true;
   return t.data != nullptr && reinterpret_cast<std::uintptr_t>(t.data) % static_cast<std::uintptr_t>(itemsize(t.dtype)) == 0;
 }
+
+bool readable(const Tensor& t) noexcept { return t.memory == Memory::cpu && placed(t); }
 
 bool has_elements(const Tensor& t) noexcept {
   return std::all_of(t.shape.begin(), t.shape.begin() + t.rank, [](std::int64_t n) { return n > 0; });
@@ -120,7 +122,7 @@ bool strides_nest(const Tensor& t) noexcept {
 }
 
 bool may_overlap(const Tensor& a, const Tensor& b) noexcept {
-  if (!has_elements(a) || !has_elements(b)) return false;
+  if (a.memory != b.memory || !has_elements(a) || !has_elements(b)) return false;
   const ByteSpan sa = *byte_span(a), sb = *byte_span(b);
   const auto start_a = reinterpret_cast<std::uintptr_t>(a.data), start_b = reinterpret_cast<std::uintptr_t>(b.data);
   const bool a_first = start_a + sa.end <= start_b + sb.begin, b_first = start_b + sb.end <= start_a + sa.begin;

@@ -16,7 +16,9 @@ inline constexpr std::int64_t kMaxExtent = 2147483647;  ///< rules Q-M08 and Q-T
 bool descriptor_ok(const Tensor& t) noexcept;
 /// Rules Q-M02, Q-M03, Q-M08: shape and strides can be computed with.
 bool well_formed(const Tensor& t) noexcept;
-/// well_formed, and Q-M04, Q-M05, Q-M07: data may be dereferenced at every index.
+/// well_formed, and Q-M04, Q-M05: the elements have addresses, in whatever memory.
+bool placed(const Tensor& t) noexcept;
+/// placed, in host memory: data may be dereferenced at every index.
 bool readable(const Tensor& t) noexcept;
 
 bool has_elements(const Tensor& t) noexcept;
@@ -32,7 +34,7 @@ std::optional<ByteSpan> byte_span(const Tensor& t) noexcept;
 bool strides_nest(const Tensor& t) noexcept;
 
 /// Whether two views can share a byte. False for disjoint ranges and for views interleaved at a common stride
-/// (K and V in one allocation). Needs well_formed.
+/// (K and V in one allocation). Needs well_formed and one memory.
 bool may_overlap(const Tensor& a, const Tensor& b) noexcept;
 
 /// Same address for every index: the exact in-place case.

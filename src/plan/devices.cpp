@@ -17,9 +17,9 @@ std::vector<Device> make_devices() {
       {"avx512bf16", Backend::cpu, kAllAvx512 | kAvx512Bf16, 16, 1 * kMiB},      // Zen 4 class
       {"amx", Backend::cpu, kAllAvx512 | kAvx512Bf16 | kAmxBf16, 16, 2 * kMiB},  // Sapphire Rapids class
       {"neon", Backend::cpu, kNeon, 16, 1 * kMiB},                               // Neoverse N1/V1 class
-      {"sm80", Backend::cuda, 0, 108, 40 * kMiB},                                // A100: 108 SMs
-      {"sm90", Backend::cuda, 0, 132, 50 * kMiB},                                // H100, H200: 132 SMs
-      {"sm100", Backend::cuda, 0, 148, 126 * kMiB},                              // B200: 148 SMs
+      {"sm80", Backend::cuda, 0, 108, 40 * kMiB, 80},                            // A100: 108 SMs
+      {"sm90", Backend::cuda, 0, 132, 50 * kMiB, 90},                            // H100, H200: 132 SMs
+      {"sm100", Backend::cuda, 0, 148, 126 * kMiB, 100},                         // B200: 148 SMs
       {"gfx90a", Backend::hip, 0, 110, 8 * kMiB},                                // MI250X, one die: 110 CUs
       {"gfx942", Backend::hip, 0, 304, 32 * kMiB},                               // MI300X: 304 CUs, 4 MiB in each of 8 dies
       {"gfx950", Backend::hip, 0, 256, 32 * kMiB},                               // MI355X: 256 CUs, 4 MiB in each of 8 dies

@@ -61,15 +61,36 @@ bool any_row_for(Backend backend) {
   return false;
 }
 
+std::string floor_text(const Plan& p) {
+  return formatted("floor     {} of K and V, {}\n", human_bytes(static_cast<double>(p.kv_bytes)), human_flops(p.flops));
+}
+
+std::string device_plan_text(const Plan& p) {
+  std::string text = formatted("plan      {}\n", to_string(p));
+  text += formatted("sized for {} requests, {} tokens, query_len <= {}, seq_len <= {}; the device reads the lengths\n",
+                    p.bounds.num_reqs, p.bounds.num_tokens, p.bounds.max_query_len, p.bounds.max_seq_len);
+  for (const std::string& assumption : p.assumptions) text += formatted("assumes   {}\n", assumption);
+  for (const DeviceList& list : p.lists) {
+    text += formatted("tiles     {} score rows (query rows x {} group) by {} keys, on {} blocks\n", list.tile_rows,
+                      p.problem.group(), list.tile_keys, list.num_blocks);
+    text += formatted(
+        "splits    {}: at most {} slices, {} merges, {} partial tiles\n",
+        list.split_keys > 0 ? formatted("every {} keys", list.split_keys) : formatted("for about {} items", list.target_items),
+        list.max_slices, list.max_merges, list.max_partials);
+  }
+  text += formatted("workspace {} on the device\n", human_bytes(static_cast<double>(workspace_bytes(p))));
+  return text + (p.assumptions.empty() ? floor_text(p) : "");
+}
+
 std::string plan_text(const Plan& p) {
+  if (p.device.backend != Backend::cpu) return device_plan_text(p);
   std::string text = formatted("plan      {}\n", to_string(p));
   text += formatted("tiles     {} query rows x {} group = {} rows, by {} keys\n", p.tile_q, p.problem.group(),
                     p.tile_q * p.problem.group(), p.tile_kv);
   text += formatted("splits    every {} keys: {} partial rows, {} merges\n", p.split_keys, p.num_partials, p.num_merges());
   text += formatted("work      {} items on {} threads, the busiest has {:.3f} of the mean, workspace {}\n", p.num_items(),
                     p.num_threads, load_imbalance(p), human_bytes(static_cast<double>(workspace_bytes(p))));
-  text += formatted("floor     {} of K and V, {}\n", human_bytes(static_cast<double>(p.kv_bytes)), human_flops(p.flops));
-  return text;
+  return text + floor_text(p);
 }
 
 std::string render(const Explanation& e, const Result<Plan>& planned) {

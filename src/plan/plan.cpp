@@ -2,8 +2,12 @@
 #include "quire/plan.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <new>
 
+#include "device/runtime.h"
+#include "plan/device_lists.h"
+#include "plan/device_workspace.h"
 #include "plan/scratch.h"
 #include "plan/select.h"
 #include "plan/work_list.h"
@@ -52,12 +56,18 @@ bool Plan::operator==(const Plan& o) const {
          batch_invariant == o.batch_invariant && tile_q == o.tile_q && tile_kv == o.tile_kv && split_keys == o.split_keys &&
          direct_rows == o.direct_rows && tiles == o.tiles && num_partials == o.num_partials &&
          scratch_bytes_per_thread == o.scratch_bytes_per_thread && num_threads == o.num_threads && kv_bytes == o.kv_bytes &&
-         flops == o.flops;
+         flops == o.flops && lists == o.lists && bounds == o.bounds && assumptions == o.assumptions;
 }
 
 namespace {
 
-Result<Plan> make_plan(Problem&& problem, const Device& device, const PlanSettings& settings) {
+/// Lengths that planning did not read: what stands in for them.
+struct Assumed {
+  Bounds bounds;
+  std::vector<std::string> text;
+};
+
+Result<Plan> make_plan(Problem&& problem, const Device& device, const PlanSettings& settings, const Assumed* assumed) {
   if (Status s = sanity(problem); !s.ok()) return s;
   plan_detail::Selection selection = plan_detail::select(problem, device, settings.kernel);
   if (selection.row == nullptr) return no_kernel(device, settings, selection);
@@ -69,40 +79,111 @@ Result<Plan> make_plan(Problem&& problem, const Device& device, const PlanSettin
   plan.refusals = std::move(selection.refusals);
   plan.batch_invariant = settings.batch_invariant;
   plan.num_threads = std::max(1, settings.num_threads > 0 ? settings.num_threads : device.num_threads);
-  plan_detail::cut_work(plan);
-  plan.scratch_bytes_per_thread = plan_detail::scratch_bytes(plan);
+  if (device.backend == Backend::cpu) {
+    plan_detail::cut_work(plan);
+    plan.scratch_bytes_per_thread = plan_detail::scratch_bytes(plan);
+    return plan;
+  }
+  plan.bounds = assumed != nullptr ? assumed->bounds : plan_detail::bounds_of(plan.problem);
+  if (assumed != nullptr) plan.assumptions = assumed->text;
+  plan_detail::count_traffic(plan);
+  if (Status s = plan_detail::size_lists(plan); !s.ok()) return s;
   return plan;
 }
 
-}  // namespace
-
-Result<Plan> plan(Problem problem, const Device& device, const PlanSettings& settings) {
+/// make_plan(), where memory may run out.
+Result<Plan> make_plan_within_memory(Problem&& problem, const Device& device, const PlanSettings& settings,
+                                     const Assumed* assumed = nullptr) {
   const std::size_t num_reqs = problem.reqs.size();
   try {
-    return make_plan(std::move(problem), device, settings);
+    return make_plan(std::move(problem), device, settings, assumed);
   } catch (const std::bad_alloc&) {
     return Status(Code::out_of_memory, formatted("plan: no memory for the work list of {} requests", num_reqs));
   }
 }
 
+/// The tighter of what the shapes allow and what the caller says, with a sentence on where it comes from.
+std::int64_t assume(Assumed& assumed, const char* what, std::int64_t from_shapes, const std::string& shapes, std::int64_t said) {
+  const bool tighter = said > 0 && said < from_shapes;
+  assumed.text.push_back(tighter ? formatted("{} <= {} (PlanSettings)", what, said)
+                                 : formatted("{} <= {} ({})", what, from_shapes, shapes));
+  return tighter ? said : from_shapes;
+}
+
+/// What the shapes of a batch say about lengths that nobody has read.
+Assumed assume_bounds(const Batch& batch, const KVCache& cache, const PlanSettings& settings) {
+  Assumed a;
+  a.bounds.num_reqs = batch.seq_lens.shape[0];
+  a.bounds.num_tokens = batch.query.shape[0];
+  a.bounds.max_query_len = assume(a, "query_len", a.bounds.num_tokens, "num_tokens", settings.max_query_len);
+  const std::int64_t columns = batch.block_table.shape[1], size = page_size(cache);
+  std::int64_t longest = columns * size;  // both are below 2^31
+  std::string why = formatted("{} table columns x {} tokens per page", columns, size);
+  if (batch.key.present()) {
+    longest += a.bounds.max_query_len;
+    why += " + query_len";
+  }
+  a.bounds.max_seq_len = assume(a, "seq_len", std::min<std::int64_t>(longest, INT32_MAX), why, settings.max_seq_len);
+  return a;
+}
+
+Result<Plan> plan_unread(const Batch& batch, const KVCache& cache, const Options& options, const PlanSettings& settings) {
+  const device::Runtime& runtime = *device::runtime_of(batch.query.memory);
+  const Result<int> ordinal = runtime.ordinal_of(batch.query.num_elements() > 0 ? batch.query.data : cache.k.data);
+  if (!ordinal.ok()) return ordinal.status();
+  const Result<Device> device = gpu_device(ordinal.value());
+  if (!device.ok()) return device.status();
+  const Assumed assumed = assume_bounds(batch, cache, settings);
+  return make_plan_within_memory(problem_of(batch, cache, options), device.value(), settings, &assumed);
+}
+
+}  // namespace
+
+Result<Plan> plan(Problem problem, const Device& device, const PlanSettings& settings) {
+  return make_plan_within_memory(std::move(problem), device, settings);
+}
+
 Result<Plan> plan(const Batch& batch, const KVCache& cache, const Options& options, const PlanSettings& settings) {
-  const Findings findings = check(batch, cache, options, Depth::tables);
+  const bool on_device = device::runtime_of(batch.query.memory) != nullptr;
+  const Findings findings = check(batch, cache, options, on_device ? Depth::metadata : Depth::tables);
   if (!findings.ok()) return findings.status();
+  if (on_device) return plan_unread(batch, cache, options, settings);
   return plan(problem_of(batch, cache, options), host_device(), settings);
 }
 
 std::size_t workspace_bytes(const Plan& plan) noexcept {
+  if (plan.device.backend != Backend::cpu) return static_cast<std::size_t>(plan_detail::device_workspace(plan).bytes);
   return static_cast<std::size_t>(plan_detail::workspace_of(plan).floats) * sizeof(float);
 }
 
+namespace {
+
+std::string traffic_text(const Plan& plan) {
+  const bool read = plan.assumptions.empty();
+  return read ? formatted("kv_bytes={} flops={:.4g}", plan.kv_bytes, plan.flops) : "kv_bytes=? flops=?";
+}
+
+std::string device_plan_text(const Plan& plan) {
+  const Bounds& b = plan.bounds;
+  std::string text = formatted("{} device={} reqs<={} tokens<={} query_len<={} seq_len<={}", plan.kernel, plan.device.name,
+                               b.num_reqs, b.num_tokens, b.max_query_len, b.max_seq_len);
+  for (const DeviceList& list : plan.lists)
+    text += formatted(" tile={}x{} split={} blocks={} slices<={} merges<={} partials<={}", list.tile_rows, list.tile_keys,
+                      list.split_keys > 0 ? formatted("{}", list.split_keys) : "device", list.num_blocks, list.max_slices,
+                      list.max_merges, list.max_partials);
+  return text + formatted(" batch_invariant={} workspace={} {}", plan.batch_invariant ? "yes" : "no", workspace_bytes(plan),
+                          traffic_text(plan));
+}
+
+}  // namespace
+
 std::string to_string(const Plan& plan) {
+  if (plan.device.backend != Backend::cpu) return device_plan_text(plan);
   return formatted(
-      "{} device={} threads={} tile={}x{} split={} direct={} items={} merges={} partials={} batch_invariant={} workspace={} "
-      "kv_bytes={} "
-      "flops={:.4g}",
+      "{} device={} threads={} tile={}x{} split={} direct={} items={} merges={} partials={} batch_invariant={} workspace={} {}",
       plan.kernel, plan.device.name, plan.num_threads, plan.tile_q * plan.problem.group(), plan.tile_kv, plan.split_keys,
       plan.direct_rows, plan.num_items(), plan.num_merges(), plan.num_partials, plan.batch_invariant ? "yes" : "no",
-      workspace_bytes(plan), plan.kv_bytes, plan.flops);
+      workspace_bytes(plan), traffic_text(plan));
 }
 
 }  // namespace quire

@@ -71,6 +71,14 @@ void number_tiles(Plan& plan, const std::vector<WorkTile>& tiles, const CostMode
   }
 }
 
+/// The tile that holds an item; index in [0, num_items()).
+const WorkTile& tile_of_item(const Plan& plan, std::int64_t index) {
+  const auto starts_later = [](std::int64_t i, const WorkTile& tile) { return i < tile.first_item; };
+  return *(std::upper_bound(plan.tiles.begin(), plan.tiles.end(), index, starts_later) - 1);
+}
+
+}  // namespace
+
 void count_traffic(Plan& plan) {
   const Problem& p = plan.problem;
   std::int64_t keys = 0;
@@ -83,14 +91,6 @@ void count_traffic(Plan& plan) {
   plan.flops =
       4.0 * static_cast<double>(p.head_dim) * static_cast<double>(p.num_q_heads) * static_cast<double>(p.visible_pairs());
 }
-
-/// The tile that holds an item; index in [0, num_items()).
-const WorkTile& tile_of_item(const Plan& plan, std::int64_t index) {
-  const auto starts_later = [](std::int64_t i, const WorkTile& tile) { return i < tile.first_item; };
-  return *(std::upper_bound(plan.tiles.begin(), plan.tiles.end(), index, starts_later) - 1);
-}
-
-}  // namespace
 
 void cut_work(Plan& plan) {
   choose_shapes(plan);

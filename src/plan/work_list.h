@@ -12,4 +12,7 @@ namespace quire::plan_detail {
 /// of a row's segments or several items each do one. Hence how work is cut never changes a bit of the output.
 void cut_work(Plan& plan);
 
+/// Sets kv_bytes and flops from plan.problem.
+void count_traffic(Plan& plan);
+
 }  // namespace quire::plan_detail

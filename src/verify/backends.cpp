@@ -3,9 +3,11 @@
 #include <cmath>
 #include <memory>
 
+#include "device/runtime.h"
 #include "quire/attention.hpp"
 #include "quire/verify.hpp"
 #include "text/formatted.h"
+#include "verify/device_case.h"
 
 namespace quire {
 namespace {
@@ -33,6 +35,41 @@ Status attend_planned(const Case& c, const PlanSettings& settings, Executor& exe
   return {Code::internal_error, formatted("{} rows (token x head) were counted, the batch has {}", rows, expected)};
 }
 
+/// The same on the GPU that is current: the case goes there and its outputs come back.
+Status attend_on_device(const Case& c, const PlanSettings& settings, Memory memory, std::string& served_by) {
+  const Result<conformance::DeviceCase> there = conformance::DeviceCase::upload(c, memory);
+  if (!there.ok()) return there.status();
+  const Result<Plan> planned = plan(there->batch(), there->cache(), there->options(), settings);
+  if (!planned.ok()) return planned.status();
+  served_by = planned->kernel;
+  const Result<conformance::DeviceBytes> memory_of_call = there->poisoned(workspace_bytes(planned.value()));
+  if (!memory_of_call.ok()) return memory_of_call.status();
+  const std::span<std::byte> workspace(memory_of_call->data(), workspace_bytes(planned.value()));
+  if (Status s = attend(planned.value(), there->batch(), there->cache(), there->options(), workspace); !s.ok()) return s;
+  if (Status s = attend_status(planned.value(), there->batch(), there->cache(), there->options(), workspace); !s.ok()) return s;
+  return there->download(c);
+}
+
+/// A row of the table for GPUs, or with no name the row that plan() picks there.
+Result<Target> device_target(const std::string& name, const std::string& kernel, Backend backend) {
+  bool any = false;
+  for (const Device& device : gpu_devices()) any = any || device.backend == backend;
+  if (!any) {
+    const Result<Device> none = gpu_device();
+    return Status(Code::unsupported, formatted("this machine cannot run {}: {}", name, none.status().message()));
+  }
+  const Memory memory = device::memory_of(backend);
+  const auto attend_case = [memory](const PlanSettings& settings) {
+    return [=](const Case& c, std::string& served_by) { return attend_on_device(c, settings, memory, served_by); };
+  };
+  Target target;
+  target.name = name;
+  target.attend = attend_case({.kernel = kernel});
+  target.batch_invariant = true;
+  target.invariant = attend_case({.kernel = kernel, .batch_invariant = true});
+  return target;
+}
+
 AttendCase planned_target(const PlanSettings& settings, const std::shared_ptr<Executor>& executor) {
   return [=](const Case& c, std::string& served_by) { return attend_planned(c, settings, *executor, served_by); };
 }
@@ -40,16 +77,19 @@ AttendCase planned_target(const PlanSettings& settings, const std::shared_ptr<Ex
 }  // namespace
 
 Result<Target> backend_target(const std::string& name, int num_threads) {
+  for (const Backend gpu : {Backend::cuda, Backend::hip})
+    if (name == quire::name(gpu)) return device_target(name, "", gpu);
   const bool any = name == "cpu";
   const Kernel* row = nullptr;
   for (const Kernel& kernel : kernels())
     if (kernel.name == name) row = &kernel;
   if (!any && row == nullptr) {
-    std::string known = "cpu";
+    std::string known = "cpu, cuda";
     for (const Kernel& kernel : kernels()) known += formatted(", {}", kernel.name);
     return Status(Code::invalid_argument, formatted("no backend is called '{}'; there are {}", name, known));
   }
-  if (row != nullptr && (row->backend != Backend::cpu || (row->cpu_features & ~host_device().cpu_features) != 0))
+  if (row != nullptr && row->backend != Backend::cpu) return device_target(name, name, row->backend);
+  if (row != nullptr && (row->cpu_features & ~host_device().cpu_features) != 0)
     return Status(Code::unsupported, formatted("this machine cannot run {}", name));
   const std::shared_ptr<Executor> executor = make_thread_pool(num_threads);
   const std::string kernel = any ? std::string() : name;

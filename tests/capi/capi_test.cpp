@@ -129,6 +129,8 @@ TEST(Null, EveryRequiredPointerIsAnErrorNotACrash) {
       quire_explain(nullptr, nullptr, nullptr, nullptr, 0, nullptr),
       quire_explain(kLine, nullptr, nullptr, nullptr, 8, nullptr),
       quire_attend(nullptr, &g.batch, &g.cache, nullptr, nullptr, 0, nullptr),
+      quire_attend_status(nullptr, &g.batch, &g.cache, nullptr, nullptr, 0, nullptr),
+      quire_merge_on_stream(nullptr, &t, &t, &t, &t, nullptr, nullptr),
       quire_merge(nullptr, &t, &t, &t, &t, nullptr),
       quire_merge(&t, nullptr, &t, &t, &t, nullptr),
       quire_merge(&t, &t, nullptr, &t, &t, nullptr),
@@ -405,6 +407,8 @@ TEST(Merge, AnEmptySideKeepsTheOthersBits) {
   EXPECT_THAT(out, ::testing::ElementsAreArray(a));
   EXPECT_THAT(lse, ::testing::ElementsAreArray(lse_a));
   EXPECT_EQ(quire_merge(&out_a, &la, &out_b, &lb, &o, nullptr), QUIRE_OK) << message();
+  // A stream means nothing to a CPU.
+  EXPECT_EQ(quire_merge_on_stream(&out_a, &la, &out_b, &lb, &o, nullptr, out), QUIRE_OK) << message();
 }
 
 TEST(Case, SurvivesAFile) {

@@ -19,19 +19,21 @@ Problem parse(const char* line) { return parse_problem_line(line).value().proble
 const Problem kDecode = parse("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047");
 
 TEST(Select, PinnedForPretendDevices) {
-  const std::pair<const char*, const char*> expected[] = {{"scalar", "cpu_generic"}, {"avx2", "cpu_avx2"},
-                                                          {"avx512", "cpu_avx512"},  {"avx512bf16", "cpu_avx512bf16"},
-                                                          {"amx", "cpu_amx"},        {"neon", "cpu_neon"}};
+  const std::pair<const char*, const char*> expected[] = {
+      {"scalar", "cpu_generic"},        {"avx2", "cpu_avx2"},     {"avx512", "cpu_avx512"},
+      {"avx512bf16", "cpu_avx512bf16"}, {"amx", "cpu_amx"},       {"neon", "cpu_neon"},
+      {"sm80", "cuda_generic"},         {"sm90", "cuda_generic"}, {"sm100", "cuda_generic"}};
   for (const auto& [device, kernel] : expected)
     EXPECT_EQ(plan(kDecode, find_device(device).value()).value().kernel, kernel) << device;
 }
 
 TEST(Select, DevicesWithoutKernelsRefuseWithReasons) {
-  for (const char* device : {"sm90", "gfx942", "gfx1201"}) {
+  for (const char* device : {"gfx90a", "gfx942", "gfx1201"}) {
     const Result<Plan> result = plan(kDecode, find_device(device).value());
     ASSERT_FALSE(result.ok()) << device;
     EXPECT_EQ(result.status().code(), Code::unsupported);
     EXPECT_THAT(result.status().message(), HasSubstr("cpu_generic: is a cpu kernel"));
+    EXPECT_THAT(result.status().message(), HasSubstr("cuda_generic: is a cuda kernel"));
   }
 }
 

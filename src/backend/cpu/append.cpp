@@ -1,16 +1,16 @@
-// append(): this step's K/V rows into their slots, converted to the cache's type.
-#include "quire/attention.hpp"
+// cpu::append(): this step's K/V rows into their slots, converted to the cache's type.
 
 #include <algorithm>
 #include <cstring>
 
+#include "backend/cpu/entry.h"
 #include "backend/cpu/parallel.h"
 #include "semantics/dtype.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
 #include "text/formatted.h"
 
-namespace quire {
+namespace quire::cpu {
 namespace {
 
 constexpr std::int64_t kTokensPerTask = 16;
@@ -71,7 +71,7 @@ Status append(const KVCache& cache, const Tensor& key, const Tensor& value, cons
     }
   };
   Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
-  cpu::parallel_for(executor, (num_tokens + kTokensPerTask - 1) / kTokensPerTask, task);
+  parallel_for(executor, (num_tokens + kTokensPerTask - 1) / kTokensPerTask, task);
 
   if (options.ledger != nullptr) {
     for (std::int64_t t = 0; t < num_tokens; ++t)
@@ -80,4 +80,4 @@ Status append(const KVCache& cache, const Tensor& key, const Tensor& value, cons
   return {};
 }
 
-}  // namespace quire
+}  // namespace quire::cpu

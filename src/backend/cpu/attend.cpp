@@ -1,4 +1,5 @@
-// attend() on the CPU: check, resolve pointers, run the plan's items, merge what was split, count the rows.
+// cpu::attend(): check, resolve pointers, run the plan's items, merge what was split, count the rows.
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -6,29 +7,28 @@
 #include <utility>
 
 #include "backend/cpu/attend_args.h"
+#include "backend/cpu/entry.h"
 #include "backend/cpu/fp8_tables.h"
 #include "backend/cpu/parallel.h"
 #include "backend/cpu/planted.h"
+#include "plan/fits.h"
 #include "quire/attention.hpp"
 #include "text/formatted.h"
 
-namespace quire {
+namespace quire::cpu {
 namespace {
 
-using cpu::AttendArgs;
-using cpu::RowSource;
-
-const cpu::KernelEntry* find_entry(const std::string& kernel) {
-  static const cpu::KernelEntry* const entries[] = {
-      &cpu::kGenericEntry,
+const KernelEntry* find_entry(const std::string& kernel) {
+  static const KernelEntry* const entries[] = {
+      &kGenericEntry,
 #if defined(__aarch64__)
-      &cpu::kNeonEntry,
+      &kNeonEntry,
 #endif
 #if defined(__x86_64__)
-      &cpu::kAvx2Entry,    &cpu::kAvx512Entry, &cpu::kAvx512Bf16Entry, &cpu::kAmxEntry,
+      &kAvx2Entry,    &kAvx512Entry, &kAvx512Bf16Entry, &kAmxEntry,
 #endif
   };
-  for (const cpu::KernelEntry* entry : entries)
+  for (const KernelEntry* entry : entries)
     if (kernel == entry->name) return entry;
   return nullptr;
 }
@@ -36,11 +36,8 @@ const cpu::KernelEntry* find_entry(const std::string& kernel) {
 /// [tokens, heads, dim] as a RowSource.
 RowSource rows_of(const Tensor& t) {
   if (!t.present()) return {};
-  return {t.data,
-          t.dtype,
-          {0, t.stride[1], t.stride[0], 0, t.stride[2], t.shape[2]},
-          cpu::fp8_table(t.dtype),
-          cpu::fp8_bf16_table(t.dtype)};
+  return {
+      t.data, t.dtype, {0, t.stride[1], t.stride[0], 0, t.stride[2], t.shape[2]}, fp8_table(t.dtype), fp8_bf16_table(t.dtype)};
 }
 
 const float* floats(const Tensor& t) { return t.present() ? static_cast<const float*>(t.data) : nullptr; }
@@ -61,10 +58,8 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   a.query = rows_of(batch.query);
   a.key = rows_of(batch.key);
   a.value = rows_of(batch.value);
-  a.cache_k = {cache.k.data, cache.k.dtype, semantics::k_strides(cache), cpu::fp8_table(cache.k.dtype),
-               cpu::fp8_bf16_table(cache.k.dtype)};
-  a.cache_v = {cache.v.data, cache.v.dtype, semantics::v_strides(cache), cpu::fp8_table(cache.v.dtype),
-               cpu::fp8_bf16_table(cache.v.dtype)};
+  a.cache_k = {cache.k.data, cache.k.dtype, semantics::k_strides(cache), fp8_table(cache.k.dtype), fp8_bf16_table(cache.k.dtype)};
+  a.cache_v = {cache.v.data, cache.v.dtype, semantics::v_strides(cache), fp8_table(cache.v.dtype), fp8_bf16_table(cache.v.dtype)};
   a.k_scale = floats(cache.k_scale);
   a.v_scale = floats(cache.v_scale);
   a.k_scale_stride = scale_stride(cache.k_scale);
@@ -94,28 +89,11 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   return a;
 }
 
-Status stale_plan(const std::string& what) {
-  return {Code::invalid_argument, "attend: the plan was made for another batch: " + what + "; plan again for this step"};
-}
-
-/// The plan's lengths and types against the batch's, without allocating when they agree.
-Status plan_matches(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options) {
+/// The plan's lengths against the batch's, without allocating when they agree.
+Status lengths_fit(const Plan& plan, const Batch& batch) {
   const Problem& p = plan.problem;
-  const Tensor& q = batch.query;
-  if (p.num_q_heads != q.shape[1] || p.head_dim != q.shape[2] || p.num_kv_heads != num_kv_heads(cache) ||
-      p.page_size != page_size(cache))
-    return stale_plan(formatted("heads, head_dim or page_size differ (plan {}:{} d={} page={}, batch {}:{} d={} page={})",
-                                p.num_q_heads, p.num_kv_heads, p.head_dim, p.page_size, q.shape[1], num_kv_heads(cache),
-                                q.shape[2], page_size(cache)));
-  if (p.q_dtype != q.dtype || p.kv_dtype != cache.k.dtype || p.layout != cache.layout)
-    return stale_plan(formatted("dtype or layout differs (plan q={} kv={} layout={}, batch q={} kv={} layout={})",
-                                name(p.q_dtype), name(p.kv_dtype), name(p.layout), name(q.dtype), name(cache.k.dtype),
-                                name(cache.layout)));
-  if (p.sliding_window != options.sliding_window)
-    return stale_plan(formatted("sliding_window differs (plan {}, options {}; 0 = none)", p.sliding_window.value_or(0),
-                                options.sliding_window.value_or(0)));
   if (static_cast<std::int64_t>(p.reqs.size()) != batch.seq_lens.shape[0])
-    return stale_plan(formatted("{} requests planned, batch has {}", p.reqs.size(), batch.seq_lens.shape[0]));
+    return plan_detail::stale_plan(formatted("{} requests planned, batch has {}", p.reqs.size(), batch.seq_lens.shape[0]));
   const semantics::IndexView starts = semantics::index_view(batch.query_start_loc);
   const semantics::IndexView seq_lens = semantics::index_view(batch.seq_lens);
   for (std::size_t i = 0; i < p.reqs.size(); ++i) {
@@ -123,9 +101,9 @@ Status plan_matches(const Plan& plan, const Batch& batch, const KVCache& cache, 
     const std::int64_t cached = batch.cached_lens.present() ? semantics::index_view(batch.cached_lens)[r] : seq_lens[r];
     const Request found{starts[r + 1] - starts[r], seq_lens[r] - (starts[r + 1] - starts[r]), cached};
     if (!(found == p.reqs[i]))
-      return stale_plan(formatted("request {} has query_len {} context_len {} cached_len {}, planned {} {} {}", r,
-                                  found.query_len, found.context_len, found.cached_len, p.reqs[i].query_len,
-                                  p.reqs[i].context_len, p.reqs[i].cached_len));
+      return plan_detail::stale_plan(formatted("request {} has query_len {} context_len {} cached_len {}, planned {} {} {}", r,
+                                               found.query_len, found.context_len, found.cached_len, p.reqs[i].query_len,
+                                               p.reqs[i].context_len, p.reqs[i].cached_len));
   }
   return {};
 }
@@ -134,17 +112,14 @@ Status plan_matches(const Plan& plan, const Batch& batch, const KVCache& cache, 
 Status admit(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
              const Executor& executor) {
   if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
-  if (Status s = plan_matches(plan, batch, cache, options); !s.ok()) return s;
+  if (Status s = plan_detail::shapes_fit(plan, batch, cache, options); !s.ok()) return s;
+  if (Status s = lengths_fit(plan, batch); !s.ok()) return s;
   if (find_entry(plan.kernel) == nullptr)
     return {Code::unsupported, formatted("attend: kernel {} of the plan is not in this build", plan.kernel)};
   if (const std::uint32_t missing = plan.device.cpu_features & ~host_device().cpu_features; missing != 0)
     return {Code::unsupported,
             formatted("attend: the plan was made for device {}, this machine is {}", plan.device.name, host_device().name)};
-  if (workspace.size() < workspace_bytes(plan))
-    return {Code::invalid_argument,
-            formatted("attend: workspace has {} bytes, the plan needs {}", workspace.size(), workspace_bytes(plan))};
-  if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 != 0)
-    return {Code::invalid_argument, "attend: workspace is not aligned to 64 bytes"};
+  if (Status s = plan_detail::workspace_fits(plan, workspace); !s.ok()) return s;
   if (executor.num_threads() > plan.num_threads)
     return {Code::invalid_argument,
             formatted("attend: the executor has {} threads, the plan scratch for {}; set PlanSettings::num_threads",
@@ -155,7 +130,7 @@ Status admit(const Plan& plan, const Batch& batch, const KVCache& cache, const O
 /// Runs every item. Whoever completes the last part of a split merges it at once: nobody waits, and there is one parallel phase.
 /// Returns the number of output rows written.
 std::int64_t run_items(const Plan& plan, const AttendArgs& args, float* workspace, Executor& executor) {
-  const cpu::KernelEntry& kernel = *find_entry(plan.kernel);
+  const KernelEntry& kernel = *find_entry(plan.kernel);
   const plan_detail::Workspace at = plan_detail::workspace_of(plan);
   auto* parts_done = reinterpret_cast<std::int32_t*>(workspace + at.parts_done);
   std::fill_n(parts_done, plan.num_merges(), 0);
@@ -174,7 +149,7 @@ std::int64_t run_items(const Plan& plan, const AttendArgs& args, float* workspac
     }
     rows_written.fetch_add(rows, std::memory_order_relaxed);
   };
-  cpu::parallel_for(executor, plan.num_items(), task);
+  parallel_for(executor, plan.num_items(), task);
   return rows_written.load(std::memory_order_relaxed);
 }
 
@@ -196,4 +171,4 @@ Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const 
   return {};
 }
 
-}  // namespace quire
+}  // namespace quire::cpu

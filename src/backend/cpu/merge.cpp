@@ -1,10 +1,10 @@
-// merge(): two finished partial results over disjoint key sets become one.
+// cpu::merge(): two finished partial results over disjoint key sets become one.
+#include "backend/cpu/entry.h"
 #include "backend/cpu/parallel.h"
-#include "quire/attention.hpp"
 #include "semantics/dtype.h"
 #include "semantics/softmax_state.h"
 
-namespace quire {
+namespace quire::cpu {
 namespace {
 
 struct Rows {
@@ -19,7 +19,7 @@ struct Rows {
 }  // namespace
 
 Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
-             const Tensor& lse, Executor* executor) {
+             const Tensor& lse, const MergeOptions& merge_options) {
   if (const Findings findings = check_merge(out_a, lse_a, out_b, lse_b, out, lse); !findings.ok()) return findings.status();
   const Rows a{out_a}, b{out_b}, la{lse_a}, lb{lse_b}, result{out};
   const std::int64_t num_heads = out.shape[1];
@@ -41,8 +41,8 @@ Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, cons
         static_cast<float*>(lse.data)[token * lse.stride[0] + head * lse.stride[1]] = semantics::log_sum_exp(m.state);
     }
   };
-  cpu::parallel_for(executor != nullptr ? *executor : default_executor(), out.shape[0], task);
+  parallel_for(merge_options.executor != nullptr ? *merge_options.executor : default_executor(), out.shape[0], task);
   return {};
 }
 
-}  // namespace quire
+}  // namespace quire::cpu

@@ -29,13 +29,15 @@ QUIRE_DEVICE void append_element(const RowSource& from, const RowTarget& to, con
   semantics::store(to.data, to.dtype, at, divisor == 1.0f ? value : value / divisor);
 }
 
-/// Any number of blocks of kAppendThreads threads, after validate_slots(). Writes nothing if `broken` is set.
+/// Any number of blocks of kAppendThreads threads, after validate_slots() if there is an outcome: writes nothing if `broken` is
+/// set. A slot outside the cache is never written, whether anybody asked or not.
 QUIRE_DEVICE void append(const AppendArgs& a) {
-  if (a.outcome->broken != 0) return;
+  if (a.outcome != nullptr && a.outcome->broken != 0) return;
+  const std::int64_t num_slots = a.num_pages * a.page_size;
   const std::int64_t width = static_cast<std::int64_t>(a.num_kv_heads) * a.head_dim;
   for (std::int64_t token = block_index(); token < a.num_tokens; token += num_blocks()) {
     const std::int64_t slot = a.slots[token];
-    if (slot < 0) continue;
+    if (slot < 0 || slot >= num_slots) continue;
     for (std::int64_t i = thread_index(); i < width; i += kAppendThreads) {
       append_element(a.key, a.cache_k, a.k_scale, token, slot, a.page_size, i / a.head_dim, i % a.head_dim);
       append_element(a.value, a.cache_v, a.v_scale, token, slot, a.page_size, i / a.head_dim, i % a.head_dim);

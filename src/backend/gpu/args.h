@@ -134,7 +134,7 @@ struct AppendArgs {
   RowTarget cache_k, cache_v;  ///< by layout
   PerHead k_scale, v_scale;    ///< [num_kv_heads]
   semantics::IndexView slots;  ///< [num_tokens]
-  Outcome* outcome = nullptr;  ///< `broken` is set by validate_slots() and keeps append() from writing
+  Outcome* outcome = nullptr;  ///< `broken` is set by validate_slots() and keeps append() from writing; null = nobody asks
 };
 
 /// f32 log-sum-exps [num_tokens, num_heads].

@@ -1,0 +1,15 @@
+// The CPU backend as the attention stage calls it. Arguments as in quire/attention.hpp; every rule is checked here.
+#pragma once
+
+#include "quire/attention.hpp"
+
+namespace quire::cpu {
+
+Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
+              const AttendOptions& attend_options);
+Status append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
+              const AppendOptions& options);
+Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
+             const Tensor& lse, const MergeOptions& merge_options);
+
+}  // namespace quire::cpu

@@ -1,0 +1,24 @@
+// Stage: attend. The kernel that takes every valid problem: src/backend/gpu/attend_generic.h on CUDA.
+#include "backend/gpu/runtime.h"
+
+#include "backend/cuda/launches.h"
+#include "backend/gpu/attend_generic.h"
+
+namespace quire::cuda {
+namespace {
+
+__global__ void __launch_bounds__(gpu::kGenericThreads) generic_kernel(const __grid_constant__ gpu::AttendArgs args) {
+  QUIRE_SHARED(memory, gpu::kGenericSharedBytes);
+  gpu::attend_generic(args, gpu::SharedArea(memory));
+}
+
+cudaError_t launch(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream) {
+  generic_kernel<<<static_cast<unsigned>(plan.lists[list].num_blocks), gpu::kGenericThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+const KernelEntry kGenericEntry = {"cuda_generic", launch};
+
+}  // namespace quire::cuda

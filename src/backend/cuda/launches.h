@@ -1,0 +1,32 @@
+// The CUDA kernels as host code sees them. Each function enqueues and returns the runtime's word; none waits or allocates.
+//
+// A kernel of the table (src/plan/kernels.inc) is one entry: its attend launch draws the items of one list of the plan, which
+// launch_schedule has filled by then.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backend/gpu/args.h"
+#include "quire/plan.hpp"
+
+namespace quire::cuda {
+
+struct KernelEntry {
+  const char* name;
+  /// `list` indexes plan.lists; args.work is that list.
+  cudaError_t (*attend)(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream);
+};
+
+/// attend_generic.cu. Tuned kernels are further entries, in src/backend/cuda/mma/, listed in attend.cpp.
+extern const KernelEntry kGenericEntry;
+
+/// prepare.cu: sets args.outcome->broken if lengths or the block table break a rule.
+cudaError_t launch_validate(const gpu::AttendArgs& args, cudaStream_t stream);
+/// prepare.cu: fills args.work, or leaves it empty if the outcome is broken.
+cudaError_t launch_schedule(const gpu::AttendArgs& args, cudaStream_t stream);
+
+/// move.cu
+cudaError_t launch_append(const gpu::AppendArgs& args, cudaStream_t stream);
+cudaError_t launch_merge(const gpu::MergeArgs& args, cudaStream_t stream);
+
+}  // namespace quire::cuda

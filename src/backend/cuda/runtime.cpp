@@ -1,0 +1,82 @@
+// The CUDA runtime behind src/device: devices, addresses, copies. Failures are returned, never left pending for the next caller.
+#include "device/runtime.h"
+#include "text/formatted.h"
+
+#include <cuda_runtime_api.h>
+
+#include "backend/cuda/error.h"
+
+namespace quire::device {
+namespace {
+
+using quire::cuda::status_of;
+
+/// As status_of; the runtime's "last error" is cleared, so that nobody else's check trips over it.
+Status checked(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) (void)cudaGetLastError();
+  return status_of(error, what);
+}
+
+Result<Device> describe(int ordinal) {
+  cudaDeviceProp properties{};
+  if (Status s = checked(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties"); !s.ok()) return s;
+  Device device;
+  device.sm = 10 * properties.major + properties.minor;
+  device.name = formatted("sm{}", device.sm);
+  device.backend = Backend::cuda;
+  device.num_threads = properties.multiProcessorCount;
+  device.l2_bytes = properties.l2CacheSize;
+  device.ordinal = ordinal;
+  device.product = properties.name;
+  return device;
+}
+
+Result<std::vector<Device>> devices() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();
+    return Status(Code::unsupported,
+                  formatted("no CUDA device can be used: {} ({})", cudaGetErrorString(error), cudaGetErrorName(error)));
+  }
+  std::vector<Device> all;
+  for (int i = 0; i < count; ++i) {
+    Result<Device> device = describe(i);
+    if (!device.ok()) return device.status();
+    all.push_back(std::move(device).value());
+  }
+  if (all.empty()) return Status(Code::unsupported, "no CUDA device can be used: the driver lists none");
+  return all;
+}
+
+Result<int> ordinal_of(const void* address) {
+  cudaPointerAttributes attributes{};
+  if (Status s = checked(cudaPointerGetAttributes(&attributes, address), "cudaPointerGetAttributes"); !s.ok()) return s;
+  if (attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged)
+    return Status(Code::invalid_argument, formatted("address {} is in no CUDA device's memory", address));
+  return attributes.device;
+}
+
+Status synchronize() { return checked(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+
+Status copy_to_host(void* to, const void* from, std::size_t bytes) {
+  return checked(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy to the host");
+}
+
+Status copy_to_device(void* to, const void* from, std::size_t bytes) {
+  return checked(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
+}
+
+Result<void*> allocate(std::size_t bytes) {
+  void* address = nullptr;
+  if (Status s = checked(cudaMalloc(&address, bytes), "cudaMalloc"); !s.ok()) return s;
+  return address;
+}
+
+void release(void* address) { (void)cudaFree(address); }
+
+}  // namespace
+
+const Runtime kCudaRuntime = {devices, ordinal_of, synchronize, copy_to_host, copy_to_device, allocate, release};
+
+}  // namespace quire::device

@@ -1,0 +1,148 @@
+#include "backend/gpu/resolve.h"
+#include "text/formatted.h"
+
+#include <cmath>
+#include <limits>
+
+#include "plan/device_workspace.h"
+
+namespace quire::gpu {
+namespace {
+
+static_assert(sizeof(WorkSlice) == plan_detail::kSliceBytes && sizeof(Outcome) == plan_detail::kOutcomeBytes);
+
+std::int32_t narrow(std::int64_t value) { return static_cast<std::int32_t>(value); }
+
+/// Strides of [tokens, heads, dim].
+semantics::KvStrides row_strides(const Tensor& t) { return {0, t.stride[1], t.stride[0], 0, t.stride[2], t.shape[2]}; }
+
+RowSource rows_of(const Tensor& t) {
+  if (!t.present()) return {};
+  return {t.data, t.dtype, row_strides(t)};
+}
+
+LseRows lse_of(const Tensor& t) {
+  if (!t.present()) return {};
+  return {static_cast<float*>(t.data), t.stride[0], t.stride[1]};
+}
+
+/// A scalar or [1] has stride 0: one value for all heads.
+PerHead per_head(const Tensor& t) {
+  if (!t.present()) return {};
+  return {static_cast<const float*>(t.data), t.rank == 1 && t.shape[0] > 1 ? t.stride[0] : 0};
+}
+
+semantics::IndexView index_of(const Tensor& t) {
+  if (!t.present()) return {};
+  return semantics::index_view(t);
+}
+
+WorkList work_list(const Plan& plan, std::byte* workspace, std::size_t index) {
+  const DeviceList& list = plan.lists[index];
+  const plan_detail::ListSpace at = plan_detail::device_workspace(plan).lists[index];
+  WorkList w;
+  w.slices = reinterpret_cast<WorkSlice*>(workspace + at.slices);
+  w.num_slices = reinterpret_cast<std::int32_t*>(workspace + at.num_slices);
+  w.next_item = reinterpret_cast<std::int32_t*>(workspace + at.next_item);
+  w.parts_done = reinterpret_cast<std::int32_t*>(workspace + at.parts_done);
+  w.partial_acc = reinterpret_cast<float*>(workspace + at.partial_acc);
+  w.partial_states = reinterpret_cast<float*>(workspace + at.partial_states);
+  w.tile_rows = narrow(list.tile_rows);
+  w.tile_keys = narrow(list.tile_keys);
+  w.min_rows = narrow(list.min_rows);
+  w.max_rows = narrow(list.max_rows);
+  w.split_keys = narrow(list.split_keys);
+  w.target_items = narrow(list.target_items);
+  w.max_slices = narrow(list.max_slices);
+  w.max_merges = narrow(list.max_merges);
+  w.max_partials = narrow(list.max_partials);
+  return w;
+}
+
+}  // namespace
+
+AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::byte* workspace,
+                       std::size_t list) {
+  AttendArgs a;
+  a.num_reqs = narrow(batch.seq_lens.shape[0]);
+  a.num_tokens = narrow(batch.query.shape[0]);
+  a.num_q_heads = narrow(batch.query.shape[1]);
+  a.num_kv_heads = narrow(num_kv_heads(cache));
+  a.group = a.num_q_heads / a.num_kv_heads;
+  a.head_dim = narrow(batch.query.shape[2]);
+  a.page_size = narrow(page_size(cache));
+  // A window that reaches past every key hides none.
+  constexpr std::int64_t kWidest = std::numeric_limits<std::int32_t>::max();
+  a.window = options.sliding_window.value_or(0) > kWidest ? 0 : narrow(options.sliding_window.value_or(0));
+  a.num_pages = num_pages(cache);
+  a.score.scale = options.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(a.head_dim)));
+  a.score.soft_cap = options.logits_soft_cap.value_or(0.0f);
+  a.query = rows_of(batch.query);
+  a.cache_k = {cache.k.data, cache.k.dtype, semantics::k_strides(cache)};
+  a.cache_v = {cache.v.data, cache.v.dtype, semantics::v_strides(cache)};
+  a.key = rows_of(batch.key);
+  a.value = rows_of(batch.value);
+  a.k_scale = per_head(cache.k_scale);
+  a.v_scale = per_head(cache.v_scale);
+  a.alibi_slopes = per_head(options.alibi_slopes);
+  a.sinks = per_head(options.sinks);
+  a.query_start_loc = index_of(batch.query_start_loc);
+  a.seq_lens = index_of(batch.seq_lens);
+  a.cached_lens = index_of(batch.cached_lens);
+  const Tensor& table = batch.block_table;
+  a.block_table = {table.data, table.dtype, table.stride[0], table.stride[1], table.shape[1]};
+  a.output = batch.output.data;
+  a.output_dtype = batch.output.dtype;
+  a.output_strides = row_strides(batch.output);
+  const LseRows lse = lse_of(batch.lse);
+  a.lse = lse.data;
+  a.lse_token = lse.token;
+  a.lse_head = lse.head;
+  a.outcome = reinterpret_cast<Outcome*>(workspace + plan_detail::device_workspace(plan).outcome);
+  a.work = work_list(plan, workspace, list);
+  return a;
+}
+
+AppendArgs append_args(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping) {
+  AppendArgs a;
+  a.num_tokens = narrow(slot_mapping.shape[0]);
+  a.num_kv_heads = narrow(num_kv_heads(cache));
+  a.head_dim = narrow(head_dim(cache));
+  a.page_size = narrow(page_size(cache));
+  a.num_pages = num_pages(cache);
+  a.key = rows_of(key);
+  a.value = rows_of(value);
+  a.cache_k = {cache.k.data, cache.k.dtype, semantics::k_strides(cache)};
+  a.cache_v = {cache.v.data, cache.v.dtype, semantics::v_strides(cache)};
+  a.k_scale = per_head(cache.k_scale);
+  a.v_scale = per_head(cache.v_scale);
+  a.slots = index_of(slot_mapping);
+  return a;
+}
+
+MergeArgs merge_args(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
+                     const Tensor& lse) {
+  MergeArgs a;
+  a.num_tokens = narrow(out.shape[0]);
+  a.num_heads = narrow(out.shape[1]);
+  a.head_dim = narrow(out.shape[2]);
+  a.out_a = rows_of(out_a);
+  a.out_b = rows_of(out_b);
+  a.lse_a = lse_of(lse_a);
+  a.lse_b = lse_of(lse_b);
+  a.out = {out.data, out.dtype, row_strides(out)};
+  a.lse = lse_of(lse);
+  return a;
+}
+
+Status judge(const Outcome& outcome, const Plan& plan, const Batch& batch) {
+  if (outcome.broken != 0)
+    return {Code::internal_error,
+            formatted("attend: {} refused lengths and tables that break no rule and stay within the plan", plan.kernel)};
+  const auto expected = static_cast<unsigned long long>(batch.query.shape[0] * batch.query.shape[1]);
+  if (outcome.rows_written == expected) return {};
+  return {Code::internal_error,
+          formatted("attend: {} wrote {} output rows, the batch has {}", plan.kernel, outcome.rows_written, expected)};
+}
+
+}  // namespace quire::gpu

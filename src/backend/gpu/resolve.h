@@ -1,0 +1,25 @@
+// Host side of every GPU backend: from the public types to what kernels are given. Touches no device, so it is tested without
+// one.
+#pragma once
+
+#include <cstddef>
+
+#include "backend/gpu/args.h"
+#include "quire/plan.hpp"
+
+namespace quire::gpu {
+
+/// `list` indexes plan.lists; `workspace` is device memory of workspace_bytes(plan).
+AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::byte* workspace,
+                       std::size_t list);
+
+/// No outcome: slots outside the cache are skipped.
+AppendArgs append_args(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping);
+
+MergeArgs merge_args(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
+                     const Tensor& lse);
+
+/// What attend_status() says of an outcome whose lengths and tables break no rule and stay within the plan's bounds.
+Status judge(const Outcome& outcome, const Plan& plan, const Batch& batch);
+
+}  // namespace quire::gpu

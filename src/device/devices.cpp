@@ -1,0 +1,70 @@
+// Which GPUs there are, of those that this build has kernels for.
+
+#include "device/runtime.h"
+#include "text/formatted.h"
+
+namespace quire {
+namespace device {
+
+const Runtime* runtime_of(Memory memory) noexcept {
+#if QUIRE_HAS_CUDA
+  if (memory == Memory::cuda) return &kCudaRuntime;
+#endif
+  (void)memory;
+  return nullptr;
+}
+
+bool computes_in(Memory memory) noexcept { return memory == Memory::cpu || runtime_of(memory) != nullptr; }
+
+Memory memory_of(Backend backend) noexcept {
+  switch (backend) {
+    case Backend::cpu: return Memory::cpu;
+    case Backend::cuda: return Memory::cuda;
+    case Backend::hip: return Memory::hip;
+  }
+  return Memory::cpu;
+}
+
+namespace {
+
+constexpr Memory kGpuMemories[] = {Memory::cuda, Memory::hip};
+
+Status no_gpu_kernels() {
+  return {Code::unsupported,
+          "this build has no GPU kernels: configure with -DQUIRE_CUDA=ON where there is a CUDA toolkit (nvcc)"};
+}
+
+}  // namespace
+}  // namespace device
+
+bool has_backend(Backend backend) noexcept { return device::computes_in(device::memory_of(backend)); }
+
+std::vector<Device> gpu_devices() {
+  std::vector<Device> all;
+  for (const Memory memory : device::kGpuMemories) {
+    const device::Runtime* runtime = device::runtime_of(memory);
+    if (runtime == nullptr) continue;
+    Result<std::vector<Device>> found = runtime->devices();
+    if (found.ok()) all.insert(all.end(), found->begin(), found->end());
+  }
+  return all;
+}
+
+Result<Device> gpu_device(int ordinal) {
+  Status why = device::no_gpu_kernels();
+  for (const Memory memory : device::kGpuMemories) {
+    const device::Runtime* runtime = device::runtime_of(memory);
+    if (runtime == nullptr) continue;
+    Result<std::vector<Device>> found = runtime->devices();
+    if (!found.ok()) {
+      why = found.status();
+      continue;
+    }
+    for (Device& device : found.value())
+      if (device.ordinal == ordinal) return std::move(device);
+    why = {Code::unsupported, formatted("there is no GPU {}: this machine has {}", ordinal, found->size())};
+  }
+  return why;
+}
+
+}  // namespace quire

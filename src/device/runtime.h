@@ -1,0 +1,39 @@
+// What host code needs of a device: where its memory is, and bytes moved in and out of it. Kernels are not launched here.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "quire/plan.hpp"
+#include "quire/status.hpp"
+#include "quire/tensor.hpp"
+
+namespace quire::device {
+
+/// One vendor's runtime. Every function reports the driver's own words with Code::device_error.
+struct Runtime {
+  /// Devices in the driver's order; `unsupported` with the driver's reason if there are none.
+  Result<std::vector<Device>> (*devices)();
+  /// Which device holds this address; invalid_argument if none does.
+  Result<int> (*ordinal_of)(const void* address);
+  /// Waits for everything that was given to the current device.
+  Status (*synchronize)();
+  Status (*copy_to_host)(void* to, const void* from, std::size_t bytes);
+  Status (*copy_to_device)(void* to, const void* from, std::size_t bytes);
+  /// For tools (verify, bench); the library itself allocates nothing on a device. Null bytes may give a null address.
+  Result<void*> (*allocate)(std::size_t bytes);
+  void (*release)(void* address);
+};
+
+/// Null if this build has no kernels for that memory, and for the host's.
+const Runtime* runtime_of(Memory memory) noexcept;
+/// Whether this build can compute on tensors there.
+bool computes_in(Memory memory) noexcept;
+Memory memory_of(Backend backend) noexcept;
+
+#if QUIRE_HAS_CUDA
+/// src/backend/cuda/runtime.cpp
+extern const Runtime kCudaRuntime;
+#endif
+
+}  // namespace quire::device

@@ -1,0 +1,111 @@
+// Capacities of a GPU plan. Planning knows bounds, the device knows lengths; what follows holds for every batch within the
+// bounds.
+//
+// Tiles. A request of s = query_len * group score rows has ceil(s / tile_rows) tiles, fewer than s / tile_rows + 1, and none if
+// s is 0. Summed over requests:
+//
+//     tiles <= num_tokens * group / tile_rows + min(num_reqs, num_tokens)
+//
+// Parts, when the device chooses their size P. With K keys in all tiles and t = ceil(target_items / num_kv_heads) it starts at
+// P >= K / t and cuts at multiples of P counted from key 0. Only tiles of more than P keys, fewer than t, come in several parts,
+// each in at most keys / P + 2: together fewer than t + 2 t. So
+//
+//     merges <= t        parts of split tiles <= 3 t        slices <= tiles + 3 t        partials <= 3 t * num_kv_heads
+//
+// A device that rounds otherwise may double P until these hold; it ends there, because with P past the last key every tile is one
+// part, and that needs `tiles` slices and nothing else.
+//
+// Parts of fixed size (batch_invariant: a row's parts must not depend on the batch). A tile's keys lie in [0, max_seq_len), and
+// with a window in at most window + tile_rows - 1 positions, so it touches at most
+//
+//     n = min(ceil(max_seq_len / split_keys), (window + tile_rows - 2) / split_keys + 2)
+//
+// parts: slices <= tiles * n, merges <= tiles and partials <= tiles * n * num_kv_heads, or none of both if n is 1.
+#include "plan/device_lists.h"
+#include "text/formatted.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace quire::plan_detail {
+namespace {
+
+constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
+
+// Blocks of 128 threads, as many as keep their shared memory at 228 KiB / 4 per multiprocessor; two items for each block hide the
+// difference between long and short ones.
+constexpr std::int64_t kBlocksPerMultiprocessor = 4;
+constexpr std::int64_t kItemsPerBlock = 2;
+constexpr std::int64_t kGenericTileRows = 16;
+constexpr std::int64_t kGenericTileKeys = 64;
+// Long enough that most requests are one part; a fixed part of the contract "same bits in every batch".
+constexpr std::int64_t kInvariantSplitKeys = 4096;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// The lists of a row of the kernel table, without their capacities.
+std::vector<DeviceList> lists_of(const Plan& plan) {
+  DeviceList all;
+  all.tile_rows = kGenericTileRows;
+  all.tile_keys = kGenericTileKeys;
+  all.max_rows = kMaxInt32;
+  all.num_blocks = plan.num_threads * kBlocksPerMultiprocessor;
+  all.target_items = all.num_blocks * kItemsPerBlock;
+  all.split_keys = plan.batch_invariant ? kInvariantSplitKeys : 0;
+  return {all};
+}
+
+/// See the top of this file.
+void set_capacities(DeviceList& list, const Plan& plan) {
+  const Bounds& bounds = plan.bounds;
+  const std::int64_t kv_heads = plan.problem.num_kv_heads;
+  const std::int64_t tiles =
+      bounds.num_tokens * plan.problem.group() / list.tile_rows + std::min(bounds.num_reqs, bounds.num_tokens);
+  if (list.split_keys == 0) {
+    const std::int64_t t = ceil_div(list.target_items, kv_heads);
+    list.max_slices = tiles + 3 * t;
+    list.max_merges = t;
+    list.max_partials = 3 * t * kv_heads;
+    return;
+  }
+  std::int64_t parts = std::max<std::int64_t>(1, ceil_div(bounds.max_seq_len, list.split_keys));
+  if (plan.problem.sliding_window) {
+    const std::int64_t span = std::min(*plan.problem.sliding_window, kMaxInt32) + list.tile_rows - 2;
+    parts = std::min(parts, span / list.split_keys + 2);
+  }
+  list.max_slices = tiles * parts;
+  list.max_merges = parts > 1 ? tiles : 0;
+  list.max_partials = parts > 1 ? tiles * parts * kv_heads : 0;
+}
+
+Status too_large(const char* what, std::int64_t value) {
+  return {Code::unsupported, formatted("plan: {} {} does not fit the 32-bit numbers of GPU kernels", what, value)};
+}
+
+}  // namespace
+
+Bounds bounds_of(const Problem& problem) {
+  return {static_cast<std::int64_t>(problem.reqs.size()), problem.num_tokens(), problem.max_query_len(), problem.max_seq_len()};
+}
+
+Status size_lists(Plan& plan) {
+  const Bounds& b = plan.bounds;
+  const Problem& p = plan.problem;
+  for (const auto& [what, value] :
+       {std::pair{"num_reqs", b.num_reqs}, std::pair{"max_seq_len", b.max_seq_len}, std::pair{"num_q_heads", p.num_q_heads},
+        std::pair{"head_dim", p.head_dim}, std::pair{"page_size", p.page_size}})
+    if (value > kMaxInt32) return too_large(what, value);
+  if (b.num_tokens > kMaxInt32 / p.num_q_heads) return too_large("num_tokens * num_q_heads, from num_tokens", b.num_tokens);
+  plan.lists = lists_of(plan);
+  for (DeviceList& list : plan.lists) {
+    set_capacities(list, plan);
+    if (list.max_slices * plan.problem.num_kv_heads > kMaxInt32) return too_large("the number of work items", list.max_slices);
+    if (list.max_partials > kMaxInt32) return too_large("the number of partial tiles", list.max_partials);
+    constexpr double kMaxBytes = 1e18;
+    if (static_cast<double>(list.max_partials * list.tile_rows) * static_cast<double>(p.head_dim) * 4 > kMaxBytes)
+      return too_large("head_dim with that many partial tiles, head_dim", p.head_dim);
+  }
+  return {};
+}
+
+}  // namespace quire::plan_detail

@@ -1,0 +1,59 @@
+// The one description of attend()'s workspace on a GPU, shared by planning (how big) and the GPU backends (where what is).
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "quire/plan.hpp"
+
+namespace quire::plan_detail {
+
+/// Sizes of the structs of src/backend/gpu/args.h, which planning must not see; the backends assert them.
+inline constexpr std::int64_t kOutcomeBytes = 16;
+inline constexpr std::int64_t kSliceBytes = 36;
+
+/// Lists that a plan may have.
+inline constexpr std::size_t kMaxLists = 2;
+
+/// Offsets, in bytes and multiples of 256, of what one list needs.
+struct ListSpace {
+  std::int64_t num_slices = 0;      ///< int32
+  std::int64_t next_item = 0;       ///< int32, 128 bytes further: threads that poll one do not disturb the other
+  std::int64_t parts_done = 0;      ///< [max_merges][num_kv_heads] int32
+  std::int64_t slices = 0;          ///< [max_slices]
+  std::int64_t partial_states = 0;  ///< [max_partials][tile_rows][2] f32
+  std::int64_t partial_acc = 0;     ///< [max_partials][tile_rows][head_dim] f32
+};
+
+struct DeviceWorkspace {
+  std::int64_t outcome = 0;
+  std::int64_t zeroed_bytes = 0;  ///< the leading bytes that every call zeroes: outcome and the counters of all lists
+  std::int64_t bytes = 0;
+  std::array<ListSpace, kMaxLists> lists;
+};
+
+inline DeviceWorkspace device_workspace(const Plan& plan) {
+  DeviceWorkspace w;
+  const auto take = [&w](std::int64_t bytes) {
+    const std::int64_t at = w.bytes;
+    w.bytes += (bytes + 255) / 256 * 256;
+    return at;
+  };
+  const std::int64_t kv_heads = plan.problem.num_kv_heads;
+  w.outcome = take(kOutcomeBytes);
+  for (std::size_t i = 0; i < plan.lists.size(); ++i) {
+    w.lists[i].num_slices = take(256);
+    w.lists[i].next_item = w.lists[i].num_slices + 128;
+    w.lists[i].parts_done = take(plan.lists[i].max_merges * kv_heads * 4);
+  }
+  w.zeroed_bytes = w.bytes;
+  for (std::size_t i = 0; i < plan.lists.size(); ++i) {
+    const DeviceList& list = plan.lists[i];
+    w.lists[i].slices = take(list.max_slices * kSliceBytes);
+    w.lists[i].partial_states = take(list.max_partials * list.tile_rows * 2 * 4);
+    w.lists[i].partial_acc = take(list.max_partials * list.tile_rows * plan.problem.head_dim * 4);
+  }
+  return w;
+}
+
+}  // namespace quire::plan_detail

@@ -1,0 +1,28 @@
+// Whether a plan may be used for a call: what every backend asks of the arguments, without reading a tensor.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "quire/plan.hpp"
+
+namespace quire::plan_detail {
+
+/// "attend: the plan was made for another batch: `what`; plan again for this step".
+Status stale_plan(const std::string& what);
+
+/// The plan's sizes, types and window against those of a batch whose metadata is sound. Allocates only to complain.
+Status shapes_fit(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options);
+
+/// Requests and tokens of a batch against the bounds of a GPU plan.
+Status counts_within(const Plan& plan, const Batch& batch);
+
+/// Lengths against the bounds of a GPU plan; reads the index tensors, wherever they are, and waits for the device. Their rules
+/// hold.
+Status lengths_within(const Plan& plan, const Batch& batch);
+
+/// Size and alignment.
+Status workspace_fits(const Plan& plan, std::span<std::byte> workspace);
+
+}  // namespace quire::plan_detail
