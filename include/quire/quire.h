@@ -277,8 +277,8 @@ quire_code quire_append(const quire_cache* cache, const quire_tensor* key, const
 typedef struct quire_attend_options {
   size_t struct_size;             /* QUIRE_ATTEND_OPTIONS_INIT */
   const quire_executor* executor; /* nullable = Quire's own thread pool */
-  int64_t* rows_written;          /* nullable; receives the number of (token, query head) rows written (GPU: by the status call) */
-  void* stream;                   /* of a plan for a GPU: cudaStream_t; nullable = the default stream */
+  int64_t* rows_written; /* nullable; receives the number of (token, query head) rows written (GPU: by the status call) */
+  void* stream;          /* of a plan for a GPU: cudaStream_t; nullable = the default stream */
 } quire_attend_options;
 #define QUIRE_ATTEND_OPTIONS_INIT QUIRE_INIT(quire_attend_options)
 

@@ -1,5 +1,5 @@
-#include "text/formatted.h"
 #include "verify/device_case.h"
+#include "text/formatted.h"
 
 #include <algorithm>
 
