@@ -7,13 +7,15 @@
 //     tiles <= num_tokens * group / tile_rows + min(num_reqs, num_tokens)
 //
 // Parts, when the device chooses their size P. With K keys in all tiles and t = ceil(target_items / num_kv_heads) it starts at
-// P >= K / t and cuts at multiples of P counted from key 0. Only tiles of more than P keys, fewer than t, come in several parts,
-// each in at most keys / P + 2: together fewer than t + 2 t. So
+// P >= K / t and cuts at multiples of P counted from key 0. Without a window every tile begins at key 0: only tiles of more than
+// P keys, fewer than t, come in several parts, each in at most keys / P + 1. So
 //
-//     merges <= t        parts of split tiles <= 3 t        slices <= tiles + 3 t        partials <= 3 t * num_kv_heads
+//     merges <= t        parts of split tiles <= 2 t        slices <= tiles + 2 t        partials <= 2 t * num_kv_heads
 //
-// A device that rounds otherwise may double P until these hold; it ends there, because with P past the last key every tile is one
-// part, and that needs `tiles` slices and nothing else.
+// With a window a tile may straddle a cut whatever its length; about t of them do, as K / P = t cuts' worth of keys are spread
+// over the positions. The capacities are three times as large then. Where lengths conspire against that, or a device rounds
+// otherwise, it doubles P until they hold; it ends there, because with P past the last key every tile is one part, and that needs
+// `tiles` slices and nothing else.
 //
 // Parts of fixed size (batch_invariant: a row's parts must not depend on the batch). A tile's keys lie in [0, max_seq_len), and
 // with a window in at most window + tile_rows - 1 positions, so it touches at most
@@ -63,9 +65,10 @@ void set_capacities(DeviceList& list, const Plan& plan) {
       bounds.num_tokens * plan.problem.group() / list.tile_rows + std::min(bounds.num_reqs, bounds.num_tokens);
   if (list.split_keys == 0) {
     const std::int64_t t = ceil_div(list.target_items, kv_heads);
-    list.max_slices = tiles + 3 * t;
-    list.max_merges = t;
-    list.max_partials = 3 * t * kv_heads;
+    const std::int64_t room = plan.problem.sliding_window ? 3 * t : t;
+    list.max_slices = tiles + 2 * room;
+    list.max_merges = room;
+    list.max_partials = 2 * room * kv_heads;
     return;
   }
   std::int64_t parts = std::max<std::int64_t>(1, ceil_div(bounds.max_seq_len, list.split_keys));

@@ -1,0 +1,181 @@
+// GPU plans: bounds, capacities and the workspace, for batches whose lengths planning does not read. tests/simt/plan_test.cpp
+// runs the device's own planning within them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "plan/device_workspace.h"
+#include "plan/fits.h"
+#include "quire/attention.hpp"
+#include "quire/capture.hpp"
+#include "quire/plan.hpp"
+
+namespace quire {
+namespace {
+
+using ::testing::HasSubstr;
+
+Problem some_problem(std::mt19937& random) {
+  const auto pick = [&](std::int64_t low, std::int64_t high) { return std::uniform_int_distribution(low, high)(random); };
+  Problem p;
+  p.num_kv_heads = pick(1, 9);
+  p.num_q_heads = p.num_kv_heads * pick(1, 20);
+  p.head_dim = pick(1, 256);
+  for (std::int64_t r = pick(0, 40); r > 0; --r) {
+    const std::int64_t query_len = pick(0, 1) != 0 ? 1 : pick(0, 300),
+                       context_len = pick(0, 1) != 0 ? pick(0, 20) : pick(0, 90000);
+    p.reqs.push_back({query_len, context_len, context_len + query_len});
+  }
+  if (pick(0, 1) != 0) p.sliding_window = pick(1, 5000);
+  return p;
+}
+
+/// Tiles by definition, request by request; with their keys.
+struct Tile {
+  std::int64_t begin, end;
+};
+std::vector<Tile> tiles_of(const Problem& p, std::int64_t tile_rows) {
+  std::vector<Tile> tiles;
+  for (const Request& r : p.reqs) {
+    const std::int64_t rows = r.query_len * p.group();
+    for (std::int64_t row = 0; row < rows; row += tile_rows) {
+      const std::int64_t first = r.context_len + row / p.group();
+      const std::int64_t last = r.context_len + (std::min(rows, row + tile_rows) - 1) / p.group();
+      tiles.push_back({p.sliding_window ? std::max<std::int64_t>(0, first - *p.sliding_window + 1) : 0, last + 1});
+    }
+  }
+  return tiles;
+}
+
+struct Counts {
+  std::int64_t slices = 0, merges = 0, partials = 0;
+};
+Counts counts_of(const std::vector<Tile>& tiles, std::int64_t part, std::int64_t kv_heads) {
+  Counts c;
+  for (const Tile& t : tiles) {
+    const std::int64_t parts = (t.end - 1) / part - t.begin / part + 1;
+    c.slices += parts;
+    c.merges += parts > 1 ? 1 : 0;
+    c.partials += parts > 1 ? parts * kv_heads : 0;
+  }
+  return c;
+}
+
+bool fits(const DeviceList& list, const Counts& c) {
+  return c.slices <= list.max_slices && c.merges <= list.max_merges && c.partials <= list.max_partials;
+}
+
+TEST(DeviceLists, CapacitiesHoldForThePartSizeOfTheProof) {
+  std::mt19937 random(11);
+  int doubled = 0;
+  for (int round = 0; round < 400; ++round) {
+    const Problem p = some_problem(random);
+    const Plan plan = quire::plan(p, find_device(round % 2 != 0 ? "sm90" : "sm80").value()).value();
+    const DeviceList& list = plan.lists.at(0);
+    const std::vector<Tile> tiles = tiles_of(p, list.tile_rows);
+    std::int64_t keys = 0;
+    for (const Tile& t : tiles) keys += t.end - t.begin;
+    const std::int64_t parts_wanted = (list.target_items + p.num_kv_heads - 1) / p.num_kv_heads;
+    const std::int64_t part = std::max<std::int64_t>(1, (keys + parts_wanted - 1) / parts_wanted);
+    // With a window the device may have to double the parts; seldom, and not often in a row.
+    int doublings = 0;
+    for (std::int64_t size = part; !fits(list, counts_of(tiles, size, p.num_kv_heads)); size *= 2) ++doublings;
+    EXPECT_LE(doublings, p.sliding_window ? 3 : 0) << to_string(p);
+    doubled += doublings > 0 ? 1 : 0;
+    EXPECT_LE(static_cast<std::int64_t>(tiles.size()), list.max_slices) << to_string(p);
+  }
+  EXPECT_LE(doubled, 20);
+}
+
+TEST(DeviceLists, CapacitiesHoldForFixedParts) {
+  std::mt19937 random(12);
+  std::int64_t split = 0;
+  for (int round = 0; round < 400; ++round) {
+    const Problem p = some_problem(random);
+    const Plan plan = quire::plan(p, find_device("sm90").value(), {.batch_invariant = true}).value();
+    const DeviceList& list = plan.lists.at(0);
+    ASSERT_GT(list.split_keys, 0);
+    const Counts c = counts_of(tiles_of(p, list.tile_rows), list.split_keys, p.num_kv_heads);
+    EXPECT_LE(c.slices, list.max_slices) << to_string(p);
+    EXPECT_LE(c.merges, list.max_merges) << to_string(p);
+    EXPECT_LE(c.partials, list.max_partials) << to_string(p);
+    split += c.merges;
+  }
+  EXPECT_GT(split, 1000) << "the problems must be long enough to be split";
+}
+
+TEST(DeviceLists, TheWorkspaceHoldsItsPiecesApart) {
+  std::mt19937 random(13);
+  for (int round = 0; round < 100; ++round) {
+    const Plan plan = quire::plan(some_problem(random), find_device("sm90").value()).value();
+    const plan_detail::DeviceWorkspace w = plan_detail::device_workspace(plan);
+    const DeviceList& list = plan.lists[0];
+    const std::int64_t kv_heads = plan.problem.num_kv_heads;
+    const std::vector<std::pair<std::int64_t, std::int64_t>> pieces = {
+        {w.outcome, plan_detail::kOutcomeBytes},
+        {w.lists[0].num_slices, 4},
+        {w.lists[0].next_item, 4},
+        {w.lists[0].parts_done, list.max_merges * kv_heads * 4},
+        {w.lists[0].slices, list.max_slices * plan_detail::kSliceBytes},
+        {w.lists[0].partial_states, list.max_partials * list.tile_rows * 8},
+        {w.lists[0].partial_acc, list.max_partials * list.tile_rows * plan.problem.head_dim * 4}};
+    for (std::size_t i = 0; i + 1 < pieces.size(); ++i) EXPECT_LE(pieces[i].first + pieces[i].second, pieces[i + 1].first);
+    EXPECT_LE(pieces.back().first + pieces.back().second, w.bytes);
+    EXPECT_LE(w.lists[0].parts_done + list.max_merges * kv_heads * 4, w.zeroed_bytes);
+    EXPECT_GE(w.lists[0].slices, w.zeroed_bytes);
+    EXPECT_EQ(workspace_bytes(plan), static_cast<std::size_t>(w.bytes));
+  }
+}
+
+TEST(DeviceLists, WhatDoesNotFitTheDevicesNumbersIsRefused) {
+  Problem p;
+  p.head_dim = std::int64_t{1} << 40;
+  const Device sm90 = find_device("sm90").value();
+  EXPECT_THAT(plan(p, sm90).status().message(), HasSubstr("head_dim 1099511627776 does not fit the 32-bit numbers"));
+  p.head_dim = 64;
+  p.reqs = {{1, std::int64_t{1} << 33, (std::int64_t{1} << 33) + 1}};
+  EXPECT_THAT(plan(p, sm90).status().message(), HasSubstr("max_seq_len 8589934593"));
+  p.reqs.assign(3, {(std::int64_t{1} << 30), 0, std::int64_t{1} << 30});
+  EXPECT_THAT(plan(p, sm90).status().message(), HasSubstr("num_tokens * num_q_heads"));
+  EXPECT_EQ(plan(p, sm90).status().code(), Code::unsupported);
+}
+
+TEST(DeviceLists, BoundsAreThoseOfTheProblem) {
+  const Plan p =
+      plan(parse_problem_line("q=bf16 kv=bf16 heads=8:2 d=64 page=16 reqs=7@5,2x1@99,0@3")->problem, find_device("sm90").value())
+          .value();
+  EXPECT_EQ(p.bounds, (Bounds{4, 9, 7, 100}));
+  EXPECT_TRUE(p.assumptions.empty());
+  EXPECT_TRUE(p.tiles.empty());
+  EXPECT_THAT(to_string(p), HasSubstr("cuda_generic device=sm90 reqs<=4 tokens<=9 query_len<=7 seq_len<=100"));
+}
+
+TEST(DeviceLists, APretendedDevicesPlanCannotBeRun) {
+  const Case c = make_case(parse_problem_line("q=f32 heads=2:1 d=8 page=4 reqs=3@2 seed=1").value()).value();
+  const Plan p = plan(problem_of(c.batch, c.cache, c.options), find_device("sm90").value()).value();
+  std::vector<std::byte> workspace(workspace_bytes(p));
+  const Status s = attend(p, c.batch, c.cache, c.options, workspace);
+  ASSERT_FALSE(s.ok());
+  EXPECT_THAT(s.message(),
+              ::testing::AnyOf(HasSubstr("but query is in cpu memory"), HasSubstr("this build has no cuda kernels")));
+}
+
+TEST(DeviceLists, LengthsBeyondThePlanAreNamed) {
+  const Case c = make_case(parse_problem_line("q=f32 heads=2:1 d=8 page=4 reqs=3@2,1@40 seed=1").value()).value();
+  Plan p = plan(problem_of(c.batch, c.cache, c.options), find_device("sm90").value()).value();
+  EXPECT_TRUE(plan_detail::lengths_within(p, c.batch).ok());
+  EXPECT_TRUE(plan_detail::counts_within(p, c.batch).ok());
+  p.bounds.max_seq_len = 40;
+  EXPECT_THAT(plan_detail::lengths_within(p, c.batch).message(), HasSubstr("request 1 has seq_len 41, planned for at most 40"));
+  p.bounds.max_query_len = 2;
+  EXPECT_THAT(plan_detail::lengths_within(p, c.batch).message(), HasSubstr("request 0 has query_len 3, planned for at most 2"));
+  p.bounds.num_tokens = 3;
+  EXPECT_THAT(plan_detail::counts_within(p, c.batch).message(),
+              HasSubstr("2 requests and 4 tokens, planned for at most 2 and 3"));
+}
+
+}  // namespace
+}  // namespace quire

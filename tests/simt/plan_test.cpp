@@ -1,0 +1,90 @@
+// plan() for a GPU and the host side of its backends, on the stand-in: capacities suffice, the workspace holds everything,
+// arguments are resolved rightly. No device is needed for any of it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "backend/gpu/resolve.h"
+#include "kernels/hazard_cases.h"
+#include "kernels/judge.h"
+#include "plan/device_workspace.h"
+#include "simt/device.h"
+
+namespace quire::test {
+namespace {
+
+/// Host memory in the place of a device's: poisoned, with a guard behind it.
+class FakeWorkspace {
+ public:
+  explicit FakeWorkspace(const Plan& plan) : bytes_(workspace_bytes(plan)), memory_(bytes_ + 512, std::byte{0xFF}) {
+    std::memset(data(), 0, static_cast<std::size_t>(plan_detail::device_workspace(plan).zeroed_bytes));
+  }
+  std::byte* data() {
+    const auto address = (reinterpret_cast<std::uintptr_t>(memory_.data()) + 255) / 256 * 256;
+    return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
+  }
+  bool guard_intact() {
+    for (std::byte* b = data() + bytes_; b < memory_.data() + memory_.size(); ++b)
+      if (*b != std::byte{0xFF}) return false;
+    return true;
+  }
+
+ private:
+  std::size_t bytes_;
+  std::vector<std::byte> memory_;
+};
+
+/// What cuda::attend() enqueues and cuda::attend_status() judges.
+Status attend_as_planned(const Case& c, const PlanSettings& settings, int blocks, std::int64_t& rows) {
+  const Result<Plan> planned = plan(problem_of(c.batch, c.cache, c.options), find_device("sm90").value(), settings);
+  if (!planned.ok()) return planned.status();
+  FakeWorkspace workspace(planned.value());
+  const gpu::AttendArgs args = gpu::attend_args(planned.value(), c.batch, c.cache, c.options, workspace.data(), 0);
+  const auto launch = [&](int count, int shared_bytes) { return simt::Launch{count, 256, 32, shared_bytes, 7, {}, nullptr}; };
+  std::string error = simt::run(launch(2, 0), [&] { gpu::validate(args); });
+  if (error.empty()) error = simt::run(launch(1, gpu::kScheduleSharedBytes), [&] { gpu::schedule(args, gpu::SharedArea()); });
+  if (error.empty())
+    error = simt::run(launch(blocks, gpu::kGenericSharedBytes), [&] { gpu::attend_generic(args, gpu::SharedArea()); });
+  if (!error.empty()) return {Code::internal_error, error};
+  if (!workspace.guard_intact()) return {Code::internal_error, "something was written behind the workspace"};
+  rows = static_cast<std::int64_t>(args.outcome->rows_written);
+  return gpu::judge(*args.outcome, planned.value(), c.batch);
+}
+
+class SimtPlan : public testing::TestWithParam<Hazard> {};
+
+TEST_P(SimtPlan, CapacitiesAndArgumentsSuffice) {
+  std::size_t turn = GetParam().name.size();
+  for (const std::string& shape : GetParam().shapes) {
+    const ProblemLine line = hazard_line(type_combinations()[turn % type_combinations().size()], shape, turn);
+    const bool invariant = turn++ % 2 == 0;
+    const std::vector<std::string> findings = judge(line, [&](const Case& c, int num_threads, std::int64_t& rows) {
+      return attend_as_planned(c, {.batch_invariant = invariant, .num_threads = 1}, num_threads > 1 ? 4 : 2, rows);
+    });
+    EXPECT_TRUE(findings.empty()) << report(line, findings);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, SimtPlan, testing::ValuesIn(hazards()), [](const auto& test) { return test.param.name; });
+
+TEST(SimtPlanBounds, LongerRequestsThanPlannedBreakTheCallAndWriteNothing) {
+  // Fixed parts: the capacities of max_seq_len 100 have no room for 20000 keys.
+  const Case c = make_case(parse_problem_line("q=f32 heads=1:1 d=8 page=16 reqs=1x1@20000 seed=1").value()).value();
+  Problem shorter = problem_of(c.batch, c.cache, c.options);
+  shorter.reqs = {{1, 99, 100}};
+  const Plan plan = quire::plan(shorter, find_device("sm90").value(), {.batch_invariant = true}).value();
+  FakeWorkspace workspace(plan);
+  const gpu::AttendArgs args = gpu::attend_args(plan, c.batch, c.cache, c.options, workspace.data(), 0);
+  ASSERT_EQ(simt::run({1, 256, 32, 0, 0, {}, nullptr}, [&] { gpu::validate(args); }), "");
+  EXPECT_EQ(args.outcome->broken, 0);
+  ASSERT_EQ(simt::run({1, 256, 32, gpu::kScheduleSharedBytes, 0, {}, nullptr}, [&] { gpu::schedule(args, gpu::SharedArea()); }),
+            "");
+  EXPECT_NE(args.outcome->broken, 0);
+  EXPECT_EQ(*args.work.num_slices, 0);
+  EXPECT_TRUE(workspace.guard_intact());
+}
+
+}  // namespace
+}  // namespace quire::test
