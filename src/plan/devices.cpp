@@ -8,13 +8,14 @@ namespace {
 constexpr std::int64_t kKiB = 1 << 10;
 constexpr std::int64_t kMiB = 1 << 20;
 constexpr std::uint32_t kAllAvx512 = kAvx2 | kAvx512;
+constexpr std::uint32_t kAmdBf16 = kAllAvx512 | kAvx512Bf16 | kFastBf16Dot;
 
 std::vector<Device> make_devices() {
   return {
       {"scalar", Backend::cpu, 0, 4, 512 * kKiB},                                // any CPU, no vector kernel
       {"avx2", Backend::cpu, kAvx2, 8, 512 * kKiB},                              // Zen 3 class
       {"avx512", Backend::cpu, kAllAvx512, 16, 1 * kMiB},                        // Cascade Lake class
-      {"avx512bf16", Backend::cpu, kAllAvx512 | kAvx512Bf16, 16, 1 * kMiB},      // Zen 4 class
+      {"avx512bf16", Backend::cpu, kAmdBf16, 16, 1 * kMiB},                      // Zen 4 class
       {"amx", Backend::cpu, kAllAvx512 | kAvx512Bf16 | kAmxBf16, 16, 2 * kMiB},  // Sapphire Rapids class
       {"neon", Backend::cpu, kNeon, 16, 1 * kMiB},                               // Neoverse N1/V1 class
       {"sm80", Backend::cuda, 0, 108, 40 * kMiB, 80},                            // A100: 108 SMs

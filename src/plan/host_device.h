@@ -10,6 +10,7 @@ namespace quire::plan_detail {
 
 /// The CPUID words that decide (Intel SDM vol. 2A, CPUID; vol. 1, 13.3 for XCR0). All zero without CPUID.
 struct CpuidWords {
+  std::uint32_t leaf0_ebx = 0;  ///< the vendor's first four letters
   std::uint32_t leaf1_ecx = 0;
   std::uint32_t leaf7_ebx = 0;
   std::uint32_t leaf7_ecx = 0;

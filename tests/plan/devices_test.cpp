@@ -84,6 +84,17 @@ TEST(HostDevice, FeaturesNeedEveryPart) {
   EXPECT_EQ(features_from_cpuid(words), kAvx2 | kAvx512);
 }
 
+TEST(HostDevice, FastBf16DotIsAmdWithTheInstruction) {
+  CpuidWords words = everything();
+  words.leaf0_ebx = 0x68747541;  // AuthenticAMD
+  EXPECT_EQ(features_from_cpuid(words), kAvx2 | kAvx512 | kAvx512Bf16 | kAmxBf16 | kFastBf16Dot);
+  words.leaf7_1_eax = 0;
+  EXPECT_EQ(features_from_cpuid(words), kAvx2 | kAvx512);
+  words = everything();
+  words.leaf0_ebx = 0x756e6547;  // GenuineIntel
+  EXPECT_EQ(features_from_cpuid(words) & kFastBf16Dot, 0u);
+}
+
 TEST(HostDevice, RegistersTheSystemDoesNotSaveDoNotCount) {
   CpuidWords words = everything();
   words.xcr0 = 0x200E7;  // no tile data
@@ -104,6 +115,8 @@ TEST(HostDevice, OverrideNarrowsOnly) {
   EXPECT_EQ(narrow_features(all, ""), all);
   EXPECT_EQ(narrow_features(kAvx2, "avx512bf16"), kAvx2);
   EXPECT_EQ(narrow_features(0, "avx2"), 0u);
+  EXPECT_EQ(narrow_features(all | kFastBf16Dot, "avx512bf16"), kAvx2 | kAvx512 | kAvx512Bf16 | kFastBf16Dot);
+  EXPECT_EQ(narrow_features(all | kFastBf16Dot, "avx512"), kAvx2 | kAvx512);
 }
 
 TEST(HostDevice, ThreadCountIsAWholePositiveNumber) {

@@ -82,6 +82,18 @@ TEST(Select, Bf16ScoresTakeWhatBf16PairsHoldExactly) {
   EXPECT_THAT(forced.status().message(), HasSubstr("cpu_avx512bf16: kv is f32, expected bf16 or fp8"));
 }
 
+TEST(Select, Bf16PairsAtHalfRateAreAskedForByName) {
+  Device slow = find_device("avx512bf16").value();
+  slow.cpu_features &= ~static_cast<std::uint32_t>(kFastBf16Dot);
+  const Plan chosen = plan(kDecode, slow).value();
+  EXPECT_EQ(chosen.kernel, "cpu_avx512");
+  ASSERT_FALSE(chosen.refusals.empty());
+  EXPECT_EQ(chosen.refusals.back().kernel, "cpu_avx512bf16");
+  EXPECT_THAT(chosen.refusals.back().reason, HasSubstr("half rate"));
+  EXPECT_EQ(plan(kDecode, slow, {.kernel = "cpu_avx512bf16"}).value().kernel, "cpu_avx512bf16");
+  EXPECT_EQ(plan(kDecode, find_device("avx512bf16").value()).value().kernel, "cpu_avx512bf16");
+}
+
 /// One plan line per (device, problem): tests/plan/goldens/plans.txt; QUIRE_UPDATE_GOLDENS=1 rewrites it.
 TEST(Select, PlanLinesMatchTheGoldens) {
   const char* const problems[] = {

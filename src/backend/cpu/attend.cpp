@@ -116,7 +116,7 @@ Status admit(const Plan& plan, const Batch& batch, const KVCache& cache, const O
   if (Status s = lengths_fit(plan, batch); !s.ok()) return s;
   if (find_entry(plan.kernel) == nullptr)
     return {Code::unsupported, formatted("attend: kernel {} of the plan is not in this build", plan.kernel)};
-  if (const std::uint32_t missing = plan.device.cpu_features & ~host_device().cpu_features; missing != 0)
+  if (const std::uint32_t missing = plan.device.cpu_features & ~(host_device().cpu_features | kFastBf16Dot); missing != 0)
     return {Code::unsupported,
             formatted("attend: the plan was made for device {}, this machine is {}", plan.device.name, host_device().name)};
   if (Status s = plan_detail::workspace_fits(plan, workspace); !s.ok()) return s;
