@@ -112,7 +112,7 @@ struct Device {
   std::uint64_t seed = 0;
   std::int32_t split_keys = 0;
   std::int32_t target_items = 0;
-  std::int32_t max_slices = 600;
+  std::int32_t max_slices = 160;
   Fault fault;                                ///< in every launch
   int counters_ahead = 0;                     ///< a fault: so many parts of every split tile count as done before they are
   std::set<std::string>* barriers = nullptr;  ///< of all launches

@@ -29,7 +29,7 @@ enum class Waits { nothing, barrier, shuffle, ended };
 struct Site {
   const char* file = "";
   int line = 0;
-  bool operator==(const Site& o) const { return line == o.line && std::strcmp(file, o.file) == 0; }
+  bool operator==(const Site& o) const { return line == o.line && (file == o.file || std::strcmp(file, o.file) == 0); }
   std::string text() const {
     const char* slash = std::strrchr(file, '/');
     return fmt::format("{}:{}", slash != nullptr ? slash + 1 : file, line);
@@ -79,6 +79,11 @@ struct Block {
   Site barrier;  ///< at which they wait
 };
 
+struct Wave {
+  int at_shuffle = 0;
+  Site shuffle;  ///< at which they wait
+};
+
 class Machine {
  public:
   std::string run(const Launch& launch, const std::function<void()>& kernel) {
@@ -92,6 +97,7 @@ class Machine {
     for (Thread& t : threads_)
       for (const auto& [to, value] : t.unseen) *to = value;  // a kernel's end is a fence
     blocks_.clear();
+    if (!error_.empty()) stacks_.clear();  // threads were stopped in the middle
     return std::exchange(error_, {});
   }
 
@@ -150,6 +156,7 @@ class Machine {
     while (stacks_.size() < count) stacks_.emplace_back(kStackBytes);
     threads_ = std::vector<Thread>(count);
     blocks_ = std::vector<Block>(static_cast<std::size_t>(launch.blocks));
+    waves_ = std::vector<Wave>(count / static_cast<std::size_t>(launch.wave));
     ready_.clear();
     std::vector<Thread*> all;
     for (std::size_t i = 0; i < count; ++i) {
@@ -227,25 +234,23 @@ class Machine {
     make_ready(std::move(waiting));
   }
 
-  /// The lanes of the current thread's wave exchange values once all of them are at one shuffle.
+  /// The lanes of the current thread's wave exchange values once all of them are at one shuffle. If one never comes, that is a
+  /// deadlock.
   void shuffle_if_complete() {
     const int first = current_->index / launch_.wave * launch_.wave;
-    const auto lane = [&](int i) -> Thread& {
-      return threads_[static_cast<std::size_t>(current_->block * launch_.threads + first + i)];
-    };
-    for (int i = 0; i < launch_.wave; ++i) {
-      const Thread& t = lane(i);
-      if (t.waits == Waits::ended || t.waits == Waits::barrier) fail("a shuffle that a lane of the wave does not take part in");
-      if (t.waits == Waits::shuffle && !(t.site == current_->site)) fail("lanes of one wave at different shuffles");
-      if (t.waits != Waits::shuffle) return;
-    }
+    Wave& wave = waves_[static_cast<std::size_t>((current_->block * launch_.threads + first) / launch_.wave)];
+    if (wave.at_shuffle == 0) wave.shuffle = current_->site;
+    if (!(wave.shuffle == current_->site)) fail("lanes of one wave at different shuffles");
+    if (++wave.at_shuffle < launch_.wave) return;
+    wave.at_shuffle = 0;
+    Thread* const lanes = &threads_[static_cast<std::size_t>(current_->block * launch_.threads + first)];
     std::vector<std::uint32_t> values;
     std::vector<Thread*> all;
     for (int i = 0; i < launch_.wave; ++i) {
-      values.push_back(lane(i).value);
-      all.push_back(&lane(i));
+      values.push_back(lanes[i].value);
+      all.push_back(&lanes[i]);
     }
-    for (int i = 0; i < launch_.wave; ++i) lane(i).value = values[static_cast<std::size_t>((i ^ lane(i).mask) % launch_.wave)];
+    for (int i = 0; i < launch_.wave; ++i) lanes[i].value = values[static_cast<std::size_t>((i ^ lanes[i].mask) % launch_.wave)];
     make_ready(std::move(all));
   }
 
@@ -254,6 +259,7 @@ class Machine {
   std::vector<Stack> stacks_;
   std::vector<Thread> threads_;
   std::vector<Block> blocks_;
+  std::vector<Wave> waves_;
   std::deque<Thread*> ready_;
   Thread* current_ = nullptr;
   Context main_;
@@ -261,10 +267,8 @@ class Machine {
   std::string error_;
 };
 
-Machine& machine() {
-  static Machine one;
-  return one;
-}
+Machine the_machine;
+Machine& machine() { return the_machine; }
 
 void Machine::thread_main() {
   Machine& m = machine();

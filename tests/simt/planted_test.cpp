@@ -11,7 +11,6 @@ namespace quire::test {
 namespace {
 
 // Several blocks, split tiles, several tiles of keys, two passes over the dims: every barrier is reached.
-
 constexpr const char* kLines[] = {"q=f32 kv=f32 layout=nhd heads=4:2 d=16 page=8 lse=1 reqs=9@300,1@150,20@3",
                                   "q=f32 kv=f32 layout=nhd heads=2:1 d=272 page=8 lse=1 reqs=9@130"};
 
