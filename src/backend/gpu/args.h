@@ -119,6 +119,7 @@ struct AttendArgs {
   float* lse = nullptr;  ///< null = absent
   std::int64_t lse_token = 0;
   std::int64_t lse_head = 0;
+  bool output_pairs = false;  ///< dims 2i and 2i + 1 of an output row are one aligned 4-byte word
   Outcome* outcome = nullptr;
   WorkList work;  ///< of the kernel at hand
 };

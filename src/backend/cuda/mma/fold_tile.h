@@ -1,0 +1,275 @@
+// One tile of keys folded into the rows of a warp: scores on the tensor cores, online softmax, weights times values on the
+// tensor cores. (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao 2023, arXiv:2307.08691.)
+//
+// Weights enter the second product in two 16-bit parts, p = hi + lo, so that they keep at least 16 significant bits: the output
+// stays inside the tolerance of f32 arithmetic (docs/kernels/cuda_mma.md). Where a warp has no more than 8 rows, both parts go
+// through one product: rows 0-7 of the matrix unit hold hi, rows 8-15 hold lo (kHalves = 1).
+#pragma once
+
+#include "backend/cuda/mma/element.h"
+#include "backend/cuda/mma/pitch.h"
+#include "backend/cuda/mma/rows.h"
+#include "backend/cuda/ptx.h"
+#include "semantics/score.h"
+
+namespace quire::cuda::mma {
+
+/// A tile in shared memory and the part of it that counts: keys [max(first, begin), min(first + kKeys, end)).
+struct KeyTile {
+  const void* k = nullptr;
+  const void* v = nullptr;
+  int first = 0;  ///< position of the tile's row 0
+  int begin = 0;  ///< what this segment holds; other rows of the tile are zeros
+  int end = 0;
+};
+
+struct Logits {
+  float scale = 1.0f;  ///< softmax_scale * k_scale
+  float soft_cap = 0.0f;
+  float base2 = 1.0f;  ///< scale * log2(e): the whole way if there is neither cap nor slope
+  bool plain = true;
+};
+
+/// Query operand of rows in shared memory (tall tiles).
+template <int kDim>
+struct QueryInShared {
+  const std::uint16_t* tile;  ///< the warp's first row
+  __device__ void load(std::uint32_t (&a)[4], int m, int step) const {
+    const int lane = threadIdx.x % 32;
+    ptx::load_matrices(a, tile + in_tile<kDim>(m * 16 + lane % 16, step * 2 + lane / 16));
+  }
+};
+
+/// Query operand kept in registers.
+template <int kDim>
+struct QueryInRegisters {
+  std::uint32_t a[kDim / 16][4];
+  __device__ void load(std::uint32_t (&to)[4], int, int step) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = a[step][i];
+  }
+};
+
+template <typename T, int kM, int kDim, int kKeys, typename Query>
+__device__ inline void multiply_scores(float (&s)[kM][kKeys / 8][4], const Query& query, const std::uint16_t* k) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int i = 0; i < kKeys / 8; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) s[m][i][j] = 0.0f;
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+    std::uint32_t a[kM][4];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) query.load(a[m], m, step);
+#pragma unroll
+    for (int pair = 0; pair < kKeys / 16; ++pair) {
+      std::uint32_t b[4];
+      ptx::load_matrices(b, k + in_tile<kDim>(pair * 16 + lane % 8 + (lane / 16) * 8, step * 2 + (lane / 8) % 2));
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        T::multiply(s[m][2 * pair], a[m], b[0], b[1]);
+        T::multiply(s[m][2 * pair + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+/// FloatOps with a short tanh, 1 - 2 / (e^2|x| + 1), and a division of 2 units in the last place: the absolute error of
+/// tanh stays below 4 * 2^-24 (docs/numerics.md budgets that much for it).
+struct ShortTanh : semantics::FloatOps {
+  __device__ static float div(float a, float b) { return __fdividef(a, b); }
+  __device__ static float tanh(float x) {
+    const float d = ptx::exp2_approx(fabsf(x) * (2.0f * kLog2e)) + 1.0f;
+    const float r = ptx::reciprocal_approx(d);
+    return copysignf(1.0f - 2.0f * r * (2.0f - d * r), x);  // one Newton step
+  }
+};
+
+/// What a warp needs besides the tile: its rows, their request and KV head.
+struct RowContext {
+  const gpu::AttendArgs& a;
+  const gpu::Lengths& lengths;
+  int kv_head;
+  RowSpan span;
+};
+
+/// Soft cap and ALiBi, which need more than one product a score.
+template <int kHalves, int kM, int kKeys>
+__device__ inline void cap_and_slope(float (&s)[kM][kKeys / 8][4], const RowContext& rows, const KeyTile& tile,
+                                     const Logits& logits) {
+  const gpu::AttendArgs& a = rows.a;
+  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      const int row = row_of(rows.span, m, h);
+      const int head = rows.kv_head * a.group + row % a.group;
+      const float slope = a.alibi_slopes.data != nullptr ? a.alibi_slopes.data[head * a.alibi_slopes.stride] : 0.0f;
+      const int q_pos = rows.lengths.context_len + row / a.group;
+#pragma unroll
+      for (int i = 0; i < kKeys / 8; ++i)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const auto distance = static_cast<float>(tile.first + i * 8 + column + e - q_pos);
+          float& x = s[m][i][2 * h + e];
+          x = kLog2e * semantics::score<ShortTanh>(x, {logits.scale, logits.soft_cap}, slope, distance);
+        }
+    }
+}
+
+/// Keys that a row does not see get -inf.
+template <int kHalves, int kM, int kKeys>
+__device__ inline void mask(float (&s)[kM][kKeys / 8][4], const RowContext& rows, const KeyTile& tile) {
+  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      const semantics::KeyRange seen = keys_of_row(rows.a, rows.lengths, row_of(rows.span, m, h));
+      const int begin = max(static_cast<int>(seen.begin), tile.begin), end = min(static_cast<int>(seen.end), tile.end);
+#pragma unroll
+      for (int i = 0; i < kKeys / 8; ++i)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int key = tile.first + i * 8 + column + e;
+          if (key < begin || key >= end) s[m][i][2 * h + e] = -INFINITY;
+        }
+    }
+}
+
+/// Dot products to masked base-2 logits.
+template <int kHalves, int kM, int kKeys>
+__device__ inline void finish_scores(float (&s)[kM][kKeys / 8][4], const RowContext& rows, const KeyTile& tile,
+                                     const Logits& logits) {
+  if (logits.plain) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int i = 0; i < kKeys / 8; ++i)
+#pragma unroll
+        for (int j = 0; j < 2 * kHalves; ++j) s[m][i][j] *= logits.base2;
+  } else {
+    cap_and_slope<kHalves, kM, kKeys>(s, rows, tile, logits);
+  }
+  const bool whole =
+      tile.first >= max(rows.span.full_begin, tile.begin) && tile.first + kKeys <= min(rows.span.full_end, tile.end);
+  if (!whole) mask<kHalves, kM, kKeys>(s, rows, tile);
+}
+
+/// Logits to weights relative to the new maximum; rows.acc and rows.sum follow.
+template <int kHalves, int kM, int kDim, int kKeys>
+__device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>& rows) {
+  float rescale[kM][2];
+  bool moved = false;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      float top = rows.max[m][h];
+#pragma unroll
+      for (int i = 0; i < kKeys / 8; ++i) top = fmaxf(top, fmaxf(s[m][i][2 * h], s[m][i][2 * h + 1]));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      const float base = top == -INFINITY ? 0.0f : top;  // nothing seen yet: every weight below becomes 0
+      rescale[m][h] = ptx::exp2_approx(rows.max[m][h] - base);
+      moved |= rows.max[m][h] != top;
+      rows.max[m][h] = top;
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kKeys / 8; ++i)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          s[m][i][2 * h + e] = ptx::exp2_approx(s[m][i][2 * h + e] - base);
+          sum += s[m][i][2 * h + e];
+        }
+      rows.sum[m][h] = rows.sum[m][h] * rescale[m][h] + sum;
+    }
+  if (!__any_sync(~0u, moved)) return;  // an unmoved maximum rescales by exactly 1
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) rows.acc[m][i][j] *= rescale[m][j / 2 % kHalves];
+}
+
+template <typename T, int kHalves, int kM, int kDim, int kKeys>
+__device__ inline void multiply_values(const float (&p)[kM][kKeys / 8][4], Rows<kM, kDim>& rows, const std::uint16_t* v) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 0; step < kKeys / 16; ++step) {
+    std::uint32_t hi[kM][4], lo[kM][4];
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; i += 3 - kHalves) {
+        const float x = p[m][2 * step + i / 2][(i % 2) * 2], y = p[m][2 * step + i / 2][(i % 2) * 2 + 1];
+        hi[m][i] = T::pack(x, y);
+        const float2 kept = T::unpack(hi[m][i]);
+        if constexpr (kHalves == 2) lo[m][i] = T::pack(x - kept.x, y - kept.y);
+        if constexpr (kHalves == 1) hi[m][i + 1] = T::pack(x - kept.x, y - kept.y);
+      }
+#pragma unroll
+    for (int pair = 0; pair < kDim / 16; ++pair) {
+      std::uint32_t b[4];
+      ptx::load_matrices_transposed(b, v + in_tile<kDim>(step * 16 + lane % 16, pair * 2 + lane / 16));
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        T::multiply(rows.acc[m][2 * pair], hi[m], b[0], b[1]);
+        T::multiply(rows.acc[m][2 * pair + 1], hi[m], b[2], b[3]);
+        if constexpr (kHalves == 2) {
+          T::multiply(rows.acc[m][2 * pair], lo[m], b[0], b[1]);
+          T::multiply(rows.acc[m][2 * pair + 1], lo[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+}
+
+/// Adds the infinities and NaN of the tile's values to the rows that see them, for a tile whose product will leave them out.
+/// exp(s - m) is positive, so the value itself is what its product with the weight amounts to.
+template <typename T, int kHalves, int kM, int kDim, int kKeys>
+__device__ inline void add_non_finite(Rows<kM, kDim>& to, const RowContext& rows, const KeyTile& tile) {
+  const auto* v = static_cast<const std::uint16_t*>(tile.v);
+#pragma unroll 1
+  for (int key = 0; key < kKeys; ++key) {
+    const int position = tile.first + key;
+    if (position < tile.begin || position >= tile.end) continue;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        const semantics::KeyRange seen = keys_of_row(rows.a, rows.lengths, row_of(rows.span, m, h));
+        if (position < seen.begin || position >= seen.end) continue;
+#pragma unroll
+        for (int i = 0; i < kDim / 8; ++i)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int dim = i * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + e;
+            const std::uint32_t word = v[in_tile<kDim>(key, dim / 8) + dim % 8];
+            if ((word & T::kExponentMask) == T::kExponentMask) to.acc[m][i][2 * h + e] += T::unpack(word).x;
+          }
+      }
+  }
+}
+
+/// Zeroes the infinities and NaN among `count` 16-bit elements, threads `index`, `index + threads`, ... of a group.
+template <typename T>
+__device__ inline void zero_non_finite(std::uint16_t* elements, int count, int index, int threads) {
+  for (int i = index; i < count; i += threads)
+    if ((elements[i] & T::kExponentMask) == T::kExponentMask) elements[i] = 0;
+}
+
+template <typename T, int kHalves, int kM, int kDim, int kKeys, typename Query>
+__device__ inline void fold_scores(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>& to, const RowContext& rows, const Query& query,
+                                   const KeyTile& tile, const Logits& logits) {
+  multiply_scores<T, kM, kDim, kKeys>(s, query, static_cast<const std::uint16_t*>(tile.k));
+  finish_scores<kHalves, kM, kKeys>(s, rows, tile, logits);
+  fold_weights<kHalves, kM, kDim, kKeys>(s, to);
+}
+
+}  // namespace quire::cuda::mma
