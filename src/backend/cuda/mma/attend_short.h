@@ -2,6 +2,7 @@
 // folds every fourth tile through a pipeline of its own, so that no warp ever waits for another before the end.
 #pragma once
 
+#include "backend/cuda/mma/convert_fp8.h"
 #include "backend/cuda/mma/finish.h"
 #include "backend/cuda/mma/fold_tile.h"
 #include "backend/cuda/mma/segments.h"
@@ -9,19 +10,27 @@
 
 namespace quire::cuda::mma {
 
-template <typename T, int kDim_>
+template <typename T, int kDim_, int kCacheBytes>
 struct Short {
   static constexpr int kDim = kDim_;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kRows = 8;
   static constexpr int kKeys = kDim == 64 ? 32 : 16;
-  static constexpr int kStages = 3;
-  static constexpr int kChunks = kDim / 8;
-  static constexpr int kRowsPerCopy = 32 / kChunks;
+  static constexpr bool kConvert = kCacheBytes == 1;  ///< stages hold fp8 codes, which become one 16-bit tile a warp
+  static constexpr int kStages = kConvert ? 4 : 3;
+  static constexpr int kStagePitch = kConvert ? kDim : 2 * kPitch<kDim>;  ///< bytes
 
   struct Stage {
+    alignas(16) Byte k[kKeys * kStagePitch];
+    alignas(16) Byte v[kKeys * kStagePitch];
+  };
+  struct Tile16 {
     std::uint16_t k[kKeys * kPitch<kDim>];
     std::uint16_t v[kKeys * kPitch<kDim>];
+  };
+  struct Loop {
+    Stage stages[kWarps][kStages];
+    Tile16 tiles[kConvert ? kWarps : 1];
   };
   struct Results {
     float acc[kWarps][kRows][kDim];
@@ -29,7 +38,7 @@ struct Short {
   };
   struct Shared {
     union {
-      Stage stages[kWarps][kStages];
+      Loop loop;
       Results results;
     };
     Item items[2];  ///< the one at hand and the next
@@ -39,89 +48,88 @@ struct Short {
   const gpu::AttendArgs& a;
   Shared& shared;
   const Item& item;
-  TileSource source;
+  TileSource<kCacheBytes> source;
   bool careful = false;  ///< infinities and NaN among the values are kept from rows that do not see them
 
   __device__ Short(const gpu::AttendArgs& args, Shared& memory, const Item& work, bool whole_chunks)
-      : a(args), shared(memory), item(work), source{args, work, static_cast<int>(threadIdx.x) % kChunks, whole_chunks} {}
+      : a(args), shared(memory), item(work), source{args, work, whole_chunks} {}
 
   /// Straight from memory in the layout of the operand: rows 0-7, and the same again as rows 8-15.
   __device__ void load_query(QueryInRegisters<kDim>& query) const {
-    const int lane = threadIdx.x % 32, row = item.slice.row_begin + lane / 4;
-    const bool exists = row < item.slice.row_end;
-    const auto& s = a.query.strides;
-    const auto* from = static_cast<const std::uint16_t*>(a.query.data) +
-                       (exists ? s.row(0, item.kv_head * a.group + row % a.group, item.lengths.first_token + row / a.group) : 0);
+    const int lane = threadIdx.x % 32;
+    const auto* from = reinterpret_cast<const std::uint16_t*>(source.query_row(item.slice.row_begin + lane / 4));
+    const semantics::KvStrides& s = a.query.strides;
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int dim = step * 16 + half * 8 + lane % 4 * 2;
         std::uint32_t pair = 0;
-        if (exists && source.whole_chunks) pair = *reinterpret_cast<const std::uint32_t*>(from + dim);
-        if (exists && !source.whole_chunks) pair = from[dim * s.dim] | static_cast<std::uint32_t>(from[(dim + 1) * s.dim]) << 16;
+        if (from != nullptr && source.whole_chunks) pair = *reinterpret_cast<const std::uint32_t*>(from + dim);
+        if (from != nullptr && !source.whole_chunks)
+          pair = from[dim * s.dim] | static_cast<std::uint32_t>(from[(dim + 1) * s.dim]) << 16;
         query.a[step][2 * half] = query.a[step][2 * half + 1] = pair;
       }
   }
 
-  /// Page of each block of 16 keys of a tile: lane b holds that of block b. Only where such blocks never straddle pages.
-  __device__ std::int64_t page_of_block(int tile, const Segment& segment) const {
-    const int lane = threadIdx.x % 32, position = tile * kKeys + lane * 16;
-    const bool read = lane < kKeys / 16 && position + 15 >= segment.begin && position < segment.end;
-    return read ? source.page(position) : 0;
-  }
-
-  __device__ void load_by_blocks(Stage& stage, int tile, std::int64_t pages, const Segment& segment) const {
-    const int lane = threadIdx.x % 32, chunk = source.chunk;
-#pragma unroll
-    for (int block = 0; block < kKeys / 16; ++block) {
-      const std::int64_t page = __shfl_sync(~0u, pages, block);
-      const int first = tile * kKeys + block * 16 + lane / kChunks, offset = first % a.page_size;
-      const auto* k =
-          static_cast<const std::uint16_t*>(a.cache_k.data) + a.cache_k.strides.row(page, item.kv_head, offset) + chunk * 8;
-      const auto* v =
-          static_cast<const std::uint16_t*>(a.cache_v.data) + a.cache_v.strides.row(page, item.kv_head, offset) + chunk * 8;
-#pragma unroll
-      for (int i = 0; i < 16; i += kRowsPerCopy) {
-        const int row = block * 16 + i + lane / kChunks;
-        const int bytes = first + i >= segment.begin && first + i < segment.end ? 16 : 0;
-        ptx::copy_async_16(stage.k + in_tile<kDim>(row, chunk), k + i * a.cache_k.strides.token, bytes);
-        ptx::copy_async_16(stage.v + in_tile<kDim>(row, chunk), v + i * a.cache_v.strides.token, bytes);
-      }
-    }
-  }
-
-  /// Any page size, any source: lane l works out the address of row l.
-  __device__ void load_by_rows(Stage& stage, int tile, const Segment& segment) const {
+  /// Lane b holds the offsets of block b of the tile.
+  __device__ BlockOffsets blocks_of(int tile, const Segment& segment) const {
     const int lane = threadIdx.x % 32;
-    RowAddress mine;
-    if (lane < kKeys) mine = source.row(tile * kKeys + lane, segment.begin, segment.end);
-#pragma unroll 1
-    for (int i = 0; i < kKeys; i += kRowsPerCopy) {
-      const int key = i + lane / kChunks;
-      RowAddress row;
-      row.k = from_lane(mine.k, key), row.v = from_lane(mine.v, key);
-      row.fresh = __shfl_sync(~0u, mine.fresh, key);
-      const int at = in_tile<kDim>(key, source.chunk);
-      source.copy_row(stage.k + at, stage.v + at, row);
-    }
-  }
-  __device__ static const std::uint16_t* from_lane(const std::uint16_t* p, int lane) {
-    return reinterpret_cast<const std::uint16_t*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(p), lane));
+    return lane < kKeys / 16 ? source.block(tile * kKeys + lane * 16, segment.begin, segment.end) : BlockOffsets{};
   }
 
-  __device__ void fold(Rows<1, kDim>& rows, const RowContext& context, const QueryInRegisters<kDim>& query, Stage& stage,
-                       int tile, const Segment& segment) const {
-    const KeyTile keys{stage.k, stage.v, tile * kKeys, segment.begin, segment.end};
-    float s[1][kKeys / 8][4];
-    fold_scores<T, 1, 1, kDim, kKeys>(s, rows, context, query, keys, segment.logits);
-    if (careful) {
-      add_non_finite<T, 1, 1, kDim, kKeys>(rows, context, keys);
+  template <int kBytes, int kPitchOfRow>
+  __device__ void load(void* k, void* v, int tile, const BlockOffsets& mine, bool blocks, const Segment& segment) const {
+    auto* keys = static_cast<Byte*>(k);
+    auto* values = static_cast<Byte*>(v);
+    const int lane = threadIdx.x % 32;
+    if (blocks) {
+      const auto offsets = [&](int block) -> BlockOffsets {
+        return {__shfl_sync(~0u, mine.k, block), __shfl_sync(~0u, mine.v, block)};
+      };
+      source.template copy_by_blocks<kBytes, kDim, kKeys, kPitchOfRow, 32>(keys, true, tile * kKeys, segment.begin, segment.end,
+                                                                           lane, offsets);
+      source.template copy_by_blocks<kBytes, kDim, kKeys, kPitchOfRow, 32>(values, false, tile * kKeys, segment.begin,
+                                                                           segment.end, lane, offsets);
+      return;
+    }
+    constexpr int kChunks = kDim * kBytes / 16;
+#pragma unroll 1
+    for (int key = lane / kChunks; key < kKeys; key += 32 / kChunks) {
+      const RowAddress row = source.row(tile * kKeys + key, segment.begin, segment.end);
+      const int at = key * kPitchOfRow + lane % kChunks * 16;
+      source.template copy_row<kBytes>(keys + at, row, true, lane % kChunks);
+      source.template copy_row<kBytes>(values + at, row, false, lane % kChunks);
+    }
+  }
+
+  /// The stage as 16-bit rows.
+  __device__ KeyTile ready(Stage& stage, int tile, const Segment& segment) const {
+    if constexpr (kConvert) {
+      Tile16& to = shared.loop.tiles[threadIdx.x / 32];
+      const bool e4m3 = a.cache_k.dtype == DType::fp8_e4m3fn;
+      convert_tile<T, kDim, kKeys, 32>(to.k, stage.k, e4m3, threadIdx.x % 32);
+      convert_tile<T, kDim, kKeys, 32>(to.v, stage.v, e4m3, threadIdx.x % 32);
       __syncwarp();
-      zero_non_finite<T>(stage.v, kKeys * kPitch<kDim>, threadIdx.x % 32, 32);
+      return {to.k, to.v, tile * kKeys, segment.begin, segment.end};
+    } else {
+      return {reinterpret_cast<const std::uint16_t*>(stage.k), reinterpret_cast<const std::uint16_t*>(stage.v), tile * kKeys,
+              segment.begin, segment.end};
+    }
+  }
+
+  __device__ void fold(Rows<1, kDim>& rows, const RowContext& context, const QueryInRegisters<kDim>& query, const KeyTile& tile,
+                       const Segment& segment) const {
+    float s[1][kKeys / 8][4];
+    fold_scores<T, 1, 1, kDim, kKeys>(s, rows, context, query, tile, segment.logits);
+    auto* v = const_cast<std::uint16_t*>(tile.v);
+    if (careful) {
+      add_non_finite<T, 1, 1, kDim, kKeys>(rows, context, tile);
+      __syncwarp();
+      zero_non_finite<T>(v, kKeys * kPitch<kDim>, threadIdx.x % 32, 32);
       __syncwarp();
     }
-    multiply_values<T, 1, 1, kDim, kKeys>(s, rows, stage.v);
+    multiply_values<T, 1, 1, kDim, kKeys>(s, rows, v);
   }
 
   /// Which tile goes to which warp depends on its position alone.
@@ -130,30 +138,45 @@ struct Short {
     if (segment.begin >= segment.end) return;
     const int warp = threadIdx.x / 32, begin = segment.begin / kKeys, end = (segment.end + kKeys - 1) / kKeys;
     const int first = begin + ((warp - begin) % kWarps + kWarps) % kWarps;
-    const bool blocks = source.by_blocks(segment.end);
-    Stage* stages = shared.stages[warp];
-    const auto load = [&](int stage, int tile, std::int64_t pages) {
-      if (tile < end && blocks) load_by_blocks(stages[stage], tile, pages, segment);
-      if (tile < end && !blocks) load_by_rows(stages[stage], tile, segment);
+    const bool blocks = source.by_blocks();
+    if (kConvert && segment.fresh) return run_fresh(rows, context, query, segment, first, end);
+    Stage* stages = shared.loop.stages[warp];
+    const auto load_stage = [&](int stage, int tile, const BlockOffsets& mine) {
+      if (tile < end) load<kCacheBytes, kStagePitch>(stages[stage].k, stages[stage].v, tile, mine, blocks, segment);
       ptx::commit_copies();
     };
-    const auto pages_of = [&](int tile) { return blocks && tile < end ? page_of_block(tile, segment) : 0; };
+    const auto look_up = [&](int tile) { return blocks ? blocks_of(tile, segment) : BlockOffsets{}; };
 #pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) load(i, first + i * kWarps, pages_of(first + i * kWarps));
-    std::int64_t next = pages_of(first + (kStages - 1) * kWarps);
+    for (int i = 0; i < kStages - 1; ++i) load_stage(i, first + i * kWarps, look_up(first + i * kWarps));
+    BlockOffsets next = look_up(first + (kStages - 1) * kWarps);
     int stage = 0;
     for (int tile = first; tile < end; tile += kWarps) {
       ptx::wait_copies<kStages - 2>();
       __syncwarp();  // the tile is there for the warp, and the stage of the tile before it is free
       const int ahead = tile + (kStages - 1) * kWarps;
-      load(stage == 0 ? kStages - 1 : stage - 1, ahead, next);
-      next = pages_of(ahead + kWarps);
-      fold(rows, context, query, stages[stage], tile, segment);
+      load_stage(stage == 0 ? kStages - 1 : stage - 1, ahead, next);
+      next = look_up(ahead + kWarps);
+      fold(rows, context, query, ready(stages[stage], tile, segment), segment);
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     ptx::wait_copies<0>();
     __syncwarp();
     scale_values(rows, segment.v_scale);
+  }
+
+  /// This step's rows beside an fp8 cache: already 16-bit, one tile at a time.
+  __device__ void run_fresh(Rows<1, kDim>& rows, const RowContext& context, const QueryInRegisters<kDim>& query,
+                            const Segment& segment, int first, int end) const {
+    Tile16& to = shared.loop.tiles[kConvert ? threadIdx.x / 32 : 0];
+    for (int tile = first; tile < end; tile += kWarps) {
+      __syncwarp();
+      load<2, 2 * kPitch<kDim>>(to.k, to.v, tile, {}, source.by_blocks(), segment);
+      ptx::commit_copies();
+      ptx::wait_copies<0>();
+      __syncwarp();
+      fold(rows, context, query, {to.k, to.v, tile * kKeys, segment.begin, segment.end}, segment);
+    }
+    __syncwarp();
   }
 
   __device__ void fold_all(Rows<1, kDim>& rows, const QueryInRegisters<kDim>& query) const {
@@ -162,7 +185,7 @@ struct Short {
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
       __syncthreads();
-      if (threadIdx.x == 0) shared.segment = segment_of(a, item, i);
+      if (threadIdx.x == 0) shared.segment = segment_of(a, item, i, kConvert);
       __syncthreads();
       run_segment(rows, context, query);
     }
@@ -203,10 +226,10 @@ struct Short {
     const Results& from = shared.results;
     for (int r = threadIdx.x / 32; r < item.slice.row_end - item.slice.row_begin; r += kWarps) {
       semantics::SoftmaxState state;
-      for (int w = 0; w < kWarps; ++w) state = semantics::combine(state, natural_state(from.max[w][r], from.sum[w][r])).state;
+      for (int w = 0; w < kWarps; ++w) state = semantics::combine(state, natural_state<T>(from.max[w][r], from.sum[w][r])).state;
       float weight[kWarps];
       for (int w = 0; w < kWarps; ++w) {
-        const semantics::SoftmaxState part = natural_state(from.max[w][r], from.sum[w][r]);
+        const semantics::SoftmaxState part = natural_state<T>(from.max[w][r], from.sum[w][r]);
         weight[w] = part.max == -INFINITY ? 0.0f : expf(part.max - state.max);
       }
       const bool whole = item.slice.num_parts == 1;
@@ -229,26 +252,13 @@ struct Short {
   }
 };
 
-template <typename T, int kDim>
+template <typename T, int kDim, int kCacheBytes>
 __global__ void __launch_bounds__(128, kDim == 256 ? 1 : 2)
     attend_short(const __grid_constant__ gpu::AttendArgs a, bool whole_chunks) {
   extern __shared__ __align__(16) unsigned char memory[];
-  using Kernel = Short<T, kDim>;
+  using Kernel = Short<T, kDim, kCacheBytes>;
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
-  __shared__ bool more[2];
-  const int num_items = *a.work.num_slices * a.num_kv_heads;
-  const auto draw = [&](int slot) {
-    const int index = atomicAdd(a.work.next_item, 1);
-    more[slot] = index < num_items;
-    if (more[slot]) shared.items[slot] = item_at(a, index);
-  };
-  if (threadIdx.x == 0) draw(0);
-  __syncthreads();
-  for (int slot = 0; more[slot]; slot ^= 1) {
-    if (threadIdx.x == 96) draw(slot ^ 1);  // while the item at hand is worked on
-    Kernel(a, shared, shared.items[slot], whole_chunks).run();
-    __syncthreads();
-  }
+  for_each_item(a, shared.items, [&](const Item& item) { Kernel(a, shared, item, whole_chunks).run(); });
 }
 
 }  // namespace quire::cuda::mma

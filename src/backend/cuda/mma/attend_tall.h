@@ -1,7 +1,8 @@
-// Prefill: tiles of 64 or 128 score rows. Four warps own 16 or 32 rows each and share tiles of keys in shared memory, loaded
+// Prefill: tiles of 64 score rows. Four warps own 16 rows each and share tiles of keys in shared memory, loaded
 // one tile ahead. Every row folds the keys in tiles that begin at multiples of kKeys, so its bits do not depend on its place.
 #pragma once
 
+#include "backend/cuda/mma/convert_fp8.h"
 #include "backend/cuda/mma/finish.h"
 #include "backend/cuda/mma/fold_tile.h"
 #include "backend/cuda/mma/segments.h"
@@ -9,96 +10,98 @@
 
 namespace quire::cuda::mma {
 
-template <typename T, int kDim_, int kM_>
+template <typename T, int kDim_, int kCacheBytes>
 struct Tall {
-  static constexpr int kDim = kDim_, kM = kM_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kM = 1;  ///< blocks of 16 rows a warp: 2 would need more registers than there are (measured: spills)
   static constexpr int kThreads = 128;
   static constexpr int kRows = 64 * kM;
   static constexpr int kKeys = kDim == 256 ? 32 : 64;
-  static constexpr int kChunks = kDim / 8;
+  static constexpr bool kConvert = kCacheBytes == 1;  ///< stages hold fp8 codes, which become one 16-bit tile
+  static constexpr int kPitchBytes = 2 * kPitch<kDim>;
 
+  struct Tile16 {
+    std::uint16_t k[kKeys * kPitch<kDim>];
+    std::uint16_t v[kKeys * kPitch<kDim>];
+  };
+  struct TileCodes {
+    alignas(16) Byte k[kKeys * kDim];
+    alignas(16) Byte v[kKeys * kDim];
+  };
   struct Shared {
     std::uint16_t query[kRows * kPitch<kDim>];
-    std::uint16_t k[2][kKeys * kPitch<kDim>];
-    std::uint16_t v[2][kKeys * kPitch<kDim>];
-    RowAddress rows[2][kKeys];                                      ///< either these
-    std::int64_t k_blocks[2][kKeys / 16], v_blocks[2][kKeys / 16];  ///< or element offsets of each 16 keys
-    Item item;
+    Tile16 tiles[kConvert ? 1 : 2];
+    TileCodes codes[kConvert ? 2 : 1];
+    union {
+      RowAddress rows[2][kKeys];
+      BlockOffsets blocks[2][kKeys / 16];
+    };
+    Item items[2];  ///< the one at hand and the next
     Segment segment;
   };
 
   const gpu::AttendArgs& a;
   Shared& shared;
   const Item& item;  ///< in shared memory, as registers are for accumulators
-  TileSource source;
+  TileSource<kCacheBytes> source;
   bool careful = false;  ///< infinities and NaN among the values are kept from rows that do not see them
 
-  __device__ Tall(const gpu::AttendArgs& args, Shared& memory, bool whole_chunks)
-      : a(args),
-        shared(memory),
-        item(memory.item),
-        source{args, memory.item, static_cast<int>(threadIdx.x) % kChunks, whole_chunks} {}
+  __device__ Tall(const gpu::AttendArgs& args, Shared& memory, const Item& work, bool whole_chunks)
+      : a(args), shared(memory), item(work), source{args, work, whole_chunks} {}
 
   __device__ void load_query() const {
+    constexpr int kChunks = kDim / 8;
+    const int chunk = threadIdx.x % kChunks;
     for (int r = threadIdx.x / kChunks; r < kRows; r += kThreads / kChunks) {
-      const int row = item.slice.row_begin + r;
-      const std::uint16_t* from = nullptr;
-      if (row < item.slice.row_end)
-        from = static_cast<const std::uint16_t*>(a.query.data) +
-               a.query.strides.row(0, item.kv_head * a.group + row % a.group, item.lengths.first_token + row / a.group);
-      std::uint16_t* to = shared.query + in_tile<kDim>(r, source.chunk);
-      source.copy(to, from, a.query.strides);
+      Byte* to = reinterpret_cast<Byte*>(shared.query) + r * kPitchBytes + chunk * 16;
+      source.template copy_chunk<2>(to, source.query_row(item.slice.row_begin + r), a.query.strides, chunk);
     }
   }
 
-  /// Looks up where tile rows lie, for load_tile() after the next barrier.
+  /// Looks up where tile rows lie, for load() after the next barrier.
   struct Addresses {
     RowAddress row;
-    std::int64_t k_block, v_block;
+    BlockOffsets block;
   };
   __device__ Addresses look_up(int first, bool blocks) const {
     Addresses found{};
     const Segment& segment = shared.segment;
     const int thread = threadIdx.x;
     if (!blocks && thread < kKeys) found.row = source.row(first + thread, segment.begin, segment.end);
-    const int position = first + thread * 16;
-    if (blocks && thread < kKeys / 16 && position + 15 >= segment.begin && position < segment.end) {
-      const std::int64_t page = source.page(position), offset = position % a.page_size;
-      found.k_block = a.cache_k.strides.row(page, item.kv_head, offset);
-      found.v_block = a.cache_v.strides.row(page, item.kv_head, offset);
-    }
+    if (blocks && thread < kKeys / 16) found.block = source.block(first + thread * 16, segment.begin, segment.end);
     return found;
   }
   __device__ void publish(int stage, const Addresses& found, bool blocks) const {
     if (!blocks && threadIdx.x < kKeys) shared.rows[stage][threadIdx.x] = found.row;
-    if (blocks && threadIdx.x < kKeys / 16)
-      shared.k_blocks[stage][threadIdx.x] = found.k_block, shared.v_blocks[stage][threadIdx.x] = found.v_block;
+    if (blocks && threadIdx.x < kKeys / 16) shared.blocks[stage][threadIdx.x] = found.block;
   }
 
-  __device__ void load_tile(int stage, int first, bool blocks) const {
-    constexpr int kRowsPerPass = kThreads / kChunks;
-    const int row = threadIdx.x / kChunks, chunk = source.chunk;
-    if (!blocks) {
-#pragma unroll 1
-      for (int key = row; key < kKeys; key += kRowsPerPass) {
-        const int at = in_tile<kDim>(key, chunk);
-        source.copy_row(shared.k[stage] + at, shared.v[stage] + at, shared.rows[stage][key]);
-      }
-      return;
-    }
+  /// The tile whose addresses are in `stage`, as it is stored (elements of kBytes) into k and v.
+  template <int kBytes, int kPitchOfRow>
+  __device__ void load(void* k, void* v, int stage, int first, bool blocks) const {
     const Segment& segment = shared.segment;
-    const int begin = segment.begin - first, end = segment.end - first;
-    const auto load = [&](const gpu::RowSource& from, std::uint16_t* tile, const std::int64_t* blocks_of) {
-      const auto* base = static_cast<const std::uint16_t*>(from.data) + chunk * 8;
-#pragma unroll
-      for (int i = 0; i < kKeys; i += kRowsPerPass) {
-        const int key = i + row;
-        const auto* at = base + blocks_of[key / 16] + key % 16 * from.strides.token;
-        ptx::copy_async_16(tile + in_tile<kDim>(key, chunk), at, key >= begin && key < end ? 16 : 0);
+    const auto copy = [&](void* tile, bool keys) {
+      auto* bytes = static_cast<Byte*>(tile);
+      if (blocks) {
+        const auto offsets = [&](int block) { return shared.blocks[stage][block]; };
+        source.template copy_by_blocks<kBytes, kDim, kKeys, kPitchOfRow, kThreads>(bytes, keys, first, segment.begin, segment.end,
+                                                                                   threadIdx.x, offsets);
+        return;
       }
+      constexpr int kChunks = kDim * kBytes / 16;
+      const int chunk = threadIdx.x % kChunks;
+#pragma unroll 1
+      for (int key = threadIdx.x / kChunks; key < kKeys; key += kThreads / kChunks)
+        source.template copy_row<kBytes>(bytes + key * kPitchOfRow + chunk * 16, shared.rows[stage][key], keys, chunk);
     };
-    load(a.cache_k, shared.k[stage], shared.k_blocks[stage]);
-    load(a.cache_v, shared.v[stage], shared.v_blocks[stage]);
+    copy(k, true);
+    copy(v, false);
+  }
+  __device__ void load_stage(int stage, int first, bool blocks) const {
+    if constexpr (kConvert)
+      load<1, kDim>(shared.codes[stage].k, shared.codes[stage].v, stage, first, blocks);
+    else
+      load<2, kPitchBytes>(shared.tiles[stage].k, shared.tiles[stage].v, stage, first, blocks);
   }
 
   __device__ void fold(Rows<kM, kDim>& rows, const RowContext& context, const KeyTile& tile, const Logits& logits) const {
@@ -108,7 +111,7 @@ struct Tall {
       const QueryInShared<kDim> query{shared.query + threadIdx.x / 32 * 16 * kM * kPitch<kDim>};
       fold_scores<T, 2, kM, kDim, kKeys>(s, rows, context, query, tile, logits);
     }
-    auto* v = static_cast<std::uint16_t*>(const_cast<void*>(tile.v));
+    auto* v = const_cast<std::uint16_t*>(tile.v);
     if (careful) {
       if (seen) add_non_finite<T, 2, kM, kDim, kKeys>(rows, context, tile);
       __syncthreads();
@@ -122,25 +125,51 @@ struct Tall {
   __device__ void run_segment(Rows<kM, kDim>& rows, const RowContext& context) const {
     const Segment& segment = shared.segment;
     if (segment.begin >= segment.end) return;
+    if (kConvert && segment.fresh) return run_fresh(rows, context);
     const int first = segment.begin / kKeys * kKeys;
     const int tiles = (segment.end - first + kKeys - 1) / kKeys;
-    const bool blocks = source.by_blocks(segment.end);
+    const bool blocks = source.by_blocks();
     publish(0, look_up(first, blocks), blocks);
     publish(1, look_up(first + kKeys, blocks), blocks);
     __syncthreads();
-    load_tile(0, first, blocks);
+    load_stage(0, first, blocks);
     ptx::commit_copies();
     for (int t = 0; t < tiles; ++t) {
       ptx::wait_copies<0>();
       __syncthreads();  // tile t is there for all; nobody reads the other stage any more
-      if (t + 1 < tiles) load_tile((t + 1) % 2, first + (t + 1) * kKeys, blocks);
+      if (t + 1 < tiles) load_stage((t + 1) % 2, first + (t + 1) * kKeys, blocks);
       ptx::commit_copies();
       const Addresses next = look_up(first + (t + 2) * kKeys, blocks);
-      fold(rows, context, {shared.k[t % 2], shared.v[t % 2], first + t * kKeys, segment.begin, segment.end}, segment.logits);
+      if constexpr (kConvert) {
+        const bool e4m3 = a.cache_k.dtype == DType::fp8_e4m3fn;
+        convert_tile<T, kDim, kKeys, kThreads>(shared.tiles[0].k, shared.codes[t % 2].k, e4m3, threadIdx.x);
+        convert_tile<T, kDim, kKeys, kThreads>(shared.tiles[0].v, shared.codes[t % 2].v, e4m3, threadIdx.x);
+        __syncthreads();
+      }
+      const Tile16& tile = shared.tiles[kConvert ? 0 : t % 2];
+      fold(rows, context, {tile.k, tile.v, first + t * kKeys, segment.begin, segment.end}, segment.logits);
       publish(t % 2, next, blocks);
     }
     __syncthreads();
     scale_values(rows, segment.v_scale);
+  }
+
+  /// This step's rows beside an fp8 cache: already 16-bit, one tile at a time.
+  __device__ void run_fresh(Rows<kM, kDim>& rows, const RowContext& context) const {
+    const Segment& segment = shared.segment;
+    const bool blocks = source.by_blocks();
+    Tile16& tile = shared.tiles[0];
+    for (int first = segment.begin / kKeys * kKeys; first < segment.end; first += kKeys) {
+      __syncthreads();
+      publish(0, look_up(first, blocks), blocks);
+      __syncthreads();
+      load<2, kPitchBytes>(tile.k, tile.v, 0, first, blocks);
+      ptx::commit_copies();
+      ptx::wait_copies<0>();
+      __syncthreads();
+      fold(rows, context, {tile.k, tile.v, first, segment.begin, segment.end}, segment.logits);
+    }
+    __syncthreads();
   }
 
   __device__ void fold_all(Rows<kM, kDim>& rows) const {
@@ -151,7 +180,7 @@ struct Tall {
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
       __syncthreads();
-      if (threadIdx.x == 0) shared.segment = segment_of(a, item, i);
+      if (threadIdx.x == 0) shared.segment = segment_of(a, item, i, kConvert);
       __syncthreads();
       run_segment(rows, context);
     }
@@ -183,7 +212,7 @@ struct Tall {
         const int r = (threadIdx.x / 32 * kM + m) * 16 + h * 8 + lane / 4;
         const int row = item.slice.row_begin + r;
         if (row >= item.slice.row_end) continue;
-        const semantics::SoftmaxState state = natural_state(rows.max[m][h], rows.sum[m][h]);
+        const semantics::SoftmaxState state = natural_state<T>(rows.max[m][h], rows.sum[m][h]);
         if (whole) {
           const OutputRow out = finish_row(a, item, row, state, lane % 4 == 0);
 #pragma unroll
@@ -201,16 +230,12 @@ struct Tall {
   }
 };
 
-template <typename T, int kDim, int kM>
+template <typename T, int kDim, int kCacheBytes>
 __global__ void __launch_bounds__(128, 2) attend_tall(const __grid_constant__ gpu::AttendArgs a, bool whole_chunks) {
   extern __shared__ __align__(16) unsigned char memory[];
-  using Kernel = Tall<T, kDim, kM>;
+  using Kernel = Tall<T, kDim, kCacheBytes>;
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
-  for (int i = draw_item(a); i >= 0; i = draw_item(a)) {
-    if (threadIdx.x == 0) shared.item = item_at(a, i);
-    __syncthreads();
-    Kernel(a, shared, whole_chunks).run();
-  }
+  for_each_item(a, shared.items, [&](const Item& item) { Kernel(a, shared, item, whole_chunks).run(); });
 }
 
 }  // namespace quire::cuda::mma

@@ -13,6 +13,8 @@ namespace quire::cuda::mma {
 
 struct F16 {
   static constexpr DType kDType = DType::f16;
+  /// Weights are made 2^14 times as large: what f16 cannot hold of them is then below 2^-38 of the largest.
+  static constexpr float kWeightShift = 14.0f;
   static constexpr std::uint32_t kExponentMask = 0x7C00u;
   using Word = __half;
   __device__ static std::uint32_t pack(float lo, float hi) {
@@ -27,6 +29,7 @@ struct F16 {
 
 struct Bf16 {
   static constexpr DType kDType = DType::bf16;
+  static constexpr float kWeightShift = 0.0f;
   static constexpr std::uint32_t kExponentMask = 0x7F80u;
   using Word = __nv_bfloat16;
   __device__ static std::uint32_t pack(float lo, float hi) {

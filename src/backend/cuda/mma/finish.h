@@ -17,16 +17,21 @@ struct Item {
   int kv_head;
 };
 
+/// Items are taken from the end of the list: a request's last rows see the most keys, and the heaviest item should not come last.
 __device__ inline Item item_at(const gpu::AttendArgs& a, int index) {
   Item item;
-  item.slice = a.work.slices[index / a.num_kv_heads];
+  item.slice = a.work.slices[*a.work.num_slices - 1 - index / a.num_kv_heads];
   item.kv_head = index % a.num_kv_heads;
   item.lengths = gpu::lengths_of(a, item.slice.req);
   return item;
 }
 
-/// A state in natural units from a base-2 maximum. A NaN sum marks a NaN score, which a maximum passes over.
-__device__ inline semantics::SoftmaxState natural_state(float max2, float sum) { return {sum != sum ? sum : max2 * kLn2, sum}; }
+/// A state in natural units from a base-2 maximum, to which weights are 2^kWeightShift too large. A NaN sum marks a NaN score,
+/// which a maximum passes over.
+template <typename T>
+__device__ inline semantics::SoftmaxState natural_state(float max2, float sum) {
+  return {sum != sum ? sum : (max2 - T::kWeightShift) * kLn2, sum};
+}
 
 /// Where output row `row` (score row of the request) goes, what scales its accumulator, and its lse written.
 struct OutputRow {
@@ -115,13 +120,24 @@ __device__ inline void count_rows(const gpu::AttendArgs& a, const Item& item) {
     atomicAdd(&a.outcome->rows_written, static_cast<unsigned long long>(item.slice.row_end - item.slice.row_begin));
 }
 
-/// The next item of the list, the same in all threads; negative when there is none.
-__device__ inline int draw_item(const gpu::AttendArgs& a) {
-  __shared__ int drawn;
-  __syncthreads();  // everybody is done with the last item, its shared memory and `drawn`
-  if (threadIdx.x == 0) drawn = atomicAdd(a.work.next_item, 1);
+/// Calls run(item) for items of the list, all threads of the block together, until none is left. The next item is drawn and
+/// looked up by one thread while the block works on the one at hand.
+template <typename Run>
+__device__ inline void for_each_item(const gpu::AttendArgs& a, Item (&items)[2], Run&& run) {
+  __shared__ bool more[2];
+  const int num_items = *a.work.num_slices * a.num_kv_heads;
+  const auto draw = [&](int slot) {
+    const int index = atomicAdd(a.work.next_item, 1);
+    more[slot] = index < num_items;
+    if (more[slot]) items[slot] = item_at(a, index);
+  };
+  if (threadIdx.x == 0) draw(0);
   __syncthreads();
-  return drawn < *a.work.num_slices * a.num_kv_heads ? drawn : -1;
+  for (int slot = 0; more[slot]; slot ^= 1) {
+    if (threadIdx.x == blockDim.x - 32) draw(slot ^ 1);
+    run(items[slot]);
+    __syncthreads();
+  }
 }
 
 }  // namespace quire::cuda::mma

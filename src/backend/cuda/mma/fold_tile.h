@@ -16,8 +16,8 @@ namespace quire::cuda::mma {
 
 /// A tile in shared memory and the part of it that counts: keys [max(first, begin), min(first + kKeys, end)).
 struct KeyTile {
-  const void* k = nullptr;
-  const void* v = nullptr;
+  const std::uint16_t* k = nullptr;
+  const std::uint16_t* v = nullptr;
   int first = 0;  ///< position of the tile's row 0
   int begin = 0;  ///< what this segment holds; other rows of the tile are zeros
   int end = 0;
@@ -59,20 +59,24 @@ __device__ inline void multiply_scores(float (&s)[kM][kKeys / 8][4], const Query
     for (int i = 0; i < kKeys / 8; ++i)
 #pragma unroll
       for (int j = 0; j < 4; ++j) s[m][i][j] = 0.0f;
+  // Operands are fetched one product ahead: ldmatrix takes some 30 cycles, and few warps are there to hide them.
+  constexpr int kPairs = kKeys / 16, kProducts = kDim / 16 * kPairs;
+  const std::uint16_t* rows = k + in_tile<kDim>(lane % 8 + (lane / 16) * 8, (lane / 8) % 2);
+  std::uint32_t a[2][kM][4], b[2][4];
 #pragma unroll
-  for (int step = 0; step < kDim / 16; ++step) {
-    std::uint32_t a[kM][4];
+  for (int m = 0; m < kM; ++m) query.load(a[0][m], m, 0);
+  ptx::load_matrices(b[0], rows);
 #pragma unroll
-    for (int m = 0; m < kM; ++m) query.load(a[m], m, step);
+  for (int i = 0; i < kProducts; ++i) {
+    const int step = i / kPairs, pair = i % kPairs, next = i + 1;
+    if (next < kProducts) ptx::load_matrices(b[next % 2], rows + in_tile<kDim>(next % kPairs * 16, next / kPairs * 2));
+    if (pair == 0 && step + 1 < kDim / 16)
 #pragma unroll
-    for (int pair = 0; pair < kKeys / 16; ++pair) {
-      std::uint32_t b[4];
-      ptx::load_matrices(b, k + in_tile<kDim>(pair * 16 + lane % 8 + (lane / 16) * 8, step * 2 + (lane / 8) % 2));
+      for (int m = 0; m < kM; ++m) query.load(a[(step + 1) % 2][m], m, step + 1);
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        T::multiply(s[m][2 * pair], a[m], b[0], b[1]);
-        T::multiply(s[m][2 * pair + 1], a[m], b[2], b[3]);
-      }
+    for (int m = 0; m < kM; ++m) {
+      T::multiply(s[m][2 * pair], a[step % 2][m], b[i % 2][0], b[i % 2][1]);
+      T::multiply(s[m][2 * pair + 1], a[step % 2][m], b[i % 2][2], b[i % 2][3]);
     }
   }
 }
@@ -160,8 +164,8 @@ __device__ inline void finish_scores(float (&s)[kM][kKeys / 8][4], const RowCont
   if (!whole) mask<kHalves, kM, kKeys>(s, rows, tile);
 }
 
-/// Logits to weights relative to the new maximum; rows.acc and rows.sum follow.
-template <int kHalves, int kM, int kDim, int kKeys>
+/// Logits to weights relative to the new maximum (times 2^kWeightShift); rows.acc and rows.sum follow.
+template <typename T, int kHalves, int kM, int kDim, int kKeys>
 __device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>& rows) {
   float rescale[kM][2];
   bool moved = false;
@@ -183,7 +187,7 @@ __device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>
       for (int i = 0; i < kKeys / 8; ++i)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          s[m][i][2 * h + e] = ptx::exp2_approx(s[m][i][2 * h + e] - base);
+          s[m][i][2 * h + e] = ptx::exp2_approx(s[m][i][2 * h + e] - (base - T::kWeightShift));
           sum += s[m][i][2 * h + e];
         }
       rows.sum[m][h] = rows.sum[m][h] * rescale[m][h] + sum;
@@ -200,6 +204,10 @@ __device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>
 template <typename T, int kHalves, int kM, int kDim, int kKeys>
 __device__ inline void multiply_values(const float (&p)[kM][kKeys / 8][4], Rows<kM, kDim>& rows, const std::uint16_t* v) {
   const int lane = threadIdx.x % 32;
+  constexpr int kPairs = kDim / 16, kProducts = kKeys / 16 * kPairs;
+  const std::uint16_t* tile = v + in_tile<kDim>(lane % 16, lane / 16);
+  std::uint32_t b[2][4];
+  ptx::load_matrices_transposed(b[0], tile);
 #pragma unroll
   for (int step = 0; step < kKeys / 16; ++step) {
     std::uint32_t hi[kM][4], lo[kM][4];
@@ -214,16 +222,17 @@ __device__ inline void multiply_values(const float (&p)[kM][kKeys / 8][4], Rows<
         if constexpr (kHalves == 1) hi[m][i + 1] = T::pack(x - kept.x, y - kept.y);
       }
 #pragma unroll
-    for (int pair = 0; pair < kDim / 16; ++pair) {
-      std::uint32_t b[4];
-      ptx::load_matrices_transposed(b, v + in_tile<kDim>(step * 16 + lane % 16, pair * 2 + lane / 16));
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int i = step * kPairs + pair, next = i + 1;
+      if (next < kProducts)
+        ptx::load_matrices_transposed(b[next % 2], tile + in_tile<kDim>(next / kPairs * 16, next % kPairs * 2));
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        T::multiply(rows.acc[m][2 * pair], hi[m], b[0], b[1]);
-        T::multiply(rows.acc[m][2 * pair + 1], hi[m], b[2], b[3]);
+        T::multiply(rows.acc[m][2 * pair], hi[m], b[i % 2][0], b[i % 2][1]);
+        T::multiply(rows.acc[m][2 * pair + 1], hi[m], b[i % 2][2], b[i % 2][3]);
         if constexpr (kHalves == 2) {
-          T::multiply(rows.acc[m][2 * pair], lo[m], b[0], b[1]);
-          T::multiply(rows.acc[m][2 * pair + 1], lo[m], b[2], b[3]);
+          T::multiply(rows.acc[m][2 * pair], lo[m], b[i % 2][0], b[i % 2][1]);
+          T::multiply(rows.acc[m][2 * pair + 1], lo[m], b[i % 2][2], b[i % 2][3]);
         }
       }
     }
@@ -234,7 +243,7 @@ __device__ inline void multiply_values(const float (&p)[kM][kKeys / 8][4], Rows<
 /// exp(s - m) is positive, so the value itself is what its product with the weight amounts to.
 template <typename T, int kHalves, int kM, int kDim, int kKeys>
 __device__ inline void add_non_finite(Rows<kM, kDim>& to, const RowContext& rows, const KeyTile& tile) {
-  const auto* v = static_cast<const std::uint16_t*>(tile.v);
+  const std::uint16_t* v = tile.v;
 #pragma unroll 1
   for (int key = 0; key < kKeys; ++key) {
     const int position = tile.first + key;
@@ -267,9 +276,9 @@ __device__ inline void zero_non_finite(std::uint16_t* elements, int count, int i
 template <typename T, int kHalves, int kM, int kDim, int kKeys, typename Query>
 __device__ inline void fold_scores(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>& to, const RowContext& rows, const Query& query,
                                    const KeyTile& tile, const Logits& logits) {
-  multiply_scores<T, kM, kDim, kKeys>(s, query, static_cast<const std::uint16_t*>(tile.k));
+  multiply_scores<T, kM, kDim, kKeys>(s, query, tile.k);
   finish_scores<kHalves, kM, kKeys>(s, rows, tile, logits);
-  fold_weights<kHalves, kM, kDim, kKeys>(s, to);
+  fold_weights<T, kHalves, kM, kDim, kKeys>(s, to);
 }
 
 }  // namespace quire::cuda::mma

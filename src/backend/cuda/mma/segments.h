@@ -1,5 +1,5 @@
-// The keys of an item by their scales: what the cache holds is scaled, this step's own rows are not. Without scales there is one
-// segment, so that a row folds the same tiles wherever cached_len lies.
+// The keys of an item by their scales: what the cache holds is scaled, this step's own rows are not. Where types are
+// the same and there are no scales there is one segment, so that a row folds the same tiles wherever cached_len lies.
 #pragma once
 
 #include "backend/cuda/mma/finish.h"
@@ -12,11 +12,13 @@ struct Segment {
   int begin, end;
   Logits logits;
   float v_scale;
+  bool fresh;  ///< all keys come from `key` and `value`
 };
 
-__device__ inline Segment segment_of(const gpu::AttendArgs& a, const Item& item, int index) {
-  const bool scaled = a.k_scale.data != nullptr || a.v_scale.data != nullptr;
-  const int border = scaled ? item.lengths.cached_len : INT32_MAX;
+/// `apart`: fresh keys are kept apart even without scales.
+__device__ inline Segment segment_of(const gpu::AttendArgs& a, const Item& item, int index, bool apart) {
+  apart = apart || a.k_scale.data != nullptr || a.v_scale.data != nullptr;
+  const int border = apart ? item.lengths.cached_len : INT32_MAX;
   Segment s;
   s.begin = index == 0 ? item.slice.key_begin : max(item.slice.key_begin, border);
   s.end = index == 0 ? min(item.slice.key_end, border) : item.slice.key_end;
@@ -25,6 +27,7 @@ __device__ inline Segment segment_of(const gpu::AttendArgs& a, const Item& item,
   s.logits.soft_cap = a.score.soft_cap;
   s.v_scale = cached && a.v_scale.data != nullptr ? a.v_scale.data[item.kv_head * a.v_scale.stride] : 1.0f;
   s.logits.base2 = s.logits.scale * kLog2e;
+  s.fresh = !cached;
   s.logits.plain = a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr;
   return s;
 }

@@ -5,24 +5,30 @@
 #include <cstdint>
 
 #include "backend/cuda/mma/finish.h"
-#include "backend/cuda/mma/pitch.h"
 #include "backend/cuda/ptx.h"
 #include "backend/gpu/args.h"
 
 namespace quire::cuda::mma {
 
+using Byte = unsigned char;
+
 /// Start of one row; null = the row is zeros.
 struct RowAddress {
-  const std::uint16_t* k = nullptr;
-  const std::uint16_t* v = nullptr;
-  bool fresh = false;  ///< from `key` and `value`, whose strides differ from the cache's
+  const Byte* k = nullptr;
+  const Byte* v = nullptr;
+  bool fresh = false;  ///< from `key` and `value`, whose strides and type differ from the cache's
 };
 
-/// The keys of one item, read by a group of threads of which each always copies the same chunk of eight dims.
+/// Element offsets of 16 aligned cached keys that share a page.
+struct BlockOffsets {
+  std::int64_t k = 0, v = 0;
+};
+
+/// The keys of one item. kCacheBytes: size of a cache element; `key` and `value` have 2-byte elements.
+template <int kCacheBytes>
 struct TileSource {
   const gpu::AttendArgs& a;
   const Item& item;
-  int chunk;
   bool whole_chunks;
 
   __device__ std::int64_t page(int position) const {
@@ -30,47 +36,72 @@ struct TileSource {
     return semantics::load_index(t.data, t.dtype, item.slice.req * t.row_stride + position / a.page_size * t.column_stride);
   }
 
+  /// 16 aligned keys never straddle pages, and every row is aligned 16-byte chunks.
+  __device__ bool by_blocks() const { return whole_chunks && a.page_size % 16 == 0; }
+
+  /// Of the block that begins at `position`, if the segment [begin, end) has cached keys of it.
+  __device__ BlockOffsets block(int position, int begin, int end) const {
+    if (position + 15 < begin || position >= min(end, item.lengths.cached_len)) return {};
+    const std::int64_t id = page(position), offset = position % a.page_size;
+    return {a.cache_k.strides.row(id, item.kv_head, offset), a.cache_v.strides.row(id, item.kv_head, offset)};
+  }
+
+  __device__ const Byte* fresh_row(const gpu::RowSource& rows, int position) const {
+    const std::int64_t token = item.lengths.first_token + position - item.lengths.context_len;
+    return static_cast<const Byte*>(rows.data) + rows.strides.row(0, item.kv_head, token) * 2;
+  }
   __device__ RowAddress row(int position, int begin, int end) const {
     if (position < begin || position >= end) return {};
-    if (position >= item.lengths.cached_len) {
-      const std::int64_t token = item.lengths.first_token + position - item.lengths.context_len;
-      return {static_cast<const std::uint16_t*>(a.key.data) + a.key.strides.row(0, item.kv_head, token),
-              static_cast<const std::uint16_t*>(a.value.data) + a.value.strides.row(0, item.kv_head, token), true};
+    if (position >= item.lengths.cached_len) return {fresh_row(a.key, position), fresh_row(a.value, position), true};
+    const std::int64_t id = page(position), offset = position % a.page_size;
+    return {static_cast<const Byte*>(a.cache_k.data) + a.cache_k.strides.row(id, item.kv_head, offset) * kCacheBytes,
+            static_cast<const Byte*>(a.cache_v.data) + a.cache_v.strides.row(id, item.kv_head, offset) * kCacheBytes, false};
+  }
+
+  /// A tile of kKeys rows of kDim elements of kBytes (kCacheBytes, or 2 where all keys are fresh), kPitch bytes apart, by threads
+  /// 0 .. kThreads - 1 of a group. offsets(b) gives the BlockOffsets of block b. Needs by_blocks().
+  template <int kBytes, int kDim, int kKeys, int kPitch, int kThreads, typename Offsets>
+  __device__ void copy_by_blocks(Byte* tile, bool keys, int first, int begin, int end, int thread, Offsets&& offsets) const {
+    constexpr int kChunks = kDim * kBytes / 16, kRowsPerPass = kThreads / kChunks;
+    const int row = thread / kChunks, chunk = thread % kChunks;
+    const gpu::RowSource& cached = keys ? a.cache_k : a.cache_v;
+    const gpu::RowSource& fresh = keys ? a.key : a.value;
+    const Byte* base = static_cast<const Byte*>(cached.data) + chunk * 16;
+#pragma unroll
+    for (int i = 0; i < kKeys; i += kRowsPerPass) {
+      const int key = i + row, position = first + key;
+      const BlockOffsets block = offsets(key / 16);
+      const Byte* from = base + ((keys ? block.k : block.v) + key % 16 * cached.strides.token) * kBytes;
+      if (kBytes == 2 && position >= item.lengths.cached_len) from = fresh_row(fresh, position) + chunk * 16;
+      ptx::copy_async_16(tile + key * kPitch + chunk * 16, from, position >= begin && position < end ? 16 : 0);
     }
-    const std::int64_t page_id = page(position);
-    const int offset = position % a.page_size;
-    return {static_cast<const std::uint16_t*>(a.cache_k.data) + a.cache_k.strides.row(page_id, item.kv_head, offset),
-            static_cast<const std::uint16_t*>(a.cache_v.data) + a.cache_v.strides.row(page_id, item.kv_head, offset), false};
   }
 
-  /// All keys of the segment are in the cache, and 16 aligned keys share a page.
-  __device__ bool by_blocks(int segment_end) const {
-    return whole_chunks && a.page_size % 16 == 0 && segment_end <= item.lengths.cached_len;
-  }
-
-  /// This thread's chunk of a row of zeros or of `strides`, to shared memory.
-  __device__ void copy(std::uint16_t* shared, const std::uint16_t* row, const semantics::KvStrides& strides) const {
-    if (whole_chunks) return copy_whole(shared, row);
+  /// Chunk `chunk` (16 bytes) of a row with elements of kBytes.
+  template <int kBytes>
+  __device__ void copy_chunk(Byte* to, const Byte* row, const semantics::KvStrides& strides, int chunk) const {
+    if (whole_chunks) {
+      // A copy of 0 bytes writes zeros; its source is not read, but must be an address.
+      const Byte* from = row != nullptr ? row + chunk * 16 : static_cast<const Byte*>(a.query.data);
+      return ptx::copy_async_16(to, from, row != nullptr ? 16 : 0);
+    }
 #pragma unroll 1
-    for (int i = 0; i < 8; ++i) shared[i] = row != nullptr ? row[strides.element(chunk * 8 + i)] : 0;
+    for (int i = 0; i < 16; ++i) {
+      const std::int64_t element = strides.element(chunk * (16 / kBytes) + i / kBytes);
+      to[i] = row != nullptr ? row[element * kBytes + i % kBytes] : Byte{0};
+    }
   }
-  __device__ void copy_whole(std::uint16_t* shared, const std::uint16_t* row) const {
-    // A copy of 0 bytes writes zeros; its source is not read, but must be an address.
-    const auto* from = row != nullptr ? row + chunk * 8 : static_cast<const std::uint16_t*>(a.cache_k.data);
-    ptx::copy_async_16(shared, from, row != nullptr ? 16 : 0);
+  template <int kBytes>
+  __device__ void copy_row(Byte* to, const RowAddress& from, bool keys, int chunk) const {
+    if (keys) copy_chunk<kBytes>(to, from.k, from.fresh ? a.key.strides : a.cache_k.strides, chunk);
+    if (!keys) copy_chunk<kBytes>(to, from.v, from.fresh ? a.value.strides : a.cache_v.strides, chunk);
   }
-  __device__ void copy_row(std::uint16_t* k, std::uint16_t* v, const RowAddress& from) const {
-    copy(k, from.k, from.fresh ? a.key.strides : a.cache_k.strides);
-    copy(v, from.v, from.fresh ? a.value.strides : a.cache_v.strides);
+
+  __device__ const Byte* query_row(int row) const {
+    if (row >= item.slice.row_end) return nullptr;
+    const std::int64_t token = item.lengths.first_token + row / a.group;
+    return static_cast<const Byte*>(a.query.data) + a.query.strides.row(0, item.kv_head * a.group + row % a.group, token) * 2;
   }
 };
-
-/// True if every row is head_dim neighbouring elements that begin at a multiple of 16 bytes.
-inline bool has_whole_chunks(const gpu::RowSource& rows, std::int64_t head_dim) {
-  if (rows.data == nullptr) return true;
-  const semantics::KvStrides& s = rows.strides;
-  const bool strides_fit = s.dim == 1 && s.x >= head_dim && s.page % 8 == 0 && s.head % 8 == 0 && s.token % 8 == 0;
-  return strides_fit && reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0;
-}
 
 }  // namespace quire::cuda::mma

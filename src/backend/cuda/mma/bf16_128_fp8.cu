@@ -1,0 +1,8 @@
+// Instance: query bf16, cache fp8_e4m3fn or fp8_e5m2, head_dim 128.
+#include "backend/cuda/mma/define_instance.h"
+
+namespace quire::cuda::mma {
+
+const Instance kBf16Dim128Fp8 = {Launches<Bf16, 128, 1>::attend_short, Launches<Bf16, 128, 1>::attend_tall};
+
+}  // namespace quire::cuda::mma

@@ -1,0 +1,8 @@
+// Instance: query bf16, cache of the same type, head_dim 64.
+#include "backend/cuda/mma/define_instance.h"
+
+namespace quire::cuda::mma {
+
+const Instance kBf16Dim64 = {Launches<Bf16, 64, 2>::attend_short, Launches<Bf16, 64, 2>::attend_tall};
+
+}  // namespace quire::cuda::mma

@@ -1,0 +1,8 @@
+// Instance: query f16, cache fp8_e4m3fn or fp8_e5m2, head_dim 64.
+#include "backend/cuda/mma/define_instance.h"
+
+namespace quire::cuda::mma {
+
+const Instance kF16Dim64Fp8 = {Launches<F16, 64, 1>::attend_short, Launches<F16, 64, 1>::attend_tall};
+
+}  // namespace quire::cuda::mma

@@ -1,0 +1,27 @@
+// One file per query type, head_dim and cache element size instantiates the two kernels (short and tall tiles) and exports their
+// launches. Instance budget: 2 query types x (head_dim 64, 128, 256 for 16-bit caches + 64, 128 for fp8) x 2 tile shapes = 20
+// kernels. All else is a run-time value, the fp8 format included.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backend/gpu/args.h"
+
+namespace quire::cuda::mma {
+
+/// How one call is launched.
+struct Launch {
+  unsigned blocks;
+  bool whole_chunks;  ///< rows of query, cache, key and value are aligned runs of 16-byte chunks
+  cudaStream_t stream;
+};
+
+struct Instance {
+  cudaError_t (*attend_short)(const gpu::AttendArgs& args, const Launch& launch);
+  cudaError_t (*attend_tall)(const gpu::AttendArgs& args, const Launch& launch);
+};
+
+extern const Instance kF16Dim64, kF16Dim128, kF16Dim256, kF16Dim64Fp8, kF16Dim128Fp8;
+extern const Instance kBf16Dim64, kBf16Dim128, kBf16Dim256, kBf16Dim64Fp8, kBf16Dim128Fp8;
+
+}  // namespace quire::cuda::mma
