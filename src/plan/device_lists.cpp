@@ -40,13 +40,15 @@ constexpr std::int64_t kBlocksPerMultiprocessor = 4;
 constexpr std::int64_t kItemsPerBlock = 2;
 constexpr std::int64_t kGenericTileRows = 16;
 constexpr std::int64_t kGenericTileKeys = 64;
+// Two blocks of up to 112 KiB of shared memory and 255 registers a thread fill a multiprocessor.
+constexpr std::int64_t kMmaBlocksPerMultiprocessor = 2;
+constexpr std::int64_t kMmaTileKeys = 64;
 // Long enough that most requests are one part; a fixed part of the contract "same bits in every batch".
 constexpr std::int64_t kInvariantSplitKeys = 4096;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// The lists of a row of the kernel table, without their capacities.
-std::vector<DeviceList> lists_of(const Plan& plan) {
+DeviceList generic_list(const Plan& plan) {
   DeviceList all;
   all.tile_rows = kGenericTileRows;
   all.tile_keys = kGenericTileKeys;
@@ -54,7 +56,27 @@ std::vector<DeviceList> lists_of(const Plan& plan) {
   all.num_blocks = plan.num_threads * kBlocksPerMultiprocessor;
   all.target_items = all.num_blocks * kItemsPerBlock;
   all.split_keys = plan.batch_invariant ? kInvariantSplitKeys : 0;
-  return {all};
+  return all;
+}
+
+/// Decode rows and the rest. One item a block measured fastest for both: a second round of items costs more than it evens out.
+/// A row's bits would depend on the list that serves it, so batch_invariant plans have the tall one alone.
+std::vector<DeviceList> mma_lists(const Plan& plan) {
+  DeviceList tall;
+  tall.tile_rows = kTallTileRows;
+  tall.tile_keys = kMmaTileKeys;
+  tall.max_rows = kMaxInt32;
+  tall.num_blocks = tall.target_items = plan.num_threads * kMmaBlocksPerMultiprocessor;
+  tall.split_keys = plan.batch_invariant ? kInvariantSplitKeys : 0;
+  if (plan.batch_invariant) return {tall};
+  DeviceList rows_of_decode = tall;
+  rows_of_decode.tile_rows = rows_of_decode.max_rows = tall.min_rows = kShortTileRows;
+  return {rows_of_decode, tall};
+}
+
+/// The lists of a row of the kernel table, without their capacities.
+std::vector<DeviceList> lists_of(const Plan& plan) {
+  return plan.kernel == "cuda_mma" ? mma_lists(plan) : std::vector<DeviceList>{generic_list(plan)};
 }
 
 /// See the top of this file.

@@ -7,6 +7,10 @@
 
 namespace quire::plan_detail {
 
+/// Tile heights of cuda_mma's two lists, src/backend/cuda/mma/.
+inline constexpr std::int64_t kShortTileRows = 8;
+inline constexpr std::int64_t kTallTileRows = 64;
+
 /// The bounds of a problem whose lengths are known.
 Bounds bounds_of(const Problem& problem);
 

@@ -19,6 +19,22 @@ std::vector<std::string> refuses_all_but_bf16_scores(const Problem& problem, con
   return reasons;
 }
 
+/// The instances of src/backend/cuda/mma/.
+std::vector<std::string> refuses_all_but_mma_shapes(const Problem& problem, const Device& device) {
+  std::vector<std::string> reasons;
+  const bool fp8 = problem.kv_dtype == DType::fp8_e4m3fn || problem.kv_dtype == DType::fp8_e5m2;
+  if (problem.q_dtype != DType::f16 && problem.q_dtype != DType::bf16)
+    reasons.push_back(formatted("q is {}, expected f16 or bf16", name(problem.q_dtype)));
+  if (problem.kv_dtype != problem.q_dtype && !fp8)
+    reasons.push_back(
+        formatted("kv is {}, expected {} (as q), fp8_e4m3fn or fp8_e5m2", name(problem.kv_dtype), name(problem.q_dtype)));
+  const std::int64_t d = problem.head_dim;
+  if (d != 64 && d != 128 && (d != 256 || fp8))
+    reasons.push_back(formatted("d is {}, expected {}", d, fp8 ? "64 or 128" : "64, 128 or 256"));
+  if (device.sm < 80) reasons.push_back(formatted("needs sm80, which device {} lacks", device.name));
+  return reasons;
+}
+
 constexpr std::array kRows = {
 #define QUIRE_KERNEL(name, backend, features, predicate, takes, description) \
   KernelRow{Kernel{#name, backend, features, takes, description}, predicate},

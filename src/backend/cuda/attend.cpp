@@ -15,7 +15,7 @@ namespace quire::cuda {
 namespace {
 
 const KernelEntry* find_entry(const std::string& kernel) {
-  static const KernelEntry* const entries[] = {&kGenericEntry};
+  static const KernelEntry* const entries[] = {&kMmaEntry, &kGenericEntry};
   for (const KernelEntry* entry : entries)
     if (kernel == entry->name) return entry;
   return nullptr;

@@ -17,8 +17,8 @@ struct KernelEntry {
   cudaError_t (*attend)(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream);
 };
 
-/// attend_generic.cu. Tuned kernels are further entries, in src/backend/cuda/mma/, listed in attend.cpp.
-extern const KernelEntry kGenericEntry;
+extern const KernelEntry kGenericEntry;  ///< attend_generic.cu
+extern const KernelEntry kMmaEntry;      ///< mma/launch.cpp
 
 /// prepare.cu: sets args.outcome->broken if lengths or the block table break a rule.
 cudaError_t launch_validate(const gpu::AttendArgs& args, cudaStream_t stream);

@@ -1,4 +1,6 @@
 // The entry of cuda_mma: picks the instance by query type and head_dim, and the kernel by the list's tile shape.
+#include <cstdint>
+
 #include "backend/cuda/launches.h"
 #include "backend/cuda/mma/instance.h"
 #include "backend/cuda/mma/whole_chunks.h"
