@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from quire.errors import ArgumentError
+
 _ML_DTYPES = {
     "bf16": "bfloat16",
     "fp8_e4m3fn": "float8_e4m3fn",
@@ -30,11 +32,26 @@ def is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def is_cupy(array: Any) -> bool:
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(array, cupy.ndarray)
+
+
+def _only_on_the_host(array: Any, what: str) -> None:
+    """Libraries of immutable arrays have no buffer to write on a device."""
+    device = getattr(array, "__dlpack_device__", None)
+    if device is not None and int(device()[0]) not in (1, 3, 11):
+        raise ArgumentError(f"{what}: {type(array).__module__} arrays cannot be written; pass a torch or CuPy array")
+
+
 def empty_like(array: Any) -> Any:
-    """A contiguous, uninitialised array of the same library, shape and dtype; NumPy for libraries other than torch."""
+    """A contiguous, uninitialised array of the same library, shape and dtype; NumPy for libraries other than torch and CuPy."""
     if is_torch(array):
         torch = sys.modules["torch"]
         return torch.empty(array.shape, dtype=array.dtype, device=array.device)
+    if is_cupy(array):
+        return sys.modules["cupy"].empty(array.shape, dtype=array.dtype)
+    _only_on_the_host(array, "output")
     if isinstance(array, np.ndarray):
         return np.empty(array.shape, dtype=array.dtype)
     return np.empty(tuple(array.shape), dtype=np.dtype(str(array.dtype)))
@@ -54,11 +71,53 @@ def empty_f32_like(array: Any, shape: tuple[int, ...]) -> Any:
     if is_torch(array):
         torch = sys.modules["torch"]
         return torch.empty(shape, dtype=torch.float32, device=array.device)
+    if is_cupy(array):
+        return sys.modules["cupy"].empty(shape, dtype=np.float32)
+    _only_on_the_host(array, "lse")
     return np.empty(shape, dtype=np.float32)
+
+
+def empty_bytes_like(array: Any, count: int) -> Any:
+    """``count`` bytes on the device of ``array``, from its library's allocator."""
+    if is_torch(array):
+        torch = sys.modules["torch"]
+        return torch.empty(count, dtype=torch.uint8, device=array.device)
+    if is_cupy(array):
+        return sys.modules["cupy"].empty(count, dtype=np.uint8)
+    raise ArgumentError(f"workspace: None, but {type(array).__module__} arrays cannot be written; pass a torch or CuPy array")
+
+
+def full_f32_like(array: Any, value: float) -> Any:
+    """[1] f32 on the device of ``array``."""
+    if is_torch(array):
+        torch = sys.modules["torch"]
+        return torch.full((1,), float(value), dtype=torch.float32, device=array.device)
+    if is_cupy(array):
+        return sys.modules["cupy"].full((1,), value, dtype=np.float32)
+    raise ArgumentError("scale: a number, but the cache is on a device; pass an f32 array there")
+
+
+def stream_of(stream: Any, array: Any, ordinal: int) -> int:
+    """A stream as a number: the one given, or the current one of the library of ``array``; else the default stream."""
+    if isinstance(stream, int):
+        return stream
+    for attribute in ("cuda_stream", "ptr"):  # torch, CuPy
+        if stream is not None and hasattr(stream, attribute):
+            return int(getattr(stream, attribute))
+    if stream is not None:
+        raise ArgumentError(f"stream: a {type(stream).__name__}, expected a number or a stream of torch or CuPy")
+    if is_cupy(array):
+        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return int(torch.cuda.current_stream(ordinal).cuda_stream)
+    return 0
 
 
 def as_bytes(array: Any) -> Any:
     """The same memory as uint8; for the workspace, whose element type does not matter."""
     if is_torch(array):
         return array.view(sys.modules["torch"].uint8)
+    if is_cupy(array):
+        return array.view(np.uint8)
     return np.asarray(array).view(np.uint8)

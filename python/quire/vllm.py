@@ -1,4 +1,4 @@
-"""vLLM's paged-attention ops on Quire: the same names, argument order and meaning, for NumPy and torch CPU tensors.
+"""vLLM's paged-attention ops on Quire: the same names, argument order and meaning, for NumPy, torch CPU and torch CUDA tensors.
 
 Code and tests written for vLLM run by changing an import. What differs, on purpose:
 
@@ -16,12 +16,17 @@ Code and tests written for vLLM run by changing an import. What differs, on purp
 * ALiBi is relative to the query position, honours windows and sinks, and takes slopes of any sign.
 * Per-head scales reach the result, or raise where vLLM would read element 0 only.
 
+**On CUDA tensors** calls use torch's current stream, take lengths and tables where they are, and wait for the device to say what it
+found; set :data:`wait` to False to enqueue and return. ``max_query_len`` and ``max_seq_len`` are not compared with the batch then. The
+decode ops and ``skip_decode``, which answer some of the rows, read the lengths on the host.
+
 What Quire does not do raises :class:`quire.UnsupportedError` naming the argument: fp8 outputs (``output_scale``), ``causal=False``,
 block-sparse attention, ``qq_bias``, ``mm_prefix_range``, tables of pointers.
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -29,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quire import _quire
+from quire._arrays import empty_bytes_like, empty_f32_like, is_torch
 from quire.errors import ArgumentError, UnsupportedError
 
 __all__ = [
@@ -42,10 +48,14 @@ __all__ = [
     "reshape_and_cache",
     "reshape_and_cache_flash",
     "unified_attention",
+    "wait",
 ]
 
 fp8_flavour: str = "fn"
 """What "fp8" and "fp8_e4m3" mean for uint8 caches: "fn" (NVIDIA, gfx95x, gfx12) or "fnuz" (gfx94x)."""
+
+wait: bool = True
+"""On CUDA tensors: wait for the device and raise if lengths or tables break a rule. False: enqueue only, and nobody asks."""
 
 _E4M3 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 _E5M2 = ("fp8_e5m2", "fp8_e5m2fnuz")
@@ -70,8 +80,51 @@ def _causal_only(causal: bool) -> None:
         raise UnsupportedError("causal: only True is supported by quire.vllm")
 
 
+def _on_device(array: Any) -> bool:
+    return is_torch(array) and array.device.type != "cpu"
+
+
+def _numbers(array: Any, name: str) -> np.ndarray:
+    """Index tensors and scales as NumPy; those on a device are copied, which waits for it."""
+    return _quire.bits(array.cpu() if _on_device(array) else array, name)[0]
+
+
+def _beside(values: Any, like: Any) -> Any:
+    """NumPy ``values`` where ``like`` is."""
+    if not _on_device(like) or not isinstance(values, np.ndarray):
+        return values
+    return sys.modules["torch"].from_numpy(np.ascontiguousarray(values)).to(like.device)
+
+
 def _is_raw(array: Any) -> bool:
     return str(getattr(array, "dtype", "")).removeprefix("torch.") in ("uint8", "int8")
+
+
+_TORCH_NAMES = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8_e4m3fn",
+    "float8_e4m3fnuz": "fp8_e4m3fnuz",
+    "float8_e5m2": "fp8_e5m2",
+    "float8_e5m2fnuz": "fp8_e5m2fnuz",
+}
+
+
+def _dtype_of(array: Any, name: str) -> str:
+    if not _on_device(array):
+        return _quire.bits(array, name)[1]
+    spelled = str(array.dtype).removeprefix("torch.")
+    if spelled not in _TORCH_NAMES:
+        raise ArgumentError(f"{name}: dtype {spelled} is none of {', '.join(_TORCH_NAMES)}")
+    return _TORCH_NAMES[spelled]
+
+
+def _view(array: Any, name: str, dtype: str | None) -> tuple[Any, str]:
+    """The cache as NumPy bits, or on a device as it is; and the Quire dtype to read it as."""
+    if not _on_device(array):
+        return _quire.bits(array, name, dtype)
+    return array, dtype if _is_raw(array) and dtype is not None else _dtype_of(array, name)
 
 
 def _cache_dtype(kv_cache_dtype: str, cache: Any, name: str) -> str | None:
@@ -90,15 +143,15 @@ def _cache_dtype(kv_cache_dtype: str, cache: Any, name: str) -> str | None:
         raise ArgumentError(f'kv_cache_dtype: "{kv_cache_dtype}" is none of auto, fp8, fp8_e4m3, fp8_e5m2, {", ".join(_PLAIN)}')
     if _is_raw(cache):
         return raw
-    dtype = _quire.bits(cache, name)[1]
+    dtype = _dtype_of(cache, name)
     if dtype not in allowed:
         raise ArgumentError(f'{name}: the tensor is {dtype}, but kv_cache_dtype="{kv_cache_dtype}"')
     return dtype
 
 
 class _Cache(NamedTuple):
-    k: np.ndarray
-    v: np.ndarray
+    k: Any
+    v: Any
     dtype: str
     k_scale: Any
     v_scale: Any
@@ -111,7 +164,9 @@ def _scale(scale: Any, name: str, num_kv_heads: int) -> Any:
     """One number, or one per KV head; more values than that only if they are all the same."""
     if scale is None or isinstance(scale, (int, float)):
         return scale
-    values = _quire.bits(scale, name)[0]
+    if _on_device(scale) and (scale.numel() == 1 or tuple(scale.shape) == (num_kv_heads,)):
+        return scale.reshape(-1)  # its values stay where they are
+    values = _numbers(scale, name)
     if values.size == 1:
         return float(values.reshape(()))
     if values.shape == (num_kv_heads,):
@@ -124,8 +179,8 @@ def _scale(scale: Any, name: str, num_kv_heads: int) -> Any:
 def _read_cache(
     key_cache: Any, value_cache: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, heads_dim: int, scale_name: str = "scale"
 ) -> _Cache:
-    k, k_dtype = _quire.bits(key_cache, "key_cache", _cache_dtype(kv_cache_dtype, key_cache, "key_cache"))
-    v, v_dtype = _quire.bits(value_cache, "value_cache", _cache_dtype(kv_cache_dtype, value_cache, "value_cache"))
+    k, k_dtype = _view(key_cache, "key_cache", _cache_dtype(kv_cache_dtype, key_cache, "key_cache"))
+    v, v_dtype = _view(value_cache, "value_cache", _cache_dtype(kv_cache_dtype, value_cache, "value_cache"))
     if k_dtype != v_dtype:
         raise ArgumentError(f"value_cache: {v_dtype}, but key_cache is {k_dtype}")
     if not k_dtype.startswith("fp8"):
@@ -138,10 +193,14 @@ def _has_other_x(cache: _Cache) -> bool:
     return cache.k.ndim == 5 and cache.k.shape[4] != 16 // cache.k.itemsize
 
 
-def _unpacked(k: np.ndarray) -> np.ndarray:
+def _permuted(array: Any, *order: int) -> Any:
+    return array.permute(*order) if is_torch(array) else array.transpose(*order)
+
+
+def _unpacked(k: Any) -> Any:
     """[pages, heads, dim / x, page_size, x] of any x as [pages, page_size, heads, dim]; a copy."""
     pages, heads, chunks, page_size, x = k.shape
-    return k.transpose(0, 3, 1, 2, 4).reshape(pages, page_size, heads, chunks * x)
+    return _permuted(k, 0, 3, 1, 2, 4).reshape(pages, page_size, heads, chunks * x)
 
 
 def _packed_cache(cache: _Cache) -> _quire.KVCache:
@@ -153,7 +212,7 @@ def _packed_cache(cache: _Cache) -> _quire.KVCache:
         f"key_cache is packed with x = {cache.k.shape[4]} where {16 // cache.k.itemsize} is expected for {cache.dtype}; "
         "quire.vllm copies it on every call"
     )
-    return cache._replace(k=_unpacked(cache.k), v=cache.v.transpose(0, 3, 1, 2)).view("nhd")
+    return cache._replace(k=_unpacked(cache.k), v=_permuted(cache.v, 0, 3, 1, 2)).view("nhd")
 
 
 def _f32_vector(array: Any, name: str) -> Any:
@@ -163,6 +222,8 @@ def _f32_vector(array: Any, name: str) -> Any:
     dtype = str(getattr(array, "dtype", "")).removeprefix("torch.")
     if dtype not in ("float16", "bfloat16", "float64"):
         return array
+    if _on_device(array):
+        return array.float()
     wide = array.float().numpy() if hasattr(array, "float") else np.asarray(array).astype(np.float32)
     if dtype == "float64" and not np.array_equal(wide.astype(np.float64), np.asarray(array)):
         raise ArgumentError(f"{name}: float64 values that float32 cannot hold")
@@ -188,9 +249,30 @@ class _Lengths(NamedTuple):
     sound: bool
 
 
+def _device_lengths(query_start_loc: Any, seq_lens: Any) -> _Lengths:
+    """The same where the tensors are, without waiting: whether they are sound is for the device to find."""
+    torch = sys.modules["torch"]
+    return _Lengths(query_start_loc, seq_lens, torch.diff(query_start_loc.to(torch.int64)), True)
+
+
+def _longest(lengths: Any) -> int:
+    """0 where nobody waits for the answer."""
+    return int(lengths.max(initial=0)) if isinstance(lengths, np.ndarray) else 0
+
+
+def _where(condition: Any, yes: Any, no: Any) -> Any:
+    return np.where(condition, yes, no) if isinstance(condition, np.ndarray) else sys.modules["torch"].where(condition, yes, no)
+
+
 def _lengths(query_start_loc: Any, seq_lens: Any) -> _Lengths:
-    qsl = _quire.bits(query_start_loc, "query_start_loc")[0]
-    seq = _quire.bits(seq_lens, "seq_lens")[0]
+    if _on_device(query_start_loc) and _on_device(seq_lens):
+        return _device_lengths(query_start_loc, seq_lens)
+    return _host_lengths(query_start_loc, seq_lens)
+
+
+def _host_lengths(query_start_loc: Any, seq_lens: Any) -> _Lengths:
+    qsl = _numbers(query_start_loc, "query_start_loc")
+    seq = _numbers(seq_lens, "seq_lens")
     if qsl.ndim != 1 or seq.ndim != 1 or qsl.size != seq.size + 1 or qsl.dtype.kind != "i" or seq.dtype.kind != "i":
         return _Lengths(qsl, seq, np.zeros(0, np.int64), False)
     query_lens = np.diff(qsl.astype(np.int64))
@@ -210,7 +292,10 @@ def _attend(
     for given, needed, name in limits:
         _at_least(given, needed, name)
     for batch, plan in zip(batches, plans):
-        _quire.attend(batch, cache, options, plan)
+        place = None
+        if not wait and _on_device(batch.query):
+            place = empty_bytes_like(batch.query, plan.workspace_bytes)
+        _quire.attend(batch, cache, options, plan, place)
 
 
 def _runs(keep: np.ndarray) -> list[tuple[int, int]]:
@@ -227,10 +312,10 @@ def _batch_of_run(run: tuple[int, int], lengths: _Lengths, table: np.ndarray, qu
     return _quire.Batch(
         query=query[first:last],
         output=output[first:last],
-        query_start_loc=lengths.query_start_loc[a : b + 1] - lengths.query_start_loc[a],
-        seq_lens=lengths.seq_lens[a:b],
+        query_start_loc=_beside(lengths.query_start_loc[a : b + 1] - lengths.query_start_loc[a], query),
+        seq_lens=_beside(lengths.seq_lens[a:b], query),
         block_table=table[a:b],
-        cached_lens=None if cached is None else cached[a:b],
+        cached_lens=None if cached is None else _beside(cached[a:b], query),
         **{name: rows[first:last] for name, rows in new.items() if rows is not None},
     )
 
@@ -257,7 +342,7 @@ def chunked_inputs(
     lengths = _lengths(query_start_loc, seq_lens)
     cached = None
     if key is not None and lengths.sound:
-        cached = np.where(lengths.query_lens == 1, lengths.seq_lens, lengths.seq_lens - lengths.query_lens)
+        cached = _where(lengths.query_lens == 1, lengths.seq_lens, lengths.seq_lens - lengths.query_lens)
     batch = _quire.Batch(
         query=query,
         output=output,
@@ -362,8 +447,7 @@ def chunked_prefill_paged_decode(
     negative = off. ``max_seq_len`` is ignored, ``max_query_len`` must not be too small.
     """
     batch, cache, options, lengths, _ = chunked_inputs(**locals())
-    longest = int(lengths.query_lens.max(initial=0))
-    _attend([batch], cache, options, [(max_query_len, longest, "max_query_len")])
+    _attend([batch], cache, options, [(max_query_len, _longest(lengths.query_lens), "max_query_len")])
 
 
 def context_attention_fwd(
@@ -396,13 +480,15 @@ def context_attention_fwd(
     """
     batch, cache, options, lengths, _ = context_inputs(**locals())
     batches = [batch]
+    if skip_decode:
+        lengths = _host_lengths(b_start_loc, b_seq_len)
     if skip_decode and np.any(lengths.query_lens == 1):
         _quire.check(batch, cache, options, "tables").raise_if_any()
-        table = _quire.bits(b_loc, "b_loc")[0]
+        table = b_loc if _on_device(b_loc) else _quire.bits(b_loc, "b_loc")[0]
         runs = _runs(lengths.query_lens != 1)
         cached = lengths.seq_lens - lengths.query_lens
         batches = [_batch_of_run(run, lengths, table, q, o, cached_lens=cached, key=k, value=v) for run in runs]
-    _attend(batches, cache, options, [(max_input_len, int(lengths.query_lens.max(initial=0)), "max_input_len")])
+    _attend(batches, cache, options, [(max_input_len, _longest(lengths.query_lens), "max_input_len")])
 
 
 def unified_attention(
@@ -443,8 +529,8 @@ def unified_attention(
     """
     batch, cache, options, lengths, _ = unified_inputs(**locals())
     limits = [
-        (max_seqlen_q, int(lengths.query_lens.max(initial=0)), "max_seqlen_q"),
-        (max_seqlen_k, int(lengths.seq_lens.max(initial=0)), "max_seqlen_k"),
+        (max_seqlen_q, _longest(lengths.query_lens), "max_seqlen_q"),
+        (max_seqlen_k, _longest(lengths.seq_lens), "max_seqlen_k"),
     ]
     _attend([batch], cache, options, limits)
 
@@ -477,16 +563,16 @@ def _decode(
     cache = _packed_cache(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1))
     _check_sizes(cache, num_kv_heads, block_size)
     options = _options(scale, None, None, alibi_slopes, None)
-    table = _quire.bits(block_tables, "block_tables")[0]
-    seq = _quire.bits(seq_lens, "seq_lens")[0]
+    table = block_tables if _on_device(block_tables) else _quire.bits(block_tables, "block_tables")[0]
+    seq = _numbers(seq_lens, "seq_lens")
     if query_start_loc is None:
-        lengths = _lengths(np.arange(seq.size + 1, dtype=np.int64), seq)
+        lengths = _host_lengths(np.arange(seq.size + 1, dtype=np.int64), seq)
         if tuple(query.shape[:1]) != (seq.size,) or table.shape[:1] != (seq.size,) or seq.ndim != 1:
             raise ArgumentError(f"query: {query.shape[0]} rows for {seq.size} seq_lens and {table.shape[0]} block_tables rows")
         keep = seq > 0
     else:
-        lengths = _lengths(query_start_loc, seq)
-        whole = _quire.Batch(query=query, output=out, query_start_loc=query_start_loc, seq_lens=seq, block_table=table)
+        lengths = _host_lengths(query_start_loc, seq)
+        whole = _quire.Batch(query=query, output=out, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=table)
         _quire.check(whole, cache, options, "tables").raise_if_any()
         keep = lengths.query_lens == 1
     if np.any(seq < 0):
@@ -617,6 +703,8 @@ def reshape_and_cache(
     """
     cache = _read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1)
     if _has_other_x(cache):
+        if _on_device(key_cache):
+            raise UnsupportedError("key_cache: packed with an unusual x, which is not written on a device")
         slots = _quire.bits(slot_mapping, "slot_mapping")[0]
         _append_other_x(cache, key, value, slots)
     else:
@@ -633,6 +721,9 @@ def reshape_and_cache_flash(
 
 def _log_sums(lse: Any, name: str) -> np.ndarray:
     """[num_heads, num_tokens] as [num_tokens, num_heads]; +inf, FlashAttention 2's mark for an empty side, becomes -inf."""
+    if _on_device(lse):
+        torch = sys.modules["torch"]
+        return torch.where(torch.isposinf(lse), -torch.inf, lse).T
     values, dtype = _quire.bits(lse, name)
     if dtype != "f32" or values.ndim != 2:
         raise ArgumentError(f"{name}: {dtype} {list(values.shape)}, expected f32 [num_heads, num_tokens]")
@@ -660,7 +751,7 @@ def merge_attn_states(
     n = output.shape[0] if prefill_tokens_with_context is None else int(prefill_tokens_with_context)
     if not 0 <= n <= output.shape[0]:
         raise ArgumentError(f"prefill_tokens_with_context: {n} outside [0, {output.shape[0]}]")
-    lse = np.empty((output.shape[0], output.shape[1]), np.float32) if output_lse is None else output_lse.T
+    lse = empty_f32_like(output, (output.shape[0], output.shape[1])) if output_lse is None else output_lse.T
     if n == output.shape[0]:
         _quire.merge(prefix_output, a, suffix_output, b, output, lse)
         return

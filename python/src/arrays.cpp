@@ -9,12 +9,15 @@
 #include <unordered_map>
 
 #include "errors.hpp"
+#include "quire/plan.hpp"
 
 namespace quire_python {
 namespace {
 
+using quire::Backend;
 using quire::Code;
 using quire::DType;
+using quire::Memory;
 using quire::Tensor;
 
 /// Element type as the array's library spells it, before it means anything to Quire.
@@ -178,13 +181,31 @@ ArrayRef from_other_interface(nb::handle object, const std::string& name, const 
 }
 
 [[noreturn]] void refuse_device(const std::string& name, const std::string& device) {
-  throw_error(Code::unsupported,
-              name + ": lives on " + device + ", but this build has the CPU backend only; copy it to the host");
+  const bool gpus = quire::has_backend(quire::Backend::cuda);
+  throw_error(Code::unsupported, name + ": lives on " + device + ", " +
+                                     (gpus ? "where Quire does not compute" : "but this build has the CPU backend only") +
+                                     "; copy it to the host");
+}
+
+/// Memory that Quire computes in, or an UnsupportedError that names the array and its device.
+Memory usable(Memory memory, const std::string& name, const std::string& device) {
+  const bool built = memory == Memory::cpu || quire::has_backend(memory == Memory::cuda ? Backend::cuda : Backend::hip);
+  if (!built) refuse_device(name, device);
+  return memory;
+}
+
+/// ROCm builds of torch call their devices cuda, too.
+Memory torch_memory(const std::string& type) {
+  if (type == "cpu") return Memory::cpu;
+  const bool rocm = !nb::module_::import_("torch").attr("version").attr("hip").is_none();
+  return rocm ? Memory::hip : Memory::cuda;
 }
 
 ArrayRef from_torch(nb::handle object, const std::string& name, const std::string& asked) {
   const nb::object device = object.attr("device");
-  if (nb::cast<std::string>(device.attr("type")) != "cpu") refuse_device(name, text_of(device));
+  const auto type = nb::cast<std::string>(device.attr("type"));
+  if (type != "cpu" && type != "cuda") refuse_device(name, text_of(device));
+  const Memory memory = type == "cpu" ? Memory::cpu : usable(torch_memory(type), name, text_of(device));
   if (text_of(object.attr("layout")) != "torch.strided") refuse(name, "torch layout is " + text_of(object.attr("layout")));
   if (nb::cast<bool>(object.attr("is_neg")())) refuse(name, "torch's lazy negation is pending; call resolve_neg() first");
   if (nb::cast<bool>(object.attr("requires_grad")) && nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")()))
@@ -198,6 +219,8 @@ ArrayRef from_torch(nb::handle object, const std::string& name, const std::strin
   array.view.dtype = resolve_dtype(name, element, asked);
   array.view.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")()));  // NOLINT
   array.torch_data = array.view.data;
+  array.view.memory = memory;
+  if (memory != Memory::cpu) array.ordinal = nb::cast<int>(device.attr("index"));
   const nb::tuple shape = nb::tuple(object.attr("shape"));
   const nb::tuple stride = nb::cast<nb::tuple>(object.attr("stride")());
   set_rank(array.view, name, shape.size());
@@ -216,8 +239,13 @@ std::string device_text(std::int32_t type, std::int32_t id) {
   return std::string(known ? kTypes[type] : "device type " + std::to_string(type)) + ":" + std::to_string(id);
 }
 
-bool host_readable(std::int32_t type) {
-  return type == nb::device::cpu::value || type == nb::device::cuda_host::value || type == nb::device::rocm_host::value;
+/// Where DLPack says an array is; nullopt for devices that Quire knows nothing of.
+std::optional<Memory> dlpack_memory(std::int32_t type) {
+  namespace d = nb::device;
+  if (type == d::cpu::value || type == d::cuda_host::value || type == d::rocm_host::value) return Memory::cpu;
+  if (type == d::cuda::value || type == d::cuda_managed::value) return Memory::cuda;
+  if (type == d::rocm::value) return Memory::hip;
+  return std::nullopt;
 }
 
 Element dlpack_element(nb::dlpack::dtype dtype) {
@@ -255,20 +283,31 @@ ArrayRef from_ndarray(const NdArray& source, const std::string& name, const std:
 
 /// DLPack producers (CuPy, JAX, ...) and the buffer protocol (memoryview, array.array).
 ArrayRef from_dlpack(nb::handle object, const std::string& name, const std::string& asked) {
+  Memory memory = Memory::cpu;
+  int ordinal = -1;
   if (has(object, "__dlpack_device__")) {
     const nb::tuple device = nb::cast<nb::tuple>(object.attr("__dlpack_device__")());
     const auto type = nb::cast<std::int32_t>(nb::int_(device[0]));
-    if (!host_readable(type)) refuse_device(name, device_text(type, nb::cast<std::int32_t>(nb::int_(device[1]))));
+    const auto id = nb::cast<std::int32_t>(nb::int_(device[1]));
+    const std::optional<Memory> known = dlpack_memory(type);
+    if (!known) refuse_device(name, device_text(type, id));
+    memory = usable(*known, name, device_text(type, id));
+    if (memory != Memory::cpu) ordinal = id;
   }
+  const auto placed = [&](ArrayRef array) {
+    array.view.memory = memory;
+    array.ordinal = ordinal;
+    return array;
+  };
   nb::ndarray<> writable;
   if (nb::try_cast(object, writable)) {
-    ArrayRef array = from_ndarray(writable, name, asked);
+    ArrayRef array = placed(from_ndarray(writable, name, asked));
     // JAX arrays are immutable, whatever their DLPack flags say.
     array.writable = module_of(object).rfind("jax", 0) != 0;
     return array;
   }
   nb::ndarray<nb::ro> readable;
-  if (nb::try_cast(object, readable)) return from_ndarray(readable, name, asked);
+  if (nb::try_cast(object, readable)) return placed(from_ndarray(readable, name, asked));
   refuse(name, "a " + module_of(object) + "." + class_of(object) + " could not be read through DLPack or as a buffer");
 }
 
@@ -317,6 +356,12 @@ ArrayRef import_array(nb::handle object, const std::string& name, Access access,
   return array;
 }
 
+void check_same_gpu(const ArrayRef& first, const char* first_name, const ArrayRef& array, const char* name) {
+  if (first.ordinal < 0 || array.ordinal < 0 || first.ordinal == array.ordinal) return;
+  refuse(name,
+         "lives on GPU " + std::to_string(array.ordinal) + ", but " + first_name + " on GPU " + std::to_string(first.ordinal));
+}
+
 void check_still_there(const ArrayRef& array, const char* name) {
   if (array.torch_data == nullptr) return;
   const auto now = nb::cast<std::uintptr_t>(array.object.attr("data_ptr")());
@@ -325,6 +370,8 @@ void check_still_there(const ArrayRef& array, const char* name) {
 }
 
 nb::object to_numpy_bits(const ArrayRef& array) {
+  if (array.ordinal >= 0)
+    throw_error(Code::unsupported, "the array is in GPU " + std::to_string(array.ordinal) + "'s memory; NumPy cannot view it");
   const nb::object owner = array.owner.is_valid() ? array.owner : nb::cast(array.dlpack);
   nb::object bits = raw_numpy(array.view, owner, quire::itemsize(array.view.dtype) == 2);
   if (!array.writable) bits.attr("flags").attr("writeable") = false;

@@ -1,7 +1,8 @@
 // Arrays of any library in, views out: nothing is copied, and whoever keeps a view keeps the array alive.
 //
-// NumPy (ml_dtypes included) and torch CPU tensors are read through their own attributes, because DLPack refuses some of
-// their types; everything else comes through DLPack, the NumPy array interface or the buffer protocol.
+// NumPy (ml_dtypes included) and torch tensors are read through their own attributes, because DLPack refuses some of their
+// types; everything else comes through DLPack, the NumPy array interface or the buffer protocol. Arrays on a GPU are viewed
+// there.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -23,6 +24,7 @@ struct ArrayRef {
   quire::Tensor view;                ///< strides in elements, whatever they are
   bool writable = false;             ///< false for read-only NumPy arrays, JAX arrays, ...
   const void* torch_data = nullptr;  ///< set for torch tensors, whose storage can be resized behind a view
+  int ordinal = -1;                  ///< of the GPU that holds it; -1 for host memory
 
   explicit operator bool() const { return view.present(); }
 };
@@ -33,13 +35,17 @@ enum class Access { read, write };
 ///
 /// `dtype` (may be empty) names the element type of arrays that hold raw bits: uint8 for fp8, uint16 for bf16 and f16. It must
 /// agree with typed arrays. Raises ArgumentError (type, dtype, byte order, rank, read-only with Access::write) or
-/// UnsupportedError (device memory); both name the tensor.
+/// UnsupportedError (memory that this build does not compute in); both name the tensor.
 ArrayRef import_array(nb::handle object, const std::string& name, Access access = Access::read, const std::string& dtype = {});
+
+/// Raises ArgumentError, naming `name`, if both arrays are on GPUs and not on the same one.
+void check_same_gpu(const ArrayRef& first, const char* first_name, const ArrayRef& array, const char* name);
 
 /// Raises ArgumentError if a torch tensor's storage moved since it was imported (resize_, set_).
 void check_still_there(const ArrayRef& array, const char* name);
 
-/// The array as NumPy: numbers as they are, 16-bit floats as uint16, fp8 as uint8; read-only if the source is.
+/// The array as NumPy: numbers as they are, 16-bit floats as uint16, fp8 as uint8; read-only if the source is. UnsupportedError
+/// if it is on a GPU.
 nb::object to_numpy_bits(const ArrayRef& array);
 
 /// A NumPy array over `view`, kept alive by `owner`; None if absent. bf16 and fp8 are ml_dtypes types if that package is

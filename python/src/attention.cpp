@@ -44,6 +44,15 @@ class ThreadWorkspace {
   std::size_t size_ = 0;
 };
 
+nb::object arrays_function(const char* name) { return nb::module_::import_("quire._arrays").attr(name); }
+
+/// The stream of a GPU call as a number: the argument's, or the current one of the library that the array comes from.
+void* stream_for(nb::handle stream, const ArrayRef& like) {
+  if (like.ordinal < 0) return nullptr;
+  const nb::object number = arrays_function("stream_of")(stream, like.object, like.ordinal);
+  return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(number));  // NOLINT(performance-no-int-to-ptr)
+}
+
 std::span<std::byte> workspace_for(const Plan& plan, const ArrayRef& given) {
   static thread_local ThreadWorkspace own;
   if (!given) return own.at_least(quire::workspace_bytes(plan));
@@ -66,11 +75,58 @@ Plan plan_now(const quire::Batch& b, const quire::KVCache& c, const quire::Optio
   return unwrap(std::move(made));
 }
 
-nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace,
-                  std::optional<nb::dict> rows) {
+void fill_rows(const std::vector<RowCount>& counts, std::optional<nb::dict>& rows) {
+  if (!rows) return;
+  for (const RowCount& count : counts) (*rows)[count.kernel.c_str()] = count.rows;
+}
+
+/// The workspace of a GPU call: what the caller gave, or one from the library of the query.
+ArrayRef device_workspace(const PyBatch& batch, const Plan& plan, nb::handle workspace) {
+  const ArrayRef& query = batch.arrays().query;
+  const nb::object made = workspace.is_none() ? arrays_function("empty_bytes_like")(query.object, quire::workspace_bytes(plan))
+                                              : nb::borrow(workspace);
+  ArrayRef array = import_workspace(made);
+  if (array.view.memory != query.view.memory)
+    throw_error(Code::invalid_argument, "workspace: is in " + std::string(quire::name(array.view.memory)) +
+                                            " memory, but the batch is in " + std::string(quire::name(query.view.memory)) +
+                                            " memory");
+  check_same_gpu(query, "query", array, "workspace");
+  return array;
+}
+
+/// Enqueues; with a workspace of its own it also waits, because nobody could ask afterwards.
+void attend_on_gpu(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan& plan, nb::handle workspace,
+                   std::optional<nb::dict>& rows, nb::handle stream) {
   const quire::Batch& b = batch.checked();
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
+  check_same_gpu(batch.arrays().query, "query", cache.k(), "k");
+  const ArrayRef place = device_workspace(batch, plan, workspace);
+  const std::span<std::byte> bytes = workspace_for(plan, place);
+  std::vector<RowCount> counts;
+  const quire::AttendOptions how{.rows = &counts, .stream = stream_for(stream, batch.arrays().query)};
+  quire::Status status;
+  {
+    const bool wait = workspace.is_none();
+    const nb::gil_scoped_release unlocked;
+    status = quire::attend(plan, b, c, o, bytes, how);
+    if (status.ok() && wait) status = quire::attend_status(plan, b, c, o, bytes, how);
+  }
+  require_ok(status);
+  fill_rows(counts, rows);
+}
+
+nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace,
+                  std::optional<nb::dict> rows, nb::handle stream) {
+  const quire::Batch& b = batch.checked();
+  const quire::KVCache& c = cache.checked();
+  const quire::Options& o = options_or_default(options);
+  if (b.query.memory != quire::Memory::cpu) {
+    std::optional<Plan> made;
+    if (plan == nullptr) made = unwrap(quire::plan(b, c, o));
+    attend_on_gpu(batch, cache, options, plan != nullptr ? *plan : *made, workspace, rows, stream);
+    return output_of(batch);
+  }
   const ArrayRef given = import_workspace(workspace);
   std::vector<RowCount> counts;
   quire::Status status;
@@ -83,9 +139,27 @@ nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* o
     status = quire::attend(use, b, c, o, workspace_for(use, given), {.executor = executor.get(), .rows = &counts});
   }
   require_ok(status);
-  if (rows)
-    for (const RowCount& count : counts) (*rows)[count.kernel.c_str()] = count.rows;
+  fill_rows(counts, rows);
   return output_of(batch);
+}
+
+void attend_status(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan& plan, nb::handle workspace,
+                   std::optional<nb::dict> rows, nb::handle stream) {
+  if (batch.views().query.memory == quire::Memory::cpu) return;
+  if (workspace.is_none()) throw_error(Code::invalid_argument, "workspace: None, expected the one that attend() was given");
+  const quire::Batch& b = batch.checked();
+  const quire::KVCache& c = cache.checked();
+  const quire::Options& o = options_or_default(options);
+  const ArrayRef place = device_workspace(batch, plan, workspace);
+  std::vector<RowCount> counts;
+  const quire::AttendOptions how{.rows = &counts, .stream = stream_for(stream, batch.arrays().query)};
+  quire::Status status;
+  {
+    const nb::gil_scoped_release unlocked;
+    status = quire::attend_status(plan, b, c, o, workspace_for(plan, place), how);
+  }
+  require_ok(status);
+  fill_rows(counts, rows);
 }
 
 std::vector<std::int64_t> index_list(nb::handle values, const char* name) {
@@ -116,19 +190,22 @@ std::vector<WriteTag> tags_from(nb::handle request_ids, nb::handle positions, st
 }
 
 void append(const PyCache& cache, nb::handle key, nb::handle value, nb::handle slot_mapping, PyLedger* ledger,
-            nb::handle request_ids, nb::handle positions, const std::optional<std::string>& dtype) {
+            nb::handle request_ids, nb::handle positions, const std::optional<std::string>& dtype, nb::handle stream) {
   const quire::KVCache& c = cache.checked_for_write();
   const ArrayRef k = import_array(key, "key", Access::read, dtype.value_or(""));
   const ArrayRef v = import_array(value, "value", Access::read, dtype.value_or(""));
   const ArrayRef slots = import_array(slot_mapping, "slot_mapping");
   std::vector<WriteTag> tags;
   if (ledger != nullptr) tags = tags_from(request_ids, positions, slots.view.rank == 1 ? slots.view.shape[0] : 0);
+  check_same_gpu(cache.k(), "k", k, "key");
+  void* const where = stream_for(stream, cache.k());
   quire::Status status;
   {
     const std::shared_ptr<quire::Executor> executor = current_executor();
     const nb::gil_scoped_release unlocked;
-    status = quire::append(c, k.view, v.view, slots.view,
-                           {.executor = executor.get(), .ledger = ledger != nullptr ? &ledger->ledger : nullptr, .tags = tags});
+    status = quire::append(
+        c, k.view, v.view, slots.view,
+        {.executor = executor.get(), .ledger = ledger != nullptr ? &ledger->ledger : nullptr, .tags = tags, .stream = where});
   }
   require_ok(status);
 }
@@ -139,7 +216,8 @@ nb::object or_allocate(nb::handle given, const char* function, nb::handle like, 
   return argument.is_valid() ? make(like, argument) : make(like);
 }
 
-nb::tuple merge(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle lse_b, nb::handle out, nb::handle lse) {
+nb::tuple merge(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle lse_b, nb::handle out, nb::handle lse,
+                nb::handle stream) {
   const ArrayRef oa = import_array(out_a, "out_a");
   const ArrayRef la = import_array(lse_a, "lse_a");
   const ArrayRef ob = import_array(out_b, "out_b");
@@ -150,11 +228,13 @@ nb::tuple merge(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle
   const nb::object result_lse = or_allocate(lse, "empty_f32_like", out_a, rows);
   const ArrayRef o = import_array(result, "out", Access::write);
   const ArrayRef l = import_array(result_lse, "lse", Access::write);
+  check_same_gpu(oa, "out_a", ob, "out_b");
+  void* const where = stream_for(stream, oa);
   quire::Status status;
   {
     const std::shared_ptr<quire::Executor> executor = current_executor();
     const nb::gil_scoped_release unlocked;
-    status = quire::merge(oa.view, la.view, ob.view, lb.view, o.view, l.view, {.executor = executor.get()});
+    status = quire::merge(oa.view, la.view, ob.view, lb.view, o.view, l.view, {.executor = executor.get(), .stream = where});
   }
   require_ok(status);
   return nb::make_tuple(result, result_lse);
@@ -172,10 +252,20 @@ before writing any. Only visible positions are read.
 
 Arguments:
     plan: from plan() for this batch's lengths and shapes, reused for every layer; None plans now.
-    workspace: contiguous array of at least plan.workspace_bytes bytes, 64-byte aligned; None uses one that the thread keeps.
-    rows: a dict that receives {kernel: (token x head) rows it wrote}.
+    workspace: contiguous array of at least plan.workspace_bytes bytes, 64-byte aligned, where the batch is; None uses one that
+        the thread keeps, or on a GPU one from the library of the query.
+    rows: a dict that receives {kernel: (token x head) rows it wrote} (on a GPU, if the call waits).
+    stream: of calls on a GPU: a number (cudaStream_t) or a stream of torch or CuPy; None = the library's current stream.
+
+On a GPU lengths and tables are checked there, and no row is written if they break a rule. With a workspace of yours the call
+enqueues and returns (it can be captured in a graph), and attend_status() waits and raises what was found; with None it does so itself.
 
 Raises ContractError (a broken rule, named in .rule) or UnsupportedError before any output byte changes. The GIL is released.)";
+
+constexpr const char* kAttendStatusDoc = R"(What became of the last attend() with these arguments on a GPU; waits for its stream.
+
+Raises ContractError if lengths or tables break a rule (the words of check()), ArgumentError if they exceed what the plan was made for;
+in both cases no row was written. rows receives the counts. On a CPU attend() has said it all.)";
 
 constexpr const char* kAppendDoc = R"(Writes key/value row t into slot slot_mapping[t] of the cache, for every t with a slot >= 0.
 
@@ -183,6 +273,9 @@ constexpr const char* kAppendDoc = R"(Writes key/value row t into slot slot_mapp
 
 key, value: [num_tokens, num_kv_heads, head_dim] f32, f16 or bf16, any strides. slot_mapping: [n] int32 or int64, n <= num_tokens.
 With a ledger every written slot is recorded for request_ids[t], positions[t] (each [n]). dtype: type of raw uint16 key and value.
+
+On a GPU the call enqueues on stream and returns: slots outside the cache are skipped (check_append is for finding them), unless there
+is a ledger.
 
 Raises ContractError before the first write (slot out of range or written twice, shapes that disagree), ArgumentError for
 read-only caches. The GIL is released.)";
@@ -200,19 +293,29 @@ be out_a or out_b. None allocates. +inf in an lse is an error.)";
 
 void bind_attention(nb::module_& m) {
   m.def("attend", &attend, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("plan") = nb::none(),
-        nb::arg("workspace") = nb::none(), nb::arg("rows") = nb::none(),
+        nb::arg("workspace") = nb::none(), nb::arg("rows") = nb::none(), nb::arg("stream") = nb::none(),
         nb::sig("def attend(batch: Batch, cache: KVCache, options: Options | None = None, plan: Plan | None = None, "
-                "workspace: typing.Any | None = None, rows: dict[str, int] | None = None) -> typing.Any"),
+                "workspace: typing.Any | None = None, rows: dict[str, int] | None = None, stream: typing.Any | None = None) "
+                "-> typing.Any"),
         kAttendDoc);
+  m.def("attend_status", &attend_status, nb::arg("batch"), nb::arg("cache"), nb::arg("options").none(), nb::arg("plan"),
+        nb::arg("workspace").none(), nb::arg("rows") = nb::none(), nb::arg("stream") = nb::none(),
+        nb::sig("def attend_status(batch: Batch, cache: KVCache, options: Options | None, plan: Plan, workspace: typing.Any, "
+                "rows: dict[str, int] | None = None, stream: typing.Any | None = None) -> None"),
+        kAttendStatusDoc);
   m.def("append", &append, nb::arg("cache"), nb::arg("key").none(), nb::arg("value").none(), nb::arg("slot_mapping").none(),
         nb::arg("ledger") = nb::none(), nb::arg("request_ids") = nb::none(), nb::arg("positions") = nb::none(),
-        nb::arg("dtype") = nb::none(), kAppendDoc);
+        nb::arg("dtype") = nb::none(), nb::arg("stream") = nb::none(),
+        nb::sig("def append(cache: KVCache, key: typing.Any, value: typing.Any, slot_mapping: typing.Any, "
+                "ledger: SlotLedger | None = None, request_ids: typing.Any | None = None, positions: typing.Any | None = None, "
+                "dtype: str | None = None, stream: typing.Any | None = None) -> None"),
+        kAppendDoc);
   m.def(
       "merge", &merge, nb::arg("out_a"), nb::arg("lse_a"), nb::arg("out_b"), nb::arg("lse_b"), nb::arg("out") = nb::none(),
-      nb::arg("lse") = nb::none(),
+      nb::arg("lse") = nb::none(), nb::arg("stream") = nb::none(),
       nb::sig(
           "def merge(out_a: typing.Any, lse_a: typing.Any, out_b: typing.Any, lse_b: typing.Any, out: typing.Any | None = None, "
-          "lse: typing.Any | None = None) -> tuple[typing.Any, typing.Any]"),
+          "lse: typing.Any | None = None, stream: typing.Any | None = None) -> tuple[typing.Any, typing.Any]"),
       kMergeDoc);
   m.def(
       "set_num_threads",

@@ -25,13 +25,16 @@ using quire::Refusal;
 using quire::VllmChoice;
 
 Plan plan(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const std::optional<std::string>& kernel,
-          bool batch_invariant, int num_threads) {
+          bool batch_invariant, int num_threads, std::int64_t max_query_len, std::int64_t max_seq_len) {
   const quire::Batch& b = batch.checked();
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
+  const bool on_gpu = b.query.memory != quire::Memory::cpu;  // set_num_threads() is about CPUs
   const PlanSettings settings{.kernel = kernel.value_or(""),
                               .batch_invariant = batch_invariant,
-                              .num_threads = num_threads > 0 ? num_threads : chosen_num_threads()};
+                              .num_threads = num_threads > 0 || on_gpu ? num_threads : chosen_num_threads(),
+                              .max_query_len = max_query_len,
+                              .max_seq_len = max_seq_len};
   const nb::gil_scoped_release unlocked;
   quire::Result<Plan> result = quire::plan(b, c, o, settings);
   const nb::gil_scoped_acquire locked;
@@ -73,6 +76,9 @@ void bind_device(nb::module_& m) {
       .def_prop_ro("backend", [](const Device& d) { return std::string(quire::name(d.backend)); })
       .def_ro("num_threads", &Device::num_threads, "Threads (CPU) or multiprocessors / compute units (GPU).")
       .def_ro("l2_bytes", &Device::l2_bytes)
+      .def_ro("sm", &Device::sm, "CUDA compute capability, 10 * major + minor; 0 for all others.")
+      .def_ro("ordinal", &Device::ordinal, "Which of this machine's GPUs; -1 for CPUs and pretended devices.")
+      .def_ro("product", &Device::product)
       .def("__repr__",
            [](const Device& d) { return "<Device " + d.name + " num_threads=" + std::to_string(d.num_threads) + ">"; });
   nb::class_<Kernel>(m, "Kernel", "One row of the kernel table.")
@@ -87,6 +93,15 @@ void bind_device(nb::module_& m) {
       .def("__str__", [](const Refusal& r) { return r.kernel + ": " + r.reason; })
       .def("__repr__", [](const Refusal& r) { return "<Refusal " + r.kernel + ": " + r.reason + ">"; });
   m.def("devices", [] { return quire::known_devices(); }, "Every device that explain() knows by name, pretended ones included.");
+  m.def("gpu_devices", [] { return quire::gpu_devices(); }, "This machine's GPUs that this build has kernels for.");
+  m.def(
+      "has_backend",
+      [](const std::string& backend) {
+        for (const quire::Backend b : {quire::Backend::cpu, quire::Backend::cuda, quire::Backend::hip})
+          if (backend == quire::name(b)) return quire::has_backend(b);
+        throw_error(Code::invalid_argument, "backend: \"" + backend + "\" is none of cpu, cuda, hip");
+      },
+      nb::arg("backend"), "Whether this build has kernels for \"cpu\", \"cuda\" or \"hip\".");
   m.def("host_device", [] { return quire::host_device(); }, "This machine's CPU (QUIRE_CPU narrows it).");
   m.def(
       "kernels",
@@ -111,6 +126,7 @@ void bind_plan_class(nb::module_& m) {
       .def_ro("kv_bytes", &Plan::kv_bytes, "Bytes of K and V in the visible ranges, each counted once.")
       .def_ro("flops", &Plan::flops)
       .def_ro("refusals", &Plan::refusals)
+      .def_ro("assumptions", &Plan::assumptions, "What a GPU plan took for granted about lengths that it did not read.")
       .def_prop_ro("num_items", [](const Plan& p) { return p.num_items(); })
       .def_prop_ro("num_merges", [](const Plan& p) { return p.num_merges(); })
       .def_prop_ro("workspace_bytes", [](const Plan& p) { return quire::workspace_bytes(p); })
@@ -157,11 +173,14 @@ void bind_plan(nb::module_& m) {
   bind_plan_class(m);
   bind_explanation(m);
   m.def("plan", &plan, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("kernel") = nb::none(),
-        nb::arg("batch_invariant") = false, nb::arg("num_threads") = 0,
+        nb::arg("batch_invariant") = false, nb::arg("num_threads") = 0, nb::arg("max_query_len") = 0, nb::arg("max_seq_len") = 0,
         R"(Checks metadata and tables, then plans this batch for this machine. Plan once per step, use it for every layer.
 
 kernel forces a row of kernels() by name. batch_invariant: a request's bits depend neither on the rest of the batch nor on its
 chunking. num_threads only balances work; 0 = set_num_threads(), or all cores.
+
+On a GPU no tensor is read and nothing waits: the plan is made from upper bounds, those of the shapes or max_query_len and max_seq_len
+(0 = not given), and lists them in its assumptions.
 
 Raises ContractError (a broken rule) or UnsupportedError (no kernel takes it; all refusals in the text).)");
   m.def("explain", &explain, nb::arg("problem"), nb::arg("device") = nb::none(), nb::arg("kernel") = nb::none(),

@@ -97,7 +97,9 @@ Arguments:
 
 Raises:
     ArgumentError: not an array, a dtype Quire does not know, a read-only output.
-    UnsupportedError: an array in device memory.
+    UnsupportedError: an array in memory that this build does not compute in.
+
+All arrays of a call live in one memory: the host's, or that of one GPU.
 
 Shapes and values are judged by check(), plan() and attend().)";
 
@@ -174,6 +176,7 @@ PyBatch::PyBatch(nb::handle query, nb::handle query_start_loc, nb::handle seq_le
   arrays_.lse = import_array(lse, "lse", Access::write);
   arrays_.request_ids = import_array(request_ids, "request_ids");
   const BatchArrays& a = arrays_;
+  for_each_array(a, [&](const ArrayRef& array, const char* name) { check_same_gpu(a.query, "query", array, name); });
   views_ = {.query = a.query.view,
             .output = a.output.view,
             .query_start_loc = a.query_start_loc.view,
@@ -208,6 +211,8 @@ const quire::Batch& PyBatch::checked() const {
 
 ArrayRef PyCache::import_scale(nb::handle scale, const char* name, float& storage) {
   if (scale.is_none() || !is_number(scale)) return import_array(scale, name);
+  if (k_.ordinal >= 0)  // scales live where the cache does
+    return import_array(nb::module_::import_("quire._arrays").attr("full_f32_like")(k_.object, scale), name);
   const nb::object number = nb::steal(PyNumber_Float(scale.ptr()));
   if (!number.is_valid()) throw nb::python_error();
   storage = static_cast<float>(nb::cast<double>(number));
@@ -225,6 +230,9 @@ PyCache::PyCache(nb::handle k, nb::handle v, const std::string& layout, nb::hand
   v_ = import_array(v, "v", Access::read, dtype.value_or(""));
   k_scale_ = import_scale(k_scale, "k_scale", scalars_[0]);
   v_scale_ = import_scale(v_scale, "v_scale", scalars_[1]);
+  check_same_gpu(k_, "k", v_, "v");
+  check_same_gpu(k_, "k", k_scale_, "k_scale");
+  check_same_gpu(k_, "k", v_scale_, "v_scale");
   views_ = {.k = k_.view, .v = v_.view, .layout = *known, .k_scale = k_scale_.view, .v_scale = v_scale_.view};
 }
 

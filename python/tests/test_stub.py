@@ -4,6 +4,7 @@ import ast
 import inspect
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import quire
@@ -42,15 +43,20 @@ def test_stub_and_module_agree():
 
 def test_stub_knows_the_arguments_of_attend():
     (attend,) = [n for n in stub_tree().body if isinstance(n, ast.FunctionDef) and n.name == "attend"]
-    assert [a.arg for a in attend.args.args] == ["batch", "cache", "options", "plan", "workspace", "rows"]
+    assert [a.arg for a in attend.args.args] == ["batch", "cache", "options", "plan", "workspace", "rows", "stream"]
 
 
 def test_hand_written_signatures_take_what_they_say():
     """nanobind signatures given as text are not checked by the compiler: call each with every argument named."""
     case = quire.make_case("q=f32 kv=f32 heads=2:1 d=8 page=4 reqs=3@2 lse=1")
     b, c, o = case.batch, case.cache, case.options
-    quire.attend(batch=b, cache=c, options=o, plan=quire.plan(b, c, o), workspace=None, rows={})
-    quire.merge(out_a=b.output, lse_a=b.lse, out_b=b.output, lse_b=b.lse, out=None, lse=None)
+    quire.attend(batch=b, cache=c, options=o, plan=quire.plan(b, c, o), workspace=None, rows={}, stream=None)
+    quire.attend_status(batch=b, cache=c, options=o, plan=quire.plan(b, c, o), workspace=None, rows={}, stream=None)
+    quire.merge(out_a=b.output, lse_a=b.lse, out_b=b.output, lse_b=b.lse, out=None, lse=None, stream=None)
+    new = np.zeros((3, 1, 8), np.float32)
+    nowhere = np.full(3, -1, np.int64)
+    tags = {"ledger": None, "request_ids": None, "positions": None}
+    quire.append(cache=c, key=new, value=new, slot_mapping=nowhere, dtype=None, stream=None, **tags)
     quire.explain(problem=b, device=None, kernel=None, as_vllm=False, cache=c, options=o)
     _quire.bits(array=b.query, name="query", dtype=None)
 

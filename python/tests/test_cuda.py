@@ -1,0 +1,150 @@
+"""Arrays on a GPU: what is said where there is none, and the same answers as the CPU where there is one."""
+
+import numpy as np
+import pytest
+
+import quire
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+LINE = "q=f16 kv=f16 heads=8:2 d=64 page=16 reqs=37@5,3x1@100,1x0@7 window=40 lse=1 seed=3"
+needs_gpu = pytest.mark.skipif(
+    torch is None or not torch.cuda.is_available() or not quire.gpu_devices(),
+    reason="no torch with CUDA, or no GPU that this build has kernels for",
+)
+
+
+class OnDevice:
+    """What a library of a machine with a GPU hands over; the memory is the host's, and must not be touched."""
+
+    def __init__(self, array, ordinal=0):
+        self.array, self.ordinal = array, ordinal
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def __dlpack_device__(self):
+        return (2, self.ordinal)
+
+    def __dlpack__(self, **_):
+        return self.array.__dlpack__()
+
+
+def parts():
+    return {
+        "query": np.zeros((2, 2, 8), np.float32),
+        "output": np.zeros((2, 2, 8), np.float32),
+        "query_start_loc": np.array([0, 2], np.int32),
+        "seq_lens": np.array([2], np.int32),
+        "block_table": np.zeros((1, 1), np.int32),
+    }
+
+
+def cache():
+    return quire.KVCache(np.zeros((2, 4, 1, 8), np.float32), np.zeros((2, 4, 1, 8), np.float32))
+
+
+def test_an_array_on_a_gpu_is_refused_by_name_or_by_rule():
+    arrays = parts()
+    arrays["query"] = OnDevice(arrays["query"])
+    if not quire.has_backend("cuda"):
+        with pytest.raises(quire.UnsupportedError, match="query: lives on cuda:0, but this build has the CPU backend only"):
+            quire.Batch(**arrays)
+        return
+    batch = quire.Batch(**arrays)
+    with pytest.raises(quire.ContractError, match="Q-M07 query: cuda memory, expected cpu memory"):
+        quire.plan(batch, cache())
+    with pytest.raises(quire.ContractError, match="Q-M07"):
+        quire.attend(batch, cache(), workspace=np.zeros(64, np.uint8))
+
+
+@pytest.mark.skipif(not quire.has_backend("cuda"), reason="the build has no CUDA kernels")
+def test_arrays_of_two_gpus_are_refused():
+    arrays = {name: OnDevice(array) for name, array in parts().items()}
+    arrays["seq_lens"].ordinal = 1
+    with pytest.raises(quire.ArgumentError, match="seq_lens: lives on GPU 1, but query on GPU 0"):
+        quire.Batch(**arrays)
+
+
+def test_gpus_are_listed_and_backends_known():
+    assert quire.has_backend("cpu") and not quire.has_backend("hip")
+    for device in quire.gpu_devices():
+        assert device.backend == "cuda" and device.ordinal >= 0 and device.sm >= 50 and device.product
+    with pytest.raises(quire.ArgumentError, match='backend: "tpu" is none of cpu, cuda, hip'):
+        quire.has_backend("tpu")
+
+
+def test_attend_status_of_a_cpu_plan_has_nothing_to_add():
+    case = quire.make_case("q=f32 kv=f32 heads=2:1 d=8 page=4 reqs=3@2 seed=1")
+    plan = quire.plan(case.batch, case.cache, case.options)
+    quire.attend(case.batch, case.cache, case.options, plan)
+    assert quire.attend_status(case.batch, case.cache, case.options, plan, None) is None
+    assert plan.assumptions == []
+
+
+def on_gpu(array):
+    return torch.from_numpy(np.ascontiguousarray(array)).cuda()
+
+
+def gpu_call(case):
+    b = case.batch
+    batch = quire.Batch(
+        query=on_gpu(b.query),
+        query_start_loc=on_gpu(b.query_start_loc),
+        seq_lens=on_gpu(b.seq_lens),
+        block_table=on_gpu(b.block_table),
+        lse=torch.empty(b.lse.shape, dtype=torch.float32, device="cuda"),
+    )
+    return batch, quire.KVCache(on_gpu(case.cache.k), on_gpu(case.cache.v), case.cache.layout)
+
+
+@needs_gpu
+def test_torch_tensors_on_a_gpu_agree_with_the_cpu():
+    case = quire.make_case(LINE)
+    quire.attend(case.batch, case.cache, case.options)
+    batch, there = gpu_call(case)
+    rows = {}
+    out = quire.attend(batch, there, case.options, rows=rows)
+    assert out.device.type == "cuda" and sum(rows.values()) == out.shape[0] * out.shape[1]
+    np.testing.assert_allclose(out.cpu().numpy().astype(np.float32), np.asarray(case.batch.output, np.float32), atol=4e-3, rtol=4e-3)
+    np.testing.assert_allclose(batch.lse.cpu().numpy(), np.asarray(case.batch.lse), atol=1e-3, rtol=1e-3)
+
+
+@needs_gpu
+def test_a_broken_table_is_found_by_the_device_and_no_row_is_written():
+    case = quire.make_case(LINE)
+    batch, there = gpu_call(case)
+    plan = quire.plan(batch, there, case.options)
+    assert any("query_len <=" in text for text in plan.assumptions)
+    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
+    batch.output.fill_(7)
+    batch.block_table[0, 0] = -5
+    quire.attend(batch, there, case.options, plan, workspace)
+    with pytest.raises(quire.ContractError, match=r"Q-T03 block_table\[0\]\[0\]: page -5"):
+        quire.attend_status(batch, there, case.options, plan, workspace)
+    assert bool((batch.output == 7).all())
+
+
+@needs_gpu
+def test_a_captured_graph_replays_with_other_lengths():
+    case = quire.make_case("q=f16 kv=f16 heads=4:2 d=64 page=16 reqs=8x1@90 seed=5")
+    b = case.batch
+    batch = quire.Batch(
+        query=on_gpu(b.query), query_start_loc=on_gpu(b.query_start_loc), seq_lens=on_gpu(b.seq_lens), block_table=on_gpu(b.block_table)
+    )
+    there = quire.KVCache(on_gpu(case.cache.k), on_gpu(case.cache.v), case.cache.layout)
+    plan = quire.plan(batch, there)
+    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
+    quire.attend(batch, there, plan=plan, workspace=workspace)  # loads the kernels
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        quire.attend(batch, there, plan=plan, workspace=workspace)
+    batch.seq_lens.sub_(30)
+    graph.replay()
+    torch.cuda.synchronize()
+    replayed = batch.output.clone()
+    quire.attend(batch, there, plan=plan, workspace=workspace)
+    quire.attend_status(batch, there, None, plan, workspace)
+    assert bool((replayed == batch.output).all())
