@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <memory>
 
-#if !defined(__x86_64__)
+#if defined(__x86_64__) && !defined(QUIRE_SIMT_UCONTEXT)
+#define QUIRE_SIMT_SWITCH
+#else
 #include <ucontext.h>
 #endif
 #if defined(__SANITIZE_ADDRESS__)
@@ -18,7 +20,7 @@ namespace quire::simt {
 
 /// A place to switch from and to. Default-constructed: the place of whoever switches away from it.
 struct Context {
-#if defined(__x86_64__)
+#if defined(QUIRE_SIMT_SWITCH)
   void* sp = nullptr;
 #else
   ucontext_t saved{};
@@ -28,7 +30,7 @@ struct Context {
   void* fake_stack = nullptr;
 };
 
-#if defined(__x86_64__)
+#if defined(QUIRE_SIMT_SWITCH)
 extern "C" void quire_simt_switch(void** save_sp, void* to_sp);
 __asm__(R"(
 .text
@@ -59,7 +61,7 @@ inline void switch_context(Context& from, Context& to, [[maybe_unused]] bool fro
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(from_ends ? nullptr : &from.fake_stack, to.stack, to.stack_bytes);
 #endif
-#if defined(__x86_64__)
+#if defined(QUIRE_SIMT_SWITCH)
   quire_simt_switch(&from.sp, to.sp);
 #else
   swapcontext(&from.saved, &to.saved);
@@ -95,7 +97,7 @@ class Stack {
 #endif
     context.stack = memory_.get();
     context.stack_bytes = bytes_;
-#if defined(__x86_64__)
+#if defined(QUIRE_SIMT_SWITCH)
     // Six registers to pop, then the address to return to; the callee expects an odd multiple of 8 below 16-byte alignment.
     void** top = reinterpret_cast<void**>(memory_.get() + bytes_ - 64);
     *top = reinterpret_cast<void*>(function);
