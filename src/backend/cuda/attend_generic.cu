@@ -7,7 +7,8 @@
 namespace quire::cuda {
 namespace {
 
-__global__ void __launch_bounds__(gpu::kGenericThreads) generic_kernel(const __grid_constant__ gpu::AttendArgs args) {
+__global__ void __launch_bounds__(gpu::kGenericThreads, gpu::kGenericBlocksPerUnit)
+    generic_kernel(const __grid_constant__ gpu::AttendArgs args) {
   QUIRE_SHARED(memory, gpu::kGenericSharedBytes);
   gpu::attend_generic(args, gpu::SharedArea(memory));
 }

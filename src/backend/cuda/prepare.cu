@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(gpu::kValidateThreads) validate_kernel(const _
   gpu::validate(args);
 }
 
-__global__ void __launch_bounds__(gpu::kScheduleThreads) schedule_kernel(const __grid_constant__ gpu::AttendArgs args) {
+__global__ void __launch_bounds__(gpu::kScheduleThreads, 1) schedule_kernel(const __grid_constant__ gpu::AttendArgs args) {
   QUIRE_SHARED(memory, gpu::kScheduleSharedBytes);
   gpu::schedule(args, gpu::SharedArea(memory));
 }
