@@ -75,7 +75,8 @@ Report run_verify(const VerifyArgs& args, const Terminal& terminal) {
     if (!verdict.ok()) {
       std::vector<std::string> known = kernel_names();
       known.insert(known.end(), {"cpu", "cuda", "all"});
-      return Report::failure(verdict.status(), did_you_mean(name, known));
+      const bool misspelt = verdict.status().code() == Code::invalid_argument;
+      return Report::failure(verdict.status(), misspelt ? did_you_mean(name, known) : "");
     }
     if (!report.text.empty()) report.text += "\n";
     report.text += coloured(verdict.value(), terminal);

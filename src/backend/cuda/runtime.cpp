@@ -4,6 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <mutex>
+
 #include "backend/cuda/error.h"
 
 namespace quire::device {
@@ -31,7 +33,12 @@ Result<Device> describe(int ordinal) {
   return device;
 }
 
+/// Asked once: cudaGetDeviceProperties takes long enough to show in every plan, and devices do not change while a process lives.
 Result<std::vector<Device>> devices() {
+  static std::mutex guard;
+  static std::vector<Device> known;
+  const std::lock_guard<std::mutex> locked(guard);
+  if (!known.empty()) return known;
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) {
@@ -46,6 +53,7 @@ Result<std::vector<Device>> devices() {
     all.push_back(std::move(device).value());
   }
   if (all.empty()) return Status(Code::unsupported, "no CUDA device can be used: the driver lists none");
+  known = all;
   return all;
 }
 
