@@ -150,7 +150,7 @@ TEST(DeviceLists, BoundsAreThoseOfTheProblem) {
   EXPECT_EQ(p.bounds, (Bounds{4, 9, 7, 100}));
   EXPECT_TRUE(p.assumptions.empty());
   EXPECT_TRUE(p.tiles.empty());
-  EXPECT_THAT(to_string(p), HasSubstr("cuda_generic device=sm90 reqs<=4 tokens<=9 query_len<=7 seq_len<=100"));
+  EXPECT_THAT(to_string(p), HasSubstr("cuda_mma device=sm90 reqs<=4 tokens<=9 query_len<=7 seq_len<=100"));
 }
 
 TEST(DeviceLists, APretendedDevicesPlanCannotBeRun) {

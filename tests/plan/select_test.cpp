@@ -20,11 +20,37 @@ const Problem kDecode = parse("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047");
 
 TEST(Select, PinnedForPretendDevices) {
   const std::pair<const char*, const char*> expected[] = {
-      {"scalar", "cpu_generic"},        {"avx2", "cpu_avx2"},     {"avx512", "cpu_avx512"},
-      {"avx512bf16", "cpu_avx512bf16"}, {"amx", "cpu_amx"},       {"neon", "cpu_neon"},
-      {"sm80", "cuda_generic"},         {"sm90", "cuda_generic"}, {"sm100", "cuda_generic"}};
+      {"scalar", "cpu_generic"}, {"avx2", "cpu_avx2"}, {"avx512", "cpu_avx512"}, {"avx512bf16", "cpu_avx512bf16"},
+      {"amx", "cpu_amx"},        {"neon", "cpu_neon"}, {"sm80", "cuda_mma"},     {"sm90", "cuda_mma"},
+      {"sm100", "cuda_mma"}};
   for (const auto& [device, kernel] : expected)
     EXPECT_EQ(plan(kDecode, find_device(device).value()).value().kernel, kernel) << device;
+}
+
+TEST(Select, TensorCoreKernelRefusesWithReasons) {
+  const std::pair<const char*, const char*> refused[] = {
+      {"q=f32 kv=f32 heads=8:2 d=128 page=16 reqs=1@9", "q is f32, expected f16 or bf16"},
+      {"q=f16 kv=bf16 heads=8:2 d=128 page=16 reqs=1@9", "kv is bf16, expected f16 (as q), fp8_e4m3fn or fp8_e5m2"},
+      {"q=bf16 kv=fp8_e4m3fnuz heads=8:2 d=128 page=16 reqs=1@9", "kv is fp8_e4m3fnuz, expected bf16 (as q)"},
+      {"q=bf16 kv=bf16 heads=8:2 d=80 page=16 reqs=1@9", "d is 80, expected 64, 128 or 256"},
+      {"q=bf16 kv=fp8_e5m2 heads=8:2 d=256 page=16 reqs=1@9", "d is 256, expected 64 or 128"}};
+  for (const auto& [line, reason] : refused) {
+    const Plan p = plan(parse(line), find_device("sm90").value()).value();
+    EXPECT_EQ(p.kernel, "cuda_generic") << line;
+    ASSERT_FALSE(p.refusals.empty()) << line;
+    EXPECT_THAT(p.refusals.back().reason, HasSubstr(reason));
+  }
+}
+
+TEST(DeviceLists, BatchInvariantPlansHaveOneListForAllRows) {
+  PlanSettings settings;
+  const Device device = find_device("sm90").value();
+  EXPECT_EQ(plan(kDecode, device, settings).value().lists.size(), 2u);
+  settings.batch_invariant = true;
+  const Plan p = plan(kDecode, device, settings).value();
+  ASSERT_EQ(p.lists.size(), 1u);
+  EXPECT_EQ(p.lists[0].min_rows, 0);
+  EXPECT_GT(p.lists[0].split_keys, 0);
 }
 
 TEST(Select, DevicesWithoutKernelsRefuseWithReasons) {
