@@ -44,6 +44,18 @@ if(QUIRE_HAS_CUDA)
   target_link_libraries(quire PRIVATE CUDA::cudart_static)
   set_target_properties(quire PROPERTIES CUDA_ARCHITECTURES "${QUIRE_CUDA_ARCHITECTURES}" CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
     CUDA_RUNTIME_LIBRARY Static CUDA_VISIBILITY_PRESET default)
-  # Expressions are contracted into fma only where the source says so, as on the CPU.
-  target_compile_options(quire PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false --expt-relaxed-constexpr --threads 1 -Xcompiler=-Wall>)
+  target_compile_options(quire PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr --threads 1 -Xcompiler=-Wall>)
+  # Expressions are contracted into fma only where the source says so, as on the CPU; not so beside tensor cores, which fuse anyway.
+  file(GLOB QUIRE_PORTABLE_CUDA_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*.cu)
+  set_source_files_properties(${QUIRE_PORTABLE_CUDA_SOURCES} PROPERTIES COMPILE_OPTIONS --fmad=false)
+endif()
+
+# Times attend() on the device at hand; part of developer builds so that it keeps compiling.
+if(QUIRE_HAS_CUDA AND QUIRE_BUILD_TESTS)
+  add_executable(attend_cuda bench/gpu/attend_cuda.cu)
+  target_include_directories(attend_cuda PRIVATE src)
+  target_link_libraries(attend_cuda PRIVATE quire CUDA::cudart_static)
+  set_target_properties(attend_cuda PROPERTIES CUDA_ARCHITECTURES "${QUIRE_CUDA_ARCHITECTURES}" CUDA_STANDARD 20
+    CUDA_STANDARD_REQUIRED ON)
+  target_compile_options(attend_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 endif()

@@ -60,7 +60,8 @@ DeviceList generic_list(const Plan& plan) {
 }
 
 /// Decode rows and the rest. One item a block measured fastest for both: a second round of items costs more than it evens out.
-/// A row's bits would depend on the list that serves it, so batch_invariant plans have the tall one alone.
+/// A list that no request of the plan can enter is left out: it would cost two launches. A row's bits would depend on the list
+/// that serves it, so batch_invariant plans have the tall one alone.
 std::vector<DeviceList> mma_lists(const Plan& plan) {
   DeviceList tall;
   tall.tile_rows = kTallTileRows;
@@ -71,7 +72,9 @@ std::vector<DeviceList> mma_lists(const Plan& plan) {
   if (plan.batch_invariant) return {tall};
   DeviceList rows_of_decode = tall;
   rows_of_decode.tile_rows = rows_of_decode.max_rows = tall.min_rows = kShortTileRows;
-  return {rows_of_decode, tall};
+  if (plan.bounds.max_query_len * plan.problem.group() > kShortTileRows) return {rows_of_decode, tall};
+  rows_of_decode.max_rows = kMaxInt32;  // also right, if slower, should the bounds be wrong
+  return {rows_of_decode};
 }
 
 /// The lists of a row of the kernel table, without their capacities.

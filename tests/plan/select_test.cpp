@@ -45,7 +45,8 @@ TEST(Select, TensorCoreKernelRefusesWithReasons) {
 TEST(DeviceLists, BatchInvariantPlansHaveOneListForAllRows) {
   PlanSettings settings;
   const Device device = find_device("sm90").value();
-  EXPECT_EQ(plan(kDecode, device, settings).value().lists.size(), 2u);
+  EXPECT_EQ(plan(parse("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047,3@9"), device, settings).value().lists.size(), 2u);
+  EXPECT_EQ(plan(kDecode, device, settings).value().lists.size(), 1u);
   settings.batch_invariant = true;
   const Plan p = plan(kDecode, device, settings).value();
   ASSERT_EQ(p.lists.size(), 1u);

@@ -1,6 +1,7 @@
 // cuda::attend(): check the metadata, resolve pointers, enqueue: reset, validate, then schedule and attend for every list.
 // cuda::attend_status(): what the device found and wrote.
 
+#include <array>
 #include <string>
 
 #include "backend/cuda/current_device.h"
@@ -38,18 +39,15 @@ Status enqueue(const Plan& plan, const Batch& batch, const KVCache& cache, const
                cudaStream_t stream) {
   const auto zeroed = static_cast<std::size_t>(plan_detail::device_workspace(plan).zeroed_bytes);
   if (Status s = status_of(cudaMemsetAsync(workspace, 0, zeroed, stream), "attend: resetting the workspace"); !s.ok()) return s;
-  const gpu::AttendArgs first = gpu::attend_args(plan, batch, cache, options, workspace, 0);
-  if (Status s = status_of(launch_validate(first, stream), "attend: launching validate"); !s.ok()) return s;
-  const KernelEntry& kernel = *find_entry(plan.kernel);
+  std::array<gpu::AttendArgs, plan_detail::kMaxLists> lists;
+  for (std::size_t i = 0; i < plan.lists.size(); ++i) lists[i] = gpu::attend_args(plan, batch, cache, options, workspace, i);
+  if (Status s = status_of(launch_validate(lists[0], stream), "attend: launching validate"); !s.ok()) return s;
   // All lists are made before any is used: one without room breaks the call before a row is written.
-  for (std::size_t i = 0; i < plan.lists.size(); ++i) {
-    const gpu::AttendArgs args = gpu::attend_args(plan, batch, cache, options, workspace, i);
-    if (Status s = status_of(launch_schedule(args, stream), "attend: launching schedule"); !s.ok()) return s;
-  }
-  for (std::size_t i = 0; i < plan.lists.size(); ++i) {
-    const gpu::AttendArgs args = gpu::attend_args(plan, batch, cache, options, workspace, i);
-    if (Status s = status_of(kernel.attend(args, plan, i, stream), "attend: launching the kernel"); !s.ok()) return s;
-  }
+  if (Status s = status_of(launch_schedule({lists.data(), plan.lists.size()}, stream), "attend: launching schedule"); !s.ok())
+    return s;
+  const KernelEntry& kernel = *find_entry(plan.kernel);
+  for (std::size_t i = 0; i < plan.lists.size(); ++i)
+    if (Status s = status_of(kernel.attend(lists[i], plan, i, stream), "attend: launching the kernel"); !s.ok()) return s;
   return {};
 }
 

@@ -6,6 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <span>
+
 #include "backend/gpu/args.h"
 #include "quire/plan.hpp"
 
@@ -22,8 +24,8 @@ extern const KernelEntry kMmaEntry;      ///< mma/launch.cpp
 
 /// prepare.cu: sets args.outcome->broken if lengths or the block table break a rule.
 cudaError_t launch_validate(const gpu::AttendArgs& args, cudaStream_t stream);
-/// prepare.cu: fills args.work, or leaves it empty if the outcome is broken.
-cudaError_t launch_schedule(const gpu::AttendArgs& args, cudaStream_t stream);
+/// prepare.cu: fills the work of one or two lists, or leaves it empty if the outcome is broken.
+cudaError_t launch_schedule(std::span<const gpu::AttendArgs> lists, cudaStream_t stream);
 
 /// move.cu
 cudaError_t launch_append(const gpu::AppendArgs& args, cudaStream_t stream);

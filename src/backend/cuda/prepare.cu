@@ -12,9 +12,11 @@ __global__ void __launch_bounds__(gpu::kValidateThreads) validate_kernel(const _
   gpu::validate(args);
 }
 
-__global__ void __launch_bounds__(gpu::kScheduleThreads, 1) schedule_kernel(const __grid_constant__ gpu::AttendArgs args) {
+/// One block for each list.
+__global__ void __launch_bounds__(gpu::kScheduleThreads, 1)
+    schedule_kernel(const __grid_constant__ gpu::AttendArgs first, const __grid_constant__ gpu::AttendArgs second) {
   QUIRE_SHARED(memory, gpu::kScheduleSharedBytes);
-  gpu::schedule(args, gpu::SharedArea(memory));
+  gpu::schedule(blockIdx.x == 0 ? first : second, gpu::SharedArea(memory));
 }
 
 }  // namespace
@@ -26,8 +28,8 @@ cudaError_t launch_validate(const gpu::AttendArgs& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t launch_schedule(const gpu::AttendArgs& args, cudaStream_t stream) {
-  schedule_kernel<<<1, gpu::kScheduleThreads, 0, stream>>>(args);
+cudaError_t launch_schedule(std::span<const gpu::AttendArgs> lists, cudaStream_t stream) {
+  schedule_kernel<<<static_cast<unsigned>(lists.size()), gpu::kScheduleThreads, 0, stream>>>(lists.front(), lists.back());
   return cudaGetLastError();
 }
 

@@ -65,15 +65,32 @@ struct TileSource {
     constexpr int kChunks = kDim * kBytes / 16, kRowsPerPass = kThreads / kChunks;
     const int row = thread / kChunks, chunk = thread % kChunks;
     const gpu::RowSource& cached = keys ? a.cache_k : a.cache_v;
-    const gpu::RowSource& fresh = keys ? a.key : a.value;
-    const Byte* base = static_cast<const Byte*>(cached.data) + chunk * 16;
-#pragma unroll
-    for (int i = 0; i < kKeys; i += kRowsPerPass) {
-      const int key = i + row, position = first + key;
-      const BlockOffsets block = offsets(key / 16);
-      const Byte* from = base + ((keys ? block.k : block.v) + key % 16 * cached.strides.token) * kBytes;
-      if (kBytes == 2 && position >= item.lengths.cached_len) from = fresh_row(fresh, position) + chunk * 16;
+    const std::int64_t token = cached.strides.token * kBytes;
+    const auto block_start = [&](int block) {
+      const BlockOffsets at = offsets(block);
+      return static_cast<const Byte*>(cached.data) + chunk * 16 + (keys ? at.k : at.v) * kBytes;
+    };
+    const auto copy = [&](int key, const Byte* from) {
+      const int position = first + key;
       ptx::copy_async_16(tile + key * kPitch + chunk * 16, from, position >= begin && position < end ? 16 : 0);
+    };
+    if (kBytes == 2 && first + kKeys > item.lengths.cached_len) {  // few tiles have fresh rows: small code rather than fast
+#pragma unroll 1
+      for (int key = row; key < kKeys; key += kRowsPerPass) {
+        const Byte* from = block_start(key / 16) + key % 16 * token;
+        const bool fresh = first + key >= item.lengths.cached_len && first + key < end;
+        copy(key, fresh ? fresh_row(keys ? a.key : a.value, first + key) + chunk * 16 : from);
+      }
+    } else if constexpr (kRowsPerPass <= 16) {
+#pragma unroll
+      for (int block = 0; block < kKeys / 16; ++block) {
+        const Byte* from = block_start(block) + row * token;
+#pragma unroll
+        for (int i = 0; i < 16; i += kRowsPerPass) copy(block * 16 + i + row, from + i * token);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kKeys; i += kRowsPerPass) copy(i + row, block_start((i + row) / 16) + (i + row) % 16 * token);
     }
   }
 

@@ -1,0 +1,277 @@
+// Times attend() on a CUDA device: the whole call, as captured in a CUDA graph and replayed.
+//
+// usage: attend_cuda [--kernel NAME] [--key-value] LINE...        LINE: a problem line (docs/problem_line.md), layout nhd or hnd
+//
+// N(0,1) data, pages in random order, K and V in as many copies as exceed the L2 cache several times, used in turn. The output is
+// compared with cuda_generic's, another implementation, on the same data. --key-value: the cache holds the context alone and this
+// step's rows come from `key` and `value`. Prints one JSON object, with the bandwidth of a plain read measured in the same run.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "quire/quire.hpp"
+#include "semantics/dtype.h"
+
+namespace {
+
+using namespace quire;
+
+void must(cudaError_t e) {
+  if (e == cudaSuccess) return;
+  std::fprintf(stderr, "%s\n", cudaGetErrorString(e));
+  std::exit(1);
+}
+template <typename T>
+T must(Result<T> result) {
+  if (result.ok()) return std::move(result).value();
+  std::fprintf(stderr, "%s\n", result.status().message().c_str());
+  std::exit(1);
+}
+void must(const Status& s) {
+  if (s.ok()) return;
+  std::fprintf(stderr, "%s\n", s.message().c_str());
+  std::exit(1);
+}
+
+__device__ float normal(unsigned long long seed, unsigned long long i) {
+  unsigned long long z = seed * 0x9E3779B97F4A7C15ull + i * 0xD1B54A32D192ED03ull;  // SplitMix64
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  z ^= z >> 31;
+  const float u = (static_cast<float>(z >> 40) + 1.0f) / 16777217.0f, v = static_cast<float>(z & 0xFFFFFF) / 16777216.0f;
+  return sqrtf(-2.0f * logf(u)) * cosf(6.2831853f * v);
+}
+__global__ void fill(void* data, DType dtype, std::int64_t count, unsigned long long seed) {
+  for (std::int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+    semantics::store(data, dtype, i, normal(seed, i));
+}
+/// out[0] = max |a - b|, out[1] = max |b|, as bits; NaN counts as infinite.
+__global__ void compare(const void* a, const void* b, DType dtype, std::int64_t count, unsigned* out) {
+  for (std::int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
+    const float x = semantics::load(a, dtype, i), y = semantics::load(b, dtype, i);
+    const float difference = fabsf(x - y);
+    atomicMax(out, __float_as_uint(difference == difference ? difference : INFINITY));
+    atomicMax(out + 1, __float_as_uint(fabsf(y)));
+  }
+}
+__global__ void read_all(const uint4* data, std::int64_t count, unsigned* sink) {
+  unsigned x = 0;
+  for (std::int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
+    const uint4 v = __ldcs(data + i);
+    x ^= v.x ^ v.y ^ v.z ^ v.w;
+  }
+  if (x == 0x12345678u) *sink = x;
+}
+
+/// Device memory that lives as long as the program.
+void* allocate(std::int64_t bytes) {
+  void* p = nullptr;
+  must(cudaMalloc(&p, static_cast<std::size_t>(std::max<std::int64_t>(bytes, 256))));
+  return p;
+}
+Tensor random_tensor(DType dtype, std::array<std::int64_t, Tensor::kMaxRank> shape, int rank, unsigned long long seed) {
+  Tensor t = Tensor::from_shape(nullptr, dtype, shape, rank);
+  t.data = allocate(t.num_elements() * itemsize(dtype));
+  t.memory = Memory::cuda;
+  fill<<<2048, 256>>>(t.data, dtype, t.num_elements(), seed);
+  return t;
+}
+Tensor index_tensor(const std::vector<std::int32_t>& values, std::array<std::int64_t, Tensor::kMaxRank> shape, int rank) {
+  Tensor t = Tensor::from_shape(allocate(static_cast<std::int64_t>(values.size()) * 4), DType::i32, shape, rank);
+  t.memory = Memory::cuda;
+  must(cudaMemcpy(t.data, values.data(), values.size() * 4, cudaMemcpyHostToDevice));
+  return t;
+}
+
+double median_ms(cudaStream_t stream, cudaGraphExec_t graph, int rounds) {
+  cudaEvent_t begin, end;
+  must(cudaEventCreate(&begin));
+  must(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < rounds; ++i) {
+    must(cudaEventRecord(begin, stream));
+    must(cudaGraphLaunch(graph, stream));
+    must(cudaEventRecord(end, stream));
+    must(cudaStreamSynchronize(stream));
+    float ms = 0;
+    must(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= 2) times.push_back(ms);
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+template <typename Enqueue>
+double graph_ms(int calls, Enqueue&& enqueue) {
+  cudaStream_t stream;
+  must(cudaStreamCreate(&stream));
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < calls; ++i) enqueue(i, stream);
+  must(cudaStreamEndCapture(stream, &graph));
+  must(cudaGraphInstantiate(&executable, graph, 0));
+  return median_ms(stream, executable, 22) / calls;
+}
+
+double read_ceiling() {
+  constexpr std::int64_t kBytes = std::int64_t{4} << 30;
+  auto* data = static_cast<uint4*>(allocate(kBytes));
+  auto* sink = static_cast<unsigned*>(allocate(4));
+  double best = 0;
+  for (const int blocks : {8, 16, 32}) {
+    const double ms = graph_ms(1, [&](int, cudaStream_t s) { read_all<<<132 * blocks, 512, 0, s>>>(data, kBytes / 16, sink); });
+    best = std::max(best, static_cast<double>(kBytes) / ms * 1e-9);
+  }
+  must(cudaFree(data));
+  return best;
+}
+
+struct Work {
+  Batch batch;
+  std::vector<KVCache> caches;
+  Options options;
+};
+
+Work make_work(const ProblemLine& line, bool key_value) {
+  const Problem& p = line.problem;
+  Work w;
+  std::vector<std::int32_t> starts{0}, lens, cached;
+  std::int64_t width = 1, pages = 0;
+  for (const Request& r : p.reqs) {
+    starts.push_back(starts.back() + static_cast<std::int32_t>(r.query_len));
+    lens.push_back(static_cast<std::int32_t>(r.seq_len()));
+    cached.push_back(static_cast<std::int32_t>(r.context_len));
+    const std::int64_t needed = (r.seq_len() + p.page_size - 1) / p.page_size;
+    width = std::max(width, needed), pages += needed;
+  }
+  std::vector<std::int32_t> order(static_cast<std::size_t>(pages));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(line.seed));
+  const auto num_reqs = static_cast<std::int64_t>(p.reqs.size());
+  std::vector<std::int32_t> table(static_cast<std::size_t>(num_reqs * width), -1);
+  std::size_t next = 0;
+  for (std::size_t r = 0; r < p.reqs.size(); ++r)
+    for (std::int64_t c = 0; (c * p.page_size) < p.reqs[r].seq_len(); ++c)
+      table[r * static_cast<std::size_t>(width) + static_cast<std::size_t>(c)] = order[next++];
+  const std::int64_t tokens = p.num_tokens();
+  w.batch.query = random_tensor(p.q_dtype, {tokens, p.num_q_heads, p.head_dim}, 3, line.seed + 1);
+  w.batch.output = random_tensor(p.q_dtype, {tokens, p.num_q_heads, p.head_dim}, 3, 0);
+  w.batch.query_start_loc = index_tensor(starts, {num_reqs + 1}, 1);
+  w.batch.seq_lens = index_tensor(lens, {num_reqs}, 1);
+  w.batch.block_table = index_tensor(table, {num_reqs, width}, 2);
+  if (key_value) {
+    w.batch.cached_lens = index_tensor(cached, {num_reqs}, 1);
+    w.batch.key = random_tensor(p.q_dtype, {tokens, p.num_kv_heads, p.head_dim}, 3, line.seed + 2);
+    w.batch.value = random_tensor(p.q_dtype, {tokens, p.num_kv_heads, p.head_dim}, 3, line.seed + 3);
+  }
+  w.options.sliding_window = p.sliding_window;
+  w.options.logits_soft_cap = p.logits_soft_cap;
+  w.options.softmax_scale = p.softmax_scale;
+  const bool nhd = p.layout == CacheLayout::nhd;
+  const std::int64_t bytes = pages * p.page_size * p.num_kv_heads * p.head_dim * itemsize(p.kv_dtype) * 2;
+  const int copies = static_cast<int>(std::clamp<std::int64_t>(400'000'000 / std::max<std::int64_t>(bytes, 1) + 1, 1, 16));
+  for (int i = 0; i < copies; ++i) {
+    KVCache cache;
+    cache.layout = p.layout;
+    const std::array<std::int64_t, Tensor::kMaxRank> shape{pages, nhd ? p.page_size : p.num_kv_heads,
+                                                           nhd ? p.num_kv_heads : p.page_size, p.head_dim};
+    cache.k = random_tensor(p.kv_dtype, shape, 4, line.seed + 10 + static_cast<unsigned>(i));
+    cache.v = random_tensor(p.kv_dtype, shape, 4, line.seed + 40 + static_cast<unsigned>(i));
+    w.caches.push_back(cache);
+  }
+  return w;
+}
+
+struct Prepared {
+  Plan plan;
+  std::span<std::byte> workspace;
+};
+Prepared prepare(const Work& w, const std::string& kernel) {
+  PlanSettings settings;
+  settings.kernel = kernel;
+  Prepared p{must(plan(w.batch, w.caches[0], w.options, settings)), {}};
+  const std::size_t bytes = workspace_bytes(p.plan);
+  p.workspace = {static_cast<std::byte*>(allocate(static_cast<std::int64_t>(bytes))), bytes};
+  return p;
+}
+
+void run_line(const std::string& text, const std::string& kernel, bool key_value, double ceiling, bool first) {
+  const ProblemLine line = must(parse_problem_line(text));
+  const Work w = make_work(line, key_value);
+  const Prepared p = prepare(w, kernel), other = prepare(w, "cuda_generic");
+  Batch check = w.batch;
+  check.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 99);
+  must(attend(p.plan, w.batch, w.caches[0], w.options, p.workspace));
+  must(attend_status(p.plan, w.batch, w.caches[0], w.options, p.workspace));
+  must(attend(other.plan, check, w.caches[0], w.options, other.workspace));
+  must(attend_status(other.plan, check, w.caches[0], w.options, other.workspace));
+  auto* result = static_cast<unsigned*>(allocate(8));
+  must(cudaMemset(result, 0, 8));
+  compare<<<1024, 256>>>(w.batch.output.data, check.output.data, check.output.dtype, check.output.num_elements(), result);
+  unsigned bits[2];
+  must(cudaMemcpy(bits, result, 8, cudaMemcpyDeviceToHost));
+  float difference, largest;
+  std::memcpy(&difference, bits, 4), std::memcpy(&largest, bits + 1, 4);
+
+  const int calls = std::max<int>(4, static_cast<int>(w.caches.size()));
+  const double ms = graph_ms(calls, [&](int i, cudaStream_t stream) {
+    AttendOptions options;
+    options.stream = stream;
+    must(attend(p.plan, w.batch, w.caches[static_cast<std::size_t>(i) % w.caches.size()], w.options, p.workspace, options));
+  });
+  double kv_bytes = 0;
+  for (const Request& r : line.problem.reqs) {
+    const std::int64_t window = line.problem.sliding_window.value_or(r.seq_len());
+    const std::int64_t keys = std::min(r.seq_len(), window + r.query_len - 1);
+    kv_bytes +=
+        static_cast<double>(keys * line.problem.num_kv_heads * line.problem.head_dim * itemsize(line.problem.kv_dtype) * 2);
+  }
+  const double flops = 4.0 * static_cast<double>(line.problem.visible_pairs() * line.problem.num_q_heads * line.problem.head_dim);
+  std::printf(
+      "%s\n  {\"line\": \"%s\", \"key_value\": %s, \"kernel\": \"%s\", \"us\": %.2f, \"kv_tb_per_s\": %.3f, \"of_read\": %.3f, "
+      "\"tflop_per_s\": %.1f, \"max_difference_from_generic\": %.3g, \"max_output\": %.3g}",
+      first ? "" : ",", text.c_str(), key_value ? "true" : "false", p.plan.kernel.c_str(), ms * 1000, kv_bytes / ms * 1e-9,
+      kv_bytes / ms * 1e-9 / ceiling, flops / ms * 1e-9, static_cast<double>(difference), static_cast<double>(largest));
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string kernel;
+  bool key_value = false;
+  cudaDeviceProp device;
+  must(cudaGetDeviceProperties(&device, 0));
+  char date[32];
+  const std::time_t now = std::time(nullptr);
+  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
+  const double ceiling = read_ceiling();
+  const char* commit = std::getenv("QUIRE_COMMIT");
+  std::printf(
+      "{\"device\": \"%s\", \"date\": \"%s\", \"commit\": \"%s\", \"read_tb_per_s\": %.3f, \"method\": \"CUDA-graph replay of "
+      "whole "
+      "attend() calls, median of 20\", \"results\": [",
+      device.name, date, commit != nullptr ? commit : "unknown", ceiling);
+  bool first = true;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--kernel" && i + 1 < argc)
+      kernel = argv[++i];
+    else if (word == "--key-value")
+      key_value = true;
+    else
+      run_line(word, kernel, key_value, ceiling, first), first = false;
+    if (word.rfind("q=", 0) == 0) key_value = false;
+  }
+  std::printf("\n]}\n");
+}
