@@ -2,6 +2,7 @@
 #include "quire/problem.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "semantics/page_walk.h"
 
@@ -13,14 +14,18 @@ ScaleKind scale_kind(const Tensor& scale, std::int64_t num_kv_heads) {
   return scale.rank == 1 && scale.shape[0] == num_kv_heads && num_kv_heads > 1 ? ScaleKind::per_head : ScaleKind::per_tensor;
 }
 
+/// first + (first + 1) + ... over `count` terms; saturates.
+std::int64_t sum_from(std::int64_t first, std::int64_t count) {
+  __extension__ using Wide = __int128;
+  const Wide sum = Wide{count} * (Wide{first} * 2 + count - 1) / 2;
+  constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
+  return sum > kLargest ? kLargest : static_cast<std::int64_t>(sum);
+}
+
 /// Sum of visible keys over the query rows of one request: row i sees min(context + i + 1, window) keys.
 std::int64_t visible_pairs(const Request& r, std::int64_t window) {
-  const std::int64_t first = r.context_len + 1;
-  const std::int64_t last = r.context_len + r.query_len;
-  const auto triangle = [](std::int64_t n) { return n * (n + 1) / 2; };
-  if (window <= 0 || last <= window) return triangle(last) - triangle(first - 1);
-  if (first > window) return r.query_len * window;
-  return triangle(window) - triangle(first - 1) + (last - window) * window;
+  const std::int64_t growing = window <= 0 ? r.query_len : std::clamp<std::int64_t>(window - r.context_len, 0, r.query_len);
+  return sum_from(r.context_len + 1, growing) + (r.query_len - growing) * std::max<std::int64_t>(window, 0);
 }
 
 }  // namespace

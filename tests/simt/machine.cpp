@@ -112,7 +112,10 @@ class Machine {
       if (name == launch_.fault.removed_barrier) return;
     }
     if (block.at_barrier == 0) block.barrier = site;
-    if (!(block.barrier == site)) fail(fmt::format("at barrier {} while others wait at {}", site.text(), block.barrier.text()));
+    if (!(block.barrier == site)) {
+      std::string text = fmt::format("at barrier {} while others wait at {}", site.text(), block.barrier.text());
+      fail(std::move(text));
+    }
     current_->waits = Waits::barrier;
     ++block.at_barrier;
     release_if_complete(current_->block);
@@ -218,6 +221,7 @@ class Machine {
 
   [[noreturn]] void fail(std::string text) {
     if (error_.empty()) error_ = fmt::format("block {} thread {}: {}", current_->block, current_->index, text);
+    std::string().swap(text);  // no destructor of this thread runs any more
     suspend(/*ends=*/true);
     std::abort();  // nobody switches back
   }

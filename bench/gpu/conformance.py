@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Asks the GPU at hand everything that Quire knows to ask, with `quire verify`, and writes one JSON.
+
+usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes]
+
+  hazards      all hazard cases by the planned kernel, with power: every planted fault must be caught
+  notes        the notes' 48 cases, full size (3 minutes: the fp64 reference runs on the CPU)
+  random       200 random cases
+  mma_hazards  the hazards in the types and head_dims of cuda_mma (mma_hazards.txt); a refusal counts as a failure
+"""
+import argparse
+import collections
+import datetime
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+LINES = Path(__file__).with_name("mma_hazards.txt")
+LINES_A_RUN = 120
+
+
+def verify(quire: str, *arguments: str) -> dict:
+    run = subprocess.run([quire, "verify", "--json", *arguments], capture_output=True, text=True, check=False)
+    if run.returncode not in (0, 1):
+        sys.exit(f"quire verify {' '.join(arguments[:4])} ...: exit {run.returncode}\n{run.stderr or run.stdout}")
+    return json.loads(run.stdout)["verdicts"][0]
+
+
+def summary(verdicts: "list[dict]") -> dict:
+    cases = [case for verdict in verdicts for case in verdict["cases"]]
+    matrices = [matrix for verdict in verdicts for matrix in verdict["matrices"]]
+    result = {
+        "verdict": "pass" if all(case["status"] == "pass" for case in cases) else "fail",
+        "cases": dict(collections.Counter(case["status"] for case in cases)),
+        "served_by": dict(collections.Counter(case["kernel"] or "none" for case in cases)),
+        "worst_error_of_tolerance": max(matrix["worst_ratio"] for matrix in matrices),
+        "elements": sum(matrix["num_elements"] for matrix in matrices),
+        "elements_compared": sum(matrix["num_compared"] for matrix in matrices),
+        "not_passed": [case["line"] for case in cases if case["status"] != "pass"],
+    }
+    power = verdicts[0].get("power")
+    if power:
+        result["power"] = {"killed": power["killed"], "total": power["total"],
+                           "could_not_be_asked": [m["id"] for m in power["mutants"] if not m["asked"]]}
+    return result
+
+
+def device() -> str:
+    listed = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True)
+    return listed.stdout.splitlines()[0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("--quire", required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--without-notes", action="store_true")
+    args = parser.parse_args()
+    lines = [line for line in LINES.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    parts = [lines[i:i + LINES_A_RUN] for i in range(0, len(lines), LINES_A_RUN)]
+    sections = {
+        "hazards": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "hazards")],
+        "random": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "random", "--no-power")],
+        "mma_hazards": lambda: [verify(args.quire, "--backend", "cuda_mma", "--no-power",
+                                       *(word for line in part for word in ("--line", line))) for part in parts],
+        "notes": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "notes", "--no-power")],
+    }
+    if args.without_notes:
+        del sections["notes"]
+    report = {"device": device(), "date": datetime.date.today().isoformat(), "commit": args.commit}
+    for name, run in sections.items():
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        report[name] = summary(run())
+    Path(args.out).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(report, indent=1))
+    return 0 if all(report[name]["verdict"] == "pass" for name in sections) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
