@@ -1,10 +1,13 @@
 // Times attend() on a CUDA device: the whole call, as captured in a CUDA graph and replayed.
 //
-// usage: attend_cuda [--kernel NAME] [--key-value] LINE...        LINE: a problem line (docs/problem_line.md), layout nhd or hnd
+// usage: attend_cuda [--kernel NAME] [--check] [--key-value] LINE...    LINE: a problem line (docs/problem_line.md), layout nhd
+// or hnd
 //
 // N(0,1) data, pages in random order, K and V in as many copies as exceed the L2 cache several times, used in turn. The output is
 // compared with cuda_generic's, another implementation, on the same data. --key-value: the cache holds the context alone and this
 // step's rows come from `key` and `value`. Prints one JSON object, with the bandwidth of a plain read measured in the same run.
+// --check: times nothing, but asks whether 20 repeats give the same bits, and whether a graph captured once is right when it is
+// replayed after every request has become shorter by up to 40 tokens of context.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -205,6 +208,70 @@ Prepared prepare(const Work& w, const std::string& kernel) {
   return p;
 }
 
+/// Largest difference of two outputs, and the largest magnitude of the second.
+std::pair<float, float> difference(const Tensor& a, const Tensor& b) {
+  static auto* const result = static_cast<unsigned*>(allocate(8));
+  must(cudaMemset(result, 0, 8));
+  compare<<<1024, 256>>>(a.data, b.data, b.dtype, b.num_elements(), result);
+  unsigned bits[2];
+  must(cudaMemcpy(bits, result, 8, cudaMemcpyDeviceToHost));
+  float values[2];
+  std::memcpy(values, bits, 8);
+  return {values[0], values[1]};
+}
+
+/// Lengths as the device holds them, each seq_len shortened by r % 41 tokens of context.
+void shorten(const Work& w, const Problem& p) {
+  std::vector<std::int32_t> lens;
+  for (std::size_t r = 0; r < p.reqs.size(); ++r)
+    lens.push_back(static_cast<std::int32_t>(
+        p.reqs[r].seq_len() - std::min<std::int64_t>(p.reqs[r].context_len, static_cast<std::int64_t>((r + 7) % 41))));
+  must(cudaMemcpy(w.batch.seq_lens.data, lens.data(), lens.size() * 4, cudaMemcpyHostToDevice));
+}
+
+void check_line(const std::string& text, const std::string& kernel, bool first) {
+  const ProblemLine line = must(parse_problem_line(text));
+  const Work w = make_work(line, false);
+  const Prepared p = prepare(w, kernel), other = prepare(w, "cuda_generic");
+  Batch again = w.batch;
+  again.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 99);
+  const auto run = [&](const Prepared& how, const Batch& batch, cudaStream_t stream) {
+    AttendOptions options;
+    options.stream = stream;
+    must(attend(how.plan, batch, w.caches[0], w.options, how.workspace, options));
+  };
+  const auto finish = [&](const Prepared& how, const Batch& batch) {
+    must(attend_status(how.plan, batch, w.caches[0], w.options, how.workspace));
+  };
+  run(p, w.batch, nullptr), finish(p, w.batch);
+  bool equal = true;
+  for (int i = 0; i < 20; ++i) {
+    run(p, again, nullptr), finish(p, again);
+    equal = equal && difference(again.output, w.batch.output).first == 0.0f;
+  }
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  must(cudaStreamCreate(&stream));
+  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  run(p, again, stream);
+  must(cudaStreamEndCapture(stream, &graph));
+  must(cudaGraphInstantiate(&executable, graph, 0));
+  const float before = difference(again.output, w.batch.output).first;
+  shorten(w, line.problem);
+  must(cudaGraphLaunch(executable, stream));
+  must(cudaStreamSynchronize(stream));
+  finish(p, again);
+  const float moved = difference(again.output, w.batch.output).first;
+  run(other, w.batch, nullptr), finish(other, w.batch);
+  const auto [replayed, largest] = difference(again.output, w.batch.output);
+  std::printf(
+      "%s\n  {\"line\": \"%s\", \"kernel\": \"%s\", \"repeats_equal\": %s, \"outputs_moved_by\": %.3g, "
+      "\"replay_difference_from_generic\": %.3g, \"max_output\": %.3g}",
+      first ? "" : ",", text.c_str(), p.plan.kernel.c_str(), equal && before == 0.0f ? "true" : "false",
+      static_cast<double>(moved), static_cast<double>(replayed), static_cast<double>(largest));
+}
+
 void run_line(const std::string& text, const std::string& kernel, bool key_value, double ceiling, bool first) {
   const ProblemLine line = must(parse_problem_line(text));
   const Work w = make_work(line, key_value);
@@ -215,13 +282,7 @@ void run_line(const std::string& text, const std::string& kernel, bool key_value
   must(attend_status(p.plan, w.batch, w.caches[0], w.options, p.workspace));
   must(attend(other.plan, check, w.caches[0], w.options, other.workspace));
   must(attend_status(other.plan, check, w.caches[0], w.options, other.workspace));
-  auto* result = static_cast<unsigned*>(allocate(8));
-  must(cudaMemset(result, 0, 8));
-  compare<<<1024, 256>>>(w.batch.output.data, check.output.data, check.output.dtype, check.output.num_elements(), result);
-  unsigned bits[2];
-  must(cudaMemcpy(bits, result, 8, cudaMemcpyDeviceToHost));
-  float difference, largest;
-  std::memcpy(&difference, bits, 4), std::memcpy(&largest, bits + 1, 4);
+  const auto [off, largest] = difference(w.batch.output, check.output);
 
   const int calls = std::max<int>(4, static_cast<int>(w.caches.size()));
   const double ms = graph_ms(calls, [&](int i, cudaStream_t stream) {
@@ -241,7 +302,7 @@ void run_line(const std::string& text, const std::string& kernel, bool key_value
       "%s\n  {\"line\": \"%s\", \"key_value\": %s, \"kernel\": \"%s\", \"us\": %.2f, \"kv_tb_per_s\": %.3f, \"of_read\": %.3f, "
       "\"tflop_per_s\": %.1f, \"max_difference_from_generic\": %.3g, \"max_output\": %.3g}",
       first ? "" : ",", text.c_str(), key_value ? "true" : "false", p.plan.kernel.c_str(), ms * 1000, kv_bytes / ms * 1e-9,
-      kv_bytes / ms * 1e-9 / ceiling, flops / ms * 1e-9, static_cast<double>(difference), static_cast<double>(largest));
+      kv_bytes / ms * 1e-9 / ceiling, flops / ms * 1e-9, static_cast<double>(off), static_cast<double>(largest));
   std::fflush(stdout);
 }
 
@@ -249,7 +310,7 @@ void run_line(const std::string& text, const std::string& kernel, bool key_value
 
 int main(int argc, char** argv) {
   std::string kernel;
-  bool key_value = false;
+  bool key_value = false, check = false;
   cudaDeviceProp device;
   must(cudaGetDeviceProperties(&device, 0));
   char date[32];
@@ -269,6 +330,10 @@ int main(int argc, char** argv) {
       kernel = argv[++i];
     else if (word == "--key-value")
       key_value = true;
+    else if (word == "--check")
+      check = true;
+    else if (check)
+      check_line(word, kernel, first), first = false;
     else
       run_line(word, kernel, key_value, ceiling, first), first = false;
     if (word.rfind("q=", 0) == 0) key_value = false;
