@@ -16,6 +16,7 @@ ScaleKind scale_kind(const Tensor& scale, std::int64_t num_kv_heads) {
 
 /// first + (first + 1) + ... over `count` terms; saturates.
 std::int64_t sum_from(std::int64_t first, std::int64_t count) {
+  if ((first | count) < std::int64_t{1} << 30) return count * (first * 2 + count - 1) / 2;
   __extension__ using Wide = __int128;
   const Wide sum = Wide{count} * (Wide{first} * 2 + count - 1) / 2;
   constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
