@@ -16,7 +16,6 @@ struct F16 {
   /// Weights are made 2^14 times as large: what f16 cannot hold of them is then below 2^-38 of the largest.
   static constexpr float kWeightShift = 14.0f;
   static constexpr std::uint32_t kExponentMask = 0x7C00u;
-  using Word = __half;
   __device__ static std::uint32_t pack(float lo, float hi) {
     const __half2 pair = __floats2half2_rn(lo, hi);
     return reinterpret_cast<const std::uint32_t&>(pair);
@@ -31,7 +30,6 @@ struct Bf16 {
   static constexpr DType kDType = DType::bf16;
   static constexpr float kWeightShift = 0.0f;
   static constexpr std::uint32_t kExponentMask = 0x7F80u;
-  using Word = __nv_bfloat16;
   __device__ static std::uint32_t pack(float lo, float hi) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(lo, hi);
     return reinterpret_cast<const std::uint32_t&>(pair);

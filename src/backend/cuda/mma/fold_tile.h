@@ -1,8 +1,8 @@
 // One tile of keys folded into the rows of a warp: scores on the tensor cores, online softmax, weights times values on the
 // tensor cores. (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao 2023, arXiv:2307.08691.)
 //
-// Weights enter the second product in two 16-bit parts, p = hi + lo, so that they keep at least 16 significant bits: the output
-// stays inside the tolerance of f32 arithmetic (docs/kernels/cuda_mma.md). Where a warp has no more than 8 rows, both parts go
+// Weights enter the second product in two 16-bit parts, p = hi + lo, off by at most 2^-16 p in bf16 and 2^-22 p in f16
+// (docs/numerics.md, "left unpaid"). Where a warp has no more than 8 rows, both parts go
 // through one product: rows 0-7 of the matrix unit hold hi, rows 8-15 hold lo (kHalves = 1).
 #pragma once
 

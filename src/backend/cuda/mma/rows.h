@@ -1,4 +1,4 @@
-// What a thread knows about its score rows: which keys each sees, its ALiBi slope, and the running softmax.
+// What a thread knows about its score rows: which keys they see, and the running softmax.
 //
 // A warp holds kM blocks of 16 score rows in the layout of mma accumulators: thread l has rows l / 4 and l / 4 + 8 of each.
 #pragma once
