@@ -161,11 +161,18 @@ Work make_work(const ProblemLine& line, bool key_value) {
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), std::mt19937_64(line.seed));
   const auto num_reqs = static_cast<std::int64_t>(p.reqs.size());
-  std::vector<std::int32_t> table(static_cast<std::size_t>(num_reqs * width), -1);
+  // A page that no row sees may have been given away: its entry is an address that faults. --check moves windows by up to 40
+  // keys.
+  constexpr std::int32_t kGone = 1 << 30;
+  constexpr std::int64_t kSlack = 48;
+  std::vector<std::int32_t> table(static_cast<std::size_t>(num_reqs * width), kGone);
   std::size_t next = 0;
-  for (std::size_t r = 0; r < p.reqs.size(); ++r)
-    for (std::int64_t c = 0; (c * p.page_size) < p.reqs[r].seq_len(); ++c)
+  for (std::size_t r = 0; r < p.reqs.size(); ++r) {
+    const std::int64_t window = p.sliding_window.value_or(p.reqs[r].seq_len());
+    const std::int64_t first_seen = std::max<std::int64_t>(0, p.reqs[r].context_len + 1 - window - kSlack);
+    for (std::int64_t c = first_seen / p.page_size; (c * p.page_size) < p.reqs[r].seq_len(); ++c)
       table[r * static_cast<std::size_t>(width) + static_cast<std::size_t>(c)] = order[next++];
+  }
   const std::int64_t tokens = p.num_tokens();
   w.batch.query = random_tensor(p.q_dtype, {tokens, p.num_q_heads, p.head_dim}, 3, line.seed + 1);
   w.batch.output = random_tensor(p.q_dtype, {tokens, p.num_q_heads, p.head_dim}, 3, 0);

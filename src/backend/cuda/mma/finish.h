@@ -17,12 +17,15 @@ struct Item {
   int kv_head;
 };
 
-/// Items are taken from the end of the list: a request's last rows see the most keys, and the heaviest item should not come last.
+/// The slice begins at a whole tile of keys; the item at the first key that one of its rows sees, as nothing before it may be
+/// read.
 __device__ inline Item item_at(const gpu::AttendArgs& a, int index) {
   Item item;
-  item.slice = a.work.slices[*a.work.num_slices - 1 - index / a.num_kv_heads];
+  item.slice = a.work.slices[index / a.num_kv_heads];
   item.kv_head = index % a.num_kv_heads;
   item.lengths = gpu::lengths_of(a, item.slice.req);
+  const semantics::KeyRange seen = keys_of_row(a, item.lengths, item.slice.row_begin);
+  item.slice.key_begin = max(item.slice.key_begin, static_cast<int>(seen.begin));
   return item;
 }
 
