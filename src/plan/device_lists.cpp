@@ -7,15 +7,13 @@
 //     tiles <= num_tokens * group / tile_rows + min(num_reqs, num_tokens)
 //
 // Parts, when the device chooses their size P. With K keys in all tiles and t = ceil(target_items / num_kv_heads) it starts at
-// P >= K / t and cuts at multiples of P counted from key 0. Without a window every tile begins at key 0: only tiles of more than
-// P keys, fewer than t, come in several parts, each in at most keys / P + 1. So
+// P >= K / t (it takes a bound for K, see key_tiles_of()) and cuts a tile of k keys into ceil(k / P) parts. Only tiles of more
+// than P keys, fewer than t, come in several parts, each in fewer than k / P + 1. So
 //
 //     merges <= t        parts of split tiles <= 2 t        slices <= tiles + 2 t        partials <= 2 t * num_kv_heads
 //
-// With a window a tile may straddle a cut whatever its length; about t of them do, as K / P = t cuts' worth of keys are spread
-// over the positions. The capacities are three times as large then. Where lengths conspire against that, or a device rounds
-// otherwise, it doubles P until they hold; it ends there, because with P past the last key every tile is one part, and that needs
-// `tiles` slices and nothing else.
+// Where a device rounds otherwise, it doubles P until they hold; it ends there, because with P past the last key every tile is
+// one part, and that needs `tiles` slices and nothing else.
 //
 // Parts of fixed size (batch_invariant: a row's parts must not depend on the batch). A tile's keys lie in [0, max_seq_len), and
 // with a window in at most window + tile_rows - 1 positions, so it touches at most
@@ -89,8 +87,7 @@ void set_capacities(DeviceList& list, const Plan& plan) {
   const std::int64_t tiles =
       bounds.num_tokens * plan.problem.group() / list.tile_rows + std::min(bounds.num_reqs, bounds.num_tokens);
   if (list.split_keys == 0) {
-    const std::int64_t t = ceil_div(list.target_items, kv_heads);
-    const std::int64_t room = plan.problem.sliding_window ? 3 * t : t;
+    const std::int64_t room = ceil_div(list.target_items, kv_heads);
     list.max_slices = tiles + 2 * room;
     list.max_merges = room;
     list.max_partials = 2 * room * kv_heads;

@@ -126,7 +126,8 @@ inline std::string attend(const Device& device, gpu::AttendArgs a, gpu::Outcome&
   const auto launch = [&](int blocks, int shared_bytes) {
     return Launch{blocks, 256, device.wave, shared_bytes, device.seed, device.fault, device.barriers};
   };
-  if (std::string e = run(launch(2, 0), [&] { gpu::validate(a); }); !e.empty()) return "validate: " + e;
+  if (std::string e = run(launch(2, 0), [&] { gpu::validate(a, gpu::block_index(), gpu::num_blocks()); }); !e.empty())
+    return "validate: " + e;
   if (std::string e = run(launch(1, gpu::kScheduleSharedBytes), [&] { gpu::schedule(a, gpu::SharedArea()); }); !e.empty())
     return "schedule: " + e;
   for (std::int32_t& count : memory.parts_done) count += device.counters_ahead;

@@ -41,7 +41,7 @@ struct Thread {
   int block = 0, index = 0;
   Waits waits = Waits::nothing;
   Site site;     ///< of the shuffle
-  int mask = 0;  ///< likewise
+  int from = 0;  ///< likewise: the lane that this thread reads
   std::uint32_t value = 0;
   std::vector<std::pair<float*, float>> unseen;  ///< stores that no fence has passed
 };
@@ -122,10 +122,11 @@ class Machine {
     suspend();
   }
 
-  std::uint32_t shuffle_xor(std::uint32_t value, int mask, const Site& site) {
+  std::uint32_t shuffle(std::uint32_t value, int from, const Site& site) {
+    if (from < 0 || from >= launch_.wave) fail(fmt::format("shuffle from lane {}", from));
     current_->waits = Waits::shuffle;
     current_->value = value;
-    current_->mask = mask;
+    current_->from = from;
     current_->site = site;
     shuffle_if_complete();
     suspend();
@@ -254,7 +255,7 @@ class Machine {
       values.push_back(lanes[i].value);
       all.push_back(&lanes[i]);
     }
-    for (int i = 0; i < launch_.wave; ++i) lanes[i].value = values[static_cast<std::size_t>((i ^ lanes[i].mask) % launch_.wave)];
+    for (int i = 0; i < launch_.wave; ++i) lanes[i].value = values[static_cast<std::size_t>(lanes[i].from)];
     make_ready(std::move(all));
   }
 
@@ -297,8 +298,9 @@ void barrier(const char* file, int line) { machine().barrier({file, line}); }
 void fence() { machine().fence(); }
 void buffer_store(float* to, float value) { machine().current().unseen.emplace_back(to, value); }
 void* shared_piece(int index, std::size_t bytes) { return machine().shared_piece(index, bytes); }
-std::uint32_t shuffle_xor(std::uint32_t value, int mask, const char* file, int line) {
-  return machine().shuffle_xor(value, mask, {file, line});
+int wave_size() { return machine().launch().wave; }
+std::uint32_t shuffle(std::uint32_t value, int lane, const char* file, int line) {
+  return machine().shuffle(value, lane, {file, line});
 }
 
 }  // namespace quire::simt

@@ -43,7 +43,7 @@ Status attend_as_planned(const Case& c, const PlanSettings& settings, int blocks
   FakeWorkspace workspace(planned.value());
   const gpu::AttendArgs args = gpu::attend_args(planned.value(), c.batch, c.cache, c.options, workspace.data(), 0);
   const auto launch = [&](int count, int shared_bytes) { return simt::Launch{count, 256, 32, shared_bytes, 7, {}, nullptr}; };
-  std::string error = simt::run(launch(2, 0), [&] { gpu::validate(args); });
+  std::string error = simt::run(launch(2, 0), [&] { gpu::validate(args, gpu::block_index(), gpu::num_blocks()); });
   if (error.empty()) error = simt::run(launch(1, gpu::kScheduleSharedBytes), [&] { gpu::schedule(args, gpu::SharedArea()); });
   if (error.empty())
     error = simt::run(launch(blocks, gpu::kGenericSharedBytes), [&] { gpu::attend_generic(args, gpu::SharedArea()); });
@@ -77,7 +77,7 @@ TEST(SimtPlanBounds, LongerRequestsThanPlannedBreakTheCallAndWriteNothing) {
   const Plan plan = quire::plan(shorter, find_device("sm90").value(), {.batch_invariant = true}).value();
   FakeWorkspace workspace(plan);
   const gpu::AttendArgs args = gpu::attend_args(plan, c.batch, c.cache, c.options, workspace.data(), 0);
-  ASSERT_EQ(simt::run({1, 256, 32, 0, 0, {}, nullptr}, [&] { gpu::validate(args); }), "");
+  ASSERT_EQ(simt::run({1, 256, 32, 0, 0, {}, nullptr}, [&] { gpu::validate(args, gpu::block_index(), gpu::num_blocks()); }), "");
   EXPECT_EQ(args.outcome->broken, 0);
   ASSERT_EQ(simt::run({1, 256, 32, gpu::kScheduleSharedBytes, 0, {}, nullptr}, [&] { gpu::schedule(args, gpu::SharedArea()); }),
             "");

@@ -118,7 +118,20 @@ TEST(SimtSchedule, LongKeysAreSplitUntilTheDeviceIsFull) {
   s.run();
   const auto items = s.slices().size() * 3;
   EXPECT_GE(items, 96u * 9 / 10);
-  EXPECT_LE(items, 96u * 11 / 10);
+  EXPECT_LE(items, 96u);
+}
+
+// Blocks that draw a second item while others have none would double the time.
+TEST(SimtSchedule, EqualPartsAndNoMoreItemsThanAreWanted) {
+  for (const std::int32_t wanted : {264, 132, 100}) {
+    Scheduled s(std::vector<Lens>(8, {1, 32767}), 4, 0, 0, wanted, 1000);
+    s.run();
+    const std::vector<gpu::WorkSlice> slices = s.slices();
+    EXPECT_LE(slices.size() * 3, static_cast<std::size_t>(wanted));
+    EXPECT_GE(slices.size() * 3, static_cast<std::size_t>(wanted) * 7 / 10);
+    for (const gpu::WorkSlice& slice : slices)
+      EXPECT_NEAR(slice.key_end - slice.key_begin, 32768 / slice.num_parts, 64 * slice.num_parts);
+  }
 }
 
 TEST(SimtSchedule, LargerPartsWhereRoomIsShort) {

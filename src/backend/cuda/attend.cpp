@@ -1,4 +1,5 @@
-// cuda::attend(): check the metadata, resolve pointers, enqueue: reset, validate, then schedule and attend for every list.
+// cuda::attend(): check the metadata, resolve pointers, enqueue: reset, prepare (validate and schedule), and attend for
+// every list.
 // cuda::attend_status(): what the device found and wrote.
 
 #include <array>
@@ -41,9 +42,8 @@ Status enqueue(const Plan& plan, const Batch& batch, const KVCache& cache, const
   if (Status s = status_of(cudaMemsetAsync(workspace, 0, zeroed, stream), "attend: resetting the workspace"); !s.ok()) return s;
   std::array<gpu::AttendArgs, plan_detail::kMaxLists> lists;
   for (std::size_t i = 0; i < plan.lists.size(); ++i) lists[i] = gpu::attend_args(plan, batch, cache, options, workspace, i);
-  if (Status s = status_of(launch_validate(lists[0], stream), "attend: launching validate"); !s.ok()) return s;
   // All lists are made before any is used: one without room breaks the call before a row is written.
-  if (Status s = status_of(launch_schedule({lists.data(), plan.lists.size()}, stream), "attend: launching schedule"); !s.ok())
+  if (Status s = status_of(launch_prepare({lists.data(), plan.lists.size()}, stream), "attend: launching prepare"); !s.ok())
     return s;
   const KernelEntry& kernel = *find_entry(plan.kernel);
   for (std::size_t i = 0; i < plan.lists.size(); ++i)

@@ -1,7 +1,7 @@
 // The CUDA kernels as host code sees them. Each function enqueues and returns the runtime's word; none waits or allocates.
 //
 // A kernel of the table (src/plan/kernels.inc) is one entry: its attend launch draws the items of one list of the plan, which
-// launch_schedule has filled by then.
+// launch_prepare has filled by then.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,10 +22,9 @@ struct KernelEntry {
 extern const KernelEntry kGenericEntry;  ///< attend_generic.cu
 extern const KernelEntry kMmaEntry;      ///< mma/launch.cpp
 
-/// prepare.cu: sets args.outcome->broken if lengths or the block table break a rule.
-cudaError_t launch_validate(const gpu::AttendArgs& args, cudaStream_t stream);
-/// prepare.cu: fills the work of one or two lists, or leaves it empty if the outcome is broken.
-cudaError_t launch_schedule(std::span<const gpu::AttendArgs> lists, cudaStream_t stream);
+/// prepare.cu: fills the work of one or two lists from the lengths, and sets the outcome to broken if lengths or the block table
+/// break a rule or a list has no room.
+cudaError_t launch_prepare(std::span<const gpu::AttendArgs> lists, cudaStream_t stream);
 
 /// move.cu
 cudaError_t launch_append(const gpu::AppendArgs& args, cudaStream_t stream);

@@ -39,9 +39,8 @@ QUIRE_HIP_DEVICE int lane_index() {
 #endif
 }
 
-QUIRE_HIP_DEVICE float shuffle_xor(float value, int mask) {
-  const int bits = __builtin_amdgcn_ds_bpermute((lane_index() ^ mask) << 2, __builtin_bit_cast(int, value));
-  return __builtin_bit_cast(float, bits);
+QUIRE_HIP_DEVICE unsigned shuffle(unsigned value, int lane) {
+  return static_cast<unsigned>(__builtin_amdgcn_ds_bpermute(lane << 2, static_cast<int>(value)));
 }
 
 template <class T>

@@ -22,7 +22,8 @@ void barrier(const char* file, int line);
 void fence();
 void buffer_store(float* to, float value);
 void* shared_piece(int index, std::size_t bytes);
-std::uint32_t shuffle_xor(std::uint32_t value, int mask, const char* file, int line);
+std::uint32_t shuffle(std::uint32_t value, int lane, const char* file, int line);
+int wave_size();
 }  // namespace quire::simt
 #endif
 
@@ -36,7 +37,7 @@ namespace quire::gpu {
 #define QUIRE_UNROLL _Pragma("unroll")
 #define QUIRE_NO_UNROLL _Pragma("unroll 1")
 
-constexpr int kWaveSize = 32;
+QUIRE_DEVICE constexpr int wave_size() { return 32; }
 QUIRE_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 QUIRE_DEVICE int block_index() { return static_cast<int>(blockIdx.x); }
 QUIRE_DEVICE int num_blocks() { return static_cast<int>(gridDim.x); }
@@ -59,6 +60,8 @@ QUIRE_DEVICE std::uint16_t f16_encode(float value) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(code) : "f"(value));
   return code;
 }
+/// The value of lane `lane` of the wave; every lane takes part.
+QUIRE_DEVICE std::uint32_t shuffle(std::uint32_t value, int lane) { return __shfl_sync(0xFFFFFFFFu, value, lane); }
 /// The value of lane (own lane ^ mask); every lane of the wave takes part.
 QUIRE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, value, mask); }
 
@@ -71,9 +74,9 @@ QUIRE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0
 #define QUIRE_NO_UNROLL _Pragma("unroll 1")
 
 #if defined(__GFX9__)
-constexpr int kWaveSize = 64;
+QUIRE_DEVICE constexpr int wave_size() { return 64; }
 #else
-constexpr int kWaveSize = 32;
+QUIRE_DEVICE constexpr int wave_size() { return 32; }
 #endif
 QUIRE_DEVICE int thread_index() { return static_cast<int>(__builtin_amdgcn_workitem_id_x()); }
 QUIRE_DEVICE int block_index() { return static_cast<int>(__builtin_amdgcn_workgroup_id_x()); }
@@ -87,7 +90,10 @@ QUIRE_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, 
 QUIRE_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 QUIRE_DEVICE float f16_decode(std::uint16_t code) { return static_cast<float>(__builtin_bit_cast(_Float16, code)); }
 QUIRE_DEVICE std::uint16_t f16_encode(float value) { return __builtin_bit_cast(std::uint16_t, static_cast<_Float16>(value)); }
-QUIRE_DEVICE float shuffle_xor(float value, int mask) { return hip::shuffle_xor(value, mask); }
+QUIRE_DEVICE std::uint32_t shuffle(std::uint32_t value, int lane) { return hip::shuffle(value, lane); }
+QUIRE_DEVICE float shuffle_xor(float value, int mask) {
+  return __builtin_bit_cast(float, hip::shuffle(__builtin_bit_cast(std::uint32_t, value), hip::lane_index() ^ mask));
+}
 
 #elif defined(QUIRE_SIMT)
 
@@ -111,8 +117,14 @@ QUIRE_DEVICE float fma(float a, float b, float c) { return a * b + c; }
 QUIRE_DEVICE float exp2(float x) { return ::exp2f(x); }
 QUIRE_DEVICE float f16_decode(std::uint16_t code) { return semantics::f16_decode(code); }
 QUIRE_DEVICE std::uint16_t f16_encode(float value) { return semantics::f16_encode(value); }
+QUIRE_DEVICE int wave_size() { return simt::wave_size(); }
+QUIRE_DEVICE std::uint32_t shuffle(std::uint32_t value, int lane, const char* file = __builtin_FILE(),
+                                   int line = __builtin_LINE()) {
+  return simt::shuffle(value, lane, file, line);
+}
 QUIRE_DEVICE float shuffle_xor(float value, int mask, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  return semantics::bits_to_float(simt::shuffle_xor(semantics::float_to_bits(value), mask, file, line));
+  const int lane = (simt::thread_index() % simt::wave_size()) ^ mask;
+  return semantics::bits_to_float(simt::shuffle(semantics::float_to_bits(value), lane, file, line));
 }
 
 #else

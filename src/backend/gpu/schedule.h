@@ -1,120 +1,288 @@
-// Stage: attend, second kernel. Writes one work list from the lengths on the device: one block per list, after validate().
+// Stage: attend, before the attend kernels. Writes one work list from the lengths on the device: one block per list. Reads
+// lengths and nothing else, and checks them itself, so it may run beside validate().
 //
-// Every tile of score rows is cut into parts at multiples of the part size, counted from key 0. With split_keys set, parts depend
-// on nothing else, so a row is folded over the same segments however its request is batched or chunked.
+// With split_keys set, tiles of score rows are cut at multiples of it, counted from key 0: a row is folded over the same segments
+// however its request is batched or chunked. Otherwise a tile is cut into equal parts, as few as make about target_items items in
+// all and, where that can be had, not more: blocks that draw a second item while others have none would double the time.
 #pragma once
 
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/args.h"
+#include "backend/gpu/block_scan.h"
+#include "backend/gpu/checked_lengths.h"
 #include "backend/gpu/tiles.h"
 
 namespace quire::gpu {
 
-constexpr std::int32_t kMinPartTiles = 4;        ///< shorter parts cost more in merging than they gain
-constexpr std::int32_t kWholeTile = 0x7FFFFFFF;  ///< a part size that cuts nothing
+constexpr std::int32_t kMinPartTiles = 4;    ///< shorter parts cost more in merging than they gain
+constexpr std::int32_t kUncut = 0x7FFFFFFF;  ///< a part size, in tiles of keys, that cuts nothing
+constexpr int kPartSizes = 9;                ///< that are tried: from what the load asks for up to twice that
+
+/// What all requests ask for.
+struct Load {
+  std::int64_t key_tiles = 0;  ///< see key_tiles_of()
+  std::int32_t unsound = 0;    ///< requests whose lengths break a rule
+  QUIRE_DEVICE Load operator+(const Load& o) const { return {key_tiles + o.key_tiles, unsound + o.unsound}; }
+  QUIRE_DEVICE Load from(int lane) const {
+    const auto bits = static_cast<std::uint64_t>(key_tiles);
+    const std::uint64_t low = shuffle(static_cast<std::uint32_t>(bits), lane);
+    const std::uint64_t high = shuffle(static_cast<std::uint32_t>(bits >> 32), lane);
+    return {static_cast<std::int64_t>(high << 32 | low),
+            static_cast<std::int32_t>(shuffle(static_cast<std::uint32_t>(unsound), lane))};
+  }
+};
+
+/// Slices that would be made, by part size.
+struct Tried {
+  Count slices[kPartSizes];
+  QUIRE_DEVICE Tried operator+(const Tried& o) const {
+    Tried sum;
+    QUIRE_UNROLL
+    for (int i = 0; i < kPartSizes; ++i) sum.slices[i] = slices[i] + o.slices[i];
+    return sum;
+  }
+  QUIRE_DEVICE Tried from(int lane) const {
+    Tried other;
+    QUIRE_UNROLL
+    for (int i = 0; i < kPartSizes; ++i) other.slices[i] = {shuffle(slices[i].value, lane)};
+    return other;
+  }
+};
+
+/// A number of tiles.
+struct Tiles {
+  std::int32_t count = 0;
+  QUIRE_DEVICE Tiles operator+(const Tiles& o) const { return {count + o.count}; }
+  QUIRE_DEVICE Tiles from(int lane) const {
+    return {static_cast<std::int32_t>(shuffle(static_cast<std::uint32_t>(count), lane))};
+  }
+};
 
 /// Places in the work list; of one tile or summed over tiles.
 struct Places {
-  std::int64_t slices = 0, merges = 0, partials = 0;
-  QUIRE_DEVICE Places operator+(const Places& o) const { return {slices + o.slices, merges + o.merges, partials + o.partials}; }
+  Count slices, merges;
+  QUIRE_DEVICE Places operator+(const Places& o) const { return {slices + o.slices, merges + o.merges}; }
+  QUIRE_DEVICE Places from(int lane) const { return {{shuffle(slices.value, lane)}, {shuffle(merges.value, lane)}}; }
+  /// Parts of split tiles, where `tiles` tiles have these places: a tile that is not split is one slice.
+  QUIRE_DEVICE std::int64_t parts(std::int64_t tiles) const {
+    return static_cast<std::int64_t>(slices.value) - tiles + static_cast<std::int64_t>(merges.value);
+  }
 };
 
-using PlaceScan = BlockScan<Places, kScheduleThreads>;
+/// What the block holds in shared memory.
+struct ScheduleBlock {
+  BlockScan<Load, kScheduleThreads> loads;
+  BlockScan<Tried, kScheduleThreads> tried;
+  BlockScan<Tiles, kScheduleThreads> tiles;
+  BlockScan<Places, kScheduleThreads> places;
+  std::int32_t* tile_begin;   ///< [kScheduleThreads] of each request at hand, its first tile
+  std::int32_t* slice_begin;  ///< [kScheduleThreads] of each tile at hand, its first slice
+  WorkSlice* slice;           ///< [kScheduleThreads] what its slices have in common; key_begin and key_end are the tile's
+  std::int32_t* part_keys;    ///< [kScheduleThreads] keys from cut to cut
 
-constexpr int kScheduleSharedBytes = TileCounts::kBytes + PlaceScan::kBytes;
+  QUIRE_DEVICE explicit ScheduleBlock(SharedArea& area)
+      : loads(area),
+        tried(area),
+        tiles(area),
+        places(area),
+        tile_begin(area.take<std::int32_t>(kScheduleThreads)),
+        slice_begin(area.take<std::int32_t>(kScheduleThreads)),
+        slice(area.take<WorkSlice>(kScheduleThreads)),
+        part_keys(area.take<std::int32_t>(kScheduleThreads)) {}
+  static constexpr int kBytes = decltype(loads)::kBytes + decltype(tried)::kBytes + decltype(tiles)::kBytes +
+                                decltype(places)::kBytes + 3 * piece_bytes<std::int32_t>(kScheduleThreads) +
+                                piece_bytes<WorkSlice>(kScheduleThreads);
+};
+constexpr int kScheduleSharedBytes = ScheduleBlock::kBytes;
 
-QUIRE_DEVICE Places places_of(const AttendArgs& a, const Tile& tile, std::int32_t part_keys) {
-  const std::int32_t parts = (tile.key_end - 1) / part_keys - tile.key_begin / part_keys + 1;
-  if (parts == 1) return {1, 0, 0};
-  return {parts, 1, static_cast<std::int64_t>(parts) * a.num_kv_heads};
+/// The last of kScheduleThreads ascending numbers that is at most `index`; the first of them is.
+QUIRE_DEVICE int last_at_or_below(const std::int32_t* begins, std::int32_t index) {
+  int low = 0;
+  for (int step = kScheduleThreads / 2; step > 0; step /= 2)
+    if (begins[low + step] <= index) low += step;
+  return low;
 }
 
-/// Sum of `count(tile)` over all tiles, on every thread.
-template <class Count>
-QUIRE_DEVICE Places sum_over_tiles(const AttendArgs& a, TileCounts& counts, PlaceScan& scan, Count&& count) {
-  Places mine;
-  for_each_tile(a, counts, [&](const Tile& tile, bool valid) {
-    if (valid) mine = mine + count(tile);
-  });
-  scan.inclusive(mine);
-  return scan.total();
-}
-
-QUIRE_DEVICE bool fits(const WorkList& work, const Places& p) {
-  return p.slices <= work.max_slices && p.merges <= work.max_merges && p.partials <= work.max_partials;
-}
-
-/// Part size in keys, a multiple of tile_keys: as given, or so that about target_items items are made; 0 if the list is too
-/// small.
-QUIRE_DEVICE std::int32_t choose_part_keys(const AttendArgs& a, TileCounts& counts, PlaceScan& scan) {
-  const WorkList& work = a.work;
-  const auto places = [&](std::int32_t part_keys) {
-    return sum_over_tiles(a, counts, scan, [&](const Tile& tile) { return places_of(a, tile, part_keys); });
-  };
-  if (work.split_keys > 0) return fits(work, places(work.split_keys)) ? work.split_keys : 0;
-
-  const Places load = sum_over_tiles(a, counts, scan, [&](const Tile& tile) {
-    return Places{1, (tile.key_end - tile.key_begin + work.tile_keys - 1) / work.tile_keys, 0};  // merges: tiles of keys
-  });
-  std::int64_t part_tiles = kWholeTile;
-  if (work.target_items > 0) {
-    part_tiles = (load.merges * a.num_kv_heads + work.target_items - 1) / work.target_items;
-    if (part_tiles < kMinPartTiles) part_tiles = kMinPartTiles;
+/// The same on every thread.
+QUIRE_DEVICE Load load_of(const AttendArgs& a, ScheduleBlock& block) {
+  Load mine;
+  mine.unsound = starts_are_sound(a) ? 0 : 1;
+  for (std::int32_t req = thread_index(); req < a.num_reqs; req += kScheduleThreads) {
+    const CheckedLengths n = checked_lengths(a, req);
+    if (!n.sound) mine.unsound = 1;
+    if (n.sound) mine.key_tiles += key_tiles_of(a, tiles_of(a, n.query_len), n.context_len);
   }
-  for (; part_tiles * work.tile_keys < kWholeTile; part_tiles *= 2) {
-    const auto part_keys = static_cast<std::int32_t>(part_tiles * work.tile_keys);
-    if (fits(work, places(part_keys))) return part_keys;
-  }
-  return load.slices <= work.max_slices ? kWholeTile : 0;
+  block.loads.exclusive(mine);
+  return block.loads.total();
 }
 
-QUIRE_DEVICE void write_slices(const AttendArgs& a, const Tile& tile, std::int32_t part_keys, const Places& count,
-                               const Places& begin) {
-  const WorkList& work = a.work;
+QUIRE_DEVICE std::int32_t tried_part_tiles(std::int32_t part_tiles, int i) {
+  return static_cast<std::int32_t>(part_tiles + static_cast<std::int64_t>(part_tiles) * i / (kPartSizes - 1));
+}
+
+/// The smallest of the tried part sizes that makes no more than target_items items; the first if none does.
+QUIRE_DEVICE std::int32_t part_tiles_for_target(const AttendArgs& a, std::int32_t part_tiles, ScheduleBlock& block) {
+  Tried mine;
+  for (std::int32_t req = thread_index(); req < a.num_reqs; req += kScheduleThreads) {
+    const std::int32_t tiles = tiles_of(a, lengths_of(a, req).query_len);
+    if (tiles == 0) continue;
+    const Tile last = tile_at(a, req, 0);  // no other of the request has many more keys
+    QUIRE_UNROLL
+    for (int i = 0; i < kPartSizes; ++i) {
+      const std::int64_t parts = (key_tiles_of(a, last) - 1) / tried_part_tiles(part_tiles, i) + 1;
+      mine.slices[i] = mine.slices[i] + Count::of(parts * tiles);
+    }
+  }
+  block.tried.exclusive(mine);
+  const Tried all = block.tried.total();
+  const std::int32_t room = a.work.target_items / a.num_kv_heads;
+  QUIRE_UNROLL
+  for (int i = 0; i < kPartSizes; ++i)
+    if (all.slices[i].fits(room)) return tried_part_tiles(part_tiles, i);
+  return part_tiles;
+}
+
+/// Part size to begin with, in tiles of keys, where split_keys does not give it.
+QUIRE_DEVICE std::int32_t first_part_tiles(const AttendArgs& a, const Load& load, ScheduleBlock& block) {
+  if (a.work.split_keys > 0 || a.work.target_items <= 0) return kUncut;
+  const std::int64_t even = (load.key_tiles * a.num_kv_heads + a.work.target_items - 1) / a.work.target_items;
+  if (even > kUncut / 2) return kUncut;
+  return part_tiles_for_target(a, even < kMinPartTiles ? kMinPartTiles : static_cast<std::int32_t>(even), block);
+}
+
+/// A tile is cut at origin + keys, origin + 2 keys, ...
+struct Cuts {
+  std::int32_t origin = 0, keys = 0, parts = 0;
+};
+QUIRE_DEVICE Cuts cuts_of(const AttendArgs& a, const Tile& tile, std::int32_t part_tiles) {
+  Cuts cuts;
+  if (a.work.split_keys > 0) {
+    cuts.keys = a.work.split_keys;
+    cuts.origin = tile.key_begin / cuts.keys * cuts.keys;
+    cuts.parts = (tile.key_end - 1 - cuts.origin) / cuts.keys + 1;
+    return cuts;
+  }
+  const std::int32_t all = key_tiles_of(a, tile), wanted = (all - 1) / part_tiles + 1, tiles = (all - 1) / wanted + 1;
+  cuts.keys = tiles * a.work.tile_keys;
+  cuts.origin = tile.key_begin;
+  cuts.parts = (all - 1) / tiles + 1;
+  return cuts;
+}
+
+/// `begin`: places of the `tiles` tiles before it.
+QUIRE_DEVICE WorkSlice whole_slice(const AttendArgs& a, const Tile& tile, const Places& count, const Places& begin,
+                                   std::int64_t tiles) {
   WorkSlice slice;
   slice.req = tile.req;
   slice.row_begin = tile.row_begin;
   slice.row_end = tile.row_end;
-  slice.num_parts = static_cast<std::int32_t>(count.slices);
-  if (count.merges != 0) {
-    slice.merge = static_cast<std::int32_t>(begin.merges);
-    slice.first_partial = static_cast<std::int32_t>(begin.partials);
-    for (std::int32_t h = 0; h < a.num_kv_heads; ++h) work.parts_done[begin.merges * a.num_kv_heads + h] = 0;
+  slice.num_parts = static_cast<std::int32_t>(count.slices.value);
+  slice.key_begin = tile.key_begin;
+  slice.key_end = tile.key_end;
+  if (slice.num_parts > 1) {
+    slice.merge = static_cast<std::int32_t>(begin.merges.value);
+    slice.first_partial = static_cast<std::int32_t>(begin.parts(tiles) * a.num_kv_heads);
   }
-  const std::int64_t first_part = tile.key_begin / part_keys;
-  for (std::int32_t part = 0; part < slice.num_parts; ++part) {
-    const std::int64_t cut = (first_part + part) * part_keys, next_cut = cut + part_keys;
-    slice.part = part;
-    slice.key_begin = cut > tile.key_begin ? static_cast<std::int32_t>(cut) : tile.key_begin;
-    slice.key_end = next_cut < tile.key_end ? static_cast<std::int32_t>(next_cut) : tile.key_end;
-    work.slices[begin.slices + part] = slice;
+  return slice;
+}
+
+/// Part `part` of a tile whose first part ends at first_cut.
+QUIRE_DEVICE WorkSlice part_of(WorkSlice slice, std::int32_t part, std::int64_t first_cut, std::int32_t part_keys) {
+  const std::int64_t end = first_cut + static_cast<std::int64_t>(part) * part_keys, begin = end - part_keys;
+  slice.part = part;
+  if (begin > slice.key_begin) slice.key_begin = static_cast<std::int32_t>(begin);
+  if (end < slice.key_end) slice.key_end = static_cast<std::int32_t>(end);
+  return slice;
+}
+
+/// The slices of the tiles that block.slice describes, and their merge counters, as far as there is room. `done`: before them;
+/// `count`: theirs.
+QUIRE_DEVICE void write_slices(const AttendArgs& a, const ScheduleBlock& block, const Places& done, const Places& count) {
+  const WorkList& work = a.work;
+  const auto first = static_cast<std::int64_t>(done.slices.value);
+  for (std::int64_t i = thread_index(); i < count.slices.value && first + i < work.max_slices; i += kScheduleThreads) {
+    const int tile = last_at_or_below(block.slice_begin, static_cast<std::int32_t>(i));
+    const std::int32_t keys = block.part_keys[tile], key_begin = block.slice[tile].key_begin;
+    const std::int64_t origin = work.split_keys > 0 ? key_begin / keys * keys : key_begin;
+    work.slices[first + i] =
+        part_of(block.slice[tile], static_cast<std::int32_t>(i) - block.slice_begin[tile], origin + keys, keys);
   }
+  const std::int64_t merges = static_cast<std::int64_t>(done.merges.value) + count.merges.value;
+  const std::int64_t end = (merges < work.max_merges ? merges : work.max_merges) * a.num_kv_heads;
+  for (std::int64_t i = static_cast<std::int64_t>(done.merges.value) * a.num_kv_heads + thread_index(); i < end;
+       i += kScheduleThreads)
+    work.parts_done[i] = 0;
+}
+
+/// All tiles and the places that they took.
+struct Dealt {
+  Places places;
+  std::int64_t tiles = 0;
+  QUIRE_DEVICE bool fits(const AttendArgs& a) const {
+    const WorkList& work = a.work;
+    return places.slices.fits(work.max_slices) && places.merges.fits(work.max_merges) &&
+           places.parts(tiles) * a.num_kv_heads <= work.max_partials;
+  }
+};
+
+/// The list with parts of part_tiles tiles of keys, as far as there is room. The requests [first_req, first_req +
+/// kScheduleThreads) have their first tiles in block.tile_begin, `total` in all.
+QUIRE_DEVICE void deal_tiles(const AttendArgs& a, ScheduleBlock& block, std::int32_t part_tiles, std::int32_t first_req,
+                             std::int32_t total, Dealt& done) {
+  for (std::int32_t first = 0; first < total; first += kScheduleThreads) {
+    const std::int32_t index = first + thread_index();
+    Tile tile;
+    Cuts cuts;
+    if (index < total) {
+      const int r = last_at_or_below(block.tile_begin, index);
+      tile = tile_at(a, first_req + r, index - block.tile_begin[r]);
+      cuts = cuts_of(a, tile, part_tiles);
+    }
+    const Places count{Count::of(cuts.parts), Count::of(cuts.parts > 1 ? 1 : 0)};
+    const Places before = block.places.exclusive(count);
+    block.slice_begin[thread_index()] = static_cast<std::int32_t>(before.slices.value);
+    block.slice[thread_index()] = whole_slice(a, tile, count, done.places + before, done.tiles + thread_index());
+    block.part_keys[thread_index()] = cuts.keys;
+    block_barrier();  // the tiles at hand are described
+    const Places all = block.places.total();
+    write_slices(a, block, done.places, all);
+    done.places = done.places + all;
+    done.tiles += total - first < kScheduleThreads ? total - first : kScheduleThreads;
+  }
+}
+
+QUIRE_DEVICE Dealt deal(const AttendArgs& a, ScheduleBlock& block, std::int32_t part_tiles) {
+  Dealt done;
+  for (std::int32_t first_req = 0; first_req < a.num_reqs; first_req += kScheduleThreads) {
+    const std::int32_t req = first_req + thread_index();
+    const std::int32_t mine = req < a.num_reqs ? tiles_of(a, lengths_of(a, req).query_len) : 0;
+    const Tiles before = block.tiles.exclusive({mine});
+    block.tile_begin[thread_index()] = before.count;
+    block_barrier();  // the first tile of every request is known
+    deal_tiles(a, block, part_tiles, first_req, block.tiles.total().count, done);
+  }
+  return done;
 }
 
 /// One block of kScheduleThreads threads. A list without room for its tiles breaks the call: the plan assumed shorter lengths.
 QUIRE_DEVICE void schedule(const AttendArgs& a, SharedArea shared) {
-  TileCounts counts(shared);
-  PlaceScan scan(shared);
-  // Lengths that break a rule may not be read as indices, so every thread must agree to stop here.
-  const bool broken = a.outcome->broken != 0;
-  std::int32_t part_keys = 0;
-  Places done;
-  if (!broken) part_keys = choose_part_keys(a, counts, scan);
-  if (part_keys != 0) {
-    for_each_tile(a, counts, [&](const Tile& tile, bool valid) {
-      const Places count = valid ? places_of(a, tile, part_keys) : Places{};
-      const Places end = done + scan.inclusive(count);
-      if (valid) {
-        const Places begin{end.slices - count.slices, end.merges - count.merges, end.partials - count.partials};
-        write_slices(a, tile, part_keys, count, begin);
-      }
-      done = done + scan.total();
-    });
+  ScheduleBlock block(shared);
+  const Load load = load_of(a, block);
+  Dealt done;
+  bool room = load.unsound == 0;  // lengths that break a rule may not be read as indices
+  if (room) {
+    std::int32_t part_tiles = first_part_tiles(a, load, block);
+    for (;;) {
+      done = deal(a, block, part_tiles);
+      room = done.fits(a);
+      if (room || part_tiles == kUncut) break;
+      part_tiles = part_tiles < kUncut / 2 ? part_tiles * 2 : kUncut;
+    }
   }
   if (thread_index() != 0) return;
-  if (!broken && part_keys == 0) atomic_set(&a.outcome->broken, 1);
-  *a.work.num_slices = static_cast<std::int32_t>(done.slices);
+  if (!room) atomic_set(&a.outcome->broken, 1);
+  *a.work.num_slices = room ? static_cast<std::int32_t>(done.places.slices.value) : 0;
   *a.work.next_item = 0;
 }
 

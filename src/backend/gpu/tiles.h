@@ -1,10 +1,9 @@
-// Stage: attend, schedule. The tiles of score rows of one work list, dealt to the threads of a block.
+// Stage: attend, schedule. The tiles of score rows of one work list.
 #pragma once
 
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/args.h"
-#include "backend/gpu/block_scan.h"
 #include "semantics/visible_range.h"
 
 namespace quire::gpu {
@@ -18,8 +17,9 @@ struct Tile {
   std::int32_t key_begin = 0, key_end = 0;
 };
 
-QUIRE_DEVICE std::int32_t tiles_of(const AttendArgs& a, std::int32_t req) {
-  const std::int64_t rows = static_cast<std::int64_t>(lengths_of(a, req).query_len) * a.group;
+/// Tiles that a request has in this list.
+QUIRE_DEVICE std::int32_t tiles_of(const AttendArgs& a, std::int64_t query_len) {
+  const std::int64_t rows = query_len * a.group;
   if (rows <= a.work.min_rows || rows > a.work.max_rows) return 0;
   return static_cast<std::int32_t>((rows + a.work.tile_rows - 1) / a.work.tile_rows);
 }
@@ -30,7 +30,7 @@ QUIRE_DEVICE Tile tile_at(const AttendArgs& a, std::int32_t req, std::int32_t fr
   const std::int32_t rows = n.query_len * a.group;
   Tile tile;
   tile.req = req;
-  tile.row_begin = (tiles_of(a, req) - 1 - from_last) * a.work.tile_rows;
+  tile.row_begin = (tiles_of(a, n.query_len) - 1 - from_last) * a.work.tile_rows;
   tile.row_end = tile.row_begin + a.work.tile_rows < rows ? tile.row_begin + a.work.tile_rows : rows;
   const semantics::KeyRange keys =
       semantics::visible_range(n.context_len + tile.row_begin / a.group, n.context_len + (tile.row_end - 1) / a.group, a.window);
@@ -39,39 +39,23 @@ QUIRE_DEVICE Tile tile_at(const AttendArgs& a, std::int32_t req, std::int32_t fr
   return tile;
 }
 
-using TileCounts = BlockScan<std::int32_t, kScheduleThreads>;
-
-/// The largest request of `prefix` whose tiles begin at or before `index`.
-QUIRE_DEVICE int request_of(const TileCounts& counts, std::int32_t index) {
-  int low = 0, high = kScheduleThreads - 1;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (counts.of(middle) > index) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  return low;
+/// Tiles of keys under a tile of rows.
+QUIRE_DEVICE std::int32_t key_tiles_of(const AttendArgs& a, const Tile& tile) {
+  return (tile.key_end - tile.key_begin - 1) / a.work.tile_keys + 1;
 }
 
-/// Calls visit(tile, valid) on every thread equally often, with each tile valid on exactly one thread. `visit` may use barriers.
-template <class Visit>
-QUIRE_DEVICE void for_each_tile(const AttendArgs& a, TileCounts& counts, Visit&& visit) {
-  const int t = thread_index();
-  for (std::int32_t first_req = 0; first_req < a.num_reqs; first_req += kScheduleThreads) {
-    counts.inclusive(first_req + t < a.num_reqs ? tiles_of(a, first_req + t) : 0);
-    const std::int32_t total = counts.total();
-    for (std::int32_t first = 0; first < total; first += kScheduleThreads) {
-      const std::int32_t index = first + t;
-      Tile tile;
-      if (index < total) {
-        const int r = request_of(counts, index);
-        tile = tile_at(a, first_req + r, index - (r > 0 ? counts.of(r - 1) : 0));
-      }
-      visit(tile, index < total);
-    }
-  }
+/// Tiles of keys under all tiles of a request, by a formula that is never below the true number:
+/// without a window, spans grow by equal steps from the first tile to the last; with one, no span is longer than the window, the
+/// positions of a tile's rows and the part of a tile before them.
+QUIRE_DEVICE std::int64_t key_tiles_of(const AttendArgs& a, std::int64_t tiles, std::int64_t context_len) {
+  const std::int64_t tile_keys = a.work.tile_keys;
+  const std::int64_t first_end = context_len + (a.work.tile_rows - 1) / a.group + 1;
+  const std::int64_t last_end = context_len + (tiles * a.work.tile_rows - 1) / a.group + 1;
+  const std::int64_t grown = tiles * (first_end + last_end) / 2 / tile_keys + tiles;
+  if (a.window <= 0) return grown;
+  const std::int64_t widest = (a.work.tile_rows - 1) / a.group + 1 + static_cast<std::int64_t>(a.window) + 2 * (tile_keys - 1);
+  const std::int64_t flat = tiles * (widest / tile_keys);
+  return flat < grown ? flat : grown;
 }
 
 }  // namespace quire::gpu

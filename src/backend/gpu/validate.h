@@ -1,55 +1,48 @@
-// Stage: attend, first kernel. Lengths and the block table against the rules that keep every later read in bounds and every row
-// written once: Q-T01, T02, T03, T04, T06, T07, T08, T09, T10. Sets outcome->broken; which rule broke where is for the host to
-// say.
+// Stage: attend, before the first row is read. Lengths and the block table against the rules that keep every later read in bounds
+// and every row written once: Q-T01, T02, T03, T04, T06, T07, T08, T09, T10. Sets outcome->broken; which rule broke where is for
+// the host to say.
 #pragma once
 
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/args.h"
+#include "backend/gpu/checked_lengths.h"
 #include "semantics/visible_range.h"
 
 namespace quire::gpu {
 
 constexpr int kValidateThreads = 256;
+constexpr int kValidateColumns = 4 * kValidateThreads;
 
-/// One request, in 64 bits: nothing is known of the values yet. `sound` if rules Q-T01, T02, T04 and T06 to T09 hold as far as
-/// this request shows.
-struct CheckedLengths {
-  std::int64_t context_len = 0, seq_len = 0, cached_len = 0;
-  bool empty = true;
-  bool sound = false;
-};
-
-QUIRE_DEVICE CheckedLengths checked_lengths(const AttendArgs& a, std::int32_t req) {
-  CheckedLengths n;
-  const std::int64_t first = a.query_start_loc[req], last = a.query_start_loc[req + 1];
-  if (first < 0 || last < first || last > a.num_tokens) return n;
-  n.seq_len = a.seq_lens[req];
-  if (n.seq_len < last - first || n.seq_len > 0x7FFFFFFF) return n;
-  n.context_len = n.seq_len - (last - first);
-  n.cached_len = a.cached_lens.data != nullptr ? a.cached_lens[req] : n.seq_len;
-  n.empty = first == last;
-  n.sound = n.cached_len >= n.context_len && n.cached_len <= n.seq_len && (n.cached_len == n.seq_len || a.key.data != nullptr);
-  return n;
+/// Among entries [first, first + kValidateColumns) of a request, this thread sees one of columns [begin, end) that is no page.
+QUIRE_DEVICE bool has_bad_page(const AttendArgs& a, std::int32_t req, std::int64_t first, std::int64_t begin, std::int64_t end) {
+  bool bad = false;
+  QUIRE_UNROLL
+  for (int i = 0; i < kValidateColumns; i += kValidateThreads) {
+    const std::int64_t column = first + i + thread_index();
+    if (column < begin || column >= end || column >= a.block_table.columns) continue;
+    const std::int64_t page = a.block_table.page(req, column);
+    bad |= page < 0 || page >= a.num_pages;
+  }
+  return bad;
 }
 
-/// Any number of blocks of kValidateThreads threads.
-QUIRE_DEVICE void validate(const AttendArgs& a) {
-  bool broken = a.query_start_loc[0] != 0 || a.query_start_loc[a.num_reqs] != a.num_tokens;
-  for (std::int32_t req = block_index(); req < a.num_reqs; req += num_blocks()) {
+/// Block `block` of `blocks`, of kValidateThreads threads each. A request's entries are dealt out kValidateColumns at a time, so
+/// that a long request does not hang on one block.
+QUIRE_DEVICE void validate(const AttendArgs& a, int block, int blocks) {
+  bool broken = !starts_are_sound(a);
+  const std::int64_t chunks = a.block_table.columns / kValidateColumns + 1;
+  for (std::int64_t unit = block; unit < a.num_reqs * chunks; unit += blocks) {
+    const auto req = static_cast<std::int32_t>(unit / chunks);
     const CheckedLengths n = checked_lengths(a, req);
     broken |= !n.sound;
-    if (!n.sound || n.empty) continue;
+    if (!n.sound || n.query_len == 0) continue;
     const semantics::KeyRange seen = semantics::visible_range(n.context_len, n.seq_len - 1, a.window);
     const std::int64_t end = seen.end < n.cached_len ? seen.end : n.cached_len;
     if (seen.begin >= end) continue;
-    std::int64_t pages = (end + a.page_size - 1) / a.page_size;
+    const std::int64_t pages = (end + a.page_size - 1) / a.page_size;
     broken |= pages > a.block_table.columns;
-    if (pages > a.block_table.columns) pages = a.block_table.columns;
-    for (std::int64_t column = seen.begin / a.page_size + thread_index(); column < pages; column += kValidateThreads) {
-      const std::int64_t page = a.block_table.page(req, column);
-      broken |= page < 0 || page >= a.num_pages;
-    }
+    broken |= has_bad_page(a, req, unit % chunks * kValidateColumns, seen.begin / a.page_size, pages);
   }
   if (broken) atomic_set(&a.outcome->broken, 1);
 }

@@ -13,7 +13,9 @@
 
 namespace gpu = quire::gpu;
 
-QUIRE_KERNEL(gpu::kValidateThreads) quire_validate(const gpu::AttendArgs args) { gpu::validate(args); }
+QUIRE_KERNEL(gpu::kValidateThreads) quire_validate(const gpu::AttendArgs args) {
+  gpu::validate(args, gpu::block_index(), gpu::num_blocks());
+}
 
 QUIRE_KERNEL(gpu::kScheduleThreads) quire_schedule(const gpu::AttendArgs args) {
   QUIRE_SHARED(memory, gpu::kScheduleSharedBytes);

@@ -128,7 +128,7 @@ __device__ inline void count_rows(const gpu::AttendArgs& a, const Item& item) {
 template <typename Run>
 __device__ inline void for_each_item(const gpu::AttendArgs& a, Item (&items)[2], Run&& run) {
   __shared__ bool more[2];
-  const int num_items = *a.work.num_slices * a.num_kv_heads;
+  const int num_items = a.outcome->broken != 0 ? 0 : *a.work.num_slices * a.num_kv_heads;
   const auto draw = [&](int slot) {
     const int index = atomicAdd(a.work.next_item, 1);
     more[slot] = index < num_items;
