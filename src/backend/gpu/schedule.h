@@ -111,7 +111,7 @@ QUIRE_DEVICE Load load_of(const AttendArgs& a, ScheduleBlock& block) {
   for (std::int32_t req = thread_index(); req < a.num_reqs; req += kScheduleThreads) {
     const CheckedLengths n = checked_lengths(a, req);
     if (!n.sound) mine.unsound = 1;
-    if (n.sound) mine.key_tiles += key_tiles_of(a, tiles_of(a, n.query_len), n.context_len);
+    if (n.sound) mine.key_tiles += key_tiles_of(a, tiles_of(a, static_cast<std::int32_t>(n.query_len)), n.context_len);
   }
   block.loads.exclusive(mine);
   return block.loads.total();

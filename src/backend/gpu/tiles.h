@@ -17,11 +17,11 @@ struct Tile {
   std::int32_t key_begin = 0, key_end = 0;
 };
 
-/// Tiles that a request has in this list.
-QUIRE_DEVICE std::int32_t tiles_of(const AttendArgs& a, std::int64_t query_len) {
-  const std::int64_t rows = query_len * a.group;
+/// Tiles that a request has in this list. num_tokens * num_q_heads fits 32 bits (plan() refuses more), so rows do.
+QUIRE_DEVICE std::int32_t tiles_of(const AttendArgs& a, std::int32_t query_len) {
+  const std::int32_t rows = query_len * a.group;
   if (rows <= a.work.min_rows || rows > a.work.max_rows) return 0;
-  return static_cast<std::int32_t>((rows + a.work.tile_rows - 1) / a.work.tile_rows);
+  return (rows - 1) / a.work.tile_rows + 1;
 }
 
 /// Tiles of a request are counted from its last: that one sees the most keys, and the heaviest work should begin first.
@@ -34,7 +34,7 @@ QUIRE_DEVICE Tile tile_at(const AttendArgs& a, std::int32_t req, std::int32_t fr
   tile.row_end = tile.row_begin + a.work.tile_rows < rows ? tile.row_begin + a.work.tile_rows : rows;
   const semantics::KeyRange keys =
       semantics::visible_range(n.context_len + tile.row_begin / a.group, n.context_len + (tile.row_end - 1) / a.group, a.window);
-  tile.key_begin = static_cast<std::int32_t>(keys.begin / a.work.tile_keys * a.work.tile_keys);
+  tile.key_begin = static_cast<std::int32_t>(keys.begin) / a.work.tile_keys * a.work.tile_keys;
   tile.key_end = static_cast<std::int32_t>(keys.end);
   return tile;
 }
