@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """Asks the GPU at hand everything that Quire knows to ask, with `quire verify`, and writes one JSON.
 
-usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes]
+usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] [--python-tests DIR]
 
   hazards      all hazard cases by the planned kernel, with power: every planted fault must be caught
   notes        the notes' 48 cases, full size (3 minutes: the fp64 reference runs on the CPU)
   random       200 random cases
+  python       DIR/test_vllm_cuda.py (vLLM's 96 ids on torch tensors) and DIR/test_cuda.py, with the quire that python3 imports
   mma_hazards  the hazards in the types and head_dims of cuda_mma (mma_hazards.txt); a refusal counts as a failure
 """
 import argparse
 import collections
 import datetime
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +48,22 @@ def summary(verdicts: "list[dict]") -> dict:
     return result
 
 
+def python_tests(folder: str) -> dict:
+    """Counts of every outcome; a test that was skipped is not a pass."""
+    files = [str(Path(folder) / name) for name in ("test_vllm_cuda.py", "test_cuda.py")]
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", *files], capture_output=True, text=True,
+                         check=False)
+    outcomes = re.findall(r"^(PASSED|FAILED|SKIPPED|ERROR) (?:\S*::)?(\S+)", run.stdout, re.MULTILINE)
+    if not outcomes:
+        sys.exit(run.stdout + run.stderr)
+    return {
+        "verdict": "pass" if run.returncode == 0 and all(outcome == "PASSED" for outcome, _ in outcomes) else "fail",
+        "tests": dict(collections.Counter(outcome.lower() for outcome, _ in outcomes)),
+        "vllm_ids": sum(name.startswith("test_contexted_kv_attention") and outcome == "PASSED" for outcome, name in outcomes),
+        "not_passed": [name for outcome, name in outcomes if outcome != "PASSED"],
+    }
+
+
 def device() -> str:
     listed = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True)
     return listed.stdout.splitlines()[0]
@@ -57,6 +75,7 @@ def main() -> int:
     parser.add_argument("--out", required=True)
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--without-notes", action="store_true")
+    parser.add_argument("--python-tests")
     args = parser.parse_args()
     lines = [line for line in LINES.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     parts = [lines[i:i + LINES_A_RUN] for i in range(0, len(lines), LINES_A_RUN)]
@@ -67,6 +86,8 @@ def main() -> int:
                                        *(word for line in part for word in ("--line", line))) for part in parts],
         "notes": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "notes", "--no-power")],
     }
+    if args.python_tests:
+        sections["python"] = lambda: python_tests(args.python_tests)
     if args.without_notes:
         del sections["notes"]
     report = {"device": device(), "date": datetime.date.today().isoformat(), "commit": args.commit}
