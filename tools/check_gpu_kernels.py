@@ -96,14 +96,19 @@ def amd_complaints(kernel: dict, wave: int) -> "list[str]":
     return found
 
 
+def compile_amd(source: Path, target: str, out: Path, root: Path = ROOT) -> "str | None":
+    """Makes a code object; the compiler's words if it does not. `root` is where the headers are found."""
+    run = subprocess.run([clang(), "-x", "hip", f"--offload-arch={target}", "--offload-device-only", "--no-gpu-bundle-output",
+                          "-nogpuinc", "-nogpulib", "-O3", "-std=c++20", "-mcode-object-version=5", "-Wall", "-Wextra", "-Werror",
+                          f"-I{root}/include", f"-I{root}/src", source, "-o", out], capture_output=True, text=True)
+    return None if run.returncode == 0 else run.stderr.strip()[:2000]
+
+
 def check_amd(source: Path, target: str, scratch: Path) -> "tuple[list[str], list[str]]":
     """Lines about each kernel, and complaints."""
     out = scratch / f"{source.stem}.{target}.co"
-    run = subprocess.run([clang(), "-x", "hip", f"--offload-arch={target}", "--offload-device-only", "--no-gpu-bundle-output",
-                          "-nogpuinc", "-nogpulib", "-O3", "-std=c++20", "-mcode-object-version=5", "-Wall", "-Wextra", "-Werror",
-                          f"-I{ROOT}/include", f"-I{ROOT}/src", source, "-o", out], capture_output=True, text=True)
-    if run.returncode != 0:
-        return [], [f"{target}: does not compile: {run.stderr.strip()[:2000]}"]
+    if error := compile_amd(source, target, out):
+        return [], [f"{target}: does not compile: {error}"]
     lines, complaints = [], []
     for kernel in amd_kernels(out.read_bytes()):
         lines.append(f"{target:8} {kernel['.name']:22} wave {kernel['.wavefront_size']}  vgpr {kernel['.vgpr_count']:3}  "

@@ -1,0 +1,127 @@
+// See attend.h.
+#include "amd_emulator/attend.h"
+
+#include <cstring>
+#include <memory>
+
+#include "backend/gpu/resolve.h"
+#include "plan/device_workspace.h"
+#include "quire/plan.hpp"
+#include "text/formatted.h"
+
+namespace quire::amd {
+namespace {
+
+/// Few, so that emulation takes seconds: they shape the parts of long requests and nothing else.
+constexpr int kComputeUnits = 6;
+
+/// The case in device memory.
+Case place(Arrays& arrays, const Case& c) {
+  Case there = c;
+  Batch& b = there.batch;
+  const auto input = [&](const char* name, Tensor& t) { t = arrays.place(name, t, Use::input); };
+  input("query", b.query);
+  input("query_start_loc", b.query_start_loc);
+  input("seq_lens", b.seq_lens);
+  input("block_table", b.block_table);
+  input("cached_lens", b.cached_lens);
+  input("key", b.key);
+  input("value", b.value);
+  input("cache.k", there.cache.k);
+  input("cache.v", there.cache.v);
+  input("k_scale", there.cache.k_scale);
+  input("v_scale", there.cache.v_scale);
+  input("alibi_slopes", there.options.alibi_slopes);
+  input("sinks", there.options.sinks);
+  b.output = arrays.place("output", b.output, Use::output);
+  b.lse = arrays.place("lse", b.lse, Use::output);
+  return there;
+}
+
+Result<Plan> plan_for(const std::string& name, const AttendKernel& kernel, const Case& c, bool batch_invariant) {
+  Result<Device> device = find_device(name);
+  if (!device.ok()) return device.status();
+  device->num_threads = kComputeUnits;
+  // A row of another backend's table lends its lists to a kernel that has no row yet.
+  for (const Kernel& row : kernels())
+    if (row.name == kernel.row) device->backend = row.backend;
+  return plan(problem_of(c.batch, c.cache, c.options), device.value(),
+              {.kernel = std::string(kernel.row), .batch_invariant = batch_invariant});
+}
+
+/// Parts of the workspace that the kernels must not confuse, between guard pages of their own instead of side by side.
+void spread_out(gpu::WorkList& work, const gpu::AttendArgs& a, std::size_t list, Arrays& arrays) {
+  const auto take = [&]<class T>(T*& part, const char* name, std::int64_t count) {
+    const std::string title = formatted("{} of list {}", name, list);
+    part = reinterpret_cast<T*>(arrays.take(title, static_cast<std::size_t>(count) * sizeof(T)));
+  };
+  const std::int64_t rows = std::int64_t{work.max_partials} * work.tile_rows;
+  take(work.slices, "slices", work.max_slices);
+  take(work.parts_done, "parts_done", std::int64_t{work.max_merges} * a.num_kv_heads);
+  take(work.partial_acc, "partial_acc", rows * a.head_dim);
+  take(work.partial_states, "partial_states", rows * 2);
+}
+
+/// One call, as cuda::attend() enqueues it.
+class Call {
+ public:
+  Call(const Plan& plan, const Case& c, std::uint64_t seed)
+      : plan_(plan), seed_(seed), arrays_(seed % 2 == 0 ? Against::front : Against::back), there_(place(arrays_, c)) {
+    std::byte* workspace = arrays_.take("workspace", workspace_bytes(plan));
+    std::memset(workspace, 0, static_cast<std::size_t>(plan_detail::device_workspace(plan).zeroed_bytes));
+    for (std::size_t i = 0; i < plan.lists.size(); ++i) {
+      lists_.push_back(gpu::attend_args(plan, there_.batch, there_.cache, there_.options, workspace, i));
+      if (seed / 2 % 2 == 0) spread_out(lists_[i].work, lists_[i], i, arrays_);
+    }
+  }
+
+  Status run(LaunchKernel launch_kernel, const AttendKernel& kernel) {
+    const std::uint32_t blocks = 2 + static_cast<std::uint32_t>(seed_ % 3);
+    const auto on = [&](const std::string& symbol, std::uint32_t count, const gpu::AttendArgs& args) {
+      return launch(launch_kernel, symbol, count, args, seed_, arrays_);
+    };
+    if (Status s = on("quire_validate", blocks, lists_[0]); !s.ok()) return s;
+    for (const gpu::AttendArgs& args : lists_)
+      if (Status s = on("quire_schedule", 1, args); !s.ok()) return s;
+    for (const gpu::AttendArgs& args : lists_)
+      if (Status s = on(std::string(kernel.symbol), blocks, args); !s.ok()) return s;
+    return gpu::judge(*lists_[0].outcome, plan_, there_.batch);
+  }
+
+  void fetch(const Case& c) const {
+    Arrays::fetch(there_.batch.output, c.batch.output);
+    Arrays::fetch(there_.batch.lse, c.batch.lse);
+  }
+
+ private:
+  const Plan& plan_;
+  std::uint64_t seed_;
+  Arrays arrays_;
+  Case there_;
+  std::vector<gpu::AttendArgs> lists_;
+};
+
+}  // namespace
+
+Target emulated_target(const std::string& device, const AttendKernel& kernel, LaunchKernel launch, std::uint64_t seed) {
+  const auto next_seed = std::make_shared<std::uint64_t>(seed);
+  const auto attend = [=](bool batch_invariant) {
+    return [=](const Case& c, std::string& served_by) -> Status {
+      const Result<Plan> planned = plan_for(device, kernel, c, batch_invariant);
+      if (!planned.ok()) return planned.status();
+      served_by = kernel.symbol;
+      Call call(planned.value(), c, (*next_seed)++);
+      const Status status = call.run(launch, kernel);
+      call.fetch(c);
+      return status;
+    };
+  };
+  Target target;
+  target.name = device;
+  target.attend = attend(false);
+  target.batch_invariant = true;
+  target.invariant = attend(true);
+  return target;
+}
+
+}  // namespace quire::amd

@@ -1,0 +1,73 @@
+// What Python calls: the list of cases, and one case after the other judged on the emulated device.
+#include <nlohmann/json.hpp>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "amd_emulator/attend.h"
+#include "verify/judge.h"
+#include "verify/matrix.h"
+
+namespace quire::amd {
+namespace {
+
+using conformance::Entry;
+
+constexpr AttendKernel kKernels[] = {
+    {"quire_attend_generic", "cuda_generic"},
+};
+
+std::vector<Entry> g_entries;
+
+nlohmann::json as_json(const CaseResult& r) {
+  nlohmann::json checks = nlohmann::json::array();
+  for (const CheckResult& c : r.checks)
+    checks.push_back({{"check", c.check},
+                      {"state", c.state == CheckState::pass   ? "pass"
+                                : c.state == CheckState::fail ? "fail"
+                                                              : "skipped"},
+                      {"worst_ratio", c.worst_ratio},
+                      {"text", c.text}});
+  return {{"name", r.name},     {"line", r.line},     {"status", r.status},         {"special", r.special},
+          {"kernel", r.kernel}, {"reason", r.reason}, {"elements", r.num_compared}, {"checks", checks}};
+}
+
+/// The text of the last answer; Python copies it before it asks again.
+const char* answer(const nlohmann::json& json) {
+  static std::string text;
+  text = json.dump();
+  return text.c_str();
+}
+
+}  // namespace
+
+/// Chooses the hazard matrix, quick or whole, and says what there is to judge.
+extern "C" const char* amd_matrix(int quick) {
+  g_entries = conformance::hazard_matrix(quick != 0);
+  nlohmann::json kernels = nlohmann::json::array();
+  for (const AttendKernel& kernel : kKernels) kernels.push_back(kernel.symbol);
+  return answer({{"kernels", kernels}, {"cases", g_entries.size()}});
+}
+
+/// Values, lse, rows and canaries with zeros where nothing may be read; the same bits with NaN there and with finite garbage,
+/// each under another seed. With `deep` also with gaps in the outputs, and its requests alone and in chunks.
+extern "C" const char* amd_judge(std::uint32_t index, std::uint32_t kernel, const char* device, LaunchKernel launch,
+                                 std::uint64_t seed, int deep) {
+  const Entry& entry = g_entries[index];
+  const Target target = emulated_target(device, kKernels[kernel], launch, seed);
+  Result<conformance::Prepared> prepared = conformance::prepare(entry);
+  if (!prepared.ok())
+    return answer({{"name", entry.name},
+                   {"line", to_string(entry.line)},
+                   {"status", "fail"},
+                   {"reason", prepared.status().message()},
+                   {"checks", nlohmann::json::array()}});
+  std::set<std::string> asked = {"values", "lse", "rows", "canaries", "nan_poison", "garbage_poison"};
+  if (deep != 0) asked.insert({"strides", "alone", "chunks"});
+  CaseResult result = conformance::judge(target, prepared.value(), asked);
+  result.special = conformance::text_of(entry.special);
+  return answer(as_json(result));
+}
+
+}  // namespace quire::amd

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Executes the compiled AMD kernels in an ISA emulator over the hazard matrix, against the fp64 reference.
+
+usage: run.py --library LIBRARY --target TARGET|all [--whole] [--out FILE] [--commit TEXT]
+       run.py --library LIBRARY --target TARGET --power    plant faults in copies of the kernels: each must be found
+
+LIBRARY is libquire_amd_emulator.so of the build. TINYGRAD names a checkout of tinygrad (docs/kernels/amd_emulated.md); without
+one nothing is executed and the exit status is 77. One process runs one target, since its emulator starts slowly. --whole asks
+every hazard in every combination of types, layouts and scales instead of in four of them.
+"""
+import argparse
+import collections
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from toolchain import ROOT, TARGETS, compiler_version, missing
+
+SKIPPED = 77
+
+
+def coverage(session, kernel: str) -> dict:
+    """How many of a kernel's instructions some wave has executed, and how often in all."""
+    emulator = session.emulator
+    offset = emulator.object.code[0] - emulator.object.base
+    counts = [emulator.executed[(address - offset) // 4] for address, instruction in emulator.disassembly.items()
+              if instruction.kernel == kernel and instruction.mnemonic not in ("s_nop", "s_code_end")]
+    return {"instructions_in_code": len(counts), "of_these_executed": sum(1 for n in counts if n), "executed": sum(counts)}
+
+
+def run_target(args: argparse.Namespace, scratch: Path) -> dict:
+    """The results of one target; prints what fails, and a line a kernel."""
+    from session import Session, findings
+    session = Session(args.library, Path(os.environ["TINYGRAD"]), args.target, scratch)
+    matrix = session.matrix(not args.whole)
+    report = {"target": args.target, "kernels": {}}
+    for index, kernel in enumerate(matrix["kernels"]):
+        began = time.monotonic()
+        results = [session.judge(case, index) for case in range(matrix["cases"])]
+        for result in results:
+            for finding in findings(result):
+                print(f"{args.target} {kernel}: {result['name']}: quire run '{result['line']}'\n  {finding}", flush=True)
+        report["kernels"][kernel] = {
+            "cases": dict(collections.Counter(result["status"] for result in results)),
+            "elements_compared": sum(result.get("elements", 0) for result in results if result["status"] == "pass"),
+            "worst_error_of_tolerance": max(check["worst_ratio"] for result in results for check in result["checks"]),
+            "not_passed": [result["line"] for result in results if result["status"] == "fail"],
+        }
+        print(f"{args.target} {kernel}: {report['kernels'][kernel]['cases']}, worst error {report['kernels'][kernel]['worst_error_of_tolerance']:.3f} "
+              f"of its tolerance, {time.monotonic() - began:.0f} s", flush=True)
+    for kernel in session.emulator.object.kernels:
+        report["kernels"].setdefault(kernel, {}).update(coverage(session, kernel))
+    report["wave_instructions"] = session.emulator.instructions
+    return report
+
+
+def run_all(args: argparse.Namespace) -> "list[dict]":
+    reports = []
+    with tempfile.TemporaryDirectory() as folder:
+        for target in TARGETS:
+            out = Path(folder) / f"{target}.json"
+            command = [sys.executable, __file__, "--library", args.library, "--target", target, "--out", out]
+            subprocess.run(command + (["--whole"] if args.whole else []), check=False)
+            if out.exists():
+                reports += json.loads(out.read_text())["targets"]
+    return reports
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--target", required=True, choices=[*TARGETS, "all"])
+    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--power", action="store_true")
+    parser.add_argument("--out")
+    parser.add_argument("--commit", default="unknown")
+    args = parser.parse_args()
+    if reason := missing():
+        print(f"skipped: {reason}")
+        return SKIPPED
+    os.environ.setdefault("CACHEDB", str(Path(args.library).resolve().parent / "amd_emulator_cache.db"))
+    with tempfile.TemporaryDirectory() as folder:
+        if args.power:
+            from power import run_power
+            return run_power(args, Path(folder))
+        reports = run_all(args) if args.target == "all" else [run_target(args, Path(folder))]
+    if args.out:
+        text = {"statement": "compiled for and executed under emulation; never on AMD hardware", "compiler": compiler_version(),
+                "emulator": "tinygrad a9069c1 with corrections (docs/kernels/amd_emulated.md)",
+                "date": datetime.date.today().isoformat(), "commit": args.commit, "targets": reports}
+        Path(args.out).write_text(json.dumps(text, indent=1) + "\n")
+    expected = len(TARGETS) if args.target == "all" else 1
+    complete = len(reports) == expected and all(report["wave_instructions"] > 0 for report in reports)
+    failed = [line for report in reports for kernel in report["kernels"].values() for line in kernel.get("not_passed", [])]
+    return 0 if complete and not failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""What an emulated run needs beside the repository, and how kernels are compiled for it."""
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+from check_gpu_kernels import AMD_SOURCE, AMD_TARGETS, clang, compile_amd  # noqa: E402
+
+from disassembly import disassembler  # noqa: E402
+
+TARGETS = list(AMD_TARGETS)
+
+
+def missing() -> "str | None":
+    """Why nothing can be emulated here."""
+    tinygrad = os.environ.get("TINYGRAD", "")
+    if not tinygrad:
+        return "no emulator: TINYGRAD names no checkout of tinygrad"
+    if not (Path(tinygrad) / "test/mockgpu/amd/emu.py").is_file():
+        return f"no emulator: {tinygrad} is no checkout of tinygrad with test/mockgpu"
+    if sys.version_info < (3, 11):
+        return "no emulator: it needs Python 3.11"
+    if not clang():
+        return "no clang-22 with lld-22 (apt-get install clang-22 lld-22)"
+    if not disassembler():
+        return "no llvm-objdump-22 (apt-get install llvm-22)"
+    if not shutil.which(os.environ.get("CC", "clang")):
+        return "no clang, with which the emulator compiles its instructions"
+    return None
+
+
+def compiler_version() -> str:
+    first = subprocess.run([clang(), "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    return re.sub(r" *\(.*\)", "", first)
+
+
+def compile_kernels(target: str, scratch: Path, root: Path = ROOT) -> Path:
+    """All kernels of src/backend/hip for one target; `root` may be a copy with a fault in it."""
+    out = scratch / f"kernels.{target}.co"
+    if error := compile_amd(root / AMD_SOURCE.relative_to(ROOT), target, out, root):
+        raise SystemExit(f"{target}: does not compile: {error}")
+    return out
