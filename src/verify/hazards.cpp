@@ -35,6 +35,13 @@ constexpr SpecialLine kSpecialLines[] = {
     {"HugeOffsets", Special::huge_offsets, "q=bf16 layout=hnd index=i64 heads=4:2 d=32 page=16 lse=1 reqs=3@40,1@70"},
     {"HugeOffsets", Special::huge_offsets,
      "q=f32 kv=fp8_e5m2 layout=packed kscale=tensor vscale=tensor heads=4:2 d=32 page=16 reqs=3@40,1@70"},
+    // Kernels work on tiles of up to 64 keys: where the window begins inside a tile, pages of that tile are stale.
+    {"StalePagesLeftOfWindow", Special::stale_pages, "q=f32 heads=4:2 d=16 page=4 window=7 lse=1 reqs=1@150,6@333"},
+    {"StalePagesLeftOfWindow", Special::stale_pages,
+     "q=bf16 layout=packed index=i64 heads=4:2 d=128 page=16 window=20 lse=1 reqs=1@190,9@366,70@200"},
+    {"StalePagesLeftOfWindow", Special::stale_pages,
+     "q=f16 kv=fp8_e4m3fn layout=hnd kscale=head vscale=tensor heads=8:2 d=64 page=16 window=20 reqs=1@190,9@366"},
+    {"StalePagesLeftOfWindow", Special::stale_pages, "q=f16 heads=4:4 d=256 page=32 window=33 reqs=1@190,3@366,20@500"},
 };
 
 void add(std::vector<Entry>& list, const std::string& name, const std::string& line, Special special) {
@@ -63,6 +70,7 @@ std::string text_of(Special special) {
     case Special::minus_infinite_scores: return "every key of request 0 has the score -inf";
     case Special::nan_in_a_key: return "one visible key of request 0 holds NaN";
     case Special::huge_offsets: return "its pages lie beyond 2^32 elements";
+    case Special::stale_pages: return "table entries of pages left of every window are impossible ids";
     case Special::none: break;
   }
   return {};
@@ -124,6 +132,9 @@ const std::vector<Hazard>& hazards() {
       {"CachedLenBetween", {"heads=4:2 d=16 page=8 reqs=8@100/104,5@9/9,7@20/21,1@30/30,64@3/40,3@11 lse=1"}},
       {"SplitKv", {"heads=4:2 d=16 page=16 reqs=1@3000,3@2047,1@1023 lse=1"}},
       {"SoftCap", {"heads=4:2 d=32 page=8 cap=2.5 lse=1 reqs=9@30,1@60"}},
+      // More than one tile of keys under more than one block of dims.
+      {"WideHeadsManyKeys",
+       {"heads=4:2 d=256 page=16 lse=1 reqs=3@90,1@140,66@3", "heads=2:1 d=200 page=8 window=90 sinks=1 reqs=5@130,1@150"}},
       {"EverythingAtOnce", {"heads=6:2 d=48 page=5 cap=8 alibi=1 sinks=1 window=33 lse=1 reqs=40@50/60,1@200,0@7,5@2"}},
   };
   return list;

@@ -18,6 +18,7 @@ enum class Special {
   minus_infinite_scores,  ///< every key of request 0 has the score -inf
   nan_in_a_key,           ///< one visible key of request 0 holds NaN: its rows are NaN and no others
   huge_offsets,           ///< pages whose element offsets need more than 32 bits, in a sparse mapping
+  stale_pages,            ///< impossible ids in the table for pages that end left of every window: freed, and dealt to nobody
 };
 /// "every fp8 code occurs"; empty for none.
 std::string text_of(Special special);

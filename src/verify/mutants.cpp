@@ -1,6 +1,7 @@
 // See mutants.h.
 #include "verify/mutants.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <memory>
@@ -8,6 +9,7 @@
 #include "quire/diagnose.hpp"
 #include "quire/faults.hpp"
 #include "semantics/dtype.h"
+#include "text/formatted.h"
 
 namespace quire::conformance {
 namespace {
@@ -100,6 +102,23 @@ Status demand_a_full_table(const Case& c, std::string&) {
   return attend_reference(c, {});
 }
 
+/// A kernel whose loop over tiles of 64 keys begins at the tile that holds the first visible key, and asks the table for all of
+/// it.
+Status read_whole_first_tile(const Case& c, std::string&) {
+  constexpr std::int64_t kTile = 64;
+  const Problem p = problem_of(c.batch, c.cache, c.options);
+  const Tensor& table = c.batch.block_table;
+  for (std::size_t r = 0; r < p.reqs.size(); ++r) {
+    const Request& req = p.reqs[r];
+    const std::int64_t row = static_cast<std::int64_t>(r) * table.stride[0];
+    const std::int64_t first_key = std::max<std::int64_t>(0, req.context_len + 1 - p.sliding_window.value_or(req.seq_len()));
+    for (std::int64_t k = first_key / kTile * kTile; k < first_key && req.query_len > 0; ++k)
+      if (semantics::load_index(table.data, table.dtype, row + k / p.page_size * table.stride[1]) >= num_pages(c.cache))
+        return {Code::internal_error, formatted("request {}: the page of position {} is out of range", r, k)};
+  }
+  return attend_reference(c, {});
+}
+
 /// Element offset of dim 0, head 0 of the cached key in the first slot past the end of request r; -1 if its last page is full.
 std::int64_t key_past_end(const Case& c, std::int64_t r) {
   const Tensor &table = c.batch.block_table, &lens = c.batch.seq_lens;
@@ -160,6 +179,8 @@ std::vector<Mutant> call_mutants() {
   add("writes_past_end", "writes one element past the output", "canaries", write_past_end);
   add("changes_the_cache", "changes an element of the cache that it was given to read", "canaries", change_the_cache);
   add("validates_unused_entries", "fails on a table entry past the end of its request", "nan_poison", demand_a_full_table);
+  add("reads_left_of_window", "looks up pages of the whole tile of 64 keys in which the window begins", "values",
+      read_whole_first_tile);
   add("leaks_finite_tail", "reads the page past the end of a request and skips only NaN", "garbage_poison", leak_finite_tail);
   add("noise", "gives other bits on a second call", "repeat", noisy());
   add("threads_change_bits", "gives other bits on more threads", "threads", stored({}));

@@ -1,5 +1,5 @@
 // Hazards whose data a problem line cannot describe: every fp8 code, scores of -inf, NaN in a visible key, offsets beyond 32
-// bits.
+// bits, stale table entries.
 //
 // All of them start from a made case, whose NaNs mark what nobody may read.
 #include <sys/mman.h>
@@ -14,6 +14,8 @@
 
 namespace quire::conformance {
 namespace {
+
+constexpr std::int64_t kImpossiblePage = 2147480000;  // in range for int32, far outside any cache
 
 /// Every element of a contiguous tensor that is not poison.
 template <typename Visit>
@@ -76,6 +78,14 @@ void put_nan_into_a_key(Case& c) {
                    std::nanf(""));
 }
 
+void store_index(const Tensor& t, std::int64_t element, std::int64_t value) {
+  if (t.dtype == DType::i64) {
+    static_cast<std::int64_t*>(t.data)[element] = value;
+  } else {
+    static_cast<std::int32_t*>(t.data)[element] = static_cast<std::int32_t>(value);
+  }
+}
+
 /// The pages of a made case, moved to ids so high that their element offsets need more than 31 bits (and, for the highest, more
 /// than 32). Where an offset that wrapped to 32 bits leads, memory holds zeros.
 class HugePages {
@@ -115,14 +125,21 @@ bool move_pages_beyond_32_bits(Case& c) {
   for (std::int64_t i = 0; i < table.num_elements(); ++i) {
     const std::int64_t page = semantics::load_index(table.data, table.dtype, i);
     if (page >= old_pages) continue;  // past the end: stays impossible
-    if (table.dtype == DType::i64) {
-      static_cast<std::int64_t*>(table.data)[i] = pages.id(page);
-    } else {
-      static_cast<std::int32_t*>(table.data)[i] = static_cast<std::int32_t>(pages.id(page));
-    }
+    store_index(table, i, pages.id(page));
   }
   c.batch.slot_mapping = {};
   return true;
+}
+
+/// An engine with a sliding window frees the pages that no row sees any more, and leaves their ids in the table.
+void make_hidden_pages_stale(Case& c) {
+  const Problem p = problem_of(c.batch, c.cache, c.options);
+  const Tensor& table = c.batch.block_table;
+  for (std::size_t r = 0; r < p.reqs.size(); ++r) {
+    const std::int64_t first_key = p.reqs[r].context_len + 1 - p.sliding_window.value_or(p.reqs[r].context_len + 1);
+    for (std::int64_t j = 0; (j + 1) * p.page_size <= first_key; ++j)
+      store_index(table, static_cast<std::int64_t>(r) * table.stride[0] + j * table.stride[1], kImpossiblePage);
+  }
 }
 
 }  // namespace
@@ -133,6 +150,7 @@ bool apply(Special special, Case& c) {
     case Special::minus_infinite_scores: make_scores_minus_infinite(c); return true;
     case Special::nan_in_a_key: put_nan_into_a_key(c); return true;
     case Special::huge_offsets: return move_pages_beyond_32_bits(c);
+    case Special::stale_pages: make_hidden_pages_stale(c); return true;
     case Special::none: break;
   }
   return true;

@@ -7,6 +7,7 @@
 
 #include "kernels/judge.h"
 #include "semantics/page_walk.h"
+#include "semantics/visible_range.h"
 
 namespace quire::test {
 
@@ -20,12 +21,14 @@ enum class Fault {
   window_from_page_start,
   window_one_short,
   multiplies_out_of_window,
+  reads_table_left_of_window,
   large_negative_stand_in,
   writes_row_for_query_len_0,
   claims_pages,
   reads_table_past_end,
   caps_rows,
   drops_tail_dims,
+  drops_wide_dims_of_later_keys,
   shifts_group,
   kv_head_modulo,
   shifts_page,
@@ -78,6 +81,8 @@ class Mutant {
       start(r);
       if (is(Fault::reads_table_past_end) && !table_entry_past_end_is_a_page())
         return {Code::internal_error, "simulated fault: bad page"};
+      if (is(Fault::reads_table_left_of_window) && !first_tile_has_pages())
+        return {Code::internal_error, "simulated fault: bad page left of the window"};
       for (std::int64_t i = 0; i < query_len_; ++i)
         for (std::int64_t h = 0; h < heads_; ++h) {
           ++rows;
@@ -132,6 +137,13 @@ class Mutant {
     if (used >= c_.batch.block_table.shape[1]) return true;
     const std::int64_t page = semantics::index_row(c_.batch.block_table, req_)[used];
     return page >= 0 && page < num_pages(c_.cache);
+  }
+
+  bool first_tile_has_pages() const {
+    const std::int64_t first = semantics::visible_range(context_len_, c_.options.sliding_window.value_or(0)).begin;
+    for (std::int64_t k = first / 64 * 64; k < first; ++k)
+      if (semantics::index_row(c_.batch.block_table, req_)[k / page_size_] >= num_pages(c_.cache)) return false;
+    return true;
   }
 
   std::int64_t kv_head(std::int64_t h) const {
@@ -223,7 +235,8 @@ class Mutant {
 
   double logit(std::int64_t token, std::int64_t h, std::int64_t k, std::int64_t q_pos) const {
     const Tensor& q = c_.batch.query;
-    const std::int64_t dims = is(Fault::drops_tail_dims) ? dim_ / 32 * 32 : dim_;
+    std::int64_t dims = is(Fault::drops_tail_dims) ? dim_ / 32 * 32 : dim_;
+    if (is(Fault::drops_wide_dims_of_later_keys) && k >= 64) dims = std::min<std::int64_t>(dims, 128);
     double dot = 0;
     for (std::int64_t d = 0; d < dims; ++d)
       dot += static_cast<double>(semantics::load(q.data, q.dtype, token * q.stride[0] + h * q.stride[1] + d * q.stride[2])) *

@@ -1,4 +1,4 @@
-// Hazards whose data a problem line cannot describe: scores of -inf, every fp8 code, offsets beyond 32 bits.
+// Hazards whose data a problem line cannot describe: scores of -inf, every fp8 code, stale table entries, offsets beyond 32 bits.
 #pragma once
 
 #include <sys/mman.h>
@@ -10,6 +10,8 @@
 #include "kernels/judge.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
+#include "verify/matrix.h"
+#include "verify/prepare.h"
 
 namespace quire::test {
 
@@ -56,6 +58,18 @@ inline Case every_fp8_code(Case c) {
   for (const Tensor* scale : {&c.cache.k_scale, &c.cache.v_scale})
     for (std::int64_t i = 0; scale->present() && i < scale->num_elements(); ++i)
       static_cast<float*>(scale->data)[i] = (scale == &c.cache.k_scale ? 8.0f : 3.0f) / largest * static_cast<float>(i + 1);
+  return c;
+}
+
+/// StalePagesLeftOfWindow: the lines of the matrix, and what is done to their cases.
+inline std::vector<ProblemLine> stale_page_lines() {
+  std::vector<ProblemLine> lines;
+  for (const conformance::Entry& entry : conformance::hazard_matrix(/*quick=*/true))
+    if (entry.special == conformance::Special::stale_pages) lines.push_back(entry.line);
+  return lines;
+}
+inline Case with_stale_pages(Case c) {
+  conformance::apply(conformance::Special::stale_pages, c);
   return c;
 }
 

@@ -48,6 +48,14 @@ TEST_P(SpecialKernels, Fp8Extremes) {
       }
 }
 
+TEST_P(SpecialKernels, StalePagesLeftOfWindow) {
+  for (const ProblemLine& taken : stale_page_lines()) {
+    const ProblemLine line = as_taken_by(GetParam(), taken);
+    const std::vector<std::string> findings = judge(with_stale_pages(make(line)), attend_);
+    EXPECT_TRUE(findings.empty()) << "stale table entries in\n" << report(line, findings);
+  }
+}
+
 TEST_P(SpecialKernels, HugeOffsets) {
   for (const std::string types : {"q=f32 kv=fp8_e4m3fn layout=nhd kscale=tensor vscale=tensor",
                                   "q=f32 kv=fp8_e5m2 layout=packed kscale=tensor vscale=tensor",

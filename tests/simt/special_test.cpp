@@ -49,6 +49,15 @@ TEST(SimtSpecial, ManyDimsAndManyKeys) {
     }
 }
 
+TEST(SimtSpecial, StalePagesLeftOfWindow) {
+  int turn = 0;
+  for (const ProblemLine& line : stale_page_lines()) {
+    const simt::Device device{.wave = turn++ % 2 == 0 ? 64 : 32, .target_items = 8};
+    const std::vector<std::string> findings = judge(with_stale_pages(made(line)), on_device(device));
+    EXPECT_TRUE(findings.empty()) << "stale table entries in\n" << report(line, findings);
+  }
+}
+
 TEST(SimtSpecial, HugeOffsets) {
   const ProblemLine line = line_of("q=f32 kv=fp8_e4m3fn layout=nhd kscale=tensor", "heads=4:2 d=32 page=16 lse=1 reqs=3@40,1@70");
   const HugeCase huge(made(line));

@@ -18,12 +18,18 @@ using ::testing::HasSubstr;
 
 constexpr const char* kSmall = "q=f32 heads=4:2 d=8 page=4 reqs=9@7,1@12,0@3,2@5 lse=1 seed=1";
 
+constexpr const char* kLeftOfWindow = "q=f32 heads=4:2 d=16 page=4 window=7 reqs=1@150,6@333";
+
 Entry entry(const std::string& line) { return {"lines", "Line", parse_problem_line(line).value(), Special::none}; }
 
-CaseResult judged(const Target& target, const std::string& line = kSmall, const std::vector<std::string>& disabled = {}) {
-  Result<Prepared> p = prepare(entry(line));
+CaseResult judged(const Target& target, const Entry& entry, const std::vector<std::string>& disabled = {}) {
+  Result<Prepared> p = prepare(entry);
   EXPECT_TRUE(p.ok()) << p.status().message();
   return judge(target, p.value(), asked_checks(target, disabled));
+}
+
+CaseResult judged(const Target& target, const std::string& line = kSmall, const std::vector<std::string>& disabled = {}) {
+  return judged(target, entry(line), disabled);
 }
 
 std::map<std::string, CheckResult> by_name(const CaseResult& result) {
@@ -55,7 +61,9 @@ class CallMutants : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(CallMutants, FailTheCheckThatExistsForThem) {
   const Mutant& m = call_mutant(GetParam());
-  const auto checks = by_name(judged(m.target));
+  Entry e = entry(m.id == "reads_left_of_window" ? kLeftOfWindow : kSmall);
+  if (e.line.problem.sliding_window) e.special = Special::stale_pages;
+  const auto checks = by_name(judged(m.target, e));
   ASSERT_TRUE(checks.contains(m.check)) << m.check;
   EXPECT_EQ(checks.at(m.check).state, CheckState::fail) << m.text;
   EXPECT_NE(checks.at(m.check).text, "");
@@ -123,6 +131,16 @@ TEST(Checks, ErrorsAndExceptionsAreFindings) {
   EXPECT_THAT(by_name(judged(fails)).at("values").text, HasSubstr("device lost"));
   fails.attend = [](const Case&, std::string&) -> Status { throw std::runtime_error("thrown"); };
   EXPECT_THAT(by_name(judged(fails)).at("values").text, HasSubstr("thrown"));
+}
+
+// Made cases have a page wherever a token once was, so that a lookup left of the window finds one.
+TEST(Checks, OnlyStalePagesShowALookUpLeftOfTheWindow) {
+  const Target& target = call_mutant("reads_left_of_window").target;
+  Entry e = entry(kLeftOfWindow);
+  EXPECT_EQ(judged(target, e).status, "pass");
+  e.special = Special::stale_pages;
+  EXPECT_THAT(by_name(judged(target, e)).at("values").text, HasSubstr("request 0: the page of position 128 is out of range"));
+  EXPECT_EQ(judged(right_target(), e).status, "pass");
 }
 
 TEST(Checks, DisabledOnesAreNotMade) {
