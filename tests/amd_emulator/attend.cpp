@@ -38,17 +38,6 @@ Case place(Arrays& arrays, const Case& c) {
   return there;
 }
 
-Result<Plan> plan_for(const std::string& name, const AttendKernel& kernel, const Case& c, bool batch_invariant) {
-  Result<Device> device = find_device(name);
-  if (!device.ok()) return device.status();
-  device->num_threads = kComputeUnits;
-  // A row of another backend's table lends its lists to a kernel that has no row yet.
-  for (const Kernel& row : kernels())
-    if (row.name == kernel.row) device->backend = row.backend;
-  return plan(problem_of(c.batch, c.cache, c.options), device.value(),
-              {.kernel = std::string(kernel.row), .batch_invariant = batch_invariant});
-}
-
 /// Parts of the workspace that the kernels must not confuse, between guard pages of their own instead of side by side.
 void spread_out(gpu::WorkList& work, const gpu::AttendArgs& a, std::size_t list, Arrays& arrays) {
   const auto take = [&]<class T>(T*& part, const char* name, std::int64_t count) {
@@ -75,17 +64,12 @@ class Call {
     }
   }
 
-  Status run(LaunchKernel launch_kernel, const AttendKernel& kernel) {
-    const std::uint32_t blocks = 2 + static_cast<std::uint32_t>(seed_ % 3);
-    const auto on = [&](const std::string& symbol, std::uint32_t count, const gpu::AttendArgs& args) {
-      return launch(launch_kernel, symbol, count, args, seed_, arrays_);
-    };
-    if (Status s = on("quire_validate", blocks, lists_[0]); !s.ok()) return s;
-    for (const gpu::AttendArgs& args : lists_)
-      if (Status s = on("quire_schedule", 1, args); !s.ok()) return s;
-    for (const gpu::AttendArgs& args : lists_)
-      if (Status s = on(std::string(kernel.symbol), blocks, args); !s.ok()) return s;
-    return gpu::judge(*lists_[0].outcome, plan_, there_.batch);
+  Attended run(LaunchKernel launch_kernel, const AttendKernel& kernel) {
+    Attended result;
+    result.launched = run_kernels(launch_kernel, kernel);
+    result.broken = lists_[0].outcome->broken != 0;
+    result.status = result.launched.ok() ? gpu::judge(*lists_[0].outcome, plan_, there_.batch) : result.launched;
+    return result;
   }
 
   void fetch(const Case& c) const {
@@ -94,6 +78,24 @@ class Call {
   }
 
  private:
+  Status run_kernels(LaunchKernel launch_kernel, const AttendKernel& kernel) {
+    const std::uint32_t blocks = 2 + static_cast<std::uint32_t>(seed_ % 3);
+    const auto on = [&](const std::string& symbol, std::uint32_t count, const gpu::AttendArgs& args) {
+      return launch(launch_kernel, symbol, count, args, seed_, arrays_);
+    };
+    // Neither of the two waits for the other on a device, so they come in either order.
+    const bool validate_first = seed_ % 5 < 3;
+    if (validate_first)
+      if (Status s = on("quire_validate", blocks, lists_[0]); !s.ok()) return s;
+    for (const gpu::AttendArgs& args : lists_)
+      if (Status s = on("quire_schedule", 1, args); !s.ok()) return s;
+    if (!validate_first)
+      if (Status s = on("quire_validate", blocks, lists_[0]); !s.ok()) return s;
+    for (const gpu::AttendArgs& args : lists_)
+      if (Status s = on(std::string(kernel.symbol), blocks, args); !s.ok()) return s;
+    return {};
+  }
+
   const Plan& plan_;
   std::uint64_t seed_;
   Arrays arrays_;
@@ -103,6 +105,24 @@ class Call {
 
 }  // namespace
 
+Result<Plan> plan_for(const std::string& name, const AttendKernel& kernel, const Case& c, bool batch_invariant) {
+  Result<Device> device = find_device(name);
+  if (!device.ok()) return device.status();
+  device->num_threads = kComputeUnits;
+  // A row of another backend's table lends its lists to a kernel that has no row yet.
+  for (const Kernel& row : kernels())
+    if (row.name == kernel.row) device->backend = row.backend;
+  return plan(problem_of(c.batch, c.cache, c.options), device.value(),
+              {.kernel = std::string(kernel.row), .batch_invariant = batch_invariant});
+}
+
+Attended attend_once(const Plan& plan, const AttendKernel& kernel, LaunchKernel launch, std::uint64_t seed, const Case& c) {
+  Call call(plan, c, seed);
+  const Attended result = call.run(launch, kernel);
+  call.fetch(c);
+  return result;
+}
+
 Target emulated_target(const std::string& device, const AttendKernel& kernel, LaunchKernel launch, std::uint64_t seed) {
   const auto next_seed = std::make_shared<std::uint64_t>(seed);
   const auto attend = [=](bool batch_invariant) {
@@ -110,10 +130,7 @@ Target emulated_target(const std::string& device, const AttendKernel& kernel, La
       const Result<Plan> planned = plan_for(device, kernel, c, batch_invariant);
       if (!planned.ok()) return planned.status();
       served_by = kernel.symbol;
-      Call call(planned.value(), c, (*next_seed)++);
-      const Status status = call.run(launch, kernel);
-      call.fetch(c);
-      return status;
+      return attend_once(planned.value(), kernel, launch, (*next_seed)++, c).status;
     };
   };
   Target target;

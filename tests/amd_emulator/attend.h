@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "amd_emulator/launcher.h"
+#include "quire/plan.hpp"
 #include "quire/verify.hpp"
 
 namespace quire::amd {
@@ -16,6 +17,18 @@ struct AttendKernel {
   std::string_view symbol;
   std::string_view row;  ///< of kernels(), whose lists it serves
 };
+
+/// For the pretended device, cut down to few compute units.
+Result<Plan> plan_for(const std::string& device, const AttendKernel& kernel, const Case& c, bool batch_invariant);
+
+struct Attended {
+  Status launched;      ///< whether all kernels came to their ends
+  bool broken = false;  ///< the device found that a rule is broken
+  Status status;        ///< of the call
+};
+
+/// One call as cuda::attend() enqueues it; outputs are copied back whatever happened.
+Attended attend_once(const Plan& plan, const AttendKernel& kernel, LaunchKernel launch, std::uint64_t seed, const Case& c);
 
 /// Every call takes the next seed; arrays turn their other side to the guard page.
 Target emulated_target(const std::string& device, const AttendKernel& kernel, LaunchKernel launch, std::uint64_t seed);

@@ -1,6 +1,7 @@
 """Corrections of tinygrad's emulator (commit a9069c1), applied to its modules in memory. Each names its fault; the page
 docs/kernels/amd_emulated.md lists them with what happens without them. An anchor that does not match exactly once is an error:
 the checkout is another version."""
+import functools
 import importlib.util
 import re
 import sys
@@ -68,8 +69,9 @@ def correct_dpp(emulator) -> None:
     emulator._load_dpp16_src0 = load_source
 
 
+@functools.cache
 def corrected_emulator(tinygrad: Path):
-    """tinygrad's emulator module, mended."""
+    """tinygrad's emulator module, mended. One for all code objects of a process: it remembers the instructions it has compiled."""
     sys.path.insert(0, str(tinygrad))
     folder = tinygrad / "test/mockgpu/amd"
     import test.mockgpu.amd as package

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "amd_emulator/attend.h"
+#include "amd_emulator/move.h"
 #include "verify/judge.h"
 #include "verify/matrix.h"
 
@@ -47,7 +48,9 @@ extern "C" const char* amd_matrix(int quick) {
   g_entries = conformance::hazard_matrix(quick != 0);
   nlohmann::json kernels = nlohmann::json::array();
   for (const AttendKernel& kernel : kKernels) kernels.push_back(kernel.symbol);
-  return answer({{"kernels", kernels}, {"cases", g_entries.size()}});
+  nlohmann::json names = nlohmann::json::array();
+  for (const Entry& entry : g_entries) names.push_back(entry.name);
+  return answer({{"kernels", kernels}, {"names", names}});
 }
 
 /// Values, lse, rows and canaries with zeros where nothing may be read; the same bits with NaN there and with finite garbage,
@@ -68,6 +71,15 @@ extern "C" const char* amd_judge(std::uint32_t index, std::uint32_t kernel, cons
   CaseResult result = conformance::judge(target, prepared.value(), asked);
   result.special = conformance::text_of(entry.special);
   return answer(as_json(result));
+}
+
+/// "append", "merge" or "broken".
+extern "C" const char* amd_judge_other(const char* what, const char* device, LaunchKernel launch, std::uint64_t seed) {
+  const std::string_view asked(what);
+  const Judged judged = asked == "append"  ? judge_append(launch, seed)
+                        : asked == "merge" ? judge_merge(launch, seed)
+                                           : judge_broken(device, kKernels[0], launch, seed);
+  return answer({{"cases", judged.cases}, {"findings", judged.findings}});
 }
 
 }  // namespace quire::amd

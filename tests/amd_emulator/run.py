@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from toolchain import ROOT, TARGETS, compiler_version, missing
@@ -33,30 +32,51 @@ def coverage(session, kernel: str) -> dict:
     return {"instructions_in_code": len(counts), "of_these_executed": sum(1 for n in counts if n), "executed": sum(counts)}
 
 
+# What is judged beside attention -> the kernels that it is evidence for.
+OTHERS = {"append": ["quire_append", "quire_validate_slots"], "merge": ["quire_merge"], "broken": ["quire_validate", "quire_schedule"]}
+
+
+def judge_attention(session, matrix: dict, index: int) -> dict:
+    """The whole matrix on one attention kernel; prints what fails."""
+    from session import findings
+    results = [session.judge(case, index) for case in range(len(matrix["names"]))]
+    for result in results:
+        for finding in findings(result):
+            print(f"{session.target}: {result['name']}: quire run '{result['line']}'\n  {finding}", flush=True)
+    return {
+        "cases": dict(collections.Counter(result["status"] for result in results)),
+        "elements_compared": sum(result.get("elements", 0) for result in results if result["status"] == "pass"),
+        "worst_error_of_tolerance": max(check["worst_ratio"] for result in results for check in result["checks"]),
+        "not_passed": [result["line"] for result in results if result["status"] == "fail"],
+    }
+
+
+def judge_other(session, what: str) -> dict:
+    result = session.judge_other(what)
+    for finding in result["findings"]:
+        print(f"{session.target}: {finding}", flush=True)
+    failed = len(result["findings"])
+    return {"cases": {"pass": result["cases"] - failed, "fail": failed} if failed else {"pass": result["cases"]},
+            "not_passed": result["findings"]}
+
+
 def run_target(args: argparse.Namespace, scratch: Path) -> dict:
-    """The results of one target; prints what fails, and a line a kernel."""
-    from session import Session, findings
+    """The results of one target; prints what fails, and a line for each kernel."""
+    from session import Session
     session = Session(args.library, Path(os.environ["TINYGRAD"]), args.target, scratch)
     matrix = session.matrix(not args.whole)
-    report = {"target": args.target, "kernels": {}}
-    for index, kernel in enumerate(matrix["kernels"]):
-        began = time.monotonic()
-        results = [session.judge(case, index) for case in range(matrix["cases"])]
-        for result in results:
-            for finding in findings(result):
-                print(f"{args.target} {kernel}: {result['name']}: quire run '{result['line']}'\n  {finding}", flush=True)
-        report["kernels"][kernel] = {
-            "cases": dict(collections.Counter(result["status"] for result in results)),
-            "elements_compared": sum(result.get("elements", 0) for result in results if result["status"] == "pass"),
-            "worst_error_of_tolerance": max(check["worst_ratio"] for result in results for check in result["checks"]),
-            "not_passed": [result["line"] for result in results if result["status"] == "fail"],
-        }
-        print(f"{args.target} {kernel}: {report['kernels'][kernel]['cases']}, worst error {report['kernels'][kernel]['worst_error_of_tolerance']:.3f} "
-              f"of its tolerance, {time.monotonic() - began:.0f} s", flush=True)
-    for kernel in session.emulator.object.kernels:
-        report["kernels"].setdefault(kernel, {}).update(coverage(session, kernel))
-    report["wave_instructions"] = session.emulator.instructions
-    return report
+    kernels = {name: judge_attention(session, matrix, index) for index, name in enumerate(matrix["kernels"])}
+    for what, names in OTHERS.items():
+        judged = judge_other(session, what)
+        kernels.update({name: dict(judged) for name in names})
+    for name, report in kernels.items():
+        report.update(coverage(session, name))
+        worst = report.get("worst_error_of_tolerance")
+        print(f"{args.target:8} {name:22} {report['cases']}{'' if worst is None else f', worst error {worst:.3f} of its tolerance'}, "
+              f"{report['of_these_executed']} of {report['instructions_in_code']} instructions executed", flush=True)
+    untested = set(session.emulator.object.kernels) - set(kernels)
+    return {"target": args.target, "wave_instructions": session.emulator.instructions, "kernels": kernels,
+            "kernels_without_a_test": sorted(untested)}
 
 
 def run_all(args: argparse.Namespace) -> "list[dict]":
@@ -96,8 +116,11 @@ def main() -> int:
         Path(args.out).write_text(json.dumps(text, indent=1) + "\n")
     expected = len(TARGETS) if args.target == "all" else 1
     complete = len(reports) == expected and all(report["wave_instructions"] > 0 for report in reports)
-    failed = [line for report in reports for kernel in report["kernels"].values() for line in kernel.get("not_passed", [])]
-    return 0 if complete and not failed else 1
+    failed = [line for report in reports for kernel in report["kernels"].values() for line in kernel["not_passed"]]
+    untested = [name for report in reports for name in report["kernels_without_a_test"]]
+    if untested:
+        print(f"no test executes {', '.join(sorted(set(untested)))}")
+    return 0 if complete and not failed and not untested else 1
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ class Session:
         self.target = target
         self.library = ctypes.CDLL(library)
         for name, arguments in {"amd_matrix": [c_int],
-                                "amd_judge": [c_uint32, c_uint32, c_char_p, LaunchKernel, c_uint64, c_int]}.items():
+                                "amd_judge": [c_uint32, c_uint32, c_char_p, LaunchKernel, c_uint64, c_int],
+                                "amd_judge_other": [c_char_p, c_char_p, LaunchKernel, c_uint64]}.items():
             function = getattr(self.library, name)
             function.restype, function.argtypes = c_char_p, arguments
         compiled = compile_kernels(target, scratch, root) if root else compile_kernels(target, scratch)
@@ -38,6 +39,10 @@ class Session:
         """Every case begins with another seed; its calls take the following ones."""
         result = self.library.amd_judge(case, kernel, self.target.encode(), self._launch, 1 + 5 * case, case % DEEP_EVERY == 0)
         return json.loads(result)
+
+    def judge_other(self, what: str) -> dict:
+        """append, merge, or broken batches: how many cases, and what is wrong."""
+        return json.loads(self.library.amd_judge_other(what.encode(), self.target.encode(), self._launch, 7))
 
 
 def findings(result: dict) -> "list[str]":

@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/move_cases.h"
 #include "quire/attention.hpp"
 #include "semantics/dtype.h"
 #include "support/small_case.h"
@@ -48,20 +49,13 @@ TEST(Merge, MatchesFp64ForEveryTypeAndStride) {
       const Partial a = make_partial(storage, dtype, 1, gap), b = make_partial(storage, dtype, 2, gap),
                     out = make_partial(storage, dtype, 3, gap);
       ASSERT_TRUE(merge(a.out, a.lse, b.out, b.lse, out.out, out.lse).ok());
-      const double u = dtype == DType::f32 ? 0x1p-24 : dtype == DType::f16 ? 0x1p-11 : 0x1p-8;
       for (std::int64_t t = 0; t < kTokens; ++t)
         for (std::int64_t h = 0; h < kHeads; ++h) {
-          const double la = at(a.lse, {t, h}), lb = at(b.lse, {t, h});
-          const double lse = std::max(la, lb) + std::log1p(std::exp(-std::fabs(la - lb)));
-          EXPECT_NEAR(at(out.lse, {t, h}), lse, 4 * 0x1p-24 * (1.0 + std::fabs(la) + std::fabs(lb)));
+          const MergedLse merged(at(a.lse, {t, h}), at(b.lse, {t, h}));
+          EXPECT_NEAR(at(out.lse, {t, h}), merged.value, merged.tolerance);
           for (std::int64_t d = 0; d < kDim; ++d) {
-            const double wa = std::exp(la - lse) * at(a.out, {t, h, d}), wb = std::exp(lb - lse) * at(b.out, {t, h, d});
-            // Output rounding (half the spacing of subnormals at least), plus 16 f32 roundings on each weight (differences of lse
-            // carry u * |lse|).
-            const double half_subnormal = dtype == DType::f16 ? 0x1p-25 : 0x1p-134;
-            const double bound = half_subnormal + u * std::fabs(wa + wb) +
-                                 16 * 0x1p-24 * (std::fabs(wa) + std::fabs(wb)) * (1 + std::fabs(la) + std::fabs(lb));
-            EXPECT_NEAR(at(out.out, {t, h, d}), wa + wb, bound) << name(dtype);
+            const double x = at(a.out, {t, h, d}), y = at(b.out, {t, h, d});
+            EXPECT_NEAR(at(out.out, {t, h, d}), merged.element(x, y), merged.element_tolerance(x, y, dtype)) << name(dtype);
           }
         }
     }

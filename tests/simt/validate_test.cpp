@@ -3,21 +3,13 @@
 
 #include <random>
 
-#include "kernels/judge.h"
+#include "kernels/broken_batches.h"
 #include "simt/device.h"
-#include "support/small_case.h"
 
 namespace quire::test {
 namespace {
 
-constexpr const char* kLine = "q=f32 kv=f32 layout=nhd heads=4:2 d=8 page=8 window=20 lse=1 index=i64 reqs=3@20/21,5@9,0@4,1@37";
-
-/// Without slot_mapping, whose rules attention does not rest on.
-Case made(const std::string& text = kLine) {
-  Case c = make_case(parse_problem_line(text).value()).value();
-  c.batch.slot_mapping = {};
-  return c;
-}
+Case made(const std::string& line = kLineToBreak) { return without_slots(line); }
 
 bool broken_on_device(const Case& c) {
   gpu::AttendArgs a = simt::attend_args(c);
@@ -27,36 +19,6 @@ bool broken_on_device(const Case& c) {
                                       [&] { gpu::validate(a, gpu::block_index(), gpu::num_blocks()); });
   EXPECT_EQ(error, "");
   return outcome.broken != 0;
-}
-
-struct Mutation {
-  std::string rule;
-  std::function<void(Case&)> apply;
-};
-
-std::vector<Mutation> mutations() {
-  const auto index = [](Tensor Batch::* tensor, std::initializer_list<std::int64_t> at, std::int64_t value) {
-    return [=, where = std::vector<std::int64_t>(at)](Case& c) {
-      const Tensor& t = c.batch.*tensor;
-      static_cast<std::int64_t*>(t.data)[where.size() == 1 ? where[0] * t.stride[0] : where[0] * t.stride[0] + where[1]] = value;
-    };
-  };
-  return {
-      {"Q-T01", index(&Batch::query_start_loc, {0}, 1)},
-      {"Q-T02", index(&Batch::query_start_loc, {2}, 2)},
-      {"Q-T02", index(&Batch::query_start_loc, {1}, -5000000000)},
-      {"Q-T04", index(&Batch::query_start_loc, {4}, 8)},
-      {"Q-T06", index(&Batch::seq_lens, {1}, 4)},
-      {"Q-T06", index(&Batch::seq_lens, {1}, -5000000000)},
-      {"Q-T07", index(&Batch::seq_lens, {1}, std::int64_t{1} << 40)},
-      {"Q-T08", index(&Batch::cached_lens, {0}, 19)},
-      {"Q-T08", index(&Batch::cached_lens, {0}, 24)},
-      {"Q-T09", [](Case& c) { c.batch.key = c.batch.value = {}; }},
-      {"Q-T10", [](Case& c) { c.batch.block_table.shape[1] = 4; }},
-      {"Q-T03", index(&Batch::block_table, {3, 2}, -1)},
-      {"Q-T03", index(&Batch::block_table, {0, 0}, 100000)},
-      {"Q-T03", index(&Batch::block_table, {3, 4}, std::int64_t{1} << 33)},
-  };
 }
 
 TEST(SimtValidate, AGoodBatchIsNotBrokenWhateverLiesBeyondIt) {

@@ -1,0 +1,74 @@
+// See move.h: append.
+#include "amd_emulator/move.h"
+#include "backend/gpu/resolve.h"
+#include "kernels/move_cases.h"
+#include "text/formatted.h"
+
+namespace quire::amd {
+namespace {
+
+using test::AppendCase;
+
+/// What the two kernels left of the cache, and whether they call the slots broken.
+struct Appended {
+  explicit Appended(std::uint64_t seed) : arrays(seed % 2 == 0 ? Against::front : Against::back) {}
+  Arrays arrays;
+  KVCache cache;
+  bool broken = false;
+  Status status;
+};
+
+void append(const AppendCase& c, LaunchKernel kernel, std::uint64_t seed, Appended& result) {
+  Arrays& arrays = result.arrays;
+  KVCache& cache = result.cache = c.cache;
+  cache.k = arrays.place("cache.k", c.cache.k, Use::output);
+  cache.v = arrays.place("cache.v", c.cache.v, Use::output);
+  cache.k_scale = arrays.place("k_scale", c.cache.k_scale, Use::input);
+  cache.v_scale = arrays.place("v_scale", c.cache.v_scale, Use::input);
+  const Tensor key = arrays.place("key", c.key, Use::input), value = arrays.place("value", c.value, Use::input);
+  gpu::AppendArgs args = gpu::append_args(cache, key, value, arrays.place("slot_mapping", c.slot_mapping(), Use::input));
+  args.outcome = new (arrays.take("outcome", sizeof(gpu::Outcome))) gpu::Outcome;
+  const std::uint32_t blocks = 1 + static_cast<std::uint32_t>(seed % 3);
+  result.status = launch(kernel, "quire_validate_slots", blocks, args, seed, arrays);
+  if (result.status.ok()) result.status = launch(kernel, "quire_append", blocks, args, seed, arrays);
+  result.broken = args.outcome->broken != 0;
+}
+
+/// The CPU's and the device's append() of equal cases.
+void compare_with_cpu(const AppendCase& cpu, const AppendCase& device, LaunchKernel kernel, std::uint64_t seed,
+                      const std::string& what, Judged& judged) {
+  ++judged.cases;
+  const auto finding = [&](const std::string& text) { judged.findings.push_back("append " + what + ": " + text); };
+  if (const Status s = quire::append(cpu.cache, cpu.key, cpu.value, cpu.slot_mapping()); !s.ok()) return finding(s.message());
+  if (test::same_bytes(cpu.cache, device.cache)) return finding("nothing was appended, so nothing is compared");
+  Appended result(seed);
+  append(device, kernel, seed, result);
+  if (!result.status.ok()) return finding(result.status.message());
+  if (result.broken) finding("slots within the cache are called broken");
+  if (!test::same_bytes(cpu.cache, result.cache)) finding("the cache differs from the CPU's");
+}
+
+}  // namespace
+
+Judged judge_append(LaunchKernel kernel, std::uint64_t seed) {
+  Judged judged;
+  test::for_each_append([&](DType stored, DType source, CacheLayout layout, bool gap, int scales) {
+    const AppendCase cpu(stored, source, layout, gap, 3, 16, scales), device(stored, source, layout, gap, 3, 16, scales);
+    const std::string what = formatted("{} {} from {}{}", name(layout), name(stored), name(source), gap ? " with gaps" : "");
+    compare_with_cpu(cpu, device, kernel, seed++, what, judged);
+  });
+  const auto wide = [] { return AppendCase(DType::fp8_e5m2, DType::bf16, CacheLayout::packed, false, 72, 64, 1); };
+  compare_with_cpu(wide(), wide(), kernel, seed++, "of 72 heads", judged);
+
+  AppendCase outside(DType::bf16, DType::bf16, CacheLayout::nhd, false, 2, 8, 0);
+  outside.slots.back() = AppendCase::kPages * AppendCase::kPageSize;
+  Appended result(seed);
+  append(outside, kernel, seed, result);
+  ++judged.cases;
+  if (!result.status.ok()) judged.findings.push_back("append to a slot outside: " + result.status.message());
+  if (!result.broken) judged.findings.emplace_back("append to a slot outside: nobody noticed");
+  if (!test::same_bytes(outside.cache, result.cache)) judged.findings.emplace_back("append to a slot outside: the cache changed");
+  return judged;
+}
+
+}  // namespace quire::amd

@@ -1,0 +1,26 @@
+// append() and merge() on the emulated device, and batches that break a rule. Each function returns findings, none if all is
+// well.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "amd_emulator/attend.h"
+#include "amd_emulator/launcher.h"
+
+namespace quire::amd {
+
+struct Judged {
+  std::int64_t cases = 0;
+  std::vector<std::string> findings;
+};
+
+/// Every type, layout, stride and scale form against the CPU, to the bit; a slot outside the cache must break the call unwritten.
+Judged judge_append(LaunchKernel launch, std::uint64_t seed);
+/// Every type and stride, in place and not, against fp64; exact where a side is empty.
+Judged judge_merge(LaunchKernel launch, std::uint64_t seed);
+/// Lengths and tables that break one rule each: validate() must notice, and nothing may be written.
+Judged judge_broken(const std::string& device, const AttendKernel& kernel, LaunchKernel launch, std::uint64_t seed);
+
+}  // namespace quire::amd

@@ -1,0 +1,71 @@
+"""Faults planted in copies of the kernels' sources, compiled and executed like them: each must be found, and nothing without one."""
+import argparse
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from session import Session, findings
+from toolchain import ROOT
+
+CASES = ["SplitKv", "QueryLongerThanTile", "LastPagePartial"]  # of the hazard matrix, the first of each
+
+
+@dataclass
+class Fault:
+    kernel: str
+    text: str
+    file: str
+    old: str
+    new: str
+
+
+FAULTS = [
+    Fault("quire_attend_generic", "a barrier is removed", "src/backend/gpu/attend_generic.h",
+          "    block_barrier();  // the tile is described\n", ""),
+    Fault("quire_attend_generic", "a shuffle asks the wrong lane", "src/backend/gpu/runtime.h",
+          "hip::lane_index() ^ mask", "hip::lane_index() + mask"),
+    # Nobody uses the value: only the page behind the tensor can tell.
+    Fault("quire_attend_generic", "a row behind the end of the query is read", "src/backend/gpu/attend_generic.h",
+          "  describe_rows(a, item, block);\n",
+          '  describe_rows(a, item, block);\n  asm volatile("" ::"v"(a.query.load(a.num_tokens, 0, 0)));\n'),
+]
+
+
+def planted(fault: Fault, folder: Path) -> Path:
+    """A copy of the sources with the fault in it."""
+    for name in ("include", "src"):
+        shutil.copytree(ROOT / name, folder / name)
+    file = folder / fault.file
+    source = file.read_text()
+    if source.count(fault.old) != 1:
+        raise SystemExit(f"{fault.file}: {source.count(fault.old)} places to plant '{fault.text}', expected 1")
+    file.write_text(source.replace(fault.old, fault.new))
+    return folder
+
+
+def first_finding(session: Session, kernel: str) -> "str | None":
+    matrix = session.matrix(quick=True)
+    index = matrix["kernels"].index(kernel)
+    for case in (matrix["names"].index(name) for name in CASES):
+        for finding in findings(session.judge(case, index)):
+            return f"{matrix['names'][case]}: {finding}"
+    return None
+
+
+def run_power(args: argparse.Namespace, scratch: Path) -> int:
+    tinygrad = Path(os.environ["TINYGRAD"])
+    missed = []
+    session = Session(args.library, tinygrad, args.target, scratch)
+    for kernel in sorted({fault.kernel for fault in FAULTS}):
+        if finding := first_finding(session, kernel):
+            missed.append(f"{kernel} without a fault: {finding}")
+    for number, fault in enumerate(FAULTS):
+        folder = scratch / str(number)
+        folder.mkdir()
+        finding = first_finding(Session(args.library, tinygrad, args.target, folder, planted(fault, folder)), fault.kernel)
+        print(f"{args.target} {fault.kernel}: {fault.text}: {finding or 'NOT FOUND'}", flush=True)
+        if finding is None:
+            missed.append(f"{fault.kernel}: nobody notices that {fault.text}")
+    print("\n".join(missed) or "every planted fault is found")
+    return 1 if missed else 0

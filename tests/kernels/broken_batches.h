@@ -1,0 +1,54 @@
+// Batches that break one rule of lengths or tables each: a device must notice, and write nothing.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "quire/capture.hpp"
+
+namespace quire::test {
+
+/// int64 indices and cached_lens, so that any mutation can be written.
+inline constexpr const char* kLineToBreak =
+    "q=f32 kv=f32 layout=nhd heads=4:2 d=8 page=8 window=20 lse=1 index=i64 reqs=3@20/21,5@9,0@4,1@37";
+
+/// Without slot_mapping, whose rules attention does not rest on.
+inline Case without_slots(const std::string& line) {
+  Case c = make_case(parse_problem_line(line).value()).value();
+  c.batch.slot_mapping = {};
+  return c;
+}
+
+struct Mutation {
+  std::string rule;
+  std::function<void(Case&)> apply;  ///< to a case of kLineToBreak
+};
+
+inline std::vector<Mutation> mutations() {
+  const auto index = [](Tensor Batch::* tensor, std::initializer_list<std::int64_t> at, std::int64_t value) {
+    return [=, where = std::vector<std::int64_t>(at)](Case& c) {
+      const Tensor& t = c.batch.*tensor;
+      static_cast<std::int64_t*>(t.data)[where.size() == 1 ? where[0] * t.stride[0] : where[0] * t.stride[0] + where[1]] = value;
+    };
+  };
+  return {
+      {"Q-T01", index(&Batch::query_start_loc, {0}, 1)},
+      {"Q-T02", index(&Batch::query_start_loc, {2}, 2)},
+      {"Q-T02", index(&Batch::query_start_loc, {1}, -5000000000)},
+      {"Q-T04", index(&Batch::query_start_loc, {4}, 8)},
+      {"Q-T06", index(&Batch::seq_lens, {1}, 4)},
+      {"Q-T06", index(&Batch::seq_lens, {1}, -5000000000)},
+      {"Q-T07", index(&Batch::seq_lens, {1}, std::int64_t{1} << 40)},
+      {"Q-T08", index(&Batch::cached_lens, {0}, 19)},
+      {"Q-T08", index(&Batch::cached_lens, {0}, 24)},
+      {"Q-T09", [](Case& c) { c.batch.key = c.batch.value = {}; }},
+      {"Q-T10", [](Case& c) { c.batch.block_table.shape[1] = 4; }},
+      {"Q-T03", index(&Batch::block_table, {3, 2}, -1)},
+      {"Q-T03", index(&Batch::block_table, {0, 0}, 100000)},
+      {"Q-T03", index(&Batch::block_table, {3, 4}, std::int64_t{1} << 33)},
+  };
+}
+
+}  // namespace quire::test

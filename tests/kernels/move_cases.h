@@ -1,0 +1,130 @@
+// Tensors for append() and merge(), whose results must be the same bits on every backend: every type, layout and stride.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "quire/attention.hpp"
+#include "support/small_case.h"
+
+namespace quire::test {
+
+/// One set of tensors for append, the same bits for the same arguments.
+struct AppendCase {
+  static constexpr std::int64_t kTokens = 7, kPages = 4, kPageSize = 3;
+
+  AppendCase(DType stored, DType source, CacheLayout layout, bool gap, std::int64_t heads, std::int64_t dim, int scales) {
+    const std::int64_t x = packed_x(stored);
+    cache.layout = layout;
+    const auto make = [&](bool is_k) {
+      if (layout == CacheLayout::nhd) return make_tensor(storage, stored, {kPages, kPageSize, heads, dim}, gap);
+      if (layout == CacheLayout::hnd) return make_tensor(storage, stored, {kPages, heads, kPageSize, dim}, gap);
+      return is_k ? make_tensor(storage, stored, {kPages, heads, dim / x, kPageSize, x}, gap)
+                  : make_tensor(storage, stored, {kPages, heads, dim, kPageSize}, gap);
+    };
+    cache.k = make(true);
+    cache.v = make(false);
+    std::mt19937_64 random(11);
+    std::normal_distribution<float> normal;
+    for (Tensor* rows : {&key, &value}) {
+      *rows = make_tensor(storage, source, {kTokens, heads, dim}, gap);
+      for (std::int64_t t = 0; t < kTokens; ++t)
+        for (std::int64_t h = 0; h < heads; ++h)
+          for (std::int64_t d = 0; d < dim; ++d) set(*rows, {t, h, d}, normal(random) * (h == 1 ? 400.0f : 1.0f));
+    }
+    if (scales > 0) cache.k_scale = make_tensor(storage, DType::f32, {heads}, gap);
+    if (scales > 1) cache.v_scale = make_tensor(storage, DType::f32, {1});
+    for (std::int64_t h = 0; scales > 0 && h < heads; ++h) set(cache.k_scale, {h}, 0.3 * static_cast<double>(h + 1));
+    if (scales > 1) set(cache.v_scale, {0}, 0.7);
+  }
+
+  Tensor slot_mapping() const {
+    return Tensor::contiguous(const_cast<std::int64_t*>(slots.data()), DType::i64, static_cast<std::int64_t>(slots.size()));
+  }
+
+  Storage storage;
+  KVCache cache;
+  Tensor key, value;
+  std::vector<std::int64_t> slots = {5, -1, 0, 11, 7, -100, 3};
+};
+
+/// Bytes of a tensor from its first to its last element.
+inline std::size_t bytes_of(const Tensor& t) {
+  std::int64_t last = 0;
+  for (int i = 0; i < t.rank; ++i) last += (t.shape[i] - 1) * t.stride[i];
+  return static_cast<std::size_t>((last + 1) * itemsize(t.dtype));
+}
+
+/// Of two tensors of the same shape and strides, gaps included.
+inline bool same_bytes(const Tensor& a, const Tensor& b) { return std::memcmp(a.data, b.data, bytes_of(a)) == 0; }
+inline bool same_bytes(const KVCache& a, const KVCache& b) { return same_bytes(a.k, b.k) && same_bytes(a.v, b.v); }
+
+/// Calls visit(stored, source, layout, gap, scales) for every combination that the contract allows, scale forms in turn.
+template <class Visit>
+void for_each_append(Visit&& visit) {
+  int turn = 0;
+  for (const DType stored :
+       {DType::f32, DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz})
+    for (const DType source : {DType::f32, DType::f16, DType::bf16})
+      for (const CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed})
+        for (const bool gap : {false, true}) {
+          if (stored == DType::f32 && source != DType::f32) continue;  // Q-M20: no query type could read it
+          visit(stored, source, layout, gap, turn++ % 3);
+        }
+}
+
+/// What merging two rows gives in fp64, and how far f32 arithmetic and the rounding of the output may be off.
+struct MergedLse {
+  MergedLse(double lse_a, double lse_b)
+      : a(lse_a), b(lse_b), value(std::max(a, b) + std::log1p(std::exp(-std::fabs(a - b)))), tolerance(4 * kUnit * scale()) {}
+  double element(double from_a, double from_b) const { return std::exp(a - value) * from_a + std::exp(b - value) * from_b; }
+  /// Output rounding (half the spacing of subnormals at least), plus 16 f32 roundings on each weight (differences of lse carry
+  /// u * |lse|).
+  double element_tolerance(double from_a, double from_b, DType dtype) const {
+    const double u = dtype == DType::f32 ? kUnit : dtype == DType::f16 ? 0x1p-11 : 0x1p-8;
+    const double half_subnormal = dtype == DType::f16 ? 0x1p-25 : 0x1p-134;
+    const double terms = std::fabs(std::exp(a - value) * from_a) + std::fabs(std::exp(b - value) * from_b);
+    return half_subnormal + u * std::fabs(element(from_a, from_b)) + 16 * kUnit * terms * scale();
+  }
+
+  double a, b, value, tolerance;
+
+ private:
+  static constexpr double kUnit = 0x1p-24;
+  double scale() const { return 1.0 + std::fabs(a) + std::fabs(b); }
+};
+
+struct MergeCase {
+  static constexpr std::int64_t kTokens = 9, kHeads = 5, kDim = 24;
+
+  MergeCase(DType dtype, bool gap) {
+    std::mt19937_64 random(5);
+    std::normal_distribution<float> normal;
+    for (Tensor* t : {&out_a, &out_b, &out}) *t = make_tensor(storage, dtype, {kTokens, kHeads, kDim}, gap);
+    for (Tensor* t : {&lse_a, &lse_b, &lse}) *t = make_tensor(storage, DType::f32, {kTokens, kHeads}, gap);
+    for (const auto& [values, sums] : {std::pair{&out_a, &lse_a}, {&out_b, &lse_b}})
+      for (std::int64_t t = 0; t < kTokens; ++t)
+        for (std::int64_t h = 0; h < kHeads; ++h) {
+          const bool empty = (t == 2 && sums == &lse_a) || (t == 4 && sums == &lse_b) || t == 7;
+          set(*sums, {t, h}, empty ? -INFINITY : 3.0f * normal(random));
+          for (std::int64_t d = 0; d < kDim; ++d) set(*values, {t, h, d}, empty ? NAN : normal(random));
+        }
+  }
+
+  Storage storage;
+  Tensor out_a, out_b, out, lse_a, lse_b, lse;
+};
+
+/// Calls visit(dtype, gap, in_place).
+template <class Visit>
+void for_each_merge(Visit&& visit) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (const bool gap : {false, true})
+      for (const bool in_place : {false, true}) visit(dtype, gap, in_place);
+}
+
+}  // namespace quire::test
