@@ -62,6 +62,8 @@ struct VerifyArgs {
   std::vector<std::string> backends;  ///< empty = cpu
   std::vector<std::string> matrices;  ///< empty = hazards, unless there are lines
   std::vector<std::string> lines;     ///< whole problem lines
+  std::vector<std::string> types;     ///< "bf16:fp8_e4m3fn"
+  std::vector<std::int64_t> dims;
   bool quick = false;
   bool peer = false;
   bool no_power = false;

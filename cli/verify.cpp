@@ -30,8 +30,24 @@ std::vector<std::string> backends_of(const VerifyArgs& args) {
   return names;
 }
 
-VerifyOptions options_of(const VerifyArgs& args) {
+/// "bf16:fp8_e4m3fn"; one name stands for both.
+Result<TypePair> type_pair(const std::string& text) {
+  const std::size_t colon = std::min(text.find(':'), text.size());
+  const std::string query = text.substr(0, colon), cache = colon < text.size() ? text.substr(colon + 1) : query;
+  const std::optional<DType> q = dtype_from_name(query), kv = dtype_from_name(cache);
+  if (q && kv) return TypePair{*q, *kv};
+  return Status(Code::invalid_argument, formatted("--types {}: '{}' is no type; they are written as f32, f16, bf16, fp8_e4m3fn",
+                                                  text, q ? cache : query));
+}
+
+Result<VerifyOptions> options_of(const VerifyArgs& args) {
   VerifyOptions options;
+  for (const std::string& text : args.types) {
+    Result<TypePair> pair = type_pair(text);
+    if (!pair.ok()) return pair.status();
+    options.types.push_back(pair.value());
+  }
+  options.head_dims = args.dims;
   options.matrices = args.matrices;
   if (options.matrices.empty() && args.lines.empty()) options.matrices = {"hazards"};
   options.lines = args.lines;
@@ -43,12 +59,13 @@ VerifyOptions options_of(const VerifyArgs& args) {
   return options;
 }
 
-/// "  hazards ..." lines keep their plain form; the last line gets its colour.
+/// "  hazards ..." lines keep their plain form; the last line gets its colour: green for a pass on every case.
 std::string coloured(const Verdict& v, const Terminal& terminal) {
   const std::string text = printable(v.text);
   const std::size_t last = text.rfind('\n', text.size() - 2) + 1;
+  const bool refused = std::any_of(v.cases.begin(), v.cases.end(), [](const CaseResult& c) { return c.status == "refused"; });
   const std::string line = text.substr(last, text.size() - last - 1);
-  return text.substr(0, last) + (v.verdict == "pass" ? green(line, terminal) : red(line, terminal)) + "\n";
+  return text.substr(0, last) + (v.verdict != "pass" ? red(line, terminal) : refused ? line : green(line, terminal)) + "\n";
 }
 
 Result<Verdict> verify_backend(const std::string& name, VerifyOptions options, const Terminal& terminal) {
@@ -68,10 +85,12 @@ Report run_verify(const VerifyArgs& args, const Terminal& terminal) {
   const std::vector<std::string> backends = backends_of(args);
   if (!args.html.empty() && backends.size() != 1)
     return Report::usage("--html writes the page of one backend; name one with --backend");
+  const Result<VerifyOptions> options = options_of(args);
+  if (!options.ok()) return Report::usage(options.status().message());
   Report report;
   Json verdicts = Json::array();
   for (const std::string& name : backends) {
-    const Result<Verdict> verdict = verify_backend(name, options_of(args), terminal);
+    const Result<Verdict> verdict = verify_backend(name, options.value(), terminal);
     if (!verdict.ok()) {
       std::vector<std::string> known = kernel_names();
       known.insert(known.end(), {"cpu", "cuda", "all"});

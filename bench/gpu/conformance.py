@@ -7,7 +7,7 @@ usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] 
   notes        the notes' 48 cases, full size (3 minutes: the fp64 reference runs on the CPU)
   random       200 random cases
   python       DIR/test_vllm_cuda.py (vLLM's 96 ids on torch tensors) and DIR/test_cuda.py, with the quire that python3 imports
-  mma_hazards  the hazards in the types and head_dims of cuda_mma (mma_hazards.txt); a refusal counts as a failure
+  mma_hazards  the hazards in the types and head_dims of cuda_mma, and larger batches; a refusal counts as a failure
 """
 import argparse
 import collections
@@ -18,8 +18,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-LINES = Path(__file__).with_name("mma_hazards.txt")
-LINES_A_RUN = 120
+# What `quire kernels` says that cuda_mma takes.
+MMA_TYPES = [(["--types", "bf16,f16"], ["--dims", "64,128,256"]),
+             (["--types", "bf16:fp8_e4m3fn,bf16:fp8_e5m2,f16:fp8_e4m3fn,f16:fp8_e5m2"], ["--dims", "64,128"])]
+# Split keys, tall tiles and decode rows in one batch, as no hazard has them.
+MMA_BATCHES = [
+    "q=bf16 kv=bf16 heads=8:2 d=128 page=16 reqs=3x1@5000,2@3000,40@900,9@8000 lse=1 seed=901",
+    "q=f16 kv=f16 heads=16:1 d=64 page=32 layout=hnd reqs=3x1@5000,2@3000,40@900 lse=1 sinks=1 seed=902",
+    "q=bf16 kv=fp8_e4m3fn heads=8:2 d=128 page=16 reqs=3x1@5000,300@400/400 kscale=head vscale=head lse=1 seed=903",
+    "q=f16 kv=fp8_e5m2 heads=8:8 d=64 page=48 reqs=3x1@2000,300@400/500,64@64 window=333 lse=1 seed=904",
+    "q=bf16 kv=bf16 heads=8:1 d=256 page=16 reqs=3x1@5000,2@3000,140@900 cap=4 alibi=1 lse=1 seed=905",
+    "q=f16 kv=f16 heads=34:2 d=128 page=16 layout=packed reqs=1@1000,200@300/350 kscale=head vscale=head lse=1 seed=906",
+]
 
 
 def verify(quire: str, *arguments: str) -> dict:
@@ -77,13 +87,12 @@ def main() -> int:
     parser.add_argument("--without-notes", action="store_true")
     parser.add_argument("--python-tests")
     args = parser.parse_args()
-    lines = [line for line in LINES.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
-    parts = [lines[i:i + LINES_A_RUN] for i in range(0, len(lines), LINES_A_RUN)]
     sections = {
         "hazards": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "hazards")],
         "random": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "random", "--no-power")],
-        "mma_hazards": lambda: [verify(args.quire, "--backend", "cuda_mma", "--no-power",
-                                       *(word for line in part for word in ("--line", line))) for part in parts],
+        "mma_hazards": lambda: [
+            *(verify(args.quire, "--backend", "cuda_mma", "--no-power", *types, *dims) for types, dims in MMA_TYPES),
+            verify(args.quire, "--backend", "cuda_mma", "--no-power", *(word for line in MMA_BATCHES for word in ("--line", line)))],
         "notes": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "notes", "--no-power")],
     }
     if args.python_tests:

@@ -39,6 +39,13 @@ struct Target {
 /// machine cannot run it. On a GPU every case is copied to the device and its outputs back.
 Result<Target> backend_target(const std::string& name, int num_threads = 0);
 
+/// The types of queries and of the cache.
+struct TypePair {
+  DType query = DType::f32;
+  DType cache = DType::f32;
+  friend bool operator==(const TypePair&, const TypePair&) = default;
+};
+
 struct VerifyOptions {
   std::vector<std::string> matrices = {"hazards"};  ///< any of notes, hazards, random; "all"
   bool quick = false;                               ///< a subset of every matrix that still has full power; under a minute
@@ -47,6 +54,10 @@ struct VerifyOptions {
   std::uint64_t seed = 1;                           ///< of the random matrix
   std::int64_t random_cases = 200;
   std::vector<std::string> lines;  ///< problem lines of your own: a matrix called "lines"
+  /// Run the hazards in these types and head_dims instead of their own, for kernels that take few; other matrices stay as they
+  /// are.
+  std::vector<TypePair> types;
+  std::vector<std::int64_t> head_dims;
   /// Checks to leave out, by name. Unlike Target::skip this is no property of the target: power shows what it costs.
   std::vector<std::string> disabled_checks;
   bool shrink = true;  ///< reduce every failing case to the smallest line that still fails

@@ -119,7 +119,7 @@ const std::vector<Hazard>& hazards() {
       {"OddHeadDim", sweep("heads=4:2 page=8 reqs=3@9,1@21 lse=1 d=", {1, 7, 24, 80, 120, 192, 256, 512}, "")},
       {"OddGroup", group_sweep()},
       {"OddPage", sweep("heads=4:2 d=16 reqs=3@60,1@37,20@29 page=", {1, 5, 8, 16, 32, 48, 256, 544}, "")},
-      {"WideToken", {"heads=72:72 d=128 page=4 reqs=1@9,2@5"}},
+      {"WideToken", {"heads=72:72 d=128 page=4 reqs=1@9,2@5"}, 128},
       {"NegativeSlopes",
        {"heads=6:3 d=16 page=8 alibi=1 reqs=20@40,1@90", "heads=6:3 d=16 page=8 alibi=1 sinks=1 window=30 lse=1 reqs=20@40,1@90",
         // Distances beyond 256, which 8 bits of a mantissa no longer hold.
@@ -134,7 +134,8 @@ const std::vector<Hazard>& hazards() {
       {"SoftCap", {"heads=4:2 d=32 page=8 cap=2.5 lse=1 reqs=9@30,1@60"}},
       // More than one tile of keys under more than one block of dims.
       {"WideHeadsManyKeys",
-       {"heads=4:2 d=256 page=16 lse=1 reqs=3@90,1@140,66@3", "heads=2:1 d=200 page=8 window=90 sinks=1 reqs=5@130,1@150"}},
+       {"heads=4:2 d=256 page=16 lse=1 reqs=3@90,1@140,66@3", "heads=2:1 d=200 page=8 window=90 sinks=1 reqs=5@130,1@150"},
+       129},
       {"EverythingAtOnce", {"heads=6:2 d=48 page=5 cap=8 alibi=1 sinks=1 window=33 lse=1 reqs=40@50/60,1@200,0@7,5@2"}},
   };
   return list;

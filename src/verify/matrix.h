@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "quire/problem.hpp"
+#include "quire/verify.hpp"
 
 namespace quire::conformance {
 
@@ -33,6 +34,7 @@ struct Entry {
 struct Hazard {
   std::string name;
   std::vector<std::string> shapes;
+  std::int64_t least_dim = 1;  ///< with fewer dims it is no such hazard
 };
 const std::vector<Hazard>& hazards();
 
@@ -45,6 +47,18 @@ ProblemLine hazard_line(const std::string& combination, const std::string& shape
 
 /// Every hazard with every combination, or with a few that take turns.
 std::vector<Entry> hazard_matrix(bool quick);
+
+/// Types and head_dims that take the place of the hazards' own; an empty list leaves them as they are.
+struct AskedTypes {
+  std::vector<TypePair> types;
+  std::vector<std::int64_t> head_dims;
+};
+/// invalid_argument for types or dims that no problem has.
+Status check_asked(const AskedTypes& asked);
+
+/// Every shape of every hazard in each of these, as far as its point allows: hazards that need more dims are left out, every fp8
+/// code occurs in fp8 caches and infinite scores in others.
+std::vector<Entry> hazard_matrix(const AskedTypes& asked, bool quick);
 
 /// The problems of vLLM's test_prefix_prefill.py with its lengths of seed 0, at full size; quick: a few at an eighth.
 std::vector<Entry> notes_matrix(bool quick);

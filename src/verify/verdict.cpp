@@ -32,6 +32,10 @@ std::int64_t count(const std::vector<MutantResult>& power, bool killed_only) {
   return std::count_if(power.begin(), power.end(), [&](const MutantResult& m) { return killed_only ? m.killed : m.asked; });
 }
 
+std::int64_t count(const Verdict& v, const char* status) {
+  return std::count_if(v.cases.begin(), v.cases.end(), [&](const CaseResult& c) { return c.status == status; });
+}
+
 std::string today() {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
@@ -209,7 +213,9 @@ std::string skipped_text(const Verdict& v) {
 std::string power_text(const Verdict& v) {
   if (v.power.empty()) return "power: not measured\n";
   const std::int64_t killed = count(v.power, true), total = count(v.power, false);
-  std::string text = formatted("power: {}/{} mutants killed\n", killed, total);
+  const std::int64_t unasked = static_cast<std::int64_t>(v.power.size()) - total;
+  std::string text = formatted("power: {}/{} mutants killed", killed, total);
+  text += unasked == 0 ? "\n" : formatted(", {} could not be asked\n", unasked);
   for (const MutantResult& m : v.power)
     if (survived(m)) text += formatted("  survived: {} (a kernel that {})\n", m.id, m.text);
   for (const MutantResult& m : v.power)
@@ -228,14 +234,21 @@ std::string peer_text(const Verdict& v) {
   return text;
 }
 
+/// "on 2 of 226 cases, 224 refused": what a pass is a pass of.
+std::string share_text(const Verdict& v) {
+  const std::int64_t total = static_cast<std::int64_t>(v.cases.size()), refused = count(v, "refused");
+  const std::int64_t failed = count(v, "fail");
+  if (refused == 0 && failed == 0) return {};
+  const std::string share =
+      formatted(" {} {} of {} cases", failed != 0 ? "in" : "on", failed != 0 ? failed : total - refused, total);
+  return refused == 0 ? share : formatted("{}, {} refused", share, refused);
+}
+
 std::string conclusion(const Verdict& v) {
-  if (v.verdict == "mistrusted" && v.power.empty()) return "mistrusted: no case was served";
-  if (v.verdict == "mistrusted") {
-    const bool survivors = std::any_of(v.power.begin(), v.power.end(), survived);
-    return survivors ? "mistrusted: the faults above would have passed too" : "mistrusted: no case was served";
-  }
-  if (v.verdict == "stopped") return "stopped: not every case was run";
-  return v.verdict;
+  if (v.verdict == "stopped") return "STOPPED: not every case was run";
+  if (v.verdict != "mistrusted") return upper(v.verdict) + share_text(v);
+  if (std::none_of(v.power.begin(), v.power.end(), survived)) return "MISTRUSTED: no case was served" + share_text(v);
+  return "MISTRUSTED: the faults above would have passed too" + share_text(v);
 }
 
 }  // namespace
@@ -257,9 +270,7 @@ std::vector<MatrixSummary> summaries(const Verdict& v) {
 std::string text_of(const Verdict& v) {
   std::string text = formatted("verify {} on {}\n", v.target, device_text());
   text += cases_text(v) + skipped_text(v) + failures_text(v) + refusals_text(v) + "\n" + power_text(v) + peer_text(v);
-  const std::string end = conclusion(v);
-  const std::size_t word = std::min(end.find(':'), end.size());
-  return text + formatted("{}{} ({:.1f} s)\n", upper(end.substr(0, word)), end.substr(word), v.seconds);
+  return text + formatted("{} ({:.1f} s)\n", conclusion(v), v.seconds);
 }
 
 std::string json_of(const Verdict& v) {
@@ -281,6 +292,9 @@ std::string json_of(const Verdict& v) {
                      {"device", device_text()},
                      {"target", v.target},
                      {"verdict", v.verdict},
+                     {"num_cases", v.cases.size()},
+                     {"num_served", static_cast<std::int64_t>(v.cases.size()) - count(v, "refused")},
+                     {"num_refused", count(v, "refused")},
                      {"seconds", number(v.seconds)},
                      {"matrices", std::move(matrices)},
                      {"power", power_json(v)},

@@ -33,7 +33,7 @@ Status add_matrix(std::vector<Entry>& list, const std::string& name, const Verif
   const bool all = name == "all";
   if (!all && name != "hazards" && name != "random" && name != "notes")
     return {Code::invalid_argument, formatted("no matrix is called '{}'; there are notes, hazards, random and all", name)};
-  if (all || name == "hazards") add(hazard_matrix(options.quick));
+  if (all || name == "hazards") add(hazard_matrix({options.types, options.head_dims}, options.quick));
   if (all || name == "random")
     add(random_matrix(options.seed, options.quick ? std::min<std::int64_t>(options.random_cases, 40) : options.random_cases));
   if (all || name == "notes") add(notes_matrix(options.quick));
@@ -42,6 +42,11 @@ Status add_matrix(std::vector<Entry>& list, const std::string& name, const Verif
 
 Result<std::vector<Entry>> entries_of(const VerifyOptions& options) {
   std::vector<Entry> list;
+  if (Status s = check_asked({options.types, options.head_dims}); !s.ok()) return s;
+  const bool hazards = std::any_of(options.matrices.begin(), options.matrices.end(),
+                                   [](const std::string& name) { return name == "hazards" || name == "all"; });
+  if (!hazards && (!options.types.empty() || !options.head_dims.empty()))
+    return Status(Code::invalid_argument, "types and head_dims are for the matrix hazards, which is not among those asked for");
   for (const std::string& name : options.matrices)
     if (Status s = add_matrix(list, name, options); !s.ok()) return s;
   for (const std::string& text : options.lines) {

@@ -27,6 +27,15 @@ TEST(Verify, OneLineHasNoPowerAndIsMistrusted) {
   EXPECT_THAT(ran.out, AllOf(HasSubstr("survived: "), HasSubstr("\nMISTRUSTED: the faults above would have passed too")));
 }
 
+TEST(Verify, RunsHazardsInTheTypesAndDimsAskedFor) {
+  const auto json = json_of(quire(
+      {"verify", "--quick", "--types", "bf16,f16:fp8_e4m3fn", "--dims", "24,40", "--no-power", "--json", "--backend", "cpu"}));
+  EXPECT_EQ(json["verdicts"][0]["num_refused"], 0);
+  EXPECT_GT(json["verdicts"][0]["num_served"], 150);
+  for (const auto& c : json["verdicts"][0]["cases"])
+    EXPECT_THAT(c["line"].get<std::string>(), ::testing::ContainsRegex("^q=(bf16 kv=bf16|f16 kv=fp8_e4m3fn) .* d=(24|40) "));
+}
+
 TEST(Verify, SaysTheSameAsJson) {
   const Ran ran = quire({"verify", "--line", kLine, "--line", "q=bf16 heads=1 d=8 page=4 reqs=2", "--no-power", "--json"});
   EXPECT_EQ(ran.exit_code, 0) << ran.err;
@@ -64,6 +73,11 @@ TEST(Verify, RefusesWhatItDoesNotKnow) {
   EXPECT_EQ(quire({"verify", "--matrix", "hazard"}).exit_code, 2);
   EXPECT_EQ(quire({"verify", "--line", "q=f32"}).exit_code, 2);
   EXPECT_EQ(quire({"verify", "--cases", "0"}).exit_code, 2);
+  EXPECT_EQ(quire({"verify", "--dims", "0"}).exit_code, 2);
+  EXPECT_EQ(quire({"verify", "--dims", "64", "--matrix", "random"}).exit_code, 2);
+  const Ran types = quire({"verify", "--types", "bf16:fp8"});
+  EXPECT_EQ(types.exit_code, 2);
+  EXPECT_THAT(types.err, HasSubstr("--types bf16:fp8: 'fp8' is no type"));
 }
 
 TEST(Verify, ShowsProgressOnATerminal) {

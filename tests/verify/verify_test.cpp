@@ -15,6 +15,7 @@
 #include "quire/report.hpp"
 #include "quire/verify.hpp"
 #include "semantics/dtype.h"
+#include "text/formatted.h"
 #include "verify/judge.h"
 #include "verify/matrix.h"
 #include "verify/mutants.h"
@@ -140,6 +141,26 @@ TEST(Verdicts, HazardsThatATargetSkipsAreRefusedWithItsReason) {
   EXPECT_EQ(v.verdict, "pass");
 }
 
+TEST(Verdicts, SayOnHowManyCasesTheyRest) {
+  Target t = cpu();
+  t.attend = [served = t.attend](const Case& c, std::string& kernel) {
+    return c.options.sliding_window ? served(c, kernel) : Status(Code::unsupported, "windows only");
+  };
+  VerifyOptions options;
+  options.quick = true;
+  options.power = false;
+  const Verdict v = run(t, options);
+  EXPECT_EQ(v.verdict, "pass") << v.text;
+  const auto json = nlohmann::json::parse(v.json);
+  const std::size_t served = json["num_served"], refused = json["num_refused"];
+  EXPECT_EQ(served + refused, v.cases.size());
+  EXPECT_GT(served, 10u);
+  EXPECT_GT(refused, 100u);
+  EXPECT_THAT(v.text, HasSubstr(formatted("\nPASS on {} of {} cases, {} refused (", served, v.cases.size(), refused)));
+  t.attend = call_mutants().front().target.attend;
+  EXPECT_THAT(run(t, line_only()).text, HasSubstr("\nFAIL in 1 of 1 cases ("));
+}
+
 TEST(Verdicts, AFailureOutranksMistrust) {
   Target t = cpu();
   t.attend = call_mutants().front().target.attend;
@@ -174,6 +195,15 @@ TEST(Verdicts, RefuseUnknownNamesAndEmptySuites) {
   EXPECT_EQ(verify(cpu(), options).status().code(), Code::invalid_argument);
   options.lines = {"q=f32"};
   EXPECT_EQ(verify(cpu(), options).status().code(), Code::parse_error);
+  options = {};
+  options.types = {{DType::i32, DType::f16}};
+  EXPECT_EQ(verify(cpu(), options).status().code(), Code::invalid_argument);
+  options = {};
+  options.head_dims = {0};
+  EXPECT_THAT(verify(cpu(), options).status().message(), HasSubstr("head_dim 0"));
+  options.head_dims = {64};
+  options.matrices = {"random"};
+  EXPECT_THAT(verify(cpu(), options).status().message(), HasSubstr("are for the matrix hazards"));
   options = line_only();
   options.disabled_checks = {"canary"};
   EXPECT_THAT(verify(cpu(), options).status().message(), HasSubstr("canaries"));
@@ -217,6 +247,50 @@ TEST(Matrices, HoldWhatTheirNamesPromise) {
     EXPECT_GT(e.line.problem.num_q_heads, 1) << e.name;
   }
   EXPECT_EQ(quick, full) << "every hazard is part of the quick run";
+}
+
+TEST(Matrices, HazardsComeInTheTypesAndDimsThatAreAskedFor) {
+  AskedTypes asked;
+  asked.types = {{DType::bf16, DType::bf16}, {DType::f16, DType::fp8_e4m3fn}};
+  asked.head_dims = {64, 128, 256};
+  std::set<std::string> own, names, layouts;
+  for (const Entry& e : hazard_matrix(false)) own.insert(e.name);
+  for (const Entry& e : hazard_matrix(asked, false)) {
+    const Problem& p = e.line.problem;
+    const TypePair types{p.q_dtype, p.kv_dtype};
+    EXPECT_TRUE(types == asked.types[0] || types == asked.types[1]) << to_string(e.line);
+    EXPECT_TRUE(p.head_dim == 64 || p.head_dim == 128 || p.head_dim == 256) << to_string(e.line);
+    EXPECT_TRUE(parse_problem_line(to_string(e.line)).ok()) << to_string(e.line);
+    EXPECT_FALSE(e.special == Special::every_fp8_code && !is_fp8(p.kv_dtype));
+    EXPECT_FALSE(e.special == Special::minus_infinite_scores && is_fp8(p.kv_dtype));
+    EXPECT_FALSE(e.name == "WideToken" && p.head_dim < 128);
+    names.insert(e.name);
+    layouts.insert(formatted("{} {} {}", p.head_dim, name(p.layout), name(p.kv_dtype)));
+  }
+  EXPECT_EQ(names, own);
+  EXPECT_EQ(layouts.size(), 18u) << "every layout meets every type and head_dim";
+  asked.head_dims = {64};
+  for (const Entry& e : hazard_matrix(asked, true)) EXPECT_NE(e.name, "WideHeadsManyKeys");
+}
+
+// A kernel that is wrong in one of the types alone, which the hazards' own types reach in few shapes.
+TEST(Matrices, AskedTypesFindWhatIsWrongInOneOfThem) {
+  Target t = right_target();
+  t.batch_invariant = false;
+  t.attend = [right = t.attend](const Case& c, std::string& kernel) {
+    const Status s = right(c, kernel);
+    const bool wrong = c.cache.k.dtype == DType::fp8_e5m2 && head_dim(c.cache) == 96 && c.batch.output.num_elements() > 0;
+    if (wrong) semantics::store(c.batch.output.data, c.batch.output.dtype, 0, 9.0f);
+    return s;
+  };
+  VerifyOptions options;
+  options.quick = true;
+  options.power = options.shrink = false;
+  options.types = {{DType::bf16, DType::fp8_e5m2}};
+  options.head_dims = {80};
+  EXPECT_EQ(run(t, options).verdict, "pass");
+  options.head_dims = {80, 96};
+  EXPECT_EQ(run(t, options).verdict, "fail");
 }
 
 TEST(Matrices, RandomLinesAreFixedLegalAndOfBoundedCost) {

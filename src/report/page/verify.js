@@ -27,15 +27,18 @@ function verifyVerdict(report, cases, power) {
   const verdict = textOf(report.verdict), kind = kVerdicts[verdict] || "unknown";
   const count = (status) => cases.filter((c) => c.status === status).length;
   const survived = numberOf(power.total) - numberOf(power.killed);
+  const right = count("refused") === 0 ? "Every case is right" :
+                                         `${whole(count("pass"))} of ${plural(cases.length, "case")} are right, ` +
+          `${whole(count("refused"))} were refused`;
   const why = {
-    pass: "Every case that was not refused is right, and every planted fault was noticed.",
+    pass: `${right}, and every planted fault was noticed.`,
     fail: `${plural(count("fail"), "case")} of ${whole(cases.length)} ${count("fail") === 1 ? "is" : "are"} wrong.`,
     mistrusted: survived > 0 ? `${plural(survived, "planted fault")} went unnoticed: with this suite, a pass means nothing.` :
                                "No case was served: nothing was shown.",
     stopped: `Stopped after ${plural(cases.length, "case")}: what was not run is not known.`,
   }[verdict];
   const untested = verdict === "pass" && !isNumber(power.total) ?
-      "Every case that was not refused is right. The power of the suite was not measured." :
+      `${right}. The power of the suite was not measured.` :
       why;
   return el(
       "div", {id: "verdict"},

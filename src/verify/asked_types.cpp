@@ -1,0 +1,122 @@
+// The hazards in types and head_dims that the caller names, for kernels that take few: each shape once in every one of them, with
+// layouts, scale forms and index types in turn.
+#include <set>
+
+#include "text/formatted.h"
+#include "verify/matrix.h"
+
+namespace quire::conformance {
+namespace {
+
+constexpr std::size_t kQuickTurns = 4;  ///< of one shape
+
+const char* layout_of(std::size_t turn) {
+  constexpr const char* kLayouts[] = {"nhd", "hnd", "packed"};
+  return kLayouts[turn % std::size(kLayouts)];
+}
+
+/// Counts that share no factor, and a step between shapes: everything meets everything.
+std::string combination(const TypePair& types, std::size_t turn) {
+  constexpr const char* kScales[] = {"", " kscale=head vscale=tensor", " kscale=tensor vscale=tensor",
+                                     " kscale=tensor vscale=head", " kscale=head vscale=head"};
+  return formatted("q={} kv={} layout={}{}{}", name(types.query), name(types.cache), layout_of(turn),
+                   kScales[turn % std::size(kScales)], turn % 4 == 1 ? " index=i64" : "");
+}
+
+/// The line with another head_dim; nullopt where its layout cannot hold that even as nhd.
+std::optional<ProblemLine> with_head_dim(ProblemLine line, std::int64_t head_dim) {
+  line.problem.head_dim = head_dim;
+  Result<ProblemLine> legal = parse_problem_line(to_string(line));
+  if (legal.ok()) return std::move(legal).value();
+  line.problem.layout = CacheLayout::nhd;
+  legal = parse_problem_line(to_string(line));
+  return legal.ok() ? std::optional(std::move(legal).value()) : std::nullopt;
+}
+
+class Matrix {
+ public:
+  Matrix(const AskedTypes& asked, bool quick) : asked_(asked), quick_(quick) {}
+
+  std::vector<Entry> entries() {
+    for (const Hazard& hazard : hazards()) add_hazard(hazard);
+    for (const Entry& special : hazard_matrix(/*quick=*/true))
+      if (special.special != Special::none) add_special(special);
+    return std::move(list_);
+  }
+
+ private:
+  void add_hazard(const Hazard& hazard) {
+    std::set<std::string> seen;  // shapes that differ in head_dim alone are one shape here
+    for (const std::string& shape : hazard.shapes) {
+      const std::vector<std::int64_t> dims = dims_of(hazard_line("q=f32", shape, 1).problem.head_dim, hazard.least_dim);
+      if (dims.empty() || !seen.insert(to_string(*with_head_dim(hazard_line("q=f32", shape, 1), dims.front()))).second) continue;
+      std::size_t left = quick_ ? kQuickTurns : dims.size() * num_combinations();
+      for (std::size_t i = quick_ ? turn_ : 0; left > 0; ++i, --left) {
+        const std::string types = combination_of(i / dims.size() % num_combinations());
+        if (std::optional<ProblemLine> line = with_head_dim(hazard_line(types, shape, ++seed_), dims[i % dims.size()]))
+          list_.push_back({"hazards", hazard.name, std::move(*line), Special::none});
+        ++turn_;
+      }
+      ++turn_;
+    }
+  }
+
+  /// Data that no line describes has lines of its own. Those with huge offsets cost gigabytes: one pair of types each.
+  void add_special(const Entry& special) {
+    const std::vector<std::int64_t> dims = dims_of(special.line.problem.head_dim, 1);
+    std::vector<TypePair> types = asked_.types;
+    if (types.empty()) types = {{special.line.problem.q_dtype, special.line.problem.kv_dtype}};
+    std::erase_if(types, [&](const TypePair& t) {
+      return (special.special == Special::every_fp8_code && t.cache != special.line.problem.kv_dtype) ||
+             (special.special == Special::minus_infinite_scores && is_fp8(t.cache));
+    });
+    const bool once = quick_ || special.special == Special::huge_offsets;
+    const std::size_t count = types.size() * dims.size();
+    for (std::size_t i = 0; i < (once ? std::min<std::size_t>(1, count) : count); ++i, ++turn_) {
+      const std::size_t at = once ? turn_ % count : i;
+      ProblemLine line = special.line;
+      line.problem.q_dtype = types[at / dims.size()].query;
+      line.problem.kv_dtype = types[at / dims.size()].cache;
+      if (std::optional<ProblemLine> legal = with_head_dim(std::move(line), dims[at % dims.size()]))
+        list_.push_back({"hazards", special.name, std::move(*legal), special.special});
+    }
+  }
+
+  std::vector<std::int64_t> dims_of(std::int64_t own, std::int64_t least) const {
+    if (asked_.head_dims.empty()) return {own};
+    std::vector<std::int64_t> dims = asked_.head_dims;
+    std::erase_if(dims, [&](std::int64_t d) { return d < least; });
+    return dims;
+  }
+
+  std::size_t num_combinations() const { return asked_.types.empty() ? type_combinations().size() : asked_.types.size(); }
+  std::string combination_of(std::size_t i) const {
+    return asked_.types.empty() ? type_combinations()[i] : combination(asked_.types[i], turn_);
+  }
+
+  const AskedTypes& asked_;
+  const bool quick_;
+  std::vector<Entry> list_;
+  std::size_t turn_ = 0;
+  std::uint64_t seed_ = 0;
+};
+
+}  // namespace
+
+Status check_asked(const AskedTypes& asked) {
+  for (const TypePair& t : asked.types)
+    if (const auto line = parse_problem_line(formatted("q={} kv={} heads=1 d=16 page=16 reqs=1", name(t.query), name(t.cache)));
+        !line.ok())
+      return {Code::invalid_argument, formatted("types {}:{}: {}", name(t.query), name(t.cache), line.status().message())};
+  for (const std::int64_t d : asked.head_dims)
+    if (const auto line = parse_problem_line(formatted("q=f32 heads=1 d={} page=16 reqs=1", d)); !line.ok())
+      return {Code::invalid_argument, formatted("head_dim {}: {}", d, line.status().message())};
+  return {};
+}
+
+std::vector<Entry> hazard_matrix(const AskedTypes& asked, bool quick) {
+  if (asked.types.empty() && asked.head_dims.empty()) return hazard_matrix(quick);
+  return Matrix(asked, quick).entries();
+}
+
+}  // namespace quire::conformance
