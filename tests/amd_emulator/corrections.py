@@ -1,24 +1,30 @@
-"""Corrections of tinygrad's emulator (commit a9069c1), applied to its modules in memory. Each names its fault; the page
-docs/kernels/amd_emulated.md lists them with what happens without them. An anchor that does not match exactly once is an error:
-the checkout is another version."""
+"""Corrections of tinygrad's emulator (commit a9069c1), applied to its modules in memory; docs/kernels/amd_emulated.md lists the
+faults, probes.py shows that each correction is needed and enough. An anchor that does not match exactly once is an error: the
+checkout is another version."""
 import functools
 import importlib.util
 import re
 import sys
 from pathlib import Path
 
-# 16-bit loads at odd addresses returned the even address's word: clang merges two byte loads into one of those.
-PCODE = [(r"val = \(val >> \(\(\(addr.*0xFFFF\)",
-          "val = ((val.cast(dtypes.uint64) | (mindex(((addr + _const(adt, 1)) >> _const(adt, 2))).cast(dtypes.uint64) << _u64(32)))"
-          " >> ((addr & _const(adt, 3)).cast(dtypes.uint64) * _u64(8))).cast(dtypes.uint32) & _u32(0xFFFF)")]
-
-# Shared memory accesses of inactive lanes went to whatever address the lane's register holds.
-EMULATOR = [(r"'_lds': mem, 'laneId': lane,", "'_lds': mem, '_active': _lane_active(exec_mask, lane), 'laneId': lane,"),
-            (r"    idx = mem\.index\(addr >> addr_shift\)\n    return idx.*",
-             "    idx = mem.index((addr >> addr_shift).valid(active))\n    return idx.store(active.where(val, idx.load()))"),
-            # Atomics that return gave nothing back on CDNA, where the bit is called sc0, and on RDNA4, where it is part of th.
-            (r"is_atomic, glc = 'ATOMIC' in op_name, _iattr\(inst, 'glc'\)",
-             "is_atomic, glc = 'ATOMIC' in op_name, _iattr(inst, 'glc') or _iattr(inst, 'sc0') or _iattr(inst, 'th') & 1")]
+# Name -> (file, pattern, replacement)s.
+IN_SOURCE = {
+    # 16-bit loads at odd addresses gave the even address's word: clang merges two byte loads into one of those.
+    "odd addresses": [
+        ("pcode", r"val = \(val >> \(\(\(addr.*0xFFFF\)",
+         "val = ((val.cast(dtypes.uint64) | (mindex(((addr + _const(adt, 1)) >> _const(adt, 2))).cast(dtypes.uint64) << _u64(32)))"
+         " >> ((addr & _const(adt, 3)).cast(dtypes.uint64) * _u64(8))).cast(dtypes.uint32) & _u32(0xFFFF)")],
+    # Shared memory accesses of inactive lanes went to whatever address the lane's register holds.
+    "inactive lanes": [
+        ("emu", r"'_lds': mem, 'laneId': lane,", "'_lds': mem, '_active': _lane_active(exec_mask, lane), 'laneId': lane,"),
+        ("emu", r"    idx = mem\.index\(addr >> addr_shift\)\n    return idx.*",
+         "    idx = mem.index((addr >> addr_shift).valid(active))\n    return idx.store(active.where(val, idx.load()))")],
+    # Atomics that return gave nothing back on CDNA, where the bit is called sc0, and on RDNA4, where it is part of th.
+    "returning atomics": [
+        ("emu", r"is_atomic, glc = 'ATOMIC' in op_name, _iattr\(inst, 'glc'\)",
+         "is_atomic, glc = 'ATOMIC' in op_name, _iattr(inst, 'glc') or _iattr(inst, 'sc0') or _iattr(inst, 'th') & 1")],
+}
+NAMES = [*IN_SOURCE, "DPP in place"]
 
 
 def load_corrected(name: str, path: Path, corrections: "list[tuple[str, str]]"):
@@ -70,12 +76,17 @@ def correct_dpp(emulator) -> None:
 
 
 @functools.cache
-def corrected_emulator(tinygrad: Path):
-    """tinygrad's emulator module, mended. One for all code objects of a process: it remembers the instructions it has compiled."""
-    sys.path.insert(0, str(tinygrad))
+def corrected_emulator(tinygrad: Path, left_out: str = ""):
+    """tinygrad's emulator module, mended but for the correction named `left_out`. One for all code objects of a process: it remembers
+    the instructions that it has compiled."""
+    if str(tinygrad) not in sys.path:
+        sys.path.insert(0, str(tinygrad))
     folder = tinygrad / "test/mockgpu/amd"
     import test.mockgpu.amd as package
-    package.pcode = load_corrected("test.mockgpu.amd.pcode", folder / "pcode.py", PCODE)
-    emulator = load_corrected("test.mockgpu.amd.emu", folder / "emu.py", EMULATOR)
-    correct_dpp(emulator)
+    corrections = [c for name, several in IN_SOURCE.items() for c in several if name != left_out]
+    chosen = lambda file: [(pattern, replacement) for in_file, pattern, replacement in corrections if in_file == file]
+    package.pcode = load_corrected("test.mockgpu.amd.pcode", folder / "pcode.py", chosen("pcode"))
+    emulator = load_corrected("test.mockgpu.amd.emu", folder / "emu.py", chosen("emu"))
+    if left_out != "DPP in place":
+        correct_dpp(emulator)
     return emulator

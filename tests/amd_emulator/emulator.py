@@ -13,6 +13,7 @@ from disassembly import disassemble, refusals
 
 ARCHITECTURES = {"gfx90a": "cdna", "gfx942": "cdna", "gfx950": "cdna", "gfx1100": "rdna3", "gfx1201": "rdna4"}
 WITHOUT_EFFECT = re.compile(r"buffer_(wbl2|inv|wbinvl1_vol|gl[01]_inv)$|global_(inv|wb|wbinv)$|s_(setprio|sleep|sendmsg)$")
+NEEDS_A_MODEL = re.compile(r"v_(s?mfmac?|s?wmmac?)_|v_cvt_\w*(fp8|bf8)")
 CALL, CALL_AND_WAIT, SKIP = 1, 2, 3
 STOPS = {1: "an instruction that nothing can execute", 2: "the program counter left the code", 3: "fault",
          4: "more instructions than the limit"}
@@ -46,14 +47,14 @@ def bits_of(mask_or_value: "list[int]") -> int:
 class Emulator:
     """One code object, ready to run. `instructions` counts those of all waves so far."""
 
-    def __init__(self, library: ctypes.CDLL, tinygrad: Path, path: Path):
+    def __init__(self, library: ctypes.CDLL, tinygrad: Path, path: Path, without_correction: str = ""):
         self.object = CodeObject(path)
         self.disassembly = disassemble(path)
         complaints = refusals(self.disassembly)
         if complaints:
             raise SystemExit("refused, since it cannot be emulated faithfully:\n" + "\n".join(complaints))
         os.environ.setdefault("DEV", "CPU")
-        self.tinygrad = corrected_emulator(tinygrad)
+        self.tinygrad = corrected_emulator(tinygrad, without_correction)
         self.library = library
         library.amd_model.restype = c_void_p
         library.amd_model.argtypes = [c_char_p, c_char_p]
@@ -81,6 +82,8 @@ class Emulator:
         model = self.library.amd_model(self.object.target.encode(), instruction.mnemonic.encode())
         if model:
             return Step(model, CALL, 0b111111)
+        if NEEDS_A_MODEL.match(instruction.mnemonic):
+            raise RuntimeError(f"{instruction}: no model of this instruction, and the emulator's own is not trusted")
         (program, runtime), decoded = self.tinygrad._decode_at(pc, self.architecture)
         if decoded.size() != instruction.size:
             raise RuntimeError(f"{instruction}: {decoded.size()} bytes here, {instruction.size} to LLVM")

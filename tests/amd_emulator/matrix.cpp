@@ -3,9 +3,11 @@
 #include <array>
 #include <cmath>
 #include <iterator>
+#include <string>
 
 #include "amd_emulator/layouts.h"
 #include "amd_emulator/models.h"
+#include "text/formatted.h"
 
 namespace quire::amd {
 namespace {
@@ -73,43 +75,57 @@ void multiply(std::uint32_t* scalars, std::uint32_t* vectors, void*, void*, void
   advance(scalars, 8);
 }
 
+/// A layout as numbers, for those who check it.
+struct LayoutTable {
+  int size, depth, lanes, elements, results;
+  int (*k)(int lane, int element);
+  int (*row)(int lane, int result);
+};
+
+template <class Layout>
+constexpr LayoutTable kTable = {Layout::kSize,    Layout::kDepth, Layout::kLanes, Layout::kElements,
+                                Layout::kResults, Layout::k,      Layout::row};
+
 struct Row {
   std::string_view targets, mnemonic;
   Model model;
+  LayoutTable layout;
 };
+
+template <class Layout, DType kA, DType kB, bool kFlush = false>
+constexpr Row row(std::string_view targets, std::string_view mnemonic) {
+  return {targets, mnemonic, multiply<Layout, kA, kB, kFlush>, kTable<Layout>};
+}
 
 constexpr DType kHalf = DType::f16, kBf16 = DType::bf16;
 constexpr DType kFn = DType::fp8_e4m3fn, kE5m2 = DType::fp8_e5m2, kFnuz = DType::fp8_e4m3fnuz, kE5m2Fnuz = DType::fp8_e5m2fnuz;
 
+/// Not among them: gfx950's products of twice the depth in k, whose layouts AMD's calculator does not know.
 constexpr Row kRows[] = {
-    {"gfx90a", "v_mfma_f32_16x16x16f16", multiply<Mfma16<16>, kHalf, kHalf, true>},
-    {"gfx90a", "v_mfma_f32_16x16x16bf16_1k", multiply<Mfma16<16>, kBf16, kBf16, true>},
-    {"gfx90a", "v_mfma_f32_32x32x8f16", multiply<Mfma32<8>, kHalf, kHalf, true>},
-    {"gfx90a", "v_mfma_f32_32x32x8bf16_1k", multiply<Mfma32<8>, kBf16, kBf16, true>},
-    {"gfx942 gfx950", "v_mfma_f32_16x16x16_f16", multiply<Mfma16<16>, kHalf, kHalf>},
-    {"gfx942 gfx950", "v_mfma_f32_16x16x16_bf16", multiply<Mfma16<16>, kBf16, kBf16>},
-    {"gfx942 gfx950", "v_mfma_f32_32x32x8_f16", multiply<Mfma32<8>, kHalf, kHalf>},
-    {"gfx942 gfx950", "v_mfma_f32_32x32x8_bf16", multiply<Mfma32<8>, kBf16, kBf16>},
-    {"gfx950", "v_mfma_f32_16x16x32_f16", multiply<Mfma16<32>, kHalf, kHalf>},
-    {"gfx950", "v_mfma_f32_16x16x32_bf16", multiply<Mfma16<32>, kBf16, kBf16>},
-    {"gfx950", "v_mfma_f32_32x32x16_f16", multiply<Mfma32<16>, kHalf, kHalf>},
-    {"gfx950", "v_mfma_f32_32x32x16_bf16", multiply<Mfma32<16>, kBf16, kBf16>},
-    {"gfx942", "v_mfma_f32_16x16x32_fp8_fp8", multiply<Mfma16<32>, kFnuz, kFnuz>},
-    {"gfx942", "v_mfma_f32_16x16x32_fp8_bf8", multiply<Mfma16<32>, kFnuz, kE5m2Fnuz>},
-    {"gfx942", "v_mfma_f32_16x16x32_bf8_fp8", multiply<Mfma16<32>, kE5m2Fnuz, kFnuz>},
-    {"gfx942", "v_mfma_f32_16x16x32_bf8_bf8", multiply<Mfma16<32>, kE5m2Fnuz, kE5m2Fnuz>},
-    {"gfx950", "v_mfma_f32_16x16x32_fp8_fp8", multiply<Mfma16<32>, kFn, kFn>},
-    {"gfx950", "v_mfma_f32_16x16x32_fp8_bf8", multiply<Mfma16<32>, kFn, kE5m2>},
-    {"gfx950", "v_mfma_f32_16x16x32_bf8_fp8", multiply<Mfma16<32>, kE5m2, kFn>},
-    {"gfx950", "v_mfma_f32_16x16x32_bf8_bf8", multiply<Mfma16<32>, kE5m2, kE5m2>},
-    {"gfx1100", "v_wmma_f32_16x16x16_f16", multiply<Wmma11, kHalf, kHalf>},
-    {"gfx1100", "v_wmma_f32_16x16x16_bf16", multiply<Wmma11, kBf16, kBf16>},
-    {"gfx1201", "v_wmma_f32_16x16x16_f16", multiply<Wmma12, kHalf, kHalf>},
-    {"gfx1201", "v_wmma_f32_16x16x16_bf16", multiply<Wmma12, kBf16, kBf16>},
-    {"gfx1201", "v_wmma_f32_16x16x16_fp8_fp8", multiply<Wmma12Bytes, kFn, kFn>},
-    {"gfx1201", "v_wmma_f32_16x16x16_fp8_bf8", multiply<Wmma12Bytes, kFn, kE5m2>},
-    {"gfx1201", "v_wmma_f32_16x16x16_bf8_fp8", multiply<Wmma12Bytes, kE5m2, kFn>},
-    {"gfx1201", "v_wmma_f32_16x16x16_bf8_bf8", multiply<Wmma12Bytes, kE5m2, kE5m2>},
+    row<Mfma16<16>, kHalf, kHalf, true>("gfx90a", "v_mfma_f32_16x16x16f16"),
+    row<Mfma16<16>, kBf16, kBf16, true>("gfx90a", "v_mfma_f32_16x16x16bf16_1k"),
+    row<Mfma32<8>, kHalf, kHalf, true>("gfx90a", "v_mfma_f32_32x32x8f16"),
+    row<Mfma32<8>, kBf16, kBf16, true>("gfx90a", "v_mfma_f32_32x32x8bf16_1k"),
+    row<Mfma16<16>, kHalf, kHalf>("gfx942 gfx950", "v_mfma_f32_16x16x16_f16"),
+    row<Mfma16<16>, kBf16, kBf16>("gfx942 gfx950", "v_mfma_f32_16x16x16_bf16"),
+    row<Mfma32<8>, kHalf, kHalf>("gfx942 gfx950", "v_mfma_f32_32x32x8_f16"),
+    row<Mfma32<8>, kBf16, kBf16>("gfx942 gfx950", "v_mfma_f32_32x32x8_bf16"),
+    row<Mfma16<32>, kFnuz, kFnuz>("gfx942", "v_mfma_f32_16x16x32_fp8_fp8"),
+    row<Mfma16<32>, kFnuz, kE5m2Fnuz>("gfx942", "v_mfma_f32_16x16x32_fp8_bf8"),
+    row<Mfma16<32>, kE5m2Fnuz, kFnuz>("gfx942", "v_mfma_f32_16x16x32_bf8_fp8"),
+    row<Mfma16<32>, kE5m2Fnuz, kE5m2Fnuz>("gfx942", "v_mfma_f32_16x16x32_bf8_bf8"),
+    row<Mfma16<32>, kFn, kFn>("gfx950", "v_mfma_f32_16x16x32_fp8_fp8"),
+    row<Mfma16<32>, kFn, kE5m2>("gfx950", "v_mfma_f32_16x16x32_fp8_bf8"),
+    row<Mfma16<32>, kE5m2, kFn>("gfx950", "v_mfma_f32_16x16x32_bf8_fp8"),
+    row<Mfma16<32>, kE5m2, kE5m2>("gfx950", "v_mfma_f32_16x16x32_bf8_bf8"),
+    row<Wmma11, kHalf, kHalf>("gfx1100", "v_wmma_f32_16x16x16_f16"),
+    row<Wmma11, kBf16, kBf16>("gfx1100", "v_wmma_f32_16x16x16_bf16"),
+    row<Wmma12, kHalf, kHalf>("gfx1201", "v_wmma_f32_16x16x16_f16"),
+    row<Wmma12, kBf16, kBf16>("gfx1201", "v_wmma_f32_16x16x16_bf16"),
+    row<Wmma12Bytes, kFn, kFn>("gfx1201", "v_wmma_f32_16x16x16_fp8_fp8"),
+    row<Wmma12Bytes, kFn, kE5m2>("gfx1201", "v_wmma_f32_16x16x16_fp8_bf8"),
+    row<Wmma12Bytes, kE5m2, kFn>("gfx1201", "v_wmma_f32_16x16x16_bf8_fp8"),
+    row<Wmma12Bytes, kE5m2, kE5m2>("gfx1201", "v_wmma_f32_16x16x16_bf8_bf8"),
 };
 
 }  // namespace
@@ -118,6 +134,25 @@ Model matrix_model(std::string_view target, std::string_view mnemonic) {
   for (const Row& row : kRows)
     if (row.mnemonic == mnemonic && row.targets.find(target) != std::string_view::npos) return row.model;
   return nullptr;
+}
+
+/// Entry `index` of the table above as CSV for check_layouts.py: the targets, the instruction, then a line for each lane of A, B
+/// and D with its elements in the order of the registers. Null behind the last.
+extern "C" const char* amd_layout(std::uint32_t index) {
+  static std::string text;
+  if (index >= std::size(kRows)) return nullptr;
+  const LayoutTable& t = kRows[index].layout;
+  text = formatted("{},{}\n", kRows[index].targets, kRows[index].mnemonic);
+  for (const char matrix : {'A', 'B', 'D'})
+    for (int lane = 0; lane < t.lanes; ++lane) {
+      text += std::to_string(lane);
+      for (int e = 0; e < (matrix == 'D' ? t.results : t.elements); ++e) {
+        const int own = lane % t.size, other = matrix == 'D' ? t.row(lane, e) : t.k(lane, e);
+        text += formatted(",{}[{}][{}]", matrix, matrix == 'A' ? own : other, matrix == 'A' ? other : own);
+      }
+      text += '\n';
+    }
+  return text.c_str();
 }
 
 }  // namespace quire::amd

@@ -62,8 +62,13 @@ def judge_other(session, what: str) -> dict:
 
 def run_target(args: argparse.Namespace, scratch: Path) -> dict:
     """The results of one target; prints what fails, and a line for each kernel."""
+    from probes import Probes
     from session import Session
-    session = Session(args.library, Path(os.environ["TINYGRAD"]), args.target, scratch)
+    tinygrad = Path(os.environ["TINYGRAD"])
+    session = Session(args.library, tinygrad, args.target, scratch)
+    probes = Probes(session.library, tinygrad, args.target, scratch)
+    wrong_probes = probes.findings()
+    print("".join(f"{finding}\n" for finding in wrong_probes), end="")
     matrix = session.matrix(not args.whole)
     kernels = {name: judge_attention(session, matrix, index) for index, name in enumerate(matrix["kernels"])}
     for what, names in OTHERS.items():
@@ -76,6 +81,7 @@ def run_target(args: argparse.Namespace, scratch: Path) -> dict:
               f"{report['of_these_executed']} of {report['instructions_in_code']} instructions executed", flush=True)
     untested = set(session.emulator.object.kernels) - set(kernels)
     return {"target": args.target, "wave_instructions": session.emulator.instructions, "kernels": kernels,
+            "probes": {"run": list(probes.emulator.object.kernels), "wrong": wrong_probes},
             "kernels_without_a_test": sorted(untested)}
 
 
@@ -120,7 +126,8 @@ def main() -> int:
     untested = [name for report in reports for name in report["kernels_without_a_test"]]
     if untested:
         print(f"no test executes {', '.join(sorted(set(untested)))}")
-    return 0 if complete and not failed and not untested else 1
+    wrong_probes = [finding for report in reports for finding in report["probes"]["wrong"]]
+    return 0 if complete and not failed and not untested and not wrong_probes else 1
 
 
 if __name__ == "__main__":
