@@ -91,8 +91,8 @@ class Call {
       if (Status s = on("quire_schedule", 1, args); !s.ok()) return s;
     if (!validate_first)
       if (Status s = on("quire_validate", blocks, lists_[0]); !s.ok()) return s;
-    for (const gpu::AttendArgs& args : lists_)
-      if (Status s = on(std::string(kernel.symbol), blocks, args); !s.ok()) return s;
+    for (std::size_t i = 0; i < lists_.size(); ++i)
+      if (Status s = on(kernel.symbol(plan_, plan_.lists[i]), blocks, lists_[i]); !s.ok()) return s;
     return {};
   }
 
@@ -129,7 +129,7 @@ Target emulated_target(const std::string& device, const AttendKernel& kernel, La
     return [=](const Case& c, std::string& served_by) -> Status {
       const Result<Plan> planned = plan_for(device, kernel, c, batch_invariant);
       if (!planned.ok()) return planned.status();
-      served_by = kernel.symbol;
+      served_by = kernel.name;
       return attend_once(planned.value(), kernel, launch, (*next_seed)++, c).status;
     };
   };

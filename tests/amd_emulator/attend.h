@@ -3,20 +3,13 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
-#include <vector>
 
+#include "amd_emulator/attend_kernels.h"
 #include "amd_emulator/launcher.h"
 #include "quire/plan.hpp"
 #include "quire/verify.hpp"
 
 namespace quire::amd {
-
-/// How one attention kernel of the code object is reached from a plan.
-struct AttendKernel {
-  std::string_view symbol;
-  std::string_view row;  ///< of kernels(), whose lists it serves
-};
 
 /// For the pretended device, cut down to few compute units.
 Result<Plan> plan_for(const std::string& device, const AttendKernel& kernel, const Case& c, bool batch_invariant);

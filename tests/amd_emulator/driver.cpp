@@ -15,10 +15,7 @@ namespace {
 
 using conformance::Entry;
 
-constexpr AttendKernel kKernels[] = {
-    {"quire_attend_generic", "cuda_generic"},
-};
-
+const AttendKernel* g_kernel = nullptr;
 std::vector<Entry> g_entries;
 
 nlohmann::json as_json(const CaseResult& r) {
@@ -43,22 +40,21 @@ const char* answer(const nlohmann::json& json) {
 
 }  // namespace
 
-/// Chooses the hazard matrix, quick or whole, and says what there is to judge.
-extern "C" const char* amd_matrix(int quick) {
-  g_entries = conformance::hazard_matrix(quick != 0);
-  nlohmann::json kernels = nlohmann::json::array();
-  for (const AttendKernel& kernel : kKernels) kernels.push_back(kernel.symbol);
+/// Chooses a kernel and the hazards that it takes, in few combinations of types or in all; says how many kernels there are, and
+/// the hazards' names.
+extern "C" const char* amd_matrix(std::uint32_t kernel, int quick) {
+  g_kernel = &attend_kernels()[kernel];
+  g_entries = conformance::hazard_matrix(g_kernel->takes, quick != 0);
   nlohmann::json names = nlohmann::json::array();
   for (const Entry& entry : g_entries) names.push_back(entry.name);
-  return answer({{"kernels", kernels}, {"names", names}});
+  return answer({{"kernels", attend_kernels().size()}, {"kernel", g_kernel->name}, {"names", names}});
 }
 
 /// Values, lse, rows and canaries with zeros where nothing may be read; the same bits with NaN there and with finite garbage,
 /// each under another seed. With `deep` also with gaps in the outputs, and its requests alone and in chunks.
-extern "C" const char* amd_judge(std::uint32_t index, std::uint32_t kernel, const char* device, LaunchKernel launch,
-                                 std::uint64_t seed, int deep) {
+extern "C" const char* amd_judge(std::uint32_t index, const char* device, LaunchKernel launch, std::uint64_t seed, int deep) {
   const Entry& entry = g_entries[index];
-  const Target target = emulated_target(device, kKernels[kernel], launch, seed);
+  const Target target = emulated_target(device, *g_kernel, launch, seed);
   Result<conformance::Prepared> prepared = conformance::prepare(entry);
   if (!prepared.ok())
     return answer({{"name", entry.name},
@@ -73,12 +69,12 @@ extern "C" const char* amd_judge(std::uint32_t index, std::uint32_t kernel, cons
   return answer(as_json(result));
 }
 
-/// "append", "merge" or "broken".
+/// "append", "merge" or "broken batches".
 extern "C" const char* amd_judge_other(const char* what, const char* device, LaunchKernel launch, std::uint64_t seed) {
   const std::string_view asked(what);
   const Judged judged = asked == "append"  ? judge_append(launch, seed)
                         : asked == "merge" ? judge_merge(launch, seed)
-                                           : judge_broken(device, kKernels[0], launch, seed);
+                                           : judge_broken(device, attend_kernels()[0], launch, seed);
   return answer({{"cases", judged.cases}, {"findings", judged.findings}});
 }
 

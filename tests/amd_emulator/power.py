@@ -49,12 +49,12 @@ def planted(fault: Fault, folder: Path) -> Path:
     return folder
 
 
-def first_finding(session: Session, kernel: str) -> "str | None":
-    matrix = session.matrix(quick=True)
-    index = matrix["kernels"].index(kernel)
-    for case in (matrix["names"].index(name) for name in CASES):
-        for finding in findings(session.judge(case, index)):
-            return f"{matrix['names'][case]}: {finding}"
+def first_finding(session: Session, asked: str) -> "str | None":
+    """About the kernel by that name."""
+    for kernel, names in session.matrices(quick=True):
+        for case in (names.index(name) for name in CASES if kernel == asked):
+            for finding in findings(session.judge(case)):
+                return f"{names[case]}: {finding}"
     return None
 
 

@@ -6,7 +6,8 @@ usage: run.py --library LIBRARY --target TARGET|all [--whole] [--out FILE] [--co
 
 LIBRARY is libquire_amd_emulator.so of the build. TINYGRAD names a checkout of tinygrad (docs/kernels/amd_emulated.md); without
 one nothing is executed and the exit status is 77. One process runs one target, since its emulator starts slowly. --whole asks
-every hazard in every combination of types, layouts and scales instead of in four of them.
+every hazard in every combination of types, layouts and scales instead of in four of them. With --target all, --out also writes
+the tables of docs/kernels/amd_emulated.md.
 """
 import argparse
 import collections
@@ -25,21 +26,17 @@ SKIPPED = 77
 
 def coverage(session, kernel: str) -> dict:
     """How many of a kernel's instructions some wave has executed, and how often in all."""
-    emulator = session.emulator
+    emulator = session.holder[kernel]
     offset = emulator.object.code[0] - emulator.object.base
     counts = [emulator.executed[(address - offset) // 4] for address, instruction in emulator.disassembly.items()
               if instruction.kernel == kernel and instruction.mnemonic not in ("s_nop", "s_code_end")]
     return {"instructions_in_code": len(counts), "of_these_executed": sum(1 for n in counts if n), "executed": sum(counts)}
 
 
-# What is judged beside attention -> the kernels that it is evidence for.
-OTHERS = {"append": ["quire_append", "quire_validate_slots"], "merge": ["quire_merge"], "broken": ["quire_validate", "quire_schedule"]}
-
-
-def judge_attention(session, matrix: dict, index: int) -> dict:
-    """The whole matrix on one attention kernel; prints what fails."""
+def judge_attention(session, cases: int) -> dict:
+    """All hazards of the kernel at hand; prints what fails."""
     from session import findings
-    results = [session.judge(case, index) for case in range(len(matrix["names"]))]
+    results = [session.judge(case) for case in range(cases)]
     for result in results:
         for finding in findings(result):
             print(f"{session.target}: {result['name']}: quire run '{result['line']}'\n  {finding}", flush=True)
@@ -69,20 +66,47 @@ def run_target(args: argparse.Namespace, scratch: Path) -> dict:
     probes = Probes(session.library, tinygrad, args.target, scratch)
     wrong_probes = probes.findings()
     print("".join(f"{finding}\n" for finding in wrong_probes), end="")
-    matrix = session.matrix(not args.whole)
-    kernels = {name: judge_attention(session, matrix, index) for index, name in enumerate(matrix["kernels"])}
-    for what, names in OTHERS.items():
-        judged = judge_other(session, what)
-        kernels.update({name: dict(judged) for name in names})
-    for name, report in kernels.items():
-        report.update(coverage(session, name))
+    judged = {kernel: judge_attention(session, len(names)) for kernel, names in session.matrices(not args.whole)}
+    judged.update({what: judge_other(session, what) for what in ("append", "merge", "broken batches")})
+    code = {kernel: coverage(session, kernel) for kernel in session.holder}
+    for name, report in judged.items():
         worst = report.get("worst_error_of_tolerance")
-        print(f"{args.target:8} {name:22} {report['cases']}{'' if worst is None else f', worst error {worst:.3f} of its tolerance'}, "
-              f"{report['of_these_executed']} of {report['instructions_in_code']} instructions executed", flush=True)
-    untested = set(session.emulator.object.kernels) - set(kernels)
-    return {"target": args.target, "wave_instructions": session.emulator.instructions, "kernels": kernels,
-            "probes": {"run": list(probes.emulator.object.kernels), "wrong": wrong_probes},
-            "kernels_without_a_test": sorted(untested)}
+        print(f"{args.target:8} {name}: {report['cases']}{'' if worst is None else f', worst error {worst:.3f} of its tolerance'}")
+    for name, report in code.items():
+        print(f"{args.target:8} {name}: {report['of_these_executed']} of {report['instructions_in_code']} instructions executed, "
+              f"{report['executed']} times", flush=True)
+    return {"target": args.target, "wave_instructions": sum(emulator.instructions for emulator in session.emulators),
+            "judged": judged, "code": code,
+            "probes": {"run": list(probes.emulator.object.kernels), "wrong": wrong_probes}}
+
+
+def results_table(reports: "list[dict]") -> str:
+    """Markdown: a row for each thing judged, a column for each target."""
+    def cell(judged: "dict | None") -> str:
+        if judged is None:
+            return "-"
+        cases, worst = judged["cases"], judged.get("worst_error_of_tolerance")
+        return f"{cases.get('pass', 0)} of {sum(cases.values())}" + ("" if worst is None else f", {worst:.2f}")
+    names = list(dict.fromkeys(name for report in reports for name in report["judged"]))
+    kernels = list(dict.fromkeys(name for report in reports for name in report["code"]))
+    share = lambda report, name: f"{report['code'][name]['of_these_executed'] * 100 // report['code'][name]['instructions_in_code']} %"
+    lines = ["Cases passed, and the worst error relative to its tolerance:", "",
+             "| judged | " + " | ".join(report["target"] for report in reports) + " |", "|---" * (len(reports) + 1) + "|"]
+    lines += [f"| {name} | " + " | ".join(cell(report["judged"].get(name)) for report in reports) + " |" for name in names]
+    lines += ["", "Instructions of each kernel that some case executed:", "", lines[2].replace("judged", "kernel"), lines[3]]
+    lines += [f"| `{name}` | " + " | ".join(share(report, name) for report in reports) + " |" for name in kernels]
+    return "\n".join(lines)
+
+
+def write_page(text: dict) -> None:
+    """The results into docs/kernels/amd_emulated.md."""
+    page = ROOT / "docs/kernels/amd_emulated.md"
+    begin, end = "<!-- results: written by tests/amd_emulator/run.py -->\n", "<!-- end of results -->"
+    before, rest = page.read_text().split(begin)
+    executed = sum(report["wave_instructions"] for report in text["targets"])
+    about = f"{text['date']}, commit {text['commit']}, {text['compiler']}; {executed / 1e9:.1f} billion instructions of waves executed. " \
+            "Everything: `bench/results/amd-emulated.json`."
+    page.write_text(before + begin + about + "\n\n" + results_table(text["targets"]) + "\n" + end + rest.split(end)[1])
 
 
 def run_all(args: argparse.Namespace) -> "list[dict]":
@@ -120,12 +144,14 @@ def main() -> int:
                 "emulator": "tinygrad a9069c1 with corrections (docs/kernels/amd_emulated.md)",
                 "date": datetime.date.today().isoformat(), "commit": args.commit, "targets": reports}
         Path(args.out).write_text(json.dumps(text, indent=1) + "\n")
+        if args.target == "all":
+            write_page(text)
     expected = len(TARGETS) if args.target == "all" else 1
     complete = len(reports) == expected and all(report["wave_instructions"] > 0 for report in reports)
-    failed = [line for report in reports for kernel in report["kernels"].values() for line in kernel["not_passed"]]
-    untested = [name for report in reports for name in report["kernels_without_a_test"]]
+    failed = [line for report in reports for judged in report["judged"].values() for line in judged["not_passed"]]
+    untested = {name for report in reports for name, code in report["code"].items() if not code["executed"]}
     if untested:
-        print(f"no test executes {', '.join(sorted(set(untested)))}")
+        print(f"nothing executes {', '.join(sorted(untested))}")
     wrong_probes = [finding for report in reports for finding in report["probes"]["wrong"]]
     return 0 if complete and not failed and not untested and not wrong_probes else 1
 

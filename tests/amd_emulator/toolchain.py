@@ -38,9 +38,11 @@ def compiler_version() -> str:
     return re.sub(r" *\(.*\)", "", first)
 
 
-def compile_kernels(target: str, scratch: Path, root: Path = ROOT) -> Path:
-    """All kernels of src/backend/hip for one target; `root` may be a copy with a fault in it."""
-    out = scratch / f"kernels.{target}.co"
-    if error := compile_amd(root / AMD_SOURCE.relative_to(ROOT), target, out, root):
-        raise SystemExit(f"{target}: does not compile: {error}")
-    return out
+def compile_kernels(target: str, scratch: Path, root: Path = ROOT) -> "list[Path]":
+    """The code objects of src/backend/hip for one target; `root` may be a copy with a fault in it."""
+    made = []
+    for source in sorted((root / AMD_SOURCE.relative_to(ROOT)).parent.glob("*.hip")):
+        made.append(scratch / f"{source.stem}.{target}.co")
+        if error := compile_amd(source, target, made[-1], root):
+            raise SystemExit(f"{target}: {source} does not compile: {error}")
+    return made

@@ -1,0 +1,24 @@
+// The attention kernels of the code objects: what each takes, and how it is reached from a plan. A new one is an entry of the
+// table.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quire/plan.hpp"
+#include "verify/matrix.h"
+
+namespace quire::amd {
+
+/// A kernel, or the instances of one for types and head_dims.
+struct AttendKernel {
+  std::string_view name;
+  std::string_view row;           ///< of kernels(): the plan, and with it the lists that the kernel serves
+  conformance::AskedTypes takes;  ///< empty: every problem
+  std::string (*symbol)(const Plan& plan, const DeviceList& list);
+};
+
+const std::vector<AttendKernel>& attend_kernels();
+
+}  // namespace quire::amd
