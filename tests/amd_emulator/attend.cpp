@@ -112,8 +112,10 @@ Result<Plan> plan_for(const std::string& name, const AttendKernel& kernel, const
   // A row of another backend's table lends its lists to a kernel that has no row yet.
   for (const Kernel& row : kernels())
     if (row.name == kernel.row) device->backend = row.backend;
-  return plan(problem_of(c.batch, c.cache, c.options), device.value(),
-              {.kernel = std::string(kernel.row), .batch_invariant = batch_invariant});
+  Result<Plan> made = plan(problem_of(c.batch, c.cache, c.options), device.value(),
+                           {.kernel = std::string(kernel.row), .batch_invariant = batch_invariant});
+  if (made.ok() && kernel.shape_lists != nullptr) kernel.shape_lists(made.value());
+  return made;
 }
 
 Attended attend_once(const Plan& plan, const AttendKernel& kernel, LaunchKernel launch, std::uint64_t seed, const Case& c) {

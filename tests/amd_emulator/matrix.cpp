@@ -1,5 +1,6 @@
 // MFMA and WMMA with f32 accumulators. Sums are taken in double and rounded once: hardware's order and width of accumulation are
 // not published in full, so last bits are nobody's promise.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <iterator>
@@ -60,7 +61,8 @@ void multiply(std::uint32_t* scalars, std::uint32_t* vectors, void*, void*, void
       rows[i][k] = in_row;
       columns[i][k] = in_column;
     }
-  // C may be D: a lane's results depend on no other lane's C.
+  // All of C is read before D is written: clang lets small ones overlap, by some of their registers.
+  static std::array<std::uint32_t, static_cast<std::size_t>(Layout::kResults) * lanes> results;
   for (int lane = 0; lane < lanes; ++lane)
     for (int r = 0; r < Layout::kResults; ++r) {
       const auto at = static_cast<std::uint32_t>(r * lanes + lane);
@@ -70,8 +72,9 @@ void multiply(std::uint32_t* scalars, std::uint32_t* vectors, void*, void*, void
       const auto& column = columns[static_cast<std::size_t>(lane % size)];
       for (std::size_t k = 0; k < row.size(); ++k) sum += static_cast<double>(row[k]) * column[k];
       const auto result = static_cast<float>(sum);
-      to[d * lanes + at] = semantics::float_to_bits(kFlush ? flushed(result, 1.17549435e-38f) : result);
+      results[at] = semantics::float_to_bits(kFlush ? flushed(result, 1.17549435e-38f) : result);
     }
+  std::copy(results.begin(), results.end(), to + static_cast<std::ptrdiff_t>(d) * lanes);
   advance(scalars, 8);
 }
 
