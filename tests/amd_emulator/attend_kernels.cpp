@@ -8,6 +8,7 @@ const std::vector<AttendKernel>& attend_kernels() {
       {"quire_attend_generic",
        "cuda_generic",
        {},
+       nullptr,
        [](const Plan&, const DeviceList&) -> std::string { return "quire_attend_generic"; }},
   };
   return list;
