@@ -124,12 +124,13 @@ CUDA_LAUNCHES = """
 #include "backend/gpu/runtime.h"
 #include "backend/gpu/append.h"
 #include "backend/gpu/attend_generic.h"
+#include "backend/gpu/check_contents.h"
 #include "backend/gpu/merge.h"
 #include "backend/gpu/schedule.h"
 #include "backend/gpu/validate.h"
 #define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 using namespace quire::gpu;
-KERNEL(kValidateThreads) quire_validate(const AttendArgs a) { validate(a); }
+KERNEL(kValidateThreads) quire_validate(const AttendArgs a) { validate(a, block_index(), num_blocks()); }
 KERNEL(kScheduleThreads, 1) quire_schedule(const AttendArgs a) {
   QUIRE_SHARED(memory, kScheduleSharedBytes);
   schedule(a, SharedArea(memory));
@@ -141,6 +142,7 @@ KERNEL(kGenericThreads, kGenericBlocksPerUnit) quire_attend_generic(const Attend
 KERNEL(kAppendThreads) quire_validate_slots(const AppendArgs a) { validate_slots(a); }
 KERNEL(kAppendThreads) quire_append(const AppendArgs a) { append(a); }
 KERNEL(kMergeThreads) quire_merge(const MergeArgs a) { merge(a); }
+KERNEL(kContentThreads) quire_check_contents(const AttendArgs a) { check_contents(a); }
 """
 REPORT = re.compile(r"Function properties for (\S+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\s+"
                     r"ptxas info\s+: Used (\d+) registers(?:.*?, (\d+) bytes smem)?")

@@ -57,7 +57,8 @@ class SlotLedger;
 /// With a ledger (depth tables or deeper), also finds reads of slots never written, foreign, misplaced or recycled; call it after
 /// this step's append then. `total` 1 with no items means that memory ran out (status() is internal_error), or `failure`.
 /// Tensors in device memory are copied to the host for the rules that read them, after waiting for the device: the findings are
-/// the same wherever the batch lives. At depth contents that is the whole cache.
+/// the same wherever the batch lives. At depth contents the device looks first, and the cache is copied only if something is
+/// wrong.
 Findings check(const Batch& batch, const KVCache& cache, const Options& options, Depth depth = Depth::contents,
                const SlotLedger* ledger = nullptr);
 

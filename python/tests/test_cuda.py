@@ -148,3 +148,19 @@ def test_a_captured_graph_replays_with_other_lengths():
     quire.attend(batch, there, plan=plan, workspace=workspace)
     quire.attend_status(batch, there, None, plan, workspace)
     assert bool((replayed == batch.output).all())
+
+
+@needs_gpu
+def test_contents_on_a_gpu_have_the_findings_of_the_host():
+    case = quire.make_case(LINE)  # NaN wherever nothing may be read
+    batch, there = gpu_call(case)
+    assert quire.check(batch, there, case.options, depth="contents").ok
+    for name in ("query", "k", "v"):
+        case = quire.make_case(LINE)
+        array = case.batch.query if name == "query" else getattr(case.cache, name)
+        finite = np.argwhere(np.isfinite(array))
+        array[tuple(finite[len(finite) // 2])] = np.nan
+        batch, there = gpu_call(case)
+        host = quire.check(case.batch, case.cache, case.options, depth="contents")
+        device = quire.check(batch, there, case.options, depth="contents")
+        assert not host.ok and str(device) == str(host), name

@@ -1,10 +1,12 @@
 // The entry points: which rule families apply to which call, and in what order.
 #include <array>
 #include <exception>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
 #include "contract/context.h"
+#include "device/runtime.h"
 #include "device/staging.h"
 
 namespace quire {
@@ -18,31 +20,52 @@ constexpr std::string_view kRequired[] = {"query", "output", "query_start_loc", 
 
 Status stage(device::Staging& staging, Tensor& t) { return contract::placed(t) ? staging.stage(t) : Status(); }
 
-/// Whether rules will look at the elements of queries, keys and values.
-enum class Elements { unread, read };
+/// Host copies of a call's tensors on a device, made when rules are about to read them.
+class HostCopies {
+ public:
+  explicit HostCopies(const Context& c)
+      : batch_(c.batch), cache_(c.cache), options_(c.options), context_{batch_, cache_, options_, c.ledger, c.report, c.sizes} {}
 
-/// Calls rules(context), where every tensor that they read is in host memory: the batch itself, or copies of device tensors.
-template <typename Rules>
-void read_where_it_lies(Context& c, Elements elements, Rules&& rules) {
-  if (c.cache.k.memory == Memory::cpu) return rules(c);
-  device::Staging staging;
-  Batch batch = c.batch;
-  KVCache cache = c.cache;
-  Options options = c.options;
-  std::vector<Tensor*> tensors = {&batch.query_start_loc, &batch.seq_lens,    &batch.block_table, &batch.cached_lens,
-                                  &batch.slot_mapping,    &batch.request_ids, &cache.k_scale,     &cache.v_scale,
-                                  &options.alibi_slopes,  &options.sinks};
-  if (elements == Elements::read) tensors.insert(tensors.end(), {&batch.query, &batch.key, &batch.value, &cache.k, &cache.v});
-  for (Tensor* t : tensors) {
-    Status s = stage(staging, *t);
-    if (s.ok()) continue;
-    // Rules leave out what they cannot read; a call that mixes memories still has its readable tensors judged.
-    c.report.fail(std::move(s));
-    break;
+  /// Index tensors and small float tensors.
+  void copy_tables() {
+    copy({&batch_.query_start_loc, &batch_.seq_lens, &batch_.block_table, &batch_.cached_lens, &batch_.slot_mapping,
+          &batch_.request_ids, &cache_.k_scale, &cache_.v_scale, &options_.alibi_slopes, &options_.sinks});
   }
-  Context on_host{batch, cache, options, c.ledger, c.report};
-  on_host.sizes = c.sizes;
-  rules(on_host);
+  void copy_elements() { copy({&batch_.query, &batch_.key, &batch_.value, &cache_.k, &cache_.v}); }
+  Context& context() { return context_; }
+
+ private:
+  void copy(std::initializer_list<Tensor*> tensors) {
+    for (Tensor* t : tensors) {
+      Status s = stage(staging_, *t);
+      if (s.ok()) continue;
+      // Rules leave out what they cannot read; a call that mixes memories still has its readable tensors judged.
+      context_.report.fail(std::move(s));
+      break;
+    }
+  }
+
+  device::Staging staging_;
+  Batch batch_;
+  KVCache cache_;
+  Options options_;
+  Context context_;
+};
+
+void apply_value_rules(Context& c) {
+  apply_table_rules(c);
+  apply_scale_rules(c);
+  apply_batch_slot_rules(c);
+  apply_ledger_rules(c);
+}
+
+/// The device says that the content rules would find nothing. It is asked only if nothing was found before: then every address
+/// that they would read is in bounds. If it cannot answer, the rules are applied.
+bool finite_on_device(const Context& c) {
+  const device::Runtime* runtime = device::runtime_of(c.cache.k.memory);
+  if (runtime == nullptr || !c.report.clean()) return false;
+  const Result<bool> answer = runtime->contents_are_finite(c.batch, c.cache, c.options);
+  return answer.ok() && answer.value();
 }
 
 void apply_to_batch(Context& c, Depth depth) {
@@ -68,13 +91,17 @@ void apply_to_batch(Context& c, Depth depth) {
   apply_shape_rules(c, tensors);
   apply_option_rules(c);
   if (depth < Depth::tables) return;
-  read_where_it_lies(c, depth == Depth::contents ? Elements::read : Elements::unread, [depth](Context& on_host) {
-    apply_table_rules(on_host);
-    apply_scale_rules(on_host);
-    apply_batch_slot_rules(on_host);
-    apply_ledger_rules(on_host);
-    if (depth == Depth::contents) apply_content_rules(on_host);
-  });
+  if (c.cache.k.memory == Memory::cpu) {
+    apply_value_rules(c);
+    if (depth == Depth::contents) apply_content_rules(c);
+    return;
+  }
+  HostCopies copies(c);
+  copies.copy_tables();
+  apply_value_rules(copies.context());
+  if (depth < Depth::contents || finite_on_device(c)) return;
+  copies.copy_elements();
+  apply_content_rules(copies.context());
 }
 
 void apply_to_append(Context& c, Depth depth) {
@@ -96,10 +123,14 @@ void apply_to_append(Context& c, Depth depth) {
   apply_scale_shape_rules(c);
   apply_append_rules(c);
   if (depth < Depth::tables) return;
-  read_where_it_lies(c, Elements::unread, [](Context& on_host) {
-    apply_scale_rules(on_host);
-    apply_slot_value_rules(on_host);
-  });
+  if (c.cache.k.memory == Memory::cpu) {
+    apply_scale_rules(c);
+    return apply_slot_value_rules(c);
+  }
+  HostCopies copies(c);
+  copies.copy_tables();
+  apply_scale_rules(copies.context());
+  apply_slot_value_rules(copies.context());
 }
 
 void apply_to_merge(contract::Merging m, Depth depth, Report& report) {

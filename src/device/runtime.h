@@ -1,9 +1,11 @@
-// What host code needs of a device: where its memory is, and bytes moved in and out of it. Kernels are not launched here.
+// What host code needs of a device: where its memory is, bytes moved in and out of it, and the one question that check() asks
+// there.
 #pragma once
 
 #include <cstddef>
 #include <vector>
 
+#include "quire/batch.hpp"
 #include "quire/plan.hpp"
 #include "quire/status.hpp"
 #include "quire/tensor.hpp"
@@ -23,6 +25,9 @@ struct Runtime {
   /// For tools (verify, bench); the library itself allocates nothing on a device. Null bytes may give a null address.
   Result<void*> (*allocate)(std::size_t bytes);
   void (*release)(void* address);
+  /// Whether all that attention would read of queries, keys and values is finite (Q-C01 to Q-C05). The batch breaks no rule of
+  /// shapes, tables and scales. Waits for the answer.
+  Result<bool> (*contents_are_finite)(const Batch& batch, const KVCache& cache, const Options& options);
 };
 
 /// Null if this build has no kernels for that memory, and for the host's.

@@ -14,4 +14,7 @@ Status append(const KVCache& cache, const Tensor& key, const Tensor& value, cons
 Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
              const Tensor& lse, const MergeOptions& merge_options);
 
+/// As device::Runtime says.
+Result<bool> contents_are_finite(const Batch& batch, const KVCache& cache, const Options& options);
+
 }  // namespace quire::cuda

@@ -1,4 +1,4 @@
-// The CUDA kernels as host code sees them. Each function enqueues and returns the runtime's word; none waits or allocates.
+// The CUDA kernels as host code sees them. Each function enqueues and returns the runtime's word; none allocates.
 //
 // A kernel of the table (src/plan/kernels.inc) is one entry: its attend launch draws the items of one list of the plan, which
 // launch_prepare has filled by then.
@@ -25,6 +25,9 @@ extern const KernelEntry kMmaEntry;      ///< mma/launch.cpp
 /// prepare.cu: fills the work of one or two lists from the lengths, and sets the outcome to broken if lengths or the block table
 /// break a rule or a list has no room.
 cudaError_t launch_prepare(std::span<const gpu::AttendArgs> lists, cudaStream_t stream);
+
+/// check_contents.cu: waits for the device, unlike the others. args.outcome is not used.
+cudaError_t find_bad_contents(const gpu::AttendArgs& args, bool& found);
 
 /// move.cu
 cudaError_t launch_append(const gpu::AppendArgs& args, cudaStream_t stream);

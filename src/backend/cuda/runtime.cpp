@@ -6,6 +6,7 @@
 
 #include <mutex>
 
+#include "backend/cuda/entry.h"
 #include "backend/cuda/error.h"
 
 namespace quire::device {
@@ -85,6 +86,7 @@ void release(void* address) { (void)cudaFree(address); }
 
 }  // namespace
 
-const Runtime kCudaRuntime = {devices, ordinal_of, synchronize, copy_to_host, copy_to_device, allocate, release};
+const Runtime kCudaRuntime = {devices,        ordinal_of, synchronize, copy_to_host,
+                              copy_to_device, allocate,   release,     quire::cuda::contents_are_finite};
 
 }  // namespace quire::device

@@ -61,8 +61,7 @@ WorkList work_list(const Plan& plan, std::byte* workspace, std::size_t index) {
 
 }  // namespace
 
-AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::byte* workspace,
-                       std::size_t list) {
+AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& options, Outcome* outcome) {
   AttendArgs a;
   a.num_reqs = narrow(batch.seq_lens.shape[0]);
   a.num_tokens = narrow(batch.query.shape[0]);
@@ -98,7 +97,14 @@ AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cach
   a.lse = lse.data;
   a.lse_token = lse.token;
   a.lse_head = lse.head;
-  a.outcome = reinterpret_cast<Outcome*>(workspace + plan_detail::device_workspace(plan).outcome);
+  a.outcome = outcome;
+  return a;
+}
+
+AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::byte* workspace,
+                       std::size_t list) {
+  auto* outcome = reinterpret_cast<Outcome*>(workspace + plan_detail::device_workspace(plan).outcome);
+  AttendArgs a = batch_args(batch, cache, options, outcome);
   a.work = work_list(plan, workspace, list);
   return a;
 }

@@ -13,6 +13,9 @@ namespace quire::gpu {
 AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::byte* workspace,
                        std::size_t list);
 
+/// Of a call that is only looked at: no plan, no work list. `outcome` is device memory.
+AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& options, Outcome* outcome);
+
 /// No outcome: slots outside the cache are skipped.
 AppendArgs append_args(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping);
 

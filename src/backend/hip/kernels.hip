@@ -4,6 +4,7 @@
 
 #include "backend/gpu/append.h"
 #include "backend/gpu/attend_generic.h"
+#include "backend/gpu/check_contents.h"
 #include "backend/gpu/merge.h"
 #include "backend/gpu/schedule.h"
 #include "backend/gpu/validate.h"
@@ -32,3 +33,5 @@ QUIRE_KERNEL(gpu::kAppendThreads) quire_validate_slots(const gpu::AppendArgs arg
 QUIRE_KERNEL(gpu::kAppendThreads) quire_append(const gpu::AppendArgs args) { gpu::append(args); }
 
 QUIRE_KERNEL(gpu::kMergeThreads) quire_merge(const gpu::MergeArgs args) { gpu::merge(args); }
+
+QUIRE_KERNEL(gpu::kContentThreads) quire_check_contents(const gpu::AttendArgs args) { gpu::check_contents(args); }

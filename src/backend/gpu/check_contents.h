@@ -1,0 +1,195 @@
+// Stage: check() at depth contents, on the device. Whether some element that attention would read is not finite once its scale is
+// applied (Q-C01 to Q-C05): every query row, new rows that the cache does not hold, and cached tokens that some row sees. Sets
+// outcome->broken; which element it is, is for the host to say.
+//
+// The batch breaks no rule of lengths, tables and scales: check() has made sure. Nothing else is read, so poison is never found.
+#pragma once
+
+#include "backend/gpu/runtime.h"
+
+#include "backend/gpu/args.h"
+#include "backend/gpu/decode.h"
+#include "backend/gpu/stage_rows.h"
+#include "semantics/visible_range.h"
+
+namespace quire::gpu {
+
+constexpr int kContentThreads = 256;
+constexpr int kContentColumns = 16;  ///< pages that one block looks at before it takes others
+
+/// Rows [first, first + rows) of one page, or of a [tokens, heads, dim] tensor, in every head.
+struct ContentBox {
+  RowSource source;
+  PerHead scale;
+  std::int32_t heads = 0;
+  std::int32_t rows = 0;
+  std::int64_t page = 0;
+  std::int64_t first = 0;
+};
+
+/// Codes that are NaN or infinite: (code & mask) - low <= span, unsigned. Bits above those of the code do not matter.
+struct BadCodes {
+  std::uint32_t mask, low, span;
+  QUIRE_DEVICE bool contain(std::uint32_t code) const { return (code & mask) - low <= span; }
+};
+
+QUIRE_DEVICE BadCodes bad_codes(DType type) {
+  switch (type) {
+    case DType::f32: return {0x7FFFFFFFu, 0x7F800000u, 0x7FFFFFu};
+    case DType::f16: return {0x7FFFu, 0x7C00u, 0x3FFu};
+    case DType::bf16: return {0x7FFFu, 0x7F80u, 0x7Fu};
+    case DType::fp8_e4m3fn: return {0x7Fu, 0x7Fu, 0};
+    case DType::fp8_e5m2: return {0x7Fu, 0x7Cu, 3};
+    default: return {0xFFu, 0x80u, 0};  // fnuz
+  }
+}
+
+QUIRE_DEVICE float largest_finite(DType type) {
+  switch (type) {
+    case DType::f16: return 65504.0f;
+    case DType::fp8_e4m3fn: return 448.0f;
+    case DType::fp8_e4m3fnuz: return 240.0f;
+    case DType::fp8_e5m2:
+    case DType::fp8_e5m2fnuz: return 57344.0f;
+    default: return 3.40282347e38f;
+  }
+}
+
+QUIRE_DEVICE bool is_finite(float value) { return (semantics::float_to_bits(value) & 0x7F800000u) != 0x7F800000u; }
+
+/// Some rows of one head: row r begins at element `at` + r * strides.token.
+struct ContentRows {
+  RowSource source;
+  std::int64_t at;
+  std::int32_t rows;
+  std::int32_t head_dim;
+
+  /// Calls visit(element) for every `width`-th dim of every row; neighbouring threads get neighbouring addresses in every layout.
+  template <class Visit>
+  QUIRE_DEVICE void for_each(std::int32_t width, Visit&& visit) const {
+    const semantics::KvStrides& s = source.strides;
+    // Dims that lie side by side; one where tokens lie closer to each other than dims do.
+    const std::int32_t run = s.token < s.dim ? 1 : static_cast<std::int32_t>(s.x < head_dim ? s.x : head_dim) / width;
+    const std::int32_t run_of_rows = run * rows, count = head_dim / width * rows;
+    for (std::int32_t i = thread_index(); i < count; i += kContentThreads) {
+      const std::int32_t d = (i / run_of_rows * run + i % run) * width, row = i % run_of_rows / run;
+      visit(at + row * s.token + element_of(s, d));
+    }
+  }
+};
+
+/// Word: an unsigned integer of an element's size.
+template <class Word>
+QUIRE_DEVICE bool has_bad_code(const ContentRows& job) {
+  constexpr int size = sizeof(Word), per_chunk = 16 / size;
+  const auto* words = static_cast<const Word*>(job.source.data);
+  const BadCodes codes = bad_codes(job.source.dtype);
+  bool bad = false;
+  if (!in_chunks(job.source, size, job.head_dim)) {
+    job.for_each(1, [&](std::int64_t at) { bad |= codes.contain(words[at]); });
+    return bad;
+  }
+  job.for_each(per_chunk, [&](std::int64_t at) {
+    const Bytes16 loaded = *reinterpret_cast<const Bytes16*>(words + at);
+    QUIRE_UNROLL
+    for (int i = 0; i < per_chunk; ++i) bad |= codes.contain(loaded.word[i * size / 4] >> (i * size % 4 * 8));
+  });
+  return bad;
+}
+
+/// A scale may make infinities of finite codes; then each product is looked at.
+QUIRE_DEVICE bool has_bad_row(const ContentRows& job, float scale) {
+  const RowSource& source = job.source;
+  if (!is_finite(largest_finite(source.dtype) * scale)) {
+    bool bad = false;
+    job.for_each(1, [&](std::int64_t at) { bad |= !is_finite(semantics::load(source.data, source.dtype, at) * scale); });
+    return bad;
+  }
+  if (source.dtype == DType::f32) return has_bad_code<std::uint32_t>(job);
+  if (source.dtype == DType::f16 || source.dtype == DType::bf16) return has_bad_code<std::uint16_t>(job);
+  return has_bad_code<std::uint8_t>(job);
+}
+
+QUIRE_DEVICE bool has_bad_row(const ContentBox& box, std::int32_t head_dim) {
+  bool bad = false;
+  // So few rows at once that a thread counts their elements in 32 bits.
+  const std::int32_t most = 1 + (1 << 30) / head_dim;
+  QUIRE_NO_UNROLL
+  for (std::int32_t done = 0; done < box.rows; done += most) QUIRE_NO_UNROLL
+  for (std::int32_t head = 0; head < box.heads; ++head)
+    bad |= has_bad_row({box.source, box.source.strides.row(box.page, head, box.first + done),
+                        box.rows - done < most ? box.rows - done : most, head_dim},
+                       box.scale.at(head, 1.0f));
+  return bad;
+}
+
+/// The request that query row `token` belongs to: the last that begins at or before it.
+QUIRE_DEVICE std::int32_t request_of(const AttendArgs& a, std::int64_t token) {
+  std::int32_t low = 0, high = a.num_reqs;  // starts[low] <= token < starts[high]
+  while (high - low > 1) {
+    const std::int32_t middle = low + (high - low) / 2;
+    (a.query_start_loc[middle] <= token ? low : high) = middle;
+  }
+  return low;
+}
+
+/// Chosen value by value: a choice of addresses would put the arguments into memory.
+QUIRE_DEVICE RowSource either(bool first, const RowSource& a, const RowSource& b) {
+  RowSource chosen;
+  chosen.data = first ? a.data : b.data;
+  chosen.dtype = first ? a.dtype : b.dtype;
+  chosen.strides.page = first ? a.strides.page : b.strides.page;
+  chosen.strides.head = first ? a.strides.head : b.strides.head;
+  chosen.strides.token = first ? a.strides.token : b.strides.token;
+  chosen.strides.chunk = first ? a.strides.chunk : b.strides.chunk;
+  chosen.strides.dim = first ? a.strides.dim : b.strides.dim;
+  chosen.strides.x = first ? a.strides.x : b.strides.x;
+  return chosen;
+}
+
+/// The query row of a token (i = 0), and its key and value (1, 2) if they are not in the cache. No rows if there is nothing to
+/// read.
+QUIRE_DEVICE ContentBox box_of_token(const AttendArgs& a, std::int64_t token, int i) {
+  if (i == 0) return {a.query, {}, a.num_q_heads, 1, 0, token};
+  if (i > 2 || a.key.data == nullptr) return {};
+  const Lengths n = lengths_of(a, request_of(a, token));
+  if (n.context_len + (token - n.first_token) < n.cached_len) return {};
+  return {either(i == 1, a.key, a.value), {}, a.num_kv_heads, 1, 0, token};
+}
+
+/// Cached tokens of one page of a request that some row sees.
+QUIRE_DEVICE ContentBox box_of_page(const AttendArgs& a, std::int32_t req, std::int64_t column, bool is_k) {
+  const Lengths n = lengths_of(a, req);
+  if (n.query_len == 0) return {};
+  const semantics::KeyRange seen = semantics::visible_range(n.context_len, n.seq_len() - 1, a.window);
+  const std::int64_t end = seen.end < n.cached_len ? seen.end : n.cached_len, size = a.page_size;
+  const std::int64_t low = seen.begin > column * size ? seen.begin : column * size;
+  const std::int64_t high = end < (column + 1) * size ? end : (column + 1) * size;
+  if (low >= high) return {};
+  ContentBox box = {either(is_k, a.cache_k, a.cache_v), {}, a.num_kv_heads, static_cast<std::int32_t>(high - low)};
+  box.scale.data = is_k ? a.k_scale.data : a.v_scale.data;
+  box.scale.stride = is_k ? a.k_scale.stride : a.v_scale.stride;
+  box.page = a.block_table.page(req, column);
+  box.first = low - column * size;
+  return box;
+}
+
+/// Any number of blocks of kContentThreads threads. A unit is a token, or kContentColumns pages of a request. No list is needed:
+/// args.work is not read.
+QUIRE_DEVICE void check_contents(const AttendArgs& a) {
+  const std::int64_t pieces = a.block_table.columns / kContentColumns + 1, units = a.num_reqs * pieces + a.num_tokens;
+  bool bad = false;
+  for (std::int64_t unit = block_index(); unit < units; unit += num_blocks()) {
+    const bool is_token = unit < a.num_tokens;
+    const std::int64_t piece = is_token ? 0 : unit - a.num_tokens, column = piece % pieces * kContentColumns;
+    const auto req = static_cast<std::int32_t>(piece / pieces);
+    QUIRE_NO_UNROLL
+    for (int i = 0; i < (is_token ? 3 : 2 * kContentColumns); ++i) {
+      const ContentBox box = is_token ? box_of_token(a, unit, i) : box_of_page(a, req, column + i / 2, i % 2 == 0);
+      if (box.rows > 0) bad |= has_bad_row(box, a.head_dim);
+    }
+  }
+  if (bad) atomic_set(&a.outcome->broken, 1);
+}
+
+}  // namespace quire::gpu

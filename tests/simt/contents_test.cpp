@@ -1,0 +1,88 @@
+// check_contents() on the stand-in: it agrees with check() at depth contents on any element of any tensor, in every type and
+// layout.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "backend/gpu/check_contents.h"
+#include "kernels/hazard_cases.h"
+#include "kernels/special_cases.h"
+#include "simt/device.h"
+
+namespace quire::test {
+namespace {
+
+constexpr const char* kShapes[] = {"heads=4:2 d=16 page=8 window=20 reqs=3@20/21,5@9,0@4,1@37,30@0/0",
+                                   "heads=3:1 d=24 page=5 reqs=2@70/71,9@3/12,1@200"};
+
+bool found_on_device(const Case& c, int blocks = 3) {
+  gpu::AttendArgs a = simt::attend_args(c);
+  gpu::Outcome outcome;
+  a.outcome = &outcome;
+  EXPECT_EQ(simt::run({.blocks = blocks, .threads = gpu::kContentThreads}, [&] { gpu::check_contents(a); }), "");
+  return outcome.broken != 0;
+}
+
+bool found_on_host(const Case& c) { return !check(c.batch, c.cache, c.options, Depth::contents).ok(); }
+
+Case made(const std::string& types, const std::string& shape, std::uint64_t seed) {
+  return make_case(hazard_line(types, shape, seed)).value();
+}
+
+// Everything that must not be read is NaN in a made case.
+TEST(SimtContents, PoisonIsNotFound) {
+  for (const std::string& types : type_combinations())
+    for (const char* shape : kShapes) {
+      const Case c = made(types, shape, 1);
+      ASSERT_FALSE(found_on_host(c)) << types;
+      EXPECT_FALSE(found_on_device(c)) << types << " " << shape;
+      EXPECT_FALSE(found_on_device(c, 200)) << types << " " << shape;
+    }
+  for (const ProblemLine& line : stale_page_lines())
+    EXPECT_FALSE(found_on_device(with_stale_pages(make_case(line).value()))) << to_string(line);
+  EXPECT_FALSE(found_on_device(make_case(parse_problem_line("q=f32 heads=2:1 d=8 page=4 reqs=none").value()).value()));
+}
+
+// A NaN or an infinity in any one element: found if and only if attention would read it.
+TEST(SimtContents, AgreesWithCheckOnEveryElement) {
+  std::mt19937_64 random(7);
+  std::map<std::string, int> found, missed;
+  for (const std::string& types : type_combinations())
+    for (int i = 0; i < 40; ++i) {
+      const Case c = made(types, kShapes[i % 2], 1);
+      const std::pair<const char*, const Tensor*> tensors[] = {{"query", &c.batch.query},
+                                                               {"key", &c.batch.key},
+                                                               {"value", &c.batch.value},
+                                                               {"cache.k", &c.cache.k},
+                                                               {"cache.v", &c.cache.v}};
+      const auto& [name, t] = tensors[random() % std::size(tensors)];
+      const auto element = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(t->num_elements()));
+      // fp8 stores saturate: NaN alone is not finite there.
+      semantics::store(t->data, t->dtype, element, i % 3 == 0 && !is_fp8(t->dtype) ? -INFINITY : std::nanf(""));
+      const bool expected = found_on_host(c);
+      EXPECT_EQ(found_on_device(c), expected) << types << " " << name << " element " << element;
+      ++(expected ? found : missed)[name];
+    }
+  for (const char* name : {"key", "value", "cache.k", "cache.v"}) {
+    EXPECT_GT(found[name], 10) << name;
+    EXPECT_GT(missed[name], 10) << name;
+  }
+  EXPECT_GT(found["query"], 10);
+}
+
+// Finite codes whose product with the scale is not.
+TEST(SimtContents, AScaleThatOverflowsIsFound) {
+  for (const char* types : {"q=f32 kv=fp8_e4m3fn kscale=head vscale=tensor", "q=bf16 kv=bf16 kscale=tensor vscale=head"})
+    for (const bool of_k : {true, false})
+      for (const float scale : {1e30f, 3e38f}) {
+        const Case c = made(types, kShapes[0], 1);
+        const Tensor& t = of_k ? c.cache.k_scale : c.cache.v_scale;
+        static_cast<float*>(t.data)[t.num_elements() - 1] = scale;
+        EXPECT_EQ(found_on_device(c), found_on_host(c)) << types;
+        EXPECT_EQ(found_on_host(c), is_fp8(c.cache.k.dtype) && scale > 1e38f) << types;
+      }
+}
+
+}  // namespace
+}  // namespace quire::test
