@@ -37,7 +37,8 @@ else()
 endif()
 
 if(QUIRE_HAS_CUDA)
-  file(GLOB QUIRE_CUDA_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*.cpp src/backend/cuda/*.cu src/backend/cuda/mma/*.cu src/backend/cuda/mma/*.cpp)
+  file(GLOB QUIRE_CUDA_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*.cpp src/backend/cuda/*.cu src/backend/cuda/mma/*.cu
+       src/backend/cuda/mma/*.cpp src/backend/cuda/sm90/*.cu src/backend/cuda/sm90/*.cpp)
   target_sources(quire PRIVATE ${QUIRE_CUDA_SOURCES})
   target_compile_definitions(quire PRIVATE QUIRE_HAS_CUDA=1)
   # The runtime is linked statically: a program with Quire in it needs the driver and nothing else.

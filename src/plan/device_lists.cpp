@@ -41,6 +41,8 @@ constexpr std::int64_t kGenericTileKeys = 64;
 // Two blocks of up to 112 KiB of shared memory and 255 registers a thread fill a multiprocessor.
 constexpr std::int64_t kMmaBlocksPerMultiprocessor = 2;
 constexpr std::int64_t kMmaTileKeys = 64;
+// Shared memory for two stages of 64 keys and values of 128 dims, three times.
+constexpr std::int64_t kSm90DecodeBlocksPerMultiprocessor = 3;
 // Long enough that most requests are one part; a fixed part of the contract "same bits in every batch".
 constexpr std::int64_t kInvariantSplitKeys = 4096;
 
@@ -75,8 +77,20 @@ std::vector<DeviceList> mma_lists(const Plan& plan) {
   return {rows_of_decode};
 }
 
+/// The same with more and smaller blocks for decode rows, of which there are no more than fit its tiles: a longer request breaks
+/// the call. The counters of merges are one a block, partial results two; target_items makes room for both.
+std::vector<DeviceList> sm90_lists(const Plan& plan) {
+  std::vector<DeviceList> lists = mma_lists(plan);
+  DeviceList& first = lists.front();
+  if (first.tile_rows != kShortTileRows) return lists;
+  first.max_rows = kShortTileRows;
+  first.num_blocks = first.target_items = plan.num_threads * kSm90DecodeBlocksPerMultiprocessor;
+  return lists;
+}
+
 /// The lists of a row of the kernel table, without their capacities.
 std::vector<DeviceList> lists_of(const Plan& plan) {
+  if (plan.kernel == "cuda_sm90") return sm90_lists(plan);
   return plan.kernel == "cuda_mma" ? mma_lists(plan) : std::vector<DeviceList>{generic_list(plan)};
 }
 

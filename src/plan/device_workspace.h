@@ -27,7 +27,7 @@ struct ListSpace {
 
 struct DeviceWorkspace {
   std::int64_t outcome = 0;
-  std::int64_t zeroed_bytes = 0;  ///< the leading bytes that every call zeroes: the outcome
+  std::int64_t zeroed_bytes = 0;  ///< the leading bytes that every call zeroes: the outcome and the first list's counters
   std::int64_t bytes = 0;
   std::array<ListSpace, kMaxLists> lists;
 };
@@ -41,11 +41,13 @@ inline DeviceWorkspace device_workspace(const Plan& plan) {
   };
   const std::int64_t kv_heads = plan.problem.num_kv_heads;
   w.outcome = take(kOutcomeBytes);
+  // Where no schedule kernel runs, nobody else zeroes the first list's counters.
+  w.lists[0].parts_done = take(plan.lists.empty() ? 0 : plan.lists[0].max_merges * kv_heads * 4);
   w.zeroed_bytes = w.bytes;
   for (std::size_t i = 0; i < plan.lists.size(); ++i) {
     w.lists[i].num_slices = take(256);
     w.lists[i].next_item = w.lists[i].num_slices + 128;
-    w.lists[i].parts_done = take(plan.lists[i].max_merges * kv_heads * 4);
+    if (i > 0) w.lists[i].parts_done = take(plan.lists[i].max_merges * kv_heads * 4);
   }
   for (std::size_t i = 0; i < plan.lists.size(); ++i) {
     const DeviceList& list = plan.lists[i];

@@ -35,6 +35,27 @@ std::vector<std::string> refuses_all_but_mma_shapes(const Problem& problem, cons
   return reasons;
 }
 
+/// What src/backend/cuda/sm90/ reads by tensor copies.
+std::vector<std::string> refuses_all_but_sm90_shapes(const Problem& problem, const Device& device) {
+  std::vector<std::string> reasons;
+  if (problem.q_dtype != DType::f16 && problem.q_dtype != DType::bf16)
+    reasons.push_back(formatted("q is {}, expected f16 or bf16", name(problem.q_dtype)));
+  if (problem.kv_dtype != problem.q_dtype)
+    reasons.push_back(formatted("kv is {}, expected {} (as q)", name(problem.kv_dtype), name(problem.q_dtype)));
+  if (problem.head_dim != 64 && problem.head_dim != 128)
+    reasons.push_back(formatted("d is {}, expected 64 or 128", problem.head_dim));
+  if (problem.group() > 8) reasons.push_back(formatted("group is {}, expected at most 8", problem.group()));
+  if (problem.layout != CacheLayout::nhd && problem.layout != CacheLayout::hnd)
+    reasons.push_back(formatted("layout is {}, expected nhd or hnd", name(problem.layout)));
+  const std::int64_t page = problem.page_size;
+  if (page != 8 && page != 16 && page != 32 && page % 64 != 0)
+    reasons.push_back(formatted("page is {}, expected 8, 16, 32 or a multiple of 64", page));
+  if (problem.k_scale != ScaleKind::none || problem.v_scale != ScaleKind::none)
+    reasons.push_back("k_scale or v_scale is given, expected none");
+  if (device.sm != 90) reasons.push_back(formatted("needs sm90, device {} is not", device.name));
+  return reasons;
+}
+
 constexpr std::array kRows = {
 #define QUIRE_KERNEL(name, backend, features, predicate, takes, description) \
   KernelRow{Kernel{#name, backend, features, takes, description}, predicate},

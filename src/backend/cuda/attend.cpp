@@ -17,7 +17,7 @@ namespace quire::cuda {
 namespace {
 
 const KernelEntry* find_entry(const std::string& kernel) {
-  static const KernelEntry* const entries[] = {&kMmaEntry, &kGenericEntry};
+  static const KernelEntry* const entries[] = {&kSm90Entry, &kMmaEntry, &kGenericEntry};
   for (const KernelEntry* entry : entries)
     if (kernel == entry->name) return entry;
   return nullptr;
@@ -38,16 +38,20 @@ Status admit(const Plan& plan, const Batch& batch, const KVCache& cache, const O
 
 Status enqueue(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::byte* workspace,
                cudaStream_t stream) {
-  const auto zeroed = static_cast<std::size_t>(plan_detail::device_workspace(plan).zeroed_bytes);
-  if (Status s = status_of(cudaMemsetAsync(workspace, 0, zeroed, stream), "attend: resetting the workspace"); !s.ok()) return s;
-  std::array<gpu::AttendArgs, plan_detail::kMaxLists> lists;
-  for (std::size_t i = 0; i < plan.lists.size(); ++i) lists[i] = gpu::attend_args(plan, batch, cache, options, workspace, i);
-  // All lists are made before any is used: one without room breaks the call before a row is written.
-  if (Status s = status_of(launch_prepare({lists.data(), plan.lists.size()}, stream), "attend: launching prepare"); !s.ok())
-    return s;
   const KernelEntry& kernel = *find_entry(plan.kernel);
+  std::array<gpu::AttendArgs, plan_detail::kMaxLists> args, scheduled;
+  std::size_t num_scheduled = 0;
+  for (std::size_t i = 0; i < plan.lists.size(); ++i) {
+    args[i] = gpu::attend_args(plan, batch, cache, options, workspace, i);
+    if (kernel.deals_itself == nullptr || !kernel.deals_itself(args[i], plan, i)) scheduled[num_scheduled++] = args[i];
+  }
+  const auto zeroed = static_cast<std::size_t>(plan_detail::device_workspace(plan).zeroed_bytes);
+  if (Status s = status_of(launch_reset(workspace, zeroed, stream), "attend: launching reset"); !s.ok()) return s;
+  // All lists are made before any is used: one without room breaks the call before a row is written.
+  if (Status s = status_of(launch_prepare(args[0], {scheduled.data(), num_scheduled}, stream), "attend: launching prepare"); !s.ok())
+    return s;
   for (std::size_t i = 0; i < plan.lists.size(); ++i)
-    if (Status s = status_of(kernel.attend(lists[i], plan, i, stream), "attend: launching the kernel"); !s.ok()) return s;
+    if (Status s = status_of(kernel.attend(args[i], plan, i, stream), "attend: launching the kernel"); !s.ok()) return s;
   return {};
 }
 

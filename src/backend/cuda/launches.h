@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <span>
 
 #include "backend/gpu/args.h"
@@ -17,14 +18,19 @@ struct KernelEntry {
   const char* name;
   /// `list` indexes plan.lists; args.work is that list.
   cudaError_t (*attend)(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream);
+  /// The kernel finds its work from the lengths: args.work needs no slices. Null: it never does.
+  bool (*deals_itself)(const gpu::AttendArgs& args, const Plan& plan, std::size_t list);
 };
 
 extern const KernelEntry kGenericEntry;  ///< attend_generic.cu
 extern const KernelEntry kMmaEntry;      ///< mma/launch.cpp
+extern const KernelEntry kSm90Entry;     ///< sm90/launch.cpp
 
-/// prepare.cu: fills the work of one or two lists from the lengths, and sets the outcome to broken if lengths or the block table
-/// break a rule or a list has no room.
-cudaError_t launch_prepare(std::span<const gpu::AttendArgs> lists, cudaStream_t stream);
+/// prepare.cu: zeroes the leading `bytes` of the workspace.
+cudaError_t launch_reset(std::byte* workspace, std::size_t bytes, cudaStream_t stream);
+/// prepare.cu: sets the outcome to broken if lengths or the block table of `args` break a rule, and fills the work of up to two
+/// lists from the lengths; a list without room breaks the outcome, too.
+cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::AttendArgs> lists, cudaStream_t stream);
 
 /// check_contents.cu: waits for the device, unlike the others. args.outcome is not used.
 cudaError_t find_bad_contents(const gpu::AttendArgs& args, bool& found);

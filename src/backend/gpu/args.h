@@ -103,6 +103,7 @@ struct AttendArgs {
   std::int32_t page_size = 1;
   std::int32_t window = 0;  ///< 0 = none
   std::int64_t num_pages = 0;
+  std::int32_t most_rows = 0x7FFFFFFF;  ///< query_len * group of any request; more than that the plan has no kernel for
   semantics::ScoreParams score;
   RowSource query;                       ///< [num_tokens, num_q_heads, head_dim]
   RowSource cache_k, cache_v;            ///< by layout

@@ -1,6 +1,7 @@
 #include "backend/gpu/resolve.h"
 #include "text/formatted.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -105,6 +106,8 @@ AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cach
                        std::size_t list) {
   auto* outcome = reinterpret_cast<Outcome*>(workspace + plan_detail::device_workspace(plan).outcome);
   AttendArgs a = batch_args(batch, cache, options, outcome);
+  a.most_rows = 0;
+  for (const DeviceList& l : plan.lists) a.most_rows = std::max(a.most_rows, narrow(l.max_rows));
   a.work = work_list(plan, workspace, list);
   return a;
 }

@@ -35,7 +35,7 @@ QUIRE_DEVICE void validate(const AttendArgs& a, int block, int blocks) {
   for (std::int64_t unit = block; unit < a.num_reqs * chunks; unit += blocks) {
     const auto req = static_cast<std::int32_t>(unit / chunks);
     const CheckedLengths n = checked_lengths(a, req);
-    broken |= !n.sound;
+    broken |= !n.sound || n.query_len * a.group > a.most_rows;
     if (!n.sound || n.query_len == 0) continue;
     const semantics::KeyRange seen = semantics::visible_range(n.context_len, n.seq_len - 1, a.window);
     const std::int64_t end = seen.end < n.cached_len ? seen.end : n.cached_len;

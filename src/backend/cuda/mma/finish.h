@@ -69,15 +69,16 @@ __device__ inline std::int64_t partial_tile(const gpu::AttendArgs& a, const Item
   return item.slice.first_partial + static_cast<std::int64_t>(part) * a.num_kv_heads + item.kv_head;
 }
 
-/// Folds the parts of the tile's rows in part order; all threads of the block, a row per warp at a time. Lane l fetches the
-/// states of parts l, l + 32, ...: one round trip to memory instead of one for each part.
-template <typename T>
-__device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item) {
-  const int lane = threadIdx.x % 32, warps = blockDim.x / 32, parts = item.slice.num_parts;
+/// Folds the parts of the tile's rows in part order; the first `warps` warps of the block, a row per warp at a time. Lane l
+/// fetches the states of parts l, l + 32, ...: one round trip to memory instead of one for each part. `place(part)`: its partial
+/// tile.
+template <typename T, typename Place>
+__device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item, int warps, Place&& place) {
+  const int lane = threadIdx.x % 32, parts = item.slice.num_parts;
   const auto state_of = [&](int part, int r) -> semantics::SoftmaxState {
     if (part >= parts) return {};
-    const float2 s =
-        __ldcg(reinterpret_cast<const float2*>(a.work.partial_states) + partial_tile(a, item, part) * a.work.tile_rows + r);
+    const std::int64_t at = static_cast<std::int64_t>(place(part)) * a.work.tile_rows + r;
+    const float2 s = __ldcg(reinterpret_cast<const float2*>(a.work.partial_states) + at);
     return {s.x, s.y};
   };
   for (int r = threadIdx.x / 32; r < item.slice.row_end - item.slice.row_begin; r += warps) {
@@ -95,7 +96,7 @@ __device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item) {
         const float weight_of_mine = max == -INFINITY ? 0.0f : expf(max - state.max);
 #pragma unroll 8
         for (int i = 0; i < min(32, parts - first); ++i) {
-          const std::int64_t row = partial_tile(a, item, first + i) * a.work.tile_rows + r;
+          const std::int64_t row = static_cast<std::int64_t>(place(first + i)) * a.work.tile_rows + r;
           const float weight = __shfl_sync(~0u, weight_of_mine, i);  // an empty part has weight 0 and accumulators 0
           const float2 acc = __ldcg(reinterpret_cast<const float2*>(a.work.partial_acc + row * a.head_dim + dim));
           x += acc.x * weight, y += acc.y * weight;

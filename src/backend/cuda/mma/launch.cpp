@@ -1,6 +1,4 @@
 // The entry of cuda_mma: picks the instance by query type and head_dim, and the kernel by the list's tile shape.
-#include <cstdint>
-
 #include "backend/cuda/launches.h"
 #include "backend/cuda/mma/instance.h"
 #include "backend/cuda/mma/whole_chunks.h"
@@ -23,25 +21,18 @@ const mma::Instance* find_instance(const gpu::AttendArgs& args) {
   }
 }
 
-/// Two neighbouring dims of an output row are one aligned word.
-bool has_output_pairs(const gpu::AttendArgs& a) {
-  const semantics::KvStrides& s = a.output_strides;
-  return s.dim == 1 && s.x >= a.head_dim && s.head % 2 == 0 && s.token % 2 == 0 &&
-         reinterpret_cast<std::uintptr_t>(a.output) % 4 == 0;
-}
-
 cudaError_t launch(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream) {
   const mma::Instance* instance = find_instance(args);
   if (instance == nullptr) return cudaErrorInvalidValue;
   const DeviceList& shape = plan.lists[list];
   gpu::AttendArgs mine = args;
-  mine.output_pairs = has_output_pairs(args);
+  mine.output_pairs = mma::has_output_pairs(args);
   const mma::Launch how{static_cast<unsigned>(shape.num_blocks), mma::has_whole_chunks(args), stream};
   return shape.tile_rows == plan_detail::kShortTileRows ? instance->attend_short(mine, how) : instance->attend_tall(mine, how);
 }
 
 }  // namespace
 
-const KernelEntry kMmaEntry = {"cuda_mma", launch};
+const KernelEntry kMmaEntry = {"cuda_mma", launch, nullptr};
 
 }  // namespace quire::cuda

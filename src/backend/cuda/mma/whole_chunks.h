@@ -1,4 +1,4 @@
-// Whether rows can be copied 16 bytes at a time.
+// Whether rows can be copied 16 bytes at a time, and written 4.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,13 @@ inline bool has_whole_chunks(const gpu::AttendArgs& a) {
   for (const gpu::RowSource* rows : {&a.query, &a.cache_k, &a.cache_v, &a.key, &a.value})
     if (!has_whole_chunks(*rows, a.head_dim)) return false;
   return true;
+}
+
+/// Two neighbouring dims of an output row are one aligned word.
+inline bool has_output_pairs(const gpu::AttendArgs& a) {
+  const semantics::KvStrides& s = a.output_strides;
+  return s.dim == 1 && s.x >= a.head_dim && s.head % 2 == 0 && s.token % 2 == 0 &&
+         reinterpret_cast<std::uintptr_t>(a.output) % 4 == 0;
 }
 
 }  // namespace quire::cuda::mma

@@ -1,0 +1,491 @@
+// Decode on Hopper: up to 8 score rows (query rows x group) of one request and KV head against its keys, 64 at a time.
+//
+// Roles: one warp copies, a box a page, by the tensor copy engine (TMA); a warpgroup of four multiplies by wgmma with keys and
+// dims as the 64 rows of the matrix unit and score rows as its columns ("swap-AB"), so that 8 rows waste nothing:
+//
+//     S^T [64 keys x 8]       = K [64 x d] Q^T [d x 8]
+//     O^T [64 dims x 16] (x2) += V^T [64 x 64 keys] P^T [64 keys x 16]     columns 0-7: the weights' high parts, 8-15: the low
+//     parts
+//
+// Weights enter in two 16-bit parts as in cuda_mma. Work: shares.h. What not all rows see is kept out of the second product and
+// added in f32, so that 0 x NaN cannot reach a row that does not see the NaN. (Rows of visible pages that no row sees are copied
+// and not used; no other memory of the cache is read.)
+#pragma once
+
+#include "backend/cuda/mma/finish.h"
+#include "backend/cuda/mma/fold_tile.h"
+#include "backend/cuda/sm90/hopper.h"
+#include "backend/cuda/sm90/instance.h"
+#include "backend/cuda/sm90/shares.h"
+
+namespace quire::cuda::sm90 {
+
+using Byte = unsigned char;
+
+template <typename T, int kDim_>
+struct Decode {
+  static constexpr int kDim = kDim_;
+  static constexpr int kRows = 8;
+  static constexpr int kHalves = kDim / 64;
+  static constexpr int kStages = kDim == 64 ? 4 : 2;
+  static constexpr int kWorkers = 128, kThreads = kWorkers + 32;
+  static constexpr int kBlocksPerMultiprocessor = 3;
+  static constexpr bool kF16 = T::kDType == DType::f16;
+  static constexpr int kRowBytes = 128;                     ///< of a 64-dim half
+  static constexpr int kHalfBytes = kTileKeys * kRowBytes;  ///< of a tile
+  static constexpr int kWeightBytes = 2 * kRows * 2;        ///< of a key: high parts, low parts
+
+  struct Tile {
+    Byte halves[kHalves][kHalfBytes];
+  };
+  struct Shared {
+    alignas(1024) Tile k[kStages];
+    Tile v[kStages];
+    union {
+      struct {
+        Byte query[kHalves][kRows * kRowBytes];
+        Byte weights[kTileKeys * kWeightBytes];  ///< swizzled by 32 bytes
+        float exact[kTileKeys][kRows];           ///< weights of tiles with keys that not all rows see
+      };
+      float out[kRows][kDim + 4];  ///< at the end of a piece
+    };
+    float of_warp[2][4][kRows];
+    hopper::Barrier k_full[kStages], v_full[kStages], k_free[kStages], v_free[kStages];
+    int last;
+    Row row;
+  };
+
+  static_assert(kBlocksPerMultiprocessor * (sizeof(Shared) + 1024) <= 228 * 1024);
+
+  const gpu::AttendArgs& a;
+  const CacheMaps& maps;
+  Shared& shared;
+  const Pieces pieces;
+
+  /// A position in the ring of stages.
+  struct Ring {
+    int stage = 0;
+    std::uint32_t parity = 0;
+    __device__ void advance() {
+      if (++stage == kStages) stage = 0, parity ^= 1;
+    }
+  };
+
+  // --- the copying warp
+  // -----------------------------------------------------------------------------------------------------------
+
+  __device__ int page_of(const Piece& piece, int box) const {
+    const int column = box * maps.box_tokens / a.page_size;
+    if (column >= a.block_table.columns) return -1;
+    const std::int64_t page = a.block_table.page(piece.req, column);
+    return page < 0 || page >= a.num_pages ? -1 : static_cast<int>(page);  // no page is outside the tensor: zeros
+  }
+
+  __device__ void copy_piece(const Piece& piece, Ring& ring) const {
+    const int lane = threadIdx.x % 32, tokens = maps.box_tokens, boxes = kTileKeys / tokens;
+    const semantics::KeyRange seen = semantics::visible_range(piece.lengths.context_len, piece.lengths.seq_len() - 1, a.window);
+    const int begin = static_cast<int>(seen.begin) / tokens;  // boxes [begin, end) hold a cached key that some row sees
+    const int end = (min(static_cast<int>(seen.end), piece.lengths.cached_len) + tokens - 1) / tokens;
+    const int box = lane / kHalves, half = lane % kHalves;  // of the tile at hand; lanes beyond its boxes have nothing to do
+    const auto look_up = [&](int first) {                   // pages of 32 boxes, a lane each
+      return first + lane >= begin && first + lane < end ? page_of(piece, first + lane) : -1;
+    };
+    int ids = -1, next_ids = look_up(piece.first * boxes);
+    for (int tile = piece.first; tile < piece.end; ++tile, ring.advance()) {
+      const int first = tile * boxes, ahead = (tile - piece.first) * boxes % 32;
+      if (ahead == 0) ids = next_ids, next_ids = look_up(first + 32);
+      const int page = __shfl_sync(~0u, ids, (ahead + box) % 32);
+      const bool mine = lane < boxes * kHalves && first + box >= begin && first + box < end;
+      const std::uint32_t bytes = __popc(__ballot_sync(~0u, mine)) * tokens * kRowBytes;
+      const int at = box * tokens * kRowBytes, token = (first + box) * tokens % a.page_size;
+      const auto copy = [&](Tile& to, const CUtensorMap& map, hopper::Barrier& free, hopper::Barrier& full) {
+        hopper::wait(&free, ring.parity ^ 1);
+        if (lane == 0) hopper::arrive_and_expect(&full, bytes);
+        __syncwarp();
+        if (mine) hopper::copy_box(to.halves[half] + at, &map, &full, half * 64, token, piece.kv_head, page);
+      };
+      copy(shared.k[ring.stage], maps.k, shared.k_free[ring.stage], shared.k_full[ring.stage]);
+      copy(shared.v[ring.stage], maps.v, shared.v_free[ring.stage], shared.v_full[ring.stage]);
+    }
+  }
+
+  __device__ void copy_all() const {
+    Pieces walk = pieces;
+    Ring ring;
+    for (Piece piece; walk.next(piece);) copy_piece(piece, ring);
+    hopper::wait_for_dependencies();
+  }
+
+  // --- the workers
+  // ----------------------------------------------------------------------------------------------------------------
+
+  __device__ static void sync_workers() { hopper::named_barrier<1, kWorkers>(); }
+
+  /// This thread's columns (score rows) are 2 (lane % 4) + {0, 1}; its keys, dims: 16 warp + lane / 4 + {0, 8} of 64.
+  __device__ static int column() { return static_cast<int>(threadIdx.x) % 4 * 2; }
+  __device__ static int matrix_row() { return static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4; }
+
+  struct State {
+    float out[kHalves][8];  ///< [64 dims x 16 columns] each
+    float max[2], sum[2];   ///< base 2; the sum over this thread's keys
+  };
+
+  struct Work {
+    Piece piece;
+    mma::Item item;
+    mma::RowSpan span;
+    mma::Logits logits;
+    float slope[2];
+    int q_pos[2];
+  };
+
+  __device__ Work work_of(const Piece& piece) const {
+    Work w;
+    w.piece = piece;
+    w.item.lengths = piece.lengths;
+    w.item.kv_head = piece.kv_head;
+    w.item.slice.req = piece.req;
+    w.item.slice.row_begin = 0;
+    w.item.slice.row_end = piece.lengths.query_len * a.group;
+    w.item.slice.part = piece.part;
+    w.item.slice.num_parts = piece.num_parts;
+    w.span = mma::row_span(a, piece.lengths, 0, w.item.slice.row_end);
+    w.logits = {a.score.scale, a.score.soft_cap, a.score.scale * mma::kLog2e,
+                a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr};
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int row = min(column() + e, w.item.slice.row_end - 1);
+      w.slope[e] = a.alibi_slopes.at(piece.kv_head * a.group + row % a.group, 0.0f);
+      w.q_pos[e] = piece.lengths.context_len + row / a.group;
+    }
+    return w;
+  }
+
+  __device__ static Byte* chunk_at(Byte* rows, int row, int chunk) { return rows + row * kRowBytes + (chunk ^ row % 8) * 16; }
+
+  /// 16 bytes of a row that is a run of aligned chunks; zeros if there is none.
+  __device__ static void put(Byte* to, const std::uint16_t* from) {
+    *reinterpret_cast<uint4*>(to) = from != nullptr ? *reinterpret_cast<const uint4*>(from) : uint4{};
+  }
+
+  __device__ void load_query(const Work& w) const {
+    constexpr int kChunks = kDim / 8;
+    for (int i = threadIdx.x; i < kRows * kChunks; i += kWorkers) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      const std::uint16_t* from = nullptr;
+      if (row < w.item.slice.row_end) {
+        const std::int64_t token = w.item.lengths.first_token + row / a.group;
+        from = static_cast<const std::uint16_t*>(a.query.data) +
+               a.query.strides.row(0, w.item.kv_head * a.group + row % a.group, token) + chunk * 8;
+      }
+      put(chunk_at(shared.query[chunk / 8], row, chunk % 8), from);
+    }
+  }
+
+  __device__ const std::uint16_t* fresh_row(const gpu::RowSource& rows, const Work& w, int position) const {
+    const std::int64_t token = w.item.lengths.first_token + position - w.item.lengths.context_len;
+    return static_cast<const std::uint16_t*>(rows.data) + rows.strides.row(0, w.item.kv_head, token);
+  }
+
+  /// Rows of a tile that are not in the cache, or that must not enter a product as they are. `kept(position)`: the row's source,
+  /// null for zeros; asked for positions outside [begin, end), whose rows the copy left as they were.
+  template <typename Source>
+  __device__ void patch(Tile& tile, int first, int begin, int end, Source&& source) const {
+    constexpr int kChunks = kDim / 8;
+    for (int i = threadIdx.x; i < kTileKeys * kChunks; i += kWorkers) {
+      const int key = i / kChunks, chunk = i % kChunks, position = first + key;
+      if (position >= begin && position < end) continue;
+      const std::uint16_t* from = source(position);
+      put(chunk_at(tile.halves[chunk / 8], key, chunk % 8), from != nullptr ? from + chunk * 8 : nullptr);
+    }
+    hopper::fence_shared();
+    sync_workers();
+  }
+
+  __device__ void multiply_scores(float (&s)[4], const Tile& k) const {
+    hopper::wgmma_begin();
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const std::uint64_t keys = hopper::matrix<hopper::Swizzle::bytes128>(k.halves[half], 8 * kRowBytes);
+      const std::uint64_t query = hopper::matrix<hopper::Swizzle::bytes128>(shared.query[half], 8 * kRowBytes);
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        hopper::wgmma<kF16, 0, 0>(s, hopper::advanced(keys, step * 32), hopper::advanced(query, step * 32), half + step);
+    }
+    hopper::wgmma_commit();
+    hopper::wgmma_wait<0>();
+  }
+
+  __device__ void multiply_values(State& state, const Tile& v) const {
+    hopper::wgmma_begin();
+    const std::uint64_t weights = hopper::matrix<hopper::Swizzle::bytes32>(shared.weights, 8 * kWeightBytes);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const std::uint64_t values = hopper::matrix<hopper::Swizzle::bytes128>(v.halves[half], 8 * kRowBytes);
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        hopper::wgmma<kF16, 1, 1>(state.out[half], hopper::advanced(values, step * 16 * kRowBytes),
+                                  hopper::advanced(weights, step * 16 * kWeightBytes), 1);
+    }
+    hopper::wgmma_commit();
+    hopper::wgmma_wait<0>();
+  }
+
+  /// Dot products to base-2 logits; -inf for keys that a row does not see.
+  __device__ void finish_scores(float (&s)[4], const Work& w, int first, bool whole) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int position = first + matrix_row() + i / 2 * 8, e = i % 2;
+      if (w.logits.plain) {
+        s[i] *= w.logits.base2;
+      } else {
+        s[i] = mma::kLog2e * semantics::score<mma::ShortTanh>(s[i], {w.logits.scale, w.logits.soft_cap}, w.slope[e],
+                                                              static_cast<float>(position - w.q_pos[e]));
+      }
+      if (whole) continue;
+      const semantics::KeyRange seen = semantics::visible_range(w.q_pos[e], a.window);
+      if (position < seen.begin || position >= seen.end) s[i] = -INFINITY;
+    }
+  }
+
+  /// The largest of the tile's logits in each of this thread's columns.
+  __device__ void column_maxima(float (&top)[2], const float (&s)[4], int turn) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      top[e] = fmaxf(s[e], s[2 + e]);
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) top[e] = fmaxf(top[e], __shfl_xor_sync(~0u, top[e], mask));
+    }
+    if (lane < 4) *reinterpret_cast<float2*>(&shared.of_warp[turn][warp][column()]) = make_float2(top[0], top[1]);
+    sync_workers();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 other = *reinterpret_cast<const float2*>(&shared.of_warp[turn][i][column()]);
+      top[0] = fmaxf(top[0], other.x), top[1] = fmaxf(top[1], other.y);
+    }
+  }
+
+  /// Logits to weights relative to the new maximum (times 2^kWeightShift); state follows.
+  __device__ void fold_weights(float (&s)[4], State& state, int turn) const {
+    float top[2];
+    column_maxima(top, s, turn);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      top[e] = fmaxf(top[e], state.max[e]);
+      const float base = top[e] == -INFINITY ? 0.0f : top[e];  // nothing seen yet: every weight below becomes 0
+      const float rescale = ptx::exp2_approx(state.max[e] - base);
+      s[e] = ptx::exp2_approx(s[e] - (base - T::kWeightShift));
+      s[2 + e] = ptx::exp2_approx(s[2 + e] - (base - T::kWeightShift));
+      state.sum[e] = state.sum[e] * rescale + (s[e] + s[2 + e]);
+      if (state.max[e] != top[e]) {
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+          for (int i = e; i < 8; i += 2) state.out[half][i] *= rescale;
+      }
+      state.max[e] = top[e];
+    }
+  }
+
+  __device__ void put_weights(const float (&s)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = matrix_row() + i * 8;
+      const std::uint32_t high = T::pack(s[2 * i], s[2 * i + 1]);
+      const float2 kept = T::unpack(high);
+      const std::uint32_t low = T::pack(s[2 * i] - kept.x, s[2 * i + 1] - kept.y);
+      Byte* const at = shared.weights + key * kWeightBytes + column() * 2;
+      const int swap = key / 4 % 2 * 16;
+      *reinterpret_cast<std::uint32_t*>(at + swap) = high;
+      *reinterpret_cast<std::uint32_t*>(at + (16 - swap)) = low;
+    }
+    hopper::fence_shared();
+  }
+
+  /// Adds weight times value, in f32, for keys that some rows see and others do not. Cached values are still in the tile.
+  __device__ void add_partly_seen(State& state, const Work& w, const Tile& v, int first) const {
+    const int begin = max(first, w.span.any_begin), end = min(first + kTileKeys, w.span.any_end);
+#pragma unroll 1
+    for (int position = begin; position < end; ++position) {
+      if (position >= w.span.full_begin && position < w.span.full_end) continue;
+      const bool fresh = position >= w.item.lengths.cached_len;
+      const std::uint16_t* row = fresh ? fresh_row(a.value, w, position) : nullptr;
+      const int key = position - first;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const semantics::KeyRange seen = semantics::visible_range(w.q_pos[e], a.window);
+        if (position < seen.begin || position >= seen.end) continue;
+        const float weight = shared.exact[key][column() + e];
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int dim = matrix_row() + i * 8;
+            const std::uint16_t word =
+                fresh
+                    ? row[half * 64 + dim]
+                    : reinterpret_cast<const std::uint16_t*>(chunk_at(const_cast<Byte*>(v.halves[half]), key, dim / 8))[dim % 8];
+            state.out[half][2 * i + e] += weight * T::unpack(word).x;
+          }
+      }
+    }
+  }
+
+  /// Values of a tile that holds keys beyond the ends: zeros where the second product must not see them.
+  __device__ void prepare_values(State& state, const Work& w, Tile& v, const float (&s)[4], int first) const {
+    if (w.span.any_begin != w.span.full_begin || w.span.any_end != w.span.full_end) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) shared.exact[matrix_row() + i / 2 * 8][column() + i % 2] = s[i];
+      sync_workers();
+      add_partly_seen(state, w, v, first);
+      sync_workers();
+    }
+    const int cached_end = min(w.span.full_end, w.item.lengths.cached_len);
+    patch(v, first, w.span.full_begin, cached_end, [&](int position) -> const std::uint16_t* {
+      const bool fresh = position >= w.span.full_begin && position >= w.item.lengths.cached_len && position < w.span.full_end;
+      return fresh ? fresh_row(a.value, w, position) : nullptr;
+    });
+  }
+
+  __device__ void fold_tile(State& state, const Work& w, int tile, const Ring& ring) const {
+    const int first = tile * kTileKeys, cached = w.item.lengths.cached_len, lane = threadIdx.x % 32;
+    const bool whole = first >= w.span.full_begin && first + kTileKeys <= min(w.span.full_end, cached);
+    Tile& k = shared.k[ring.stage];
+    Tile& v = shared.v[ring.stage];
+    hopper::wait(&shared.k_full[ring.stage], ring.parity);
+    if (first + kTileKeys > cached && cached < w.span.any_end)
+      patch(k, first, 0, cached,
+            [&](int position) { return position < w.span.any_end ? fresh_row(a.key, w, position) : nullptr; });
+    float s[4];
+    multiply_scores(s, k);
+    if (lane == 0) hopper::arrive(&shared.k_free[ring.stage]);
+    finish_scores(s, w, first, whole);
+    fold_weights(s, state, tile % 2);
+    put_weights(s);
+    hopper::wait(&shared.v_full[ring.stage], ring.parity);
+    if (!whole) prepare_values(state, w, v, s, first);
+    sync_workers();  // all weights are there
+    multiply_values(state, v);
+    if (lane == 0) hopper::arrive(&shared.v_free[ring.stage]);
+  }
+
+  /// The whole row's sum, and its accumulators to shared memory. Where a value was infinite the low parts say nothing.
+  __device__ void publish(State& state) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) state.sum[e] += __shfl_xor_sync(~0u, state.sum[e], mask);
+    if (lane < 4) *reinterpret_cast<float2*>(&shared.of_warp[0][warp][column()]) = make_float2(state.sum[0], state.sum[1]);
+    if (lane < 4 && warp == 0)
+      *reinterpret_cast<float2*>(&shared.of_warp[1][0][column()]) = make_float2(state.max[0], state.max[1]);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float high = state.out[half][i], low = state.out[half][4 + i];
+        shared.out[column() + i % 2][half * 64 + matrix_row() + i / 2 * 8] = isfinite(high) ? high + low : high;
+      }
+  }
+
+  /// Rows from shared memory to the output, or to this part's place in the workspace.
+  __device__ void write_rows(const Work& w) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const bool split = w.piece.num_parts > 1;
+    for (int r = warp; r < w.item.slice.row_end; r += kWorkers / 32) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum += shared.of_warp[0][i][r];
+      const semantics::SoftmaxState state = mma::natural_state<T>(shared.of_warp[1][0][r], sum);
+      const std::int64_t at = static_cast<std::int64_t>(w.piece.partial(w.piece.part)) * kRows + r;
+      mma::OutputRow to{};
+      if (!split) to = mma::finish_row(a, w.item, r, state, lane == 0);
+      if (split && lane == 0) *reinterpret_cast<float2*>(a.work.partial_states + at * 2) = make_float2(state.max, state.sum);
+#pragma unroll
+      for (int dim = lane * 2; dim < kDim; dim += 64) {
+        const float2 pair = *reinterpret_cast<const float2*>(&shared.out[r][dim]);
+        if (split)
+          *reinterpret_cast<float2*>(a.work.partial_acc + at * kDim + dim) = pair;
+        else
+          mma::store_pair<T>(a, to, dim, pair.x, pair.y);
+      }
+    }
+  }
+
+  /// True in every worker of the block that completes the last part of the segment.
+  __device__ bool is_last_part(const Work& w) const {
+    __threadfence();
+    sync_workers();
+    if (threadIdx.x == 0) shared.last = atomicAdd(a.work.parts_done + w.piece.first_block, 1) == w.piece.num_parts - 1;
+    sync_workers();
+    __threadfence();
+    return shared.last != 0;
+  }
+
+  __device__ void finish_piece(State& state, const Work& w) const {
+    sync_workers();  // query and weights are used up: results take their memory
+    publish(state);
+    sync_workers();
+    write_rows(w);
+    bool counts = true;
+    if (w.piece.num_parts > 1) {
+      counts = is_last_part(w);
+      if (counts) mma::merge_parts<T>(a, w.item, kWorkers / 32, [&](int part) { return w.piece.partial(part); });
+    }
+    if (counts) mma::count_rows(a, w.item);
+    sync_workers();  // results are used up
+  }
+
+  __device__ void work_all() const {
+    Pieces walk = pieces;
+    Ring ring;
+    bool asked = false, broken = false;
+    for (Piece piece; walk.next(piece);) {
+      const Work w = work_of(piece);
+      load_query(w);
+      hopper::fence_shared();
+      State state{};
+      state.max[0] = state.max[1] = -INFINITY;
+      sync_workers();  // the query is there
+      for (int tile = piece.first; tile < piece.end; ++tile, ring.advance()) fold_tile(state, w, tile, ring);
+      if (!asked) {  // nothing was written so far
+        hopper::wait_for_dependencies();
+        broken = *static_cast<volatile const std::int32_t*>(&a.outcome->broken) != 0;
+        asked = true;
+      }
+      if (!broken) finish_piece(state, w);
+    }
+    if (!asked) hopper::wait_for_dependencies();
+  }
+};
+
+template <typename T, int kDim>
+__global__ void __launch_bounds__(Decode<T, kDim>::kThreads, Decode<T, kDim>::kBlocksPerMultiprocessor)
+    attend_decode(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ CacheMaps maps, int least_share) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Kernel = Decode<T, kDim>;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Kernel::kStages; ++i) {
+      hopper::init_barrier(&shared.k_full[i], 1), hopper::init_barrier(&shared.v_full[i], 1);
+      hopper::init_barrier(&shared.k_free[i], Kernel::kWorkers / 32),
+          hopper::init_barrier(&shared.v_free[i], Kernel::kWorkers / 32);
+    }
+    hopper::fence_barrier_init();
+  }
+  if (!count_tiles<Kernel::kThreads>(a, shared.row)) {  // prepare says so, too
+    hopper::wait_for_dependencies();
+    return;
+  }
+  const Kernel kernel{a, maps, shared,
+                      Pieces(a, shared.row, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), least_share)};
+  if (threadIdx.x >= Kernel::kWorkers)
+    kernel.copy_all();
+  else
+    kernel.work_all();
+#endif
+}
+
+}  // namespace quire::cuda::sm90

@@ -1,0 +1,120 @@
+// One named line per PTX instruction of Hopper (sm_90a) that the sm90 kernels use: mbarriers, tensor copies (TMA), dependent
+// launches and wgmma (PTX ISA 8.x, "mbarrier", "cp.async.bulk.tensor", "griddepcontrol", "Asynchronous warpgroup level matrix
+// instructions").
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "backend/cuda/ptx.h"
+
+namespace quire::cuda::hopper {
+
+using Barrier = std::uint64_t;
+
+__device__ inline void init_barrier(Barrier* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ptx::shared_address(barrier)), "r"(arrivals));
+}
+/// Makes initialised barriers known to the copy engine.
+__device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(ptx::shared_address(barrier)) : "memory");
+}
+/// Arrives, and lets the phase end only after `bytes` more have been copied.
+__device__ inline void arrive_and_expect(Barrier* barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ptx::shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+/// Returns once the phase with this parity is over.
+__device__ inline void wait(Barrier* barrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(ptx::shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+/// A box of a 4-dimensional tensor to shared memory; counts its bytes on `barrier`.
+__device__ inline void copy_box(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+          ptx::shared_address(shared)),
+      "l"(map), "r"(ptx::shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+__device__ inline void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
+/// Ordinary writes to shared memory before it are seen by copies and wgmma after it (and after a barrier).
+__device__ inline void fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/// Waits until the kernels that this launch depends on are complete.
+__device__ inline void wait_for_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+/// Lets the next kernel of the stream start, if it was launched to do so.
+__device__ inline void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+/// Barrier `id` (1 to 15) among `threads` threads of the block.
+template <int kId, int kThreads>
+__device__ inline void named_barrier() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
+}
+
+// --- wgmma
+// ------------------------------------------------------------------------------------------------------------------------
+
+/// How rows of an operand are swizzled in shared memory.
+enum class Swizzle : std::uint64_t { bytes128 = 1, bytes64 = 2, bytes32 = 3 };
+
+/// Matrix descriptor: `stride` bytes from one group of 8 rows to the next. Rows are `Swizzle` bytes long, so nothing repeats
+/// along them.
+template <Swizzle kSwizzle>
+__device__ inline std::uint64_t matrix(const void* shared, std::uint32_t stride) {
+  const std::uint64_t address = (ptx::shared_address(shared) & 0x3FFFFu) >> 4;
+  return address | std::uint64_t{1} << 16 | static_cast<std::uint64_t>(stride >> 4) << 32 |
+         static_cast<std::uint64_t>(kSwizzle) << 62;
+}
+__device__ inline std::uint64_t advanced(std::uint64_t matrix, int bytes) {
+  return matrix + static_cast<std::uint64_t>(bytes >> 4);
+}
+
+/// Registers written before are seen by the wgmma that follow.
+__device__ inline void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int kPending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+#define QUIRE_WGMMA_N8(types)                                                                             \
+  asm volatile(                                                                                           \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"                                                         \
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32." types " {%0, %1, %2, %3}, %4, %5, p, 1, 1, %7, %8;\n}" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                    \
+      : "l"(a), "l"(b), "r"(add), "n"(kTransposedA), "n"(kTransposedB))
+#define QUIRE_WGMMA_N16(types)                                                                                               \
+  asm volatile(                                                                                                              \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                                                                           \
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32." types " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, %11, %12;\n}" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])                       \
+      : "l"(a), "l"(b), "r"(add), "n"(kTransposedA), "n"(kTransposedB))
+
+/// d (+)= a * b for a 64x16 `a` and a 16xN `b`, both in shared memory. Transposed: an operand whose rows run along M or N.
+template <bool kF16, int kTransposedA, int kTransposedB>
+__device__ inline void wgmma(float (&d)[4], std::uint64_t a, std::uint64_t b, int add) {
+  if constexpr (kF16) QUIRE_WGMMA_N8("f16.f16");
+  if constexpr (!kF16) QUIRE_WGMMA_N8("bf16.bf16");
+}
+template <bool kF16, int kTransposedA, int kTransposedB>
+__device__ inline void wgmma(float (&d)[8], std::uint64_t a, std::uint64_t b, int add) {
+  if constexpr (kF16) QUIRE_WGMMA_N16("f16.f16");
+  if constexpr (!kF16) QUIRE_WGMMA_N16("bf16.bf16");
+}
+
+#undef QUIRE_WGMMA_N8
+#undef QUIRE_WGMMA_N16
+
+}  // namespace quire::cuda::hopper
