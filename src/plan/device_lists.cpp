@@ -41,8 +41,8 @@ constexpr std::int64_t kGenericTileKeys = 64;
 // Two blocks of up to 112 KiB of shared memory and 255 registers a thread fill a multiprocessor.
 constexpr std::int64_t kMmaBlocksPerMultiprocessor = 2;
 constexpr std::int64_t kMmaTileKeys = 64;
-// Shared memory for two stages of 64 keys and values of 128 dims, three times.
-constexpr std::int64_t kSm90DecodeBlocksPerMultiprocessor = 3;
+// Shared memory for three stages of 64 keys and values of 128 dims, twice.
+constexpr std::int64_t kSm90DecodeBlocksPerMultiprocessor = 2;
 // Long enough that most requests are one part; a fixed part of the contract "same bits in every batch".
 constexpr std::int64_t kInvariantSplitKeys = 4096;
 

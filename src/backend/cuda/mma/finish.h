@@ -69,40 +69,59 @@ __device__ inline std::int64_t partial_tile(const gpu::AttendArgs& a, const Item
   return item.slice.first_partial + static_cast<std::int64_t>(part) * a.num_kv_heads + item.kv_head;
 }
 
-/// Folds the parts of the tile's rows in part order; the first `warps` warps of the block, a row per warp at a time. Lane l
-/// fetches the states of parts l, l + 32, ...: one round trip to memory instead of one for each part. `place(part)`: its partial
-/// tile.
+/// Folds the parts of the tile's rows; the first `warps` warps of the block, a row per warp at a time. `place(part)`: its partial
+/// tile. Lane l has the states of parts l, l + 32, ..., and of every 128 dims 4 l to 4 l + 3. Few round trips to memory matter
+/// more than anything else here: the first accumulators are asked for before the states are known.
 template <typename T, typename Place>
 __device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item, int warps, Place&& place) {
+  constexpr int kAtOnce = 8;
   const int lane = threadIdx.x % 32, parts = item.slice.num_parts;
-  const auto state_of = [&](int part, int r) -> semantics::SoftmaxState {
-    if (part >= parts) return {};
-    const std::int64_t at = static_cast<std::int64_t>(place(part)) * a.work.tile_rows + r;
-    const float2 s = __ldcg(reinterpret_cast<const float2*>(a.work.partial_states) + at);
-    return {s.x, s.y};
-  };
   for (int r = threadIdx.x / 32; r < item.slice.row_end - item.slice.row_begin; r += warps) {
-    semantics::SoftmaxState state;
-    for (int first = 0; first < parts; first += 32) {
-      const semantics::SoftmaxState mine = state_of(first + lane, r);
-      for (int i = 0; i < min(32, parts - first); ++i)
-        state = semantics::combine(state, {__shfl_sync(~0u, mine.max, i), __shfl_sync(~0u, mine.sum, i)}).state;
-    }
+    const auto at = [&](int part) { return static_cast<std::int64_t>(place(part)) * a.work.tile_rows + r; };
+    const auto state_of = [&](int part) -> semantics::SoftmaxState {
+      if (part >= parts) return {};
+      const float2 s = __ldcg(reinterpret_cast<const float2*>(a.work.partial_states) + at(part));
+      return {s.x, s.y};
+    };
+    const auto load = [&](float4(&acc)[kAtOnce], int first, int dim) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const bool exists = first + i < parts && dim < a.head_dim;
+        const float* from = a.work.partial_acc + at(exists ? first + i : 0) * a.head_dim + (exists ? dim : 0);
+        acc[i] = __ldcg(reinterpret_cast<const float4*>(from));
+      }
+    };
+    float4 acc[kAtOnce];
+    load(acc, 0, lane * 4);
+    semantics::SoftmaxState state = state_of(lane);
+#pragma unroll 1
+    for (int part = lane + 32; part < parts; part += 32) state = semantics::combine(state, state_of(part)).state;
+#pragma unroll 1
+    for (int mask = 16; mask > 0; mask /= 2)
+      state = semantics::combine(state, {__shfl_xor_sync(~0u, state.max, mask), __shfl_xor_sync(~0u, state.sum, mask)}).state;
+    state = {__shfl_sync(~0u, state.max, 0), __shfl_sync(~0u, state.sum, 0)};
     const OutputRow out = finish_row(a, item, item.slice.row_begin + r, state, lane == 0);
-    for (int dim = lane * 2; dim < a.head_dim; dim += 64) {
-      float x = 0.0f, y = 0.0f;
-      for (int first = 0; first < parts; first += 32) {
-        const float max = state_of(first + lane, r).max;
-        const float weight_of_mine = max == -INFINITY ? 0.0f : expf(max - state.max);
-#pragma unroll 8
-        for (int i = 0; i < min(32, parts - first); ++i) {
-          const std::int64_t row = static_cast<std::int64_t>(place(first + i)) * a.work.tile_rows + r;
-          const float weight = __shfl_sync(~0u, weight_of_mine, i);  // an empty part has weight 0 and accumulators 0
-          const float2 acc = __ldcg(reinterpret_cast<const float2*>(a.work.partial_acc + row * a.head_dim + dim));
-          x += acc.x * weight, y += acc.y * weight;
+#pragma unroll 1
+    for (int dim = lane * 4; dim - lane * 4 < a.head_dim; dim += 128) {
+      float4 sum{};
+      float weight_of_mine = 0.0f;
+#pragma unroll 1
+      for (int first = 0; first < parts; first += kAtOnce) {
+        if (first > 0 || dim >= 128) load(acc, first, dim);
+        if (first % 32 == 0) {
+          const float max = state_of(first + lane).max;
+          weight_of_mine = max == -INFINITY ? 0.0f : expf(max - state.max);  // an empty part weighs nothing, and so does none
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const float weight = __shfl_sync(~0u, weight_of_mine, first % 32 + i);
+          if (weight == 0.0f) continue;  // what was loaded in the place of a part that does not exist may be anything
+          sum.x += acc[i].x * weight, sum.y += acc[i].y * weight, sum.z += acc[i].z * weight, sum.w += acc[i].w * weight;
         }
       }
-      store_pair<T>(a, out, dim, x, y);
+      if (dim >= a.head_dim) continue;
+      store_pair<T>(a, out, dim, sum.x, sum.y);
+      store_pair<T>(a, out, dim + 2, sum.z, sum.w);
     }
   }
 }

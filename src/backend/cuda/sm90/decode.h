@@ -27,9 +27,9 @@ struct Decode {
   static constexpr int kDim = kDim_;
   static constexpr int kRows = 8;
   static constexpr int kHalves = kDim / 64;
-  static constexpr int kStages = kDim == 64 ? 4 : 2;
+  static constexpr int kStages = kDim == 64 ? 6 : 3;
   static constexpr int kWorkers = 128, kThreads = kWorkers + 32;
-  static constexpr int kBlocksPerMultiprocessor = 3;
+  static constexpr int kBlocksPerMultiprocessor = 2;
   static constexpr bool kF16 = T::kDType == DType::f16;
   static constexpr int kRowBytes = 128;                     ///< of a 64-dim half
   static constexpr int kHalfBytes = kTileKeys * kRowBytes;  ///< of a tile
@@ -413,13 +413,16 @@ struct Decode {
     }
   }
 
-  /// True in every worker of the block that completes the last part of the segment.
+  /// True in every worker of the block that completes the last part of the segment. One thread's fence stands for all: the
+  /// barriers make it cumulative (PTX ISA, "Memory Consistency Model", causality order).
   __device__ bool is_last_part(const Work& w) const {
-    __threadfence();
     sync_workers();
-    if (threadIdx.x == 0) shared.last = atomicAdd(a.work.parts_done + w.piece.first_block, 1) == w.piece.num_parts - 1;
+    if (threadIdx.x == 0) {
+      __threadfence();
+      shared.last = atomicAdd(a.work.parts_done + w.piece.first_block, 1) == w.piece.num_parts - 1;
+      __threadfence();
+    }
     sync_workers();
-    __threadfence();
     return shared.last != 0;
   }
 
@@ -440,21 +443,19 @@ struct Decode {
   __device__ void work_all() const {
     Pieces walk = pieces;
     Ring ring;
-    bool asked = false, broken = false;
+    bool asked = false;
     for (Piece piece; walk.next(piece);) {
       const Work w = work_of(piece);
       load_query(w);
       hopper::fence_shared();
       State state{};
       state.max[0] = state.max[1] = -INFINITY;
+      if (!asked) hopper::wait_for_dependencies();  // the keys are on their way; nothing was written so far
+      asked = true;
+      const std::int32_t broken = *static_cast<volatile const std::int32_t*>(&a.outcome->broken);
       sync_workers();  // the query is there
       for (int tile = piece.first; tile < piece.end; ++tile, ring.advance()) fold_tile(state, w, tile, ring);
-      if (!asked) {  // nothing was written so far
-        hopper::wait_for_dependencies();
-        broken = *static_cast<volatile const std::int32_t*>(&a.outcome->broken) != 0;
-        asked = true;
-      }
-      if (!broken) finish_piece(state, w);
+      if (broken == 0) finish_piece(state, w);
     }
     if (!asked) hopper::wait_for_dependencies();
   }
@@ -467,6 +468,7 @@ __global__ void __launch_bounds__(Decode<T, kDim>::kThreads, Decode<T, kDim>::kB
   using Kernel = Decode<T, kDim>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
+  if (threadIdx.x == Kernel::kWorkers) hopper::prefetch_map(&maps.k), hopper::prefetch_map(&maps.v);
   if (threadIdx.x == 0) {
     for (int i = 0; i < Kernel::kStages; ++i) {
       hopper::init_barrier(&shared.k_full[i], 1), hopper::init_barrier(&shared.v_full[i], 1);

@@ -37,7 +37,7 @@ bool encode(CUtensorMap& map, const gpu::RowSource& cache, const gpu::AttendArgs
   const cuuint32_t box[] = {kHalfDims, static_cast<cuuint32_t>(box_tokens), 1, 1}, steps[] = {1, 1, 1, 1};
   const CUtensorMapDataType type = cache.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   return encoder()(&map, type, 4, const_cast<void*>(cache.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

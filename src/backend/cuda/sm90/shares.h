@@ -36,7 +36,6 @@ __device__ inline TileRange tiles_of(const gpu::AttendArgs& a, std::int32_t quer
 struct Row {
   std::int32_t begin[kMostReqs + 1];
   std::int32_t of_warp[32];
-  int unsound;
 };
 
 /// All threads of the block; afterwards row.begin[r] is the first tile of request r, row.begin[num_reqs] the number of tiles.
@@ -45,15 +44,14 @@ template <int kThreads>
 __device__ inline bool count_tiles(const gpu::AttendArgs& a, Row& row) {
   constexpr int kWarps = kThreads / 32;
   const int t = threadIdx.x, lane = t % 32, each = (a.num_reqs + kThreads - 1) / kThreads;
-  if (t == 0) row.unsound = gpu::starts_are_sound(a) ? 0 : 1;
-  __syncthreads();
+  bool unsound = t == kThreads - 1 && !gpu::starts_are_sound(a);
   std::int32_t mine = 0;
   for (int i = 0; i < each; ++i) {
     const int req = t * each + i;
     if (req >= a.num_reqs) break;
     const gpu::CheckedLengths n = gpu::checked_lengths(a, req);
     const bool sound = n.sound && n.cached_len <= a.block_table.columns * a.page_size;
-    if (!sound) row.unsound = 1;
+    unsound |= !sound;
     const std::int32_t tiles =
         sound ? tiles_of(a, static_cast<std::int32_t>(n.query_len), static_cast<std::int32_t>(n.context_len)).count() : 0;
     row.begin[req] = tiles * a.num_kv_heads;
@@ -78,8 +76,7 @@ __device__ inline bool count_tiles(const gpu::AttendArgs& a, Row& row) {
     at += count;
   }
   if (t == kThreads - 1) row.begin[a.num_reqs] = at;
-  __syncthreads();
-  return row.unsound == 0;
+  return __syncthreads_or(unsound) == 0;
 }
 
 /// What a block does of one segment: tiles [first, end).
