@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 """Asks the GPU at hand everything that Quire knows to ask, with `quire verify`, and writes one JSON.
 
-usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] [--python-tests DIR]
+usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] [--python-tests DIR] [--seed N]
 
   hazards      all hazard cases by the planned kernel, with power: every planted fault must be caught
   notes        the notes' 48 cases, full size (3 minutes: the fp64 reference runs on the CPU)
   random       200 random cases
   python       DIR/test_vllm_cuda.py (vLLM's 96 ids on torch tensors) and DIR/test_cuda.py, with the quire that python3 imports
+  sm90         240 random lines of what cuda_sm90 takes; a refusal counts as a failure
   mma_hazards  the hazards in the types and head_dims of cuda_mma, and larger batches; a refusal counts as a failure
 """
 import argparse
 import collections
 import datetime
 import json
+import random
 import re
 import subprocess
 import sys
@@ -30,6 +32,32 @@ MMA_BATCHES = [
     "q=bf16 kv=bf16 heads=8:1 d=256 page=16 reqs=3x1@5000,2@3000,140@900 cap=4 alibi=1 lse=1 seed=905",
     "q=f16 kv=f16 heads=34:2 d=128 page=16 layout=packed reqs=1@1000,200@300/350 kscale=head vscale=head lse=1 seed=906",
 ]
+
+
+def sm90_lines(count: int, seed: int) -> "list[str]":
+    """Decode batches, with longer rows among them now and then, over everything that cuda_sm90 takes."""
+    pick = random.Random(seed)
+    lines = []
+    for i in range(count):
+        dtype, kv_heads, group = pick.choice(["bf16", "f16"]), pick.choice([1, 2, 3, 8]), pick.choice([1, 2, 3, 4, 5, 7, 8])
+        longest = 8 // group  # query rows that still are decode's
+        context = lambda: pick.choice([0, 1, 15, 63, 64, pick.randrange(200), pick.randrange(3000)])  # noqa: E731
+        reqs = [f"{pick.randint(1, 6)}x{pick.randint(1, longest)}@{context()}" for _ in range(pick.randint(1, 4))]
+        if pick.random() < 0.2:
+            reqs.append(f"{pick.randint(9, 90)}@{context()}")
+        if pick.random() < 0.25:
+            length = context()
+            reqs.append(f"{longest}@{length}/{pick.randint(length, length + longest)}")
+        options = [f"window={pick.choice([1, 7, 64, 100, 1000])}"] * pick.choice([0, 0, 1]) + ["alibi=1"] * pick.choice([0, 0, 1])
+        options += ["cap=5"] * pick.choice([0, 0, 0, 1]) + ["sinks=1"] * pick.choice([0, 0, 1]) + ["lse=1"]
+        lines.append(f"q={dtype} kv={dtype} heads={kv_heads * group}:{kv_heads} d={pick.choice([64, 128])} "
+                     f"page={pick.choice([8, 16, 16, 32, 64, 128])} layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} "
+                     f"{' '.join(options)} seed={seed + i}")
+    return lines
+
+
+def in_lines(lines: "list[str]") -> "list[str]":
+    return [word for line in lines for word in ("--line", line)]
 
 
 def verify(quire: str, *arguments: str) -> dict:
@@ -86,23 +114,26 @@ def main() -> int:
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--without-notes", action="store_true")
     parser.add_argument("--python-tests")
+    parser.add_argument("--seed", type=int, default=1, help="of the random lines for cuda_sm90")
     args = parser.parse_args()
     sections = {
         "hazards": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "hazards")],
         "random": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "random", "--no-power")],
         "mma_hazards": lambda: [
             *(verify(args.quire, "--backend", "cuda_mma", "--no-power", *types, *dims) for types, dims in MMA_TYPES),
-            verify(args.quire, "--backend", "cuda_mma", "--no-power", *(word for line in MMA_BATCHES for word in ("--line", line)))],
+            verify(args.quire, "--backend", "cuda_mma", "--no-power", *in_lines(MMA_BATCHES))],
+        "sm90": lambda: [verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(sm90_lines(240, args.seed)))],
         "notes": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "notes", "--no-power")],
     }
-    if args.python_tests:
-        sections["python"] = lambda: python_tests(args.python_tests)
     if args.without_notes:
         del sections["notes"]
     report = {"device": device(), "date": datetime.date.today().isoformat(), "commit": args.commit}
     for name, run in sections.items():
         print(f"{name} ...", file=sys.stderr, flush=True)
         report[name] = summary(run())
+    if args.python_tests:
+        print("python ...", file=sys.stderr, flush=True)
+        sections["python"] = report["python"] = python_tests(args.python_tests)
     Path(args.out).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(report, indent=1))
     return 0 if all(report[name]["verdict"] == "pass" for name in sections) else 1

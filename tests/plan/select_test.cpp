@@ -21,7 +21,7 @@ const Problem kDecode = parse("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047");
 TEST(Select, PinnedForPretendDevices) {
   const std::pair<const char*, const char*> expected[] = {
       {"scalar", "cpu_generic"}, {"avx2", "cpu_avx2"}, {"avx512", "cpu_avx512"}, {"avx512bf16", "cpu_avx512bf16"},
-      {"amx", "cpu_amx"},        {"neon", "cpu_neon"}, {"sm80", "cuda_mma"},     {"sm90", "cuda_mma"},
+      {"amx", "cpu_amx"},        {"neon", "cpu_neon"}, {"sm80", "cuda_mma"},     {"sm90", "cuda_sm90"},
       {"sm100", "cuda_mma"}};
   for (const auto& [device, kernel] : expected)
     EXPECT_EQ(plan(kDecode, find_device(device).value()).value().kernel, kernel) << device;
@@ -40,6 +40,26 @@ TEST(Select, TensorCoreKernelRefusesWithReasons) {
     ASSERT_FALSE(p.refusals.empty()) << line;
     EXPECT_THAT(p.refusals.back().reason, HasSubstr(reason));
   }
+}
+
+TEST(Select, HopperKernelRefusesWithReasons) {
+  const std::pair<const char*, const char*> refused[] = {
+      {"q=f32 kv=f32 heads=8:2 d=128 page=16 reqs=1@9", "q is f32, expected f16 or bf16"},
+      {"q=bf16 kv=fp8_e4m3fn heads=8:2 d=128 page=16 reqs=1@9", "kv is fp8_e4m3fn, expected bf16 (as q)"},
+      {"q=bf16 kv=bf16 heads=8:2 d=256 page=16 reqs=1@9", "d is 256, expected 64 or 128"},
+      {"q=bf16 kv=bf16 heads=18:2 d=128 page=16 reqs=1@9", "group is 9, expected at most 8"},
+      {"q=bf16 kv=bf16 heads=8:2 d=128 page=16 layout=packed reqs=1@9", "layout is packed, expected nhd or hnd"},
+      {"q=bf16 kv=bf16 heads=8:2 d=128 page=48 reqs=1@9", "page is 48, expected 8, 16, 32 or a multiple of 64"},
+      {"q=bf16 kv=bf16 heads=8:2 d=128 page=16 kscale=head reqs=1@9", "k_scale or v_scale is given, expected none"}};
+  for (const auto& [line, reason] : refused) {
+    const Plan p = plan(parse(line), find_device("sm90").value()).value();
+    EXPECT_NE(p.kernel, "cuda_sm90") << line;
+    bool found = false;
+    for (const Refusal& r : p.refusals) found |= r.kernel == "cuda_sm90" && r.reason.find(reason) != std::string::npos;
+    EXPECT_TRUE(found) << line;
+  }
+  const Plan on_sm100 = plan(kDecode, find_device("sm100").value()).value();
+  EXPECT_EQ(on_sm100.kernel, "cuda_mma");
 }
 
 TEST(DeviceLists, BatchInvariantPlansHaveOneListForAllRows) {

@@ -131,7 +131,7 @@ struct Decode {
   };
 
   struct Work {
-    Piece piece;
+    Parts parts;
     mma::Item item;
     mma::RowSpan span;
     mma::Logits logits;
@@ -141,14 +141,13 @@ struct Decode {
 
   __device__ Work work_of(const Piece& piece) const {
     Work w;
-    w.piece = piece;
+    w.parts = pieces.parts_of(piece);
     w.item.lengths = piece.lengths;
     w.item.kv_head = piece.kv_head;
     w.item.slice.req = piece.req;
     w.item.slice.row_begin = 0;
     w.item.slice.row_end = piece.lengths.query_len * a.group;
-    w.item.slice.part = piece.part;
-    w.item.slice.num_parts = piece.num_parts;
+    w.item.slice.num_parts = w.parts.count;
     w.span = mma::row_span(a, piece.lengths, 0, w.item.slice.row_end);
     w.logits = {a.score.scale, a.score.soft_cap, a.score.scale * mma::kLog2e,
                 a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr};
@@ -392,13 +391,13 @@ struct Decode {
   /// Rows from shared memory to the output, or to this part's place in the workspace.
   __device__ void write_rows(const Work& w) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const bool split = w.piece.num_parts > 1;
+    const bool split = w.parts.count > 1;
     for (int r = warp; r < w.item.slice.row_end; r += kWorkers / 32) {
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum += shared.of_warp[0][i][r];
       const semantics::SoftmaxState state = mma::natural_state<T>(shared.of_warp[1][0][r], sum);
-      const std::int64_t at = static_cast<std::int64_t>(w.piece.partial(w.piece.part)) * kRows + r;
+      const std::int64_t at = static_cast<std::int64_t>(w.parts.place(w.parts.part)) * kRows + r;
       mma::OutputRow to{};
       if (!split) to = mma::finish_row(a, w.item, r, state, lane == 0);
       if (split && lane == 0) *reinterpret_cast<float2*>(a.work.partial_states + at * 2) = make_float2(state.max, state.sum);
@@ -419,7 +418,7 @@ struct Decode {
     sync_workers();
     if (threadIdx.x == 0) {
       __threadfence();
-      shared.last = atomicAdd(a.work.parts_done + w.piece.first_block, 1) == w.piece.num_parts - 1;
+      shared.last = atomicAdd(a.work.parts_done + w.parts.first_block, 1) == w.parts.count - 1;
       __threadfence();
     }
     sync_workers();
@@ -432,9 +431,9 @@ struct Decode {
     sync_workers();
     write_rows(w);
     bool counts = true;
-    if (w.piece.num_parts > 1) {
+    if (w.parts.count > 1) {
       counts = is_last_part(w);
-      if (counts) mma::merge_parts<T>(a, w.item, kWorkers / 32, [&](int part) { return w.piece.partial(part); });
+      if (counts) mma::merge_parts<T>(a, w.item, kWorkers / 32, [&](int part) { return w.parts.place(part); });
     }
     if (counts) mma::count_rows(a, w.item);
     sync_workers();  // results are used up

@@ -83,12 +83,18 @@ __device__ inline bool count_tiles(const gpu::AttendArgs& a, Row& row) {
 struct Piece {
   std::int32_t req = 0, kv_head = 0;
   std::int32_t first = 0, end = 0;
-  std::int32_t part = 0, num_parts = 1;
-  std::int32_t first_block = 0;    ///< which has part 0
-  std::int32_t first_partial = 0;  ///< place of part 0's partial result
+  std::int32_t row_begin = 0, row_end = 0, at = 0;  ///< in the row: the segment, and this piece's first tile
   gpu::Lengths lengths;
+};
+
+/// How a segment is split over blocks.
+struct Parts {
+  std::int32_t part = 0;  ///< the piece at hand
+  std::int32_t count = 1;
+  std::int32_t first_block = 0;  ///< which has part 0
+  std::int32_t first_place = 0;  ///< of part 0's partial result
   /// Two places a block, the first for what begins its share: all parts but part 0 do.
-  __device__ std::int32_t partial(std::int32_t p) const { return p == 0 ? first_partial : 2 * (first_block + p); }
+  __device__ std::int32_t place(std::int32_t p) const { return p == 0 ? first_place : 2 * (first_block + p); }
 };
 
 /// The pieces of one block's share, in order. Every thread that walks sees the same.
@@ -108,16 +114,22 @@ class Pieces {
     piece.lengths = gpu::lengths_of(a_, req_);
     const TileRange tiles = tiles_of(a_, piece.lengths.query_len, piece.lengths.context_len);
     piece.kv_head = (at_ - row_.begin[req_]) / tiles.count();
-    const std::int32_t begin = row_.begin[req_] + piece.kv_head * tiles.count(), end = begin + tiles.count();
-    const std::int32_t stop = min(end, end_);
-    piece.first = tiles.first + at_ - begin;
-    piece.end = tiles.first + stop - begin;
-    piece.first_block = begin / share_;
-    piece.first_partial = 2 * piece.first_block + (begin == piece.first_block * share_ ? 0 : 1);
-    piece.num_parts = (end - 1) / share_ - piece.first_block + 1;
-    piece.part = at_ / share_ - piece.first_block;
+    piece.row_begin = row_.begin[req_] + piece.kv_head * tiles.count();
+    piece.row_end = piece.row_begin + tiles.count();
+    piece.at = at_;
+    const std::int32_t stop = min(piece.row_end, end_);
+    piece.first = tiles.first + at_ - piece.row_begin;
+    piece.end = tiles.first + stop - piece.row_begin;
     at_ = stop;
     return true;
+  }
+  __device__ Parts parts_of(const Piece& piece) const {
+    Parts parts;
+    parts.first_block = piece.row_begin / share_;
+    parts.first_place = 2 * parts.first_block + (piece.row_begin == parts.first_block * share_ ? 0 : 1);
+    parts.count = (piece.row_end - 1) / share_ - parts.first_block + 1;
+    parts.part = piece.at / share_ - parts.first_block;
+    return parts;
   }
 
  private:
