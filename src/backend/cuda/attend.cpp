@@ -48,7 +48,8 @@ Status enqueue(const Plan& plan, const Batch& batch, const KVCache& cache, const
   const auto zeroed = static_cast<std::size_t>(plan_detail::device_workspace(plan).zeroed_bytes);
   if (Status s = status_of(launch_reset(workspace, zeroed, stream), "attend: launching reset"); !s.ok()) return s;
   // All lists are made before any is used: one without room breaks the call before a row is written.
-  if (Status s = status_of(launch_prepare(args[0], {scheduled.data(), num_scheduled}, stream), "attend: launching prepare"); !s.ok())
+  if (Status s = status_of(launch_prepare(args[0], {scheduled.data(), num_scheduled}, stream), "attend: launching prepare");
+      !s.ok())
     return s;
   for (std::size_t i = 0; i < plan.lists.size(); ++i)
     if (Status s = status_of(kernel.attend(args[i], plan, i, stream), "attend: launching the kernel"); !s.ok()) return s;
