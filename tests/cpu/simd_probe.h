@@ -21,6 +21,7 @@ struct SimdProbe {
   void (*load_bf16)(const std::uint16_t* x, float* y, std::int64_t n);
   void (*load_fp8)(const cpu::RowSource& codes, float* y, std::int64_t n);  ///< by the converter of the kernels
   void (*transpose)(const float* src, float* dst);                          ///< width x width, both contiguous
+  void (*split_bf16)(const std::uint16_t* x, float* even, float* odd);      ///< width pairs; null if kernels do not ask for it
   void (*keep)(float* row, int first, int begin, int end);  ///< row[i] = -1 outside [begin, end) counted from first
   float (*reduce_max)(const float* x);
   float (*reduce_add)(const float* x);

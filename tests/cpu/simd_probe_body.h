@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cpu/attend_tile.h"
+#include "backend/cpu/elements.h"
 #include "cpu/simd_probe.h"
 
 namespace quire::test {
@@ -32,7 +33,13 @@ SimdProbe make_probe(const char* name, std::uint32_t features) {
     for (std::int64_t i = 0; i < n; i += V::kWidth) V::store(y + i, V::load_bf16(x + i));
   };
   p.load_fp8 = [](const cpu::RowSource& codes, float* y, std::int64_t n) { cpu::convert_run<V>(y, codes, 0, n); };
-  p.transpose = [](const float* src, float* dst) { V::transpose(src, V::kWidth, dst, V::kWidth); };
+  p.transpose = [](const float* src, float* dst) { cpu::transpose_block<V>(src, V::kWidth, dst, V::kWidth); };
+  if constexpr (V::kWidth >= 8)
+    p.split_bf16 = [](const std::uint16_t* x, float* even, float* odd) {
+      const typename V::Reg pairs = V::load(reinterpret_cast<const float*>(x));
+      V::store(even, V::even_bf16(pairs));
+      V::store(odd, V::odd_bf16(pairs));
+    };
   p.keep = [](float* row, int first, int begin, int end) {
     V::store(row, V::keep(V::load(row), first, begin, end, V::set1(-1.0f)));
   };

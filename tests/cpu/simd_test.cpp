@@ -132,6 +132,24 @@ TEST(Simd, Fp8LoadsMatchTheTablesWhichMatchTheFormats) {
   }
 }
 
+TEST(Simd, NeighboursOfBf16AreTakenApart) {
+  for (const SimdProbe* p : probes()) {
+    if (p->split_bf16 == nullptr) continue;
+    const auto w = static_cast<std::size_t>(p->width);
+    for (std::uint32_t first = 0; first < 65536;
+         first += static_cast<std::uint32_t>(2 * w)) {  // every code, NaN and denormals too
+      std::vector<std::uint16_t> x(2 * w);
+      std::iota(x.begin(), x.end(), static_cast<std::uint16_t>(first));
+      std::vector<float> even(w), odd(w);
+      p->split_bf16(x.data(), even.data(), odd.data());
+      for (std::size_t i = 0; i < w; ++i) {
+        ASSERT_EQ(bits(even[i]), bits(semantics::bf16_decode(x[2 * i]))) << p->name << " " << x[2 * i];
+        ASSERT_EQ(bits(odd[i]), bits(semantics::bf16_decode(x[2 * i + 1]))) << p->name << " " << x[2 * i + 1];
+      }
+    }
+  }
+}
+
 TEST(Simd, TransposeKeepReduce) {
   for (const SimdProbe* p : probes()) {
     const int w = p->width;

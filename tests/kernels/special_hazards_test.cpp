@@ -125,6 +125,21 @@ TEST_P(SpecialKernels, NaNInAVisibleKeyOrValueReachesItsRowsAndNoOthers) {
   }
 }
 
+// A value that is not finite is added after the others of its tile, whether rows are few or many.
+TEST_P(SpecialKernels, ChunkingDoesNotChangeBitsWhereAValueIsNotFinite) {
+  for (const std::string types : {"q=f32 kv=bf16 layout=nhd", "q=bf16 kv=bf16 layout=hnd", "q=f16 kv=f16 layout=nhd"}) {
+    const ProblemLine line = line_of(types, "heads=4:2 d=96 page=8 lse=1 reqs=70@20");
+    const Case c = make(line);
+    // Position 50, KV head 1, dim 3: the other dims of later rows stay finite.
+    const std::int64_t page = semantics::index_row(c.batch.block_table, 0)[50 / 8];
+    const Tensor& v = c.cache.v;
+    const std::int64_t slot = c.cache.layout == CacheLayout::nhd ? (page * 8 + 50 % 8) * 2 + 1 : (page * 2 + 1) * 8 + 50 % 8;
+    semantics::store(v.data, v.dtype, slot * 96 + 3, INFINITY);
+    const std::vector<std::string> findings = judge_chunked(c, invariant_);
+    EXPECT_TRUE(findings.empty()) << report(line, findings);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, SpecialKernels, testing::ValuesIn(host_kernels()), [](const auto& test) { return test.param; });
 
 }  // namespace

@@ -30,10 +30,18 @@ void absorb_segment(const ItemView& v, std::int64_t begin, std::int64_t end) {
   for (std::int64_t i = 0; i < v.num_rows * v.stride && !QUIRE_PLANTED(stale_accumulator); ++i) v.acc[i] = 0.0f;
   for (std::int64_t m = 0; m < v.num_rows && !QUIRE_PLANTED(stale_accumulator); ++m) v.states[m] = SoftmaxState{};
   if (v.direct) return absorb_directly<V>(v, begin, end);
-  for (std::int64_t at = begin; at < end;) {
-    const std::int64_t next = (at / v.tile_kv + 1) * v.tile_kv;
-    const std::int64_t stop = next < end ? next : end;
-    absorb_tile<V>(v, at, stop);
+  const auto stop_of = [&](std::int64_t at, std::int64_t limit) {
+    const std::int64_t tile_end = (at / v.tile_kv + 1) * v.tile_kv;
+    return tile_end < limit ? tile_end : limit;
+  };
+  Tile tiles[2];
+  int current = 0;
+  find_tile<V>(tiles[0], v, begin, stop_of(begin, end));
+  for (std::int64_t at = begin; at < end; current ^= 1) {
+    const std::int64_t stop = tiles[current].end, limit = stop < end ? end : v.item.key_end;
+    Tile* next = stop < limit ? &tiles[current ^ 1] : nullptr;
+    if (next != nullptr) find_tile<V>(*next, v, stop, stop_of(stop, limit));
+    absorb_tile<V>(v, tiles[current], next);
     at = stop;
   }
 }

@@ -12,6 +12,8 @@
 #include <cstdint>
 
 #include "backend/cpu/attend_tile.h"
+#include "backend/cpu/direct_rows.h"
+#include "backend/cpu/elements.h"
 #include "backend/cpu/item_view.h"
 #include "backend/cpu/planted.h"
 
@@ -45,7 +47,7 @@ void pack_keys(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, s
   const std::int64_t floats = key_floats<V>(a);
   const auto transpose_vector = [&](std::int64_t first) {  // the kWidth keys from `first` on, relative to the tile
     float* panel = v.k_panel + first / kBlock * kBlock * v.stride + first % kBlock;
-    for (std::int64_t d = 0; d < floats; d += V::kWidth) V::transpose(v.staging + d, v.stride, panel + d * kBlock, kBlock);
+    for (std::int64_t d = 0; d < floats; d += V::kWidth) transpose_block<V>(v.staging + d, v.stride, panel + d * kBlock, kBlock);
   };
   const auto clear = [&](std::int64_t from, std::int64_t to) {  // rows of the staging block
     for (std::int64_t i = from * v.stride; i < to * v.stride; ++i) v.staging[i] = 0.0f;
@@ -64,6 +66,48 @@ void pack_keys(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, s
   transpose_vector(end - tile_begin - rest);
 }
 
+/// kWidth keys, whose rows are read in place, into a K panel: dims [d, floats), kBlock apart. bf16 takes turns of two vectors of
+/// dims: neighbours share a word while rows become columns, which halves the shuffles.
+template <class V, DType kType>
+void transpose_keys(const std::uint8_t* const (&keys)[V::kWidth], std::int64_t floats, float* panel) {
+  constexpr std::int64_t kBlock = V::kCols * V::kWidth;
+  typename V::Reg block[V::kWidth];
+  std::int64_t d = 0;
+  if constexpr (kType == DType::bf16 && V::kWidth >= 8) {
+    for (; d + 2 * V::kWidth <= floats; d += 2 * V::kWidth) {
+      for (int i = 0; i < V::kWidth; ++i) block[i] = V::load(reinterpret_cast<const float*>(keys[i] + 2 * d));
+      V::transpose(block);
+      for (int i = 0; i < V::kWidth; ++i) {
+        V::store(panel + (d + 2 * i) * kBlock, V::even_bf16(block[i]));
+        V::store(panel + (d + 2 * i + 1) * kBlock, V::odd_bf16(block[i]));
+      }
+    }
+  }
+  for (; d < floats; d += V::kWidth) {
+    for (int i = 0; i < V::kWidth; ++i) block[i] = load_elements<V, kType>(keys[i], d);
+    V::transpose(block);
+    for (int i = 0; i < V::kWidth; ++i) V::store(panel + (d + i) * kBlock, block[i]);
+  }
+}
+
+/// The tile's keys into the K panels, from where they lie. Lanes beside them hold some key of the tile: their scores are not
+/// used.
+template <class V, DType kType>
+void pack_keys_in_place(const ItemView& v, const TileRows& rows, const RowSource& source, PrefetchWalk& ahead) {
+  constexpr std::int64_t kBlock = V::kCols * V::kWidth;
+  const auto* base = static_cast<const std::uint8_t*>(source.data);
+  const std::int64_t size = itemsize(source.dtype), floats = key_floats<V>(v.args);
+  for (std::int64_t j = rows.begin / V::kWidth * V::kWidth; j < rows.end; j += V::kWidth) {
+    const std::uint8_t* keys[V::kWidth];
+    for (std::int64_t i = 0; i < V::kWidth; ++i) {
+      const std::int64_t key = j + i < rows.begin ? rows.begin : j + i < rows.end ? j + i : rows.end - 1;
+      keys[i] = base + rows.k[key] * size;
+    }
+    transpose_keys<V, kType>(keys, floats, v.k_panel + j / kBlock * kBlock * v.stride + j % kBlock);
+    ahead.advance(V::kWidth);
+  }
+}
+
 /// One value row as f32, zero-padded to the stride.
 template <class V>
 void load_value_row(const ItemView& v, float* to, const RowSource& source, std::int64_t offset, bool fresh) {
@@ -71,19 +115,39 @@ void load_value_row(const ItemView& v, float* to, const RowSource& source, std::
   load_scaled_row<V>(to, source, offset, v.args, fresh && !QUIRE_PLANTED(scales_on_new_rows) ? 1.0f : scale);
 }
 
-/// A value row into its place in the panels; false (and zeros there) if an element is not finite.
-template <class V>
-bool pack_value_row(const ItemView& v, const float* row, std::int64_t j) {
+/// A value row, whose vectors load(d) yields, into its place in the panels; false (and zeros there) if an element is not finite.
+template <class V, class Load>
+bool pack_value_row(const ItemView& v, std::int64_t j, Load&& load) {
   const std::int64_t vectors = v.stride / V::kWidth;
   auto check = V::set1(0.0f);
-  for (std::int64_t d = 0; d < v.stride; d += V::kWidth) check = V::fma(V::load(row + d), V::set1(0.0f), check);
-  const bool finite = !V::any_nan(check) || QUIRE_PLANTED(masked_keys_multiplied);
   for (std::int64_t c = 0; c < vectors;) {
     const int wide = block_vectors<V>(vectors - c);
     float* to = v.v_panel + c * V::kWidth * v.tile_kv + j * wide * V::kWidth;
-    for (int i = 0; i < wide; ++i, ++c) V::store(to + i * V::kWidth, finite ? V::load(row + c * V::kWidth) : V::set1(0.0f));
+    for (int i = 0; i < wide; ++i, ++c) {
+      const auto x = load(c * V::kWidth);
+      check = V::fma(x, V::set1(0.0f), check);
+      V::store(to + i * V::kWidth, x);
+    }
   }
-  return finite;
+  if (!V::any_nan(check) || QUIRE_PLANTED(masked_keys_multiplied)) return true;
+  for (std::int64_t c = 0; c < vectors;) {
+    const int wide = block_vectors<V>(vectors - c);
+    float* to = v.v_panel + c * V::kWidth * v.tile_kv + j * wide * V::kWidth;
+    for (int i = 0; i < wide; ++i, ++c) V::store(to + i * V::kWidth, V::set1(0.0f));
+  }
+  return false;
+}
+
+/// The tile's values into the V panels, from where they lie.
+template <class V, DType kType>
+void pack_values_in_place(const ItemView& v, const TileRows& rows, const RowSource& source, SetAside& aside) {
+  aside.count = 0;
+  const auto* base = static_cast<const std::uint8_t*>(source.data);
+  const std::int64_t size = itemsize(source.dtype);
+  for (std::int64_t j = rows.begin; j < rows.end; ++j) {
+    const std::uint8_t* row = base + rows.v[j] * size;
+    if (!pack_value_row<V>(v, j, [&](std::int64_t d) { return load_elements<V, kType>(row, d); })) aside.keys[aside.count++] = j;
+  }
 }
 
 /// Values of keys [begin, end) of the tile into the V panels.
@@ -94,7 +158,8 @@ void pack_values(const ItemView& v, std::int64_t tile_begin, std::int64_t begin,
   for_each_row(v.args, kv_rows(v), v.args.cache_v, v.args.value, begin, end,
                [&](std::int64_t position, const RowSource& source, std::int64_t offset, bool fresh) {
                  load_value_row<V>(v, v.staging, source, offset, fresh);
-                 if (!pack_value_row<V>(v, v.staging, position - tile_begin)) aside.keys[aside.count++] = position - tile_begin;
+                 const auto load = [&](std::int64_t d) { return V::load(v.staging + d); };
+                 if (!pack_value_row<V>(v, position - tile_begin, load)) aside.keys[aside.count++] = position - tile_begin;
                });
 }
 

@@ -118,10 +118,9 @@ struct Avx2Simd {
   static Reg exp(Reg a) { return exp_by_polynomial<Avx2Simd>(a); }
   static Reg tanh(Reg a) { return tanh_by_exp<Avx2Simd>(a); }
 
-  /// dst[c][r] = src[r][c] for an 8 x 8 block.
-  static void transpose(const float* src, std::int64_t src_stride, float* dst, std::int64_t dst_stride) {
-    __m256 a[8], b[8];
-    for (int i = 0; i < 8; ++i) a[i] = load(src + i * src_stride);
+  /// The rows of an 8 x 8 block become its columns.
+  static void transpose(__m256 (&a)[8]) {
+    __m256 b[8];
     for (int i = 0; i < 8; i += 2) {
       b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
       b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
@@ -133,9 +132,15 @@ struct Avx2Simd {
       a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xEE);
     }
     for (int i = 0; i < 4; ++i) {
-      store(dst + i * dst_stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
-      store(dst + (i + 4) * dst_stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+      const __m256 low = a[i];
+      a[i] = _mm256_permute2f128_ps(low, a[i + 4], 0x20);
+      a[i + 4] = _mm256_permute2f128_ps(low, a[i + 4], 0x31);
     }
+  }
+  /// The even and the odd ones of 16 bf16 values that lie side by side.
+  static Reg even_bf16(Reg pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16)); }
+  static Reg odd_bf16(Reg pairs) {
+    return _mm256_and_ps(pairs, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
   }
 };
 

@@ -133,12 +133,10 @@ struct Avx512Simd {
       a[i + 12] = _mm512_shuffle_f32x4(b[i + 4], b[i + 12], 0xDD);
     }
   }
-  /// dst[c][r] = src[r][c] for a 16 x 16 block.
-  static void transpose(const float* src, std::int64_t src_stride, float* dst, std::int64_t dst_stride) {
-    __m512 a[16];
-    for (int i = 0; i < 16; ++i) a[i] = load(src + i * src_stride);
-    transpose(a);
-    for (int i = 0; i < 16; ++i) store(dst + i * dst_stride, a[i]);
+  /// The even and the odd ones of 32 bf16 values that lie side by side.
+  static Reg even_bf16(Reg pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16)); }
+  static Reg odd_bf16(Reg pairs) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
   }
 };
 

@@ -98,16 +98,15 @@ struct NeonSimd {
   static Reg exp(Reg a) { return exp_by_polynomial<NeonSimd>(a); }
   static Reg tanh(Reg a) { return tanh_by_exp<NeonSimd>(a); }
 
-  /// dst[c][r] = src[r][c] for a 4 x 4 block.
-  static void transpose(const float* src, std::int64_t src_stride, float* dst, std::int64_t dst_stride) {
-    const Reg a = load(src), b = load(src + src_stride), c = load(src + 2 * src_stride), d = load(src + 3 * src_stride);
+  /// The rows of a 4 x 4 block become its columns.
+  static void transpose(Reg (&a)[kWidth]) {
     const auto pairs = [](Reg x) { return vreinterpretq_f64_f32(x); };
-    const float64x2_t ab0 = pairs(vtrn1q_f32(a, b)), ab1 = pairs(vtrn2q_f32(a, b));
-    const float64x2_t cd0 = pairs(vtrn1q_f32(c, d)), cd1 = pairs(vtrn2q_f32(c, d));
-    store(dst, vreinterpretq_f32_f64(vtrn1q_f64(ab0, cd0)));
-    store(dst + dst_stride, vreinterpretq_f32_f64(vtrn1q_f64(ab1, cd1)));
-    store(dst + 2 * dst_stride, vreinterpretq_f32_f64(vtrn2q_f64(ab0, cd0)));
-    store(dst + 3 * dst_stride, vreinterpretq_f32_f64(vtrn2q_f64(ab1, cd1)));
+    const float64x2_t ab0 = pairs(vtrn1q_f32(a[0], a[1])), ab1 = pairs(vtrn2q_f32(a[0], a[1]));
+    const float64x2_t cd0 = pairs(vtrn1q_f32(a[2], a[3])), cd1 = pairs(vtrn2q_f32(a[2], a[3]));
+    a[0] = vreinterpretq_f32_f64(vtrn1q_f64(ab0, cd0));
+    a[1] = vreinterpretq_f32_f64(vtrn1q_f64(ab1, cd1));
+    a[2] = vreinterpretq_f32_f64(vtrn2q_f64(ab0, cd0));
+    a[3] = vreinterpretq_f32_f64(vtrn2q_f64(ab1, cd1));
   }
 };
 

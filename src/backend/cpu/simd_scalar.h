@@ -114,10 +114,14 @@ struct ScalarSimd {
     return make([&](int i) { return tanhf(a.v[i]); });
   }
 
-  /// dst[c][r] = src[r][c] for a kWidth x kWidth block.
-  static void transpose(const float* src, std::int64_t src_stride, float* dst, std::int64_t dst_stride) {
+  /// The rows of a kWidth x kWidth block become its columns.
+  static void transpose(Reg (&a)[kWidth]) {
     for (int r = 0; r < kWidth; ++r)
-      for (int c = 0; c < kWidth; ++c) dst[c * dst_stride + r] = src[r * src_stride + c];
+      for (int c = 0; c < r; ++c) {
+        const float below = a[r].v[c];
+        a[r].v[c] = a[c].v[r];
+        a[c].v[r] = below;
+      }
   }
 };
 

@@ -8,6 +8,9 @@
 
 #include <cstdint>
 
+#include "backend/cpu/direct_rows.h"
+#include "backend/cpu/direct_values.h"
+#include "backend/cpu/elements.h"
 #include "backend/cpu/item_view.h"
 #include "backend/cpu/panels.h"
 #include "backend/cpu/planted.h"
@@ -129,42 +132,137 @@ inline void scale_cached_keys(const ItemView& v, float* row, TileKeys keys, std:
 
 // ---- one tile --------------------------------------------------------------------------------------------------------------
 
-/// Rows [m, m + rows), each of which sees a key of [begin, end), through the three steps.
+/// What is known of a tile before it is absorbed: where its rows lie, and which of them need no conversion through scratch.
+struct Tile {
+  std::int64_t start, begin, end;  ///< keys [begin, end) of the tile that starts at `start`
+  bool k_in_place = false, v_in_place = false;
+  TileRows rows;  ///< if one of them is
+};
+
 template <class V>
-void absorb_block(const ItemView& v, std::int64_t m, std::int64_t rows, std::int64_t tile_begin, std::int64_t begin,
-                  std::int64_t end, const SetAside& aside) {
-  // Later rows see later keys: the first row has the smallest begin, the last row the largest end.
-  const TileKeys all{v.keys(m, tile_begin, begin, end).begin, v.keys(m + rows - 1, tile_begin, begin, end).end};
-  score_rows<V>(v, m, rows, all);
-  TileKeys keys[V::kRows];
-  float corrections[V::kRows];
-  for (std::int64_t r = 0; r < rows; ++r) {
-    float* row = v.scores + r * v.tile_kv;
-    keys[r] = v.keys(m + r, tile_begin, begin, end);
-    if (V::kPairs == 2) scale_cached_keys(v, row, keys[r], tile_begin);
-    corrections[r] =
-        softmax_row<V>(row, keys[r], v.args.score, v.slope(m + r), tile_begin - v.alibi_origin(m + r), v.states[m + r]);
-    for (std::int64_t j = all.begin; j < keys[r].begin; ++j) row[j] = 0.0f;
-    for (std::int64_t j = keys[r].end; j < all.end; ++j) row[j] = 0.0f;
-  }
-  accumulate_rows<V>(v, m, rows, all, corrections);
-  for (std::int64_t r = 0; r < rows && aside.count > 0; ++r)
-    add_set_aside<V>(v, aside, tile_begin, m + r, keys[r], v.scores + r * v.tile_kv);
+void find_tile(Tile& t, const ItemView& v, std::int64_t begin, std::int64_t end) {
+  const AttendArgs& a = v.args;
+  const std::int64_t cached = a.reqs[v.item.req].cached_len;
+  t.start = begin / v.tile_kv * v.tile_kv;
+  t.begin = begin;
+  t.end = end;
+  t.k_in_place = t.v_in_place = false;
+  if (begin < cached && cached < end) return;
+  const bool fresh = begin >= cached, scaled = !fresh || QUIRE_PLANTED(scales_on_new_rows);
+  const auto unscaled = [&](const float* scales, std::int64_t stride) {
+    return !scaled || scale_of_head(scales, stride, v.item.kv_head) == 1.0f;
+  };
+  const RowSource& k = fresh ? a.key : a.cache_k;
+  // A kernel of bf16 pairs scales scores, not keys, and takes words of two as they are.
+  const bool pairs = k.dtype == DType::bf16 && a.head_dim == 2 * key_floats<V>(a);
+  t.k_in_place = readable_in_place(k, a) && (V::kPairs == 2 ? pairs : unscaled(a.k_scale, a.k_scale_stride));
+  t.v_in_place = readable_in_place(fresh ? a.value : a.cache_v, a) && unscaled(a.v_scale, a.v_scale_stride);
+  if (t.k_in_place || t.v_in_place) find_rows(t.rows, a, v.item.req, v.item.kv_head, begin, end);
 }
 
-/// Absorbs keys [begin, end), which lie in one tile, into acc and states.
+/// The tile's keys into the K panels.
 template <class V>
-void absorb_tile(const ItemView& v, std::int64_t begin, std::int64_t end) {
-  const std::int64_t tile_begin = begin / v.tile_kv * v.tile_kv;
-  SetAside aside;
-  pack_keys<V>(v, tile_begin, begin, end);
-  pack_values<V>(v, tile_begin, begin, end, aside);
+void load_keys_of_tile(const ItemView& v, const Tile& t, PrefetchWalk& ahead) {
+  if (!t.k_in_place) return pack_keys<V>(v, t.start, t.begin, t.end);
+  const RowSource& source = t.rows.fresh ? v.args.key : v.args.cache_k;
+  if constexpr (V::kPairs == 2)
+    pack_keys_in_place<V, DType::f32>(v, t.rows, source, ahead);
+  else
+    for_element_type(source.dtype, [&](auto type) { pack_keys_in_place<V, decltype(type)::value>(v, t.rows, source, ahead); });
+}
+
+/// The tile's values into the V panels.
+template <class V>
+void load_values_of_tile(const ItemView& v, const Tile& t, SetAside& aside) {
+  if (!t.v_in_place) return pack_values<V>(v, t.start, t.begin, t.end, aside);
+  aside.count = 0;
+  if (QUIRE_PLANTED(stale_value_tile) && t.start != 0) return;
+  const RowSource& source = t.rows.fresh ? v.args.value : v.args.cache_v;
+  for_element_type(source.dtype, [&](auto type) { pack_values_in_place<V, decltype(type)::value>(v, t.rows, source, aside); });
+}
+
+/// A block of rows with its weights: v.scores holds them, zero for the keys of `all` that a row does not see.
+template <class V>
+struct WeightedRows {
+  std::int64_t first, count;
+  TileKeys all, keys[V::kRows];
+  float corrections[V::kRows];
+};
+
+/// Rows [m, m + rows), each of which sees a key of the tile: scores, softmax.
+template <class V>
+WeightedRows<V> weigh_rows(const ItemView& v, const Tile& t, std::int64_t m, std::int64_t rows) {
+  WeightedRows<V> w;
+  w.first = m;
+  w.count = rows;
+  // Later rows see later keys: the first row has the smallest begin, the last row the largest end.
+  w.all = {v.keys(m, t.start, t.begin, t.end).begin, v.keys(m + rows - 1, t.start, t.begin, t.end).end};
+  score_rows<V>(v, m, rows, w.all);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* row = v.scores + r * v.tile_kv;
+    w.keys[r] = v.keys(m + r, t.start, t.begin, t.end);
+    if (V::kPairs == 2) scale_cached_keys(v, row, w.keys[r], t.start);
+    w.corrections[r] =
+        softmax_row<V>(row, w.keys[r], v.args.score, v.slope(m + r), t.start - v.alibi_origin(m + r), v.states[m + r]);
+    for (std::int64_t j = w.all.begin; j < w.keys[r].begin; ++j) row[j] = 0.0f;
+    for (std::int64_t j = w.keys[r].end; j < w.all.end; ++j) row[j] = 0.0f;
+  }
+  return w;
+}
+
+/// acc = acc * correction + P V from the V panels.
+template <class V>
+void accumulate_weighted(const ItemView& v, const Tile& t, const WeightedRows<V>& w, const SetAside& aside) {
+  accumulate_rows<V>(v, w.first, w.count, w.all, w.corrections);
+  for (std::int64_t r = 0; r < w.count && aside.count > 0; ++r)
+    add_set_aside<V>(v, aside, t.start, w.first + r, w.keys[r], v.scores + r * v.tile_kv);
+}
+
+/// The same for all rows of an item that has few, without panels. False, and nothing done, if an accumulator is not finite
+/// afterwards: values that are not finite are added last (add_set_aside), and nobody has looked for them here.
+template <class V>
+bool accumulate_in_place(const ItemView& v, const Tile& t, const WeightedRows<V>& w, PrefetchWalk& ahead) {
+  const std::int64_t floats = v.num_rows * v.stride;
+  float* before = v.v_panel;  // free: V is not packed
+  for (std::int64_t i = 0; i < floats; i += V::kWidth) V::store(before + i, V::load(v.acc + i));
+  float corrections[V::kRows];
+  for (std::int64_t r = 0; r < w.count; ++r) corrections[r] = w.corrections[r];
+  direct_values<V>(v, t.rows, t.rows.fresh ? v.args.value : v.args.cache_v, w.keys, corrections, ahead);
+  auto check = V::set1(0.0f);
+  for (std::int64_t i = 0; i < floats; i += V::kWidth) check = V::fma(V::load(v.acc + i), V::set1(0.0f), check);
+  if (!V::any_nan(check) || QUIRE_PLANTED(masked_keys_multiplied)) return true;
+  for (std::int64_t i = 0; i < floats; i += V::kWidth) V::store(v.acc + i, V::load(before + i));
+  return false;
+}
+
+/// Absorbs a tile into acc and states. `next` is the tile after it, or null; items of few rows ask for its lines meanwhile.
+template <class V>
+void absorb_tile(const ItemView& v, const Tile& t, const Tile* next) {
+  const bool few = v.num_rows <= V::kRows;
+  const auto walk = [&](bool cached, const RowSource& cache, const RowSource& fresh, const std::int64_t* offsets) {
+    const TileRows* rows = few && cached ? &next->rows : nullptr;
+    return PrefetchWalk(rows, rows != nullptr && rows->fresh ? fresh : cache, offsets, v.args, t.end - t.begin);
+  };
+  const AttendArgs& a = v.args;
+  PrefetchWalk k_ahead = walk(next != nullptr && next->k_in_place, a.cache_k, a.key, next != nullptr ? next->rows.k : nullptr);
+  load_keys_of_tile<V>(v, t, k_ahead);
   // The rows that see a key of the tile lie side by side: causality hides it from earlier rows, the window from later ones.
   std::int64_t first = 0, last = v.num_rows;
-  while (first < last && v.keys(first, tile_begin, begin, end).empty()) ++first;
-  while (last > first && v.keys(last - 1, tile_begin, begin, end).empty()) --last;
+  while (first < last && v.keys(first, t.start, t.begin, t.end).empty()) ++first;
+  while (last > first && v.keys(last - 1, t.start, t.begin, t.end).empty()) --last;
+  SetAside aside;
+  if (few && t.v_in_place && last - first == v.num_rows) {
+    const WeightedRows<V> w = weigh_rows<V>(v, t, 0, v.num_rows);
+    PrefetchWalk v_ahead =
+        walk(next != nullptr && next->v_in_place, a.cache_v, a.value, next != nullptr ? next->rows.v : nullptr);
+    if (QUIRE_PLANTED(stale_value_tile) && t.start != 0) return;
+    if (accumulate_in_place<V>(v, t, w, v_ahead)) return;
+    load_values_of_tile<V>(v, t, aside);
+    return accumulate_weighted<V>(v, t, w, aside);
+  }
+  load_values_of_tile<V>(v, t, aside);
   for (std::int64_t m = first; m < last; m += V::kRows)
-    absorb_block<V>(v, m, last - m < V::kRows ? last - m : V::kRows, tile_begin, begin, end, aside);
+    accumulate_weighted<V>(v, t, weigh_rows<V>(v, t, m, last - m < V::kRows ? last - m : V::kRows), aside);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "backend/cpu/amx/placed_values.h"
 #include "backend/cpu/amx/products.h"
 #include "backend/cpu/attend_args.h"
+#include "backend/cpu/elements.h"
 #include "backend/cpu/finish_row.h"
 #include "backend/cpu/fold_rows.h"
 #include "backend/cpu/item_view.h"
@@ -145,7 +146,7 @@ inline KeyBlock key_block(const AmxItem& v, const std::uint8_t* const* rows, std
 
 /// [16 keys][16 rows] -> [row][kTileKeys], the first `rows` of them.
 inline void scores_of_rows(const float* from, std::int64_t rows, float* to) {
-  if (rows > 4) return Avx512Simd::transpose(from, 16, to, kTileKeys);
+  if (rows > 4) return transpose_block<Avx512Simd>(from, 16, to, kTileKeys);
   __m512 key[4];  // 128-bit lane i of key[k]: the rows of key 4 i + k
   for (int k = 0; k < 4; ++k) {
     key[k] = _mm512_castps128_ps512(_mm_load_ps(from + 16 * k));

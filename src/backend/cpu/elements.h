@@ -1,0 +1,47 @@
+// Stage: attend. Rows that registers take as they lie in the cache, by type: no scratch, no scale.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/attend_args.h"
+
+namespace quire::cpu {
+namespace {
+
+/// kWidth elements as f32, by type.
+template <class V, DType kType>
+typename V::Reg load_elements(const std::uint8_t* row, std::int64_t d) {
+  if constexpr (kType == DType::f16) return V::load_f16(reinterpret_cast<const std::uint16_t*>(row) + d);
+  if constexpr (kType == DType::bf16) return V::load_bf16(reinterpret_cast<const std::uint16_t*>(row) + d);
+  return V::load(reinterpret_cast<const float*>(row) + d);
+}
+
+/// Whether rows can be read in place: whole vectors side by side, of a type that a register takes.
+inline bool readable_in_place(const RowSource& source, const AttendArgs& a) {
+  const bool direct_type = source.dtype == DType::f32 || source.dtype == DType::f16 || source.dtype == DType::bf16;
+  return direct_type && source.strides.dim == 1 && source.strides.x >= a.head_dim && a.head_dim == a.stride;
+}
+
+/// Calls visit(kType{}) with the type that the elements of `source` are loaded as.
+template <DType kType>
+struct TypeConstant {
+  static constexpr DType value = kType;
+};
+template <class Visit>
+inline __attribute__((always_inline)) void for_element_type(DType type, Visit&& visit) {
+  if (type == DType::f32) return visit(TypeConstant<DType::f32>{});
+  if (type == DType::f16) return visit(TypeConstant<DType::f16>{});
+  visit(TypeConstant<DType::bf16>{});
+}
+
+/// dst[c][r] = src[r][c] for a kWidth x kWidth block.
+template <class V>
+void transpose_block(const float* src, std::int64_t src_stride, float* dst, std::int64_t dst_stride) {
+  typename V::Reg block[V::kWidth];
+  for (int i = 0; i < V::kWidth; ++i) block[i] = V::load(src + i * src_stride);
+  V::transpose(block);
+  for (int i = 0; i < V::kWidth; ++i) V::store(dst + i * dst_stride, block[i]);
+}
+
+}  // namespace
+}  // namespace quire::cpu
