@@ -40,9 +40,14 @@ if(QUIRE_HAS_CUDA)
   file(GLOB QUIRE_CUDA_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*.cpp src/backend/cuda/*.cu src/backend/cuda/mma/*.cu
        src/backend/cuda/mma/*.cpp src/backend/cuda/sm90/*.cu src/backend/cuda/sm90/*.cpp)
   target_sources(quire PRIVATE ${QUIRE_CUDA_SOURCES})
-  target_compile_definitions(quire PRIVATE QUIRE_HAS_CUDA=1)
+  # Where it is asked for, and nowhere else: other objects are those of a build without CUDA, and ccache knows them (tests/packaging).
+  file(GLOB QUIRE_CUDA_SWITCHES CONFIGURE_DEPENDS src/attention/*.cpp src/device/*.cpp)
+  set_source_files_properties(${QUIRE_CUDA_SWITCHES} ${QUIRE_CUDA_SOURCES} PROPERTIES COMPILE_DEFINITIONS QUIRE_HAS_CUDA=1)
+  set(cuda_cpp_sources ${QUIRE_CUDA_SOURCES})
+  list(FILTER cuda_cpp_sources INCLUDE REGEX "\\.cpp$")
+  set_source_files_properties(${cuda_cpp_sources} PROPERTIES COMPILE_OPTIONS "-isystem;${CUDAToolkit_INCLUDE_DIRS}")
   # The runtime is linked statically: a program with Quire in it needs the driver and nothing else.
-  target_link_libraries(quire PRIVATE CUDA::cudart_static)
+  target_link_libraries(quire PRIVATE $<LINK_ONLY:CUDA::cudart_static>)
   set_target_properties(quire PROPERTIES CUDA_ARCHITECTURES "${QUIRE_CUDA_ARCHITECTURES}" CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
     CUDA_RUNTIME_LIBRARY Static CUDA_VISIBILITY_PRESET default)
   target_compile_options(quire PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr --threads 1 -Xcompiler=-Wall>)

@@ -11,9 +11,9 @@ endfunction()
 # The flags of the build that is tested, in folders beside it: ccache has the objects then, even where it stores relative paths
 # (base_dir). Without ccache the library is compiled twice more. CUDA kernels come installed with the build under test; compiling them
 # twice more would show nothing new.
-string(REPLACE ";" "\\;" launcher "${LAUNCHER}")
+set(ENV{CMAKE_CXX_COMPILER_LAUNCHER} "${LAUNCHER}")  # a list: as an argument it would come apart on its way
 set(configure ${CMAKE_COMMAND} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${C} -DQUIRE_DEVELOPER_MODE=ON
-    -DCMAKE_BUILD_TYPE=${BUILD_TYPE} "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=${CXX_FLAGS}" "-DCMAKE_CXX_COMPILER_LAUNCHER=${launcher}"
+    -DCMAKE_BUILD_TYPE=${BUILD_TYPE} "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=${CXX_FLAGS}"
     -DQUIRE_CUDA=OFF)
 set(consumers ${SOURCE_DIR}/tests/packaging)
 
