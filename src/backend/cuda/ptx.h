@@ -44,8 +44,8 @@ __device__ inline void mma_bf16(float (&c)[4], const std::uint32_t (&a)[4], std:
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// 2^x; relative error at most 2^-22 by the manual, 2.42 * 2^-24 on an H200 (every x from -126 to 0); 2^-inf = 0, results below 2^-126
-/// are 0.
+/// 2^x; relative error at most 2^-22 by the manual, 2.42 * 2^-24 on an H200 (every x from -126 to 0); 2^-inf = 0, results below
+/// 2^-126 are 0.
 __device__ inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
