@@ -85,6 +85,7 @@ bool all_refused(const BenchReport& report) {
 
 BenchOptions options_of(const BenchArgs& args, Progress& progress) {
   BenchOptions options;
+  options.device = args.device;
   options.kernels = args.kernels;
   options.threads = args.threads;
   options.batch_invariant = args.batch_invariant;

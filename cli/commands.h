@@ -78,6 +78,7 @@ struct BenchArgs {
   std::vector<std::string> cases;  ///< case files
   std::vector<std::string> captures;
   std::vector<std::string> workloads;
+  std::string device;                ///< empty = cpu
   std::vector<std::string> kernels;  ///< empty = the planned one
   std::vector<int> threads;          ///< empty = 1 and all this process may use
   bool batch_invariant = false;

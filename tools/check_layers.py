@@ -37,7 +37,7 @@ ALLOWED = {
     "src/report/": PUBLIC + DTYPE_DECODE + ["src/diagnose/tolerance.h"],
     "src/diagnose/": PUBLIC + DTYPE_DECODE + ["src/faults/", "src/report/"],
     "src/verify/": PUBLIC + DTYPE_DECODE + ["src/report/", "src/device/"],
-    "src/bench/": PUBLIC + TEXT + ["src/verify/prepare.h", "src/device/"],
+    "src/bench/": PUBLIC + TEXT + ["src/verify/prepare.h", "src/verify/device_case.h", "src/device/"],
     # The oracle: a bug shared with the kernels' masking or paging could hide there.
     "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp"] + DTYPE_DECODE,
     "src/backend/cpu/": PUBLIC + SEMANTICS + ["src/plan/"],

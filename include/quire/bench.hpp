@@ -44,6 +44,7 @@ struct Ceilings {
   std::vector<Read> reads;     ///< ascending; the last is far larger than the last-level cache, unless memory is short
   double fma_gflops = 0;       ///< f32 multiply-adds
   double bf16_dot_gflops = 0;  ///< VDPBF16PS; 0 = not on this machine
+  double mma_gflops = 0;       ///< mma.sync of a GPU: f16 products, f32 sums; 0 = not a GPU
   double amx_gflops = 0;       ///< TDPBF16PS; 0 = not on this machine, or not permitted
   double ping_pong_ns = 0;     ///< a cache line from one core to another, one way; 0 with one thread
   double drift = 0;            ///< largest relative difference between start and end, of all of the above
@@ -61,6 +62,9 @@ struct Floor {
 };
 Floor floor_of(const Problem& problem, double read_gbs, double compute_gflops);
 
+/// Stands for `threads` where a GPU is timed.
+inline constexpr int kWholeDevice = 0;
+
 /// One way to run a case. Variants of a case are timed in turns.
 struct BenchVariant {
   std::string kernel;  ///< as asked for; empty = the planned one
@@ -75,7 +79,8 @@ struct BenchResult {
   std::string kernel;  ///< that served it
   std::string plan;    ///< to_string(plan)
   Interval seconds;    ///< of one attend()
-  std::string clock;   ///< "wall"; "thread cpu" where other processes disturbed too many calls of a single thread
+  std::string clock;  ///< "wall"; "device" (events round a replayed CUDA graph); "thread cpu" where other processes disturbed too
+                      ///< many calls of a single thread
   std::int64_t calls = 0, disturbed = 0;  ///< calls timed; of these, not counted because the thread was off its core
   double plan_seconds = 0;                ///< median of plan()
   double gbs = 0, gflops = 0;             ///< kv_bytes and flops over the median
@@ -104,6 +109,7 @@ struct BenchInput {
 };
 
 struct BenchOptions {
+  std::string device;                ///< "" or "cpu"; "cuda" times attend() on the GPU that is current there
   std::vector<std::string> kernels;  ///< by name; empty = the planned one
   std::vector<int> threads;          ///< empty = 1 and all cores that this process may use
   bool batch_invariant = false;      ///< also time batch-invariant plans, in turns with the others
@@ -128,6 +134,9 @@ struct BenchReport {
 /// K and V are read from memory of 2 MiB pages where the system grants them. A case of more than min(16 MiB, half the last-level
 /// cache) is run on enough copies, in turn, that no call finds the copy of the one before in a cache; a smaller one is measured
 /// in cache, against the ceiling of a working set of its size. Errors: the status of an input that cannot be read or made.
+///
+/// On a GPU its L2 is the last-level cache, and a result is the time of one attend() in a replayed graph of at least four.
+/// unsupported where there is no such GPU or this build has no kernels for it.
 Result<BenchReport> bench(std::span<const BenchInput> inputs, const BenchOptions& options = {});
 
 /// Standing workloads W1 .. W5 and W1s .. W5s (scaled to two cores), and "targets": names and their inputs (bench/cases).

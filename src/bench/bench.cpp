@@ -4,9 +4,10 @@
 #include <new>
 
 #include "bench/ceilings/measure.h"
+#include "bench/device_run.h"
 #include "bench/driver.h"
-#include "bench/report.h"
 #include "quire/bench.hpp"
+#include "quire/plan.hpp"
 #include "text/formatted.h"
 
 namespace quire {
@@ -60,13 +61,6 @@ class CeilingRun {
   std::vector<std::int64_t> rungs_;
 };
 
-bool good(const BenchCaseResult& c) {
-  return std::none_of(c.results.begin(), c.results.end(), [](const BenchResult& r) { return r.status == "wrong"; });
-}
-bool timed(const BenchCaseResult& c) {
-  return std::any_of(c.results.begin(), c.results.end(), [](const BenchResult& r) { return r.status != "refused"; });
-}
-
 Result<BenchReport> run(std::span<const BenchInput> inputs, const BenchOptions& options) {
   BenchReport report;
   report.machine = bench_machine();
@@ -95,10 +89,7 @@ Result<BenchReport> run(std::span<const BenchInput> inputs, const BenchOptions& 
   for (std::size_t i = 0; i < at_start.size(); ++i) report.ceilings.push_back(benchmark::better_of(at_start[i], at_end[i]));
   for (std::size_t i = 0; i < report.cases.size(); ++i)
     benchmark::finish(report.cases[i], entries.value()[i].problem, report.ceilings);
-  report.ok =
-      std::all_of(report.cases.begin(), report.cases.end(), good) && std::any_of(report.cases.begin(), report.cases.end(), timed);
-  report.text = benchmark::text_of(report);
-  report.json = benchmark::json_of(report, options);
+  benchmark::conclude(report, options);
   return report;
 }
 
@@ -109,7 +100,9 @@ Result<BenchReport> bench(std::span<const BenchInput> inputs, const BenchOptions
   for (const int threads : options.threads)
     if (threads < 1 || threads > 4096)
       return Status(Code::invalid_argument, formatted("bench: {} threads: expected 1 to 4096", threads));
+  const bool on_host = options.device.empty() || options.device == name(Backend::cpu);
   try {
+    if (!on_host) return benchmark::run_on_device(inputs, options);
     return run(inputs, options);
   } catch (const std::bad_alloc&) {
     return Status(Code::out_of_memory, "bench: not enough memory");

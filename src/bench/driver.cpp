@@ -6,19 +6,13 @@
 #include "bench/ceilings/measure.h"
 #include "bench/floors.h"
 #include "bench/lane.h"
+#include "bench/report.h"
 #include "bench/turns.h"
 #include "bench/verified.h"
 #include "text/formatted.h"
 
 namespace quire::benchmark {
 namespace {
-
-Result<Case> case_of(const Entry& entry) {
-  if (!entry.input.capture.empty()) return read_capture(entry.input.capture);
-  const Result<ProblemLine> line = parse_problem_line(entry.input.line);
-  if (!line.ok()) return line.status();
-  return make_case(line.value());
-}
 
 std::string words_for(const BenchVariant& v) {
   return formatted("{}, {} thread{}{}", v.kernel.empty() ? "planned kernel" : v.kernel, v.threads, v.threads == 1 ? "" : "s",
@@ -73,6 +67,13 @@ std::vector<Lane> make_lanes(const Case& c, const std::vector<BenchVariant>& var
 }
 
 }  // namespace
+
+Result<Case> case_of(const Entry& entry) {
+  if (!entry.input.capture.empty()) return read_capture(entry.input.capture);
+  const Result<ProblemLine> line = parse_problem_line(entry.input.line);
+  if (!line.ok()) return line.status();
+  return make_case(line.value());
+}
 
 std::int64_t Entry::working_set() const { return copies * kv_bytes_of(problem); }
 
@@ -160,6 +161,16 @@ void finish(BenchCaseResult& result, const Problem& problem, const std::vector<C
     r.of_floor = r.floor.seconds / r.seconds.median;
     r.of_gather = read.gather_gbs > 0 ? r.gbs / read.gather_gbs : 0;
   }
+}
+
+void conclude(BenchReport& report, const BenchOptions& options) {
+  const auto any = [](const BenchCaseResult& c, auto&& is) { return std::any_of(c.results.begin(), c.results.end(), is); };
+  const auto wrong = [&](const BenchCaseResult& c) { return any(c, [](const BenchResult& r) { return r.status == "wrong"; }); };
+  const auto timed = [&](const BenchCaseResult& c) { return any(c, [](const BenchResult& r) { return r.status != "refused"; }); };
+  report.ok = std::none_of(report.cases.begin(), report.cases.end(), wrong) &&
+              std::any_of(report.cases.begin(), report.cases.end(), timed);
+  report.text = text_of(report);
+  report.json = json_of(report, options);
 }
 
 }  // namespace quire::benchmark

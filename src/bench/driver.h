@@ -21,6 +21,9 @@ struct Entry {
 /// Parses a line, or reads a capture for its shape.
 Result<Entry> entry_of(const BenchInput& input, std::int64_t l3_bytes, std::int64_t cold);
 
+/// The data of an entry.
+Result<Case> case_of(const Entry& entry);
+
 /// The variants that the options ask for, planned kernel and single thread first.
 std::vector<BenchVariant> variants_of(const BenchOptions& options, int cores);
 
@@ -28,6 +31,9 @@ std::vector<BenchVariant> variants_of(const BenchOptions& options, int cores);
 /// to stop.
 Result<BenchCaseResult> run_case(const Entry& entry, const std::vector<BenchVariant>& variants, const BenchOptions& options,
                                  const std::function<bool(const std::string&)>& say);
+
+/// Sets what follows from the results: ok, text and JSON.
+void conclude(BenchReport& report, const BenchOptions& options);
 
 /// Fills in what depends on the ceilings.
 void finish(BenchCaseResult& result, const Problem& problem, const std::vector<Ceilings>& ceilings);

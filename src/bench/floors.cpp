@@ -42,6 +42,7 @@ ComputeCeiling compute_ceiling(const Problem& p, const Ceilings& c) {
   const bool in_bf16 = p.q_dtype == DType::bf16 && (p.kv_dtype == DType::bf16 || is_fp8(p.kv_dtype));
   if (in_bf16 && c.bf16_dot_gflops > best.gflops) best = {"bf16 dot", c.bf16_dot_gflops};
   if (in_bf16 && c.amx_gflops > best.gflops) best = {"bf16 AMX", c.amx_gflops};
+  if (p.q_dtype != DType::f32 && c.mma_gflops > best.gflops) best = {"16-bit mma", c.mma_gflops};
   return best;
 }
 

@@ -37,6 +37,7 @@ Json ceilings_json(const std::vector<Ceilings>& all) {
                     {"fma_gflops", c.fma_gflops},
                     {"bf16_dot_gflops", c.bf16_dot_gflops},
                     {"amx_gflops", c.amx_gflops},
+                    {"mma_gflops", c.mma_gflops},
                     {"ping_pong_ns", c.ping_pong_ns},
                     {"drift", c.drift}});
   }

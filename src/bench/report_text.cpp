@@ -23,7 +23,15 @@ std::string machine_text(const BenchMachine& m) {
                    size_text(m.l2_bytes), size_text(m.l3_bytes), m.compiler);
 }
 
+std::string device_ceilings_text(const Ceilings& c) {
+  std::string text = "ceilings ";
+  for (const Ceilings::Read& r : c.reads) text += formatted(" read {} GB/s of {},", rate(r.stream_gbs), size_text(r.bytes));
+  return text + formatted(" f32 FMA {} GFLOP/s, 16-bit mma.sync {} GFLOP/s, drift {}\n", rate(c.fma_gflops), rate(c.mma_gflops),
+                          percent(c.drift));
+}
+
 std::string ceilings_text(const std::vector<Ceilings>& all) {
+  if (!all.empty() && all.front().threads == kWholeDevice) return device_ceilings_text(all.front());
   std::string text = formatted("ceilings  {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}\n", "threads", "set", "read",
                                "gather", "f32 FMA", "bf16 dot", "bf16 AMX", "hop", "drift");
   text += formatted("          {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}\n", "", "", "GB/s", "GB/s", "GFLOP/s",
@@ -58,9 +66,9 @@ std::string result_text(const BenchResult& r) {
                                 ? formatted(" of reading at {} GB/s", rate(r.floor.read_gbs))
                                 : formatted(" of {} at {} GFLOP/s", r.floor.compute, rate(r.floor.compute_gflops));
   text += formatted("    {} of the machine: floor {}{}", percent(r.of_floor), time_text(r.floor.seconds), parts);
-  if (r.floor.compute_seconds <= 0) text += formatted("; {} of the page gather", percent(r.of_gather));
+  if (r.floor.compute_seconds <= 0 && r.of_gather > 0) text += formatted("; {} of the page gather", percent(r.of_gather));
   text += formatted("; plan {}\n    {}", time_text(r.plan_seconds), verdict_text(r));
-  if (2 * r.disturbed > r.calls || r.clock != "wall")
+  if (2 * r.disturbed > r.calls || r.clock == "thread cpu")
     text += formatted("; {} of {} calls disturbed, clock: {}", r.disturbed, r.calls, r.clock);
   return text + "\n";
 }
@@ -92,8 +100,9 @@ std::string time_text(double seconds) {
 }
 
 std::string variant_text(const BenchVariant& v, const std::string& kernel) {
-  return formatted("{}, {} thread{}{}", kernel.empty() ? "planned" : kernel, v.threads, v.threads == 1 ? "" : "s",
-                   v.batch_invariant ? ", invariant" : "");
+  const std::string threads =
+      v.threads == kWholeDevice ? std::string() : formatted(", {} thread{}", v.threads, v.threads == 1 ? "" : "s");
+  return formatted("{}{}{}", kernel.empty() ? "planned" : kernel, threads, v.batch_invariant ? ", invariant" : "");
 }
 
 std::string text_of(const BenchReport& report) {

@@ -1,5 +1,6 @@
 // Which GPUs there are, of those that this build has kernels for.
 
+#include "device/bench_probe.h"
 #include "device/runtime.h"
 #include "text/formatted.h"
 
@@ -9,6 +10,14 @@ namespace device {
 const Runtime* runtime_of(Memory memory) noexcept {
 #if QUIRE_HAS_CUDA
   if (memory == Memory::cuda) return &kCudaRuntime;
+#endif
+  (void)memory;
+  return nullptr;
+}
+
+const BenchProbe* bench_probe_of(Memory memory) noexcept {
+#if QUIRE_HAS_CUDA
+  if (memory == Memory::cuda) return &kCudaBenchProbe;
 #endif
   (void)memory;
   return nullptr;

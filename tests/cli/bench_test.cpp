@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "command.h"
+#include "quire/plan.hpp"
 
 namespace quire::test {
 namespace {
@@ -23,6 +24,24 @@ TEST(BenchCommand, SaysHowFastAndThatItIsRight) {
   EXPECT_THAT(ran.out,
               AllOf(HasSubstr("machine   "), HasSubstr("ceilings  "), HasSubstr("cpu_generic, 1 thread "),
                     HasSubstr("% of the machine: floor "), HasSubstr("in 4 of 4 rows"), HasSubstr("\nOK: 1 verified\n")));
+}
+
+// Where there is a GPU, the same report; elsewhere a reason and no numbers.
+TEST(BenchCommand, TimesAGpuOrSaysWhyNot) {
+  const Ran ran = quire({"bench", "--device", "cuda", "--seconds", "0.02", "--json", kLine});
+  if (gpu_device().ok()) {
+    EXPECT_EQ(ran.exit_code, 0) << ran.err;
+    const auto result = json_of(ran)["cases"][0]["results"][0];
+    EXPECT_EQ(result["status"], "ok");
+    EXPECT_EQ(result["clock"], "device");
+    return;
+  }
+  EXPECT_EQ(ran.exit_code, 4);
+  EXPECT_THAT(ran.out + ran.err, AllOf(HasSubstr("bench: "), HasSubstr(has_backend(Backend::cuda) ? "CUDA" : "cuda")));
+  EXPECT_THAT(ran.out + ran.err, Not(HasSubstr("GB/s")));
+  EXPECT_EQ(quire({"bench", "--device", "hip", kLine}).exit_code, 4);
+  EXPECT_EQ(quire({"bench", "--device", "tpu", kLine}).exit_code, 2);
+  EXPECT_EQ(quire({"bench", "--device", "cuda", "--threads", "2", kLine}).exit_code, 2);
 }
 
 TEST(BenchCommand, TakesLinesWordsFilesAndCaptures) {

@@ -39,4 +39,9 @@ cudaError_t find_bad_contents(const gpu::AttendArgs& args, bool& found);
 cudaError_t launch_append(const gpu::AppendArgs& args, cudaStream_t stream);
 cudaError_t launch_merge(const gpu::MergeArgs& args, cudaStream_t stream);
 
+/// bench.cu: reads all bytes once; `sink` is 4 bytes of the device.
+cudaError_t launch_read(const void* data, std::int64_t bytes, void* sink, cudaStream_t stream);
+/// Multiply-adds in registers: f32, or f16 with f32 sums on tensor cores. `flops` is how many.
+cudaError_t launch_multiply(bool tensor_cores, void* sink, double& flops, cudaStream_t stream);
+
 }  // namespace quire::cuda

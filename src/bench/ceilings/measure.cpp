@@ -133,6 +133,7 @@ Ceilings better_of(const Ceilings& start, const Ceilings& end) {
   best(c.fma_gflops, end.fma_gflops);
   best(c.bf16_dot_gflops, end.bf16_dot_gflops);
   best(c.amx_gflops, end.amx_gflops);
+  best(c.mma_gflops, end.mma_gflops);
   c.drift = std::max(c.drift, apart(c.ping_pong_ns, end.ping_pong_ns));
   c.ping_pong_ns = std::min(c.ping_pong_ns, end.ping_pong_ns);
   return c;

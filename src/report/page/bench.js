@@ -22,7 +22,9 @@ function benchRows(report) {
   return rows;
 }
 const caseName = (c) => [textOf(c.name), textOf(c.line)].filter(Boolean).join('  ');
-const variantName = (r) => [textOf(r.kernel) || textOf(r.asked_kernel) || 'planned', plural(numberOf(r.threads, 1), 'thread'),
+// No threads: a GPU, which is timed whole.
+const threadsOf = (threads) => (threads === 0 ? '' : plural(numberOf(threads, 1), 'thread'));
+const variantName = (r) => [textOf(r.kernel) || textOf(r.asked_kernel) || 'planned', threadsOf(r.threads),
                             r.batch_invariant === true && 'batch-invariant']
                                .filter(Boolean)
                                .join(', ');
@@ -154,7 +156,8 @@ const coldRead = (ceilings) => recordOf(recordsOf(ceilings.reads).slice(-1)[0]);
 function roofline(ceilings, rows) {
   const read = numberOf(coldRead(ceilings).stream_gbs), gather = numberOf(coldRead(ceilings).gather_gbs);
   const roofs = [
-    ['f32 FMA', ceilings.fma_gflops], ['bf16 dot', ceilings.bf16_dot_gflops], ['bf16 AMX', ceilings.amx_gflops]
+    ['f32 FMA', ceilings.fma_gflops], ['bf16 dot', ceilings.bf16_dot_gflops], ['bf16 AMX', ceilings.amx_gflops],
+    ['16-bit mma', ceilings.mma_gflops]
   ].filter(([, value]) => numberOf(value) > 0);
   const top = Math.max(1, ...roofs.map(([, value]) => value));
   const intensities = rows.map(intensityOf).filter((i) => i > 0),
@@ -174,7 +177,7 @@ function roofline(ceilings, rows) {
                                          px(intensityOf(row)), py(row.r.gflops), row,
                                          `${row.number}: ${variantName(row.r)}, ${short(row.r.gflops)} GFLOP/s, ${
                                              percent(row.r.of_floor)} of the machine`));
-  const threads = plural(numberOf(ceilings.threads, 1), 'thread');
+  const threads = threadsOf(ceilings.threads) || 'the device';
   return el(
       'figure', {}, el('h3', {}, threads),
       plane(
@@ -259,7 +262,7 @@ function ceilingsSection(ceilings) {
     of('threads', ({c}) => c.threads), of('working set, MiB', ({read}) => numberOf(read.bytes) / 1048576),
     of('read, GB/s', ({read}) => read.stream_gbs), of('page gather, GB/s', ({read}) => read.gather_gbs),
     of('f32 FMA, GFLOP/s', ({c, last}) => last && c.fma_gflops), of('bf16 dot', ({c, last}) => last && c.bf16_dot_gflops),
-    of('bf16 AMX', ({c, last}) => last && c.amx_gflops), of('hop, ns', ({c, last}) => last && c.ping_pong_ns),
+    of('bf16 AMX', ({c, last}) => last && c.amx_gflops), of('16-bit mma', ({c, last}) => last && c.mma_gflops), of('hop, ns', ({c, last}) => last && c.ping_pong_ns),
     {title: 'drift', cell: ({c, last}) => (last ? percent(c.drift) : ''), class: 'number'}
   ];
   return rows.length > 0 &&

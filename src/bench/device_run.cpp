@@ -1,0 +1,334 @@
+// See device_run.h.
+#include "bench/device_run.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "bench/ceilings/measure.h"
+#include "bench/clocks.h"
+#include "bench/device_ceilings.h"
+#include "bench/floors.h"
+#include "bench/report.h"
+#include "bench/statistics.h"
+#include "bench/verified.h"
+#include "device/staging.h"
+#include "quire/attention.hpp"
+#include "quire/plan.hpp"
+#include "text/formatted.h"
+#include "verify/device_case.h"
+
+namespace quire::benchmark {
+namespace {
+
+using conformance::DeviceBytes;
+using conformance::DeviceCase;
+
+constexpr std::size_t kBlocks = 15;
+constexpr std::int64_t kMostCopies = 64, kFewestCalls = 4;  // a graph holds as many calls as there are copies
+constexpr int kPlans = 31;
+
+struct Gpu {
+  Device device;
+  quire::Memory memory = quire::Memory::cpu;
+  const device::Runtime* runtime = nullptr;
+  const device::BenchProbe* probe = nullptr;
+};
+
+Result<Gpu> gpu_named(const std::string& name) {
+  for (const Backend backend : {Backend::cuda, Backend::hip}) {
+    if (name != quire::name(backend)) continue;
+    Gpu gpu;
+    gpu.memory = device::memory_of(backend);
+    gpu.runtime = device::runtime_of(gpu.memory);
+    gpu.probe = device::bench_probe_of(gpu.memory);
+    if (gpu.runtime == nullptr || gpu.probe == nullptr)
+      return Status(Code::unsupported, formatted("bench: this build has no {} kernels", name));
+    Result<Device> found = gpu_device(0);
+    if (!found.ok()) return Status(found.status().code(), "bench: " + found.status().message());
+    gpu.device = std::move(found).value();
+    return gpu;
+  }
+  return Status(Code::invalid_argument, formatted("bench: no device is called '{}'; there are cpu, cuda, hip", name));
+}
+
+BenchMachine machine_of(const Device& d) {
+  BenchMachine m;
+  m.cpu = d.product;
+  m.features = d.name;
+  m.cores = d.num_threads;
+  m.l2_bytes = d.l2_bytes;
+  m.compiler = bench_machine().compiler;
+  return m;
+}
+
+/// K and V of a case, as many times as `copies` says and the device has memory for.
+Result<std::vector<KVCache>> copies_of(const Case& c, const DeviceCase& there, const Gpu& gpu, std::int64_t copies,
+                                       std::vector<DeviceBytes>& owners) {
+  std::vector<KVCache> caches = {there.cache()};
+  while (static_cast<std::int64_t>(caches.size()) < std::min(copies, kMostCopies)) {
+    KVCache copy = there.cache();
+    for (const auto& [from, to] : {std::pair{&c.cache.k, &copy.k}, std::pair{&c.cache.v, &copy.v}}) {
+      const device::ByteSpan span = device::span_of(*from);
+      const auto bytes = static_cast<std::size_t>(span.end - span.begin);
+      Result<DeviceBytes> made = DeviceBytes::make(*gpu.runtime, bytes);
+      if (!made.ok()) return caches.size() > 1 ? Result<std::vector<KVCache>>(caches) : made.status();
+      if (Status s = gpu.runtime->copy_to_device(made->data(), static_cast<const std::byte*>(from->data) + span.begin, bytes);
+          !s.ok())
+        return s;
+      to->data = made->data() - span.begin;
+      owners.push_back(std::move(made).value());
+    }
+    caches.push_back(copy);
+  }
+  return caches;
+}
+
+/// One variant of a case on the device: plan, workspace, and an output of its own.
+class DeviceLane {
+ public:
+  static Result<DeviceLane> make(const DeviceCase& there, const Gpu& gpu, const BenchVariant& variant) {
+    const PlanSettings settings{.kernel = variant.kernel, .batch_invariant = variant.batch_invariant};
+    Result<Plan> planned = quire::plan(there.batch(), there.cache(), there.options(), settings);
+    if (!planned.ok()) return planned.status();
+    DeviceLane lane;
+    lane.gpu_ = &gpu;
+    lane.variant = variant;
+    lane.batch_ = there.batch();
+    lane.options_ = there.options();
+    lane.plan = std::move(planned).value();
+    lane.plan_seconds = seconds_of_plan(there, settings);
+    for (const std::size_t bytes : {workspace_bytes(lane.plan), bytes_of(there.batch().query), bytes_of(there.batch().lse)}) {
+      Result<DeviceBytes> made = DeviceBytes::make(*gpu.runtime, bytes);
+      if (!made.ok()) return made.status();
+      lane.memory_.push_back(std::move(made).value());
+    }
+    lane.batch_.output = like(there.batch().query, lane.memory_[1].data());
+    lane.batch_.lse = like(there.batch().lse, lane.memory_[2].data());
+    return lane;
+  }
+
+  /// Seconds of each of so many replays of a graph of so many calls, each on the next copy.
+  Result<std::vector<double>> replay(const std::vector<KVCache>& caches, std::int64_t calls_each, int times) const {
+    const auto enqueue = [&](void* stream) -> Status {
+      AttendOptions how;
+      how.stream = stream;
+      for (std::int64_t i = 0; i < calls_each; ++i)
+        if (Status s = attend(plan, batch_, caches[static_cast<std::size_t>(i) % caches.size()], options_, workspace(), how);
+            !s.ok())
+          return s;
+      return {};
+    };
+    Result<std::vector<double>> seconds = gpu_->probe->replay_seconds(enqueue, times);
+    if (!seconds.ok()) return seconds.status();
+    // What the last call found and wrote: rows counted, no rule broken.
+    if (Status s = attend_status(plan, batch_, caches[0], options_, workspace()); !s.ok()) return s;
+    return seconds;
+  }
+
+  Status poison() const {
+    for (const Tensor* t : {&batch_.output, &batch_.lse}) {
+      const std::vector<std::byte> nan(bytes_of(*t), std::byte{0xFF});
+      if (nan.empty()) continue;
+      if (Status s = gpu_->runtime->copy_to_device(t->data, nan.data(), nan.size()); !s.ok()) return s;
+    }
+    return {};
+  }
+
+  /// The output as it is now, and whether it has the bits of the first question.
+  Result<bool> fetch() {
+    output_.resize(bytes_of(batch_.output));
+    lse_.resize(bytes_of(batch_.lse));
+    for (const auto& [from, to] : {std::pair{&batch_.output, &output_}, std::pair{&batch_.lse, &lse_}})
+      if (!to->empty())
+        if (Status s = gpu_->runtime->copy_to_host(to->data(), from->data, to->size()); !s.ok()) return s;
+    if (first_.empty()) first_ = output_;
+    return first_ == output_;
+  }
+  Tensor output() { return on_host(batch_.output, output_); }
+  Tensor lse() { return on_host(batch_.lse, lse_); }
+
+  BenchVariant variant;
+  Plan plan;
+  double plan_seconds = 0;
+  std::vector<double> blocks;  ///< seconds of one call, a median each
+  std::int64_t rounds = 1, calls = 0;
+  bool same_bits = true;
+  Status status;  ///< of the call that failed, if one did
+
+ private:
+  static std::size_t bytes_of(const Tensor& t) {
+    return t.present() ? static_cast<std::size_t>(t.num_elements() * itemsize(t.dtype)) : 0;
+  }
+  static Tensor like(const Tensor& t, void* data) {
+    if (!t.present()) return t;
+    Tensor dense = Tensor::from_shape(data, t.dtype, t.shape, t.rank);
+    dense.memory = t.memory;
+    return dense;
+  }
+  static Tensor on_host(const Tensor& t, std::vector<std::byte>& bytes) {
+    return t.present() ? Tensor::from_shape(bytes.data(), t.dtype, t.shape, t.rank) : t;
+  }
+  static double seconds_of_plan(const DeviceCase& there, const PlanSettings& settings) {
+    std::vector<double> seconds;
+    for (int i = 0; i < kPlans; ++i) {
+      const Moment begin = Moment::begin();
+      const Result<Plan> planned = quire::plan(there.batch(), there.cache(), there.options(), settings);
+      seconds.push_back(sample_between(begin, Moment::end(), 1, 1).seconds);
+    }
+    return median(std::move(seconds));
+  }
+  std::span<std::byte> workspace() const { return {memory_[0].data(), workspace_bytes(plan)}; }
+
+  const Gpu* gpu_ = nullptr;
+  Batch batch_;
+  Options options_;
+  std::vector<DeviceBytes> memory_;
+  std::vector<std::byte> output_, lse_, first_;
+};
+
+Status run_block(DeviceLane& lane, const std::vector<KVCache>& caches, std::int64_t calls) {
+  if (Status s = lane.poison(); !s.ok()) return s;
+  Result<std::vector<double>> seconds = lane.replay(caches, calls, static_cast<int>(lane.rounds));
+  if (!seconds.ok()) return seconds.status();
+  lane.calls += calls * lane.rounds;
+  lane.blocks.push_back(median(std::move(seconds).value()) / static_cast<double>(calls));
+  const Result<bool> same = lane.fetch();
+  if (!same.ok()) return same.status();
+  lane.same_bits = lane.same_bits && same.value();
+  return {};
+}
+
+/// Each lane has its blocks with those of the others in between.
+void time_in_turns(std::vector<DeviceLane>& lanes, const std::vector<KVCache>& caches, double seconds,
+                   const std::function<bool()>& keep_going) {
+  const std::int64_t calls = std::max(kFewestCalls, static_cast<std::int64_t>(caches.size()));
+  for (DeviceLane& lane : lanes) {
+    Result<std::vector<double>> probe = lane.replay(caches, calls, 3);
+    if (!probe.ok()) lane.status = probe.status();
+    if (!probe.ok()) continue;
+    const double graph = std::max(1e-6, median(std::move(probe).value()));
+    lane.rounds = std::clamp<std::int64_t>(static_cast<std::int64_t>(seconds / static_cast<double>(kBlocks) / graph), 1, 1000);
+  }
+  for (std::size_t round = 0; round < kBlocks && keep_going(); ++round)
+    for (std::size_t turn = 0; turn < lanes.size(); ++turn) {
+      DeviceLane& lane = lanes[round % 2 == 0 ? turn : lanes.size() - 1 - turn];
+      if (lane.status.ok()) lane.status = run_block(lane, caches, calls);
+    }
+}
+
+BenchResult result_of(DeviceLane& lane, const BenchCaseResult& of, const Expected* expected, std::int64_t rows_total) {
+  BenchResult r;
+  r.variant = lane.variant;
+  r.kernel = lane.plan.kernel;
+  r.plan = to_string(lane.plan);
+  r.plan_seconds = lane.plan_seconds;
+  r.block_seconds = lane.blocks;
+  r.seconds = interval_of(lane.blocks);
+  r.clock = "device";
+  r.calls = lane.calls;
+  r.rows_total = rows_total;
+  r.status = "unverified";
+  if (r.seconds.median > 0) {
+    r.gbs = static_cast<double>(of.kv_bytes) / r.seconds.median * 1e-9;
+    r.gflops = of.flops / r.seconds.median * 1e-9;
+  }
+  if (!lane.status.ok()) {
+    r.status = "wrong", r.reason = "attend() failed: " + lane.status.message();
+  } else if (!lane.same_bits) {
+    r.status = "wrong", r.reason = "the bits of the output changed between blocks";
+  } else if (expected != nullptr && !lane.blocks.empty()) {
+    const Comparison comparison = expected->judge(lane.output(), lane.lse());
+    r.rows_compared = expected->rows();
+    r.worst_ratio = comparison.worst_ratio;
+    r.status = comparison.ok ? "ok" : "wrong";
+    if (!comparison.ok) r.reason = comparison.text;
+  }
+  return r;
+}
+
+Result<BenchCaseResult> run_case_on(const Gpu& gpu, const Entry& entry, const std::vector<BenchVariant>& variants,
+                                    const BenchOptions& options, const std::function<bool(const std::string&)>& say) {
+  BenchCaseResult result;
+  if (!say("making the data")) return result;
+  const Result<Case> c = case_of(entry);
+  if (!c.ok()) return c.status();
+  const Result<DeviceCase> there = DeviceCase::upload(c.value(), gpu.memory);
+  if (!there.ok()) return there.status();
+  std::vector<DeviceBytes> owners;
+  const Result<std::vector<KVCache>> caches = copies_of(c.value(), there.value(), gpu, entry.copies, owners);
+  if (!caches.ok()) return caches.status();
+  result.name = entry.input.name;
+  result.line = entry.input.capture.empty() ? entry.input.line : to_string(entry.problem);
+  result.kv_bytes = kv_bytes_of(entry.problem);
+  result.flops = floor_of(entry.problem, 0, 1e-9).compute_seconds;  // FLOPs at one FLOP per second
+  result.copies = static_cast<std::int64_t>(caches->size());
+  result.working_set_bytes = result.copies * result.kv_bytes;
+  std::vector<DeviceLane> lanes;
+  for (const BenchVariant& variant : variants) {
+    Result<DeviceLane> lane = DeviceLane::make(there.value(), gpu, variant);
+    if (lane.ok()) lanes.push_back(std::move(lane).value());
+    if (lane.ok()) continue;
+    BenchResult refused;
+    refused.variant = variant;
+    refused.status = "refused";
+    refused.reason = lane.status().message();
+    result.results.push_back(std::move(refused));
+  }
+  time_in_turns(lanes, caches.value(), options.seconds, [&] { return say("timing on the device"); });
+  std::optional<Expected> expected;
+  if (options.verify && !lanes.empty() && say("fp64 reference")) {
+    Result<Expected> made = Expected::make(c.value(), entry.problem, entry.seed);
+    if (!made.ok()) return made.status();
+    expected = std::move(made).value();
+  }
+  for (DeviceLane& lane : lanes)
+    result.results.push_back(result_of(lane, result, expected ? &*expected : nullptr, entry.problem.num_tokens()));
+  return result;
+}
+
+}  // namespace
+
+Result<BenchReport> run_on_device(std::span<const BenchInput> inputs, const BenchOptions& options) {
+  if (!options.threads.empty()) return Status(Code::invalid_argument, "bench: threads are for the CPU; a GPU is timed whole");
+  const Result<Gpu> gpu = gpu_named(options.device);
+  if (!gpu.ok()) return gpu.status();
+  BenchReport report;
+  report.machine = machine_of(gpu->device);
+  const std::int64_t cold = cold_bytes(report.machine);
+  std::vector<Entry> entries;
+  std::vector<std::int64_t> sets;
+  for (const BenchInput& input : inputs) {
+    Result<Entry> entry = entry_of(input, report.machine.l2_bytes, cold);
+    if (!entry.ok()) return entry.status();
+    sets.push_back(entry->working_set());
+    entries.push_back(std::move(entry).value());
+  }
+  BenchOptions whole = options;
+  whole.threads = {kWholeDevice};
+  const std::vector<BenchVariant> variants = variants_of(whole, 1);
+  bool stopped = false;
+  const auto say = [&](const std::string& what) {
+    stopped = stopped || (options.progress && !options.progress(what));
+    return !stopped;
+  };
+  (void)say("measuring the device's ceilings");
+  const std::vector<std::int64_t> rungs = rungs_for(sets, cold);
+  const Result<Ceilings> at_start = measure_device_ceilings(*gpu->runtime, *gpu->probe, rungs);
+  if (!at_start.ok()) return at_start.status();
+  for (std::size_t i = 0; i < entries.size() && !stopped; ++i) {
+    const std::string place = formatted("case {} of {}", i + 1, entries.size());
+    Result<BenchCaseResult> result = run_case_on(gpu.value(), entries[i], variants, options,
+                                                 [&](const std::string& what) { return say(place + ": " + what); });
+    if (!result.ok()) return result.status();
+    if (!stopped) report.cases.push_back(std::move(result).value());
+  }
+  (void)say("measuring the device's ceilings again");
+  const Result<Ceilings> at_end = measure_device_ceilings(*gpu->runtime, *gpu->probe, rungs);
+  if (!at_end.ok()) return at_end.status();
+  report.ceilings = {better_of(at_start.value(), at_end.value())};
+  for (std::size_t i = 0; i < report.cases.size(); ++i) finish(report.cases[i], entries[i].problem, report.ceilings);
+  conclude(report, options);
+  return report;
+}
+
+}  // namespace quire::benchmark

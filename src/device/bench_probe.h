@@ -1,0 +1,30 @@
+// What the bench asks of a device beside its Runtime: time as the device sees it, and loops that show what it can do.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "quire/status.hpp"
+#include "quire/tensor.hpp"
+
+namespace quire::device {
+
+struct BenchProbe {
+  /// Captures what `enqueue` gives to a stream in a graph, replays that `rounds` times, and returns the seconds of each replay.
+  Result<std::vector<double>> (*replay_seconds)(const std::function<Status(void* stream)>& enqueue, int rounds);
+  /// Reads all bytes once, front to back. `sink`: 4 bytes on the device.
+  Status (*enqueue_read)(const void* data, std::int64_t bytes, void* sink, void* stream);
+  /// Multiply-adds in registers: f32, or f16 with f32 sums on tensor cores. Returns how many FLOPs that is.
+  Result<double> (*enqueue_multiply)(bool tensor_cores, void* sink, void* stream);
+};
+
+/// Null if this build has no kernels for that memory.
+const BenchProbe* bench_probe_of(Memory memory) noexcept;
+
+#if QUIRE_HAS_CUDA
+/// src/backend/cuda/bench.cu
+extern const BenchProbe kCudaBenchProbe;
+#endif
+
+}  // namespace quire::device
