@@ -27,7 +27,7 @@ struct ListSpace {
 
 struct DeviceWorkspace {
   std::int64_t outcome = 0;
-  std::int64_t zeroed_bytes = 0;  ///< the leading bytes that every call zeroes: the outcome and the first list's counters
+  std::int64_t zeroed_bytes = 0;  ///< the leading bytes that every call zeroes: the outcome, and the first list's few counters
   std::int64_t bytes = 0;
   std::array<ListSpace, kMaxLists> lists;
 };
@@ -41,9 +41,10 @@ inline DeviceWorkspace device_workspace(const Plan& plan) {
   };
   const std::int64_t kv_heads = plan.problem.num_kv_heads;
   w.outcome = take(kOutcomeBytes);
-  // Where no schedule kernel runs, nobody else zeroes the first list's counters.
-  w.lists[0].parts_done = take(plan.lists.empty() ? 0 : plan.lists[0].max_merges * kv_heads * 4);
   w.zeroed_bytes = w.bytes;
+  // Where no schedule kernel runs, nobody else zeroes the first list's counters. Lists of fixed parts are always scheduled.
+  w.lists[0].parts_done = take(plan.lists.empty() ? 0 : plan.lists[0].max_merges * kv_heads * 4);
+  if (!plan.lists.empty() && plan.lists[0].split_keys == 0) w.zeroed_bytes = w.bytes;
   for (std::size_t i = 0; i < plan.lists.size(); ++i) {
     w.lists[i].num_slices = take(256);
     w.lists[i].next_item = w.lists[i].num_slices + 128;

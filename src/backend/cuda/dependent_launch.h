@@ -14,6 +14,13 @@ struct LaunchShape {
   std::size_t shared_bytes = 0;
 };
 
+/// Of the current device.
+inline bool has_dependent_launches() {
+  int device = 0, major = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+}
+
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_dependent(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
                              const Arguments&... arguments) {
@@ -31,7 +38,7 @@ cudaError_t launch_dependent(void (*kernel)(Parameters...), const LaunchShape& s
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
   config.attrs = &dependent;
-  config.numAttrs = 1;
+  config.numAttrs = has_dependent_launches() ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 
