@@ -41,6 +41,8 @@ constexpr SpecialLine kSpecialLines[] = {
      "q=bf16 layout=packed index=i64 heads=4:2 d=128 page=16 window=20 lse=1 reqs=1@190,9@366,70@200"},
     {"StalePagesLeftOfWindow", Special::stale_pages,
      "q=f16 kv=fp8_e4m3fn layout=hnd kscale=head vscale=tensor heads=8:2 d=64 page=16 window=20 reqs=1@190,9@366"},
+    {"StalePagesLeftOfWindow", Special::stale_pages,
+     "q=bf16 layout=hnd heads=8:2 d=128 page=16 window=20 lse=1 reqs=1@190,9@366,1@1000"},
     {"StalePagesLeftOfWindow", Special::stale_pages, "q=f16 heads=4:4 d=256 page=32 window=33 reqs=1@190,3@366,20@500"},
 };
 
