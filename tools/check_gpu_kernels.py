@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Compiles the portable GPU kernels for five AMD targets and, where there is nvcc, for NVIDIA, and prints what each kernel needs.
+"""Compiles the GPU kernels for five AMD targets and the portable ones, where there is nvcc, for NVIDIA; prints what each kernel needs.
 
-Fails if a kernel spills vector registers, uses scratch memory or a dynamic stack, needs more shared memory than a workgroup has, or
-has another wave size than its source assumes. Scalar registers that AMD's compiler keeps in lanes of vector registers cost no memory
+Fails if a kernel spills vector registers, uses scratch memory or a dynamic stack, needs more shared memory than a workgroup has, has
+another wave size than its source assumes, or is one for the matrix units without a matrix instruction. Also if it uses instructions
+that the emulators which execute these code objects do not know: the kernels' evidence would end there. Scalar registers that AMD's compiler keeps in lanes of vector registers cost no memory
 traffic and are only printed. Reads the metadata in the code objects itself: nothing but clang-22 and lld-22 is needed.
 
 usage: check_gpu_kernels.py              check src/backend
@@ -18,7 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-AMD_SOURCE = ROOT / "src/backend/hip/kernels.hip"
+AMD_FOLDER = ROOT / "src/backend/hip"
+MATRIX_KERNEL = re.compile(r"quire_attend_(short|tall)_")
+MATRIX_INSTRUCTION = {"gfx9": "v_mfma_f32_16x16x16", "gfx1": "v_wmma_f32_16x16x16"}
+NOT_EMULATED = re.compile(r"^\s+(ds_swizzle\w*|v_permlane\w*|global_load_lds\w*|buffer_load\w*lds|ds_read\w*_tr_\w*|\w*_dpp8\w*|"
+                          r"v_\w+_e64_dpp|(?:global|ds|flat)_atomic_(?:pk_)?add_f\w*)|(row_(?:share|newbcast|xmask))", re.MULTILINE)
 AMD_TARGETS = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32, "gfx1201": 32}  # target -> wave size
 SHARED_LIMIT = 64 * 1024  # of AMD workgroups; nvcc refuses static arrays beyond its own limit
 SKIPPED = 77
@@ -97,11 +102,28 @@ def amd_complaints(kernel: dict, wave: int) -> "list[str]":
 
 
 def compile_amd(source: Path, target: str, out: Path, root: Path = ROOT) -> "str | None":
-    """Makes a code object; the compiler's words if it does not. `root` is where the headers are found."""
+    """Makes a code object, and the assembly beside it; the compiler's words if it does not. `root` is where the headers are found."""
+    assembly = out.with_suffix(".s")
     run = subprocess.run([clang(), "-x", "hip", f"--offload-arch={target}", "--offload-device-only", "--no-gpu-bundle-output",
                           "-nogpuinc", "-nogpulib", "-O3", "-std=c++20", "-mcode-object-version=5", "-Wall", "-Wextra", "-Werror",
-                          f"-I{root}/include", f"-I{root}/src", source, "-o", out], capture_output=True, text=True)
+                          f"-I{root}/include", f"-I{root}/src", source, "-S", "-o", assembly], capture_output=True, text=True)
+    if run.returncode == 0:
+        run = subprocess.run([clang(), "-x", "assembler", "--target=amdgcn-amd-amdhsa", f"-mcpu={target}",
+                              "-mcode-object-version=5", assembly, "-o", out], capture_output=True, text=True)
     return None if run.returncode == 0 else run.stderr.strip()[:2000]
+
+
+def amd_functions(assembly: str) -> "dict[str, str]":
+    """The text of each function by its name."""
+    return {name: text for name, text in re.findall(r"^(\w+):\s*; @\1\n(.*?)^\.Lfunc_end", assembly, re.MULTILINE | re.DOTALL)}
+
+
+def instruction_complaints(name: str, text: str, target: str) -> "list[str]":
+    found = sorted({a or b for a, b in NOT_EMULATED.findall(text)})
+    complaints = [f"{word} is not emulated" for word in found]
+    if MATRIX_KERNEL.match(name) and not re.search(r"^\s+" + MATRIX_INSTRUCTION[target[:4]], text, re.MULTILINE):
+        complaints.append("no matrix instruction")
+    return complaints
 
 
 def check_amd(source: Path, target: str, scratch: Path) -> "tuple[list[str], list[str]]":
@@ -109,12 +131,20 @@ def check_amd(source: Path, target: str, scratch: Path) -> "tuple[list[str], lis
     out = scratch / f"{source.stem}.{target}.co"
     if error := compile_amd(source, target, out):
         return [], [f"{target}: does not compile: {error}"]
+    text_of_all = out.with_suffix(".s").read_text()
+    functions = amd_functions(text_of_all)
     lines, complaints = [], []
     for kernel in amd_kernels(out.read_bytes()):
-        lines.append(f"{target:8} {kernel['.name']:22} wave {kernel['.wavefront_size']}  vgpr {kernel['.vgpr_count']:3}  "
-                     f"sgpr {kernel['.sgpr_count']:3} ({kernel['.sgpr_spill_count']} in lanes)  "
-                     f"shared {kernel['.group_segment_fixed_size']:5}  scratch {kernel['.private_segment_fixed_size']}")
-        complaints += [f"{target} {kernel['.name']}: {c}" for c in amd_complaints(kernel, AMD_TARGETS[target])]
+        name, text = kernel[".name"], functions.get(kernel[".name"], "")
+        occupancy = re.search(r"; Occupancy: (\d+)", text_of_all.split(f"; @{name}\n")[1]) if text else None
+        products, instructions = (len(re.findall(pattern, text, re.MULTILINE)) for pattern in (r"\tv_(?:mfma|wmma)_", r"^\t[a-z]"))
+        lines.append(f"{target:8} {name:27} wave {kernel['.wavefront_size']}  vgpr {kernel['.vgpr_count']:3}  "
+                     f"sgpr {kernel['.sgpr_count']:3} ({kernel['.sgpr_spill_count']:3} in lanes)  "
+                     f"shared {kernel['.group_segment_fixed_size']:5}  scratch {kernel['.private_segment_fixed_size']}  "
+                     f"waves/simd {occupancy.group(1) if occupancy else '?':>2}  "
+                     f"products {products:3}  instructions {instructions:5}")
+        found = amd_complaints(kernel, AMD_TARGETS[target]) + instruction_complaints(name, text, target)
+        complaints += [f"{target} {name}: {c}" for c in found + ([] if text else ["not in the assembly"])]
     return lines, complaints or ([] if lines else [f"{target}: no kernels"])
 
 
@@ -170,7 +200,7 @@ def check_cuda(text: str, scratch: Path) -> "tuple[list[str], list[str]]":
 def check_repository() -> "list[str]":
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         scratch = Path(folder)
-        jobs = [pool.submit(check_amd, AMD_SOURCE, target, scratch) for target in AMD_TARGETS] if clang() else []
+        jobs = [pool.submit(check_amd, source, target, scratch) for source in sorted(AMD_FOLDER.glob("*.hip")) for target in AMD_TARGETS if clang()]
         if nvcc():
             jobs.append(pool.submit(check_cuda, CUDA_LAUNCHES, scratch))
         results = [job.result() for job in jobs]
@@ -184,6 +214,9 @@ AMD_FAULTS = {
                "{ volatile int x[9000]; for (int j = 0; j < 9000; ++j) x[j] = p[j]; p[i] = x[i]; }",
     "local memory": "extern \"C\" __attribute__((global)) void k(int* p, int i) "
                     "{ static __attribute__((shared)) int x[20000]; x[i] = i; p[i] = x[i ^ 1]; }",
+    "no matrix instruction": "extern \"C\" __attribute__((global)) void quire_attend_short_f16_64(float* p) { p[0] += p[1]; }",
+    "ds_swizzle_b32 is not emulated": "extern \"C\" __attribute__((global)) void k(int* p, int i) "
+                                      "{ p[i] = __builtin_amdgcn_ds_swizzle(p[i], 0x1F); }",
     "does not compile": "int k(",
     "no kernels": "",
 }

@@ -43,6 +43,8 @@ constexpr std::int64_t kMmaBlocksPerMultiprocessor = 2;
 constexpr std::int64_t kMmaTileKeys = 64;
 // Shared memory for three stages of 64 keys and values of 128 dims, twice.
 constexpr std::int64_t kSm90DecodeBlocksPerMultiprocessor = 2;
+// What registers and 64 KiB of shared memory leave room for at head_dim 128 (docs/kernels/amd_matrix.md); not measured.
+constexpr std::int64_t kMatrixBlocksPerUnit = 3;
 // Long enough that most requests are one part; a fixed part of the contract "same bits in every batch".
 constexpr std::int64_t kInvariantSplitKeys = 4096;
 
@@ -62,20 +64,22 @@ DeviceList generic_list(const Plan& plan) {
 /// Decode rows and the rest. One item a block measured fastest for both: a second round of items costs more than it evens out.
 /// A list that no request of the plan can enter is left out: it would cost two launches. A row's bits would depend on the list
 /// that serves it, so batch_invariant plans have the tall one alone.
-std::vector<DeviceList> mma_lists(const Plan& plan) {
+std::vector<DeviceList> two_lists(const Plan& plan, std::int64_t short_rows, std::int64_t blocks_per_unit) {
   DeviceList tall;
   tall.tile_rows = kTallTileRows;
   tall.tile_keys = kMmaTileKeys;
   tall.max_rows = kMaxInt32;
-  tall.num_blocks = tall.target_items = plan.num_threads * kMmaBlocksPerMultiprocessor;
+  tall.num_blocks = tall.target_items = plan.num_threads * blocks_per_unit;
   tall.split_keys = plan.batch_invariant ? kInvariantSplitKeys : 0;
   if (plan.batch_invariant) return {tall};
   DeviceList rows_of_decode = tall;
-  rows_of_decode.tile_rows = rows_of_decode.max_rows = tall.min_rows = kShortTileRows;
-  if (plan.bounds.max_query_len * plan.problem.group() > kShortTileRows) return {rows_of_decode, tall};
+  rows_of_decode.tile_rows = rows_of_decode.max_rows = tall.min_rows = short_rows;
+  if (plan.bounds.max_query_len * plan.problem.group() > short_rows) return {rows_of_decode, tall};
   rows_of_decode.max_rows = kMaxInt32;  // also right, if slower, should the bounds be wrong
   return {rows_of_decode};
 }
+
+std::vector<DeviceList> mma_lists(const Plan& plan) { return two_lists(plan, kShortTileRows, kMmaBlocksPerMultiprocessor); }
 
 /// The same with more and smaller blocks for decode rows, of which there are no more than fit its tiles: a longer request breaks
 /// the call. The counters of merges are one a block, partial results two; target_items makes room for both.
@@ -91,7 +95,9 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
 /// The lists of a row of the kernel table, without their capacities.
 std::vector<DeviceList> lists_of(const Plan& plan) {
   if (plan.kernel == "cuda_sm90") return sm90_lists(plan);
-  return plan.kernel == "cuda_mma" ? mma_lists(plan) : std::vector<DeviceList>{generic_list(plan)};
+  if (plan.kernel == "cuda_mma") return mma_lists(plan);
+  if (plan.kernel == "hip_matrix") return two_lists(plan, kMatrixShortRows, kMatrixBlocksPerUnit);
+  return {generic_list(plan)};
 }
 
 /// See the top of this file.

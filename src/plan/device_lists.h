@@ -10,6 +10,8 @@ namespace quire::plan_detail {
 /// Tile heights of cuda_mma's two lists, src/backend/cuda/mma/.
 inline constexpr std::int64_t kShortTileRows = 8;
 inline constexpr std::int64_t kTallTileRows = 64;
+/// Of hip_matrix, src/backend/gpu/matrix/sizes.h; its tall tiles have as many rows.
+inline constexpr std::int64_t kMatrixShortRows = 16;
 
 /// The bounds of a problem whose lengths are known.
 Bounds bounds_of(const Problem& problem);

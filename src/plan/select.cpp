@@ -2,7 +2,9 @@
 #include "plan/select.h"
 #include "text/formatted.h"
 
+#include <algorithm>
 #include <array>
+#include <iterator>
 
 namespace quire {
 namespace plan_detail {
@@ -53,6 +55,23 @@ std::vector<std::string> refuses_all_but_sm90_shapes(const Problem& problem, con
   if (problem.k_scale != ScaleKind::none || problem.v_scale != ScaleKind::none)
     reasons.push_back("k_scale or v_scale is given, expected none");
   if (device.sm != 90) reasons.push_back(formatted("needs sm90, device {} is not", device.name));
+  return reasons;
+}
+
+/// The instances of src/backend/hip/matrix_kernels.inc.
+std::vector<std::string> refuses_all_but_matrix_shapes(const Problem& problem, const Device& device) {
+  constexpr std::string_view kUnits[] = {"gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"};
+  std::vector<std::string> reasons;
+  if (problem.q_dtype != DType::f16 && problem.q_dtype != DType::bf16)
+    reasons.push_back(formatted("q is {}, expected f16 or bf16", name(problem.q_dtype)));
+  if (problem.kv_dtype != problem.q_dtype && itemsize(problem.kv_dtype) != 1)
+    reasons.push_back(formatted("kv is {}, expected {} (as q) or fp8", name(problem.kv_dtype), name(problem.q_dtype)));
+  const std::int64_t d = problem.head_dim;
+  if (d != 64 && d != 128 && d != 256) reasons.push_back(formatted("d is {}, expected 64, 128 or 256", d));
+  if (std::find(std::begin(kUnits), std::end(kUnits), device.name) == std::end(kUnits))
+    reasons.push_back(formatted("has no instance for device {}", device.name));
+  if (device.name == "gfx90a" && problem.q_dtype == DType::f16)
+    reasons.push_back("gfx90a takes f16 subnormals for zero in matrix products");
   return reasons;
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-from check_gpu_kernels import AMD_SOURCE, AMD_TARGETS, clang, compile_amd  # noqa: E402
+from check_gpu_kernels import AMD_FOLDER, AMD_TARGETS, clang, compile_amd  # noqa: E402
 
 from disassembly import disassembler  # noqa: E402
 
@@ -41,7 +41,7 @@ def compiler_version() -> str:
 def compile_kernels(target: str, scratch: Path, root: Path = ROOT) -> "list[Path]":
     """The code objects of src/backend/hip for one target; `root` may be a copy with a fault in it."""
     made = []
-    for source in sorted((root / AMD_SOURCE.relative_to(ROOT)).parent.glob("*.hip")):
+    for source in sorted((root / AMD_FOLDER.relative_to(ROOT)).glob("*.hip")):
         made.append(scratch / f"{source.stem}.{target}.co")
         if error := compile_amd(source, target, made[-1], root):
             raise SystemExit(f"{target}: {source} does not compile: {error}")

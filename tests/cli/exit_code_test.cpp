@@ -103,10 +103,10 @@ TEST(ExitCodes, TheSameAsJson) {
   }
 }
 
-TEST(ExitCodes, UnsupportedDeviceIsExplainedAndFour) {
-  const Ran ran = quire({"explain", kProblem, "--device", "gfx942"});
+TEST(ExitCodes, UnsupportedKernelIsExplainedAndFour) {
+  const Ran ran = quire({"explain", kProblem, "--device", "gfx942", "--kernel", "hip_matrix"});
   EXPECT_EQ(ran.exit_code, 4);
-  EXPECT_THAT(ran.out, HasSubstr("this build has no hip kernels"));
+  EXPECT_THAT(ran.out, HasSubstr("hip_matrix: q is f32, expected f16 or bf16"));
   EXPECT_EQ(quire({"explain", kProblem, "--all"}).exit_code, 0);
 }
 

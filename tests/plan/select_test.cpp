@@ -20,9 +20,10 @@ const Problem kDecode = parse("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047");
 
 TEST(Select, PinnedForPretendDevices) {
   const std::pair<const char*, const char*> expected[] = {
-      {"scalar", "cpu_generic"}, {"avx2", "cpu_avx2"}, {"avx512", "cpu_avx512"}, {"avx512bf16", "cpu_avx512bf16"},
-      {"amx", "cpu_amx"},        {"neon", "cpu_neon"}, {"sm80", "cuda_mma"},     {"sm90", "cuda_sm90"},
-      {"sm100", "cuda_mma"}};
+      {"scalar", "cpu_generic"}, {"avx2", "cpu_avx2"},     {"avx512", "cpu_avx512"}, {"avx512bf16", "cpu_avx512bf16"},
+      {"amx", "cpu_amx"},        {"neon", "cpu_neon"},     {"sm80", "cuda_mma"},     {"sm90", "cuda_sm90"},
+      {"sm100", "cuda_mma"},     {"gfx90a", "hip_matrix"}, {"gfx942", "hip_matrix"}, {"gfx950", "hip_matrix"},
+      {"gfx1100", "hip_matrix"}, {"gfx1201", "hip_matrix"}};
   for (const auto& [device, kernel] : expected)
     EXPECT_EQ(plan(kDecode, find_device(device).value()).value().kernel, kernel) << device;
 }
@@ -74,14 +75,30 @@ TEST(DeviceLists, BatchInvariantPlansHaveOneListForAllRows) {
   EXPECT_GT(p.lists[0].split_keys, 0);
 }
 
-TEST(Select, DevicesWithoutKernelsRefuseWithReasons) {
-  for (const char* device : {"gfx90a", "gfx942", "gfx1201"}) {
-    const Result<Plan> result = plan(kDecode, find_device(device).value());
-    ASSERT_FALSE(result.ok()) << device;
-    EXPECT_EQ(result.status().code(), Code::unsupported);
-    EXPECT_THAT(result.status().message(), HasSubstr("cpu_generic: is a cpu kernel"));
-    EXPECT_THAT(result.status().message(), HasSubstr("cuda_generic: is a cuda kernel"));
+TEST(Select, MatrixUnitKernelRefusesWithReasons) {
+  const std::tuple<const char*, const char*, const char*> refused[] = {
+      {"gfx942", "q=f32 kv=f32 heads=8:2 d=128 page=16 reqs=1@9", "q is f32, expected f16 or bf16"},
+      {"gfx942", "q=f16 kv=bf16 heads=8:2 d=128 page=16 reqs=1@9", "kv is bf16, expected f16 (as q) or fp8"},
+      {"gfx1100", "q=bf16 kv=bf16 heads=8:2 d=80 page=16 reqs=1@9", "d is 80, expected 64, 128 or 256"},
+      {"gfx90a", "q=f16 kv=f16 heads=8:2 d=128 page=16 reqs=1@9", "gfx90a takes f16 subnormals for zero in matrix products"}};
+  for (const auto& [device, line, reason] : refused) {
+    const Plan p = plan(parse(line), find_device(device).value()).value();
+    EXPECT_EQ(p.kernel, "hip_generic") << line;
+    ASSERT_FALSE(p.refusals.empty()) << line;
+    EXPECT_THAT(p.refusals.back().reason, HasSubstr(reason));
   }
+  Device other = find_device("gfx942").value();
+  other.name = "gfx906";
+  EXPECT_THAT(plan(kDecode, other).value().refusals.back().reason, HasSubstr("has no instance for device gfx906"));
+}
+
+TEST(Select, MatrixUnitsHaveAListForDecodeRows) {
+  const Device device = find_device("gfx942").value();
+  const Plan both = plan(parse("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047,9@9"), device).value();
+  ASSERT_EQ(both.lists.size(), 2u);
+  EXPECT_EQ(both.lists[0].tile_rows, 16);
+  EXPECT_EQ(both.lists[1].min_rows, 16);
+  EXPECT_EQ(both.lists[1].tile_rows, 64);
 }
 
 TEST(Select, ForcingAKernelWorksForEveryRow) {

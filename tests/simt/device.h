@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -75,15 +76,23 @@ inline gpu::AttendArgs attend_args(const Case& c) {
   return a;
 }
 
-/// Device memory of one call: a work list with room for `slices`, everything in it poisoned.
+/// The shape of a work list's tiles, and which requests it takes.
+struct ListShape {
+  std::int32_t tile_rows = gpu::kGenericTileRows;
+  std::int32_t tile_keys = gpu::kGenericTileKeys;
+  std::int32_t min_rows = 0;
+  std::int32_t max_rows = 0x7FFFFFFF;
+};
+
+/// Device memory of one list of a call, with room for `max_slices`, everything in it poisoned.
 struct WorkMemory {
-  WorkMemory(const gpu::AttendArgs& a, std::int32_t max_slices, std::int32_t split_keys, std::int32_t target_items)
+  WorkMemory(const gpu::AttendArgs& a, std::int32_t max_slices, std::int32_t split_keys, std::int32_t target_items,
+             const ListShape& shape = {})
       : slices(static_cast<std::size_t>(max_slices)),
         numbers(2, -1),
         parts_done(static_cast<std::size_t>(max_slices * a.num_kv_heads), -1),
-        acc(static_cast<std::size_t>(max_slices * a.num_kv_heads) * gpu::kGenericTileRows * static_cast<std::size_t>(a.head_dim),
-            std::nanf("")),
-        states(static_cast<std::size_t>(max_slices * a.num_kv_heads) * gpu::kGenericTileRows * 2, std::nanf("")) {
+        states(static_cast<std::size_t>(max_slices * a.num_kv_heads * shape.tile_rows) * 2, std::nanf("")) {
+    acc.assign(states.size() / 2 * static_cast<std::size_t>(a.head_dim), std::nanf(""));
     std::memset(static_cast<void*>(slices.data()), 0x7F, slices.size() * sizeof slices[0]);
     work.slices = slices.data();
     work.num_slices = &numbers[0];
@@ -91,9 +100,10 @@ struct WorkMemory {
     work.parts_done = parts_done.data();
     work.partial_acc = acc.data();
     work.partial_states = states.data();
-    work.tile_rows = gpu::kGenericTileRows;
-    work.tile_keys = gpu::kGenericTileKeys;
-    work.max_rows = 0x7FFFFFFF;
+    work.tile_rows = shape.tile_rows;
+    work.tile_keys = shape.tile_keys;
+    work.min_rows = shape.min_rows;
+    work.max_rows = shape.max_rows;
     work.split_keys = split_keys;
     work.target_items = target_items;
     work.max_slices = work.max_merges = max_slices;
@@ -113,31 +123,62 @@ struct Device {
   std::int32_t split_keys = 0;
   std::int32_t target_items = 0;
   std::int32_t max_slices = 160;
-  Fault fault;                                ///< in every launch
-  int counters_ahead = 0;                     ///< a fault: so many parts of every split tile count as done before they are
-  std::set<std::string>* barriers = nullptr;  ///< of all launches
+  Fault fault;                                   ///< in every launch
+  int counters_ahead = 0;                        ///< a fault: so many parts of every split tile count as done before they are
+  std::set<std::string>* barriers = nullptr;     ///< of all launches
+  std::function<void(gpu::AttendArgs&)> tamper;  ///< a fault: what the attend kernel is told wrongly
+  Launch launch(int num_blocks, int threads, int shared_bytes) const {
+    return Launch{num_blocks, threads, wave, shared_bytes, seed, fault, barriers};
+  }
 };
+
+/// The launches that fill one list; empty, or what the stand-in has against them.
+inline std::string fill_list(const Device& device, const gpu::AttendArgs& a, WorkMemory& memory) {
+  if (std::string e =
+          run(device.launch(2, gpu::kValidateThreads, 0), [&] { gpu::validate(a, gpu::block_index(), gpu::num_blocks()); });
+      !e.empty())
+    return "validate: " + e;
+  if (std::string e =
+          run(device.launch(1, gpu::kScheduleThreads, gpu::kScheduleSharedBytes), [&] { gpu::schedule(a, gpu::SharedArea()); });
+      !e.empty())
+    return "schedule: " + e;
+  for (std::int32_t& count : memory.parts_done) count += device.counters_ahead;
+  return {};
+}
 
 /// The sequence of launches of one attend call; empty, or what the stand-in has against it.
 inline std::string attend(const Device& device, gpu::AttendArgs a, gpu::Outcome& outcome, WorkMemory& memory) {
   outcome = {};
   a.outcome = &outcome;
   a.work = memory.work;
-  const auto launch = [&](int blocks, int shared_bytes) {
-    return Launch{blocks, 256, device.wave, shared_bytes, device.seed, device.fault, device.barriers};
-  };
-  if (std::string e = run(launch(2, 0), [&] { gpu::validate(a, gpu::block_index(), gpu::num_blocks()); }); !e.empty())
-    return "validate: " + e;
-  if (std::string e = run(launch(1, gpu::kScheduleSharedBytes), [&] { gpu::schedule(a, gpu::SharedArea()); }); !e.empty())
-    return "schedule: " + e;
-  for (std::int32_t& count : memory.parts_done) count += device.counters_ahead;
-  if (std::string e = run(launch(device.blocks, gpu::kGenericSharedBytes), [&] { gpu::attend_generic(a, gpu::SharedArea()); });
+  if (std::string e = fill_list(device, a, memory); !e.empty()) return e;
+  if (std::string e = run(device.launch(device.blocks, gpu::kGenericThreads, gpu::kGenericSharedBytes),
+                          [&] { gpu::attend_generic(a, gpu::SharedArea()); });
       !e.empty())
     return "attend: " + e;
   return {};
 }
 
-/// The same for a made case: rows written, or why not.
+/// A call of several lists: kernel(args of the list) after all of them are filled.
+template <class Kernel>
+Status run_lists(const Device& device, gpu::AttendArgs a, std::vector<WorkMemory>& lists, std::int64_t& rows, Kernel&& kernel) {
+  gpu::Outcome outcome;
+  a.outcome = &outcome;
+  for (WorkMemory& memory : lists) {
+    a.work = memory.work;
+    if (const std::string e = fill_list(device, a, memory); !e.empty()) return {Code::internal_error, e};
+  }
+  for (WorkMemory& memory : lists) {
+    a.work = memory.work;
+    if (device.tamper) device.tamper(a);
+    if (const std::string e = kernel(a); !e.empty()) return {Code::internal_error, "attend: " + e};
+  }
+  if (outcome.broken != 0) return {Code::contract_violation, "the device calls the batch broken"};
+  rows = static_cast<std::int64_t>(outcome.rows_written);
+  return {};
+}
+
+/// attend_generic for a made case: rows written, or why not.
 inline Status attend(const Device& device, const Case& c, std::int64_t& rows) {
   const gpu::AttendArgs a = attend_args(c);
   WorkMemory memory(a, device.max_slices, device.split_keys, device.target_items);

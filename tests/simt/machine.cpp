@@ -23,7 +23,7 @@ constexpr std::size_t kStackBytes = 256 << 10;
 constexpr std::size_t kStackBytes = 64 << 10;
 #endif
 
-enum class Waits { nothing, barrier, shuffle, ended };
+enum class Waits { nothing, barrier, wave, ended };
 
 /// A call in the source.
 struct Site {
@@ -40,9 +40,8 @@ struct Thread {
   Context context;
   int block = 0, index = 0;
   Waits waits = Waits::nothing;
-  Site site;     ///< of the shuffle
-  int from = 0;  ///< likewise: the lane that this thread reads
-  std::uint32_t value = 0;
+  Site site;                                     ///< where it meets its wave
+  void* brings = nullptr;                        ///< to there
   std::vector<std::pair<float*, float>> unseen;  ///< stores that no fence has passed
 };
 
@@ -80,8 +79,8 @@ struct Block {
 };
 
 struct Wave {
-  int at_shuffle = 0;
-  Site shuffle;  ///< at which they wait
+  int waiting = 0;
+  Site site;  ///< at which they wait
 };
 
 class Machine {
@@ -122,15 +121,18 @@ class Machine {
     suspend();
   }
 
-  std::uint32_t shuffle(std::uint32_t value, int from, const Site& site) {
-    if (from < 0 || from >= launch_.wave) fail(fmt::format("shuffle from lane {}", from));
-    current_->waits = Waits::shuffle;
-    current_->value = value;
-    current_->from = from;
+  /// All lanes of the wave meet, each with what it brings; the last to come acts for all.
+  void meet(const Site& site, void* brings, const WaveAct& act) {
+    if ((launch_.barriers != nullptr || !launch_.fault.removed_barrier.empty()) && act == nullptr) {
+      const std::string name = site.text();
+      if (launch_.barriers != nullptr) launch_.barriers->insert(name);
+      if (name == launch_.fault.removed_barrier) return;
+    }
+    current_->waits = Waits::wave;
+    current_->brings = brings;
     current_->site = site;
-    shuffle_if_complete();
+    act_if_complete(act);
     suspend();
-    return current_->value;
   }
 
   void fence() {
@@ -147,6 +149,13 @@ class Machine {
     if (i > pieces.size() || pieces[i]->bytes() != bytes)
       fail(fmt::format("shared piece {}: threads ask for different pieces", index));
     return pieces[i]->data();
+  }
+
+  [[noreturn]] void fail(std::string text) {
+    if (error_.empty()) error_ = fmt::format("block {} thread {}: {}", current_->block, current_->index, text);
+    std::string().swap(text);  // no destructor of this thread runs any more
+    suspend(/*ends=*/true);
+    std::abort();  // nobody switches back
   }
 
   static void thread_main();
@@ -220,13 +229,6 @@ class Machine {
     current_ = me;
   }
 
-  [[noreturn]] void fail(std::string text) {
-    if (error_.empty()) error_ = fmt::format("block {} thread {}: {}", current_->block, current_->index, text);
-    std::string().swap(text);  // no destructor of this thread runs any more
-    suspend(/*ends=*/true);
-    std::abort();  // nobody switches back
-  }
-
   void release_if_complete(int b) {
     Block& block = blocks_[static_cast<std::size_t>(b)];
     if (block.at_barrier == 0 || block.at_barrier != block.live) return;
@@ -239,23 +241,28 @@ class Machine {
     make_ready(std::move(waiting));
   }
 
-  /// The lanes of the current thread's wave exchange values once all of them are at one shuffle. If one never comes, that is a
-  /// deadlock.
-  void shuffle_if_complete() {
+  /// If a lane never comes, that is a deadlock.
+  void act_if_complete(const WaveAct& act) {
     const int first = current_->index / launch_.wave * launch_.wave;
     Wave& wave = waves_[static_cast<std::size_t>((current_->block * launch_.threads + first) / launch_.wave)];
-    if (wave.at_shuffle == 0) wave.shuffle = current_->site;
-    if (!(wave.shuffle == current_->site)) fail("lanes of one wave at different shuffles");
-    if (++wave.at_shuffle < launch_.wave) return;
-    wave.at_shuffle = 0;
+    if (wave.waiting == 0) wave.site = current_->site;
+    if (!(wave.site == current_->site)) fail("lanes of one wave at different shuffles, products or wave barriers");
+    if (++wave.waiting < launch_.wave) return;
+    wave.waiting = 0;
     Thread* const lanes = &threads_[static_cast<std::size_t>(current_->block * launch_.threads + first)];
-    std::vector<std::uint32_t> values;
+    std::vector<void*> brought;
     std::vector<Thread*> all;
     for (int i = 0; i < launch_.wave; ++i) {
-      values.push_back(lanes[i].value);
+      brought.push_back(lanes[i].brings);
       all.push_back(&lanes[i]);
     }
-    for (int i = 0; i < launch_.wave; ++i) lanes[i].value = values[static_cast<std::size_t>(lanes[i].from)];
+    std::string complaint;
+    if (act != nullptr) complaint = act(brought);
+    if (!complaint.empty()) {
+      std::vector<void*>().swap(brought);  // no destructor of this thread runs any more
+      std::vector<Thread*>().swap(all);
+      fail(std::move(complaint));
+    }
     make_ready(std::move(all));
   }
 
@@ -298,9 +305,39 @@ void barrier(const char* file, int line) { machine().barrier({file, line}); }
 void fence() { machine().fence(); }
 void buffer_store(float* to, float value) { machine().current().unseen.emplace_back(to, value); }
 void* shared_piece(int index, std::size_t bytes) { return machine().shared_piece(index, bytes); }
+void wave_barrier(const char* file, int line) { machine().meet({file, line}, nullptr, nullptr); }
+
+void in_wave(void* brings, const char* file, int line, const WaveAct& act) { machine().meet({file, line}, brings, act); }
+
 int wave_size() { return machine().launch().wave; }
+
 std::uint32_t shuffle(std::uint32_t value, int lane, const char* file, int line) {
-  return machine().shuffle(value, lane, {file, line});
+  if (lane < 0 || lane >= wave_size()) machine().fail(fmt::format("shuffle from lane {}", lane));
+  struct Brought {
+    std::uint32_t value;
+    int from;
+  };
+  Brought mine{value, lane};
+  in_wave(&mine, file, line, [](const std::vector<void*>& lanes) {
+    std::vector<std::uint32_t> values;
+    for (void* brought : lanes) values.push_back(static_cast<Brought*>(brought)->value);
+    for (void* brought : lanes) {
+      auto& to = *static_cast<Brought*>(brought);
+      to.value = values[static_cast<std::size_t>(to.from)];
+    }
+    return std::string();
+  });
+  return mine.value;
+}
+
+std::int32_t wave_uniform(std::int32_t value, const char* file, int line) {
+  in_wave(&value, file, line, [](const std::vector<void*>& lanes) {
+    for (void* lane : lanes)
+      if (*static_cast<std::int32_t*>(lane) != *static_cast<std::int32_t*>(lanes[0]))
+        return std::string("a value differs from lane to lane");
+    return std::string();
+  });
+  return value;
 }
 
 }  // namespace quire::simt

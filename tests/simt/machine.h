@@ -1,10 +1,10 @@
 // A GPU made of one CPU thread: runs a kernel of src/backend/gpu with all its blocks resident at once, and says what it did
 // wrong.
 //
-// Every GPU thread is a fiber. What is checked: all lanes of a wave meet at the same shuffle, all live threads of a block at the
-// same barrier; shared memory is NaN at first, each piece of it has guards (AddressSanitizer's, or words that are looked at
-// after), and fits what the kernel declares; stores meant for other blocks stay unseen until their thread's device fence. The
-// order of threads is a function of the seed.
+// Every GPU thread is a fiber. What is checked: all lanes of a wave meet at the same shuffle or product, all live threads of a
+// block at the same barrier; shared memory is NaN at first, each piece of it has guards (AddressSanitizer's, or words that are
+// looked at after), and fits what the kernel declares; stores meant for other blocks stay unseen until their thread's device
+// fence. The order of threads is a function of the seed.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace quire::simt {
 
@@ -35,5 +36,11 @@ struct Launch {
 
 /// Empty if nothing was wrong. The kernel's effects on global memory remain.
 std::string run(const Launch& launch, const std::function<void()>& kernel);
+
+/// What a wave does together: `lanes` holds what each lane brought. Returns a complaint, or nothing.
+using WaveAct = std::function<std::string(const std::vector<void*>& lanes)>;
+
+/// Called by all lanes of a wave at one place of the source; returns when the last of them has acted for all.
+void in_wave(void* brings, const char* file, int line, const WaveAct& act);
 
 }  // namespace quire::simt

@@ -95,7 +95,7 @@ TEST(SimtMachine, NamesWhatIsWrong) {
       gpu::shuffle_xor(2.0f, 1);
     }
   };
-  EXPECT_THAT(error_of(two_shuffles), HasSubstr("different shuffles"));
+  EXPECT_THAT(error_of(two_shuffles), HasSubstr("lanes of one wave at different shuffles"));
   const auto two_barriers = [] {
     if (gpu::thread_index() == 0) {
       gpu::block_barrier();

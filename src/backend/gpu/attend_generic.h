@@ -103,7 +103,7 @@ QUIRE_DEVICE void attend_item(const AttendArgs& a, const GenericItem& item, cons
     }
   }
   if (!whole) {
-    if (!is_last_part(a, item, block)) return;
+    if (!is_last_part(a, item, block.is_last)) return;
     QUIRE_NO_UNROLL
     for (int first_dim = 0; first_dim < a.head_dim; first_dim += kOutDims) {
       fold_parts(a, item, acc, states, first_dim);

@@ -43,6 +43,29 @@ QUIRE_HIP_DEVICE unsigned shuffle(unsigned value, int lane) {
   return static_cast<unsigned>(__builtin_amdgcn_ds_bpermute(lane << 2, static_cast<int>(value)));
 }
 
+/// A wave's accesses to shared memory are carried out in order, so this only keeps the compiler from changing the order.
+QUIRE_HIP_DEVICE void wave_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+
+/// The same value, of which the compiler knows nothing.
+QUIRE_HIP_DEVICE int opaque(int value) {
+  asm volatile("" : "+v"(value));
+  return value;
+}
+
+QUIRE_HIP_DEVICE void compute_here(float& value) { asm volatile("" : "+v"(value)); }
+
+/// The arguments as the launch left them, which the compiler cannot know to be what it has read before.
+template <class Args>
+QUIRE_HIP_DEVICE const Args& read_arguments() {
+  auto* arguments = (const __attribute__((address_space(4))) Args*)__builtin_amdgcn_kernarg_segment_ptr();
+  asm volatile("" : "+s"(arguments));
+  return *(const Args*)arguments;
+}
+
 template <class T>
 QUIRE_HIP_DEVICE T atomic_add(T* at, T value) {
   return __hip_atomic_fetch_add(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

@@ -113,16 +113,16 @@ QUIRE_DEVICE void fold_parts(const AttendArgs& a, const GenericItem& item, Accum
   }
 }
 
-/// True on all threads if this block finished the tile's last part; then every part is there to be read.
-QUIRE_DEVICE bool is_last_part(const AttendArgs& a, const GenericItem& item, const GenericBlock& block) {
+/// True on all threads if this block finished the tile's last part; then every part is there to be read. `is_last` is shared.
+QUIRE_DEVICE bool is_last_part(const AttendArgs& a, const GenericItem& item, std::int32_t* is_last) {
   device_fence();   // this thread's part of the partial result, before the count that announces it
   block_barrier();  // all threads have done so
   if (thread_index() == 0) {
     const std::int64_t counter = static_cast<std::int64_t>(item.slice.merge) * a.num_kv_heads + item.kv_head;
-    *block.is_last = atomic_add(&a.work.parts_done[counter], 1) + 1 == item.slice.num_parts ? 1 : 0;
+    *is_last = atomic_add(&a.work.parts_done[counter], 1) + 1 == item.slice.num_parts ? 1 : 0;
   }
   block_barrier();  // the answer is there
-  const bool last = *block.is_last != 0;
+  const bool last = *is_last != 0;
   device_fence();  // nothing of the other parts is read before this
   return last;
 }

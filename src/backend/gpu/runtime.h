@@ -19,6 +19,8 @@ int thread_index();
 int block_index();
 int num_blocks();
 void barrier(const char* file, int line);
+void wave_barrier(const char* file, int line);
+std::int32_t wave_uniform(std::int32_t value, const char* file, int line);
 void fence();
 void buffer_store(float* to, float value);
 void* shared_piece(int index, std::size_t bytes);
@@ -64,6 +66,23 @@ QUIRE_DEVICE std::uint16_t f16_encode(float value) {
 QUIRE_DEVICE std::uint32_t shuffle(std::uint32_t value, int lane) { return __shfl_sync(0xFFFFFFFFu, value, lane); }
 /// The value of lane (own lane ^ mask); every lane of the wave takes part.
 QUIRE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, value, mask); }
+QUIRE_DEVICE std::uint32_t shuffle_xor(std::uint32_t value, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, value, mask); }
+/// All lanes of the wave; what one wrote to shared memory before, all see after.
+QUIRE_DEVICE void wave_barrier() { __syncwarp(); }
+/// The same where the lanes have just met for another reason, so that only the compiler must be told.
+QUIRE_DEVICE void wave_order() { __syncwarp(); }
+/// A value that all lanes of the wave have in common.
+QUIRE_DEVICE std::int32_t wave_uniform(std::int32_t value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
+/// Three ways to save registers, where a compiler is too eager. thread_index(), anew at each call: what is computed from it is
+/// not kept in registers from one end of a kernel to the other.
+QUIRE_DEVICE int thread_here() { return thread_index(); }
+/// The only argument of the kernel, which must be `args`, read anew: likewise.
+template <class Args>
+QUIRE_DEVICE const Args& args_here(const Args& args) {
+  return args;
+}
+/// The value is computed no later than here, so that what it is made of need not be kept.
+QUIRE_DEVICE void compute_here(float&) {}
 
 #elif defined(__HIP__)
 
@@ -94,6 +113,16 @@ QUIRE_DEVICE std::uint32_t shuffle(std::uint32_t value, int lane) { return hip::
 QUIRE_DEVICE float shuffle_xor(float value, int mask) {
   return __builtin_bit_cast(float, hip::shuffle(__builtin_bit_cast(std::uint32_t, value), hip::lane_index() ^ mask));
 }
+QUIRE_DEVICE std::uint32_t shuffle_xor(std::uint32_t value, int mask) { return hip::shuffle(value, hip::lane_index() ^ mask); }
+QUIRE_DEVICE void wave_barrier() { hip::wave_barrier(); }
+QUIRE_DEVICE void wave_order() { hip::wave_barrier(); }
+QUIRE_DEVICE std::int32_t wave_uniform(std::int32_t value) { return __builtin_amdgcn_readfirstlane(value); }
+QUIRE_DEVICE int thread_here() { return hip::opaque(thread_index()); }
+template <class Args>
+QUIRE_DEVICE const Args& args_here(const Args&) {
+  return hip::read_arguments<Args>();
+}
+QUIRE_DEVICE void compute_here(float& value) { hip::compute_here(value); }
 
 #elif defined(QUIRE_SIMT)
 
@@ -126,6 +155,23 @@ QUIRE_DEVICE float shuffle_xor(float value, int mask, const char* file = __built
   const int lane = (simt::thread_index() % simt::wave_size()) ^ mask;
   return semantics::bits_to_float(simt::shuffle(semantics::float_to_bits(value), lane, file, line));
 }
+QUIRE_DEVICE std::uint32_t shuffle_xor(std::uint32_t value, int mask, const char* file = __builtin_FILE(),
+                                       int line = __builtin_LINE()) {
+  return simt::shuffle(value, (simt::thread_index() % simt::wave_size()) ^ mask, file, line);
+}
+QUIRE_DEVICE void wave_barrier(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  simt::wave_barrier(file, line);
+}
+QUIRE_DEVICE void wave_order() {}
+QUIRE_DEVICE std::int32_t wave_uniform(std::int32_t value, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  return simt::wave_uniform(value, file, line);
+}
+QUIRE_DEVICE int thread_here() { return simt::thread_index(); }
+template <class Args>
+QUIRE_DEVICE const Args& args_here(const Args& args) {
+  return args;
+}
+QUIRE_DEVICE void compute_here(float&) {}
 
 #else
 #error "backend/gpu is compiled by nvcc, by clang for AMD, or with QUIRE_SIMT"

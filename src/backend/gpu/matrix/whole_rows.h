@@ -1,0 +1,47 @@
+// Whether rows can be read and written sixteen bytes at a time, and how they are read where not.
+#pragma once
+
+#include "backend/gpu/matrix/segments.h"
+
+namespace quire::gpu::matrix {
+
+/// Every row is head_dim neighbouring elements that begin at a multiple of 16 bytes.
+QUIRE_DEVICE bool has_whole_rows(const void* data, int item_size, const semantics::KvStrides& s, int head_dim) {
+  if (data == nullptr) return true;
+  const std::int64_t steps = (s.page | s.head | s.token) * item_size;
+  return s.dim == 1 && s.x >= head_dim && ((steps | static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(data))) & 15) == 0;
+}
+
+/// Of all tensors of rows of a call.
+QUIRE_DEVICE bool has_whole_rows(const AttendArgs& a) {
+  const int cache_size = is_coded(a.cache_k.dtype) ? 1 : 2;
+  return has_whole_rows(a.query.data, 2, a.query.strides, a.head_dim) &&
+         has_whole_rows(a.key.data, 2, a.key.strides, a.head_dim) &&
+         has_whole_rows(a.value.data, 2, a.value.strides, a.head_dim) &&
+         has_whole_rows(a.output, 2, a.output_strides, a.head_dim) &&
+         has_whole_rows(a.cache_k.data, cache_size, a.cache_k.strides, a.head_dim) &&
+         has_whole_rows(a.cache_v.data, cache_size, a.cache_v.strides, a.head_dim);
+}
+
+/// Walks over the elements of a row from dim d on, whatever its strides: byte offsets from the row's begin.
+class ElementWalk {
+ public:
+  QUIRE_DEVICE ElementWalk(const semantics::KvStrides& s, int d, int item_size)
+      : x_(static_cast<int>(s.x)),
+        in_chunk_(d % x_),
+        step_(s.dim * item_size),
+        chunk_step_((s.chunk - (s.x - 1) * s.dim) * item_size),
+        offset_((d / x_ * s.chunk + in_chunk_ * s.dim) * item_size) {}
+  QUIRE_DEVICE std::int64_t offset() const { return offset_; }
+  QUIRE_DEVICE void next() {
+    const bool ends = ++in_chunk_ == x_;
+    offset_ += ends ? chunk_step_ : step_;
+    if (ends) in_chunk_ = 0;
+  }
+
+ private:
+  int x_, in_chunk_;
+  std::int64_t step_, chunk_step_, offset_;
+};
+
+}  // namespace quire::gpu::matrix

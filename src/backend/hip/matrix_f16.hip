@@ -1,0 +1,7 @@
+// The matrix kernels for f16 queries. Compiled and checked by tools/check_gpu_kernels.py, never run on AMD hardware.
+#include "backend/hip/define_matrix_kernel.h"
+
+#define QUIRE_KERNEL_OF_F16(...) QUIRE_DEFINE_KERNEL(__VA_ARGS__)
+#define QUIRE_KERNEL_OF_Bf16(...)
+#define QUIRE_MATRIX_KERNEL(name, shape, type, ...) QUIRE_KERNEL_OF_##type(name, shape, type, __VA_ARGS__)
+#include "backend/hip/matrix_kernels.inc"
