@@ -109,13 +109,8 @@ Result<Plan> plan_for(const std::string& name, const AttendKernel& kernel, const
   Result<Device> device = find_device(name);
   if (!device.ok()) return device.status();
   device->num_threads = kComputeUnits;
-  // A row of another backend's table lends its lists to a kernel that has no row yet.
-  for (const Kernel& row : kernels())
-    if (row.name == kernel.row) device->backend = row.backend;
-  Result<Plan> made = plan(problem_of(c.batch, c.cache, c.options), device.value(),
-                           {.kernel = std::string(kernel.row), .batch_invariant = batch_invariant});
-  if (made.ok() && kernel.shape_lists != nullptr) kernel.shape_lists(made.value());
-  return made;
+  return plan(problem_of(c.batch, c.cache, c.options), device.value(),
+              {.kernel = std::string(kernel.row), .batch_invariant = batch_invariant});
 }
 
 Attended attend_once(const Plan& plan, const AttendKernel& kernel, LaunchKernel launch, std::uint64_t seed, const Case& c) {
@@ -131,7 +126,7 @@ Target emulated_target(const std::string& device, const AttendKernel& kernel, La
     return [=](const Case& c, std::string& served_by) -> Status {
       const Result<Plan> planned = plan_for(device, kernel, c, batch_invariant);
       if (!planned.ok()) return planned.status();
-      served_by = kernel.name;
+      served_by = kernel.row;
       return attend_once(planned.value(), kernel, launch, (*next_seed)++, c).status;
     };
   };

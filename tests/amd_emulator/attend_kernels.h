@@ -13,10 +13,8 @@ namespace quire::amd {
 
 /// A kernel, or the instances of one for types and head_dims.
 struct AttendKernel {
-  std::string_view name;
-  std::string_view row;             ///< of kernels(): the plan, and with it the lists that the kernel serves
-  conformance::AskedTypes takes;    ///< empty: every problem
-  void (*shape_lists)(Plan& plan);  ///< what the kernel's lists are instead of the row's; null: the row's
+  std::string_view row;           ///< of kernels(): the plan, and with it the lists that the kernel serves
+  conformance::AskedTypes takes;  ///< empty: every problem
   std::string (*symbol)(const Plan& plan, const DeviceList& list);
 };
 

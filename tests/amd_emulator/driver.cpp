@@ -47,7 +47,7 @@ extern "C" const char* amd_matrix(std::uint32_t kernel, int quick) {
   g_entries = conformance::hazard_matrix(g_kernel->takes, quick != 0);
   nlohmann::json names = nlohmann::json::array();
   for (const Entry& entry : g_entries) names.push_back(entry.name);
-  return answer({{"kernels", attend_kernels().size()}, {"kernel", g_kernel->name}, {"names", names}});
+  return answer({{"kernels", attend_kernels().size()}, {"kernel", g_kernel->row}, {"names", names}});
 }
 
 /// Values, lse, rows and canaries with zeros where nothing may be read; the same bits with NaN there and with finite garbage,

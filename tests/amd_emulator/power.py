@@ -26,12 +26,12 @@ class Fault:
 
 
 FAULTS = [
-    Fault("quire_attend_generic", "a barrier is removed", "src/backend/gpu/attend_generic.h",
+    Fault("hip_generic", "a barrier is removed", "src/backend/gpu/attend_generic.h",
           "    block_barrier();  // the tile is described\n", ""),
-    Fault("quire_attend_generic", "a shuffle asks the wrong lane", "src/backend/gpu/runtime.h",
+    Fault("hip_generic", "a shuffle asks the wrong lane", "src/backend/gpu/runtime.h",
           "hip::lane_index() ^ mask", "hip::lane_index() + mask"),
     # Nobody uses the value: only the page behind the tensor can tell.
-    Fault("quire_attend_generic", "a row behind the end of the query is read", "src/backend/gpu/attend_generic.h",
+    Fault("hip_generic", "a row behind the end of the query is read", "src/backend/gpu/attend_generic.h",
           "  describe_rows(a, item, block);\n",
           '  describe_rows(a, item, block);\n  asm volatile("" ::"v"(a.query.load(a.num_tokens, 0, 0)));\n'),
 ]

@@ -60,6 +60,29 @@ QUIRE_PROBE(probe_atomic) {
   probe.out[gpu::thread_index()] = static_cast<std::uint32_t>(gpu::atomic_add(counter, gpu::thread_index() + 1));
 }
 
+#if defined(__GFX9__)
+#if defined(__gfx90a__)
+#define QUIRE_MFMA "v_mfma_f32_16x16x16f16"
+#else
+#define QUIRE_MFMA "v_mfma_f32_16x16x16_f16"
+#endif
+/// A product whose D lies over half of its C: A and B are all ones, so every element of D is 16 more than C's.
+QUIRE_PROBE(probe_overlapping_mfma) {
+  const int t = gpu::thread_index();
+  const int ones = 0x3C003C00;
+  float d[4];
+  const float first = static_cast<float>(probe.in[t]);
+  asm volatile(
+      "v_mov_b32 v30, %4\n v_mov_b32 v31, %4\n v_mov_b32 v20, %5\n v_add_f32 v21, 1.0, v20\n v_add_f32 v22, 1.0, v21\n"
+      "v_add_f32 v23, 1.0, v22\n s_nop 7\n" QUIRE_MFMA " v[22:25], v[30:31], v[30:31], v[20:23]\n s_nop 15\n"
+      "v_mov_b32 %0, v22\n v_mov_b32 %1, v23\n v_mov_b32 %2, v24\n v_mov_b32 %3, v25"
+      : "=&v"(d[0]), "=&v"(d[1]), "=&v"(d[2]), "=&v"(d[3])
+      : "v"(ones), "v"(first)
+      : "v20", "v21", "v22", "v23", "v24", "v25", "v30", "v31");
+  for (int i = 0; i < 4; ++i) probe.out[4 * t + i] = static_cast<std::uint32_t>(d[i]);
+}
+#endif
+
 #if !defined(__gfx90a__) && !defined(__GFX11__)
 /// All codes of both formats, two at a time and one at a time; and back.
 QUIRE_PROBE(probe_fp8) {

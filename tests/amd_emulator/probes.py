@@ -126,6 +126,12 @@ class Probes:
             total += t + 1
         return None if words[THREADS] == total else f"the counter is {words[THREADS]}, expected {total}"
 
+    def probe_overlapping_mfma(self, data: bytes) -> "str | None":
+        got = self._run("probe_overlapping_mfma", data, 4 * THREADS)
+        expected = [data[t] + i + 16 for t in range(THREADS) for i in range(4)]
+        wrong = [at for at in range(4 * THREADS) if got[at] != expected[at]]
+        return f"lane {wrong[0] // 4} has {got[wrong[0]]} in register {wrong[0] % 4}, expected {expected[wrong[0]]}" if wrong else None
+
     def probe_fp8(self, _: bytes) -> "str | None":
         codes = bytes(range(256))
         return wrong_fp8(codes, self._run("probe_fp8", codes, 16 * THREADS), fnuz=self.target == "gfx942")

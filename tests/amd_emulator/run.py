@@ -14,6 +14,7 @@ import collections
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from pathlib import Path
 from toolchain import ROOT, TARGETS, compiler_version, missing
 
 SKIPPED = 77
+# Kernels that no plan reaches on a target: hip_matrix leaves f16 to hip_generic where products take subnormals for zero.
+NOT_PLANNED = {"gfx90a": r"quire_attend_(short|tall)_f16_"}
 
 
 def coverage(session, kernel: str) -> dict:
@@ -86,7 +89,8 @@ def results_table(reports: "list[dict]") -> str:
         if judged is None:
             return "-"
         cases, worst = judged["cases"], judged.get("worst_error_of_tolerance")
-        return f"{cases.get('pass', 0)} of {sum(cases.values())}" + ("" if worst is None else f", {worst:.2f}")
+        asked = sum(count for status, count in cases.items() if status != "refused")
+        return f"{cases.get('pass', 0)} of {asked}" + ("" if worst is None else f", {worst:.2f}")
     names = list(dict.fromkeys(name for report in reports for name in report["judged"]))
     kernels = list(dict.fromkeys(name for report in reports for name in report["code"]))
     share = lambda report, name: f"{report['code'][name]['of_these_executed'] * 100 // report['code'][name]['instructions_in_code']} %"
@@ -149,7 +153,8 @@ def main() -> int:
     expected = len(TARGETS) if args.target == "all" else 1
     complete = len(reports) == expected and all(report["wave_instructions"] > 0 for report in reports)
     failed = [line for report in reports for judged in report["judged"].values() for line in judged["not_passed"]]
-    untested = {name for report in reports for name, code in report["code"].items() if not code["executed"]}
+    untested = {f"{name} ({report['target']})" for report in reports for name, code in report["code"].items()
+                if not code["executed"] and not re.match(NOT_PLANNED.get(report["target"], "$"), name)}
     if untested:
         print(f"nothing executes {', '.join(sorted(untested))}")
     wrong_probes = [finding for report in reports for finding in report["probes"]["wrong"]]
