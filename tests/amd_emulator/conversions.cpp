@@ -54,12 +54,11 @@ template <DType kType>
 std::uint32_t encoded(float value) {
   std::uint8_t code = 0;
   semantics::store(&code, kType, 0, value);  // saturates
-  const float back = semantics::load(&code, kType, 0);
-  if (std::isnan(value) || std::fabs(value) <= std::fabs(back)) return code;
-  // Halfway to the next value of the format, were there one: from there on rounding overflows.
-  const float ulp = std::fabs(back) - std::fabs(semantics::load(&--code, kType, 0));
-  ++code;
-  if (std::fabs(value) < std::fabs(back) + ulp / 2) return code;
+  const float largest = std::fabs(decode_bits<kType>(code));
+  if (std::isnan(value) || std::fabs(value) <= largest) return code;
+  // From halfway to the next value of the format on, were there one, rounding overflows.
+  const float step = largest - std::fabs(decode_bits<kType>(code - 1u));
+  if (std::fabs(value) < largest + step / 2) return code;
   if (kType == DType::fp8_e5m2) return (code & 0x80u) | 0x7Cu;
   return kType == DType::fp8_e4m3fn ? (code & 0x80u) | 0x7Fu : 0x80u;
 }

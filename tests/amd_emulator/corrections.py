@@ -23,6 +23,12 @@ IN_SOURCE = {
     "returning atomics": [
         ("emu", r"is_atomic, glc = 'ATOMIC' in op_name, _iattr\(inst, 'glc'\)",
          "is_atomic, glc = 'ATOMIC' in op_name, _iattr(inst, 'glc') or _iattr(inst, 'sc0') or _iattr(inst, 'th') & 1")],
+    # 16-bit operations on v128 and above were taken for those on the upper halves of v0 and above, which is RDNA3's encoding alone.
+    "16-bit registers": [
+        ("emu", r"write_hi_half = bits\['d'\] == 16 and", "write_hi_half = ctx.wave_size != 64 and bits['d'] == 16 and"),
+        ("emu", r"vsrc1_hi = bits\['s0'\] == 16 and", "vsrc1_hi = ctx.wave_size != 64 and bits['s0'] == 16 and"),
+        ("emu", r"if bits\['s0'\] == 16:  # src0 >= 384", "if bits['s0'] == 16 and ctx.wave_size != 64:  # src0 >= 384"),
+        ("emu", r"if bits\['s0'\] == 16:\n      vsrc1_hi =", "if bits['s0'] == 16 and ctx.wave_size != 64:\n      vsrc1_hi =")],
 }
 NAMES = [*IN_SOURCE, "DPP in place"]
 

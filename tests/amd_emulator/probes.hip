@@ -66,6 +66,20 @@ QUIRE_PROBE(probe_atomic) {
 #else
 #define QUIRE_MFMA "v_mfma_f32_16x16x16_f16"
 #endif
+/// A 16-bit operation on registers beyond v127.
+QUIRE_PROBE(probe_high_registers) {
+  const int t = gpu::thread_index();
+  int result = 0;
+  const int first = probe.in[t] << 4;
+  asm volatile(
+      "v_mov_b32 v11, 0x7777\n v_mov_b32 v12, 0x5555\n v_mov_b32 v139, %1\n v_lshrrev_b16_e32 v140, 4, v139\n"
+      "v_mov_b32 %0, v140"
+      : "=v"(result)
+      : "v"(first)
+      : "v11", "v12", "v139", "v140");
+  probe.out[t] = static_cast<std::uint32_t>(result);
+}
+
 /// A product whose D lies over half of its C: A and B are all ones, so every element of D is 16 more than C's.
 QUIRE_PROBE(probe_overlapping_mfma) {
   const int t = gpu::thread_index();

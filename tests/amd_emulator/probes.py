@@ -126,6 +126,9 @@ class Probes:
             total += t + 1
         return None if words[THREADS] == total else f"the counter is {words[THREADS]}, expected {total}"
 
+    def probe_high_registers(self, data: bytes) -> "str | None":
+        return self._compared("probe_high_registers", data, list(data[:THREADS]))
+
     def probe_overlapping_mfma(self, data: bytes) -> "str | None":
         got = self._run("probe_overlapping_mfma", data, 4 * THREADS)
         expected = [data[t] + i + 16 for t in range(THREADS) for i in range(4)]
