@@ -15,29 +15,6 @@ namespace {
 /// Few, so that emulation takes seconds: they shape the parts of long requests and nothing else.
 constexpr int kComputeUnits = 6;
 
-/// The case in device memory.
-Case place(Arrays& arrays, const Case& c) {
-  Case there = c;
-  Batch& b = there.batch;
-  const auto input = [&](const char* name, Tensor& t) { t = arrays.place(name, t, Use::input); };
-  input("query", b.query);
-  input("query_start_loc", b.query_start_loc);
-  input("seq_lens", b.seq_lens);
-  input("block_table", b.block_table);
-  input("cached_lens", b.cached_lens);
-  input("key", b.key);
-  input("value", b.value);
-  input("cache.k", there.cache.k);
-  input("cache.v", there.cache.v);
-  input("k_scale", there.cache.k_scale);
-  input("v_scale", there.cache.v_scale);
-  input("alibi_slopes", there.options.alibi_slopes);
-  input("sinks", there.options.sinks);
-  b.output = arrays.place("output", b.output, Use::output);
-  b.lse = arrays.place("lse", b.lse, Use::output);
-  return there;
-}
-
 /// Parts of the workspace that the kernels must not confuse, between guard pages of their own instead of side by side.
 void spread_out(gpu::WorkList& work, const gpu::AttendArgs& a, std::size_t list, Arrays& arrays) {
   const auto take = [&]<class T>(T*& part, const char* name, std::int64_t count) {
@@ -104,6 +81,28 @@ class Call {
 };
 
 }  // namespace
+
+Case place(Arrays& arrays, const Case& c) {
+  Case there = c;
+  Batch& b = there.batch;
+  const auto input = [&](const char* name, Tensor& t) { t = arrays.place(name, t, Use::input); };
+  input("query", b.query);
+  input("query_start_loc", b.query_start_loc);
+  input("seq_lens", b.seq_lens);
+  input("block_table", b.block_table);
+  input("cached_lens", b.cached_lens);
+  input("key", b.key);
+  input("value", b.value);
+  input("cache.k", there.cache.k);
+  input("cache.v", there.cache.v);
+  input("k_scale", there.cache.k_scale);
+  input("v_scale", there.cache.v_scale);
+  input("alibi_slopes", there.options.alibi_slopes);
+  input("sinks", there.options.sinks);
+  b.output = arrays.place("output", b.output, Use::output);
+  b.lse = arrays.place("lse", b.lse, Use::output);
+  return there;
+}
 
 Result<Plan> plan_for(const std::string& name, const AttendKernel& kernel, const Case& c, bool batch_invariant) {
   Result<Device> device = find_device(name);

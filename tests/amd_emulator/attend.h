@@ -11,6 +11,9 @@
 
 namespace quire::amd {
 
+/// The case in device memory.
+Case place(Arrays& arrays, const Case& c);
+
 /// For the pretended device, cut down to few compute units.
 Result<Plan> plan_for(const std::string& device, const AttendKernel& kernel, const Case& c, bool batch_invariant);
 

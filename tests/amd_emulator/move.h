@@ -1,5 +1,5 @@
-// append() and merge() on the emulated device, and batches that break a rule. Each function returns findings, none if all is
-// well.
+// append(), merge() and check_contents() on the emulated device, and batches that break a rule. Each function returns findings,
+// none if all is well.
 #pragma once
 
 #include <cstdint>
@@ -22,5 +22,7 @@ Judged judge_append(LaunchKernel launch, std::uint64_t seed);
 Judged judge_merge(LaunchKernel launch, std::uint64_t seed);
 /// Lengths and tables that break one rule each: validate() must notice, and nothing may be written.
 Judged judge_broken(const std::string& device, const AttendKernel& kernel, LaunchKernel launch, std::uint64_t seed);
+/// Cases full of poison that nobody reads are finite; with NaN in one key that is read they are not.
+Judged judge_contents(LaunchKernel launch, std::uint64_t seed);
 
 }  // namespace quire::amd
