@@ -108,8 +108,6 @@ Result<Plan> plan_for(const std::string& name, const AttendKernel& kernel, const
   Result<Device> device = find_device(name);
   if (!device.ok()) return device.status();
   device->num_threads = kComputeUnits;
-  for (const Kernel& row : kernels())
-    if (row.name == kernel.row) device->backend = row.backend;
   return plan(problem_of(c.batch, c.cache, c.options), device.value(),
               {.kernel = std::string(kernel.row), .batch_invariant = batch_invariant});
 }

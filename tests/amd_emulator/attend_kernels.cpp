@@ -3,7 +3,6 @@
 
 namespace quire::amd {
 
-#if __has_include("backend/hip/matrix_kernels.inc")
 namespace {
 
 /// The instances for the matrix units.
@@ -35,17 +34,12 @@ conformance::AskedTypes matrix_types() {
 }
 
 }  // namespace
-#endif
 
 const std::vector<AttendKernel>& attend_kernels() {
   static const auto generic = [](const Plan&, const DeviceList&) -> std::string { return "quire_attend_generic"; };
   static const std::vector<AttendKernel> list = {
-#if __has_include("backend/hip/matrix_kernels.inc")
       {"hip_generic", {}, generic},
       {"hip_matrix", matrix_types(), matrix_symbol},
-#else
-      {"cuda_generic", {}, generic},  // of the table; a plan for a device of that kind has the same lists
-#endif
   };
   return list;
 }
