@@ -41,8 +41,6 @@ constexpr std::int64_t kGenericTileKeys = 64;
 // Two blocks of up to 112 KiB of shared memory and 255 registers a thread fill a multiprocessor.
 constexpr std::int64_t kMmaBlocksPerMultiprocessor = 2;
 constexpr std::int64_t kMmaTileKeys = 64;
-// Shared memory for three stages of 64 keys and values of 128 dims, twice.
-constexpr std::int64_t kSm90DecodeBlocksPerMultiprocessor = 2;
 // What registers and 64 KiB of shared memory leave room for at head_dim 128 (docs/kernels/amd_matrix.md); not measured.
 constexpr std::int64_t kMatrixBlocksPerUnit = 3;
 // Long enough that most requests are one part; a fixed part of the contract "same bits in every batch".
@@ -81,14 +79,12 @@ std::vector<DeviceList> two_lists(const Plan& plan, std::int64_t short_rows, std
 
 std::vector<DeviceList> mma_lists(const Plan& plan) { return two_lists(plan, kShortTileRows, kMmaBlocksPerMultiprocessor); }
 
-/// The same with more and smaller blocks for decode rows, of which there are no more than fit its tiles: a longer request breaks
-/// the call. The counters of merges are one a block, partial results two; target_items makes room for both.
+/// The same, but decode rows are no more than fit a tile: a longer request breaks the call. Their blocks count merges in one
+/// place each and keep two partial results, for which one item a block makes room.
 std::vector<DeviceList> sm90_lists(const Plan& plan) {
   std::vector<DeviceList> lists = mma_lists(plan);
   DeviceList& first = lists.front();
-  if (first.tile_rows != kShortTileRows) return lists;
-  first.max_rows = kShortTileRows;
-  first.num_blocks = first.target_items = plan.num_threads * kSm90DecodeBlocksPerMultiprocessor;
+  if (first.tile_rows == kShortTileRows) first.max_rows = kShortTileRows;
   return lists;
 }
 

@@ -151,21 +151,24 @@ QUIRE_DEVICE std::int32_t first_part_tiles(const AttendArgs& a, const Load& load
   return part_tiles_for_target(a, even < kMinPartTiles ? kMinPartTiles : static_cast<std::int32_t>(even), block);
 }
 
-/// A tile is cut at origin + keys, origin + 2 keys, ...
+/// From where the keys of a part are counted, for a tile that begins at key_begin.
+QUIRE_DEVICE std::int32_t cut_origin(const AttendArgs& a, std::int32_t key_begin, std::int32_t part_keys) {
+  return a.work.split_keys > 0 ? key_begin / part_keys * part_keys : key_begin;
+}
+
+/// A tile is cut at cut_origin() + keys, cut_origin() + 2 keys, ...
 struct Cuts {
-  std::int32_t origin = 0, keys = 0, parts = 0;
+  std::int32_t keys = 0, parts = 0;
 };
 QUIRE_DEVICE Cuts cuts_of(const AttendArgs& a, const Tile& tile, std::int32_t part_tiles) {
   Cuts cuts;
   if (a.work.split_keys > 0) {
     cuts.keys = a.work.split_keys;
-    cuts.origin = tile.key_begin / cuts.keys * cuts.keys;
-    cuts.parts = (tile.key_end - 1 - cuts.origin) / cuts.keys + 1;
+    cuts.parts = (tile.key_end - 1 - cut_origin(a, tile.key_begin, cuts.keys)) / cuts.keys + 1;
     return cuts;
   }
   const std::int32_t all = key_tiles_of(a, tile), wanted = (all - 1) / part_tiles + 1, tiles = (all - 1) / wanted + 1;
   cuts.keys = tiles * a.work.tile_keys;
-  cuts.origin = tile.key_begin;
   cuts.parts = (all - 1) / tiles + 1;
   return cuts;
 }
@@ -204,7 +207,7 @@ QUIRE_DEVICE void write_slices(const AttendArgs& a, const ScheduleBlock& block, 
   for (std::int64_t i = thread_index(); i < count.slices.value && first + i < work.max_slices; i += kScheduleThreads) {
     const int tile = last_at_or_below(block.slice_begin, static_cast<std::int32_t>(i));
     const std::int32_t keys = block.part_keys[tile], key_begin = block.slice[tile].key_begin;
-    const std::int64_t origin = work.split_keys > 0 ? key_begin / keys * keys : key_begin;
+    const std::int64_t origin = cut_origin(a, key_begin, keys);
     work.slices[first + i] =
         part_of(block.slice[tile], static_cast<std::int32_t>(i) - block.slice_begin[tile], origin + keys, keys);
   }

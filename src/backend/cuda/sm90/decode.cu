@@ -7,13 +7,11 @@
 namespace quire::cuda::sm90 {
 namespace {
 
-constexpr int kLeastShare = 1;  ///< tiles: fewer parts would leave multiprocessors idle, and a part more costs little
-
 template <typename T, int kDim>
 cudaError_t start(const gpu::AttendArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream) {
   using Kernel = Decode<T, kDim>;
-  return launch_dependent(attend_decode<T, kDim>, {blocks, Kernel::kThreads, sizeof(typename Kernel::Shared)}, stream, args, maps,
-                          kLeastShare);
+  return launch_dependent(attend_decode<T, kDim>, {blocks, Kernel::kThreads, sizeof(typename Kernel::Shared)}, stream, args,
+                          maps);
 }
 
 }  // namespace

@@ -4,8 +4,9 @@
 // dims as the 64 rows of the matrix unit and score rows as its columns ("swap-AB"), so that 8 rows waste nothing:
 //
 //     S^T [64 keys x 8]       = K [64 x d] Q^T [d x 8]
-//     O^T [64 dims x 16] (x2) += V^T [64 x 64 keys] P^T [64 keys x 16]     columns 0-7: the weights' high parts, 8-15: the low
-//     parts
+//     O^T [64 dims x 16] (x2) += V^T [64 x 64 keys] P^T [64 keys x 16]
+//
+// where columns 0-7 of P^T are the high parts of the weights and 8-15 the low ones.
 //
 // Weights enter in two 16-bit parts as in cuda_mma. Work: shares.h. What not all rows see is kept out of the second product and
 // added in f32, so that 0 x NaN cannot reach a row that does not see the NaN. (Rows of visible pages that no row sees are copied
@@ -71,8 +72,7 @@ struct Decode {
     }
   };
 
-  // --- the copying warp
-  // -----------------------------------------------------------------------------------------------------------
+  // --- the copying warp ---
 
   __device__ int page_of(const Piece& piece, int box) const {
     const int column = box * maps.box_tokens / a.page_size;
@@ -116,8 +116,7 @@ struct Decode {
     hopper::wait_for_dependencies();
   }
 
-  // --- the workers
-  // ----------------------------------------------------------------------------------------------------------------
+  // --- the workers ---
 
   __device__ static void sync_workers() { hopper::named_barrier<1, kWorkers>(); }
 
@@ -186,8 +185,8 @@ struct Decode {
     return static_cast<const std::uint16_t*>(rows.data) + rows.strides.row(0, w.item.kv_head, token);
   }
 
-  /// Rows of a tile that are not in the cache, or that must not enter a product as they are. `kept(position)`: the row's source,
-  /// null for zeros; asked for positions outside [begin, end), whose rows the copy left as they were.
+  /// Overwrites the rows of a tile outside positions [begin, end): what is not in the cache, or must not enter a product as it
+  /// is. `source(position)`: the row instead, null for zeros.
   template <typename Source>
   __device__ void patch(Tile& tile, int first, int begin, int end, Source&& source) const {
     constexpr int kChunks = kDim / 8;
@@ -462,7 +461,7 @@ struct Decode {
 
 template <typename T, int kDim>
 __global__ void __launch_bounds__(Decode<T, kDim>::kThreads, Decode<T, kDim>::kBlocksPerMultiprocessor)
-    attend_decode(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ CacheMaps maps, int least_share) {
+    attend_decode(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ CacheMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Kernel = Decode<T, kDim>;
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -480,8 +479,7 @@ __global__ void __launch_bounds__(Decode<T, kDim>::kThreads, Decode<T, kDim>::kB
     hopper::wait_for_dependencies();
     return;
   }
-  const Kernel kernel{a, maps, shared,
-                      Pieces(a, shared.row, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), least_share)};
+  const Kernel kernel{a, maps, shared, Pieces(a, shared.row, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x))};
   if (threadIdx.x >= Kernel::kWorkers)
     kernel.copy_all();
   else

@@ -67,7 +67,7 @@ __device__ inline void named_barrier() {
 // ------------------------------------------------------------------------------------------------------------------------
 
 /// How rows of an operand are swizzled in shared memory.
-enum class Swizzle : std::uint64_t { bytes128 = 1, bytes64 = 2, bytes32 = 3 };
+enum class Swizzle : std::uint64_t { bytes128 = 1, bytes32 = 3 };
 
 /// Matrix descriptor: `stride` bytes from one group of 8 rows to the next. Rows are `Swizzle` bytes long, so nothing repeats
 /// along them.

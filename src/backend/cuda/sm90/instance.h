@@ -10,6 +10,9 @@
 
 namespace quire::cuda::sm90 {
 
+constexpr int kTileKeys = 64;
+constexpr int kMostReqs = 1024;  ///< whose tiles a block counts in shared memory
+
 /// Boxes of the two caches: 64 dims x box_tokens tokens of one head and page, swizzled by 128 bytes.
 struct CacheMaps {
   CUtensorMap k, v;

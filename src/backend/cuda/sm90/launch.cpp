@@ -1,7 +1,6 @@
 // The entry of cuda_sm90: decode rows by decode.h where the caches can be read by tensor copies, all others by cuda_mma's
 // kernels.
 #include <cstdint>
-#include <optional>
 
 #include "backend/cuda/launches.h"
 #include "backend/cuda/mma/whole_chunks.h"
@@ -12,8 +11,7 @@ namespace quire::cuda {
 namespace sm90 {
 namespace {
 
-constexpr std::int32_t kTileKeys = 64, kHalfDims = 64;
-constexpr std::int64_t kMostReqs = 1024;  // shares.h counts them in shared memory
+constexpr std::int32_t kHalfDims = 64;
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
@@ -47,26 +45,32 @@ bool fits_row(const gpu::AttendArgs& a) {
   return a.num_reqs <= kMostReqs && a.num_reqs * (most_keys / kTileKeys + 1) * a.num_kv_heads <= 0x7FFFFFFF;
 }
 
-/// Nothing if a stride or an address does not suit tensor copies.
-std::optional<CacheMaps> maps_of(const gpu::AttendArgs& a) {
-  if (encoder() == nullptr || !mma::has_whole_chunks(a) || !fits_row(a) || a.num_pages == 0) return std::nullopt;
-  CacheMaps maps;
-  maps.box_tokens = a.page_size < kTileKeys ? a.page_size : kTileKeys;
-  if (!encode(maps.k, a.cache_k, a, maps.box_tokens) || !encode(maps.v, a.cache_v, a, maps.box_tokens)) return std::nullopt;
-  return maps;
+/// Strides as tensor copies take them, beside what has_whole_chunks() asks.
+bool has_box_strides(const semantics::KvStrides& s) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 39;  // elements of 2 bytes: 2^40 bytes
+  for (const std::int64_t stride : {s.token, s.head, s.page})
+    if (stride <= 0 || stride >= kMost) return false;
+  return true;
+}
+
+bool takes_boxes(const gpu::AttendArgs& a) {
+  return encoder() != nullptr && mma::has_whole_chunks(a) && has_box_strides(a.cache_k.strides) &&
+         has_box_strides(a.cache_v.strides) && fits_row(a) && a.num_pages > 0;
 }
 
 bool deals_itself(const gpu::AttendArgs& args, const Plan& plan, std::size_t list) {
-  return plan.lists[list].tile_rows == plan_detail::kShortTileRows && maps_of(args).has_value();
+  return plan.lists[list].tile_rows == plan_detail::kShortTileRows && takes_boxes(args);
 }
 
 cudaError_t launch(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream) {
-  if (plan.lists[list].tile_rows != plan_detail::kShortTileRows) return kMmaEntry.attend(args, plan, list, stream);
-  const std::optional<CacheMaps> maps = maps_of(args);
-  if (!maps.has_value()) return kMmaEntry.attend(args, plan, list, stream);
+  if (!deals_itself(args, plan, list)) return kMmaEntry.attend(args, plan, list, stream);
+  CacheMaps maps;
+  maps.box_tokens = args.page_size < kTileKeys ? args.page_size : kTileKeys;
+  if (!encode(maps.k, args.cache_k, args, maps.box_tokens) || !encode(maps.v, args.cache_v, args, maps.box_tokens))
+    return cudaErrorInvalidValue;
   gpu::AttendArgs mine = args;
   mine.output_pairs = mma::has_output_pairs(args);
-  return launch_decode(mine, *maps, static_cast<int>(plan.lists[list].num_blocks), stream);
+  return launch_decode(mine, maps, static_cast<int>(plan.lists[list].num_blocks), stream);
 }
 
 }  // namespace

@@ -10,14 +10,12 @@
 
 #include <cstdint>
 
+#include "backend/cuda/sm90/instance.h"
 #include "backend/gpu/args.h"
 #include "backend/gpu/checked_lengths.h"
 #include "semantics/visible_range.h"
 
 namespace quire::cuda::sm90 {
-
-constexpr int kTileKeys = 64;
-constexpr int kMostReqs = 1024;  ///< whose tiles a block counts in shared memory
 
 /// Key tiles [first, end) that rows of a request see, in units of kTileKeys from key 0.
 struct TileRange {
@@ -100,9 +98,9 @@ struct Parts {
 /// The pieces of one block's share, in order. Every thread that walks sees the same.
 class Pieces {
  public:
-  __device__ Pieces(const gpu::AttendArgs& a, const Row& row, int block, int blocks, int least) : a_(a), row_(row) {
+  __device__ Pieces(const gpu::AttendArgs& a, const Row& row, int block, int blocks) : a_(a), row_(row) {
     const std::int32_t all = row.begin[a.num_reqs];
-    share_ = max((all - 1) / blocks + 1, least);
+    share_ = (all - 1) / blocks + 1;  // 1 if there are none
     at_ = all / share_ < block ? all : block * share_;
     end_ = min(at_ + share_, all);
     if (at_ < end_) req_ = request_of(at_);

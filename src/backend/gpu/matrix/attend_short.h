@@ -192,11 +192,7 @@ struct Short {
 
 template <class Gpu, class T, int kDim>
 QUIRE_DEVICE void attend_short(const AttendArgs& args, SharedArea area) {
-  using Kernel = Short<Gpu, T, kDim>;
-  const typename Kernel::Shared shared(area);
-  for_each_item<T, kDim, Kernel::kThreads>(
-      args, shared.signals,
-      [&](const AttendArgs& a, const GenericItem& item, bool whole_rows) { Kernel(a, shared, item, whole_rows).run(); });
+  attend_items<Short<Gpu, T, kDim>, T, kDim>(args, area);
 }
 
 }  // namespace quire::gpu::matrix

@@ -48,6 +48,15 @@ QUIRE_DEVICE void for_each_item(const AttendArgs& args, Signals* signals, Attend
   }
 }
 
+/// A whole launch of one tile shape: its shared memory, and an item after the other.
+template <class Kernel, class T, int kDim>
+QUIRE_DEVICE void attend_items(const AttendArgs& args, SharedArea area) {
+  const typename Kernel::Shared shared(area);
+  for_each_item<T, kDim, Kernel::kThreads>(
+      args, shared.signals,
+      [&](const AttendArgs& a, const GenericItem& item, bool whole_rows) { Kernel(a, shared, item, whole_rows).run(); });
+}
+
 /// Folds the item's keys into `sums`: fold_segment(segment, careful) for each kind of keys. A value that some rows of a tile see
 /// and others do not enters the product of all of them, with weight 0 for those. If it is infinite or NaN their sums become NaN:
 /// this is noticed at the end, and the item is done again with such values kept out of the product and added where they are seen.
