@@ -50,7 +50,10 @@ def sm90_lines(count: int, seed: int) -> "list[str]":
             reqs.append(f"{longest}@{length}/{pick.randint(length, length + longest)}")
         options = [f"window={pick.choice([1, 7, 64, 100, 1000])}"] * pick.choice([0, 0, 1]) + ["alibi=1"] * pick.choice([0, 0, 1])
         options += ["cap=5"] * pick.choice([0, 0, 0, 1]) + ["sinks=1"] * pick.choice([0, 0, 1]) + ["lse=1"]
-        lines.append(f"q={dtype} kv={dtype} heads={kv_heads * group}:{kv_heads} d={pick.choice([64, 128])} "
+        cache = pick.choice([dtype, dtype, "fp8_e4m3fn", "fp8_e5m2"])
+        if cache != dtype:
+            options += [f"{scale}={kind}" for scale in ("kscale", "vscale") if (kind := pick.choice(["none", "tensor", "head"])) != "none"]
+        lines.append(f"q={dtype} kv={cache} heads={kv_heads * group}:{kv_heads} d={pick.choice([64, 128])} "
                      f"page={pick.choice([8, 16, 16, 32, 64, 128])} layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} "
                      f"{' '.join(options)} seed={seed + i}")
     return lines

@@ -41,6 +41,9 @@ constexpr std::int64_t kGenericTileKeys = 64;
 // Two blocks of up to 112 KiB of shared memory and 255 registers a thread fill a multiprocessor.
 constexpr std::int64_t kMmaBlocksPerMultiprocessor = 2;
 constexpr std::int64_t kMmaTileKeys = 64;
+// src/backend/cuda/sm90/: tiles of codes are half as large as those of 16-bit caches, and take more arithmetic a byte.
+constexpr std::int64_t kSm90BlocksPerMultiprocessor = 2;
+constexpr std::int64_t kSm90Fp8BlocksPerMultiprocessor = 3;
 // What registers and 64 KiB of shared memory leave room for at head_dim 128 (docs/kernels/amd_matrix.md); not measured.
 constexpr std::int64_t kMatrixBlocksPerUnit = 3;
 // Long enough that most requests are one part; a fixed part of the contract "same bits in every batch".
@@ -84,7 +87,10 @@ std::vector<DeviceList> mma_lists(const Plan& plan) { return two_lists(plan, kSh
 std::vector<DeviceList> sm90_lists(const Plan& plan) {
   std::vector<DeviceList> lists = mma_lists(plan);
   DeviceList& first = lists.front();
-  if (first.tile_rows == kShortTileRows) first.max_rows = kShortTileRows;
+  if (first.tile_rows != kShortTileRows) return lists;
+  const std::int64_t each = itemsize(plan.problem.kv_dtype) == 1 ? kSm90Fp8BlocksPerMultiprocessor : kSm90BlocksPerMultiprocessor;
+  first.max_rows = kShortTileRows;
+  first.num_blocks = first.target_items = plan.num_threads * each;
   return lists;
 }
 

@@ -42,8 +42,10 @@ std::vector<std::string> refuses_all_but_sm90_shapes(const Problem& problem, con
   std::vector<std::string> reasons;
   if (problem.q_dtype != DType::f16 && problem.q_dtype != DType::bf16)
     reasons.push_back(formatted("q is {}, expected f16 or bf16", name(problem.q_dtype)));
-  if (problem.kv_dtype != problem.q_dtype)
-    reasons.push_back(formatted("kv is {}, expected {} (as q)", name(problem.kv_dtype), name(problem.q_dtype)));
+  const bool fp8 = problem.kv_dtype == DType::fp8_e4m3fn || problem.kv_dtype == DType::fp8_e5m2;
+  if (problem.kv_dtype != problem.q_dtype && !fp8)
+    reasons.push_back(
+        formatted("kv is {}, expected {} (as q), fp8_e4m3fn or fp8_e5m2", name(problem.kv_dtype), name(problem.q_dtype)));
   if (problem.head_dim != 64 && problem.head_dim != 128)
     reasons.push_back(formatted("d is {}, expected 64 or 128", problem.head_dim));
   if (problem.group() > 8) reasons.push_back(formatted("group is {}, expected at most 8", problem.group()));
@@ -52,8 +54,8 @@ std::vector<std::string> refuses_all_but_sm90_shapes(const Problem& problem, con
   const std::int64_t page = problem.page_size;
   if (page != 8 && page != 16 && page != 32 && page % 64 != 0)
     reasons.push_back(formatted("page is {}, expected 8, 16, 32 or a multiple of 64", page));
-  if (problem.k_scale != ScaleKind::none || problem.v_scale != ScaleKind::none)
-    reasons.push_back("k_scale or v_scale is given, expected none");
+  if (!fp8 && (problem.k_scale != ScaleKind::none || problem.v_scale != ScaleKind::none))
+    reasons.push_back(formatted("k_scale or v_scale is given, expected none where kv is {}", name(problem.kv_dtype)));
   if (device.sm != 90) reasons.push_back(formatted("needs sm90, device {} is not", device.name));
   return reasons;
 }

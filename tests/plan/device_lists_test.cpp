@@ -136,6 +136,7 @@ TEST(DeviceLists, BlocksThatDealThemselvesHaveTheirPlaces) {
     if (plan.kernel != "cuda_sm90") continue;
     ++seen;
     const DeviceList& list = plan.lists.at(0);
+    EXPECT_EQ(list.num_blocks, itemsize(p.kv_dtype) == 1 ? 3 * 132 : 2 * 132) << "as many as a device holds at once";
     EXPECT_LE(list.num_blocks, list.max_merges * p.num_kv_heads);
     EXPECT_LE(2 * list.num_blocks, list.max_partials);
     EXPECT_EQ(list.max_rows, list.tile_rows) << "longer rows belong to the other list, or break the call";

@@ -46,12 +46,14 @@ TEST(Select, TensorCoreKernelRefusesWithReasons) {
 TEST(Select, HopperKernelRefusesWithReasons) {
   const std::pair<const char*, const char*> refused[] = {
       {"q=f32 kv=f32 heads=8:2 d=128 page=16 reqs=1@9", "q is f32, expected f16 or bf16"},
-      {"q=bf16 kv=fp8_e4m3fn heads=8:2 d=128 page=16 reqs=1@9", "kv is fp8_e4m3fn, expected bf16 (as q)"},
+      {"q=bf16 kv=fp8_e4m3fnuz heads=8:2 d=128 page=16 reqs=1@9",
+       "kv is fp8_e4m3fnuz, expected bf16 (as q), fp8_e4m3fn or fp8_e5m2"},
       {"q=bf16 kv=bf16 heads=8:2 d=256 page=16 reqs=1@9", "d is 256, expected 64 or 128"},
       {"q=bf16 kv=bf16 heads=18:2 d=128 page=16 reqs=1@9", "group is 9, expected at most 8"},
       {"q=bf16 kv=bf16 heads=8:2 d=128 page=16 layout=packed reqs=1@9", "layout is packed, expected nhd or hnd"},
       {"q=bf16 kv=bf16 heads=8:2 d=128 page=48 reqs=1@9", "page is 48, expected 8, 16, 32 or a multiple of 64"},
-      {"q=bf16 kv=bf16 heads=8:2 d=128 page=16 kscale=head reqs=1@9", "k_scale or v_scale is given, expected none"}};
+      {"q=bf16 kv=bf16 heads=8:2 d=128 page=16 kscale=head reqs=1@9",
+       "k_scale or v_scale is given, expected none where kv is bf16"}};
   for (const auto& [line, reason] : refused) {
     const Plan p = plan(parse(line), find_device("sm90").value()).value();
     EXPECT_NE(p.kernel, "cuda_sm90") << line;
@@ -59,6 +61,9 @@ TEST(Select, HopperKernelRefusesWithReasons) {
     for (const Refusal& r : p.refusals) found |= r.kernel == "cuda_sm90" && r.reason.find(reason) != std::string::npos;
     EXPECT_TRUE(found) << line;
   }
+  const char* const taken[] = {"q=f16 kv=fp8_e5m2 heads=8:2 d=64 page=64 layout=hnd reqs=1@9 vscale=tensor",
+                               "q=bf16 kv=fp8_e4m3fn heads=8:1 d=128 page=8 reqs=1@9/9 kscale=head vscale=head"};
+  for (const char* line : taken) EXPECT_EQ(plan(parse(line), find_device("sm90").value())->kernel, "cuda_sm90") << line;
   const Plan on_sm100 = plan(kDecode, find_device("sm100").value()).value();
   EXPECT_EQ(on_sm100.kernel, "cuda_mma");
 }

@@ -6,7 +6,8 @@
 //     S^T [64 keys x 8]       = K [64 x d] Q^T [d x 8]
 //     O^T [64 dims x 16] (x2) += V^T [64 x 64 keys] P^T [64 keys x 16]
 //
-// where columns 0-7 of P^T are the high parts of the weights and 8-15 the low ones.
+// where columns 0-7 of P^T are the high parts of the weights and 8-15 the low ones. plain_tiles.h and fp8_tiles.h say where K and
+// V^T come from.
 //
 // Weights enter in two 16-bit parts as in cuda_mma. Work: shares.h. What not all rows see is kept out of the second product and
 // added in f32, so that 0 x NaN cannot reach a row that does not see the NaN. (Rows of visible pages that no row sees are copied
@@ -21,30 +22,26 @@
 
 namespace quire::cuda::sm90 {
 
-using Byte = unsigned char;
-
-template <typename T, int kDim_>
+/// T: of query, output and this step's rows. Tiles: PlainTiles or Fp8Tiles.
+template <typename T, typename Tiles>
 struct Decode {
-  static constexpr int kDim = kDim_;
+  using Tile = typename Tiles::Tile;
+  using Weight = typename Tiles::Weight;
+  static constexpr int kDim = Tiles::kDim;
   static constexpr int kRows = 8;
   static constexpr int kHalves = kDim / 64;
-  static constexpr int kStages = kDim == 64 ? 6 : 3;
+  static constexpr int kStages = Tiles::kStages;
   static constexpr int kWorkers = 128, kThreads = kWorkers + 32;
-  static constexpr int kBlocksPerMultiprocessor = 2;
-  static constexpr bool kF16 = T::kDType == DType::f16;
-  static constexpr int kRowBytes = 128;                     ///< of a 64-dim half
-  static constexpr int kHalfBytes = kTileKeys * kRowBytes;  ///< of a tile
-  static constexpr int kWeightBytes = 2 * kRows * 2;        ///< of a key: high parts, low parts
+  static constexpr int kBlocksPerMultiprocessor = Tiles::kBlocksPerMultiprocessor;
+  static constexpr int kQueryBytes = 128;             ///< of a row's 64 dims
+  static constexpr int kWeightBytes = 2 * kRows * 2;  ///< of a key: high parts, low parts
 
-  struct Tile {
-    Byte halves[kHalves][kHalfBytes];
-  };
   struct Shared {
     alignas(1024) Tile k[kStages];
     Tile v[kStages];
     union {
       struct {
-        Byte query[kHalves][kRows * kRowBytes];
+        Byte query[kHalves][kRows * kQueryBytes];
         Byte weights[kTileKeys * kWeightBytes];  ///< swizzled by 32 bytes
         float exact[kTileKeys][kRows];           ///< weights of tiles with keys that not all rows see
       };
@@ -86,8 +83,8 @@ struct Decode {
     const semantics::KeyRange seen = semantics::visible_range(piece.lengths.context_len, piece.lengths.seq_len() - 1, a.window);
     const int begin = static_cast<int>(seen.begin) / tokens;  // boxes [begin, end) hold a cached key that some row sees
     const int end = (min(static_cast<int>(seen.end), piece.lengths.cached_len) + tokens - 1) / tokens;
-    const int box = lane / kHalves, half = lane % kHalves;  // of the tile at hand; lanes beyond its boxes have nothing to do
-    const auto look_up = [&](int first) {                   // pages of 32 boxes, a lane each
+    const int box = lane / Tiles::kBoxes, half = lane % Tiles::kBoxes;  // lanes beyond the tile's boxes have nothing to do
+    const auto look_up = [&](int first) {                               // pages of 32 boxes, a lane each
       return first + lane >= begin && first + lane < end ? page_of(piece, first + lane) : -1;
     };
     int ids = -1, next_ids = look_up(piece.first * boxes);
@@ -95,14 +92,14 @@ struct Decode {
       const int first = tile * boxes, ahead = (tile - piece.first) * boxes % 32;
       if (ahead == 0) ids = next_ids, next_ids = look_up(first + 32);
       const int page = __shfl_sync(~0u, ids, (ahead + box) % 32);
-      const bool mine = lane < boxes * kHalves && first + box >= begin && first + box < end;
-      const std::uint32_t bytes = __popc(__ballot_sync(~0u, mine)) * tokens * kRowBytes;
-      const int at = box * tokens * kRowBytes, token = (first + box) * tokens % a.page_size;
+      const bool mine = lane < boxes * Tiles::kBoxes && first + box >= begin && first + box < end;
+      const std::uint32_t bytes = __popc(__ballot_sync(~0u, mine)) * tokens * Tiles::kRowBytes;
+      const int at = box * tokens * Tiles::kRowBytes, token = (first + box) * tokens % a.page_size;
       const auto copy = [&](Tile& to, const CUtensorMap& map, hopper::Barrier& free, hopper::Barrier& full) {
         hopper::wait(&free, ring.parity ^ 1);
         if (lane == 0) hopper::arrive_and_expect(&full, bytes);
         __syncwarp();
-        if (mine) hopper::copy_box(to.halves[half] + at, &map, &full, half * 64, token, piece.kv_head, page);
+        if (mine) hopper::copy_box(to.boxes[half] + at, &map, &full, half * 64, token, piece.kv_head, page);
       };
       copy(shared.k[ring.stage], maps.k, shared.k_free[ring.stage], shared.k_full[ring.stage]);
       copy(shared.v[ring.stage], maps.v, shared.v_free[ring.stage], shared.v_full[ring.stage]);
@@ -120,7 +117,7 @@ struct Decode {
 
   __device__ static void sync_workers() { hopper::named_barrier<1, kWorkers>(); }
 
-  /// This thread's columns (score rows) are 2 (lane % 4) + {0, 1}; its keys, dims: 16 warp + lane / 4 + {0, 8} of 64.
+  /// This thread's columns (score rows) are 2 (lane % 4) + {0, 1}; its keys: 16 warp + lane / 4 + {0, 8}; dims: Tiles::dim_of().
   __device__ static int column() { return static_cast<int>(threadIdx.x) % 4 * 2; }
   __device__ static int matrix_row() { return static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4; }
 
@@ -134,6 +131,7 @@ struct Decode {
     mma::Item item;
     mma::RowSpan span;
     mma::Logits logits;
+    float v_scale;
     float slope[2];
     int q_pos[2];
   };
@@ -148,8 +146,9 @@ struct Decode {
     w.item.slice.row_end = piece.lengths.query_len * a.group;
     w.item.slice.num_parts = w.parts.count;
     w.span = mma::row_span(a, piece.lengths, 0, w.item.slice.row_end);
-    w.logits = {a.score.scale, a.score.soft_cap, a.score.scale * mma::kLog2e,
-                a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr};
+    const float scale = a.score.scale * a.k_scale.at(piece.kv_head, 1.0f);
+    w.logits = {scale, a.score.soft_cap, scale * mma::kLog2e, a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr};
+    w.v_scale = a.v_scale.at(piece.kv_head, 1.0f);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int row = min(column() + e, w.item.slice.row_end - 1);
@@ -159,24 +158,25 @@ struct Decode {
     return w;
   }
 
-  __device__ static Byte* chunk_at(Byte* rows, int row, int chunk) { return rows + row * kRowBytes + (chunk ^ row % 8) * 16; }
+  __device__ bool is_e4m3() const { return a.cache_k.dtype == DType::fp8_e4m3fn; }
 
   /// 16 bytes of a row that is a run of aligned chunks; zeros if there is none.
-  __device__ static void put(Byte* to, const std::uint16_t* from) {
-    *reinterpret_cast<uint4*>(to) = from != nullptr ? *reinterpret_cast<const uint4*>(from) : uint4{};
+  __device__ static uint4 chunk_of(const std::uint16_t* from) {
+    return from != nullptr ? *reinterpret_cast<const uint4*>(from) : uint4{};
+  }
+
+  __device__ const std::uint16_t* query_row(const Work& w, int row) const {
+    const std::int64_t token = w.item.lengths.first_token + row / a.group;
+    return static_cast<const std::uint16_t*>(a.query.data) +
+           a.query.strides.row(0, w.item.kv_head * a.group + row % a.group, token);
   }
 
   __device__ void load_query(const Work& w) const {
     constexpr int kChunks = kDim / 8;
     for (int i = threadIdx.x; i < kRows * kChunks; i += kWorkers) {
       const int row = i / kChunks, chunk = i % kChunks;
-      const std::uint16_t* from = nullptr;
-      if (row < w.item.slice.row_end) {
-        const std::int64_t token = w.item.lengths.first_token + row / a.group;
-        from = static_cast<const std::uint16_t*>(a.query.data) +
-               a.query.strides.row(0, w.item.kv_head * a.group + row % a.group, token) + chunk * 8;
-      }
-      put(chunk_at(shared.query[chunk / 8], row, chunk % 8), from);
+      const std::uint16_t* from = row < w.item.slice.row_end ? query_row(w, row) + chunk * 8 : nullptr;
+      Tiles::put_query(shared.query[chunk / 8] + row * kQueryBytes, row % 8, chunk % 8, chunk_of(from));
     }
   }
 
@@ -186,50 +186,48 @@ struct Decode {
   }
 
   /// Overwrites the rows of a tile outside positions [begin, end): what is not in the cache, or must not enter a product as it
-  /// is. `source(position)`: the row instead, null for zeros.
+  /// is. `source(position)`: the row instead, null for zeros (which are the same in every type).
   template <typename Source>
   __device__ void patch(Tile& tile, int first, int begin, int end, Source&& source) const {
-    constexpr int kChunks = kDim / 8;
+    constexpr int kChunks = kDim * Tiles::kElementBytes / 16;
     for (int i = threadIdx.x; i < kTileKeys * kChunks; i += kWorkers) {
       const int key = i / kChunks, chunk = i % kChunks, position = first + key;
       if (position >= begin && position < end) continue;
       const std::uint16_t* from = source(position);
-      put(chunk_at(tile.halves[chunk / 8], key, chunk % 8), from != nullptr ? from + chunk * 8 : nullptr);
+      *reinterpret_cast<uint4*>(Tiles::chunk_at(tile, key, chunk)) = chunk_of(from != nullptr ? from + chunk * 8 : nullptr);
     }
     hopper::fence_shared();
     sync_workers();
   }
 
-  __device__ void multiply_scores(float (&s)[4], const Tile& k) const {
+  __device__ void multiply_scores(float (&s)[4], const typename Tiles::Keys& keys, const Tile& k) const {
     hopper::wgmma_begin();
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const std::uint64_t keys = hopper::matrix<hopper::Swizzle::bytes128>(k.halves[half], 8 * kRowBytes);
-      const std::uint64_t query = hopper::matrix<hopper::Swizzle::bytes128>(shared.query[half], 8 * kRowBytes);
+      const std::uint64_t query = hopper::matrix<hopper::Swizzle::bytes128>(shared.query[half], 8 * kQueryBytes);
 #pragma unroll
-      for (int step = 0; step < 4; ++step)
-        hopper::wgmma<kF16, 0, 0>(s, hopper::advanced(keys, step * 32), hopper::advanced(query, step * 32), half + step);
+      for (int step = 0; step < 4; ++step) Tiles::multiply_keys(s, keys, k, hopper::advanced(query, step * 32), half, step);
     }
     hopper::wgmma_commit();
     hopper::wgmma_wait<0>();
   }
 
-  __device__ void multiply_values(State& state, const Tile& v) const {
+  __device__ void multiply_values(State& state, const typename Tiles::Values& values, const Tile& v) const {
     hopper::wgmma_begin();
     const std::uint64_t weights = hopper::matrix<hopper::Swizzle::bytes32>(shared.weights, 8 * kWeightBytes);
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const std::uint64_t values = hopper::matrix<hopper::Swizzle::bytes128>(v.halves[half], 8 * kRowBytes);
+    for (int half = 0; half < kHalves; ++half)
 #pragma unroll
-      for (int step = 0; step < 4; ++step)
-        hopper::wgmma<kF16, 1, 1>(state.out[half], hopper::advanced(values, step * 16 * kRowBytes),
-                                  hopper::advanced(weights, step * 16 * kWeightBytes), 1);
-    }
+      for (int step = 0; step < kTileKeys / 16; ++step)
+        Tiles::multiply_values(state.out[half], values, v, hopper::advanced(weights, step * 16 * kWeightBytes), half, step);
     hopper::wgmma_commit();
     hopper::wgmma_wait<0>();
   }
 
-  /// Dot products to base-2 logits; -inf for keys that a row does not see.
+  /// Keys from here on are not in the tiles.
+  __device__ static int end_in_tiles(const Work& w) { return Tiles::kHoldFreshRows ? w.span.any_end : w.item.lengths.cached_len; }
+
+  /// Dot products to base-2 logits; -inf for keys that a row does not see or a tile does not hold.
   __device__ void finish_scores(float (&s)[4], const Work& w, int first, bool whole) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -242,7 +240,7 @@ struct Decode {
       }
       if (whole) continue;
       const semantics::KeyRange seen = semantics::visible_range(w.q_pos[e], a.window);
-      if (position < seen.begin || position >= seen.end) s[i] = -INFINITY;
+      if (position < seen.begin || position >= seen.end || position >= end_in_tiles(w)) s[i] = -INFINITY;
     }
   }
 
@@ -273,8 +271,8 @@ struct Decode {
       top[e] = fmaxf(top[e], state.max[e]);
       const float base = top[e] == -INFINITY ? 0.0f : top[e];  // nothing seen yet: every weight below becomes 0
       const float rescale = ptx::exp2_approx(state.max[e] - base);
-      s[e] = ptx::exp2_approx(s[e] - (base - T::kWeightShift));
-      s[2 + e] = ptx::exp2_approx(s[2 + e] - (base - T::kWeightShift));
+      s[e] = ptx::exp2_approx(s[e] - (base - Weight::kWeightShift));
+      s[2 + e] = ptx::exp2_approx(s[2 + e] - (base - Weight::kWeightShift));
       state.sum[e] = state.sum[e] * rescale + (s[e] + s[2 + e]);
       if (state.max[e] != top[e]) {
 #pragma unroll
@@ -290,9 +288,9 @@ struct Decode {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = matrix_row() + i * 8;
-      const std::uint32_t high = T::pack(s[2 * i], s[2 * i + 1]);
-      const float2 kept = T::unpack(high);
-      const std::uint32_t low = T::pack(s[2 * i] - kept.x, s[2 * i + 1] - kept.y);
+      const std::uint32_t high = Weight::pack(s[2 * i], s[2 * i + 1]);
+      const float2 kept = Weight::unpack(high);
+      const std::uint32_t low = Weight::pack(s[2 * i] - kept.x, s[2 * i + 1] - kept.y);
       Byte* const at = shared.weights + key * kWeightBytes + column() * 2;
       const int swap = key / 4 % 2 * 16;
       *reinterpret_cast<std::uint32_t*>(at + swap) = high;
@@ -303,7 +301,7 @@ struct Decode {
 
   /// Adds weight times value, in f32, for keys that some rows see and others do not. Cached values are still in the tile.
   __device__ void add_partly_seen(State& state, const Work& w, const Tile& v, int first) const {
-    const int begin = max(first, w.span.any_begin), end = min(first + kTileKeys, w.span.any_end);
+    const int begin = max(first, w.span.any_begin), end = min(first + kTileKeys, min(w.span.any_end, end_in_tiles(w)));
 #pragma unroll 1
     for (int position = begin; position < end; ++position) {
       if (position >= w.span.full_begin && position < w.span.full_end) continue;
@@ -319,12 +317,9 @@ struct Decode {
         for (int half = 0; half < kHalves; ++half)
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            const int dim = matrix_row() + i * 8;
-            const std::uint16_t word =
-                fresh
-                    ? row[half * 64 + dim]
-                    : reinterpret_cast<const std::uint16_t*>(chunk_at(const_cast<Byte*>(v.halves[half]), key, dim / 8))[dim % 8];
-            state.out[half][2 * i + e] += weight * T::unpack(word).x;
+            const int dim = Tiles::dim_of(half, i);
+            const float value = fresh ? T::unpack(row[dim]).x : Tiles::value_at(v, key, dim, is_e4m3());
+            state.out[half][2 * i + e] += weight * value;
           }
       }
     }
@@ -342,7 +337,7 @@ struct Decode {
     const int cached_end = min(w.span.full_end, w.item.lengths.cached_len);
     patch(v, first, w.span.full_begin, cached_end, [&](int position) -> const std::uint16_t* {
       const bool fresh = position >= w.span.full_begin && position >= w.item.lengths.cached_len && position < w.span.full_end;
-      return fresh ? fresh_row(a.value, w, position) : nullptr;
+      return Tiles::kHoldFreshRows && fresh ? fresh_row(a.value, w, position) : nullptr;
     });
   }
 
@@ -352,23 +347,44 @@ struct Decode {
     Tile& k = shared.k[ring.stage];
     Tile& v = shared.v[ring.stage];
     hopper::wait(&shared.k_full[ring.stage], ring.parity);
-    if (first + kTileKeys > cached && cached < w.span.any_end)
+    if (Tiles::kHoldFreshRows && first + kTileKeys > cached && cached < w.span.any_end)
       patch(k, first, 0, cached,
             [&](int position) { return position < w.span.any_end ? fresh_row(a.key, w, position) : nullptr; });
+    const auto free = [&](hopper::Barrier& barrier) {
+      __syncwarp();
+      if (lane == 0) hopper::arrive(&barrier);
+    };
+    typename Tiles::Keys keys;
+    Tiles::load_keys(keys, k, is_e4m3());
+    if (Tiles::kInRegisters) free(shared.k_free[ring.stage]);
     float s[4];
-    multiply_scores(s, k);
-    if (lane == 0) hopper::arrive(&shared.k_free[ring.stage]);
+    multiply_scores(s, keys, k);
+    if (!Tiles::kInRegisters) free(shared.k_free[ring.stage]);
     finish_scores(s, w, first, whole);
     fold_weights(s, state, tile % 2);
     put_weights(s);
     hopper::wait(&shared.v_full[ring.stage], ring.parity);
     if (!whole) prepare_values(state, w, v, s, first);
+    typename Tiles::Values values;
+    Tiles::load_values(values, v, is_e4m3());
+    if (Tiles::kInRegisters) free(shared.v_free[ring.stage]);
     sync_workers();  // all weights are there
-    multiply_values(state, v);
-    if (lane == 0) hopper::arrive(&shared.v_free[ring.stage]);
+    multiply_values(state, values, v);
+    if (!Tiles::kInRegisters) free(shared.v_free[ring.stage]);
   }
 
-  /// The whole row's sum, and its accumulators to shared memory. Where a value was infinite the low parts say nothing.
+  /// High and low parts as one, in real units, in the high parts' place. Where a value was infinite the low parts say nothing.
+  __device__ void combine_parts(State& state, const Work& w) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& high = state.out[half][i];
+        high = (isfinite(high) ? high + state.out[half][4 + i] : high) * w.v_scale;
+      }
+  }
+
+  /// The whole row's sum, and its accumulators to shared memory.
   __device__ void publish(State& state) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
@@ -381,10 +397,7 @@ struct Decode {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float high = state.out[half][i], low = state.out[half][4 + i];
-        shared.out[column() + i % 2][half * 64 + matrix_row() + i / 2 * 8] = isfinite(high) ? high + low : high;
-      }
+      for (int i = 0; i < 4; ++i) shared.out[column() + i % 2][Tiles::dim_of(half, i / 2)] = state.out[half][i];
   }
 
   /// Rows from shared memory to the output, or to this part's place in the workspace.
@@ -395,7 +408,7 @@ struct Decode {
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum += shared.of_warp[0][i][r];
-      const semantics::SoftmaxState state = mma::natural_state<T>(shared.of_warp[1][0][r], sum);
+      const semantics::SoftmaxState state = mma::natural_state<Weight>(shared.of_warp[1][0][r], sum);
       const std::int64_t at = static_cast<std::int64_t>(w.parts.place(w.parts.part)) * kRows + r;
       mma::OutputRow to{};
       if (!split) to = mma::finish_row(a, w.item, r, state, lane == 0);
@@ -424,7 +437,74 @@ struct Decode {
     return shared.last != 0;
   }
 
+  // --- this step's rows beside a cache of another type: at most kRows keys, in f32 ---
+
+  /// Logits of key cached_len + i and row r to shared.exact[i][r]; -inf where the row does not see the key.
+  __device__ void score_fresh_rows(const Work& w) const {
+    static_assert(2 * kRows * kRows == kWorkers);  // two threads for every key and row
+    const int half = threadIdx.x % 2, r = threadIdx.x / 2 % kRows, i = threadIdx.x / 2 / kRows;
+    const int position = w.item.lengths.cached_len + i, q_pos = w.item.lengths.context_len + r / a.group;
+    const semantics::KeyRange seen = semantics::visible_range(q_pos, a.window);
+    const bool sees = r < w.item.slice.row_end && position < w.span.any_end && position >= seen.begin && position < seen.end;
+    float dot = 0.0f;
+    if (sees) {
+      const std::uint16_t* q = query_row(w, r) + half * (kDim / 2);
+      const std::uint16_t* k = fresh_row(a.key, w, position) + half * (kDim / 2);
+#pragma unroll 1
+      for (int chunk = 0; chunk < kDim / 16; ++chunk) {
+        const uint4 x = chunk_of(q + chunk * 8), y = chunk_of(k + chunk * 8);
+        const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float2 p = T::unpack(xs[j]), q2 = T::unpack(ys[j]);
+          dot += p.x * q2.x;
+          dot += p.y * q2.y;
+        }
+      }
+    }
+    dot += __shfl_xor_sync(~0u, dot, 1);
+    if (half != 0) return;
+    const float slope = sees ? a.alibi_slopes.at(w.item.kv_head * a.group + r % a.group, 0.0f) : 0.0f;
+    const float logit = semantics::score<mma::ShortTanh>(dot, a.score, slope, static_cast<float>(position - q_pos));
+    shared.exact[i][r] = sees ? mma::kLog2e * logit : -INFINITY;
+  }
+
+  __device__ void fold_fresh_rows(State& state, const Work& w) const {
+    sync_workers();  // the weights of the last tile are used up
+    score_fresh_rows(w);
+    sync_workers();
+    const int count = w.span.any_end - w.item.lengths.cached_len;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float top = state.max[e];
+      for (int i = 0; i < count; ++i) top = fmaxf(top, shared.exact[i][column() + e]);
+      const float base = top == -INFINITY ? 0.0f : top;
+      const float rescale = ptx::exp2_approx(state.max[e] - base);
+      state.sum[e] *= rescale;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) state.out[half][2 * i + e] *= rescale;
+      state.max[e] = top;
+      for (int i = 0; i < count; ++i) {
+        const int position = w.item.lengths.cached_len + i;
+        const semantics::KeyRange seen = semantics::visible_range(w.q_pos[e], a.window);
+        if (position < seen.begin || position >= seen.end) continue;
+        const float weight = ptx::exp2_approx(shared.exact[i][column() + e] - (base - Weight::kWeightShift));
+        if (matrix_row() == 0) state.sum[e] += weight;  // one thread of each column
+        const std::uint16_t* row = fresh_row(a.value, w, position);
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+          for (int j = 0; j < 2; ++j) state.out[half][2 * j + e] += weight * T::unpack(row[Tiles::dim_of(half, j)]).x;
+      }
+    }
+  }
+
   __device__ void finish_piece(State& state, const Work& w) const {
+    combine_parts(state, w);
+    const bool has_end = w.parts.part == w.parts.count - 1;
+    if (!Tiles::kHoldFreshRows && has_end && w.item.lengths.cached_len < w.span.any_end) fold_fresh_rows(state, w);
     sync_workers();  // query and weights are used up: results take their memory
     publish(state);
     sync_workers();
@@ -459,11 +539,11 @@ struct Decode {
   }
 };
 
-template <typename T, int kDim>
-__global__ void __launch_bounds__(Decode<T, kDim>::kThreads, Decode<T, kDim>::kBlocksPerMultiprocessor)
+template <typename T, typename Tiles>
+__global__ void __launch_bounds__(Decode<T, Tiles>::kThreads, Tiles::kBlocksPerMultiprocessor)
     attend_decode(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ CacheMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Kernel = Decode<T, kDim>;
+  using Kernel = Decode<T, Tiles>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
   if (threadIdx.x == Kernel::kWorkers) hopper::prefetch_map(&maps.k), hopper::prefetch_map(&maps.v);

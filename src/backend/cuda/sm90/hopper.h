@@ -102,6 +102,20 @@ __device__ inline void wgmma_wait() {
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])                       \
       : "l"(a), "l"(b), "r"(add), "n"(kTransposedA), "n"(kTransposedB))
 
+#define QUIRE_WGMMA_RN8(types)                                                                                       \
+  asm volatile(                                                                                                      \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"                                                                    \
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32." types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p, 1, 1, %10;\n}" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                               \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kTransposedB))
+#define QUIRE_WGMMA_RN16(types)                                                                        \
+  asm volatile(                                                                                        \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"                                                     \
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32." types                                              \
+      " {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, %14;\n}"                   \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]) \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kTransposedB))
+
 /// d (+)= a * b for a 64x16 `a` and a 16xN `b`, both in shared memory. Transposed: an operand whose rows run along M or N.
 template <bool kF16, int kTransposedA, int kTransposedB>
 __device__ inline void wgmma(float (&d)[4], std::uint64_t a, std::uint64_t b, int add) {
@@ -114,7 +128,21 @@ __device__ inline void wgmma(float (&d)[8], std::uint64_t a, std::uint64_t b, in
   if constexpr (!kF16) QUIRE_WGMMA_N16("bf16.bf16");
 }
 
+/// The same with `a` in registers (fragments of m64k16).
+template <bool kF16, int kTransposedB>
+__device__ inline void wgmma(float (&d)[4], const std::uint32_t (&a)[4], std::uint64_t b, int add) {
+  if constexpr (kF16) QUIRE_WGMMA_RN8("f16.f16");
+  if constexpr (!kF16) QUIRE_WGMMA_RN8("bf16.bf16");
+}
+template <bool kF16, int kTransposedB>
+__device__ inline void wgmma(float (&d)[8], const std::uint32_t (&a)[4], std::uint64_t b, int add) {
+  if constexpr (kF16) QUIRE_WGMMA_RN16("f16.f16");
+  if constexpr (!kF16) QUIRE_WGMMA_RN16("bf16.bf16");
+}
+
 #undef QUIRE_WGMMA_N8
 #undef QUIRE_WGMMA_N16
+#undef QUIRE_WGMMA_RN8
+#undef QUIRE_WGMMA_RN16
 
 }  // namespace quire::cuda::hopper

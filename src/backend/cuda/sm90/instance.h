@@ -10,10 +10,13 @@
 
 namespace quire::cuda::sm90 {
 
+using Byte = unsigned char;
+
 constexpr int kTileKeys = 64;
 constexpr int kMostReqs = 1024;  ///< whose tiles a block counts in shared memory
 
-/// Boxes of the two caches: 64 dims x box_tokens tokens of one head and page, swizzled by 128 bytes.
+/// Boxes of the two caches: 64 dims of 16 bits or all dims of 8, x box_tokens tokens of one head and page, swizzled by their
+/// width.
 struct CacheMaps {
   CUtensorMap k, v;
   std::int32_t box_tokens = 0;  ///< min(page_size, 64)

@@ -11,8 +11,6 @@ namespace quire::cuda {
 namespace sm90 {
 namespace {
 
-constexpr std::int32_t kHalfDims = 64;
-
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
 /// The driver's function, without linking to the driver; null if it has none.
@@ -27,15 +25,22 @@ Encode encoder() {
   return found;
 }
 
+CUtensorMapDataType type_of(DType dtype) {
+  if (is_fp8(dtype)) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  return dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
+/// Boxes are 64 dims of 16 bits wide, or a whole row of codes; rows are swizzled by their width.
 bool encode(CUtensorMap& map, const gpu::RowSource& cache, const gpu::AttendArgs& a, std::int32_t box_tokens) {
   const semantics::KvStrides& s = cache.strides;
   const auto size = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
   const cuuint64_t sizes[] = {size(a.head_dim), size(a.page_size), size(a.num_kv_heads), size(a.num_pages)};
-  const cuuint64_t strides[] = {size(s.token * 2), size(s.head * 2), size(s.page * 2)};  // bytes
-  const cuuint32_t box[] = {kHalfDims, static_cast<cuuint32_t>(box_tokens), 1, 1}, steps[] = {1, 1, 1, 1};
-  const CUtensorMapDataType type = cache.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  return encoder()(&map, type, 4, const_cast<void*>(cache.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+  const std::int64_t bytes = itemsize(cache.dtype), box_dims = is_fp8(cache.dtype) ? a.head_dim : 64;
+  const cuuint64_t strides[] = {size(s.token * bytes), size(s.head * bytes), size(s.page * bytes)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_dims), static_cast<cuuint32_t>(box_tokens), 1, 1}, steps[] = {1, 1, 1, 1};
+  const CUtensorMapSwizzle swizzle = box_dims * bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+  return encoder()(&map, type_of(cache.dtype), 4, const_cast<void*>(cache.data), sizes, strides, box, steps,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -47,7 +52,7 @@ bool fits_row(const gpu::AttendArgs& a) {
 
 /// Strides as tensor copies take them, beside what has_whole_chunks() asks.
 bool has_box_strides(const semantics::KvStrides& s) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 39;  // elements of 2 bytes: 2^40 bytes
+  constexpr std::int64_t kMost = std::int64_t{1} << 39;  // elements of 1 or 2 bytes; 2^40 bytes is the limit
   for (const std::int64_t stride : {s.token, s.head, s.page})
     if (stride <= 0 || stride >= kMost) return false;
   return true;

@@ -1,0 +1,135 @@
+// Tiles of fp8 caches: codes in shared memory, converted in registers, from where wgmma takes keys and values.
+//
+// Keys and values are the A operand of both products ("swap-AB"), and A may come from registers: nothing converted is written
+// back. Every e4m3fn and e5m2 value is an f16 and a bf16, so nothing is lost. Keys become the type of the queries; values become
+// f16, and so do the weights: their two f16 parts hold more than two bf16 parts would.
+//
+// Which thread needs what of A (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16"): rows r = lane / 4 and r + 8 of its
+// warp's 16, columns 2 c + {0, 1} and 2 c + {8, 9} of 16, c = lane % 4. ldmatrix moves bytes in pairs and hands out four bytes a
+// matrix:
+//
+//   keys    (not transposed)  dims 4 c + {0..3} of key r: dims 4 c + {0, 1} are columns 2 c + {0, 1}, the others 2 c + {8, 9},
+//   for which the
+//                             query's dims are put into shared memory in that order
+//   values  (transposed)      dims 2 r + {0, 1} of keys 2 c + {0, 1}: one permutation of bytes makes pairs of keys; dim 2 r is
+//   row r
+//                             and dim 2 r + 1 is row r + 8
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "backend/cuda/mma/convert_fp8.h"
+#include "backend/cuda/mma/element.h"
+#include "backend/cuda/ptx.h"
+#include "backend/cuda/sm90/hopper.h"
+#include "backend/cuda/sm90/instance.h"
+
+namespace quire::cuda::sm90 {
+
+template <typename T, int kDim_>
+struct Fp8Tiles {
+  using Weight = mma::F16;  ///< type of the weights and values in the second product
+  static constexpr int kDim = kDim_;
+  static constexpr int kStages = kDim == 64 ? 8 : 4;
+  static constexpr int kBlocksPerMultiprocessor = 3;
+  static constexpr bool kInRegisters = true;
+  static constexpr bool kHoldFreshRows = false;  ///< this step's rows have 16 bits
+  static constexpr int kBoxes = 1;
+  static constexpr int kRowBytes = kDim;  ///< swizzled by as many bytes
+  static constexpr int kElementBytes = 1;
+  static constexpr int kBlocks = kDim / 64;  ///< of 64 dims
+
+  struct Tile {
+    Byte boxes[1][kTileKeys * kRowBytes];
+  };
+  struct Keys {
+    std::uint32_t a[kDim / 16][4];
+  };
+  struct Values {
+    std::uint32_t a[kBlocks][kTileKeys / 16][4];
+  };
+
+  __device__ static int swizzle(int key) { return kDim == 128 ? key % 8 : key / 2 % 4; }
+  /// 16 bytes of row `key`.
+  __device__ static Byte* chunk_at(Tile& tile, int key, int chunk) {
+    return tile.boxes[0] + key * kRowBytes + (chunk ^ swizzle(key)) * 16;
+  }
+  __device__ static float value_at(const Tile& tile, int key, int dim, bool e4m3) {
+    const Byte code = chunk_at(const_cast<Tile&>(tile), key, dim / 16)[dim % 16];
+    return mma::F16::unpack(mma::convert_pair<mma::F16>(code, e4m3)).x;
+  }
+
+  /// Where chunk `chunk` (8 dims) of a query row goes: pairs of dims 0 2 4 6 of 16 before 1 3 5 7.
+  __device__ static void put_query(Byte* row, int swizzle, int chunk, uint4 dims) {
+    const int step = chunk / 2 * 2, second = chunk % 2 * 8;
+    *reinterpret_cast<uint2*>(row + (step ^ swizzle) * 16 + second) = make_uint2(dims.x, dims.z);
+    *reinterpret_cast<uint2*>(row + (step + 1 ^ swizzle) * 16 + second) = make_uint2(dims.y, dims.w);
+  }
+  /// The dim of accumulator rows lane / 4 + 8 i of block `block`.
+  __device__ static int dim_of(int block, int i) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    return (warp * kBlocks + block) * 16 + lane / 4 * 2 + i;
+  }
+
+  template <typename Element, bool kE4m3>
+  __device__ static std::uint32_t convert(std::uint32_t codes) {
+    return mma::convert_pair<Element>(static_cast<std::uint16_t>(codes), kE4m3);
+  }
+
+  template <bool kE4m3>
+  __device__ static void load_keys_of(Keys& keys, const Tile& tile) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int key = warp * 16 + lane % 16, chunk = lane / 16;
+#pragma unroll
+    for (int step = 0; step < kDim / 16; step += 2) {
+      std::uint32_t codes[4];
+      ptx::load_matrices(codes, chunk_at(const_cast<Tile&>(tile), key, step + chunk));
+#pragma unroll
+      for (int i = 0; i < 8; ++i)  // i / 2 % 2: rows r, r + 8; i % 2: columns from 2 c, from 2 c + 8
+        keys.a[step + i / 4][i / 2 % 2 + i % 2 * 2] = convert<T, kE4m3>(codes[i / 2] >> i % 2 * 16);
+    }
+  }
+  __device__ static void load_keys(Keys& keys, const Tile& tile, bool e4m3) {
+    if (e4m3)
+      load_keys_of<true>(keys, tile);
+    else
+      load_keys_of<false>(keys, tile);
+  }
+
+  template <bool kE4m3>
+  __device__ static void load_values_of(Values& values, const Tile& tile) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // Matrices of one ldmatrix: two groups of 8 keys of a step, in two blocks of dims or two steps.
+    const int key = lane % 16 + (kBlocks == 1 ? lane / 16 * 16 : 0), chunk = warp * kBlocks + (kBlocks == 1 ? 0 : lane / 16);
+#pragma unroll
+    for (int step = 0; step < kTileKeys / 16; step += 3 - kBlocks) {
+      std::uint32_t codes[4];
+      ptx::load_matrices_transposed(codes, chunk_at(const_cast<Tile&>(tile), step * 16 + key, chunk));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const std::uint32_t pairs = __byte_perm(codes[i], 0, 0x3120);
+        const int block = kBlocks == 1 ? 0 : i / 2, of_step = kBlocks == 1 ? step + i / 2 : step;
+        values.a[block][of_step][i % 2 * 2] = convert<mma::F16, kE4m3>(pairs);
+        values.a[block][of_step][i % 2 * 2 + 1] = convert<mma::F16, kE4m3>(pairs >> 16);
+      }
+    }
+  }
+  __device__ static void load_values(Values& values, const Tile& tile, bool e4m3) {
+    if (e4m3)
+      load_values_of<true>(values, tile);
+    else
+      load_values_of<false>(values, tile);
+  }
+
+  /// Adds the products of step `step` (16 dims of query half `half`).
+  __device__ static void multiply_keys(float (&s)[4], const Keys& keys, const Tile&, std::uint64_t query, int half, int step) {
+    hopper::wgmma<T::kDType == DType::f16, 0>(s, keys.a[half * 4 + step], query, half + step);
+  }
+  /// Adds the products of 16 keys with 64 dims.
+  __device__ static void multiply_values(float (&out)[8], const Values& values, const Tile&, std::uint64_t weights, int half,
+                                         int step) {
+    hopper::wgmma<true, 1>(out, values.a[half][step], weights, 1);
+  }
+};
+
+}  // namespace quire::cuda::sm90
