@@ -148,7 +148,7 @@ void add_verify(CLI::App& app, VerifyArgs& args) {
   CLI::App* command = app.add_subcommand("verify", "Judge kernels by the conformance suite, and the suite by planted faults");
   command
       ->add_option("--backend", args.backends,
-                   "cpu or cuda (the planned kernel there; cpu is the default), a kernel by name, or all")
+                   "cpu, cuda or hip (the planned kernel there; cpu is the default), a kernel by name, or all")
       ->type_name("NAME")
       ->allow_extra_args(false);
   command->add_option("--matrix", args.matrices, "notes, hazards (the default), random or all")
@@ -196,7 +196,7 @@ void add_bench(CLI::App& app, BenchArgs& args, BenchCompareArgs& compare) {
   several("--cases", args.cases, "a file of problem lines; may be given again", "FILE");
   several("--capture", args.captures, "a capture; may be given again", "FILE");
   several("--workload", args.workloads, "W1 to W5, W1s to W5s (for two cores) or targets; may be given again", "NAME");
-  command->add_option("--device", args.device, "cpu (the default) or cuda: the GPU that is current there")
+  command->add_option("--device", args.device, "cpu (the default), cuda or hip: the GPU that is current there")
       ->type_name("NAME")
       ->check(one_of({"cpu", "cuda", "hip"}));
   several("--kernel", args.kernels, "force this kernel; given again, they are timed in turns", "NAME");

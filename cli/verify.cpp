@@ -93,7 +93,7 @@ Report run_verify(const VerifyArgs& args, const Terminal& terminal) {
     const Result<Verdict> verdict = verify_backend(name, options.value(), terminal);
     if (!verdict.ok()) {
       std::vector<std::string> known = kernel_names();
-      known.insert(known.end(), {"cpu", "cuda", "all"});
+      known.insert(known.end(), {"cpu", "cuda", "hip", "all"});
       const bool misspelt = verdict.status().code() == Code::invalid_argument;
       return Report::failure(verdict.status(), misspelt ? did_you_mean(name, known) : "");
     }

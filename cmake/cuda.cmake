@@ -42,7 +42,7 @@ if(QUIRE_HAS_CUDA)
   target_sources(quire PRIVATE ${QUIRE_CUDA_SOURCES})
   # Where it is asked for, and nowhere else: other objects are those of a build without CUDA, and ccache knows them (tests/packaging).
   file(GLOB QUIRE_CUDA_SWITCHES CONFIGURE_DEPENDS src/attention/*.cpp src/device/*.cpp)
-  set_source_files_properties(${QUIRE_CUDA_SWITCHES} ${QUIRE_CUDA_SOURCES} PROPERTIES COMPILE_DEFINITIONS QUIRE_HAS_CUDA=1)
+  set_property(SOURCE ${QUIRE_CUDA_SWITCHES} ${QUIRE_CUDA_SOURCES} APPEND PROPERTY COMPILE_DEFINITIONS QUIRE_HAS_CUDA=1)
   set(cuda_cpp_sources ${QUIRE_CUDA_SOURCES})
   list(FILTER cuda_cpp_sources INCLUDE REGEX "\\.cpp$")
   set_source_files_properties(${cuda_cpp_sources} PROPERTIES COMPILE_OPTIONS "-isystem;${CUDAToolkit_INCLUDE_DIRS}")

@@ -30,7 +30,7 @@ ALLOWED = {
     "src/contract/": PUBLIC + SEMANTICS + ["src/device/"],
     "src/cache/": PUBLIC + SEMANTICS,
     "src/plan/": PUBLIC + SEMANTICS + ["src/device/"],
-    "src/attention/": PUBLIC + TEXT + ["src/device/", "src/backend/cpu/entry.h", "src/backend/cuda/entry.h"],
+    "src/attention/": PUBLIC + TEXT + ["src/device/", *(f"src/backend/{name}/entry.h" for name in ("cpu", "gpu", "cuda", "hip"))],
     "src/capture/": PUBLIC + SEMANTICS,
     # Faults and the judges of outputs: nothing of the kernels but dtype decode, so that they stay a second opinion.
     "src/faults/": PUBLIC + DTYPE_DECODE,
@@ -41,7 +41,7 @@ ALLOWED = {
     # The oracle: a bug shared with the kernels' masking or paging could hide there.
     "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp"] + DTYPE_DECODE,
     "src/backend/cpu/": PUBLIC + SEMANTICS + ["src/plan/"],
-    "src/backend/gpu/": PUBLIC + SEMANTICS + ["src/plan/"],
+    "src/backend/gpu/": PUBLIC + SEMANTICS + ["src/plan/", "src/device/"],
     "src/backend/cuda/": PUBLIC + SEMANTICS + ["src/plan/", "src/device/", "src/backend/gpu/"],
     "src/backend/hip/": PUBLIC + SEMANTICS + ["src/plan/", "src/device/", "src/backend/gpu/"],
     "src/capi/": PUBLIC + TEXT,

@@ -19,7 +19,7 @@ struct AppendOptions {
   Executor* executor = nullptr;    ///< null = default_executor()
   SlotLedger* ledger = nullptr;    ///< if set, every written slot is recorded
   std::span<const WriteTag> tags;  ///< one per token, needed with a ledger
-  void* stream = nullptr;          ///< of GPU calls: a cudaStream_t; null = the default stream
+  void* stream = nullptr;          ///< of GPU calls: a cudaStream_t or hipStream_t; null = the default stream
 };
 
 /// Writes key/value row t into slot slot_mapping[t] of the cache, for every t with a slot >= 0.
@@ -44,7 +44,7 @@ struct RowCount {
 struct AttendOptions {
   Executor* executor = nullptr;           ///< null = default_executor()
   std::vector<RowCount>* rows = nullptr;  ///< if set, filled with who wrote how many rows (on a GPU: by attend_status)
-  void* stream = nullptr;                 ///< of GPU calls: a cudaStream_t; null = the default stream
+  void* stream = nullptr;                 ///< of GPU calls: a cudaStream_t or hipStream_t; null = the default stream
 };
 
 /// Softmax attention for every request of the batch (equations: batch.hpp; Milakov & Gimelshein 2018, arXiv:1805.02867 for the
@@ -73,7 +73,7 @@ Status attend_status(const Plan& plan, const Batch& batch, const KVCache& cache,
 
 struct MergeOptions {
   Executor* executor = nullptr;  ///< null = default_executor()
-  void* stream = nullptr;        ///< of GPU calls: a cudaStream_t; null = the default stream
+  void* stream = nullptr;        ///< of GPU calls: a cudaStream_t or hipStream_t; null = the default stream
 };
 
 /// Combines two partial results over disjoint key sets, exactly on empty sides (lse = -inf):

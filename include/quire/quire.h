@@ -263,7 +263,7 @@ typedef struct quire_append_options {
   const int64_t* requests;        /* [num_tags]; nullable without a ledger; stable request id of each token */
   const int64_t* positions;       /* [num_tags]; nullable without a ledger; the token's position in its request */
   int64_t num_tags;               /* with a ledger: slot_mapping's length; without one: 0 */
-  void* stream;                   /* of a cache on a GPU: cudaStream_t; nullable = the default stream */
+  void* stream;                   /* of a cache on a GPU: cudaStream_t or hipStream_t; nullable = the default stream */
 } quire_append_options;
 #define QUIRE_APPEND_OPTIONS_INIT QUIRE_INIT(quire_append_options)
 
@@ -278,7 +278,7 @@ typedef struct quire_attend_options {
   size_t struct_size;             /* QUIRE_ATTEND_OPTIONS_INIT */
   const quire_executor* executor; /* nullable = Quire's own thread pool */
   int64_t* rows_written; /* nullable; receives the number of (token, query head) rows written (GPU: by the status call) */
-  void* stream;          /* of a plan for a GPU: cudaStream_t; nullable = the default stream */
+  void* stream;          /* of a plan for a GPU: cudaStream_t or hipStream_t; nullable = the default stream */
 } quire_attend_options;
 #define QUIRE_ATTEND_OPTIONS_INIT QUIRE_INIT(quire_attend_options)
 
@@ -304,7 +304,7 @@ quire_code quire_attend_status(const quire_plan* plan, const quire_batch* batch,
  * lse: nullable = not wanted. */
 quire_code quire_merge(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b, const quire_tensor* lse_b,
                        const quire_tensor* out, const quire_tensor* lse);
-/* The same for tensors on a GPU, enqueued on `stream` (cudaStream_t; nullable = the default stream). */
+/* The same for tensors on a GPU, enqueued on `stream` (cudaStream_t or hipStream_t; nullable = the default stream). */
 quire_code quire_merge_on_stream(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b,
                                  const quire_tensor* lse_b, const quire_tensor* out, const quire_tensor* lse, void* stream);
 

@@ -35,7 +35,7 @@ struct Target {
   std::map<std::string, std::string> skip;
 };
 
-/// Our own rows of kernels() by name; "cpu" or "cuda" = the row that plan() picks there, case by case. unsupported if this
+/// Our own rows of kernels() by name; "cpu", "cuda" or "hip" = the row that plan() picks there, case by case. unsupported if this
 /// machine cannot run it. On a GPU every case is copied to the device and its outputs back.
 Result<Target> backend_target(const std::string& name, int num_threads = 0);
 

@@ -1,16 +1,28 @@
 // Where a call of the attention stage goes.
 #pragma once
 
-#include "device/runtime.h"
+#include "backend/gpu/entry.h"
 #include "quire/tensor.hpp"
+#if QUIRE_HAS_CUDA
+#include "backend/cuda/entry.h"
+#endif
+#if QUIRE_HAS_HIP
+#include "backend/hip/entry.h"
+#endif
 
 namespace quire::attention {
 
-/// The backend for tensors in `memory`. What this build cannot compute on goes to the CPU backend, whose check refuses it by
-/// rule.
-inline Backend backend_for(Memory memory) noexcept {
-  if (memory == Memory::cuda && device::computes_in(memory)) return Backend::cuda;
-  return Backend::cpu;
+/// Whose GPU holds tensors in `memory`; null: the CPU backend takes them, and its check refuses by rule what this build cannot
+/// compute on.
+inline const gpu::Vendor* vendor_of(Memory memory) noexcept {
+#if QUIRE_HAS_CUDA
+  if (memory == Memory::cuda) return &cuda::kVendor;
+#endif
+#if QUIRE_HAS_HIP
+  if (memory == Memory::hip) return &hip::kVendor;
+#endif
+  (void)memory;
+  return nullptr;
 }
 
 }  // namespace quire::attention

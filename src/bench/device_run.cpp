@@ -41,9 +41,10 @@ Result<Gpu> gpu_named(const std::string& name) {
     gpu.memory = device::memory_of(backend);
     gpu.runtime = device::runtime_of(gpu.memory);
     gpu.probe = device::bench_probe_of(gpu.memory);
-    if (gpu.runtime == nullptr || gpu.probe == nullptr)
-      return Status(Code::unsupported, formatted("bench: this build has no {} kernels", name));
-    Result<Device> found = gpu_device(0);
+    if (gpu.runtime == nullptr) return Status(Code::unsupported, formatted("bench: this build has no {} kernels", name));
+    if (gpu.probe == nullptr)
+      return Status(Code::unsupported, formatted("bench: this build cannot time {} devices, nor measure their ceilings", name));
+    Result<Device> found = device::device_at(gpu.memory, 0);
     if (!found.ok()) return Status(found.status().code(), "bench: " + found.status().message());
     gpu.device = std::move(found).value();
     return gpu;

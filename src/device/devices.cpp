@@ -11,6 +11,9 @@ const Runtime* runtime_of(Memory memory) noexcept {
 #if QUIRE_HAS_CUDA
   if (memory == Memory::cuda) return &kCudaRuntime;
 #endif
+#if QUIRE_HAS_HIP
+  if (memory == Memory::hip) return &kHipRuntime;
+#endif
   (void)memory;
   return nullptr;
 }
@@ -40,10 +43,26 @@ constexpr Memory kGpuMemories[] = {Memory::cuda, Memory::hip};
 
 Status no_gpu_kernels() {
   return {Code::unsupported,
-          "this build has no GPU kernels: configure with -DQUIRE_CUDA=ON where there is a CUDA toolkit (nvcc)"};
+          "this build has no GPU kernels: configure with -DQUIRE_CUDA=ON where there is a CUDA toolkit (nvcc), or with "
+          "-DQUIRE_HIP=ON where there is clang-22 with lld-22"};
 }
 
 }  // namespace
+
+Result<Device> device_at(Memory memory, int ordinal) {
+  const Runtime* runtime = runtime_of(memory);
+  if (runtime == nullptr) return no_gpu_kernels();
+  Result<std::vector<Device>> found = runtime->devices();
+  if (!found.ok()) return found.status();
+  std::string usable;
+  for (Device& device : found.value()) {
+    if (device.ordinal == ordinal) return std::move(device);
+    usable += formatted("{}{} ({})", usable.empty() ? "" : ", ", device.ordinal, device.name);
+  }
+  return Status(Code::unsupported,
+                formatted("there is no {} GPU {} that this build has kernels for; there are {}", name(memory), ordinal, usable));
+}
+
 }  // namespace device
 
 bool has_backend(Backend backend) noexcept { return device::computes_in(device::memory_of(backend)); }
@@ -60,20 +79,15 @@ std::vector<Device> gpu_devices() {
 }
 
 Result<Device> gpu_device(int ordinal) {
-  Status why = device::no_gpu_kernels();
+  std::string reasons;
   for (const Memory memory : device::kGpuMemories) {
-    const device::Runtime* runtime = device::runtime_of(memory);
-    if (runtime == nullptr) continue;
-    Result<std::vector<Device>> found = runtime->devices();
-    if (!found.ok()) {
-      why = found.status();
-      continue;
-    }
-    for (Device& device : found.value())
-      if (device.ordinal == ordinal) return std::move(device);
-    why = {Code::unsupported, formatted("there is no GPU {}: this machine has {}", ordinal, found->size())};
+    if (device::runtime_of(memory) == nullptr) continue;
+    Result<Device> found = device::device_at(memory, ordinal);
+    if (found.ok()) return found;
+    reasons += (reasons.empty() ? "" : "; ") + found.status().message();
   }
-  return why;
+  if (reasons.empty()) return device::no_gpu_kernels();
+  return Status(Code::unsupported, reasons);
 }
 
 }  // namespace quire

@@ -36,9 +36,16 @@ const Runtime* runtime_of(Memory memory) noexcept;
 bool computes_in(Memory memory) noexcept;
 Memory memory_of(Backend backend) noexcept;
 
+/// The GPU that holds tensors of this memory at this place in its driver's order.
+Result<Device> device_at(Memory memory, int ordinal);
+
 #if QUIRE_HAS_CUDA
 /// src/backend/cuda/runtime.cpp
 extern const Runtime kCudaRuntime;
+#endif
+#if QUIRE_HAS_HIP
+/// src/backend/hip/runtime.cpp
+extern const Runtime kHipRuntime;
 #endif
 
 }  // namespace quire::device

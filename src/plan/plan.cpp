@@ -131,7 +131,7 @@ Result<Plan> plan_unread(const Batch& batch, const KVCache& cache, const Options
   const device::Runtime& runtime = *device::runtime_of(batch.query.memory);
   const Result<int> ordinal = runtime.ordinal_of(batch.query.num_elements() > 0 ? batch.query.data : cache.k.data);
   if (!ordinal.ok()) return ordinal.status();
-  const Result<Device> device = gpu_device(ordinal.value());
+  const Result<Device> device = device::device_at(batch.query.memory, ordinal.value());
   if (!device.ok()) return device.status();
   const Assumed assumed = assume_bounds(batch, cache, settings);
   return make_plan_within_memory(problem_of(batch, cache, options), device.value(), settings, &assumed);

@@ -55,7 +55,7 @@ Result<Target> device_target(const std::string& name, const std::string& kernel,
   bool any = false;
   for (const Device& device : gpu_devices()) any = any || device.backend == backend;
   if (!any) {
-    const Result<Device> none = gpu_device();
+    const Result<Device> none = device::device_at(device::memory_of(backend), 0);
     return Status(Code::unsupported, formatted("this machine cannot run {}: {}", name, none.status().message()));
   }
   const Memory memory = device::memory_of(backend);
@@ -84,7 +84,7 @@ Result<Target> backend_target(const std::string& name, int num_threads) {
   for (const Kernel& kernel : kernels())
     if (kernel.name == name) row = &kernel;
   if (!any && row == nullptr) {
-    std::string known = "cpu, cuda";
+    std::string known = "cpu, cuda, hip";
     for (const Kernel& kernel : kernels()) known += formatted(", {}", kernel.name);
     return Status(Code::invalid_argument, formatted("no backend is called '{}'; there are {}", name, known));
   }

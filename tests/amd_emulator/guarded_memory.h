@@ -38,9 +38,12 @@ class GuardedArray {
   }
 
   std::byte* data() const { return data_; }  ///< null: no memory
-  void forbid_writes() const {
-    if (inner_ > 0) ::mprotect(whole_ + kPage, inner_, PROT_READ);
+  void forbid_writes() const { allow(PROT_READ); }
+  /// PROT_NONE: who touches it at all is stopped.
+  void allow(int protection) const {
+    if (inner_ > 0) ::mprotect(whole_ + kPage, inner_, protection);
   }
+  bool holds(const void* address) const { return address >= data_ && address < data_ + bytes_; }
   /// "3 bytes behind cache.v", or nothing if the address is of no concern to this array.
   std::string place_of(std::uint64_t address) const {
     const auto begin = reinterpret_cast<std::uintptr_t>(data_), end = begin + bytes_;

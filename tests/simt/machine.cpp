@@ -299,8 +299,8 @@ void Machine::thread_main() {
 std::string run(const Launch& launch, const std::function<void()>& kernel) { return machine().run(launch, kernel); }
 
 int thread_index() { return machine().current().index; }
-int block_index() { return machine().current().block; }
-int num_blocks() { return machine().launch().blocks; }
+int block_index() { return machine().launch().first_block + machine().current().block; }
+int num_blocks() { return machine().launch().grid != 0 ? machine().launch().grid : machine().launch().blocks; }
 void barrier(const char* file, int line) { machine().barrier({file, line}); }
 void fence() { machine().fence(); }
 void buffer_store(float* to, float value) { machine().current().unseen.emplace_back(to, value); }

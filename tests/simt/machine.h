@@ -32,6 +32,8 @@ struct Launch {
   std::uint64_t seed = 0;  ///< 0: threads run in order
   Fault fault;
   std::set<std::string>* barriers = nullptr;  ///< if set, told which barriers were reached ("file.h:line")
+  int first_block = 0;                        ///< these are blocks [first_block, first_block + blocks) ...
+  int grid = 0;                               ///< ... of so many, if not 0: those of a kernel whose blocks do without each other
 };
 
 /// Empty if nothing was wrong. The kernel's effects on global memory remain.

@@ -4,33 +4,13 @@
 
 #include "kernels/hazard_cases.h"
 #include "simt/matrix_device.h"
+#include "simt/matrix_types.h"
 
 namespace quire::test {
 namespace {
 
-const std::vector<std::string>& matrix_types() {
-  static const std::vector<std::string> list = {
-      "q=f16 kv=f16 layout=hnd index=i64",
-      "q=bf16 kv=bf16 layout=nhd",
-      "q=bf16 kv=fp8_e4m3fn layout=nhd kscale=head vscale=tensor",
-      "q=f16 kv=fp8_e4m3fnuz layout=nhd kscale=tensor vscale=head index=i64",
-      "q=bf16 kv=bf16 layout=packed vscale=tensor",
-      "q=f16 kv=fp8_e5m2 layout=hnd vscale=head",
-      "q=bf16 kv=fp8_e5m2fnuz layout=hnd",
-      "q=f16 kv=fp8_e4m3fn layout=packed kscale=tensor vscale=tensor",
-  };
-  return list;
-}
-
 using GpuAndHazard = std::tuple<const simt::MatrixGpu*, Hazard>;
 class SimtMatrix : public testing::TestWithParam<GpuAndHazard> {};
-
-/// The shape with a head_dim of these kernels.
-std::string with_head_dim(std::string shape, int head_dim) {
-  const std::size_t at = shape.find(" d="), end = shape.find(' ', at + 1);
-  shape.replace(at, end == std::string::npos ? end : end - at, " d=" + std::to_string(head_dim));
-  return shape;
-}
 
 // Types, layouts and head_dims take turns over the shapes.
 TEST_P(SimtMatrix, Hazard) {

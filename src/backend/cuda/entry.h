@@ -1,20 +1,10 @@
-// The CUDA backend as the attention stage calls it. Arguments as in quire/attention.hpp.
+// The CUDA backend as the attention stage calls it.
 #pragma once
 
-#include "quire/attention.hpp"
+#include "backend/gpu/entry.h"
 
 namespace quire::cuda {
 
-Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
-              const AttendOptions& attend_options);
-Status attend_status(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
-                     std::span<std::byte> workspace, const AttendOptions& attend_options);
-Status append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
-              const AppendOptions& options);
-Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
-             const Tensor& lse, const MergeOptions& merge_options);
-
-/// As device::Runtime says.
-Result<bool> contents_are_finite(const Batch& batch, const KVCache& cache, const Options& options);
+extern const gpu::Vendor kVendor;  ///< vendor.cpp
 
 }  // namespace quire::cuda

@@ -3,8 +3,6 @@
 // nothing if one found a broken rule.
 #include "backend/gpu/runtime.h"
 
-#include <algorithm>
-
 #include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/launches.h"
 #include "backend/gpu/schedule.h"
@@ -54,10 +52,8 @@ cudaError_t launch_reset(std::byte* workspace, std::size_t bytes, cudaStream_t s
 }
 
 cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::AttendArgs> lists, cudaStream_t stream) {
-  constexpr std::int64_t kMostBlocks = 1024;
-  const std::int64_t units = args.num_reqs * (args.block_table.columns / gpu::kValidateColumns + 1);
   const int num_lists = static_cast<int>(lists.size());
-  const int blocks = num_lists + static_cast<int>(std::clamp<std::int64_t>(units, 1, kMostBlocks));
+  const int blocks = num_lists + static_cast<int>(gpu::validate_blocks(args));
   return launch_dependent(prepare_kernel, {blocks, kThreads, 0}, stream, args, lists.empty() ? args : lists.front(),
                           lists.empty() ? args : lists.back(), num_lists);
 }

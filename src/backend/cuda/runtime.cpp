@@ -84,9 +84,13 @@ Result<void*> allocate(std::size_t bytes) {
 
 void release(void* address) { (void)cudaFree(address); }
 
+Result<bool> contents_are_finite(const Batch& batch, const KVCache& cache, const Options& options) {
+  return gpu::contents_are_finite(quire::cuda::kVendor, batch, cache, options);
+}
+
 }  // namespace
 
 const Runtime kCudaRuntime = {devices,        ordinal_of, synchronize, copy_to_host,
-                              copy_to_device, allocate,   release,     quire::cuda::contents_are_finite};
+                              copy_to_device, allocate,   release,     contents_are_finite};
 
 }  // namespace quire::device

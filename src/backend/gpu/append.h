@@ -5,11 +5,10 @@
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/args.h"
+#include "backend/gpu/launch_sizes.h"
 #include "semantics/dtype.h"
 
 namespace quire::gpu {
-
-constexpr int kAppendThreads = 256;
 
 /// Sets outcome->broken if a slot is beyond the cache (Q-S01). Any number of blocks of kAppendThreads threads.
 QUIRE_DEVICE void validate_slots(const AppendArgs& a) {

@@ -9,13 +9,11 @@
 
 #include "backend/gpu/args.h"
 #include "backend/gpu/decode.h"
+#include "backend/gpu/launch_sizes.h"
 #include "backend/gpu/stage_rows.h"
 #include "semantics/visible_range.h"
 
 namespace quire::gpu {
-
-constexpr int kContentThreads = 256;
-constexpr int kContentColumns = 16;  ///< pages that one block looks at before it takes others
 
 /// Rows [first, first + rows) of one page, or of a [tokens, heads, dim] tensor, in every head.
 struct ContentBox {

@@ -4,13 +4,11 @@
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/args.h"
+#include "backend/gpu/launch_sizes.h"
 #include "semantics/dtype.h"
 #include "semantics/softmax_state.h"
 
 namespace quire::gpu {
-
-constexpr int kMergeThreads = 256;
-constexpr int kMergeLanes = 16;  ///< threads that share a row
 
 /// Any number of blocks of kMergeThreads threads.
 QUIRE_DEVICE void merge(const MergeArgs& a) {

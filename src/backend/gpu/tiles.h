@@ -4,11 +4,10 @@
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/args.h"
+#include "backend/gpu/launch_sizes.h"
 #include "semantics/visible_range.h"
 
 namespace quire::gpu {
-
-constexpr int kScheduleThreads = 256;
 
 /// Score rows [row_begin, row_end) of a request and the keys that some of them sees; the first is a multiple of tile_keys.
 struct Tile {

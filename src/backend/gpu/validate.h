@@ -7,12 +7,10 @@
 
 #include "backend/gpu/args.h"
 #include "backend/gpu/checked_lengths.h"
+#include "backend/gpu/launch_sizes.h"
 #include "semantics/visible_range.h"
 
 namespace quire::gpu {
-
-constexpr int kValidateThreads = 256;
-constexpr int kValidateColumns = 4 * kValidateThreads;
 
 /// Among entries [first, first + kValidateColumns) of a request, this thread sees one of columns [begin, end) that is no page.
 QUIRE_DEVICE bool has_bad_page(const AttendArgs& a, std::int32_t req, std::int64_t first, std::int64_t begin, std::int64_t end) {

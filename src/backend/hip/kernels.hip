@@ -1,5 +1,5 @@
-// The portable kernels for AMD GPUs, by the names that a host loads them under. Compiled by clang alone, without ROCm; compiled and
-// checked for resources by tools/check_gpu_kernels.py, run on no AMD device yet.
+// The portable kernels for AMD GPUs, by the names that vendor.cpp loads them under. Compiled by clang alone, without ROCm; checked for
+// resources by tools/check_gpu_kernels.py; executed under emulation, never on AMD hardware.
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/append.h"
@@ -33,5 +33,10 @@ QUIRE_KERNEL(gpu::kAppendThreads) quire_validate_slots(const gpu::AppendArgs arg
 QUIRE_KERNEL(gpu::kAppendThreads) quire_append(const gpu::AppendArgs args) { gpu::append(args); }
 
 QUIRE_KERNEL(gpu::kMergeThreads) quire_merge(const gpu::MergeArgs args) { gpu::merge(args); }
+
+/// On every device one, because the library allocates nothing there.
+extern "C" {
+__attribute__((device, used)) gpu::Outcome quire_contents_answer;
+}
 
 QUIRE_KERNEL(gpu::kContentThreads) quire_check_contents(const gpu::AttendArgs args) { gpu::check_contents(args); }

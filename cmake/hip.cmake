@@ -1,0 +1,109 @@
+# The HIP backend: kernels for AMD GPUs, compiled by clang alone and put into the library as code objects; host code that finds the HIP
+# runtime when it is used. Neither needs a ROCm package to build (docs/decisions/0012). Without clang the library is complete for
+# CPUs and plans for AMD devices all the same.
+set(QUIRE_HIP AUTO CACHE STRING "AMD kernels: AUTO (if there is a clang for them), ON or OFF")
+set_property(CACHE QUIRE_HIP PROPERTY STRINGS AUTO ON OFF)
+set(QUIRE_HIP_TARGETS gfx90a gfx942 gfx950 gfx1100 gfx1201 CACHE STRING "AMD GPUs to compile for")
+set(QUIRE_HIP_FLAGS -x hip --offload-device-only --no-gpu-bundle-output -nogpuinc -nogpulib -O3 -std=c++20 -mcode-object-version=5
+    -Wall -Wextra -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src)
+if(QUIRE_DEVELOPER_MODE)
+  list(APPEND QUIRE_HIP_FLAGS -Werror)
+endif()
+
+# Sets `why` to what is missing, or to nothing: a kernel for every target is compiled and linked.
+function(quire_try_hip_compiler why)
+  set(${why} "" PARENT_SCOPE)
+  find_program(QUIRE_HIP_COMPILER NAMES clang++-22 DOC "clang with the amdgpu target, for AMD kernels")
+  if(NOT QUIRE_HIP_COMPILER)
+    set(${why} "clang-22 was not found (packages clang-22 and lld-22, or QUIRE_HIP_COMPILER)" PARENT_SCOPE)
+    return()
+  endif()
+  set(tried "${QUIRE_HIP_COMPILER} ${QUIRE_HIP_TARGETS}")
+  if(tried STREQUAL "${QUIRE_HIP_TRIED}")
+    return()
+  endif()
+  set(folder ${CMAKE_CURRENT_BINARY_DIR}/hip)
+  file(WRITE ${folder}/try.hip "extern \"C\" __attribute__((global)) void k(int* p) { *p = 1; }\n")
+  foreach(target IN LISTS QUIRE_HIP_TARGETS)
+    execute_process(COMMAND ${QUIRE_HIP_COMPILER} ${QUIRE_HIP_FLAGS} --offload-arch=${target} ${folder}/try.hip -o ${folder}/try.co
+                    RESULT_VARIABLE failed OUTPUT_QUIET ERROR_VARIABLE words)
+    if(failed)
+      string(STRIP "${words}" words)
+      set(${why} "${QUIRE_HIP_COMPILER} makes no code object for ${target}: ${words}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  set(QUIRE_HIP_TRIED "${tried}" CACHE INTERNAL "the compiler and targets that quire_try_hip_compiler() found to work")
+endfunction()
+
+set(QUIRE_HAS_HIP OFF)
+if(QUIRE_HIP STREQUAL "OFF" OR (QUIRE_SANITIZE AND NOT QUIRE_HIP STREQUAL "ON"))
+  message(STATUS "AMD kernels: off")
+else()
+  quire_try_hip_compiler(missing)
+  if(NOT missing)
+    set(QUIRE_HAS_HIP ON)
+    message(STATUS "AMD kernels: ${QUIRE_HIP_COMPILER} for ${QUIRE_HIP_TARGETS}")
+  elseif(QUIRE_HIP STREQUAL "ON")
+    message(FATAL_ERROR "QUIRE_HIP=ON, but ${missing}")
+  else()
+    message(STATUS "AMD kernels: none, ${missing}; the CPU build is complete")
+  endif()
+endif()
+
+# One code object for a source and a target, by way of its assembly, which tools/check_gpu_kernels.py looks into.
+function(quire_code_object source target)
+  get_filename_component(name ${source} NAME_WE)
+  set(made ${CMAKE_CURRENT_BINARY_DIR}/hip/${name}.${target})
+  add_custom_command(OUTPUT ${made}.s
+    COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${QUIRE_HIP_COMPILER} ${QUIRE_HIP_FLAGS} --offload-arch=${target} -S ${source} -o ${made}.s
+    DEPENDS ${source} ${QUIRE_HIP_HEADERS} COMMENT "Compiling ${name}.hip for ${target}" VERBATIM)
+  add_custom_command(OUTPUT ${made}.co
+    COMMAND ${QUIRE_HIP_COMPILER} -x assembler --target=amdgcn-amd-amdhsa -mcpu=${target} -mcode-object-version=5 ${made}.s
+            -o ${made}.co
+    DEPENDS ${made}.s VERBATIM)
+endfunction()
+
+if(QUIRE_HAS_HIP)
+  file(GLOB QUIRE_HIP_KERNELS CONFIGURE_DEPENDS src/backend/hip/*.hip)
+  # clang writes no list of headers for a device alone; ccache knows the objects that a header leaves as they were.
+  file(GLOB QUIRE_HIP_HEADERS CONFIGURE_DEPENDS src/backend/hip/*.h src/backend/hip/*.inc src/backend/gpu/*.h
+       src/backend/gpu/matrix/*.h src/semantics/*.h include/quire/*.hpp)
+  set(objects "")
+  set(declared "")
+  set(listed "")
+  foreach(target IN LISTS QUIRE_HIP_TARGETS)
+    foreach(source IN LISTS QUIRE_HIP_KERNELS)
+      get_filename_component(name ${source} NAME_WE)
+      quire_code_object(${source} ${target})
+      list(APPEND objects ${CMAKE_CURRENT_BINARY_DIR}/hip/${name}.${target}.co)
+      string(APPEND declared "QUIRE_CODE_OBJECT(${name}_${target}, \"${CMAKE_CURRENT_BINARY_DIR}/hip/${name}.${target}.co\")\n")
+      string(APPEND listed "    {\"${target}\", \"${name}\", quire_${name}_${target}, quire_${name}_${target}_end},\n")
+    endforeach()
+  endforeach()
+  set(QUIRE_CODE_OBJECTS ${CMAKE_CURRENT_BINARY_DIR}/hip_code_objects.cpp)
+  file(CONFIGURE OUTPUT ${QUIRE_CODE_OBJECTS} @ONLY CONTENT [[
+// Written by cmake/hip.cmake. See src/backend/hip/code_objects.h.
+#include "backend/hip/code_objects.h"
+
+#define QUIRE_CODE_OBJECT(name, path)                                                   \
+  asm(".pushsection .rodata\n.balign 4096\n.hidden quire_" #name "\n.globl quire_" #name \
+      "\nquire_" #name ":\n.incbin \"" path "\"\n.hidden quire_" #name "_end\n.globl quire_" #name \
+      "_end\nquire_" #name "_end:\n.popsection");                                        \
+  extern "C" __attribute__((visibility("hidden"))) const unsigned char quire_##name[], quire_##name##_end[];
+
+@declared@
+std::span<const quire::hip::CodeObject> quire::hip::code_objects() noexcept {
+  static const CodeObject all[] = {
+@listed@  };
+  return all;
+}
+]])
+  set_source_files_properties(${QUIRE_CODE_OBJECTS} PROPERTIES OBJECT_DEPENDS "${objects}")
+  file(GLOB QUIRE_HIP_SOURCES CONFIGURE_DEPENDS src/backend/hip/*.cpp)
+  target_sources(quire PRIVATE ${QUIRE_HIP_SOURCES} ${QUIRE_CODE_OBJECTS})
+  # Where it is asked for, and nowhere else, as for CUDA.
+  file(GLOB QUIRE_HIP_SWITCHES CONFIGURE_DEPENDS src/attention/*.cpp src/device/*.cpp)
+  set_property(SOURCE ${QUIRE_HIP_SWITCHES} ${QUIRE_HIP_SOURCES} APPEND PROPERTY COMPILE_DEFINITIONS QUIRE_HAS_HIP=1)
+  target_link_libraries(quire PRIVATE $<LINK_ONLY:${CMAKE_DL_LIBS}>)
+endif()

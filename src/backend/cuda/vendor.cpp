@@ -1,0 +1,75 @@
+// What is CUDA's own in the attention stage: which launches an attend() is made of, the stream, the current device.
+
+#include <array>
+#include <string_view>
+
+#include "backend/cuda/entry.h"
+#include "backend/cuda/error.h"
+#include "backend/cuda/launches.h"
+#include "plan/device_workspace.h"
+
+namespace quire::cuda {
+namespace {
+
+cudaStream_t cuda_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+const KernelEntry* find_entry(std::string_view kernel) {
+  static const KernelEntry* const entries[] = {&kSm90Entry, &kMmaEntry, &kGenericEntry};
+  for (const KernelEntry* entry : entries)
+    if (kernel == entry->name) return entry;
+  return nullptr;
+}
+
+bool has_kernel(std::string_view name) { return find_entry(name) != nullptr; }
+
+/// Reset, prepare (validate and schedule), and attend for every list.
+Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, std::span<std::byte> zeroed, void* stream) {
+  const KernelEntry& kernel = *find_entry(plan.kernel);
+  std::array<gpu::AttendArgs, plan_detail::kMaxLists> scheduled;
+  std::size_t num_scheduled = 0;
+  for (std::size_t i = 0; i < args.size(); ++i)
+    if (kernel.deals_itself == nullptr || !kernel.deals_itself(args[i], plan, i)) scheduled[num_scheduled++] = args[i];
+  const cudaStream_t on = cuda_stream(stream);
+  if (Status s = status_of(launch_reset(zeroed.data(), zeroed.size(), on), "attend: launching reset"); !s.ok()) return s;
+  // All lists are made before any is used: one without room breaks the call before a row is written.
+  if (Status s = status_of(launch_prepare(args[0], {scheduled.data(), num_scheduled}, on), "attend: launching prepare"); !s.ok())
+    return s;
+  for (std::size_t i = 0; i < args.size(); ++i)
+    if (Status s = status_of(kernel.attend(args[i], plan, i, on), "attend: launching the kernel"); !s.ok()) return s;
+  return {};
+}
+
+Status enqueue_append(const gpu::AppendArgs& args, void* stream) {
+  return status_of(launch_append(args, cuda_stream(stream)), "append: launching the kernel");
+}
+
+Status enqueue_merge(const gpu::MergeArgs& args, void* stream) {
+  return status_of(launch_merge(args, cuda_stream(stream)), "merge: launching the kernel");
+}
+
+Status fetch(void* to, const void* from, std::size_t bytes, void* stream) {
+  const cudaStream_t on = cuda_stream(stream);
+  if (Status s = status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, on), "cudaMemcpyAsync"); !s.ok()) return s;
+  return status_of(cudaStreamSynchronize(on), "waiting for the stream");
+}
+
+Result<bool> find_bad(const gpu::AttendArgs& args) {
+  bool found = false;
+  if (Status s = status_of(find_bad_contents(args, found), "check: asking the device about contents"); !s.ok()) return s;
+  return found;
+}
+
+Result<int> current_device() {
+  int ordinal = 0;
+  if (Status s = status_of(cudaGetDevice(&ordinal), "cudaGetDevice"); !s.ok()) return s;
+  return ordinal;
+}
+
+Status set_device(int ordinal) { return status_of(cudaSetDevice(ordinal), "cudaSetDevice"); }
+
+}  // namespace
+
+const gpu::Vendor kVendor = {&device::kCudaRuntime, has_kernel, enqueue_attend, enqueue_append, enqueue_merge, fetch, find_bad,
+                             current_device,        set_device};
+
+}  // namespace quire::cuda

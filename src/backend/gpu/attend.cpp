@@ -1,0 +1,71 @@
+// attend(): check the metadata, resolve pointers, enqueue what the vendor launches.
+// attend_status(): what the device found and wrote.
+
+#include <array>
+
+#include "backend/gpu/current_device.h"
+#include "backend/gpu/entry.h"
+#include "backend/gpu/resolve.h"
+#include "plan/device_workspace.h"
+#include "plan/fits.h"
+#include "text/formatted.h"
+
+namespace quire::gpu {
+namespace {
+
+/// Everything that can be refused without reading a tensor.
+Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+             std::span<std::byte> workspace) {
+  if (const Findings findings = check(batch, cache, options, Depth::metadata); !findings.ok()) return findings.status();
+  if (Status s = plan_detail::shapes_fit(plan, batch, cache, options); !s.ok()) return s;
+  if (Status s = plan_detail::counts_within(plan, batch); !s.ok()) return s;
+  if (!vendor.has_kernel(plan.kernel))
+    return {Code::unsupported, formatted("attend: kernel {} of the plan is not in this build", plan.kernel)};
+  if (plan.device.ordinal < 0)
+    return {Code::unsupported,
+            formatted("attend: the plan was made for the pretended device {}; plan for gpu_device()", plan.device.name)};
+  return plan_detail::workspace_fits(plan, workspace);
+}
+
+Status enqueue(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+               std::byte* workspace, void* stream) {
+  std::array<AttendArgs, plan_detail::kMaxLists> args;
+  for (std::size_t i = 0; i < plan.lists.size(); ++i) args[i] = attend_args(plan, batch, cache, options, workspace, i);
+  const auto zeroed = static_cast<std::size_t>(plan_detail::device_workspace(plan).zeroed_bytes);
+  return vendor.enqueue_attend(plan, {args.data(), plan.lists.size()}, {workspace, zeroed}, stream);
+}
+
+/// The outcome is broken: the same question is asked on the host, where the answer has words.
+Status explain_broken(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+                      const Outcome& outcome) {
+  if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
+  if (Status s = plan_detail::lengths_within(plan, batch); !s.ok()) return s;
+  return judge(outcome, plan, batch);
+}
+
+}  // namespace
+
+Status attend(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+              std::span<std::byte> workspace, const AttendOptions& attend_options) {
+  if (Status s = admit(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
+  const CurrentDevice current(vendor, plan.device.ordinal);
+  if (!current.status().ok()) return current.status();
+  return enqueue(vendor, plan, batch, cache, options, workspace.data(), attend_options.stream);
+}
+
+Status attend_status(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+                     std::span<std::byte> workspace, const AttendOptions& attend_options) {
+  if (Status s = admit(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
+  const CurrentDevice current(vendor, plan.device.ordinal);
+  if (!current.status().ok()) return current.status();
+  Outcome outcome;
+  const std::byte* at = workspace.data() + plan_detail::device_workspace(plan).outcome;
+  if (Status s = vendor.fetch(&outcome, at, sizeof outcome, attend_options.stream); !s.ok())
+    return {s.code(), "attend_status: " + s.message()};
+  if (outcome.broken != 0) return explain_broken(plan, batch, cache, options, outcome);
+  if (Status s = judge(outcome, plan, batch); !s.ok()) return s;
+  if (attend_options.rows != nullptr) *attend_options.rows = {{plan.kernel, static_cast<std::int64_t>(outcome.rows_written)}};
+  return {};
+}
+
+}  // namespace quire::gpu

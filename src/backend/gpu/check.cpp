@@ -1,0 +1,22 @@
+// contents_are_finite(): what check() asks the device before it copies a cache.
+
+#include "backend/gpu/current_device.h"
+#include "backend/gpu/entry.h"
+#include "backend/gpu/resolve.h"
+
+namespace quire::gpu {
+
+Result<bool> contents_are_finite(const Vendor& vendor, const Batch& batch, const KVCache& cache, const Options& options) {
+  if (batch.query.num_elements() == 0) return true;  // without query rows no key is seen
+  const Result<int> ordinal = vendor.runtime->ordinal_of(batch.query.data);
+  if (!ordinal.ok()) return ordinal.status();
+  const CurrentDevice current(vendor, ordinal.value());
+  if (!current.status().ok()) return current.status();
+  // Whatever was going to write the tensors must have done so; its stream is not known here.
+  if (Status s = vendor.runtime->synchronize(); !s.ok()) return s;
+  const Result<bool> found = vendor.find_bad_contents(batch_args(batch, cache, options, /*outcome=*/nullptr));
+  if (!found.ok()) return found.status();
+  return !found.value();
+}
+
+}  // namespace quire::gpu

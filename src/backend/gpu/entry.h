@@ -1,0 +1,49 @@
+// The attention stage on any GPU: rules, arguments and outcomes are checked here, once; what is a vendor's own is a Vendor.
+// Arguments as in quire/attention.hpp.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+#include "backend/gpu/args.h"
+#include "device/runtime.h"
+#include "quire/attention.hpp"
+
+namespace quire::gpu {
+
+/// One vendor's launches and stream. A stream is the vendor's own handle. Enqueueing functions wait for nothing and allocate
+/// nothing; failures carry the driver's words.
+struct Vendor {
+  const device::Runtime* runtime;
+
+  /// Whether this build has the launches of a row of the kernel table.
+  bool (*has_kernel)(std::string_view name);
+  /// All launches of one attend(): zero the bytes, check lengths and tables, fill the work lists, attend. args[i] is for
+  /// plan.lists[i].
+  Status (*enqueue_attend)(const Plan& plan, std::span<const AttendArgs> args, std::span<std::byte> zeroed, void* stream);
+  Status (*enqueue_append)(const AppendArgs& args, void* stream);
+  Status (*enqueue_merge)(const MergeArgs& args, void* stream);
+  /// Copies to the host what is there when the stream has come so far, and waits for it.
+  Status (*fetch)(void* to, const void* from, std::size_t bytes, void* stream);
+  /// Whether check_contents() finds something; waits for the answer. args.outcome is not used.
+  Result<bool> (*find_bad_contents)(const AttendArgs& args);
+
+  /// The device that is current for this thread, and another made so.
+  Result<int> (*current_device)();
+  Status (*set_device)(int ordinal);
+};
+
+Status attend(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+              std::span<std::byte> workspace, const AttendOptions& attend_options);
+Status attend_status(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+                     std::span<std::byte> workspace, const AttendOptions& attend_options);
+Status append(const Vendor& vendor, const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
+              const AppendOptions& options);
+Status merge(const Vendor& vendor, const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b,
+             const Tensor& out, const Tensor& lse, const MergeOptions& merge_options);
+
+/// As device::Runtime says.
+Result<bool> contents_are_finite(const Vendor& vendor, const Batch& batch, const KVCache& cache, const Options& options);
+
+}  // namespace quire::gpu

@@ -1,0 +1,35 @@
+// Threads of a block and how many blocks: what every vendor's host code and the kernels agree on. The attend kernels' own sizes
+// are in generic_sizes.h and matrix/sizes.h; their number of blocks is the plan's.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/gpu/args.h"
+
+namespace quire::gpu {
+
+constexpr int kValidateThreads = 256;
+constexpr int kValidateColumns = 4 * kValidateThreads;
+constexpr int kScheduleThreads = 256;
+constexpr int kAppendThreads = 256;
+constexpr int kMergeThreads = 256;
+constexpr int kMergeLanes = 16;  ///< threads that share a row
+constexpr int kContentThreads = 256;
+constexpr int kContentColumns = 16;  ///< pages that one block looks at before it takes others
+
+/// Blocks stride over what is left: more of them than fill a device gain nothing.
+inline std::int64_t blocks_for(std::int64_t pieces, std::int64_t most) { return pieces < 1 ? 1 : pieces < most ? pieces : most; }
+
+inline std::int64_t validate_blocks(const AttendArgs& a) {
+  return blocks_for(a.num_reqs * (a.block_table.columns / kValidateColumns + 1), 1024);
+}
+inline std::int64_t contents_blocks(const AttendArgs& a) {
+  return blocks_for(a.num_tokens + a.num_reqs * (a.block_table.columns / kContentColumns + 1), 4096);
+}
+inline std::int64_t append_blocks(const AppendArgs& a) { return blocks_for(a.num_tokens, 8192); }
+inline std::int64_t merge_blocks(const MergeArgs& a) {
+  constexpr std::int64_t kRowsAtOnce = kMergeThreads / kMergeLanes;
+  return blocks_for((std::int64_t{a.num_tokens} * a.num_heads + kRowsAtOnce - 1) / kRowsAtOnce, 8192);
+}
+
+}  // namespace quire::gpu

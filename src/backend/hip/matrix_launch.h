@@ -1,0 +1,17 @@
+// Which matrix kernel serves a list of a plan, and in blocks of how many threads.
+#pragma once
+
+#include "quire/plan.hpp"
+
+namespace quire::hip {
+
+struct Launch {
+  const char* source;  ///< of the code object
+  const char* kernel;
+  int threads;  ///< of a block; the code object says the same (amdgpu_flat_work_group_size)
+};
+
+/// A row of matrix_kernels.inc; internal_error if no row serves what the plan chose hip_matrix for.
+Result<Launch> matrix_launch(const Plan& plan, const DeviceList& list);
+
+}  // namespace quire::hip

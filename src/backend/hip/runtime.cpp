@@ -1,0 +1,120 @@
+// The HIP runtime behind src/device: devices, addresses, copies. Failures are returned, never left pending for the next caller.
+#include "device/runtime.h"
+
+#include <mutex>
+
+#include "backend/hip/api.h"
+#include "backend/hip/entry.h"
+#include "backend/hip/modules.h"
+#include "text/formatted.h"
+
+namespace quire::device {
+namespace {
+
+using quire::hip::api;
+using quire::hip::Api;
+using quire::hip::status_of;
+
+Result<Device> describe(const Api& hip, int ordinal) {
+  quire::hip::DeviceProperties properties{};
+  if (Status s = status_of(hip, hip.get_device_properties(&properties, ordinal), "hipGetDeviceProperties"); !s.ok()) return s;
+  Device device;
+  device.name = quire::hip::target_of(properties.arch);
+  device.backend = Backend::hip;
+  device.num_threads = properties.num_compute_units;
+  device.l2_bytes = properties.l2_bytes;
+  device.ordinal = ordinal;
+  device.product = properties.name;
+  return device;
+}
+
+Status none_usable(const std::string& passed_over) {
+  const std::string which = passed_over.empty()
+                                ? "the driver lists none"
+                                : formatted("this build has kernels for {}, not for {}", quire::hip::targets(), passed_over);
+  return {Code::unsupported, "no AMD GPU can be used: " + which};
+}
+
+/// Asked once: devices do not change while a process lives. Those that no code object is for are passed over: beside a graphics
+/// card there is often a processor's small one.
+Result<std::vector<Device>> devices() {
+  static std::mutex guard;
+  static std::vector<Device> known;
+  const std::lock_guard<std::mutex> locked(guard);
+  if (!known.empty()) return known;
+  const Result<const Api*> hip = api();
+  if (!hip.ok()) return hip.status();
+  int count = 0;
+  const quire::hip::Error error = hip.value()->get_device_count(&count);
+  if (error != quire::hip::kSuccess) {
+    const Status s = status_of(*hip.value(), error, "hipGetDeviceCount");
+    return Status(Code::unsupported, "no AMD GPU can be used: " + s.message());
+  }
+  std::vector<Device> all;
+  std::string passed_over;
+  for (int i = 0; i < count; ++i) {
+    Result<Device> device = describe(*hip.value(), i);
+    if (!device.ok()) return device.status();
+    if (quire::hip::has_target(device->name))
+      all.push_back(std::move(device).value());
+    else
+      passed_over += formatted("{}{} (GPU {}, {})", passed_over.empty() ? "" : ", ", device->name, i, device->product);
+  }
+  if (all.empty()) return none_usable(passed_over);
+  known = all;
+  return all;
+}
+
+Result<int> ordinal_of(const void* address) {
+  const Result<const Api*> hip = api();
+  if (!hip.ok()) return hip.status();
+  quire::hip::PointerAttributes attributes{};
+  const quire::hip::Error error = hip.value()->pointer_get_attributes(&attributes, address);
+  if (Status s = status_of(*hip.value(), error, "hipPointerGetAttributes"); !s.ok()) return s;
+  if (attributes.type != quire::hip::kDeviceMemory && attributes.type != quire::hip::kManagedMemory)
+    return Status(Code::invalid_argument, formatted("address {} is in no AMD GPU's memory", address));
+  return attributes.device;
+}
+
+Status synchronize() {
+  const Result<const Api*> hip = api();
+  if (!hip.ok()) return hip.status();
+  return status_of(*hip.value(), hip.value()->device_synchronize(), "hipDeviceSynchronize");
+}
+
+Status copy(void* to, const void* from, std::size_t bytes, quire::hip::MemcpyKind kind, const char* what) {
+  const Result<const Api*> hip = api();
+  if (!hip.ok()) return hip.status();
+  return status_of(*hip.value(), hip.value()->memcpy(to, from, bytes, kind), what);
+}
+
+Status copy_to_host(void* to, const void* from, std::size_t bytes) {
+  return copy(to, from, bytes, quire::hip::kDeviceToHost, "hipMemcpy to the host");
+}
+
+Status copy_to_device(void* to, const void* from, std::size_t bytes) {
+  return copy(to, from, bytes, quire::hip::kHostToDevice, "hipMemcpy to the device");
+}
+
+Result<void*> allocate(std::size_t bytes) {
+  const Result<const Api*> hip = api();
+  if (!hip.ok()) return hip.status();
+  void* address = nullptr;
+  if (Status s = status_of(*hip.value(), hip.value()->malloc(&address, bytes), "hipMalloc"); !s.ok()) return s;
+  return address;
+}
+
+void release(void* address) {
+  if (const Result<const Api*> hip = api(); hip.ok()) (void)hip.value()->free(address);
+}
+
+Result<bool> contents_are_finite(const Batch& batch, const KVCache& cache, const Options& options) {
+  return gpu::contents_are_finite(quire::hip::kVendor, batch, cache, options);
+}
+
+}  // namespace
+
+const Runtime kHipRuntime = {devices,        ordinal_of, synchronize, copy_to_host,
+                             copy_to_device, allocate,   release,     contents_are_finite};
+
+}  // namespace quire::device

@@ -1,0 +1,119 @@
+// What is HIP's own in the attention stage: which launches an attend() is made of, the stream, the current device.
+
+#include <mutex>
+#include <string_view>
+
+#include "backend/gpu/generic_sizes.h"
+#include "backend/gpu/launch_sizes.h"
+#include "backend/hip/entry.h"
+#include "backend/hip/matrix_launch.h"
+#include "backend/hip/modules.h"
+#include "text/formatted.h"
+
+namespace quire::hip {
+namespace {
+
+constexpr const char* kPortable = "kernels";  // kernels.hip
+
+/// One launch: `arguments` is the kernel's only parameter, by value. Shared memory is static, so none is asked for.
+template <class Arguments>
+Status launch(const Api& hip, const Launch& what, std::int64_t blocks, const Arguments& arguments, Stream stream) {
+  const Result<Function> function = find_function(hip, what.source, what.kernel);
+  if (!function.ok()) return function.status();
+  void* parameters[] = {const_cast<Arguments*>(&arguments)};
+  const Error error =
+      hip.module_launch_kernel(function.value(), static_cast<unsigned>(blocks), 1, 1, static_cast<unsigned>(what.threads), 1, 1,
+                               /*dynamic_shared_bytes=*/0, stream, parameters, /*extra=*/nullptr);
+  if (error == kSuccess) return {};
+  return status_of(hip, error, formatted("launching {} with {} blocks of {} threads", what.kernel, blocks, what.threads).c_str());
+}
+
+Result<Launch> attend_launch(const Plan& plan, std::size_t list) {
+  if (plan.kernel == "hip_matrix") return matrix_launch(plan, plan.lists[list]);
+  return Launch{kPortable, "quire_attend_generic", gpu::kGenericThreads};
+}
+
+bool has_kernel(std::string_view name) { return name == "hip_matrix" || name == "hip_generic"; }
+
+/// Zeroes the counters, checks lengths and tables, makes all lists, and then uses them: a list without room breaks the call
+/// before a row is written.
+Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, std::span<std::byte> zeroed, void* stream) {
+  const Result<const Api*> api = hip::api();
+  if (!api.ok()) return api.status();
+  const Api& hip = *api.value();
+  const Error reset = hip.memset_async(zeroed.data(), 0, zeroed.size(), stream);
+  if (Status s = status_of(hip, reset, "attend: hipMemsetAsync"); !s.ok()) return s;
+  const Launch validate{kPortable, "quire_validate", gpu::kValidateThreads};
+  if (Status s = launch(hip, validate, gpu::validate_blocks(args[0]), args[0], stream); !s.ok()) return s;
+  for (const gpu::AttendArgs& list : args)
+    if (Status s = launch(hip, {kPortable, "quire_schedule", gpu::kScheduleThreads}, 1, list, stream); !s.ok()) return s;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    const Result<Launch> attend = attend_launch(plan, i);
+    if (!attend.ok()) return attend.status();
+    if (Status s = launch(hip, attend.value(), plan.lists[i].num_blocks, args[i], stream); !s.ok()) return s;
+  }
+  return {};
+}
+
+Status enqueue_append(const gpu::AppendArgs& args, void* stream) {
+  const Result<const Api*> hip = api();
+  if (!hip.ok()) return hip.status();
+  return launch(*hip.value(), {kPortable, "quire_append", gpu::kAppendThreads}, gpu::append_blocks(args), args, stream);
+}
+
+Status enqueue_merge(const gpu::MergeArgs& args, void* stream) {
+  const Result<const Api*> hip = api();
+  if (!hip.ok()) return hip.status();
+  return launch(*hip.value(), {kPortable, "quire_merge", gpu::kMergeThreads}, gpu::merge_blocks(args), args, stream);
+}
+
+Status fetch(void* to, const void* from, std::size_t bytes, void* stream) {
+  const Result<const Api*> api = hip::api();
+  if (!api.ok()) return api.status();
+  const Api& hip = *api.value();
+  const Error copied = hip.memcpy_async(to, from, bytes, kDeviceToHost, stream);
+  if (Status s = status_of(hip, copied, "hipMemcpyAsync"); !s.ok()) return s;
+  return status_of(hip, hip.stream_synchronize(stream), "waiting for the stream");
+}
+
+/// The answer is a variable of the code object, because the library allocates nothing on a device.
+Result<bool> find_bad_contents(const gpu::AttendArgs& args) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard<std::mutex> locked(one_at_a_time);
+  const Result<const Api*> api = hip::api();
+  if (!api.ok()) return api.status();
+  const Api& hip = *api.value();
+  gpu::Outcome outcome;
+  const Result<void*> answer = find_variable(hip, kPortable, "quire_contents_answer", sizeof outcome);
+  if (!answer.ok()) return answer.status();
+  gpu::AttendArgs asked = args;
+  asked.outcome = static_cast<gpu::Outcome*>(answer.value());
+  const Error cleared = hip.memcpy(answer.value(), &outcome, sizeof outcome, kHostToDevice);
+  if (Status s = status_of(hip, cleared, "check: hipMemcpy to the device"); !s.ok()) return s;
+  const Launch look{kPortable, "quire_check_contents", gpu::kContentThreads};
+  if (Status s = launch(hip, look, gpu::contents_blocks(asked), asked, nullptr); !s.ok()) return s;
+  const Error fetched = hip.memcpy(&outcome, answer.value(), sizeof outcome, kDeviceToHost);
+  if (Status s = status_of(hip, fetched, "check: hipMemcpy to the host"); !s.ok()) return s;
+  return outcome.broken != 0;
+}
+
+Result<int> current_device() {
+  const Result<const Api*> hip = api();
+  if (!hip.ok()) return hip.status();
+  int ordinal = 0;
+  if (Status s = status_of(*hip.value(), hip.value()->get_device(&ordinal), "hipGetDevice"); !s.ok()) return s;
+  return ordinal;
+}
+
+Status set_device(int ordinal) {
+  const Result<const Api*> hip = api();
+  if (!hip.ok()) return hip.status();
+  return status_of(*hip.value(), hip.value()->set_device(ordinal), "hipSetDevice");
+}
+
+}  // namespace
+
+const gpu::Vendor kVendor = {&device::kHipRuntime, has_kernel,     enqueue_attend, enqueue_append, enqueue_merge, fetch,
+                             find_bad_contents,    current_device, set_device};
+
+}  // namespace quire::hip

@@ -1,0 +1,92 @@
+// attend() through the HIP host code: every hazard on each of the fake devices and for both rows of the kernel table, against the
+// fp64 reference; broken lengths and tables are reported and nothing is written.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "hip/on_fake.h"
+#include "kernels/broken_batches.h"
+#include "kernels/hazard_cases.h"
+#include "simt/matrix_types.h"
+#include "verify/guarded.h"
+
+namespace quire::test {
+namespace {
+
+constexpr const char* kNames[] = {"gfx942", "gfx1100", "gfx1201"};
+using DeviceAndHazard = std::tuple<int, Hazard>;
+
+std::string name_of(const testing::TestParamInfo<DeviceAndHazard>& test) {
+  return std::string(kNames[std::get<0>(test.param)]) + "_" + std::get<1>(test.param).name;
+}
+
+class HipAttend : public testing::TestWithParam<DeviceAndHazard> {
+ protected:
+  void SetUp() override {
+    ASSERT_FALSE(gpu_devices().empty());
+    set_fake_device(device());
+  }
+  int device() const { return std::get<0>(GetParam()); }
+  const Hazard& hazard() const { return std::get<1>(GetParam()); }
+  /// Types take turns over hazards and devices.
+  std::size_t turn() const {
+    std::size_t turn = static_cast<std::size_t>(device());
+    for (const char c : hazard().name) turn += static_cast<std::size_t>(c);
+    return turn;
+  }
+  void judge_line(const ProblemLine& line, const std::string& kernel) const {
+    const std::vector<std::string> findings = judge(line, on_fake({.kernel = kernel, .batch_invariant = turn() % 5 == 0}));
+    EXPECT_TRUE(findings.empty()) << kNames[device()] << " " << kernel << "\n" << report(line, findings);
+  }
+};
+
+TEST_P(HipAttend, Generic) {
+  const std::vector<std::string>& types = type_combinations();
+  judge_line(hazard_line(types[turn() % types.size()], hazard().shapes.front(), turn()), "hip_generic");
+}
+
+TEST_P(HipAttend, Matrix) {
+  constexpr int kDims[] = {64, 128, 64, 256};
+  const std::vector<std::string>& types = matrix_types();
+  const std::string shape = with_head_dim(hazard().shapes.back(), kDims[turn() % 4]);
+  judge_line(hazard_line(types[turn() % types.size()], shape, turn()), "hip_matrix");
+}
+
+INSTANTIATE_TEST_SUITE_P(, HipAttend, testing::Combine(testing::Values(0, 1, 2), testing::ValuesIn(hazards())), name_of);
+
+/// The device finds what no host has read, and says it in the host's words.
+TEST(HipCall, BrokenBatchesAreReportedAndLeaveTheOutputAsItWas) {
+  ASSERT_FALSE(gpu_devices().empty());
+  set_fake_device(0);
+  for (const Mutation& mutation : mutations()) {
+    Case c = without_slots(kLineToBreak);
+    mutation.apply(c);
+    conformance::Guarded output(c.batch.output, conformance::Spread::contiguous);
+    c.batch.output = output.view;
+    std::int64_t rows = 0;
+    const Status status = attend_on_fake(c, {.kernel = "hip_generic"}, rows);
+    EXPECT_EQ(status.rule(), mutation.rule) << status.message();
+    EXPECT_EQ(output.take(), conformance::fill_pattern(c.batch.output.dtype, c.batch.output.num_elements())) << mutation.rule;
+  }
+}
+
+TEST(HipCall, PlansOfOtherMemoriesAreRefused) {
+  const Case c = make_case(parse_problem_line("q=f16 kv=f16 heads=2:1 d=64 page=16 reqs=1@5").value()).value();
+  ASSERT_FALSE(gpu_devices().empty());
+  set_fake_device(0);
+  const auto there = conformance::DeviceCase::upload(c, Memory::hip);
+  ASSERT_TRUE(there.ok());
+  std::vector<std::byte> none;
+  const Result<Plan> here = plan(c.batch, c.cache, c.options);
+  ASSERT_TRUE(here.ok());
+  EXPECT_THAT(attend(here.value(), there->batch(), there->cache(), there->options(), none).message(),
+              testing::HasSubstr("the plan was made for the cpu device"));
+  const Result<Plan> pretended = plan(problem_of(c.batch, c.cache, c.options), find_device("gfx942").value());
+  ASSERT_TRUE(pretended.ok());
+  EXPECT_THAT(attend(pretended.value(), there->batch(), there->cache(), there->options(), none).message(),
+              testing::HasSubstr("the plan was made for the pretended device gfx942"));
+  EXPECT_THAT(attend(pretended.value(), c.batch, c.cache, c.options, none).message(),
+              testing::HasSubstr("but query is in cpu memory"));
+}
+
+}  // namespace
+}  // namespace quire::test

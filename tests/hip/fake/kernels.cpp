@@ -1,0 +1,139 @@
+// See kernels.h.
+#include "hip/fake/kernels.h"
+
+#include <algorithm>
+#include <functional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "backend/gpu/runtime.h"
+
+#include "backend/gpu/append.h"
+#include "backend/gpu/attend_generic.h"
+#include "backend/gpu/check_contents.h"
+#include "backend/gpu/merge.h"
+#include "backend/gpu/schedule.h"
+#include "backend/gpu/validate.h"
+#include "simt/machine.h"
+#include "simt/matrix_gpu.h"
+
+namespace quire::fake {
+namespace {
+
+using gpu::AppendArgs;
+using gpu::AttendArgs;
+using gpu::MergeArgs;
+
+struct Model {
+  std::string_view name;
+  std::size_t bytes;
+  /// Blocks wait for each other's work, so that all must be there at once; others run a few at a time.
+  bool together;
+  void (*run)(const void* argument);
+};
+
+constexpr Model kPortable[] = {
+    {"quire_validate", sizeof(AttendArgs), false,
+     [](const void* a) { gpu::validate(*static_cast<const AttendArgs*>(a), gpu::block_index(), gpu::num_blocks()); }},
+    {"quire_schedule", sizeof(AttendArgs), true,
+     [](const void* a) { gpu::schedule(*static_cast<const AttendArgs*>(a), gpu::SharedArea()); }},
+    {"quire_attend_generic", sizeof(AttendArgs), true,
+     [](const void* a) { gpu::attend_generic(*static_cast<const AttendArgs*>(a), gpu::SharedArea()); }},
+    {"quire_validate_slots", sizeof(AppendArgs), false,
+     [](const void* a) { gpu::validate_slots(*static_cast<const AppendArgs*>(a)); }},
+    {"quire_append", sizeof(AppendArgs), false, [](const void* a) { gpu::append(*static_cast<const AppendArgs*>(a)); }},
+    {"quire_merge", sizeof(MergeArgs), false, [](const void* a) { gpu::merge(*static_cast<const MergeArgs*>(a)); }},
+    {"quire_check_contents", sizeof(AttendArgs), false,
+     [](const void* a) { gpu::check_contents(*static_cast<const AttendArgs*>(a)); }},
+};
+
+const simt::MatrixGpu* matrix_gpu(const std::string& arch) {
+  for (const simt::MatrixGpu* gpu : {&simt::kGfx942, &simt::kGfx1100, &simt::kGfx1201})
+    if (arch == gpu->name) return gpu;
+  return nullptr;
+}
+
+const simt::MatrixKernel* matrix_kernel(const std::string& arch, std::string_view name) {
+  const simt::MatrixGpu* gpu = matrix_gpu(arch);
+  const auto pick = [&](std::string_view shape, DType type, int head_dim) -> const simt::MatrixKernel* {
+    for (const simt::MatrixKernel& kernel : gpu->kernels)
+      if (kernel.tall == (shape == "tall") && kernel.type == type && kernel.head_dim == head_dim) return &kernel;
+    return nullptr;
+  };
+  constexpr DType F16 = DType::f16, Bf16 = DType::bf16;
+#define QUIRE_MATRIX_KERNEL(symbol, shape, type, head_dim, tile_rows, tile_keys) \
+  if (gpu != nullptr && name == #symbol) return pick(#shape, type, head_dim);
+#include "backend/hip/matrix_kernels.inc"
+#undef QUIRE_MATRIX_KERNEL
+  return nullptr;
+}
+
+const Model* portable(std::string_view name) {
+  for (const Model& model : kPortable)
+    if (model.name == name) return &model;
+  return nullptr;
+}
+
+std::string run_blocks(const KernelMetadata& metadata, unsigned blocks, bool together, const std::function<void()>& kernel) {
+  constexpr unsigned kAtOnce = 4;
+  for (unsigned first = 0; first < blocks; first += together ? blocks : kAtOnce) {
+    simt::Launch launch;
+    launch.blocks = static_cast<int>(together ? blocks : std::min(kAtOnce, blocks - first));
+    launch.first_block = static_cast<int>(first);
+    launch.grid = static_cast<int>(blocks);
+    launch.threads = static_cast<int>(metadata.threads);
+    launch.wave = static_cast<int>(metadata.wave);
+    launch.shared_bytes = static_cast<int>(metadata.shared_bytes);
+    if (std::string e = simt::run(launch, kernel); !e.empty()) return e;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string run_kernel(const std::string& arch, const std::string& kernel, const KernelMetadata& metadata, unsigned blocks,
+                       const void* argument) {
+  if (const Model* model = portable(kernel)) return run_blocks(metadata, blocks, model->together, [&] { model->run(argument); });
+  const simt::MatrixKernel* matrix = matrix_kernel(arch, kernel);
+  return run_blocks(metadata, blocks, true, [&] { matrix->run(*static_cast<const AttendArgs*>(argument)); });
+}
+
+std::size_t parameter_bytes(const std::string& arch, const std::string& kernel) {
+  if (const Model* model = portable(kernel)) return model->bytes;
+  return matrix_kernel(arch, kernel) != nullptr ? sizeof(AttendArgs) : 0;
+}
+
+std::string pointer_elsewhere(const std::string& kernel, const void* argument, IsDeviceMemory is_device_memory) {
+  std::vector<std::pair<const char*, const void*>> pointers;
+  if (kernel == "quire_append") {
+    const auto& a = *static_cast<const AppendArgs*>(argument);
+    pointers = {{"key", a.key.data},
+                {"value", a.value.data},
+                {"cache.k", a.cache_k.data},
+                {"cache.v", a.cache_v.data},
+                {"slots", a.slots.data}};
+  } else if (kernel == "quire_merge") {
+    const auto& a = *static_cast<const MergeArgs*>(argument);
+    pointers = {{"out_a", a.out_a.data}, {"out_b", a.out_b.data}, {"lse_a", a.lse_a.data},
+                {"lse_b", a.lse_b.data}, {"out", a.out.data},     {"lse", a.lse.data}};
+  } else {
+    const auto& a = *static_cast<const AttendArgs*>(argument);
+    pointers = {{"query", a.query.data},
+                {"cache.k", a.cache_k.data},
+                {"cache.v", a.cache_v.data},
+                {"output", a.output},
+                {"lse", a.lse},
+                {"outcome", a.outcome},
+                {"seq_lens", a.seq_lens.data},
+                {"query_start_loc", a.query_start_loc.data},
+                {"block_table", a.block_table.data},
+                {"slices", a.work.slices},
+                {"partial_acc", a.work.max_partials > 0 ? a.work.partial_acc : nullptr}};
+  }
+  for (const auto& [name, address] : pointers)
+    if (address != nullptr && !is_device_memory(address)) return name;
+  return {};
+}
+
+}  // namespace quire::fake

@@ -1,0 +1,60 @@
+// What the fake runtime knows: devices, their memory, loaded modules, and what was given to streams and is not done yet.
+//
+// Device memory lies between unmapped pages and cannot be touched at all but by what runs on the device, so a host that reads it,
+// or forgets to wait, is found. Nothing that is enqueued happens before somebody waits for its stream.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "amd_emulator/guarded_memory.h"
+#include "hip/fake/code_object.h"
+
+namespace quire::fake {
+
+struct Module {
+  int device = 0;
+  CodeObject object;
+  std::map<std::string, void*> variables;
+};
+
+struct Function {
+  const Module* module = nullptr;
+  std::string name;
+  KernelMetadata metadata;
+};
+
+struct Allocation {
+  int device;
+  amd::GuardedArray memory;
+};
+
+struct State {
+  std::vector<std::string> devices;  ///< as gcnArchName has them
+  std::string fails;                 ///< the function that does
+  int current = 0;
+  std::list<Allocation> memory;
+  std::list<Module> modules;
+  std::list<Function> functions;
+  std::map<void*, std::deque<std::function<std::string()>>> streams;
+  int last_error = 0;
+  std::string words;  ///< of the last error
+
+  State();
+  const Allocation* find(const void* address) const;
+  void* allocate(std::size_t bytes);
+  /// Makes device memory accessible while it lives.
+  std::shared_ptr<void> open() const;
+  /// Does what was enqueued; the first complaint, or nothing.
+  std::string drain(void* stream);
+  std::string drain_all();
+};
+
+State& state();
+
+}  // namespace quire::fake

@@ -1,0 +1,71 @@
+// append(), merge() and the look at contents through the HIP host code.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "hip/on_fake.h"
+#include "kernels/compare_merged.h"
+#include "kernels/move_cases.h"
+#include "verify/prepare.h"
+
+namespace quire::test {
+namespace {
+
+class HipMove : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    ASSERT_FALSE(gpu_devices().empty());
+    set_fake_device(GetParam());
+  }
+};
+
+TEST_P(HipMove, AppendWritesTheBitsThatTheCpuWrites) {
+  for_each_append([&](DType stored, DType source, CacheLayout layout, bool gap, int scales) {
+    const AppendCase cpu(stored, source, layout, gap, 3, 16, scales), device(stored, source, layout, gap, 3, 16, scales);
+    ASSERT_TRUE(append(cpu.cache, cpu.key, cpu.value, cpu.slot_mapping()).ok());
+    Uploaded memory;
+    KVCache cache = device.cache;
+    for (Tensor* t : {&cache.k, &cache.v, &cache.k_scale, &cache.v_scale}) *t = memory.put(*t);
+    const Status status = append(cache, memory.put(device.key), memory.put(device.value), memory.put(device.slot_mapping()));
+    ASSERT_TRUE(status.ok()) << status.message();
+    memory.fetch(cache.k, device.cache.k);
+    memory.fetch(cache.v, device.cache.v);
+    EXPECT_TRUE(same_bytes(cpu.cache, device.cache)) << name(layout) << " " << name(stored) << " from " << name(source);
+  });
+}
+
+TEST_P(HipMove, MergeAgreesWithFp64) {
+  for_each_merge([&](DType dtype, bool gap, bool in_place) {
+    const MergeCase c(dtype, gap);
+    Uploaded memory;
+    const Tensor out_a = memory.put(c.out_a), lse_a = memory.put(c.lse_a), out_b = memory.put(c.out_b),
+                 lse_b = memory.put(c.lse_b);
+    const Tensor out = in_place ? out_a : memory.put(c.out), lse = in_place ? lse_b : memory.put(c.lse);
+    const Status status = merge(out_a, lse_a, out_b, lse_b, out, lse);
+    ASSERT_TRUE(status.ok()) << status.message();
+    memory.fetch(out, c.out);
+    memory.fetch(lse, c.lse);
+    EXPECT_EQ(compare_merged(c, c.out, c.lse), "") << name(dtype) << (gap ? " with gaps" : "") << (in_place ? " in place" : "");
+  });
+}
+
+/// A NaN that attention would read is found on the device and named by the host; poison elsewhere is not.
+TEST_P(HipMove, CheckFindsNaNInContents) {
+  for (const bool planted : {false, true}) {
+    Case c =
+        make_case(parse_problem_line("q=f16 kv=fp8_e4m3fn heads=4:2 d=16 page=8 window=40 reqs=9@30/33,1@90").value()).value();
+    ASSERT_TRUE(!planted || conformance::apply(conformance::Special::nan_in_a_key, c));
+    const auto there = conformance::DeviceCase::upload(c, Memory::hip);
+    ASSERT_TRUE(there.ok()) << there.status().message();
+    const Result<bool> finite =
+        device::runtime_of(Memory::hip)->contents_are_finite(there->batch(), there->cache(), there->options());
+    ASSERT_TRUE(finite.ok()) << finite.status().message();
+    EXPECT_EQ(finite.value(), !planted);
+    const Findings findings = check(there->batch(), there->cache(), there->options(), Depth::contents);
+    EXPECT_EQ(findings.ok(), !planted) << (findings.ok() ? "" : findings.status().message());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, HipMove, testing::Values(0, 1, 2));
+
+}  // namespace
+}  // namespace quire::test
