@@ -5,10 +5,7 @@ set(QUIRE_HIP AUTO CACHE STRING "AMD kernels: AUTO (if there is a clang for them
 set_property(CACHE QUIRE_HIP PROPERTY STRINGS AUTO ON OFF)
 set(QUIRE_HIP_TARGETS gfx90a gfx942 gfx950 gfx1100 gfx1201 CACHE STRING "AMD GPUs to compile for")
 set(QUIRE_HIP_FLAGS -x hip --offload-device-only --no-gpu-bundle-output -nogpuinc -nogpulib -O3 -std=c++20 -mcode-object-version=5
-    -Wall -Wextra -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src)
-if(QUIRE_DEVELOPER_MODE)
-  list(APPEND QUIRE_HIP_FLAGS -Werror)
-endif()
+    -Wall -Wextra -Iinclude -Isrc)
 
 # Sets `why` to what is missing, or to nothing: a kernel for every target is compiled and linked.
 function(quire_try_hip_compiler why)
@@ -55,9 +52,11 @@ endif()
 function(quire_code_object source target)
   get_filename_component(name ${source} NAME_WE)
   set(made ${CMAKE_CURRENT_BINARY_DIR}/hip/${name}.${target})
+  # With relative paths, so that ccache knows the objects of another folder's build.
   add_custom_command(OUTPUT ${made}.s
-    COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${QUIRE_HIP_COMPILER} ${QUIRE_HIP_FLAGS} --offload-arch=${target} -S ${source} -o ${made}.s
-    DEPENDS ${source} ${QUIRE_HIP_HEADERS} COMMENT "Compiling ${name}.hip for ${target}" VERBATIM)
+    COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${QUIRE_HIP_COMPILER} ${QUIRE_HIP_FLAGS} --offload-arch=${target}
+            -S src/backend/hip/${name}.hip -o ${made}.s
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} DEPENDS ${source} ${QUIRE_HIP_HEADERS} COMMENT "Compiling ${name}.hip for ${target}" VERBATIM)
   add_custom_command(OUTPUT ${made}.co
     COMMAND ${QUIRE_HIP_COMPILER} -x assembler --target=amdgcn-amd-amdhsa -mcpu=${target} -mcode-object-version=5 ${made}.s
             -o ${made}.co

@@ -7,6 +7,7 @@ that the emulators which execute these code objects do not know: the kernels' ev
 traffic and are only printed. Reads the metadata in the code objects itself: nothing but clang-22 and lld-22 is needed.
 
 usage: check_gpu_kernels.py              check src/backend
+       check_gpu_kernels.py --built DIR  the same, with the AMD code objects that a build has left in DIR
        check_gpu_kernels.py --self-test  plant kernels with each fault in a scratch folder and demand that each is reported
 """
 import re
@@ -101,12 +102,22 @@ def amd_complaints(kernel: dict, wave: int) -> "list[str]":
     return found
 
 
+def compiler(target: str, root: Path) -> "list[str]":
+    """As cmake/hip.cmake has it, and warnings are errors. `root` is where the headers are found."""
+    return [clang(), "-x", "hip", f"--offload-arch={target}", "--offload-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib",
+            "-O3", "-std=c++20", "-mcode-object-version=5", "-Wall", "-Wextra", "-Werror", f"-I{root}/include", f"-I{root}/src"]
+
+
+def warnings_of(source: Path, target: str) -> "str | None":
+    """What the compiler has against a source whose code object is there already: a build does not stop at warnings."""
+    run = subprocess.run([*compiler(target, ROOT), source, "-fsyntax-only"], capture_output=True, text=True)
+    return None if run.returncode == 0 else run.stderr.strip()[:2000]
+
+
 def compile_amd(source: Path, target: str, out: Path, root: Path = ROOT) -> "str | None":
-    """Makes a code object, and the assembly beside it; the compiler's words if it does not. `root` is where the headers are found."""
+    """Makes a code object, and the assembly beside it; the compiler's words if it does not."""
     assembly = out.with_suffix(".s")
-    run = subprocess.run([clang(), "-x", "hip", f"--offload-arch={target}", "--offload-device-only", "--no-gpu-bundle-output",
-                          "-nogpuinc", "-nogpulib", "-O3", "-std=c++20", "-mcode-object-version=5", "-Wall", "-Wextra", "-Werror",
-                          f"-I{root}/include", f"-I{root}/src", source, "-S", "-o", assembly], capture_output=True, text=True)
+    run = subprocess.run([*compiler(target, root), source, "-S", "-o", assembly], capture_output=True, text=True)
     if run.returncode == 0:
         run = subprocess.run([clang(), "-x", "assembler", "--target=amdgcn-amd-amdhsa", f"-mcpu={target}",
                               "-mcode-object-version=5", assembly, "-o", out], capture_output=True, text=True)
@@ -126,10 +137,10 @@ def instruction_complaints(name: str, text: str, target: str) -> "list[str]":
     return complaints
 
 
-def check_amd(source: Path, target: str, scratch: Path) -> "tuple[list[str], list[str]]":
+def check_amd(source: Path, target: str, scratch: Path, built: "Path | None" = None) -> "tuple[list[str], list[str]]":
     """Lines about each kernel, and complaints."""
-    out = scratch / f"{source.stem}.{target}.co"
-    if error := compile_amd(source, target, out):
+    out = (built or scratch) / f"{source.stem}.{target}.co"
+    if error := warnings_of(source, target) if built else compile_amd(source, target, out):
         return [], [f"{target}: does not compile: {error}"]
     text_of_all = out.with_suffix(".s").read_text()
     functions = amd_functions(text_of_all)
@@ -197,10 +208,10 @@ def check_cuda(text: str, scratch: Path) -> "tuple[list[str], list[str]]":
 
 # --- the two uses -----------------------------------------------------------------------------------------------------------------
 
-def check_repository() -> "list[str]":
+def check_repository(built: "Path | None") -> "list[str]":
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         scratch = Path(folder)
-        jobs = [pool.submit(check_amd, source, target, scratch) for source in sorted(AMD_FOLDER.glob("*.hip")) for target in AMD_TARGETS if clang()]
+        jobs = [pool.submit(check_amd, source, target, scratch, built) for source in sorted(AMD_FOLDER.glob("*.hip")) for target in AMD_TARGETS if clang()]
         if nvcc():
             jobs.append(pool.submit(check_cuda, CUDA_LAUNCHES, scratch))
         results = [job.result() for job in jobs]
@@ -261,7 +272,8 @@ def main() -> int:
             print(f"skipped: no {name}")
     if not clang() and not nvcc():
         return SKIPPED
-    problems = self_test() if "--self-test" in sys.argv else check_repository()
+    built = Path(sys.argv[2]) if sys.argv[1:2] == ["--built"] else None
+    problems = self_test() if "--self-test" in sys.argv else check_repository(built)
     print("\n".join(problems) or "ok")
     return 1 if problems else 0
 

@@ -120,4 +120,6 @@ def as_bytes(array: Any) -> Any:
         return array.view(sys.modules["torch"].uint8)
     if is_cupy(array):
         return array.view(np.uint8)
+    if hasattr(array, "__dlpack_device__") and not isinstance(array, np.ndarray):
+        return array  # on a device, perhaps: taken as it is, if its elements are bytes
     return np.asarray(array).view(np.uint8)

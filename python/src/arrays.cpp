@@ -181,9 +181,9 @@ ArrayRef from_other_interface(nb::handle object, const std::string& name, const 
 }
 
 [[noreturn]] void refuse_device(const std::string& name, const std::string& device) {
-  const bool gpus = quire::has_backend(quire::Backend::cuda);
+  const bool gpus = quire::has_backend(Backend::cuda) || quire::has_backend(Backend::hip);
   throw_error(Code::unsupported, name + ": lives on " + device + ", " +
-                                     (gpus ? "where Quire does not compute" : "but this build has the CPU backend only") +
+                                     (gpus ? "where this build does not compute" : "but this build has the CPU backend only") +
                                      "; copy it to the host");
 }
 

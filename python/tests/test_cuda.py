@@ -49,7 +49,7 @@ def test_an_array_on_a_gpu_is_refused_by_name_or_by_rule():
     arrays = parts()
     arrays["query"] = OnDevice(arrays["query"])
     if not quire.has_backend("cuda"):
-        with pytest.raises(quire.UnsupportedError, match="query: lives on cuda:0, but this build has the CPU backend only"):
+        with pytest.raises(quire.UnsupportedError, match="query: lives on cuda:0, (but this build has the CPU|where this build does not)"):
             quire.Batch(**arrays)
         return
     batch = quire.Batch(**arrays)
@@ -68,9 +68,10 @@ def test_arrays_of_two_gpus_are_refused():
 
 
 def test_gpus_are_listed_and_backends_known():
-    assert quire.has_backend("cpu") and not quire.has_backend("hip")
+    assert quire.has_backend("cpu")
     for device in quire.gpu_devices():
-        assert device.backend == "cuda" and device.ordinal >= 0 and device.sm >= 50 and device.product
+        assert device.backend in ("cuda", "hip") and quire.has_backend(device.backend)
+        assert device.ordinal >= 0 and device.product and (device.sm >= 50) == (device.backend == "cuda")
     with pytest.raises(quire.ArgumentError, match='backend: "tpu" is none of cpu, cuda, hip'):
         quire.has_backend("tpu")
 

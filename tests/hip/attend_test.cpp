@@ -69,6 +69,31 @@ TEST(HipCall, BrokenBatchesAreReportedAndLeaveTheOutputAsItWas) {
   }
 }
 
+/// Whatever is current: the call goes where its tensors are, and leaves current what was.
+TEST(HipCall, GoesToTheDeviceOfItsTensors) {
+  Case c = make_case(parse_problem_line("q=bf16 kv=bf16 heads=4:2 d=64 page=16 reqs=3@20,1@70").value()).value();
+  const Result<Reference> expected = reference(c.batch, c.cache, c.options);
+  ASSERT_TRUE(expected.ok());
+  set_fake_device(1);
+  const auto there = conformance::DeviceCase::upload(c, Memory::hip);
+  ASSERT_TRUE(there.ok());
+  const Result<Plan> planned = plan(there->batch(), there->cache(), there->options());
+  ASSERT_TRUE(planned.ok()) << planned.status().message();
+  EXPECT_EQ(planned->device.name, "gfx1100");
+  const auto memory = there->poisoned(workspace_bytes(planned.value()));
+  ASSERT_TRUE(memory.ok());
+  const std::span<std::byte> workspace(memory->data(), workspace_bytes(planned.value()));
+  set_fake_device(0);
+  const Status given = attend(planned.value(), there->batch(), there->cache(), there->options(), workspace);
+  ASSERT_TRUE(given.ok()) << given.message();
+  EXPECT_EQ(fake_device(), 0);
+  const Status done = attend_status(planned.value(), there->batch(), there->cache(), there->options(), workspace);
+  EXPECT_TRUE(done.ok()) << done.message();
+  ASSERT_TRUE(there->download(c).ok());
+  const Comparison comparison = compare(c.batch.output, c.batch.lse, expected.value());
+  EXPECT_TRUE(comparison.ok) << comparison.text;
+}
+
 TEST(HipCall, PlansOfOtherMemoriesAreRefused) {
   const Case c = make_case(parse_problem_line("q=f16 kv=f16 heads=2:1 d=64 page=16 reqs=1@5").value()).value();
   ASSERT_FALSE(gpu_devices().empty());

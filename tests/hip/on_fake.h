@@ -16,11 +16,17 @@ namespace quire::test {
 /// Devices 0 to 3 of the tests; the last has no kernels.
 inline constexpr const char* kFakeDevices = "gfx942:sramecc+:xnack- gfx1100 gfx1201 gfx906";
 
-inline void set_fake_device(int ordinal) {
-  void* library = dlopen(QUIRE_FAKE_HIP_LIBRARY, RTLD_NOW | RTLD_NOLOAD);
-  ASSERT_NE(library, nullptr) << "nobody has opened the runtime yet";
-  reinterpret_cast<int (*)(int)>(dlsym(library, "hipSetDevice"))(ordinal);
-  dlclose(library);
+/// A function of the runtime, past the library.
+template <class F>
+F* fake_function(const char* symbol) {
+  void* library = dlopen(QUIRE_FAKE_HIP_LIBRARY, RTLD_NOW);
+  return reinterpret_cast<F*>(dlsym(library, symbol));
+}
+inline void set_fake_device(int ordinal) { fake_function<int(int)>("hipSetDevice")(ordinal); }
+inline int fake_device() {
+  int ordinal = -1;
+  fake_function<int(int*)>("hipGetDevice")(&ordinal);
+  return ordinal;
 }
 
 /// Tensors in the fake's memory, with what lies between their elements, and back.

@@ -14,7 +14,7 @@ endfunction()
 set(ENV{CMAKE_CXX_COMPILER_LAUNCHER} "${LAUNCHER}")  # a list: as an argument it would come apart on its way
 set(configure ${CMAKE_COMMAND} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${C} -DQUIRE_DEVELOPER_MODE=ON
     -DCMAKE_BUILD_TYPE=${BUILD_TYPE} "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=${CXX_FLAGS}"
-    -DQUIRE_CUDA=OFF)
+    -DQUIRE_CUDA=OFF -DQUIRE_HIP=OFF)
 set(consumers ${SOURCE_DIR}/tests/packaging)
 
 function(build_consumer name)
