@@ -80,7 +80,10 @@ Report run_devices(const Terminal& terminal) {
     list.push_back(device_json(device, /*host=*/false));
   }
   report.text += "threads: cores, multiprocessors or compute units; L2: per core on CPUs, per device on GPUs.\n";
-  report.json = {{"schema", "quire.devices/1"}, {"ok", true}, {"exit_code", kOk}, {"devices", list}};
+  // Why there is none: which toolkit the build lacked, which library or device the machine.
+  const std::string why_none = gpu_devices().empty() ? gpu_device().status().message() : "";
+  if (!why_none.empty()) report.text += "no GPU: " + why_none + "\n";
+  report.json = {{"schema", "quire.devices/1"}, {"ok", true}, {"exit_code", kOk}, {"devices", list}, {"why_no_gpu", why_none}};
   return report;
 }
 

@@ -25,6 +25,7 @@ constexpr const char* kEnvironment =
     "environment\n"
     "  QUIRE_CPU          scalar, avx2, avx512, avx512bf16 or amx: use no more of this CPU than that\n"
     "  QUIRE_NUM_THREADS  threads to use; default: all cores this process may use\n"
+    "  QUIRE_HIP_LIBRARY  the HIP runtime to open; default: libamdhip64.so.7 or .6, if there is one\n"
     "  NO_COLOR           if set, no colours\n";
 
 constexpr const char* kInputHelp = "a problem line, in one or several words, or the path of a .safetensors capture";

@@ -27,6 +27,8 @@ PROGRAM = '''
 import ctypes
 import sys
 
+import numpy as np
+
 import quire
 
 hip = ctypes.CDLL(sys.argv[1])

@@ -33,7 +33,7 @@ FAULTS = [
     Fault("generic", "a barrier is removed", "src/backend/gpu/attend_generic.h",
           "    block_barrier();  // the tile is described\n", ""),
     Fault("generic", "a shuffle asks the wrong lane", "src/backend/gpu/runtime.h",
-          "hip::lane_index() ^ mask", "hip::lane_index() + mask"),
+          "__builtin_bit_cast(std::uint32_t, value), hip::lane_index() ^ mask", "__builtin_bit_cast(std::uint32_t, value), hip::lane_index() + mask"),
     Fault("generic", "a row behind the end of the query is read", "src/backend/gpu/attend_generic.h",
           "  describe_rows(a, item, block);\n", "  describe_rows(a, item, block);\n" + READ_BEHIND),
     Fault("matrix", "a barrier is removed", "src/backend/gpu/matrix/attend_tall.h",

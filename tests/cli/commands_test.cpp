@@ -35,7 +35,7 @@ std::string normalised(const std::string& text) {
   std::string out;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);)
-    if (!line.ends_with("this machine")) out += normalised_line(line) + "\n";
+    if (!line.ends_with("this machine") && !line.starts_with("no GPU: ")) out += normalised_line(line) + "\n";
   return out;
 }
 

@@ -60,6 +60,16 @@ struct Lack {
 
 void PrintTo(const Lack& lack, std::ostream* out) { *out << lack.name; }
 
+TEST(HipDevices, TheCommandListsThemOrSaysWhyThereIsNone) {
+  const Environment fake = {{"QUIRE_HIP_LIBRARY", QUIRE_FAKE_HIP_LIBRARY}, {"QUIRE_FAKE_HIP", "gfx942"}};
+  const Ran listed = quire({"devices"}, fake);
+  EXPECT_THAT(listed.out, testing::ContainsRegex("gfx942 +hip +1 +4 MiB +- +GPU 0, a stand-in"));
+  EXPECT_THAT(listed.out, testing::Not(HasSubstr("no GPU")));
+  const Ran none = quire({"devices"}, {{"QUIRE_HIP_LIBRARY", "/nowhere"}});
+  EXPECT_THAT(none.out, HasSubstr("no GPU: "));
+  EXPECT_THAT(none.out, HasSubstr("QUIRE_HIP_LIBRARY: /nowhere"));
+}
+
 class HipLacks : public testing::TestWithParam<Lack> {};
 
 TEST_P(HipLacks, IsSaid) {

@@ -18,6 +18,7 @@ HIP, GPU = "src/backend/hip/", "src/backend/gpu/"
 ATTEND = "HipAttend.Generic/gfx942_SplitKv:HipAttend.Generic/gfx1100_QueryLongerThanTile:HipAttend.Matrix/gfx942_SplitKv:" \
          "HipAttend.Matrix/gfx1201_QueryLongerThanTile:HipCall.*"
 MOVE = "*HipMove.*"
+MOST_SECONDS = 60
 
 
 @dataclass
@@ -79,13 +80,16 @@ def link_command(build: Path) -> "list[str]":
 
 def run_tests(program: Path, asked: str) -> "str | None":
     """The first failure; None if the tests pass."""
-    run = subprocess.run([program, f"--gtest_filter={asked}", "--gtest_brief=1"], capture_output=True, text=True, timeout=300)
+    try:
+        run = subprocess.run([program, f"--gtest_filter={asked}", "--gtest_brief=1"], capture_output=True, text=True, timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"does not end within {MOST_SECONDS} s"
     if run.returncode == 0:
         return None
-    lines = run.stdout.splitlines()
-    failed = [line for line in lines if line.startswith("[  FAILED  ]")]
-    words = [line.strip() for line in lines if "call failed" in line or "values:" in line or "rows:" in line or "Which is" in line]
-    return (failed[0].split("(")[0][13:].strip(" ,") if failed else f"ended with {run.returncode}") + (f": {words[0][:150]}" if words else "")
+    lines = [line.strip() for line in run.stdout.splitlines()]
+    failed = next((line[13:].split(" (")[0].split(",")[0] for line in lines if line.startswith("[  FAILED  ]")), f"ended with {run.returncode}")
+    words = next((line for sign in ("call failed", "launching", "values:", "rows:", "Which is") for line in lines if sign in line), "")
+    return f"{failed}: {words[:160]}" if words else failed
 
 
 def judge(build: Path, fault: Fault, folder: Path) -> "str | None":
@@ -97,7 +101,7 @@ def judge(build: Path, fault: Fault, folder: Path) -> "str | None":
     words = command_of(build, fault.file)
     words[words.index("-c") + 1] = str(mutant)
     words[words.index("-o") + 1] = str(mutant.with_suffix(".o"))
-    subprocess.run(words, cwd=build, check=True)
+    subprocess.run([*words, "-w"], cwd=build, check=True)
     link = link_command(build)
     program = folder / "test_hip"
     link[link.index("-o") + 1] = str(program)

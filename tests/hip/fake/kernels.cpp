@@ -30,21 +30,22 @@ struct Model {
   std::size_t bytes;
   /// Blocks wait for each other's work, so that all must be there at once; others run a few at a time.
   bool together;
+  unsigned most_blocks;  ///< that the kernel is written for; 0: any number
   void (*run)(const void* argument);
 };
 
 constexpr Model kPortable[] = {
-    {"quire_validate", sizeof(AttendArgs), false,
+    {"quire_validate", sizeof(AttendArgs), false, 0,
      [](const void* a) { gpu::validate(*static_cast<const AttendArgs*>(a), gpu::block_index(), gpu::num_blocks()); }},
-    {"quire_schedule", sizeof(AttendArgs), true,
+    {"quire_schedule", sizeof(AttendArgs), true, 1,
      [](const void* a) { gpu::schedule(*static_cast<const AttendArgs*>(a), gpu::SharedArea()); }},
-    {"quire_attend_generic", sizeof(AttendArgs), true,
+    {"quire_attend_generic", sizeof(AttendArgs), true, 0,
      [](const void* a) { gpu::attend_generic(*static_cast<const AttendArgs*>(a), gpu::SharedArea()); }},
-    {"quire_validate_slots", sizeof(AppendArgs), false,
+    {"quire_validate_slots", sizeof(AppendArgs), false, 0,
      [](const void* a) { gpu::validate_slots(*static_cast<const AppendArgs*>(a)); }},
-    {"quire_append", sizeof(AppendArgs), false, [](const void* a) { gpu::append(*static_cast<const AppendArgs*>(a)); }},
-    {"quire_merge", sizeof(MergeArgs), false, [](const void* a) { gpu::merge(*static_cast<const MergeArgs*>(a)); }},
-    {"quire_check_contents", sizeof(AttendArgs), false,
+    {"quire_append", sizeof(AppendArgs), false, 0, [](const void* a) { gpu::append(*static_cast<const AppendArgs*>(a)); }},
+    {"quire_merge", sizeof(MergeArgs), false, 0, [](const void* a) { gpu::merge(*static_cast<const MergeArgs*>(a)); }},
+    {"quire_check_contents", sizeof(AttendArgs), false, 0,
      [](const void* a) { gpu::check_contents(*static_cast<const AttendArgs*>(a)); }},
 };
 
@@ -102,6 +103,11 @@ std::string run_kernel(const std::string& arch, const std::string& kernel, const
 std::size_t parameter_bytes(const std::string& arch, const std::string& kernel) {
   if (const Model* model = portable(kernel)) return model->bytes;
   return matrix_kernel(arch, kernel) != nullptr ? sizeof(AttendArgs) : 0;
+}
+
+unsigned most_blocks(const std::string& kernel) {
+  const Model* model = portable(kernel);
+  return model != nullptr ? model->most_blocks : 0;
 }
 
 std::string pointer_elsewhere(const std::string& kernel, const void* argument, IsDeviceMemory is_device_memory) {

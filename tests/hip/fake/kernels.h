@@ -15,6 +15,9 @@ std::string run_kernel(const std::string& arch, const std::string& kernel, const
 /// Bytes of the parameter as the host declares it; 0: there is no such kernel for that device.
 std::size_t parameter_bytes(const std::string& arch, const std::string& kernel);
 
+/// Blocks that the kernel is written for; 0: any number.
+unsigned most_blocks(const std::string& kernel);
+
 /// A pointer in the parameter that a kernel will follow, and what it is.
 using IsDeviceMemory = bool (*)(const void* address);
 /// The name of the first that is neither null nor device memory; empty: none.

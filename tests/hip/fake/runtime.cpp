@@ -66,6 +66,8 @@ std::string complaint_about(const Function& f, const unsigned (&grid)[3], const 
   constexpr unsigned kMostShared = 64 << 10;
   if (grid[0] == 0 || grid[1] != 1 || grid[2] != 1)
     return formatted("{}: a grid of {} x {} x {}, expected n x 1 x 1", f.name, grid[0], grid[1], grid[2]);
+  if (const unsigned most = most_blocks(f.name); most != 0 && grid[0] > most)
+    return formatted("{}: {} blocks, it is written for {}", f.name, grid[0], most);
   if (block[0] != f.metadata.threads || block[1] != 1 || block[2] != 1)
     return formatted("{}: blocks of {} x {} x {} threads, the code object wants {} x 1 x 1", f.name, block[0], block[1], block[2],
                      f.metadata.threads);
