@@ -52,9 +52,7 @@ extern "C" const char* amd_matrix(std::uint32_t kernel, int quick) {
 
 /// Values, lse, rows and canaries with zeros where nothing may be read; the same bits with NaN there and with finite garbage,
 /// each under another seed. With `deep` also with gaps in the outputs, and its requests alone and in chunks.
-extern "C" const char* amd_judge(std::uint32_t index, const char* device, LaunchKernel launch, std::uint64_t seed, int deep) {
-  const Entry& entry = g_entries[index];
-  const Target target = emulated_target(device, *g_kernel, launch, seed);
+static const char* judge_entry(const Entry& entry, const Target& target, bool deep) {
   Result<conformance::Prepared> prepared = conformance::prepare(entry);
   if (!prepared.ok())
     return answer({{"name", entry.name},
@@ -63,10 +61,26 @@ extern "C" const char* amd_judge(std::uint32_t index, const char* device, Launch
                    {"reason", prepared.status().message()},
                    {"checks", nlohmann::json::array()}});
   std::set<std::string> asked = {"values", "lse", "rows", "canaries", "nan_poison", "garbage_poison"};
-  if (deep != 0) asked.insert({"strides", "alone", "chunks"});
+  if (deep) asked.insert({"strides", "alone", "chunks"});
   CaseResult result = conformance::judge(target, prepared.value(), asked);
   result.special = conformance::text_of(entry.special);
   return answer(as_json(result));
+}
+
+/// On kernels that are launched one by one, their arrays between guard pages.
+extern "C" const char* amd_judge(std::uint32_t index, const char* device, LaunchKernel launch, std::uint64_t seed, int deep) {
+  return judge_entry(g_entries[index], emulated_target(device, *g_kernel, launch, seed), deep != 0);
+}
+
+/// On the HIP backend as a user calls it, with whatever runtime this process finds.
+extern "C" const char* amd_judge_backend(std::uint32_t index) {
+  const Result<Target> target = backend_target(std::string(g_kernel->row));
+  if (!target.ok())
+    return answer({{"name", g_entries[index].name},
+                   {"status", "fail"},
+                   {"reason", target.status().message()},
+                   {"checks", nlohmann::json::array()}});
+  return judge_entry(g_entries[index], target.value(), /*deep=*/false);
 }
 
 /// "append", "merge", "contents" or "broken batches".

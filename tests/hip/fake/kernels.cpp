@@ -55,18 +55,31 @@ const simt::MatrixGpu* matrix_gpu(const std::string& arch) {
   return nullptr;
 }
 
-const simt::MatrixKernel* matrix_kernel(const std::string& arch, std::string_view name) {
-  const simt::MatrixGpu* gpu = matrix_gpu(arch);
-  const auto pick = [&](std::string_view shape, DType type, int head_dim) -> const simt::MatrixKernel* {
-    for (const simt::MatrixKernel& kernel : gpu->kernels)
-      if (kernel.tall == (shape == "tall") && kernel.type == type && kernel.head_dim == head_dim) return &kernel;
-    return nullptr;
-  };
-  constexpr DType F16 = DType::f16, Bf16 = DType::bf16;
-#define QUIRE_MATRIX_KERNEL(symbol, shape, type, head_dim, tile_rows, tile_keys) \
-  if (gpu != nullptr && name == #symbol) return pick(#shape, type, head_dim);
+/// A row of matrix_kernels.inc.
+struct MatrixRow {
+  std::string_view name, shape;
+  DType type;
+  int head_dim;
+};
+constexpr DType kType_F16 = DType::f16, kType_Bf16 = DType::bf16;
+constexpr MatrixRow kMatrixRows[] = {
+#define QUIRE_MATRIX_KERNEL(name, shape, type, head_dim, tile_rows, tile_keys) {#name, #shape, kType_##type, head_dim},
 #include "backend/hip/matrix_kernels.inc"
 #undef QUIRE_MATRIX_KERNEL
+};
+
+const MatrixRow* matrix_row(std::string_view name) {
+  for (const MatrixRow& row : kMatrixRows)
+    if (row.name == name) return &row;
+  return nullptr;
+}
+
+const simt::MatrixKernel* matrix_kernel(const std::string& arch, std::string_view name) {
+  const simt::MatrixGpu* gpu = matrix_gpu(arch);
+  const MatrixRow* row = matrix_row(name);
+  if (gpu == nullptr || row == nullptr) return nullptr;
+  for (const simt::MatrixKernel& kernel : gpu->kernels)
+    if (kernel.tall == (row->shape == "tall") && kernel.type == row->type && kernel.head_dim == row->head_dim) return &kernel;
   return nullptr;
 }
 
@@ -97,12 +110,13 @@ std::string run_kernel(const std::string& arch, const std::string& kernel, const
                        const void* argument) {
   if (const Model* model = portable(kernel)) return run_blocks(metadata, blocks, model->together, [&] { model->run(argument); });
   const simt::MatrixKernel* matrix = matrix_kernel(arch, kernel);
+  if (matrix == nullptr) return "the stand-in has no matrix unit of " + arch;
   return run_blocks(metadata, blocks, true, [&] { matrix->run(*static_cast<const AttendArgs*>(argument)); });
 }
 
-std::size_t parameter_bytes(const std::string& arch, const std::string& kernel) {
+std::size_t parameter_bytes(const std::string& kernel) {
   if (const Model* model = portable(kernel)) return model->bytes;
-  return matrix_kernel(arch, kernel) != nullptr ? sizeof(AttendArgs) : 0;
+  return matrix_row(kernel) != nullptr ? sizeof(AttendArgs) : 0;
 }
 
 unsigned most_blocks(const std::string& kernel) {

@@ -12,8 +12,8 @@ namespace quire::fake {
 std::string run_kernel(const std::string& arch, const std::string& kernel, const KernelMetadata& metadata, unsigned blocks,
                        const void* argument);
 
-/// Bytes of the parameter as the host declares it; 0: there is no such kernel for that device.
-std::size_t parameter_bytes(const std::string& arch, const std::string& kernel);
+/// Bytes of the parameter as the host declares it; 0: there is no such kernel.
+std::size_t parameter_bytes(const std::string& kernel);
 
 /// Blocks that the kernel is written for; 0: any number.
 unsigned most_blocks(const std::string& kernel);

@@ -1,7 +1,9 @@
 // libamdhip64 without a GPU: the functions of src/backend/hip/api.h over host memory and the stand-in of tests/simt. Every launch
 // is held against the metadata of the code object that it came from; what is wrong with it are the words of the error.
+#include <array>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 #include "backend/hip/api.h"
@@ -76,12 +78,34 @@ std::string complaint_about(const Function& f, const unsigned (&grid)[3], const 
   if (arguments == nullptr || extra != nullptr) return formatted("{}: arguments are passed one by one", f.name);
   if (f.module->device != state().current)
     return formatted("{}: loaded for device {}, device {} is current", f.name, f.module->device, state().current);
-  const std::size_t expected = parameter_bytes(arch_of(f.module->device), f.name);
+  const std::size_t expected = parameter_bytes(f.name);
   if (f.metadata.parameters.size() != 1 || f.metadata.parameters[0] != expected)
     return formatted("{}: the code object has {} parameters, the first of {} bytes; the host has one of {}", f.name,
                      f.metadata.parameters.size(), f.metadata.parameters.empty() ? 0 : f.metadata.parameters[0], expected);
   const std::string elsewhere = pointer_elsewhere(f.name, arguments[0], is_on_current_device);
   return elsewhere.empty() ? "" : formatted("{}: {} is not in this device's memory", f.name, elsewhere);
+}
+
+/// On the stand-in, or by whoever has offered to execute code objects.
+std::string run(const Function& f, unsigned blocks, const std::vector<unsigned char>& argument) {
+  State& s = state();
+  if (s.engine == nullptr) return run_kernel(arch_of(f.module->device), f.name, f.metadata, blocks, argument.data());
+  std::array<char, 1000> words{};
+  const int failed =
+      s.engine(f.name.c_str(), blocks, argument.data(), argument.size(), ++s.launches, words.data(), words.size() - 1);
+  return failed == 0 ? "" : words.data();
+}
+
+/// The image as a file, for an engine that wants one. Code objects end with their table of sections.
+void dump(const unsigned char* image) {
+  if (state().dump_to.empty()) return;
+  std::uint64_t table = 0;
+  std::uint16_t size = 0, count = 0;
+  std::memcpy(&table, image + 40, sizeof table);
+  std::memcpy(&size, image + 58, sizeof size);
+  std::memcpy(&count, image + 60, sizeof count);
+  std::ofstream file(formatted("{}/{}.co", state().dump_to, state().modules.size()), std::ios::binary);
+  file.write(reinterpret_cast<const char*>(image), static_cast<std::streamsize>(table + std::uint64_t{size} * count));
 }
 
 Error copy(void* to, const void* from, std::size_t bytes, hip::MemcpyKind kind) {
@@ -101,6 +125,9 @@ Error copy(void* to, const void* from, std::size_t bytes, hip::MemcpyKind kind) 
 using namespace quire::fake;  // the functions below are C
 using quire::formatted;
 using quire::hip::Error;
+
+/// Not AMD's: who runs kernels from now on.
+FAKE_HIP void fake_hip_set_engine(quire::amd::LaunchKernel engine) { state().engine = engine; }
 
 FAKE_HIP Error hipGetDeviceCount(int* count) {
   *count = static_cast<int>(state().devices.size());
@@ -137,6 +164,7 @@ FAKE_HIP Error hipModuleLoadData(quire::hip::Module* module, const void* image) 
   if (made.object.arch != arch_of(made.device))
     return say(kNoBinary, formatted("a code object for {} on {}", made.object.arch, arch_of(made.device)));
   state().modules.push_back(std::move(made));
+  dump(static_cast<const unsigned char*>(image));
   *module = &state().modules.back();
   return 0;
 }
@@ -174,7 +202,7 @@ FAKE_HIP Error hipModuleLaunchKernel(quire::hip::Function function, unsigned gri
   // The caller's arguments may be gone when the kernel runs.
   auto copied = std::make_shared<std::vector<unsigned char>>(from, from + f.metadata.parameters[0]);
   state().streams[stream].push_back([&f, grid_x, copied] {
-    std::string e = run_kernel(arch_of(f.module->device), f.name, f.metadata, grid_x, copied->data());
+    std::string e = run(f, grid_x, *copied);
     return e.empty() ? e : f.name + ": " + e;
   });
   return 0;

@@ -1,4 +1,5 @@
-// See state.h. QUIRE_FAKE_HIP names the devices ("gfx942 gfx1100", empty: none), QUIRE_FAKE_HIP_FAILS a function that fails.
+// See state.h. QUIRE_FAKE_HIP names the devices ("gfx942 gfx1100", empty: none), QUIRE_FAKE_HIP_FAILS a function that fails,
+// QUIRE_FAKE_HIP_DUMP a folder where loaded code objects are to be seen.
 #include "hip/fake/state.h"
 
 #include <cstdlib>
@@ -12,6 +13,8 @@ State::State() {
   for (std::string arch; words_of >> arch;) devices.push_back(arch);
   const char* failing = std::getenv("QUIRE_FAKE_HIP_FAILS");
   if (failing != nullptr) fails = failing;
+  const char* folder = std::getenv("QUIRE_FAKE_HIP_DUMP");
+  if (folder != nullptr) dump_to = folder;
 }
 
 const Allocation* State::find(const void* address) const {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "amd_emulator/guarded_memory.h"
+#include "amd_emulator/launcher.h"
 #include "hip/fake/code_object.h"
 
 namespace quire::fake {
@@ -42,6 +43,9 @@ struct State {
   std::list<Module> modules;
   std::list<Function> functions;
   std::map<void*, std::deque<std::function<std::string()>>> streams;
+  amd::LaunchKernel engine = nullptr;  ///< if set, it executes the code objects; else the stand-in runs their sources
+  std::uint64_t launches = 0;
+  std::string dump_to;  ///< a folder for the code objects that are loaded, or nothing
   int last_error = 0;
   std::string words;  ///< of the last error
 
