@@ -97,7 +97,9 @@ const Lack kLacks[] = {
     {"LoadableCode",
      {{"QUIRE_FAKE_HIP_FAILS", "hipModuleLoadData"}},
      "loading code object kernels for gfx942: hipModuleLoadData fails as it was told to (hipErrorNoBinaryForGpu)"},
-    {"Kernel", {{"QUIRE_FAKE_HIP_FAILS", "hipModuleGetFunction"}}, "looking for kernel quire_validate in code object kernels: "},
+    {"Kernel",
+     {{"QUIRE_FAKE_HIP_FAILS", "hipModuleGetFunction"}},
+     "looking for kernel quire_attend_generic in code object kernels: "},
     {"Launch", {{"QUIRE_FAKE_HIP_FAILS", "hipModuleLaunchKernel"}}, "launching quire_validate with 1 blocks of 256 threads: "},
     {"Memory", {{"QUIRE_FAKE_HIP_FAILS", "hipMalloc"}}, "hipMalloc: hipMalloc fails as it was told to (hipErrorOutOfMemory)"},
 };

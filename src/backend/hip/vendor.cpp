@@ -1,5 +1,6 @@
 // What is HIP's own in the attention stage: which launches an attend() is made of, the stream, the current device.
 
+#include <array>
 #include <mutex>
 #include <string_view>
 
@@ -8,6 +9,7 @@
 #include "backend/hip/entry.h"
 #include "backend/hip/matrix_launch.h"
 #include "backend/hip/modules.h"
+#include "plan/device_workspace.h"
 #include "text/formatted.h"
 
 namespace quire::hip {
@@ -28,9 +30,17 @@ Status launch(const Api& hip, const Launch& what, std::int64_t blocks, const Arg
   return status_of(hip, error, formatted("launching {} with {} blocks of {} threads", what.kernel, blocks, what.threads).c_str());
 }
 
-Result<Launch> attend_launch(const Plan& plan, std::size_t list) {
-  if (plan.kernel == "hip_matrix") return matrix_launch(plan, plan.lists[list]);
-  return Launch{kPortable, "quire_attend_generic", gpu::kGenericThreads};
+/// The kernel for each list, loaded, so that no launch fails for want of it after another has written rows.
+Result<std::array<Launch, plan_detail::kMaxLists>> attend_launches(const Api& hip, const Plan& plan) {
+  std::array<Launch, plan_detail::kMaxLists> launches{};
+  for (std::size_t i = 0; i < plan.lists.size(); ++i) {
+    Result<Launch> one = Launch{kPortable, "quire_attend_generic", gpu::kGenericThreads};
+    if (plan.kernel == "hip_matrix") one = matrix_launch(plan, plan.lists[i]);
+    if (!one.ok()) return one.status();
+    if (const Result<Function> there = find_function(hip, one->source, one->kernel); !there.ok()) return there.status();
+    launches[i] = one.value();
+  }
+  return launches;
 }
 
 bool has_kernel(std::string_view name) { return name == "hip_matrix" || name == "hip_generic"; }
@@ -41,17 +51,16 @@ Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, s
   const Result<const Api*> api = hip::api();
   if (!api.ok()) return api.status();
   const Api& hip = *api.value();
+  const auto attend = attend_launches(hip, plan);
+  if (!attend.ok()) return attend.status();
   const Error reset = hip.memset_async(zeroed.data(), 0, zeroed.size(), stream);
   if (Status s = status_of(hip, reset, "attend: hipMemsetAsync"); !s.ok()) return s;
   const Launch validate{kPortable, "quire_validate", gpu::kValidateThreads};
   if (Status s = launch(hip, validate, gpu::validate_blocks(args[0]), args[0], stream); !s.ok()) return s;
   for (const gpu::AttendArgs& list : args)
     if (Status s = launch(hip, {kPortable, "quire_schedule", gpu::kScheduleThreads}, 1, list, stream); !s.ok()) return s;
-  for (std::size_t i = 0; i < args.size(); ++i) {
-    const Result<Launch> attend = attend_launch(plan, i);
-    if (!attend.ok()) return attend.status();
-    if (Status s = launch(hip, attend.value(), plan.lists[i].num_blocks, args[i], stream); !s.ok()) return s;
-  }
+  for (std::size_t i = 0; i < args.size(); ++i)
+    if (Status s = launch(hip, attend.value()[i], plan.lists[i].num_blocks, args[i], stream); !s.ok()) return s;
   return {};
 }
 
