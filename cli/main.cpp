@@ -197,7 +197,7 @@ void add_bench(CLI::App& app, BenchArgs& args, BenchCompareArgs& compare) {
   several("--cases", args.cases, "a file of problem lines; may be given again", "FILE");
   several("--capture", args.captures, "a capture; may be given again", "FILE");
   several("--workload", args.workloads, "W1 to W5, W1s to W5s (for two cores) or targets; may be given again", "NAME");
-  command->add_option("--device", args.device, "cpu (the default), cuda or hip: the GPU that is current there")
+  command->add_option("--device", args.device, "cpu (the default) or cuda: the GPU that is current there")
       ->type_name("NAME")
       ->check(one_of({"cpu", "cuda", "hip"}));
   several("--kernel", args.kernels, "force this kernel; given again, they are timed in turns", "NAME");

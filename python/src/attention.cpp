@@ -255,7 +255,7 @@ Arguments:
     workspace: contiguous array of at least plan.workspace_bytes bytes, 64-byte aligned, where the batch is; None uses one that
         the thread keeps, or on a GPU one from the library of the query.
     rows: a dict that receives {kernel: (token x head) rows it wrote} (on a GPU, if the call waits).
-    stream: of calls on a GPU: a number (cudaStream_t) or a stream of torch or CuPy; None = the library's current stream.
+    stream: of calls on a GPU: a number (cudaStream_t, hipStream_t) or a stream of torch or CuPy; None = the library's current stream.
 
 On a GPU lengths and tables are checked there, and no row is written if they break a rule. With a workspace of yours the call
 enqueues and returns (it can be captured in a graph), and attend_status() waits and raises what was found; with None it does so itself.

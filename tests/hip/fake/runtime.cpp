@@ -239,7 +239,9 @@ FAKE_HIP Error hipPointerGetAttributes(quire::hip::PointerAttributes* to, const 
 }
 
 FAKE_HIP Error hipMalloc(void** address, std::size_t bytes) {
+  constexpr std::size_t kMost = std::size_t{512} << 20;  // all of it is touched, and the machine is shared
   if (const Error e = planted("hipMalloc", kOutOfMemoryError)) return e;
+  if (bytes > kMost) return say(kOutOfMemoryError, formatted("{} bytes are more than the stand-in has", bytes));
   *address = bytes > 0 ? state().allocate(bytes) : nullptr;
   return 0;
 }
