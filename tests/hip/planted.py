@@ -46,7 +46,7 @@ FAULTS = [
     Fault("nobody validates", HIP + "vendor.cpp",
           "  if (Status s = launch(hip, validate, gpu::validate_blocks(args[0]), args[0], stream); !s.ok()) return s;\n", "  (void)validate;\n"),
     Fault("every kernel is given the first list", HIP + "vendor.cpp", "plan.lists[i].num_blocks, args[i], stream", "plan.lists[i].num_blocks, args[0], stream"),
-    Fault("partial states where the slices are", GPU + "resolve.cpp", "workspace + at.partial_states", "workspace + at.slices"),
+    Fault("partial sums where the states are", GPU + "resolve.cpp", "workspace + at.partial_acc", "workspace + at.partial_states"),
     Fault("a workspace 256 bytes further", GPU + "attend.cpp",
           "workspace.data(), attend_options.stream", "workspace.data() + 256, attend_options.stream"),
     Fault("another device's functions", HIP + "modules.cpp", "key{ordinal.value(), kernel}", "key{0, kernel}"),
