@@ -1,6 +1,8 @@
 // append() and merge() on the stand-in: the same bits as the CPU's, for every type, layout and stride.
 #include <gtest/gtest.h>
 
+#include "backend/gpu/append.h"
+#include "backend/gpu/merge.h"
 #include "kernels/move_cases.h"
 #include "simt/device.h"
 

@@ -1,19 +1,15 @@
 // The host side of the stand-in: device arguments from tensors, work lists with room, and a call as its sequence of launches.
 #pragma once
 
-#include <cmath>
-#include <cstring>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "backend/gpu/runtime.h"
 
-#include "backend/gpu/append.h"
-#include "backend/gpu/attend_generic.h"
-#include "backend/gpu/merge.h"
-#include "backend/gpu/schedule.h"
-#include "backend/gpu/validate.h"
+#include "backend/gpu/args.h"
+#include "backend/gpu/generic_sizes.h"
 #include "quire/attention.hpp"
 #include "quire/capture.hpp"
 #include "semantics/layout.h"
@@ -37,44 +33,7 @@ inline gpu::LseRows lse_of(const Tensor& t) {
   return t.present() ? gpu::LseRows{static_cast<float*>(t.data), t.stride[0], t.stride[1]} : gpu::LseRows{};
 }
 
-inline gpu::AttendArgs attend_args(const Case& c) {
-  const Batch& b = c.batch;
-  gpu::AttendArgs a;
-  a.num_reqs = static_cast<std::int32_t>(b.seq_lens.shape[0]);
-  a.num_tokens = static_cast<std::int32_t>(b.query.shape[0]);
-  a.num_q_heads = static_cast<std::int32_t>(b.query.shape[1]);
-  a.num_kv_heads = static_cast<std::int32_t>(num_kv_heads(c.cache));
-  a.group = a.num_q_heads / a.num_kv_heads;
-  a.head_dim = static_cast<std::int32_t>(b.query.shape[2]);
-  a.page_size = static_cast<std::int32_t>(page_size(c.cache));
-  a.window = static_cast<std::int32_t>(c.options.sliding_window.value_or(0));
-  a.num_pages = num_pages(c.cache);
-  a.score = {c.options.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(a.head_dim))),
-             c.options.logits_soft_cap.value_or(0.0f)};
-  a.query = rows_of(b.query);
-  a.cache_k = {c.cache.k.data, c.cache.k.dtype, semantics::k_strides(c.cache)};
-  a.cache_v = {c.cache.v.data, c.cache.v.dtype, semantics::v_strides(c.cache)};
-  a.key = rows_of(b.key);
-  a.value = rows_of(b.value);
-  a.k_scale = per_head(c.cache.k_scale);
-  a.v_scale = per_head(c.cache.v_scale);
-  a.alibi_slopes = c.options.alibi_slopes.present()
-                       ? gpu::PerHead{static_cast<const float*>(c.options.alibi_slopes.data), c.options.alibi_slopes.stride[0]}
-                       : gpu::PerHead{};
-  a.sinks = c.options.sinks.present() ? gpu::PerHead{static_cast<const float*>(c.options.sinks.data), c.options.sinks.stride[0]}
-                                      : gpu::PerHead{};
-  a.query_start_loc = semantics::index_view(b.query_start_loc);
-  a.seq_lens = semantics::index_view(b.seq_lens);
-  if (b.cached_lens.present()) a.cached_lens = semantics::index_view(b.cached_lens);
-  a.block_table = {b.block_table.data, b.block_table.dtype, b.block_table.stride[0], b.block_table.stride[1],
-                   b.block_table.shape[1]};
-  a.output = b.output.data;
-  a.output_dtype = b.output.dtype;
-  a.output_strides = row_strides(b.output);
-  a.lse = static_cast<float*>(b.lse.data);
-  if (b.lse.present()) a.lse_token = b.lse.stride[0], a.lse_head = b.lse.stride[1];
-  return a;
-}
+gpu::AttendArgs attend_args(const Case& c);
 
 /// The shape of a work list's tiles, and which requests it takes.
 struct ListShape {
@@ -87,28 +46,7 @@ struct ListShape {
 /// Device memory of one list of a call, with room for `max_slices`, everything in it poisoned.
 struct WorkMemory {
   WorkMemory(const gpu::AttendArgs& a, std::int32_t max_slices, std::int32_t split_keys, std::int32_t target_items,
-             const ListShape& shape = {})
-      : slices(static_cast<std::size_t>(max_slices)),
-        numbers(2, -1),
-        parts_done(static_cast<std::size_t>(max_slices * a.num_kv_heads), -1),
-        states(static_cast<std::size_t>(max_slices * a.num_kv_heads * shape.tile_rows) * 2, std::nanf("")) {
-    acc.assign(states.size() / 2 * static_cast<std::size_t>(a.head_dim), std::nanf(""));
-    std::memset(static_cast<void*>(slices.data()), 0x7F, slices.size() * sizeof slices[0]);
-    work.slices = slices.data();
-    work.num_slices = &numbers[0];
-    work.next_item = &numbers[1];
-    work.parts_done = parts_done.data();
-    work.partial_acc = acc.data();
-    work.partial_states = states.data();
-    work.tile_rows = shape.tile_rows;
-    work.tile_keys = shape.tile_keys;
-    work.min_rows = shape.min_rows;
-    work.max_rows = shape.max_rows;
-    work.split_keys = split_keys;
-    work.target_items = target_items;
-    work.max_slices = work.max_merges = max_slices;
-    work.max_partials = max_slices * a.num_kv_heads;
-  }
+             const ListShape& shape = {});
   std::vector<gpu::WorkSlice> slices;
   std::vector<std::int32_t> numbers, parts_done;
   std::vector<float> acc, states;
@@ -133,60 +71,16 @@ struct Device {
 };
 
 /// The launches that fill one list; empty, or what the stand-in has against them.
-inline std::string fill_list(const Device& device, const gpu::AttendArgs& a, WorkMemory& memory) {
-  if (std::string e =
-          run(device.launch(2, gpu::kValidateThreads, 0), [&] { gpu::validate(a, gpu::block_index(), gpu::num_blocks()); });
-      !e.empty())
-    return "validate: " + e;
-  if (std::string e =
-          run(device.launch(1, gpu::kScheduleThreads, gpu::kScheduleSharedBytes), [&] { gpu::schedule(a, gpu::SharedArea()); });
-      !e.empty())
-    return "schedule: " + e;
-  for (std::int32_t& count : memory.parts_done) count += device.counters_ahead;
-  return {};
-}
+std::string fill_list(const Device& device, const gpu::AttendArgs& a, WorkMemory& memory);
 
 /// The sequence of launches of one attend call; empty, or what the stand-in has against it.
-inline std::string attend(const Device& device, gpu::AttendArgs a, gpu::Outcome& outcome, WorkMemory& memory) {
-  outcome = {};
-  a.outcome = &outcome;
-  a.work = memory.work;
-  if (std::string e = fill_list(device, a, memory); !e.empty()) return e;
-  if (std::string e = run(device.launch(device.blocks, gpu::kGenericThreads, gpu::kGenericSharedBytes),
-                          [&] { gpu::attend_generic(a, gpu::SharedArea()); });
-      !e.empty())
-    return "attend: " + e;
-  return {};
-}
+std::string attend(const Device& device, gpu::AttendArgs a, gpu::Outcome& outcome, WorkMemory& memory);
 
 /// A call of several lists: kernel(args of the list) after all of them are filled.
-template <class Kernel>
-Status run_lists(const Device& device, gpu::AttendArgs a, std::vector<WorkMemory>& lists, std::int64_t& rows, Kernel&& kernel) {
-  gpu::Outcome outcome;
-  a.outcome = &outcome;
-  for (WorkMemory& memory : lists) {
-    a.work = memory.work;
-    if (const std::string e = fill_list(device, a, memory); !e.empty()) return {Code::internal_error, e};
-  }
-  for (WorkMemory& memory : lists) {
-    a.work = memory.work;
-    if (device.tamper) device.tamper(a);
-    if (const std::string e = kernel(a); !e.empty()) return {Code::internal_error, "attend: " + e};
-  }
-  if (outcome.broken != 0) return {Code::contract_violation, "the device calls the batch broken"};
-  rows = static_cast<std::int64_t>(outcome.rows_written);
-  return {};
-}
+Status run_lists(const Device& device, gpu::AttendArgs a, std::vector<WorkMemory>& lists, std::int64_t& rows,
+                 const std::function<std::string(const gpu::AttendArgs&)>& kernel);
 
 /// attend_generic for a made case: rows written, or why not.
-inline Status attend(const Device& device, const Case& c, std::int64_t& rows) {
-  const gpu::AttendArgs a = attend_args(c);
-  WorkMemory memory(a, device.max_slices, device.split_keys, device.target_items);
-  gpu::Outcome outcome;
-  if (const std::string e = attend(device, a, outcome, memory); !e.empty()) return {Code::internal_error, e};
-  if (outcome.broken != 0) return {Code::contract_violation, "the device calls the batch broken"};
-  rows = static_cast<std::int64_t>(outcome.rows_written);
-  return {};
-}
+Status attend(const Device& device, const Case& c, std::int64_t& rows);
 
 }  // namespace quire::simt

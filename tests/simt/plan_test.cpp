@@ -6,7 +6,10 @@
 #include <cstring>
 #include <vector>
 
+#include "backend/gpu/attend_generic.h"
 #include "backend/gpu/resolve.h"
+#include "backend/gpu/schedule.h"
+#include "backend/gpu/validate.h"
 #include "kernels/hazard_cases.h"
 #include "kernels/judge.h"
 #include "plan/device_workspace.h"

@@ -5,6 +5,7 @@
 #include <map>
 #include <random>
 
+#include "backend/gpu/schedule.h"
 #include "simt/device.h"
 #include "support/small_case.h"
 

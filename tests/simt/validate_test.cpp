@@ -3,6 +3,7 @@
 
 #include <random>
 
+#include "backend/gpu/validate.h"
 #include "kernels/broken_batches.h"
 #include "simt/device.h"
 
