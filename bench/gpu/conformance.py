@@ -7,7 +7,8 @@ usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] 
   notes        the notes' 48 cases, full size (3 minutes: the fp64 reference runs on the CPU)
   random       200 random cases
   python       DIR/test_vllm_cuda.py (vLLM's 96 ids on torch tensors) and DIR/test_cuda.py, with the quire that python3 imports
-  sm90         240 random lines of what cuda_sm90 takes; a refusal counts as a failure
+  sm90         240 random lines of what cuda_sm90's decode takes; a refusal counts as a failure
+  prefill      160 random lines of what its prefill takes, and the hazards in its types, with power
   mma_hazards  the hazards in the types and head_dims of cuda_mma, and larger batches; a refusal counts as a failure
 """
 import argparse
@@ -32,6 +33,28 @@ MMA_BATCHES = [
     "q=bf16 kv=bf16 heads=8:1 d=256 page=16 reqs=3x1@5000,2@3000,140@900 cap=4 alibi=1 lse=1 seed=905",
     "q=f16 kv=f16 heads=34:2 d=128 page=16 layout=packed reqs=1@1000,200@300/350 kscale=head vscale=head lse=1 seed=906",
 ]
+
+
+def prefill_lines(count: int, seed: int) -> "list[str]":
+    """Chunks of every length, decode rows among them, over everything that cuda_sm90's prefill takes."""
+    pick = random.Random(seed)
+    lines = []
+    for i in range(count):
+        dtype, kv_heads, group = pick.choice(["bf16", "f16"]), pick.choice([1, 2, 3]), pick.choice([1, 2, 3, 4, 5, 7, 8])
+        context = lambda: pick.choice([0, 1, 15, 127, 128, pick.randrange(300), pick.randrange(4000)])  # noqa: E731
+        rows = lambda: pick.choice([9, 64, 128, 129, pick.randrange(9, 40), pick.randrange(9, 700)])  # noqa: E731
+        reqs = [f"{rows()}@{context()}" for _ in range(pick.randint(1, 4))]
+        if pick.random() < 0.4:
+            reqs.append(f"{pick.randint(1, 3)}x1@{context()}")
+        if pick.random() < 0.4:
+            count_of, length = rows(), context()
+            reqs.append(f"{count_of}@{length}/{pick.choice([length, length, pick.randint(length, length + count_of)])}")
+        options = [f"window={pick.choice([1, 7, 64, 100, 128, 1000])}"] * pick.choice([0, 0, 1]) + ["alibi=1"] * pick.choice([0, 0, 1])
+        options += ["cap=5"] * pick.choice([0, 0, 0, 1]) + ["sinks=1"] * pick.choice([0, 0, 1]) + ["lse=1"]
+        lines.append(f"q={dtype} kv={dtype} heads={kv_heads * group}:{kv_heads} d={pick.choice([64, 128])} "
+                     f"page={pick.choice([8, 16, 16, 32, 64, 128])} layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} "
+                     f"{' '.join(options)} seed={seed + i}")
+    return lines
 
 
 def sm90_lines(count: int, seed: int) -> "list[str]":
@@ -126,6 +149,9 @@ def main() -> int:
             *(verify(args.quire, "--backend", "cuda_mma", "--no-power", *types, *dims) for types, dims in MMA_TYPES),
             verify(args.quire, "--backend", "cuda_mma", "--no-power", *in_lines(MMA_BATCHES))],
         "sm90": lambda: [verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(sm90_lines(240, args.seed)))],
+        "prefill": lambda: [
+            verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(prefill_lines(160, args.seed))),
+            verify(args.quire, "--backend", "cuda", "--types", "bf16,f16", "--dims", "64,128")],
         "notes": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "notes", "--no-power")],
     }
     if args.without_notes:

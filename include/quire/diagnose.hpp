@@ -59,9 +59,11 @@ Comparison compare(const Tensor& output, const Tensor& lse, const Reference& exp
 Comparison compare_lse(const Tensor& lse, const Reference& expected);
 
 /// Widens the tolerance for kernels that round each softmax weight to `weights` (f16 or bf16) before it meets V, as
-/// FlashAttention and vLLM's Triton kernels do and Quire's do not: one more error of at most u * sum_k p_k |V_k|
-/// (docs/numerics.md, "Rounded weights"). Scales expected.abs_pv; f32 changes nothing.
+/// FlashAttention and vLLM's Triton kernels do, and of Quire's those that say so (rounds_weights()): one more error of at most u
+/// * sum_k p_k |V_k| (docs/numerics.md, "Rounded weights"). Scales expected.abs_pv; f32 changes nothing.
 void allow_rounded_weights(Reference& expected, DType weights);
+/// The same for some of its tokens: those whose entry of `tokens` is true.
+void allow_rounded_weights(Reference& expected, DType weights, const std::vector<bool>& tokens);
 
 /// One suspect of a diagnosis: a fault of faults(), with the parameters that fit best.
 struct Suspicion {

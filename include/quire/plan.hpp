@@ -67,6 +67,7 @@ std::span<const Kernel> kernels() noexcept;
 struct PlanSettings {
   std::string kernel;            ///< force this row by name; plan fails with its refusals if it cannot take the problem
   bool batch_invariant = false;  ///< a request's bits do not depend on the rest of the batch nor on its chunking
+  bool exact_weights = false;    ///< softmax weights keep f32's precision in every row (see DeviceList::rounded_weights); slower
   int num_threads = 0;           ///< 0 = device.num_threads; only balances work, never changes bits
   /// For lengths that live on a device and are not read: no request of the batch is longer. 0 = what the tensors' shapes allow.
   /// They size the workspace; attend_status() finds a batch that breaks them.
@@ -143,6 +144,9 @@ struct DeviceList {
   std::int64_t max_slices = 0;    ///< (tile, part) pairs; each is num_kv_heads items
   std::int64_t max_merges = 0;    ///< tiles of several parts
   std::int64_t max_partials = 0;  ///< partial tiles, [tile_rows][head_dim] f32 each
+  /// Softmax weights of its rows may be rounded to the type of the query before they meet V (docs/numerics.md, "Rounded
+  /// weights").
+  bool rounded_weights = false;
   bool operator==(const DeviceList&) const = default;
 };
 
@@ -153,6 +157,7 @@ struct Plan {
   Device device;
   std::string kernel;
   bool batch_invariant = false;
+  bool exact_weights = false;
   std::int64_t tile_q = 0;        ///< query rows (of one KV head's group) per tile
   std::int64_t tile_kv = 0;       ///< keys per tile
   std::int64_t split_keys = 0;    ///< keys per split-KV segment; every row is folded over the same segments
@@ -186,6 +191,10 @@ Result<Plan> plan(Problem problem, const Device& device, const PlanSettings& set
 /// made from upper bounds, query_len <= num_tokens and seq_len <= table columns * page_size (and the new rows), or those of
 /// `settings`, and says so in `assumptions`.
 Result<Plan> plan(const Batch& batch, const KVCache& cache, const Options& options, const PlanSettings& settings = {});
+
+/// Whether attend() may round the softmax weights of a request with query_len rows to the type of the query before they meet V
+/// (DeviceList::rounded_weights). Its outputs are then judged with allow_rounded_weights().
+bool rounds_weights(const Plan& plan, std::int64_t query_len) noexcept;
 
 /// One line: `cpu_avx512 tile=64x64 split=1024 items=40 merges=8 ...`.
 std::string to_string(const Plan& plan);

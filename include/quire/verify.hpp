@@ -27,6 +27,8 @@ struct Target {
   bool batch_invariant = false;  ///< a request has the same bits alone, in a batch and in chunks (alone, chunks)
   /// Rounds softmax weights to the type of the query before they meet V: the tolerance pays for it (allow_rounded_weights).
   bool rounded_weights = false;
+  /// The same where it is so for some requests: for every query row of the batch, whether it is. Null: as rounded_weights says.
+  std::function<std::vector<bool>(const Case&)> rounded_rows;
   /// How to call it so that batch_invariant holds, if that is not how `attend` calls it.
   AttendCase invariant;
   /// Other ways to run it that promise the same bits, by name: "8 threads" (threads).

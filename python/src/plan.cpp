@@ -25,13 +25,14 @@ using quire::Refusal;
 using quire::VllmChoice;
 
 Plan plan(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const std::optional<std::string>& kernel,
-          bool batch_invariant, int num_threads, std::int64_t max_query_len, std::int64_t max_seq_len) {
+          bool batch_invariant, int num_threads, std::int64_t max_query_len, std::int64_t max_seq_len, bool exact_weights) {
   const quire::Batch& b = batch.checked();
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   const bool on_gpu = b.query.memory != quire::Memory::cpu;  // set_num_threads() is about CPUs
   const PlanSettings settings{.kernel = kernel.value_or(""),
                               .batch_invariant = batch_invariant,
+                              .exact_weights = exact_weights,
                               .num_threads = num_threads > 0 || on_gpu ? num_threads : chosen_num_threads(),
                               .max_query_len = max_query_len,
                               .max_seq_len = max_seq_len};
@@ -118,6 +119,10 @@ void bind_plan_class(nb::module_& m) {
       .def_ro("kernel", &Plan::kernel)
       .def_ro("device", &Plan::device)
       .def_ro("batch_invariant", &Plan::batch_invariant)
+      .def(
+          "rounds_weights", &quire::rounds_weights, nb::arg("query_len"),
+          "Whether softmax weights of a request with query_len rows may be rounded to the type of the query before they meet V.\n"
+          "Judge its outputs with compare(..., weights=...) then.")
       .def_ro("tile_q", &Plan::tile_q)
       .def_ro("tile_kv", &Plan::tile_kv)
       .def_ro("split_keys", &Plan::split_keys)
@@ -174,10 +179,12 @@ void bind_plan(nb::module_& m) {
   bind_explanation(m);
   m.def("plan", &plan, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("kernel") = nb::none(),
         nb::arg("batch_invariant") = false, nb::arg("num_threads") = 0, nb::arg("max_query_len") = 0, nb::arg("max_seq_len") = 0,
+        nb::arg("exact_weights") = false,
         R"(Checks metadata and tables, then plans this batch for this machine. Plan once per step, use it for every layer.
 
 kernel forces a row of kernels() by name. batch_invariant: a request's bits depend neither on the rest of the batch nor on its
-chunking. num_threads only balances work; 0 = set_num_threads(), or all cores.
+chunking. exact_weights: softmax weights keep f32's precision in every row; otherwise a kernel may round those of long chunks to the
+type of the query before they meet V, as FlashAttention does (Plan.rounds_weights says where). num_threads only balances work; 0 = set_num_threads(), or all cores.
 
 On a GPU no tensor is read and nothing waits: the plan is made from upper bounds, those of the shapes or max_query_len and max_seq_len
 (0 = not given), and lists them in its assumptions.

@@ -40,7 +40,6 @@ constexpr std::int64_t kGenericTileRows = 16;
 constexpr std::int64_t kGenericTileKeys = 64;
 // Two blocks of up to 112 KiB of shared memory and 255 registers a thread fill a multiprocessor.
 constexpr std::int64_t kMmaBlocksPerMultiprocessor = 2;
-constexpr std::int64_t kMmaTileKeys = 64;
 // src/backend/cuda/sm90/: tiles of codes are half as large as those of 16-bit caches, and take more arithmetic a byte.
 constexpr std::int64_t kSm90BlocksPerMultiprocessor = 2;
 constexpr std::int64_t kSm90Fp8BlocksPerMultiprocessor = 3;
@@ -82,6 +81,16 @@ std::vector<DeviceList> two_lists(const Plan& plan, std::int64_t short_rows, std
 
 std::vector<DeviceList> mma_lists(const Plan& plan) { return two_lists(plan, kShortTileRows, kMmaBlocksPerMultiprocessor); }
 
+/// Tiles of whole groups, half for each block of a pair; a block a multiprocessor. One group has to fit a block.
+void make_prefill_list(DeviceList& list, const Plan& plan) {
+  const std::int64_t group = plan.problem.group(), block_rows = kPrefillRows / 2;
+  list.tile_rows = block_rows / group * group * 2;
+  list.tile_keys = kPrefillTileKeys;
+  list.num_blocks = std::max(2, plan.num_threads / 2 * 2);
+  list.target_items = list.num_blocks / 2;
+  list.rounded_weights = true;
+}
+
 /// The same, but decode rows are no more than fit a tile: a longer request breaks the call. Their blocks count merges in one
 /// place each and keep two partial results, for which one item a block makes room.
 std::vector<DeviceList> sm90_lists(const Plan& plan) {
@@ -91,6 +100,8 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
   const std::int64_t each = itemsize(plan.problem.kv_dtype) == 1 ? kSm90Fp8BlocksPerMultiprocessor : kSm90BlocksPerMultiprocessor;
   first.max_rows = kShortTileRows;
   first.num_blocks = first.target_items = plan.num_threads * each;
+  const bool prefill = lists.size() == 2 && !plan.exact_weights && plan.problem.kv_dtype == plan.problem.q_dtype;
+  if (prefill) make_prefill_list(lists.back(), plan);
   return lists;
 }
 
@@ -102,12 +113,15 @@ std::vector<DeviceList> lists_of(const Plan& plan) {
   return {generic_list(plan)};
 }
 
+/// Score rows of the lowest tiles that the device may make instead of the list's: cuda_mma's, where tensors do not suit prefill.
+std::int64_t lowest_tile_rows(const DeviceList& list) { return list.rounded_weights ? kTallTileRows : list.tile_rows; }
+
 /// See the top of this file.
 void set_capacities(DeviceList& list, const Plan& plan) {
   const Bounds& bounds = plan.bounds;
   const std::int64_t kv_heads = plan.problem.num_kv_heads;
   const std::int64_t tiles =
-      bounds.num_tokens * plan.problem.group() / list.tile_rows + std::min(bounds.num_reqs, bounds.num_tokens);
+      bounds.num_tokens * plan.problem.group() / lowest_tile_rows(list) + std::min(bounds.num_reqs, bounds.num_tokens);
   if (list.split_keys == 0) {
     const std::int64_t room = ceil_div(list.target_items, kv_heads);
     list.max_slices = tiles + 2 * room;

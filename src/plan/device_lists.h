@@ -10,6 +10,10 @@ namespace quire::plan_detail {
 /// Tile heights of cuda_mma's two lists, src/backend/cuda/mma/.
 inline constexpr std::int64_t kShortTileRows = 8;
 inline constexpr std::int64_t kTallTileRows = 64;
+inline constexpr std::int64_t kMmaTileKeys = 64;
+/// Of cuda_sm90's prefill, src/backend/cuda/sm90/instance.h: score rows that fit a tile of a pair of blocks, and keys.
+inline constexpr std::int64_t kPrefillRows = 256;
+inline constexpr std::int64_t kPrefillTileKeys = 128;
 /// Of hip_matrix, src/backend/gpu/matrix/sizes.h; its tall tiles have as many rows.
 inline constexpr std::int64_t kMatrixShortRows = 16;
 

@@ -53,8 +53,8 @@ bool Plan::operator==(const Plan& o) const {
       std::equal(refusals.begin(), refusals.end(), o.refusals.begin(), o.refusals.end(),
                  [](const Refusal& a, const Refusal& b) { return a.kernel == b.kernel && a.reason == b.reason; });
   return same_refusals && problem == o.problem && device == o.device && kernel == o.kernel &&
-         batch_invariant == o.batch_invariant && tile_q == o.tile_q && tile_kv == o.tile_kv && split_keys == o.split_keys &&
-         direct_rows == o.direct_rows && tiles == o.tiles && num_partials == o.num_partials &&
+         batch_invariant == o.batch_invariant && exact_weights == o.exact_weights && tile_q == o.tile_q && tile_kv == o.tile_kv &&
+         split_keys == o.split_keys && direct_rows == o.direct_rows && tiles == o.tiles && num_partials == o.num_partials &&
          scratch_bytes_per_thread == o.scratch_bytes_per_thread && num_threads == o.num_threads && kv_bytes == o.kv_bytes &&
          flops == o.flops && lists == o.lists && bounds == o.bounds && assumptions == o.assumptions;
 }
@@ -78,6 +78,7 @@ Result<Plan> make_plan(Problem&& problem, const Device& device, const PlanSettin
   plan.kernel = selection.row->info.name;
   plan.refusals = std::move(selection.refusals);
   plan.batch_invariant = settings.batch_invariant;
+  plan.exact_weights = settings.exact_weights;
   plan.num_threads = std::max(1, settings.num_threads > 0 ? settings.num_threads : device.num_threads);
   if (device.backend == Backend::cpu) {
     plan_detail::cut_work(plan);
@@ -176,6 +177,12 @@ std::string device_plan_text(const Plan& plan) {
 }
 
 }  // namespace
+
+bool rounds_weights(const Plan& plan, std::int64_t query_len) noexcept {
+  const std::int64_t rows = query_len * plan.problem.group();
+  return std::any_of(plan.lists.begin(), plan.lists.end(),
+                     [&](const DeviceList& l) { return l.rounded_weights && rows > l.min_rows && rows <= l.max_rows; });
+}
 
 std::string to_string(const Plan& plan) {
   if (plan.device.backend != Backend::cpu) return device_plan_text(plan);

@@ -50,11 +50,22 @@ Status attend_on_device(const Case& c, const PlanSettings& settings, Memory memo
   return there->download(c);
 }
 
+/// Rows of requests for which plan() says so.
+std::vector<bool> rounded_on(const Case& c, const Device& device, const PlanSettings& settings) {
+  std::vector<bool> rows(static_cast<std::size_t>(c.batch.query.shape[0]), false);
+  const Result<Plan> planned = plan(problem_of(c.batch, c.cache, c.options), device, settings);
+  if (!planned.ok()) return rows;  // refused: nothing will be judged
+  std::size_t row = 0;
+  for (const Request& request : planned->problem.reqs)
+    for (std::int64_t i = 0; i < request.query_len; ++i) rows[row++] = rounds_weights(planned.value(), request.query_len);
+  return rows;
+}
+
 /// A row of the table for GPUs, or with no name the row that plan() picks there.
 Result<Target> device_target(const std::string& name, const std::string& kernel, Backend backend) {
-  bool any = false;
-  for (const Device& device : gpu_devices()) any = any || device.backend == backend;
-  if (!any) {
+  const std::vector<Device> devices = gpu_devices();
+  const auto device = std::find_if(devices.begin(), devices.end(), [&](const Device& d) { return d.backend == backend; });
+  if (device == devices.end()) {
     const Result<Device> none = device::device_at(device::memory_of(backend), 0);
     return Status(Code::unsupported, formatted("this machine cannot run {}: {}", name, none.status().message()));
   }
@@ -65,6 +76,7 @@ Result<Target> device_target(const std::string& name, const std::string& kernel,
   Target target;
   target.name = name;
   target.attend = attend_case({.kernel = kernel});
+  target.rounded_rows = [device = *device, kernel](const Case& c) { return rounded_on(c, device, {.kernel = kernel}); };
   target.batch_invariant = true;
   target.invariant = attend_case({.kernel = kernel, .batch_invariant = true});
   return target;

@@ -82,7 +82,7 @@ class Power {
   void plant_catalogue(const PowerCase& c) {
     const std::vector<std::size_t> list = alive(false);
     if (list.empty()) return;
-    Result<Prepared> prepared = with_tolerance(prepare(c.entry), options_.rounded_weights);
+    Result<Prepared> prepared = with_tolerance(prepare(c.entry), options_.rounded_rows);
     if (!prepared.ok()) return;
     Prepared& p = prepared.value();
     std::set<std::string> checks;
@@ -105,7 +105,7 @@ class Power {
   /// Mutants of the call change what they must not, so each gets a case of its own.
   void plant_calls(const PowerCase& c) {
     for (const std::size_t i : alive(true)) {
-      Result<Prepared> prepared = with_tolerance(prepare(c.entry), options_.rounded_weights);
+      Result<Prepared> prepared = with_tolerance(prepare(c.entry), options_.rounded_rows);
       if (!prepared.ok()) return;
       note(i, c, judge(mutants_[i].target, prepared.value(), all_checks_));
     }

@@ -8,6 +8,7 @@
 
 #include "quire/verify.hpp"
 #include "verify/matrix.h"
+#include "verify/prepare.h"
 
 namespace quire::conformance {
 
@@ -21,7 +22,7 @@ struct PowerOptions {
   std::set<std::string> asked;    ///< checks that the target was asked
   std::set<std::string> skipped;  ///< checks that it could not be asked; they count as not asked
   int num_threads = 2;
-  bool rounded_weights = false;                                         ///< judged by the tolerance that the target was judged by
+  RoundedRows rounded_rows;                                             ///< judged by the tolerance that the target was judged by
   std::function<bool(std::size_t killed, std::size_t total)> progress;  ///< false stops
 };
 

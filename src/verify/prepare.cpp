@@ -71,8 +71,20 @@ Result<Prepared> prepare(const Entry& entry, std::int64_t budget) {
   return prepare_case(entry, std::move(c).value(), budget);
 }
 
-Result<Prepared> with_tolerance(Result<Prepared> prepared, bool rounded) {
-  if (rounded && prepared.ok()) allow_rounded_weights(prepared->expected, prepared->c.batch.query.dtype);
+RoundedRows rounded_rows_of(const Target& target) {
+  if (!target.rounded_weights) return target.rounded_rows;
+  return [](const Case& c) { return std::vector<bool>(static_cast<std::size_t>(c.batch.query.shape[0]), true); };
+}
+
+Result<Prepared> with_tolerance(Result<Prepared> prepared, const RoundedRows& rounded) {
+  if (!rounded || !prepared.ok()) return prepared;
+  std::vector<bool> tokens = rounded(prepared->c);
+  if (!prepared->tokens.empty()) {
+    std::vector<bool> chosen;
+    for (const std::int64_t token : prepared->tokens) chosen.push_back(tokens[static_cast<std::size_t>(token)]);
+    tokens = std::move(chosen);
+  }
+  allow_rounded_weights(prepared->expected, prepared->c.batch.query.dtype, tokens);
   return prepared;
 }
 

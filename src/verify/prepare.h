@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "quire/capture.hpp"
 #include "quire/diagnose.hpp"
 #include "quire/status.hpp"
+#include "quire/verify.hpp"
 #include "verify/matrix.h"
 
 namespace quire::conformance {
@@ -26,8 +28,14 @@ inline constexpr std::int64_t kReferenceBudget = 10'000'000'000;
 /// Makes the data and computes the reference. unsupported if this machine has no room for it.
 Result<Prepared> prepare(const Entry& entry, std::int64_t budget = kReferenceBudget);
 
-/// Judges by the wider tolerance of allow_rounded_weights() if `rounded`.
-Result<Prepared> with_tolerance(Result<Prepared> prepared, bool rounded);
+/// For every query row of a case, whether its softmax weights are rounded to the type of the query.
+using RoundedRows = std::function<std::vector<bool>(const Case&)>;
+
+/// What a target says of itself; null if it rounds none.
+RoundedRows rounded_rows_of(const Target& target);
+
+/// Judges these rows by the wider tolerance of allow_rounded_weights().
+Result<Prepared> with_tolerance(Result<Prepared> prepared, const RoundedRows& rounded);
 
 /// The same with data that the caller brings.
 Result<Prepared> prepare_case(Entry entry, Case c, std::int64_t budget = kReferenceBudget);

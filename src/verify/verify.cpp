@@ -77,7 +77,11 @@ std::set<std::string> skipped_checks(const Target& target) {
 class Run {
  public:
   Run(const Target& target, const VerifyOptions& options, std::vector<Entry> entries)
-      : target_(target), options_(options), entries_(std::move(entries)), asked_(asked_checks(target, options.disabled_checks)) {
+      : target_(target),
+        options_(options),
+        entries_(std::move(entries)),
+        asked_(asked_checks(target, options.disabled_checks)),
+        rounded_rows_(rounded_rows_of(target)) {
     verdict_.target = target.name;
     total_ = static_cast<std::int64_t>(entries_.size() + (options.power ? faults().size() : 0));
   }
@@ -107,7 +111,7 @@ class Run {
       return std::async(std::launch::async, [this, i]() -> Result<Prepared> {
         if (skip_reason(entries_[i])) return Status(Code::unsupported, *skip_reason(entries_[i]));
         try {
-          return with_tolerance(prepare(entries_[i]), target_.rounded_weights);
+          return with_tolerance(prepare(entries_[i]), rounded_rows_);
         } catch (const std::bad_alloc&) {
           return Status(Code::unsupported, "not enough memory for this case");
         }
@@ -152,7 +156,7 @@ class Run {
     if (shrunk_[failed->check]++ >= kShrunkPerCheck) return;
     const std::string check = failed->check;
     const auto finding = [&](const ProblemLine& line) -> std::string {
-      Result<Prepared> smaller = with_tolerance(prepare({"lines", "Shrunk", line, Special::none}), target_.rounded_weights);
+      Result<Prepared> smaller = with_tolerance(prepare({"lines", "Shrunk", line, Special::none}), rounded_rows_);
       if (!smaller.ok()) return {};
       for (const CheckResult& c : judge(target_, smaller.value(), {check}).checks)
         if (c.state == CheckState::fail) return formatted("{}: {}", check, c.text);
@@ -174,7 +178,7 @@ class Run {
       for (Entry& e : small_notes_matrix()) cases.push_back({std::move(e), true});
     PowerOptions power;
     power.asked = asked_;
-    power.rounded_weights = target_.rounded_weights;
+    power.rounded_rows = rounded_rows_;
     power.skipped = skipped_checks(target_);
     for (const std::string& check : power.skipped) power.asked.erase(check);
     for (const std::string& check : options_.disabled_checks) power.skipped.erase(check);
@@ -207,6 +211,7 @@ class Run {
   const VerifyOptions& options_;
   std::vector<Entry> entries_;
   std::set<std::string> asked_;
+  RoundedRows rounded_rows_;
   Verdict verdict_;
   std::int64_t total_ = 0;
   bool stopped_ = false;

@@ -30,6 +30,17 @@ TEST(RoundedWeights, AddsTheRoundoffTimesTheSumOfWeightedValues) {
   }
 }
 
+TEST(RoundedWeights, WidensTheTokensThatAreNamed) {
+  const Reference strict = expected_of("q=f16 heads=2 d=8 page=4 reqs=3@20,1@7 seed=1");
+  Reference all = strict, some = strict;
+  allow_rounded_weights(all, DType::bf16);
+  allow_rounded_weights(some, DType::bf16, {true, false, false, true});
+  for (std::size_t i = 0; i < strict.abs_pv.size(); ++i) {
+    const std::size_t token = i / (2 * 8);
+    EXPECT_EQ(some.abs_pv[i], token == 0 || token == 3 ? all.abs_pv[i] : strict.abs_pv[i]) << i;
+  }
+}
+
 TEST(RoundedWeights, ChangesNothingForF32) {
   const Reference strict = expected_of("q=f32 heads=2 d=8 page=4 reqs=3@20");
   Reference same = strict;

@@ -125,6 +125,49 @@ TEST(DeviceLists, TheWorkspaceHoldsItsPiecesApart) {
   }
 }
 
+// cuda_sm90's long rows go to a kernel of its own unless something asks for exact weights or the same bits everywhere.
+TEST(DeviceLists, PrefillOnHopperRoundsWeightsUnlessToldNotTo) {
+  const Device sm90 = find_device("sm90").value();
+  const auto planned = [&](const char* line, const PlanSettings& settings = {}) {
+    return plan(parse_problem_line(line)->problem, sm90, settings).value();
+  };
+  const Plan p = planned("q=bf16 kv=bf16 heads=12:4 d=128 page=16 reqs=100@5,3x1@99");
+  ASSERT_EQ(p.kernel, "cuda_sm90");
+  ASSERT_EQ(p.lists.size(), 2u);
+  EXPECT_EQ(p.lists[1].tile_rows, 252) << "whole groups of 3, 126 rows for each block of a pair";
+  EXPECT_EQ(p.lists[1].num_blocks % 2, 0);
+  EXPECT_TRUE(rounds_weights(p, 100));
+  EXPECT_TRUE(rounds_weights(p, 3)) << "9 score rows";
+  EXPECT_FALSE(rounds_weights(p, 2)) << "6 score rows: decode";
+  for (const Plan& exact : {planned("q=bf16 kv=bf16 heads=12:4 d=128 page=16 reqs=100@5", {.exact_weights = true}),
+                            planned("q=bf16 kv=bf16 heads=12:4 d=128 page=16 reqs=100@5", {.batch_invariant = true}),
+                            planned("q=bf16 kv=fp8_e4m3fn heads=12:4 d=128 page=16 reqs=100@5"),
+                            planned("q=bf16 kv=bf16 heads=12:4 d=96 page=16 reqs=100@5")}) {
+    EXPECT_FALSE(rounds_weights(exact, 100)) << to_string(exact);
+    for (const DeviceList& list : exact.lists) EXPECT_LE(list.tile_rows, 64);
+  }
+}
+
+// Where tensors do not suit prefill's copies, the device makes cuda_mma's lower tiles in the room of the list.
+TEST(DeviceLists, ThePrefillListHasRoomForLowerTiles) {
+  std::mt19937 random(15);
+  int seen = 0;
+  for (int round = 0; round < 200; ++round) {
+    Problem p = some_problem(random);
+    p.head_dim = 128;
+    const Plan plan = quire::plan(p, find_device("sm90").value()).value();
+    if (plan.lists.size() != 2 || !plan.lists[1].rounded_weights) continue;
+    ++seen;
+    const DeviceList& list = plan.lists[1];
+    std::int64_t tiles = 0;
+    for (const Request& r : p.reqs)
+      if (r.query_len * p.group() > list.min_rows) tiles += (r.query_len * p.group() + 63) / 64;
+    EXPECT_LE(tiles, list.max_slices) << to_string(p);
+    EXPECT_GE(list.tile_rows, 64);
+  }
+  EXPECT_GT(seen, 20);
+}
+
 // cuda_sm90's blocks count merges in one place each and keep two partial results; nobody schedules its list.
 TEST(DeviceLists, BlocksThatDealThemselvesHaveTheirPlaces) {
   std::mt19937 random(14);

@@ -380,5 +380,21 @@ TEST(Verify, RoundedWeightsAreJudgedByTheToleranceThatPaysForThem) {
   EXPECT_EQ(v.cases.at(0).status, "pass") << v.text;
 }
 
+TEST(Verify, RowsThatRoundNoWeightsAreJudgedWithoutThatTolerance) {
+  const VerifyOptions options = line_only("q=f16 heads=4:2 d=8 page=4 reqs=9@30,1@12 seed=1");
+  Target t = off_by_rounded_weights();
+  const auto only_first = [](const Case& c) {
+    std::vector<bool> rows(static_cast<std::size_t>(c.batch.query.shape[0]), true);
+    rows.back() = false;  // the decode row
+    return rows;
+  };
+  t.rounded_rows = only_first;
+  const Verdict v = run(t, options);
+  EXPECT_EQ(v.cases.at(0).status, "fail");
+  EXPECT_THAT(v.text, HasSubstr("output[token 9,")) << "the only row that is judged strictly";
+  t.rounded_rows = [](const Case& c) { return std::vector<bool>(static_cast<std::size_t>(c.batch.query.shape[0]), true); };
+  EXPECT_EQ(run(t, options).cases.at(0).status, "pass");
+}
+
 }  // namespace
 }  // namespace quire::conformance

@@ -20,6 +20,8 @@ struct KernelEntry {
   cudaError_t (*attend)(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream);
   /// The kernel finds its work from the lengths: args.work needs no slices. Null: it never does.
   bool (*deals_itself)(const gpu::AttendArgs& args, const Plan& plan, std::size_t list);
+  /// Tiles of args.work other than the plan's, where the tensors ask for it; no smaller than it made room for. Null: never.
+  void (*reshape)(gpu::AttendArgs& args, const Plan& plan, std::size_t list);
 };
 
 extern const KernelEntry kGenericEntry;  ///< attend_generic.cu

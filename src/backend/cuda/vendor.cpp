@@ -25,17 +25,20 @@ bool has_kernel(std::string_view name) { return find_entry(name) != nullptr; }
 /// Reset, prepare (validate and schedule), and attend for every list.
 Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, std::span<std::byte> zeroed, void* stream) {
   const KernelEntry& kernel = *find_entry(plan.kernel);
-  std::array<gpu::AttendArgs, plan_detail::kMaxLists> scheduled;
+  std::array<gpu::AttendArgs, plan_detail::kMaxLists> mine, scheduled;
   std::size_t num_scheduled = 0;
-  for (std::size_t i = 0; i < args.size(); ++i)
-    if (kernel.deals_itself == nullptr || !kernel.deals_itself(args[i], plan, i)) scheduled[num_scheduled++] = args[i];
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    mine[i] = args[i];
+    if (kernel.reshape != nullptr) kernel.reshape(mine[i], plan, i);
+    if (kernel.deals_itself == nullptr || !kernel.deals_itself(mine[i], plan, i)) scheduled[num_scheduled++] = mine[i];
+  }
   const cudaStream_t on = cuda_stream(stream);
   if (Status s = status_of(launch_reset(zeroed.data(), zeroed.size(), on), "attend: launching reset"); !s.ok()) return s;
   // All lists are made before any is used: one without room breaks the call before a row is written.
-  if (Status s = status_of(launch_prepare(args[0], {scheduled.data(), num_scheduled}, on), "attend: launching prepare"); !s.ok())
+  if (Status s = status_of(launch_prepare(mine[0], {scheduled.data(), num_scheduled}, on), "attend: launching prepare"); !s.ok())
     return s;
   for (std::size_t i = 0; i < args.size(); ++i)
-    if (Status s = status_of(kernel.attend(args[i], plan, i, on), "attend: launching the kernel"); !s.ok()) return s;
+    if (Status s = status_of(kernel.attend(mine[i], plan, i, on), "attend: launching the kernel"); !s.ok()) return s;
   return {};
 }
 

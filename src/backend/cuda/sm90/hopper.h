@@ -47,6 +47,45 @@ __device__ inline void copy_box(void* shared, const CUtensorMap* map, Barrier* b
       "l"(map), "r"(ptx::shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
+/// The same to both blocks of a cluster of two, at the same place, counted on the barriers at the same place.
+__device__ inline void copy_box_to_pair(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3) {
+  constexpr std::uint16_t kBoth = 3;
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, "
+      "%6}], [%2], %7;" ::"r"(ptx::shared_address(shared)),
+      "l"(map), "r"(ptx::shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(kBoth)
+      : "memory");
+}
+
+// --- clusters: `rank` is of a block in its cluster; shared memory of all blocks is laid out alike ---
+
+__device__ inline int rank_in_cluster() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+/// All threads of the cluster.
+__device__ inline void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+/// Where `shared` of this block is in block `rank`.
+__device__ inline std::uint32_t address_in_cluster(const void* shared, int rank) {
+  std::uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(ptx::shared_address(shared)), "r"(rank));
+  return address;
+}
+/// Orders nothing beyond this block: for memory that was only read. (With .release.cluster, 17 % of prefill's time was spent in
+/// it.)
+__device__ inline void arrive_in_cluster(Barrier* barrier, int rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in_cluster(barrier, rank)) : "memory");
+}
+/// Writes `value` to where `to` is in block `rank`; counts 4 bytes on its barrier.
+__device__ inline void send(int* to, int value, Barrier* barrier, int rank) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address_in_cluster(to, rank)),
+               "r"(value), "r"(address_in_cluster(barrier, rank))
+               : "memory");
+}
+
 __device__ inline void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 /// Ordinary writes to shared memory before it are seen by copies and wgmma after it (and after a barrier).
@@ -63,18 +102,47 @@ __device__ inline void named_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
 
+/// Barrier `id` among `threads` threads: arrive and wait, or arrive alone.
+__device__ inline void sync_at(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ inline void arrive_at(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+/// True in all threads if `mine` is in all.
+__device__ inline bool all_at(int id, int threads, bool mine) {
+  int all;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %3, 0;\n"
+      "bar.red.and.pred p, %1, %2, p;\n"
+      "selp.b32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(all)
+      : "r"(id), "r"(threads), "r"(static_cast<int>(mine))
+      : "memory");
+  return all != 0;
+}
+
+/// The warpgroup gives up registers, or takes what others gave up; each thread has kCount afterwards.
+template <int kCount>
+__device__ inline void keep_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
 // --- wgmma
 // ------------------------------------------------------------------------------------------------------------------------
 
 /// How rows of an operand are swizzled in shared memory.
 enum class Swizzle : std::uint64_t { bytes128 = 1, bytes32 = 3 };
 
-/// Matrix descriptor: `stride` bytes from one group of 8 rows to the next. Rows are `Swizzle` bytes long, so nothing repeats
-/// along them.
+/// Matrix descriptor: `stride` bytes from one group of 8 rows to the next, `along` bytes from one `Swizzle`-long part of the rows
+/// to the next, if they are longer than one.
 template <Swizzle kSwizzle>
-__device__ inline std::uint64_t matrix(const void* shared, std::uint32_t stride) {
+__device__ inline std::uint64_t matrix(const void* shared, std::uint32_t stride, std::uint32_t along = 16) {
   const std::uint64_t address = (ptx::shared_address(shared) & 0x3FFFFu) >> 4;
-  return address | std::uint64_t{1} << 16 | static_cast<std::uint64_t>(stride >> 4) << 32 |
+  return address | static_cast<std::uint64_t>(along >> 4) << 16 | static_cast<std::uint64_t>(stride >> 4) << 32 |
          static_cast<std::uint64_t>(kSwizzle) << 62;
 }
 __device__ inline std::uint64_t advanced(std::uint64_t matrix, int bytes) {

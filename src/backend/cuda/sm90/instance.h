@@ -15,6 +15,13 @@ using Byte = unsigned char;
 constexpr int kTileKeys = 64;
 constexpr int kMostReqs = 1024;  ///< whose tiles a block counts in shared memory
 
+// Of prefill.h.
+constexpr int kPair = 2;                                ///< blocks that share tiles of keys
+constexpr int kPrefillGroups = 2;                       ///< warpgroups that multiply, 64 score rows each
+constexpr int kPrefillBlockRows = 64 * kPrefillGroups;  ///< score rows of a block's part of a tile
+constexpr int kPrefillKeys = 128;                       ///< of a tile
+constexpr int kFreshTokens = 64;                        ///< that a box of this step's rows holds
+
 /// Boxes of the two caches: 64 dims of 16 bits or all dims of 8, x box_tokens tokens of one head and page, swizzled by their
 /// width.
 struct CacheMaps {
@@ -22,7 +29,16 @@ struct CacheMaps {
   std::int32_t box_tokens = 0;  ///< min(page_size, 64)
 };
 
+/// What prefill.h reads by tensor copies: boxes of the query hold all heads of a group.
+struct PrefillMaps {
+  CacheMaps cache;
+  CUtensorMap query, key, value;
+  bool output_chunks = false;  ///< rows of the output can be written 16 bytes at a time
+};
+
 /// decode.cu: the requests of args.work's rows, by `blocks` blocks.
 cudaError_t launch_decode(const gpu::AttendArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream);
+/// prefill.cu: the items of args.work, by pairs of `blocks` blocks.
+cudaError_t launch_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 
 }  // namespace quire::cuda::sm90

@@ -1,0 +1,92 @@
+// Score rows in f32, key by key, a warp a row: what prefill does again where a product of tiles came out infinite or NaN. There a
+// key with weight 0 whose value is infinite or NaN spoils rows that do not see it; here no row touches a key that it does not
+// see.
+#pragma once
+
+#include "backend/cuda/mma/finish.h"
+#include "backend/cuda/mma/fold_tile.h"
+
+namespace quire::cuda::sm90 {
+
+/// One row's softmax and sums; lane l has dims 2 l, 2 l + 1, 2 l + 64, ...
+template <int kDim>
+struct CarefulRow {
+  semantics::SoftmaxState state;  ///< natural units
+  float acc[kDim / 32];
+};
+
+/// Row of 16-bit elements of key `position`.
+__device__ inline const std::uint16_t* row_of_key(const gpu::AttendArgs& a, const mma::Item& item, const gpu::RowSource& cache,
+                                                  const gpu::RowSource& fresh, int position) {
+  const gpu::Lengths& n = item.lengths;
+  if (position >= n.cached_len)
+    return static_cast<const std::uint16_t*>(fresh.data) +
+           fresh.strides.row(0, item.kv_head, n.first_token + position - n.context_len);
+  const std::int64_t page = a.block_table.page(item.slice.req, position / a.page_size);
+  return static_cast<const std::uint16_t*>(cache.data) + cache.strides.row(page, item.kv_head, position % a.page_size);
+}
+
+template <typename T, int kDim>
+__device__ inline void load_pairs(float (&to)[kDim / 32], const std::uint16_t* row) {
+#pragma unroll
+  for (int i = 0; i < kDim / 64; ++i) {
+    const float2 pair = T::unpack(*reinterpret_cast<const std::uint32_t*>(row + i * 64 + threadIdx.x % 32 * 2));
+    to[2 * i] = pair.x, to[2 * i + 1] = pair.y;
+  }
+}
+
+/// Score row `row` of the item against its keys.
+template <typename T, int kDim>
+__device__ inline CarefulRow<kDim> careful_row(const gpu::AttendArgs& a, const mma::Item& item, int row) {
+  const int head = item.kv_head * a.group + row % a.group, q_pos = item.lengths.context_len + row / a.group;
+  const semantics::KeyRange seen = semantics::visible_range(q_pos, a.window);
+  const int begin = max(static_cast<int>(seen.begin), item.slice.key_begin);
+  const int end = min(static_cast<int>(seen.end), item.slice.key_end);
+  const float slope = a.alibi_slopes.at(head, 0.0f);
+  float query[kDim / 32], k[kDim / 32], v[kDim / 32];
+  load_pairs<T, kDim>(query, static_cast<const std::uint16_t*>(a.query.data) +
+                                 a.query.strides.row(0, head, item.lengths.first_token + row / a.group));
+  CarefulRow<kDim> out{};
+  float max2 = -INFINITY;
+#pragma unroll 1
+  for (int position = begin; position < end; ++position) {
+    load_pairs<T, kDim>(k, row_of_key(a, item, a.cache_k, a.key, position));
+    load_pairs<T, kDim>(v, row_of_key(a, item, a.cache_v, a.value, position));
+    float dot = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kDim / 32; ++i) dot = fmaf(query[i], k[i], dot);
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
+    const float score = mma::kLog2e * semantics::score<mma::ShortTanh>(dot, a.score, slope, static_cast<float>(position - q_pos));
+    const float top = fmaxf(max2, score), base = top == -INFINITY ? 0.0f : top;
+    const float rescale = ptx::exp2_approx(max2 - base), weight = ptx::exp2_approx(score - base);
+    out.state.sum = out.state.sum * rescale + weight;
+#pragma unroll
+    for (int i = 0; i < kDim / 32; ++i) out.acc[i] = out.acc[i] * rescale + weight * v[i];
+    max2 = top;
+  }
+  // A NaN sum marks a NaN score, which a maximum passes over.
+  out.state.max = out.state.sum != out.state.sum ? out.state.sum : max2 * mma::kLn2;
+  return out;
+}
+
+/// Stores the row as output, or as the item's part of it (`place`: its row among the partial results).
+template <typename T, int kDim>
+__device__ inline void store_careful_row(const gpu::AttendArgs& a, const mma::Item& item, int row, std::int64_t place) {
+  const CarefulRow<kDim> result = careful_row<T, kDim>(a, item, row);
+  const int lane = threadIdx.x % 32;
+  if (item.slice.num_parts > 1) {
+    if (lane == 0)
+      *reinterpret_cast<float2*>(a.work.partial_states + place * 2) = make_float2(result.state.max, result.state.sum);
+#pragma unroll
+    for (int i = 0; i < kDim / 64; ++i)
+      *reinterpret_cast<float2*>(a.work.partial_acc + place * kDim + i * 64 + lane * 2) =
+          make_float2(result.acc[2 * i], result.acc[2 * i + 1]);
+    return;
+  }
+  const mma::OutputRow to = mma::finish_row(a, item, row, result.state, lane == 0);
+#pragma unroll
+  for (int i = 0; i < kDim / 64; ++i) mma::store_pair<T>(a, to, i * 64 + lane * 2, result.acc[2 * i], result.acc[2 * i + 1]);
+}
+
+}  // namespace quire::cuda::sm90

@@ -1,0 +1,69 @@
+// One item of prefill work as all roles of a block see it: a tile of score rows of one request and KV head, and the tiles of keys
+// that it meets, last first.
+//
+// Keys come from two places: the cache, in tiles at multiples of kKeys, and this step's `key` and `value`, in tiles that begin
+// at the first of them. A tile never holds both.
+#pragma once
+
+#include "backend/cuda/mma/finish.h"
+
+namespace quire::cuda::sm90 {
+
+/// Keys [begin, end) of a tile are there and seen by some row; its first row is position `first`.
+struct KeyTileSpan {
+  int first, begin, end;
+  bool fresh;  ///< rows of `key` and `value`
+};
+
+inline constexpr int kNoMoreJobs = -1;  ///< as cached_tiles
+
+/// Written by one thread, read by all.
+struct PrefillJob {
+  mma::Item item;
+  int cached_end;  ///< positions [key_begin, cached_end) are read from the cache, those up to key_end are fresh
+  int fresh_begin;
+  int fresh_tiles;
+  int cached_tiles;
+
+  __device__ int tiles() const { return fresh_tiles + cached_tiles; }
+};
+
+template <int kKeys>
+__device__ inline PrefillJob prefill_job(const gpu::AttendArgs& a, int index) {
+  PrefillJob job;
+  job.item = mma::item_at(a, index);
+  const gpu::WorkSlice& slice = job.item.slice;
+  const int cached = job.item.lengths.cached_len;
+  job.cached_end = min(slice.key_end, cached);
+  job.fresh_begin = max(slice.key_begin, cached);
+  job.cached_tiles = job.cached_end <= slice.key_begin ? 0 : (job.cached_end - 1) / kKeys - slice.key_begin / kKeys + 1;
+  job.fresh_tiles = slice.key_end <= job.fresh_begin ? 0 : (slice.key_end - job.fresh_begin - 1) / kKeys + 1;
+  return job;
+}
+
+/// Steps through the tiles of a job.
+template <int kKeys>
+class KeyTiles {
+ public:
+  __device__ explicit KeyTiles(const PrefillJob& job) : job_(job), left_(job.fresh_tiles) {
+    span_ = {job.fresh_begin + (left_ - 1) * kKeys, job.fresh_begin, job.item.slice.key_end, true};
+    if (left_ == 0) enter_cache();
+  }
+  __device__ const KeyTileSpan& span() const { return span_; }
+  __device__ void advance() {
+    span_.first -= kKeys;
+    if (--left_ == 0 && span_.fresh) enter_cache();
+  }
+
+ private:
+  __device__ void enter_cache() {
+    left_ = job_.cached_tiles;
+    span_ = {(job_.cached_end - 1) / kKeys * kKeys, job_.item.slice.key_begin, job_.cached_end, false};
+  }
+
+  const PrefillJob& job_;
+  KeyTileSpan span_;
+  int left_;
+};
+
+}  // namespace quire::cuda::sm90

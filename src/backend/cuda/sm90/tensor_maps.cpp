@@ -1,0 +1,98 @@
+// See tensor_maps.h. Limits: CUDA driver API, cuTensorMapEncodeTiled.
+#include "backend/cuda/sm90/tensor_maps.h"
+
+#include <cstdint>
+
+#include "backend/cuda/mma/whole_chunks.h"
+
+namespace quire::cuda::sm90 {
+namespace {
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+/// The driver's function, without linking to the driver; null if it has none.
+Encode encoder() {
+  static const Encode found = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &result);
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(entry) : nullptr;
+  }();
+  return found;
+}
+
+CUtensorMapDataType type_of(DType dtype) {
+  if (is_fp8(dtype)) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  return dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
+/// A dimension outside the rows of a tensor: how many, elements from one to the next, and how many a box holds.
+struct Extent {
+  std::int64_t size, stride, box;
+};
+
+/// Boxes are 64 dims of 16 bits wide, or a whole row of codes; rows are swizzled by their width.
+bool encode_one(CUtensorMap& map, const gpu::RowSource& rows, std::int64_t head_dim, const Extent (&extents)[3]) {
+  const std::int64_t bytes = itemsize(rows.dtype), box_dims = is_fp8(rows.dtype) ? head_dim : 64;
+  cuuint64_t sizes[4] = {static_cast<cuuint64_t>(head_dim)}, strides[3];
+  cuuint32_t box[4] = {static_cast<cuuint32_t>(box_dims)};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  for (int i = 0; i < 3; ++i) {
+    sizes[i + 1] = static_cast<cuuint64_t>(extents[i].size);
+    strides[i] = static_cast<cuuint64_t>(extents[i].stride * bytes);
+    box[i + 1] = static_cast<cuuint32_t>(extents[i].box);
+  }
+  const CUtensorMapSwizzle swizzle = box_dims * bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+  return encoder()(&map, type_of(rows.dtype), 4, const_cast<void*>(rows.data), sizes, strides, box, steps,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/// A stride as tensor copies take it, beside what has_whole_chunks() asks.
+bool is_box_stride(std::int64_t stride) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 39;  // elements of 1 or 2 bytes; 2^40 bytes is the limit
+  return stride > 0 && stride < kMost;
+}
+bool has_box_strides(const gpu::RowSource& rows) {
+  return rows.data == nullptr || (is_box_stride(rows.strides.token) && is_box_stride(rows.strides.head));
+}
+
+}  // namespace
+
+bool takes_boxes(const gpu::AttendArgs& a) {
+  return encoder() != nullptr && mma::has_whole_chunks(a) && has_box_strides(a.cache_k) && has_box_strides(a.cache_v) &&
+         is_box_stride(a.cache_k.strides.page) && is_box_stride(a.cache_v.strides.page) && a.num_pages > 0;
+}
+
+bool takes_prefill_boxes(const gpu::AttendArgs& a) {
+  return takes_boxes(a) && has_box_strides(a.query) && has_box_strides(a.key) && has_box_strides(a.value);
+}
+
+bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
+  maps.box_tokens = a.page_size < kTileKeys ? a.page_size : kTileKeys;
+  const auto one = [&](CUtensorMap& map, const gpu::RowSource& cache) {
+    const semantics::KvStrides& s = cache.strides;
+    return encode_one(map, cache, a.head_dim,
+                      {{a.page_size, s.token, maps.box_tokens}, {a.num_kv_heads, s.head, 1}, {a.num_pages, s.page, 1}});
+  };
+  return one(maps.k, a.cache_k) && one(maps.v, a.cache_v);
+}
+
+/// Boxes of the query hold whole groups. This step's rows, if there are none, are never asked for.
+bool encode(PrefillMaps& maps, const gpu::AttendArgs& a) {
+  const semantics::KvStrides& q = a.query.strides;
+  maps.output_chunks = mma::has_whole_chunks({a.output, a.output_dtype, a.output_strides}, a.head_dim);
+  const std::int64_t tokens = a.work.tile_rows / kPair / a.group;
+  const auto fresh = [&](CUtensorMap& map, const gpu::RowSource& rows) {
+    const semantics::KvStrides& s = rows.strides;
+    return rows.data == nullptr ||
+           encode_one(map, rows, a.head_dim,
+                      {{a.num_tokens, s.token, kFreshTokens}, {a.num_kv_heads, s.head, 1}, {1, s.token, 1}});
+  };
+  return encode(maps.cache, a) && fresh(maps.key, a.key) && fresh(maps.value, a.value) &&
+         encode_one(maps.query, a.query, a.head_dim,
+                    {{a.num_q_heads, q.head, a.group}, {a.num_tokens, q.token, tokens}, {1, q.token, 1}});
+}
+
+}  // namespace quire::cuda::sm90

@@ -1,0 +1,17 @@
+// Tensor maps: what the Hopper kernels' tensor copies (TMA) take of the caller's tensors, and whether they can.
+#pragma once
+
+#include "backend/cuda/sm90/instance.h"
+
+namespace quire::cuda::sm90 {
+
+/// The caches can be read by boxes.
+bool takes_boxes(const gpu::AttendArgs& args);
+/// So can everything else that prefill.h reads.
+bool takes_prefill_boxes(const gpu::AttendArgs& args);
+
+/// False if the driver refuses what the functions above accepted.
+bool encode(CacheMaps& maps, const gpu::AttendArgs& args);
+bool encode(PrefillMaps& maps, const gpu::AttendArgs& args);
+
+}  // namespace quire::cuda::sm90

@@ -1,0 +1,113 @@
+// wgmma products of 64 rows by 64, 128 or 256 columns, as prefill uses them: shared memory by shared memory, and registers by
+// shared memory (PTX ISA 8.x, "Asynchronous warpgroup level matrix instructions"). Decode's narrow ones are in hopper.h.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/ptx.h"
+
+namespace quire::cuda::hopper {
+
+// Operands d[first], d[first + 1], ...
+#define QUIRE_D8(first)                                                                                               \
+  "+f"(d[first]), "+f"(d[first + 1]), "+f"(d[first + 2]), "+f"(d[first + 3]), "+f"(d[first + 4]), "+f"(d[first + 5]), \
+      "+f"(d[first + 6]), "+f"(d[first + 7])
+#define QUIRE_D32(first) QUIRE_D8(first), QUIRE_D8(first + 8), QUIRE_D8(first + 16), QUIRE_D8(first + 24)
+#define QUIRE_D64 QUIRE_D32(0), QUIRE_D32(32)
+#define QUIRE_D128 QUIRE_D64, QUIRE_D32(64), QUIRE_D32(96)
+
+#define QUIRE_REGISTERS_32                                                                               \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define QUIRE_REGISTERS_64                                                                               \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, " \
+  "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
+  "%62, %63"
+#define QUIRE_REGISTERS_128                                                                                \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "   \
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "   \
+  "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "   \
+  "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "   \
+  "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, " \
+  "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, " \
+  "%119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// d (+)= a * b with the columns of b along its rows, 64 halves apart. D: operands, R: their names, then the names of what
+// follows.
+#define QUIRE_WGMMA_SS(columns, types, D, R, a_name, b_name, add_name)                                      \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add_name                                                 \
+               ", 0;\n"                                                                                     \
+               "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." types " {" R "}, " a_name ", " b_name \
+               ", p, 1, 1, 0, 0;\n}"                                                                        \
+               : D                                                                                          \
+               : "l"(a), "l"(b), "r"(add))
+#define QUIRE_WGMMA_RS(columns, types, D, R, a_names, b_name)                                                            \
+  asm volatile(                                                                                                          \
+      "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                                                         \
+      "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." types " {" R "}, {" a_names "}, " b_name ", p, 1, 1, 1;\n}" \
+      : D                                                                                                                \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+/// d (+)= a * b: 64x16 `a` and 16xN `b` of N = 2 * kCount columns, both with the 16 along their rows in shared memory.
+template <bool kF16, int kCount>
+__device__ inline void multiply_shared(float (&d)[kCount], std::uint64_t a, std::uint64_t b, int add) {
+  if constexpr (kCount == 32 && kF16) QUIRE_WGMMA_SS("64", "f16.f16", QUIRE_D32(0), QUIRE_REGISTERS_32, "%32", "%33", "%34");
+  if constexpr (kCount == 32 && !kF16) QUIRE_WGMMA_SS("64", "bf16.bf16", QUIRE_D32(0), QUIRE_REGISTERS_32, "%32", "%33", "%34");
+  if constexpr (kCount == 64 && kF16) QUIRE_WGMMA_SS("128", "f16.f16", QUIRE_D64, QUIRE_REGISTERS_64, "%64", "%65", "%66");
+  if constexpr (kCount == 64 && !kF16) QUIRE_WGMMA_SS("128", "bf16.bf16", QUIRE_D64, QUIRE_REGISTERS_64, "%64", "%65", "%66");
+}
+
+/// d += a * b: `a` in registers (this thread's four pairs), the columns of `b` along its rows in shared memory.
+template <bool kF16, int kCount>
+__device__ inline void multiply_registers(float (&d)[kCount], const std::uint32_t* a, std::uint64_t b) {
+  if constexpr (kCount == 32 && kF16)
+    QUIRE_WGMMA_RS("64", "f16.f16", QUIRE_D32(0), QUIRE_REGISTERS_32, "%32, %33, %34, %35", "%36");
+  if constexpr (kCount == 32 && !kF16)
+    QUIRE_WGMMA_RS("64", "bf16.bf16", QUIRE_D32(0), QUIRE_REGISTERS_32, "%32, %33, %34, %35", "%36");
+  if constexpr (kCount == 64 && kF16)
+    QUIRE_WGMMA_RS("128", "f16.f16", QUIRE_D64, QUIRE_REGISTERS_64, "%64, %65, %66, %67", "%68");
+  if constexpr (kCount == 64 && !kF16)
+    QUIRE_WGMMA_RS("128", "bf16.bf16", QUIRE_D64, QUIRE_REGISTERS_64, "%64, %65, %66, %67", "%68");
+  if constexpr (kCount == 128 && kF16)
+    QUIRE_WGMMA_RS("256", "f16.f16", QUIRE_D128, QUIRE_REGISTERS_128, "%128, %129, %130, %131", "%132");
+  if constexpr (kCount == 128 && !kF16)
+    QUIRE_WGMMA_RS("256", "bf16.bf16", QUIRE_D128, QUIRE_REGISTERS_128, "%128, %129, %130, %131", "%132");
+}
+
+#undef QUIRE_WGMMA_SS
+#undef QUIRE_WGMMA_RS
+#undef QUIRE_REGISTERS_32
+#undef QUIRE_REGISTERS_64
+#undef QUIRE_REGISTERS_128
+#undef QUIRE_D128
+#undef QUIRE_D64
+#undef QUIRE_D32
+#undef QUIRE_D8
+
+/// What is computed from these registers is not moved across this: a product in flight writes them, or ought to run beside what
+/// is before.
+template <int kCount>
+__device__ inline void settle(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i]));
+}
+
+/// What is computed from `descriptor` is computed here, and not before a loop: sixteen descriptors do not fit the registers.
+__device__ inline void keep_here(std::uint64_t& descriptor) { asm volatile("" : "+l"(descriptor)); }
+
+/// Keeps the arithmetic behind `x` and `y` before the wait that follows: ptxas moves waits up over arithmetic, and a product in
+/// flight would have nothing beside it. A store that never happens (no sum of weights has these bits) is what it does not move
+/// them over.
+__device__ inline void keep_before_wait(float x, float y, void* shared) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.lt.f32 p, %0, %1;\n"
+      "@p st.shared.f32 [%2], %0;\n"
+      "}" ::"f"(x + y),
+      "f"(0.0f), "r"(ptx::shared_address(shared))
+      : "memory");
+}
+
+}  // namespace quire::cuda::hopper
