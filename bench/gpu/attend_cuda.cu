@@ -6,13 +6,15 @@
 // N(0,1) data, pages in random order, K and V in as many copies as exceed the L2 cache several times, used in turn. The output is
 // compared with cuda_generic's, another implementation, on the same data. --key-value: the cache holds the context alone and this
 // step's rows come from `key` and `value`. Prints one JSON object, with the bandwidth of a plain read measured in the same run.
-// --check: times nothing, but asks whether 20 repeats give the same bits, and whether a graph captured once is right when it is
-// replayed after every request has become shorter by up to 40 tokens of context.
+// --check: times nothing, but asks whether 20 repeats give the same bits, whether a graph captured once is right when it is
+// replayed after every request has become shorter by up to 40 tokens of context, and whether an infinite value that half of a
+// request's rows see leaves the other half as it was.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -58,11 +60,12 @@ __global__ void fill(void* data, DType dtype, std::int64_t count, unsigned long 
   for (std::int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
     semantics::store(data, dtype, i, normal(seed, i));
 }
-/// out[0] = max |a - b|, out[1] = max |b|, as bits; NaN counts as infinite.
+/// out[0] = max |a - b|, out[1] = max |b|, as bits; a difference in class counts as infinite, two of a class as none.
 __global__ void compare(const void* a, const void* b, DType dtype, std::int64_t count, unsigned* out) {
   for (std::int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
     const float x = semantics::load(a, dtype, i), y = semantics::load(b, dtype, i);
-    const float difference = fabsf(x - y);
+    const bool same_class = x == y || (x != x && y != y);
+    const float difference = same_class ? 0.0f : fabsf(x - y);
     atomicMax(out, __float_as_uint(difference == difference ? difference : INFINITY));
     atomicMax(out + 1, __float_as_uint(fabsf(y)));
   }
@@ -236,6 +239,24 @@ void shorten(const Work& w, const Problem& p) {
   must(cudaMemcpy(w.batch.seq_lens.data, lens.data(), lens.size() * 4, cudaMemcpyHostToDevice));
 }
 
+/// Makes dim 3 of one value infinite: in request 0, that of its middle row's token, so that rows before it do not see it. False
+/// if the cache's type has no infinity.
+bool make_a_value_infinite(const Work& w, const Problem& p) {
+  const DType dtype = p.kv_dtype;
+  if (dtype != DType::f16 && dtype != DType::bf16) return false;
+  std::int32_t seq_len = 0, page = 0;
+  must(cudaMemcpy(&seq_len, w.batch.seq_lens.data, 4, cudaMemcpyDeviceToHost));
+  const std::int64_t position = seq_len - p.reqs[0].query_len / 2 - 1;
+  must(cudaMemcpy(&page, static_cast<const std::int32_t*>(w.batch.block_table.data) + position / p.page_size, 4,
+                  cudaMemcpyDeviceToHost));
+  const Tensor& v = w.caches[0].v;
+  const int token_axis = p.layout == CacheLayout::nhd ? 1 : 2;
+  const std::int64_t at = page * v.stride[0] + position % p.page_size * v.stride[token_axis] + 3;
+  const std::uint16_t infinity = dtype == DType::f16 ? 0x7C00 : 0x7F80;
+  must(cudaMemcpy(static_cast<std::uint16_t*>(v.data) + at, &infinity, 2, cudaMemcpyHostToDevice));
+  return true;
+}
+
 void check_line(const std::string& text, const std::string& kernel, bool first) {
   const ProblemLine line = must(parse_problem_line(text));
   const Work w = make_work(line, false);
@@ -274,9 +295,17 @@ void check_line(const std::string& text, const std::string& kernel, bool first) 
   const auto [replayed, largest] = difference(again.output, w.batch.output);
   std::printf(
       "%s\n  {\"line\": \"%s\", \"kernel\": \"%s\", \"repeats_equal\": %s, \"outputs_moved_by\": %.3g, "
-      "\"replay_difference_from_generic\": %.3g, \"max_output\": %.3g}",
+      "\"replay_difference_from_generic\": %.3g, \"max_output\": %.3g",
       first ? "" : ",", text.c_str(), p.plan.kernel.c_str(), equal && before == 0.0f ? "true" : "false",
       static_cast<double>(moved), static_cast<double>(replayed), static_cast<double>(largest));
+  if (make_a_value_infinite(w, line.problem)) {
+    run(p, again, nullptr), finish(p, again);
+    run(other, w.batch, nullptr), finish(other, w.batch);
+    const auto [off, infinite] = difference(again.output, w.batch.output);
+    std::printf(", \"infinite_value_difference_from_generic\": \"%.3g\", \"infinite_outputs\": %s", static_cast<double>(off),
+                std::isinf(infinite) ? "true" : "false");
+  }
+  std::printf("}");
 }
 
 void run_line(const std::string& text, const std::string& kernel, bool key_value, double ceiling, bool first) {
