@@ -8,7 +8,7 @@ usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] 
   random       200 random cases
   python       DIR/test_vllm_cuda.py (vLLM's 96 ids on torch tensors) and DIR/test_cuda.py, with the quire that python3 imports
   sm90         240 random lines of what cuda_sm90's decode takes; a refusal counts as a failure
-  prefill      160 random lines of what its prefill takes, and the hazards in its types, with power
+  prefill      160 random lines of what its prefill takes, and the hazards in its types
   mma_hazards  the hazards in the types and head_dims of cuda_mma, and larger batches; a refusal counts as a failure
 """
 import argparse
@@ -151,7 +151,7 @@ def main() -> int:
         "sm90": lambda: [verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(sm90_lines(240, args.seed)))],
         "prefill": lambda: [
             verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(prefill_lines(160, args.seed))),
-            verify(args.quire, "--backend", "cuda", "--types", "bf16,f16", "--dims", "64,128")],
+            verify(args.quire, "--backend", "cuda", "--no-power", "--types", "bf16,f16", "--dims", "64,128")],
         "notes": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "notes", "--no-power")],
     }
     if args.without_notes:
