@@ -9,8 +9,8 @@ namespace {
 
 template <typename T, int kDim>
 cudaError_t start(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
-  using Kernel = Prefill<T, kDim>;
-  return launch_dependent(attend_prefill<T, kDim>, {blocks, Kernel::kThreads, sizeof(typename Kernel::Shared), kPair}, stream,
+  using Memory = PrefillMemory<kDim>;
+  return launch_dependent(attend_prefill<T, kDim>, {blocks, Memory::kThreads, sizeof(typename Memory::Shared), kPair}, stream,
                           args, maps);
 }
 

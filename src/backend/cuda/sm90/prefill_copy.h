@@ -1,0 +1,172 @@
+// The copying warps of prefill.h: they draw items, and fill the rings of key and value tiles.
+#pragma once
+
+#include "backend/cuda/sm90/prefill_memory.h"
+
+namespace quire::cuda::sm90 {
+
+template <int kDim>
+struct PrefillCopy {
+  using Memory = PrefillMemory<kDim>;
+  using Shared = typename Memory::Shared;
+  using Tile = typename Memory::Tile;
+  using Ring = typename Memory::Ring;
+  using JobRing = typename Memory::JobRing;
+  static constexpr int kHalves = Memory::kHalves, kKeys = Memory::kKeys, kRowBytes = Memory::kRowBytes,
+                       kWorkers = Memory::kWorkers;
+
+  const gpu::AttendArgs& a;
+  const PrefillMaps& maps;
+  Shared& shared;
+  const int rank;  ///< of this block in its pair
+
+  /// Copying warps 0 and 1 copy keys, 2 and 3 values: issuing a copy takes a warp some 100 cycles, and a tile may be 32 of them.
+  __device__ static int copy_warp() { return (static_cast<int>(threadIdx.x) - kWorkers) / 32; }
+  __device__ int copy_part() const { return kPair * (copy_warp() % 2) + rank; }
+
+  /// One box a lane. Each block of the pair copies half of the boxes to both.
+  struct Box {
+    bool fresh;
+    bool mine;            ///< this lane of this block copies one
+    int row, half;        ///< of the tile: its first row, and dims [64 half, 64 half + 64)
+    int token, page;      ///< coordinates
+    std::uint32_t bytes;  ///< of all boxes of the tile
+  };
+
+  /// Boxes of `tokens` rows each; those that hold no key of the span are not copied.
+  __device__ Box box_of(const KeyTileSpan& span, int tokens) const {
+    const int lane = threadIdx.x % 32;
+    Box box;
+    box.fresh = span.fresh;
+    box.row = lane / kHalves * tokens, box.half = lane % kHalves;
+    const int position = span.first + box.row;
+    const bool needed = box.row < kKeys && position < span.end && position + tokens > span.begin;
+    box.bytes = __popc(__ballot_sync(~0u, needed)) * tokens * kRowBytes;
+    box.mine = needed && lane % (2 * kPair) == copy_part();
+    box.token = position, box.page = 0;
+    return box;
+  }
+
+  __device__ void copy_tile(Tile& to, const CUtensorMap& map, hopper::Barrier& free, hopper::Barrier& full, Ring& ring,
+                            const Box& box, int kv_head) const {
+    hopper::wait(&free, ring.parity ^ 1);
+    if (threadIdx.x % 64 == 0) hopper::arrive_and_expect(&full, box.bytes);
+    __syncwarp();
+    if (box.mine)
+      hopper::copy_box_to_pair(to.halves[box.half] + box.row * kRowBytes, &map, &full, box.half * 64, box.token, kv_head,
+                               box.page);
+    ring.advance();
+  }
+  __device__ void copy_keys(const Box& box, int kv_head, Ring& ring) const {
+    copy_tile(shared.k[ring.stage], box.fresh ? maps.key : maps.cache.k, shared.k_free[ring.stage], shared.k_full[ring.stage],
+              ring, box, kv_head);
+  }
+  __device__ void copy_values(const Box& box, int kv_head, Ring& ring) const {
+    copy_tile(shared.v[ring.stage], box.fresh ? maps.value : maps.cache.v, shared.v_free[ring.stage], shared.v_full[ring.stage],
+              ring, box, kv_head);
+  }
+
+  /// Pages of boxes [32 group, 32 group + 32), one a lane; those that no row sees are not looked up.
+  __device__ int look_up(const PrefillJob& job, int group) const {
+    const int token = (group * 32 + static_cast<int>(threadIdx.x) % 32) * maps.cache.box_tokens;
+    if (token + maps.cache.box_tokens <= job.item.slice.key_begin || token >= job.cached_end) return -1;
+    return static_cast<int>(a.block_table.page(job.item.slice.req, token / a.page_size));
+  }
+
+  /// Page ids of a job, 32 boxes at a time and one group ahead.
+  struct PageIds {
+    int group = -1, ids = -1, below = -1;
+  };
+
+  __device__ Box next_box(const PrefillJob& job, const KeyTileSpan& span, PageIds& pages) const {
+    const int tokens = span.fresh ? kFreshTokens : maps.cache.box_tokens;
+    Box box = box_of(span, tokens);
+    if (span.fresh) {
+      box.token += job.item.lengths.first_token - job.item.lengths.context_len;
+      return box;
+    }
+    const int group = span.first / tokens / 32;
+    if (group != pages.group) {
+      pages.ids = pages.group < 0 ? look_up(job, group) : pages.below;
+      pages.below = group > 0 ? look_up(job, group - 1) : -1;
+      pages.group = group;
+    }
+    box.page = __shfl_sync(~0u, pages.ids, box.token / tokens % 32);
+    box.token %= a.page_size;
+    return box;
+  }
+
+  __device__ void copy_job(const PrefillJob& job, Ring& ring) const {
+    const int tiles = job.tiles(), kv_head = job.item.kv_head;
+    PageIds pages;
+    KeyTiles<kKeys> walk(job);
+    for (int n = 0; n < tiles; ++n, walk.advance()) {
+      const Box box = next_box(job, walk.span(), pages);
+      if (copy_warp() < 2)
+        copy_keys(box, kv_head, ring);
+      else
+        copy_values(box, kv_head, ring);
+    }
+  }
+
+  __device__ void copy_query(const PrefillJob& job, const JobRing& jobs) const {
+    const int tokens = a.work.tile_rows / kPair / a.group,
+              first = job.item.lengths.first_token + job.item.slice.row_begin / a.group + rank * tokens;
+    hopper::Barrier* const full = &shared.job_full[jobs.stage];
+    hopper::arrive_and_expect(full, kHalves * tokens * a.group * kRowBytes);
+    for (int half = 0; half < kHalves; ++half)
+      hopper::copy_box(shared.query[jobs.stage].halves[half], &maps.query, full, half * 64, job.item.kv_head * a.group, first, 0);
+  }
+
+  /// The next item of the pair: its first block draws and tells the second. That one has read what lay in the slot, as without
+  /// its copies this one's workers would not be done with that item.
+  __device__ int draw(const JobRing& jobs) const {
+    if (rank == 0) {
+      const int index = atomicAdd(a.work.next_item, 1);
+      hopper::send(&shared.index[jobs.stage], index, &shared.index_full[jobs.stage], 1);
+      return index;
+    }
+    hopper::arrive_and_expect(&shared.index_full[jobs.stage], sizeof(int));
+    hopper::wait(&shared.index_full[jobs.stage], jobs.parity);
+    return *static_cast<volatile int*>(&shared.index[jobs.stage]);
+  }
+
+  /// Draws an item and tells the block.
+  __device__ void start_job(const JobRing& jobs, int num_items) const {
+    PrefillJob& job = shared.jobs[jobs.stage];
+    hopper::wait(&shared.job_free[jobs.stage], jobs.parity ^ 1);
+    const int index = draw(jobs);
+    if (index < num_items) {
+      job = prefill_job<kKeys>(a, index);
+      hopper::arrive(&shared.job_known[jobs.stage]);
+      copy_query(job, jobs);
+    } else {
+      job.cached_tiles = kNoMoreJobs;
+      hopper::arrive(&shared.job_known[jobs.stage]);
+      hopper::arrive(&shared.job_full[jobs.stage]);
+    }
+  }
+
+  /// Until there are no items.
+  __device__ void copy_all() const {
+    const int num_items = a.outcome->broken != 0 ? 0 : *a.work.num_slices * a.num_kv_heads;
+    Ring ring;
+    JobRing jobs;
+    for (;; jobs.advance()) {
+      const PrefillJob& job = shared.jobs[jobs.stage];
+      if (threadIdx.x == kWorkers) start_job(jobs, num_items);
+      __syncwarp();
+      hopper::wait(&shared.job_known[jobs.stage], jobs.parity);
+      if (job.cached_tiles == kNoMoreJobs) return;
+      copy_job(job, ring);
+      __syncwarp();
+      free(shared.job_free[jobs.stage]);
+    }
+  }
+
+  __device__ static void free(hopper::Barrier& barrier) {
+    if (threadIdx.x % 32 == 0) hopper::arrive(&barrier);
+  }
+};
+
+}  // namespace quire::cuda::sm90
