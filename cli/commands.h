@@ -25,6 +25,7 @@ struct ExplainArgs {
   std::string as;  ///< empty or "vllm"
   bool all = false;
   bool batch_invariant = false;
+  bool exact_weights = false;
 };
 Report run_explain(const ExplainArgs& args, const Terminal& terminal);
 

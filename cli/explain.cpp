@@ -25,6 +25,7 @@ Json plan_json(const Result<Plan>& planned) {
   return {{"line", to_string(p)},
           {"kernel", p.kernel},
           {"batch_invariant", p.batch_invariant},
+          {"exact_weights", p.exact_weights},
           {"tile_q", p.tile_q},
           {"tile_kv", p.tile_kv},
           {"split_keys", p.split_keys},
@@ -51,6 +52,7 @@ Report explain_quire(const ExplainArgs& args, const Problem& problem) {
   PlanSettings settings;
   settings.kernel = args.kernel;
   settings.batch_invariant = args.batch_invariant;
+  settings.exact_weights = args.exact_weights;
 
   Report report;
   Json list = Json::array();

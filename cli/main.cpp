@@ -101,6 +101,7 @@ void add_explain(CLI::App& app, ExplainArgs& args) {
       ->check(one_of({"vllm"}));
   command->add_flag("--all", args.all, "answer for every known device, or every vLLM architecture");
   command->add_flag("--batch-invariant", args.batch_invariant, "plan for bits that do not depend on the rest of the batch");
+  command->add_flag("--exact-weights", args.exact_weights, "plan for softmax weights in f32's precision in every row");
 }
 
 void add_run(CLI::App& app, RunArgs& args) {

@@ -219,6 +219,8 @@ typedef struct quire_plan_settings {
   int32_t num_threads;     /* 0 = all the device has; balances work, never changes bits */
   int64_t max_query_len;   /* for lengths in device memory: no request is longer; 0 = what the shapes allow */
   int64_t max_seq_len;     /* likewise */
+  int32_t exact_weights;   /* 1: softmax weights keep f32's precision in every row; slower on some GPUs */
+  int32_t reserved;        /* 0 */
 } quire_plan_settings;
 #define QUIRE_PLAN_SETTINGS_INIT QUIRE_INIT(quire_plan_settings)
 

@@ -184,7 +184,8 @@ void bind_plan(nb::module_& m) {
 
 kernel forces a row of kernels() by name. batch_invariant: a request's bits depend neither on the rest of the batch nor on its
 chunking. exact_weights: softmax weights keep f32's precision in every row; otherwise a kernel may round those of long chunks to the
-type of the query before they meet V, as FlashAttention does (Plan.rounds_weights says where). num_threads only balances work; 0 = set_num_threads(), or all cores.
+type of the query before they meet V, as FlashAttention does (Plan.rounds_weights says where). num_threads only balances work; 0 =
+set_num_threads(), or all cores.
 
 On a GPU no tensor is read and nothing waits: the plan is made from upper bounds, those of the shapes or max_query_len and max_seq_len
 (0 = not given), and lists them in its assumptions.

@@ -137,6 +137,13 @@ def test_workspace(job):
         quire.attend(batch, cache, plan=plan, workspace=np.frombuffer(bytes(1 << 20), np.uint8))
 
 
+def test_no_row_on_a_cpu_rounds_its_weights():
+    case = quire.make_case("q=bf16 heads=4:2 d=64 page=16 reqs=40@9,1@70")
+    for exact in (False, True):
+        plan = quire.plan(case.batch, case.cache, case.options, exact_weights=exact)
+        assert not plan.rounds_weights(40) and not plan.rounds_weights(1)
+
+
 def test_batch_invariant_bits():
     line = "q=bf16 kv=bf16 heads=4:2 d=64 page=16 reqs=1x1@3000,{} seed=4"
     small, large = quire.make_case(line.format("1x2@5")), quire.make_case(line.format("9x17@300"))

@@ -16,6 +16,7 @@
 #include "quire/plan.hpp"
 #include "text/formatted.h"
 #include "verify/device_case.h"
+#include "verify/prepare.h"
 
 namespace quire::benchmark {
 namespace {
@@ -217,7 +218,7 @@ void time_in_turns(std::vector<DeviceLane>& lanes, const std::vector<KVCache>& c
     }
 }
 
-BenchResult result_of(DeviceLane& lane, const BenchCaseResult& of, const Expected* expected, std::int64_t rows_total) {
+BenchResult result_of(DeviceLane& lane, const BenchCaseResult& of, const Expected* expected, const Problem& problem) {
   BenchResult r;
   r.variant = lane.variant;
   r.kernel = lane.plan.kernel;
@@ -227,7 +228,7 @@ BenchResult result_of(DeviceLane& lane, const BenchCaseResult& of, const Expecte
   r.seconds = interval_of(lane.blocks);
   r.clock = "device";
   r.calls = lane.calls;
-  r.rows_total = rows_total;
+  r.rows_total = problem.num_tokens();
   r.status = "unverified";
   if (r.seconds.median > 0) {
     r.gbs = static_cast<double>(of.kv_bytes) / r.seconds.median * 1e-9;
@@ -238,7 +239,7 @@ BenchResult result_of(DeviceLane& lane, const BenchCaseResult& of, const Expecte
   } else if (!lane.same_bits) {
     r.status = "wrong", r.reason = "the bits of the output changed between blocks";
   } else if (expected != nullptr && !lane.blocks.empty()) {
-    const Comparison comparison = expected->judge(lane.output(), lane.lse());
+    const Comparison comparison = expected->judge(lane.output(), lane.lse(), conformance::rounded_rows(lane.plan, problem));
     r.rows_compared = expected->rows();
     r.worst_ratio = comparison.worst_ratio;
     r.status = comparison.ok ? "ok" : "wrong";
@@ -283,7 +284,7 @@ Result<BenchCaseResult> run_case_on(const Gpu& gpu, const Entry& entry, const st
     expected = std::move(made).value();
   }
   for (DeviceLane& lane : lanes)
-    result.results.push_back(result_of(lane, result, expected ? &*expected : nullptr, entry.problem.num_tokens()));
+    result.results.push_back(result_of(lane, result, expected ? &*expected : nullptr, entry.problem));
   return result;
 }
 

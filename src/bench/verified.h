@@ -15,8 +15,9 @@ class Expected {
  public:
   static Result<Expected> make(const Case& c, const Problem& problem, std::uint64_t seed);
 
-  /// Compares what lies in `output` (and `lse`, if present) within the derived tolerance.
-  Comparison judge(const Tensor& output, const Tensor& lse) const;
+  /// Compares what lies in `output` (and `lse`, if present) within the derived tolerance; `rounded`: for every query row whether
+  /// its softmax weights may have been rounded to the output's type (rounds_weights()), or empty: none.
+  Comparison judge(const Tensor& output, const Tensor& lse, const std::vector<bool>& rounded = {}) const;
   std::int64_t rows() const { return reference_.num_tokens; }
 
  private:

@@ -177,6 +177,8 @@ Result<PlanSettings> read_settings(const quire_plan_settings* s) {
   out.num_threads = static_cast<int>(reader.within("num_threads", s->num_threads, 0, INT32_MAX));
   out.max_query_len = reader.within("max_query_len", s->max_query_len, 0, INT32_MAX);
   out.max_seq_len = reader.within("max_seq_len", s->max_seq_len, 0, INT32_MAX);
+  out.exact_weights = reader.within("exact_weights", s->exact_weights, 0, 1) == 1;
+  reader.reserved("reserved", s->reserved);
   if (!reader.status().ok()) return reader.status();
   return out;
 }

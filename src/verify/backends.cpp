@@ -8,6 +8,7 @@
 #include "quire/verify.hpp"
 #include "text/formatted.h"
 #include "verify/device_case.h"
+#include "verify/prepare.h"
 
 namespace quire {
 namespace {
@@ -52,13 +53,10 @@ Status attend_on_device(const Case& c, const PlanSettings& settings, Memory memo
 
 /// Rows of requests for which plan() says so.
 std::vector<bool> rounded_on(const Case& c, const Device& device, const PlanSettings& settings) {
-  std::vector<bool> rows(static_cast<std::size_t>(c.batch.query.shape[0]), false);
-  const Result<Plan> planned = plan(problem_of(c.batch, c.cache, c.options), device, settings);
-  if (!planned.ok()) return rows;  // refused: nothing will be judged
-  std::size_t row = 0;
-  for (const Request& request : planned->problem.reqs)
-    for (std::int64_t i = 0; i < request.query_len; ++i) rows[row++] = rounds_weights(planned.value(), request.query_len);
-  return rows;
+  const Problem problem = problem_of(c.batch, c.cache, c.options);
+  const Result<Plan> planned = plan(problem, device, settings);
+  if (planned.ok()) return conformance::rounded_rows(planned.value(), problem);
+  return std::vector<bool>(static_cast<std::size_t>(c.batch.query.shape[0]), false);  // refused: nothing will be judged
 }
 
 /// A row of the table for GPUs, or with no name the row that plan() picks there.

@@ -71,6 +71,21 @@ Result<Prepared> prepare(const Entry& entry, std::int64_t budget) {
   return prepare_case(entry, std::move(c).value(), budget);
 }
 
+std::vector<bool> rounded_rows(const Plan& plan, const Problem& problem) {
+  std::vector<bool> rows;
+  for (const Request& r : problem.reqs)
+    rows.insert(rows.end(), static_cast<std::size_t>(r.query_len), rounds_weights(plan, r.query_len));
+  return rows;
+}
+
+void allow_rounded_rows(Reference& expected, DType weights, const std::vector<bool>& rounded,
+                        const std::vector<std::int64_t>& tokens) {
+  if (tokens.empty()) return allow_rounded_weights(expected, weights, rounded);
+  std::vector<bool> chosen;
+  for (const std::int64_t token : tokens) chosen.push_back(rounded[static_cast<std::size_t>(token)]);
+  allow_rounded_weights(expected, weights, chosen);
+}
+
 RoundedRows rounded_rows_of(const Target& target) {
   if (!target.rounded_weights) return target.rounded_rows;
   return [](const Case& c) { return std::vector<bool>(static_cast<std::size_t>(c.batch.query.shape[0]), true); };
@@ -78,13 +93,7 @@ RoundedRows rounded_rows_of(const Target& target) {
 
 Result<Prepared> with_tolerance(Result<Prepared> prepared, const RoundedRows& rounded) {
   if (!rounded || !prepared.ok()) return prepared;
-  std::vector<bool> tokens = rounded(prepared->c);
-  if (!prepared->tokens.empty()) {
-    std::vector<bool> chosen;
-    for (const std::int64_t token : prepared->tokens) chosen.push_back(tokens[static_cast<std::size_t>(token)]);
-    tokens = std::move(chosen);
-  }
-  allow_rounded_weights(prepared->expected, prepared->c.batch.query.dtype, tokens);
+  allow_rounded_rows(prepared->expected, prepared->c.batch.query.dtype, rounded(prepared->c), prepared->tokens);
   return prepared;
 }
 

@@ -8,6 +8,7 @@
 
 #include "quire/capture.hpp"
 #include "quire/diagnose.hpp"
+#include "quire/plan.hpp"
 #include "quire/status.hpp"
 #include "quire/verify.hpp"
 #include "verify/matrix.h"
@@ -30,6 +31,13 @@ Result<Prepared> prepare(const Entry& entry, std::int64_t budget = kReferenceBud
 
 /// For every query row of a case, whether its softmax weights are rounded to the type of the query.
 using RoundedRows = std::function<std::vector<bool>(const Case&)>;
+
+/// As plan() says, for the rows of a problem.
+std::vector<bool> rounded_rows(const Plan& plan, const Problem& problem);
+
+/// Widens the tolerance of the rows that `rounded` says are. `tokens`: rows that `expected` holds, or empty: all.
+void allow_rounded_rows(Reference& expected, DType weights, const std::vector<bool>& rounded,
+                        const std::vector<std::int64_t>& tokens);
 
 /// What a target says of itself; null if it rounds none.
 RoundedRows rounded_rows_of(const Target& target);

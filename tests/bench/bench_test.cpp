@@ -5,8 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/ceilings/loops.h"
+#include "bench/verified.h"
 #include "quire/bench.hpp"
 #include "quire/plan.hpp"
+#include "semantics/dtype.h"
 
 namespace quire::test {
 namespace {
@@ -50,6 +52,21 @@ TEST(Bench, TimesAndVerifiesEveryVariant) {
   }
   EXPECT_EQ(report->cases[0].results[2].kernel, "cpu_generic");
   EXPECT_THAT(report->text, HasSubstr("OK: 8 verified"));
+}
+
+TEST(Bench, RowsThatRoundWeightsAreJudgedByTheToleranceThatPaysForIt) {
+  const Problem problem = parse_problem_line("q=f16 heads=4:2 d=16 page=4 reqs=9@30,1@12")->problem;
+  const Case c = make_case(parse_problem_line("q=f16 heads=4:2 d=16 page=4 reqs=9@30,1@12 seed=1").value()).value();
+  const Reference r = reference(c.batch, c.cache, c.options).value();
+  for (std::size_t i = 0; i < r.out.size(); ++i)  // off by most of what rounding the weights to f16 may cost
+    semantics::store(c.batch.output.data, DType::f16, static_cast<std::int64_t>(i),
+                     static_cast<float>(r.out[i] + 0.9 * 0x1p-11 * r.abs_pv[i]));
+  const benchmark::Expected expected = benchmark::Expected::make(c, problem, 1).value();
+  std::vector<bool> rounded(10, true);
+  EXPECT_FALSE(expected.judge(c.batch.output, {}).ok);
+  EXPECT_TRUE(expected.judge(c.batch.output, {}, rounded).ok);
+  rounded.back() = false;
+  EXPECT_FALSE(expected.judge(c.batch.output, {}, rounded).ok) << "the decode row is judged strictly";
 }
 
 TEST(Bench, JsonSaysWhatTheReportSays) {

@@ -276,6 +276,20 @@ TEST(Plan, ErrorsKeepTheirCodes) {
   EXPECT_EQ(plan, nullptr);
 }
 
+TEST(Plan, ExactWeightsAreAskedForByName) {
+  constexpr const char* kPrefill = "q=bf16 heads=4:2 d=128 page=16 reqs=100@5";
+  char text[8192];
+  quire_plan_settings settings = QUIRE_PLAN_SETTINGS_INIT;
+  ASSERT_EQ(quire_explain(kPrefill, "sm90", &settings, text, sizeof text, nullptr), QUIRE_OK) << message();
+  EXPECT_THAT(text, HasSubstr("weights rounded to bf16"));
+  settings.exact_weights = 1;
+  ASSERT_EQ(quire_explain(kPrefill, "sm90", &settings, text, sizeof text, nullptr), QUIRE_OK) << message();
+  EXPECT_THAT(text, Not(HasSubstr("weights rounded")));
+  settings.exact_weights = 2;
+  EXPECT_EQ(quire_explain(kPrefill, "sm90", &settings, text, sizeof text, nullptr), QUIRE_INVALID_ARGUMENT);
+  EXPECT_THAT(message(), HasSubstr("exact_weights"));
+}
+
 TEST(Plan, ExplainNamesAKernel) {
   char text[4096];
   ASSERT_EQ(quire_explain(kLine, "avx512", nullptr, text, sizeof text, nullptr), QUIRE_OK) << message();

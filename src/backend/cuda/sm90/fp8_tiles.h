@@ -8,12 +8,11 @@
 // warp's 16, columns 2 c + {0, 1} and 2 c + {8, 9} of 16, c = lane % 4. ldmatrix moves bytes in pairs and hands out four bytes a
 // matrix:
 //
-//   keys    (not transposed)  dims 4 c + {0..3} of key r: dims 4 c + {0, 1} are columns 2 c + {0, 1}, the others 2 c + {8, 9},
-//   for which the
-//                             query's dims are put into shared memory in that order
-//   values  (transposed)      dims 2 r + {0, 1} of keys 2 c + {0, 1}: one permutation of bytes makes pairs of keys; dim 2 r is
-//   row r
-//                             and dim 2 r + 1 is row r + 8
+//   keys (not transposed): dims 4 c + {0..3} of key r. Dims 4 c + {0, 1} are columns 2 c + {0, 1}, the others 2 c + {8, 9}; the
+//   query's dims are put into shared memory in that order.
+//
+//   values (transposed): dims 2 r + {0, 1} of keys 2 c + {0, 1}. One permutation of bytes makes pairs of keys; dim 2 r is row r,
+//   and dim 2 r + 1 is row r + 8.
 #pragma once
 
 #include <cuda_fp8.h>

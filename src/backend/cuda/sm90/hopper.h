@@ -57,7 +57,7 @@ __device__ inline void copy_box_to_pair(void* shared, const CUtensorMap* map, Ba
       : "memory");
 }
 
-// --- clusters: `rank` is of a block in its cluster; shared memory of all blocks is laid out alike ---
+// --- clusters; `rank` is of a block in its cluster, and the shared memory of all blocks is laid out alike ---
 
 __device__ inline int rank_in_cluster() {
   int rank;
@@ -131,8 +131,7 @@ __device__ inline void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-// --- wgmma
-// ------------------------------------------------------------------------------------------------------------------------
+// --- wgmma ---
 
 /// How rows of an operand are swizzled in shared memory.
 enum class Swizzle : std::uint64_t { bytes128 = 1, bytes32 = 3 };
