@@ -2,9 +2,8 @@
 //
 //   1. check() is memory-safe at every depth, and a deeper check finds no less.
 //   2. If the tables are clean, plan() and attend() succeed, and with finite contents the output agrees with the fp64 reference.
-//   3. If they are not, plan() refuses, with the status of the findings; with that of the description's if the query is on a
-//   device,
-//      where plan() reads no table.
+//   3. If they are not, plan() refuses, with the status of the findings. For a query on a device it reads no table, and may
+//      refuse with those of depth metadata.
 //   4. append() and merge() succeed exactly if their checks are clean.
 #pragma once
 
