@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Asks the GPU at hand everything that Quire knows to ask, with `quire verify`, and writes one JSON.
 
-usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] [--python-tests DIR] [--seed N]
+usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] [--only NAMES] [--count N] [--python-tests DIR]
+                      [--seed N]
+       --only: sections by name, with commas between them; --count: that many lines instead of the 240 and 160 below
 
   hazards      all hazard cases by the planned kernel, with power: every planted fault must be caught
   notes        the notes' 48 cases, full size (3 minutes: the fp64 reference runs on the CPU)
@@ -139,6 +141,8 @@ def main() -> int:
     parser.add_argument("--out", required=True)
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--without-notes", action="store_true")
+    parser.add_argument("--only")
+    parser.add_argument("--count", type=int)
     parser.add_argument("--python-tests")
     parser.add_argument("--seed", type=int, default=1, help="of the random lines for cuda_sm90")
     args = parser.parse_args()
@@ -148,15 +152,17 @@ def main() -> int:
         "mma_hazards": lambda: [
             *(verify(args.quire, "--backend", "cuda_mma", "--no-power", *types, *dims) for types, dims in MMA_TYPES),
             verify(args.quire, "--backend", "cuda_mma", "--no-power", *in_lines(MMA_BATCHES))],
-        "sm90": lambda: [verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(sm90_lines(240, args.seed)))],
+        "sm90": lambda: [verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(sm90_lines(args.count or 240, args.seed)))],
         "prefill": lambda: [
-            verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(prefill_lines(160, args.seed))),
+            verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(prefill_lines(args.count or 160, args.seed))),
             verify(args.quire, "--backend", "cuda", "--no-power", "--types", "bf16,f16", "--dims", "64,128")],
         "notes": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "notes", "--no-power")],
     }
     if args.without_notes:
         del sections["notes"]
-    report = {"device": device(), "date": datetime.date.today().isoformat(), "commit": args.commit}
+    if args.only:
+        sections = {name: sections[name] for name in args.only.split(",")}
+    report = {"device": device(), "date": datetime.date.today().isoformat(), "commit": args.commit, "seed": args.seed}
     for name, run in sections.items():
         print(f"{name} ...", file=sys.stderr, flush=True)
         report[name] = summary(run())

@@ -63,17 +63,19 @@ BenchMachine machine_of(const Device& d) {
   return m;
 }
 
-/// K and V of a case, as many times as `copies` says and the device has memory for.
+/// K and V of a case, as many times as `copies` says and the device has memory for. Those of the case itself are not among them:
+/// it keeps the alignment that tensors have on the host, and tensor copies are a third slower where rows of 128 bytes straddle
+/// lines of memory (docs/kernels/sm90_decode.md). Caches of a device begin where its allocator says.
 Result<std::vector<KVCache>> copies_of(const Case& c, const DeviceCase& there, const Gpu& gpu, std::int64_t copies,
                                        std::vector<DeviceBytes>& owners) {
-  std::vector<KVCache> caches = {there.cache()};
-  while (static_cast<std::int64_t>(caches.size()) < std::min(copies, kMostCopies)) {
+  std::vector<KVCache> caches;
+  while (static_cast<std::int64_t>(caches.size()) < std::clamp<std::int64_t>(copies, 1, kMostCopies)) {
     KVCache copy = there.cache();
     for (const auto& [from, to] : {std::pair{&c.cache.k, &copy.k}, std::pair{&c.cache.v, &copy.v}}) {
       const device::ByteSpan span = device::span_of(*from);
       const auto bytes = static_cast<std::size_t>(span.end - span.begin);
       Result<DeviceBytes> made = DeviceBytes::make(*gpu.runtime, bytes);
-      if (!made.ok()) return caches.size() > 1 ? Result<std::vector<KVCache>>(caches) : made.status();
+      if (!made.ok()) return !caches.empty() ? Result<std::vector<KVCache>>(caches) : made.status();
       if (Status s = gpu.runtime->copy_to_device(made->data(), static_cast<const std::byte*>(from->data) + span.begin, bytes);
           !s.ok())
         return s;

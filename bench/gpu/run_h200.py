@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""The figures of cuda_sm90 on the GPU at hand: correctness first, then times. Without the one there are none of the other.
+
+usage: run_h200.py --quire PATH --attend PATH --out DIR [--commit TEXT] [--quick] [--tables decode,prefill] [--seed N]
+                   [--without-notes]
+
+  1  conformance.py on random lines of a fresh seed      -> DIR/h200-conformance.json
+  2  attend_cuda --check: repeats, replays, infinities   -> DIR/h200-replay.json
+  3  attend_cuda on every line of targets.json           -> DIR/h200-attend.json
+
+Exit 1, and no step 3, if 1 or 2 found anything; exit 1 also if an output that was timed differs from cuda_generic's or from itself.
+--quick: of step 1 only the random lines of cuda_sm90, 60 of each kind. Steps take about 300, 10 and 90 s; --quick: 20 for the first.
+The tables of the docs follow from the files: copy them to bench/results/, then `targets.py --update`.
+"""
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import targets
+
+HERE = Path(__file__).resolve().parent
+CHECKED = [
+    "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=9x1@700,2x2@333",
+    "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@2000",
+    "q=bf16 kv=bf16 heads=8:2 d=128 page=16 layout=nhd reqs=2000@1000,77@130,300@5,8x1@500,64@64 seed=1",
+    "q=f16 kv=f16 heads=6:2 d=64 page=32 layout=hnd reqs=333@100,50,700 window=200 seed=2",
+    "q=bf16 kv=bf16 heads=4:4 d=128 page=16 reqs=300@9000 seed=3",
+    "q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=64x1@2000,300@700",
+    "q=f16 kv=fp8_e5m2 heads=8:8 d=64 page=32 reqs=9x1@3000,40@90",
+    "q=bf16 kv=bf16 heads=16:2 d=256 page=16 reqs=9x1@3000,40@90",
+    "q=f32 kv=f32 heads=4:2 d=80 page=16 reqs=9x1@300,40@90",
+]
+
+
+def lines_of_results(report: dict) -> str:
+    """One result a line, so that a new run is a readable difference."""
+    head = {key: value for key, value in report.items() if key != "results"}
+    rows = ",\n".join("  " + json.dumps(row) for row in report["results"])
+    return json.dumps(head)[:-1] + ', "results": [\n' + rows + "\n]}\n"
+
+
+def save(path: Path, report: dict) -> None:
+    path.write_text(lines_of_results(report), encoding="utf-8")
+
+
+def conformance_passes(args, out: Path) -> bool:
+    command = [sys.executable, str(HERE / "conformance.py"), "--quire", args.quire, "--out", str(out), "--commit", args.commit,
+               "--seed", str(args.seed)]
+    if args.quick:
+        command += ["--only", "sm90,prefill", "--count", "60"]
+    elif args.without_notes:
+        command += ["--without-notes"]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if run.returncode != 0:
+        print(run.stdout[-4000:])
+    return run.returncode == 0
+
+
+def attend(args, words: "list[str]") -> dict:
+    run = subprocess.run([args.attend, *words], stdout=subprocess.PIPE, text=True, check=False,
+                         env={**os.environ, "QUIRE_COMMIT": args.commit})
+    if run.returncode != 0:
+        sys.exit(f"attend_cuda: exit {run.returncode}\n{run.stdout[-2000:]}")
+    return json.loads(run.stdout)
+
+
+def bad_checks(report: dict) -> "list[str]":
+    """Lines of step 2 with any answer but yes, and lines that no output depended on."""
+    asked = ("repeats_equal", "replay_agrees", "infinite_value_agrees")
+    return [row["line"] for row in report["results"]
+            if not all(row.get(key, True) for key in asked) or row["outputs_moved_by"] == 0 or row.get("infinite_outputs") is False]
+
+
+def bad_times(report: dict) -> "list[str]":
+    return [row["line"] for row in report["results"] if not row["agrees"] or not row["repeats"]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(usage=__doc__)
+    for name in ("--quire", "--attend", "--out"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--without-notes", action="store_true")
+    parser.add_argument("--tables", default="decode,prefill")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    args = parser.parse_args()
+    out = Path(args.out)
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
+
+    say(f"conformance, seed {args.seed}")
+    passes = conformance_passes(args, out / "h200-conformance.json")
+    say("repeats, replays, infinities")
+    checked = attend(args, ["--check", *CHECKED])
+    save(out / "h200-replay.json", checked)
+    wrong = bad_checks(checked)
+    if not passes or wrong:
+        say(f"NOT TIMED: conformance {'passes' if passes else 'FAILS'}; --check fails on {len(wrong)} lines: {wrong}")
+        return 1
+    say("times")
+    timed = attend(args, targets.words(targets.load_cases(), args.tables.split(",")))
+    timed["correctness"] = {"seed": args.seed, "conformance": "quick" if args.quick else "whole", "passed": True}
+    save(out / "h200-attend.json", timed)
+    wrong = bad_times(timed)
+    say(f"{len(timed['results'])} lines timed, read ceiling {timed['read_tb_per_s']} TB/s" + (f"; WRONG: {wrong}" if wrong else ""))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

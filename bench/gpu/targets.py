@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Tables of the Hopper kernels' pages: ours from the result file, targets and peers from targets.json.
+
+usage: targets.py             compare docs/kernels/sm90_decode.md and sm90_prefill.md with bench/results/h200-attend.json
+       targets.py --update    write them (as QUIRE_UPDATE_DOCS=1 does)
+       targets.py --lines     print what run_h200.py times
+       targets.py --self-test plant faults in the result file, the targets and a page, and demand that each is found
+
+A table stands between <!-- table: NAME --> and <!-- /table: NAME -->.
+"""
+import copy
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench/results/h200-attend.json"
+PAGES = {"decode": ROOT / "docs/kernels/sm90_decode.md", "prefill": ROOT / "docs/kernels/sm90_prefill.md"}
+
+
+# --- the cases --------------------------------------------------------------------------------------------------------------------
+
+def reqs_of_lengths(workload: str, requests: int) -> str:
+    """Decode rows with the context lengths of those of bench/cases/<workload>.txt, in turn until there are enough."""
+    text = (ROOT / "bench/cases" / f"{workload}.txt").read_text(encoding="utf-8")
+    lengths = [int(length) for length in re.findall(r"\b1@(\d+)", re.search(r"reqs=(\S+)", text).group(1))]
+    times = {length: 0 for length in lengths}
+    for i in range(requests):
+        times[lengths[i % len(lengths)]] += 1
+    return ",".join(f"{count}x1@{length}" for length, count in times.items() if count)
+
+
+def load_cases() -> "list[dict]":
+    cases = json.loads((Path(__file__).resolve().parent / "targets.json").read_text(encoding="utf-8"))["cases"]
+    for case in cases:
+        if "lengths_of" in case:
+            case["line"] = f"q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs={reqs_of_lengths(case['lengths_of'], case['requests'])}"
+    return cases
+
+
+def key_of(row: dict) -> "tuple[str, bool]":
+    return row["line"], row.get("key_value", False)
+
+
+def words(cases: "list[dict]", tables: "list[str]") -> "list[str]":
+    """Arguments of attend_cuda: every line once."""
+    wanted = dict.fromkeys(key_of(case) for case in cases if case["table"] in tables)
+    return [word for line, key_value in wanted for word in (["--key-value", line] if key_value else [line])]
+
+
+# --- a case against its target ----------------------------------------------------------------------------------------------------
+
+def speed_over(row: dict, figure: dict) -> float:
+    """How many times as fast as the figure."""
+    if "us" in figure:
+        return figure["us"] / row["us"]
+    if "tb_per_s" in figure:
+        return row["kv_tb_per_s"] / figure["tb_per_s"]
+    return row["tflop_per_s"] / figure["tflop_per_s"]
+
+
+def with_reqs(rows: "dict[tuple, dict]", line: str, reqs: str) -> "dict | None":
+    return rows.get((re.sub(r"reqs=\S+", f"reqs={reqs}", line), False))
+
+
+def reached(case: dict, rows: "dict[tuple, dict]") -> "float | None":
+    """Share of the target's speed; none where something was not measured."""
+    row, target = rows.get(key_of(case)), case.get("target")
+    if row is None or target is None:
+        return None
+    if "of_read" in target:
+        return row["of_read"] / target["of_read"]
+    if "of_peer" in target:
+        return speed_over(row, case["peer"]) / target["of_peer"] if "peer" in case else None
+    if "of_longer" in target:
+        alone = [with_reqs(rows, case["line"], reqs) for reqs in target["of"]]
+        return None if None in alone else target["of_longer"] * max(one["us"] for one in alone) / row["us"]
+    return speed_over(row, target)
+
+
+def figure_text(figure: "dict | None") -> str:
+    if not figure:
+        return "-"
+    value = f"{figure['us']:g} us" if "us" in figure else f"{figure['tb_per_s']:.2f} TB/s" if "tb_per_s" in figure else f"{figure['tflop_per_s']:g}"
+    return value + (f" ({figure['who']})" if "who" in figure else "")
+
+
+def target_text(case: dict) -> str:
+    target = case.get("target")
+    if not target:
+        return "-"
+    if "of_read" in target:
+        return f"{100 * target['of_read']:.0f} % of the ceiling"
+    if "of_peer" in target:
+        return f"{target['of_peer']:.2f} x {case.get('peer_name', 'the peer')}" + ("" if "peer" in case else ", no figure")
+    if "of_longer" in target:
+        return f"{target['of_longer']:.2f} x the longer alone"
+    return figure_text(target)
+
+
+def verdict(case: dict, rows: "dict[tuple, dict]") -> str:
+    share = reached(case, rows)
+    if share is None:
+        return "-"
+    return f"**missed** ({100 * share:.0f} %)" if share < 1 else f"met ({100 * share:.0f} %)"
+
+
+# --- the tables -------------------------------------------------------------------------------------------------------------------
+
+def prediction_text(row: dict) -> str:
+    return f"{row['predicted_us'] / row['us']:.2f}" if row.get("predicted_us") else "-"
+
+
+def result_cells(table: str, row: "dict | None") -> "list[str]":
+    if row is None:
+        return ["not measured", "-", "-", "-"]
+    us = f"{row['us']:.1f}" if row["us"] < 1000 else f"{row['us']:.0f}"
+    wrong = "" if row.get("agrees", True) and row.get("repeats", True) else " **wrong output**"
+    if table == "prefill":
+        return [us + wrong, f"{row['tflop_per_s']:.0f}", row["kernel"], prediction_text(row)]
+    return [us + wrong, f"{row['kv_tb_per_s']:.2f}", f"{100 * row['of_read']:.0f} %", prediction_text(row)]
+
+
+def peers_text(case: dict) -> str:
+    texts = [figure_text(case.get("peer"))]
+    if "peer_16bit_query" in case:
+        texts.append(figure_text(case["peer_16bit_query"]) + " with a 16-bit query")
+    if "peer_any_page" in case:
+        texts.append(figure_text(case["peer_any_page"]))
+    return "; ".join(texts)
+
+
+def summary(cases: "list[dict]", rows: "dict[tuple, dict]") -> str:
+    shares = [share for case in cases if (share := reached(case, rows)) is not None]
+    ratios = [row["predicted_us"] / row["us"] for case in cases if (row := rows.get(key_of(case))) and row.get("predicted_us")]
+    text = f"{sum(share >= 1 for share in shares)} of {len(shares)} targets met."
+    if ratios:
+        text += f" Predicted within 15 % of measured: {sum(abs(r - 1) <= 0.15 for r in ratios)} of {len(ratios)}."
+    return text
+
+
+def render(table: str, cases: "list[dict]", report: dict) -> str:
+    rows = {key_of(row): row for row in report["results"]}
+    mine = [case for case in cases if case["table"] == table]
+    rate = "TFLOP/s | kernel" if table == "prefill" else "TB/s | of the ceiling"
+    lines = [f"{report['device']}, {report['date']}, commit {report['commit']}, read ceiling of the run {report['read_tb_per_s']:.2f} TB/s. "
+             + summary(mine, rows), "",
+             f"| case | us | {rate} | predicted / measured | target | reached | best peer (notes, other run) |",
+             "|---|---|---|---|---|---|---|---|"]
+    group = None
+    for case in mine:
+        if case["group"] != group:
+            group = case["group"]
+            lines.append(f"| **{group}** | | | | | | | |")
+        cells = [case["case"], *result_cells(table, rows.get(key_of(case))), target_text(case), verdict(case, rows), peers_text(case)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def swap(page: str, table: str, text: str) -> "tuple[str, str]":
+    """The page with `text` between the markers, and what was there."""
+    begin, end = f"<!-- table: {table} -->\n", f"<!-- /table: {table} -->"
+    if begin not in page or end not in page:
+        sys.exit(f"no {begin.strip()} ... {end}")
+    first, last = page.index(begin) + len(begin), page.index(end)
+    return page[:first] + text + page[last:], page[first:last]
+
+
+def check(update: bool) -> int:
+    cases, report, differing = load_cases(), json.loads(RESULTS.read_text(encoding="utf-8")), []
+    for table, path in PAGES.items():
+        page, there = swap(path.read_text(encoding="utf-8"), table, text := render(table, cases, report))
+        if update:
+            path.write_text(page, encoding="utf-8")
+        elif there != text:
+            differing.append(f"{path.relative_to(ROOT)}: its table is not that of {RESULTS.relative_to(ROOT)}; bench/gpu/targets.py --update")
+    print("\n".join(differing) or "ok")
+    return 1 if differing else 0
+
+
+def self_test() -> int:
+    cases, report = load_cases(), json.loads(RESULTS.read_text(encoding="utf-8"))
+    row = {"line": "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=1x1@1023", "kernel": "k", "us": 6.0, "kv_tb_per_s": 0.7, "of_read": 0.15,
+           "tflop_per_s": 2.0, "agrees": True, "repeats": True, "predicted_us": 6.3}
+    good = {**report, "results": [row]}
+
+    def changed(**values) -> str:
+        return render("decode", cases, {**good, "results": [{**row, **values}]})
+
+    missed = []
+    for what, found in {
+        "a target that is met": "met (108 %)" in render("decode", cases, good),
+        "a target that is missed": "**missed** (93 %)" in changed(us=7.0),
+        "a wrong output": "**wrong output**" in changed(agrees=False) and "**wrong output**" in changed(repeats=False),
+        "a changed time": changed(us=6.1) != render("decode", cases, good),
+        "a prediction": "| 1.05 |" in render("decode", cases, good) and "within 15 % of measured: 1 of 1" in changed(),
+        "a prediction that is off": "within 15 % of measured: 0 of 1" in changed(us=5.0),
+        "a line that is not there": "not measured" in render("decode", cases, {**good, "results": []}),
+        "a page that says something else": swap("<!-- table: x -->\nold\n<!-- /table: x -->", "x", "new\n")[1] == "old\n",
+        "decode rows of a trace": reqs_of_lengths("W2", 8).startswith("2x1@170,1x1@1117"),
+    }.items():
+        if not found:
+            missed.append(what)
+    mixed = copy.deepcopy(next(case for case in cases if "of_longer" in case.get("target", {})))
+    longer = {key_of(mixed): {**row, "us": 110.0}}
+    for reqs, us in zip(mixed["target"]["of"], (100.0, 50.0)):
+        longer[(re.sub(r"reqs=\S+", f"reqs={reqs}", mixed["line"]), False)] = {**row, "us": us}
+    if abs(reached(mixed, longer) - 1) > 1e-9:
+        missed.append("1.10 x the longer alone")
+    lines = [key_of(case) + (case["table"], case["group"]) for case in cases]
+    missed += [f"twice in targets.json: {line}" for line in set(lines) if lines.count(line) > 1]
+    print("\n".join(f"not noticed: {what}" for what in missed) or "ok")
+    return 1 if missed else 0
+
+
+def main() -> int:
+    if "--lines" in sys.argv:
+        print("\n".join(words(load_cases(), list(PAGES))))
+        return 0
+    if "--self-test" in sys.argv:
+        return self_test()
+    return check("--update" in sys.argv or os.environ.get("QUIRE_UPDATE_DOCS") == "1")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
