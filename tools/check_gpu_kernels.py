@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
 """Compiles the GPU kernels for five AMD targets and the portable ones, where there is nvcc, for NVIDIA; prints what each kernel needs.
+With --cuda, the same of what a build has compiled for Hopper, and how long that took.
 
 Fails if a kernel spills vector registers, uses scratch memory or a dynamic stack, needs more shared memory than a workgroup has, has
 another wave size than its source assumes, or is one for the matrix units without a matrix instruction. Also if it uses instructions
 that the emulators which execute these code objects do not know: the kernels' evidence would end there. Scalar registers that AMD's compiler keeps in lanes of vector registers cost no memory
 traffic and are only printed. Reads the metadata in the code objects itself: nothing but clang-22 and lld-22 is needed.
 
+Of the Hopper kernels (src/backend/cuda/sm90) it fails if one keeps more in local memory than LOCAL_BYTES says, needs more registers than
+leave room for its blocks on a multiprocessor, has static shared memory of its own, or is without wgmma (HGMMA) or tensor copies
+(UTMALDG). The machine code is read in the objects themselves, instruction words and all: no disassembler is needed.
+
 usage: check_gpu_kernels.py              check src/backend
        check_gpu_kernels.py --built DIR  the same, with the AMD code objects that a build has left in DIR
+       check_gpu_kernels.py --cuda DIR   the same, and the objects of the Hopper kernels in the build folder DIR
        check_gpu_kernels.py --self-test  plant kernels with each fault in a scratch folder and demand that each is reported
 """
 import re
@@ -206,14 +212,150 @@ def check_cuda(text: str, scratch: Path) -> "tuple[list[str], list[str]]":
     return lines, complaints or ([] if lines else ["sm_90: no kernels"])
 
 
+# --- Hopper: machine code in the objects of a build -------------------------------------------------------------------------------
+
+PLAN_SOURCE = ROOT / "src/plan/device_lists.cpp"
+REGISTERS = 65536  # of a multiprocessor, given out to warps
+SYSTEM_SHARED = 1024  # that every block of this architecture has, whatever it asks for
+# Bytes a thread may keep in local memory, outside loops: the least that has been reached.
+LOCAL_BYTES = {"decode": 0, "prefill": 24}
+# Instructions by the low 9 bits of their words (the bits above say where operands come from), and by what nvdisasm calls them.
+OPCODES = {0x1F0: "HGMMA", 0x1B4: "UTMALDG", 0x187: "STL", 0x183: "LDL"}
+
+
+def cubins(data: bytes) -> "list[bytes]":
+    """The machine code in the fat binaries of an object file."""
+    found = []
+    for start in (m.start() for m in re.finditer(re.escape(struct.pack("<IH", 0xBA55ED50, 1)), data)):
+        at, = struct.unpack_from("<H", data, start + 6)
+        length, = struct.unpack_from("<Q", data, start + 8)
+        at += start
+        end = at + length
+        while at < end:
+            kind, _, header, size = struct.unpack_from("<HHIQ", data, at)
+            if kind == 2:
+                found.append(data[at + header:at + header + size])
+            at += header + size
+    return found
+
+
+def sections(elf: bytes) -> "list[tuple[str, bytes, int]]":
+    """Name, bytes and type of every section; one of type 8 has a size and no bytes."""
+    table, = struct.unpack_from("<Q", elf, 40)
+    size, count, of_names = struct.unpack_from("<HHH", elf, 58)
+    raw = [struct.unpack_from("<IIQQQQ", elf, table + i * size) for i in range(count)]
+    names = raw[of_names][4]
+    return [(elf[names + name:elf.index(b"\0", names + name)].decode(), bytes(length) if kind == 8 else elf[begin:begin + length], kind)
+            for name, kind, _, _, begin, length in raw]
+
+
+def attributes(info: bytes):
+    """(attribute, 32-bit words) of a .nv.info section; of short ones, the word."""
+    at = 0
+    while at + 4 <= len(info):
+        form, attribute, value = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if form == 4:
+            yield attribute, struct.unpack(f"<{value // 4}I", info[at:at + value // 4 * 4])
+            at += value
+        else:
+            yield attribute, (value,)
+
+
+def short_name(mangled: str) -> str:
+    """attend_decode<Bf16, PlainTiles<Bf16, 128>> as decode Bf16 PlainTiles 128."""
+    kernel = re.search(r"attend_(decode|prefill)", mangled)
+    words = re.findall(r"(F16|Bf16|PlainTiles|Fp8Tiles)(?=[EI])", mangled)
+    return " ".join([kernel.group(1) if kernel else mangled, *dict.fromkeys(words), *re.findall(r"Li(\d+)E", mangled)])
+
+
+def hopper_kernels(elf: bytes) -> "list[dict]":
+    """What each kernel of a cubin needs."""
+    found = {name: (data, kind) for name, data, kind in sections(elf)}
+    symbols, text = found[".symtab"][0], found[".strtab"][0]
+    names = [text[at:text.index(b"\0", at)].decode() for at, in (struct.unpack_from("<I", symbols, i) for i in range(0, len(symbols), 24))]
+    of_all = {(attribute, names[words[0]]): words[1] for attribute, words in attributes(found[".nv.info"][0]) if len(words) == 2}
+    kernels = []
+    for section, (code, _) in found.items():
+        if not section.startswith(".text."):
+            continue
+        name = section[len(".text."):]
+        opcodes = [word & 0x1FF for word, _ in struct.iter_unpack("<QQ", code)]
+        threads = next((w for a, w in attributes(found[f".nv.info.{name}"][0]) if a == 0x05), (1024, 1, 1))
+        kernels.append({"name": short_name(name), "registers": of_all[0x2F, name], "local": of_all.get((0x11, name), 0),
+                        "threads": threads[0] * threads[1] * threads[2], "shared": len(found.get(f".nv.shared.{name}", (b"", 8))[0]),
+                        "code": len(code), **{what: opcodes.count(opcode) for opcode, what in OPCODES.items()}})
+    return kernels
+
+
+def blocks_of(kernel: str) -> int:
+    """Blocks of a multiprocessor that plans count with."""
+    if not kernel.startswith("decode"):
+        return 1
+    constant = "kSm90Fp8BlocksPerMultiprocessor" if "Fp8" in kernel else "kSm90BlocksPerMultiprocessor"
+    return int(re.search(constant + r" = (\d+);", PLAN_SOURCE.read_text(encoding="utf-8")).group(1))
+
+
+def hopper_complaints(kernel: dict, blocks: int) -> "list[str]":
+    allowed = LOCAL_BYTES.get(kernel["name"].split()[0], 0)
+    found = [f"no {what}" for what in ("HGMMA", "UTMALDG") if kernel[what] == 0]
+    if kernel["local"] > allowed:
+        found.append(f"{kernel['local']} bytes of local memory (spills), at most {allowed}")
+    if kernel["local"] == 0 and kernel["STL"] + kernel["LDL"] > 0:
+        found.append("reads or writes local memory that its metadata does not have")
+    of_a_warp = (kernel["registers"] * 32 + 255) // 256 * 256
+    if of_a_warp * ((kernel["threads"] + 31) // 32) * blocks > REGISTERS:
+        found.append(f"{kernel['registers']} registers a thread leave no room for {blocks} blocks of {kernel['threads']} threads")
+    if kernel["shared"] > SYSTEM_SHARED:
+        found.append(f"{kernel['shared'] - SYSTEM_SHARED} bytes of static shared memory: it comes on top of what launches ask for")
+    return found
+
+
+def check_hopper(objects: "list[Path]") -> "tuple[list[str], list[str]]":
+    lines, complaints = [], []
+    for path in objects:
+        for elf in cubins(path.read_bytes()):
+            if elf[:4] != b"\x7fELF":
+                complaints.append(f"sm_90a: {path.name}: compressed machine code, which is not read here")
+                continue
+            for k in hopper_kernels(elf):
+                blocks = blocks_of(k["name"])
+                lines.append(f"{'sm_90a':8} {k['name']:27} registers {k['registers']:3} x {k['threads']:3} threads x {blocks} blocks  "
+                             f"shared {k['shared'] - SYSTEM_SHARED if k['shared'] else 0}  local {k['local']:3} (STL {k['STL']}, LDL {k['LDL']})  "
+                             f"HGMMA {k['HGMMA']:3}  UTMALDG {k['UTMALDG']:2}  code {k['code']:6}")
+                complaints += [f"sm_90a {k['name']}: {c}" for c in hopper_complaints(k, blocks)]
+    return lines, complaints or ([] if lines else ["sm_90a: no kernels"])
+
+
+def compile_seconds(build: Path) -> "list[str]":
+    """From ninja's log: how long each CUDA source took. A compiler cache that knew it answers in a tenth of a second."""
+    log = build / ".ninja_log"
+    if not log.exists():
+        return []
+    seconds = {}
+    for line in log.read_text(encoding="utf-8").splitlines():
+        fields = line.split("\t")
+        if len(fields) == 5 and fields[3].endswith(".cu.o") and "backend/cuda" in fields[3]:
+            seconds[fields[3].split("backend/cuda/")[1][:-2]] = (int(fields[1]) - int(fields[0])) / 1000
+    return [f"seconds  {name:27} {value:.1f}{' (compiler cache)' if value < 0.5 else ''}" for name, value in seconds.items()]
+
+
+def check_hopper_build(build: Path) -> "tuple[list[str], list[str]]":
+    objects = sorted((build / "CMakeFiles/quire.dir/src/backend/cuda/sm90").glob("*.cu.o"))
+    lines, complaints = check_hopper(objects)
+    return lines + compile_seconds(build), complaints
+
+
 # --- the two uses -----------------------------------------------------------------------------------------------------------------
 
-def check_repository(built: "Path | None") -> "list[str]":
+def check_repository(built: "Path | None", cuda: "Path | None") -> "list[str]":
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         scratch = Path(folder)
         jobs = [pool.submit(check_amd, source, target, scratch, built) for source in sorted(AMD_FOLDER.glob("*.hip")) for target in AMD_TARGETS if clang()]
         if nvcc():
             jobs.append(pool.submit(check_cuda, CUDA_LAUNCHES, scratch))
+        if cuda:
+            jobs.append(pool.submit(check_hopper_build, cuda))
         results = [job.result() for job in jobs]
     for lines, _ in results:
         print("\n".join(lines))
@@ -241,6 +383,37 @@ CUDA_FAULTS = {
     "no kernels": "",
 }
 
+# Named as the kernels are: one spills, and neither has what makes a Hopper kernel one.
+HOPPER_FAULTS = """
+extern "C" __global__ void __launch_bounds__(1024, 1) attend_decode(double* p) { double x[60];
+#pragma unroll
+for (int j = 0; j < 60; ++j) x[j] = p[j * 7];
+__syncthreads();
+#pragma unroll
+for (int j = 0; j < 60; ++j) p[j] = x[59 - j] * x[(j * 7) % 60]; }
+extern "C" __global__ void attend_prefill(float* p) { __shared__ float x[2000]; x[threadIdx.x] = p[0]; __syncthreads(); p[0] = x[5]; }
+"""
+HOPPER_WORDS = ["decode: no HGMMA", "decode: no UTMALDG", "bytes of local memory (spills), at most 0", "prefill: 8000 bytes of static shared memory"]
+
+
+def hopper_self_test(scratch: Path) -> "list[str]":
+    source, out = scratch / "hopper.cu", scratch / "hopper.cu.o"
+    source.write_text(HOPPER_FAULTS)
+    run = subprocess.run([nvcc(), "-gencode=arch=compute_90a,code=sm_90a", "-c", source, "-o", out], capture_output=True, text=True)
+    if run.returncode != 0:
+        return [f"hopper.cu does not compile: {run.stderr.strip()[:2000]}"]
+    complaints = check_hopper([out])[1]
+    missed = [f"not reported for sm_90a: {word}: {complaints}" for word in HOPPER_WORDS if not any(word in c for c in complaints)]
+    good = {"name": "decode", "registers": 168, "threads": 160, "shared": SYSTEM_SHARED, "local": 0, "HGMMA": 8, "UTMALDG": 2, "STL": 0, "LDL": 0}
+    for bad in ({"registers": 255}, {"STL": 1}, {"local": 8}, {"HGMMA": 0}):
+        if not hopper_complaints({**good, **bad}, 2):
+            missed.append(f"not reported: {bad}")
+    if hopper_complaints(good, 2):
+        missed.append("a good Hopper kernel is complained about")
+    if not check_hopper([])[1]:
+        missed.append("no Hopper kernels at all are not reported")
+    return missed
+
 
 def self_test() -> "list[str]":
     missed = []
@@ -259,6 +432,7 @@ def self_test() -> "list[str]":
             complaints = check_cuda(text, scratch)[1]
             if not any(word in c for c in complaints):
                 missed.append(f"not reported for sm_90: {word}: {complaints}")
+        missed += hopper_self_test(scratch) if nvcc() else []
     good = {".group_segment_fixed_size": 0, ".wavefront_size": 64}
     for bad in ({".vgpr_spill_count": 3}, {".uses_dynamic_stack": True}, {".group_segment_fixed_size": 70000}, {".wavefront_size": 32}):
         if not amd_complaints({**good, **bad}, 64):
@@ -272,8 +446,8 @@ def main() -> int:
             print(f"skipped: no {name}")
     if not clang() and not nvcc():
         return SKIPPED
-    built = Path(sys.argv[2]) if sys.argv[1:2] == ["--built"] else None
-    problems = self_test() if "--self-test" in sys.argv else check_repository(built)
+    folders = {word: Path(sys.argv[i + 1]) for i, word in enumerate(sys.argv) if word in ("--built", "--cuda")}
+    problems = self_test() if "--self-test" in sys.argv else check_repository(folders.get("--built"), folders.get("--cuda"))
     print("\n".join(problems) or "ok")
     return 1 if problems else 0
 
