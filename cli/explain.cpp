@@ -19,6 +19,29 @@ Json refusals_json(const std::vector<Refusal>& refusals) {
   return list;
 }
 
+/// Null for CPUs and where nothing was measured.
+Json prediction_json(const Plan& plan) {
+  const Prediction p = predict(plan);
+  if (p.seconds <= 0) return nullptr;
+  Json lists = Json::array();
+  for (std::size_t i = 0; i < p.lists.size(); ++i) {
+    const ListPrediction& l = p.lists[i];
+    lists.push_back({{"served_by", l.served_by},
+                     {"tile_rows", plan.lists[i].tile_rows},
+                     {"tile_keys", plan.lists[i].tile_keys},
+                     {"units", l.units},
+                     {"items", l.items},
+                     {"busiest_items", l.busiest_items},
+                     {"busiest_tiles", l.busiest_tiles},
+                     {"merges", l.merges},
+                     {"read_bytes", l.read_bytes},
+                     {"read_us", l.read_seconds * 1e6},
+                     {"work_us", l.work_seconds * 1e6},
+                     {"us", l.seconds * 1e6}});
+  }
+  return {{"device", p.device}, {"us", p.seconds * 1e6}, {"call_us", p.call_seconds * 1e6}, {"lists", lists}};
+}
+
 Json plan_json(const Result<Plan>& planned) {
   if (!planned.ok()) return nullptr;
   const Plan& p = planned.value();
@@ -35,7 +58,8 @@ Json plan_json(const Result<Plan>& planned) {
           {"num_threads", p.num_threads},
           {"workspace_bytes", workspace_bytes(p)},
           {"kv_bytes", p.kv_bytes},
-          {"flops", p.flops}};
+          {"flops", p.flops},
+          {"prediction", prediction_json(p)}};
 }
 
 Result<std::vector<Device>> devices_asked_for(const ExplainArgs& args) {

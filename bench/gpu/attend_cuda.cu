@@ -239,9 +239,12 @@ struct Prepared {
   Plan plan;
   std::span<std::byte> workspace;
 };
-Prepared prepare(const Work& w, const std::string& kernel) {
+/// As an engine plans, which knows how long its longest request is, and no more.
+Prepared prepare(const Work& w, const Problem& problem, const std::string& kernel) {
   PlanSettings settings;
   settings.kernel = kernel;
+  settings.max_query_len = problem.max_query_len();
+  settings.max_seq_len = problem.max_seq_len();
   Prepared p{must(plan(w.batch, w.caches[0], w.options, settings)), {}};
   const std::size_t bytes = workspace_bytes(p.plan);
   p.workspace = {static_cast<std::byte*>(allocate(static_cast<std::int64_t>(bytes))), bytes};
@@ -314,7 +317,7 @@ bool make_a_value_infinite(const Work& w, const Problem& p) {
 void check_line(const std::string& text, const Asked& asked, bool first) {
   const ProblemLine line = must(parse_problem_line(text));
   const Work w = make_work(line, asked);
-  const Prepared p = prepare(w, asked.kernel), other = prepare(w, "cuda_generic");
+  const Prepared p = prepare(w, line.problem, asked.kernel), other = prepare(w, line.problem, "cuda_generic");
   Batch again = w.batch;
   again.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 99);
   const auto run = [&](const Prepared& how, const Batch& batch, cudaStream_t stream) {
@@ -362,10 +365,18 @@ void check_line(const std::string& text, const Asked& asked, bool first) {
   std::printf("}");
 }
 
+/// The code that has rows to serve, as strings of a JSON list.
+std::string served_by(const Prediction& prediction) {
+  std::string names;
+  for (const ListPrediction& list : prediction.lists)
+    if (list.items > 0) names += (names.empty() ? "\"" : ", \"") + list.served_by + "\"";
+  return names;
+}
+
 void run_line(const std::string& text, const Asked& asked, double ceiling, bool first) {
   const ProblemLine line = must(parse_problem_line(text));
   const Work w = make_work(line, asked);
-  const Prepared p = prepare(w, asked.kernel), other = prepare(w, "cuda_generic");
+  const Prepared p = prepare(w, line.problem, asked.kernel), other = prepare(w, line.problem, "cuda_generic");
   Batch check = w.batch, once = w.batch;
   check.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 99);
   once.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 98);
@@ -392,12 +403,16 @@ void run_line(const std::string& text, const Asked& asked, double ceiling, bool 
         static_cast<double>(keys * line.problem.num_kv_heads * line.problem.head_dim * itemsize(line.problem.kv_dtype) * 2);
   }
   const double flops = 4.0 * static_cast<double>(line.problem.visible_pairs() * line.problem.num_q_heads * line.problem.head_dim);
+  const Plan known = must(plan(line.problem, p.plan.device, {.kernel = asked.kernel}));
   std::printf(
-      "%s\n  {\"line\": \"%s\", \"key_value\": %s, \"kernel\": \"%s\", \"us\": %.2f, \"kv_tb_per_s\": %.3f, \"of_read\": %.3f, "
-      "\"tflop_per_s\": %.1f, \"agrees\": %s, \"repeats\": %s, \"max_difference_from_generic\": %.3g, \"max_output\": %.3g}",
-      first ? "" : ",", text.c_str(), asked.key_value ? "true" : "false", p.plan.kernel.c_str(), ms * 1000, kv_bytes / ms * 1e-9,
-      kv_bytes / ms * 1e-9 / ceiling, flops / ms * 1e-9, outside == 0 ? "true" : "false", repeats ? "true" : "false",
-      static_cast<double>(off), static_cast<double>(largest));
+      "%s\n  {\"line\": \"%s\", \"key_value\": %s, \"asked_kernel\": \"%s\", \"kernel\": \"%s\", \"us\": %.2f, \"predicted_us\": "
+      "%.2f, "
+      "\"kv_tb_per_s\": %.3f, \"of_read\": %.3f, \"tflop_per_s\": %.1f, \"agrees\": %s, \"repeats\": %s, "
+      "\"max_difference_from_generic\": %.3g, \"max_output\": %.3g, \"served_by\": [%s]}",
+      first ? "" : ",", text.c_str(), asked.key_value ? "true" : "false", asked.kernel.c_str(), p.plan.kernel.c_str(), ms * 1000,
+      predict(known).seconds * 1e6, kv_bytes / ms * 1e-9, kv_bytes / ms * 1e-9 / ceiling, flops / ms * 1e-9,
+      outside == 0 ? "true" : "false", repeats ? "true" : "false", static_cast<double>(off), static_cast<double>(largest),
+      served_by(predict(known)).c_str());
   std::fflush(stdout);
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The figures of cuda_sm90 on the GPU at hand: correctness first, then times. Without the one there are none of the other.
 
-usage: run_h200.py --quire PATH --attend PATH --out DIR [--commit TEXT] [--quick] [--tables decode,prefill] [--seed N]
+usage: run_h200.py --quire PATH --attend PATH --out DIR [--commit TEXT] [--quick] [--tables decode,prefill,others] [--seed N]
                    [--without-notes]
 
   1  conformance.py on random lines of a fresh seed      -> DIR/h200-conformance.json
@@ -87,7 +87,7 @@ def main() -> int:
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--without-notes", action="store_true")
-    parser.add_argument("--tables", default="decode,prefill")
+    parser.add_argument("--tables", default="decode,prefill,others")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     args = parser.parse_args()
     out = Path(args.out)

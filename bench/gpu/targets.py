@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Tables of the Hopper kernels' pages: ours from the result file, targets and peers from targets.json.
+"""Tables of docs/kernels: times from the result file, targets and peers from targets.json.
 
-usage: targets.py             compare docs/kernels/sm90_decode.md and sm90_prefill.md with bench/results/h200-attend.json
+usage: targets.py             compare sm90_decode.md, sm90_prefill.md and predicted.md with bench/results/h200-attend.json
        targets.py --update    write them (as QUIRE_UPDATE_DOCS=1 does)
        targets.py --lines     print what run_h200.py times
        targets.py --self-test plant faults in the result file, the targets and a page, and demand that each is found
@@ -17,7 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench/results/h200-attend.json"
-PAGES = {"decode": ROOT / "docs/kernels/sm90_decode.md", "prefill": ROOT / "docs/kernels/sm90_prefill.md"}
+PAGES = {"decode": ROOT / "docs/kernels/sm90_decode.md", "prefill": ROOT / "docs/kernels/sm90_prefill.md",
+         "others": ROOT / "docs/kernels/predicted.md"}
 
 
 # --- the cases --------------------------------------------------------------------------------------------------------------------
@@ -40,14 +41,21 @@ def load_cases() -> "list[dict]":
     return cases
 
 
-def key_of(row: dict) -> "tuple[str, bool]":
-    return row["line"], row.get("key_value", False)
+def key_of(row: dict) -> "tuple[str, bool, str]":
+    """Of a case, or of a result."""
+    return row["line"], row.get("key_value", False), row.get("asked_kernel", "") if "us" in row else row.get("kernel", "")
 
 
 def words(cases: "list[dict]", tables: "list[str]") -> "list[str]":
     """Arguments of attend_cuda: every line once."""
     wanted = dict.fromkeys(key_of(case) for case in cases if case["table"] in tables)
-    return [word for line, key_value in wanted for word in (["--key-value", line] if key_value else [line])]
+    found, kernel = [], ""
+    for line, key_value, asked in sorted(wanted, key=lambda key: key[2]):
+        if asked != kernel:
+            found += ["--kernel", asked]
+            kernel = asked
+        found += ["--key-value", line] if key_value else [line]
+    return found
 
 
 # --- a case against its target ----------------------------------------------------------------------------------------------------
@@ -62,7 +70,7 @@ def speed_over(row: dict, figure: dict) -> float:
 
 
 def with_reqs(rows: "dict[tuple, dict]", line: str, reqs: str) -> "dict | None":
-    return rows.get((re.sub(r"reqs=\S+", f"reqs={reqs}", line), False))
+    return rows.get((re.sub(r"reqs=\S+", f"reqs={reqs}", line), False, ""))
 
 
 def reached(case: dict, rows: "dict[tuple, dict]") -> "float | None":
@@ -118,6 +126,8 @@ def result_cells(table: str, row: "dict | None") -> "list[str]":
         return ["not measured", "-", "-", "-"]
     us = f"{row['us']:.1f}" if row["us"] < 1000 else f"{row['us']:.0f}"
     wrong = "" if row.get("agrees", True) and row.get("repeats", True) else " **wrong output**"
+    if table == "others":
+        return [us + wrong, f"{row['kv_tb_per_s']:.2f}", f"{row['tflop_per_s']:.0f}", prediction_text(row)]
     if table == "prefill":
         return [us + wrong, f"{row['tflop_per_s']:.0f}", row["kernel"], prediction_text(row)]
     return [us + wrong, f"{row['kv_tb_per_s']:.2f}", f"{100 * row['of_read']:.0f} %", prediction_text(row)]
@@ -135,26 +145,28 @@ def peers_text(case: dict) -> str:
 def summary(cases: "list[dict]", rows: "dict[tuple, dict]") -> str:
     shares = [share for case in cases if (share := reached(case, rows)) is not None]
     ratios = [row["predicted_us"] / row["us"] for case in cases if (row := rows.get(key_of(case))) and row.get("predicted_us")]
-    text = f"{sum(share >= 1 for share in shares)} of {len(shares)} targets met."
+    texts = [f"{sum(share >= 1 for share in shares)} of {len(shares)} targets met."] if shares else []
     if ratios:
-        text += f" Predicted within 15 % of measured: {sum(abs(r - 1) <= 0.15 for r in ratios)} of {len(ratios)}."
-    return text
+        texts.append(f"Predicted within 15 % of measured: {sum(abs(r - 1) <= 0.15 for r in ratios)} of {len(ratios)}.")
+    return " ".join(texts)
 
 
 def render(table: str, cases: "list[dict]", report: dict) -> str:
     rows = {key_of(row): row for row in report["results"]}
     mine = [case for case in cases if case["table"] == table]
-    rate = "TFLOP/s | kernel" if table == "prefill" else "TB/s | of the ceiling"
+    rate = {"decode": "TB/s | of the ceiling", "prefill": "TFLOP/s | kernel", "others": "TB/s | TFLOP/s"}[table]
+    against = "" if table == "others" else " target | reached | best peer (notes, other run) |"
     lines = [f"{report['device']}, {report['date']}, commit {report['commit']}, read ceiling of the run {report['read_tb_per_s']:.2f} TB/s. "
              + summary(mine, rows), "",
-             f"| case | us | {rate} | predicted / measured | target | reached | best peer (notes, other run) |",
-             "|---|---|---|---|---|---|---|---|"]
+             f"| case | us | {rate} | predicted / measured |{against}",
+             "|---" * (5 + against.count("|")) + "|"]
     group = None
     for case in mine:
         if case["group"] != group:
             group = case["group"]
-            lines.append(f"| **{group}** | | | | | | | |")
-        cells = [case["case"], *result_cells(table, rows.get(key_of(case))), target_text(case), verdict(case, rows), peers_text(case)]
+            lines.append(f"| **{group}** |" + " |" * (4 + against.count("|")))
+        cells = [case["case"], *result_cells(table, rows.get(key_of(case)))]
+        cells += [target_text(case), verdict(case, rows), peers_text(case)] if against else []
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -206,7 +218,7 @@ def self_test() -> int:
     mixed = copy.deepcopy(next(case for case in cases if "of_longer" in case.get("target", {})))
     longer = {key_of(mixed): {**row, "us": 110.0}}
     for reqs, us in zip(mixed["target"]["of"], (100.0, 50.0)):
-        longer[(re.sub(r"reqs=\S+", f"reqs={reqs}", mixed["line"]), False)] = {**row, "us": us}
+        longer[(re.sub(r"reqs=\S+", f"reqs={reqs}", mixed["line"]), False, "")] = {**row, "us": us}
     if abs(reached(mixed, longer) - 1) > 1e-9:
         missed.append("1.10 x the longer alone")
     lines = [key_of(case) + (case["table"], case["group"]) for case in cases]

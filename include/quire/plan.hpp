@@ -215,6 +215,32 @@ struct Explanation {
 };
 Explanation explain(const Problem& problem, const Device& device, const PlanSettings& settings = {});
 
+/// What one list of a GPU plan takes: the time to read K and V or that of the unit (a block, or a pair) with most work, whichever
+/// is longer, and what comes before and after.
+struct ListPrediction {
+  std::string served_by;           ///< "sm90_decode", "sm90_prefill", "mma_short", "mma_tall" or "generic"
+  std::int64_t units = 0;          ///< that share the items
+  std::int64_t items = 0;          ///< parts of tiles of score rows, times KV heads
+  std::int64_t busiest_items = 0;  ///< of the unit with most work
+  std::int64_t busiest_tiles = 0;  ///< of keys
+  std::int64_t merges = 0;         ///< tiles of score rows in several parts, times KV heads
+  double read_bytes = 0;           ///< of K and V that its rows see, each counted once
+  double read_seconds = 0;
+  double work_seconds = 0;
+  double seconds = 0;  ///< of the list: the longer of the two, launch, first keys and merge
+};
+
+/// Seconds of one attend() on the device, or why they are not predicted.
+struct Prediction {
+  std::string device;  ///< whose measured costs were taken: "H200"
+  double call_seconds = 0;
+  std::vector<ListPrediction> lists;
+  double seconds = 0;  ///< 0 if not predicted
+  std::string why_not;
+};
+/// From the costs of src/plan/device_costs.h. Of plans that know the lengths.
+Prediction predict(const Plan& plan);
+
 /// Which kernel vLLM would run for this problem on an AMD GPU (vLLM's `use_rocm_custom_paged_attention`, 2026-01), and why.
 struct VllmChoice {
   std::string prefill_kernel;       ///< serves rows with query_len > 1; empty if there are none

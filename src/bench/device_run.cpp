@@ -64,8 +64,8 @@ BenchMachine machine_of(const Device& d) {
 }
 
 /// K and V of a case, as many times as `copies` says and the device has memory for. Those of the case itself are not among them:
-/// it keeps the alignment that tensors have on the host, and tensor copies are a third slower where rows of 128 bytes straddle
-/// lines of memory (docs/kernels/sm90_decode.md). Caches of a device begin where its allocator says.
+/// it keeps the alignment that tensors have on the host, and tensor copies take up to half as long again where rows of 128 bytes
+/// straddle lines of memory (docs/kernels/sm90_decode.md). Caches of a device begin where its allocator says.
 Result<std::vector<KVCache>> copies_of(const Case& c, const DeviceCase& there, const Gpu& gpu, std::int64_t copies,
                                        std::vector<DeviceBytes>& owners) {
   std::vector<KVCache> caches;

@@ -1,5 +1,7 @@
 // Stage: plan. Says which kernel serves a problem on a device, why every other one does not, and what the plan will do.
 // It asks the same rows and the same plan() that attend() relies on, so it cannot tell another story.
+#include <algorithm>
+
 #include "plan/select.h"
 #include "quire/plan.hpp"
 #include "text/formatted.h"
@@ -65,6 +67,27 @@ std::string floor_text(const Plan& p) {
   return formatted("floor     {} of K and V, {}\n", human_bytes(static_cast<double>(p.kv_bytes)), human_flops(p.flops));
 }
 
+std::string list_text(const ListPrediction& l) {
+  if (l.items == 0) return formatted("work      {}: no rows\n", l.served_by);
+  return formatted("work      {}: {} items on {} units, the busiest has {} with {} tiles of keys; {} merges; reads {}\n",
+                   l.served_by, l.items, l.units, l.busiest_items, l.busiest_tiles, l.merges, human_bytes(l.read_bytes));
+}
+
+/// Microseconds and their parts.
+std::string prediction_text(const Plan& plan) {
+  const Prediction p = predict(plan);
+  if (p.seconds <= 0) return formatted("time      not predicted: {}\n", p.why_not);
+  std::string text, sum = formatted("{:.1f} before any list", p.call_seconds * 1e6);
+  for (const ListPrediction& l : p.lists) {
+    text += list_text(l);
+    sum += formatted(", {:.1f} {}", l.seconds * 1e6, l.served_by);
+    if (l.items > 0)
+      sum += formatted(" ({} {:.1f})", l.read_seconds > l.work_seconds ? "reading" : "its busiest unit",
+                       std::max(l.read_seconds, l.work_seconds) * 1e6);
+  }
+  return text + formatted("time      {:.1f} us predicted for an {}: {}\n", p.seconds * 1e6, p.device, sum);
+}
+
 std::string device_plan_text(const Plan& p) {
   std::string text = formatted("plan      {}\n", to_string(p));
   text += formatted("sized for {} requests, {} tokens, query_len <= {}, seq_len <= {}; the device reads the lengths\n",
@@ -80,7 +103,9 @@ std::string device_plan_text(const Plan& p) {
         list.max_slices, list.max_merges, list.max_partials);
   }
   text += formatted("workspace {} on the device\n", human_bytes(static_cast<double>(workspace_bytes(p))));
-  return text + (p.assumptions.empty() ? floor_text(p) : "");
+  if (!p.assumptions.empty()) return text;
+  return text + floor_text(p) +
+         (p.device.backend == Backend::cuda ? prediction_text(p) : "time      not predicted: never run on hardware\n");
 }
 
 std::string plan_text(const Plan& p) {

@@ -1,0 +1,110 @@
+// Stage: explain. How long a plan takes on a device whose costs are known (device_costs.h).
+#include <algorithm>
+#include <string_view>
+
+#include "plan/device_costs.h"
+#include "plan/device_lists.h"
+#include "plan/device_work.h"
+#include "quire/plan.hpp"
+#include "text/formatted.h"
+
+namespace quire {
+namespace {
+
+using plan_detail::Body;
+using plan_detail::BodyCosts;
+using plan_detail::DeviceCosts;
+
+std::string_view name_of(Body body) {
+  switch (body) {
+    case Body::generic: return "generic";
+    case Body::mma_short: return "mma_short";
+    case Body::mma_tall: return "mma_tall";
+    case Body::sm90_decode: return "sm90_decode";
+    case Body::sm90_prefill: return "sm90_prefill";
+  }
+  return "";
+}
+
+const DeviceCosts* costs_of(const Device& device) {
+  for (const DeviceCosts& costs : plan_detail::kDeviceCosts) {
+    const bool is_it = device.product.find(costs.product) != std::string::npos;
+    const bool stands_for_it = device.product.empty() && device.sm == costs.sm && costs.sm != 0;
+    if (is_it || stands_for_it) return &costs;
+  }
+  return nullptr;
+}
+
+const BodyCosts* costs_of(const DeviceCosts& device, Body body, const Problem& problem) {
+  const BodyCosts* any = nullptr;
+  for (const BodyCosts& costs : device.bodies) {
+    if (costs.body != body || costs.fp8 != is_fp8(problem.kv_dtype)) continue;
+    if (costs.head_dim == problem.head_dim) return &costs;
+    if (costs.head_dim == 0) any = &costs;
+  }
+  return any;
+}
+
+/// Microseconds of one tile of keys, with as many rows as the matrix units are given.
+double tile_us(const BodyCosts& costs, const DeviceList& list, std::int64_t head_dim) {
+  const std::int64_t rows = costs.body == Body::sm90_prefill ? plan_detail::kPrefillRows : list.tile_rows;
+  const auto keys = static_cast<double>(list.tile_keys), dim = static_cast<double>(head_dim);
+  const double of_scores = static_cast<double>(rows) * keys * (costs.score_ps + dim * costs.product_ps);
+  return costs.tile_us + 1e-6 * (keys * dim * costs.key_ps + of_scores);
+}
+
+/// false, with the reason in `why_not`, if there is no number to be had.
+bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& device, Prediction& prediction) {
+  const Body body = plan_detail::body_of(plan, list);
+  const BodyCosts* costs = costs_of(device, body, plan.problem);
+  ListPrediction one;
+  one.served_by = name_of(body);
+  if (costs == nullptr) {
+    prediction.why_not = formatted("{} was not measured with {} caches", one.served_by, name(plan.problem.kv_dtype));
+    return false;
+  }
+  plan_detail::ListWork work;
+  const double of_tile = tile_us(*costs, list, plan.problem.head_dim);
+  if (!plan_detail::count_work(plan, list, body, {costs->item_us, of_tile}, work)) {
+    prediction.why_not = "more tiles than are counted";
+    return false;
+  }
+  one.units = plan_detail::units_of(body, list);
+  one.items = work.items;
+  one.busiest_items = work.busiest_items;
+  one.busiest_tiles = work.busiest_tiles;
+  one.merges = work.merges;
+  one.read_bytes = work.read_bytes;
+  one.read_seconds = work.read_bytes / (costs->read_share * device.read_tb_per_s * 1e12);
+  one.work_seconds =
+      1e-6 * (static_cast<double>(work.busiest_items) * costs->item_us + static_cast<double>(work.busiest_tiles) * of_tile);
+  one.seconds = 1e-6 * device.launch_us;
+  if (work.items > 0)
+    one.seconds +=
+        std::max(one.read_seconds, one.work_seconds) + 1e-6 * (costs->first_us + (work.merges > 0 ? costs->merge_us : 0));
+  prediction.seconds += one.seconds;
+  prediction.lists.push_back(std::move(one));
+  return true;
+}
+
+}  // namespace
+
+Prediction predict(const Plan& plan) {
+  Prediction prediction;
+  const DeviceCosts* device = plan.device.backend == Backend::cuda ? costs_of(plan.device) : nullptr;
+  if (!plan.assumptions.empty()) {
+    prediction.why_not = "the lengths are not known";
+  } else if (device == nullptr) {
+    prediction.why_not =
+        formatted("nothing was measured on {}", plan.device.product.empty() ? plan.device.name : plan.device.product);
+  } else {
+    prediction.device = device->product;
+    prediction.call_seconds = prediction.seconds = 1e-6 * device->call_us;
+    for (const DeviceList& list : plan.lists)
+      if (!predict_list(plan, list, *device, prediction)) break;
+  }
+  if (!prediction.why_not.empty()) prediction.seconds = 0;
+  return prediction;
+}
+
+}  // namespace quire

@@ -1,0 +1,102 @@
+// predict(): what it counts, what it refuses, and that more work is never less time.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "quire/plan.hpp"
+
+namespace quire {
+namespace {
+
+using ::testing::HasSubstr;
+
+Plan plan_of(const std::string& line, const char* device = "sm90", const PlanSettings& settings = {}) {
+  const Result<ProblemLine> parsed = parse_problem_line(line);
+  EXPECT_TRUE(parsed.ok()) << parsed.status().message();
+  Result<Plan> planned = plan(parsed->problem, find_device(device).value(), settings);
+  EXPECT_TRUE(planned.ok()) << planned.status().message();
+  return std::move(planned).value();
+}
+
+const std::string kShape = "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=";
+
+double seconds_of(const std::string& reqs) { return predict(plan_of(kShape + reqs)).seconds; }
+
+TEST(Predict, EqualSharesOfDecodeTiles) {
+  // 64 requests x 8 heads x 128 tiles on 264 blocks: 249 each, the last has fewer. No 128 tiles begin a share but the first.
+  const Prediction p = predict(plan_of(kShape + "64x1@8191"));
+  ASSERT_EQ(p.lists.size(), 1u) << p.why_not;
+  EXPECT_EQ(p.lists[0].served_by, "sm90_decode");
+  EXPECT_EQ(p.lists[0].units, 264);
+  EXPECT_EQ(p.lists[0].busiest_tiles, 249);
+  EXPECT_EQ(p.lists[0].busiest_items, 3);
+  EXPECT_EQ(p.lists[0].items, 512 + 263 - 2) << "a cut more than there are segments, where it does not fall between two";
+  EXPECT_EQ(p.lists[0].merges, 261) << "one segment is cut twice";
+  EXPECT_DOUBLE_EQ(p.lists[0].read_bytes, 2.0 * 8 * 128 * 2 * 64 * 8192);
+}
+
+TEST(Predict, TilesOfCausalPrefill) {
+  // 64 tokens a tile: 64 tiles, of which tile i meets ceil((i + 1) / 2) tiles of 128 keys; 8 heads; 66 pairs.
+  const Prediction p = predict(plan_of(kShape + "4096"));
+  ASSERT_EQ(p.lists.size(), 2u) << p.why_not;
+  EXPECT_EQ(p.lists[0].items, 0);
+  EXPECT_EQ(p.lists[1].served_by, "sm90_prefill");
+  EXPECT_EQ(p.lists[1].items, 64 * 8);
+  EXPECT_GE(p.lists[1].busiest_tiles, 1056 * 8 / 66);
+  EXPECT_LE(p.lists[1].busiest_tiles, 1056 * 8 / 66 + 8);
+  EXPECT_GT(p.lists[1].work_seconds, p.lists[1].read_seconds);
+}
+
+TEST(Predict, ASumOfParts) {
+  for (const char* reqs : {"1x1@1023", "64x1@8191,2048@6144", "4096"}) {
+    const Prediction p = predict(plan_of(kShape + reqs));
+    double sum = p.call_seconds;
+    for (const ListPrediction& list : p.lists) {
+      sum += list.seconds;
+      EXPECT_GT(list.seconds, list.items > 0 ? std::max(list.read_seconds, list.work_seconds) : 0.0);
+    }
+    EXPECT_DOUBLE_EQ(p.seconds, sum) << reqs;
+    EXPECT_GT(p.seconds, 0) << reqs;
+  }
+}
+
+TEST(Predict, MoreWorkTakesLonger) {
+  EXPECT_LT(seconds_of("1x1@1023"), seconds_of("1x1@8191"));
+  EXPECT_LT(seconds_of("1x1@8191"), seconds_of("64x1@8191"));
+  EXPECT_LT(seconds_of("2048"), seconds_of("4096"));
+  EXPECT_LT(seconds_of("64x1@8191"), seconds_of("64x1@8191,2048@6144"));
+  EXPECT_LT(predict(plan_of("q=bf16 heads=32:8 d=128 page=16 window=1024 reqs=64x1@8191")).seconds, seconds_of("64x1@8191"));
+}
+
+TEST(Predict, BoundByReadingNearTheCeiling) {
+  const double floor = 2.0 * 8 * 128 * 2 * 64 * 32768 / 4.6e12;
+  EXPECT_GT(seconds_of("64x1@32767"), floor);
+  EXPECT_LT(seconds_of("64x1@32767"), 1.25 * floor);
+}
+
+TEST(Predict, EveryCudaRowOfAnH200) {
+  for (const char* kernel : {"cuda_sm90", "cuda_mma", "cuda_generic"})
+    for (const char* kv : {"bf16", "fp8_e4m3fn"}) {
+      const std::string line = std::string("q=bf16 kv=") + kv + " heads=32:8 d=128 page=16 reqs=4x1@900,700@300";
+      const Prediction p = predict(plan_of(line, "sm90", {.kernel = kernel}));
+      EXPECT_GT(p.seconds, 0) << kernel << ' ' << kv << ": " << p.why_not;
+    }
+}
+
+TEST(Predict, SaysWhyNot) {
+  const std::string line = kShape + "4x1@900";
+  EXPECT_THAT(predict(plan_of(line, "sm80")).why_not, HasSubstr("nothing was measured on sm80"));
+  EXPECT_THAT(predict(plan_of(line, "gfx942")).why_not, HasSubstr("nothing was measured on gfx942"));
+  Plan h100 = plan_of(line);
+  h100.device.product = "NVIDIA H100 80GB HBM3";
+  EXPECT_THAT(predict(h100).why_not, HasSubstr("NVIDIA H100"));
+  Plan unread = plan_of(line);
+  unread.assumptions = {"query_len <= 4 (num_tokens)"};
+  EXPECT_THAT(predict(unread).why_not, HasSubstr("lengths"));
+  EXPECT_THAT(predict(plan_of(kShape + "1x60000000@0")).why_not, HasSubstr("more tiles"));
+  for (const char* device : {"sm80", "gfx942"}) EXPECT_EQ(predict(plan_of(line, device)).seconds, 0);
+}
+
+}  // namespace
+}  // namespace quire
