@@ -36,7 +36,8 @@ Json prediction_json(const Plan& plan) {
                      {"merges", l.merges},
                      {"read_bytes", l.read_bytes},
                      {"read_us", l.read_seconds * 1e6},
-                     {"work_us", l.work_seconds * 1e6},
+                     {"tile_us", l.tile_seconds * 1e6},
+                     {"item_us", l.item_seconds * 1e6},
                      {"us", l.seconds * 1e6}});
   }
   return {{"device", p.device}, {"us", p.seconds * 1e6}, {"call_us", p.call_seconds * 1e6}, {"lists", lists}};

@@ -85,9 +85,9 @@ def seconds_of(line: dict, device: dict, bodies: dict) -> float:
         rows = PREFILL_ROWS if one["served_by"] == "sm90_prefill" else one["tile_rows"]
         keys, dim = one["tile_keys"], line["dim"]
         tile = c["tile"] + 1e-6 * (keys * dim * c["key"] + rows * keys * (c["score"] + dim * c["product"]))
-        work = one["busiest_items"] * c["item"] + one["busiest_tiles"] * tile
         read = one["read_bytes"] / (c["share"] * line["ceiling"] * 1e6)
-        total += c["first"] + max(work, read) + (c["merge"] if one["merges"] else 0)
+        total += c["first"] + max(one["busiest_tiles"] * tile, read) + one["busiest_items"] * c["item"]
+        total += c["merge"] if one["merges"] else 0
     return total
 
 

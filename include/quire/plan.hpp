@@ -226,8 +226,9 @@ struct ListPrediction {
   std::int64_t merges = 0;         ///< tiles of score rows in several parts, times KV heads
   double read_bytes = 0;           ///< of K and V that its rows see, each counted once
   double read_seconds = 0;
-  double work_seconds = 0;
-  double seconds = 0;  ///< of the list: the longer of the two, launch, first keys and merge
+  double tile_seconds = 0;
+  double item_seconds = 0;
+  double seconds = 0;  ///< of the list: the longer of reading and tiles, items, launch, first keys and merge
 };
 
 /// Seconds of one attend() on the device, or why they are not predicted.

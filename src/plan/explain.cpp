@@ -82,8 +82,8 @@ std::string prediction_text(const Plan& plan) {
     text += list_text(l);
     sum += formatted(", {:.1f} {}", l.seconds * 1e6, l.served_by);
     if (l.items > 0)
-      sum += formatted(" ({} {:.1f})", l.read_seconds > l.work_seconds ? "reading" : "its busiest unit",
-                       std::max(l.read_seconds, l.work_seconds) * 1e6);
+      sum += formatted(" ({} {:.1f}, items {:.1f})", l.read_seconds > l.tile_seconds ? "reading" : "tiles",
+                       std::max(l.read_seconds, l.tile_seconds) * 1e6, l.item_seconds * 1e6);
   }
   return text + formatted("time      {:.1f} us predicted for an {}: {}\n", p.seconds * 1e6, p.device, sum);
 }

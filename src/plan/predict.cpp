@@ -76,12 +76,12 @@ bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& d
   one.merges = work.merges;
   one.read_bytes = work.read_bytes;
   one.read_seconds = work.read_bytes / (costs->read_share * device.read_tb_per_s * 1e12);
-  one.work_seconds =
-      1e-6 * (static_cast<double>(work.busiest_items) * costs->item_us + static_cast<double>(work.busiest_tiles) * of_tile);
+  one.tile_seconds = 1e-6 * static_cast<double>(work.busiest_tiles) * of_tile;
+  one.item_seconds = 1e-6 * static_cast<double>(work.busiest_items) * costs->item_us;
   one.seconds = 1e-6 * device.launch_us;
   if (work.items > 0)
-    one.seconds +=
-        std::max(one.read_seconds, one.work_seconds) + 1e-6 * (costs->first_us + (work.merges > 0 ? costs->merge_us : 0));
+    one.seconds += std::max(one.read_seconds, one.tile_seconds) + one.item_seconds +
+                   1e-6 * (costs->first_us + (work.merges > 0 ? costs->merge_us : 0));
   prediction.seconds += one.seconds;
   prediction.lists.push_back(std::move(one));
   return true;
