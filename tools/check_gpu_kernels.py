@@ -289,11 +289,10 @@ def hopper_kernels(elf: bytes) -> "list[dict]":
 
 
 def blocks_of(kernel: str) -> int:
-    """Blocks of a multiprocessor that plans count with."""
-    if not kernel.startswith("decode"):
-        return 1
+    """Blocks of a multiprocessor that plans count with: one, where the plan has no constant for it."""
     constant = "kSm90Fp8BlocksPerMultiprocessor" if "Fp8" in kernel else "kSm90BlocksPerMultiprocessor"
-    return int(re.search(constant + r" = (\d+);", PLAN_SOURCE.read_text(encoding="utf-8")).group(1))
+    found = re.search(constant + r" = (\d+);", PLAN_SOURCE.read_text(encoding="utf-8")) if kernel.startswith("decode") else None
+    return int(found.group(1)) if found else 1
 
 
 def hopper_complaints(kernel: dict, blocks: int) -> "list[str]":

@@ -3,12 +3,13 @@
 //
 // A list of a plan takes
 //
-//     launch + first + max(bytes of K and V / (read_share * ceiling), items * item + tiles * of_tile) + merge, if tiles come in
-//     parts of_tile = tile + keys * head_dim * key + rows * keys * (score + head_dim * product)
+//     launch + first + max(bytes of K and V / (read_share * ceiling), tiles * of_tile) + items * item + merge
+//     of_tile = tile + keys * head_dim * key + rows * keys * (score + head_dim * product)
 //
 // with the items and tiles of the unit (a block, or a pair of blocks) that has most, and the rows and keys of one tile, as the
-// matrix units see them. A list without rows takes its launch. The constants of a body are fitted by `bench/gpu/targets.py --fit`
-// to some of the lines of a result file; docs/kernels/predicted.md says to which, and how far the others are off.
+// matrix units see them; merge, if tiles come in parts. A list without rows takes its launch. The constants of a body are fitted
+// by `bench/gpu/fit_costs.py` to some of the lines of a result file; docs/kernels/predicted.md says to which, and how far the
+// others are off.
 #pragma once
 
 #include <array>

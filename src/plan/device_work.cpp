@@ -147,11 +147,11 @@ void count_items(const Plan& plan, const DeviceList& list, const Cuts& cuts, Dea
 
 Body body_of(const Plan& plan, const DeviceList& list) {
   if (plan.kernel == "cuda_generic") return Body::generic;
-  const bool is_short = list.tile_rows == kShortTileRows;
-  if (plan.kernel == "cuda_mma") return is_short ? Body::mma_short : Body::mma_tall;
+  const Body of_mma = list.tile_rows == kShortTileRows ? Body::mma_short : Body::mma_tall;
+  if (plan.kernel == "cuda_mma") return of_mma;
   if (list.rounded_weights) return Body::sm90_prefill;
-  if (!is_short) return Body::mma_tall;
-  return plan.bounds.num_reqs > kMostShareReqs ? Body::mma_short : Body::sm90_decode;
+  const bool decode = list.max_rows == list.tile_rows;  // a request is one tile
+  return decode && plan.bounds.num_reqs <= kMostShareReqs ? Body::sm90_decode : of_mma;
 }
 
 std::int64_t units_of(Body body, const DeviceList& list) {
