@@ -9,7 +9,7 @@ usage: run_h200.py --quire PATH --attend PATH --out DIR [--commit TEXT] [--quick
   3  attend_cuda on every line of targets.json           -> DIR/h200-attend.json
 
 Exit 1, and no step 3, if 1 or 2 found anything; exit 1 also if an output that was timed differs from cuda_generic's or from itself.
---quick: of step 1 only the random lines of cuda_sm90, 60 of each kind. Steps take about 300, 10 and 90 s; --quick: 20 for the first.
+--quick: of step 1 only the random lines of cuda_sm90, 60 of each kind. Steps take about 300, 1 and 45 s; --quick: 60 for the first.
 The tables of the docs follow from the files: copy them to bench/results/, then `targets.py --update`.
 """
 import argparse

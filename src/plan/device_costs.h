@@ -41,7 +41,7 @@ struct DeviceCosts {
   double read_tb_per_s;      ///< the read ceiling
   double call_us;            ///< a call's first two launches: counters, validation
   double launch_us;          ///< of each list
-  std::array<BodyCosts, 10> bodies;
+  std::array<BodyCosts, 11> bodies;
 };
 
 // NVIDIA H200, 2026-11-22, bench/results/h200-attend.json.
@@ -52,16 +52,17 @@ inline constexpr DeviceCosts kDeviceCosts[] = {
      2.4,
      1.0,
      {{
-         {Body::sm90_decode, false, 0, 6.55, 1.39, 0.556, 14.2, 0, 0, 1.56, 0.918},
-         {Body::sm90_decode, true, 0, 0.792, 6.23, 1.4, 53.8, 0, 0, 0.59, 0.98},
-         {Body::sm90_prefill, false, 0, 33.5, 2.39, 0, 0, 19.9, 0.299, 3, 1},
-         {Body::mma_short, false, 0, 18, 1, 0.5, 50, 0, 0, 3, 0.92},
-         {Body::mma_short, true, 0, 18, 1, 0.5, 150, 0, 0, 3, 0.92},
-         {Body::mma_tall, false, 0, 18.7, 3.14, 0, 0, 972, 5.76, 4.01, 1},
-         {Body::mma_tall, false, 256, 8, 2.5, 0, 0, 743, 15.8, 3, 1},
-         {Body::mma_tall, true, 0, 8, 2.38, 0, 87.6, 384, 3, 3, 1},
-         {Body::generic, false, 0, 10, 3, 1, 1e+03, 1e+03, 80, 3, 0.5},
-         {Body::generic, true, 0, 10, 3, 1, 1e+03, 1e+03, 80, 3, 0.5},
+         {Body::sm90_decode, false, 0, 5.22, 1.64, 0.556, 14.2, 0, 0, 1.46, 0.946},
+         {Body::sm90_decode, true, 0, 1.14, 4.5, 1.39, 58.1, 0, 0, 0.741, 0.98},
+         {Body::sm90_prefill, false, 0, 32.6, 2.37, 0, 0, 19.3, 0.302, 3, 1},
+         {Body::mma_short, false, 0, 12, 1, 0.588, 55.6, 0, 0, 3, 0.893},
+         {Body::mma_short, false, 256, 40.5, 1.02, 0.5, 100, 0, 0, 3.15, 0.505},
+         {Body::mma_short, true, 0, 19.1, 1.02, 0.662, 150, 0, 0, 3.16, 0.92},
+         {Body::mma_tall, false, 0, 33.1, 5.08, 0, 0, 242, 3.84, 5.5, 1},
+         {Body::mma_tall, false, 256, 8.08, 2.52, 0, 0, 681, 15.8, 3, 1},
+         {Body::mma_tall, true, 0, 8, 2.43, 0, 87.6, 384, 3, 3, 1},
+         {Body::generic, false, 0, 7.64, 2.52, 1.77, 726, 1.9e+03, 73.2, 2.73, 0.5},
+         {Body::generic, true, 0, 9.73, 2.95, 0.966, 716, 957, 68.3, 2.98, 0.5},
      }}},
 };
 
