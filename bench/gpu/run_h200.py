@@ -3,6 +3,7 @@
 
 usage: run_h200.py --quire PATH --attend PATH --out DIR [--commit TEXT] [--quick] [--tables decode,prefill,others] [--seed N]
                    [--without-notes]
+       run_h200.py --self-test    answers of the two programs are made up, one with each fault: nothing wrong may be timed
 
   1  conformance.py on random lines of a fresh seed      -> DIR/h200-conformance.json
   2  attend_cuda --check: repeats, replays, infinities   -> DIR/h200-replay.json
@@ -18,6 +19,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -80,7 +82,7 @@ def bad_times(report: dict) -> "list[str]":
     return [row["line"] for row in report["results"] if not row["agrees"] or not row["repeats"]]
 
 
-def main() -> int:
+def arguments(words: "list[str]") -> argparse.Namespace:
     parser = argparse.ArgumentParser(usage=__doc__)
     for name in ("--quire", "--attend", "--out"):
         parser.add_argument(name, required=True)
@@ -89,7 +91,10 @@ def main() -> int:
     parser.add_argument("--without-notes", action="store_true")
     parser.add_argument("--tables", default="decode,prefill,others")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    args = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def run(args, conforms=conformance_passes, ask=attend) -> int:
     out = Path(args.out)
     began = time.monotonic()
 
@@ -97,16 +102,16 @@ def main() -> int:
         print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
 
     say(f"conformance, seed {args.seed}")
-    passes = conformance_passes(args, out / "h200-conformance.json")
+    passes = conforms(args, out / "h200-conformance.json")
     say("repeats, replays, infinities")
-    checked = attend(args, ["--check", *CHECKED])
+    checked = ask(args, ["--check", *CHECKED])
     save(out / "h200-replay.json", checked)
     wrong = bad_checks(checked)
     if not passes or wrong:
         say(f"NOT TIMED: conformance {'passes' if passes else 'FAILS'}; --check fails on {len(wrong)} lines: {wrong}")
         return 1
     say("times")
-    timed = attend(args, targets.words(targets.load_cases(), args.tables.split(",")))
+    timed = ask(args, targets.words(targets.load_cases(), args.tables.split(",")))
     timed["correctness"] = {"seed": args.seed, "conformance": "quick" if args.quick else "whole", "passed": True}
     save(out / "h200-attend.json", timed)
     wrong = bad_times(timed)
@@ -114,5 +119,33 @@ def main() -> int:
     return 1 if wrong else 0
 
 
+def self_test() -> int:
+    good_check = {"line": "l", "repeats_equal": True, "outputs_moved_by": 0.1, "replay_agrees": True, "infinite_value_agrees": True,
+                  "infinite_outputs": True}
+    good_time = {"line": "l", "agrees": True, "repeats": True}
+    missed = []
+
+    def expect(what: str, code: int, timed: bool, conforms: bool = True, check: "dict | None" = None, time_: "dict | None" = None) -> None:
+        def ask(_, words: "list[str]") -> dict:
+            row = {**good_check, **(check or {})} if words[0] == "--check" else {**good_time, **(time_ or {})}
+            return {"read_tb_per_s": 4.5, "results": [row]}
+
+        with tempfile.TemporaryDirectory() as folder:
+            args = arguments(["--quire", "q", "--attend", "a", "--out", folder])
+            found = run(args, lambda *_: conforms, ask), (Path(folder) / "h200-attend.json").exists()
+        if found != (code, timed):
+            missed.append(f"{what}: exit and timed are {found}")
+
+    expect("all is well", 0, True)
+    expect("conformance fails", 1, False, conforms=False)
+    for key, value in (("repeats_equal", False), ("outputs_moved_by", 0), ("replay_agrees", False), ("infinite_value_agrees", False),
+                       ("infinite_outputs", False)):
+        expect(key, 1, False, check={key: value})
+    for key in ("agrees", "repeats"):
+        expect(f"a timed line that does not: {key}", 1, True, time_={key: False})
+    print("\n".join(missed) or "ok")
+    return 1 if missed else 0
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(self_test() if "--self-test" in sys.argv else run(arguments(sys.argv[1:])))
