@@ -144,7 +144,8 @@ def report(name: str, lines: "list[dict]", device: dict, bodies: dict) -> None:
     print(f"{name}: {inside} of {len(lines)} within {100 * WITHIN:.0f} %")
     for line, ratio in zip(lines, ratios):
         if abs(ratio - 1) > WITHIN:
-            print(f"  {ratio:.2f}  {line['us']:8.1f} us  {'+'.join(o['served_by'] for o in line['lists'] if o['items'])}  {line['line'][:110]}")
+            served_by = "+".join(one["served_by"] for one in line["lists"] if one["items"])
+            print(f"  {ratio:.2f}  {line['us']:8.1f} us  {served_by}  {line['line'][:110]}")
 
 
 def main() -> int:
@@ -163,8 +164,8 @@ def main() -> int:
     fitted, others = [], []
     for path in args.results:
         run = json.loads(Path(path).read_text(encoding="utf-8"))
-        device["run"] = run["read_tb_per_s"]
-        known = [{**row, "lists": prediction["lists"], "explained": prediction["us"], "ceiling": device["ceiling" if args.agree else "run"], "fp8": "kv=fp8" in row["line"],
+        ceiling = device["ceiling"] if args.agree else run["read_tb_per_s"]
+        known = [{**row, "lists": prediction["lists"], "explained": prediction["us"], "ceiling": ceiling, "fp8": "kv=fp8" in row["line"],
                   "dim": int(re.search(r"d=(\d+)", row["line"])[1])}
                  for row in run["results"] if not row.get("key_value") and (prediction := prediction_of(args.quire, row))]
         fitted += known[::2]

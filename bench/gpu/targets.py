@@ -91,7 +91,10 @@ def reached(case: dict, rows: "dict[tuple, dict]") -> "float | None":
 def figure_text(figure: "dict | None") -> str:
     if not figure:
         return "-"
-    value = f"{figure['us']:g} us" if "us" in figure else f"{figure['tb_per_s']:.2f} TB/s" if "tb_per_s" in figure else f"{figure['tflop_per_s']:g}"
+    if "us" in figure:
+        value = f"{figure['us']:g} us"
+    else:
+        value = f"{figure['tb_per_s']:.2f} TB/s" if "tb_per_s" in figure else f"{figure['tflop_per_s']:g}"
     return value + (f" ({figure['who']})" if "who" in figure else "")
 
 
