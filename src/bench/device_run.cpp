@@ -270,8 +270,10 @@ Result<BenchCaseResult> run_case_on(const Gpu& gpu, const Entry& entry, const st
   std::vector<DeviceLane> lanes;
   for (const BenchVariant& variant : variants) {
     Result<DeviceLane> lane = DeviceLane::make(there.value(), gpu, variant);
-    if (lane.ok()) lanes.push_back(std::move(lane).value());
-    if (lane.ok()) continue;
+    if (lane.ok()) {
+      lanes.push_back(std::move(lane).value());
+      continue;
+    }
     BenchResult refused;
     refused.variant = variant;
     refused.status = "refused";
@@ -320,9 +322,10 @@ Result<BenchReport> run_on_device(std::span<const BenchInput> inputs, const Benc
   const Result<Ceilings> at_start = measure_device_ceilings(*gpu->runtime, *gpu->probe, rungs);
   if (!at_start.ok()) return at_start.status();
   for (std::size_t i = 0; i < entries.size() && !stopped; ++i) {
-    const std::string place = formatted("case {} of {}", i + 1, entries.size());
-    Result<BenchCaseResult> result = run_case_on(gpu.value(), entries[i], variants, options,
-                                                 [&](const std::string& what) { return say(place + ": " + what); });
+    const auto say_of_case = [&](const std::string& what) {
+      return say(formatted("case {} of {}: {}", i + 1, entries.size(), what));
+    };
+    Result<BenchCaseResult> result = run_case_on(gpu.value(), entries[i], variants, options, say_of_case);
     if (!result.ok()) return result.status();
     if (!stopped) report.cases.push_back(std::move(result).value());
   }
