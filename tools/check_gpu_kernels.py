@@ -214,11 +214,10 @@ def check_cuda(text: str, scratch: Path) -> "tuple[list[str], list[str]]":
 
 # --- Hopper: machine code in the objects of a build -------------------------------------------------------------------------------
 
-PLAN_SOURCE = ROOT / "src/plan/device_lists.cpp"
 REGISTERS = 65536  # of a multiprocessor, given out to warps
 SYSTEM_SHARED = 1024  # that every block of this architecture has, whatever it asks for
-# Bytes a thread may keep in local memory, outside loops: the least that has been reached.
-LOCAL_BYTES = {"decode": 0, "prefill": 24}
+# Bytes a thread may keep in local memory: the least that has been reached. Who is not named may keep none.
+LOCAL_BYTES = {"decode B?[Ff]16 PlainTiles 128 32": 16, "prefill B?[Ff]16 128": 24, "prefill B?[Ff]16 (64|256)": 8}
 # Instructions by the low 9 bits of their words (the bits above say where operands come from), and by what nvdisasm calls them.
 OPCODES = {0x1F0: "HGMMA", 0x1B4: "UTMALDG", 0x187: "STL", 0x183: "LDL"}
 
@@ -289,14 +288,15 @@ def hopper_kernels(elf: bytes) -> "list[dict]":
 
 
 def blocks_of(kernel: str) -> int:
-    """Blocks of a multiprocessor that plans count with: one, where the plan has no constant for it."""
-    constant = "kSm90Fp8BlocksPerMultiprocessor" if "Fp8" in kernel else "kSm90BlocksPerMultiprocessor"
-    found = re.search(constant + r" = (\d+);", PLAN_SOURCE.read_text(encoding="utf-8")) if kernel.startswith("decode") else None
-    return int(found.group(1)) if found else 1
+    """Blocks of a multiprocessor that plans count with (src/plan/device_lists.cpp): of decode's, by head_dim and score rows."""
+    numbers = [int(word) for word in kernel.split() if word.isdigit()]
+    if not kernel.startswith("decode ") or not numbers or numbers[0] > 128 or numbers[1:] not in ([], [8]):
+        return 1
+    return 3 if "Fp8" in kernel else 2
 
 
 def hopper_complaints(kernel: dict, blocks: int) -> "list[str]":
-    allowed = LOCAL_BYTES.get(kernel["name"].split()[0], 0)
+    allowed = next((most for name, most in LOCAL_BYTES.items() if re.fullmatch(name, kernel["name"])), 0)
     found = [f"no {what}" for what in ("HGMMA", "UTMALDG") if kernel[what] == 0]
     if kernel["local"] > allowed:
         found.append(f"{kernel['local']} bytes of local memory (spills), at most {allowed}")
