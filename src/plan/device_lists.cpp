@@ -36,13 +36,8 @@ constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 // difference between long and short ones.
 constexpr std::int64_t kBlocksPerMultiprocessor = 4;
 constexpr std::int64_t kItemsPerBlock = 2;
-constexpr std::int64_t kGenericTileRows = 16;
-constexpr std::int64_t kGenericTileKeys = 64;
 // Two blocks of up to 112 KiB of shared memory and 255 registers a thread fill a multiprocessor.
 constexpr std::int64_t kMmaBlocksPerMultiprocessor = 2;
-// src/backend/cuda/sm90/: tiles of codes are half as large as those of 16-bit caches, and take more arithmetic a byte.
-constexpr std::int64_t kSm90BlocksPerMultiprocessor = 2;
-constexpr std::int64_t kSm90Fp8BlocksPerMultiprocessor = 3;
 // What registers and 64 KiB of shared memory leave room for at head_dim 128 (docs/kernels/amd_matrix.md); not measured.
 constexpr std::int64_t kMatrixBlocksPerUnit = 3;
 // Long enough that most requests are one part; a fixed part of the contract "same bits in every batch".
@@ -91,18 +86,34 @@ void make_prefill_list(DeviceList& list, const Plan& plan) {
   list.rounded_weights = true;
 }
 
-/// The same, but decode rows are no more than fit a tile: a longer request breaks the call. Their blocks count merges in one
-/// place each and keep two partial results, for which one item a block makes room.
+/// Score rows of cuda_sm90's decode tiles, by which its instances differ: wide ones where a group does not fit a narrow one, or
+/// where all requests of the plan fit a wide one and not all a narrow one (speculative decoding).
+std::int64_t sm90_decode_rows(const Plan& plan) {
+  const std::int64_t most = plan.bounds.max_query_len * plan.problem.group(), wide = sm90_wide_rows(plan.problem.head_dim);
+  return plan.problem.group() > kShortTileRows || (most > kShortTileRows && most <= wide) ? wide : kShortTileRows;
+}
+
+/// Blocks of a multiprocessor that keep up with memory (src/backend/cuda/sm90/plain_tiles.h, fp8_tiles.h).
+std::int64_t sm90_decode_blocks(const Plan& plan, std::int64_t rows) {
+  if (rows != kShortTileRows || plan.problem.head_dim > 128) return 1;
+  return itemsize(plan.problem.kv_dtype) == 1 ? 3 : 2;
+}
+
+/// Decode rows, no more than fit a tile (a longer request breaks the call), and the rest. Decode blocks count merges in one place
+/// each and keep two partial results, for which one item a block makes room.
 std::vector<DeviceList> sm90_lists(const Plan& plan) {
-  std::vector<DeviceList> lists = mma_lists(plan);
-  DeviceList& first = lists.front();
-  if (first.tile_rows != kShortTileRows) return lists;
-  const std::int64_t each = itemsize(plan.problem.kv_dtype) == 1 ? kSm90Fp8BlocksPerMultiprocessor : kSm90BlocksPerMultiprocessor;
-  first.max_rows = kShortTileRows;
-  first.num_blocks = first.target_items = plan.num_threads * each;
-  const bool prefill = lists.size() == 2 && !plan.exact_weights && plan.problem.kv_dtype == plan.problem.q_dtype;
-  if (prefill) make_prefill_list(lists.back(), plan);
-  return lists;
+  if (plan.batch_invariant || plan.problem.group() > sm90_wide_rows(plan.problem.head_dim)) return mma_lists(plan);
+  DeviceList decode;
+  decode.tile_rows = decode.max_rows = sm90_decode_rows(plan);
+  decode.tile_keys = kMmaTileKeys;
+  decode.num_blocks = decode.target_items = plan.num_threads * sm90_decode_blocks(plan, decode.tile_rows);
+  if (plan.bounds.max_query_len * plan.problem.group() <= decode.max_rows) return {decode};
+  DeviceList rest = mma_lists(plan).back();
+  rest.min_rows = decode.max_rows;
+  const bool prefill = !plan.exact_weights && plan.problem.kv_dtype == plan.problem.q_dtype && plan.problem.head_dim <= 128 &&
+                       plan.problem.group() <= 8;
+  if (prefill) make_prefill_list(rest, plan);
+  return {decode, rest};
 }
 
 /// The lists of a row of the kernel table, without their capacities.
@@ -113,20 +124,27 @@ std::vector<DeviceList> lists_of(const Plan& plan) {
   return {generic_list(plan)};
 }
 
-/// Score rows of the lowest tiles that the device may make instead of the list's: cuda_mma's, where tensors do not suit prefill.
-std::int64_t lowest_tile_rows(const DeviceList& list) { return list.rounded_weights ? kTallTileRows : list.tile_rows; }
+/// Score rows of the lowest tiles that the device may make instead of the list's, where tensors do not suit tensor copies:
+/// cuda_mma's, or cuda_generic's for what that has no instance for.
+std::int64_t lowest_tile_rows(const DeviceList& list, const Plan& plan) {
+  const bool no_mma = plan.kernel == "cuda_sm90" && plan.problem.head_dim == 256 && itemsize(plan.problem.kv_dtype) == 1;
+  if (no_mma) return std::min(list.tile_rows, kGenericTileRows);
+  return std::min(list.tile_rows, list.rounded_weights ? kTallTileRows : list.tile_rows);
+}
 
 /// See the top of this file.
 void set_capacities(DeviceList& list, const Plan& plan) {
   const Bounds& bounds = plan.bounds;
   const std::int64_t kv_heads = plan.problem.num_kv_heads;
   const std::int64_t tiles =
-      bounds.num_tokens * plan.problem.group() / lowest_tile_rows(list) + std::min(bounds.num_reqs, bounds.num_tokens);
+      bounds.num_tokens * plan.problem.group() / lowest_tile_rows(list, plan) + std::min(bounds.num_reqs, bounds.num_tokens);
   if (list.split_keys == 0) {
     const std::int64_t room = ceil_div(list.target_items, kv_heads);
     list.max_slices = tiles + 2 * room;
     list.max_merges = room;
     list.max_partials = 2 * room * kv_heads;
+    const bool wide = plan.kernel == "cuda_sm90" && list.tile_rows == sm90_wide_rows(plan.problem.head_dim);
+    if (wide) list.max_partials *= kTallTileRows / list.tile_rows;  // cuda_mma's tiles are taller
     return;
   }
   std::int64_t parts = std::max<std::int64_t>(1, ceil_div(bounds.max_seq_len, list.split_keys));

@@ -11,6 +11,11 @@ namespace quire::plan_detail {
 inline constexpr std::int64_t kShortTileRows = 8;
 inline constexpr std::int64_t kTallTileRows = 64;
 inline constexpr std::int64_t kMmaTileKeys = 64;
+/// Of cuda_sm90's wide decode tiles, as its registers allow; the narrow ones have kShortTileRows.
+constexpr std::int64_t sm90_wide_rows(std::int64_t head_dim) { return head_dim == 256 ? 16 : 32; }
+/// Of cuda_generic's tiles.
+inline constexpr std::int64_t kGenericTileRows = 16;
+inline constexpr std::int64_t kGenericTileKeys = 64;
 /// Of cuda_sm90's prefill, src/backend/cuda/sm90/instance.h: score rows that fit a tile of a pair of blocks, and keys.
 inline constexpr std::int64_t kPrefillRows = 256;
 inline constexpr std::int64_t kPrefillTileKeys = 128;

@@ -40,7 +40,10 @@ Status attend_planned(const Case& c, const PlanSettings& settings, Executor& exe
 Status attend_on_device(const Case& c, const PlanSettings& settings, Memory memory, std::string& served_by) {
   const Result<conformance::DeviceCase> there = conformance::DeviceCase::upload(c, memory);
   if (!there.ok()) return there.status();
-  const Result<Plan> planned = plan(there->batch(), there->cache(), there->options(), settings);
+  // As engines do, and as rounded_on() knows: which kernel serves a row may depend on how long requests can be.
+  PlanSettings bounded = settings;
+  bounded.max_query_len = problem_of(c.batch, c.cache, c.options).max_query_len();
+  const Result<Plan> planned = plan(there->batch(), there->cache(), there->options(), bounded);
   if (!planned.ok()) return planned.status();
   served_by = planned->kernel;
   const Result<conformance::DeviceBytes> memory_of_call = there->poisoned(workspace_bytes(planned.value()));

@@ -28,11 +28,10 @@ extern const KernelEntry kGenericEntry;  ///< attend_generic.cu
 extern const KernelEntry kMmaEntry;      ///< mma/launch.cpp
 extern const KernelEntry kSm90Entry;     ///< sm90/launch.cpp
 
-/// prepare.cu: zeroes the leading `bytes` of the workspace.
-cudaError_t launch_reset(std::byte* workspace, std::size_t bytes, cudaStream_t stream);
-/// prepare.cu: sets the outcome to broken if lengths or the block table of `args` break a rule, and fills the work of up to two
-/// lists from the lengths; a list without room breaks the outcome, too.
-cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::AttendArgs> lists, cudaStream_t stream);
+/// prepare.cu: zeroes the leading words of the workspace, sets the outcome to broken if lengths or the block table of `args`
+/// break a rule, and fills the work of up to two lists from the lengths; a list without room breaks the outcome, too.
+cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::AttendArgs> lists, std::span<std::byte> zeroed,
+                           cudaStream_t stream);
 
 /// check_contents.cu: waits for the device, unlike the others. args.outcome is not used.
 cudaError_t find_bad_contents(const gpu::AttendArgs& args, bool& found);

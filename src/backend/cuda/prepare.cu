@@ -1,6 +1,6 @@
 // Stage: attend. What runs before every attend kernel: reset, then one launch in which a block for each list cuts the work into
-// slices while the others validate lengths and tables. Neither waits for the other; an attend kernel waits for both, and writes
-// nothing if one found a broken rule.
+// slices while the others validate lengths and tables; or, where that is little, one block that does it all. Neither waits for
+// the other; an attend kernel waits for both, and writes nothing if one found a broken rule.
 #include "backend/gpu/runtime.h"
 
 #include "backend/cuda/dependent_launch.h"
@@ -26,9 +26,22 @@ __device__ void wait_for_dependencies() {
 #endif
 }
 
+__device__ void zero(std::uint32_t* words, int count) {
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) words[i] = 0;
+}
+
 __global__ void __launch_bounds__(kThreads) reset_kernel(std::uint32_t* words, int count) {
   let_dependents_start();
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) words[i] = 0;
+  zero(words, count);
+}
+
+/// Reset and validate in one block: where there is little to validate, a launch costs more than what others would save.
+__global__ void __launch_bounds__(kThreads)
+    prepare_alone_kernel(const __grid_constant__ gpu::AttendArgs args, std::uint32_t* words, int count) {
+  let_dependents_start();
+  zero(words, count);
+  __syncthreads();  // `broken` is 0 before it is set
+  gpu::validate(args, 0, 1);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -46,14 +59,20 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t launch_reset(std::byte* workspace, std::size_t bytes, cudaStream_t stream) {
-  reset_kernel<<<1, kThreads, 0, stream>>>(reinterpret_cast<std::uint32_t*>(workspace), static_cast<int>(bytes / 4));
-  return cudaGetLastError();
-}
-
-cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::AttendArgs> lists, cudaStream_t stream) {
+cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::AttendArgs> lists, std::span<std::byte> zeroed,
+                           cudaStream_t stream) {
+  constexpr std::int64_t kFewBlocks = 2;
+  auto* const words = reinterpret_cast<std::uint32_t*>(zeroed.data());
+  const int num_words = static_cast<int>(zeroed.size() / 4);
+  const std::int64_t validating = gpu::validate_blocks(args);
+  if (lists.empty() && validating <= kFewBlocks) {
+    prepare_alone_kernel<<<1, kThreads, 0, stream>>>(args, words, num_words);
+    return cudaGetLastError();
+  }
+  reset_kernel<<<1, kThreads, 0, stream>>>(words, num_words);
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   const int num_lists = static_cast<int>(lists.size());
-  const int blocks = num_lists + static_cast<int>(gpu::validate_blocks(args));
+  const int blocks = num_lists + static_cast<int>(validating);
   return launch_dependent(prepare_kernel, {blocks, kThreads, 0}, stream, args, lists.empty() ? args : lists.front(),
                           lists.empty() ? args : lists.back(), num_lists);
 }

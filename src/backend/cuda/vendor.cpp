@@ -33,9 +33,9 @@ Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, s
     if (kernel.deals_itself == nullptr || !kernel.deals_itself(mine[i], plan, i)) scheduled[num_scheduled++] = mine[i];
   }
   const cudaStream_t on = cuda_stream(stream);
-  if (Status s = status_of(launch_reset(zeroed.data(), zeroed.size(), on), "attend: launching reset"); !s.ok()) return s;
   // All lists are made before any is used: one without room breaks the call before a row is written.
-  if (Status s = status_of(launch_prepare(mine[0], {scheduled.data(), num_scheduled}, on), "attend: launching prepare"); !s.ok())
+  if (Status s = status_of(launch_prepare(mine[0], {scheduled.data(), num_scheduled}, zeroed, on), "attend: launching prepare");
+      !s.ok())
     return s;
   for (std::size_t i = 0; i < args.size(); ++i)
     if (Status s = status_of(kernel.attend(mine[i], plan, i, on), "attend: launching the kernel"); !s.ok()) return s;

@@ -1,10 +1,11 @@
-// The instances of decode.h: query type x head_dim x (cache of the same type, fp8). Budget: 2 x 2 x 2 = 8 kernels.
+// The instances of decode.h: query type x head_dim x (cache of the same type, fp8) x rows. Budget: 2 x 3 x 2 x 2 = 24 kernels.
 #include "backend/cuda/sm90/decode.h"
 
 #include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/sm90/fp8_tiles.h"
 #include "backend/cuda/sm90/instance.h"
 #include "backend/cuda/sm90/plain_tiles.h"
+#include "plan/device_lists.h"
 
 namespace quire::cuda::sm90 {
 namespace {
@@ -17,18 +18,31 @@ struct Launch {
   cudaStream_t stream;
 };
 
+template <typename T, typename Tiles, int kRows>
+cudaError_t start(const Launch& launch) {
+  using Memory = DecodeMemory<Tiles, kRows>;
+  return launch_dependent(attend_decode<T, Memory>, {launch.blocks, Memory::kThreads, sizeof(typename Memory::Shared)},
+                          launch.stream, launch.args, launch.maps);
+}
+
 template <typename T, typename Tiles>
 cudaError_t start(const Launch& launch) {
-  using Kernel = Decode<T, Tiles>;
-  return launch_dependent(attend_decode<T, Tiles>, {launch.blocks, Kernel::kThreads, sizeof(typename Kernel::Shared)},
-                          launch.stream, launch.args, launch.maps);
+  if (launch.args.work.tile_rows == 8) return start<T, Tiles, 8>(launch);
+  constexpr int kWideRows = static_cast<int>(plan_detail::sm90_wide_rows(Tiles::kDim));
+  if (launch.args.work.tile_rows == kWideRows) return start<T, Tiles, kWideRows>(launch);
+  return cudaErrorInvalidValue;
+}
+
+template <typename T, int kDim>
+cudaError_t start(const Launch& launch) {
+  return is_fp8(launch.args.cache_k.dtype) ? start<T, Fp8Tiles<T, kDim>>(launch) : start<T, PlainTiles<T, kDim>>(launch);
 }
 
 template <typename T>
 cudaError_t start(const Launch& launch) {
-  const bool fp8 = is_fp8(launch.args.cache_k.dtype);
-  if (launch.args.head_dim == 64) return fp8 ? start<T, Fp8Tiles<T, 64>>(launch) : start<T, PlainTiles<T, 64>>(launch);
-  if (launch.args.head_dim == 128) return fp8 ? start<T, Fp8Tiles<T, 128>>(launch) : start<T, PlainTiles<T, 128>>(launch);
+  if (launch.args.head_dim == 64) return start<T, 64>(launch);
+  if (launch.args.head_dim == 128) return start<T, 128>(launch);
+  if (launch.args.head_dim == 256) return start<T, 256>(launch);
   return cudaErrorInvalidValue;
 }
 

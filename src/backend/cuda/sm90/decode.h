@@ -1,13 +1,13 @@
-// Decode on Hopper: up to 8 score rows (query rows x group) of one request and KV head against its keys, 64 at a time.
+// Decode on Hopper: up to kRows score rows (query rows x group) of one request and KV head against its keys, 64 at a time.
 //
-// Roles: one warp copies, a box a page, by the tensor copy engine (TMA); a warpgroup of four multiplies by wgmma with keys and
-// dims as the 64 rows of the matrix unit and score rows as its columns ("swap-AB"), so that 8 rows waste nothing:
+// Roles: decode_memory.h. A warpgroup multiplies by wgmma with keys and dims as the 64 rows of the matrix unit and score rows as
+// its columns ("swap-AB"), so that 8 rows waste nothing:
 //
-//     S^T [64 keys x 8]       = K [64 x d] Q^T [d x 8]
-//     O^T [64 dims x 16] (x2) += V^T [64 x 64 keys] P^T [64 keys x 16]
+//     S^T [64 keys x kRows]       = K [64 x d] Q^T [d x kRows]
+//     O^T [64 dims x 2 kRows] (x2) += V^T [64 x 64 keys] P^T [64 keys x 2 kRows]
 //
-// where columns 0-7 of P^T are the high parts of the weights and 8-15 the low ones. plain_tiles.h and fp8_tiles.h say where K and
-// V^T come from.
+// where the first half of the columns of P^T are the high parts of the weights and the second the low ones. plain_tiles.h and
+// fp8_tiles.h say where K and V^T come from.
 //
 // Weights enter in two 16-bit parts as in cuda_mma. Work: shares.h. What not all rows see is kept out of the second product and
 // added in f32, so that 0 x NaN cannot reach a row that does not see the NaN. (Rows of visible pages that no row sees are copied
@@ -16,173 +16,90 @@
 
 #include "backend/cuda/mma/finish.h"
 #include "backend/cuda/mma/fold_tile.h"
-#include "backend/cuda/sm90/hopper.h"
-#include "backend/cuda/sm90/instance.h"
-#include "backend/cuda/sm90/shares.h"
+#include "backend/cuda/sm90/decode_copy.h"
+#include "backend/cuda/sm90/merge_segment.h"
 
 namespace quire::cuda::sm90 {
 
-/// T: of query, output and this step's rows. Tiles: PlainTiles or Fp8Tiles.
-template <typename T, typename Tiles>
-struct Decode {
+/// What a warpgroup of decode.h does. T: of query, output and this step's rows.
+template <typename T, typename Memory>
+struct DecodeWork {
+  using Shared = typename Memory::Shared;
+  using Ring = typename Memory::Ring;
+  using Tiles = typename Memory::Tiles;
   using Tile = typename Tiles::Tile;
   using Weight = typename Tiles::Weight;
-  static constexpr int kDim = Tiles::kDim;
-  static constexpr int kRows = 8;
-  static constexpr int kHalves = kDim / 64;
-  static constexpr int kStages = Tiles::kStages;
-  static constexpr int kWorkers = 128, kThreads = kWorkers + 32;
-  static constexpr int kBlocksPerMultiprocessor = Tiles::kBlocksPerMultiprocessor;
-  static constexpr int kQueryBytes = 128;             ///< of a row's 64 dims
-  static constexpr int kWeightBytes = 2 * kRows * 2;  ///< of a key: high parts, low parts
-
-  struct Shared {
-    alignas(1024) Tile k[kStages];
-    Tile v[kStages];
-    union {
-      struct {
-        Byte query[kHalves][kRows * kQueryBytes];
-        Byte weights[kTileKeys * kWeightBytes];  ///< swizzled by 32 bytes
-        float exact[kTileKeys][kRows];           ///< weights of tiles with keys that not all rows see
-      };
-      float out[kRows][kDim + 4];  ///< at the end of a piece
-    };
-    float of_warp[2][4][kRows];
-    hopper::Barrier k_full[kStages], v_full[kStages], k_free[kStages], v_free[kStages];
-    int last;
-    Row row;
-  };
-
-  static_assert(kBlocksPerMultiprocessor * (sizeof(Shared) + 1024) <= 228 * 1024);
+  static constexpr int kDim = Memory::kDim, kHalves = Memory::kHalves, kRows = Memory::kRows, kGroups = Memory::kGroups;
+  static constexpr int kColumns = kRows / 4;  ///< of a thread
+  static constexpr int kQueryBytes = Memory::kQueryBytes, kWeightBytes = Memory::kWeightBytes;
+  static constexpr int kEveryone = 8;  ///< barrier of all warpgroups; 1, 2, ... are of one each
+  /// How far logits may exceed what weights refer to, in base 2: f16 weights are 2^14 times as large and end at 2^16.
+  static constexpr float kHeadroom = Weight::kDType == DType::f16 ? 1.0f : 8.0f;
 
   const gpu::AttendArgs& a;
-  const CacheMaps& maps;
   Shared& shared;
-  const Pieces pieces;
+  const int group = kGroups == 1 ? 0 : static_cast<int>(threadIdx.x) / 128;
 
-  /// A position in the ring of stages.
-  struct Ring {
-    int stage = 0;
-    std::uint32_t parity = 0;
-    __device__ void advance() {
-      if (++stage == kStages) stage = 0, parity ^= 1;
-    }
+  /// Of this warpgroup.
+  __device__ void sync_group() const { hopper::sync_at(1 + group, 128); }
+
+  /// Where this thread is. Made anew by each function: what follows from it would else be computed before the loop over tiles,
+  /// and leave it no registers.
+  struct Place {
+    int thread;
+    __device__ Place() : thread(static_cast<int>(threadIdx.x)) { hopper::compute_here(thread); }
+    __device__ int lane() const { return thread % 32; }
+    __device__ int warp() const { return thread / 32 % 4; }
+    /// Column (score row) q; the thread's keys are 16 warp + lane / 4 + {0, 8}.
+    __device__ int column(int q) const { return q / 2 * 8 + lane() % 4 * 2 + q % 2; }
+    __device__ int matrix_row() const { return warp() * 16 + lane() / 4; }
+    /// Of element i of Scores.
+    __device__ int key(int i) const { return matrix_row() + i % 4 / 2 * 8; }
+    __device__ int dim(int half, int j) const { return Tiles::dim_of(half, j, lane(), warp()); }
   };
-
-  // --- the copying warp ---
-
-  __device__ int page_of(const Piece& piece, int box) const {
-    const int column = box * maps.box_tokens / a.page_size;
-    if (column >= a.block_table.columns) return -1;
-    const std::int64_t page = a.block_table.page(piece.req, column);
-    return page < 0 || page >= a.num_pages ? -1 : static_cast<int>(page);  // no page is outside the tensor: zeros
-  }
-
-  __device__ void copy_piece(const Piece& piece, Ring& ring) const {
-    const int lane = threadIdx.x % 32, tokens = maps.box_tokens, boxes = kTileKeys / tokens;
-    const semantics::KeyRange seen = semantics::visible_range(piece.lengths.context_len, piece.lengths.seq_len() - 1, a.window);
-    const int begin = static_cast<int>(seen.begin) / tokens;  // boxes [begin, end) hold a cached key that some row sees
-    const int end = (min(static_cast<int>(seen.end), piece.lengths.cached_len) + tokens - 1) / tokens;
-    const int box = lane / Tiles::kBoxes, half = lane % Tiles::kBoxes;  // lanes beyond the tile's boxes have nothing to do
-    const auto look_up = [&](int first) {                               // pages of 32 boxes, a lane each
-      return first + lane >= begin && first + lane < end ? page_of(piece, first + lane) : -1;
-    };
-    int ids = -1, next_ids = look_up(piece.first * boxes);
-    for (int tile = piece.first; tile < piece.end; ++tile, ring.advance()) {
-      const int first = tile * boxes, ahead = (tile - piece.first) * boxes % 32;
-      if (ahead == 0) ids = next_ids, next_ids = look_up(first + 32);
-      const int page = __shfl_sync(~0u, ids, (ahead + box) % 32);
-      const bool mine = lane < boxes * Tiles::kBoxes && first + box >= begin && first + box < end;
-      const std::uint32_t bytes = __popc(__ballot_sync(~0u, mine)) * tokens * Tiles::kRowBytes;
-      const int at = box * tokens * Tiles::kRowBytes, token = (first + box) * tokens % a.page_size;
-      const auto copy = [&](Tile& to, const CUtensorMap& map, hopper::Barrier& free, hopper::Barrier& full) {
-        hopper::wait(&free, ring.parity ^ 1);
-        if (lane == 0) hopper::arrive_and_expect(&full, bytes);
-        __syncwarp();
-        if (mine) hopper::copy_box(to.boxes[half] + at, &map, &full, half * 64, token, piece.kv_head, page);
-      };
-      copy(shared.k[ring.stage], maps.k, shared.k_free[ring.stage], shared.k_full[ring.stage]);
-      copy(shared.v[ring.stage], maps.v, shared.v_free[ring.stage], shared.v_full[ring.stage]);
-    }
-  }
-
-  __device__ void copy_all() const {
-    Pieces walk = pieces;
-    Ring ring;
-    for (Piece piece; walk.next(piece);) copy_piece(piece, ring);
-    hopper::wait_for_dependencies();
-  }
-
-  // --- the workers ---
-
-  __device__ static void sync_workers() { hopper::named_barrier<1, kWorkers>(); }
-
-  /// This thread's columns (score rows) are 2 (lane % 4) + {0, 1}; its keys: 16 warp + lane / 4 + {0, 8}; dims: Tiles::dim_of().
-  __device__ static int column() { return static_cast<int>(threadIdx.x) % 4 * 2; }
-  __device__ static int matrix_row() { return static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4; }
 
   struct State {
-    float out[kHalves][8];  ///< [64 dims x 16 columns] each
-    float max[2], sum[2];   ///< base 2; the sum over this thread's keys
+    float out[kHalves][kRows];           ///< [64 dims x 2 kRows columns] each: high parts, then low parts
+    float max[kColumns], sum[kColumns];  ///< base 2, what weights refer to, see fold_tile(); the sum over this thread's keys
   };
+  /// Scores [64 keys x kRows]: this thread's, element i of column column_of(i).
+  using Scores = float[kRows / 2];
+  __device__ static constexpr int column_of(int i) { return i / 4 * 2 + i % 2; }
 
-  struct Work {
-    Parts parts;
-    mma::Item item;
-    mma::RowSpan span;
-    mma::Logits logits;
-    float v_scale;
-    float slope[2];
-    int q_pos[2];
-  };
-
-  __device__ Work work_of(const Piece& piece) const {
-    Work w;
-    w.parts = pieces.parts_of(piece);
-    w.item.lengths = piece.lengths;
-    w.item.kv_head = piece.kv_head;
-    w.item.slice.req = piece.req;
-    w.item.slice.row_begin = 0;
-    w.item.slice.row_end = piece.lengths.query_len * a.group;
-    w.item.slice.num_parts = w.parts.count;
-    w.span = mma::row_span(a, piece.lengths, 0, w.item.slice.row_end);
-    const float scale = a.score.scale * a.k_scale.at(piece.kv_head, 1.0f);
-    w.logits = {scale, a.score.soft_cap, scale * mma::kLog2e, a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr};
-    w.v_scale = a.v_scale.at(piece.kv_head, 1.0f);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int row = min(column() + e, w.item.slice.row_end - 1);
-      w.slope[e] = a.alibi_slopes.at(piece.kv_head * a.group + row % a.group, 0.0f);
-      w.q_pos[e] = piece.lengths.context_len + row / a.group;
-    }
-    return w;
+  /// The score row of a column, and its position; of the last row where there is none. Kept in no register, as they
+  /// are asked for where the tile is not whole or the score not plain.
+  __device__ static int row_of(const DecodeJob& w, int column) { return min(column, w.item.slice.row_end - 1); }
+  __device__ int q_pos(const DecodeJob& w, int column) const { return w.item.lengths.context_len + row_of(w, column) / a.group; }
+  __device__ semantics::KeyRange keys_of_column(const DecodeJob& w, int column) const {
+    return semantics::visible_range(q_pos(w, column), a.window);
   }
 
   __device__ bool is_e4m3() const { return a.cache_k.dtype == DType::fp8_e4m3fn; }
 
-  /// 16 bytes of a row that is a run of aligned chunks; zeros if there is none.
-  __device__ static uint4 chunk_of(const std::uint16_t* from) {
-    return from != nullptr ? *reinterpret_cast<const uint4*>(from) : uint4{};
-  }
-
-  __device__ const std::uint16_t* query_row(const Work& w, int row) const {
-    const std::int64_t token = w.item.lengths.first_token + row / a.group;
-    return static_cast<const std::uint16_t*>(a.query.data) +
-           a.query.strides.row(0, w.item.kv_head * a.group + row % a.group, token);
-  }
-
-  __device__ void load_query(const Work& w) const {
-    constexpr int kChunks = kDim / 8;
-    for (int i = threadIdx.x; i < kRows * kChunks; i += kWorkers) {
-      const int row = i / kChunks, chunk = i % kChunks;
-      const std::uint16_t* from = row < w.item.slice.row_end ? query_row(w, row) + chunk * 8 : nullptr;
-      Tiles::put_query(shared.query[chunk / 8] + row * kQueryBytes, row % 8, chunk % 8, chunk_of(from));
-    }
-  }
-
-  __device__ const std::uint16_t* fresh_row(const gpu::RowSource& rows, const Work& w, int position) const {
+  __device__ const std::uint16_t* fresh_row(const gpu::RowSource& rows, const DecodeJob& w, int position) const {
     const std::int64_t token = w.item.lengths.first_token + position - w.item.lengths.context_len;
     return static_cast<const std::uint16_t*>(rows.data) + rows.strides.row(0, w.item.kv_head, token);
+  }
+
+  __device__ void sync_workers() const { hopper::sync_at(kEveryone, Memory::kWorkers); }
+
+  /// Rows of the query to shared memory, zeros where there is no row, by all warpgroups together; past registers, as they are
+  /// asked for while keys are on their way.
+  __device__ void load_query(const DecodeJob& w) const {
+    constexpr int kChunks = kDim / 8;
+    sync_workers();  // the last one is used up
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kRows * kChunks; i += Memory::kWorkers) {
+      const int row = i / kChunks, chunk = i % kChunks, from = row < w.item.slice.row_end ? row : 0;
+      const std::int64_t token = w.item.lengths.first_token + from / a.group;
+      const auto* dims = static_cast<const std::uint16_t*>(a.query.data) +
+                         a.query.strides.row(0, w.item.kv_head * a.group + from % a.group, token) + chunk * 8;
+      Tiles::copy_query(shared.query[chunk / 8] + row * kQueryBytes, row % 8, chunk % 8, dims, row < w.item.slice.row_end);
+    }
+    ptx::commit_copies();
+    ptx::wait_copies<0>();
+    hopper::fence_shared();
+    sync_workers();
   }
 
   /// Overwrites the rows of a tile outside positions [begin, end): what is not in the cache, or must not enter a product as it
@@ -190,31 +107,38 @@ struct Decode {
   template <typename Source>
   __device__ void patch(Tile& tile, int first, int begin, int end, Source&& source) const {
     constexpr int kChunks = kDim * Tiles::kElementBytes / 16;
-    for (int i = threadIdx.x; i < kTileKeys * kChunks; i += kWorkers) {
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) % 128; i < kTileKeys * kChunks; i += 128) {
       const int key = i / kChunks, chunk = i % kChunks, position = first + key;
       if (position >= begin && position < end) continue;
       const std::uint16_t* from = source(position);
-      *reinterpret_cast<uint4*>(Tiles::chunk_at(tile, key, chunk)) = chunk_of(from != nullptr ? from + chunk * 8 : nullptr);
+      *reinterpret_cast<uint4*>(Tiles::chunk_at(tile, key, chunk)) =
+          from != nullptr ? *reinterpret_cast<const uint4*>(from + chunk * 8) : uint4{};
     }
     hopper::fence_shared();
-    sync_workers();
+    sync_group();
   }
 
-  __device__ void multiply_scores(float (&s)[4], const typename Tiles::Keys& keys, const Tile& k) const {
+  __device__ void multiply_scores(Scores& s, const typename Tiles::Keys& keys, const Tile& k) const {
     hopper::wgmma_begin();
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const std::uint64_t query = hopper::matrix<hopper::Swizzle::bytes128>(shared.query[half], 8 * kQueryBytes);
+      std::uint64_t rows = hopper::matrix<hopper::Swizzle::bytes128>(shared.query[half], 8 * kQueryBytes);
+      hopper::compute_here(rows);
 #pragma unroll
-      for (int step = 0; step < 4; ++step) Tiles::multiply_keys(s, keys, k, hopper::advanced(query, step * 32), half, step);
+      for (int step = 0; step < 4; ++step) Tiles::multiply_keys(s, keys, k, hopper::advanced(rows, step * 32), half, step);
     }
     hopper::wgmma_commit();
     hopper::wgmma_wait<0>();
   }
 
-  __device__ void multiply_values(State& state, const typename Tiles::Values& values, const Tile& v) const {
+  __device__ void multiply_values(State& state, const typename Tiles::Values& values, const Tile& v, int turn) const {
+    constexpr hopper::Swizzle kSwizzle = kRows == 8    ? hopper::Swizzle::bytes32
+                                         : kRows == 16 ? hopper::Swizzle::bytes64
+                                                       : hopper::Swizzle::bytes128;
     hopper::wgmma_begin();
-    const std::uint64_t weights = hopper::matrix<hopper::Swizzle::bytes32>(shared.weights, 8 * kWeightBytes);
+    std::uint64_t weights = hopper::matrix<kSwizzle>(shared.weights[group][turn], 8 * kWeightBytes);
+    hopper::compute_here(weights);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
 #pragma unroll
@@ -225,114 +149,163 @@ struct Decode {
   }
 
   /// Keys from here on are not in the tiles.
-  __device__ static int end_in_tiles(const Work& w) { return Tiles::kHoldFreshRows ? w.span.any_end : w.item.lengths.cached_len; }
+  __device__ static int end_in_tiles(const DecodeJob& w) {
+    return Tiles::kHoldFreshRows ? w.span.any_end : w.item.lengths.cached_len;
+  }
 
-  /// Dot products to base-2 logits; -inf for keys that a row does not see or a tile does not hold.
-  __device__ void finish_scores(float (&s)[4], const Work& w, int first, bool whole) const {
+  /// Soft cap and ALiBi: dot products to base-2 logits.
+  __device__ void cap_and_slope(Scores& s, const DecodeJob& w, int first) const {
+    const Place me;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int position = first + matrix_row() + i / 2 * 8, e = i % 2;
-      if (w.logits.plain) {
-        s[i] *= w.logits.base2;
-      } else {
-        s[i] = mma::kLog2e * semantics::score<mma::ShortTanh>(s[i], {w.logits.scale, w.logits.soft_cap}, w.slope[e],
-                                                              static_cast<float>(position - w.q_pos[e]));
+    for (int q = 0; q < kColumns; ++q) {
+      const float slope = a.alibi_slopes.at(w.item.kv_head * a.group + row_of(w, me.column(q)) % a.group, 0.0f);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int i = q / 2 * 4 + j * 2 + q % 2;
+        const auto distance = static_cast<float>(first + me.key(i) - q_pos(w, me.column(q)));
+        s[i] = mma::kLog2e * semantics::score<mma::ShortTanh>(s[i], {w.logits.scale, w.logits.soft_cap}, slope, distance);
       }
-      if (whole) continue;
-      const semantics::KeyRange seen = semantics::visible_range(w.q_pos[e], a.window);
-      if (position < seen.begin || position >= seen.end || position >= end_in_tiles(w)) s[i] = -INFINITY;
     }
   }
 
-  /// The largest of the tile's logits in each of this thread's columns.
-  __device__ void column_maxima(float (&top)[2], const float (&s)[4], int turn) const {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  /// -inf for keys that a row does not see or a tile does not hold.
+  __device__ void mask(Scores& s, const DecodeJob& w, int first) const {
+    const Place me;
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      top[e] = fmaxf(s[e], s[2 + e]);
+    for (int q = 0; q < kColumns; ++q) {
+      const semantics::KeyRange seen = keys_of_column(w, me.column(q));
 #pragma unroll
-      for (int mask = 4; mask < 32; mask *= 2) top[e] = fmaxf(top[e], __shfl_xor_sync(~0u, top[e], mask));
-    }
-    if (lane < 4) *reinterpret_cast<float2*>(&shared.of_warp[turn][warp][column()]) = make_float2(top[0], top[1]);
-    sync_workers();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 other = *reinterpret_cast<const float2*>(&shared.of_warp[turn][i][column()]);
-      top[0] = fmaxf(top[0], other.x), top[1] = fmaxf(top[1], other.y);
-    }
-  }
-
-  /// Logits to weights relative to the new maximum (times 2^kWeightShift); state follows.
-  __device__ void fold_weights(float (&s)[4], State& state, int turn) const {
-    float top[2];
-    column_maxima(top, s, turn);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      top[e] = fmaxf(top[e], state.max[e]);
-      const float base = top[e] == -INFINITY ? 0.0f : top[e];  // nothing seen yet: every weight below becomes 0
-      const float rescale = ptx::exp2_approx(state.max[e] - base);
-      s[e] = ptx::exp2_approx(s[e] - (base - Weight::kWeightShift));
-      s[2 + e] = ptx::exp2_approx(s[2 + e] - (base - Weight::kWeightShift));
-      state.sum[e] = state.sum[e] * rescale + (s[e] + s[2 + e]);
-      if (state.max[e] != top[e]) {
-#pragma unroll
-        for (int half = 0; half < kHalves; ++half)
-#pragma unroll
-          for (int i = e; i < 8; i += 2) state.out[half][i] *= rescale;
+      for (int j = 0; j < 2; ++j) {
+        const int i = q / 2 * 4 + j * 2 + q % 2, position = first + me.key(i);
+        if (position < seen.begin || position >= seen.end || position >= end_in_tiles(w)) s[i] = -INFINITY;
       }
-      state.max[e] = top[e];
     }
   }
 
-  __device__ void put_weights(const float (&s)[4]) const {
+  __device__ void finish_scores(Scores& s, const DecodeJob& w, int first, bool whole) const {
+    if (w.logits.plain) [[likely]] {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int key = matrix_row() + i * 8;
-      const std::uint32_t high = Weight::pack(s[2 * i], s[2 * i + 1]);
+      for (int i = 0; i < kRows / 2; ++i) s[i] *= w.logits.base2;
+    } else {
+      cap_and_slope(s, w, first);
+    }
+    if (!whole) [[unlikely]]
+      mask(s, w, first);
+  }
+
+  /// Nothing was seen yet where the maximum is -inf: every weight is 0 then.
+  __device__ static float base_of(float max) { return max == -INFINITY ? 0.0f : max; }
+
+  /// Makes `top` what weights of column q refer to.
+  __device__ static void refer_to(State& state, int q, float top) {
+    const float rescale = ptx::exp2_approx(state.max[q] - base_of(top));
+    state.sum[q] *= rescale;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+      for (int i = q / 2 * 4 + q % 2; i < kRows; i += kRows / 2) {
+        state.out[half][i] *= rescale;
+        state.out[half][i + 2] *= rescale;
+      }
+    state.max[q] = top;
+  }
+
+  /// Makes the largest of the tile's logits and of those before it what weights refer to.
+  __device__ void raise_maxima(State& state, const Scores& s) const {
+    const Place me;
+    auto& of_warp = shared.maxima[group];
+    float top[kColumns];
+#pragma unroll
+    for (int q = 0; q < kColumns; ++q) {
+      top[q] = fmaxf(s[q / 2 * 4 + q % 2], s[q / 2 * 4 + q % 2 + 2]);
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) top[q] = fmaxf(top[q], __shfl_xor_sync(~0u, top[q], mask));
+      if (me.lane() < 4) of_warp[me.warp()][me.column(q)] = top[q];
+    }
+    sync_group();
+#pragma unroll
+    for (int q = 0; q < kColumns; ++q) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) top[q] = fmaxf(top[q], of_warp[i][me.column(q)]);
+      refer_to(state, q, fmaxf(top[q], state.max[q]));
+    }
+  }
+
+  /// The weight of a logit of column q, times 2^kWeightShift.
+  __device__ static float weight_of(const State& state, float logit, int q) {
+    return ptx::exp2_approx(logit - (base_of(state.max[q]) - Weight::kWeightShift));
+  }
+
+  /// Weights of the tile's logits in two parts to shared memory; their sums over this thread's keys.
+  __device__ void put_weights(float (&sums)[kColumns], const State& state, const Scores& s, int turn) const {
+    const Place me;
+#pragma unroll
+    for (int i = 0; i < kRows / 2; i += 2) {
+      const int key = me.key(i), swizzle = key * kWeightBytes / 128 % (kWeightBytes / 16), chunk = i / 4, q = column_of(i);
+      const float x = weight_of(state, s[i], q), y = weight_of(state, s[i + 1], q + 1);
+      sums[q] = i % 4 == 0 ? x : sums[q] + x, sums[q + 1] = i % 4 == 0 ? y : sums[q + 1] + y;
+      const std::uint32_t high = Weight::pack(x, y);
       const float2 kept = Weight::unpack(high);
-      const std::uint32_t low = Weight::pack(s[2 * i] - kept.x, s[2 * i + 1] - kept.y);
-      Byte* const at = shared.weights + key * kWeightBytes + column() * 2;
-      const int swap = key / 4 % 2 * 16;
-      *reinterpret_cast<std::uint32_t*>(at + swap) = high;
-      *reinterpret_cast<std::uint32_t*>(at + (16 - swap)) = low;
+      const std::uint32_t low = Weight::pack(x - kept.x, y - kept.y);
+      Byte* const row = shared.weights[group][turn] + key * kWeightBytes + me.lane() % 4 * 4;
+      *reinterpret_cast<std::uint32_t*>(row + (chunk ^ swizzle) * 16) = high;
+      *reinterpret_cast<std::uint32_t*>(row + ((chunk + kRows / 8) ^ swizzle) * 16) = low;
     }
     hopper::fence_shared();
   }
 
+  /// [kTileKeys][kRows] of f32 in the memory of weights that no product reads now.
+  __device__ float (*exact_weights(int turn) const)[kRows] {
+    static_assert(sizeof(shared.weights[0][0]) == sizeof(float[kTileKeys][kRows]));
+    return reinterpret_cast<float(*)[kRows]>(shared.weights[group][turn]);
+  }
+
   /// Adds weight times value, in f32, for keys that some rows see and others do not. Cached values are still in the tile.
-  __device__ void add_partly_seen(State& state, const Work& w, const Tile& v, int first) const {
+  __device__ void add_partly_seen(State& state, const DecodeJob& w, const Tile& v, int first, const float (*exact)[kRows]) const {
     const int begin = max(first, w.span.any_begin), end = min(first + kTileKeys, min(w.span.any_end, end_in_tiles(w)));
 #pragma unroll 1
     for (int position = begin; position < end; ++position) {
       if (position >= w.span.full_begin && position < w.span.full_end) continue;
-      const bool fresh = position >= w.item.lengths.cached_len;
+      const bool fresh = Tiles::kHoldFreshRows && position >= w.item.lengths.cached_len;
       const std::uint16_t* row = fresh ? fresh_row(a.value, w, position) : nullptr;
-      const int key = position - first;
+      add_value(
+          state, w, position,
+          [&](int dim) { return fresh ? T::unpack(row[dim]).x : Tiles::value_at(v, position - first, dim, is_e4m3()); },
+          exact[position - first]);
+    }
+  }
+
+  /// Adds weights[row] times value(dim) where the row sees the position.
+  template <typename Value>
+  __device__ void add_value(State& state, const DecodeJob& w, int position, Value&& value, const float* weights) const {
+    const Place me;
+    float values[kHalves][2];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const semantics::KeyRange seen = semantics::visible_range(w.q_pos[e], a.window);
-        if (position < seen.begin || position >= seen.end) continue;
-        const float weight = shared.exact[key][column() + e];
+    for (int half = 0; half < kHalves; ++half)
 #pragma unroll
-        for (int half = 0; half < kHalves; ++half)
+      for (int j = 0; j < 2; ++j) values[half][j] = value(me.dim(half, j));
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int dim = Tiles::dim_of(half, i);
-            const float value = fresh ? T::unpack(row[dim]).x : Tiles::value_at(v, key, dim, is_e4m3());
-            state.out[half][2 * i + e] += weight * value;
-          }
-      }
+    for (int q = 0; q < kColumns; ++q) {
+      const semantics::KeyRange seen = keys_of_column(w, me.column(q));
+      if (position < seen.begin || position >= seen.end) continue;
+      const float weight = weights[me.column(q)];
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) state.out[half][q / 2 * 4 + j * 2 + q % 2] += weight * values[half][j];
     }
   }
 
   /// Values of a tile that holds keys beyond the ends: zeros where the second product must not see them.
-  __device__ void prepare_values(State& state, const Work& w, Tile& v, const float (&s)[4], int first) const {
+  __device__ void prepare_values(State& state, const DecodeJob& w, Tile& v, const Scores& s, int first, int turn) const {
+    const Place me;
     if (w.span.any_begin != w.span.full_begin || w.span.any_end != w.span.full_end) {
+      auto* const exact = exact_weights(turn ^ 1);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) shared.exact[matrix_row() + i / 2 * 8][column() + i % 2] = s[i];
-      sync_workers();
-      add_partly_seen(state, w, v, first);
-      sync_workers();
+      for (int i = 0; i < kRows / 2; ++i) exact[me.key(i)][me.column(column_of(i))] = weight_of(state, s[i], column_of(i));
+      sync_group();
+      add_partly_seen(state, w, v, first, exact);
+      sync_group();
     }
     const int cached_end = min(w.span.full_end, w.item.lengths.cached_len);
     patch(v, first, w.span.full_begin, cached_end, [&](int position) -> const std::uint16_t* {
@@ -341,229 +314,370 @@ struct Decode {
     });
   }
 
-  __device__ void fold_tile(State& state, const Work& w, int tile, const Ring& ring) const {
-    const int first = tile * kTileKeys, cached = w.item.lengths.cached_len, lane = threadIdx.x % 32;
-    const bool whole = first >= w.span.full_begin && first + kTileKeys <= min(w.span.full_end, cached);
-    Tile& k = shared.k[ring.stage];
-    Tile& v = shared.v[ring.stage];
-    hopper::wait(&shared.k_full[ring.stage], ring.parity);
-    if (Tiles::kHoldFreshRows && first + kTileKeys > cached && cached < w.span.any_end)
-      patch(k, first, 0, cached,
+  /// Waits until a stage holds the tile at hand. Where another warpgroup had the tile before it there, that one has to be done
+  /// with it, for a barrier tells a phase from the next and not from the one after.
+  __device__ static void wait_for(hopper::Barrier& full, hopper::Barrier& free, const Ring& ring) {
+    if (Memory::kStages % kGroups != 0) hopper::wait(&free, ring.parity() ^ 1);
+    hopper::wait(&full, ring.parity());
+  }
+
+  /// One tile into the state; `turn` alternates between the tiles of this warpgroup.
+  ///
+  /// Weights refer to the largest logit of an earlier tile as long as no logit is more than kHeadroom above it: then one barrier
+  /// of the four warps, which they need anyway to see each other's weights, says that no maximum has to be agreed upon.
+  __device__ void fold_tile(State& state, const DecodeJob& w, int tile, const Ring& ring, int turn) const {
+    const int first = tile * kTileKeys;
+    const bool whole = first >= w.whole_begin && first + kTileKeys <= w.whole_end;
+    Tile& k = shared.k[ring.stage()];
+    Tile& v = shared.v[ring.stage()];
+    wait_for(shared.k_full[ring.stage()], shared.k_free[ring.stage()], ring);
+    if (Tiles::kHoldFreshRows && !whole && first + kTileKeys > w.item.lengths.cached_len &&
+        w.item.lengths.cached_len < w.span.any_end) [[unlikely]]
+      patch(k, first, 0, w.item.lengths.cached_len,
             [&](int position) { return position < w.span.any_end ? fresh_row(a.key, w, position) : nullptr; });
-    const auto free = [&](hopper::Barrier& barrier) {
-      __syncwarp();
-      if (lane == 0) hopper::arrive(&barrier);
-    };
-    typename Tiles::Keys keys;
-    Tiles::load_keys(keys, k, is_e4m3());
-    if (Tiles::kInRegisters) free(shared.k_free[ring.stage]);
-    float s[4];
-    multiply_scores(s, keys, k);
-    if (!Tiles::kInRegisters) free(shared.k_free[ring.stage]);
+    Scores s;
+    {
+      typename Tiles::Keys keys;
+      Tiles::load_keys(keys, k, is_e4m3());
+      if (Tiles::kInRegisters) Memory::arrive_warp(shared.k_free[ring.stage()]);
+      multiply_scores(s, keys, k);
+      if (!Tiles::kInRegisters) Memory::arrive_warp(shared.k_free[ring.stage()]);
+    }
     finish_scores(s, w, first, whole);
-    fold_weights(s, state, tile % 2);
-    put_weights(s);
-    hopper::wait(&shared.v_full[ring.stage], ring.parity);
-    if (!whole) prepare_values(state, w, v, s, first);
+    float sums[kColumns];
+    put_weights(sums, state, s, turn);
+    bool above = false;
+#pragma unroll
+    for (int i = 0; i < kRows / 2; ++i) above |= s[i] > state.max[column_of(i)] + kHeadroom;
+    if (any_of_group(above)) {
+      raise_maxima(state, s);
+      put_weights(sums, state, s, turn);
+      sync_group();  // all weights are there
+    }
+#pragma unroll
+    for (int q = 0; q < kColumns; ++q) state.sum[q] += sums[q];
+    wait_for(shared.v_full[ring.stage()], shared.v_free[ring.stage()], ring);
+    if (!whole) [[unlikely]]
+      prepare_values(state, w, v, s, first, turn);
     typename Tiles::Values values;
     Tiles::load_values(values, v, is_e4m3());
-    if (Tiles::kInRegisters) free(shared.v_free[ring.stage]);
-    sync_workers();  // all weights are there
-    multiply_values(state, values, v);
-    if (!Tiles::kInRegisters) free(shared.v_free[ring.stage]);
+    if (Tiles::kInRegisters) Memory::arrive_warp(shared.v_free[ring.stage()]);
+    multiply_values(state, values, v, turn);
+    if (!Tiles::kInRegisters) Memory::arrive_warp(shared.v_free[ring.stage()]);
   }
+  /// Waits for the four warps; true if `mine` is in one thread.
+  __device__ bool any_of_group(bool mine) const { return !hopper::all_at(1 + group, 128, !mine); }
 
-  /// High and low parts as one, in real units, in the high parts' place. Where a value was infinite the low parts say nothing.
-  __device__ void combine_parts(State& state, const Work& w) const {
+  // --- the end of a piece ---
+
+  /// High and low parts as one, in the high parts' place. Where a value was infinite the low parts say nothing.
+  __device__ static void combine_parts(State& state) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < kRows / 2; ++i) {
         float& high = state.out[half][i];
-        high = (isfinite(high) ? high + state.out[half][4 + i] : high) * w.v_scale;
+        if (isfinite(high)) high += state.out[half][kRows / 2 + i];
       }
   }
 
-  /// The whole row's sum, and its accumulators to shared memory.
-  __device__ void publish(State& state) const {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  /// Sums over this warp's keys.
+  __device__ static void publish_sums(State& state, float (&of_warp)[4][kRows]) {
+    const Place me;
 #pragma unroll
-    for (int e = 0; e < 2; ++e)
+    for (int q = 0; q < kColumns; ++q) {
 #pragma unroll
-      for (int mask = 4; mask < 32; mask *= 2) state.sum[e] += __shfl_xor_sync(~0u, state.sum[e], mask);
-    if (lane < 4) *reinterpret_cast<float2*>(&shared.of_warp[0][warp][column()]) = make_float2(state.sum[0], state.sum[1]);
-    if (lane < 4 && warp == 0)
-      *reinterpret_cast<float2*>(&shared.of_warp[1][0][column()]) = make_float2(state.max[0], state.max[1]);
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) shared.out[column() + i % 2][Tiles::dim_of(half, i / 2)] = state.out[half][i];
+      for (int mask = 4; mask < 32; mask *= 2) state.sum[q] += __shfl_xor_sync(~0u, state.sum[q], mask);
+      if (me.lane() < 4) of_warp[me.warp()][me.column(q)] = state.sum[q];
+    }
+  }
+  /// Over all keys of a warpgroup, once all warps have published theirs.
+  __device__ static float sum_of(const float (&of_warp)[4][kRows], int row) {
+    return (of_warp[0][row] + of_warp[1][row]) + (of_warp[2][row] + of_warp[3][row]);
   }
 
-  /// Rows from shared memory to the output, or to this part's place in the workspace.
-  __device__ void write_rows(const Work& w) const {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const bool split = w.parts.count > 1;
-    for (int r = warp; r < w.item.slice.row_end; r += kWorkers / 32) {
-      float sum = 0.0f;
+  /// What this warpgroup, not the first, knows of the piece.
+  __device__ void hand_over(State& state, std::uint32_t parity) const {
+    const Place me;
+    typename Memory::Found& found = shared.found[group - 1];
+    hopper::wait(&shared.found_free[group - 1], parity ^ 1);
+    publish_sums(state, found.sums);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum += shared.of_warp[0][i][r];
-      const semantics::SoftmaxState state = mma::natural_state<Weight>(shared.of_warp[1][0][r], sum);
-      const std::int64_t at = static_cast<std::int64_t>(w.parts.place(w.parts.part)) * kRows + r;
-      mma::OutputRow to{};
-      if (!split) to = mma::finish_row(a, w.item, r, state, lane == 0);
-      if (split && lane == 0) *reinterpret_cast<float2*>(a.work.partial_states + at * 2) = make_float2(state.max, state.sum);
+    for (int q = 0; q < kColumns; ++q) {
+      if (me.lane() < 4 && me.warp() == 0) found.max[me.column(q)] = state.max[q];
 #pragma unroll
-      for (int dim = lane * 2; dim < kDim; dim += 64) {
-        const float2 pair = *reinterpret_cast<const float2*>(&shared.out[r][dim]);
-        if (split)
-          *reinterpret_cast<float2*>(a.work.partial_acc + at * kDim + dim) = pair;
-        else
-          mma::store_pair<T>(a, to, dim, pair.x, pair.y);
-      }
+      for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) found.out[me.column(q)][me.dim(half, j)] = state.out[half][q / 2 * 4 + j * 2 + q % 2];
+    }
+    Memory::arrive_warp(shared.found_full[group - 1]);
+  }
+
+  /// The same into the first warpgroup's state, whose parts are combined.
+  __device__ void take_over(State& state, int other, std::uint32_t parity) const {
+    const Place me;
+    const typename Memory::Found& found = shared.found[other - 1];
+    hopper::wait(&shared.found_full[other - 1], parity);
+#pragma unroll
+    for (int q = 0; q < kColumns; ++q) {
+      const float top = fmaxf(state.max[q], found.max[me.column(q)]), rescale = ptx::exp2_approx(state.max[q] - base_of(top));
+      const float weight = ptx::exp2_approx(found.max[me.column(q)] - base_of(top));
+      state.max[q] = top;
+      state.sum[q] *= rescale;
+      if (me.matrix_row() == 0) state.sum[q] += weight * sum_of(found.sums, me.column(q));  // one thread of each column
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          float& mine = state.out[half][q / 2 * 4 + j * 2 + q % 2];
+          mine = mine * rescale + weight * found.out[me.column(q)][me.dim(half, j)];
+        }
+    }
+    Memory::arrive_warp(shared.found_free[other - 1]);
+  }
+
+  /// Accumulators to this part's place in the workspace, straight from registers: eight lanes fill 32 bytes.
+  __device__ void keep_values(const State& state, const DecodeJob& w) const {
+    const Place me;
+    const std::int64_t place = static_cast<std::int64_t>(w.parts.place(w.parts.part)) * kRows;
+#pragma unroll
+    for (int q = 0; q < kColumns; ++q) {
+      if (me.column(q) >= w.item.slice.row_end) continue;
+      float* const row = a.work.partial_acc + (place + me.column(q)) * kDim;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) row[me.dim(half, j)] = state.out[half][q / 2 * 4 + j * 2 + q % 2];
     }
   }
 
-  /// True in every worker of the block that completes the last part of the segment. One thread's fence stands for all: the
+  /// Maximum and sum of this piece's rows, once all warps have published their sums.
+  __device__ void keep_states(const State& state, float2* to) const {
+    const Place me;
+    if (threadIdx.x >= 4) return;
+#pragma unroll
+    for (int q = 0; q < kColumns; q += 2)
+      *reinterpret_cast<float4*>(to + me.column(q)) =
+          make_float4(state.max[q], sum_of(shared.sums, me.column(q)), state.max[q + 1], sum_of(shared.sums, me.column(q + 1)));
+  }
+
+  /// True in every thread of the warpgroup that completes the last part of the segment. One thread's fence stands for all: the
   /// barriers make it cumulative (PTX ISA, "Memory Consistency Model", causality order).
-  __device__ bool is_last_part(const Work& w) const {
-    sync_workers();
+  __device__ bool is_last_part(const DecodeJob& w) const {
+    __syncwarp();
     if (threadIdx.x == 0) {
       __threadfence();
       shared.last = atomicAdd(a.work.parts_done + w.parts.first_block, 1) == w.parts.count - 1;
       __threadfence();
     }
-    sync_workers();
+    sync_group();
     return shared.last != 0;
+  }
+
+  /// States of rows to what scales them, their place, and lse.
+  __device__ void end_rows(const DecodeJob& w) const {
+    sync_group();  // states are there
+    const int row = threadIdx.x;
+    if (row < w.item.slice.row_end) {
+      const float2 state = shared.states[row];
+      const mma::OutputRow end = mma::finish_row(a, w.item, row, mma::natural_state<Weight>(state.x, state.y), true);
+      shared.ends[row] = {end.offset, end.factor};
+    }
+    sync_group();
+  }
+  __device__ mma::OutputRow end_of(int row) const { return {shared.ends[row].offset, shared.ends[row].factor}; }
+
+  /// Rows of a segment that is whole.
+  __device__ void write_rows(const State& state, const DecodeJob& w) const {
+    const Place me;
+    keep_states(state, shared.states);
+    end_rows(w);
+    auto* const output = static_cast<std::uint16_t*>(a.output);
+#pragma unroll
+    for (int q = 0; q < kColumns; ++q) {
+      if (me.column(q) >= w.item.slice.row_end) continue;
+      const mma::OutputRow to = end_of(me.column(q));
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const std::uint32_t pair =
+            T::pack(state.out[half][q / 2 * 4 + q % 2] * to.factor, state.out[half][q / 2 * 4 + 2 + q % 2] * to.factor);
+        const int dim = me.dim(half, 0);
+        if (Tiles::kDimsInPairs && a.output_pairs) {
+          *reinterpret_cast<std::uint32_t*>(output + to.offset + dim) = pair;
+        } else {
+          output[to.offset + dim * a.output_strides.dim] = static_cast<std::uint16_t>(pair);
+          output[to.offset + me.dim(half, 1) * a.output_strides.dim] = static_cast<std::uint16_t>(pair >> 16);
+        }
+      }
+    }
+  }
+
+  /// Rows of a segment from its parts.
+  __device__ void merge_rows(const DecodeJob& w) const {
+    static_assert(sizeof(shared.weights[0]) == sizeof(float2[kPartsStaged][kRows]));
+    const SegmentMerge<T, kDim, kRows, Tiles::kPartsAtOnce> merge{a, w.item, w.parts,
+                                                                  reinterpret_cast<float2(*)[kRows]>(shared.weights[0])};
+#pragma unroll 1
+    for (int chunk = 0; chunk < merge.chunks(); ++chunk) {
+      const float4 total = merge.fold(chunk, shared.states, [this] { sync_group(); });
+      end_rows(w);  // those of later chunks are not right yet
+      merge.store(total, chunk, end_of(merge.row_of(chunk)));
+    }
   }
 
   // --- this step's rows beside a cache of another type: at most kRows keys, in f32 ---
 
-  /// Logits of key cached_len + i and row r to shared.exact[i][r]; -inf where the row does not see the key.
-  __device__ void score_fresh_rows(const Work& w) const {
-    static_assert(2 * kRows * kRows == kWorkers);  // two threads for every key and row
-    const int half = threadIdx.x % 2, r = threadIdx.x / 2 % kRows, i = threadIdx.x / 2 / kRows;
-    const int position = w.item.lengths.cached_len + i, q_pos = w.item.lengths.context_len + r / a.group;
+  /// Logit of key `position` and row r in base 2; -inf where the row does not see the key.
+  __device__ float fresh_logit(const DecodeJob& w, int position, int r) const {
+    const int q_pos = w.item.lengths.context_len + r / a.group;
     const semantics::KeyRange seen = semantics::visible_range(q_pos, a.window);
-    const bool sees = r < w.item.slice.row_end && position < w.span.any_end && position >= seen.begin && position < seen.end;
+    if (r >= w.item.slice.row_end || position < seen.begin || position >= seen.end) return -INFINITY;
+    const int head = w.item.kv_head * a.group + r % a.group;
+    const auto* q = reinterpret_cast<const std::uint32_t*>(
+        static_cast<const std::uint16_t*>(a.query.data) + a.query.strides.row(0, head, w.item.lengths.first_token + r / a.group));
+    const auto* k = reinterpret_cast<const std::uint32_t*>(fresh_row(a.key, w, position));
     float dot = 0.0f;
-    if (sees) {
-      const std::uint16_t* q = query_row(w, r) + half * (kDim / 2);
-      const std::uint16_t* k = fresh_row(a.key, w, position) + half * (kDim / 2);
-#pragma unroll 1
-      for (int chunk = 0; chunk < kDim / 16; ++chunk) {
-        const uint4 x = chunk_of(q + chunk * 8), y = chunk_of(k + chunk * 8);
-        const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float2 p = T::unpack(xs[j]), q2 = T::unpack(ys[j]);
-          dot += p.x * q2.x;
-          dot += p.y * q2.y;
-        }
-      }
+#pragma unroll 4
+    for (int i = 0; i < kDim / 2; ++i) {
+      const float2 x = T::unpack(q[i]), y = T::unpack(k[i]);
+      dot += x.x * y.x;
+      dot += x.y * y.y;
     }
-    dot += __shfl_xor_sync(~0u, dot, 1);
-    if (half != 0) return;
-    const float slope = sees ? a.alibi_slopes.at(w.item.kv_head * a.group + r % a.group, 0.0f) : 0.0f;
-    const float logit = semantics::score<mma::ShortTanh>(dot, a.score, slope, static_cast<float>(position - q_pos));
-    shared.exact[i][r] = sees ? mma::kLog2e * logit : -INFINITY;
+    const float slope = a.alibi_slopes.at(head, 0.0f);
+    return mma::kLog2e * semantics::score<mma::ShortTanh>(dot, a.score, slope, static_cast<float>(position - q_pos));
   }
 
-  __device__ void fold_fresh_rows(State& state, const Work& w) const {
-    sync_workers();  // the weights of the last tile are used up
-    score_fresh_rows(w);
-    sync_workers();
+  /// By the first warpgroup, into values in real units.
+  __device__ void fold_fresh_rows(State& state, const DecodeJob& w) const {
+    const Place me;
     const int count = w.span.any_end - w.item.lengths.cached_len;
+    auto* const exact = exact_weights(0);
+    sync_group();  // the weights of the last tile are used up
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count * kRows; i += 128)
+      exact[i / kRows][i % kRows] = fresh_logit(w, w.item.lengths.cached_len + i / kRows, i % kRows);
+    sync_group();
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      float top = state.max[e];
-      for (int i = 0; i < count; ++i) top = fmaxf(top, shared.exact[i][column() + e]);
-      const float base = top == -INFINITY ? 0.0f : top;
-      const float rescale = ptx::exp2_approx(state.max[e] - base);
-      state.sum[e] *= rescale;
+    for (int q = 0; q < kColumns; ++q) {
+      float top = state.max[q];
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) top = fmaxf(top, exact[i][me.column(q)]);
+      refer_to(state, q, top);
+    }
+    sync_group();  // logits are read, and become weights
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) state.out[half][2 * i + e] *= rescale;
-      state.max[e] = top;
-      for (int i = 0; i < count; ++i) {
-        const int position = w.item.lengths.cached_len + i;
-        const semantics::KeyRange seen = semantics::visible_range(w.q_pos[e], a.window);
-        if (position < seen.begin || position >= seen.end) continue;
-        const float weight = ptx::exp2_approx(shared.exact[i][column() + e] - (base - Weight::kWeightShift));
-        if (matrix_row() == 0) state.sum[e] += weight;  // one thread of each column
-        const std::uint16_t* row = fresh_row(a.value, w, position);
-#pragma unroll
-        for (int half = 0; half < kHalves; ++half)
-#pragma unroll
-          for (int j = 0; j < 2; ++j) state.out[half][2 * j + e] += weight * T::unpack(row[Tiles::dim_of(half, j)]).x;
+    for (int q = 0; q < kColumns; ++q) {
+#pragma unroll 1
+      for (int i = me.warp() * 8 + me.lane() / 4; i < count; i += 32) {
+        float& weight = exact[i][me.column(q)];
+        weight = weight_of(state, weight, q);
+        state.sum[q] += weight;
       }
+    }
+    sync_group();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const std::uint16_t* row = fresh_row(a.value, w, w.item.lengths.cached_len + i);
+      add_value(state, w, w.item.lengths.cached_len + i, [&](int dim) { return T::unpack(row[dim]).x; }, exact[i]);
     }
   }
 
-  __device__ void finish_piece(State& state, const Work& w) const {
-    combine_parts(state, w);
+  /// By the first warpgroup: everything about the piece is in its state.
+  __device__ void finish_piece(State& state, const DecodeJob& w) const {
+    const float v_scale = a.v_scale.at(w.item.kv_head, 1.0f);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i) state.out[half][i] *= v_scale;
     const bool has_end = w.parts.part == w.parts.count - 1;
     if (!Tiles::kHoldFreshRows && has_end && w.item.lengths.cached_len < w.span.any_end) fold_fresh_rows(state, w);
-    sync_workers();  // query and weights are used up: results take their memory
-    publish(state);
-    sync_workers();
-    write_rows(w);
-    bool counts = true;
-    if (w.parts.count > 1) {
-      counts = is_last_part(w);
-      if (counts) mma::merge_parts<T>(a, w.item, kWorkers / 32, [&](int part) { return w.parts.place(part); });
+    const bool split = w.parts.count > 1;
+    publish_sums(state, shared.sums);
+    if (split) keep_values(state, w);
+    sync_group();  // all sums are there
+    if (!split) {
+      write_rows(state, w);
+    } else {
+      const std::int64_t place = static_cast<std::int64_t>(w.parts.place(w.parts.part)) * kRows;
+      keep_states(state, reinterpret_cast<float2*>(a.work.partial_states) + place);
+      if (!is_last_part(w)) return;
+      merge_rows(w);
     }
-    if (counts) mma::count_rows(a, w.item);
-    sync_workers();  // results are used up
+    mma::count_rows(a, w.item);
   }
 
-  __device__ void work_all() const {
-    Pieces walk = pieces;
+  /// The tiles of a piece that are this warpgroup's.
+  __device__ void fold_tiles(State& state, const DecodeJob& w, Ring& ring, int& turn) const {
+    Ring mine = ring;
+    mine.advance(group);
+#pragma unroll 1
+    for (int tile = w.first + group; tile < w.end; tile += kGroups, mine.advance(kGroups), turn ^= 1)
+      fold_tile(state, w, tile, mine, kGroups == 1 ? mine.at & 1 : turn);
+    if constexpr (kGroups == 1)
+      ring = mine;
+    else
+      ring.skip(w.end - w.first);
+  }
+
+  __device__ void run() const {
     Ring ring;
-    bool asked = false;
-    for (Piece piece; walk.next(piece);) {
-      const Work w = work_of(piece);
+    typename Memory::JobRing jobs;
+    std::uint32_t found_parity[kGroups] = {};  // of those that took part
+    int turn = 0;                              // of the weights: those of the last piece may still be read
+#pragma unroll 1
+    for (;; jobs.advance()) {
+      hopper::wait(&shared.job_full[jobs.stage()], jobs.parity());
+      const DecodeJob& w = shared.jobs[jobs.stage()];
+      const int tiles = w.end - w.first;
+      if (tiles == 0) break;
       load_query(w);
-      hopper::fence_shared();
       State state{};
-      state.max[0] = state.max[1] = -INFINITY;
-      if (!asked) hopper::wait_for_dependencies();  // the keys are on their way; nothing was written so far
-      asked = true;
-      const std::int32_t broken = *static_cast<volatile const std::int32_t*>(&a.outcome->broken);
-      sync_workers();  // the query is there
-      for (int tile = piece.first; tile < piece.end; ++tile, ring.advance()) fold_tile(state, w, tile, ring);
-      if (broken == 0) finish_piece(state, w);
+#pragma unroll
+      for (int q = 0; q < kColumns; ++q) state.max[q] = -INFINITY;
+      fold_tiles(state, w, ring, turn);
+      combine_parts(state);
+      if (group != 0) {
+        if constexpr (kGroups > 1)
+          if (tiles > group) hand_over(state, found_parity[0]), found_parity[0] ^= 1;
+      } else {
+        if constexpr (kGroups > 1)
+#pragma unroll
+          for (int other = 1; other < kGroups; ++other)
+            if (tiles > other) take_over(state, other, found_parity[other]), found_parity[other] ^= 1;
+        hopper::wait_for_dependencies();  // nothing was written so far
+        if (*static_cast<volatile const std::int32_t*>(&a.outcome->broken) == 0) finish_piece(state, w);
+      }
+      Memory::arrive_warp(shared.job_free[jobs.stage()]);
     }
-    if (!asked) hopper::wait_for_dependencies();
+    hopper::wait_for_dependencies();
   }
 };
 
-template <typename T, typename Tiles>
-__global__ void __launch_bounds__(Decode<T, Tiles>::kThreads, Tiles::kBlocksPerMultiprocessor)
+template <typename T, typename Memory>
+__global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
     attend_decode(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ CacheMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Kernel = Decode<T, Tiles>;
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
-  if (threadIdx.x == Kernel::kWorkers) hopper::prefetch_map(&maps.k), hopper::prefetch_map(&maps.v);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Kernel::kStages; ++i) {
-      hopper::init_barrier(&shared.k_full[i], 1), hopper::init_barrier(&shared.v_full[i], 1);
-      hopper::init_barrier(&shared.k_free[i], Kernel::kWorkers / 32),
-          hopper::init_barrier(&shared.v_free[i], Kernel::kWorkers / 32);
-    }
-    hopper::fence_barrier_init();
+  auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);
+  if (threadIdx.x == Memory::kWorkers) {
+    hopper::prefetch_map(&maps.k), hopper::prefetch_map(&maps.v);
+    Memory::init_barriers(shared);
   }
-  if (!count_tiles<Kernel::kThreads>(a, shared.row)) {  // prepare says so, too
+  if (!count_tiles<Memory::kThreads>(a, shared.row)) {  // prepare says so, too
     hopper::wait_for_dependencies();
     return;
   }
-  const Kernel kernel{a, maps, shared, Pieces(a, shared.row, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x))};
-  if (threadIdx.x >= Kernel::kWorkers)
-    kernel.copy_all();
-  else
-    kernel.work_all();
+  const int warp = static_cast<int>(threadIdx.x) / 32 - Memory::kWorkers / 32;
+  if (warp < 0) {
+    if constexpr (Memory::kMoveRegisters) hopper::take_registers<Memory::kWorkRegisters>();
+    DecodeWork<T, Memory>{a, shared}.run();
+  } else {
+    if constexpr (Memory::kMoveRegisters) hopper::keep_registers<Memory::kCopyRegisters>();
+    if (warp < Memory::kCopyWarps)
+      DecodeCopy<Memory>{a, maps, shared, warp}.run(
+          Pieces(a, shared.row, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)));
+    hopper::wait_for_dependencies();
+  }
 #endif
 }
 

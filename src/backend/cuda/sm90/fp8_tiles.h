@@ -22,6 +22,7 @@
 #include "backend/cuda/ptx.h"
 #include "backend/cuda/sm90/hopper.h"
 #include "backend/cuda/sm90/instance.h"
+#include "backend/cuda/sm90/wgmma_narrow.h"
 
 namespace quire::cuda::sm90 {
 
@@ -29,17 +30,27 @@ template <typename T, int kDim_>
 struct Fp8Tiles {
   using Weight = mma::F16;  ///< type of the weights and values in the second product
   static constexpr int kDim = kDim_;
-  static constexpr int kStages = kDim == 64 ? 8 : 4;
-  static constexpr int kBlocksPerMultiprocessor = 3;
   static constexpr bool kInRegisters = true;
   static constexpr bool kHoldFreshRows = false;  ///< this step's rows have 16 bits
-  static constexpr int kBoxes = 1;
-  static constexpr int kRowBytes = kDim;  ///< swizzled by as many bytes
+  static constexpr int kPartsAtOnce = 8;         ///< of a merge; more would cost the loop over tiles registers
+  static constexpr bool kDimsInPairs = true;     ///< dim_of(block, 1) is dim_of(block, 0) + 1, even
+  static constexpr int kBoxDims = kDim < 128 ? kDim : 128, kBoxes = kDim / kBoxDims;
+  static constexpr int kRowBytes = kBoxDims;  ///< of a box, swizzled by as many bytes
   static constexpr int kElementBytes = 1;
   static constexpr int kBlocks = kDim / 64;  ///< of 64 dims
 
+  /// Warpgroups of a block, and blocks of a multiprocessor.
+  template <int kRows>
+  static constexpr int groups() {
+    return kRows == 8 && kDim <= 128 ? 1 : 2;
+  }
+  template <int kRows>
+  static constexpr int blocks() {
+    return kRows == 8 && kDim <= 128 ? 3 : 1;
+  }
+
   struct Tile {
-    Byte boxes[1][kTileKeys * kRowBytes];
+    Byte boxes[kBoxes][kTileKeys * kRowBytes];
   };
   struct Keys {
     std::uint32_t a[kDim / 16][4];
@@ -48,27 +59,26 @@ struct Fp8Tiles {
     std::uint32_t a[kBlocks][kTileKeys / 16][4];
   };
 
-  __device__ static int swizzle(int key) { return kDim == 128 ? key % 8 : key / 2 % 4; }
+  __device__ static int swizzle(int key) { return kBoxDims == 128 ? key % 8 : key / 2 % 4; }
   /// 16 bytes of row `key`.
   __device__ static Byte* chunk_at(Tile& tile, int key, int chunk) {
-    return tile.boxes[0] + key * kRowBytes + (chunk ^ swizzle(key)) * 16;
+    return tile.boxes[kBoxes == 1 ? 0 : chunk / 8] + key * kRowBytes + (chunk % 8 ^ swizzle(key)) * 16;
   }
   __device__ static float value_at(const Tile& tile, int key, int dim, bool e4m3) {
     const Byte code = chunk_at(const_cast<Tile&>(tile), key, dim / 16)[dim % 16];
     return mma::F16::unpack(mma::convert_pair<mma::F16>(code, e4m3)).x;
   }
 
-  /// Where chunk `chunk` (8 dims) of a query row goes: pairs of dims 0 2 4 6 of 16 before 1 3 5 7.
-  __device__ static void put_query(Byte* row, int swizzle, int chunk, uint4 dims) {
-    const int step = chunk / 2 * 2, second = chunk % 2 * 8;
-    *reinterpret_cast<uint2*>(row + (step ^ swizzle) * 16 + second) = make_uint2(dims.x, dims.z);
-    *reinterpret_cast<uint2*>(row + (step + 1 ^ swizzle) * 16 + second) = make_uint2(dims.y, dims.w);
+  /// Chunk `chunk` (8 dims) of a query row to its place: pairs of dims 0 2 4 6 of 16 before 1 3 5 7. Zeros if it does not exist.
+  __device__ static void copy_query(Byte* row, int swizzle, int chunk, const std::uint16_t* dims, bool exists) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      Byte* to = row + (chunk % 8 / 2 * 2 + i % 2 ^ swizzle) * 16 + chunk % 2 * 8 + i / 2 * 4;
+      ptx::copy_async_4(to, dims + i * 2, exists ? 4 : 0);
+    }
   }
-  /// The dim of accumulator rows lane / 4 + 8 i of block `block`.
-  __device__ static int dim_of(int block, int i) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    return (warp * kBlocks + block) * 16 + lane / 4 * 2 + i;
-  }
+  /// The dim of accumulator rows lane / 4 + 8 i of a warp's block `block`.
+  __device__ static int dim_of(int block, int i, int lane, int warp) { return (warp * kBlocks + block) * 16 + lane / 4 * 2 + i; }
 
   template <typename Element, bool kE4m3>
   __device__ static std::uint32_t convert(std::uint32_t codes) {
@@ -77,8 +87,9 @@ struct Fp8Tiles {
 
   template <bool kE4m3>
   __device__ static void load_keys_of(Keys& keys, const Tile& tile) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int key = warp * 16 + lane % 16, chunk = lane / 16;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    int key = warp * 16 + lane % 16, chunk = lane / 16;
+    hopper::compute_here(key), hopper::compute_here(chunk);
 #pragma unroll
     for (int step = 0; step < kDim / 16; step += 2) {
       std::uint32_t codes[4];
@@ -97,21 +108,25 @@ struct Fp8Tiles {
 
   template <bool kE4m3>
   __device__ static void load_values_of(Values& values, const Tile& tile) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     // Matrices of one ldmatrix: two groups of 8 keys of a step, in two blocks of dims or two steps.
-    const int key = lane % 16 + (kBlocks == 1 ? lane / 16 * 16 : 0), chunk = warp * kBlocks + (kBlocks == 1 ? 0 : lane / 16);
+    constexpr int kPairs = kBlocks == 1 ? 1 : kBlocks / 2, kSteps = kBlocks == 1 ? 2 : 1;
+    int key = lane % 16 + (kBlocks == 1 ? lane / 16 * 16 : 0), chunk = warp * kBlocks + (kBlocks == 1 ? 0 : lane / 16);
+    hopper::compute_here(key), hopper::compute_here(chunk);
 #pragma unroll
-    for (int step = 0; step < kTileKeys / 16; step += 3 - kBlocks) {
-      std::uint32_t codes[4];
-      ptx::load_matrices_transposed(codes, chunk_at(const_cast<Tile&>(tile), step * 16 + key, chunk));
+    for (int step = 0; step < kTileKeys / 16; step += kSteps)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const std::uint32_t pairs = __byte_perm(codes[i], 0, 0x3120);
-        const int block = kBlocks == 1 ? 0 : i / 2, of_step = kBlocks == 1 ? step + i / 2 : step;
-        values.a[block][of_step][i % 2 * 2] = convert<mma::F16, kE4m3>(pairs);
-        values.a[block][of_step][i % 2 * 2 + 1] = convert<mma::F16, kE4m3>(pairs >> 16);
+      for (int pair = 0; pair < kPairs; ++pair) {
+        std::uint32_t codes[4];
+        ptx::load_matrices_transposed(codes, chunk_at(const_cast<Tile&>(tile), key, chunk + pair * 2) + step * 16 * kRowBytes);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const std::uint32_t pairs = __byte_perm(codes[i], 0, 0x3120);
+          const int block = kBlocks == 1 ? 0 : pair * 2 + i / 2, of_step = kBlocks == 1 ? step + i / 2 : step;
+          values.a[block][of_step][i % 2 * 2] = convert<mma::F16, kE4m3>(pairs);
+          values.a[block][of_step][i % 2 * 2 + 1] = convert<mma::F16, kE4m3>(pairs >> 16);
+        }
       }
-    }
   }
   __device__ static void load_values(Values& values, const Tile& tile, bool e4m3) {
     if (e4m3)
@@ -121,11 +136,14 @@ struct Fp8Tiles {
   }
 
   /// Adds the products of step `step` (16 dims of query half `half`).
-  __device__ static void multiply_keys(float (&s)[4], const Keys& keys, const Tile&, std::uint64_t query, int half, int step) {
+  template <int kCount>
+  __device__ static void multiply_keys(float (&s)[kCount], const Keys& keys, const Tile&, std::uint64_t query, int half,
+                                       int step) {
     hopper::wgmma<T::kDType == DType::f16, 0>(s, keys.a[half * 4 + step], query, half + step);
   }
   /// Adds the products of 16 keys with 64 dims.
-  __device__ static void multiply_values(float (&out)[8], const Values& values, const Tile&, std::uint64_t weights, int half,
+  template <int kCount>
+  __device__ static void multiply_values(float (&out)[kCount], const Values& values, const Tile&, std::uint64_t weights, int half,
                                          int step) {
     hopper::wgmma<true, 1>(out, values.a[half][step], weights, 1);
   }

@@ -47,6 +47,16 @@ __device__ inline void copy_box(void* shared, const CUtensorMap* map, Barrier* b
       "l"(map), "r"(ptx::shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
+/// The same; what is copied is the first to leave L2: nobody reads it again, and what else is there (instructions above all) is
+/// needed again.
+__device__ inline void copy_box_once(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3) {
+  constexpr std::uint64_t kEvictFirst = 0x12F0000000000000ull;  // what createpolicy.fractional.L2::evict_first returns for 1.0
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2], %7;" ::"r"(ptx::shared_address(shared)),
+      "l"(map), "r"(ptx::shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(kEvictFirst)
+      : "memory");
+}
 /// The same to both blocks of a cluster of two, at the same place, counted on the barriers at the same place.
 __device__ inline void copy_box_to_pair(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3) {
   constexpr std::uint16_t kBoth = 3;
@@ -102,6 +112,18 @@ __device__ inline void named_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
 
+/// Waits there; true in all threads if `mine` is in one.
+template <int kId, int kThreads>
+__device__ inline bool any_of_barrier(bool mine) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred mine, any;\nsetp.ne.b32 mine, %1, 0;\nbar.red.or.pred any, %2, %3, mine;\nselp.b32 %0, 1, 0, any;\n}"
+      : "=r"(any)
+      : "r"(static_cast<int>(mine)), "n"(kId), "n"(kThreads)
+      : "memory");
+  return any != 0;
+}
+
 /// Barrier `id` among `threads` threads: arrive and wait, or arrive alone.
 __device__ inline void sync_at(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 __device__ inline void arrive_at(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
@@ -134,7 +156,7 @@ __device__ inline void take_registers() {
 // --- wgmma ---
 
 /// How rows of an operand are swizzled in shared memory.
-enum class Swizzle : std::uint64_t { bytes128 = 1, bytes32 = 3 };
+enum class Swizzle : std::uint64_t { bytes128 = 1, bytes64 = 2, bytes32 = 3 };
 
 /// Matrix descriptor: `stride` bytes from one group of 8 rows to the next, `along` bytes from one `Swizzle`-long part of the rows
 /// to the next, if they are longer than one.
@@ -148,6 +170,10 @@ __device__ inline std::uint64_t advanced(std::uint64_t matrix, int bytes) {
   return matrix + static_cast<std::uint64_t>(bytes >> 4);
 }
 
+/// What is computed from `x` is computed here, and not before a loop: the loop has no registers for it.
+__device__ inline void compute_here(std::uint64_t& x) { asm volatile("" : "+l"(x)); }
+__device__ inline void compute_here(int& x) { asm volatile("" : "+r"(x)); }
+
 /// Registers written before are seen by the wgmma that follow.
 __device__ inline void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -155,61 +181,5 @@ template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-
-#define QUIRE_WGMMA_N8(types)                                                                             \
-  asm volatile(                                                                                           \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"                                                         \
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32." types " {%0, %1, %2, %3}, %4, %5, p, 1, 1, %7, %8;\n}" \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                    \
-      : "l"(a), "l"(b), "r"(add), "n"(kTransposedA), "n"(kTransposedB))
-#define QUIRE_WGMMA_N16(types)                                                                                               \
-  asm volatile(                                                                                                              \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                                                                           \
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32." types " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, %11, %12;\n}" \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])                       \
-      : "l"(a), "l"(b), "r"(add), "n"(kTransposedA), "n"(kTransposedB))
-
-#define QUIRE_WGMMA_RN8(types)                                                                                       \
-  asm volatile(                                                                                                      \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"                                                                    \
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32." types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p, 1, 1, %10;\n}" \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                               \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kTransposedB))
-#define QUIRE_WGMMA_RN16(types)                                                                        \
-  asm volatile(                                                                                        \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"                                                     \
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32." types                                              \
-      " {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, %14;\n}"                   \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]) \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kTransposedB))
-
-/// d (+)= a * b for a 64x16 `a` and a 16xN `b`, both in shared memory. Transposed: an operand whose rows run along M or N.
-template <bool kF16, int kTransposedA, int kTransposedB>
-__device__ inline void wgmma(float (&d)[4], std::uint64_t a, std::uint64_t b, int add) {
-  if constexpr (kF16) QUIRE_WGMMA_N8("f16.f16");
-  if constexpr (!kF16) QUIRE_WGMMA_N8("bf16.bf16");
-}
-template <bool kF16, int kTransposedA, int kTransposedB>
-__device__ inline void wgmma(float (&d)[8], std::uint64_t a, std::uint64_t b, int add) {
-  if constexpr (kF16) QUIRE_WGMMA_N16("f16.f16");
-  if constexpr (!kF16) QUIRE_WGMMA_N16("bf16.bf16");
-}
-
-/// The same with `a` in registers (fragments of m64k16).
-template <bool kF16, int kTransposedB>
-__device__ inline void wgmma(float (&d)[4], const std::uint32_t (&a)[4], std::uint64_t b, int add) {
-  if constexpr (kF16) QUIRE_WGMMA_RN8("f16.f16");
-  if constexpr (!kF16) QUIRE_WGMMA_RN8("bf16.bf16");
-}
-template <bool kF16, int kTransposedB>
-__device__ inline void wgmma(float (&d)[8], const std::uint32_t (&a)[4], std::uint64_t b, int add) {
-  if constexpr (kF16) QUIRE_WGMMA_RN16("f16.f16");
-  if constexpr (!kF16) QUIRE_WGMMA_RN16("bf16.bf16");
-}
-
-#undef QUIRE_WGMMA_N8
-#undef QUIRE_WGMMA_N16
-#undef QUIRE_WGMMA_RN8
-#undef QUIRE_WGMMA_RN16
 
 }  // namespace quire::cuda::hopper

@@ -22,11 +22,11 @@ constexpr int kPrefillBlockRows = 64 * kPrefillGroups;  ///< score rows of a blo
 constexpr int kPrefillKeys = 128;                       ///< of a tile
 constexpr int kFreshTokens = 64;                        ///< that a box of this step's rows holds
 
-/// Boxes of the two caches: 64 dims of 16 bits or all dims of 8, x box_tokens tokens of one head and page, swizzled by their
+/// Boxes of the two caches: 64 dims of 16 bits or up to 128 of 8, x box_tokens tokens of one head and page, swizzled by their
 /// width.
 struct CacheMaps {
   CUtensorMap k, v;
-  std::int32_t box_tokens = 0;  ///< min(page_size, 64)
+  std::int32_t box_tokens = 0;  ///< the greatest common divisor of page_size and 64
 };
 
 /// What prefill.h reads by tensor copies: boxes of the query hold all heads of a group.

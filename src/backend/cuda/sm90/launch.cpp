@@ -1,5 +1,6 @@
 // The entry of cuda_sm90: decode rows by decode.h and others by prefill.h where tensors can be read by tensor copies, what is
-// left by cuda_mma's kernels.
+// left by cuda_mma's kernels, and by cuda_generic's where that has no instance.
+#include <algorithm>
 #include <cstdint>
 
 #include "backend/cuda/launches.h"
@@ -20,36 +21,62 @@ bool fits_row(const gpu::AttendArgs& a) {
   return a.num_reqs <= kMostReqs && a.num_reqs * (most_keys / kTileKeys + 1) * a.num_kv_heads <= 0x7FFFFFFF;
 }
 
-bool is_for_decode(const Plan& plan, std::size_t list) { return plan.lists[list].tile_rows == plan_detail::kShortTileRows; }
+bool is_wide(const Plan& plan, std::size_t list) {
+  return plan.lists[list].tile_rows == plan_detail::sm90_wide_rows(plan.problem.head_dim);
+}
+bool is_for_decode(const Plan& plan, std::size_t list) {
+  return plan.lists[list].tile_rows == plan_detail::kShortTileRows || is_wide(plan, list);
+}
+
+/// Who serves a list.
+enum class Server { decode, prefill, mma, generic };
+
+Server server_of(const gpu::AttendArgs& args, const Plan& plan, std::size_t list) {
+  if (is_for_decode(plan, list) && takes_boxes(args) && fits_row(args)) return Server::decode;
+  if (plan.lists[list].rounded_weights && takes_prefill_boxes(args)) return Server::prefill;
+  return args.head_dim == 256 && is_fp8(args.cache_k.dtype) ? Server::generic : Server::mma;
+}
 
 bool deals_itself(const gpu::AttendArgs& args, const Plan& plan, std::size_t list) {
-  return is_for_decode(plan, list) && takes_boxes(args) && fits_row(args);
+  return server_of(args, plan, list) == Server::decode;
 }
 
-bool takes_prefill(const gpu::AttendArgs& args, const Plan& plan, std::size_t list) {
-  return plan.lists[list].rounded_weights && takes_prefill_boxes(args);
-}
-
-/// What prefill.h does not take goes to cuda_mma's kernel, in tiles of its height.
+/// The tiles of cuda_mma and cuda_generic, for what is left to them.
 void reshape(gpu::AttendArgs& args, const Plan& plan, std::size_t list) {
-  if (!plan.lists[list].rounded_weights || takes_prefill(args, plan, list)) return;
-  args.work.tile_rows = plan_detail::kTallTileRows;
-  args.work.tile_keys = plan_detail::kMmaTileKeys;
+  switch (server_of(args, plan, list)) {
+    case Server::decode:
+    case Server::prefill: return;
+    case Server::mma:
+      if (plan.lists[list].tile_rows == plan_detail::kShortTileRows) return;
+      if (is_wide(plan, list))
+        args.work.max_partials /= static_cast<std::int32_t>(plan_detail::kTallTileRows) / args.work.tile_rows;
+      args.work.tile_rows = plan_detail::kTallTileRows;
+      args.work.tile_keys = plan_detail::kMmaTileKeys;
+      return;
+    case Server::generic:
+      args.work.tile_rows = std::min<std::int32_t>(args.work.tile_rows, plan_detail::kGenericTileRows);
+      args.work.tile_keys = plan_detail::kGenericTileKeys;
+      return;
+  }
 }
 
 cudaError_t launch(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream) {
   const int blocks = static_cast<int>(plan.lists[list].num_blocks);
   gpu::AttendArgs mine = args;
   mine.output_pairs = mma::has_output_pairs(args);
-  if (deals_itself(args, plan, list)) {
-    CacheMaps maps;
-    return encode(maps, args) ? launch_decode(mine, maps, blocks, stream) : cudaErrorInvalidValue;
+  switch (server_of(args, plan, list)) {
+    case Server::decode: {
+      CacheMaps maps;
+      return encode(maps, args) ? launch_decode(mine, maps, blocks, stream) : cudaErrorInvalidValue;
+    }
+    case Server::prefill: {
+      PrefillMaps maps;
+      return encode(maps, args) ? launch_prefill(mine, maps, blocks, stream) : cudaErrorInvalidValue;
+    }
+    case Server::mma: return kMmaEntry.attend(args, plan, list, stream);
+    case Server::generic: return kGenericEntry.attend(args, plan, list, stream);
   }
-  if (takes_prefill(args, plan, list)) {
-    PrefillMaps maps;
-    return encode(maps, args) ? launch_prefill(mine, maps, blocks, stream) : cudaErrorInvalidValue;
-  }
-  return kMmaEntry.attend(args, plan, list, stream);
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace

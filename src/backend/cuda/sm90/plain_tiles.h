@@ -5,8 +5,10 @@
 #pragma once
 
 #include "backend/cuda/mma/element.h"
+#include "backend/cuda/ptx.h"
 #include "backend/cuda/sm90/hopper.h"
 #include "backend/cuda/sm90/instance.h"
+#include "backend/cuda/sm90/wgmma_narrow.h"
 
 namespace quire::cuda::sm90 {
 
@@ -14,14 +16,25 @@ template <typename T, int kDim_>
 struct PlainTiles {
   using Weight = T;  ///< type of the weights in the second product
   static constexpr int kDim = kDim_;
-  static constexpr int kStages = kDim == 64 ? 6 : 3;
-  static constexpr int kBlocksPerMultiprocessor = 2;
   static constexpr bool kInRegisters = false;  ///< operands leave the tile before the products end
   static constexpr bool kHoldFreshRows = true;
-  static constexpr int kBoxes = kDim / 64;                 ///< side by side
+  static constexpr int kPartsAtOnce = 16;      ///< of a merge
+  static constexpr bool kDimsInPairs = false;  ///< dim_of(block, 1) is dim_of(block, 0) + 1, even
+  static constexpr int kBoxes = kDim / 64;     ///< side by side
+  static constexpr int kBoxDims = 64;
   static constexpr int kRowBytes = 128;                    ///< of a box
   static constexpr int kBoxBytes = kTileKeys * kRowBytes;  ///< of a tile
   static constexpr int kElementBytes = 2;
+
+  /// Warpgroups of a block, and blocks of a multiprocessor.
+  template <int kRows>
+  static constexpr int groups() {
+    return kRows == 8 && kDim <= 128 ? 1 : 2;
+  }
+  template <int kRows>
+  static constexpr int blocks() {
+    return kRows == 8 && kDim <= 128 ? 2 : 1;
+  }
 
   struct Tile {
     Byte boxes[kBoxes][kBoxBytes];
@@ -38,25 +51,25 @@ struct PlainTiles {
     return T::unpack(reinterpret_cast<const std::uint16_t*>(chunk)[dim % 8]).x;
   }
 
-  /// Where chunk `chunk` (8 dims) of a query row goes.
-  __device__ static void put_query(Byte* row, int swizzle, int chunk, uint4 dims) {
-    *reinterpret_cast<uint4*>(row + (chunk ^ swizzle) * 16) = dims;
+  /// Chunk `chunk` (8 dims) of a query row to its place; zeros if it does not exist.
+  __device__ static void copy_query(Byte* row, int swizzle, int chunk, const std::uint16_t* dims, bool exists) {
+    ptx::copy_async_16(row + (chunk % 8 ^ swizzle) * 16, dims, exists ? 16 : 0);
   }
-  /// The dim of accumulator rows lane / 4 + 8 i of block `half`.
-  __device__ static int dim_of(int half, int i) {
-    return half * 64 + static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 + i * 8;
-  }
+  /// The dim of accumulator rows lane / 4 + 8 i of a warp's block `half`.
+  __device__ static int dim_of(int half, int i, int lane, int warp) { return half * 64 + warp * 16 + lane / 4 + i * 8; }
 
   __device__ static void load_keys(Keys&, const Tile&, bool) {}
   __device__ static void load_values(Values&, const Tile&, bool) {}
 
   /// Adds the products of step `step` (16 dims of query half `half`).
-  __device__ static void multiply_keys(float (&s)[4], const Keys&, const Tile& k, std::uint64_t query, int half, int step) {
+  template <int kCount>
+  __device__ static void multiply_keys(float (&s)[kCount], const Keys&, const Tile& k, std::uint64_t query, int half, int step) {
     const std::uint64_t keys = hopper::matrix<hopper::Swizzle::bytes128>(k.boxes[half], 8 * kRowBytes);
     hopper::wgmma<T::kDType == DType::f16, 0, 0>(s, hopper::advanced(keys, step * 32), query, half + step);
   }
   /// Adds the products of 16 keys with 64 dims.
-  __device__ static void multiply_values(float (&out)[8], const Values&, const Tile& v, std::uint64_t weights, int half,
+  template <int kCount>
+  __device__ static void multiply_values(float (&out)[kCount], const Values&, const Tile& v, std::uint64_t weights, int half,
                                          int step) {
     const std::uint64_t values = hopper::matrix<hopper::Swizzle::bytes128>(v.boxes[half], 8 * kRowBytes);
     hopper::wgmma<T::kDType == DType::f16, 1, 1>(out, hopper::advanced(values, step * 16 * kRowBytes), weights, 1);

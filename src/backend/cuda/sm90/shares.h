@@ -33,16 +33,18 @@ __device__ inline TileRange tiles_of(const gpu::AttendArgs& a, std::int32_t quer
 /// Where the segments of each request begin in the row; in shared memory. The host has seen that 32 bits are enough.
 struct Row {
   std::int32_t begin[kMostReqs + 1];
-  std::int32_t of_warp[32];
+  std::int32_t of_warp[12];
 };
 
 /// All threads of the block; afterwards row.begin[r] is the first tile of request r, row.begin[num_reqs] the number of tiles.
 /// False if lengths break a rule: nothing may be read then.
 template <int kThreads>
 __device__ inline bool count_tiles(const gpu::AttendArgs& a, Row& row) {
-  constexpr int kWarps = kThreads / 32;
+  static_assert(kThreads / 32 <= sizeof(row.of_warp) / sizeof(row.of_warp[0]));
   const int t = threadIdx.x, lane = t % 32, each = (a.num_reqs + kThreads - 1) / kThreads;
-  bool unsound = t == kThreads - 1 && !gpu::starts_are_sound(a);
+  // gpu::starts_are_sound(), by two threads: nobody waits for one load after the other.
+  bool unsound =
+      (t == kThreads - 1 && a.query_start_loc[0] != 0) || (t == kThreads - 2 && a.query_start_loc[a.num_reqs] != a.num_tokens);
   std::int32_t mine = 0;
   for (int i = 0; i < each; ++i) {
     const int req = t * each + i;
@@ -64,8 +66,8 @@ __device__ inline bool count_tiles(const gpu::AttendArgs& a, Row& row) {
   if (lane == 31) row.of_warp[t / 32] = sum;
   __syncthreads();
   std::int32_t at = sum - mine;
-  for (int w = 0; w < kWarps; ++w)
-    if (w < t / 32) at += row.of_warp[w];
+#pragma unroll 1
+  for (int w = 0; w < t / 32; ++w) at += row.of_warp[w];
   for (int i = 0; i < each; ++i) {
     const int req = t * each + i;
     if (req >= a.num_reqs) break;

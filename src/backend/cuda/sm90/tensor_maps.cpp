@@ -1,7 +1,9 @@
 // See tensor_maps.h. Limits: CUDA driver API, cuTensorMapEncodeTiled.
 #include "backend/cuda/sm90/tensor_maps.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 #include "backend/cuda/mma/whole_chunks.h"
 
@@ -32,9 +34,9 @@ struct Extent {
   std::int64_t size, stride, box;
 };
 
-/// Boxes are 64 dims of 16 bits wide, or a whole row of codes; rows are swizzled by their width.
+/// Boxes are 64 dims of 16 bits wide, or up to 128 codes; rows are swizzled by their width.
 bool encode_one(CUtensorMap& map, const gpu::RowSource& rows, std::int64_t head_dim, const Extent (&extents)[3]) {
-  const std::int64_t bytes = itemsize(rows.dtype), box_dims = is_fp8(rows.dtype) ? head_dim : 64;
+  const std::int64_t bytes = itemsize(rows.dtype), box_dims = is_fp8(rows.dtype) ? std::min<std::int64_t>(head_dim, 128) : 64;
   cuuint64_t sizes[4] = {static_cast<cuuint64_t>(head_dim)}, strides[3];
   cuuint32_t box[4] = {static_cast<cuuint32_t>(box_dims)};
   const cuuint32_t steps[] = {1, 1, 1, 1};
@@ -70,7 +72,7 @@ bool takes_prefill_boxes(const gpu::AttendArgs& a) {
 }
 
 bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
-  maps.box_tokens = a.page_size < kTileKeys ? a.page_size : kTileKeys;
+  maps.box_tokens = std::gcd(a.page_size, kTileKeys);
   const auto one = [&](CUtensorMap& map, const gpu::RowSource& cache) {
     const semantics::KvStrides& s = cache.strides;
     return encode_one(map, cache, a.head_dim,

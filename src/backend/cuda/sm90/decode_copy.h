@@ -1,0 +1,121 @@
+// The copying warps of decode.h: they fill the rings of key and value tiles by tensor copies, a box a lane (issuing a copy takes
+// a warp some 100 cycles, and a tile may be 32 of them), and tell the warpgroups what they work on.
+#pragma once
+
+#include "backend/cuda/sm90/decode_memory.h"
+
+namespace quire::cuda::sm90 {
+
+template <typename Memory>
+struct DecodeCopy {
+  using Shared = typename Memory::Shared;
+  using Ring = typename Memory::Ring;
+  using Tiles = typename Memory::Tiles;
+  using Tile = typename Tiles::Tile;
+
+  const gpu::AttendArgs& a;
+  const CacheMaps& maps;
+  Shared& shared;
+  const int warp;  ///< of Memory::kCopyWarps: the first copies keys, the last values
+
+  __device__ int page_of(const Piece& piece, int box) const {
+    const int column = box * maps.box_tokens / a.page_size;
+    if (column >= a.block_table.columns) return -1;
+    const std::int64_t page = a.block_table.page(piece.req, column);
+    return page < 0 || page >= a.num_pages ? -1 : static_cast<int>(page);  // no page is outside the tensor: zeros
+  }
+
+  /// Boxes [begin, end) of a request hold a cached key that some row sees.
+  struct Boxes {
+    int begin, end;
+  };
+  __device__ Boxes boxes_of(const Piece& piece) const {
+    const int tokens = maps.box_tokens;
+    const semantics::KeyRange seen = semantics::visible_range(piece.lengths.context_len, piece.lengths.seq_len() - 1, a.window);
+    return {static_cast<int>(seen.begin) / tokens,
+            (min(static_cast<int>(seen.end), piece.lengths.cached_len) + tokens - 1) / tokens};
+  }
+
+  /// Pages of the 32 boxes from `first` on, a lane each.
+  __device__ int look_up(const Piece& piece, const Boxes& boxes, int first) const {
+    const int box = first + static_cast<int>(threadIdx.x) % 32;
+    return box >= boxes.begin && box < boxes.end ? page_of(piece, box) : -1;
+  }
+  __device__ int first_pages(const Piece& piece) const {
+    return look_up(piece, boxes_of(piece), piece.first * (kTileKeys / maps.box_tokens));
+  }
+
+  /// Tile `tile` of a piece: its boxes into the next stage; `page` is that of this lane's box.
+  template <bool kValues>
+  __device__ void copy_tile(const Piece& piece, const Boxes& seen, int tile, int page, const Ring& ring) const {
+    const int lane = threadIdx.x % 32, tokens = maps.box_tokens, boxes = kTileKeys / tokens, first = tile * boxes;
+    const int box = lane / Tiles::kBoxes, side = lane % Tiles::kBoxes;  // lanes beyond the tile's boxes have nothing to do
+    const bool mine = lane < boxes * Tiles::kBoxes && first + box >= seen.begin && first + box < seen.end;
+    const std::uint32_t bytes = __popc(__ballot_sync(~0u, mine)) * tokens * Tiles::kRowBytes;
+    const int at = box * tokens * Tiles::kRowBytes, token = (first + box) * tokens % a.page_size;
+    hopper::Barrier& full = kValues ? shared.v_full[ring.stage()] : shared.k_full[ring.stage()];
+    hopper::wait(kValues ? &shared.v_free[ring.stage()] : &shared.k_free[ring.stage()], ring.parity() ^ 1);
+    if (lane == 0) hopper::arrive_and_expect(&full, bytes);
+    __syncwarp();
+    Tile& to = kValues ? shared.v[ring.stage()] : shared.k[ring.stage()];
+    if (mine)
+      hopper::copy_box_once(to.boxes[side] + at, kValues ? &maps.v : &maps.k, &full, side * Tiles::kBoxDims, token, piece.kv_head,
+                            page);
+  }
+
+  /// Page ids of the boxes of a piece, a lane each: of 32 boxes, and of the next 32.
+  struct PageIds {
+    int ids = -1, next = -1;
+  };
+
+  /// Tiles [begin, end) of a piece.
+  __device__ void copy_tiles(const Piece& piece, int begin, int end, PageIds& pages, Ring& ring) const {
+    const int boxes = kTileKeys / maps.box_tokens, box = static_cast<int>(threadIdx.x) % 32 / Tiles::kBoxes;
+    const Boxes seen = boxes_of(piece);
+#pragma unroll 1
+    for (int tile = begin; tile < end; ++tile, ring.advance()) {
+      const int ahead = (tile - piece.first) * boxes % 32;
+      if (ahead == 0) pages.ids = pages.next, pages.next = look_up(piece, seen, tile * boxes + 32);
+      const int page = __shfl_sync(~0u, pages.ids, (ahead + box) % 32);
+      if (warp == 0) copy_tile<false>(piece, seen, tile, page, ring);
+      if (warp == Memory::kCopyWarps - 1) copy_tile<true>(piece, seen, tile, page, ring);
+    }
+  }
+
+  /// A piece to the warpgroups, or that there is none.
+  __device__ void announce(const Pieces& walk, bool exists, const Piece& piece, const typename Memory::JobRing& ring) const {
+    hopper::wait(&shared.job_free[ring.stage()], ring.parity() ^ 1);
+    if (threadIdx.x % 32 == 0) {
+      if (exists)
+        fill_job(shared.jobs[ring.stage()], a, piece, walk.parts_of(piece));
+      else
+        shared.jobs[ring.stage()].first = shared.jobs[ring.stage()].end = 0;
+    }
+    Memory::arrive_warp(shared.job_full[ring.stage()]);
+  }
+
+  /// The first pages of a piece are looked up before the piece ahead of it is copied to its end, so that its end does not stop
+  /// the copies; and a piece's first tile is on its way before the warpgroups hear of it.
+  __device__ void run(Pieces walk) const {
+    Ring ring;
+    typename Memory::JobRing jobs;
+    Piece piece, next;  // of no tiles
+    PageIds pages;
+#pragma unroll 1
+    for (bool more = true; more; jobs.advance()) {
+      more = walk.next(next);
+      const int first_ids = more ? first_pages(next) : -1;
+      int begin = piece.first + 1, end = piece.end;
+#pragma unroll 1
+      for (int step = 0; step < 2; ++step) {  // the rest of a piece, and the first tile of the next
+        copy_tiles(piece, begin, end, pages, ring);
+        if (step != 0) break;
+        piece = next, pages.next = first_ids;
+        begin = piece.first, end = more ? begin + 1 : begin;
+      }
+      if (warp == 0) announce(walk, more, piece, jobs);
+    }
+  }
+};
+
+}  // namespace quire::cuda::sm90
