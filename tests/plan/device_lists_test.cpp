@@ -171,7 +171,7 @@ TEST(DeviceLists, ThePrefillListHasRoomForLowerTiles) {
 // cuda_sm90's blocks count merges in one place each and keep two partial results; nobody schedules its list.
 TEST(DeviceLists, BlocksThatDealThemselvesHaveTheirPlaces) {
   std::mt19937 random(14);
-  int seen = 0;
+  int seen = 0, seen_wide = 0;
   for (int round = 0; round < 200; ++round) {
     Problem p = some_problem(random);
     p.head_dim = 128;
@@ -179,12 +179,17 @@ TEST(DeviceLists, BlocksThatDealThemselvesHaveTheirPlaces) {
     if (plan.kernel != "cuda_sm90") continue;
     ++seen;
     const DeviceList& list = plan.lists.at(0);
-    EXPECT_EQ(list.num_blocks, itemsize(p.kv_dtype) == 1 ? 3 * 132 : 2 * 132) << "as many as a device holds at once";
+    const bool narrow = list.tile_rows == 8;
+    seen_wide += narrow ? 0 : 1;
+    EXPECT_EQ(list.num_blocks, (!narrow ? 1 : itemsize(p.kv_dtype) == 1 ? 3 : 2) * 132) << "as many as a device holds at once";
+    EXPECT_TRUE(narrow || list.tile_rows == 32) << list.tile_rows;
+    EXPECT_TRUE(p.group() <= list.tile_rows) << "one new token is decode's";
     EXPECT_LE(list.num_blocks, list.max_merges * p.num_kv_heads);
-    EXPECT_LE(2 * list.num_blocks, list.max_partials);
+    EXPECT_LE(2 * list.num_blocks, list.max_partials / (narrow ? 1 : 2)) << "or cuda_mma's tiles of 64 rows";
     EXPECT_EQ(list.max_rows, list.tile_rows) << "longer rows belong to the other list, or break the call";
   }
   EXPECT_GT(seen, 50);
+  EXPECT_GT(seen_wide, 20);
 }
 
 TEST(DeviceLists, WhatDoesNotFitTheDevicesNumbersIsRefused) {

@@ -34,7 +34,7 @@ TEST(Select, TensorCoreKernelRefusesWithReasons) {
       {"q=f16 kv=bf16 heads=8:2 d=128 page=16 reqs=1@9", "kv is bf16, expected f16 (as q), fp8_e4m3fn or fp8_e5m2"},
       {"q=bf16 kv=fp8_e4m3fnuz heads=8:2 d=128 page=16 reqs=1@9", "kv is fp8_e4m3fnuz, expected bf16 (as q)"},
       {"q=bf16 kv=bf16 heads=8:2 d=80 page=16 reqs=1@9", "d is 80, expected 64, 128 or 256"},
-      {"q=bf16 kv=fp8_e5m2 heads=8:2 d=256 page=16 reqs=1@9", "d is 256, expected 64 or 128"}};
+      {"q=bf16 kv=fp8_e5m2 heads=8:2 d=256 page=16 layout=packed reqs=1@9", "d is 256, expected 64 or 128"}};
   for (const auto& [line, reason] : refused) {
     const Plan p = plan(parse(line), find_device("sm90").value()).value();
     EXPECT_EQ(p.kernel, "cuda_generic") << line;
@@ -48,10 +48,11 @@ TEST(Select, HopperKernelRefusesWithReasons) {
       {"q=f32 kv=f32 heads=8:2 d=128 page=16 reqs=1@9", "q is f32, expected f16 or bf16"},
       {"q=bf16 kv=fp8_e4m3fnuz heads=8:2 d=128 page=16 reqs=1@9",
        "kv is fp8_e4m3fnuz, expected bf16 (as q), fp8_e4m3fn or fp8_e5m2"},
-      {"q=bf16 kv=bf16 heads=8:2 d=256 page=16 reqs=1@9", "d is 256, expected 64 or 128"},
-      {"q=bf16 kv=bf16 heads=18:2 d=128 page=16 reqs=1@9", "group is 9, expected at most 8"},
+      {"q=bf16 kv=bf16 heads=8:2 d=192 page=16 reqs=1@9", "d is 192, expected 64, 128 or 256"},
+      {"q=bf16 kv=bf16 heads=66:2 d=128 page=16 reqs=1@9", "group is 33, expected at most 32"},
+      {"q=bf16 kv=bf16 heads=34:2 d=256 page=16 reqs=1@9", "group is 17, expected at most 16"},
       {"q=bf16 kv=bf16 heads=8:2 d=128 page=16 layout=packed reqs=1@9", "layout is packed, expected nhd or hnd"},
-      {"q=bf16 kv=bf16 heads=8:2 d=128 page=48 reqs=1@9", "page is 48, expected 8, 16, 32 or a multiple of 64"},
+      {"q=bf16 kv=bf16 heads=8:2 d=128 page=20 reqs=1@9", "page is 20, expected a multiple of 8"},
       {"q=bf16 kv=bf16 heads=8:2 d=128 page=16 kscale=head reqs=1@9",
        "k_scale or v_scale is given, expected none where kv is bf16"}};
   for (const auto& [line, reason] : refused) {
@@ -62,7 +63,9 @@ TEST(Select, HopperKernelRefusesWithReasons) {
     EXPECT_TRUE(found) << line;
   }
   const char* const taken[] = {"q=f16 kv=fp8_e5m2 heads=8:2 d=64 page=64 layout=hnd reqs=1@9 vscale=tensor",
-                               "q=bf16 kv=fp8_e4m3fn heads=8:1 d=128 page=8 reqs=1@9/9 kscale=head vscale=head"};
+                               "q=bf16 kv=fp8_e4m3fn heads=8:1 d=128 page=8 reqs=1@9/9 kscale=head vscale=head",
+                               "q=bf16 kv=bf16 heads=64:2 d=128 page=48 reqs=1@9",
+                               "q=f16 kv=fp8_e4m3fn heads=16:1 d=256 page=24 reqs=2@9"};
   for (const char* line : taken) EXPECT_EQ(plan(parse(line), find_device("sm90").value())->kernel, "cuda_sm90") << line;
   const Plan on_sm100 = plan(kDecode, find_device("sm100").value()).value();
   EXPECT_EQ(on_sm100.kernel, "cuda_mma");
@@ -71,7 +74,7 @@ TEST(Select, HopperKernelRefusesWithReasons) {
 TEST(DeviceLists, BatchInvariantPlansHaveOneListForAllRows) {
   PlanSettings settings;
   const Device device = find_device("sm90").value();
-  EXPECT_EQ(plan(parse("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047,3@9"), device, settings).value().lists.size(), 2u);
+  EXPECT_EQ(plan(parse("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047,9@9"), device, settings).value().lists.size(), 2u);
   EXPECT_EQ(plan(kDecode, device, settings).value().lists.size(), 1u);
   settings.batch_invariant = true;
   const Plan p = plan(kDecode, device, settings).value();
