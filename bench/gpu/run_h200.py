@@ -2,7 +2,7 @@
 """The figures of cuda_sm90 on the GPU at hand: correctness first, then times. Without the one there are none of the other.
 
 usage: run_h200.py --quire PATH --attend PATH --out DIR [--commit TEXT] [--quick] [--tables decode,prefill,others] [--seed N]
-                   [--without-notes]
+                   [--without-notes] [--limit SECONDS]
        run_h200.py --self-test    answers of the two programs are made up, one with each fault: nothing wrong may be timed
 
   1  conformance.py on random lines of a fresh seed      -> DIR/h200-conformance.json
@@ -11,6 +11,8 @@ usage: run_h200.py --quire PATH --attend PATH --out DIR [--commit TEXT] [--quick
 
 Exit 1, and no step 3, if 1 or 2 found anything; exit 1 also if an output that was timed differs from cuda_generic's or from itself.
 --quick: of step 1 only the random lines of cuda_sm90, 60 of each kind. Steps take about 300, 1 and 45 s; --quick: 60 for the first.
+--limit: no longer than that in all: conformance that is not done by 60 % of it counts as failed, and of the times those that are there
+when it is over are kept ("complete": false); lines of the tables of targets come first.
 The tables of the docs follow from the files: copy them to bench/results/, then `targets.py --update`.
 """
 import argparse
@@ -57,18 +59,38 @@ def conformance_passes(args, out: Path) -> bool:
         command += ["--only", "sm90,prefill", "--count", "60"]
     elif args.without_notes:
         command += ["--without-notes"]
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if run.returncode != 0:
-        print(run.stdout[-4000:])
-    return run.returncode == 0
+    code, text = within(0.6 * args.limit if args.limit else None, command)
+    if code != 0:
+        print(f"conformance.py: {'not done in time' if code is None else f'exit {code}'}\n{text[-4000:]}")
+    return code == 0
+
+
+def within(seconds: "float | None", command: "list[str]", **more) -> "tuple[int | None, str]":
+    """Exit code, or none if it had to be stopped, and what it printed."""
+    with tempfile.TemporaryFile("w+") as out:
+        try:
+            code = subprocess.run(command, stdout=out, check=False, timeout=seconds, **more).returncode
+        except subprocess.TimeoutExpired:
+            code = None
+        out.seek(0)
+        return code, out.read()
+
+
+def results_so_far(text: str) -> dict:
+    """What attend_cuda had printed when it was stopped: a result a line."""
+    head, *rows = text.split("\n")
+    kept = [row.strip().rstrip(",") for row in rows if row.strip().rstrip(",").endswith("}")]
+    return {**json.loads(head + "]}"), "complete": False, "results": [json.loads(row) for row in kept]}
 
 
 def attend(args, words: "list[str]") -> dict:
-    run = subprocess.run([args.attend, *words], stdout=subprocess.PIPE, text=True, check=False,
-                         env={**os.environ, "QUIRE_COMMIT": args.commit})
-    if run.returncode != 0:
-        sys.exit(f"attend_cuda: exit {run.returncode}\n{run.stdout[-2000:]}")
-    return json.loads(run.stdout)
+    left = max(1.0, args.limit - (time.monotonic() - args.began)) if args.limit else None
+    code, text = within(left, [args.attend, *words], env={**os.environ, "QUIRE_COMMIT": args.commit})
+    if code is None:
+        return results_so_far(text)
+    if code != 0:
+        sys.exit(f"attend_cuda: exit {code}\n{text[-2000:]}")
+    return json.loads(text)
 
 
 def bad_checks(report: dict) -> "list[str]":
@@ -91,22 +113,24 @@ def arguments(words: "list[str]") -> argparse.Namespace:
     parser.add_argument("--without-notes", action="store_true")
     parser.add_argument("--tables", default="decode,prefill,others")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    return parser.parse_args(words)
+    parser.add_argument("--limit", type=float, default=0.0)
+    args = parser.parse_args(words)
+    args.began = time.monotonic()
+    return args
 
 
 def run(args, conforms=conformance_passes, ask=attend) -> int:
     out = Path(args.out)
-    began = time.monotonic()
 
     def say(text: str) -> None:
-        print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
+        print(f"{time.monotonic() - args.began:6.1f} s  {text}", flush=True)
 
     say(f"conformance, seed {args.seed}")
     passes = conforms(args, out / "h200-conformance.json")
     say("repeats, replays, infinities")
     checked = ask(args, ["--check", *CHECKED])
     save(out / "h200-replay.json", checked)
-    wrong = bad_checks(checked)
+    wrong = bad_checks(checked) + ([] if checked.get("complete", True) else ["not done in time"])
     if not passes or wrong:
         say(f"NOT TIMED: conformance {'passes' if passes else 'FAILS'}; --check fails on {len(wrong)} lines: {wrong}")
         return 1
@@ -125,10 +149,11 @@ def self_test() -> int:
     good_time = {"line": "l", "agrees": True, "repeats": True}
     missed = []
 
-    def expect(what: str, code: int, timed: bool, conforms: bool = True, check: "dict | None" = None, time_: "dict | None" = None) -> None:
+    def expect(what: str, code: int, timed: bool, conforms: bool = True, check: "dict | None" = None, time_: "dict | None" = None,
+               whole: bool = True) -> None:
         def ask(_, words: "list[str]") -> dict:
             row = {**good_check, **(check or {})} if words[0] == "--check" else {**good_time, **(time_ or {})}
-            return {"read_tb_per_s": 4.5, "results": [row]}
+            return {"read_tb_per_s": 4.5, "complete": whole, "results": [row]}
 
         with tempfile.TemporaryDirectory() as folder:
             args = arguments(["--quire", "q", "--attend", "a", "--out", folder])
@@ -138,11 +163,19 @@ def self_test() -> int:
 
     expect("all is well", 0, True)
     expect("conformance fails", 1, False, conforms=False)
+    expect("--check is stopped", 1, False, whole=False)
     for key, value in (("repeats_equal", False), ("outputs_moved_by", 0), ("replay_agrees", False), ("infinite_value_agrees", False),
                        ("infinite_outputs", False)):
         expect(key, 1, False, check={key: value})
     for key in ("agrees", "repeats"):
         expect(f"a timed line that does not: {key}", 1, True, time_={key: False})
+    cut = results_so_far('{"device": "d", "read_tb_per_s": 4.5, "results": [\n  {"line": "a", "us": 1},\n  {"line": "b", "us": 2}')
+    if cut["complete"] or [row["line"] for row in cut["results"]] != ["a", "b"]:
+        missed.append(f"results of a run that was stopped: {cut}")
+    if results_so_far('{"results": [\n  {"line": "a", "us": 1},\n  {"line": "b", "u')["results"] != [{"line": "a", "us": 1}]:
+        missed.append("half a line is no result")
+    if within(0.2, ["sh", "-c", "echo begun; sleep 5"]) != (None, "begun\n") or within(None, ["sh", "-c", "exit 3"])[0] != 3:
+        missed.append("a command that takes too long")
     print("\n".join(missed) or "ok")
     return 1 if missed else 0
 

@@ -218,7 +218,7 @@ Explanation explain(const Problem& problem, const Device& device, const PlanSett
 /// What one list of a GPU plan takes: the time to read K and V or that of the unit (a block, or a pair) with most work, whichever
 /// is longer, and what comes before and after.
 struct ListPrediction {
-  std::string served_by;           ///< "sm90_decode", "sm90_prefill", "mma_short", "mma_tall" or "generic"
+  std::string served_by;           ///< "sm90_decode", "sm90_wide", "sm90_prefill", "mma_short", "mma_tall" or "generic"
   std::int64_t units = 0;          ///< that share the items
   std::int64_t items = 0;          ///< parts of tiles of score rows, times KV heads
   std::int64_t busiest_items = 0;  ///< of the unit with most work

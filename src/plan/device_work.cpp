@@ -151,7 +151,8 @@ Body body_of(const Plan& plan, const DeviceList& list) {
   if (plan.kernel == "cuda_mma") return of_mma;
   if (list.rounded_weights) return Body::sm90_prefill;
   const bool decode = list.max_rows == list.tile_rows;  // a request is one tile
-  return decode && plan.bounds.num_reqs <= kMostShareReqs ? Body::sm90_decode : of_mma;
+  if (!decode || plan.bounds.num_reqs > kMostShareReqs) return of_mma;
+  return list.tile_rows == kShortTileRows ? Body::sm90_decode : Body::sm90_wide;
 }
 
 std::int64_t units_of(Body body, const DeviceList& list) {
@@ -167,7 +168,7 @@ bool count_work(const Plan& plan, const DeviceList& list, Body body, const ItemC
     if (tiles > 0) work.read_bytes += static_cast<double>(cuts.read_bytes(r));
   }
   if (row_tiles * plan.problem.num_kv_heads > kMostTiles) return false;
-  if (body == Body::sm90_decode)
+  if (body == Body::sm90_decode || body == Body::sm90_wide)
     count_shares(plan, list, cuts, work);
   else
     count_items(plan, list, cuts, Dealer(units_of(body, list), costs), work);

@@ -21,6 +21,7 @@ std::string_view name_of(Body body) {
     case Body::mma_short: return "mma_short";
     case Body::mma_tall: return "mma_tall";
     case Body::sm90_decode: return "sm90_decode";
+    case Body::sm90_wide: return "sm90_wide";
     case Body::sm90_prefill: return "sm90_prefill";
   }
   return "";
