@@ -7,7 +7,8 @@ usage: fit_costs.py --quire PATH RESULT... [--write]
                                                         times that follow the model find its constants
 
 `quire explain --device sm90 --json` says what each line gives to its busiest unit; the constants are those with the least sum of
-squares of log(predicted / measured) over every other line of each result file, found by turning one of them at a time. Prints how far
+squares of log(predicted / measured) over every other line of each result file (and one for each row of constants that none of those
+asks for), found by turning one of them at a time. Prints how far
 the lines are off, those that were fitted to and the others apart. --write puts the constants into the header; then rebuild, and look
 again: items find their unit by these costs, so a second round may differ a little.
 
@@ -43,12 +44,21 @@ def number(x: float) -> str:
     return f"{x:.3g}"
 
 
-def write_header(bodies: dict) -> None:
+GUESS = "  // a guess: not measured yet"
+
+
+def write_header(bodies: dict, asked: set) -> None:
+    """`asked`: rows that lines asked for; they are no guesses any more."""
     def row(match: "re.Match") -> str:
         costs = bodies[match[1], match[2] == "true", int(match[3])]
         return f"{{Body::{match[1]}, {match[2]}, {match[3]}, {', '.join(number(costs[name]) for name in NAMES)}}}"
 
-    HEADER.write_text(ROW.sub(row, HEADER.read_text(encoding="utf-8")), encoding="utf-8")
+    lines = ROW.sub(row, HEADER.read_text(encoding="utf-8")).split("\n")
+    for i, line in enumerate(lines):
+        match = ROW.search(line)
+        if match and (match[1], match[2] == "true", int(match[3])) in asked:
+            lines[i] = re.sub(r" *" + re.escape(GUESS.strip()), "", line)
+    HEADER.write_text("\n".join(lines), encoding="utf-8")
 
 
 def prediction_of(quire: str, result: dict) -> "dict | None":
@@ -98,6 +108,11 @@ def loss(lines: "list[dict]", device: dict, bodies: dict) -> float:
 PULL = 0.003  # towards the constants that are there: what the lines do not say stays as it was
 
 
+def asked_rows(lines: "list[dict]", bodies: dict) -> set:
+    used = {id(row_of(bodies, one, line["fp8"], line["dim"])) for line in lines for one in line["lists"] if one["items"]}
+    return {key for key, costs in bodies.items() if id(costs) in used}
+
+
 def fit(lines: "list[dict]", device: dict, bodies: dict) -> None:
     """Turns every constant up and down by ever smaller factors for as long as that helps."""
     before_fit = {key: dict(costs) for key, costs in bodies.items()}
@@ -106,12 +121,12 @@ def fit(lines: "list[dict]", device: dict, bodies: dict) -> None:
         moved = sum(math.log(costs[name] / before_fit[key][name]) ** 2 for key, costs in bodies.items() for name in NAMES if costs[name])
         return loss(lines, device, bodies) + PULL * moved
 
-    asked = {id(row_of(bodies, one, line["fp8"], line["dim"])) for line in lines for one in line["lists"] if one["items"]}
+    asked = asked_rows(lines, bodies)
     for step in (1.5, 1.2, 1.08, 1.03, 1.01):
         for _ in range(60):
             before = cost()
-            for costs in bodies.values():
-                for name in NAMES if id(costs) in asked else ():
+            for key, costs in bodies.items():
+                for name in NAMES if key in asked else ():
                     best = cost()
                     for factor in (step, 1 / step):
                         old = costs[name]
@@ -170,6 +185,10 @@ def main() -> int:
                  for row in run["results"] if not row.get("key_value") and (prediction := prediction_of(args.quire, row))]
         fitted += known[::2]
         others += known[1::2]
+    for key in asked_rows(others, bodies) - asked_rows(fitted, bodies):
+        only = next(line for line in others if key in asked_rows([line], bodies))
+        others.remove(only)
+        fitted.append(only)
     if args.agree:
         found = disagreements(fitted + others, device, bodies)
         print("\n".join(found) or "ok")
@@ -181,7 +200,7 @@ def main() -> int:
     for (body, fp8, dim), costs in bodies.items():
         print(f"{body:13} {'fp8' if fp8 else '   '} {dim or '':3}  " + "  ".join(f"{name} {number(costs[name])}" for name in NAMES))
     if args.write:
-        write_header(bodies)
+        write_header(bodies, asked_rows(fitted, bodies))
     return 0
 
 
