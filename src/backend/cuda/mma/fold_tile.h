@@ -86,7 +86,8 @@ __device__ inline void multiply_scores(float (&s)[kM][kKeys / 8][4], const Query
 struct ShortTanh : semantics::FloatOps {
   __device__ static float div(float a, float b) { return __fdividef(a, b); }
   __device__ static float tanh(float x) {
-    const float d = ptx::exp2_approx(fabsf(x) * (2.0f * kLog2e)) + 1.0f;
+    const float most = fabsf(x) > 20.0f ? 20.0f : fabsf(x);  // tanh is 1 there; from 44.4 on, d would be infinite and d * r NaN
+    const float d = ptx::exp2_approx(most * (2.0f * kLog2e)) + 1.0f;
     const float r = ptx::reciprocal_approx(d);
     return copysignf(1.0f - 2.0f * r * (2.0f - d * r), x);  // one Newton step
   }
