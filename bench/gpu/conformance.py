@@ -42,7 +42,8 @@ def prefill_lines(count: int, seed: int) -> "list[str]":
     pick = random.Random(seed)
     lines = []
     for i in range(count):
-        dtype, kv_heads, group = pick.choice(["bf16", "f16"]), pick.choice([1, 2, 3]), pick.choice([1, 2, 3, 4, 5, 7, 8])
+        dtype, kv_heads = pick.choice(["bf16", "f16"]), pick.choice([1, 2, 3])
+        group = pick.choice([1, 2, 3, 4, 5, 7, 8, pick.choice([9, 12, 16, 17, 32, 64, 65, 100, 128])])
         context = lambda: pick.choice([0, 1, 15, 127, 128, pick.randrange(300), pick.randrange(4000)])  # noqa: E731
         rows = lambda: pick.choice([9, 64, 128, 129, pick.randrange(9, 40), pick.randrange(9, 700)])  # noqa: E731
         reqs = [f"{rows()}@{context()}" for _ in range(pick.randint(1, 4))]
@@ -53,8 +54,10 @@ def prefill_lines(count: int, seed: int) -> "list[str]":
             reqs.append(f"{count_of}@{length}/{pick.choice([length, length, pick.randint(length, length + count_of)])}")
         options = [f"window={pick.choice([1, 7, 64, 100, 128, 1000])}"] * pick.choice([0, 0, 1]) + ["alibi=1"] * pick.choice([0, 0, 1])
         options += ["cap=5"] * pick.choice([0, 0, 0, 1]) + ["sinks=1"] * pick.choice([0, 0, 1]) + ["lse=1"]
-        lines.append(f"q={dtype} kv={dtype} heads={kv_heads * group}:{kv_heads} d={pick.choice([64, 128])} "
-                     f"page={pick.choice([8, 16, 16, 32, 64, 128])} layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} "
+        # Scores far apart: weights outgrow the maximum that they are relative to, by powers that f32 holds and by others.
+        options += [f"scale={pick.choice([0.02, 0.5, 1, 3, 10])}"] * pick.choice([0, 0, 1])
+        lines.append(f"q={dtype} kv={dtype} heads={kv_heads * group}:{kv_heads} d={pick.choice([64, 128, 256])} "
+                     f"page={pick.choice([8, 16, 16, 24, 32, 48, 64, 80, 128])} layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} "
                      f"{' '.join(options)} seed={seed + i}")
     return lines
 
@@ -159,7 +162,7 @@ def main() -> int:
         "sm90": lambda: [verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(sm90_lines(args.count or 240, args.seed)))],
         "prefill": lambda: [
             verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(prefill_lines(args.count or 160, args.seed))),
-            verify(args.quire, "--backend", "cuda", "--no-power", "--types", "bf16,f16", "--dims", "64,128")],
+            verify(args.quire, "--backend", "cuda", "--no-power", "--types", "bf16,f16", "--dims", "64,128,256")],
         "notes": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "notes", "--no-power")],
     }
     if args.without_notes:

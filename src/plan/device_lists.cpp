@@ -57,8 +57,9 @@ DeviceList generic_list(const Plan& plan) {
 }
 
 /// Decode rows and the rest. One item a block measured fastest for both: a second round of items costs more than it evens out.
-/// A list that no request of the plan can enter is left out: it would cost two launches. A row's bits would depend on the list
-/// that serves it, so batch_invariant plans have the tall one alone.
+/// A list that no request of the plan can enter is left out: it would cost two launches (the first where one query row is already
+/// more score rows than it takes). A row's bits would depend on the list that serves it, so batch_invariant plans have the tall
+/// one alone.
 std::vector<DeviceList> two_lists(const Plan& plan, std::int64_t short_rows, std::int64_t blocks_per_unit) {
   DeviceList tall;
   tall.tile_rows = kTallTileRows;
@@ -66,7 +67,7 @@ std::vector<DeviceList> two_lists(const Plan& plan, std::int64_t short_rows, std
   tall.max_rows = kMaxInt32;
   tall.num_blocks = tall.target_items = plan.num_threads * blocks_per_unit;
   tall.split_keys = plan.batch_invariant ? kInvariantSplitKeys : 0;
-  if (plan.batch_invariant) return {tall};
+  if (plan.batch_invariant || plan.problem.group() > short_rows) return {tall};
   DeviceList rows_of_decode = tall;
   rows_of_decode.tile_rows = rows_of_decode.max_rows = tall.min_rows = short_rows;
   if (plan.bounds.max_query_len * plan.problem.group() > short_rows) return {rows_of_decode, tall};
@@ -80,7 +81,7 @@ std::vector<DeviceList> mma_lists(const Plan& plan) { return two_lists(plan, kSh
 void make_prefill_list(DeviceList& list, const Plan& plan) {
   const std::int64_t group = plan.problem.group(), block_rows = kPrefillRows / 2;
   list.tile_rows = block_rows / group * group * 2;
-  list.tile_keys = kPrefillTileKeys;
+  list.tile_keys = prefill_tile_keys(plan.problem.head_dim);
   list.num_blocks = std::max(2, plan.num_threads / 2 * 2);
   list.target_items = list.num_blocks / 2;
   list.rounded_weights = true;
@@ -99,21 +100,22 @@ std::int64_t sm90_decode_blocks(const Plan& plan, std::int64_t rows) {
   return itemsize(plan.problem.kv_dtype) == 1 ? 3 : 2;
 }
 
-/// Decode rows, no more than fit a tile (a longer request breaks the call), and the rest. Decode blocks count merges in one place
-/// each and keep two partial results, for which one item a block makes room.
+/// Decode rows, no more than fit a tile (a longer request breaks the call), and the rest; all rows are the rest where a group
+/// fits no such tile. Decode blocks count merges in one place each and keep two partial results, for which one item a block makes
+/// room. The rest goes to prefill where its weights may be rounded.
 std::vector<DeviceList> sm90_lists(const Plan& plan) {
-  if (plan.batch_invariant || plan.problem.group() > sm90_wide_rows(plan.problem.head_dim)) return mma_lists(plan);
+  DeviceList rest = mma_lists(plan).back();
+  if (plan.batch_invariant) return {rest};
+  const bool prefill = !plan.exact_weights && plan.problem.kv_dtype == plan.problem.q_dtype;
+  const bool has_decode = plan.problem.group() <= sm90_wide_rows(plan.problem.head_dim);
   DeviceList decode;
   decode.tile_rows = decode.max_rows = sm90_decode_rows(plan);
   decode.tile_keys = kMmaTileKeys;
   decode.num_blocks = decode.target_items = plan.num_threads * sm90_decode_blocks(plan, decode.tile_rows);
-  if (plan.bounds.max_query_len * plan.problem.group() <= decode.max_rows) return {decode};
-  DeviceList rest = mma_lists(plan).back();
-  rest.min_rows = decode.max_rows;
-  const bool prefill = !plan.exact_weights && plan.problem.kv_dtype == plan.problem.q_dtype && plan.problem.head_dim <= 128 &&
-                       plan.problem.group() <= 8;
+  if (has_decode && plan.bounds.max_query_len * plan.problem.group() <= decode.max_rows) return {decode};
+  rest.min_rows = has_decode ? decode.max_rows : 0;
   if (prefill) make_prefill_list(rest, plan);
-  return {decode, rest};
+  return has_decode ? std::vector{decode, rest} : std::vector{rest};
 }
 
 /// The lists of a row of the kernel table, without their capacities.

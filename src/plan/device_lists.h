@@ -18,7 +18,7 @@ inline constexpr std::int64_t kGenericTileRows = 16;
 inline constexpr std::int64_t kGenericTileKeys = 64;
 /// Of cuda_sm90's prefill, src/backend/cuda/sm90/instance.h: score rows that fit a tile of a pair of blocks, and keys.
 inline constexpr std::int64_t kPrefillRows = 256;
-inline constexpr std::int64_t kPrefillTileKeys = 128;
+constexpr std::int64_t prefill_tile_keys(std::int64_t head_dim) { return head_dim == 256 ? 64 : 128; }
 /// Of hip_matrix, src/backend/gpu/matrix/sizes.h; its tall tiles have as many rows.
 inline constexpr std::int64_t kMatrixShortRows = 16;
 

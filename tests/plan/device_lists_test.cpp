@@ -148,6 +148,30 @@ TEST(DeviceLists, PrefillOnHopperRoundsWeightsUnlessToldNotTo) {
   }
 }
 
+// A query row of a group that fits no tile of decode is no decode row: prefill takes all rows, and nothing is launched for
+// others.
+TEST(DeviceLists, LargeGroupsOnHopperHaveOneList) {
+  const Device sm90 = find_device("sm90").value();
+  const auto planned = [&](const char* line, const PlanSettings& settings = {}) {
+    return plan(parse_problem_line(line)->problem, sm90, settings).value();
+  };
+  for (const auto& [line, tile_rows] : {std::pair{"q=f16 kv=f16 heads=64:1 d=128 page=32 reqs=100@5,3x1@99", 256},
+                                        std::pair{"q=f16 kv=f16 heads=96:2 d=64 page=32 reqs=1@5", 192},
+                                        std::pair{"q=f16 kv=f16 heads=20:1 d=256 page=32 reqs=1@5", 240},
+                                        std::pair{"q=f16 kv=f16 heads=100:1 d=64 page=32 reqs=2@5", 200}}) {
+    const Plan p = planned(line);
+    ASSERT_EQ(p.kernel, "cuda_sm90") << line;
+    ASSERT_EQ(p.lists.size(), 1u) << line;
+    EXPECT_EQ(p.lists[0].tile_rows, tile_rows) << line;
+    EXPECT_EQ(p.lists[0].min_rows, 0) << line;
+    EXPECT_TRUE(rounds_weights(p, 1)) << line;
+    const Plan exact = planned(line, {.exact_weights = true});
+    ASSERT_EQ(exact.lists.size(), 1u) << line;
+    EXPECT_FALSE(rounds_weights(exact, 1)) << line;
+    EXPECT_EQ(exact.lists[0].tile_rows, 64) << line;
+  }
+}
+
 // Where tensors do not suit prefill's copies, the device makes cuda_mma's lower tiles in the room of the list.
 TEST(DeviceLists, ThePrefillListHasRoomForLowerTiles) {
   std::mt19937 random(15);

@@ -16,11 +16,11 @@ constexpr int kTileKeys = 64;
 constexpr int kMostReqs = 1024;  ///< whose tiles a block counts in shared memory
 
 // Of prefill.h.
-constexpr int kPair = 2;                                ///< blocks that share tiles of keys
-constexpr int kPrefillGroups = 2;                       ///< warpgroups that multiply, 64 score rows each
-constexpr int kPrefillBlockRows = 64 * kPrefillGroups;  ///< score rows of a block's part of a tile
-constexpr int kPrefillKeys = 128;                       ///< of a tile
-constexpr int kFreshTokens = 64;                        ///< that a box of this step's rows holds
+constexpr int kPair = 2;                                                         ///< blocks that share tiles of keys
+constexpr int kPrefillGroups = 2;                                                ///< warpgroups that multiply, 64 score rows each
+constexpr int kPrefillBlockRows = 64 * kPrefillGroups;                           ///< score rows of a block's part of a tile
+constexpr int prefill_keys(int head_dim) { return head_dim == 256 ? 64 : 128; }  ///< of a tile
+constexpr int kFreshTokens = 64;                                                 ///< that a box of this step's rows holds
 
 /// Boxes of the two caches: 64 dims of 16 bits or up to 128 of 8, x box_tokens tokens of one head and page, swizzled by their
 /// width.

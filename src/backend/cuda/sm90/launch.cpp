@@ -13,7 +13,9 @@ namespace quire::cuda {
 namespace sm90 {
 namespace {
 
-static_assert(plan_detail::kPrefillRows == kPair * kPrefillBlockRows && plan_detail::kPrefillTileKeys == kPrefillKeys);
+static_assert(plan_detail::kPrefillRows == kPair * kPrefillBlockRows);
+static_assert(plan_detail::prefill_tile_keys(128) == prefill_keys(128) &&
+              plan_detail::prefill_tile_keys(256) == prefill_keys(256));
 
 /// Every position's tile has a number of 32 bits, counted over requests and KV heads.
 bool fits_row(const gpu::AttendArgs& a) {

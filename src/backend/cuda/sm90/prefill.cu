@@ -19,6 +19,7 @@ cudaError_t start(const gpu::AttendArgs& args, const PrefillMaps& maps, int bloc
   switch (args.head_dim) {
     case 64: return start<T, 64>(args, maps, blocks, stream);
     case 128: return start<T, 128>(args, maps, blocks, stream);
+    case 256: return start<T, 256>(args, maps, blocks, stream);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -59,10 +59,11 @@ struct Prefill {
   /// What the loop over tiles needs; the rest is looked up where it is needed, as registers are scarce.
   struct Work {
     int first, end;            ///< score rows of the warpgroup
-    int full_begin, full_end;  ///< keys that all of them see
+    int easy_begin, easy_end;  ///< tiles of the job, from the cache, whose every key is seen by all of them
     int row_end[2];            ///< of keys that this thread's rows see
     bool plain;                ///< the softmax scale is all that is done to a dot product
-    float factor;              ///< what finish_scores() leaves to be done, log2(e) included
+
+    __device__ bool is_easy(int n) const { return n >= easy_begin && n < easy_end; }
   };
 
   __device__ Work work_of(const PrefillJob& job) const {
@@ -71,7 +72,11 @@ struct Prefill {
     const mma::RowSpan span =
         mma::row_span(a, job.item.lengths, first, min(min(first + 64, block + block_rows()), slice.row_end));
     const bool plain = a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr && a.score.scale > 0.0f;
-    Work w{span.first, span.end, span.full_begin, span.full_end, {}, plain, plain ? a.score.scale * mma::kLog2e : 1.0f};
+    const int before = job.fresh_tiles + (job.cached_end - 1) / kKeys;  // tile n holds keys from (before - n) kKeys on
+    const int seen_begin = max(slice.key_begin, span.full_begin), seen_end = min(job.cached_end, span.full_end);
+    Work w{span.first, span.end, 0, 0, {}, plain};
+    w.easy_begin = max(before + 1 - seen_end / kKeys, job.fresh_tiles);
+    w.easy_end = before + 1 - (seen_begin + kKeys - 1) / kKeys;
 #pragma unroll
     for (int h = 0; h < 2; ++h)
       w.row_end[h] = job.item.lengths.context_len + min(first + row_in_group() + 8 * h, slice.row_end - 1) / a.group + 1;
@@ -87,26 +92,24 @@ struct Prefill {
   using Weights = std::uint32_t[kKeys / 4];  ///< pairs in the order in which wgmma takes them as A
 
   __device__ static void start_scores(Scores& s, const Query& query, const Tile& k) {
+    const hopper::Matrix rows(query.halves[0] + group_index() * 64 * kRowBytes, 8 * kRowBytes);
+    const hopper::Matrix keys(k.halves[0], 8 * kRowBytes);
     hopper::wgmma_begin();
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      std::uint64_t rows =
-          hopper::matrix<hopper::Swizzle::bytes128>(query.halves[half] + group_index() * 64 * kRowBytes, 8 * kRowBytes);
-      const std::uint64_t keys = hopper::matrix<hopper::Swizzle::bytes128>(k.halves[half], 8 * kRowBytes);
-      hopper::keep_here(rows);
+    for (int half = 0; half < kHalves; ++half)
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        hopper::multiply_shared<kF16>(s, hopper::advanced(rows, step * 32), hopper::advanced(keys, step * 32), half + step);
-    }
+        hopper::multiply_shared<kF16>(s, rows.at(half * sizeof(query.halves[0]) + step * 32),
+                                      keys.at(half * sizeof(k.halves[0]) + step * 32), half + step);
     hopper::wgmma_commit();
   }
 
   __device__ static void start_values(State& state, const Weights& p, const Tile& v) {
+    const hopper::Matrix values(v.halves[0], 8 * kRowBytes, sizeof(v.halves[0]));
     hopper::wgmma_begin();
-    const std::uint64_t values = hopper::matrix<hopper::Swizzle::bytes128>(v.halves[0], 8 * kRowBytes, sizeof(v.halves[0]));
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step)
-      hopper::multiply_registers<kF16>(state.out, p + 4 * step, hopper::advanced(values, step * 16 * kRowBytes));
+      hopper::multiply_registers<kF16>(state.out, p + 4 * step, values.at(step * 16 * kRowBytes));
     hopper::wgmma_commit();
   }
 
@@ -125,11 +128,6 @@ struct Prefill {
     hopper::sync_at(5 + group_index(), 128);
   }
 
-  /// Every row of the warpgroup sees every key of the tile.
-  __device__ static bool is_whole(const Work& w, const KeyTileSpan& span) {
-    return span.first >= max(span.begin, w.full_begin) && span.first + kKeys <= min(span.end, w.full_end);
-  }
-
   /// Soft cap and ALiBi.
   __device__ void cap_and_slope(Scores& s, const Work& w, const mma::Item& item, int first) const {
 #pragma unroll
@@ -146,9 +144,10 @@ struct Prefill {
   }
 
   /// Dot products to logits in base 2 where that takes more than one product; -inf for keys that a row does not see.
+  template <bool kPlain>
   __device__ void finish_scores(Scores& s, const Work& w, const mma::Item& item, const KeyTileSpan& span) const {
     const int first = span.first + column();
-    if (!w.plain) cap_and_slope(s, w, item, first);
+    if constexpr (!kPlain) cap_and_slope(s, w, item, first);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const semantics::KeyRange seen = semantics::visible_range(w.row_end[h] - 1, a.window);
@@ -161,8 +160,8 @@ struct Prefill {
     }
   }
 
-  /// Largest score of each row in the tile, in all four threads of the row. Several chains, as one warp has nobody to wait for.
-  __device__ static void row_maxima(float (&top)[2], const Scores& s) {
+  /// Largest of each row in this thread's columns. Several chains, as one warp has nobody to wait for.
+  __device__ static void largest(float (&top)[2], const Scores& s) {
     float of[2][4];
 #pragma unroll
     for (int i = 0; i < kKeys / 8; ++i)
@@ -173,33 +172,98 @@ struct Prefill {
       }
 #pragma unroll
     for (int h = 0; h < 2; ++h) top[h] = fmaxf(fmaxf(of[h][0], of[h][1]), fmaxf(of[h][2], of[h][3]));
+  }
+
+  /// The same in all four threads of a row.
+  __device__ static void share_largest(float (&top)[2]) {
 #pragma unroll
     for (int mask = 1; mask <= 2; mask *= 2)
 #pragma unroll
       for (int h = 0; h < 2; ++h) top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], mask));
   }
 
-  /// Logits to weights relative to the new maximum (times 2^kWeightShift). What was summed before is to be multiplied by
-  /// `rescale`.
-  __device__ static void fold_weights(Scores& s, State& state, float factor, float (&rescale)[2]) {
-    float top[2], shifted[2], sum[2][2] = {};
-    row_maxima(top, s);
+  /// Weights are relative to a maximum that lags behind, so that rows are seldom rescaled: in most data in their first tiles
+  /// alone. Where maxima are looked at, they may be outgrown by kSlack (base 2); where they are not, by what the sums show.
+  /// Weights are 2^kShift times as large, and at most kMostSum: an f16 holds that. What becomes of a row depends on no other
+  /// row: some of a warp's may not exist, and hold what was left in memory.
+  static constexpr float kSlack = 8.0f, kShift = kF16 ? 7.0f : 0.0f, kMostSum = 32768.0f;
+
+  /// Moves the maxima of rows that have outgrown them (`first_only`: of those that had none); true if one of the warp's did.
+  /// What was summed before is to be multiplied by `rescale`.
+  __device__ static bool move_maxima(State& state, const Scores& s, float factor, bool first_only, float (&rescale)[2]) {
+    float top[2], most[2];
+    largest(top, s);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) most[h] = first_only && state.max[h] != -INFINITY ? INFINITY : state.max[h] + kSlack;
+    if (!__any_sync(~0u, top[0] * factor > most[0] || top[1] * factor > most[1])) return false;
+    share_largest(top);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      top[h] = fmaxf(top[h] * factor, state.max[h]);
-      const float base = top[h] == -INFINITY ? 0.0f : top[h];  // nothing seen yet: every weight below becomes 0
-      rescale[h] = ptx::exp2_approx(state.max[h] - base);
+      top[h] *= factor;
+      if (!(top[h] > most[h])) top[h] = state.max[h];
+      rescale[h] = top[h] == -INFINITY ? 1.0f : ptx::exp2_approx(state.max[h] - top[h]);
       state.max[h] = top[h];
-      shifted[h] = base - T::kWeightShift;
+      state.sum[h] *= rescale[h];
+    }
+    return true;
+  }
+
+  /// A row of the warp has seen no key yet, or none but with a score of -inf.
+  __device__ static bool any_empty(const State& state) {
+    return __any_sync(~0u, state.max[0] == -INFINITY || state.max[1] == -INFINITY);
+  }
+
+  /// Logits to weights.
+  __device__ static void exponentiate(Scores& s, const State& state, float factor) {
+    float shifted[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) shifted[h] = (state.max[h] == -INFINITY ? 0.0f : state.max[h]) - kShift;  // empty: all become 0
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) s[i] = ptx::exp2_approx(fmaf(s[i], factor, -shifted[i / 2 % 2]));
+    hopper::settle(s);
+  }
+
+  /// Sums of this thread's weights, begun here and not among the exponentials.
+  __device__ void add_up(float (&total)[2], const Scores& s) const {
+    const float zero = hopper::zero_from_here(&shared.zero);
+    float sum[2][2] = {{zero, zero}, {zero, zero}};
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) sum[i / 2 % 2][i % 2] += s[i];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) total[h] = sum[h][0] + sum[h][1];
+  }
+
+  /// Some rows' weights came out larger than wanted: a power of two is taken off those, and off what was summed.
+  __device__ static void lower_weights(Scores& s, float (&total)[2], State& state) {
+    float top[2], largest_total[2] = {total[0], total[1]}, rescale[2];
+    largest(top, s);
+    share_largest(top);
+    share_largest(largest_total);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int exponent = (__float_as_int(top[h]) >> 23) - 127 - static_cast<int>(kShift);
+      const int above = largest_total[h] > kMostSum ? min(max(exponent, 0), 126) : 0;
+      rescale[h] = __int_as_float((127 - above) << 23);
+      state.max[h] += static_cast<float>(above);
+      state.sum[h] *= rescale[h];
+      total[h] *= rescale[h];
     }
 #pragma unroll
-    for (int i = 0; i < kKeys / 2; ++i) {
-      const int h = i / 2 % 2;
-      s[i] = ptx::exp2_approx(fmaf(s[i], factor, -shifted[h]));
-      sum[h][i % 2] += s[i];
+    for (int i = 0; i < kKeys / 2; ++i) s[i] *= rescale[i / 2 % 2];
+    rescale_out(state, rescale);
+  }
+
+  /// Sums weights and packs them.
+  __device__ void sum_and_pack(Weights& p, Scores& s, State& state) const {
+    float total[2];
+    add_up(total, s);
+    pack_weights(p, s);
+    if (__any_sync(~0u, total[0] > kMostSum || total[1] > kMostSum)) {
+      lower_weights(s, total, state);
+      pack_weights(p, s);
     }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) state.sum[h] = state.sum[h] * rescale[h] + (sum[h][0] + sum[h][1]);
+    for (int h = 0; h < 2; ++h) state.sum[h] += total[h];
   }
 
   __device__ static void pack_weights(Weights& p, const Scores& s) {
@@ -208,7 +272,6 @@ struct Prefill {
   }
 
   __device__ static void rescale_out(State& state, const float (&rescale)[2]) {
-    if (!__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < kDim / 2; ++i) state.out[i] *= rescale[i / 2 % 2];
   }
@@ -221,61 +284,107 @@ struct Prefill {
     if (threadIdx.x % 32 < kPair) hopper::arrive_in_cluster(&barrier, threadIdx.x % 32);
   }
 
-  /// All tiles of the job. The products of a tile's weights and values are issued with the scores of the next tile.
-  __device__ void fold_job(State& state, const PrefillJob& job, const Work& w, const Query& query, Ring& ring) const {
+  /// O += P V of tile `n`, whose weights are in `p`.
+  __device__ void start_tile_values(State& state, const Weights& p, const PrefillJob& job, const Work& w, const Ring& ring,
+                                    int n) const {
+    Tile& v = shared.v[ring.v.stage];
+    hopper::wait(&shared.v_full[ring.v.stage], ring.v.parity);
+    if (!w.is_easy(n)) clear_unseen(v, key_tile<kKeys>(job, n));
+    start_values(state, p, v);
+  }
+  __device__ void free_values(Ring& ring) const {
+    free_in_pair(shared.v_free[ring.v.stage]);
+    ring.v.advance();
+  }
+  __device__ void free_keys(Ring& ring) const {
+    free_in_pair(shared.k_free[ring.k.stage]);
+    ring.k.advance();
+  }
+
+  /// Scores of tile `n` to weights relative to the rows' maxima; true if what was summed before is to be multiplied by `rescale`.
+  /// `empty`: a row of the warp has no maximum yet.
+  template <bool kPlain>
+  __device__ bool weigh(Scores& s, State& state, const PrefillJob& job, const Work& w, int n, float (&rescale)[2],
+                        bool& empty) const {
+    const float factor = kPlain ? a.score.scale * mma::kLog2e : 1.0f;  // what finish_scores() leaves to be done
+    const bool easy = kPlain && w.is_easy(n);
+    if (!easy) finish_scores<kPlain>(s, w, job.item, key_tile<kKeys>(job, n));
+    bool moved = false;
+    if (!easy || empty) {
+      moved = move_maxima(state, s, factor, easy, rescale);
+      empty = any_empty(state);
+    }
+    exponentiate(s, state, factor);
+    return moved;
+  }
+
+  __device__ void await_keys(const Ring& ring) const { hopper::wait(&shared.k_full[ring.k.stage], ring.k.parity); }
+
+  /// All tiles of the job. The products of a tile's weights and values are issued with the scores of the next tile. kPlain: a
+  /// loop of its own, as the code for soft caps and slopes in it would cost registers and instruction cache.
+  ///
+  /// The wait for the next keys parts exponentials from sums, and keeps them before the wait for products: ptxas moves both over
+  /// arithmetic, but not over a loop.
+  template <bool kPlain>
+  __device__ void fold_tiles(State& state, const PrefillJob& job, const Work& w, const Query& query, Ring& ring) const {
     const int tiles = job.tiles();
-    if (tiles == 0) return;
     Scores s;
     Weights p;
     float rescale[2];
-    KeyTiles<kKeys> walk(job);
-    KeyTileSpan span = walk.span();
-    bool whole = is_whole(w, span);
-    hopper::wait(&shared.k_full[ring.k.stage], ring.k.parity);
+    bool empty = true;
+    await_keys(ring);
     await_turn();
     start_scores(s, query, shared.k[ring.k.stage]);
     hand_on();
     hopper::wgmma_wait<0>();
     hopper::settle(s);
-    free_in_pair(shared.k_free[ring.k.stage]);
-    ring.k.advance();
-    if (!w.plain || !whole) finish_scores(s, w, job.item, span);
-    fold_weights(s, state, w.factor, rescale);
-    pack_weights(p, s);
+    free_keys(ring);
+    weigh<kPlain>(s, state, job, w, 0, rescale, empty);
+    if (tiles > 1) await_keys(ring);
+    sum_and_pack(p, s, state);
 #pragma unroll 1
     for (int n = 1; n < tiles; ++n) {
-      walk.advance();
-      const KeyTileSpan next = walk.span();
-      const bool next_whole = is_whole(w, next), easy = w.plain && next_whole;
-      hopper::wait(&shared.k_full[ring.k.stage], ring.k.parity);
       await_turn();
       start_scores(s, query, shared.k[ring.k.stage]);
-      hopper::wait(&shared.v_full[ring.v.stage], ring.v.parity);
-      if (!whole) clear_unseen(shared.v[ring.v.stage], span);
-      start_values(state, p, shared.v[ring.v.stage]);
+      start_tile_values(state, p, job, w, ring, n - 1);
       hand_on();
       hopper::wgmma_wait<1>();
       hopper::settle(s);
-      free_in_pair(shared.k_free[ring.k.stage]);
-      ring.k.advance();
-      if (!easy) finish_scores(s, w, job.item, next);
-      fold_weights(s, state, w.factor, rescale);
-      hopper::keep_before_wait(state.sum[0], state.sum[1], &shared.last);
+      free_keys(ring);
+      const bool moved = weigh<kPlain>(s, state, job, w, n, rescale, empty);
+      if (n + 1 < tiles) await_keys(ring);
       hopper::wgmma_wait<0>();
       hopper::settle(state.out);
-      free_in_pair(shared.v_free[ring.v.stage]);
-      ring.v.advance();
-      pack_weights(p, s);
-      rescale_out(state, rescale);
-      span = next, whole = next_whole;
+      free_values(ring);
+      if (moved) rescale_out(state, rescale);
+      sum_and_pack(p, s, state);
     }
-    hopper::wait(&shared.v_full[ring.v.stage], ring.v.parity);
-    if (!whole) clear_unseen(shared.v[ring.v.stage], span);
-    start_values(state, p, shared.v[ring.v.stage]);
+    start_tile_values(state, p, job, w, ring, tiles - 1);
     hopper::wgmma_wait<0>();
     hopper::settle(state.out);
-    free_in_pair(shared.v_free[ring.v.stage]);
-    ring.v.advance();
+    free_values(ring);
+  }
+
+  /// Tiles that this warpgroup has no rows for.
+  __device__ void skip_tiles(const PrefillJob& job, Ring& ring) const {
+    for (int n = 0; n < job.tiles(); ++n) {
+      await_keys(ring);
+      await_turn();
+      hand_on();
+      free_keys(ring);
+      hopper::wait(&shared.v_full[ring.v.stage], ring.v.parity);
+      free_values(ring);
+    }
+  }
+
+  __device__ void fold_job(State& state, const PrefillJob& job, const Work& w, const Query& query, Ring& ring) const {
+    if (job.tiles() == 0) return;
+    if (w.first >= w.end)
+      skip_tiles(job, ring);
+    else if (w.plain)
+      fold_tiles<true>(state, job, w, query, ring);
+    else
+      fold_tiles<false>(state, job, w, query, ring);
   }
 
   /// No sum of a row that exists is infinite or NaN, in the whole warpgroup.
@@ -291,6 +400,12 @@ struct Prefill {
     return hopper::all_at(5 + group_index(), 128, finite);
   }
 
+  /// In natural units. A NaN sum marks a NaN score, which a maximum passes over.
+  __device__ static semantics::SoftmaxState natural_state(const State& state, int h) {
+    const float sum = state.sum[h];
+    return {sum != sum ? sum : (state.max[h] - kShift) * mma::kLn2, sum};
+  }
+
   /// Partial results of this item's rows: index of the row that is row 0 of the tile.
   __device__ std::int64_t partial_row(const mma::Item& item) const {
     return mma::partial_tile(a, item, item.slice.part) * a.work.tile_rows;
@@ -302,7 +417,7 @@ struct Prefill {
       const int row = w.first + row_in_group() + 8 * h;
       if (row >= w.end) continue;
       const std::int64_t at = partial_row(item) + row - item.slice.row_begin;
-      const semantics::SoftmaxState natural = mma::natural_state<T>(state.max[h], state.sum[h]);
+      const semantics::SoftmaxState natural = natural_state(state, h);
       if (threadIdx.x % 4 == 0)
         *reinterpret_cast<float2*>(a.work.partial_states + at * 2) = make_float2(natural.max, natural.sum);
 #pragma unroll
@@ -335,18 +450,21 @@ struct Prefill {
     constexpr std::int64_t kNowhere = INT64_MIN;
     const int lane = threadIdx.x % 32, row_of_warp = group_index() * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
     std::int64_t offset[2];
+    float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = w.first + row_in_group() + 8 * h;
       mma::OutputRow to{kNowhere, 0.0f};
-      if (row < w.end)
-        to = mma::finish_row(a, item, row, mma::natural_state<T>(state.max[h], state.sum[h]), threadIdx.x % 4 == 0);
-      offset[h] = to.offset;
+      if (row < w.end) to = mma::finish_row(a, item, row, natural_state(state, h), threadIdx.x % 4 == 0);
+      offset[h] = to.offset, factor[h] = to.factor;
+    }
+    hopper::settle(factor);  // or all products with a factor of 0 are computed beside those with another
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int i = 0; i < kDim / 8; ++i)
         *reinterpret_cast<std::uint32_t*>(staged(staging, row_of_warp + lane / 4 + 8 * h, i) + column() * 2) =
-            T::pack(state.out[4 * i + 2 * h] * to.factor, state.out[4 * i + 2 * h + 1] * to.factor);
-    }
+            T::pack(state.out[4 * i + 2 * h] * factor[h], state.out[4 * i + 2 * h + 1] * factor[h]);
     __syncwarp();
     constexpr int kChunks = kDim / 8;
 #pragma unroll 4
@@ -429,6 +547,7 @@ __global__ void __launch_bounds__(PrefillMemory<kDim>::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);
   if (threadIdx.x == 0) {
+    shared.zero = 0.0f;
     for (int i = 0; i < Memory::kJobs; ++i)
       hopper::init_barrier(&shared.job_known[i], 1), hopper::init_barrier(&shared.job_full[i], 1),
           hopper::init_barrier(&shared.job_free[i], Memory::kThreads / 32), hopper::init_barrier(&shared.index_full[i], 1);

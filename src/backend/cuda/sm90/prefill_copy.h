@@ -53,6 +53,7 @@ struct PrefillCopy {
     if (threadIdx.x % 64 == 0) hopper::arrive_and_expect(&full, box.bytes);
     __syncwarp();
     if (box.mine)
+
       hopper::copy_box_to_pair(to.halves[box.half] + box.row * kRowBytes, &map, &full, box.half * 64, box.token, kv_head,
                                box.page);
     ring.advance();
@@ -85,23 +86,22 @@ struct PrefillCopy {
       box.token += job.item.lengths.first_token - job.item.lengths.context_len;
       return box;
     }
-    const int group = span.first / tokens / 32;
+    const int shift = 31 - __clz(tokens), group = span.first >> shift >> 5;  // boxes are 8, 16, 32 or 64 tokens
     if (group != pages.group) {
       pages.ids = pages.group < 0 ? look_up(job, group) : pages.below;
       pages.below = group > 0 ? look_up(job, group - 1) : -1;
       pages.group = group;
     }
-    box.page = __shfl_sync(~0u, pages.ids, box.token / tokens % 32);
-    box.token %= a.page_size;
+    box.page = __shfl_sync(~0u, pages.ids, box.token >> shift & 31);
+    box.token = a.page_size > tokens ? box.token % a.page_size : 0;
     return box;
   }
 
   __device__ void copy_job(const PrefillJob& job, Ring& ring) const {
     const int tiles = job.tiles(), kv_head = job.item.kv_head;
     PageIds pages;
-    KeyTiles<kKeys> walk(job);
-    for (int n = 0; n < tiles; ++n, walk.advance()) {
-      const Box box = next_box(job, walk.span(), pages);
+    for (int n = 0; n < tiles; ++n) {
+      const Box box = next_box(job, key_tile<kKeys>(job, n), pages);
       if (copy_warp() < 2)
         copy_keys(box, kv_head, ring);
       else

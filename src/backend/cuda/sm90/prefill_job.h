@@ -41,29 +41,13 @@ __device__ inline PrefillJob prefill_job(const gpu::AttendArgs& a, int index) {
   return job;
 }
 
-/// Steps through the tiles of a job.
+/// Tile `n` of the job's. Computed for each tile, as registers are scarcer than arithmetic.
 template <int kKeys>
-class KeyTiles {
- public:
-  __device__ explicit KeyTiles(const PrefillJob& job) : job_(job), left_(job.fresh_tiles) {
-    span_ = {job.fresh_begin + (left_ - 1) * kKeys, job.fresh_begin, job.item.slice.key_end, true};
-    if (left_ == 0) enter_cache();
-  }
-  __device__ const KeyTileSpan& span() const { return span_; }
-  __device__ void advance() {
-    span_.first -= kKeys;
-    if (--left_ == 0 && span_.fresh) enter_cache();
-  }
-
- private:
-  __device__ void enter_cache() {
-    left_ = job_.cached_tiles;
-    span_ = {(job_.cached_end - 1) / kKeys * kKeys, job_.item.slice.key_begin, job_.cached_end, false};
-  }
-
-  const PrefillJob& job_;
-  KeyTileSpan span_;
-  int left_;
-};
+__device__ inline KeyTileSpan key_tile(const PrefillJob& job, int n) {
+  const gpu::WorkSlice& slice = job.item.slice;
+  if (n < job.fresh_tiles) return {job.fresh_begin + (job.fresh_tiles - 1 - n) * kKeys, job.fresh_begin, slice.key_end, true};
+  const int last = (job.cached_end - 1) / kKeys;
+  return {(last - (n - job.fresh_tiles)) * kKeys, slice.key_begin, job.cached_end, false};
+}
 
 }  // namespace quire::cuda::sm90

