@@ -15,358 +15,38 @@
 #pragma once
 
 #include "backend/cuda/mma/finish.h"
-#include "backend/cuda/mma/fold_tile.h"
 #include "backend/cuda/sm90/decode_copy.h"
+#include "backend/cuda/sm90/decode_tiles.h"
 #include "backend/cuda/sm90/merge_segment.h"
 
 namespace quire::cuda::sm90 {
 
-/// What a warpgroup of decode.h does. T: of query, output and this step's rows.
+/// What a warpgroup does: pieces, one after the other.
 template <typename T, typename Memory>
-struct DecodeWork {
-  using Shared = typename Memory::Shared;
-  using Ring = typename Memory::Ring;
-  using Tiles = typename Memory::Tiles;
-  using Tile = typename Tiles::Tile;
-  using Weight = typename Tiles::Weight;
-  static constexpr int kDim = Memory::kDim, kHalves = Memory::kHalves, kRows = Memory::kRows, kGroups = Memory::kGroups;
-  static constexpr int kColumns = kRows / 4;  ///< of a thread
-  static constexpr int kQueryBytes = Memory::kQueryBytes, kWeightBytes = Memory::kWeightBytes;
-  static constexpr int kEveryone = 8;  ///< barrier of all warpgroups; 1, 2, ... are of one each
-  /// How far logits may exceed what weights refer to, in base 2: f16 weights are 2^14 times as large and end at 2^16.
-  static constexpr float kHeadroom = Weight::kDType == DType::f16 ? 1.0f : 8.0f;
-
-  const gpu::AttendArgs& a;
-  Shared& shared;
-  const int group = kGroups == 1 ? 0 : static_cast<int>(threadIdx.x) / 128;
-
-  /// Of this warpgroup.
-  __device__ void sync_group() const { hopper::sync_at(1 + group, 128); }
-
-  /// Where this thread is. Made anew by each function: what follows from it would else be computed before the loop over tiles,
-  /// and leave it no registers.
-  struct Place {
-    int thread;
-    __device__ Place() : thread(static_cast<int>(threadIdx.x)) { hopper::compute_here(thread); }
-    __device__ int lane() const { return thread % 32; }
-    __device__ int warp() const { return thread / 32 % 4; }
-    /// Column (score row) q; the thread's keys are 16 warp + lane / 4 + {0, 8}.
-    __device__ int column(int q) const { return q / 2 * 8 + lane() % 4 * 2 + q % 2; }
-    __device__ int matrix_row() const { return warp() * 16 + lane() / 4; }
-    /// Of element i of Scores.
-    __device__ int key(int i) const { return matrix_row() + i % 4 / 2 * 8; }
-    __device__ int dim(int half, int j) const { return Tiles::dim_of(half, j, lane(), warp()); }
-  };
-
-  struct State {
-    float out[kHalves][kRows];           ///< [64 dims x 2 kRows columns] each: high parts, then low parts
-    float max[kColumns], sum[kColumns];  ///< base 2, what weights refer to, see fold_tile(); the sum over this thread's keys
-  };
-  /// Scores [64 keys x kRows]: this thread's, element i of column column_of(i).
-  using Scores = float[kRows / 2];
-  __device__ static constexpr int column_of(int i) { return i / 4 * 2 + i % 2; }
-
-  /// The score row of a column, and its position; of the last row where there is none. Kept in no register, as they
-  /// are asked for where the tile is not whole or the score not plain.
-  __device__ static int row_of(const DecodeJob& w, int column) { return min(column, w.item.slice.row_end - 1); }
-  __device__ int q_pos(const DecodeJob& w, int column) const { return w.item.lengths.context_len + row_of(w, column) / a.group; }
-  __device__ semantics::KeyRange keys_of_column(const DecodeJob& w, int column) const {
-    return semantics::visible_range(q_pos(w, column), a.window);
-  }
-
-  __device__ bool is_e4m3() const { return a.cache_k.dtype == DType::fp8_e4m3fn; }
-
-  __device__ const std::uint16_t* fresh_row(const gpu::RowSource& rows, const DecodeJob& w, int position) const {
-    const std::int64_t token = w.item.lengths.first_token + position - w.item.lengths.context_len;
-    return static_cast<const std::uint16_t*>(rows.data) + rows.strides.row(0, w.item.kv_head, token);
-  }
-
-  __device__ void sync_workers() const { hopper::sync_at(kEveryone, Memory::kWorkers); }
-
-  /// Rows of the query to shared memory, zeros where there is no row, by all warpgroups together; past registers, as they are
-  /// asked for while keys are on their way.
-  __device__ void load_query(const DecodeJob& w) const {
-    constexpr int kChunks = kDim / 8;
-    sync_workers();  // the last one is used up
-#pragma unroll 1
-    for (int i = threadIdx.x; i < kRows * kChunks; i += Memory::kWorkers) {
-      const int row = i / kChunks, chunk = i % kChunks, from = row < w.item.slice.row_end ? row : 0;
-      const std::int64_t token = w.item.lengths.first_token + from / a.group;
-      const auto* dims = static_cast<const std::uint16_t*>(a.query.data) +
-                         a.query.strides.row(0, w.item.kv_head * a.group + from % a.group, token) + chunk * 8;
-      Tiles::copy_query(shared.query[chunk / 8] + row * kQueryBytes, row % 8, chunk % 8, dims, row < w.item.slice.row_end);
-    }
-    ptx::commit_copies();
-    ptx::wait_copies<0>();
-    hopper::fence_shared();
-    sync_workers();
-  }
-
-  /// Overwrites the rows of a tile outside positions [begin, end): what is not in the cache, or must not enter a product as it
-  /// is. `source(position)`: the row instead, null for zeros (which are the same in every type).
-  template <typename Source>
-  __device__ void patch(Tile& tile, int first, int begin, int end, Source&& source) const {
-    constexpr int kChunks = kDim * Tiles::kElementBytes / 16;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x) % 128; i < kTileKeys * kChunks; i += 128) {
-      const int key = i / kChunks, chunk = i % kChunks, position = first + key;
-      if (position >= begin && position < end) continue;
-      const std::uint16_t* from = source(position);
-      *reinterpret_cast<uint4*>(Tiles::chunk_at(tile, key, chunk)) =
-          from != nullptr ? *reinterpret_cast<const uint4*>(from + chunk * 8) : uint4{};
-    }
-    hopper::fence_shared();
-    sync_group();
-  }
-
-  __device__ void multiply_scores(Scores& s, const typename Tiles::Keys& keys, const Tile& k) const {
-    hopper::wgmma_begin();
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      std::uint64_t rows = hopper::matrix<hopper::Swizzle::bytes128>(shared.query[half], 8 * kQueryBytes);
-      hopper::compute_here(rows);
-#pragma unroll
-      for (int step = 0; step < 4; ++step) Tiles::multiply_keys(s, keys, k, hopper::advanced(rows, step * 32), half, step);
-    }
-    hopper::wgmma_commit();
-    hopper::wgmma_wait<0>();
-  }
-
-  __device__ void multiply_values(State& state, const typename Tiles::Values& values, const Tile& v, int turn) const {
-    constexpr hopper::Swizzle kSwizzle = kRows == 8    ? hopper::Swizzle::bytes32
-                                         : kRows == 16 ? hopper::Swizzle::bytes64
-                                                       : hopper::Swizzle::bytes128;
-    hopper::wgmma_begin();
-    std::uint64_t weights = hopper::matrix<kSwizzle>(shared.weights[group][turn], 8 * kWeightBytes);
-    hopper::compute_here(weights);
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half)
-#pragma unroll
-      for (int step = 0; step < kTileKeys / 16; ++step)
-        Tiles::multiply_values(state.out[half], values, v, hopper::advanced(weights, step * 16 * kWeightBytes), half, step);
-    hopper::wgmma_commit();
-    hopper::wgmma_wait<0>();
-  }
-
-  /// Keys from here on are not in the tiles.
-  __device__ static int end_in_tiles(const DecodeJob& w) {
-    return Tiles::kHoldFreshRows ? w.span.any_end : w.item.lengths.cached_len;
-  }
-
-  /// Soft cap and ALiBi: dot products to base-2 logits.
-  __device__ void cap_and_slope(Scores& s, const DecodeJob& w, int first) const {
-    const Place me;
-#pragma unroll
-    for (int q = 0; q < kColumns; ++q) {
-      const float slope = a.alibi_slopes.at(w.item.kv_head * a.group + row_of(w, me.column(q)) % a.group, 0.0f);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int i = q / 2 * 4 + j * 2 + q % 2;
-        const auto distance = static_cast<float>(first + me.key(i) - q_pos(w, me.column(q)));
-        s[i] = mma::kLog2e * semantics::score<mma::ShortTanh>(s[i], {w.logits.scale, w.logits.soft_cap}, slope, distance);
-      }
-    }
-  }
-
-  /// -inf for keys that a row does not see or a tile does not hold.
-  __device__ void mask(Scores& s, const DecodeJob& w, int first) const {
-    const Place me;
-#pragma unroll
-    for (int q = 0; q < kColumns; ++q) {
-      const semantics::KeyRange seen = keys_of_column(w, me.column(q));
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int i = q / 2 * 4 + j * 2 + q % 2, position = first + me.key(i);
-        if (position < seen.begin || position >= seen.end || position >= end_in_tiles(w)) s[i] = -INFINITY;
-      }
-    }
-  }
-
-  __device__ void finish_scores(Scores& s, const DecodeJob& w, int first, bool whole) const {
-    if (w.logits.plain) [[likely]] {
-#pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) s[i] *= w.logits.base2;
-    } else {
-      cap_and_slope(s, w, first);
-    }
-    if (!whole) [[unlikely]]
-      mask(s, w, first);
-  }
-
-  /// Nothing was seen yet where the maximum is -inf: every weight is 0 then.
-  __device__ static float base_of(float max) { return max == -INFINITY ? 0.0f : max; }
-
-  /// Makes `top` what weights of column q refer to.
-  __device__ static void refer_to(State& state, int q, float top) {
-    const float rescale = ptx::exp2_approx(state.max[q] - base_of(top));
-    state.sum[q] *= rescale;
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half)
-#pragma unroll
-      for (int i = q / 2 * 4 + q % 2; i < kRows; i += kRows / 2) {
-        state.out[half][i] *= rescale;
-        state.out[half][i + 2] *= rescale;
-      }
-    state.max[q] = top;
-  }
-
-  /// Makes the largest of the tile's logits and of those before it what weights refer to.
-  __device__ void raise_maxima(State& state, const Scores& s) const {
-    const Place me;
-    auto& of_warp = shared.maxima[group];
-    float top[kColumns];
-#pragma unroll
-    for (int q = 0; q < kColumns; ++q) {
-      top[q] = fmaxf(s[q / 2 * 4 + q % 2], s[q / 2 * 4 + q % 2 + 2]);
-#pragma unroll
-      for (int mask = 4; mask < 32; mask *= 2) top[q] = fmaxf(top[q], __shfl_xor_sync(~0u, top[q], mask));
-      if (me.lane() < 4) of_warp[me.warp()][me.column(q)] = top[q];
-    }
-    sync_group();
-#pragma unroll
-    for (int q = 0; q < kColumns; ++q) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) top[q] = fmaxf(top[q], of_warp[i][me.column(q)]);
-      refer_to(state, q, fmaxf(top[q], state.max[q]));
-    }
-  }
-
-  /// The weight of a logit of column q, times 2^kWeightShift.
-  __device__ static float weight_of(const State& state, float logit, int q) {
-    return ptx::exp2_approx(logit - (base_of(state.max[q]) - Weight::kWeightShift));
-  }
-
-  /// Weights of the tile's logits in two parts to shared memory; their sums over this thread's keys.
-  __device__ void put_weights(float (&sums)[kColumns], const State& state, const Scores& s, int turn) const {
-    const Place me;
-#pragma unroll
-    for (int i = 0; i < kRows / 2; i += 2) {
-      const int key = me.key(i), swizzle = key * kWeightBytes / 128 % (kWeightBytes / 16), chunk = i / 4, q = column_of(i);
-      const float x = weight_of(state, s[i], q), y = weight_of(state, s[i + 1], q + 1);
-      sums[q] = i % 4 == 0 ? x : sums[q] + x, sums[q + 1] = i % 4 == 0 ? y : sums[q + 1] + y;
-      const std::uint32_t high = Weight::pack(x, y);
-      const float2 kept = Weight::unpack(high);
-      const std::uint32_t low = Weight::pack(x - kept.x, y - kept.y);
-      Byte* const row = shared.weights[group][turn] + key * kWeightBytes + me.lane() % 4 * 4;
-      *reinterpret_cast<std::uint32_t*>(row + (chunk ^ swizzle) * 16) = high;
-      *reinterpret_cast<std::uint32_t*>(row + ((chunk + kRows / 8) ^ swizzle) * 16) = low;
-    }
-    hopper::fence_shared();
-  }
-
-  /// [kTileKeys][kRows] of f32 in the memory of weights that no product reads now.
-  __device__ float (*exact_weights(int turn) const)[kRows] {
-    static_assert(sizeof(shared.weights[0][0]) == sizeof(float[kTileKeys][kRows]));
-    return reinterpret_cast<float(*)[kRows]>(shared.weights[group][turn]);
-  }
-
-  /// Adds weight times value, in f32, for keys that some rows see and others do not. Cached values are still in the tile.
-  __device__ void add_partly_seen(State& state, const DecodeJob& w, const Tile& v, int first, const float (*exact)[kRows]) const {
-    const int begin = max(first, w.span.any_begin), end = min(first + kTileKeys, min(w.span.any_end, end_in_tiles(w)));
-#pragma unroll 1
-    for (int position = begin; position < end; ++position) {
-      if (position >= w.span.full_begin && position < w.span.full_end) continue;
-      const bool fresh = Tiles::kHoldFreshRows && position >= w.item.lengths.cached_len;
-      const std::uint16_t* row = fresh ? fresh_row(a.value, w, position) : nullptr;
-      add_value(
-          state, w, position,
-          [&](int dim) { return fresh ? T::unpack(row[dim]).x : Tiles::value_at(v, position - first, dim, is_e4m3()); },
-          exact[position - first]);
-    }
-  }
-
-  /// Adds weights[row] times value(dim) where the row sees the position.
-  template <typename Value>
-  __device__ void add_value(State& state, const DecodeJob& w, int position, Value&& value, const float* weights) const {
-    const Place me;
-    float values[kHalves][2];
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) values[half][j] = value(me.dim(half, j));
-#pragma unroll
-    for (int q = 0; q < kColumns; ++q) {
-      const semantics::KeyRange seen = keys_of_column(w, me.column(q));
-      if (position < seen.begin || position >= seen.end) continue;
-      const float weight = weights[me.column(q)];
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half)
-#pragma unroll
-        for (int j = 0; j < 2; ++j) state.out[half][q / 2 * 4 + j * 2 + q % 2] += weight * values[half][j];
-    }
-  }
-
-  /// Values of a tile that holds keys beyond the ends: zeros where the second product must not see them.
-  __device__ void prepare_values(State& state, const DecodeJob& w, Tile& v, const Scores& s, int first, int turn) const {
-    const Place me;
-    if (w.span.any_begin != w.span.full_begin || w.span.any_end != w.span.full_end) {
-      auto* const exact = exact_weights(turn ^ 1);
-#pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) exact[me.key(i)][me.column(column_of(i))] = weight_of(state, s[i], column_of(i));
-      sync_group();
-      add_partly_seen(state, w, v, first, exact);
-      sync_group();
-    }
-    const int cached_end = min(w.span.full_end, w.item.lengths.cached_len);
-    patch(v, first, w.span.full_begin, cached_end, [&](int position) -> const std::uint16_t* {
-      const bool fresh = position >= w.span.full_begin && position >= w.item.lengths.cached_len && position < w.span.full_end;
-      return Tiles::kHoldFreshRows && fresh ? fresh_row(a.value, w, position) : nullptr;
-    });
-  }
-
-  /// Waits until a stage holds the tile at hand. Where another warpgroup had the tile before it there, that one has to be done
-  /// with it, for a barrier tells a phase from the next and not from the one after.
-  __device__ static void wait_for(hopper::Barrier& full, hopper::Barrier& free, const Ring& ring) {
-    if (Memory::kStages % kGroups != 0) hopper::wait(&free, ring.parity() ^ 1);
-    hopper::wait(&full, ring.parity());
-  }
-
-  /// One tile into the state; `turn` alternates between the tiles of this warpgroup.
-  ///
-  /// Weights refer to the largest logit of an earlier tile as long as no logit is more than kHeadroom above it: then one barrier
-  /// of the four warps, which they need anyway to see each other's weights, says that no maximum has to be agreed upon.
-  __device__ void fold_tile(State& state, const DecodeJob& w, int tile, const Ring& ring, int turn) const {
-    const int first = tile * kTileKeys;
-    const bool whole = first >= w.whole_begin && first + kTileKeys <= w.whole_end;
-    Tile& k = shared.k[ring.stage()];
-    Tile& v = shared.v[ring.stage()];
-    wait_for(shared.k_full[ring.stage()], shared.k_free[ring.stage()], ring);
-    if (Tiles::kHoldFreshRows && !whole && first + kTileKeys > w.item.lengths.cached_len &&
-        w.item.lengths.cached_len < w.span.any_end) [[unlikely]]
-      patch(k, first, 0, w.item.lengths.cached_len,
-            [&](int position) { return position < w.span.any_end ? fresh_row(a.key, w, position) : nullptr; });
-    Scores s;
-    {
-      typename Tiles::Keys keys;
-      Tiles::load_keys(keys, k, is_e4m3());
-      if (Tiles::kInRegisters) Memory::arrive_warp(shared.k_free[ring.stage()]);
-      multiply_scores(s, keys, k);
-      if (!Tiles::kInRegisters) Memory::arrive_warp(shared.k_free[ring.stage()]);
-    }
-    finish_scores(s, w, first, whole);
-    float sums[kColumns];
-    put_weights(sums, state, s, turn);
-    bool above = false;
-#pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) above |= s[i] > state.max[column_of(i)] + kHeadroom;
-    if (any_of_group(above)) {
-      raise_maxima(state, s);
-      put_weights(sums, state, s, turn);
-      sync_group();  // all weights are there
-    }
-#pragma unroll
-    for (int q = 0; q < kColumns; ++q) state.sum[q] += sums[q];
-    wait_for(shared.v_full[ring.stage()], shared.v_free[ring.stage()], ring);
-    if (!whole) [[unlikely]]
-      prepare_values(state, w, v, s, first, turn);
-    typename Tiles::Values values;
-    Tiles::load_values(values, v, is_e4m3());
-    if (Tiles::kInRegisters) Memory::arrive_warp(shared.v_free[ring.stage()]);
-    multiply_values(state, values, v, turn);
-    if (!Tiles::kInRegisters) Memory::arrive_warp(shared.v_free[ring.stage()]);
-  }
-  /// Waits for the four warps; true if `mine` is in one thread.
-  __device__ bool any_of_group(bool mine) const { return !hopper::all_at(1 + group, 128, !mine); }
+struct DecodeWork : DecodeTiles<T, Memory> {
+  using Fold = DecodeTiles<T, Memory>;
+  using Fold::a;
+  using Fold::add_value;
+  using Fold::base_of;
+  using Fold::exact_weights;
+  using Fold::fold_tile;
+  using Fold::fresh_row;
+  using Fold::group;
+  using Fold::kColumns;
+  using Fold::kDim;
+  using Fold::kGroups;
+  using Fold::kHalves;
+  using Fold::kRows;
+  using Fold::load_query;
+  using Fold::refer_to;
+  using Fold::shared;
+  using Fold::sync_group;
+  using Fold::weight_of;
+  using typename Fold::Place;
+  using typename Fold::Ring;
+  using typename Fold::State;
+  using typename Fold::Tiles;
+  using typename Fold::Weight;
 
   // --- the end of a piece ---
 
@@ -670,7 +350,7 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
   const int warp = static_cast<int>(threadIdx.x) / 32 - Memory::kWorkers / 32;
   if (warp < 0) {
     if constexpr (Memory::kMoveRegisters) hopper::take_registers<Memory::kWorkRegisters>();
-    DecodeWork<T, Memory>{a, shared}.run();
+    DecodeWork<T, Memory>{{a, shared}}.run();
   } else {
     if constexpr (Memory::kMoveRegisters) hopper::keep_registers<Memory::kCopyRegisters>();
     if (warp < Memory::kCopyWarps)

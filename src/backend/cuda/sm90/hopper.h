@@ -112,18 +112,6 @@ __device__ inline void named_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
 
-/// Waits there; true in all threads if `mine` is in one.
-template <int kId, int kThreads>
-__device__ inline bool any_of_barrier(bool mine) {
-  int any;
-  asm volatile(
-      "{\n.reg .pred mine, any;\nsetp.ne.b32 mine, %1, 0;\nbar.red.or.pred any, %2, %3, mine;\nselp.b32 %0, 1, 0, any;\n}"
-      : "=r"(any)
-      : "r"(static_cast<int>(mine)), "n"(kId), "n"(kThreads)
-      : "memory");
-  return any != 0;
-}
-
 /// Barrier `id` among `threads` threads: arrive and wait, or arrive alone.
 __device__ inline void sync_at(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 __device__ inline void arrive_at(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
