@@ -23,7 +23,7 @@ struct Reference {
   std::int64_t num_tokens = 0, num_q_heads = 0, head_dim = 0;
   std::vector<double> out;
   std::vector<double> lse;
-  std::vector<double> abs_pv;          ///< sum_k max(p_k, 2^-102) |V_k|, p normalised
+  std::vector<double> abs_pv;          ///< sum_k max(p_k, least) |V_k|, p normalised; least: docs/numerics.md
   std::vector<double> abs_spv;         ///< sum_k p_k M_k |V_k|
   std::vector<double> score_mag;       ///< sum_k p_k M_k, plus p_sink (|sink| + |sink - m|)
   std::vector<std::int64_t> num_keys;  ///< visible keys

@@ -2,8 +2,10 @@
 // never went through pages or strides.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "diagnose/tolerance.h"
 #include "quire/diagnose.hpp"
 #include "reference/random_spec.h"
 #include "support/small_case.h"
@@ -133,6 +135,33 @@ TEST(SecondFormulation, MagnitudesFollowTheirDefinition) {
   EXPECT_NEAR(result->abs_pv[3], abs_pv, 1e-12);
   EXPECT_NEAR(result->abs_spv[3], abs_spv, 1e-12);
   EXPECT_NEAR(result->score_mag[0], mean, 1e-12);
+}
+
+/// Queries of 16 bits: weights below what two f16 parts hold of the largest count as that much, and no more.
+TEST(SecondFormulation, WhatPartsOfWeightsLoseIsInTheMagnitudes) {
+  SmallSpec spec;
+  spec.problem.q_dtype = spec.problem.kv_dtype = DType::bf16;
+  spec.problem.head_dim = 5;
+  spec.problem.softmax_scale = 40.0f;
+  spec.problem.reqs = {{1, 29, 30}};
+  const SmallCase c(spec);
+  const Result<Reference> result = reference(c.batch, c.cache, c.options);
+  ASSERT_TRUE(result.ok());
+  const double least = 0x1p-39 / (0x1p-24 * (8 + 8 * std::sqrt(7.0 * 31)));
+  double abs_pv = 0;
+  int below = 0;
+  for (std::int64_t k = 0; k < 30; ++k) {
+    double dot = 0;
+    for (std::int64_t d = 0; d < 5; ++d) dot += c.query(0, 0, d) * c.k[0](k, 0, d);
+    const double p = std::exp(40.0 * dot - result->lse[0]);
+    abs_pv += std::max(p, least) * std::fabs(c.v[0](k, 0, 3));
+    below += p < least ? 1 : 0;
+  }
+  EXPECT_GT(below, 10);
+  EXPECT_NEAR(result->abs_pv[3], abs_pv, 1e-12);
+  const double paid = numerics::row_errors(result.value(), 0).per_pv * least;
+  EXPECT_GE(paid, 0x1p-39);
+  EXPECT_LE(paid, 0x1.1p-39) << "wider than what is lost";
 }
 
 }  // namespace

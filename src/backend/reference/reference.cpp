@@ -23,6 +23,7 @@ namespace {
 constexpr std::int64_t kRowsAtOnce = 16;     // rows that share a block of K or V while it is in a near cache
 constexpr std::size_t kRowsPerTask = 512;    // rows of one request and KV head that share one decoded copy of K and V
 constexpr double kFlushedWeight = 0x1p-102;  // u = 2^-24 of it is 2^-126, below which f32 may flush (docs/numerics.md)
+constexpr double kLostOfParts = 0x1p-39;     // what two f16 parts of a weight may lose, if queries have 16 bits
 constexpr double kThreadedWork = 4e6;        // multiplications; below this, starting threads costs more than it saves
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 
@@ -254,6 +255,13 @@ class Oracle {
 
   static double per_q_head(const Tensor& t, std::int64_t head) { return semantics::load(t.data, t.dtype, head * t.stride[0]); }
 
+  /// The floor of weights in abs_pv. The tolerance takes at least u (8 + 8 sqrt(7 (n + 1))) of abs_pv, which makes the loss of
+  /// this.
+  double least_weight(std::int64_t num_keys) const {
+    if (batch_.query.dtype == DType::f32) return kFlushedWeight;
+    return kLostOfParts / (0x1p-24 * (8 + 8 * std::sqrt(7.0 * (static_cast<double>(num_keys) + 1))));
+  }
+
   /// Second pass over the logits: normalised weights, lse and the mean rounding magnitude.
   void weigh_row(Row& row) const {
     const auto at = static_cast<std::size_t>(row.index);
@@ -274,10 +282,11 @@ class Oracle {
     }
     result_.lse[at] = max + std::log(denominator);
     const double p_sink = std::exp(sink - max) / denominator;
+    const double least = least_weight(row.count);
     double mean = p_sink > 0 ? p_sink * (std::fabs(sink) + std::fabs(sink - max)) : 0.0;
     for (std::size_t i = 0; i < row.weight.size(); ++i) {
       row.weight[i] /= denominator;
-      row.floored[i] = std::max(row.weight[i], kFlushedWeight);
+      row.floored[i] = std::max(row.weight[i], least);
       row.scored[i] = row.weight[i] == 0 ? 0.0 : row.weight[i] * (row.magnitude[i] + std::fabs(row.logit[i] - max));
       mean += row.scored[i];
     }
