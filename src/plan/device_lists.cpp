@@ -94,12 +94,6 @@ std::int64_t sm90_decode_rows(const Plan& plan) {
   return plan.problem.group() > kShortTileRows || (most > kShortTileRows && most <= wide) ? wide : kShortTileRows;
 }
 
-/// Blocks of a multiprocessor that keep up with memory (src/backend/cuda/sm90/plain_tiles.h, fp8_tiles.h).
-std::int64_t sm90_decode_blocks(const Plan& plan, std::int64_t rows) {
-  if (rows != kShortTileRows || plan.problem.head_dim > 128) return 1;
-  return itemsize(plan.problem.kv_dtype) == 1 ? 3 : 2;
-}
-
 /// Decode rows, no more than fit a tile (a longer request breaks the call), and the rest; all rows are the rest where a group
 /// fits no such tile. Decode blocks count merges in one place each and keep two partial results, for which one item a block makes
 /// room. The rest goes to prefill where its weights may be rounded.
@@ -111,7 +105,8 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
   DeviceList decode;
   decode.tile_rows = decode.max_rows = sm90_decode_rows(plan);
   decode.tile_keys = kMmaTileKeys;
-  decode.num_blocks = decode.target_items = plan.num_threads * sm90_decode_blocks(plan, decode.tile_rows);
+  decode.num_blocks = decode.target_items =
+      plan.num_threads * sm90_decode_blocks(plan.problem.head_dim, itemsize(plan.problem.kv_dtype), decode.tile_rows);
   if (has_decode && plan.bounds.max_query_len * plan.problem.group() <= decode.max_rows) return {decode};
   rest.min_rows = has_decode ? decode.max_rows : 0;
   if (prefill) make_prefill_list(rest, plan);

@@ -13,6 +13,13 @@ inline constexpr std::int64_t kTallTileRows = 64;
 inline constexpr std::int64_t kMmaTileKeys = 64;
 /// Of cuda_sm90's wide decode tiles, as its registers allow; the narrow ones have kShortTileRows.
 constexpr std::int64_t sm90_wide_rows(std::int64_t head_dim) { return head_dim == 256 ? 16 : 32; }
+/// Its blocks of a multiprocessor, which src/backend/cuda/sm90/ makes room for: as many as keep up with memory.
+constexpr std::int64_t sm90_decode_blocks(std::int64_t head_dim, std::int64_t cache_itemsize, std::int64_t tile_rows) {
+  if (tile_rows != kShortTileRows || head_dim > 128) return 1;
+  return cache_itemsize == 1 ? 3 : 2;
+}
+/// Requests whose tiles it counts; with more, cuda_mma serves decode rows.
+inline constexpr std::int64_t kSm90MostReqs = 1024;
 /// Of cuda_generic's tiles.
 inline constexpr std::int64_t kGenericTileRows = 16;
 inline constexpr std::int64_t kGenericTileKeys = 64;

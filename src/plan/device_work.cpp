@@ -16,7 +16,6 @@ namespace {
 constexpr std::int64_t kMostTiles = std::int64_t{1} << 20;  ///< that are counted, and items that are dealt one by one
 constexpr std::int64_t kMinPartTiles = 4;                   ///< schedule.h
 constexpr std::int64_t kPartSizes = 9;
-constexpr std::int64_t kMostShareReqs = 1024;  ///< src/backend/cuda/sm90/instance.h: with more, cuda_mma serves decode rows
 
 /// Tiles of keys under one tile of score rows, and from which key they are counted.
 struct RowTile {
@@ -151,7 +150,7 @@ Body body_of(const Plan& plan, const DeviceList& list) {
   if (plan.kernel == "cuda_mma") return of_mma;
   if (list.rounded_weights) return Body::sm90_prefill;
   const bool decode = list.max_rows == list.tile_rows;  // a request is one tile
-  if (!decode || plan.bounds.num_reqs > kMostShareReqs) return of_mma;
+  if (!decode || plan.bounds.num_reqs > kSm90MostReqs) return of_mma;
   return list.tile_rows == kShortTileRows ? Body::sm90_decode : Body::sm90_wide;
 }
 

@@ -21,6 +21,7 @@ struct Launch {
 template <typename T, typename Tiles, int kRows>
 cudaError_t start(const Launch& launch) {
   using Memory = DecodeMemory<Tiles, kRows>;
+  static_assert(plan_detail::sm90_decode_blocks(Tiles::kDim, Tiles::kElementBytes, kRows) == Memory::kBlocks);
   return launch_dependent(attend_decode<T, Memory>, {launch.blocks, Memory::kThreads, sizeof(typename Memory::Shared)},
                           launch.stream, launch.args, launch.maps);
 }

@@ -13,6 +13,7 @@ namespace quire::cuda {
 namespace sm90 {
 namespace {
 
+static_assert(plan_detail::kSm90MostReqs == kMostReqs);
 static_assert(plan_detail::kPrefillRows == kPair * kPrefillBlockRows);
 static_assert(plan_detail::prefill_tile_keys(128) == prefill_keys(128) &&
               plan_detail::prefill_tile_keys(256) == prefill_keys(256));
