@@ -12,7 +12,8 @@ asks for), found by turning one of them at a time. Prints how far
 the lines are off, those that were fitted to and the others apart. --write puts the constants into the header; then rebuild, and look
 again: items find their unit by these costs, so a second round may differ a little.
 
-A row of constants that no line asks for stays as it is, and so does a constant of 0: it says that the body has no such cost.
+A body without a row is not predicted, and its lines are left out: to measure it, give it one to begin with. A row that no line asks for
+stays as it is, and so does a constant of 0: it says that the body has no such cost.
 """
 import argparse
 import json
@@ -44,21 +45,12 @@ def number(x: float) -> str:
     return f"{x:.3g}"
 
 
-GUESS = "  // a guess: not measured yet"
-
-
-def write_header(bodies: dict, asked: set) -> None:
-    """`asked`: rows that lines asked for; they are no guesses any more."""
+def write_header(bodies: dict) -> None:
     def row(match: "re.Match") -> str:
         costs = bodies[match[1], match[2] == "true", int(match[3])]
         return f"{{Body::{match[1]}, {match[2]}, {match[3]}, {', '.join(number(costs[name]) for name in NAMES)}}}"
 
-    lines = ROW.sub(row, HEADER.read_text(encoding="utf-8")).split("\n")
-    for i, line in enumerate(lines):
-        match = ROW.search(line)
-        if match and (match[1], match[2] == "true", int(match[3])) in asked:
-            lines[i] = re.sub(r" *" + re.escape(GUESS.strip()), "", line)
-    HEADER.write_text("\n".join(lines), encoding="utf-8")
+    HEADER.write_text(ROW.sub(row, HEADER.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def prediction_of(quire: str, result: dict) -> "dict | None":
@@ -200,7 +192,7 @@ def main() -> int:
     for (body, fp8, dim), costs in bodies.items():
         print(f"{body:13} {'fp8' if fp8 else '   '} {dim or '':3}  " + "  ".join(f"{name} {number(costs[name])}" for name in NAMES))
     if args.write:
-        write_header(bodies, asked_rows(fitted, bodies))
+        write_header(bodies)
     return 0
 
 

@@ -34,14 +34,14 @@ struct BodyCosts {
   double read_share;  ///< of the read ceiling that its copies reach at best
 };
 
-/// Bodies that a device was not measured with have no row.
+/// Bodies that a device was not measured with have no row, and no prediction.
 struct DeviceCosts {
   std::string_view product;  ///< part of the name that the driver gives
   int sm;                    ///< pretended devices of this architecture are taken for it; 0: none
   double read_tb_per_s;      ///< the read ceiling
   double call_us;            ///< a call's first two launches: counters, validation
   double launch_us;          ///< of each list
-  std::array<BodyCosts, 14> bodies;
+  std::array<BodyCosts, 11> bodies;
 };
 
 // NVIDIA H200, 2026-11-22, bench/results/h200-attend.json.
@@ -54,10 +54,7 @@ inline constexpr DeviceCosts kDeviceCosts[] = {
      {{
          {Body::sm90_decode, false, 0, 5.27, 1.67, 0.556, 14.2, 20, 0.3, 1.36, 0.946},
          {Body::sm90_decode, true, 0, 1.32, 4.32, 1.39, 54.3, 20, 0.3, 0.825, 0.98},
-         {Body::sm90_decode, false, 256, 5.3, 1.7, 0.6, 14, 20, 0.3, 1.4, 0.92},  // a guess: not measured yet
-         {Body::sm90_wide, false, 0, 5.3, 1.7, 0.6, 14, 20, 0.3, 1.4, 0.92},      // a guess: not measured yet
          {Body::sm90_prefill, false, 0, 17.2, 2.95, 0, 0, 20.1, 0.299, 3, 0.424},
-         {Body::sm90_prefill, false, 256, 17, 2.9, 0, 0, 20, 0.27, 3, 0.42},  // a guess: not measured yet
          {Body::mma_short, false, 0, 12, 0.99, 0.618, 57.3, 0, 0, 2.91, 0.893},
          {Body::mma_short, false, 256, 40.9, 1.02, 0.5, 100, 0, 0, 3.15, 0.505},
          {Body::mma_short, true, 0, 19.1, 1.02, 0.662, 150, 0, 0, 3.19, 0.92},

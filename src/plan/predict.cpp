@@ -36,12 +36,14 @@ const DeviceCosts* costs_of(const Device& device) {
   return nullptr;
 }
 
+/// Null: not measured. At head_dim 256 Hopper's kernels have tiles of other sizes: what was measured at others says nothing.
 const BodyCosts* costs_of(const DeviceCosts& device, Body body, const Problem& problem) {
+  const bool own_tiles = problem.head_dim == 256 && (body == Body::sm90_decode || body == Body::sm90_prefill);
   const BodyCosts* any = nullptr;
   for (const BodyCosts& costs : device.bodies) {
     if (costs.body != body || costs.fp8 != is_fp8(problem.kv_dtype)) continue;
     if (costs.head_dim == problem.head_dim) return &costs;
-    if (costs.head_dim == 0) any = &costs;
+    if (costs.head_dim == 0 && !own_tiles) any = &costs;
   }
   return any;
 }
@@ -61,7 +63,8 @@ bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& d
   ListPrediction one;
   one.served_by = name_of(body);
   if (costs == nullptr) {
-    prediction.why_not = formatted("{} was not measured with {} caches", one.served_by, name(plan.problem.kv_dtype));
+    prediction.why_not = formatted("{} was not measured at head_dim {} with {} caches", one.served_by, plan.problem.head_dim,
+                                   name(plan.problem.kv_dtype));
     return false;
   }
   plan_detail::ListWork work;
