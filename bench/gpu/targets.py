@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench/results/h200-attend.json"
+PEERS = ROOT / "bench/results/h200-peers.json"
 PAGES = {"decode": ROOT / "docs/kernels/sm90_decode.md", "prefill": ROOT / "docs/kernels/sm90_prefill.md",
          "others": ROOT / "docs/kernels/predicted.md"}
 
@@ -145,6 +146,12 @@ def peers_text(case: dict) -> str:
     return "; ".join(texts)
 
 
+def torch_text(line: str, peers: "list[dict]") -> str:
+    """What peers_torch.py measured on this line."""
+    found = {row["peer"].split()[-1]: row.get("tflop_per_s") for row in peers if row["line"] == line}
+    return " / ".join(f"{found[name]:.0f}" if found.get(name) else "-" for name in ("cudnn", "flash")) if any(found.values()) else "-"
+
+
 def summary(cases: "list[dict]", rows: "dict[tuple, dict]") -> str:
     shares = [share for case in cases if (share := reached(case, rows)) is not None]
     ratios = [row["predicted_us"] / row["us"] for case in cases if (row := rows.get(key_of(case))) and row.get("predicted_us")]
@@ -154,11 +161,12 @@ def summary(cases: "list[dict]", rows: "dict[tuple, dict]") -> str:
     return " ".join(texts)
 
 
-def render(table: str, cases: "list[dict]", report: dict) -> str:
+def render(table: str, cases: "list[dict]", report: dict, peers: "list[dict]") -> str:
     rows = {key_of(row): row for row in report["results"]}
     mine = [case for case in cases if case["table"] == table]
     rate = {"decode": "TB/s | of the ceiling", "prefill": "TFLOP/s | kernel", "others": "TB/s | TFLOP/s"}[table]
     against = "" if table == "others" else " target | reached | best peer (notes, other run) |"
+    against += " torch, dense: cuDNN / flash |" if table == "prefill" else ""
     lines = [f"{report['device']}, {report['date']}, commit {report['commit']}, read ceiling of the run {report['read_tb_per_s']:.2f} TB/s. "
              + summary(mine, rows), "",
              f"| case | us | {rate} | predicted / measured |{against}",
@@ -170,6 +178,7 @@ def render(table: str, cases: "list[dict]", report: dict) -> str:
             lines.append(f"| **{group}** |" + " |" * (4 + against.count("|")))
         cells = [case["case"], *result_cells(table, rows.get(key_of(case)))]
         cells += [target_text(case), verdict(case, rows), peers_text(case)] if against else []
+        cells += [torch_text(case["line"], peers)] if table == "prefill" else []
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -185,8 +194,9 @@ def swap(page: str, table: str, text: str) -> "tuple[str, str]":
 
 def check(update: bool) -> int:
     cases, report, differing = load_cases(), json.loads(RESULTS.read_text(encoding="utf-8")), []
+    peers = json.loads(PEERS.read_text(encoding="utf-8"))["results"]
     for table, path in PAGES.items():
-        page, there = swap(path.read_text(encoding="utf-8"), table, text := render(table, cases, report))
+        page, there = swap(path.read_text(encoding="utf-8"), table, text := render(table, cases, report, peers))
         if update:
             path.write_text(page, encoding="utf-8")
         elif there != text:
@@ -202,18 +212,21 @@ def self_test() -> int:
     good = {**report, "results": [row]}
 
     def changed(**values) -> str:
-        return render("decode", cases, {**good, "results": [{**row, **values}]})
+        return render("decode", cases, {**good, "results": [{**row, **values}]}, [])
 
     missed = []
     for what, found in {
-        "a target that is met": "met (108 %)" in render("decode", cases, good),
+        "a target that is met": "met (108 %)" in render("decode", cases, good, []),
         "a target that is missed": "**missed** (93 %)" in changed(us=7.0),
         "a wrong output": "**wrong output**" in changed(agrees=False) and "**wrong output**" in changed(repeats=False),
-        "a changed time": changed(us=6.1) != render("decode", cases, good),
-        "a prediction": "| 1.05 |" in render("decode", cases, good) and "within 15 % of measured: 1 of 1" in changed(),
+        "a changed time": changed(us=6.1) != render("decode", cases, good, []),
+        "a prediction": "| 1.05 |" in render("decode", cases, good, []) and "within 15 % of measured: 1 of 1" in changed(),
         "a prediction that is off": "within 15 % of measured: 0 of 1" in changed(us=5.0),
-        "a line that is not there": "not measured" in render("decode", cases, {**good, "results": []}),
+        "a line that is not there": "not measured" in render("decode", cases, {**good, "results": []}, []),
         "a page that says something else": swap("<!-- table: x -->\nold\n<!-- /table: x -->", "x", "new\n")[1] == "old\n",
+        "torch beside us": torch_text("l", [{"line": "l", "peer": "torch cudnn", "refused": "no"},
+                                            {"line": "l", "peer": "torch flash", "tflop_per_s": 270.2}]) == "- / 270"
+        and torch_text("other", [{"line": "l", "peer": "torch flash", "tflop_per_s": 270.2}]) == "-",
         "decode rows of a trace": reqs_of_lengths("W2", 8).startswith("2x1@170,1x1@1117"),
     }.items():
         if not found:
