@@ -15,6 +15,7 @@
 
 #include "backend/cuda/sm90/careful_rows.h"
 #include "backend/cuda/sm90/prefill_copy.h"
+#include "backend/cuda/sm90/turns.h"
 #include "backend/cuda/sm90/wgmma.h"
 
 namespace quire::cuda::sm90 {
@@ -559,7 +560,7 @@ __global__ void __launch_bounds__(PrefillMemory<kDim>::kThreads, 1)
     hopper::fence_barrier_init();
   }
   hopper::sync_cluster();
-  hopper::wait_for_dependencies();
+  if (!begin_turn(a)) return;
   const int rank = hopper::rank_in_cluster();
   if (threadIdx.x >= Memory::kWorkers) {
     hopper::keep_registers<Memory::kCopyRegisters>();
@@ -568,6 +569,7 @@ __global__ void __launch_bounds__(PrefillMemory<kDim>::kThreads, 1)
     hopper::take_registers<Memory::kWorkRegisters>();
     Prefill<T, kDim>{a, maps, shared, rank}.work_all();
   }
+  end_turn(a);
   hopper::sync_cluster();  // the other block copies into this one's memory and arrives at its barriers
 #endif
 }
