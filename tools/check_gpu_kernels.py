@@ -217,7 +217,8 @@ def check_cuda(text: str, scratch: Path) -> "tuple[list[str], list[str]]":
 REGISTERS = 65536  # of a multiprocessor, given out to warps
 SYSTEM_SHARED = 1024  # that every block of this architecture has, whatever it asks for
 # Bytes a thread may keep in local memory: the least that has been reached. Who is not named may keep none.
-LOCAL_BYTES = {"decode B?[Ff]16 PlainTiles 128 32": 16, "prefill B?[Ff]16 128": 16, "prefill B?[Ff]16 256": 8}
+LOCAL_BYTES = {"decode B?[Ff]16 PlainTiles 128 32": 16, "prefill B?[Ff]16 128": 48, "prefill B?[Ff]16 256": 32, "prefill B?[Ff]16 64": 8,
+               "prefill B?[Ff]16 codes 128": 48, "prefill B?[Ff]16 codes 256": 72}
 # Instructions by the low 9 bits of their words (the bits above say where operands come from), and by what nvdisasm calls them.
 OPCODES = {0x1F0: "HGMMA", 0x1B4: "UTMALDG", 0x187: "STL", 0x183: "LDL"}
 
@@ -262,10 +263,11 @@ def attributes(info: bytes):
 
 
 def short_name(mangled: str) -> str:
-    """attend_decode<Bf16, PlainTiles<Bf16, 128>> as decode Bf16 PlainTiles 128."""
+    """attend_decode<Bf16, PlainTiles<Bf16, 128>> as decode Bf16 PlainTiles 128, attend_prefill<Bf16, 128, true> as prefill Bf16 codes 128."""
     kernel = re.search(r"attend_(decode|prefill)", mangled)
     words = re.findall(r"(F16|Bf16|PlainTiles|Fp8Tiles)(?=[EI])", mangled)
-    return " ".join([kernel.group(1) if kernel else mangled, *dict.fromkeys(words), *re.findall(r"Li(\d+)E", mangled)])
+    codes = ["codes"] if "Lb1E" in mangled else []
+    return " ".join([kernel.group(1) if kernel else mangled, *dict.fromkeys(words), *codes, *re.findall(r"Li(\d+)E", mangled)])
 
 
 def hopper_kernels(elf: bytes) -> "list[dict]":

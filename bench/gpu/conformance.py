@@ -2,7 +2,7 @@
 """Asks the GPU at hand everything that Quire knows to ask, with `quire verify`, and writes one JSON.
 
 usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] [--only NAMES] [--count N] [--python-tests DIR]
-                      [--seed N]
+                      [--seed N] [--caches NAMES]
        --only: sections by name, with commas between them; --count: that many lines instead of the 240 and 160 below
 
   hazards      all hazard cases by the planned kernel, with power: every planted fault must be caught
@@ -10,7 +10,7 @@ usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] 
   random       200 random cases
   python       DIR/test_vllm_cuda.py (vLLM's 96 ids on torch tensors) and DIR/test_cuda.py, with the quire that python3 imports
   sm90         240 random lines of what cuda_sm90's decode takes; a refusal counts as a failure
-  prefill      160 random lines of what its prefill takes, and the hazards in its types
+  prefill      160 random lines of what its prefill takes, and the hazards in its types; --caches: of these cache types alone
   mma_hazards  the hazards in the types and head_dims of cuda_mma, and larger batches; a refusal counts as a failure
 """
 import argparse
@@ -37,7 +37,7 @@ MMA_BATCHES = [
 ]
 
 
-def prefill_lines(count: int, seed: int) -> "list[str]":
+def prefill_lines(count: int, seed: int, caches: "list[str]" = ()) -> "list[str]":
     """Chunks of every length, decode rows among them, over everything that cuda_sm90's prefill takes."""
     pick = random.Random(seed)
     lines = []
@@ -56,7 +56,10 @@ def prefill_lines(count: int, seed: int) -> "list[str]":
         options += ["cap=5"] * pick.choice([0, 0, 0, 1]) + ["sinks=1"] * pick.choice([0, 0, 1]) + ["lse=1"]
         # Scores far apart: weights outgrow the maximum that they are relative to, by powers that f32 holds and by others.
         options += [f"scale={pick.choice([0.02, 0.5, 1, 3, 10])}"] * pick.choice([0, 0, 1])
-        lines.append(f"q={dtype} kv={dtype} heads={kv_heads * group}:{kv_heads} d={pick.choice([64, 128, 256])} "
+        cache = pick.choice(caches or [dtype, dtype, "fp8_e4m3fn", "fp8_e5m2"])
+        if cache != dtype:
+            options += [f"{scale}={kind}" for scale in ("kscale", "vscale") if (kind := pick.choice(["none", "tensor", "head"])) != "none"]
+        lines.append(f"q={dtype} kv={cache} heads={kv_heads * group}:{kv_heads} d={pick.choice([64, 128, 256])} "
                      f"page={pick.choice([8, 16, 16, 24, 32, 48, 64, 80, 128])} layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} "
                      f"{' '.join(options)} seed={seed + i}")
     return lines
@@ -151,6 +154,7 @@ def main() -> int:
     parser.add_argument("--only")
     parser.add_argument("--count", type=int)
     parser.add_argument("--python-tests")
+    parser.add_argument("--caches", type=lambda names: names.split(","), default=[])
     parser.add_argument("--seed", type=int, default=1, help="of the random lines for cuda_sm90")
     args = parser.parse_args()
     sections = {
@@ -161,7 +165,7 @@ def main() -> int:
             verify(args.quire, "--backend", "cuda_mma", "--no-power", *in_lines(MMA_BATCHES))],
         "sm90": lambda: [verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(sm90_lines(args.count or 240, args.seed)))],
         "prefill": lambda: [
-            verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(prefill_lines(args.count or 160, args.seed))),
+            verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(prefill_lines(args.count or 160, args.seed, args.caches))),
             verify(args.quire, "--backend", "cuda", "--no-power", "--types", "bf16,f16", "--dims", "64,128,256")],
         "notes": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "notes", "--no-power")],
     }

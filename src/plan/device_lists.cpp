@@ -100,7 +100,7 @@ std::int64_t sm90_decode_rows(const Plan& plan) {
 std::vector<DeviceList> sm90_lists(const Plan& plan) {
   DeviceList rest = mma_lists(plan).back();
   if (plan.batch_invariant) return {rest};
-  const bool prefill = !plan.exact_weights && plan.problem.kv_dtype == plan.problem.q_dtype;
+  const bool prefill = !plan.exact_weights;
   const bool has_decode = plan.problem.group() <= sm90_wide_rows(plan.problem.head_dim);
   DeviceList decode;
   decode.tile_rows = decode.max_rows = sm90_decode_rows(plan);

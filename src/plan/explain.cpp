@@ -85,7 +85,6 @@ std::string prediction_text(const Plan& plan) {
       sum += formatted(" ({} {:.1f}, items {:.1f})", l.read_seconds > l.tile_seconds ? "reading" : "tiles",
                        std::max(l.read_seconds, l.tile_seconds) * 1e6, l.item_seconds * 1e6);
   }
-  if (p.saved_seconds > 0) sum += formatted(", less {:.1f} at the same time", p.saved_seconds * 1e6);
   return text + formatted("time      {:.1f} us predicted for an {}: {}\n", p.seconds * 1e6, p.device, sum);
 }
 
@@ -97,7 +96,9 @@ std::string device_plan_text(const Plan& p) {
   for (const DeviceList& list : p.lists) {
     text += formatted("tiles     {} score rows (query rows x {} group) by {} keys, on {} blocks{}\n", list.tile_rows,
                       p.problem.group(), list.tile_keys, list.num_blocks,
-                      list.rounded_weights ? formatted("; weights rounded to {}", name(p.problem.q_dtype)) : "");
+                      list.rounded_weights ? formatted("; weights rounded to {}",
+                                                       name(is_fp8(p.problem.kv_dtype) ? DType::f16 : p.problem.q_dtype))
+                                           : "");
     text += formatted(
         "splits    {}: at most {} slices, {} merges, {} partial tiles\n",
         list.split_keys > 0 ? formatted("every {} keys", list.split_keys) : formatted("for about {} items", list.target_items),

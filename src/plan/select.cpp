@@ -49,8 +49,7 @@ std::vector<std::string> refuses_all_but_sm90_shapes(const Problem& problem, con
         formatted("kv is {}, expected {} (as q), fp8_e4m3fn or fp8_e5m2", name(problem.kv_dtype), name(problem.q_dtype)));
   if (problem.head_dim != 64 && problem.head_dim != 128 && problem.head_dim != 256)
     reasons.push_back(formatted("d is {}, expected 64, 128 or 256", problem.head_dim));
-  // Tiles of prefill hold whole groups; codes meet those of decode alone.
-  const std::int64_t widest = fp8 ? plan_detail::sm90_wide_rows(problem.head_dim) : plan_detail::kPrefillRows / 2;
+  const std::int64_t widest = plan_detail::kPrefillRows / 2;  // tiles of prefill hold whole groups
   if (problem.group() > widest) reasons.push_back(formatted("group is {}, expected at most {}", problem.group(), widest));
   if (problem.layout != CacheLayout::nhd && problem.layout != CacheLayout::hnd)
     reasons.push_back(formatted("layout is {}, expected nhd or hnd", name(problem.layout)));

@@ -139,9 +139,11 @@ TEST(DeviceLists, PrefillOnHopperRoundsWeightsUnlessToldNotTo) {
   EXPECT_TRUE(rounds_weights(p, 100));
   EXPECT_TRUE(rounds_weights(p, 3)) << "9 score rows";
   EXPECT_FALSE(rounds_weights(p, 2)) << "6 score rows: decode";
+  EXPECT_TRUE(rounds_weights(planned("q=bf16 kv=fp8_e5m2 heads=12:4 d=128 page=16 kscale=head reqs=100@5"), 100));
   for (const Plan& exact : {planned("q=bf16 kv=bf16 heads=12:4 d=128 page=16 reqs=100@5", {.exact_weights = true}),
                             planned("q=bf16 kv=bf16 heads=12:4 d=128 page=16 reqs=100@5", {.batch_invariant = true}),
-                            planned("q=bf16 kv=fp8_e4m3fn heads=12:4 d=128 page=16 reqs=100@5"),
+                            planned("q=bf16 kv=fp8_e4m3fn heads=12:4 d=128 page=16 reqs=100@5", {.exact_weights = true}),
+                            planned("q=bf16 kv=fp8_e4m3fnuz heads=12:4 d=128 page=16 reqs=100@5"),
                             planned("q=bf16 kv=bf16 heads=12:4 d=96 page=16 reqs=100@5")}) {
     EXPECT_FALSE(rounds_weights(exact, 100)) << to_string(exact);
     for (const DeviceList& list : exact.lists) EXPECT_LE(list.tile_rows, 64);
@@ -158,6 +160,7 @@ TEST(DeviceLists, LargeGroupsOnHopperHaveOneList) {
   for (const auto& [line, tile_rows] : {std::pair{"q=f16 kv=f16 heads=64:1 d=128 page=32 reqs=100@5,3x1@99", 256},
                                         std::pair{"q=f16 kv=f16 heads=96:2 d=64 page=32 reqs=1@5", 192},
                                         std::pair{"q=f16 kv=f16 heads=20:1 d=256 page=32 reqs=1@5", 240},
+                                        std::pair{"q=bf16 kv=fp8_e4m3fn heads=100:1 d=64 page=32 reqs=2@5", 200},
                                         std::pair{"q=f16 kv=f16 heads=100:1 d=64 page=32 reqs=2@5", 200}}) {
     const Plan p = planned(line);
     ASSERT_EQ(p.kernel, "cuda_sm90") << line;

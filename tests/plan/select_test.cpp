@@ -49,8 +49,7 @@ TEST(Select, HopperKernelRefusesWithReasons) {
       {"q=bf16 kv=fp8_e4m3fnuz heads=8:2 d=128 page=16 reqs=1@9",
        "kv is fp8_e4m3fnuz, expected bf16 (as q), fp8_e4m3fn or fp8_e5m2"},
       {"q=bf16 kv=bf16 heads=8:2 d=192 page=16 reqs=1@9", "d is 192, expected 64, 128 or 256"},
-      {"q=bf16 kv=fp8_e5m2 heads=66:2 d=128 page=16 reqs=1@9", "group is 33, expected at most 32"},
-      {"q=bf16 kv=fp8_e4m3fn heads=34:2 d=256 page=16 reqs=1@9", "group is 17, expected at most 16"},
+      {"q=bf16 kv=fp8_e5m2 heads=258:2 d=128 page=16 reqs=1@9", "group is 129, expected at most 128"},
       {"q=bf16 kv=bf16 heads=258:2 d=128 page=16 reqs=1@9", "group is 129, expected at most 128"},
       {"q=bf16 kv=bf16 heads=8:2 d=128 page=16 layout=packed reqs=1@9", "layout is packed, expected nhd or hnd"},
       {"q=bf16 kv=bf16 heads=8:2 d=128 page=20 reqs=1@9", "page is 20, expected a multiple of 8"},
@@ -67,6 +66,7 @@ TEST(Select, HopperKernelRefusesWithReasons) {
                                "q=bf16 kv=fp8_e4m3fn heads=8:1 d=128 page=8 reqs=1@9/9 kscale=head vscale=head",
                                "q=bf16 kv=bf16 heads=64:2 d=128 page=48 reqs=1@9",
                                "q=f16 kv=fp8_e4m3fn heads=16:1 d=256 page=24 reqs=2@9",
+                               "q=bf16 kv=fp8_e5m2 heads=66:2 d=256 page=16 reqs=1@9",
                                "q=bf16 kv=bf16 heads=256:2 d=128 page=16 reqs=1@9"};
   for (const char* line : taken) EXPECT_EQ(plan(parse(line), find_device("sm90").value())->kernel, "cuda_sm90") << line;
   const Plan on_sm100 = plan(kDecode, find_device("sm100").value()).value();

@@ -3,6 +3,7 @@
 // see.
 #pragma once
 
+#include "backend/cuda/mma/convert_fp8.h"
 #include "backend/cuda/mma/finish.h"
 #include "backend/cuda/mma/fold_tile.h"
 
@@ -15,28 +16,49 @@ struct CarefulRow {
   float acc[kDim / 32];
 };
 
-/// Row of 16-bit elements of key `position`.
-__device__ inline const std::uint16_t* row_of_key(const gpu::AttendArgs& a, const mma::Item& item, const gpu::RowSource& cache,
-                                                  const gpu::RowSource& fresh, int position) {
+/// Element 0 of the row of key `position`, in elements from `cache.data`, or from `fresh.data` if the row is this step's.
+__device__ inline std::int64_t row_of_key(const gpu::AttendArgs& a, const mma::Item& item, const gpu::RowSource& cache,
+                                          const gpu::RowSource& fresh, int position) {
   const gpu::Lengths& n = item.lengths;
-  if (position >= n.cached_len)
-    return static_cast<const std::uint16_t*>(fresh.data) +
-           fresh.strides.row(0, item.kv_head, n.first_token + position - n.context_len);
+  if (position >= n.cached_len) return fresh.strides.row(0, item.kv_head, n.first_token + position - n.context_len);
   const std::int64_t page = a.block_table.page(item.slice.req, position / a.page_size);
-  return static_cast<const std::uint16_t*>(cache.data) + cache.strides.row(page, item.kv_head, position % a.page_size);
+  return cache.strides.row(page, item.kv_head, position % a.page_size);
 }
 
 template <typename T, int kDim>
-__device__ inline void load_pairs(float (&to)[kDim / 32], const std::uint16_t* row) {
+__device__ inline void load_pairs(float (&to)[kDim / 32], const void* data, std::int64_t row) {
+  const auto* from = static_cast<const std::uint16_t*>(data) + row + threadIdx.x % 32 * 2;
 #pragma unroll
   for (int i = 0; i < kDim / 64; ++i) {
-    const float2 pair = T::unpack(*reinterpret_cast<const std::uint32_t*>(row + i * 64 + threadIdx.x % 32 * 2));
+    const float2 pair = T::unpack(*reinterpret_cast<const std::uint32_t*>(from + i * 64));
+    to[2 * i] = pair.x, to[2 * i + 1] = pair.y;
+  }
+}
+template <int kDim>
+__device__ inline void load_codes(float (&to)[kDim / 32], const void* data, std::int64_t row, bool e4m3) {
+  const auto* from = static_cast<const unsigned char*>(data) + row + threadIdx.x % 32 * 2;
+#pragma unroll
+  for (int i = 0; i < kDim / 64; ++i) {
+    const std::uint16_t codes = *reinterpret_cast<const std::uint16_t*>(from + i * 64);
+    const float2 pair = mma::F16::unpack(mma::convert_pair<mma::F16>(codes, e4m3));
     to[2 * i] = pair.x, to[2 * i + 1] = pair.y;
   }
 }
 
+/// Of K or of V, not scaled.
+template <typename T, int kDim, bool kCodes>
+__device__ inline void load_key_row(float (&to)[kDim / 32], const gpu::AttendArgs& a, const mma::Item& item,
+                                    const gpu::RowSource& cache, const gpu::RowSource& fresh, int position) {
+  const std::int64_t row = row_of_key(a, item, cache, fresh, position);
+  const bool cached = position < item.lengths.cached_len;
+  if (kCodes && cached)
+    load_codes<kDim>(to, cache.data, row, cache.dtype == DType::fp8_e4m3fn);
+  else
+    load_pairs<T, kDim>(to, cached ? cache.data : fresh.data, row);
+}
+
 /// Score row `row` of the item against its keys.
-template <typename T, int kDim>
+template <typename T, int kDim, bool kCodes>
 __device__ inline CarefulRow<kDim> careful_row(const gpu::AttendArgs& a, const mma::Item& item, int row) {
   const int head = item.kv_head * a.group + row % a.group, q_pos = item.lengths.context_len + row / a.group;
   const semantics::KeyRange seen = semantics::visible_range(q_pos, a.window);
@@ -44,25 +66,28 @@ __device__ inline CarefulRow<kDim> careful_row(const gpu::AttendArgs& a, const m
   const int end = min(static_cast<int>(seen.end), item.slice.key_end);
   const float slope = a.alibi_slopes.at(head, 0.0f);
   float query[kDim / 32], k[kDim / 32], v[kDim / 32];
-  load_pairs<T, kDim>(query, static_cast<const std::uint16_t*>(a.query.data) +
-                                 a.query.strides.row(0, head, item.lengths.first_token + row / a.group));
+  load_pairs<T, kDim>(query, a.query.data, a.query.strides.row(0, head, item.lengths.first_token + row / a.group));
+  const float cached_k_scale = a.k_scale.at(item.kv_head, 1.0f), cached_v_scale = a.v_scale.at(item.kv_head, 1.0f);
   CarefulRow<kDim> out{};
   float max2 = -INFINITY;
 #pragma unroll 1
   for (int position = begin; position < end; ++position) {
-    load_pairs<T, kDim>(k, row_of_key(a, item, a.cache_k, a.key, position));
-    load_pairs<T, kDim>(v, row_of_key(a, item, a.cache_v, a.value, position));
+    load_key_row<T, kDim, kCodes>(k, a, item, a.cache_k, a.key, position);
+    load_key_row<T, kDim, kCodes>(v, a, item, a.cache_v, a.value, position);
+    const bool cached = position < item.lengths.cached_len;
+    const float k_scale = cached ? cached_k_scale : 1.0f, v_scale = cached ? cached_v_scale : 1.0f;
     float dot = 0.0f;
 #pragma unroll
     for (int i = 0; i < kDim / 32; ++i) dot = fmaf(query[i], k[i], dot);
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
-    const float score = mma::kLog2e * semantics::score<mma::ShortTanh>(dot, a.score, slope, static_cast<float>(position - q_pos));
+    const float score =
+        mma::kLog2e * semantics::score<mma::ShortTanh>(dot * k_scale, a.score, slope, static_cast<float>(position - q_pos));
     const float top = fmaxf(max2, score), base = top == -INFINITY ? 0.0f : top;
     const float rescale = ptx::exp2_approx(max2 - base), weight = ptx::exp2_approx(score - base);
     out.state.sum = out.state.sum * rescale + weight;
 #pragma unroll
-    for (int i = 0; i < kDim / 32; ++i) out.acc[i] = out.acc[i] * rescale + weight * v[i];
+    for (int i = 0; i < kDim / 32; ++i) out.acc[i] = out.acc[i] * rescale + weight * (v[i] * v_scale);
     max2 = top;
   }
   // A NaN sum marks a NaN score, which a maximum passes over.
@@ -71,9 +96,9 @@ __device__ inline CarefulRow<kDim> careful_row(const gpu::AttendArgs& a, const m
 }
 
 /// Stores the row as output, or as the item's part of it (`place`: its row among the partial results).
-template <typename T, int kDim>
+template <typename T, int kDim, bool kCodes>
 __device__ inline void store_careful_row(const gpu::AttendArgs& a, const mma::Item& item, int row, std::int64_t place) {
-  const CarefulRow<kDim> result = careful_row<T, kDim>(a, item, row);
+  const CarefulRow<kDim> result = careful_row<T, kDim, kCodes>(a, item, row);
   const int lane = threadIdx.x % 32;
   if (item.slice.num_parts > 1) {
     if (lane == 0)

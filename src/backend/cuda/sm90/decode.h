@@ -18,7 +18,6 @@
 #include "backend/cuda/sm90/decode_copy.h"
 #include "backend/cuda/sm90/decode_tiles.h"
 #include "backend/cuda/sm90/merge_segment.h"
-#include "backend/cuda/sm90/turns.h"
 
 namespace quire::cuda::sm90 {
 
@@ -325,12 +324,12 @@ struct DecodeWork : DecodeTiles<T, Memory> {
 #pragma unroll
           for (int other = 1; other < kGroups; ++other)
             if (tiles > other) take_over(state, other, found_parity[other]), found_parity[other] ^= 1;
-        if (a.work.turn == gpu::Turn::alone) hopper::wait_for_dependencies();  // nothing was written so far
+        hopper::wait_for_dependencies();  // nothing was written so far
         if (*static_cast<volatile const std::int32_t*>(&a.outcome->broken) == 0) finish_piece(state, w);
       }
       Memory::arrive_warp(shared.job_free[jobs.stage()]);
     }
-    end_turn(a);
+    hopper::wait_for_dependencies();
   }
 };
 
@@ -344,9 +343,8 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
     hopper::prefetch_map(&maps.k), hopper::prefetch_map(&maps.v);
     Memory::init_barriers(shared);
   }
-  const int blocks = begin_decode_turn<Memory::kBlocks>(a);
-  if (static_cast<int>(blockIdx.x) >= blocks || !count_tiles<Memory::kThreads>(a, shared.row)) {  // prepare says so, too
-    end_turn(a);
+  if (!count_tiles<Memory::kThreads>(a, shared.row)) {  // prepare says so, too
+    hopper::wait_for_dependencies();
     return;
   }
   const int warp = static_cast<int>(threadIdx.x) / 32 - Memory::kWorkers / 32;
@@ -356,8 +354,9 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
   } else {
     if constexpr (Memory::kMoveRegisters) hopper::keep_registers<Memory::kCopyRegisters>();
     if (warp < Memory::kCopyWarps)
-      DecodeCopy<Memory>{a, maps, shared, warp}.run(Pieces(a, shared.row, static_cast<int>(blockIdx.x), blocks));
-    end_turn(a);
+      DecodeCopy<Memory>{a, maps, shared, warp}.run(
+          Pieces(a, shared.row, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)));
+    hopper::wait_for_dependencies();
   }
 #endif
 }

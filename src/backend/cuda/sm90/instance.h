@@ -38,7 +38,8 @@ struct PrefillMaps {
 
 /// decode.cu: the requests of args.work's rows, by `blocks` blocks.
 cudaError_t launch_decode(const gpu::AttendArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream);
-/// prefill.cu: the items of args.work, by pairs of `blocks` blocks.
+/// prefill.cu and, for fp8 caches, prefill_codes.cu: the items of args.work, by pairs of `blocks` blocks.
 cudaError_t launch_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
+cudaError_t launch_prefill_codes(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 
 }  // namespace quire::cuda::sm90

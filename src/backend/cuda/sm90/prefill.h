@@ -13,24 +13,29 @@
 // items of the list until none is left; the copying warps draw ahead.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/sm90/careful_rows.h"
+#include "backend/cuda/sm90/prefill_convert.h"
 #include "backend/cuda/sm90/prefill_copy.h"
-#include "backend/cuda/sm90/turns.h"
 #include "backend/cuda/sm90/wgmma.h"
 
 namespace quire::cuda::sm90 {
 
-template <typename T, int kDim_>
+template <typename T, int kDim_, bool kCodes>
 struct Prefill {
   static constexpr int kDim = kDim_;
-  using Memory = PrefillMemory<kDim>;
+  using Memory = PrefillMemory<kDim, kCodes>;
   using Shared = typename Memory::Shared;
   using Tile = typename Memory::Tile;
   using Query = typename Memory::Query;
   using JobRing = typename Memory::JobRing;
   static constexpr int kHalves = Memory::kHalves, kGroups = Memory::kGroups, kKeys = Memory::kKeys, kRowBytes = Memory::kRowBytes;
   static constexpr int kWorkers = Memory::kWorkers;
-  static constexpr bool kF16 = T::kDType == DType::f16;
+  /// What weights and cached values are in the second product. Codes become f16 whatever the query is, and so do their weights.
+  using Weight = std::conditional_t<kCodes, mma::F16, T>;
+  template <typename Element>
+  static constexpr bool is_f16 = Element::kDType == DType::f16;
 
   struct Ring {
     typename Memory::Ring k, v;
@@ -72,11 +77,12 @@ struct Prefill {
     const int block = slice.row_begin + rank * block_rows(), first = block + 64 * group_index();
     const mma::RowSpan span =
         mma::row_span(a, job.item.lengths, first, min(min(first + 64, block + block_rows()), slice.row_end));
-    const bool plain = a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr && a.score.scale > 0.0f;
-    const int before = job.fresh_tiles + (job.cached_end - 1) / kKeys;  // tile n holds keys from (before - n) kKeys on
+    const bool plain =
+        a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr && a.score.scale > 0.0f && job.parts[0].k_scale > 0.0f;
+    const int before = job.first_cached + (job.cached_end - 1) / kKeys;  // tile n holds keys from (before - n) kKeys on
     const int seen_begin = max(slice.key_begin, span.full_begin), seen_end = min(job.cached_end, span.full_end);
     Work w{span.first, span.end, 0, 0, {}, plain};
-    w.easy_begin = max(before + 1 - seen_end / kKeys, job.fresh_tiles);
+    w.easy_begin = max(before + 1 - seen_end / kKeys, job.first_cached);
     w.easy_end = before + 1 - (seen_begin + kKeys - 1) / kKeys;
 #pragma unroll
     for (int h = 0; h < 2; ++h)
@@ -100,17 +106,18 @@ struct Prefill {
     for (int half = 0; half < kHalves; ++half)
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        hopper::multiply_shared<kF16>(s, rows.at(half * sizeof(query.halves[0]) + step * 32),
-                                      keys.at(half * sizeof(k.halves[0]) + step * 32), half + step);
+        hopper::multiply_shared<is_f16<T>>(s, rows.at(half * sizeof(query.halves[0]) + step * 32),
+                                           keys.at(half * sizeof(k.halves[0]) + step * 32), half + step);
     hopper::wgmma_commit();
   }
 
+  template <typename Element>
   __device__ static void start_values(State& state, const Weights& p, const Tile& v) {
     const hopper::Matrix values(v.halves[0], 8 * kRowBytes, sizeof(v.halves[0]));
     hopper::wgmma_begin();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step)
-      hopper::multiply_registers<kF16>(state.out, p + 4 * step, values.at(step * 16 * kRowBytes));
+      hopper::multiply_registers<is_f16<Element>>(state.out, p + 4 * step, values.at(step * 16 * kRowBytes));
     hopper::wgmma_commit();
   }
 
@@ -129,8 +136,8 @@ struct Prefill {
     hopper::sync_at(5 + group_index(), 128);
   }
 
-  /// Soft cap and ALiBi.
-  __device__ void cap_and_slope(Scores& s, const Work& w, const mma::Item& item, int first) const {
+  /// k_scale, soft cap and ALiBi.
+  __device__ void cap_and_slope(Scores& s, const Work& w, const mma::Item& item, int first, float k_scale) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = w.first + row_in_group() + 8 * h;
@@ -139,16 +146,16 @@ struct Prefill {
       for (int i = 0; i < kKeys / 4; ++i) {
         const auto distance = static_cast<float>(first + i / 2 * 8 + i % 2 - (w.row_end[h] - 1));
         float& x = s[i / 2 * 4 + 2 * h + i % 2];
-        x = mma::kLog2e * semantics::score<mma::ShortTanh>(x, a.score, slope, distance);
+        x = mma::kLog2e * semantics::score<mma::ShortTanh>(x * k_scale, a.score, slope, distance);
       }
     }
   }
 
   /// Dot products to logits in base 2 where that takes more than one product; -inf for keys that a row does not see.
   template <bool kPlain>
-  __device__ void finish_scores(Scores& s, const Work& w, const mma::Item& item, const KeyTileSpan& span) const {
+  __device__ void finish_scores(Scores& s, const Work& w, const mma::Item& item, const KeyTileSpan& span, float k_scale) const {
     const int first = span.first + column();
-    if constexpr (!kPlain) cap_and_slope(s, w, item, first);
+    if constexpr (!kPlain) cap_and_slope(s, w, item, first, k_scale);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const semantics::KeyRange seen = semantics::visible_range(w.row_end[h] - 1, a.window);
@@ -159,6 +166,13 @@ struct Prefill {
         if (at < begin || at >= end) s[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;
       }
     }
+  }
+
+  /// Nothing of the tile is hidden from the thread's row `h`. What is true of all rows of an easy tile is asked of each here:
+  /// what becomes of a row depends on no other.
+  __device__ bool sees_all(const Work& w, const KeyTileSpan& span, int h) const {
+    const semantics::KeyRange seen = semantics::visible_range(w.row_end[h] - 1, a.window);
+    return seen.begin <= span.first && min(w.row_end[h], span.end) >= span.first + kKeys;
   }
 
   /// Largest of each row in this thread's columns. Several chains, as one warp has nobody to wait for.
@@ -187,15 +201,16 @@ struct Prefill {
   /// alone. Where maxima are looked at, they may be outgrown by kSlack (base 2); where they are not, by what the sums show.
   /// Weights are 2^kShift times as large, and at most kMostSum: an f16 holds that. What becomes of a row depends on no other
   /// row: some of a warp's may not exist, and hold what was left in memory.
-  static constexpr float kSlack = 8.0f, kShift = kF16 ? 7.0f : 0.0f, kMostSum = 32768.0f;
+  static constexpr float kSlack = 8.0f, kShift = is_f16<Weight> ? 7.0f : 0.0f, kMostSum = 32768.0f;
 
-  /// Moves the maxima of rows that have outgrown them (`first_only`: of those that had none); true if one of the warp's did.
+  /// Moves the maxima of rows that have outgrown them (`first_only`: only if they had none); true if one of the warp's did.
   /// What was summed before is to be multiplied by `rescale`.
-  __device__ static bool move_maxima(State& state, const Scores& s, float factor, bool first_only, float (&rescale)[2]) {
+  __device__ static bool move_maxima(State& state, const Scores& s, float factor, const bool (&first_only)[2],
+                                     float (&rescale)[2]) {
     float top[2], most[2];
     largest(top, s);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) most[h] = first_only && state.max[h] != -INFINITY ? INFINITY : state.max[h] + kSlack;
+    for (int h = 0; h < 2; ++h) most[h] = first_only[h] && state.max[h] != -INFINITY ? INFINITY : state.max[h] + kSlack;
     if (!__any_sync(~0u, top[0] * factor > most[0] || top[1] * factor > most[1])) return false;
     share_largest(top);
 #pragma unroll
@@ -255,21 +270,23 @@ struct Prefill {
   }
 
   /// Sums weights and packs them.
+  template <typename Element>
   __device__ void sum_and_pack(Weights& p, Scores& s, State& state) const {
     float total[2];
     add_up(total, s);
-    pack_weights(p, s);
+    pack_weights<Element>(p, s);
     if (__any_sync(~0u, total[0] > kMostSum || total[1] > kMostSum)) {
       lower_weights(s, total, state);
-      pack_weights(p, s);
+      pack_weights<Element>(p, s);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) state.sum[h] += total[h];
   }
 
+  template <typename Element>
   __device__ static void pack_weights(Weights& p, const Scores& s) {
 #pragma unroll
-    for (int i = 0; i < kKeys / 4; ++i) p[i] = T::pack(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < kKeys / 4; ++i) p[i] = Element::pack(s[2 * i], s[2 * i + 1]);
   }
 
   __device__ static void rescale_out(State& state, const float (&rescale)[2]) {
@@ -277,42 +294,49 @@ struct Prefill {
     for (int i = 0; i < kDim / 2; ++i) state.out[i] *= rescale[i / 2 % 2];
   }
 
-  __device__ static void free(hopper::Barrier& barrier) {
-    if (threadIdx.x % 32 == 0) hopper::arrive(&barrier);
-  }
-  /// Both blocks copy into the memory that becomes free.
-  __device__ static void free_in_pair(hopper::Barrier& barrier) {
-    if (threadIdx.x % 32 < kPair) hopper::arrive_in_cluster(&barrier, threadIdx.x % 32);
+  /// Both blocks copy into the memory of a tile that becomes free; what is converted, each converts for itself.
+  __device__ static void free_tile(hopper::Barrier& barrier) {
+    if constexpr (kCodes)
+      free_in_block(barrier);
+    else
+      free_in_pair(barrier);
   }
 
   /// O += P V of tile `n`, whose weights are in `p`.
+  template <typename Element>
   __device__ void start_tile_values(State& state, const Weights& p, const PrefillJob& job, const Work& w, const Ring& ring,
                                     int n) const {
     Tile& v = shared.v[ring.v.stage];
     hopper::wait(&shared.v_full[ring.v.stage], ring.v.parity);
     if (!w.is_easy(n)) clear_unseen(v, key_tile<kKeys>(job, n));
-    start_values(state, p, v);
+    start_values<Element>(state, p, v);
   }
   __device__ void free_values(Ring& ring) const {
-    free_in_pair(shared.v_free[ring.v.stage]);
+    free_tile(shared.v_free[ring.v.stage]);
     ring.v.advance();
   }
   __device__ void free_keys(Ring& ring) const {
-    free_in_pair(shared.k_free[ring.k.stage]);
+    free_tile(shared.k_free[ring.k.stage]);
     ring.k.advance();
   }
 
   /// Scores of tile `n` to weights relative to the rows' maxima; true if what was summed before is to be multiplied by `rescale`.
   /// `empty`: a row of the warp has no maximum yet.
   template <bool kPlain>
-  __device__ bool weigh(Scores& s, State& state, const PrefillJob& job, const Work& w, int n, float (&rescale)[2],
-                        bool& empty) const {
-    const float factor = kPlain ? a.score.scale * mma::kLog2e : 1.0f;  // what finish_scores() leaves to be done
+  __device__ bool weigh(Scores& s, State& state, const PrefillJob& job, const TilePart& part, const Work& w, int n,
+                        float (&rescale)[2], bool& empty) const {
+    const float factor = kPlain ? a.score.scale * mma::kLog2e * part.k_scale : 1.0f;  // what finish_scores() leaves to be done
     const bool easy = kPlain && w.is_easy(n);
-    if (!easy) finish_scores<kPlain>(s, w, job.item, key_tile<kKeys>(job, n));
+    bool first_only[2] = {true, true};
+    if (!easy) {
+      const KeyTileSpan span = key_tile<kKeys>(job, n);
+      finish_scores<kPlain>(s, w, job.item, span, part.k_scale);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) first_only[h] = kPlain && sees_all(w, span, h);
+    }
     bool moved = false;
     if (!easy || empty) {
-      moved = move_maxima(state, s, factor, easy, rescale);
+      moved = move_maxima(state, s, factor, first_only, rescale);
       empty = any_empty(state);
     }
     exponentiate(s, state, factor);
@@ -321,14 +345,15 @@ struct Prefill {
 
   __device__ void await_keys(const Ring& ring) const { hopper::wait(&shared.k_full[ring.k.stage], ring.k.parity); }
 
-  /// All tiles of the job. The products of a tile's weights and values are issued with the scores of the next tile. kPlain: a
-  /// loop of its own, as the code for soft caps and slopes in it would cost registers and instruction cache.
+  /// A part of the tiles. The products of a tile's weights and values are issued with the scores of the next tile. kPlain: a loop
+  /// of its own, as the code for soft caps and slopes in it would cost registers and instruction cache.
   ///
   /// The wait for the next keys parts exponentials from sums, and keeps them before the wait for products: ptxas moves both over
   /// arithmetic, but not over a loop.
-  template <bool kPlain>
-  __device__ void fold_tiles(State& state, const PrefillJob& job, const Work& w, const Query& query, Ring& ring) const {
-    const int tiles = job.tiles();
+  template <bool kPlain, typename Element>
+  __device__ __forceinline__ void fold_tiles(State& state, const PrefillJob& job, const TilePart& part, const Work& w,
+                                             const Query& query, Ring& ring) const {
+    if (part.begin >= part.end) return;
     Scores s;
     Weights p;
     float rescale[2];
@@ -340,30 +365,55 @@ struct Prefill {
     hopper::wgmma_wait<0>();
     hopper::settle(s);
     free_keys(ring);
-    weigh<kPlain>(s, state, job, w, 0, rescale, empty);
-    if (tiles > 1) await_keys(ring);
-    sum_and_pack(p, s, state);
+    if (weigh<kPlain>(s, state, job, part, w, part.begin, rescale, empty)) rescale_out(state, rescale);
+    if (part.begin + 1 < part.end) await_keys(ring);
+    sum_and_pack<Element>(p, s, state);
 #pragma unroll 1
-    for (int n = 1; n < tiles; ++n) {
+    for (int n = part.begin + 1; n < part.end; ++n) {
       await_turn();
       start_scores(s, query, shared.k[ring.k.stage]);
-      start_tile_values(state, p, job, w, ring, n - 1);
+      start_tile_values<Element>(state, p, job, w, ring, n - 1);
       hand_on();
       hopper::wgmma_wait<1>();
       hopper::settle(s);
       free_keys(ring);
-      const bool moved = weigh<kPlain>(s, state, job, w, n, rescale, empty);
-      if (n + 1 < tiles) await_keys(ring);
+      const bool moved = weigh<kPlain>(s, state, job, part, w, n, rescale, empty);
+      if (n + 1 < part.end) await_keys(ring);
       hopper::wgmma_wait<0>();
       hopper::settle(state.out);
       free_values(ring);
       if (moved) rescale_out(state, rescale);
-      sum_and_pack(p, s, state);
+      sum_and_pack<Element>(p, s, state);
     }
-    start_tile_values(state, p, job, w, ring, tiles - 1);
+    start_tile_values<Element>(state, p, job, w, ring, part.end - 1);
     hopper::wgmma_wait<0>();
     hopper::settle(state.out);
     free_values(ring);
+  }
+
+  /// Brings what was summed so far to real units.
+  __device__ static void scale_values(State& state, float v_scale) {
+    if (v_scale == 1.0f) return;
+    const float both[2] = {v_scale, v_scale};
+    rescale_out(state, both);
+  }
+
+  /// Both parts of the tiles.
+  template <bool kPlain>
+  __device__ __forceinline__ void fold_parts(State& state, const PrefillJob& job, const Work& w, const Query& query,
+                                             Ring& ring) const {
+    if constexpr (!kCodes) {
+#pragma unroll 1
+      for (int i = 0; i < 2; ++i) {
+        const TilePart& part = job.parts[i];
+        fold_tiles<kPlain, T>(state, job, part, w, query, ring);
+        scale_values(state, part.v_scale);
+      }
+    } else {
+      fold_tiles<kPlain, Weight>(state, job, job.parts[0], w, query, ring);
+      scale_values(state, job.parts[0].v_scale);
+      fold_tiles<kPlain, T>(state, job, job.parts[1], w, query, ring);
+    }
   }
 
   /// Tiles that this warpgroup has no rows for.
@@ -383,22 +433,26 @@ struct Prefill {
     if (w.first >= w.end)
       skip_tiles(job, ring);
     else if (w.plain)
-      fold_tiles<true>(state, job, w, query, ring);
+      fold_parts<true>(state, job, w, query, ring);
     else
-      fold_tiles<false>(state, job, w, query, ring);
+      fold_parts<false>(state, job, w, query, ring);
   }
 
-  /// No sum of a row that exists is infinite or NaN, in the whole warpgroup.
-  __device__ static bool all_finite(const State& state, const Work& w) {
-    bool finite = true;
+  /// Which of the warp's 16 rows have sums that are infinite or NaN: bit r, of those that exist.
+  __device__ static std::uint32_t not_finite(const State& state, const Work& w) {
+    std::uint32_t rows = 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float zero = state.sum[h] * 0.0f;  // x * 0 is NaN for every such x
 #pragma unroll
       for (int i = 0; i < kDim / 8; ++i) zero += state.out[4 * i + 2 * h] * 0.0f + state.out[4 * i + 2 * h + 1] * 0.0f;
-      if (w.first + row_in_group() + 8 * h < w.end && zero != 0.0f) finite = false;
+      const bool bad = w.first + row_in_group() + 8 * h < w.end && zero != 0.0f;
+      const std::uint32_t lanes = __ballot_sync(~0u, bad);
+      if (lanes == 0) continue;
+#pragma unroll
+      for (int r = 0; r < 8; ++r) rows |= (lanes >> 4 * r & 15u) != 0 ? 1u << (r + 8 * h) : 0u;
     }
-    return hopper::all_at(5 + group_index(), 128, finite);
+    return rows;
   }
 
   /// In natural units. A NaN sum marks a NaN score, which a maximum passes over.
@@ -477,11 +531,15 @@ struct Prefill {
     }
   }
 
-  __device__ void store_careful(const mma::Item& item, const Work& w) const {
-    const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
+  /// Rows of the warp, key by key.
+  __device__ void store_careful(const mma::Item& item, const Work& w, std::uint32_t rows) const {
+    const int first_of_warp = w.first + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
     const std::int64_t first = item.slice.num_parts > 1 ? partial_row(item) - item.slice.row_begin : 0;
 #pragma unroll 1
-    for (int row = w.first + warp; row < w.end; row += 4) store_careful_row<T, kDim>(a, item, row, first + row);
+    for (; rows != 0; rows &= rows - 1) {
+      const int row = first_of_warp + __ffs(static_cast<int>(rows)) - 1;
+      store_careful_row<T, kDim, kCodes>(a, item, row, first + row);
+    }
   }
 
   __device__ void store(State& state, const mma::Item& item, const Work& w, Query& staging) const {
@@ -490,9 +548,14 @@ struct Prefill {
       state.sum[h] += __shfl_xor_sync(~0u, state.sum[h], 1);
       state.sum[h] += __shfl_xor_sync(~0u, state.sum[h], 2);
     }
-    if (!all_finite(state, w)) return store_careful(item, w);
-    if (item.slice.num_parts > 1) return store_partial(state, item, w);
-    store_rows(state, item, w, staging);
+    const std::uint32_t again = not_finite(state, w);
+    if (item.slice.num_parts > 1)
+      store_partial(state, item, w);
+    else
+      store_rows(state, item, w, staging);
+    if (again == 0) return;
+    __syncwarp();  // what was stored of these rows is stored again
+    store_careful(item, w, again);
   }
 
   /// True in every worker of the block that completes the last part of the tile, both blocks' rows.
@@ -519,7 +582,7 @@ struct Prefill {
     if (item.slice.row_begin < item.slice.row_end) mma::count_rows(a, item);
   }
 
-  __device__ void work_all() const {
+  __device__ __forceinline__ void work_all() const {
     Ring ring;
     JobRing jobs;
     if (group_index() == kGroups - 1) hand_on();  // the first turn is the first warpgroup's
@@ -535,41 +598,33 @@ struct Prefill {
       finish(job.item);
       hopper::fence_shared();  // the memory that results went through will be written by a copy
       __syncwarp();
-      free(shared.job_free[jobs.stage]);
+      free_in_block(shared.job_free[jobs.stage]);
     }
   }
 };
 
-template <typename T, int kDim>
-__global__ void __launch_bounds__(PrefillMemory<kDim>::kThreads, 1)
+template <typename T, int kDim, bool kCodes>
+__global__ void __launch_bounds__(PrefillMemory<kDim, kCodes>::kThreads, 1)
     attend_prefill(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ PrefillMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Memory = PrefillMemory<kDim>;
+  using Memory = PrefillMemory<kDim, kCodes>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);
   if (threadIdx.x == 0) {
     shared.zero = 0.0f;
-    for (int i = 0; i < Memory::kJobs; ++i)
-      hopper::init_barrier(&shared.job_known[i], 1), hopper::init_barrier(&shared.job_full[i], 1),
-          hopper::init_barrier(&shared.job_free[i], Memory::kThreads / 32), hopper::init_barrier(&shared.index_full[i], 1);
-    for (int i = 0; i < Memory::kStages; ++i) {
-      hopper::init_barrier(&shared.k_full[i], 1), hopper::init_barrier(&shared.v_full[i], 1);
-      hopper::init_barrier(&shared.k_free[i], kPair * Memory::kWorkers / 32);
-      hopper::init_barrier(&shared.v_free[i], kPair * Memory::kWorkers / 32);
-    }
+    Memory::init_barriers(shared);
     hopper::fence_barrier_init();
   }
   hopper::sync_cluster();
-  if (!begin_turn(a)) return;
+  hopper::wait_for_dependencies();
   const int rank = hopper::rank_in_cluster();
   if (threadIdx.x >= Memory::kWorkers) {
     hopper::keep_registers<Memory::kCopyRegisters>();
-    PrefillCopy<kDim>{a, maps, shared, rank}.copy_all();
+    std::conditional_t<kCodes, PrefillConvert<T, kDim>, PrefillCopy<kDim>>{{a, maps, shared, rank}}.copy_all();
   } else {
     hopper::take_registers<Memory::kWorkRegisters>();
-    Prefill<T, kDim>{a, maps, shared, rank}.work_all();
+    Prefill<T, kDim, kCodes>{a, maps, shared, rank}.work_all();
   }
-  end_turn(a);
   hopper::sync_cluster();  // the other block copies into this one's memory and arrives at its barriers
 #endif
 }

@@ -5,9 +5,10 @@
 
 namespace quire::cuda::sm90 {
 
-template <int kDim>
-struct PrefillCopy {
-  using Memory = PrefillMemory<kDim>;
+/// What they do whatever the cache holds.
+template <typename Memory_>
+struct PrefillItems {
+  using Memory = Memory_;
   using Shared = typename Memory::Shared;
   using Tile = typename Memory::Tile;
   using Ring = typename Memory::Ring;
@@ -20,51 +21,42 @@ struct PrefillCopy {
   Shared& shared;
   const int rank;  ///< of this block in its pair
 
-  /// Copying warps 0 and 1 copy keys, 2 and 3 values: issuing a copy takes a warp some 100 cycles, and a tile may be 32 of them.
   __device__ static int copy_warp() { return (static_cast<int>(threadIdx.x) - kWorkers) / 32; }
-  __device__ int copy_part() const { return kPair * (copy_warp() % 2) + rank; }
 
-  /// One box a lane. Each block of the pair copies half of the boxes to both.
+  /// One box a lane.
   struct Box {
     bool fresh;
-    bool mine;            ///< this lane of this block copies one
-    int row, half;        ///< of the tile: its first row, and dims [64 half, 64 half + 64)
+    bool mine;            ///< this lane of this warp copies one
+    int row, part;        ///< of the tile: its first row, and which part of the dims
     int token, page;      ///< coordinates
     std::uint32_t bytes;  ///< of all boxes of the tile
   };
 
-  /// Boxes of `tokens` rows each; those that hold no key of the span are not copied.
-  __device__ Box box_of(const KeyTileSpan& span, int tokens) const {
+  /// How boxes lie in a tile: each has `tokens` rows of `row_bytes` bytes, one of `parts` parts of the dims; of every `of`
+  /// neighbours box `which` is this warp's.
+  struct Boxes {
+    int tokens, parts, row_bytes;
+    int of, which;
+  };
+
+  /// Boxes that hold no key of the span are not copied.
+  __device__ static Box box_of(const KeyTileSpan& span, const Boxes& boxes) {
     const int lane = threadIdx.x % 32;
     Box box;
     box.fresh = span.fresh;
-    box.row = lane / kHalves * tokens, box.half = lane % kHalves;
+    box.row = lane / boxes.parts * boxes.tokens, box.part = lane % boxes.parts;
     const int position = span.first + box.row;
-    const bool needed = box.row < kKeys && position < span.end && position + tokens > span.begin;
-    box.bytes = __popc(__ballot_sync(~0u, needed)) * tokens * kRowBytes;
-    box.mine = needed && lane % (2 * kPair) == copy_part();
+    const bool needed = box.row < kKeys && position < span.end && position + boxes.tokens > span.begin;
+    box.bytes = __popc(__ballot_sync(~0u, needed)) * boxes.tokens * boxes.row_bytes;
+    box.mine = needed && lane % boxes.of == boxes.which;
     box.token = position, box.page = 0;
     return box;
   }
 
-  __device__ void copy_tile(Tile& to, const CUtensorMap& map, hopper::Barrier& free, hopper::Barrier& full, Ring& ring,
-                            const Box& box, int kv_head) const {
-    hopper::wait(&free, ring.parity ^ 1);
-    if (threadIdx.x % 64 == 0) hopper::arrive_and_expect(&full, box.bytes);
-    __syncwarp();
-    if (box.mine)
-
-      hopper::copy_box_to_pair(to.halves[box.half] + box.row * kRowBytes, &map, &full, box.half * 64, box.token, kv_head,
-                               box.page);
-    ring.advance();
-  }
-  __device__ void copy_keys(const Box& box, int kv_head, Ring& ring) const {
-    copy_tile(shared.k[ring.stage], box.fresh ? maps.key : maps.cache.k, shared.k_free[ring.stage], shared.k_full[ring.stage],
-              ring, box, kv_head);
-  }
-  __device__ void copy_values(const Box& box, int kv_head, Ring& ring) const {
-    copy_tile(shared.v[ring.stage], box.fresh ? maps.value : maps.cache.v, shared.v_free[ring.stage], shared.v_full[ring.stage],
-              ring, box, kv_head);
+  __device__ static Box fresh_box(const PrefillJob& job, const KeyTileSpan& span, int of, int which) {
+    Box box = box_of(span, {kFreshTokens, kHalves, kRowBytes, of, which});
+    box.token += job.item.lengths.first_token - job.item.lengths.context_len;
+    return box;
   }
 
   /// Pages of boxes [32 group, 32 group + 32), one a lane; those that no row sees are not looked up.
@@ -79,34 +71,18 @@ struct PrefillCopy {
     int group = -1, ids = -1, below = -1;
   };
 
-  __device__ Box next_box(const PrefillJob& job, const KeyTileSpan& span, PageIds& pages) const {
-    const int tokens = span.fresh ? kFreshTokens : maps.cache.box_tokens;
-    Box box = box_of(span, tokens);
-    if (span.fresh) {
-      box.token += job.item.lengths.first_token - job.item.lengths.context_len;
-      return box;
-    }
-    const int shift = 31 - __clz(tokens), group = span.first >> shift >> 5;  // boxes are 8, 16, 32 or 64 tokens
+  /// Tiles from the last to the first. Boxes are 8, 16, 32 or 64 tokens.
+  __device__ Box cached_box(const PrefillJob& job, const KeyTileSpan& span, const Boxes& boxes, PageIds& pages) const {
+    Box box = box_of(span, boxes);
+    const int shift = 31 - __clz(boxes.tokens), group = span.first >> shift >> 5;
     if (group != pages.group) {
       pages.ids = pages.group < 0 ? look_up(job, group) : pages.below;
       pages.below = group > 0 ? look_up(job, group - 1) : -1;
       pages.group = group;
     }
     box.page = __shfl_sync(~0u, pages.ids, box.token >> shift & 31);
-    box.token = a.page_size > tokens ? box.token % a.page_size : 0;
+    box.token = a.page_size > boxes.tokens ? box.token % a.page_size : 0;
     return box;
-  }
-
-  __device__ void copy_job(const PrefillJob& job, Ring& ring) const {
-    const int tiles = job.tiles(), kv_head = job.item.kv_head;
-    PageIds pages;
-    for (int n = 0; n < tiles; ++n) {
-      const Box box = next_box(job, key_tile<kKeys>(job, n), pages);
-      if (copy_warp() < 2)
-        copy_keys(box, kv_head, ring);
-      else
-        copy_values(box, kv_head, ring);
-    }
   }
 
   __device__ void copy_query(const PrefillJob& job, const JobRing& jobs) const {
@@ -118,17 +94,19 @@ struct PrefillCopy {
       hopper::copy_box(shared.query[jobs.stage].halves[half], &maps.query, full, half * 64, job.item.kv_head * a.group, first, 0);
   }
 
-  /// The next item of the pair: its first block draws and tells the second. That one has read what lay in the slot, as without
-  /// its copies this one's workers would not be done with that item.
+  /// The next item of the pair: its first block draws and tells the second, once that one has read what lay in the slot.
   __device__ int draw(const JobRing& jobs) const {
     if (rank == 0) {
       const int index = atomicAdd(a.work.next_item, 1);
+      hopper::wait(&shared.index_free[jobs.stage], jobs.parity ^ 1);
       hopper::send(&shared.index[jobs.stage], index, &shared.index_full[jobs.stage], 1);
       return index;
     }
     hopper::arrive_and_expect(&shared.index_full[jobs.stage], sizeof(int));
     hopper::wait(&shared.index_full[jobs.stage], jobs.parity);
-    return *static_cast<volatile int*>(&shared.index[jobs.stage]);
+    const int index = *static_cast<volatile int*>(&shared.index[jobs.stage]);
+    hopper::arrive_in_cluster(&shared.index_free[jobs.stage], 0);
+    return index;
   }
 
   /// Draws an item and tells the block.
@@ -137,7 +115,7 @@ struct PrefillCopy {
     hopper::wait(&shared.job_free[jobs.stage], jobs.parity ^ 1);
     const int index = draw(jobs);
     if (index < num_items) {
-      job = prefill_job<kKeys>(a, index);
+      job = prefill_job<kKeys>(a, index, Memory::kCodes);
       hopper::arrive(&shared.job_known[jobs.stage]);
       copy_query(job, jobs);
     } else {
@@ -147,10 +125,10 @@ struct PrefillCopy {
     }
   }
 
-  /// Until there are no items.
-  __device__ void copy_all() const {
+  /// Calls copy_job(job) until there are no items.
+  template <typename CopyJob>
+  __device__ void for_each_job(CopyJob&& copy_job) const {
     const int num_items = a.outcome->broken != 0 ? 0 : *a.work.num_slices * a.num_kv_heads;
-    Ring ring;
     JobRing jobs;
     for (;; jobs.advance()) {
       const PrefillJob& job = shared.jobs[jobs.stage];
@@ -158,14 +136,58 @@ struct PrefillCopy {
       __syncwarp();
       hopper::wait(&shared.job_known[jobs.stage], jobs.parity);
       if (job.cached_tiles == kNoMoreJobs) return;
-      copy_job(job, ring);
+      copy_job(job);
       __syncwarp();
-      free(shared.job_free[jobs.stage]);
+      free_in_block(shared.job_free[jobs.stage]);
     }
   }
+};
 
-  __device__ static void free(hopper::Barrier& barrier) {
-    if (threadIdx.x % 32 == 0) hopper::arrive(&barrier);
+/// 16-bit tiles as they are stored. Warps 0 and 1 copy keys, 2 and 3 values: issuing a copy takes a warp some 100 cycles, and a
+/// tile may be 32 of them. Each block of the pair copies half of the boxes to both.
+template <int kDim>
+struct PrefillCopy : PrefillItems<PrefillMemory<kDim, false>> {
+  using Base = PrefillItems<PrefillMemory<kDim, false>>;
+  using Base::copy_warp, Base::maps, Base::shared, Base::kKeys, Base::kRowBytes;
+  using typename Base::Box;
+  using typename Base::Ring;
+  using typename Base::Tile;
+
+  __device__ void copy_tile(Tile& to, const CUtensorMap& map, hopper::Barrier& free, hopper::Barrier& full, Ring& ring,
+                            const Box& box, int kv_head) const {
+    hopper::wait(&free, ring.parity ^ 1);
+    if (threadIdx.x % 64 == 0) hopper::arrive_and_expect(&full, box.bytes);
+    __syncwarp();
+    if (box.mine)
+      hopper::copy_box_to_pair(to.halves[box.part] + box.row * kRowBytes, &map, &full, box.part * 64, box.token, kv_head,
+                               box.page);
+    ring.advance();
+  }
+  __device__ void copy_keys(const Box& box, int kv_head, Ring& ring) const {
+    copy_tile(shared.k[ring.stage], box.fresh ? maps.key : maps.cache.k, shared.k_free[ring.stage], shared.k_full[ring.stage],
+              ring, box, kv_head);
+  }
+  __device__ void copy_values(const Box& box, int kv_head, Ring& ring) const {
+    copy_tile(shared.v[ring.stage], box.fresh ? maps.value : maps.cache.v, shared.v_free[ring.stage], shared.v_full[ring.stage],
+              ring, box, kv_head);
+  }
+
+  __device__ void copy_all() const {
+    Ring ring;
+    const int which = kPair * (copy_warp() % 2) + this->rank;
+    this->for_each_job([&](const PrefillJob& job) {
+      typename Base::PageIds pages;
+      for (int n = 0; n < job.tiles(); ++n) {
+        const KeyTileSpan span = key_tile<kKeys>(job, n);
+        const Box box =
+            span.fresh ? this->fresh_box(job, span, 2 * kPair, which)
+                       : this->cached_box(job, span, {maps.cache.box_tokens, Base::kHalves, kRowBytes, 2 * kPair, which}, pages);
+        if (copy_warp() < 2)
+          copy_keys(box, job.item.kv_head, ring);
+        else
+          copy_values(box, job.item.kv_head, ring);
+      }
+    });
   }
 };
 

@@ -2,7 +2,9 @@
 // that it meets, last first.
 //
 // Keys come from two places: the cache, in tiles at multiples of kKeys, and this step's `key` and `value`, in tiles that begin
-// at the first of them. A tile never holds both.
+// at the first of them. A tile never holds both. Fresh tiles come before cached ones, as they come later in the request; where
+// what is cached has scales or another type they come after them: all sums of cached values are then multiplied by v_scale
+// at one place.
 #pragma once
 
 #include "backend/cuda/mma/finish.h"
@@ -17,6 +19,12 @@ struct KeyTileSpan {
 
 inline constexpr int kNoMoreJobs = -1;  ///< as cached_tiles
 
+/// Neighbouring tiles whose keys have the same type and scales.
+struct TilePart {
+  int begin, end;
+  float k_scale, v_scale;
+};
+
 /// Written by one thread, read by all.
 struct PrefillJob {
   mma::Item item;
@@ -24,12 +32,16 @@ struct PrefillJob {
   int fresh_begin;
   int fresh_tiles;
   int cached_tiles;
+  int first_fresh, first_cached;  ///< tiles
+  TilePart parts[2];              ///< the second: fresh tiles, if they are kept apart
 
   __device__ int tiles() const { return fresh_tiles + cached_tiles; }
+  __device__ bool is_fresh(int n) const { return n >= first_fresh && n < first_fresh + fresh_tiles; }
 };
 
+/// `apart`: cached and fresh keys differ by type.
 template <int kKeys>
-__device__ inline PrefillJob prefill_job(const gpu::AttendArgs& a, int index) {
+__device__ inline PrefillJob prefill_job(const gpu::AttendArgs& a, int index, bool apart) {
   PrefillJob job;
   job.item = mma::item_at(a, index);
   const gpu::WorkSlice& slice = job.item.slice;
@@ -38,6 +50,12 @@ __device__ inline PrefillJob prefill_job(const gpu::AttendArgs& a, int index) {
   job.fresh_begin = max(slice.key_begin, cached);
   job.cached_tiles = job.cached_end <= slice.key_begin ? 0 : (job.cached_end - 1) / kKeys - slice.key_begin / kKeys + 1;
   job.fresh_tiles = slice.key_end <= job.fresh_begin ? 0 : (slice.key_end - job.fresh_begin - 1) / kKeys + 1;
+  const bool cached_first = apart || a.k_scale.data != nullptr || a.v_scale.data != nullptr;
+  job.first_fresh = cached_first ? job.cached_tiles : 0;
+  job.first_cached = cached_first ? 0 : job.fresh_tiles;
+  const int border = cached_first ? job.cached_tiles : job.tiles();
+  job.parts[0] = {0, border, a.k_scale.at(job.item.kv_head, 1.0f), a.v_scale.at(job.item.kv_head, 1.0f)};
+  job.parts[1] = {border, job.tiles(), 1.0f, 1.0f};
   return job;
 }
 
@@ -45,9 +63,12 @@ __device__ inline PrefillJob prefill_job(const gpu::AttendArgs& a, int index) {
 template <int kKeys>
 __device__ inline KeyTileSpan key_tile(const PrefillJob& job, int n) {
   const gpu::WorkSlice& slice = job.item.slice;
-  if (n < job.fresh_tiles) return {job.fresh_begin + (job.fresh_tiles - 1 - n) * kKeys, job.fresh_begin, slice.key_end, true};
+  if (job.is_fresh(n)) {
+    const int later = job.first_fresh + job.fresh_tiles - 1 - n;  // tiles between it and the first fresh key
+    return {job.fresh_begin + later * kKeys, job.fresh_begin, slice.key_end, true};
+  }
   const int last = (job.cached_end - 1) / kKeys;
-  return {(last - (n - job.fresh_tiles)) * kKeys, slice.key_begin, job.cached_end, false};
+  return {(last - (n - job.first_cached)) * kKeys, slice.key_begin, job.cached_end, false};
 }
 
 }  // namespace quire::cuda::sm90

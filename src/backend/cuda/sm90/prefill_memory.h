@@ -18,14 +18,21 @@ struct StageRing {
   }
 };
 
-template <int kDim_>
+/// kCodes: what is copied of the cache are fp8 codes, on their way to tiles of 16 bits.
+template <int kDim_, bool kCodes_>
 struct PrefillMemory {
   static constexpr int kDim = kDim_, kHalves = kDim / 64;
+  static constexpr bool kCodes = kCodes_;
   static constexpr int kGroups = kPrefillGroups, kRows = kPrefillBlockRows, kKeys = prefill_keys(kDim);
-  static constexpr int kStages = 2, kJobs = kDim == 256 ? 1 : 2;
-  static constexpr int kWorkers = 128 * kGroups, kThreads = kWorkers + 128;
-  static constexpr int kCopyRegisters = 40, kWorkRegisters = 232;
+  static constexpr int kStages = 2, kJobs = kDim == 256 || (kCodes && kDim == 128) ? 1 : 2;
+  static constexpr int kWorkers = 128 * kGroups, kCopyWarps = 4, kThreads = kWorkers + 32 * kCopyWarps;
+  // What all threads have at first, 168 registers each, is all that a block may deal out.
+  static constexpr int kCopyRegisters = kCodes ? 72 : 40, kWorkRegisters = kCodes ? 216 : 232;
+  static_assert(kCopyRegisters + kGroups * kWorkRegisters <= 3 * 168);
   static constexpr int kRowBytes = 128;  ///< of a 64-dim half
+  // Codes: boxes of up to 128 dims.
+  static constexpr int kBoxDims = kDim < 128 ? kDim : 128, kBoxes = kDim / kBoxDims;
+  static constexpr int kCodeStages = kDim == 256 ? 1 : 2;  ///< of K, and of V
 
   struct Tile {
     unsigned char halves[kHalves][kKeys * kRowBytes];
@@ -33,20 +40,61 @@ struct PrefillMemory {
   struct Query {
     unsigned char halves[kHalves][kRows * kRowBytes];  ///< at the end of an item: its output
   };
+  struct CodeTile {
+    unsigned char boxes[kBoxes][kKeys * kBoxDims];
+  };
+  struct CodeStages {
+    CodeTile k[kCodeStages], v[kCodeStages];
+  };
+  struct CodeBarriers {
+    hopper::Barrier k_full[kCodeStages], k_free[kCodeStages], v_full[kCodeStages], v_free[kCodeStages];
+  };
+  struct Nothing {};
   struct Shared {
     alignas(1024) Query query[kJobs];
     Tile k[kStages], v[kStages];
+    [[no_unique_address]] std::conditional_t<kCodes, CodeStages, Nothing> codes;
     PrefillJob jobs[kJobs];
     hopper::Barrier job_known[kJobs], job_full[kJobs], job_free[kJobs];  ///< full: its query is there, too
     hopper::Barrier k_full[kStages], k_free[kStages], v_full[kStages], v_free[kStages];
+    [[no_unique_address]] std::conditional_t<kCodes, CodeBarriers, Nothing> code_barriers;
     hopper::Barrier index_full[kJobs];  ///< of the pair's second block
+    hopper::Barrier index_free[kJobs];  ///< of its first: the second has read the index before
     int index[kJobs];
     int last;
     float zero;
   };
+  static_assert(sizeof(Shared) <= 227 * 1024);
 
   using Ring = StageRing<kStages>;
+  using CodeRing = StageRing<kCodeStages>;
   using JobRing = StageRing<kJobs>;
+
+  __device__ static void init_barriers(Shared& shared) {
+    const auto init = [](hopper::Barrier& barrier, int arrivals) { hopper::init_barrier(&barrier, arrivals); };
+    for (int i = 0; i < kJobs; ++i) {
+      init(shared.job_known[i], 1), init(shared.job_full[i], 1), init(shared.job_free[i], kThreads / 32);
+      init(shared.index_full[i], 1), init(shared.index_free[i], 1);
+    }
+    for (int i = 0; i < kStages; ++i) {
+      init(shared.k_full[i], kCodes ? kCopyWarps : 1), init(shared.v_full[i], kCodes ? kCopyWarps : 1);
+      init(shared.k_free[i], (kCodes ? 1 : kPair) * kWorkers / 32), init(shared.v_free[i], (kCodes ? 1 : kPair) * kWorkers / 32);
+    }
+    if constexpr (kCodes)
+      for (int i = 0; i < kCodeStages; ++i) {
+        init(shared.code_barriers.k_full[i], 1), init(shared.code_barriers.v_full[i], 1);
+        init(shared.code_barriers.k_free[i], kPair * kCopyWarps), init(shared.code_barriers.v_free[i], kPair * kCopyWarps);
+      }
+  }
 };
+
+/// One arrival for each warp.
+__device__ inline void free_in_block(hopper::Barrier& barrier) {
+  if (threadIdx.x % 32 == 0) hopper::arrive(&barrier);
+}
+/// The same in both blocks of a pair.
+__device__ inline void free_in_pair(hopper::Barrier& barrier) {
+  if (threadIdx.x % 32 < kPair) hopper::arrive_in_cluster(&barrier, threadIdx.x % 32);
+}
 
 }  // namespace quire::cuda::sm90
