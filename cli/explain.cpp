@@ -40,7 +40,11 @@ Json prediction_json(const Plan& plan) {
                      {"item_us", l.item_seconds * 1e6},
                      {"us", l.seconds * 1e6}});
   }
-  return {{"device", p.device}, {"us", p.seconds * 1e6}, {"call_us", p.call_seconds * 1e6}, {"lists", lists}};
+  return {{"device", p.device},
+          {"us", p.seconds * 1e6},
+          {"call_us", p.call_seconds * 1e6},
+          {"saved_us", p.saved_seconds * 1e6},
+          {"lists", lists}};
 }
 
 Json plan_json(const Result<Plan>& planned) {

@@ -35,10 +35,10 @@ WITHIN = 0.15
 def read_header() -> "tuple[dict, dict]":
     """The device's constants, and those of each body."""
     text = HEADER.read_text(encoding="utf-8")
-    ceiling, call, launch = (float(x) for x in re.search(r'\{"H200",\s*\d+,\s*([\d.]+),\s*([\d.]+),\s*([\d.]+),', text).groups())
+    numbers = re.search(r'\{"H200",\s*\d+' + r",\s*([\d.]+)" * 4, text).groups()
     bodies = {(body, fp8 == "true", int(dim)): dict(zip(NAMES, (float(x) for x in numbers.split(","))))
               for body, fp8, dim, numbers in ROW.findall(text)}
-    return {"ceiling": ceiling, "call": call, "launch": launch}, bodies
+    return dict(zip(("ceiling", "call", "launch", "beside"), (float(x) for x in numbers))), bodies
 
 
 def number(x: float) -> str:
@@ -76,21 +76,24 @@ def row_of(bodies: dict, one: dict, fp8: bool, dim: int) -> dict:
     return own if own is not None else bodies[one["served_by"], fp8, 0]
 
 
+def list_us(one: dict, line: dict, device: dict, bodies: dict) -> float:
+    if one["items"] == 0:
+        return device["launch"]
+    c = row_of(bodies, one, line["fp8"], line["dim"])
+    rows = PREFILL_ROWS if one["served_by"] == "sm90_prefill" else one["tile_rows"]
+    keys, dim = one["tile_keys"], line["dim"]
+    tile = c["tile"] + 1e-6 * (keys * dim * c["key"] + rows * keys * (c["score"] + dim * c["product"]))
+    read = one["read_bytes"] / (c["share"] * line["ceiling"] * 1e6)
+    merge = c["merge"] if one["merges"] else 0
+    return device["launch"] + c["first"] + max(one["busiest_tiles"] * tile, read) + one["busiest_items"] * c["item"] + merge
+
+
 def seconds_of(line: dict, device: dict, bodies: dict) -> float:
     """As src/plan/predict.cpp; in microseconds."""
-    total = device["call"]
-    for one in line["lists"]:
-        total += device["launch"]
-        if one["items"] == 0:
-            continue
-        c = row_of(bodies, one, line["fp8"], line["dim"])
-        rows = PREFILL_ROWS if one["served_by"] == "sm90_prefill" else one["tile_rows"]
-        keys, dim = one["tile_keys"], line["dim"]
-        tile = c["tile"] + 1e-6 * (keys * dim * c["key"] + rows * keys * (c["score"] + dim * c["product"]))
-        read = one["read_bytes"] / (c["share"] * line["ceiling"] * 1e6)
-        total += c["first"] + max(one["busiest_tiles"] * tile, read) + one["busiest_items"] * c["item"]
-        total += c["merge"] if one["merges"] else 0
-    return total
+    lists = [list_us(one, line, device, bodies) for one in line["lists"]]
+    if line["together"]:
+        lists[0] *= device["beside"]
+    return device["call"] + sum(lists)
 
 
 def loss(lines: "list[dict]", device: dict, bodies: dict) -> float:
@@ -172,7 +175,7 @@ def main() -> int:
     for path in args.results:
         run = json.loads(Path(path).read_text(encoding="utf-8"))
         ceiling = device["ceiling"] if args.agree else run["read_tb_per_s"]
-        known = [{**row, "lists": prediction["lists"], "explained": prediction["us"], "ceiling": ceiling, "fp8": "kv=fp8" in row["line"],
+        known = [{**row, "lists": prediction["lists"], "together": prediction["saved_us"] > 0, "explained": prediction["us"], "ceiling": ceiling, "fp8": "kv=fp8" in row["line"],
                   "dim": int(re.search(r"d=(\d+)", row["line"])[1])}
                  for row in run["results"] if not row.get("key_value") and (prediction := prediction_of(args.quire, row))]
         fitted += known[::2]

@@ -236,7 +236,8 @@ struct Prediction {
   std::string device;  ///< whose measured costs were taken: "H200"
   double call_seconds = 0;
   std::vector<ListPrediction> lists;
-  double seconds = 0;  ///< 0 if not predicted
+  double saved_seconds = 0;  ///< of the lists', as they run at the same time
+  double seconds = 0;        ///< call and lists, less what is saved; 0 if not predicted
   std::string why_not;
 };
 /// From the costs of src/plan/device_costs.h. Of plans that know the lengths.

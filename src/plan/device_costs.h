@@ -7,7 +7,8 @@
 //     of_tile = tile + keys * head_dim * key + rows * keys * (score + head_dim * product)
 //
 // with the items and tiles of the unit (a block, or a pair of blocks) that has most, and the rows and keys of one tile, as the
-// matrix units see them; merge, if tiles come in parts. A list without rows takes its launch. The constants of a body are fitted
+// matrix units see them; merge, if tiles come in parts. A list without rows takes its launch. Where decode and prefill run at the
+// same time, beside_share of the former's time is added to the latter's. The constants of a body are fitted
 // by `bench/gpu/fit_costs.py` to some of the lines of a result file; docs/kernels/predicted.md says to which, and how far the
 // others are off.
 #pragma once
@@ -41,6 +42,7 @@ struct DeviceCosts {
   double read_tb_per_s;      ///< the read ceiling
   double call_us;            ///< a call's first two launches: counters, validation
   double launch_us;          ///< of each list
+  double beside_share;       ///< of a decode list\'s time that is left where prefill runs at the same time
   std::array<BodyCosts, 11> bodies;
 };
 
@@ -51,6 +53,7 @@ inline constexpr DeviceCosts kDeviceCosts[] = {
      4.50,
      2.4,
      1.0,
+     0.65,
      {{
          {Body::sm90_decode, false, 0, 5.27, 1.67, 0.556, 14.2, 20, 0.3, 1.36, 0.946},
          {Body::sm90_decode, true, 0, 1.32, 4.32, 1.39, 54.3, 20, 0.3, 0.825, 0.98},

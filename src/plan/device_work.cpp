@@ -154,6 +154,12 @@ Body body_of(const Plan& plan, const DeviceList& list) {
   return list.tile_rows == kShortTileRows ? Body::sm90_decode : Body::sm90_wide;
 }
 
+bool runs_at_the_same_time(const Plan& plan) {
+  if (plan.kernel != "cuda_sm90" || plan.lists.size() != 2) return false;
+  const Body first = body_of(plan, plan.lists[0]), second = body_of(plan, plan.lists[1]);
+  return (first == Body::sm90_decode || first == Body::sm90_wide) && second == Body::sm90_prefill;
+}
+
 std::int64_t units_of(Body body, const DeviceList& list) {
   return body == Body::sm90_prefill ? list.num_blocks / 2 : list.num_blocks;
 }

@@ -12,6 +12,9 @@ namespace quire::plan_detail {
 /// The code that serves a list of a plan for a CUDA device.
 Body body_of(const Plan& plan, const DeviceList& list);
 
+/// Decode and prefill, in cuda_sm90's first and second list, both with kernels of their own: they run at the same time.
+bool runs_at_the_same_time(const Plan& plan);
+
 /// Blocks, or pairs of blocks, that items are dealt to.
 std::int64_t units_of(Body body, const DeviceList& list);
 

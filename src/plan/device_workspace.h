@@ -19,6 +19,7 @@ inline constexpr std::size_t kMaxLists = 2;
 struct ListSpace {
   std::int64_t num_slices = 0;      ///< int32
   std::int64_t next_item = 0;       ///< int32, 128 bytes further: threads that poll one do not disturb the other
+  std::int64_t units = 0;           ///< int32
   std::int64_t parts_done = 0;      ///< [max_merges][num_kv_heads] int32
   std::int64_t slices = 0;          ///< [max_slices]
   std::int64_t partial_states = 0;  ///< [max_partials][tile_rows][2] f32
@@ -48,6 +49,7 @@ inline DeviceWorkspace device_workspace(const Plan& plan) {
   for (std::size_t i = 0; i < plan.lists.size(); ++i) {
     w.lists[i].num_slices = take(256);
     w.lists[i].next_item = w.lists[i].num_slices + 128;
+    w.lists[i].units = w.lists[i].num_slices + 4;
     if (i > 0) w.lists[i].parts_done = take(plan.lists[i].max_merges * kv_heads * 4);
   }
   for (std::size_t i = 0; i < plan.lists.size(); ++i) {

@@ -63,9 +63,20 @@ TEST(Predict, ASumOfParts) {
       sum += list.seconds;
       EXPECT_GT(list.seconds, list.items > 0 ? std::max(list.read_seconds, list.tile_seconds) + list.item_seconds : 0.0);
     }
-    EXPECT_DOUBLE_EQ(p.seconds, sum) << reqs;
+    EXPECT_DOUBLE_EQ(p.seconds, sum - p.saved_seconds) << reqs;
     EXPECT_GT(p.seconds, 0) << reqs;
   }
+}
+
+TEST(Predict, DecodeBesidePrefillTakesLessThanOneAfterTheOther) {
+  const Prediction both = predict(plan_of(kShape + "64x1@8191,2048@6144"));
+  EXPECT_GT(both.saved_seconds, 0.1 * both.lists[0].seconds);
+  EXPECT_LT(both.saved_seconds, both.lists[0].seconds);
+  EXPECT_GT(both.seconds, both.lists[1].seconds);
+  EXPECT_EQ(predict(plan_of(kShape + "64x1@8191")).saved_seconds, 0);
+  EXPECT_EQ(predict(plan_of(kShape + "2048@6144")).saved_seconds, 0);
+  const Plan after = plan_of(kShape + "64x1@8191,2048@6144", "sm90", {.kernel = "cuda_mma"});
+  EXPECT_EQ(predict(after).saved_seconds, 0) << "cuda_mma's lists run one after the other";
 }
 
 TEST(Predict, MoreWorkTakesLonger) {

@@ -52,7 +52,7 @@ gpu::AttendArgs attend_args(const Case& c) {
 WorkMemory::WorkMemory(const gpu::AttendArgs& a, std::int32_t max_slices, std::int32_t split_keys, std::int32_t target_items,
                        const ListShape& shape)
     : slices(static_cast<std::size_t>(max_slices)),
-      numbers(2, -1),
+      numbers(3, -1),
       parts_done(static_cast<std::size_t>(max_slices * a.num_kv_heads), -1),
       states(static_cast<std::size_t>(max_slices * a.num_kv_heads * shape.tile_rows) * 2, std::nanf("")) {
   acc.assign(states.size() / 2 * static_cast<std::size_t>(a.head_dim), std::nanf(""));
@@ -60,6 +60,7 @@ WorkMemory::WorkMemory(const gpu::AttendArgs& a, std::int32_t max_slices, std::i
   work.slices = slices.data();
   work.num_slices = &numbers[0];
   work.next_item = &numbers[1];
+  work.division.units = &numbers[2];
   work.parts_done = parts_done.data();
   work.partial_acc = acc.data();
   work.partial_states = states.data();

@@ -196,6 +196,54 @@ TEST(SimtSchedule, LargerPartsWhereRoomIsShort) {
   EXPECT_GT(s.slices().size(), 3u) << "split as far as there is room";
 }
 
+/// Key tiles under all rows of the list's own tiles, and of the requests of fewer rows.
+std::pair<std::int64_t, std::int64_t> long_and_short_tiles(const Scheduled& s, const std::vector<Lens>& lens) {
+  std::int64_t of_long = 0, of_short = 0;
+  for (const gpu::WorkSlice& slice : s.slices()) of_long += (slice.key_end - slice.key_begin - 1) / 64 + 1;
+  for (const Lens& n : lens) {
+    if (n.query_len == 0 || n.query_len * s.args.group > s.args.work.min_rows) continue;
+    const std::int64_t first = s.args.window > 0 ? std::max<std::int64_t>(0, n.context_len - s.args.window + 1) : 0;
+    of_short += (n.context_len + n.query_len - 1) / 64 - first / 64 + 1;
+  }
+  return {of_long, of_short};
+}
+
+TEST(SimtSchedule, MultiprocessorsAreDividedByWork) {
+  std::mt19937_64 random(9);
+  const auto any = [&random](std::int64_t below) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(below));
+  };
+  for (int i = 0; i < 20; ++i) {
+    const std::int32_t window = i % 3 == 2 ? 700 : 0;
+    std::vector<Lens> lens;
+    for (std::int64_t n = 1 + any(60); n > 0; --n) lens.push_back({any(3), 3000 + any(9000)});
+    for (std::int64_t n = 1 + any(3); n > 0; --n) lens.push_back({200 + any(800), 2000 + any(9000)});
+    std::shuffle(lens.begin(), lens.end(), random);
+    Scheduled s(lens, 4, window, 0, 0, 40000);
+    s.args.work.min_rows = 8;
+    s.args.work.division.all_units = 132;
+    s.args.work.division.long_weight = 7;
+    s.run();
+    const auto [of_long, of_short] = long_and_short_tiles(s, lens);
+    ASSERT_GT(of_short, 0);
+    const double wanted =
+        132.0 * 7.0 * static_cast<double>(of_long) / (7.0 * static_cast<double>(of_long) + static_cast<double>(of_short));
+    const std::int32_t units = *s.args.work.division.units;
+    EXPECT_EQ(units % 2, 0);
+    EXPECT_NEAR(units, std::clamp(wanted, 2.0, 130.0), 4.0) << "of_long " << of_long << " of_short " << of_short;
+  }
+}
+
+TEST(SimtSchedule, NobodyWithWorkIsLeftWithoutMultiprocessors) {
+  const gpu::Division division{nullptr, 132, 7};
+  EXPECT_EQ(gpu::units_for_long(0, 1000, division), 0);
+  EXPECT_EQ(gpu::units_for_long(0, 0, division), 0);
+  EXPECT_EQ(gpu::units_for_long(1, 0, division), 132);
+  EXPECT_EQ(gpu::units_for_long(1, 1 << 30, division), 2);
+  EXPECT_EQ(gpu::units_for_long(1 << 30, 1, division), 130);
+  EXPECT_EQ(gpu::units_for_long(100, 700, division), 66);
+}
+
 TEST(SimtSchedule, NoRoomBreaksTheCall) {
   for (const std::int32_t split : {0, 64}) {
     Scheduled s({{40, 100}, {1, 70}}, 4, 0, split, 0, 9);

@@ -20,6 +20,6 @@ cudaError_t launch(const gpu::AttendArgs& args, const Plan& plan, std::size_t li
 
 }  // namespace
 
-const KernelEntry kGenericEntry = {"cuda_generic", launch, nullptr, nullptr};
+const KernelEntry kGenericEntry = {"cuda_generic", launch, nullptr, nullptr, nullptr};
 
 }  // namespace quire::cuda

@@ -18,6 +18,8 @@ struct KernelEntry {
   const char* name;
   /// `list` indexes plan.lists; args.work is that list.
   cudaError_t (*attend)(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream);
+  /// If the two lists are to be served at the same time, says so in both. Null: they never are.
+  bool (*divide)(std::span<gpu::AttendArgs> args, const Plan& plan);
   /// The kernel finds its work from the lengths: args.work needs no slices. Null: it never does.
   bool (*deals_itself)(const gpu::AttendArgs& args, const Plan& plan, std::size_t list);
   /// Tiles of args.work other than the plan's, where the tensors ask for it; no smaller than it made room for. Null: never.

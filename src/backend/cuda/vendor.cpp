@@ -1,6 +1,7 @@
 // What is CUDA's own in the attention stage: which launches an attend() is made of, the stream, the current device.
 
 #include <array>
+#include <iterator>
 #include <string_view>
 
 #include "backend/cuda/entry.h"
@@ -22,6 +23,22 @@ const KernelEntry* find_entry(std::string_view kernel) {
 
 bool has_kernel(std::string_view name) { return find_entry(name) != nullptr; }
 
+/// One launch of the kernel, for one list.
+struct Step {
+  std::size_t list;
+  gpu::Turn turn;
+};
+
+/// The launches for `lists` lists, in their order in the stream.
+std::span<const Step> steps_of(std::size_t lists, bool divided) {
+  using gpu::Turn;
+  static constexpr Step kTogether[] = {{1, Turn::first}, {0, Turn::beside}, {1, Turn::last}};
+  static constexpr Step kInTurn[] = {{0, Turn::alone}, {1, Turn::alone}};
+  static_assert(std::size(kInTurn) == plan_detail::kMaxLists);
+  if (divided) return kTogether;
+  return {kInTurn, lists};
+}
+
 /// Reset, prepare (validate and schedule), and attend for every list.
 Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, std::span<std::byte> zeroed, void* stream) {
   const KernelEntry& kernel = *find_entry(plan.kernel);
@@ -30,15 +47,20 @@ Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, s
   for (std::size_t i = 0; i < args.size(); ++i) {
     mine[i] = args[i];
     if (kernel.reshape != nullptr) kernel.reshape(mine[i], plan, i);
-    if (kernel.deals_itself == nullptr || !kernel.deals_itself(mine[i], plan, i)) scheduled[num_scheduled++] = mine[i];
   }
+  const bool divided = args.size() == 2 && kernel.divide != nullptr && kernel.divide(mine, plan);
+  for (std::size_t i = 0; i < args.size(); ++i)
+    if (kernel.deals_itself == nullptr || !kernel.deals_itself(mine[i], plan, i)) scheduled[num_scheduled++] = mine[i];
   const cudaStream_t on = cuda_stream(stream);
   // All lists are made before any is used: one without room breaks the call before a row is written.
   if (Status s = status_of(launch_prepare(mine[0], {scheduled.data(), num_scheduled}, zeroed, on), "attend: launching prepare");
       !s.ok())
     return s;
-  for (std::size_t i = 0; i < args.size(); ++i)
-    if (Status s = status_of(kernel.attend(mine[i], plan, i, on), "attend: launching the kernel"); !s.ok()) return s;
+  for (const Step& step : steps_of(args.size(), divided)) {
+    gpu::AttendArgs& list = mine[step.list];
+    list.work.turn = step.turn;
+    if (Status s = status_of(kernel.attend(list, plan, step.list, on), "attend: launching the kernel"); !s.ok()) return s;
+  }
   return {};
 }
 

@@ -74,6 +74,21 @@ struct Outcome {
   unsigned long long rows_written = 0;  ///< output rows (token x query head), summed over kernels
 };
 
+/// When a kernel runs, of those that serve the lists of a call.
+enum class Turn : std::int32_t {
+  alone,   ///< after whatever is before it
+  first,   ///< of the long list, on its multiprocessors; lets the next start
+  beside,  ///< of the short list, on the others; lets the next start
+  last     ///< of the long list again, on those that become free
+};
+
+/// How multiprocessors are divided between two lists; see division.h.
+struct Division {
+  std::int32_t* units = nullptr;  ///< [1] that the long list begins with
+  std::int32_t all_units = 0;     ///< 0 = the lists are served one after the other
+  std::int32_t long_weight = 1;   ///< tiles of kShortKeys keys of the short list that are as much work as one of the long list's
+};
+
 /// Work for one kernel. Item i is slice i / num_kv_heads, KV head i % num_kv_heads; blocks draw items from `next_item`.
 struct WorkList {
   WorkSlice* slices = nullptr;         ///< [max_slices]
@@ -91,6 +106,8 @@ struct WorkList {
   std::int32_t max_slices = 0;
   std::int32_t max_merges = 0;
   std::int32_t max_partials = 0;
+  Turn turn = Turn::alone;
+  Division division;
 };
 
 struct AttendArgs {

@@ -57,6 +57,7 @@ WorkList work_list(const Plan& plan, std::byte* workspace, std::size_t index) {
   w.max_slices = narrow(list.max_slices);
   w.max_merges = narrow(list.max_merges);
   w.max_partials = narrow(list.max_partials);
+  w.division.units = reinterpret_cast<std::int32_t*>(workspace + at.units);
   return w;
 }
 

@@ -11,6 +11,7 @@
 #include "backend/gpu/args.h"
 #include "backend/gpu/block_scan.h"
 #include "backend/gpu/checked_lengths.h"
+#include "backend/gpu/division.h"
 #include "backend/gpu/tiles.h"
 
 namespace quire::gpu {
@@ -21,14 +22,20 @@ constexpr int kPartSizes = 9;                ///< that are tried: from what the 
 
 /// What all requests ask for.
 struct Load {
-  std::int64_t key_tiles = 0;  ///< see key_tiles_of()
-  std::int32_t unsound = 0;    ///< requests whose lengths break a rule
-  QUIRE_DEVICE Load operator+(const Load& o) const { return {key_tiles + o.key_tiles, unsound + o.unsound}; }
-  QUIRE_DEVICE Load from(int lane) const {
-    const auto bits = static_cast<std::uint64_t>(key_tiles);
+  std::int64_t key_tiles = 0;    ///< see key_tiles_of()
+  std::int64_t short_tiles = 0;  ///< see division.h
+  std::int32_t unsound = 0;      ///< requests whose lengths break a rule
+  QUIRE_DEVICE Load operator+(const Load& o) const {
+    return {key_tiles + o.key_tiles, short_tiles + o.short_tiles, unsound + o.unsound};
+  }
+  QUIRE_DEVICE static std::int64_t shuffled(std::int64_t value, int lane) {
+    const auto bits = static_cast<std::uint64_t>(value);
     const std::uint64_t low = shuffle(static_cast<std::uint32_t>(bits), lane);
     const std::uint64_t high = shuffle(static_cast<std::uint32_t>(bits >> 32), lane);
-    return {static_cast<std::int64_t>(high << 32 | low),
+    return static_cast<std::int64_t>(high << 32 | low);
+  }
+  QUIRE_DEVICE Load from(int lane) const {
+    return {shuffled(key_tiles, lane), shuffled(short_tiles, lane),
             static_cast<std::int32_t>(shuffle(static_cast<std::uint32_t>(unsound), lane))};
   }
 };
@@ -111,7 +118,9 @@ QUIRE_DEVICE Load load_of(const AttendArgs& a, ScheduleBlock& block) {
   for (std::int32_t req = thread_index(); req < a.num_reqs; req += kScheduleThreads) {
     const CheckedLengths n = checked_lengths(a, req);
     if (!n.sound) mine.unsound = 1;
-    if (n.sound) mine.key_tiles += key_tiles_of(a, tiles_of(a, static_cast<std::int32_t>(n.query_len)), n.context_len);
+    if (!n.sound) continue;
+    mine.key_tiles += key_tiles_of(a, tiles_of(a, static_cast<std::int32_t>(n.query_len)), n.context_len);
+    mine.short_tiles += short_tiles_of(a, n.query_len, n.context_len);
   }
   block.loads.exclusive(mine);
   return block.loads.total();
@@ -287,6 +296,7 @@ QUIRE_DEVICE void schedule(const AttendArgs& a, SharedArea shared) {
   if (!room) atomic_set(&a.outcome->broken, 1);
   *a.work.num_slices = room ? static_cast<std::int32_t>(done.places.slices.value) : 0;
   *a.work.next_item = 0;
+  if (a.work.division.all_units > 0) *a.work.division.units = units_for_long(load.key_tiles, load.short_tiles, a.work.division);
 }
 
 }  // namespace quire::gpu

@@ -33,6 +33,6 @@ cudaError_t launch(const gpu::AttendArgs& args, const Plan& plan, std::size_t li
 
 }  // namespace
 
-const KernelEntry kMmaEntry = {"cuda_mma", launch, nullptr, nullptr};
+const KernelEntry kMmaEntry = {"cuda_mma", launch, nullptr, nullptr, nullptr};
 
 }  // namespace quire::cuda

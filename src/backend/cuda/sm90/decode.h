@@ -18,6 +18,7 @@
 #include "backend/cuda/sm90/decode_copy.h"
 #include "backend/cuda/sm90/decode_tiles.h"
 #include "backend/cuda/sm90/merge_segment.h"
+#include "backend/cuda/sm90/turns.h"
 
 namespace quire::cuda::sm90 {
 
@@ -324,12 +325,12 @@ struct DecodeWork : DecodeTiles<T, Memory> {
 #pragma unroll
           for (int other = 1; other < kGroups; ++other)
             if (tiles > other) take_over(state, other, found_parity[other]), found_parity[other] ^= 1;
-        hopper::wait_for_dependencies();  // nothing was written so far
+        if (a.work.turn == gpu::Turn::alone) hopper::wait_for_dependencies();  // nothing was written so far
         if (*static_cast<volatile const std::int32_t*>(&a.outcome->broken) == 0) finish_piece(state, w);
       }
       Memory::arrive_warp(shared.job_free[jobs.stage()]);
     }
-    hopper::wait_for_dependencies();
+    end_turn(a);
   }
 };
 
@@ -343,8 +344,9 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
     hopper::prefetch_map(&maps.k), hopper::prefetch_map(&maps.v);
     Memory::init_barriers(shared);
   }
-  if (!count_tiles<Memory::kThreads>(a, shared.row)) {  // prepare says so, too
-    hopper::wait_for_dependencies();
+  const int blocks = begin_decode_turn<Memory::kBlocks>(a);
+  if (static_cast<int>(blockIdx.x) >= blocks || !count_tiles<Memory::kThreads>(a, shared.row)) {  // prepare says so, too
+    end_turn(a);
     return;
   }
   const int warp = static_cast<int>(threadIdx.x) / 32 - Memory::kWorkers / 32;
@@ -354,9 +356,8 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
   } else {
     if constexpr (Memory::kMoveRegisters) hopper::keep_registers<Memory::kCopyRegisters>();
     if (warp < Memory::kCopyWarps)
-      DecodeCopy<Memory>{a, maps, shared, warp}.run(
-          Pieces(a, shared.row, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)));
-    hopper::wait_for_dependencies();
+      DecodeCopy<Memory>{a, maps, shared, warp}.run(Pieces(a, shared.row, static_cast<int>(blockIdx.x), blocks));
+    end_turn(a);
   }
 #endif
 }

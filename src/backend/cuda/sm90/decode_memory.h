@@ -60,7 +60,7 @@ struct DecodeMemory {
   using Tile = typename Tiles::Tile;
   static constexpr int kDim = Tiles::kDim, kHalves = kDim / 64, kRows = kRows_;
   static constexpr int kGroups = Tiles::template groups<kRows>(), kBlocks = Tiles::template blocks<kRows>();
-  static constexpr int kCopyWarps = kGroups == 1 ? 1 : 2;
+  static constexpr int kCopyWarps = kGroups == 1 ? Tiles::kCopyWarps : 2;
   /// Several warpgroups take registers that the copying ones give up, which only a whole warpgroup can.
   static constexpr bool kMoveRegisters = kGroups > 1;
   static constexpr int kWorkers = 128 * kGroups, kThreads = kWorkers + (kMoveRegisters ? 128 : 32 * kCopyWarps);

@@ -49,6 +49,8 @@ struct Fp8Tiles {
     return kRows == 8 && kDim <= 128 ? 3 : 1;
   }
 
+  static constexpr int kCopyWarps = 1;  ///< of blocks of one warpgroup: half as many boxes, and no registers for more warps
+
   struct Tile {
     Byte boxes[kBoxes][kTileKeys * kRowBytes];
   };

@@ -40,6 +40,19 @@ Server server_of(const gpu::AttendArgs& args, const Plan& plan, std::size_t list
   return args.head_dim == 256 && is_fp8(args.cache_k.dtype) ? Server::generic : Server::mma;
 }
 
+/// Decode keeps memory busy and prefill the tensor cores. In this order, each launch starting before the one ahead of it is done:
+/// prefill on the multiprocessors that are its, decode on those that it leaves, prefill again on those that decode leaves. A
+/// block of either fills what the other would need, so none of them shares a multiprocessor.
+bool divide(std::span<gpu::AttendArgs> args, const Plan& plan) {
+  if (server_of(args[0], plan, 0) != Server::decode || server_of(args[1], plan, 1) != Server::prefill) return false;
+  // What took an H200 as long (docs/kernels/sm90_prefill.md, "Beside decode").
+  gpu::Division& division = args[1].work.division;
+  division.all_units = static_cast<std::int32_t>(plan.lists[1].num_blocks);
+  division.long_weight = args[1].head_dim == 256 ? 3 : 7;
+  args[0].work.division = division;
+  return true;
+}
+
 bool deals_itself(const gpu::AttendArgs& args, const Plan& plan, std::size_t list) {
   return server_of(args, plan, list) == Server::decode;
 }
@@ -86,6 +99,6 @@ cudaError_t launch(const gpu::AttendArgs& args, const Plan& plan, std::size_t li
 }  // namespace
 }  // namespace sm90
 
-const KernelEntry kSm90Entry = {"cuda_sm90", sm90::launch, sm90::deals_itself, sm90::reshape};
+const KernelEntry kSm90Entry = {"cuda_sm90", sm90::launch, sm90::divide, sm90::deals_itself, sm90::reshape};
 
 }  // namespace quire::cuda

@@ -36,6 +36,10 @@ struct PlainTiles {
     return kRows == 8 && kDim <= 128 ? 2 : 1;
   }
 
+  /// Of blocks of one warpgroup. A warp that copies a page of 16 a box is the limit where blocks are few for the memory (beside
+  /// prefill): 100 cycles a box, 16 boxes a tile.
+  static constexpr int kCopyWarps = 2;
+
   struct Tile {
     Byte boxes[kBoxes][kBoxBytes];
   };

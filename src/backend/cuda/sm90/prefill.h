@@ -18,6 +18,7 @@
 #include "backend/cuda/sm90/careful_rows.h"
 #include "backend/cuda/sm90/prefill_convert.h"
 #include "backend/cuda/sm90/prefill_copy.h"
+#include "backend/cuda/sm90/turns.h"
 #include "backend/cuda/sm90/wgmma.h"
 
 namespace quire::cuda::sm90 {
@@ -616,7 +617,7 @@ __global__ void __launch_bounds__(PrefillMemory<kDim, kCodes>::kThreads, 1)
     hopper::fence_barrier_init();
   }
   hopper::sync_cluster();
-  hopper::wait_for_dependencies();
+  if (!begin_turn(a)) return;
   const int rank = hopper::rank_in_cluster();
   if (threadIdx.x >= Memory::kWorkers) {
     hopper::keep_registers<Memory::kCopyRegisters>();
@@ -625,6 +626,7 @@ __global__ void __launch_bounds__(PrefillMemory<kDim, kCodes>::kThreads, 1)
     hopper::take_registers<Memory::kWorkRegisters>();
     Prefill<T, kDim, kCodes>{a, maps, shared, rank}.work_all();
   }
+  end_turn(a);
   hopper::sync_cluster();  // the other block copies into this one's memory and arrives at its barriers
 #endif
 }
