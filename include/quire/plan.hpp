@@ -147,6 +147,7 @@ struct DeviceList {
   /// Softmax weights of its rows may be rounded to the type of the query before they meet V (docs/numerics.md, "Rounded
   /// weights").
   bool rounded_weights = false;
+  bool beside = false;  ///< is served at the same time as the list before it, on multiprocessors of its own
   bool operator==(const DeviceList&) const = default;
 };
 

@@ -94,6 +94,23 @@ std::int64_t sm90_decode_rows(const Plan& plan) {
   return plan.problem.group() > kShortTileRows || (most > kShortTileRows && most <= wide) ? wide : kShortTileRows;
 }
 
+/// Two launches more, and decode that waits for prefill to begin, cost up to 9 us (H200, 32 x 1k with 256 on 256: 68 us for 59),
+/// and the shorter of the two is what can be saved. So a call is long enough for both if it would take 100 us to read what it
+/// reads at 4.5 TB/s and compute what it computes at 600 TFLOP/s. Decode from fp8 caches needs all multiprocessors to convert
+/// what memory delivers: nothing is idle.
+bool is_worth_dividing(const Plan& plan) {
+  if (is_fp8(plan.problem.kv_dtype)) return false;
+  const Bounds& b = plan.bounds;
+  const auto heads = static_cast<double>(plan.problem.num_q_heads), dim = static_cast<double>(plan.problem.head_dim);
+  const auto most_keys = static_cast<double>(b.max_seq_len);
+  const bool known = plan.assumptions.empty();
+  const double bytes = known ? static_cast<double>(plan.kv_bytes)
+                             : 2 * static_cast<double>(b.num_reqs * plan.problem.num_kv_heads) * most_keys * dim *
+                                   static_cast<double>(itemsize(plan.problem.kv_dtype));
+  const double flops = known ? plan.flops : 4 * static_cast<double>(b.num_tokens) * heads * dim * most_keys;
+  return bytes / 4.5e12 + flops / 600e12 >= 100e-6;
+}
+
 /// Decode rows, no more than fit a tile (a longer request breaks the call), and the rest; all rows are the rest where a group
 /// fits no such tile. Decode blocks count merges in one place each and keep two partial results, for which one item a block makes
 /// room. The rest goes to prefill where its weights may be rounded.
@@ -110,6 +127,7 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
   if (has_decode && plan.bounds.max_query_len * plan.problem.group() <= decode.max_rows) return {decode};
   rest.min_rows = has_decode ? decode.max_rows : 0;
   if (prefill) make_prefill_list(rest, plan);
+  rest.beside = has_decode && prefill && is_worth_dividing(plan);
   return has_decode ? std::vector{decode, rest} : std::vector{rest};
 }
 

@@ -155,7 +155,7 @@ Body body_of(const Plan& plan, const DeviceList& list) {
 }
 
 bool runs_at_the_same_time(const Plan& plan) {
-  if (plan.kernel != "cuda_sm90" || plan.lists.size() != 2) return false;
+  if (plan.kernel != "cuda_sm90" || plan.lists.size() != 2 || !plan.lists[1].beside) return false;
   const Body first = body_of(plan, plan.lists[0]), second = body_of(plan, plan.lists[1]);
   return (first == Body::sm90_decode || first == Body::sm90_wide) && second == Body::sm90_prefill;
 }

@@ -150,6 +150,23 @@ TEST(DeviceLists, PrefillOnHopperRoundsWeightsUnlessToldNotTo) {
   }
 }
 
+// Long calls with rows of both kinds serve both lists at the same time; the others gain nothing by it.
+TEST(DeviceLists, DecodeBesidePrefillWhereThereIsEnoughOfBoth) {
+  const Device sm90 = find_device("sm90").value();
+  const auto is_beside = [&](const char* line, const PlanSettings& settings = {}) {
+    const Plan p = plan(parse_problem_line(line)->problem, sm90, settings).value();
+    EXPECT_FALSE(p.lists[0].beside) << line;
+    return p.lists.size() == 2 && p.lists[1].beside;
+  };
+  EXPECT_TRUE(is_beside("q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191,2048@6144"));
+  EXPECT_TRUE(is_beside("q=f16 kv=f16 heads=16:2 d=256 page=16 reqs=64x1@8191,2048@6144"));
+  EXPECT_FALSE(is_beside("q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=32x1@1000,256@256")) << "short";
+  EXPECT_FALSE(is_beside("q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191")) << "decode alone";
+  EXPECT_FALSE(is_beside("q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=64x1@8191,2048@6144")) << "fp8";
+  EXPECT_FALSE(is_beside("q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191,2048@6144", {.exact_weights = true}));
+  EXPECT_FALSE(is_beside("q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191,2048@6144", {.kernel = "cuda_mma"}));
+}
+
 // A query row of a group that fits no tile of decode is no decode row: prefill takes all rows, and nothing is launched for
 // others.
 TEST(DeviceLists, LargeGroupsOnHopperHaveOneList) {
