@@ -192,20 +192,24 @@ TEST(DeviceLists, LargeGroupsOnHopperHaveOneList) {
   }
 }
 
-// Where tensors do not suit prefill's copies, the device makes cuda_mma's lower tiles in the room of the list.
+// Where tensors do not suit prefill's copies, the device makes lower tiles in the room of the list: cuda_mma's, or cuda_generic's
+// for fp8 caches at head_dim 256.
 TEST(DeviceLists, ThePrefillListHasRoomForLowerTiles) {
   std::mt19937 random(15);
   int seen = 0;
   for (int round = 0; round < 200; ++round) {
     Problem p = some_problem(random);
-    p.head_dim = 128;
+    const bool generic = round % 2 != 0;
+    p.head_dim = generic ? 256 : 128;
+    if (generic) p.q_dtype = DType::bf16, p.kv_dtype = DType::fp8_e4m3fn;
+    const std::int64_t lowest = generic ? 16 : 64;
     const Plan plan = quire::plan(p, find_device("sm90").value()).value();
     if (plan.lists.size() != 2 || !plan.lists[1].rounded_weights) continue;
     ++seen;
     const DeviceList& list = plan.lists[1];
     std::int64_t tiles = 0;
     for (const Request& r : p.reqs)
-      if (r.query_len * p.group() > list.min_rows) tiles += (r.query_len * p.group() + 63) / 64;
+      if (r.query_len * p.group() > list.min_rows) tiles += (r.query_len * p.group() + lowest - 1) / lowest;
     EXPECT_LE(tiles, list.max_slices) << to_string(p);
     EXPECT_GE(list.tile_rows, 64);
   }
