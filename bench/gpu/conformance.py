@@ -2,8 +2,9 @@
 """Asks the GPU at hand everything that Quire knows to ask, with `quire verify`, and writes one JSON.
 
 usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] [--only NAMES] [--count N] [--python-tests DIR]
-                      [--seed N] [--caches NAMES]
-       --only: sections by name, with commas between them; --count: that many lines instead of the 240 and 160 below
+                      [--seed N] [--caches NAMES] [--jobs N]
+       --only: sections by name, with commas between them; --count: that many lines instead of the 240 and 160 below; --jobs: as many
+       `quire verify` at once, by default one for each two processors: the reference is what takes long
 
   hazards      all hazard cases by the planned kernel, with power: every planted fault must be caught
   notes        the notes' 48 cases, full size (3 minutes: the fp64 reference runs on the CPU)
@@ -15,8 +16,10 @@ usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] 
 """
 import argparse
 import collections
+import concurrent.futures
 import datetime
 import json
+import os
 import random
 import re
 import subprocess
@@ -98,6 +101,11 @@ def in_lines(lines: "list[str]") -> "list[str]":
     return [word for line in lines for word in ("--line", line)]
 
 
+def by_lines(lines: "list[str]", pieces: int) -> "list[list[str]]":
+    """Arguments of that many calls, or fewer, which ask for all lines."""
+    return [in_lines(lines[i::pieces]) for i in range(min(pieces, len(lines)))]
+
+
 def verify(quire: str, *arguments: str) -> dict:
     run = subprocess.run([quire, "verify", "--json", *arguments], capture_output=True, text=True, check=False)
     if run.returncode not in (0, 1):
@@ -156,27 +164,30 @@ def main() -> int:
     parser.add_argument("--python-tests")
     parser.add_argument("--caches", type=lambda names: names.split(","), default=[])
     parser.add_argument("--seed", type=int, default=1, help="of the random lines for cuda_sm90")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2))
     args = parser.parse_args()
+    # Of each section, the arguments of its calls of `quire verify`.
+    of_decode, of_prefill = sm90_lines(args.count or 240, args.seed), prefill_lines(args.count or 160, args.seed, args.caches)
     sections = {
-        "hazards": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "hazards")],
-        "random": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "random", "--no-power")],
-        "mma_hazards": lambda: [
-            *(verify(args.quire, "--backend", "cuda_mma", "--no-power", *types, *dims) for types, dims in MMA_TYPES),
-            verify(args.quire, "--backend", "cuda_mma", "--no-power", *in_lines(MMA_BATCHES))],
-        "sm90": lambda: [verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(sm90_lines(args.count or 240, args.seed)))],
-        "prefill": lambda: [
-            verify(args.quire, "--backend", "cuda_sm90", "--no-power", *in_lines(prefill_lines(args.count or 160, args.seed, args.caches))),
-            verify(args.quire, "--backend", "cuda", "--no-power", "--types", "bf16,f16", "--dims", "64,128,256")],
-        "notes": lambda: [verify(args.quire, "--backend", "cuda", "--matrix", "notes", "--no-power")],
+        "hazards": [["--backend", "cuda", "--matrix", "hazards"]],
+        "random": [["--backend", "cuda", "--matrix", "random", "--no-power"]],
+        "mma_hazards": [["--backend", "cuda_mma", "--no-power", *asked]
+                        for asked in [*(types + dims for types, dims in MMA_TYPES), in_lines(MMA_BATCHES)]],
+        "sm90": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_decode, 2 * args.jobs)],
+        "prefill": [["--backend", "cuda", "--no-power", "--types", "bf16,f16", "--dims", "64,128,256"],
+                    *(["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_prefill, 2 * args.jobs))],
+        "notes": [["--backend", "cuda", "--matrix", "notes", "--no-power"]],
     }
     if args.without_notes:
         del sections["notes"]
     if args.only:
         sections = {name: sections[name] for name in args.only.split(",")}
     report = {"device": device(), "date": datetime.date.today().isoformat(), "commit": args.commit, "seed": args.seed}
-    for name, run in sections.items():
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        report[name] = summary(run())
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        running = {name: [pool.submit(verify, args.quire, *words) for words in calls] for name, calls in sections.items()}
+        for name, verdicts in running.items():
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            report[name] = summary([verdict.result() for verdict in verdicts])
     if args.python_tests:
         print("python ...", file=sys.stderr, flush=True)
         sections["python"] = report["python"] = python_tests(args.python_tests)
