@@ -1,14 +1,14 @@
 // Times attend() on a CUDA device: the whole call, as captured in a CUDA graph and replayed.
 //
-// usage: attend_cuda [--kernel NAME] [--check] [--key-value] [--offset BYTES] LINE...
+// usage: attend_cuda [--kernel NAME] [--check] [--key-value] [--invariant] [--offset BYTES] LINE...
 //        LINE: a problem line (docs/problem_line.md), layout nhd or hnd
 //
 // N(0,1) data, pages in random order, K and V in as many copies as exceed the L2 cache several times, used in turn. The output is
 // compared with cuda_generic's, another implementation, on the same data: "agrees" if no element is further off than both may be
 // together (bound_of()), "repeats" if the first call and one after the timed ones gave the same bits. --key-value: the cache of
 // the next line holds the context alone and this step's rows come from `key` and `value`. --offset: K and V begin so many bytes
-// after a multiple of 2 MiB, in all lines that follow. Prints one JSON object, with the bandwidth of a plain read measured in the
-// same run.
+// after a multiple of 2 MiB, in all lines that follow. --invariant: so are the plans of the next line (batch_invariant). Prints
+// one JSON object, with the bandwidth of a plain read measured in the same run.
 // --check: times nothing, but asks whether 20 repeats give the same bits, whether a graph captured once is right when it is
 // replayed after every request has become shorter by up to 40 tokens of context, and whether an infinite value that half of a
 // request's rows see leaves the other half as it was.
@@ -168,7 +168,7 @@ double read_ceiling() {
 /// How the lines that follow are asked.
 struct Asked {
   std::string kernel;
-  bool key_value = false;
+  bool key_value = false, invariant = false;
   std::int64_t offset = 0;
 };
 
@@ -240,8 +240,9 @@ struct Prepared {
   std::span<std::byte> workspace;
 };
 /// As an engine plans, which knows how long its longest request is, and no more.
-Prepared prepare(const Work& w, const Problem& problem, const std::string& kernel) {
+Prepared prepare(const Work& w, const Problem& problem, const std::string& kernel, bool invariant) {
   PlanSettings settings;
+  settings.batch_invariant = invariant;
   settings.kernel = kernel;
   settings.max_query_len = problem.max_query_len();
   settings.max_seq_len = problem.max_seq_len();
@@ -317,7 +318,8 @@ bool make_a_value_infinite(const Work& w, const Problem& p) {
 void check_line(const std::string& text, const Asked& asked, bool first) {
   const ProblemLine line = must(parse_problem_line(text));
   const Work w = make_work(line, asked);
-  const Prepared p = prepare(w, line.problem, asked.kernel), other = prepare(w, line.problem, "cuda_generic");
+  const Prepared p = prepare(w, line.problem, asked.kernel, asked.invariant),
+                 other = prepare(w, line.problem, "cuda_generic", false);
   Batch again = w.batch;
   again.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 99);
   const auto run = [&](const Prepared& how, const Batch& batch, cudaStream_t stream) {
@@ -376,7 +378,8 @@ std::string served_by(const Prediction& prediction) {
 void run_line(const std::string& text, const Asked& asked, double ceiling, bool first) {
   const ProblemLine line = must(parse_problem_line(text));
   const Work w = make_work(line, asked);
-  const Prepared p = prepare(w, line.problem, asked.kernel), other = prepare(w, line.problem, "cuda_generic");
+  const Prepared p = prepare(w, line.problem, asked.kernel, asked.invariant),
+                 other = prepare(w, line.problem, "cuda_generic", false);
   Batch check = w.batch, once = w.batch;
   check.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 99);
   once.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 98);
@@ -403,16 +406,17 @@ void run_line(const std::string& text, const Asked& asked, double ceiling, bool 
         static_cast<double>(keys * line.problem.num_kv_heads * line.problem.head_dim * itemsize(line.problem.kv_dtype) * 2);
   }
   const double flops = 4.0 * static_cast<double>(line.problem.visible_pairs() * line.problem.num_q_heads * line.problem.head_dim);
-  const Plan known = must(plan(line.problem, p.plan.device, {.kernel = asked.kernel}));
+  const Plan known = must(plan(line.problem, p.plan.device, {.kernel = asked.kernel, .batch_invariant = asked.invariant}));
   std::printf(
-      "%s\n  {\"line\": \"%s\", \"key_value\": %s, \"asked_kernel\": \"%s\", \"kernel\": \"%s\", \"us\": %.2f, \"predicted_us\": "
+      "%s\n  {\"line\": \"%s\", \"key_value\": %s, \"batch_invariant\": %s, \"asked_kernel\": \"%s\", \"kernel\": \"%s\", "
+      "\"us\": %.2f, \"predicted_us\": "
       "%.2f, "
       "\"kv_tb_per_s\": %.3f, \"of_read\": %.3f, \"tflop_per_s\": %.1f, \"agrees\": %s, \"repeats\": %s, "
       "\"max_difference_from_generic\": %.3g, \"max_output\": %.3g, \"served_by\": [%s]}",
-      first ? "" : ",", text.c_str(), asked.key_value ? "true" : "false", asked.kernel.c_str(), p.plan.kernel.c_str(), ms * 1000,
-      predict(known).seconds * 1e6, kv_bytes / ms * 1e-9, kv_bytes / ms * 1e-9 / ceiling, flops / ms * 1e-9,
-      outside == 0 ? "true" : "false", repeats ? "true" : "false", static_cast<double>(off), static_cast<double>(largest),
-      served_by(predict(known)).c_str());
+      first ? "" : ",", text.c_str(), asked.key_value ? "true" : "false", asked.invariant ? "true" : "false",
+      asked.kernel.c_str(), p.plan.kernel.c_str(), ms * 1000, predict(known).seconds * 1e6, kv_bytes / ms * 1e-9,
+      kv_bytes / ms * 1e-9 / ceiling, flops / ms * 1e-9, outside == 0 ? "true" : "false", repeats ? "true" : "false",
+      static_cast<double>(off), static_cast<double>(largest), served_by(predict(known)).c_str());
   std::fflush(stdout);
 }
 
@@ -442,12 +446,14 @@ int main(int argc, char** argv) {
       asked.offset = std::atoll(argv[++i]);
     else if (word == "--key-value")
       asked.key_value = true;
+    else if (word == "--invariant")
+      asked.invariant = true;
     else if (word == "--check")
       check = true;
     else {
       check ? check_line(word, asked, first) : run_line(word, asked, ceiling, first);
       free_line();
-      asked.key_value = first = false;
+      asked.key_value = asked.invariant = first = false;
     }
   }
   std::printf("\n]}\n");

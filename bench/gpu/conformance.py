@@ -75,21 +75,24 @@ def sm90_lines(count: int, seed: int) -> "list[str]":
     for i in range(count):
         dtype, kv_heads = pick.choice(["bf16", "f16"]), pick.choice([1, 2, 3, 8])
         dim = pick.choice([64, 128, 256])
-        group = pick.choice([1, 2, 3, 4, 5, 7, 8, 8, 12, 16] if dim == 256 else [1, 2, 3, 4, 5, 7, 8, 8, 12, 16, 20, 32])
-        longest = max(1, pick.choice([8, 8, 16 if dim == 256 else 32]) // group)  # query rows that still are decode's
+        group = pick.choice([1, 2, 3, 4, 5, 7, 8, 8, 12, 16, 20, 32, pick.choice([33, 48, 64, 65, 100, 128])])
+        kv_heads = min(kv_heads, 64 // group + 1)  # the fp64 reference has to answer, too
+        longest = max(1, pick.choice([8, 8, 16, 32, 64, 128]) // group)  # query rows that still are decode's
         context = lambda: pick.choice([0, 1, 15, 63, 64, pick.randrange(200), pick.randrange(3000)])  # noqa: E731
         reqs = [f"{pick.randint(1, 6)}x{pick.randint(1, longest)}@{context()}" for _ in range(pick.randint(1, 4))]
         if pick.random() < 0.2:  # few segments of many parts
             kv_heads, reqs = pick.choice([1, 2]), [f"1x{pick.randint(1, longest)}@{pick.randrange(4000, 20000)}"]
         if pick.random() < 0.2:
             reqs.append(f"{pick.randint(9, 90)}@{context()}")
+        if pick.random() < 0.1:  # more requests than the row of tiles has entries, few of them with rows
+            reqs.append(f"{pick.randint(1020, 1100)}x0@{context()}")
         if pick.random() < 0.25:
             length = context()
             reqs.append(f"{longest}@{length}/{pick.randint(length, length + longest)}")
         options = [f"window={pick.choice([1, 7, 64, 100, 1000])}"] * pick.choice([0, 0, 1]) + ["alibi=1"] * pick.choice([0, 0, 1])
         options += ["cap=5"] * pick.choice([0, 0, 0, 1]) + ["sinks=1"] * pick.choice([0, 0, 1]) + ["lse=1"]
         cache = pick.choice([dtype, dtype, "fp8_e4m3fn", "fp8_e5m2"])
-        if cache != dtype:
+        if cache != dtype or pick.random() < 0.3:
             options += [f"{scale}={kind}" for scale in ("kscale", "vscale") if (kind := pick.choice(["none", "tensor", "head"])) != "none"]
         lines.append(f"q={dtype} kv={cache} heads={kv_heads * group}:{kv_heads} d={dim} "
                      f"page={pick.choice([8, 16, 16, 24, 32, 48, 64, 80, 128])} layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} "

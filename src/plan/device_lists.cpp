@@ -87,11 +87,11 @@ void make_prefill_list(DeviceList& list, const Plan& plan) {
   list.rounded_weights = true;
 }
 
-/// Score rows of cuda_sm90's decode tiles, by which its instances differ: wide ones where a group does not fit a narrow one, or
-/// where all requests of the plan fit a wide one and not all a narrow one (speculative decoding).
-std::int64_t sm90_decode_rows(const Plan& plan) {
-  const std::int64_t most = plan.bounds.max_query_len * plan.problem.group(), wide = sm90_wide_rows(plan.problem.head_dim);
-  return plan.problem.group() > kShortTileRows || (most > kShortTileRows && most <= wide) ? wide : kShortTileRows;
+/// Whether cuda_sm90's prefill takes long requests: its weights are rounded, and of 16-bit caches it knows no scales.
+bool has_rounded_prefill(const Plan& plan) {
+  const Problem& p = plan.problem;
+  const bool scaled = p.k_scale != ScaleKind::none || p.v_scale != ScaleKind::none;
+  return !plan.exact_weights && !plan.batch_invariant && (is_fp8(p.kv_dtype) || !scaled);
 }
 
 /// Two launches more, and decode that waits for prefill to begin, cost up to 9 us (H200, 32 x 1k with 256 on 256: 68 us for 59),
@@ -111,23 +111,40 @@ bool is_worth_dividing(const Plan& plan) {
   return bytes / 4.5e12 + flops / 600e12 >= 100e-6;
 }
 
-/// Decode rows, no more than fit a tile (a longer request breaks the call), and the rest; all rows are the rest where a group
-/// fits no such tile. Decode blocks count merges in one place each and keep two partial results, for which one item a block makes
-/// room. The rest goes to prefill where its weights may be rounded.
-std::vector<DeviceList> sm90_lists(const Plan& plan) {
-  DeviceList rest = mma_lists(plan).back();
-  if (plan.batch_invariant) return {rest};
-  const bool prefill = !plan.exact_weights;
-  const bool has_decode = plan.problem.group() <= sm90_wide_rows(plan.problem.head_dim);
+/// cuda_sm90's decode, without its number of blocks. Narrow tiles, or wide ones: where a group does not fit a narrow one, or
+/// where all requests of the plan fit the slices of wide ones and not all a narrow tile (speculative decoding).
+DeviceList sm90_decode_list(const Plan& plan) {
+  const std::int64_t wide = sm90_wide_rows(plan.problem.head_dim), both = wide * kSm90WideGroups;
+  const std::int64_t most = plan.bounds.max_query_len * plan.problem.group();
+  const std::int64_t limit = has_rounded_prefill(plan) ? kSm90RowsBesidePrefill : kSm90SlicedRows;
   DeviceList decode;
-  decode.tile_rows = decode.max_rows = sm90_decode_rows(plan);
   decode.tile_keys = kMmaTileKeys;
+  if (plan.batch_invariant) {  // the same tiles for all rows of all plans
+    decode.tile_rows = wide;
+    decode.max_rows = kMaxInt32;
+    decode.split_keys = kSm90SplitKeys;
+  } else if (plan.problem.group() > kShortTileRows || (most > kShortTileRows && most <= limit)) {
+    decode.tile_rows = most <= wide ? wide : both;
+    decode.max_rows = limit;
+  } else {
+    decode.tile_rows = decode.max_rows = kShortTileRows;
+  }
+  return decode;
+}
+
+/// Decode rows (a longer request breaks the call), and the rest; all rows are the rest where a group is no decode's. Decode
+/// blocks count merges in a place each, or each of two warpgroups does, and keep two partial results, for which one item a block
+/// makes room. The rest goes to prefill where its weights may be rounded.
+std::vector<DeviceList> sm90_lists(const Plan& plan) {
+  DeviceList decode = sm90_decode_list(plan);
   decode.num_blocks = decode.target_items =
       plan.num_threads * sm90_decode_blocks(plan.problem.head_dim, itemsize(plan.problem.kv_dtype), decode.tile_rows);
+  const bool has_decode = plan.problem.group() <= decode.max_rows;
   if (has_decode && plan.bounds.max_query_len * plan.problem.group() <= decode.max_rows) return {decode};
+  DeviceList rest = mma_lists(plan).back();
   rest.min_rows = has_decode ? decode.max_rows : 0;
-  if (prefill) make_prefill_list(rest, plan);
-  rest.beside = has_decode && prefill && is_worth_dividing(plan);
+  if (has_rounded_prefill(plan)) make_prefill_list(rest, plan);
+  rest.beside = has_decode && has_rounded_prefill(plan) && is_worth_dividing(plan);
   return has_decode ? std::vector{decode, rest} : std::vector{rest};
 }
 
@@ -151,15 +168,17 @@ std::int64_t lowest_tile_rows(const DeviceList& list, const Plan& plan) {
 void set_capacities(DeviceList& list, const Plan& plan) {
   const Bounds& bounds = plan.bounds;
   const std::int64_t kv_heads = plan.problem.num_kv_heads;
-  const std::int64_t tiles =
-      bounds.num_tokens * plan.problem.group() / lowest_tile_rows(list, plan) + std::min(bounds.num_reqs, bounds.num_tokens);
+  const bool decode = plan.kernel == "cuda_sm90" && is_sm90_decode(list);
+  // Where the device deals parts of fixed size itself, requests without rows have numbers, too.
+  const std::int64_t with_rows = decode ? bounds.num_reqs : std::min(bounds.num_reqs, bounds.num_tokens);
+  const std::int64_t tiles = bounds.num_tokens * plan.problem.group() / lowest_tile_rows(list, plan) + with_rows;
+  const std::int64_t taller = decode ? std::max<std::int64_t>(1, kTallTileRows / list.tile_rows) : 1;  // cuda_mma's tiles
   if (list.split_keys == 0) {
     const std::int64_t room = ceil_div(list.target_items, kv_heads);
     list.max_slices = tiles + 2 * room;
-    list.max_merges = room;
+    list.max_merges = decode && list.tile_rows != kShortTileRows ? kSm90WideGroups * room : room;
     list.max_partials = 2 * room * kv_heads;
-    const bool wide = plan.kernel == "cuda_sm90" && list.tile_rows == sm90_wide_rows(plan.problem.head_dim);
-    if (wide) list.max_partials *= kTallTileRows / list.tile_rows;  // cuda_mma's tiles are taller
+    if (decode && list.tile_rows != kShortTileRows) list.max_partials *= taller;
     return;
   }
   std::int64_t parts = std::max<std::int64_t>(1, ceil_div(bounds.max_seq_len, list.split_keys));
@@ -169,7 +188,7 @@ void set_capacities(DeviceList& list, const Plan& plan) {
   }
   list.max_slices = tiles * parts;
   list.max_merges = parts > 1 ? tiles : 0;
-  list.max_partials = parts > 1 ? tiles * parts * kv_heads : 0;
+  list.max_partials = parts > 1 ? tiles * parts * kv_heads * taller : 0;
 }
 
 Status too_large(const char* what, std::int64_t value) {

@@ -11,15 +11,25 @@ namespace quire::plan_detail {
 inline constexpr std::int64_t kShortTileRows = 8;
 inline constexpr std::int64_t kTallTileRows = 64;
 inline constexpr std::int64_t kMmaTileKeys = 64;
-/// Of cuda_sm90's wide decode tiles, as its registers allow; the narrow ones have kShortTileRows.
+/// Of cuda_sm90's wide decode tiles, for each of two warpgroups, as registers allow; the narrow ones have kShortTileRows.
 constexpr std::int64_t sm90_wide_rows(std::int64_t head_dim) { return head_dim == 256 ? 16 : 32; }
+inline constexpr std::int64_t kSm90WideGroups = 2;
+/// Score rows of a request that it takes beside a prefill kernel that rounds weights, which is faster from there on; and, in
+/// slices of tiles, where there is none.
+inline constexpr std::int64_t kSm90RowsBesidePrefill = 32;
+inline constexpr std::int64_t kSm90SlicedRows = 128;
+/// Keys of a part of its batch_invariant plans: a part costs some 4 us beside its tiles, and a request of 8k with 8 KV heads is
+/// to be worked on by more than a few blocks.
+inline constexpr std::int64_t kSm90SplitKeys = 2048;
+/// Key tiles in a share of its wide tiles, at least.
+inline constexpr std::int64_t kSm90WideShare = 8;
+/// Whether a list of a cuda_sm90 plan is for its decode kernel.
+inline bool is_sm90_decode(const DeviceList& list) { return list.min_rows == 0 && !list.rounded_weights; }
 /// Its blocks of a multiprocessor, which src/backend/cuda/sm90/ makes room for: as many as keep up with memory.
 constexpr std::int64_t sm90_decode_blocks(std::int64_t head_dim, std::int64_t cache_itemsize, std::int64_t tile_rows) {
   if (tile_rows != kShortTileRows || head_dim > 128) return 1;
   return cache_itemsize == 1 ? 3 : 2;
 }
-/// Requests whose tiles it counts; with more, cuda_mma serves decode rows.
-inline constexpr std::int64_t kSm90MostReqs = 1024;
 /// Of cuda_generic's tiles.
 inline constexpr std::int64_t kGenericTileRows = 16;
 inline constexpr std::int64_t kGenericTileKeys = 64;

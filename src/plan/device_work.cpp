@@ -5,6 +5,7 @@
 #include <functional>
 #include <queue>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "plan/device_lists.h"
@@ -101,27 +102,86 @@ class Dealer {
   Unit busiest_;
 };
 
-/// Equal shares of all tiles, one a block.
-void count_shares(const Plan& plan, const DeviceList& list, const Cuts& cuts, ListWork& work) {
-  std::int64_t all = 0;
-  for (const Request& r : plan.problem.reqs)
-    if (cuts.row_tiles(r) > 0) all += cuts.tile(r, 0).key_tiles * plan.problem.num_kv_heads;
-  if (all == 0) return;
-  const std::int64_t share = (all - 1) / list.num_blocks + 1;
-  std::vector<std::int64_t> pieces(static_cast<std::size_t>(list.num_blocks), 0);
-  std::int64_t at = 0;
-  for (const Request& r : plan.problem.reqs) {
-    if (cuts.row_tiles(r) == 0) continue;
-    const std::int64_t tiles = cuts.tile(r, 0).key_tiles;
-    for (std::int64_t head = 0; head < plan.problem.num_kv_heads; ++head, at += tiles) {
-      const std::int64_t first = at / share, last = (at + tiles - 1) / share;
-      for (std::int64_t block = first; block <= last; ++block) ++pieces[static_cast<std::size_t>(block)];
-      work.items += last - first + 1;
-      work.merges += last > first ? 1 : 0;
-    }
+/// What shares.h deals: segments of tiles, in a row of places.
+class Shares {
+ public:
+  Shares(const Plan& plan, const DeviceList& list)
+      : part_tiles_(list.split_keys / list.tile_keys),
+        of_piece_(part_tiles_ > 0 ||
+                          static_cast<std::int64_t>(plan.problem.reqs.size()) * plan.problem.num_kv_heads >= 2 * list.num_blocks
+                      ? 1
+                      : 0),
+        least_share_(list.tile_rows == kShortTileRows ? 1 : kSm90WideShare),
+        blocks_(static_cast<std::size_t>(list.num_blocks)) {}
+
+  std::int64_t places(const RowTile& tile, std::int64_t tile_keys) const {
+    return tile.key_tiles + of_piece_ * parts(tile.key_begin / tile_keys, tile.key_tiles);
   }
-  work.busiest_tiles = share;
-  work.busiest_items = *std::max_element(pieces.begin(), pieces.end());
+  void set_share(std::int64_t places) { share_ = std::max((places - 1) / list_blocks() + 1, least_share_); }
+
+  void deal(const RowTile& tile, std::int64_t tile_keys, ListWork& work) {
+    const std::int64_t first = tile.key_begin / tile_keys;
+    std::int64_t pieces = 0;
+    if (part_tiles_ > 0) {
+      for (std::int64_t at = first, end = first + tile.key_tiles; at < end; ++pieces) {
+        const std::int64_t cut = std::min((at / part_tiles_ + 1) * part_tiles_, end);
+        give(at_ / share_, cut - at);
+        at_ += cut - at + of_piece_;
+        at = cut;
+      }
+    } else {
+      at_ += of_piece_;
+      for (std::int64_t end = at_ + tile.key_tiles; at_ < end; ++pieces) {
+        const std::int64_t cut = std::min((at_ / share_ + 1) * share_, end);
+        give(at_ / share_, cut - at_);
+        at_ = cut;
+      }
+    }
+    work.items += pieces;
+    work.merges += pieces > 1 ? 1 : 0;
+  }
+  /// Of the block with most to do, a piece counting as a tile.
+  void finish(ListWork& work) const {
+    const auto busiest = std::max_element(blocks_.begin(), blocks_.end(), [](const Load& a, const Load& b) {
+      return std::pair(a.tiles + a.pieces, a.pieces) < std::pair(b.tiles + b.pieces, b.pieces);
+    });
+    work.busiest_tiles = busiest->tiles, work.busiest_items = busiest->pieces;
+  }
+
+ private:
+  struct Load {
+    std::int64_t tiles = 0, pieces = 0;
+  };
+  std::int64_t list_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
+  std::int64_t parts(std::int64_t first, std::int64_t tiles) const {
+    return part_tiles_ == 0 ? 1 : (first + tiles - 1) / part_tiles_ - first / part_tiles_ + 1;
+  }
+  void give(std::int64_t block, std::int64_t tiles) {
+    Load& load = blocks_[static_cast<std::size_t>(block)];
+    load.tiles += tiles, ++load.pieces;
+  }
+
+  std::int64_t part_tiles_, of_piece_, least_share_, share_ = 1, at_ = 0;
+  std::vector<Load> blocks_;
+};
+
+/// Calls visit(slice) for every segment in the order of the row.
+template <typename Visit>
+void for_each_segment(const Plan& plan, const Cuts& cuts, Visit&& visit) {
+  for (const Request& r : plan.problem.reqs)
+    for (std::int64_t head = 0, slices = cuts.row_tiles(r); head < plan.problem.num_kv_heads; ++head)
+      for (std::int64_t i = slices - 1; i >= 0; --i) visit(cuts.tile(r, i));
+}
+
+/// Equal shares of all places, one a block.
+void count_shares(const Plan& plan, const DeviceList& list, const Cuts& cuts, ListWork& work) {
+  Shares shares(plan, list);
+  std::int64_t all = 0;
+  for_each_segment(plan, cuts, [&](const RowTile& tile) { all += shares.places(tile, list.tile_keys); });
+  if (all == 0) return;
+  shares.set_share(all);
+  for_each_segment(plan, cuts, [&](const RowTile& tile) { shares.deal(tile, list.tile_keys, work); });
+  shares.finish(work);
 }
 
 void count_items(const Plan& plan, const DeviceList& list, const Cuts& cuts, Dealer dealer, ListWork& work) {
@@ -149,8 +209,7 @@ Body body_of(const Plan& plan, const DeviceList& list) {
   const Body of_mma = list.tile_rows == kShortTileRows ? Body::mma_short : Body::mma_tall;
   if (plan.kernel == "cuda_mma") return of_mma;
   if (list.rounded_weights) return Body::sm90_prefill;
-  const bool decode = list.max_rows == list.tile_rows;  // a request is one tile
-  if (!decode || plan.bounds.num_reqs > kSm90MostReqs) return of_mma;
+  if (!is_sm90_decode(list)) return of_mma;
   return list.tile_rows == kShortTileRows ? Body::sm90_decode : Body::sm90_wide;
 }
 

@@ -49,13 +49,12 @@ std::vector<std::string> refuses_all_but_sm90_shapes(const Problem& problem, con
         formatted("kv is {}, expected {} (as q), fp8_e4m3fn or fp8_e5m2", name(problem.kv_dtype), name(problem.q_dtype)));
   if (problem.head_dim != 64 && problem.head_dim != 128 && problem.head_dim != 256)
     reasons.push_back(formatted("d is {}, expected 64, 128 or 256", problem.head_dim));
-  const std::int64_t widest = plan_detail::kPrefillRows / 2;  // tiles of prefill hold whole groups
+  // Tiles of prefill hold whole groups.
+  const std::int64_t widest = std::min(plan_detail::kSm90SlicedRows, plan_detail::kPrefillRows / 2);
   if (problem.group() > widest) reasons.push_back(formatted("group is {}, expected at most {}", problem.group(), widest));
   if (problem.layout != CacheLayout::nhd && problem.layout != CacheLayout::hnd)
     reasons.push_back(formatted("layout is {}, expected nhd or hnd", name(problem.layout)));
   if (problem.page_size % 8 != 0) reasons.push_back(formatted("page is {}, expected a multiple of 8", problem.page_size));
-  if (!fp8 && (problem.k_scale != ScaleKind::none || problem.v_scale != ScaleKind::none))
-    reasons.push_back(formatted("k_scale or v_scale is given, expected none where kv is {}", name(problem.kv_dtype)));
   if (device.sm != 90) reasons.push_back(formatted("needs sm90, device {} is not", device.name));
   return reasons;
 }

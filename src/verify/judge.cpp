@@ -115,6 +115,12 @@ bool Judge::failed() const {
   return std::any_of(results_.begin(), results_.end(), [](const CheckResult& r) { return r.state == CheckState::fail; });
 }
 
+std::string Judge::first_failure() const {
+  for (const CheckResult& r : results_)
+    if (r.state == CheckState::fail) return r.text;
+  return {};
+}
+
 bool Judge::wants_lse() const { return p_.c.batch.lse.present() && !target_.skip.contains("lse"); }
 
 Written Judge::call(const AttendCase& attend, Spread spread) const {
@@ -311,6 +317,11 @@ void Judge::judge_slices(const std::string& check, std::int64_t chunk) {
   const Written w = call(one_by_one, Spread::contiguous);
   const std::string what = chunk > 0 ? formatted("requests in chunks of {}", chunk) : std::string("requests one by one");
   if (!w.status.ok()) return report(check, CheckState::fail, what + ": the call failed: " + w.status.message());
+  if (target_.invariant && whole.status.ok()) {  // the same bits everywhere may be wrong everywhere
+    Judge values(target_, p_, {"values", "lse"});
+    values.judge_values(whole, "values", "lse");
+    if (values.failed()) return report(check, CheckState::fail, "the plan for the same bits: " + values.first_failure());
+  }
   if (w.same_bits(whole)) return report(check, CheckState::pass, {});
   std::string text = difference(p_.c.batch.output, whole.out, w.out, "output");
   if (text.empty()) text = difference(p_.c.batch.lse, whole.lse, w.lse, "lse");

@@ -40,6 +40,7 @@ class Judge {
 
   bool refused() const { return refused_; }
   bool failed() const;
+  std::string first_failure() const;
   /// Checks in the order of check_names(); status, kernel, reason and counts. `seconds` is the caller's to know.
   CaseResult result() const;
 

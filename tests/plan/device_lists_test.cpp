@@ -167,16 +167,16 @@ TEST(DeviceLists, DecodeBesidePrefillWhereThereIsEnoughOfBoth) {
   EXPECT_FALSE(is_beside("q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191,2048@6144", {.kernel = "cuda_mma"}));
 }
 
-// A query row of a group that fits no tile of decode is no decode row: prefill takes all rows, and nothing is launched for
-// others.
+// A query row of a group that fits no tile of decode is prefill's where its weights may be rounded: it takes all rows, and
+// nothing is launched for others. Elsewhere decode takes it in slices.
 TEST(DeviceLists, LargeGroupsOnHopperHaveOneList) {
   const Device sm90 = find_device("sm90").value();
   const auto planned = [&](const char* line, const PlanSettings& settings = {}) {
     return plan(parse_problem_line(line)->problem, sm90, settings).value();
   };
   for (const auto& [line, tile_rows] : {std::pair{"q=f16 kv=f16 heads=64:1 d=128 page=32 reqs=100@5,3x1@99", 256},
-                                        std::pair{"q=f16 kv=f16 heads=96:2 d=64 page=32 reqs=1@5", 192},
-                                        std::pair{"q=f16 kv=f16 heads=20:1 d=256 page=32 reqs=1@5", 240},
+                                        std::pair{"q=f16 kv=f16 heads=192:2 d=64 page=32 reqs=1@5", 192},
+                                        std::pair{"q=f16 kv=f16 heads=40:1 d=256 page=32 reqs=1@5", 240},
                                         std::pair{"q=bf16 kv=fp8_e4m3fn heads=100:1 d=64 page=32 reqs=2@5", 200},
                                         std::pair{"q=f16 kv=f16 heads=100:1 d=64 page=32 reqs=2@5", 200}}) {
     const Plan p = planned(line);
@@ -186,10 +186,33 @@ TEST(DeviceLists, LargeGroupsOnHopperHaveOneList) {
     EXPECT_EQ(p.lists[0].min_rows, 0) << line;
     EXPECT_TRUE(rounds_weights(p, 1)) << line;
     const Plan exact = planned(line, {.exact_weights = true});
-    ASSERT_EQ(exact.lists.size(), 1u) << line;
     EXPECT_FALSE(rounds_weights(exact, 1)) << line;
-    EXPECT_EQ(exact.lists[0].tile_rows, 64) << line;
+    EXPECT_EQ(exact.lists[0].tile_rows, p.problem.head_dim == 256 ? 32 : 64) << line;
+    EXPECT_EQ(exact.lists[0].max_rows, 128) << line;
   }
+  for (const char* line : {"q=f16 kv=fp8_e4m3fn heads=128:1 d=128 page=32 reqs=3x1@99",
+                           "q=f16 kv=f16 heads=128:1 d=128 page=32 reqs=3x1@99 vscale=head",
+                           "q=f16 kv=fp8_e5m2 heads=32:8 d=64 page=32 reqs=3x32@99"}) {
+    const Plan p = planned(line, {.exact_weights = true});
+    ASSERT_EQ(p.kernel, "cuda_sm90") << line;
+    ASSERT_EQ(p.lists.size(), 1u) << line;
+    EXPECT_EQ(p.lists[0].tile_rows, 64) << line;
+    EXPECT_FALSE(rounds_weights(p, p.bounds.max_query_len)) << line;
+  }
+}
+
+// What a row gets must depend neither on the plan's other requests nor on how long they are.
+TEST(DeviceLists, HopperHasTheSameTilesForAllBatchInvariantPlans) {
+  const Device sm90 = find_device("sm90").value();
+  for (const char* heads : {"heads=8:8", "heads=32:8", "heads=96:1"})
+    for (const char* rest : {"reqs=1@5", "reqs=3x1@50000,7@80", "reqs=4000@0,1@5", "reqs=2000x1@7"}) {
+      const std::string line = std::string("q=bf16 kv=fp8_e4m3fn d=128 page=16 ") + heads + " " + rest;
+      const Plan p = plan(parse_problem_line(line)->problem, sm90, {.batch_invariant = true}).value();
+      ASSERT_EQ(p.kernel, "cuda_sm90") << line;
+      ASSERT_EQ(p.lists.size(), 1u) << line;
+      const DeviceList& list = p.lists[0];
+      EXPECT_TRUE(list.tile_rows == 32 && list.split_keys == 2048 && list.min_rows == 0 && list.max_rows > 1 << 30) << line;
+    }
 }
 
 // Where tensors do not suit prefill's copies, the device makes lower tiles in the room of the list: cuda_mma's, or cuda_generic's
@@ -230,11 +253,11 @@ TEST(DeviceLists, BlocksThatDealThemselvesHaveTheirPlaces) {
     const bool narrow = list.tile_rows == 8;
     seen_wide += narrow ? 0 : 1;
     EXPECT_EQ(list.num_blocks, (!narrow ? 1 : itemsize(p.kv_dtype) == 1 ? 3 : 2) * 132) << "as many as a device holds at once";
-    EXPECT_TRUE(narrow || list.tile_rows == 32) << list.tile_rows;
+    EXPECT_TRUE(narrow || list.tile_rows == 32 || list.tile_rows == 64) << list.tile_rows;
     EXPECT_TRUE(p.group() <= list.tile_rows) << "one new token is decode's";
-    EXPECT_LE(list.num_blocks, list.max_merges * p.num_kv_heads);
-    EXPECT_LE(2 * list.num_blocks, list.max_partials / (narrow ? 1 : 2)) << "or cuda_mma's tiles of 64 rows";
-    EXPECT_EQ(list.max_rows, list.tile_rows) << "longer rows belong to the other list, or break the call";
+    EXPECT_LE(list.num_blocks * (narrow ? 1 : 2), list.max_merges * p.num_kv_heads) << "a counter for each of two warpgroups";
+    EXPECT_LE(2 * list.num_blocks, list.max_partials * list.tile_rows / (narrow ? 8 : 64)) << "or cuda_mma's tiles of 64 rows";
+    EXPECT_EQ(list.max_rows, narrow ? 8 : 32) << "longer rows belong to the other list, or break the call";
   }
   EXPECT_GT(seen, 50);
   EXPECT_GT(seen_wide, 20);

@@ -5,6 +5,8 @@
 #include <set>
 #include <string>
 
+#include "plan/device_lists.h"
+#include "plan/device_work.h"
 #include "quire/plan.hpp"
 
 namespace quire {
@@ -41,6 +43,46 @@ TEST(Predict, EqualSharesOfDecodeTiles) {
   EXPECT_EQ(p.lists[0].merges, static_cast<std::int64_t>(cut_segments.size()));
   EXPECT_GT(cuts, 100);
   EXPECT_DOUBLE_EQ(p.lists[0].read_bytes, 2.0 * 8 * 128 * 2 * 64 * 8192);
+}
+
+// Where blocks have several segments, a piece takes a place beside its tiles: who has many short requests has fewer tiles.
+TEST(Predict, PiecesOfDecodeCountAsTiles) {
+  const Plan planned = plan_of(kShape + "256x1@10,64x1@8191");
+  const Prediction p = predict(planned);
+  ASSERT_EQ(p.lists.size(), 1u) << p.why_not;
+  const std::int64_t places = 256 * 8 * 2 + 64 * 8 * 129, blocks = planned.lists[0].num_blocks, share = (places - 1) / blocks + 1;
+  EXPECT_LE(p.lists[0].busiest_tiles + p.lists[0].busiest_items, share + 1)
+      << "a share may cut a segment that the one before began";
+  EXPECT_GE(p.lists[0].busiest_tiles + p.lists[0].busiest_items, share);
+}
+
+// Two slices of 64 rows: twice the tiles, and K and V counted once.
+TEST(Predict, SlicesOfScoreRows) {
+  const auto with_rows = [](const char* heads) {
+    const Plan p = plan(parse_problem_line(std::string("q=bf16 kv=fp8_e4m3fn d=128 page=16 reqs=8x1@8191 ") + heads)->problem,
+                        find_device("sm90").value(), {.exact_weights = true})
+                       .value();
+    plan_detail::ListWork work;
+    EXPECT_TRUE(plan_detail::count_work(p, p.lists.at(0), plan_detail::body_of(p, p.lists[0]), {}, work));
+    EXPECT_EQ(plan_detail::body_of(p, p.lists[0]), plan_detail::Body::sm90_wide);
+    return work;
+  };
+  const plan_detail::ListWork one = with_rows("heads=64:1"), two = with_rows("heads=128:1");
+  EXPECT_EQ(one.busiest_tiles, (8 * 128 - 1) / 132 + 1);
+  EXPECT_EQ(two.busiest_tiles, (16 * 128 - 1) / 132 + 1);
+  EXPECT_EQ(one.read_bytes, two.read_bytes);
+}
+
+// batch_invariant: cut every 2048 keys, 32 tiles, and dealt out whole.
+TEST(Predict, PartsOfFixedSize) {
+  const Plan p =
+      plan(parse_problem_line(kShape + "3x1@5000")->problem, find_device("sm90").value(), {.batch_invariant = true}).value();
+  plan_detail::ListWork work;
+  ASSERT_TRUE(plan_detail::count_work(p, p.lists.at(0), plan_detail::body_of(p, p.lists[0]), {}, work));
+  EXPECT_EQ(work.items, 3 * 8 * 3) << "5001 keys are 79 tiles";
+  EXPECT_EQ(work.merges, 3 * 8);
+  EXPECT_EQ(work.busiest_tiles, 32) << "72 parts on 132 blocks";
+  EXPECT_EQ(work.busiest_items, 1);
 }
 
 TEST(Predict, TilesOfCausalPrefill) {

@@ -50,11 +50,10 @@ TEST(Select, HopperKernelRefusesWithReasons) {
        "kv is fp8_e4m3fnuz, expected bf16 (as q), fp8_e4m3fn or fp8_e5m2"},
       {"q=bf16 kv=bf16 heads=8:2 d=192 page=16 reqs=1@9", "d is 192, expected 64, 128 or 256"},
       {"q=bf16 kv=fp8_e5m2 heads=258:2 d=128 page=16 reqs=1@9", "group is 129, expected at most 128"},
+      {"q=bf16 kv=fp8_e5m2 heads=258:2 d=256 page=16 reqs=1@9", "group is 129, expected at most 128"},
       {"q=bf16 kv=bf16 heads=258:2 d=128 page=16 reqs=1@9", "group is 129, expected at most 128"},
       {"q=bf16 kv=bf16 heads=8:2 d=128 page=16 layout=packed reqs=1@9", "layout is packed, expected nhd or hnd"},
-      {"q=bf16 kv=bf16 heads=8:2 d=128 page=20 reqs=1@9", "page is 20, expected a multiple of 8"},
-      {"q=bf16 kv=bf16 heads=8:2 d=128 page=16 kscale=head reqs=1@9",
-       "k_scale or v_scale is given, expected none where kv is bf16"}};
+      {"q=bf16 kv=bf16 heads=8:2 d=128 page=20 reqs=1@9", "page is 20, expected a multiple of 8"}};
   for (const auto& [line, reason] : refused) {
     const Plan p = plan(parse(line), find_device("sm90").value()).value();
     EXPECT_NE(p.kernel, "cuda_sm90") << line;
@@ -67,6 +66,8 @@ TEST(Select, HopperKernelRefusesWithReasons) {
                                "q=bf16 kv=bf16 heads=64:2 d=128 page=48 reqs=1@9",
                                "q=f16 kv=fp8_e4m3fn heads=16:1 d=256 page=24 reqs=2@9",
                                "q=bf16 kv=fp8_e5m2 heads=66:2 d=256 page=16 reqs=1@9",
+                               "q=bf16 kv=fp8_e4m3fn heads=256:2 d=256 page=16 reqs=3@9",
+                               "q=bf16 kv=bf16 heads=8:2 d=128 page=16 kscale=head vscale=tensor reqs=1@9",
                                "q=bf16 kv=bf16 heads=256:2 d=128 page=16 reqs=1@9"};
   for (const char* line : taken) EXPECT_EQ(plan(parse(line), find_device("sm90").value())->kernel, "cuda_sm90") << line;
   const Plan on_sm100 = plan(kDecode, find_device("sm100").value()).value();

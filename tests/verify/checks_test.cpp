@@ -149,6 +149,27 @@ TEST(Checks, DisabledOnesAreNotMade) {
   EXPECT_FALSE(by_name(result).contains("canaries"));
 }
 
+// Bits that are the same alone and in a batch may be wrong in both.
+TEST(Checks, ThePlanForTheSameBitsIsJudgedByItsValues) {
+  for (const float off : {0.0f, 1.0f}) {
+    Target target = right_target();
+    target.batch_invariant = true;
+    target.invariant = [=, right = target.attend](const Case& c, std::string& kernel) {
+      if (Status s = right(c, kernel); !s.ok()) return s;
+      const Tensor& o = c.batch.output;
+      for (std::int64_t token = 0; token < o.shape[0]; ++token) static_cast<float*>(o.data)[token * o.stride[0]] += off;
+      return Status();
+    };
+    Result<Prepared> p = prepare(entry("q=f32 heads=2 d=4 page=4 reqs=3@30,1@7 lse=1"));
+    ASSERT_TRUE(p.ok());
+    const CheckResult alone = by_name(judge(target, p.value(), asked_checks(target, {}))).at("alone");
+    EXPECT_EQ(alone.state, off == 0.0f ? CheckState::pass : CheckState::fail) << alone.text;
+    if (off != 0.0f) {
+      EXPECT_THAT(alone.text, HasSubstr("the plan for the same bits: "));
+    }
+  }
+}
+
 // A sample of the rows is compared; every row must be written and finite all the same.
 TEST(Samples, AreStratifiedAndNameRealRows) {
   const Problem p = parse_problem_line("q=f32 heads=1 d=1 page=32 reqs=880@430,1@929,539@613").value().problem;

@@ -106,6 +106,7 @@ struct WorkList {
   std::int32_t max_slices = 0;
   std::int32_t max_merges = 0;
   std::int32_t max_partials = 0;
+  std::int32_t max_parts = 1;  ///< of a tile, with split_keys
   Turn turn = Turn::alone;
   Division division;
 };

@@ -1,4 +1,4 @@
-// The instances of decode.h: query type x head_dim x (cache of the same type, fp8) x rows. Budget: 2 x 3 x 2 x 2 = 24 kernels.
+// The instances of decode.h: query type x head_dim x (cache of the same type, fp8) x rows of a warpgroup. Budget: 2 x 3 x 2 x 2 = 24 kernels.
 #include "backend/cuda/sm90/decode.h"
 
 #include "backend/cuda/dependent_launch.h"
@@ -28,9 +28,11 @@ cudaError_t start(const Launch& launch) {
 
 template <typename T, typename Tiles>
 cudaError_t start(const Launch& launch) {
-  if (launch.args.work.tile_rows == 8) return start<T, Tiles, 8>(launch);
   constexpr int kWideRows = static_cast<int>(plan_detail::sm90_wide_rows(Tiles::kDim));
-  if (launch.args.work.tile_rows == kWideRows) return start<T, Tiles, kWideRows>(launch);
+  static_assert(DecodeMemory<Tiles, kWideRows>::kGroups == plan_detail::kSm90WideGroups);
+  const int rows = launch.args.work.tile_rows;
+  if (rows == 8) return start<T, Tiles, 8>(launch);
+  if (rows == kWideRows || rows == kWideRows * plan_detail::kSm90WideGroups) return start<T, Tiles, kWideRows>(launch);
   return cudaErrorInvalidValue;
 }
 

@@ -1,4 +1,4 @@
-// Decode on Hopper: up to kRows score rows (query rows x group) of one request and KV head against its keys, 64 at a time.
+// Decode on Hopper: slices of score rows (query rows x group) of one request and KV head against its keys, 64 at a time.
 //
 // Roles: decode_memory.h. A warpgroup multiplies by wgmma with keys and dims as the 64 rows of the matrix unit and score rows as
 // its columns ("swap-AB"), so that 8 rows waste nothing:
@@ -9,9 +9,8 @@
 // where the first half of the columns of P^T are the high parts of the weights and the second the low ones. plain_tiles.h and
 // fp8_tiles.h say where K and V^T come from.
 //
-// Weights enter in two 16-bit parts as in cuda_mma. Work: shares.h. What not all rows see is kept out of the second product and
-// added in f32, so that 0 x NaN cannot reach a row that does not see the NaN. (Rows of visible pages that no row sees are copied
-// and not used; no other memory of the cache is read.)
+// Weights enter in two 16-bit parts as in cuda_mma. Work: shares.h. 0 x NaN reaches nobody: decode_tiles.h. (Rows of visible
+// pages that no row sees are copied and not used; no other memory of the cache is read.)
 #pragma once
 
 #include "backend/cuda/mma/finish.h"
@@ -30,6 +29,7 @@ struct DecodeWork : DecodeTiles<T, Memory> {
   using Fold::add_value;
   using Fold::base_of;
   using Fold::exact_weights;
+  using Fold::first_row;
   using Fold::fold_tile;
   using Fold::fresh_row;
   using Fold::group;
@@ -39,6 +39,7 @@ struct DecodeWork : DecodeTiles<T, Memory> {
   using Fold::kHalves;
   using Fold::kRows;
   using Fold::load_query;
+  using Fold::num_rows;
   using Fold::refer_to;
   using Fold::shared;
   using Fold::sync_group;
@@ -49,7 +50,16 @@ struct DecodeWork : DecodeTiles<T, Memory> {
   using typename Fold::Tiles;
   using typename Fold::Weight;
 
-  // --- the end of a piece ---
+  // --- the end of a piece: by the first warpgroup, or by each for its rows ---
+
+  __device__ bool by_rows(const DecodeJob& w) const { return Memory::kByRows && w.by_rows; }
+  __device__ int end_index() const { return Memory::kByRows ? group : 0; }
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) % 128; }
+  /// Rows of a partial result's place, and this warpgroup's first among all places.
+  __device__ int place_rows() const { return Memory::kSlices ? a.work.tile_rows : kRows; }
+  __device__ std::int64_t rows_before(const DecodeJob& w) const {
+    return static_cast<std::int64_t>(w.parts.place(w.parts.part)) * place_rows() + first_row(w) - w.item.slice.row_begin;
+  }
 
   /// High and low parts as one, in the high parts' place. Where a value was infinite the low parts say nothing.
   __device__ static void combine_parts(State& state) {
@@ -120,10 +130,10 @@ struct DecodeWork : DecodeTiles<T, Memory> {
   /// Accumulators to this part's place in the workspace, straight from registers: eight lanes fill 32 bytes.
   __device__ void keep_values(const State& state, const DecodeJob& w) const {
     const Place me;
-    const std::int64_t place = static_cast<std::int64_t>(w.parts.place(w.parts.part)) * kRows;
+    const std::int64_t place = rows_before(w);
 #pragma unroll
     for (int q = 0; q < kColumns; ++q) {
-      if (me.column(q) >= w.item.slice.row_end) continue;
+      if (me.column(q) >= num_rows(w)) continue;
       float* const row = a.work.partial_acc + (place + me.column(q)) * kDim;
 #pragma unroll
       for (int half = 0; half < kHalves; ++half)
@@ -135,48 +145,55 @@ struct DecodeWork : DecodeTiles<T, Memory> {
   /// Maximum and sum of this piece's rows, once all warps have published their sums.
   __device__ void keep_states(const State& state, float2* to) const {
     const Place me;
-    if (threadIdx.x >= 4) return;
+    const auto& sums = shared.sums[end_index()];
+    if (thread() >= 4) return;
 #pragma unroll
     for (int q = 0; q < kColumns; q += 2)
       *reinterpret_cast<float4*>(to + me.column(q)) =
-          make_float4(state.max[q], sum_of(shared.sums, me.column(q)), state.max[q + 1], sum_of(shared.sums, me.column(q + 1)));
+          make_float4(state.max[q], sum_of(sums, me.column(q)), state.max[q + 1], sum_of(sums, me.column(q + 1)));
   }
 
   /// True in every thread of the warpgroup that completes the last part of the segment. One thread's fence stands for all: the
   /// barriers make it cumulative (PTX ISA, "Memory Consistency Model", causality order).
   __device__ bool is_last_part(const DecodeJob& w) const {
+    int& last = shared.last[end_index()];
+    const int of_rows = by_rows(w) && group > 0 ? static_cast<int>(gridDim.x) : 0;  // a counter a block for these rows
     __syncwarp();
-    if (threadIdx.x == 0) {
+    if (thread() == 0) {
       __threadfence();
-      shared.last = atomicAdd(a.work.parts_done + w.parts.first_block, 1) == w.parts.count - 1;
+      last = atomicAdd(a.work.parts_done + w.parts.counter + of_rows, 1) == w.parts.count - 1;
       __threadfence();
     }
     sync_group();
-    return shared.last != 0;
+    return last != 0;
   }
 
   /// States of rows to what scales them, their place, and lse.
   __device__ void end_rows(const DecodeJob& w) const {
     sync_group();  // states are there
-    const int row = threadIdx.x;
-    if (row < w.item.slice.row_end) {
-      const float2 state = shared.states[row];
-      const mma::OutputRow end = mma::finish_row(a, w.item, row, mma::natural_state<Weight>(state.x, state.y), true);
-      shared.ends[row] = {end.offset, end.factor};
+    const int row = thread();
+    if (row < num_rows(w)) {
+      const float2 state = shared.states[end_index()][row];
+      const mma::OutputRow end =
+          mma::finish_row(a, w.item, first_row(w) + row, mma::natural_state<Weight>(state.x, state.y), true);
+      shared.ends[end_index()][row] = {end.offset, end.factor};
     }
     sync_group();
   }
-  __device__ mma::OutputRow end_of(int row) const { return {shared.ends[row].offset, shared.ends[row].factor}; }
+  __device__ mma::OutputRow end_of(int row) const {
+    const typename Memory::RowEnd& end = shared.ends[end_index()][row];
+    return {end.offset, end.factor};
+  }
 
   /// Rows of a segment that is whole.
   __device__ void write_rows(const State& state, const DecodeJob& w) const {
     const Place me;
-    keep_states(state, shared.states);
+    keep_states(state, shared.states[end_index()]);
     end_rows(w);
     auto* const output = static_cast<std::uint16_t*>(a.output);
 #pragma unroll
     for (int q = 0; q < kColumns; ++q) {
-      if (me.column(q) >= w.item.slice.row_end) continue;
+      if (me.column(q) >= num_rows(w)) continue;
       const mma::OutputRow to = end_of(me.column(q));
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
@@ -196,26 +213,31 @@ struct DecodeWork : DecodeTiles<T, Memory> {
   /// Rows of a segment from its parts.
   __device__ void merge_rows(const DecodeJob& w) const {
     static_assert(sizeof(shared.weights[0]) == sizeof(float2[kPartsStaged][kRows]));
-    const SegmentMerge<T, kDim, kRows, Tiles::kPartsAtOnce> merge{a, w.item, w.parts,
-                                                                  reinterpret_cast<float2(*)[kRows]>(shared.weights[0])};
+    const SegmentMerge<T, kDim, kRows, Tiles::kPartsAtOnce> merge{a,
+                                                                  num_rows(w),
+                                                                  place_rows(),
+                                                                  first_row(w) - w.item.slice.row_begin,
+                                                                  w.parts,
+                                                                  reinterpret_cast<float2(*)[kRows]>(shared.weights[group])};
 #pragma unroll 1
     for (int chunk = 0; chunk < merge.chunks(); ++chunk) {
-      const float4 total = merge.fold(chunk, shared.states, [this] { sync_group(); });
+      const float4 total = merge.fold(chunk, shared.states[end_index()], [this] { sync_group(); });
       end_rows(w);  // those of later chunks are not right yet
       merge.store(total, chunk, end_of(merge.row_of(chunk)));
     }
   }
 
-  // --- this step's rows beside a cache of another type: at most kRows keys, in f32 ---
+  // --- this step's rows where they are not in the tiles: in f32 ---
 
   /// Logit of key `position` and row r in base 2; -inf where the row does not see the key.
   __device__ float fresh_logit(const DecodeJob& w, int position, int r) const {
-    const int q_pos = w.item.lengths.context_len + r / a.group;
+    const int row = first_row(w) + r, q_pos = w.item.lengths.context_len + row / a.group;
     const semantics::KeyRange seen = semantics::visible_range(q_pos, a.window);
-    if (r >= w.item.slice.row_end || position < seen.begin || position >= seen.end) return -INFINITY;
-    const int head = w.item.kv_head * a.group + r % a.group;
-    const auto* q = reinterpret_cast<const std::uint32_t*>(
-        static_cast<const std::uint16_t*>(a.query.data) + a.query.strides.row(0, head, w.item.lengths.first_token + r / a.group));
+    if (r >= num_rows(w) || position < seen.begin || position >= seen.end) return -INFINITY;
+    const int head = w.item.kv_head * a.group + row % a.group;
+    const auto* q =
+        reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint16_t*>(a.query.data) +
+                                               a.query.strides.row(0, head, w.item.lengths.first_token + row / a.group));
     const auto* k = reinterpret_cast<const std::uint32_t*>(fresh_row(a.key, w, position));
     float dot = 0.0f;
 #pragma unroll 4
@@ -228,15 +250,14 @@ struct DecodeWork : DecodeTiles<T, Memory> {
     return mma::kLog2e * semantics::score<mma::ShortTanh>(dot, a.score, slope, static_cast<float>(position - q_pos));
   }
 
-  /// By the first warpgroup, into values in real units.
-  __device__ void fold_fresh_rows(State& state, const DecodeJob& w) const {
+  /// Positions [begin, begin + count) of one tile, into values in real units.
+  __device__ void fold_fresh_rows(State& state, const DecodeJob& w, int begin, int count) const {
     const Place me;
-    const int count = w.span.any_end - w.item.lengths.cached_len;
     auto* const exact = exact_weights(0);
     sync_group();  // the weights of the last tile are used up
 #pragma unroll 1
-    for (int i = threadIdx.x; i < count * kRows; i += 128)
-      exact[i / kRows][i % kRows] = fresh_logit(w, w.item.lengths.cached_len + i / kRows, i % kRows);
+    for (int i = thread(); i < count * kRows; i += 128)
+      exact[i / kRows][i % kRows] = fresh_logit(w, begin + i / kRows, i % kRows);
     sync_group();
 #pragma unroll
     for (int q = 0; q < kColumns; ++q) {
@@ -258,41 +279,55 @@ struct DecodeWork : DecodeTiles<T, Memory> {
     sync_group();
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      const std::uint16_t* row = fresh_row(a.value, w, w.item.lengths.cached_len + i);
-      add_value(state, w, w.item.lengths.cached_len + i, [&](int dim) { return T::unpack(row[dim]).x; }, exact[i]);
+      const std::uint16_t* row = fresh_row(a.value, w, begin + i);
+      add_value(state, w, begin + i, [&](int dim) { return T::unpack(row[dim]).x; }, exact[i]);
+    }
+  }
+  __device__ void fold_fresh_rows(State& state, const DecodeJob& w) const {
+    const int cached_len = w.item.lengths.cached_len;
+#pragma unroll 1
+    for (int tile = max(w.first, cached_len / kTileKeys); tile < w.end; ++tile) {
+      const int begin = max(tile * kTileKeys, max(cached_len, w.span.any_begin));
+      fold_fresh_rows(state, w, begin, min((tile + 1) * kTileKeys, w.span.any_end) - begin);
     }
   }
 
-  /// By the first warpgroup: everything about the piece is in its state.
+  /// Everything about the piece, or this warpgroup's rows of it, is in the state.
   __device__ void finish_piece(State& state, const DecodeJob& w) const {
     const float v_scale = a.v_scale.at(w.item.kv_head, 1.0f);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) state.out[half][i] *= v_scale;
-    const bool has_end = w.parts.part == w.parts.count - 1;
-    if (!Tiles::kHoldFreshRows && has_end && w.item.lengths.cached_len < w.span.any_end) fold_fresh_rows(state, w);
+    if (!w.fresh_in_tiles && w.item.lengths.cached_len < w.span.any_end) [[unlikely]]
+      fold_fresh_rows(state, w);
     const bool split = w.parts.count > 1;
-    publish_sums(state, shared.sums);
+    publish_sums(state, shared.sums[end_index()]);
     if (split) keep_values(state, w);
     sync_group();  // all sums are there
     if (!split) {
       write_rows(state, w);
     } else {
-      const std::int64_t place = static_cast<std::int64_t>(w.parts.place(w.parts.part)) * kRows;
-      keep_states(state, reinterpret_cast<float2*>(a.work.partial_states) + place);
+      keep_states(state, reinterpret_cast<float2*>(a.work.partial_states) + rows_before(w));
       if (!is_last_part(w)) return;
       merge_rows(w);
     }
-    mma::count_rows(a, w.item);
+    if (thread() == 0) atomicAdd(&a.outcome->rows_written, static_cast<unsigned long long>(num_rows(w)));
   }
 
+  /// Tiles of a piece before this warpgroup's first.
+  __device__ int tiles_before(const DecodeJob& w, int group) const {
+    if constexpr (kGroups == 1) return 0;
+    return by_rows(w) ? 0 : group ^ w.turn;
+  }
   /// The tiles of a piece that are this warpgroup's.
   __device__ void fold_tiles(State& state, const DecodeJob& w, Ring& ring, int& turn) const {
+    static_assert(kGroups <= 2, "more would need more than one turn and parity");
     Ring mine = ring;
-    mine.advance(group);
+    const int before = tiles_before(w, group), step = by_rows(w) ? 1 : kGroups;
+    mine.advance(before);
 #pragma unroll 1
-    for (int tile = w.first + group; tile < w.end; tile += kGroups, mine.advance(kGroups), turn ^= 1)
+    for (int tile = w.first + before; tile < w.end; tile += step, mine.advance(step), turn ^= 1)
       fold_tile(state, w, tile, mine, kGroups == 1 ? mine.at & 1 : turn);
     if constexpr (kGroups == 1)
       ring = mine;
@@ -303,8 +338,8 @@ struct DecodeWork : DecodeTiles<T, Memory> {
   __device__ void run() const {
     Ring ring;
     typename Memory::JobRing jobs;
-    std::uint32_t found_parity[kGroups] = {};  // of those that took part
-    int turn = 0;                              // of the weights: those of the last piece may still be read
+    std::uint32_t found_parity = 0;  // of what one warpgroup tells the other
+    int turn = 0;                    // of the weights: those of the last piece may still be read
 #pragma unroll 1
     for (;; jobs.advance()) {
       hopper::wait(&shared.job_full[jobs.stage()], jobs.parity());
@@ -317,14 +352,12 @@ struct DecodeWork : DecodeTiles<T, Memory> {
       for (int q = 0; q < kColumns; ++q) state.max[q] = -INFINITY;
       fold_tiles(state, w, ring, turn);
       combine_parts(state);
-      if (group != 0) {
+      if (group != 0 && !by_rows(w)) {
         if constexpr (kGroups > 1)
-          if (tiles > group) hand_over(state, found_parity[0]), found_parity[0] ^= 1;
+          if (tiles > tiles_before(w, group)) hand_over(state, found_parity), found_parity ^= 1;
       } else {
         if constexpr (kGroups > 1)
-#pragma unroll
-          for (int other = 1; other < kGroups; ++other)
-            if (tiles > other) take_over(state, other, found_parity[other]), found_parity[other] ^= 1;
+          if (!by_rows(w) && tiles > tiles_before(w, 1)) take_over(state, 1, found_parity), found_parity ^= 1;
         if (a.work.turn == gpu::Turn::alone) hopper::wait_for_dependencies();  // nothing was written so far
         if (*static_cast<volatile const std::int32_t*>(&a.outcome->broken) == 0) finish_piece(state, w);
       }
@@ -345,8 +378,11 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
     Memory::init_barriers(shared);
   }
   const int blocks = begin_decode_turn<Memory::kBlocks>(a);
-  if (static_cast<int>(blockIdx.x) >= blocks || !count_tiles<Memory::kThreads>(a, shared.row)) {  // prepare says so, too
+  if (static_cast<int>(blockIdx.x) >= blocks) return end_turn(a);
+  const Places<Memory::kSlices> places(a, blocks);
+  if (!count_tiles<Memory::kThreads>(a, places, shared.row)) {
     end_turn(a);
+    if (threadIdx.x == 0) gpu::atomic_set(&a.outcome->broken, 1);  // prepare says so, too, but where there are too many parts
     return;
   }
   const int warp = static_cast<int>(threadIdx.x) / 32 - Memory::kWorkers / 32;
@@ -356,7 +392,8 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
   } else {
     if constexpr (Memory::kMoveRegisters) hopper::keep_registers<Memory::kCopyRegisters>();
     if (warp < Memory::kCopyWarps)
-      DecodeCopy<Memory>{a, maps, shared, warp}.run(Pieces(a, shared.row, static_cast<int>(blockIdx.x), blocks));
+      DecodeCopy<Memory>{a, maps, shared, warp}.run(
+          Pieces<Memory::kSlices>(a, places, shared.row, static_cast<int>(blockIdx.x), blocks));
     end_turn(a);
   }
 #endif

@@ -12,45 +12,51 @@ struct DecodeCopy {
   using Ring = typename Memory::Ring;
   using Tiles = typename Memory::Tiles;
   using Tile = typename Tiles::Tile;
+  using Walk = Pieces<Memory::kSlices>;
 
   const gpu::AttendArgs& a;
   const CacheMaps& maps;
   Shared& shared;
   const int warp;  ///< of Memory::kCopyWarps: the first copies keys, the last values
 
-  __device__ int page_of(const Piece& piece, int box) const {
-    const int column = box * maps.box_tokens / a.page_size;
-    if (column >= a.block_table.columns) return -1;
-    const std::int64_t page = a.block_table.page(piece.req, column);
-    return page < 0 || page >= a.num_pages ? -1 : static_cast<int>(page);  // no page is outside the tensor: zeros
-  }
-
-  /// Boxes [begin, end) of a request hold a cached key that some row sees.
+  /// Boxes [begin, end) of a request hold a cached key that some row of the slice sees.
   struct Boxes {
     int begin, end;
   };
-  __device__ Boxes boxes_of(const Piece& piece) const {
+  /// What the copies need of a piece.
+  struct Source {
+    int req = 0, kv_head = 0;
+    Piece piece;  ///< of no tiles
+    Boxes seen{};
+  };
+
+  __device__ int page_of(int req, int box) const {
+    const int column = box * maps.box_tokens / a.page_size;
+    if (column >= a.block_table.columns) return -1;
+    const std::int64_t page = a.block_table.page(req, column);
+    return page < 0 || page >= a.num_pages ? -1 : static_cast<int>(page);  // no page is outside the tensor: zeros
+  }
+
+  __device__ Source source_of(const Walk& walk, const Piece& piece) const {
     const int tokens = maps.box_tokens;
-    const semantics::KeyRange seen = semantics::visible_range(piece.lengths.context_len, piece.lengths.seq_len() - 1, a.window);
-    return {static_cast<int>(seen.begin) / tokens,
-            (min(static_cast<int>(seen.end), piece.lengths.cached_len) + tokens - 1) / tokens};
+    const mma::RowSpan span = mma::row_span(a, walk.lengths(), walk.slice().row_begin, walk.slice().row_end);
+    const Boxes seen = {span.any_begin / tokens, (min(span.any_end, walk.lengths().cached_len) + tokens - 1) / tokens};
+    return {walk.req(), walk.kv_head(), piece, seen};
   }
 
   /// Pages of the 32 boxes from `first` on, a lane each.
-  __device__ int look_up(const Piece& piece, const Boxes& boxes, int first) const {
+  __device__ int look_up(const Source& from, int first) const {
     const int box = first + static_cast<int>(threadIdx.x) % 32;
-    return box >= boxes.begin && box < boxes.end ? page_of(piece, box) : -1;
+    return box >= from.seen.begin && box < from.seen.end ? page_of(from.req, box) : -1;
   }
-  __device__ int first_pages(const Piece& piece) const {
-    return look_up(piece, boxes_of(piece), piece.first * (kTileKeys / maps.box_tokens));
-  }
+  __device__ int first_pages(const Source& from) const { return look_up(from, from.piece.first * (kTileKeys / maps.box_tokens)); }
 
   /// Tile `tile` of a piece: its boxes into the next stage; `page` is that of this lane's box.
   template <bool kValues>
-  __device__ void copy_tile(const Piece& piece, const Boxes& seen, int tile, int page, const Ring& ring) const {
+  __device__ void copy_tile(const Source& from, int tile, int page, const Ring& ring) const {
     const int lane = threadIdx.x % 32, tokens = maps.box_tokens, boxes = kTileKeys / tokens, first = tile * boxes;
     const int box = lane / Tiles::kBoxes, side = lane % Tiles::kBoxes;  // lanes beyond the tile's boxes have nothing to do
-    const bool mine = lane < boxes * Tiles::kBoxes && first + box >= seen.begin && first + box < seen.end;
+    const bool mine = lane < boxes * Tiles::kBoxes && first + box >= from.seen.begin && first + box < from.seen.end;
     const std::uint32_t bytes = __popc(__ballot_sync(~0u, mine)) * tokens * Tiles::kRowBytes;
     const int at = box * tokens * Tiles::kRowBytes, token = (first + box) * tokens % a.page_size;
     hopper::Barrier& full = kValues ? shared.v_full[ring.stage()] : shared.k_full[ring.stage()];
@@ -59,7 +65,7 @@ struct DecodeCopy {
     __syncwarp();
     Tile& to = kValues ? shared.v[ring.stage()] : shared.k[ring.stage()];
     if (mine)
-      hopper::copy_box_once(to.boxes[side] + at, kValues ? &maps.v : &maps.k, &full, side * Tiles::kBoxDims, token, piece.kv_head,
+      hopper::copy_box_once(to.boxes[side] + at, kValues ? &maps.v : &maps.k, &full, side * Tiles::kBoxDims, token, from.kv_head,
                             page);
   }
 
@@ -69,25 +75,24 @@ struct DecodeCopy {
   };
 
   /// Tiles [begin, end) of a piece.
-  __device__ void copy_tiles(const Piece& piece, int begin, int end, PageIds& pages, Ring& ring) const {
+  __device__ void copy_tiles(const Source& from, int begin, int end, PageIds& pages, Ring& ring) const {
     const int boxes = kTileKeys / maps.box_tokens, box = static_cast<int>(threadIdx.x) % 32 / Tiles::kBoxes;
-    const Boxes seen = boxes_of(piece);
 #pragma unroll 1
     for (int tile = begin; tile < end; ++tile, ring.advance()) {
-      const int ahead = (tile - piece.first) * boxes % 32;
-      if (ahead == 0) pages.ids = pages.next, pages.next = look_up(piece, seen, tile * boxes + 32);
+      const int ahead = (tile - from.piece.first) * boxes % 32;
+      if (ahead == 0) pages.ids = pages.next, pages.next = look_up(from, tile * boxes + 32);
       const int page = __shfl_sync(~0u, pages.ids, (ahead + box) % 32);
-      if (warp == 0) copy_tile<false>(piece, seen, tile, page, ring);
-      if (warp == Memory::kCopyWarps - 1) copy_tile<true>(piece, seen, tile, page, ring);
+      if (warp == 0) copy_tile<false>(from, tile, page, ring);
+      if (warp == Memory::kCopyWarps - 1) copy_tile<true>(from, tile, page, ring);
     }
   }
 
   /// A piece to the warpgroups, or that there is none.
-  __device__ void announce(const Pieces& walk, bool exists, const Piece& piece, const typename Memory::JobRing& ring) const {
+  __device__ void announce(const Walk& walk, bool exists, const Piece& piece, const typename Memory::JobRing& ring) const {
     hopper::wait(&shared.job_free[ring.stage()], ring.parity() ^ 1);
     if (threadIdx.x % 32 == 0) {
       if (exists)
-        fill_job(shared.jobs[ring.stage()], a, piece, walk.parts_of(piece));
+        fill_job(shared.jobs[ring.stage()], a, walk, piece, Memory::kRows, Tiles::kElementBytes == 2);
       else
         shared.jobs[ring.stage()].first = shared.jobs[ring.stage()].end = 0;
     }
@@ -96,24 +101,26 @@ struct DecodeCopy {
 
   /// The first pages of a piece are looked up before the piece ahead of it is copied to its end, so that its end does not stop
   /// the copies; and a piece's first tile is on its way before the warpgroups hear of it.
-  __device__ void run(Pieces walk) const {
+  __device__ void run(Walk walk) const {
     Ring ring;
     typename Memory::JobRing jobs;
-    Piece piece, next;  // of no tiles
+    Source from;
     PageIds pages;
 #pragma unroll 1
     for (bool more = true; more; jobs.advance()) {
-      more = walk.next(next);
+      Piece piece;
+      more = walk.next(piece);
+      const Source next = more ? source_of(walk, piece) : Source{};
       const int first_ids = more ? first_pages(next) : -1;
-      int begin = piece.first + 1, end = piece.end;
+      int begin = from.piece.first + 1, end = from.piece.end;
 #pragma unroll 1
       for (int step = 0; step < 2; ++step) {  // the rest of a piece, and the first tile of the next
-        copy_tiles(piece, begin, end, pages, ring);
+        copy_tiles(from, begin, end, pages, ring);
         if (step != 0) break;
-        piece = next, pages.next = first_ids;
-        begin = piece.first, end = more ? begin + 1 : begin;
+        from = next, pages.next = first_ids;
+        begin = from.piece.first, end = more ? begin + 1 : begin;
       }
-      if (warp == 0) announce(walk, more, piece, jobs);
+      if (warp == 0) announce(walk, more, from.piece, jobs);
     }
   }
 };

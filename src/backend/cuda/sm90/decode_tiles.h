@@ -1,7 +1,10 @@
 // One tile of decode.h folded into the running softmax of a warpgroup: scores, weights, what not all rows see, values.
 //
-// Weights enter the second product in two 16-bit parts as in cuda_mma. What not all rows see is kept out of it and added in f32,
-// so that 0 x NaN cannot reach a row that does not see the NaN.
+// Weights enter the second product in two 16-bit parts as in cuda_mma. What no row sees is zero in it. Infinities and NaN that
+// some rows see and others do not are kept out of it and added in f32, so that 0 x NaN cannot reach a row that does not see the
+// NaN.
+//
+// What a row gets is a matter of its own logits, the tiles' positions and which warpgroup has them: other rows change no bit.
 #pragma once
 
 #include "backend/cuda/mma/fold_tile.h"
@@ -54,9 +57,15 @@ struct DecodeTiles {
   using Scores = float[kRows / 2];
   __device__ static constexpr int column_of(int i) { return i / 4 * 2 + i % 2; }
 
+  /// This warpgroup's score rows.
+  __device__ int first_row(const DecodeJob& w) const {
+    if constexpr (!Memory::kSlices) return 0;
+    return w.item.slice.row_begin + (Memory::kByRows && w.by_rows ? group * kRows : 0);
+  }
+  __device__ int num_rows(const DecodeJob& w) const { return min(w.item.slice.row_end - first_row(w), kRows); }
   /// The score row of a column, and its position; of the last row where there is none. Kept in no register, as they
   /// are asked for where the tile is not whole or the score not plain.
-  __device__ static int row_of(const DecodeJob& w, int column) { return min(column, w.item.slice.row_end - 1); }
+  __device__ int row_of(const DecodeJob& w, int column) const { return min(first_row(w) + column, w.item.slice.row_end - 1); }
   __device__ int q_pos(const DecodeJob& w, int column) const { return w.item.lengths.context_len + row_of(w, column) / a.group; }
   __device__ semantics::KeyRange keys_of_column(const DecodeJob& w, int column) const {
     return semantics::visible_range(q_pos(w, column), a.window);
@@ -70,19 +79,41 @@ struct DecodeTiles {
   }
 
   __device__ void sync_workers() const { hopper::sync_at(kEveryone, Memory::kWorkers); }
+  /// All threads that use the tile at hand.
+  __device__ void sync_users(const DecodeJob& w) const {
+    if (Memory::kByRows && w.by_rows)
+      sync_workers();
+    else
+      sync_group();
+  }
+  /// Waits for them; true if `mine` is in one.
+  __device__ bool any_of(const DecodeJob& w, bool mine) const {
+    if (Memory::kByRows && w.by_rows) return !hopper::all_at(kEveryone, Memory::kWorkers, !mine);
+    return any_of_group(mine);
+  }
 
-  /// Rows of the query to shared memory, zeros where there is no row, by all warpgroups together; past registers, as they are
-  /// asked for while keys are on their way.
+  /// Of this warpgroup's rows, kRows * kQueryBytes for each 64 dims.
+  __device__ Byte* query_rows(const DecodeJob& w) const {
+    if constexpr (Memory::kByRows)
+      if (w.by_rows && group > 0) return shared.found[group - 1].query[0];
+    return shared.query[0];
+  }
+
+  /// Rows of the query to shared memory, zeros where there is no row, by all warpgroups together, or each its own; past
+  /// registers, as they are asked for while keys are on their way.
   __device__ void load_query(const DecodeJob& w) const {
     constexpr int kChunks = kDim / 8;
-    sync_workers();  // the last one is used up
+    const bool own = Memory::kByRows && w.by_rows;
+    const int first = first_row(w), rows = num_rows(w), threads = own ? 128 : Memory::kWorkers;
+    sync_workers();  // the last one is used up, and so is what warpgroups told each other
+    Byte* const to = query_rows(w);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < kRows * kChunks; i += Memory::kWorkers) {
-      const int row = i / kChunks, chunk = i % kChunks, from = row < w.item.slice.row_end ? row : 0;
+    for (int i = static_cast<int>(threadIdx.x) % threads; i < kRows * kChunks; i += threads) {
+      const int row = i / kChunks, chunk = i % kChunks, from = first + (row < rows ? row : 0);
       const std::int64_t token = w.item.lengths.first_token + from / a.group;
       const auto* dims = static_cast<const std::uint16_t*>(a.query.data) +
                          a.query.strides.row(0, w.item.kv_head * a.group + from % a.group, token) + chunk * 8;
-      Tiles::copy_query(shared.query[chunk / 8] + row * kQueryBytes, row % 8, chunk % 8, dims, row < w.item.slice.row_end);
+      Tiles::copy_query(to + (chunk / 8 * kRows + row) * kQueryBytes, row % 8, chunk % 8, dims, row < rows);
     }
     ptx::commit_copies();
     ptx::wait_copies<0>();
@@ -91,9 +122,10 @@ struct DecodeTiles {
   }
 
   /// Overwrites the rows of a tile outside positions [begin, end): what is not in the cache, or must not enter a product as it
-  /// is. `source(position)`: the row instead, null for zeros (which are the same in every type).
+  /// is. `source(position)`: the row instead, null for zeros (which are the same in every type). Warpgroups that use the same
+  /// tile write the same into it.
   template <typename Source>
-  __device__ void patch(Tile& tile, int first, int begin, int end, Source&& source) const {
+  __device__ void patch(const DecodeJob& w, Tile& tile, int first, int begin, int end, Source&& source) const {
     constexpr int kChunks = kDim * Tiles::kElementBytes / 16;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x) % 128; i < kTileKeys * kChunks; i += 128) {
@@ -104,14 +136,15 @@ struct DecodeTiles {
           from != nullptr ? *reinterpret_cast<const uint4*>(from + chunk * 8) : uint4{};
     }
     hopper::fence_shared();
-    sync_group();
+    sync_users(w);
   }
 
-  __device__ void multiply_scores(Scores& s, const typename Tiles::Keys& keys, const Tile& k) const {
+  __device__ void multiply_scores(Scores& s, const DecodeJob& w, const typename Tiles::Keys& keys, const Tile& k) const {
+    const Byte* const query = query_rows(w);
     hopper::wgmma_begin();
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      std::uint64_t rows = hopper::matrix<hopper::Swizzle::bytes128>(shared.query[half], 8 * kQueryBytes);
+      std::uint64_t rows = hopper::matrix<hopper::Swizzle::bytes128>(query + half * (kRows * kQueryBytes), 8 * kQueryBytes);
       hopper::compute_here(rows);
 #pragma unroll
       for (int step = 0; step < 4; ++step) Tiles::multiply_keys(s, keys, k, hopper::advanced(rows, step * 32), half, step);
@@ -134,11 +167,6 @@ struct DecodeTiles {
         Tiles::multiply_values(state.out[half], values, v, hopper::advanced(weights, step * 16 * kWeightBytes), half, step);
     hopper::wgmma_commit();
     hopper::wgmma_wait<0>();
-  }
-
-  /// Keys from here on are not in the tiles.
-  __device__ static int end_in_tiles(const DecodeJob& w) {
-    return Tiles::kHoldFreshRows ? w.span.any_end : w.item.lengths.cached_len;
   }
 
   /// Soft cap and ALiBi: dot products to base-2 logits.
@@ -165,7 +193,7 @@ struct DecodeTiles {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int i = q / 2 * 4 + j * 2 + q % 2, position = first + me.key(i);
-        if (position < seen.begin || position >= seen.end || position >= end_in_tiles(w)) s[i] = -INFINITY;
+        if (position < seen.begin || position >= seen.end || position >= w.end_in_tiles) s[i] = -INFINITY;
       }
     }
   }
@@ -198,7 +226,8 @@ struct DecodeTiles {
     state.max[q] = top;
   }
 
-  /// Makes the largest of the tile's logits and of those before it what weights refer to.
+  /// Makes the largest of the tile's logits what weights refer to, in columns where it is more than kHeadroom above what they
+  /// referred to.
   __device__ void raise_maxima(State& state, const Scores& s) const {
     const Place me;
     auto& of_warp = shared.maxima[group];
@@ -215,7 +244,7 @@ struct DecodeTiles {
     for (int q = 0; q < kColumns; ++q) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) top[q] = fmaxf(top[q], of_warp[i][me.column(q)]);
-      refer_to(state, q, fmaxf(top[q], state.max[q]));
+      if (top[q] > state.max[q] + kHeadroom) refer_to(state, q, top[q]);
     }
   }
 
@@ -248,22 +277,7 @@ struct DecodeTiles {
     return reinterpret_cast<float(*)[kRows]>(shared.weights[group][turn]);
   }
 
-  /// Adds weight times value, in f32, for keys that some rows see and others do not. Cached values are still in the tile.
-  __device__ void add_partly_seen(State& state, const DecodeJob& w, const Tile& v, int first, const float (*exact)[kRows]) const {
-    const int begin = max(first, w.span.any_begin), end = min(first + kTileKeys, min(w.span.any_end, end_in_tiles(w)));
-#pragma unroll 1
-    for (int position = begin; position < end; ++position) {
-      if (position >= w.span.full_begin && position < w.span.full_end) continue;
-      const bool fresh = Tiles::kHoldFreshRows && position >= w.item.lengths.cached_len;
-      const std::uint16_t* row = fresh ? fresh_row(a.value, w, position) : nullptr;
-      add_value(
-          state, w, position,
-          [&](int dim) { return fresh ? T::unpack(row[dim]).x : Tiles::value_at(v, position - first, dim, is_e4m3()); },
-          exact[position - first]);
-    }
-  }
-
-  /// Adds weights[row] times value(dim) where the row sees the position.
+  /// Adds weights[row] times value(dim) where the row sees the position; the value itself where there are no weights.
   template <typename Value>
   __device__ void add_value(State& state, const DecodeJob& w, int position, Value&& value, const float* weights) const {
     const Place me;
@@ -276,7 +290,7 @@ struct DecodeTiles {
     for (int q = 0; q < kColumns; ++q) {
       const semantics::KeyRange seen = keys_of_column(w, me.column(q));
       if (position < seen.begin || position >= seen.end) continue;
-      const float weight = weights[me.column(q)];
+      const float weight = weights != nullptr ? weights[me.column(q)] : 1.0f;
 #pragma unroll
       for (int half = 0; half < kHalves; ++half)
 #pragma unroll
@@ -284,22 +298,49 @@ struct DecodeTiles {
     }
   }
 
-  /// Values of a tile that holds keys beyond the ends: zeros where the second product must not see them.
-  __device__ void prepare_values(State& state, const DecodeJob& w, Tile& v, const Scores& s, int first, int turn) const {
-    const Place me;
-    if (w.span.any_begin != w.span.full_begin || w.span.any_end != w.span.full_end) {
-      auto* const exact = exact_weights(turn ^ 1);
-#pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) exact[me.key(i)][me.column(column_of(i))] = weight_of(state, s[i], column_of(i));
-      sync_group();
-      add_partly_seen(state, w, v, first, exact);
-      sync_group();
+  /// Infinities and NaN among the values of keys that some rows see and others do not: added to the rows that see them, and
+  /// taken out of the tile. A weight is positive, so the value itself is what their product amounts to.
+  __device__ void set_non_finite_apart(State& state, const DecodeJob& w, Tile& v, int first) const {
+    constexpr int kChunks = kDim * Tiles::kElementBytes / 16;
+    const int end = min(first + kTileKeys, min(w.span.any_end, w.end_in_tiles)) - first;
+    const int begin = max(first, w.span.any_begin) - first;
+    const auto is_for_all = [&](int key) { return first + key >= w.span.full_begin && first + key < w.span.full_end; };
+    const auto chunk_at = [&](int i) { return reinterpret_cast<uint4*>(Tiles::chunk_at(v, i / kChunks, i % kChunks)); };
+    bool found = false;
+#pragma unroll 1
+    for (int i = begin * kChunks + static_cast<int>(threadIdx.x) % 128; i < end * kChunks; i += 128) {
+      if (is_for_all(i / kChunks)) continue;
+      const uint4 is = *chunk_at(i), left = Tiles::finite_of(is, is_e4m3());
+      found |= is.x != left.x || is.y != left.y || is.z != left.z || is.w != left.w;
     }
-    const int cached_end = min(w.span.full_end, w.item.lengths.cached_len);
-    patch(v, first, w.span.full_begin, cached_end, [&](int position) -> const std::uint16_t* {
-      const bool fresh = position >= w.span.full_begin && position >= w.item.lengths.cached_len && position < w.span.full_end;
-      return Tiles::kHoldFreshRows && fresh ? fresh_row(a.value, w, position) : nullptr;
+    if (!any_of(w, found)) return;
+#pragma unroll 1
+    for (int key = begin; key < end; ++key) {
+      if (is_for_all(key)) continue;
+      const auto value = [&](int dim) {
+        const float x = Tiles::value_at(v, key, dim, is_e4m3());
+        return isfinite(x) ? 0.0f : x;
+      };
+      add_value(state, w, first + key, value, nullptr);
+    }
+    sync_users(w);
+#pragma unroll 1
+    for (int i = begin * kChunks + static_cast<int>(threadIdx.x) % 128; i < end * kChunks; i += 128) {
+      if (!is_for_all(i / kChunks)) *chunk_at(i) = Tiles::finite_of(*chunk_at(i), is_e4m3());
+    }
+    hopper::fence_shared();
+    sync_users(w);
+  }
+
+  /// Values of a tile that is not whole: zeros where no row sees the key, this step's rows, and nothing that would spoil rows
+  /// that do not see it. Products with weight 0 add 0: what a row gets does not depend on what others see.
+  __device__ void prepare_values(State& state, const DecodeJob& w, Tile& v, int first) const {
+    const int cached_end = min(w.span.any_end, w.item.lengths.cached_len);
+    patch(w, v, first, w.span.any_begin, cached_end, [&](int position) -> const std::uint16_t* {
+      const bool fresh = position >= w.item.lengths.cached_len && position < w.span.any_end && position >= w.span.any_begin;
+      return w.fresh_in_tiles && fresh ? fresh_row(a.value, w, position) : nullptr;
     });
+    if (w.span.any_begin != w.span.full_begin || w.span.any_end != w.span.full_end) set_non_finite_apart(state, w, v, first);
   }
 
   /// Waits until a stage holds the tile at hand. Where another warpgroup had the tile before it there, that one has to be done
@@ -319,17 +360,17 @@ struct DecodeTiles {
     Tile& k = shared.k[ring.stage()];
     Tile& v = shared.v[ring.stage()];
     wait_for(shared.k_full[ring.stage()], shared.k_free[ring.stage()], ring);
-    if (Tiles::kHoldFreshRows && !whole && first + kTileKeys > w.item.lengths.cached_len &&
+    if (Tiles::kHoldFreshRows && !whole && w.fresh_in_tiles && first + kTileKeys > w.item.lengths.cached_len &&
         w.item.lengths.cached_len < w.span.any_end) [[unlikely]]
-      patch(k, first, 0, w.item.lengths.cached_len,
+      patch(w, k, first, 0, w.item.lengths.cached_len,
             [&](int position) { return position < w.span.any_end ? fresh_row(a.key, w, position) : nullptr; });
     Scores s;
     {
       typename Tiles::Keys keys;
       Tiles::load_keys(keys, k, is_e4m3());
-      if (Tiles::kInRegisters) Memory::arrive_warp(shared.k_free[ring.stage()]);
-      multiply_scores(s, keys, k);
-      if (!Tiles::kInRegisters) Memory::arrive_warp(shared.k_free[ring.stage()]);
+      if (Tiles::kInRegisters) Memory::free_stage(shared.k_free[ring.stage()], w.by_rows);
+      multiply_scores(s, w, keys, k);
+      if (!Tiles::kInRegisters) Memory::free_stage(shared.k_free[ring.stage()], w.by_rows);
     }
     finish_scores(s, w, first, whole);
     float sums[kColumns];
@@ -346,12 +387,12 @@ struct DecodeTiles {
     for (int q = 0; q < kColumns; ++q) state.sum[q] += sums[q];
     wait_for(shared.v_full[ring.stage()], shared.v_free[ring.stage()], ring);
     if (!whole) [[unlikely]]
-      prepare_values(state, w, v, s, first, turn);
+      prepare_values(state, w, v, first);
     typename Tiles::Values values;
     Tiles::load_values(values, v, is_e4m3());
-    if (Tiles::kInRegisters) Memory::arrive_warp(shared.v_free[ring.stage()]);
+    if (Tiles::kInRegisters) Memory::free_stage(shared.v_free[ring.stage()], w.by_rows);
     multiply_values(state, values, v, turn);
-    if (!Tiles::kInRegisters) Memory::arrive_warp(shared.v_free[ring.stage()]);
+    if (!Tiles::kInRegisters) Memory::free_stage(shared.v_free[ring.stage()], w.by_rows);
   }
   /// Waits for the four warps; true if `mine` is in one thread.
   __device__ bool any_of_group(bool mine) const { return !hopper::all_at(1 + group, 128, !mine); }

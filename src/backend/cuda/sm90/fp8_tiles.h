@@ -71,6 +71,13 @@ struct Fp8Tiles {
     return mma::F16::unpack(mma::convert_pair<mma::F16>(code, e4m3)).x;
   }
 
+  /// 16 codes with zeros for infinities and NaN.
+  __device__ static uint4 finite_of(const uint4& chunk, bool e4m3) {
+    const std::uint32_t mask = e4m3 ? 0x7F7F7F7Fu : 0x7C7C7C7Cu;  // all these bits are set, in e5m2 those of the exponent
+    const auto finite = [&](std::uint32_t codes) { return codes & ~__vcmpeq4(codes & mask, mask); };
+    return {finite(chunk.x), finite(chunk.y), finite(chunk.z), finite(chunk.w)};
+  }
+
   /// Chunk `chunk` (8 dims) of a query row to its place: pairs of dims 0 2 4 6 of 16 before 1 3 5 7. Zeros if it does not exist.
   __device__ static void copy_query(Byte* row, int swizzle, int chunk, const std::uint16_t* dims, bool exists) {
 #pragma unroll

@@ -13,7 +13,9 @@ namespace quire::cuda::sm90 {
 using Byte = unsigned char;
 
 constexpr int kTileKeys = 64;
-constexpr int kMostReqs = 1024;  ///< whose tiles a block counts in shared memory
+/// Tiles of a share of wide tiles, at least: one warpgroup merges all parts of up to 32 rows, at some 1.5 us a part.
+constexpr int kWideShare = 8;
+constexpr int kRowEntries = 1024;  ///< of the row of tiles that a block counts in shared memory
 
 // Of prefill.h.
 constexpr int kPair = 2;                                                         ///< blocks that share tiles of keys

@@ -13,29 +13,29 @@ namespace quire::cuda {
 namespace sm90 {
 namespace {
 
-static_assert(plan_detail::kSm90MostReqs == kMostReqs);
+static_assert(plan_detail::kMmaTileKeys == kTileKeys && plan_detail::kSm90WideShare == kWideShare);
+using plan_detail::is_sm90_decode;
+
 static_assert(plan_detail::kPrefillRows == kPair * kPrefillBlockRows);
 static_assert(plan_detail::prefill_tile_keys(128) == prefill_keys(128) &&
               plan_detail::prefill_tile_keys(256) == prefill_keys(256));
 
-/// Every position's tile has a number of 32 bits, counted over requests and KV heads.
+/// Every place in the row of shares.h has a number of 32 bits.
 bool fits_row(const gpu::AttendArgs& a) {
-  const std::int64_t most_keys = a.block_table.columns * a.page_size + a.num_tokens;
-  return a.num_reqs <= kMostReqs && a.num_reqs * (most_keys / kTileKeys + 1) * a.num_kv_heads <= 0x7FFFFFFF;
-}
-
-bool is_wide(const Plan& plan, std::size_t list) {
-  return plan.lists[list].tile_rows == plan_detail::sm90_wide_rows(plan.problem.head_dim);
-}
-bool is_for_decode(const Plan& plan, std::size_t list) {
-  return plan.lists[list].tile_rows == plan_detail::kShortTileRows || is_wide(plan, list);
+  const std::int64_t tiles = (a.block_table.columns * a.page_size + a.num_tokens) / kTileKeys + 1;
+  const std::int64_t pieces = a.work.split_keys > 0 ? tiles * kTileKeys / a.work.split_keys + 2 : 1;
+  const std::int64_t rows = std::min<std::int64_t>(a.work.max_rows, std::int64_t{a.num_tokens} * a.group);
+  const std::int64_t slices = std::min<std::int64_t>(a.num_reqs * ((rows - 1) / a.work.tile_rows + 1),
+                                                     std::int64_t{a.num_tokens} * a.group / a.work.tile_rows + a.num_reqs);
+  constexpr std::int64_t kMost = 0x7FFFFFFF;
+  return tiles + pieces <= kMost && slices <= kMost && slices * (tiles + pieces) <= kMost / a.num_kv_heads;
 }
 
 /// Who serves a list.
 enum class Server { decode, prefill, mma, generic };
 
 Server server_of(const gpu::AttendArgs& args, const Plan& plan, std::size_t list) {
-  if (is_for_decode(plan, list) && takes_boxes(args) && fits_row(args)) return Server::decode;
+  if (is_sm90_decode(plan.lists[list]) && takes_boxes(args) && fits_row(args)) return Server::decode;
   if (plan.lists[list].rounded_weights && takes_prefill_boxes(args)) return Server::prefill;
   return args.head_dim == 256 && is_fp8(args.cache_k.dtype) ? Server::generic : Server::mma;
 }
@@ -65,7 +65,7 @@ void reshape(gpu::AttendArgs& args, const Plan& plan, std::size_t list) {
     case Server::prefill: return;
     case Server::mma:
       if (plan.lists[list].tile_rows == plan_detail::kShortTileRows) return;
-      if (is_wide(plan, list))
+      if (is_sm90_decode(plan.lists[list]))
         args.work.max_partials /= static_cast<std::int32_t>(plan_detail::kTallTileRows) / args.work.tile_rows;
       args.work.tile_rows = plan_detail::kTallTileRows;
       args.work.tile_keys = plan_detail::kMmaTileKeys;

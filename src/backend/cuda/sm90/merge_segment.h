@@ -18,35 +18,40 @@ struct SegmentMerge {
   static constexpr int kChunks = kRows * kLanes / 128;  ///< a thread
 
   const gpu::AttendArgs& a;
-  const mma::Item& item;
+  const int rows;         ///< that exist
+  const int place_rows;   ///< of a partial result's place
+  const int rows_before;  ///< in it
   const Parts parts;
   float2 (*const staged)[kRows];  ///< [kPartsStaged]
 
-  __device__ static int dim() { return static_cast<int>(threadIdx.x) % kLanes * 4; }
-  __device__ static int row_of(int chunk) { return (static_cast<int>(threadIdx.x) + 128 * chunk) / kLanes; }
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) % 128; }
+  __device__ static int dim() { return thread() % kLanes * 4; }
+  __device__ static int row_of(int chunk) { return (thread() + 128 * chunk) / kLanes; }
   /// Chunks that hold rows.
-  __device__ int chunks() const { return min(kChunks, (item.slice.row_end * kLanes + 127) / 128); }
+  __device__ int chunks() const { return min(kChunks, (rows * kLanes + 127) / 128); }
 
-  /// Where part `part` is, in places from twice the first block on: parts but the first are two apart.
-  __device__ int place(int part) const { return part == 0 ? parts.first_place - 2 * parts.first_block : 2 * part; }
+  /// Where part `part` is, in rows from part 0's place of the second kind on.
+  __device__ int row_of_part(int part) const {
+    return (part == 0 ? parts.first_place - parts.next_place : part * parts.step) * place_rows;
+  }
+  __device__ std::int64_t origin() const { return static_cast<std::int64_t>(parts.next_place) * place_rows + rows_before; }
 
   template <typename Sync>
   __device__ void stage(int first, Sync&& sync) const {
     sync();  // those before are used up
     const int count = min(parts.count - first, kPartsStaged);
-    const auto* const states =
-        reinterpret_cast<const float2*>(a.work.partial_states) + std::int64_t{2} * parts.first_block * kRows;
+    const auto* const states = reinterpret_cast<const float2*>(a.work.partial_states) + origin();
 #pragma unroll 1
-    for (int i = threadIdx.x; i < count * kRows; i += 128)
-      staged[i / kRows][i % kRows] = __ldcg(states + place(first + i / kRows) * kRows + i % kRows);
+    for (int i = thread(); i < count * kRows; i += 128)
+      staged[i / kRows][i % kRows] = __ldcg(states + row_of_part(first + i / kRows) + i % kRows);
     sync();
   }
 
   __device__ void load(float4 (&acc)[kAtOnce], int chunk, int first) const {
-    const float* const accs = a.work.partial_acc + (std::int64_t{2} * parts.first_block * kRows + row_of(chunk)) * kDim + dim();
+    const float* const accs = a.work.partial_acc + (origin() + row_of(chunk)) * kDim + dim();
 #pragma unroll
     for (int p = 0; p < kAtOnce; ++p)  // rows that do not exist have places, too
-      if (first + p < parts.count) acc[p] = __ldcg(reinterpret_cast<const float4*>(accs + place(first + p) * (kRows * kDim)));
+      if (first + p < parts.count) acc[p] = __ldcg(reinterpret_cast<const float4*>(accs + row_of_part(first + p) * kDim));
   }
 
   /// The sum over all parts, and the rows' states.
@@ -83,7 +88,7 @@ struct SegmentMerge {
   }
 
   __device__ void store(const float4& total, int chunk, const mma::OutputRow& end) const {
-    if (row_of(chunk) >= item.slice.row_end) return;
+    if (row_of(chunk) >= rows) return;
     mma::store_pair<T>(a, end, dim(), total.x, total.y);
     mma::store_pair<T>(a, end, dim() + 2, total.z, total.w);
   }

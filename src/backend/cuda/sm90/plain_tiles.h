@@ -55,6 +55,13 @@ struct PlainTiles {
     return T::unpack(reinterpret_cast<const std::uint16_t*>(chunk)[dim % 8]).x;
   }
 
+  /// 8 elements with zeros for infinities and NaN.
+  __device__ static uint4 finite_of(const uint4& chunk, bool) {
+    const std::uint32_t exponents = T::kExponentMask << 16 | T::kExponentMask;
+    const auto finite = [&](std::uint32_t pair) { return pair & ~__vcmpeq2(pair & exponents, exponents); };
+    return {finite(chunk.x), finite(chunk.y), finite(chunk.z), finite(chunk.w)};
+  }
+
   /// Chunk `chunk` (8 dims) of a query row to its place; zeros if it does not exist.
   __device__ static void copy_query(Byte* row, int swizzle, int chunk, const std::uint16_t* dims, bool exists) {
     ptx::copy_async_16(row + (chunk % 8 ^ swizzle) * 16, dims, exists ? 16 : 0);

@@ -1,9 +1,14 @@
 // Decode's work, dealt without a list: all key tiles of all requests and KV heads in one row, cut into equal shares, one a block.
 // Every block finds its own share from the lengths, so nothing has to run before it.
 //
-// A segment is one request and KV head. Its tiles are neighbours in the row; a share may hold the end of one segment, whole ones,
-// and the beginning of another. So a block has at most two partial results, and a segment over several blocks has all its parts
-// in neighbouring blocks.
+// A segment is one request, one KV head and one slice of the request's score rows (most requests are one slice). Its tiles are
+// neighbours in the row. Where there are many segments, one takes a place more than it has tiles, which stands for its beginning
+// and end.
+//
+// A share may hold the end of one segment, whole ones, and the beginning of another. So a block has at most two partial results,
+// and a segment over several blocks has all its parts in neighbouring blocks. With work.split_keys (batch_invariant) a segment is
+// cut at multiples of it, counted from key 0, and nowhere else: a block has the parts that begin in its share, and every part of
+// a segment of several has a place of its own in the workspace.
 #pragma once
 
 #include "backend/gpu/runtime.h"
@@ -17,45 +22,121 @@
 
 namespace quire::cuda::sm90 {
 
-/// Key tiles [first, end) that rows of a request see, in units of kTileKeys from key 0.
+/// Key tiles [first, end) that rows of a slice see, in units of kTileKeys from key 0.
 struct TileRange {
   std::int32_t first = 0, end = 0;
   __device__ std::int32_t count() const { return end - first; }
 };
 
-__device__ inline TileRange tiles_of(const gpu::AttendArgs& a, std::int32_t query_len, std::int32_t context_len) {
-  const std::int32_t rows = query_len * a.group;
-  if (rows <= a.work.min_rows || rows > a.work.max_rows) return {};
-  const semantics::KeyRange seen = semantics::visible_range(context_len, context_len + query_len - 1, a.window);
-  return {static_cast<std::int32_t>(seen.begin) / kTileKeys, (static_cast<std::int32_t>(seen.end) - 1) / kTileKeys + 1};
-}
-
-/// Where the segments of each request begin in the row; in shared memory. The host has seen that 32 bits are enough.
-struct Row {
-  std::int32_t begin[kMostReqs + 1];
-  std::int32_t of_warp[12];
+/// Score rows [row_begin, row_end) of a request.
+struct RowSlice {
+  std::int32_t row_begin = 0, row_end = 0;
+  TileRange tiles;
 };
 
-/// All threads of the block; afterwards row.begin[r] is the first tile of request r, row.begin[num_reqs] the number of tiles.
+/// How segments take places in the row. kSlices: requests may have several slices, and parts may have a fixed size; where not,
+/// that takes no instructions (a short call waits for those behind its first keys).
+template <bool kSlices>
+struct Places {
+  const gpu::AttendArgs& a;
+  std::int32_t part_tiles = 0;  ///< tiles from cut to cut; 0: only shares cut
+  std::int32_t of_piece = 0;    ///< that a piece takes beside its tiles
+
+  /// Pieces cost about as much as a tile. That evens out blocks that have whole segments; a block that has a few tiles of one
+  /// segment would only have its pieces moved away from where segments begin.
+  __device__ Places(const gpu::AttendArgs& args, int blocks)
+      : a(args),
+        part_tiles(kSlices ? a.work.split_keys / kTileKeys : 0),
+        of_piece(part_tiles > 0 || std::int64_t{a.num_reqs} * a.num_kv_heads >= 2 * blocks ? 1 : 0) {}
+
+  __device__ bool fixed_parts() const { return kSlices && part_tiles > 0; }
+  __device__ std::int32_t slices(std::int32_t query_len) const {
+    const std::int32_t rows = query_len * a.group;
+    if (rows <= a.work.min_rows || rows > a.work.max_rows) return 0;
+    return !kSlices || rows <= a.work.tile_rows ? 1 : (rows - 1) / a.work.tile_rows + 1;
+  }
+  __device__ RowSlice slice(std::int32_t query_len, std::int32_t context_len, std::int32_t index) const {
+    RowSlice slice{0, query_len * a.group};
+    std::int32_t first = 0, last = query_len - 1;
+    if (kSlices && slice.row_end > a.work.tile_rows) {
+      slice.row_begin = index * a.work.tile_rows;
+      slice.row_end = min(slice.row_begin + a.work.tile_rows, slice.row_end);
+      first = slice.row_begin / a.group, last = (slice.row_end - 1) / a.group;
+    }
+    const semantics::KeyRange seen = semantics::visible_range(context_len + first, context_len + last, a.window);
+    slice.tiles = {static_cast<std::int32_t>(seen.begin) / kTileKeys, (static_cast<std::int32_t>(seen.end) - 1) / kTileKeys + 1};
+    return slice;
+  }
+
+  __device__ std::int32_t parts(const TileRange& tiles) const {
+    return fixed_parts() ? (tiles.end - 1) / part_tiles - tiles.first / part_tiles + 1 : 1;
+  }
+  __device__ std::int32_t of(const TileRange& tiles) const { return tiles.count() + of_piece * parts(tiles); }
+  /// Of all slices of a request, under one KV head.
+  __device__ std::int32_t of_head(std::int32_t query_len, std::int32_t context_len) const {
+    std::int32_t sum = 0;
+#pragma unroll 1
+    for (std::int32_t i = 0, count = slices(query_len); i < count; ++i) sum += of(slice(query_len, context_len, i).tiles);
+    return sum;
+  }
+  /// Part `part` of a cut segment begins so many places after the segment.
+  __device__ std::int32_t before(const TileRange& tiles, std::int32_t part) const {
+    return part == 0 ? 0 : part * (part_tiles + of_piece) - tiles.first % part_tiles;
+  }
+  /// The first part that begins `places` or more after the segment; parts() if none does.
+  __device__ std::int32_t first_part(const TileRange& tiles, std::int32_t places) const {
+    const std::int32_t length = part_tiles + of_piece;
+    return places == 0 ? 0 : min((places + tiles.first % part_tiles + length - 1) / length, parts(tiles));
+  }
+  /// Whether a request whose last key is seq_len - 1 has no more parts than there is room for, nor has any of its slices.
+  __device__ bool has_room(std::int32_t query_len, std::int32_t context_len) const {
+    if (!fixed_parts()) return true;
+    for (std::int32_t i = 0, count = slices(query_len); i < count; ++i)
+      if (parts(slice(query_len, context_len, i).tiles) > max(1, a.work.max_parts)) return false;
+    return true;
+  }
+};
+
+/// Where the segments of requests begin in the row; in shared memory. The host has seen that 32 bits are enough.
+struct Row {
+  std::int32_t begin[kRowEntries + 1];  ///< of every requests_of_entry()-th request; the last is the end of the row
+  std::int32_t of_warp[12];
+};
+__device__ inline std::int32_t requests_of_entry(const gpu::AttendArgs& a) { return (a.num_reqs - 1) / kRowEntries + 1; }
+
+/// Places of all segments of a request; `unsound` if lengths break a rule, or ask for more parts than there is room for.
+template <bool kSlices>
+__device__ inline std::int32_t places_of_request(const gpu::AttendArgs& a, const Places<kSlices>& places, std::int32_t req,
+                                                 bool& unsound) {
+  const gpu::CheckedLengths n = gpu::checked_lengths(a, req);
+  const auto query_len = static_cast<std::int32_t>(n.query_len), context_len = static_cast<std::int32_t>(n.context_len);
+  if (!n.sound || n.cached_len > a.block_table.columns * a.page_size || !places.has_room(query_len, context_len)) {
+    unsound = true;
+    return 0;
+  }
+  return places.of_head(query_len, context_len) * a.num_kv_heads;
+}
+
+/// All threads of the block; afterwards row.begin[e] is the first place of entry e, and the row's last the number of places.
 /// False if lengths break a rule: nothing may be read then.
-template <int kThreads>
-__device__ inline bool count_tiles(const gpu::AttendArgs& a, Row& row) {
+template <int kThreads, bool kSlices>
+__device__ inline bool count_tiles(const gpu::AttendArgs& a, const Places<kSlices>& places, Row& row) {
   static_assert(kThreads / 32 <= sizeof(row.of_warp) / sizeof(row.of_warp[0]));
-  const int t = threadIdx.x, lane = t % 32, each = (a.num_reqs + kThreads - 1) / kThreads;
+  const int of_entry = requests_of_entry(a), entries = (a.num_reqs - 1) / of_entry + 1;
+  const int t = threadIdx.x, lane = t % 32, each = (entries + kThreads - 1) / kThreads;
   // gpu::starts_are_sound(), by two threads: nobody waits for one load after the other.
   bool unsound =
       (t == kThreads - 1 && a.query_start_loc[0] != 0) || (t == kThreads - 2 && a.query_start_loc[a.num_reqs] != a.num_tokens);
   std::int32_t mine = 0;
   for (int i = 0; i < each; ++i) {
-    const int req = t * each + i;
-    if (req >= a.num_reqs) break;
-    const gpu::CheckedLengths n = gpu::checked_lengths(a, req);
-    const bool sound = n.sound && n.cached_len <= a.block_table.columns * a.page_size;
-    unsound |= !sound;
-    const std::int32_t tiles =
-        sound ? tiles_of(a, static_cast<std::int32_t>(n.query_len), static_cast<std::int32_t>(n.context_len)).count() : 0;
-    row.begin[req] = tiles * a.num_kv_heads;
-    mine += row.begin[req];
+    const int entry = t * each + i;
+    if (entry >= entries) break;
+    std::int32_t sum = 0;
+#pragma unroll 1
+    for (int req = entry * of_entry; req < min((entry + 1) * of_entry, a.num_reqs); ++req)
+      sum += places_of_request(a, places, req, unsound);
+    row.begin[entry] = sum;
+    mine += sum;
   }
   std::int32_t sum = mine;
 #pragma unroll
@@ -69,76 +150,73 @@ __device__ inline bool count_tiles(const gpu::AttendArgs& a, Row& row) {
 #pragma unroll 1
   for (int w = 0; w < t / 32; ++w) at += row.of_warp[w];
   for (int i = 0; i < each; ++i) {
-    const int req = t * each + i;
-    if (req >= a.num_reqs) break;
-    const std::int32_t count = row.begin[req];
-    row.begin[req] = at;
+    const int entry = t * each + i;
+    if (entry >= entries) break;
+    const std::int32_t count = row.begin[entry];
+    row.begin[entry] = at;
     at += count;
   }
-  if (t == kThreads - 1) row.begin[a.num_reqs] = at;
+  if (t == kThreads - 1) row.begin[entries] = at;
   return __syncthreads_or(unsound) == 0;
 }
 
 /// What a block does of one segment: tiles [first, end).
 struct Piece {
-  std::int32_t req = 0, kv_head = 0;
   std::int32_t first = 0, end = 0;
-  std::int32_t row_begin = 0, row_end = 0, at = 0;  ///< in the row: the segment, and this piece's first tile
-  gpu::Lengths lengths;
 };
 
 /// How a segment is split over blocks.
 struct Parts {
   std::int32_t part = 0;  ///< the piece at hand
   std::int32_t count = 1;
-  std::int32_t first_block = 0;  ///< which has part 0
-  std::int32_t first_place = 0;  ///< of part 0's partial result
-  /// Two places a block, the first for what begins its share: all parts but part 0 do.
-  __device__ std::int32_t place(std::int32_t p) const { return p == 0 ? first_place : 2 * (first_block + p); }
+  std::int32_t counter = 0;               ///< of parts that are complete
+  std::int32_t first_place = 0;           ///< of part 0's partial result
+  std::int32_t next_place = 0, step = 0;  ///< part p > 0 is at next_place + p step
+  __device__ std::int32_t place(std::int32_t p) const { return p == 0 ? first_place : next_place + p * step; }
 };
 
-/// The pieces of one block's share, in order. Every thread that walks sees the same.
+/// The pieces of one block's share, in order. Every thread that walks sees the same. Of a piece's segment, whose it is and what
+/// it sees is asked for here, as long as the walk is there: a copying warp has no registers for it twice.
+template <bool kSlices>
 class Pieces {
  public:
-  __device__ Pieces(const gpu::AttendArgs& a, const Row& row, int block, int blocks) : a_(a), row_(row) {
-    const std::int32_t all = row.begin[a.num_reqs];
-    share_ = (all - 1) / blocks + 1;  // 1 if there are none
+  __device__ Pieces(const gpu::AttendArgs& a, const Places<kSlices>& places, const Row& row, int block, int blocks)
+      : a_(a), places_(places) {
+    const int of_entry = requests_of_entry(a), entries = (a.num_reqs - 1) / of_entry + 1;
+    const std::int32_t all = row.begin[entries];
+    share_ = max((all - 1) / blocks + 1, kSlices ? kWideShare : 1);
     at_ = all / share_ < block ? all : block * share_;
     end_ = min(at_ + share_, all);
-    if (at_ < end_) req_ = request_of(at_);
-  }
-  __device__ bool next(Piece& piece) {
-    if (at_ >= end_) return false;
-    while (row_.begin[req_ + 1] <= at_) ++req_;  // requests without tiles
-    piece.req = req_;
-    piece.lengths = gpu::lengths_of(a_, req_);
-    const TileRange tiles = tiles_of(a_, piece.lengths.query_len, piece.lengths.context_len);
-    piece.kv_head = (at_ - row_.begin[req_]) / tiles.count();
-    piece.row_begin = row_.begin[req_] + piece.kv_head * tiles.count();
-    piece.row_end = piece.row_begin + tiles.count();
-    piece.at = at_;
-    const std::int32_t stop = min(piece.row_end, end_);
-    piece.first = tiles.first + at_ - piece.row_begin;
-    piece.end = tiles.first + stop - piece.row_begin;
-    at_ = stop;
-    return true;
-  }
-  __device__ Parts parts_of(const Piece& piece) const {
-    Parts parts;
-    parts.first_block = piece.row_begin / share_;
-    parts.first_place = 2 * parts.first_block + (piece.row_begin == parts.first_block * share_ ? 0 : 1);
-    parts.count = (piece.row_end - 1) / share_ - parts.first_block + 1;
-    parts.part = piece.at / share_ - parts.first_block;
-    return parts;
+    if (at_ >= end_) return;
+    const int entry = entry_of(row, entries, at_);
+    enter_request(entry * of_entry, row.begin[entry]);
+    while (begin_ + of_head_ * a.num_kv_heads <= at_) enter_request(req_ + 1, begin_ + of_head_ * a.num_kv_heads);
+    head_ = (at_ - begin_) / of_head_;
+    enter_slice(0, begin_ + head_ * of_head_);
   }
 
+  __device__ bool next(Piece& piece) {
+    while (at_ < end_) {
+      while (slice_begin_ + places_.of(slice_.tiles) <= at_) advance();
+      const bool found = places_.fixed_parts() ? next_part(piece) : next_tiles(piece);
+      if (found) return true;
+    }
+    return false;
+  }
+
+  __device__ std::int32_t req() const { return req_; }
+  __device__ std::int32_t kv_head() const { return head_; }
+  __device__ const RowSlice& slice() const { return slice_; }
+  __device__ const gpu::Lengths& lengths() const { return lengths_; }
+  __device__ Parts parts_of(const Piece& piece) const { return places_.fixed_parts() ? fixed_parts(piece) : shared_parts(piece); }
+
  private:
-  /// The last request that begins at or before `tile`: it has tiles.
-  __device__ std::int32_t request_of(std::int32_t tile) const {
-    std::int32_t low = 0, high = a_.num_reqs - 1;
+  /// The last entry that begins at or before `place`: it has tiles.
+  __device__ static int entry_of(const Row& row, int entries, std::int32_t place) {
+    int low = 0, high = entries - 1;
     while (low < high) {
-      const std::int32_t middle = (low + high + 1) / 2;
-      if (row_.begin[middle] <= tile)
+      const int middle = (low + high + 1) / 2;
+      if (row.begin[middle] <= place)
         low = middle;
       else
         high = middle - 1;
@@ -146,10 +224,80 @@ class Pieces {
     return low;
   }
 
+  __device__ void enter_request(std::int32_t req, std::int32_t begin) {
+    req_ = req, begin_ = begin;
+    lengths_ = gpu::lengths_of(a_, req);
+    of_head_ = places_.of_head(lengths_.query_len, lengths_.context_len);
+  }
+  __device__ void enter_slice(std::int32_t index, std::int32_t begin) {
+    index_ = index, slice_begin_ = begin;
+    slice_ = places_.slice(lengths_.query_len, lengths_.context_len, index);
+  }
+  /// To the next segment. There is one: the share does not end yet.
+  __device__ void advance() {
+    const std::int32_t end = slice_begin_ + places_.of(slice_.tiles);
+    if (kSlices && slice_.row_end < lengths_.query_len * a_.group) return enter_slice(index_ + 1, end);
+    if (++head_ == a_.num_kv_heads) {
+      head_ = 0;
+      do enter_request(req_ + 1, end);
+      while (of_head_ == 0);
+    }
+    enter_slice(0, end);
+  }
+
+  /// What the share holds of a segment; false if that is the place of its beginning alone.
+  __device__ bool next_tiles(Piece& piece) {
+    const std::int32_t origin = slice_begin_ + places_.of_piece, stop = min(slice_begin_ + places_.of(slice_.tiles), end_);
+    piece.first = slice_.tiles.first + max(at_ - origin, 0);
+    piece.end = slice_.tiles.first + stop - origin;
+    at_ = stop;
+    return piece.first < piece.end;
+  }
+  /// The next part that begins in the share.
+  __device__ bool next_part(Piece& piece) {
+    const TileRange& tiles = slice_.tiles;
+    const std::int32_t part = places_.first_part(tiles, at_ - slice_begin_), parts = places_.parts(tiles);
+    const std::int32_t from = part < parts ? slice_begin_ + places_.before(tiles, part) : slice_begin_ + places_.of(tiles);
+    at_ = from;
+    if (part == parts || from >= end_) return false;
+    const std::int32_t cut = (tiles.first / places_.part_tiles + part) * places_.part_tiles;
+    piece.first = max(tiles.first, cut);
+    piece.end = min(tiles.end, cut + places_.part_tiles);
+    at_ = from + piece.end - piece.first + places_.of_piece;
+    return true;
+  }
+
+  /// Two places a block, the first for what continues a segment from the block before.
+  __device__ Parts shared_parts(const Piece& piece) const {
+    const TileRange& tiles = slice_.tiles;
+    const std::int32_t first = slice_begin_ + places_.of_piece, block = first / share_;  // of tile 0
+    Parts parts;
+    parts.count = (first + tiles.count() - 1) / share_ - block + 1;
+    parts.part = (first + piece.first - tiles.first) / share_ - block;
+    parts.counter = block;
+    parts.first_place = 2 * block + 1;
+    parts.next_place = 2 * block, parts.step = 2;
+    return parts;
+  }
+  /// A counter a segment and as many places as it may have parts: segments of a request are counted from a number that no other
+  /// request reaches, ceil(x + y) <= floor(x) + floor(y) + 1.
+  __device__ Parts fixed_parts(const Piece& piece) const {
+    const std::int32_t first_slice = lengths_.first_token * a_.group / a_.work.tile_rows + req_;
+    Parts parts;
+    parts.count = places_.parts(slice_.tiles);
+    parts.part = piece.first / places_.part_tiles - slice_.tiles.first / places_.part_tiles;
+    parts.counter = (first_slice + index_) * a_.num_kv_heads + head_;
+    parts.first_place = parts.next_place = parts.counter * a_.work.max_parts, parts.step = 1;
+    return parts;
+  }
+
   const gpu::AttendArgs& a_;
-  const Row& row_;
+  const Places<kSlices> places_;
   std::int32_t share_, at_, end_;
-  std::int32_t req_ = 0;
+  std::int32_t req_ = 0, begin_ = 0, of_head_ = 0, head_ = 0;  ///< the request, its first place, places of a KV head
+  std::int32_t index_ = 0, slice_begin_ = 0;                   ///< the slice, and the segment's first place
+  RowSlice slice_;
+  gpu::Lengths lengths_;
 };
 
 }  // namespace quire::cuda::sm90
