@@ -1,4 +1,5 @@
-// The instances of decode.h: query type x head_dim x (cache of the same type, fp8) x rows of a warpgroup. Budget: 2 x 3 x 2 x 2 = 24 kernels.
+// The instances of decode.h: query type x head_dim x (cache of the same type, fp8) x rows of a warpgroup. Budget: 2 x 3 x 2 x 2 =
+// 24 kernels.
 #include "backend/cuda/sm90/decode.h"
 
 #include "backend/cuda/dependent_launch.h"
