@@ -218,8 +218,8 @@ REGISTERS = 65536  # of a multiprocessor, given out to warps
 SYSTEM_SHARED = 1024  # that every block of this architecture has, whatever it asks for
 # Bytes a thread may keep in local memory: the least that has been reached. Who is not named may keep none.
 LOCAL_BYTES = {"decode B?[Ff]16 (Plain|Fp8)Tiles (64|128) 32": 48, "decode B?[Ff]16 (Plain|Fp8)Tiles 256 (8|16)": 32,
-               "prefill B?[Ff]16 128": 48, "prefill B?[Ff]16 256": 32, "prefill B?[Ff]16 64": 8,
-               "prefill B?[Ff]16 codes 128": 48, "prefill B?[Ff]16 codes 256": 72}
+               "prefill B?[Ff]16 128": 8, "prefill B?[Ff]16 256": 16, "prefill B?[Ff]16 64": 8,
+               "prefill B?[Ff]16 codes 128": 16, "prefill B?[Ff]16 codes 256": 32}
 # Instructions by the low 9 bits of their words (the bits above say where operands come from), and by what nvdisasm calls them.
 OPCODES = {0x1F0: "HGMMA", 0x1B4: "UTMALDG", 0x187: "STL", 0x183: "LDL"}
 

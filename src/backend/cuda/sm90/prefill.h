@@ -73,21 +73,29 @@ struct Prefill {
     __device__ bool is_easy(int n) const { return n >= easy_begin && n < easy_end; }
   };
 
+  /// Query row of the request that score row `row` of the tile (0: its first) belongs to. Rows of a tile are fewer than 256, so
+  /// that a product does for the division.
+  __device__ int query_row(const PrefillJob& job, int row) const { return job.first_query + (row * shared.group_inverse >> 16); }
+
   __device__ Work work_of(const PrefillJob& job) const {
     const gpu::WorkSlice& slice = job.item.slice;
     const int block = slice.row_begin + rank * block_rows(), first = block + 64 * group_index();
-    const mma::RowSpan span =
-        mma::row_span(a, job.item.lengths, first, min(min(first + 64, block + block_rows()), slice.row_end));
+    const int end = min(min(first + 64, block + block_rows()), slice.row_end);
     const bool plain =
         a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr && a.score.scale > 0.0f && job.parts[0].k_scale > 0.0f;
+    Work w{first, end, 0, 0, {}, plain};
+    if (first >= end) return w;
+    const int context = job.item.lengths.context_len, local = first - slice.row_begin;
+    const semantics::KeyRange of_first = semantics::visible_range(context + query_row(job, local), a.window);
+    const semantics::KeyRange of_last = semantics::visible_range(context + query_row(job, end - 1 - slice.row_begin), a.window);
     const int before = job.first_cached + (job.cached_end - 1) / kKeys;  // tile n holds keys from (before - n) kKeys on
-    const int seen_begin = max(slice.key_begin, span.full_begin), seen_end = min(job.cached_end, span.full_end);
-    Work w{span.first, span.end, 0, 0, {}, plain};
+    const int seen_begin = max(slice.key_begin, static_cast<int>(of_last.begin));
+    const int seen_end = min(job.cached_end, static_cast<int>(of_first.end));
     w.easy_begin = max(before + 1 - seen_end / kKeys, job.first_cached);
     w.easy_end = before + 1 - (seen_begin + kKeys - 1) / kKeys;
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-      w.row_end[h] = job.item.lengths.context_len + min(first + row_in_group() + 8 * h, slice.row_end - 1) / a.group + 1;
+      w.row_end[h] = context + query_row(job, min(local + row_in_group() + 8 * h, slice.row_end - 1 - slice.row_begin)) + 1;
     return w;
   }
 
@@ -152,6 +160,12 @@ struct Prefill {
     }
   }
 
+  /// A bit for each of this thread's columns 0, 1, 8, 9, 16, ... (counted from its first) that is below `end`.
+  __device__ static std::uint32_t columns_below(int end) {
+    const int at = min(max(end, 0), kKeys), count = at / 8 * 2 + min(at % 8, 2);
+    return static_cast<std::uint32_t>((std::uint64_t{1} << count) - 1);
+  }
+
   /// Dot products to logits in base 2 where that takes more than one product; -inf for keys that a row does not see.
   template <bool kPlain>
   __device__ void finish_scores(Scores& s, const Work& w, const mma::Item& item, const KeyTileSpan& span, float k_scale) const {
@@ -161,11 +175,10 @@ struct Prefill {
     for (int h = 0; h < 2; ++h) {
       const semantics::KeyRange seen = semantics::visible_range(w.row_end[h] - 1, a.window);
       const int begin = max(static_cast<int>(seen.begin), span.begin) - first, end = min(w.row_end[h], span.end) - first;
+      const std::uint32_t hidden = ~columns_below(end) | columns_below(begin);
 #pragma unroll
-      for (int i = 0; i < kKeys / 4; ++i) {
-        const int at = i / 2 * 8 + i % 2;
-        if (at < begin || at >= end) s[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;
-      }
+      for (int i = 0; i < kKeys / 4; ++i)
+        if (hidden >> i & 1) s[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;
     }
   }
 
@@ -375,7 +388,7 @@ struct Prefill {
       start_scores(s, query, shared.k[ring.k.stage]);
       start_tile_values<Element>(state, p, job, w, ring, n - 1);
       hand_on();
-      hopper::wgmma_wait<1>();
+      hopper::wgmma_wait<kPlain ? 1 : 0>();  // soft caps and slopes need the registers of p
       hopper::settle(s);
       free_keys(ring);
       const bool moved = weigh<kPlain>(s, state, job, part, w, n, rescale, empty);
@@ -444,10 +457,10 @@ struct Prefill {
     std::uint32_t rows = 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float zero = state.sum[h] * 0.0f;  // x * 0 is NaN for every such x
+      float zero[2] = {state.sum[h] * 0.0f, 0.0f};  // x * 0 is NaN for every such x
 #pragma unroll
-      for (int i = 0; i < kDim / 8; ++i) zero += state.out[4 * i + 2 * h] * 0.0f + state.out[4 * i + 2 * h + 1] * 0.0f;
-      const bool bad = w.first + row_in_group() + 8 * h < w.end && zero != 0.0f;
+      for (int i = 0; i < kDim / 4; ++i) zero[i % 2] = fmaf(state.out[i / 2 * 4 + 2 * h + i % 2], 0.0f, zero[i % 2]);
+      const bool bad = w.first + row_in_group() + 8 * h < w.end && zero[0] + zero[1] != 0.0f;
       const std::uint32_t lanes = __ballot_sync(~0u, bad);
       if (lanes == 0) continue;
 #pragma unroll
@@ -488,30 +501,45 @@ struct Prefill {
     return staging.halves[chunk / 8] + row * kRowBytes + (chunk % 8 ^ row % 8) * 16;
   }
 
-  /// Chunk `chunk` of the output row at `offset`.
-  __device__ void write_chunk(std::int64_t offset, int chunk, const uint4& words) const {
+  /// Chunk `chunk` of the output row at `offset`, where rows cannot be written 16 bytes at a time.
+  __device__ void write_singly(std::int64_t offset, int chunk, const uint4& words) const {
     auto* const row = static_cast<std::uint16_t*>(a.output) + offset;
-    if (maps.output_chunks) {
-      *reinterpret_cast<uint4*>(row + chunk * 8) = words;
-      return;
-    }
     const std::uint32_t pairs[] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       row[(chunk * 8 + i) * a.output_strides.dim] = static_cast<std::uint16_t>(pairs[i / 2] >> i % 2 * 16);
   }
 
-  /// Finished rows, through the memory of the warp's own query rows, so that whole rows are written.
-  __device__ void store_rows(const State& state, const mma::Item& item, const Work& w, Query& staging) const {
+  /// The warp reads and writes nothing of the slot any more; copies may.
+  __device__ void give_back(int slot) const {
+    hopper::fence_shared();
+    __syncwarp();
+    free_in_block(shared.job_free[slot]);
+  }
+
+  /// Finished rows, through the memory of the warp's own query rows, so that whole rows are written. That memory is given back
+  /// before they are, as the fence waits for all writes on their way.
+  __device__ void store_rows(const State& state, const PrefillJob& job, const Work& w, int slot) const {
     constexpr std::int64_t kNowhere = INT64_MIN;
-    const int lane = threadIdx.x % 32, row_of_warp = group_index() * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
+    constexpr int kChunks = kDim / 8, kTurns = kChunks / 2;
+    Query& staging = shared.query[slot];
+    int lane = threadIdx.x % 32, row_of_warp = group_index() * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
+    hopper::compute_here(lane), hopper::compute_here(row_of_warp);
+    const bool bare = a.sinks.data == nullptr && a.lse == nullptr;  // nothing but sums to look at
     std::int64_t offset[2];
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = w.first + row_in_group() + 8 * h;
       mma::OutputRow to{kNowhere, 0.0f};
-      if (row < w.end) to = mma::finish_row(a, item, row, natural_state(state, h), threadIdx.x % 4 == 0);
+      if (row < w.end && bare) {
+        const int local = row - job.item.slice.row_begin, query = query_row(job, local);
+        const int head = job.item.kv_head * a.group + local - (query - job.first_query) * a.group;
+        to = {a.output_strides.row(0, head, job.item.lengths.first_token + query),
+              state.sum[h] == 0.0f ? 0.0f : 1.0f / state.sum[h]};
+      } else if (row < w.end) {
+        to = mma::finish_row(a, job.item, row, natural_state(state, h), threadIdx.x % 4 == 0);
+      }
       offset[h] = to.offset, factor[h] = to.factor;
     }
     hopper::settle(factor);  // or all products with a factor of 0 are computed beside those with another
@@ -522,14 +550,28 @@ struct Prefill {
         *reinterpret_cast<std::uint32_t*>(staged(staging, row_of_warp + lane / 4 + 8 * h, i) + column() * 2) =
             T::pack(state.out[4 * i + 2 * h] * factor[h], state.out[4 * i + 2 * h + 1] * factor[h]);
     __syncwarp();
-    constexpr int kChunks = kDim / 8;
-#pragma unroll 4
-    for (int i = lane; i < 16 * kChunks; i += 32) {
-      const int r = i / kChunks, chunk = i % kChunks;
-      const std::int64_t lower = __shfl_sync(~0u, offset[0], r % 8 * 4), upper = __shfl_sync(~0u, offset[1], r % 8 * 4);
-      const std::int64_t to = r < 8 ? lower : upper;
-      if (to != kNowhere) write_chunk(to, chunk, *reinterpret_cast<const uint4*>(staged(staging, row_of_warp + r, chunk)));
+    uint4 words[kTurns];
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const int at = lane + 32 * i;
+      words[i] = *reinterpret_cast<const uint4*>(staged(staging, row_of_warp + at / kChunks, at % kChunks));
     }
+    give_back(slot);
+    const auto write = [&](auto&& write_chunk) {
+#pragma unroll
+      for (int i = 0; i < kTurns; ++i) {
+        const int r = (lane + 32 * i) / kChunks, chunk = (lane + 32 * i) % kChunks;
+        const std::int64_t lower = __shfl_sync(~0u, offset[0], r % 8 * 4), upper = __shfl_sync(~0u, offset[1], r % 8 * 4);
+        const std::int64_t to = r < 8 ? lower : upper;
+        if (to != kNowhere) write_chunk(to, chunk, words[i]);
+      }
+    };
+    if (maps.output_chunks)  // asked once: code for the rest between these writes would cost more than they do
+      write([&](std::int64_t to, int chunk, const uint4& x) {
+        *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(a.output) + to + chunk * 8) = x;
+      });
+    else
+      write([&](std::int64_t to, int chunk, const uint4& x) { write_singly(to, chunk, x); });
   }
 
   /// Rows of the warp, key by key.
@@ -543,20 +585,26 @@ struct Prefill {
     }
   }
 
-  __device__ void store(State& state, const mma::Item& item, const Work& w, Query& staging) const {
+  /// The rows of the job in `slot`, which is given back.
+  __device__ void store(State& state, const Work& w, int slot) const {
+    const mma::Item item = shared.jobs[slot].item;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       state.sum[h] += __shfl_xor_sync(~0u, state.sum[h], 1);
       state.sum[h] += __shfl_xor_sync(~0u, state.sum[h], 2);
     }
     const std::uint32_t again = not_finite(state, w);
-    if (item.slice.num_parts > 1)
+    if (item.slice.num_parts > 1) {
+      give_back(slot);
       store_partial(state, item, w);
-    else
-      store_rows(state, item, w, staging);
-    if (again == 0) return;
-    __syncwarp();  // what was stored of these rows is stored again
-    store_careful(item, w, again);
+    } else {
+      store_rows(state, shared.jobs[slot], w, slot);
+    }
+    if (again != 0) {
+      __syncwarp();  // what was stored of these rows is stored again
+      store_careful(item, w, again);
+    }
+    finish(item);
   }
 
   /// True in every worker of the block that completes the last part of the tile, both blocks' rows.
@@ -595,11 +643,7 @@ struct Prefill {
       State state{};
       state.max[0] = state.max[1] = -INFINITY;
       fold_job(state, job, w, shared.query[jobs.stage], ring);
-      store(state, job.item, w, shared.query[jobs.stage]);
-      finish(job.item);
-      hopper::fence_shared();  // the memory that results went through will be written by a copy
-      __syncwarp();
-      free_in_block(shared.job_free[jobs.stage]);
+      store(state, w, jobs.stage);
     }
   }
 };
@@ -613,6 +657,7 @@ __global__ void __launch_bounds__(PrefillMemory<kDim, kCodes>::kThreads, 1)
   auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);
   if (threadIdx.x == 0) {
     shared.zero = 0.0f;
+    shared.group_inverse = (65536 + a.group - 1) / a.group;
     Memory::init_barriers(shared);
     hopper::fence_barrier_init();
   }

@@ -32,6 +32,7 @@ struct PrefillJob {
   int fresh_begin;
   int fresh_tiles;
   int cached_tiles;
+  int first_query;                ///< query row of the request that the tile's first score row belongs to
   int first_fresh, first_cached;  ///< tiles
   TilePart parts[2];              ///< the second: fresh tiles, if they are kept apart
 
@@ -45,6 +46,7 @@ __device__ inline PrefillJob prefill_job(const gpu::AttendArgs& a, int index, bo
   PrefillJob job;
   job.item = mma::item_at(a, index);
   const gpu::WorkSlice& slice = job.item.slice;
+  job.first_query = slice.row_begin / a.group;
   const int cached = job.item.lengths.cached_len;
   job.cached_end = min(slice.key_end, cached);
   job.fresh_begin = max(slice.key_begin, cached);

@@ -63,6 +63,7 @@ struct PrefillMemory {
     int index[kJobs];
     int last;
     float zero;
+    int group_inverse;  ///< 2^16 over it, rounded up: for n < 256, n / group is n times that / 2^16
   };
   static_assert(sizeof(Shared) <= 227 * 1024);
 
