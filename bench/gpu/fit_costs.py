@@ -91,9 +91,8 @@ def list_us(one: dict, line: dict, device: dict, bodies: dict) -> float:
 def seconds_of(line: dict, device: dict, bodies: dict) -> float:
     """As src/plan/predict.cpp; in microseconds."""
     lists = [list_us(one, line, device, bodies) for one in line["lists"]]
-    if line["together"]:
-        lists[0] *= device["beside"]
-    return device["call"] + sum(lists)
+    saved = min((1 - device["beside"]) * lists[0], lists[1]) if line["together"] else 0
+    return device["call"] + sum(lists) - saved
 
 
 def loss(lines: "list[dict]", device: dict, bodies: dict) -> float:

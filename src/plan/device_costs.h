@@ -8,7 +8,7 @@
 //
 // with the items and tiles of the unit (a block, or a pair of blocks) that has most, and the rows and keys of one tile, as the
 // matrix units see them; merge, if tiles come in parts. A list without rows takes its launch. Where decode and prefill run at the
-// same time, beside_share of the former's time is added to the latter's. The constants of a body are fitted
+// same time, all but beside_share of the former's time is saved, at most the latter's. The constants of a body are fitted
 // by `bench/gpu/fit_costs.py` to some of the lines of a result file; docs/kernels/predicted.md says to which, and how far the
 // others are off.
 #pragma once
@@ -42,8 +42,8 @@ struct DeviceCosts {
   double read_tb_per_s;      ///< the read ceiling
   double call_us;            ///< a call's first two launches: counters, validation
   double launch_us;          ///< of each list
-  double beside_share;       ///< of a decode list\'s time that is left where prefill runs at the same time
-  std::array<BodyCosts, 11> bodies;
+  double beside_share;       ///< of a decode list's time that is left where prefill runs at the same time
+  std::array<BodyCosts, 18> bodies;
 };
 
 // NVIDIA H200, 2026-11-22, bench/results/h200-attend.json.
@@ -55,17 +55,24 @@ inline constexpr DeviceCosts kDeviceCosts[] = {
      1.0,
      0.65,
      {{
-         {Body::sm90_decode, false, 0, 5.27, 1.67, 0.556, 14.2, 20, 0.3, 1.36, 0.946},
-         {Body::sm90_decode, true, 0, 1.32, 4.32, 1.39, 54.3, 20, 0.3, 0.825, 0.98},
-         {Body::sm90_prefill, false, 0, 17.2, 2.95, 0, 0, 20.1, 0.299, 3, 0.424},
-         {Body::mma_short, false, 0, 12, 0.99, 0.618, 57.3, 0, 0, 2.91, 0.893},
-         {Body::mma_short, false, 256, 40.9, 1.02, 0.5, 100, 0, 0, 3.15, 0.505},
-         {Body::mma_short, true, 0, 19.1, 1.02, 0.662, 150, 0, 0, 3.19, 0.92},
-         {Body::mma_tall, false, 0, 33.1, 5.6, 0, 0, 235, 3.84, 5.5, 1},
-         {Body::mma_tall, false, 256, 8.16, 2.55, 0, 0, 681, 15.8, 3, 1},
-         {Body::mma_tall, true, 0, 8, 2.45, 0, 87.6, 384, 3, 3, 1},
-         {Body::generic, false, 0, 6.38, 2.27, 2.07, 645, 2.23e+03, 72.5, 2.55, 0.5},
-         {Body::generic, true, 0, 9.64, 2.95, 0.956, 716, 948, 68.3, 2.98, 0.5},
+         {Body::sm90_decode, false, 0, 6.06, 1.06, 0.556, 14.2, 20, 0.3, 1.5, 0.936},
+         {Body::sm90_decode, true, 0, 2.26, 4.19, 1.39, 48.4, 20, 0.297, 1.08, 0.98},
+         {Body::sm90_decode, false, 256, 4.86, 1.65, 0.6, 14.2, 20, 0.3, 1.4, 0.93},
+         {Body::sm90_decode, true, 256, 2.68, 2.74, 0.862, 23.7, 19.8, 0.295, 1.4, 0.9},
+         {Body::sm90_wide, false, 0, 7.42, 2, 1.17, 11.8, 10.4, 0.105, 3.65, 0.93},
+         {Body::sm90_wide, true, 0, 5.38, 5.14, 0.673, 38.8, 9.82, 0.0992, 5.37, 0.9},
+         {Body::sm90_prefill, false, 0, 3.63, 4.33, 0, 0, 19.6, 0.226, 21.6, 0.589},
+         {Body::sm90_prefill, false, 256, 15.5, 2.81, 0, 0, 16.8, 0.3, 3, 0.42},
+         {Body::sm90_prefill, true, 0, 16.5, 3.15, 0, 0, 12.8, 0.4, 3, 0.42},
+         {Body::sm90_prefill, true, 256, 18, 3.13, 0, 0, 23.9, 0.488, 3, 0.42},
+         {Body::mma_short, false, 0, 16.5, 1.12, 1.02, 101, 0, 0, 2.36, 0.893},
+         {Body::mma_short, false, 256, 39.1, 1.02, 0.5, 100, 0, 0, 3.15, 0.52},
+         {Body::mma_short, true, 0, 22.8, 1.03, 0.784, 153, 0, 0, 3.19, 0.92},
+         {Body::mma_tall, false, 0, 52.2, 5.13, 0, 0, 186, 3.84, 6.81, 1},
+         {Body::mma_tall, false, 256, 8.16, 2.55, 0, 0, 742, 15.8, 3, 1},
+         {Body::mma_tall, true, 0, 8, 2.45, 0, 78.4, 351, 2.94, 3, 1},
+         {Body::generic, false, 0, 17.8, 2.46, 0.356, 1.08e+03, 358, 75.4, 3.1, 0.5},
+         {Body::generic, true, 0, 9.64, 2.95, 1, 972, 990, 79.3, 2.98, 0.5},
      }}},
 };
 

@@ -38,7 +38,8 @@ const DeviceCosts* costs_of(const Device& device) {
 
 /// Null: not measured. At head_dim 256 Hopper's kernels have tiles of other sizes: what was measured at others says nothing.
 const BodyCosts* costs_of(const DeviceCosts& device, Body body, const Problem& problem) {
-  const bool own_tiles = problem.head_dim == 256 && (body == Body::sm90_decode || body == Body::sm90_prefill);
+  const bool own_tiles =
+      problem.head_dim == 256 && (body == Body::sm90_decode || body == Body::sm90_wide || body == Body::sm90_prefill);
   const BodyCosts* any = nullptr;
   for (const BodyCosts& costs : device.bodies) {
     if (costs.body != body || costs.fp8 != is_fp8(problem.kv_dtype)) continue;
@@ -91,10 +92,10 @@ bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& d
   return true;
 }
 
-/// What running two lists at the same time saves.
+/// What running two lists at the same time saves: no more than all of the second.
 double saved_seconds(const Plan& plan, const Prediction& prediction, const DeviceCosts& device) {
   if (!plan_detail::runs_at_the_same_time(plan) || prediction.lists[0].items == 0 || prediction.lists[1].items == 0) return 0;
-  return (1 - device.beside_share) * prediction.lists[0].seconds;
+  return std::min((1 - device.beside_share) * prediction.lists[0].seconds, prediction.lists[1].seconds);
 }
 
 }  // namespace

@@ -156,8 +156,7 @@ TEST(Predict, SaysWhyNot) {
   EXPECT_THAT(predict(unread).why_not, HasSubstr("lengths"));
   EXPECT_THAT(predict(plan_of(kShape + "1x60000000@0")).why_not, HasSubstr("more tiles"));
   for (const char* unmeasured :
-       {"q=bf16 kv=bf16 heads=32:2 d=128 page=16 reqs=8x1@8191", "q=bf16 kv=bf16 heads=16:2 d=256 page=16 reqs=8x1@8191",
-        "q=bf16 kv=bf16 heads=16:2 d=256 page=16 reqs=4096"}) {
+       {"q=bf16 kv=bf16 heads=32:2 d=256 page=16 reqs=8x1@8191", "q=f16 kv=fp8_e4m3fn heads=32:2 d=256 page=16 reqs=8x1@8191"}) {
     const Prediction none = predict(plan_of(unmeasured));
     EXPECT_THAT(none.why_not, HasSubstr("was not measured at head_dim")) << unmeasured;
     EXPECT_EQ(none.seconds, 0) << unmeasured;
