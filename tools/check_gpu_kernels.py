@@ -216,10 +216,13 @@ def check_cuda(text: str, scratch: Path) -> "tuple[list[str], list[str]]":
 
 REGISTERS = 65536  # of a multiprocessor, given out to warps
 SYSTEM_SHARED = 1024  # that every block of this architecture has, whatever it asks for
-# Bytes a thread may keep in local memory: the least that has been reached. Who is not named may keep none.
-LOCAL_BYTES = {"decode B?[Ff]16 (Plain|Fp8)Tiles (64|128) 32": 48, "decode B?[Ff]16 (Plain|Fp8)Tiles 256 (8|16)": 32,
-               "prefill B?[Ff]16 128": 8, "prefill B?[Ff]16 256": 16, "prefill B?[Ff]16 64": 8,
-               "prefill B?[Ff]16 codes 128": 16, "prefill B?[Ff]16 codes 256": 32}
+# Bytes a thread may keep in local memory: what it keeps now, which is the least that has been reached but for wide tiles of decode
+# (16 at most, of head_dim 128 alone, before they took slices of requests). Who is not named may keep none.
+LOCAL_BYTES = {"decode B?[Ff]16 PlainTiles 128 32": 48, "decode B?[Ff]16 PlainTiles 64 32": 32,
+               "decode B?[Ff]16 Fp8Tiles 128 32": 32, "decode B?[Ff]16 Fp8Tiles 64 32": 40,
+               "decode B?[Ff]16 (Plain|Fp8)Tiles 256 16": 32, "decode B?[Ff]16 (Plain|Fp8)Tiles 256 8": 24,
+               "prefill B?[Ff]16 (64|128)": 8, "prefill B?[Ff]16 256": 16,
+               "prefill Bf16 codes 128": 8, "prefill F16 codes 128": 16, "prefill B?[Ff]16 codes 256": 32}
 # Instructions by the low 9 bits of their words (the bits above say where operands come from), and by what nvdisasm calls them.
 OPCODES = {0x1F0: "HGMMA", 0x1B4: "UTMALDG", 0x187: "STL", 0x183: "LDL"}
 
@@ -264,7 +267,8 @@ def attributes(info: bytes):
 
 
 def short_name(mangled: str) -> str:
-    """attend_decode<Bf16, PlainTiles<Bf16, 128>> as decode Bf16 PlainTiles 128, attend_prefill<Bf16, 128, true> as prefill Bf16 codes 128."""
+    """attend_decode<Bf16, PlainTiles<Bf16, 128>> as decode Bf16 PlainTiles 128, attend_prefill<Bf16, 128, true> as prefill Bf16 codes
+    128."""
     kernel = re.search(r"attend_(decode|prefill)", mangled)
     words = re.findall(r"(F16|Bf16|PlainTiles|Fp8Tiles)(?=[EI])", mangled)
     codes = ["codes"] if "Lb1E" in mangled else []

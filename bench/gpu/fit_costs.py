@@ -174,8 +174,8 @@ def main() -> int:
     for path in args.results:
         run = json.loads(Path(path).read_text(encoding="utf-8"))
         ceiling = device["ceiling"] if args.agree else run["read_tb_per_s"]
-        known = [{**row, "lists": prediction["lists"], "together": prediction["saved_us"] > 0, "explained": prediction["us"], "ceiling": ceiling, "fp8": "kv=fp8" in row["line"],
-                  "dim": int(re.search(r"d=(\d+)", row["line"])[1])}
+        known = [{**row, "lists": prediction["lists"], "together": prediction["saved_us"] > 0, "explained": prediction["us"],
+                  "ceiling": ceiling, "fp8": "kv=fp8" in row["line"], "dim": int(re.search(r"d=(\d+)", row["line"])[1])}
                  for row in run["results"] if not row.get("key_value") and (prediction := prediction_of(args.quire, row))]
         fitted += known[::2]
         others += known[1::2]
