@@ -87,12 +87,8 @@ void make_prefill_list(DeviceList& list, const Plan& plan) {
   list.rounded_weights = true;
 }
 
-/// Whether cuda_sm90's prefill takes long requests: its weights are rounded, and of 16-bit caches it knows no scales.
-bool has_rounded_prefill(const Plan& plan) {
-  const Problem& p = plan.problem;
-  const bool scaled = p.k_scale != ScaleKind::none || p.v_scale != ScaleKind::none;
-  return !plan.exact_weights && !plan.batch_invariant && (is_fp8(p.kv_dtype) || !scaled);
-}
+/// Whether cuda_sm90's prefill takes long requests: its weights are rounded.
+bool has_rounded_prefill(const Plan& plan) { return !plan.exact_weights && !plan.batch_invariant; }
 
 /// Two launches more, and decode that waits for prefill to begin, cost up to 9 us (H200, 32 x 1k with 256 on 256: 68 us for 59),
 /// and the shorter of the two is what can be saved. So a call is long enough for both if it would take 100 us to read what it

@@ -140,6 +140,7 @@ TEST(DeviceLists, PrefillOnHopperRoundsWeightsUnlessToldNotTo) {
   EXPECT_TRUE(rounds_weights(p, 3)) << "9 score rows";
   EXPECT_FALSE(rounds_weights(p, 2)) << "6 score rows: decode";
   EXPECT_TRUE(rounds_weights(planned("q=bf16 kv=fp8_e5m2 heads=12:4 d=128 page=16 kscale=head reqs=100@5"), 100));
+  EXPECT_TRUE(rounds_weights(planned("q=bf16 kv=bf16 heads=12:4 d=128 page=16 kscale=head vscale=tensor reqs=100@5"), 100));
   for (const Plan& exact : {planned("q=bf16 kv=bf16 heads=12:4 d=128 page=16 reqs=100@5", {.exact_weights = true}),
                             planned("q=bf16 kv=bf16 heads=12:4 d=128 page=16 reqs=100@5", {.batch_invariant = true}),
                             planned("q=bf16 kv=fp8_e4m3fn heads=12:4 d=128 page=16 reqs=100@5", {.exact_weights = true}),
