@@ -71,6 +71,26 @@ __device__ inline void copy_box_to_pair(void* shared, const CUtensorMap* map, Ba
       : "memory");
 }
 
+/// A box of shared memory to a 4-dimensional tensor, as part of the thread's open group of writes.
+__device__ inline void write_box(const CUtensorMap* map, int c0, int c1, int c2, int c3, const void* shared) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+               "r"(ptx::shared_address(shared)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
+}
+__device__ inline void commit_writes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// What this thread's writes read of shared memory, they have read.
+__device__ inline void await_reads_of_writes() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+/// This thread's writes are done.
+__device__ inline void await_writes() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+/// Four 8x8 matrices of 16 bits, of which each thread has a pair (row lane / 4, columns 2 (lane % 4) and the next); lane l says
+/// where row l % 8 of matrix l / 8 goes.
+__device__ inline void store_matrices(std::uint32_t row, const std::uint32_t (&pairs)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(pairs[0]), "r"(pairs[1]),
+               "r"(pairs[2]), "r"(pairs[3])
+               : "memory");
+}
+
 // --- clusters; `rank` is of a block in its cluster, and the shared memory of all blocks is laid out alike ---
 
 __device__ inline int rank_in_cluster() {

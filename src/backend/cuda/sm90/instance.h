@@ -31,11 +31,13 @@ struct CacheMaps {
   std::int32_t box_tokens = 0;  ///< the greatest common divisor of page_size and 64
 };
 
-/// What prefill.h reads by tensor copies: boxes of the query hold all heads of a group.
+/// What prefill.h reads and writes by tensor copies: boxes of the query hold all heads of a group.
 struct PrefillMaps {
   CacheMaps cache;
   CUtensorMap query, key, value;
   bool output_chunks = false;  ///< rows of the output can be written 16 bytes at a time
+  bool output_boxes = false;   ///< 16 score rows of whole groups, or of one, are a box of `output`
+  CUtensorMap output;
 };
 
 /// decode.cu: the requests of args.work's rows, by `blocks` blocks.

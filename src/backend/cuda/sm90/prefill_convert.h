@@ -176,7 +176,7 @@ struct PrefillConvert : PrefillItems<PrefillMemory<kDim, true>> {
     if (copy_warp() > 0) free_in_block(full);
   }
   __device__ void copy_fresh(const PrefillJob& job, Ring& ring) const {
-    for (int n = job.parts[1].begin; n < job.tiles(); ++n, ring.advance()) {
+    for (int n = job.first_fresh; n < job.tiles(); ++n, ring.advance()) {
       const Box box = this->fresh_box(job, key_tile<kKeys>(job, n), kWarps, copy_warp());
       copy_fresh_tile(shared.k[ring.stage], maps.key, shared.k_free[ring.stage], shared.k_full[ring.stage], ring, box,
                       job.item.kv_head);

@@ -110,11 +110,11 @@ struct PrefillItems {
   }
 
   /// Draws an item and tells the block.
-  __device__ void start_job(const JobRing& jobs, int num_items) const {
+  __device__ void start_job(const JobRing& jobs) const {
     PrefillJob& job = shared.jobs[jobs.stage];
     hopper::wait(&shared.job_free[jobs.stage], jobs.parity ^ 1);
     const int index = draw(jobs);
-    if (index < num_items) {
+    if (index < shared.num_items) {
       job = prefill_job<kKeys>(a, index, Memory::kCodes);
       hopper::arrive(&shared.job_known[jobs.stage]);
       copy_query(job, jobs);
@@ -128,11 +128,11 @@ struct PrefillItems {
   /// Calls copy_job(job) until there are no items.
   template <typename CopyJob>
   __device__ void for_each_job(CopyJob&& copy_job) const {
-    const int num_items = a.outcome->broken != 0 ? 0 : *a.work.num_slices * a.num_kv_heads;
+    if (threadIdx.x == kWorkers) shared.num_items = a.outcome->broken != 0 ? 0 : *a.work.num_slices * a.num_kv_heads;
     JobRing jobs;
     for (;; jobs.advance()) {
       const PrefillJob& job = shared.jobs[jobs.stage];
-      if (threadIdx.x == kWorkers) start_job(jobs, num_items);
+      if (threadIdx.x == kWorkers) start_job(jobs);
       __syncwarp();
       hopper::wait(&shared.job_known[jobs.stage], jobs.parity);
       if (job.cached_tiles == kNoMoreJobs) return;

@@ -19,12 +19,6 @@ struct KeyTileSpan {
 
 inline constexpr int kNoMoreJobs = -1;  ///< as cached_tiles
 
-/// Neighbouring tiles whose keys have the same type and scales.
-struct TilePart {
-  int begin, end;
-  float k_scale, v_scale;
-};
-
 /// Written by one thread, read by all.
 struct PrefillJob {
   mma::Item item;
@@ -34,7 +28,11 @@ struct PrefillJob {
   int cached_tiles;
   int first_query;                ///< query row of the request that the tile's first score row belongs to
   int first_fresh, first_cached;  ///< tiles
-  TilePart parts[2];              ///< the second: fresh tiles, if they are kept apart
+  float k_scale;                  ///< of cached keys
+  float v_scale;                  ///< of cached values, if fresh tiles come after them: then what was summed is multiplied by it
+  int scaled_at;                  ///< in this tile; -1: in none
+  float out_scale;                ///< what is summed of all tiles is multiplied by it
+  bool plain;                     ///< the softmax scale is all that is done to a dot product, but for k_scale
 
   __device__ int tiles() const { return fresh_tiles + cached_tiles; }
   __device__ bool is_fresh(int n) const { return n >= first_fresh && n < first_fresh + fresh_tiles; }
@@ -55,9 +53,12 @@ __device__ inline PrefillJob prefill_job(const gpu::AttendArgs& a, int index, bo
   const bool cached_first = apart || a.k_scale.data != nullptr || a.v_scale.data != nullptr;
   job.first_fresh = cached_first ? job.cached_tiles : 0;
   job.first_cached = cached_first ? 0 : job.fresh_tiles;
-  const int border = cached_first ? job.cached_tiles : job.tiles();
-  job.parts[0] = {0, border, a.k_scale.at(job.item.kv_head, 1.0f), a.v_scale.at(job.item.kv_head, 1.0f)};
-  job.parts[1] = {border, job.tiles(), 1.0f, 1.0f};
+  job.k_scale = a.k_scale.at(job.item.kv_head, 1.0f);
+  job.v_scale = a.v_scale.at(job.item.kv_head, 1.0f);
+  const bool apart_tiles = cached_first && job.fresh_tiles > 0;
+  job.scaled_at = apart_tiles && job.cached_tiles > 0 ? job.first_fresh : -1;
+  job.out_scale = apart_tiles ? 1.0f : job.v_scale;
+  job.plain = a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr && a.score.scale > 0.0f && job.k_scale > 0.0f;
   return job;
 }
 

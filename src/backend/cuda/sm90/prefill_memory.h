@@ -24,7 +24,8 @@ struct PrefillMemory {
   static constexpr int kDim = kDim_, kHalves = kDim / 64;
   static constexpr bool kCodes = kCodes_;
   static constexpr int kGroups = kPrefillGroups, kRows = kPrefillBlockRows, kKeys = prefill_keys(kDim);
-  static constexpr int kStages = 2, kJobs = kDim == 256 || (kCodes && kDim == 128) ? 1 : 2;
+  /// Slots for items and their queries: with three, one is being closed, one worked on, and one on its way.
+  static constexpr int kStages = 2, kJobs = kDim == 256 || (kCodes && kDim == 128) ? 1 : kCodes ? 2 : 3;
   static constexpr int kWorkers = 128 * kGroups, kCopyWarps = 4, kThreads = kWorkers + 32 * kCopyWarps;
   // What all threads have at first, 168 registers each, is all that a block may deal out.
   static constexpr int kCopyRegisters = kCodes ? 72 : 40, kWorkRegisters = kCodes ? 216 : 232;
@@ -61,6 +62,7 @@ struct PrefillMemory {
     hopper::Barrier index_full[kJobs];  ///< of the pair's second block
     hopper::Barrier index_free[kJobs];  ///< of its first: the second has read the index before
     int index[kJobs];
+    int num_items;  ///< of the list; asked by one thread, which has no register to keep it in
     int last;
     float zero;
     int group_inverse;  ///< 2^16 over it, rounded up: for n < 256, n / group is n times that / 2^16

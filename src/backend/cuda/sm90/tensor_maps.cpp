@@ -60,6 +60,19 @@ bool has_box_strides(const gpu::RowSource& rows) {
   return rows.data == nullptr || (is_box_stride(rows.strides.token) && is_box_stride(rows.strides.head));
 }
 
+/// Boxes of the output are 16 score rows: those of a warp of prefill.h. False where no such box is part of a tile, or rows do
+/// not lie as tensor copies take them: they are written otherwise then.
+bool encode_output(CUtensorMap& map, const gpu::AttendArgs& a, const gpu::RowSource& output) {
+  constexpr std::int64_t kRows = 16;
+  if ((kRows % a.group != 0 && a.group % kRows != 0) || !mma::has_whole_chunks(output, a.head_dim) || !has_box_strides(output))
+    return false;
+  const std::int64_t heads = std::min<std::int64_t>(a.group, kRows);
+  return encode_one(map, output, a.head_dim,
+                    {{a.num_q_heads, output.strides.head, heads},
+                     {a.num_tokens, output.strides.token, kRows / heads},
+                     {1, output.strides.token, 1}});
+}
+
 }  // namespace
 
 bool takes_boxes(const gpu::AttendArgs& a) {
@@ -84,7 +97,9 @@ bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
 /// Boxes of the query hold whole groups. This step's rows, if there are none, are never asked for.
 bool encode(PrefillMaps& maps, const gpu::AttendArgs& a) {
   const semantics::KvStrides& q = a.query.strides;
-  maps.output_chunks = mma::has_whole_chunks({a.output, a.output_dtype, a.output_strides}, a.head_dim);
+  const gpu::RowSource output{a.output, a.output_dtype, a.output_strides};
+  maps.output_chunks = mma::has_whole_chunks(output, a.head_dim);
+  maps.output_boxes = encode_output(maps.output, a, output);
   const std::int64_t tokens = a.work.tile_rows / kPair / a.group;
   const auto fresh = [&](CUtensorMap& map, const gpu::RowSource& rows) {
     const semantics::KvStrides& s = rows.strides;

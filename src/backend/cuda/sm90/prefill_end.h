@@ -1,0 +1,304 @@
+// The end of an item of prefill.h: its rows to the output or its partial results to the workspace, and the merge by whoever
+// completes the last part.
+//
+// Rows go through the memory of the item's own query rows. Where all 16 of a warp are there and the output suits tensor copies,
+// they are copied from there as a box, and nobody waits until they are written. Others (the last rows of a chunk, those of groups
+// that do not fill 16 rows, what is written again) go by ordinary writes.
+#pragma once
+
+#include "backend/cuda/sm90/careful_rows.h"
+#include "backend/cuda/sm90/prefill_memory.h"
+#include "backend/cuda/sm90/wgmma.h"
+
+namespace quire::cuda::sm90 {
+
+template <typename T, int kDim_, bool kCodes>
+struct PrefillEnd {
+  static constexpr int kDim = kDim_;
+  using Memory = PrefillMemory<kDim, kCodes>;
+  using Shared = typename Memory::Shared;
+  using Query = typename Memory::Query;
+  static constexpr int kHalves = Memory::kHalves, kRowBytes = Memory::kRowBytes, kWorkers = Memory::kWorkers;
+  /// What weights and cached values are in the second product. Codes become f16 whatever the query is, and so do their weights.
+  using Weight = std::conditional_t<kCodes, mma::F16, T>;
+  /// Weights are 2^kShift times as large: prefill.h.
+  static constexpr float kShift = Weight::kDType == DType::f16 ? 7.0f : 0.0f;
+
+  const gpu::AttendArgs& a;
+  const PrefillMaps& maps;
+  Shared& shared;
+  const int rank;  ///< of this block in its pair
+
+  /// Of this thread's two rows.
+  struct Totals {
+    float max[2] = {-INFINITY, -INFINITY};  ///< base 2
+    float sum[2] = {};                      ///< over this thread's columns
+  };
+  struct State : Totals {
+    float out[kDim / 2] = {};  ///< columns are dims: index 4 i + 2 h + e
+  };
+
+  /// Score rows of a tile that are this block's: [rank * block_rows(), (rank + 1) * block_rows()).
+  __device__ int block_rows() const { return a.work.tile_rows / kPair; }
+
+  __device__ static int group_index() { return static_cast<int>(threadIdx.x) / 128; }
+  __device__ static int warp_in_group() { return static_cast<int>(threadIdx.x) % 128 / 32; }
+  __device__ static void sync_workers() { hopper::named_barrier<1, kWorkers>(); }
+
+  /// This thread's rows of the tile are 64 group + 16 warp + lane / 4 + {0, 8}; its columns 8 i + 2 (lane % 4) + {0, 1}.
+  __device__ static int row_in_group() { return warp_in_group() * 16 + static_cast<int>(threadIdx.x) % 32 / 4; }
+  __device__ static int column() { return static_cast<int>(threadIdx.x) % 4 * 2; }
+
+  /// Score rows [first, end) of a tile are the warpgroup's.
+  struct Rows {
+    int first, end;
+  };
+  __device__ Rows rows_of(const gpu::WorkSlice& slice) const {
+    const int block = slice.row_begin + rank * block_rows(), first = block + 64 * group_index();
+    return {first, min(min(first + 64, block + block_rows()), slice.row_end)};
+  }
+
+  /// Query row of the request that score row `row` of the tile (0: its first) belongs to. Rows of a tile are fewer than 256, so
+  /// that a product does for the division.
+  __device__ int query_row(const PrefillJob& job, int row) const { return job.first_query + (row * shared.group_inverse >> 16); }
+
+  /// Token and head of the same.
+  struct Place {
+    int token, head;
+  };
+  __device__ Place place_of(const PrefillJob& job, int row) const {
+    const int query = query_row(job, row);
+    return {job.item.lengths.first_token + query, job.item.kv_head * a.group + row - (query - job.first_query) * a.group};
+  }
+
+  /// Which of the warp's 16 rows have sums that are infinite or NaN: bit r, of those that exist.
+  __device__ static std::uint32_t not_finite(const State& state, const Rows& w) {
+    std::uint32_t rows = 0;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float zero[2] = {state.sum[h] * 0.0f, 0.0f};  // x * 0 is NaN for every such x
+#pragma unroll
+      for (int i = 0; i < kDim / 4; ++i) zero[i % 2] = fmaf(state.out[i / 2 * 4 + 2 * h + i % 2], 0.0f, zero[i % 2]);
+      const bool bad = w.first + row_in_group() + 8 * h < w.end && zero[0] + zero[1] != 0.0f;
+      const std::uint32_t lanes = __ballot_sync(~0u, bad);
+      if (lanes == 0) continue;
+#pragma unroll
+      for (int r = 0; r < 8; ++r) rows |= (lanes >> 4 * r & 15u) != 0 ? 1u << (r + 8 * h) : 0u;
+    }
+    return rows;
+  }
+
+  /// In natural units. A NaN sum marks a NaN score, which a maximum passes over.
+  __device__ static semantics::SoftmaxState natural_state(const State& state, int h) {
+    const float sum = state.sum[h];
+    return {sum != sum ? sum : (state.max[h] - kShift) * mma::kLn2, sum};
+  }
+
+  /// Partial results of this item's rows: index of the row that is row 0 of the tile.
+  __device__ std::int64_t partial_row(const mma::Item& item) const {
+    return mma::partial_tile(a, item, item.slice.part) * a.work.tile_rows;
+  }
+
+  __device__ void store_partial(const State& state, const mma::Item& item, const Rows& w, float scale) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = w.first + row_in_group() + 8 * h;
+      if (row >= w.end) continue;
+      const std::int64_t at = partial_row(item) + row - item.slice.row_begin;
+      const semantics::SoftmaxState natural = natural_state(state, h);
+      if (threadIdx.x % 4 == 0)
+        *reinterpret_cast<float2*>(a.work.partial_states + at * 2) = make_float2(natural.max, natural.sum);
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i)
+        *reinterpret_cast<float2*>(a.work.partial_acc + at * kDim + i * 8 + column()) =
+            make_float2(state.out[4 * i + 2 * h] * scale, state.out[4 * i + 2 * h + 1] * scale);
+    }
+  }
+
+  /// What the rows' sums are multiplied by; their lse is written.
+  __device__ void finish_rows(float (&factor)[2], const State& state, const PrefillJob& job, const Rows& w) const {
+    const float scale = job.out_scale;
+    if (a.sinks.data == nullptr && a.lse == nullptr) {  // nothing but sums to look at
+#pragma unroll
+      for (int h = 0; h < 2; ++h) factor[h] = state.sum[h] == 0.0f ? 0.0f : ptx::reciprocal_approx(state.sum[h]) * scale;
+      return;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = w.first + row_in_group() + 8 * h;
+      factor[h] = 0.0f;
+      if (row < w.end)
+        factor[h] = mma::finish_row(a, job.item, row, natural_state(state, h), threadIdx.x % 4 == 0).factor * scale;
+    }
+  }
+
+  /// 16 bytes of staged output rows, swizzled as tensor copies have it.
+  __device__ static unsigned char* staged(Query& staging, int row, int chunk) {
+    return staging.halves[chunk / 8] + row * kRowBytes + (chunk % 8 ^ row % 8) * 16;
+  }
+
+  /// The warp's rows, from `row_of_warp` of the block's on.
+  __device__ static void stage(Query& staging, int row_of_warp, const State& state, const float (&factor)[2]) {
+    int lane = threadIdx.x % 32;
+    hopper::compute_here(lane);
+    const std::uint32_t at = ptx::shared_address(staged(staging, row_of_warp + lane % 16, lane / 16));
+#pragma unroll
+    for (int j = 0; j < kDim / 16; ++j) {
+      std::uint32_t pairs[4];
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const int i = 4 * (2 * j + m / 2) + 2 * (m % 2);
+        pairs[m] = T::pack(state.out[i] * factor[m % 2], state.out[i + 1] * factor[m % 2]);
+      }
+      hopper::store_matrices((at ^ j % 4 * 32) + j / 4 * static_cast<int>(sizeof(staging.halves[0])), pairs);
+    }
+  }
+
+  /// The warp reads and writes nothing of the slot any more; copies may.
+  __device__ void give_back(int slot) const {
+    hopper::fence_shared();
+    __syncwarp();
+    free_in_block(shared.job_free[slot]);
+  }
+
+  /// Staged rows, all 16. The slot is given back when they have been read.
+  __device__ void write_box(Query& staging, int row_of_warp, const Place& place, int slot) const {
+    hopper::fence_shared();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half)
+        hopper::write_box(&maps.output, half * 64, place.head, place.token, 0, staging.halves[half] + row_of_warp * kRowBytes);
+      hopper::commit_writes();
+      hopper::await_reads_of_writes();
+      hopper::arrive(&shared.job_free[slot]);
+    }
+    __syncwarp();
+  }
+
+  /// Chunk `chunk` of the output row at `offset`, where rows cannot be written 16 bytes at a time.
+  __device__ void write_singly(std::int64_t offset, int chunk, const uint4& words) const {
+    auto* const row = static_cast<std::uint16_t*>(a.output) + offset;
+    const std::uint32_t pairs[] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      row[(chunk * 8 + i) * a.output_strides.dim] = static_cast<std::uint16_t>(pairs[i / 2] >> i % 2 * 16);
+  }
+
+  /// Staged rows by ordinary writes, those that exist. The slot is given back before they are written, as the fence waits for all
+  /// writes on their way.
+  __device__ void write_rows(Query& staging, int row_of_warp, const PrefillJob& job, const Rows& w, int slot) const {
+    constexpr std::int64_t kNowhere = INT64_MIN;
+    constexpr int kChunks = kDim / 8, kTurns = kChunks / 2;
+    int lane = threadIdx.x % 32;
+    hopper::compute_here(lane);
+    const int row = w.first + warp_in_group() * 16 + lane % 16;
+    const Place place = place_of(job, min(row, w.end - 1) - job.item.slice.row_begin);
+    const std::int64_t offset = row < w.end ? a.output_strides.row(0, place.head, place.token) : kNowhere;
+    __syncwarp();
+    uint4 words[kTurns];
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const int at = lane + 32 * i;
+      words[i] = *reinterpret_cast<const uint4*>(staged(staging, row_of_warp + at / kChunks, at % kChunks));
+    }
+    give_back(slot);
+    const auto write = [&](auto&& write_chunk) {
+#pragma unroll
+      for (int i = 0; i < kTurns; ++i) {
+        const int r = (lane + 32 * i) / kChunks, chunk = (lane + 32 * i) % kChunks;
+        const std::int64_t to = __shfl_sync(~0u, offset, r);
+        if (to != kNowhere) write_chunk(to, chunk, words[i]);
+      }
+    };
+    if (maps.output_chunks)  // asked once: code for the rest between these writes would cost more than they do
+      write([&](std::int64_t to, int chunk, const uint4& x) {
+        *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(a.output) + to + chunk * 8) = x;
+      });
+    else
+      write([&](std::int64_t to, int chunk, const uint4& x) { write_singly(to, chunk, x); });
+  }
+
+  /// Finished rows. `alone`: they are not written again.
+  __device__ void store_rows(const State& state, const PrefillJob& job, const Rows& w, int slot, bool alone) const {
+    Query& staging = shared.query[slot];
+    const int row_of_warp = group_index() * 64 + warp_in_group() * 16, first = w.first + warp_in_group() * 16;
+    float factor[2];
+    finish_rows(factor, state, job, w);
+    hopper::settle(factor);  // or all products with a factor of 0 are computed beside those with another
+    stage(staging, row_of_warp, state, factor);
+    if (maps.output_boxes && alone && first + 16 <= w.end)
+      write_box(staging, row_of_warp, place_of(job, first - job.item.slice.row_begin), slot);
+    else
+      write_rows(staging, row_of_warp, job, w, slot);
+  }
+
+  /// Rows of the warp, key by key.
+  __device__ void store_careful(const mma::Item& item, const Rows& w, std::uint32_t rows) const {
+    const int first_of_warp = w.first + warp_in_group() * 16;
+    const std::int64_t first = item.slice.num_parts > 1 ? partial_row(item) - item.slice.row_begin : 0;
+#pragma unroll 1
+    for (; rows != 0; rows &= rows - 1) {
+      const int row = first_of_warp + __ffs(static_cast<int>(rows)) - 1;
+      store_careful_row<T, kDim, kCodes>(a, item, row, first + row);
+    }
+  }
+
+  __device__ void store(State& state, const PrefillJob& job, const mma::Item& item, const Rows& w, int slot) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      state.sum[h] += __shfl_xor_sync(~0u, state.sum[h], 1);
+      state.sum[h] += __shfl_xor_sync(~0u, state.sum[h], 2);
+    }
+    const std::uint32_t again = not_finite(state, w);
+    if (item.slice.num_parts > 1) {
+      const float scale = job.out_scale;
+      give_back(slot);
+      store_partial(state, item, w, scale);
+    } else {
+      store_rows(state, job, w, slot, again == 0);
+    }
+    if (again != 0) {
+      __syncwarp();  // what was stored of these rows is stored again
+      store_careful(item, w, again);
+    }
+  }
+
+  /// True in every worker of the block that completes the last part of the tile, both blocks' rows.
+  __device__ bool is_last_part(const mma::Item& item) const {
+    sync_workers();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      shared.last =
+          atomicAdd(a.work.parts_done + item.slice.merge * a.num_kv_heads + item.kv_head, 1) == kPair * item.slice.num_parts - 1;
+      __threadfence();
+    }
+    sync_workers();
+    return shared.last != 0;
+  }
+
+  __device__ void finish(mma::Item item) const {
+    if (item.slice.num_parts > 1) {
+      if (!is_last_part(item)) return;
+      mma::merge_parts<T>(a, item, kWorkers / 32, [&](int part) { return mma::partial_tile(a, item, part); });
+    } else {
+      item.slice.row_begin += rank * block_rows();
+      item.slice.row_end = min(item.slice.row_end, item.slice.row_begin + block_rows());
+    }
+    if (item.slice.row_begin < item.slice.row_end) mma::count_rows(a, item);
+  }
+
+  /// What was summed of the job in `slot`, all of its products done, is stored; the slot is given back.
+  __device__ void close(State& state, int slot) const {
+    const PrefillJob& job = shared.jobs[slot];
+    const mma::Item item = job.item;
+    const Rows rows = rows_of(item.slice);
+    if (rows.first < rows.end)
+      store(state, job, item, rows, slot);
+    else
+      give_back(slot);
+    finish(item);
+  }
+};
+
+}  // namespace quire::cuda::sm90
