@@ -14,7 +14,9 @@ namespace {
 constexpr int kThreads = gpu::kScheduleThreads;
 static_assert(kThreads == gpu::kValidateThreads);
 
-/// The kernel behind may start: it waits where it must. Before sm90 nothing starts early, and nothing needs to wait.
+/// The kernel behind may start: it waits where it must, for this one. The first of a call waits for whatever is before the call,
+/// and lets nobody start before: so what follows reads lengths, tables and tensors without waiting. Before sm90 nothing starts
+/// early, and nothing needs to wait.
 __device__ void let_dependents_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -31,6 +33,7 @@ __device__ void zero(std::uint32_t* words, int count) {
 }
 
 __global__ void __launch_bounds__(kThreads) reset_kernel(std::uint32_t* words, int count) {
+  wait_for_dependencies();
   let_dependents_start();
   zero(words, count);
 }
@@ -38,6 +41,7 @@ __global__ void __launch_bounds__(kThreads) reset_kernel(std::uint32_t* words, i
 /// Reset and validate in one block: where there is little to validate, a launch costs more than what others would save.
 __global__ void __launch_bounds__(kThreads)
     prepare_alone_kernel(const __grid_constant__ gpu::AttendArgs args, std::uint32_t* words, int count) {
+  wait_for_dependencies();
   let_dependents_start();
   zero(words, count);
   __syncthreads();  // `broken` is 0 before it is set
@@ -65,12 +69,10 @@ cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::Att
   auto* const words = reinterpret_cast<std::uint32_t*>(zeroed.data());
   const int num_words = static_cast<int>(zeroed.size() / 4);
   const std::int64_t validating = gpu::validate_blocks(args);
-  if (lists.empty() && validating <= kFewBlocks) {
-    prepare_alone_kernel<<<1, kThreads, 0, stream>>>(args, words, num_words);
-    return cudaGetLastError();
-  }
-  reset_kernel<<<1, kThreads, 0, stream>>>(words, num_words);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  if (lists.empty() && validating <= kFewBlocks)
+    return launch_dependent(prepare_alone_kernel, {1, kThreads, 0}, stream, args, words, num_words);
+  if (const cudaError_t error = launch_dependent(reset_kernel, {1, kThreads, 0}, stream, words, num_words); error != cudaSuccess)
+    return error;
   const int num_lists = static_cast<int>(lists.size());
   const int blocks = num_lists + static_cast<int>(validating);
   return launch_dependent(prepare_kernel, {blocks, kThreads, 0}, stream, args, lists.empty() ? args : lists.front(),
