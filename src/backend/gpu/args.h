@@ -138,7 +138,9 @@ struct AttendArgs {
   float* lse = nullptr;  ///< null = absent
   std::int64_t lse_token = 0;
   std::int64_t lse_head = 0;
-  bool output_pairs = false;  ///< dims 2i and 2i + 1 of an output row are one aligned 4-byte word
+  bool plain_lengths = false;  ///< as far as they exist, query_start_loc, seq_lens and cached_lens are i32, one after the other
+  bool plain_table = false;    ///< so are the entries of a row of the block table
+  bool output_pairs = false;   ///< dims 2i and 2i + 1 of an output row are one aligned 4-byte word
   Outcome* outcome = nullptr;
   WorkList work;  ///< of the kernel at hand
 };

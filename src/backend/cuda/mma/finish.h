@@ -41,15 +41,20 @@ struct OutputRow {
   std::int64_t offset;
   float factor;
 };
-__device__ inline OutputRow finish_row(const gpu::AttendArgs& a, const Item& item, int row, const semantics::SoftmaxState& state,
-                                       bool writes_lse) {
-  const int head = item.kv_head * a.group + row % a.group;
-  const std::int64_t token = item.lengths.first_token + row / a.group;
+__device__ inline OutputRow finish_row(const gpu::AttendArgs& a, const Item& item, int query_row, int head_of_group,
+                                       const semantics::SoftmaxState& state, bool writes_lse) {
+  const int head = item.kv_head * a.group + head_of_group;
+  const std::int64_t token = item.lengths.first_token + query_row;
   semantics::Merged with_sink{state, 1.0f, 0.0f};
   if (a.sinks.data != nullptr) with_sink = semantics::combine_sink(state, a.sinks.data[head * a.sinks.stride]);
   if (writes_lse && a.lse != nullptr) a.lse[token * a.lse_token + head * a.lse_head] = semantics::log_sum_exp(with_sink.state);
   const float sum = with_sink.state.sum;
   return {a.output_strides.row(0, head, token), sum == 0.0f ? 0.0f : with_sink.weight_a / sum};
+}
+
+__device__ inline OutputRow finish_row(const gpu::AttendArgs& a, const Item& item, int row, const semantics::SoftmaxState& state,
+                                       bool writes_lse) {
+  return finish_row(a, item, row / a.group, row % a.group, state, writes_lse);
 }
 
 /// Dims dim and dim + 1 (dim even) of a row. An empty row has factor 0 and accumulators 0.

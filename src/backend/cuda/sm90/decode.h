@@ -153,29 +153,39 @@ struct DecodeWork : DecodeTiles<T, Memory> {
           make_float4(state.max[q], sum_of(sums, me.column(q)), state.max[q + 1], sum_of(sums, me.column(q + 1)));
   }
 
-  /// True in every thread of the warpgroup that completes the last part of the segment. One thread's fence stands for all: the
-  /// barriers make it cumulative (PTX ISA, "Memory Consistency Model", causality order).
+  /// Whether prepare, for which this waits, found no broken rule. What it says takes a round trip to memory: it is asked before
+  /// work that does not depend on it. Partial results are nobody's business before they are counted.
+  __device__ bool is_sound() const {
+    if (a.work.turn == gpu::Turn::alone) hopper::wait_for_dependencies();
+    return *static_cast<volatile const std::int32_t*>(&a.outcome->broken) == 0;
+  }
+
+  /// True in every thread of the warpgroup that completes the last part of the segment, if it may be written. One thread's fence
+  /// stands for all: the barriers make it cumulative (PTX ISA, "Memory Consistency Model", causality order).
   __device__ bool is_last_part(const DecodeJob& w) const {
     int& last = shared.last[end_index()];
     const int of_rows = by_rows(w) && group > 0 ? static_cast<int>(gridDim.x) : 0;  // a counter a block for these rows
     __syncwarp();
     if (thread() == 0) {
-      __threadfence();
-      last = atomicAdd(a.work.parts_done + w.parts.counter + of_rows, 1) == w.parts.count - 1;
-      __threadfence();
+      const bool sound = is_sound();
+      hopper::fence_device();
+      last = hopper::count(a.work.parts_done + w.parts.counter + of_rows) == w.parts.count - 1 && sound;
     }
     sync_group();
     return last != 0;
   }
 
-  /// States of rows to what scales them, their place, and lse.
+  /// The state of a row to what scales it, its place, and lse.
+  __device__ mma::OutputRow end_of_row(const DecodeJob& w, int row, const float2& state, bool writes_lse) const {
+    const int score_row = first_row(w) + row, query_row = this->query_row(score_row);
+    return mma::finish_row(a, w.item, query_row, score_row - query_row * a.group, mma::natural_state<Weight>(state.x, state.y),
+                           writes_lse);
+  }
   __device__ void end_rows(const DecodeJob& w) const {
     sync_group();  // states are there
     const int row = thread();
     if (row < num_rows(w)) {
-      const float2 state = shared.states[end_index()][row];
-      const mma::OutputRow end =
-          mma::finish_row(a, w.item, first_row(w) + row, mma::natural_state<Weight>(state.x, state.y), true);
+      const mma::OutputRow end = end_of_row(w, row, shared.states[end_index()][row], true);
       shared.ends[end_index()][row] = {end.offset, end.factor};
     }
     sync_group();
@@ -212,18 +222,20 @@ struct DecodeWork : DecodeTiles<T, Memory> {
 
   /// Rows of a segment from its parts.
   __device__ void merge_rows(const DecodeJob& w) const {
-    static_assert(sizeof(shared.weights[0]) == sizeof(float2[kPartsStaged][kRows]));
     const SegmentMerge<T, kDim, kRows, Tiles::kPartsAtOnce> merge{a,
                                                                   num_rows(w),
                                                                   place_rows(),
                                                                   first_row(w) - w.item.slice.row_begin,
                                                                   w.parts,
-                                                                  reinterpret_cast<float2(*)[kRows]>(shared.weights[group])};
+                                                                  reinterpret_cast<float2*>(shared.weights[group])};
 #pragma unroll 1
     for (int chunk = 0; chunk < merge.chunks(); ++chunk) {
-      const float4 total = merge.fold(chunk, shared.states[end_index()], [this] { sync_group(); });
-      end_rows(w);  // those of later chunks are not right yet
-      merge.store(total, chunk, end_of(merge.row_of(chunk)));
+      float2 state;
+      const float4 total = merge.fold(chunk, state);
+      const int row = merge.row_of(chunk);
+      const bool exists = row < merge.rows;
+      const mma::OutputRow end = end_of_row(w, exists ? row : 0, state, exists && merge.dim() == 0);
+      if (exists) merge.store(total, end);
     }
   }
 
@@ -301,10 +313,11 @@ struct DecodeWork : DecodeTiles<T, Memory> {
       for (int i = 0; i < kRows / 2; ++i) state.out[half][i] *= v_scale;
     if (!w.fresh_in_tiles && w.item.lengths.cached_len < w.span.any_end) [[unlikely]]
       fold_fresh_rows(state, w);
-    const bool split = w.parts.count > 1;
+    const bool split = w.parts.count > 1, sound = split || is_sound();
     publish_sums(state, shared.sums[end_index()]);
     if (split) keep_values(state, w);
     sync_group();  // all sums are there
+    if (!sound) return;
     if (!split) {
       write_rows(state, w);
     } else {
@@ -358,8 +371,7 @@ struct DecodeWork : DecodeTiles<T, Memory> {
       } else {
         if constexpr (kGroups > 1)
           if (!by_rows(w) && tiles > tiles_before(w, 1)) take_over(state, 1, found_parity), found_parity ^= 1;
-        if (a.work.turn == gpu::Turn::alone) hopper::wait_for_dependencies();  // nothing was written so far
-        if (*static_cast<volatile const std::int32_t*>(&a.outcome->broken) == 0) finish_piece(state, w);
+        finish_piece(state, w);
       }
       Memory::arrive_warp(shared.job_free[jobs.stage()]);
     }
@@ -373,28 +385,29 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);
-  if (threadIdx.x == Memory::kWorkers) {
+  if (threadIdx.x == 0) {  // no copying warp: those are waited for
     hopper::prefetch_map(&maps.k), hopper::prefetch_map(&maps.v);
     Memory::init_barriers(shared);
   }
   const int blocks = begin_decode_turn<Memory::kBlocks>(a);
   if (static_cast<int>(blockIdx.x) >= blocks) return end_turn(a);
   const Places<Memory::kSlices> places(a, blocks);
-  if (!count_tiles<Memory::kThreads>(a, places, shared.row)) {
-    end_turn(a);
-    if (threadIdx.x == 0) gpu::atomic_set(&a.outcome->broken, 1);  // prepare says so, too, but where there are too many parts
-    return;
-  }
   const int warp = static_cast<int>(threadIdx.x) / 32 - Memory::kWorkers / 32;
+  const bool few = a.num_reqs <= kFewRequests, copies = warp >= 0 && warp < Memory::kCopyWarps;
+  Counted row{};
+  if (!few || copies) row = count_tiles<Memory::kThreads>(a, places, shared.row, few, warp);
+  if (few) __syncthreads();  // mbarriers are there
   if (warp < 0) {
     if constexpr (Memory::kMoveRegisters) hopper::take_registers<Memory::kWorkRegisters>();
     DecodeWork<T, Memory>{{a, shared}}.run();
   } else {
     if constexpr (Memory::kMoveRegisters) hopper::keep_registers<Memory::kCopyRegisters>();
-    if (warp < Memory::kCopyWarps)
+    if (copies)
       DecodeCopy<Memory>{a, maps, shared, warp}.run(
-          Pieces<Memory::kSlices>(a, places, shared.row, static_cast<int>(blockIdx.x), blocks));
+          Pieces<Memory::kSlices>(a, places, row, static_cast<int>(blockIdx.x), blocks));
     end_turn(a);
+    // Prepare says so, too, but where there are too many parts.
+    if (row.all == kUnsound && threadIdx.x == Memory::kWorkers) gpu::atomic_set(&a.outcome->broken, 1);
   }
 #endif
 }

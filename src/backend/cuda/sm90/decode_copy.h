@@ -17,7 +17,7 @@ struct DecodeCopy {
   const gpu::AttendArgs& a;
   const CacheMaps& maps;
   Shared& shared;
-  const int warp;  ///< of Memory::kCopyWarps: the first copies keys, the last values
+  const int warp;  ///< of Memory::kCopyWarps
 
   /// Boxes [begin, end) of a request hold a cached key that some row of the slice sees.
   struct Boxes {
@@ -31,16 +31,18 @@ struct DecodeCopy {
   };
 
   __device__ int page_of(int req, int box) const {
-    const int column = box * maps.box_tokens / a.page_size;
+    const int column = maps.page_boxes == 1 ? box : quotient(box, maps.page_boxes);
     if (column >= a.block_table.columns) return -1;
-    const std::int64_t page = a.block_table.page(req, column);
+    const gpu::BlockTable& table = a.block_table;
+    const std::int64_t page =
+        a.plain_table ? static_cast<const std::int32_t*>(table.data)[req * table.row_stride + column] : table.page(req, column);
     return page < 0 || page >= a.num_pages ? -1 : static_cast<int>(page);  // no page is outside the tensor: zeros
   }
 
   __device__ Source source_of(const Walk& walk, const Piece& piece) const {
-    const int tokens = maps.box_tokens;
-    const mma::RowSpan span = mma::row_span(a, walk.lengths(), walk.slice().row_begin, walk.slice().row_end);
-    const Boxes seen = {span.any_begin / tokens, (min(span.any_end, walk.lengths().cached_len) + tokens - 1) / tokens};
+    const int shift = maps.box_shift, tokens = maps.box_tokens;
+    const mma::RowSpan span = span_of<Memory::kSlices>(a, walk.lengths(), walk.slice());
+    const Boxes seen = {span.any_begin >> shift, (min(span.any_end, walk.lengths().cached_len) + tokens - 1) >> shift};
     return {walk.req(), walk.kv_head(), piece, seen};
   }
 
@@ -49,16 +51,24 @@ struct DecodeCopy {
     const int box = first + static_cast<int>(threadIdx.x) % 32;
     return box >= from.seen.begin && box < from.seen.end ? page_of(from.req, box) : -1;
   }
-  __device__ int first_pages(const Source& from) const { return look_up(from, from.piece.first * (kTileKeys / maps.box_tokens)); }
+  __device__ int first_pages(const Source& from) const { return look_up(from, from.piece.first * tile_boxes()); }
+  __device__ int tile_boxes() const { return kTileKeys >> maps.box_shift; }
 
-  /// Tile `tile` of a piece: its boxes into the next stage; `page` is that of this lane's box.
+  /// Among the boxes of a tile, as long as there are as many.
+  __device__ int copy_of_lane() const {
+    const int lane = threadIdx.x % 32;
+    return Memory::kCopyBoth ? lane * Memory::kCopyWarps + warp : lane;
+  }
+
+  /// Keys or values of tile `tile` of a piece: its boxes into the next stage; `page` is that of this lane's box.
   template <bool kValues>
   __device__ void copy_tile(const Source& from, int tile, int page, const Ring& ring) const {
-    const int lane = threadIdx.x % 32, tokens = maps.box_tokens, boxes = kTileKeys / tokens, first = tile * boxes;
-    const int box = lane / Tiles::kBoxes, side = lane % Tiles::kBoxes;  // lanes beyond the tile's boxes have nothing to do
-    const bool mine = lane < boxes * Tiles::kBoxes && first + box >= from.seen.begin && first + box < from.seen.end;
+    const int lane = threadIdx.x % 32, tokens = maps.box_tokens, boxes = tile_boxes(), first = tile * boxes;
+    const int copy = copy_of_lane(), box = copy / Tiles::kBoxes, side = copy % Tiles::kBoxes;
+    const bool mine = copy < boxes * Tiles::kBoxes && first + box >= from.seen.begin && first + box < from.seen.end;
     const std::uint32_t bytes = __popc(__ballot_sync(~0u, mine)) * tokens * Tiles::kRowBytes;
-    const int at = box * tokens * Tiles::kRowBytes, token = (first + box) * tokens % a.page_size;
+    const int at = box * tokens * Tiles::kRowBytes;
+    const int token = maps.page_boxes == 1 ? 0 : (first + box) * tokens % a.page_size;
     hopper::Barrier& full = kValues ? shared.v_full[ring.stage()] : shared.k_full[ring.stage()];
     hopper::wait(kValues ? &shared.v_free[ring.stage()] : &shared.k_free[ring.stage()], ring.parity() ^ 1);
     if (lane == 0) hopper::arrive_and_expect(&full, bytes);
@@ -76,14 +86,15 @@ struct DecodeCopy {
 
   /// Tiles [begin, end) of a piece.
   __device__ void copy_tiles(const Source& from, int begin, int end, PageIds& pages, Ring& ring) const {
-    const int boxes = kTileKeys / maps.box_tokens, box = static_cast<int>(threadIdx.x) % 32 / Tiles::kBoxes;
+    const int boxes = tile_boxes(), box = copy_of_lane() / Tiles::kBoxes;
 #pragma unroll 1
     for (int tile = begin; tile < end; ++tile, ring.advance()) {
       const int ahead = (tile - from.piece.first) * boxes % 32;
-      if (ahead == 0) pages.ids = pages.next, pages.next = look_up(from, tile * boxes + 32);
+      if (ahead == 0) pages.ids = pages.next;
       const int page = __shfl_sync(~0u, pages.ids, (ahead + box) % 32);
-      if (warp == 0) copy_tile<false>(from, tile, page, ring);
-      if (warp == Memory::kCopyWarps - 1) copy_tile<true>(from, tile, page, ring);
+      if (Memory::kCopyBoth || warp == 0) copy_tile<false>(from, tile, page, ring);
+      if (Memory::kCopyBoth || warp != 0) copy_tile<true>(from, tile, page, ring);
+      if (ahead == 0) pages.next = look_up(from, tile * boxes + 32);
     }
   }
 

@@ -62,7 +62,7 @@ __device__ inline void fill_job(DecodeJob& job, const gpu::AttendArgs& a, const 
   job.item.slice.row_begin = slice.row_begin;
   job.item.slice.row_end = slice.row_end;
   job.item.slice.num_parts = parts.count;
-  job.span = mma::row_span(a, walk.lengths(), slice.row_begin, slice.row_end);
+  job.span = span_of<kSlices>(a, walk.lengths(), slice);
   job.whole_begin = job.span.full_begin, job.whole_end = min(job.span.full_end, walk.lengths().cached_len);
   job.end_in_tiles = job.fresh_in_tiles ? job.span.any_end : walk.lengths().cached_len;
   const float scale = a.score.scale * a.k_scale.at(walk.kv_head(), 1.0f);
@@ -79,6 +79,9 @@ struct DecodeMemory {
   static constexpr bool kSlices = kRows > 8;               ///< of the score rows of a request; else it has one
   static constexpr bool kByRows = kSlices && kGroups > 1;  ///< pieces may have rows for each warpgroup
   static constexpr int kCopyWarps = kGroups == 1 ? Tiles::kCopyWarps : 2;
+  /// Both copy keys and values, half of the boxes each (issuing one takes a warp 100 cycles); or, where warpgroups take tiles in
+  /// turn and free keys of one before values of the one ahead of it, one copies keys and the other one values.
+  static constexpr bool kCopyBoth = kCopyWarps == 1 || kGroups == 1;
   /// Several warpgroups take registers that the copying ones give up, which only a whole warpgroup can.
   static constexpr bool kMoveRegisters = kGroups > 1;
   static constexpr int kWorkers = 128 * kGroups, kThreads = kWorkers + (kMoveRegisters ? 128 : 32 * kCopyWarps);
@@ -140,7 +143,8 @@ struct DecodeMemory {
   /// By one thread, before anybody waits.
   __device__ static void init_barriers(Shared& shared) {
     for (int i = 0; i < kStages; ++i) {
-      hopper::init_barrier(&shared.k_full[i], 1), hopper::init_barrier(&shared.v_full[i], 1);
+      hopper::init_barrier(&shared.k_full[i], kCopyBoth ? kCopyWarps : 1);
+      hopper::init_barrier(&shared.v_full[i], kCopyBoth ? kCopyWarps : 1);
       hopper::init_barrier(&shared.k_free[i], kArrivals), hopper::init_barrier(&shared.v_free[i], kArrivals);
     }
     for (int i = 0; i < kJobs; ++i) {

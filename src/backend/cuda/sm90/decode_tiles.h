@@ -71,6 +71,9 @@ struct DecodeTiles {
     return semantics::visible_range(q_pos(w, column), a.window);
   }
 
+  /// Of a score row; most are of a request's first query row, and divisions take long.
+  __device__ int query_row(int score_row) const { return score_row < a.group ? 0 : score_row / a.group; }
+
   __device__ bool is_e4m3() const { return a.cache_k.dtype == DType::fp8_e4m3fn; }
 
   __device__ const std::uint16_t* fresh_row(const gpu::RowSource& rows, const DecodeJob& w, int position) const {
@@ -110,9 +113,10 @@ struct DecodeTiles {
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x) % threads; i < kRows * kChunks; i += threads) {
       const int row = i / kChunks, chunk = i % kChunks, from = first + (row < rows ? row : 0);
-      const std::int64_t token = w.item.lengths.first_token + from / a.group;
+      const int query_row = this->query_row(from);
+      const std::int64_t token = w.item.lengths.first_token + query_row;
       const auto* dims = static_cast<const std::uint16_t*>(a.query.data) +
-                         a.query.strides.row(0, w.item.kv_head * a.group + from % a.group, token) + chunk * 8;
+                         a.query.strides.row(0, w.item.kv_head * a.group + from - query_row * a.group, token) + chunk * 8;
       Tiles::copy_query(to + (chunk / 8 * kRows + row) * kQueryBytes, row % 8, chunk % 8, dims, row < rows);
     }
     ptx::commit_copies();

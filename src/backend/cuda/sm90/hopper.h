@@ -125,6 +125,17 @@ __device__ inline void prefetch_map(const CUtensorMap* map) { asm volatile("pref
 /// Ordinary writes to shared memory before it are seen by copies and wgmma after it (and after a barrier).
 __device__ inline void fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/// What was written before is seen by who sees what is written after, and the other way round. __threadfence() is more (one order
+/// of all such fences), and takes longer.
+__device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+/// Adds 1, and returns what was there; what others wrote before they counted, and a fence before that, is seen after it.
+__device__ inline std::int32_t count(std::int32_t* counter) {
+  std::int32_t before;
+  asm volatile("atom.acquire.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
 /// Waits until the kernels that this launch depends on are complete.
 __device__ inline void wait_for_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 /// Lets the next kernel of the stream start, if it was launched to do so.

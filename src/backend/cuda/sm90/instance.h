@@ -15,6 +15,7 @@ using Byte = unsigned char;
 constexpr int kTileKeys = 64;
 /// Tiles of a share of wide tiles, at least: one warpgroup merges all parts of up to 32 rows, at some 1.5 us a part.
 constexpr int kWideShare = 8;
+constexpr int kFewRequests = 64;   ///< that one warp counts
 constexpr int kRowEntries = 1024;  ///< of the row of tiles that a block counts in shared memory
 
 // Of prefill.h.
@@ -29,6 +30,8 @@ constexpr int kFreshTokens = 64;                                                
 struct CacheMaps {
   CUtensorMap k, v;
   std::int32_t box_tokens = 0;  ///< the greatest common divisor of page_size and 64
+  std::int32_t box_shift = 0;   ///< its logarithm
+  std::int32_t page_boxes = 1;  ///< boxes of a page, one after the other
 };
 
 /// What prefill.h reads and writes by tensor copies: boxes of the query hold all heads of a group.

@@ -77,10 +77,15 @@ void reshape(gpu::AttendArgs& args, const Plan& plan, std::size_t list) {
   }
 }
 
+/// Few instructions read it: a short call waits for every one of those before its first copy.
+bool is_plain(const semantics::IndexView& view) { return view.data == nullptr || (view.dtype == DType::i32 && view.stride == 1); }
+
 cudaError_t launch(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream) {
   const int blocks = static_cast<int>(plan.lists[list].num_blocks);
   gpu::AttendArgs mine = args;
   mine.output_pairs = mma::has_output_pairs(args);
+  mine.plain_lengths = is_plain(args.query_start_loc) && is_plain(args.seq_lens) && is_plain(args.cached_lens);
+  mine.plain_table = is_plain({args.block_table.data, args.block_table.dtype, args.block_table.column_stride});
   switch (server_of(args, plan, list)) {
     case Server::decode: {
       CacheMaps maps;

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/mma/rows.h"
 #include "backend/cuda/sm90/instance.h"
 #include "backend/gpu/args.h"
 #include "backend/gpu/checked_lengths.h"
@@ -63,8 +64,9 @@ struct Places {
       slice.row_end = min(slice.row_begin + a.work.tile_rows, slice.row_end);
       first = slice.row_begin / a.group, last = (slice.row_end - 1) / a.group;
     }
-    const semantics::KeyRange seen = semantics::visible_range(context_len + first, context_len + last, a.window);
-    slice.tiles = {static_cast<std::int32_t>(seen.begin) / kTileKeys, (static_cast<std::int32_t>(seen.end) - 1) / kTileKeys + 1};
+    const std::int32_t end = context_len + last + 1;  // semantics::visible_range() in 32 bits
+    const std::int32_t begin = a.window > 0 && context_len + first >= a.window ? context_len + first + 1 - a.window : 0;
+    slice.tiles = {begin / kTileKeys, (end - 1) / kTileKeys + 1};
     return slice;
   }
 
@@ -74,6 +76,7 @@ struct Places {
   __device__ std::int32_t of(const TileRange& tiles) const { return tiles.count() + of_piece * parts(tiles); }
   /// Of all slices of a request, under one KV head.
   __device__ std::int32_t of_head(std::int32_t query_len, std::int32_t context_len) const {
+    if (!kSlices) return slices(query_len) == 0 ? 0 : of(slice(query_len, context_len, 0).tiles);
     std::int32_t sum = 0;
 #pragma unroll 1
     for (std::int32_t i = 0, count = slices(query_len); i < count; ++i) sum += of(slice(query_len, context_len, i).tiles);
@@ -97,67 +100,119 @@ struct Places {
   }
 };
 
+/// What rows of a slice see. Where that is all rows of a request, their positions take no divisions.
+template <bool kSlices>
+__device__ inline mma::RowSpan span_of(const gpu::AttendArgs& a, const gpu::Lengths& n, const RowSlice& slice) {
+  if (kSlices) return mma::row_span(a, n, slice.row_begin, slice.row_end);
+  const std::int32_t first = n.context_len + 1, last = n.seq_len();  // ends of what the first and the last row see
+  const auto begin = [&](std::int32_t end) { return a.window > 0 && end > a.window ? end - a.window : 0; };
+  return {slice.row_begin, slice.row_end, begin(last), first, begin(first), last};
+}
+
 /// Where the segments of requests begin in the row; in shared memory. The host has seen that 32 bits are enough.
 struct Row {
-  std::int32_t begin[kRowEntries + 1];  ///< of every requests_of_entry()-th request; the last is the end of the row
+  alignas(16) std::int32_t begin[kRowEntries + 1];  ///< of every requests_of_entry()-th request; the last is the end of the row
   std::int32_t of_warp[12];
+  /// Where there are few requests, each copying warp has a row and all lengths in the same memory.
+  __device__ std::int32_t* begin_of_few(int warp) { return begin + warp * kRowEntries / 2; }
+  __device__ gpu::Lengths* lengths_of_few(int warp) {
+    static_assert(kFewRequests * (1 + sizeof(gpu::Lengths) / 4) <= kRowEntries / 2 && kFewRequests % 4 == 0);
+    return reinterpret_cast<gpu::Lengths*>(begin_of_few(warp) + kFewRequests);
+  }
 };
+__device__ inline std::int32_t quotient(std::int32_t x, std::int32_t y) {  // none is negative: half the instructions
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(x) / static_cast<std::uint32_t>(y));
+}
 __device__ inline std::int32_t requests_of_entry(const gpu::AttendArgs& a) { return (a.num_reqs - 1) / kRowEntries + 1; }
+
+/// gpu::checked_lengths() and gpu::lengths_of() at once.
+__device__ inline bool are_sound(const gpu::AttendArgs& a, std::int32_t req, gpu::Lengths& lengths) {
+  if (a.plain_lengths) {
+    const auto at = [&](const semantics::IndexView& view, int i) { return static_cast<const std::int32_t*>(view.data)[i]; };
+    const std::int32_t first = at(a.query_start_loc, req), last = at(a.query_start_loc, req + 1), seq_len = at(a.seq_lens, req);
+    const std::int32_t cached_len = a.cached_lens.data != nullptr ? at(a.cached_lens, req) : seq_len;
+    lengths = {first, last - first, seq_len - (last - first), cached_len};
+    return first >= 0 && last >= first && last <= a.num_tokens && seq_len >= last - first && cached_len >= lengths.context_len &&
+           cached_len <= seq_len && (cached_len == seq_len || a.key.data != nullptr);
+  }
+  const gpu::CheckedLengths n = gpu::checked_lengths(a, req);
+  lengths = {static_cast<std::int32_t>(a.query_start_loc[req]), static_cast<std::int32_t>(n.query_len),
+             static_cast<std::int32_t>(n.context_len), static_cast<std::int32_t>(n.cached_len)};
+  return n.sound;
+}
 
 /// Places of all segments of a request; `unsound` if lengths break a rule, or ask for more parts than there is room for.
 template <bool kSlices>
 __device__ inline std::int32_t places_of_request(const gpu::AttendArgs& a, const Places<kSlices>& places, std::int32_t req,
-                                                 bool& unsound) {
-  const gpu::CheckedLengths n = gpu::checked_lengths(a, req);
-  const auto query_len = static_cast<std::int32_t>(n.query_len), context_len = static_cast<std::int32_t>(n.context_len);
-  if (!n.sound || n.cached_len > a.block_table.columns * a.page_size || !places.has_room(query_len, context_len)) {
+                                                 gpu::Lengths& lengths, bool& unsound) {
+  const bool sound = are_sound(a, req, lengths);
+  const std::int32_t last = lengths.first_token + lengths.query_len;  // gpu::starts_are_sound()
+  if (!sound || (req == 0 && lengths.first_token != 0) || (req == a.num_reqs - 1 && last != a.num_tokens) ||
+      lengths.cached_len > a.block_table.columns * a.page_size || !places.has_room(lengths.query_len, lengths.context_len)) {
     unsound = true;
     return 0;
   }
-  return places.of_head(query_len, context_len) * a.num_kv_heads;
+  return places.of_head(lengths.query_len, lengths.context_len) * a.num_kv_heads;
 }
 
-/// All threads of the block; afterwards row.begin[e] is the first place of entry e, and the row's last the number of places.
-/// False if lengths break a rule: nothing may be read then.
+constexpr std::int32_t kUnsound = -1;  ///< instead of a number of places: lengths break a rule, and nothing may be read
+
+/// Where the row begins in shared memory, and how many places it has.
+struct Counted {
+  const std::int32_t* begin;
+  std::int32_t all;
+  const gpu::Lengths* lengths;  ///< of all requests; null where they are many
+};
+
+/// All threads of the block together; or, of up to kFewRequests, the copying warps, which alone have to know, each on its own: no
+/// barrier of the block is between the lengths and the first copy then. `warp`: of those.
 template <int kThreads, bool kSlices>
-__device__ inline bool count_tiles(const gpu::AttendArgs& a, const Places<kSlices>& places, Row& row) {
+__device__ inline Counted count_tiles(const gpu::AttendArgs& a, const Places<kSlices>& places, Row& row, bool few, int warp) {
   static_assert(kThreads / 32 <= sizeof(row.of_warp) / sizeof(row.of_warp[0]));
-  const int of_entry = requests_of_entry(a), entries = (a.num_reqs - 1) / of_entry + 1;
-  const int t = threadIdx.x, lane = t % 32, each = (entries + kThreads - 1) / kThreads;
-  // gpu::starts_are_sound(), by two threads: nobody waits for one load after the other.
-  bool unsound =
-      (t == kThreads - 1 && a.query_start_loc[0] != 0) || (t == kThreads - 2 && a.query_start_loc[a.num_reqs] != a.num_tokens);
+  const int of_entry = requests_of_entry(a), entries = of_entry == 1 ? a.num_reqs : (a.num_reqs - 1) / of_entry + 1;
+  const int lane = threadIdx.x % 32, t = few ? lane : static_cast<int>(threadIdx.x);
+  const int each = few ? (entries + 31) / 32 : (entries + kThreads - 1) / kThreads;
+  std::int32_t* const begin = few ? row.begin_of_few(warp) : row.begin;
+  gpu::Lengths* const lengths = few ? row.lengths_of_few(warp) : nullptr;
+  bool unsound = false;
   std::int32_t mine = 0;
-  for (int i = 0; i < each; ++i) {
-    const int entry = t * each + i;
-    if (entry >= entries) break;
+#pragma unroll 1
+  for (int entry = t * each; entry < min((t + 1) * each, entries); ++entry) {
     std::int32_t sum = 0;
 #pragma unroll 1
-    for (int req = entry * of_entry; req < min((entry + 1) * of_entry, a.num_reqs); ++req)
-      sum += places_of_request(a, places, req, unsound);
-    row.begin[entry] = sum;
+    for (int req = entry * of_entry; req < min((entry + 1) * of_entry, a.num_reqs); ++req) {
+      gpu::Lengths of_request;
+      sum += places_of_request(a, places, req, of_request, unsound);
+      if (few) lengths[req] = of_request;
+    }
+    begin[entry] = sum;
     mine += sum;
   }
-  std::int32_t sum = mine;
+  std::int32_t end = mine;
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
-    const std::int32_t other = __shfl_up_sync(~0u, sum, distance);
-    if (lane >= distance) sum += other;
+    const std::int32_t other = __shfl_up_sync(~0u, end, distance);
+    if (lane >= distance) end += other;
   }
-  if (lane == 31) row.of_warp[t / 32] = sum;
-  __syncthreads();
-  std::int32_t at = sum - mine;
+  if (!few) {
+    if (lane == 31) row.of_warp[t / 32] = end;
+    __syncthreads();
 #pragma unroll 1
-  for (int w = 0; w < t / 32; ++w) at += row.of_warp[w];
-  for (int i = 0; i < each; ++i) {
-    const int entry = t * each + i;
-    if (entry >= entries) break;
-    const std::int32_t count = row.begin[entry];
-    row.begin[entry] = at;
+    for (int w = 0; w < t / 32; ++w) end += row.of_warp[w];
+  }
+  std::int32_t at = end - mine;
+#pragma unroll 1
+  for (int entry = t * each; entry < min((t + 1) * each, entries); ++entry) {
+    const std::int32_t count = begin[entry];
+    begin[entry] = at;
     at += count;
   }
-  if (t == kThreads - 1) row.begin[entries] = at;
-  return __syncthreads_or(unsound) == 0;
+  if (few) {
+    __syncwarp();
+    return {begin, __any_sync(~0u, unsound) ? kUnsound : __shfl_sync(~0u, end, 31), lengths};
+  }
+  if (t == kThreads - 1) begin[entries] = end;
+  return {begin, __syncthreads_or(unsound) != 0 ? kUnsound : begin[entries], nullptr};
 }
 
 /// What a block does of one segment: tiles [first, end).
@@ -180,18 +235,20 @@ struct Parts {
 template <bool kSlices>
 class Pieces {
  public:
-  __device__ Pieces(const gpu::AttendArgs& a, const Places<kSlices>& places, const Row& row, int block, int blocks)
-      : a_(a), places_(places) {
-    const int of_entry = requests_of_entry(a), entries = (a.num_reqs - 1) / of_entry + 1;
-    const std::int32_t all = row.begin[entries];
-    share_ = max((all - 1) / blocks + 1, kSlices ? kWideShare : 1);
-    at_ = all / share_ < block ? all : block * share_;
-    end_ = min(at_ + share_, all);
+  __device__ Pieces(const gpu::AttendArgs& a, const Places<kSlices>& places, const Counted& row, int block, int blocks)
+      : a_(a), places_(places), all_lengths_(row.lengths), block_(block) {
+    const int of_entry = requests_of_entry(a), entries = of_entry == 1 ? a.num_reqs : (a.num_reqs - 1) / of_entry + 1;
+    const std::int32_t all = max(row.all, 0);
+    share_ = max(quotient(max(all - 1, 0), blocks) + 1, kSlices ? kWideShare : 1);
+    at_ = static_cast<std::int32_t>(min(std::int64_t{block} * share_, std::int64_t{all}));
+    end_ = at_ + min(share_, all - at_);
     if (at_ >= end_) return;
-    const int entry = entry_of(row, entries, at_);
-    enter_request(entry * of_entry, row.begin[entry]);
-    while (begin_ + of_head_ * a.num_kv_heads <= at_) enter_request(req_ + 1, begin_ + of_head_ * a.num_kv_heads);
-    head_ = (at_ - begin_) / of_head_;
+    const int entry = row.lengths != nullptr ? request_of(row.begin, a.num_reqs, at_) : entry_of(row.begin, entries, at_);
+    for (std::int32_t req = entry * of_entry, from = row.begin[entry];; ++req, from += of_head_ * a.num_kv_heads) {
+      enter_request(req, from);
+      if (from + of_head_ * a.num_kv_heads > at_) break;
+    }
+    head_ = quotient(at_ - begin_, of_head_);
     enter_slice(0, begin_ + head_ * of_head_);
   }
 
@@ -208,15 +265,25 @@ class Pieces {
   __device__ std::int32_t kv_head() const { return head_; }
   __device__ const RowSlice& slice() const { return slice_; }
   __device__ const gpu::Lengths& lengths() const { return lengths_; }
-  __device__ Parts parts_of(const Piece& piece) const { return places_.fixed_parts() ? fixed_parts(piece) : shared_parts(piece); }
+  __device__ Parts parts_of(const Piece& piece) const { return places_.fixed_parts() ? fixed_parts(piece) : shared_parts(); }
 
  private:
+  /// The last request that begins at or before `place`, of kFewRequests: it has tiles.
+  __device__ static int request_of(const std::int32_t* begin, int num_reqs, std::int32_t place) {
+    int before = 0;
+#pragma unroll
+    for (int first = 0; first < kFewRequests; first += 32) {
+      const int req = first + static_cast<int>(threadIdx.x) % 32;
+      before += __popc(__ballot_sync(~0u, req < num_reqs && begin[req] <= place));
+    }
+    return before - 1;
+  }
   /// The last entry that begins at or before `place`: it has tiles.
-  __device__ static int entry_of(const Row& row, int entries, std::int32_t place) {
+  __device__ static int entry_of(const std::int32_t* begin, int entries, std::int32_t place) {
     int low = 0, high = entries - 1;
     while (low < high) {
       const int middle = (low + high + 1) / 2;
-      if (row.begin[middle] <= place)
+      if (begin[middle] <= place)
         low = middle;
       else
         high = middle - 1;
@@ -226,7 +293,7 @@ class Pieces {
 
   __device__ void enter_request(std::int32_t req, std::int32_t begin) {
     req_ = req, begin_ = begin;
-    lengths_ = gpu::lengths_of(a_, req);
+    lengths_ = all_lengths_ != nullptr ? all_lengths_[req] : gpu::lengths_of(a_, req);
     of_head_ = places_.of_head(lengths_.query_len, lengths_.context_len);
   }
   __device__ void enter_slice(std::int32_t index, std::int32_t begin) {
@@ -268,12 +335,12 @@ class Pieces {
   }
 
   /// Two places a block, the first for what continues a segment from the block before.
-  __device__ Parts shared_parts(const Piece& piece) const {
+  __device__ Parts shared_parts() const {
     const TileRange& tiles = slice_.tiles;
-    const std::int32_t first = slice_begin_ + places_.of_piece, block = first / share_;  // of tile 0
+    const std::int32_t first = slice_begin_ + places_.of_piece, block = quotient(first, share_);  // of tile 0
     Parts parts;
-    parts.count = (first + tiles.count() - 1) / share_ - block + 1;
-    parts.part = (first + piece.first - tiles.first) / share_ - block;
+    parts.count = quotient(first + tiles.count() - 1, share_) - block + 1;
+    parts.part = block_ - block;
     parts.counter = block;
     parts.first_place = 2 * block + 1;
     parts.next_place = 2 * block, parts.step = 2;
@@ -293,6 +360,8 @@ class Pieces {
 
   const gpu::AttendArgs& a_;
   const Places<kSlices> places_;
+  const gpu::Lengths* const all_lengths_;
+  const std::int32_t block_;
   std::int32_t share_, at_, end_;
   std::int32_t req_ = 0, begin_ = 0, of_head_ = 0, head_ = 0;  ///< the request, its first place, places of a KV head
   std::int32_t index_ = 0, slice_begin_ = 0;                   ///< the slice, and the segment's first place

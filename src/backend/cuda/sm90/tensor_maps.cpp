@@ -2,6 +2,7 @@
 #include "backend/cuda/sm90/tensor_maps.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <numeric>
 
@@ -86,6 +87,8 @@ bool takes_prefill_boxes(const gpu::AttendArgs& a) {
 
 bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
   maps.box_tokens = std::gcd(a.page_size, kTileKeys);
+  maps.box_shift = std::countr_zero(static_cast<std::uint32_t>(maps.box_tokens));
+  maps.page_boxes = a.page_size / maps.box_tokens;
   const auto one = [&](CUtensorMap& map, const gpu::RowSource& cache) {
     const semantics::KvStrides& s = cache.strides;
     return encode_one(map, cache, a.head_dim,
