@@ -1,6 +1,6 @@
 // Prefill on Hopper: tiles of 128 score rows (query rows x group) of one request and KV head against tiles of 128 keys.
 //
-// Roles: four warps copy by the tensor copy engine (TMA), a box a page; two warpgroups of 64 rows each multiply by
+// Roles: four warps draw items and copy by the tensor copy engine (TMA), a box a page; two warpgroups of 64 rows each multiply by
 // wgmma:
 //
 //     S [64 x keys] = Q [64 x d] K^T        both from shared memory
@@ -10,7 +10,8 @@
 // the softmax of the next is computed; between warpgroups, turns are taken at issuing products, so that one multiplies while
 // another computes exponentials. Two blocks share tiles of keys: each copies half to both, as what all blocks read of the L2
 // cache is near its limit. Weights are rounded to the query's type (docs/numerics.md, "Rounded weights"). Pairs of blocks draw
-// items of the list until none is left; the copying warps draw ahead.
+// items of the list until none is left, ahead of the products; an item is begun beside the last product of the one before, and
+// its rows are written by tensor copies (prefill_end.h).
 #pragma once
 
 #include <type_traits>
@@ -506,7 +507,7 @@ struct Prefill : PrefillEnd<T, kDim_, kCodes> {
         fold_job<true>(state, job, work_of(job), shared.query[jobs.stage], ring);
       else
         fold_job<false>(state, job, work_of(job), shared.query[jobs.stage], ring);
-      this->close(state, jobs.stage);
+      if (this->close(state, jobs.stage)) this->give_back_written(jobs.stage);
     }
   }
 
@@ -525,10 +526,11 @@ struct Prefill : PrefillEnd<T, kDim_, kCodes> {
     State state;
     Weights p = {};
     Work w = {};
-    int open = kNone;
-    bool half = false;     // of the tile whose weights are in p, only half is seen
-    bool pending = false;  // those weights are of the open job, and not multiplied yet
+    int open = kNone, written = kNone;  // slots: the latter's rows are being read
+    bool half = false;                  // of the tile whose weights are in p, only half is seen
+    bool pending = false;               // those weights are of the open job, and not multiplied yet
     for (;; jobs.advance()) {
+      if (written != kNone) this->give_back_written(written);
       hopper::wait(&shared.job_full[jobs.stage], jobs.parity);
       const PrefillJob& job = shared.jobs[jobs.stage];
       const Query& query = shared.query[jobs.stage];
@@ -543,7 +545,7 @@ struct Prefill : PrefillEnd<T, kDim_, kCodes> {
                                       : begin_beside<kKeys>(state, p, w, half, empty, job, query, ring, before);
       else if (pending)
         end_tiles<T>(state, p, *before, w, half, before->tiles() - 1, ring);
-      if (open != kNone) this->close(state, open);
+      written = open != kNone && this->close(state, open) ? open : kNone;
       if (none) return;
       state = State{totals};
       open = jobs.stage, pending = mine;

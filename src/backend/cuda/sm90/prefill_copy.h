@@ -125,14 +125,28 @@ struct PrefillItems {
     }
   }
 
+  /// Draws items until there are none; one thread. Not before it must: what is drawn waits for this pair while others may have
+  /// nothing to do.
+  __device__ void draw_all() const {
+    shared.num_items = a.outcome->broken != 0 ? 0 : *a.work.num_slices * a.num_kv_heads;
+    std::uint32_t parity = 0;
+    for (JobRing jobs;; jobs.advance()) {
+      start_job(jobs);
+      if (shared.jobs[jobs.stage].cached_tiles == kNoMoreJobs) return;
+      hopper::wait(&shared.draw_next, parity);
+      parity ^= 1;
+    }
+  }
+
   /// Calls copy_job(job) until there are no items.
   template <typename CopyJob>
   __device__ void for_each_job(CopyJob&& copy_job) const {
-    if (threadIdx.x == kWorkers) shared.num_items = a.outcome->broken != 0 ? 0 : *a.work.num_slices * a.num_kv_heads;
-    JobRing jobs;
-    for (;; jobs.advance()) {
+    if constexpr (!Memory::kDrawsApart)
+      if (threadIdx.x == kWorkers) shared.num_items = a.outcome->broken != 0 ? 0 : *a.work.num_slices * a.num_kv_heads;
+    for (JobRing jobs;; jobs.advance()) {
       const PrefillJob& job = shared.jobs[jobs.stage];
-      if (threadIdx.x == kWorkers) start_job(jobs);
+      if constexpr (!Memory::kDrawsApart)
+        if (threadIdx.x == kWorkers) start_job(jobs);
       __syncwarp();
       hopper::wait(&shared.job_known[jobs.stage], jobs.parity);
       if (job.cached_tiles == kNoMoreJobs) return;
@@ -143,8 +157,9 @@ struct PrefillItems {
   }
 };
 
-/// 16-bit tiles as they are stored. Warps 0 and 1 copy keys, 2 and 3 values: issuing a copy takes a warp some 100 cycles, and a
-/// tile may be 32 of them. Each block of the pair copies half of the boxes to both.
+/// 16-bit tiles as they are stored. Warps 0 and 1 copy keys, 2 values: issuing a copy takes a warp some 100 cycles, and a tile
+/// may be 16 of them, of which each block of the pair copies half to both. Warp 3 draws items, ahead of the others: from the draw
+/// to the first keys it is four round trips to memory.
 template <int kDim>
 struct PrefillCopy : PrefillItems<PrefillMemory<kDim, false>> {
   using Base = PrefillItems<PrefillMemory<kDim, false>>;
@@ -152,6 +167,8 @@ struct PrefillCopy : PrefillItems<PrefillMemory<kDim, false>> {
   using typename Base::Box;
   using typename Base::Ring;
   using typename Base::Tile;
+  static constexpr int kKeyWarps = 2, kDrawingWarp = 3;
+  static constexpr int kDrawAhead = 3;  ///< tiles
 
   __device__ void copy_tile(Tile& to, const CUtensorMap& map, hopper::Barrier& free, hopper::Barrier& full, Ring& ring,
                             const Box& box, int kv_head) const {
@@ -173,16 +190,27 @@ struct PrefillCopy : PrefillItems<PrefillMemory<kDim, false>> {
   }
 
   __device__ void copy_all() const {
+    if (copy_warp() == kDrawingWarp) {
+      if (threadIdx.x % 32 == 0) this->draw_all();
+      __syncwarp();
+      return;
+    }
     Ring ring;
-    const int which = kPair * (copy_warp() % 2) + this->rank;
+    const bool keys = copy_warp() < kKeyWarps;
+    const int of = keys ? kKeyWarps * kPair : kPair, which = keys ? kPair * copy_warp() + this->rank : this->rank;
     this->for_each_job([&](const PrefillJob& job) {
       typename Base::PageIds pages;
+      const auto draw_at = [&](int n) {
+        if (n == max(job.tiles() - kDrawAhead, 0) && threadIdx.x == Base::kWorkers) hopper::arrive(&shared.draw_next);
+      };
+      if (job.tiles() == 0) draw_at(0);
       for (int n = 0; n < job.tiles(); ++n) {
+        draw_at(n);
         const KeyTileSpan span = key_tile<kKeys>(job, n);
-        const Box box =
-            span.fresh ? this->fresh_box(job, span, 2 * kPair, which)
-                       : this->cached_box(job, span, {maps.cache.box_tokens, Base::kHalves, kRowBytes, 2 * kPair, which}, pages);
-        if (copy_warp() < 2)
+        const Box box = span.fresh
+                            ? this->fresh_box(job, span, of, which)
+                            : this->cached_box(job, span, {maps.cache.box_tokens, Base::kHalves, kRowBytes, of, which}, pages);
+        if (keys)
           copy_keys(box, job.item.kv_head, ring);
         else
           copy_values(box, job.item.kv_head, ring);

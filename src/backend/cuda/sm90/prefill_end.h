@@ -161,8 +161,8 @@ struct PrefillEnd {
     free_in_block(shared.job_free[slot]);
   }
 
-  /// Staged rows, all 16. The slot is given back when they have been read.
-  __device__ void write_box(Query& staging, int row_of_warp, const Place& place, int slot) const {
+  /// Staged rows, all 16. The slot is to be given back when they have been read.
+  __device__ void write_box(Query& staging, int row_of_warp, const Place& place) const {
     hopper::fence_shared();
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
@@ -170,6 +170,12 @@ struct PrefillEnd {
       for (int half = 0; half < kHalves; ++half)
         hopper::write_box(&maps.output, half * 64, place.head, place.token, 0, staging.halves[half] + row_of_warp * kRowBytes);
       hopper::commit_writes();
+    }
+    __syncwarp();
+  }
+  /// The slot whose rows write_box() wrote last.
+  __device__ void give_back_written(int slot) const {
+    if (threadIdx.x % 32 == 0) {
       hopper::await_reads_of_writes();
       hopper::arrive(&shared.job_free[slot]);
     }
@@ -219,18 +225,20 @@ struct PrefillEnd {
       write([&](std::int64_t to, int chunk, const uint4& x) { write_singly(to, chunk, x); });
   }
 
-  /// Finished rows. `alone`: they are not written again.
-  __device__ void store_rows(const State& state, const PrefillJob& job, const Rows& w, int slot, bool alone) const {
+  /// Finished rows. `alone`: they are not written again. True if the slot is not given back: its memory is being read.
+  __device__ bool store_rows(const State& state, const PrefillJob& job, const Rows& w, int slot, bool alone) const {
     Query& staging = shared.query[slot];
     const int row_of_warp = group_index() * 64 + warp_in_group() * 16, first = w.first + warp_in_group() * 16;
     float factor[2];
     finish_rows(factor, state, job, w);
     hopper::settle(factor);  // or all products with a factor of 0 are computed beside those with another
     stage(staging, row_of_warp, state, factor);
-    if (maps.output_boxes && alone && first + 16 <= w.end)
-      write_box(staging, row_of_warp, place_of(job, first - job.item.slice.row_begin), slot);
+    const bool boxes = maps.output_boxes && alone && first + 16 <= w.end;
+    if (boxes)
+      write_box(staging, row_of_warp, place_of(job, first - job.item.slice.row_begin));
     else
       write_rows(staging, row_of_warp, job, w, slot);
+    return boxes;
   }
 
   /// Rows of the warp, key by key.
@@ -244,7 +252,8 @@ struct PrefillEnd {
     }
   }
 
-  __device__ void store(State& state, const PrefillJob& job, const mma::Item& item, const Rows& w, int slot) const {
+  __device__ bool store(State& state, const PrefillJob& job, const mma::Item& item, const Rows& w, int slot) const {
+    bool reads = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       state.sum[h] += __shfl_xor_sync(~0u, state.sum[h], 1);
@@ -256,12 +265,13 @@ struct PrefillEnd {
       give_back(slot);
       store_partial(state, item, w, scale);
     } else {
-      store_rows(state, job, w, slot, again == 0);
+      reads = store_rows(state, job, w, slot, again == 0);
     }
     if (again != 0) {
       __syncwarp();  // what was stored of these rows is stored again
       store_careful(item, w, again);
     }
+    return reads;
   }
 
   /// True in every worker of the block that completes the last part of the tile, both blocks' rows.
@@ -288,16 +298,19 @@ struct PrefillEnd {
     if (item.slice.row_begin < item.slice.row_end) mma::count_rows(a, item);
   }
 
-  /// What was summed of the job in `slot`, all of its products done, is stored; the slot is given back.
-  __device__ void close(State& state, int slot) const {
+  /// What was summed of the job in `slot`, all of its products done, is stored. The slot is given back, or true: it is to be
+  /// given back by give_back_written().
+  __device__ bool close(State& state, int slot) const {
     const PrefillJob& job = shared.jobs[slot];
     const mma::Item item = job.item;
     const Rows rows = rows_of(item.slice);
+    bool reads = false;
     if (rows.first < rows.end)
-      store(state, job, item, rows, slot);
+      reads = store(state, job, item, rows, slot);
     else
       give_back(slot);
     finish(item);
+    return reads;
   }
 };
 

@@ -27,6 +27,8 @@ struct PrefillMemory {
   /// Slots for items and their queries: with three, one is being closed, one worked on, and one on its way.
   static constexpr int kStages = 2, kJobs = kDim == 256 || (kCodes && kDim == 128) ? 1 : kCodes ? 2 : 3;
   static constexpr int kWorkers = 128 * kGroups, kCopyWarps = 4, kThreads = kWorkers + 32 * kCopyWarps;
+  /// One of the copying warps draws items and does nothing else.
+  static constexpr bool kDrawsApart = !kCodes;
   // What all threads have at first, 168 registers each, is all that a block may deal out.
   static constexpr int kCopyRegisters = kCodes ? 72 : 40, kWorkRegisters = kCodes ? 216 : 232;
   static_assert(kCopyRegisters + kGroups * kWorkRegisters <= 3 * 168);
@@ -59,6 +61,7 @@ struct PrefillMemory {
     hopper::Barrier job_known[kJobs], job_full[kJobs], job_free[kJobs];  ///< full: its query is there, too
     hopper::Barrier k_full[kStages], k_free[kStages], v_full[kStages], v_free[kStages];
     [[no_unique_address]] std::conditional_t<kCodes, CodeBarriers, Nothing> code_barriers;
+    hopper::Barrier draw_next;          ///< where items are drawn apart: the one at hand has few tiles left to copy
     hopper::Barrier index_full[kJobs];  ///< of the pair's second block
     hopper::Barrier index_free[kJobs];  ///< of its first: the second has read the index before
     int index[kJobs];
@@ -76,9 +79,10 @@ struct PrefillMemory {
   __device__ static void init_barriers(Shared& shared) {
     const auto init = [](hopper::Barrier& barrier, int arrivals) { hopper::init_barrier(&barrier, arrivals); };
     for (int i = 0; i < kJobs; ++i) {
-      init(shared.job_known[i], 1), init(shared.job_full[i], 1), init(shared.job_free[i], kThreads / 32);
+      init(shared.job_known[i], 1), init(shared.job_full[i], 1), init(shared.job_free[i], kThreads / 32 - (kDrawsApart ? 1 : 0));
       init(shared.index_full[i], 1), init(shared.index_free[i], 1);
     }
+    init(shared.draw_next, 1);
     for (int i = 0; i < kStages; ++i) {
       init(shared.k_full[i], kCodes ? kCopyWarps : 1), init(shared.v_full[i], kCodes ? kCopyWarps : 1);
       init(shared.k_free[i], (kCodes ? 1 : kPair) * kWorkers / 32), init(shared.v_free[i], (kCodes ? 1 : kPair) * kWorkers / 32);

@@ -16,9 +16,14 @@ __device__ inline void end_turn(const gpu::AttendArgs& a) {
   if (a.work.turn == gpu::Turn::alone || blockIdx.x == 0) hopper::wait_for_dependencies();
 }
 
-/// Of prefill: false in blocks that leave their multiprocessor to decode.
+/// Of prefill: false in blocks that leave their multiprocessor to decode, or that find nothing left: a list that began on all
+/// multiprocessors is drawn from until it is empty.
 __device__ inline bool begin_turn(const gpu::AttendArgs& a) {
-  if (a.work.turn == gpu::Turn::last) return true;
+  if (a.work.turn == gpu::Turn::last) {
+    const bool left = *static_cast<const volatile std::int32_t*>(a.work.division.units) < a.work.division.all_units;
+    if (!left) end_turn(a);
+    return left;
+  }
   hopper::wait_for_dependencies();
   if (a.work.turn == gpu::Turn::alone) return true;
   __threadfence();
