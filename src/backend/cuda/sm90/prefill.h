@@ -1,7 +1,7 @@
 // Prefill on Hopper: tiles of 128 score rows (query rows x group) of one request and KV head against tiles of 128 keys.
 //
-// Roles: four warps draw items and copy by the tensor copy engine (TMA), a box a page; two warpgroups of 64 rows each multiply by
-// wgmma:
+// Roles: four warps draw items and copy by the tensor copy engine (TMA), a box a page (fp8 codes: prefill_convert.h); two
+// warpgroups of 64 rows each multiply by wgmma:
 //
 //     S [64 x keys] = Q [64 x d] K^T        both from shared memory
 //     O [64 x d]   += P [64 x keys] V       P from registers: what a thread has of S is what it needs of P
@@ -504,9 +504,9 @@ struct Prefill : PrefillEnd<T, kDim_, kCodes> {
       if (rows.first >= rows.end)
         skip_tiles(job, ring);
       else if (job.plain)
-        fold_job<true>(state, job, work_of(job), shared.query[jobs.stage], ring);
+        fold_job<true>(state, job, work_of(job), shared.query[jobs.stage % Memory::kQueries], ring);
       else
-        fold_job<false>(state, job, work_of(job), shared.query[jobs.stage], ring);
+        fold_job<false>(state, job, work_of(job), shared.query[jobs.stage % Memory::kQueries], ring);
       if (this->close(state, jobs.stage)) this->give_back_written(jobs.stage);
     }
   }
@@ -588,9 +588,16 @@ __global__ void __launch_bounds__(PrefillMemory<kDim, kCodes>::kThreads, 1)
   hopper::sync_cluster();
   if (!begin_turn(a)) return;
   const int rank = hopper::rank_in_cluster();
-  if (threadIdx.x >= Memory::kWorkers) {
+  if (Memory::kFour && threadIdx.x >= Memory::kConverters) {
+    hopper::keep_registers<Memory::kConvertRegisters>();
+    if constexpr (Memory::kFour) PrefillConvert<T, kDim>{{a, maps, shared, rank}}.convert_all();
+  } else if (threadIdx.x >= Memory::kWorkers) {
     hopper::keep_registers<Memory::kCopyRegisters>();
-    std::conditional_t<kCodes, PrefillConvert<T, kDim>, PrefillCopy<kDim>>{{a, maps, shared, rank}}.copy_all();
+    if (!Memory::kFour && kCodes && threadIdx.x >= Memory::kConverters) {
+      if constexpr (!Memory::kFour && kCodes) PrefillConvert<T, kDim>{{a, maps, shared, rank}}.convert_all();
+    } else {
+      std::conditional_t<kCodes, PrefillCodes<kDim>, PrefillCopy<kDim>>{{a, maps, shared, rank}}.copy_all();
+    }
   } else {
     hopper::take_registers<Memory::kWorkRegisters>();
     Prefill<T, kDim, kCodes>{{a, maps, shared, rank}}.work();

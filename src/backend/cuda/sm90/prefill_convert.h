@@ -1,9 +1,9 @@
-// The copying warps of prefill.h where the cache holds fp8 codes: they copy codes, and write what they stand for as tiles of
-// 16-bit elements, from where wgmma takes keys and values.
+// The copying and converting warps of prefill.h where the cache holds fp8 codes: the ones copy codes, and the others write what
+// they stand for as the tiles of 16-bit elements from where wgmma takes keys and values.
 //
 // Keys become the type of the queries, which wgmma asks for; values become f16, one instruction a pair (a bf16 takes four). Both
 // are exact. Each block of a pair copies half of the codes to both blocks, and converts all of them for itself. This step's
-// 16-bit rows are copied to their tiles at once.
+// 16-bit rows are copied to their tiles at once, by the converting warps.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -13,18 +13,80 @@
 
 namespace quire::cuda::sm90 {
 
+/// One warp draws items and copies queries, one copies codes of keys, and one those of values; or one does all of it.
+template <int kDim>
+struct PrefillCodes : PrefillItems<PrefillMemory<kDim, true>> {
+  using Base = PrefillItems<PrefillMemory<kDim, true>>;
+  using Base::copy_warp, Base::maps, Base::shared, Base::kKeys;
+  using typename Base::Box;
+  using typename Base::JobRing;
+  using typename Base::Memory;
+  using CodeRing = typename Memory::CodeRing;
+  static constexpr int kBoxDims = Memory::kBoxDims, kBoxes = Memory::kBoxes;
+
+  /// Codes of a tile's values, or of its keys.
+  __device__ void copy_codes(bool values, const Box& box, const CodeRing& ring, int kv_head) const {
+    auto& barriers = shared.code_barriers;
+    hopper::Barrier* const full = (values ? barriers.v_full : barriers.k_full) + ring.stage;
+    hopper::wait((values ? barriers.v_free : barriers.k_free) + ring.stage, ring.parity ^ 1);
+    if (threadIdx.x % 32 == 0) hopper::arrive_and_expect(full, box.bytes);
+    __syncwarp();
+    if (box.mine)
+      hopper::copy_box_to_pair((values ? shared.codes.v : shared.codes.k)[ring.stage].boxes[box.part] + box.row * kBoxDims,
+                               values ? &maps.cache.v : &maps.cache.k, full, box.part * kBoxDims, box.token, kv_head, box.page);
+  }
+
+  __device__ Box box_of_tile(const PrefillJob& job, int n, typename Base::PageIds& pages) const {
+    return this->cached_box(job, key_tile<kKeys>(job, n), {maps.cache.box_tokens, kBoxes, kBoxDims, kPair, this->rank}, pages);
+  }
+
+  __device__ void copy_tiles(const PrefillJob& job, CodeRing& ring) const {
+    typename Base::PageIds pages;
+    for (int n = 0; n < job.cached_tiles; ++n, ring.advance())
+      copy_codes(copy_warp() == 2, box_of_tile(job, n, pages), ring, job.item.kv_head);
+  }
+
+  /// All of it, in the order in which codes are converted. Two tiles can be converted without the query.
+  __device__ void copy_job_alone(const PrefillJob& job, const JobRing& jobs, CodeRing& ring) const {
+    const int tiles = job.cached_tiles;
+    typename Base::PageIds pages;
+    CodeRing before;
+    Box box;
+    for (int n = 0; n <= tiles; ++n) {
+      if (n == 2) this->copy_query_late(job, jobs);
+      const Box last = box;
+      if (n < tiles) box = box_of_tile(job, n, pages), copy_codes(false, box, ring, job.item.kv_head);
+      if (n > 0) copy_codes(true, last, before, job.item.kv_head);
+      before = ring;
+      if (n < tiles) ring.advance();
+    }
+    if (tiles < 2) this->copy_query_late(job, jobs);
+  }
+
+  __device__ void copy_all() const {
+    CodeRing ring;
+    if constexpr (Memory::kCopyWarps == 1)
+      this->template for_each_job<true>([&](const PrefillJob& job, const JobRing& jobs) { copy_job_alone(job, jobs, ring); });
+    else if (copy_warp() == 0)
+      this->template for_each_job<true>([&](const PrefillJob& job, const JobRing& jobs) { this->copy_query_late(job, jobs); });
+    else if (copy_warp() < Memory::kCopyWarps)
+      this->template for_each_job<false>([&](const PrefillJob& job, const JobRing&) { copy_tiles(job, ring); });
+  }
+};
+
 template <typename T, int kDim>
 struct PrefillConvert : PrefillItems<PrefillMemory<kDim, true>> {
   using Base = PrefillItems<PrefillMemory<kDim, true>>;
-  using Base::copy_warp, Base::maps, Base::shared, Base::kKeys, Base::kRowBytes;
+  using Base::maps, Base::shared, Base::kKeys, Base::kRowBytes;
   using typename Base::Box;
   using typename Base::Memory;
   using typename Base::Ring;
   using typename Base::Tile;
   using CodeTile = typename Memory::CodeTile;
   using CodeRing = typename Memory::CodeRing;
-  static constexpr int kWarps = Memory::kCopyWarps, kBoxDims = Memory::kBoxDims, kBoxes = Memory::kBoxes;
-  static constexpr int kCodeStages = Memory::kCodeStages;
+  static constexpr int kWarps = Memory::kConvertWarps, kBoxDims = Memory::kBoxDims, kBoxes = Memory::kBoxes;
+
+  __device__ static int convert_warp() { return (static_cast<int>(threadIdx.x) - Memory::kConverters) / 32; }
 
   /// Where a lane finds 16 codes of a row, and where their elements go: 16 bytes at `to`, and 16 at `to` ^ 16. Offsets into a box
   /// and into the tile. A warp takes 8 rows at once, of 128 codes only half of each: eight lanes, whose accesses come together,
@@ -57,30 +119,36 @@ struct PrefillConvert : PrefillItems<PrefillMemory<kDim, true>> {
     *reinterpret_cast<uint4*>(rows + (to ^ 16)) = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
   }
 
-  /// This warp's rows. What was not copied is converted like the rest, and used like the rest of a 16-bit tile that was not.
-  /// Codes are loaded kAhead chunks early: beside products a load takes long.
-  template <typename Element, bool kE4m3>
-  __device__ static void convert_tile(Tile& tile, const CodeTile& codes) {
-    constexpr int kRows = kKeys / kWarps, kSteps = kRows / 8 * kTurns, kAll = kBoxes * kSteps, kAhead = 4;
+  /// This warp's rows: of every kWarps times 8, eight. What was not copied is converted like the rest, and used like the rest of
+  /// a 16-bit tile that was not. Codes are loaded kAhead chunks early, the first of them before the tile is free: beside products
+  /// a load takes long.
+  template <typename Element, bool kE4m3, typename AwaitTile>
+  __device__ static void convert_tile(Tile& tile, const CodeTile& codes, AwaitTile&& await_tile) {
+    constexpr int kOfRows = kTurns * kBoxes, kChunks = (kKeys / 8 + kWarps - 1) / kWarps * kOfRows;
+    constexpr int kAhead = kChunks == 8 ? 8 : 4;  // of 12 chunks (head_dim 256) there are no registers for more
     const Place places[2] = {place(0), place(kTurns - 1)};
-    const int row = copy_warp() * kRows;
-    const unsigned char* const from = codes.boxes[0] + row * kBoxDims;
-    unsigned char* const to = tile.halves[0] + row * kRowBytes;
+    const unsigned char* const from = codes.boxes[0] + convert_warp() * 8 * kBoxDims;
+    unsigned char* const to = tile.halves[0] + convert_warp() * 8 * kRowBytes;
+    const auto exists = [](int i) {
+      return (i / kOfRows + 1) * kWarps * 8 <= kKeys || (convert_warp() + i / kOfRows * kWarps) * 8 < kKeys;
+    };
     const auto load = [&](int i) {
-      const int box = i / kSteps, step = i % kSteps;
-      return *reinterpret_cast<const uint4*>(from + places[step % kTurns].from + box * static_cast<int>(sizeof(codes.boxes[0])) +
-                                             step / kTurns * 8 * kBoxDims);
+      const int box = i / kTurns % kBoxes, row = i / kOfRows * kWarps * 8;
+      return *reinterpret_cast<const uint4*>(from + places[i % kTurns].from + box * static_cast<int>(sizeof(codes.boxes[0])) +
+                                             row * kBoxDims);
     };
     uint4 ahead[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) ahead[i] = load(i);
+    await_tile();
 #pragma unroll
-    for (int i = 0; i < kAll; ++i) {
-      const int box = i / kSteps, step = i % kSteps;
+    for (int i = 0; i < kChunks; ++i) {
+      const int box = i / kTurns % kBoxes, row = i / kOfRows * kWarps * 8;
       const uint4 now = ahead[i % kAhead];
-      if (i + kAhead < kAll) ahead[i % kAhead] = load(i + kAhead);
-      convert_chunk<Element, kE4m3>(to + box * 2 * static_cast<int>(sizeof(tile.halves[0])) + step / kTurns * 8 * kRowBytes,
-                                    places[step % kTurns].to, now);
+      if (i + kAhead < kChunks && exists(i + kAhead)) ahead[i % kAhead] = load(i + kAhead);
+      if (exists(i))
+        convert_chunk<Element, kE4m3>(to + box * 2 * static_cast<int>(sizeof(tile.halves[0])) + row * kRowBytes,
+                                      places[i % kTurns].to, now);
     }
   }
 
@@ -88,37 +156,18 @@ struct PrefillConvert : PrefillItems<PrefillMemory<kDim, true>> {
   template <typename Element>
   __device__ void convert(Tile& tile, hopper::Barrier& free, hopper::Barrier& full, const Ring& ring, const CodeTile& codes,
                           hopper::Barrier& codes_free, hopper::Barrier& codes_full, const CodeRing& at) const {
+    const auto await_tile = [&] { hopper::wait(&free, ring.parity ^ 1); };
     hopper::wait(&codes_full, at.parity);
-    hopper::wait(&free, ring.parity ^ 1);
     if (this->a.cache_k.dtype == DType::fp8_e4m3fn)
-      convert_tile<Element, true>(tile, codes);
+      convert_tile<Element, true>(tile, codes, await_tile);
     else
-      convert_tile<Element, false>(tile, codes);
+      convert_tile<Element, false>(tile, codes, await_tile);
     hopper::fence_shared();
     __syncwarp();
     free_in_block(full);
     free_in_pair(codes_free);
   }
 
-  __device__ void copy_codes(CodeTile& to, const CUtensorMap& map, hopper::Barrier& free, hopper::Barrier& full,
-                             const CodeRing& ring, const Box& box, int kv_head) const {
-    hopper::wait(&free, ring.parity ^ 1);
-    if (threadIdx.x == Base::kWorkers) hopper::arrive_and_expect(&full, box.bytes);
-    __syncwarp();
-    if (box.mine)
-      hopper::copy_box_to_pair(to.boxes[box.part] + box.row * kBoxDims, &map, &full, box.part * kBoxDims, box.token, kv_head,
-                               box.page);
-  }
-  __device__ void copy_keys(const Box& box, const CodeRing& ring, int kv_head) const {
-    auto& barriers = shared.code_barriers;
-    copy_codes(shared.codes.k[ring.stage], maps.cache.k, barriers.k_free[ring.stage], barriers.k_full[ring.stage], ring, box,
-               kv_head);
-  }
-  __device__ void copy_values(const Box& box, const CodeRing& ring, int kv_head) const {
-    auto& barriers = shared.code_barriers;
-    copy_codes(shared.codes.v[ring.stage], maps.cache.v, barriers.v_free[ring.stage], barriers.v_full[ring.stage], ring, box,
-               kv_head);
-  }
   __device__ void convert_keys(const Ring& ring, const CodeRing& at) const {
     auto& barriers = shared.code_barriers;
     convert<T>(shared.k[ring.stage], shared.k_free[ring.stage], shared.k_full[ring.stage], ring, shared.codes.k[at.stage],
@@ -130,54 +179,41 @@ struct PrefillConvert : PrefillItems<PrefillMemory<kDim, true>> {
                       barriers.v_free[at.stage], barriers.v_full[at.stage], at);
   }
 
-  /// Codes are copied up to kCodeStages tiles ahead of those that are converted. A stage is free when both blocks have given it
-  /// back, which takes its time: where there are two, it is asked for a conversion later.
-  __device__ void copy_cached(const PrefillJob& job, Ring& ring, CodeRing& at) const {
-    const int tiles = job.cached_tiles, kv_head = job.item.kv_head;
-    const typename Base::Boxes boxes{maps.cache.box_tokens, kBoxes, kBoxDims, kPair * kWarps, kPair * copy_warp() + this->rank};
-    typename Base::PageIds pages;
-    Box box;
-    CodeRing ahead = at;
-    for (int n = 0; n < min(tiles, kCodeStages); ++n, ahead.advance()) {
-      box = this->cached_box(job, key_tile<kKeys>(job, n), boxes, pages);
-      copy_keys(box, ahead, kv_head);
-      copy_values(box, ahead, kv_head);
+  /// Positions in the rings by how many tiles came before.
+  __device__ static Ring tile_ring(std::uint32_t before) {
+    return {static_cast<int>(before % Memory::kStages), before / Memory::kStages & 1};
+  }
+  __device__ static CodeRing code_ring(std::uint32_t before) {
+    return {static_cast<int>(before % Memory::kCodeStages), before / Memory::kCodeStages & 1};
+  }
+
+  /// Keys are converted a tile ahead of values: a stage of keys is given back when scores are there, and wanted again before the
+  /// next product of values is asked for; one of values is given back a softmax later, and wanted again two products later.
+  /// Converted after a tile's values, the next keys would wait for that.
+  __device__ void convert_cached(int tiles, std::uint32_t& converted, std::uint32_t& codes) const {
+#pragma unroll 1
+    for (int n = 0; n <= tiles; ++n) {
+      if (n < tiles) convert_keys(tile_ring(converted + n), code_ring(codes + n));
+      if (n > 0) convert_values(tile_ring(converted + n - 1), code_ring(codes + n - 1));
     }
-    for (int n = 0; n < tiles; ++n, ring.advance(), at.advance()) {
-      const CodeRing again{at.stage, at.parity ^ 1};  // of tile n + kCodeStages
-      const bool more = n + kCodeStages < tiles;
-      convert_keys(ring, at);
-      if constexpr (kCodeStages == 1) {
-        if (more) box = this->cached_box(job, key_tile<kKeys>(job, n + 1), boxes, pages), copy_keys(box, again, kv_head);
-        convert_values(ring, at);
-        if (more) copy_values(box, again, kv_head);
-      } else {
-        CodeRing next = at;
-        next.advance();
-        if (n > 0 && n + 1 < tiles) copy_values(box, next, kv_head);
-        convert_values(ring, at);
-        if (more) box = this->cached_box(job, key_tile<kKeys>(job, n + 2), boxes, pages), copy_keys(box, again, kv_head);
-      }
-    }
+    converted += tiles, codes += tiles;
   }
 
   /// This step's rows. Boxes go round the warps; every warp arrives, as it does when it has converted.
   __device__ void copy_fresh_tile(Tile& to, const CUtensorMap& map, hopper::Barrier& free, hopper::Barrier& full,
                                   const Ring& ring, const Box& box, int kv_head) const {
     hopper::wait(&free, ring.parity ^ 1);
-    if (threadIdx.x == Base::kWorkers)
+    if (threadIdx.x == Memory::kConverters)
       hopper::arrive_and_expect(&full, box.bytes);
-    else
-      free_in_block_unless_first(full);
+    else if (convert_warp() > 0)
+      free_in_block(full);
     __syncwarp();
     if (box.mine) hopper::copy_box(to.halves[box.part] + box.row * kRowBytes, &map, &full, box.part * 64, box.token, kv_head, 0);
   }
-  __device__ static void free_in_block_unless_first(hopper::Barrier& full) {
-    if (copy_warp() > 0) free_in_block(full);
-  }
-  __device__ void copy_fresh(const PrefillJob& job, Ring& ring) const {
-    for (int n = job.first_fresh; n < job.tiles(); ++n, ring.advance()) {
-      const Box box = this->fresh_box(job, key_tile<kKeys>(job, n), kWarps, copy_warp());
+  __device__ void copy_fresh(const PrefillJob& job, std::uint32_t& converted) const {
+    for (int n = job.first_fresh; n < job.tiles(); ++n, ++converted) {
+      const Ring ring = tile_ring(converted);
+      const Box box = this->fresh_box(job, key_tile<kKeys>(job, n), kWarps, convert_warp());
       copy_fresh_tile(shared.k[ring.stage], maps.key, shared.k_free[ring.stage], shared.k_full[ring.stage], ring, box,
                       job.item.kv_head);
       copy_fresh_tile(shared.v[ring.stage], maps.value, shared.v_free[ring.stage], shared.v_full[ring.stage], ring, box,
@@ -185,12 +221,11 @@ struct PrefillConvert : PrefillItems<PrefillMemory<kDim, true>> {
     }
   }
 
-  __device__ void copy_all() const {
-    Ring ring;
-    CodeRing at;
-    this->for_each_job([&](const PrefillJob& job) {
-      copy_cached(job, ring, at);
-      copy_fresh(job, ring);
+  __device__ void convert_all() const {
+    std::uint32_t converted = 0, codes = 0;
+    this->template for_each_job<false>([&](const PrefillJob& job, const typename Base::JobRing&) {
+      convert_cached(job.cached_tiles, converted, codes);
+      copy_fresh(job, converted);
     });
   }
 };

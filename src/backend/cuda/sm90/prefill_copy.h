@@ -91,7 +91,19 @@ struct PrefillItems {
     hopper::Barrier* const full = &shared.job_full[jobs.stage];
     hopper::arrive_and_expect(full, kHalves * tokens * a.group * kRowBytes);
     for (int half = 0; half < kHalves; ++half)
-      hopper::copy_box(shared.query[jobs.stage].halves[half], &maps.query, full, half * 64, job.item.kv_head * a.group, first, 0);
+      hopper::copy_box(shared.query[jobs.stage % Memory::kQueries].halves[half], &maps.query, full, half * 64,
+                       job.item.kv_head * a.group, first, 0);
+  }
+
+  /// Where a job has no memory for its query until the one before it is ended: called when what can be done without is done.
+  __device__ void copy_query_late(const PrefillJob& job, const JobRing& jobs) const {
+    if constexpr (Memory::kQueries == Memory::kJobs) return;
+    static_assert(Memory::kQueries == Memory::kJobs || (Memory::kQueries == 1 && Memory::kJobs == 2));
+    if (threadIdx.x == kWorkers) {
+      hopper::wait(&shared.job_free[jobs.stage ^ 1], jobs.parity ^ static_cast<std::uint32_t>(jobs.stage ^ 1));
+      copy_query(job, jobs);
+    }
+    __syncwarp();
   }
 
   /// The next item of the pair: its first block draws and tells the second, once that one has read what lay in the slot.
@@ -117,7 +129,7 @@ struct PrefillItems {
     if (index < shared.num_items) {
       job = prefill_job<kKeys>(a, index, Memory::kCodes);
       hopper::arrive(&shared.job_known[jobs.stage]);
-      copy_query(job, jobs);
+      if constexpr (Memory::kQueries == Memory::kJobs) copy_query(job, jobs);
     } else {
       job.cached_tiles = kNoMoreJobs;
       hopper::arrive(&shared.job_known[jobs.stage]);
@@ -138,19 +150,18 @@ struct PrefillItems {
     }
   }
 
-  /// Calls copy_job(job) until there are no items.
-  template <typename CopyJob>
-  __device__ void for_each_job(CopyJob&& copy_job) const {
-    if constexpr (!Memory::kDrawsApart)
-      if (threadIdx.x == kWorkers) shared.num_items = a.outcome->broken != 0 ? 0 : *a.work.num_slices * a.num_kv_heads;
-    for (JobRing jobs;; jobs.advance()) {
+  /// Calls each(job, its place in the ring) until there are no items. kDraws: this warp's first thread draws them.
+  template <bool kDraws, typename Each>
+  __device__ void for_each_job(Each&& each) const {
+    if (kDraws && threadIdx.x == kWorkers) shared.num_items = a.outcome->broken != 0 ? 0 : *a.work.num_slices * a.num_kv_heads;
+    JobRing jobs;
+    for (;; jobs.advance()) {
       const PrefillJob& job = shared.jobs[jobs.stage];
-      if constexpr (!Memory::kDrawsApart)
-        if (threadIdx.x == kWorkers) start_job(jobs);
-      __syncwarp();
+      if (kDraws && threadIdx.x == kWorkers) start_job(jobs);
+      if (kDraws) __syncwarp();
       hopper::wait(&shared.job_known[jobs.stage], jobs.parity);
       if (job.cached_tiles == kNoMoreJobs) return;
-      copy_job(job);
+      each(job, jobs);
       __syncwarp();
       free_in_block(shared.job_free[jobs.stage]);
     }
@@ -198,7 +209,7 @@ struct PrefillCopy : PrefillItems<PrefillMemory<kDim, false>> {
     Ring ring;
     const bool keys = copy_warp() < kKeyWarps;
     const int of = keys ? kKeyWarps * kPair : kPair, which = keys ? kPair * copy_warp() + this->rank : this->rank;
-    this->for_each_job([&](const PrefillJob& job) {
+    this->template for_each_job<false>([&](const PrefillJob& job, const typename Base::JobRing&) {
       typename Base::PageIds pages;
       const auto draw_at = [&](int n) {
         if (n == max(job.tiles() - kDrawAhead, 0) && threadIdx.x == Base::kWorkers) hopper::arrive(&shared.draw_next);

@@ -227,7 +227,7 @@ struct PrefillEnd {
 
   /// Finished rows. `alone`: they are not written again. True if the slot is not given back: its memory is being read.
   __device__ bool store_rows(const State& state, const PrefillJob& job, const Rows& w, int slot, bool alone) const {
-    Query& staging = shared.query[slot];
+    Query& staging = shared.query[slot % Memory::kQueries];
     const int row_of_warp = group_index() * 64 + warp_in_group() * 16, first = w.first + warp_in_group() * 16;
     float factor[2];
     finish_rows(factor, state, job, w);

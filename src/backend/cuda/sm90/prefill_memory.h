@@ -24,14 +24,23 @@ struct PrefillMemory {
   static constexpr int kDim = kDim_, kHalves = kDim / 64;
   static constexpr bool kCodes = kCodes_;
   static constexpr int kGroups = kPrefillGroups, kRows = kPrefillBlockRows, kKeys = prefill_keys(kDim);
-  /// Slots for items and their queries: with three, one is being closed, one worked on, and one on its way.
-  static constexpr int kStages = 2, kJobs = kDim == 256 || (kCodes && kDim == 128) ? 1 : kCodes ? 2 : 3;
-  static constexpr int kWorkers = 128 * kGroups, kCopyWarps = 4, kThreads = kWorkers + 32 * kCopyWarps;
-  /// One of the copying warps draws items and does nothing else.
-  static constexpr bool kDrawsApart = !kCodes;
-  // What all threads have at first, 168 registers each, is all that a block may deal out.
-  static constexpr int kCopyRegisters = kCodes ? 72 : 40, kWorkRegisters = kCodes ? 216 : 232;
-  static_assert(kCopyRegisters + kGroups * kWorkRegisters <= 3 * 168);
+  static constexpr int kStages = 2;
+  /// Slots for queries and for jobs: with three, one is being closed, one worked on, and one on its way. Where codes are
+  /// converted, the next job's begin without its query.
+  static constexpr int kQueries = kDim == 256 || (kCodes && kDim == 128) ? 1 : kCodes ? 2 : 3, kJobs = kCodes ? 2 : kQueries;
+  // Warpgroups: two that work, then one that copies. Codes are converted by one more, or, where products take more registers than
+  // four warpgroups may begin with (head_dim 256), by three warps of that one.
+  static constexpr bool kFour = kCodes && kDim < 256;
+  static constexpr int kWorkers = 128 * kGroups, kThreads = kWorkers + (kFour ? 256 : 128);
+  /// Those that give items back; of 16-bit caches one more draws them.
+  static constexpr int kCopyWarps = kCodes && !kFour ? 1 : 3, kConvertWarps = kFour ? 4 : kCodes ? 3 : 0;
+  static constexpr int kConverters = kWorkers + (kFour ? 128 : 32 * kCopyWarps);  ///< the first of their threads
+  // What all threads have at first, 168 registers each, or 128 where there are four warpgroups, is all that a block may deal out.
+  static constexpr int kCopyRegisters = kCodes && kDim != 128 ? 56 : 40;
+  static constexpr int kConvertRegisters = kFour ? 56 : kCopyRegisters;
+  static constexpr int kWorkRegisters = !kCodes ? 232 : kDim == 64 ? 200 : kDim == 128 ? 208 : 224;
+  static_assert(kFour ? kCopyRegisters + kConvertRegisters + kGroups * kWorkRegisters <= 4 * 128
+                      : kCopyRegisters + kGroups * kWorkRegisters <= 3 * 168);
   static constexpr int kRowBytes = 128;  ///< of a 64-dim half
   // Codes: boxes of up to 128 dims.
   static constexpr int kBoxDims = kDim < 128 ? kDim : 128, kBoxes = kDim / kBoxDims;
@@ -54,7 +63,7 @@ struct PrefillMemory {
   };
   struct Nothing {};
   struct Shared {
-    alignas(1024) Query query[kJobs];
+    alignas(1024) Query query[kQueries];
     Tile k[kStages], v[kStages];
     [[no_unique_address]] std::conditional_t<kCodes, CodeStages, Nothing> codes;
     PrefillJob jobs[kJobs];
@@ -79,18 +88,19 @@ struct PrefillMemory {
   __device__ static void init_barriers(Shared& shared) {
     const auto init = [](hopper::Barrier& barrier, int arrivals) { hopper::init_barrier(&barrier, arrivals); };
     for (int i = 0; i < kJobs; ++i) {
-      init(shared.job_known[i], 1), init(shared.job_full[i], 1), init(shared.job_free[i], kThreads / 32 - (kDrawsApart ? 1 : 0));
+      init(shared.job_known[i], 1), init(shared.job_full[i], 1);
+      init(shared.job_free[i], kWorkers / 32 + kCopyWarps + kConvertWarps);
       init(shared.index_full[i], 1), init(shared.index_free[i], 1);
     }
     init(shared.draw_next, 1);
     for (int i = 0; i < kStages; ++i) {
-      init(shared.k_full[i], kCodes ? kCopyWarps : 1), init(shared.v_full[i], kCodes ? kCopyWarps : 1);
+      init(shared.k_full[i], kCodes ? kConvertWarps : 1), init(shared.v_full[i], kCodes ? kConvertWarps : 1);
       init(shared.k_free[i], (kCodes ? 1 : kPair) * kWorkers / 32), init(shared.v_free[i], (kCodes ? 1 : kPair) * kWorkers / 32);
     }
     if constexpr (kCodes)
       for (int i = 0; i < kCodeStages; ++i) {
         init(shared.code_barriers.k_full[i], 1), init(shared.code_barriers.v_full[i], 1);
-        init(shared.code_barriers.k_free[i], kPair * kCopyWarps), init(shared.code_barriers.v_free[i], kPair * kCopyWarps);
+        init(shared.code_barriers.k_free[i], kPair * kConvertWarps), init(shared.code_barriers.v_free[i], kPair * kConvertWarps);
       }
   }
 };
