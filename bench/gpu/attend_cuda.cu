@@ -118,6 +118,25 @@ Tensor index_tensor(const std::vector<std::int32_t>& values, std::array<std::int
   return t;
 }
 
+Tensor float_tensor(const std::vector<float>& values) {
+  const auto count = static_cast<std::int64_t>(values.size());
+  Tensor t = Tensor::from_shape(allocate(count * 4), DType::f32, {count}, 1);
+  t.memory = Memory::cuda;
+  must(cudaMemcpy(t.data, values.data(), values.size() * 4, cudaMemcpyHostToDevice));
+  return t;
+}
+/// `count` values between `from` and `to`.
+Tensor float_range(std::int64_t count, float from, float to) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = from + (to - from) * static_cast<float>(i + 1) / static_cast<float>(values.size() + 1);
+  return float_tensor(values);
+}
+/// At most 1, so that bound_of() holds for them.
+Tensor scale_tensor(ScaleKind kind, std::int64_t num_kv_heads) {
+  return kind == ScaleKind::none ? Tensor{} : float_range(kind == ScaleKind::per_tensor ? 1 : num_kv_heads, 0.5f, 1.0f);
+}
+
 double median_ms(cudaStream_t stream, cudaGraphExec_t graph, int rounds) {
   cudaEvent_t begin, end;
   must(cudaEventCreate(&begin));
@@ -220,6 +239,9 @@ Work make_work(const ProblemLine& line, const Asked& asked) {
   w.options.sliding_window = p.sliding_window;
   w.options.logits_soft_cap = p.logits_soft_cap;
   w.options.softmax_scale = p.softmax_scale;
+  if (p.alibi) w.options.alibi_slopes = float_range(p.num_q_heads, 0.0f, 0.001f);  // 30 at 30k keys
+  if (p.sinks) w.options.sinks = float_range(p.num_q_heads, -1.0f, 1.0f);
+  if (p.lse) w.batch.lse = random_tensor(DType::f32, {tokens, p.num_q_heads}, 2, 0);
   const bool nhd = p.layout == CacheLayout::nhd;
   const std::int64_t bytes = pages * p.page_size * p.num_kv_heads * p.head_dim * itemsize(p.kv_dtype) * 2;
   const int copies = static_cast<int>(std::clamp<std::int64_t>(400'000'000 / std::max<std::int64_t>(bytes, 1) + 1, 1, 16));
@@ -230,6 +252,8 @@ Work make_work(const ProblemLine& line, const Asked& asked) {
                                                            nhd ? p.num_kv_heads : p.page_size, p.head_dim};
     cache.k = random_tensor(p.kv_dtype, shape, 4, line.seed + 10 + static_cast<unsigned>(i), asked.offset);
     cache.v = random_tensor(p.kv_dtype, shape, 4, line.seed + 40 + static_cast<unsigned>(i), asked.offset);
+    cache.k_scale = scale_tensor(p.k_scale, p.num_kv_heads);
+    cache.v_scale = scale_tensor(p.v_scale, p.num_kv_heads);
     w.caches.push_back(cache);
   }
   return w;

@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench/results/h200-attend.json"
 PEERS = ROOT / "bench/results/h200-peers.json"
+CAUSES = ROOT / "bench/results/h200-causes.json"
 PAGES = {"decode": ROOT / "docs/kernels/sm90_decode.md", "prefill": ROOT / "docs/kernels/sm90_prefill.md",
          "others": ROOT / "docs/kernels/predicted.md"}
 
@@ -183,6 +184,24 @@ def render(table: str, cases: "list[dict]", report: dict, peers: "list[dict]") -
     return "\n".join(lines) + "\n"
 
 
+def causes_text(table: str, cases: "list[dict]", report: dict) -> str:
+    """What causes.py measured on the table's cases."""
+    found = {row["line"]: row for row in report["results"]}
+    lines = [f"{report['device']}, {report['date']}, commit {report['commit']}; {report['method']}.", "",
+             "| case | the kernel alone, us | DRAM | L2 | issue slots | tensor cores | warps wait for |", "|---" * 7 + "|"]
+    for case in cases:
+        if case["table"] != table or not case.get("ncu"):
+            continue
+        row = found.get(case["line"], {"refused": "not asked"})
+        if "refused" in row:
+            cells = ["not asked"] + ["-"] * 5
+        else:
+            shares = [f"{row[name]:.0f} %" if row[name] is not None else "-" for name in ("dram", "l2", "issue", "tensor")]
+            cells = [f"{row['us']:.1f}", *shares, ", ".join(f"{name} {share:.0f} %" for name, share in row["stalls"].items()) or "-"]
+        lines.append(f"| {case['group']}: {case['case']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def swap(page: str, table: str, text: str) -> "tuple[str, str]":
     """The page with `text` between the markers, and what was there."""
     begin, end = f"<!-- table: {table} -->\n", f"<!-- /table: {table} -->"
@@ -194,13 +213,15 @@ def swap(page: str, table: str, text: str) -> "tuple[str, str]":
 
 def check(update: bool) -> int:
     cases, report, differing = load_cases(), json.loads(RESULTS.read_text(encoding="utf-8")), []
-    peers = json.loads(PEERS.read_text(encoding="utf-8"))["results"]
-    for table, path in PAGES.items():
-        page, there = swap(path.read_text(encoding="utf-8"), table, text := render(table, cases, report, peers))
+    peers, causes = json.loads(PEERS.read_text(encoding="utf-8"))["results"], json.loads(CAUSES.read_text(encoding="utf-8"))
+    tables = [(table, path, RESULTS, render(table, cases, report, peers)) for table, path in PAGES.items()]
+    tables += [(f"causes of {table}", PAGES[table], CAUSES, causes_text(table, cases, causes)) for table in ("decode", "prefill")]
+    for table, path, source, text in tables:
+        page, there = swap(path.read_text(encoding="utf-8"), table, text)
         if update:
             path.write_text(page, encoding="utf-8")
         elif there != text:
-            differing.append(f"{path.relative_to(ROOT)}: its table is not that of {RESULTS.relative_to(ROOT)}; bench/gpu/targets.py --update")
+            differing.append(f"{path.relative_to(ROOT)}: its table is not that of {source.relative_to(ROOT)}; bench/gpu/targets.py --update")
     print("\n".join(differing) or "ok")
     return 1 if differing else 0
 
@@ -227,6 +248,11 @@ def self_test() -> int:
         "torch beside us": torch_text("l", [{"line": "l", "peer": "torch cudnn", "refused": "no"},
                                             {"line": "l", "peer": "torch flash", "tflop_per_s": 270.2}]) == "- / 270"
         and torch_text("other", [{"line": "l", "peer": "torch flash", "tflop_per_s": 270.2}]) == "-",
+        "a cause": "| 32:8 bf16: B1 1k | 9.1 | 30 % | - | 5 % | 1 % | barrier 60 % |" in causes_text("decode", cases, {
+            **report, "method": "m", "results": [{**row, "us": 9.1, "dram": 30.1, "l2": None, "issue": 5.2, "tensor": 1.0,
+                                                  "stalls": {"barrier": 60.0}}]}),
+        "a cause that nobody asked for": "| 32:8 bf16: B1 1k | not asked |" in causes_text("decode", cases,
+                                                                                           {**report, "method": "m", "results": []}),
         "decode rows of a trace": reqs_of_lengths("W2", 8).startswith("2x1@170,1x1@1117"),
     }.items():
         if not found:

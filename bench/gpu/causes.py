@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""What keeps a kernel of cuda_sm90 from being faster, by Nsight Compute (ncu), on the lines that targets.json marks with "ncu".
+
+usage: causes.py --attend PATH --out DIR [--commit TEXT] [--ncu PATH] [--limit SECONDS]    -> DIR/h200-causes.json
+       causes.py --self-test    what is made of ncu's answer
+
+The first launch of attend_decode or attend_prefill on each line is asked, alone and from cold caches, at the clock that the device
+chooses. Shares are of what the device could do in the kernel's time; a stall is the share of the time of warps that have not ended
+(of a warpgroup that multiplies as of a warp that copies and mostly waits). targets.py puts them into the pages.
+"""
+import argparse
+import csv
+import datetime
+import io
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import targets
+
+SECTIONS = ["SpeedOfLight", "WarpStateStats", "SchedulerStats", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis"]
+SHARES = {
+    "dram": ["dram__throughput.avg.pct_of_peak_sustained_elapsed", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"],
+    "l2": ["lts__throughput.avg.pct_of_peak_sustained_elapsed", "lts__t_sectors.avg.pct_of_peak_sustained_elapsed"],
+    "issue": ["smsp__issue_active.avg.pct_of_peak_sustained_active", "sm__inst_issued.avg.pct_of_peak_sustained_active",
+              "sm__instruction_throughput.avg.pct_of_peak_sustained_active"],
+    "tensor": ["sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+               "sm__inst_executed_pipe_tensor_op_gmma.avg.pct_of_peak_sustained_active",
+               "sm__pipe_tensor_op_gmma_cycles_active.avg.pct_of_peak_sustained_active"],
+}
+STALL = re.compile(r"smsp__average_warps?_(?:latency_)?issue_stalled_(\w+?)(?:_per_issue_active|_not_issued)?\.(?:ratio|avg)|"
+                   r"smsp__average_warp_latency_issue_stalled_(\w+)\.ratio")
+IN_US = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3}
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def read_answer(text: str) -> "dict | None":
+    """Of ncu's raw page: a row of names, one of units, one of values. None where no kernel was seen."""
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    if len(lines) < 3:
+        return None
+    names, units, values = list(csv.reader(io.StringIO("\n".join(lines[:3]))))
+    found = {name: (value, unit) for name, value, unit in zip(names, values, units)}
+    time_of, unit = found["gpu__time_duration.sum"]
+    result = {"kernel": re.search(r"attend_\w+", found["Kernel Name"][0]).group(), "us": round(number(time_of) * IN_US[unit], 2)}
+    for name, choices in SHARES.items():
+        known = [found[choice][0] for choice in choices if choice in found]
+        result[name] = round(number(known[0]), 1) if known else None
+    stalls = {}
+    for name, (value, _) in found.items():
+        match = STALL.fullmatch(name)
+        if match and value:
+            stalls[match.group(1) or match.group(2)] = number(value)
+    whole = sum(stalls.values())
+    top = sorted(stalls.items(), key=lambda item: -item[1])[:3]
+    result["stalls"] = {name: round(100 * value / whole, 1) for name, value in top} if whole else {}
+    return result
+
+
+def ask(args, line: str) -> "dict | str":
+    """What ncu says of the line, or why it said nothing."""
+    command = [args.ncu, "--csv", "--page", "raw", "--kernel-name", "regex:attend_(decode|prefill)", "--launch-count", "1",
+               "--clock-control", "none", "--kill", "on"]
+    for section in SECTIONS:
+        command += ["--section", section]
+    try:
+        run = subprocess.run([*command, args.attend, line], capture_output=True, text=True, check=False, timeout=40)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return read_answer(run.stdout) or (run.stderr + run.stdout)[-300:]
+
+
+def self_test() -> int:
+    answer = ('==PROF== x\n"ID","Kernel Name","gpu__time_duration.sum","dram__throughput.avg.pct_of_peak_sustained_elapsed",'
+              '"smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio",'
+              '"smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio"\n'
+              '"","","ns","%","inst","inst"\n"0","void quire::cuda::sm90::attend_decode<A, B>(int)","12,500","77.31","1","3"\n')
+    good = {"kernel": "attend_decode", "us": 12.5, "dram": 77.3, "l2": None, "issue": None, "tensor": None,
+            "stalls": {"long_scoreboard": 75.0, "barrier": 25.0}}
+    missed = [] if read_answer(answer) == good else [f"an answer: {read_answer(answer)}"]
+    missed += [] if read_answer("==PROF== nothing\n") is None else ["no kernel"]
+    missed += [] if read_answer(answer.replace("12,500", "13,500")) != good else ["another time"]
+    missed += [] if any(case.get("ncu") for case in targets.load_cases()) else ["no case is marked"]
+    print("\n".join(f"not noticed: {what}" for what in missed) or "ok")
+    return 1 if missed else 0
+
+
+def main() -> int:
+    if "--self-test" in sys.argv:
+        return self_test()
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("--attend", required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--ncu", default="ncu")
+    parser.add_argument("--limit", type=float, default=600.0)
+    args = parser.parse_args()
+    began, results = time.monotonic(), []
+    for case in targets.load_cases():
+        if not case.get("ncu"):
+            continue
+        late = time.monotonic() - began > args.limit
+        answer = "not asked: out of time" if late else ask(args, case["line"])
+        results.append({"line": case["line"], **(answer if isinstance(answer, dict) else {"refused": answer})})
+    device = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True)
+    report = {"device": device.stdout.splitlines()[0], "date": datetime.date.today().isoformat(), "commit": args.commit,
+              "method": "ncu, the first launch on each line, cold caches, clocks as they come", "results": results}
+    rows = ",\n".join("  " + json.dumps(row) for row in report.pop("results"))
+    Path(args.out, "h200-causes.json").write_text(json.dumps(report)[:-1] + ', "results": [\n' + rows + "\n]}\n", encoding="utf-8")
+    return 0 if all("refused" not in row for row in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
