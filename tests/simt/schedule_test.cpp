@@ -183,7 +183,7 @@ TEST(SimtSchedule, EqualPartsAndNoMoreItemsThanAreWanted) {
     EXPECT_LE(slices.size() * 3, static_cast<std::size_t>(wanted));
     EXPECT_GE(slices.size() * 3, static_cast<std::size_t>(wanted) * 7 / 10);
     for (const gpu::WorkSlice& slice : slices)
-      EXPECT_NEAR(slice.key_end - slice.key_begin, 32768 / slice.num_parts, 64 * slice.num_parts);
+      EXPECT_NEAR(slice.key_end - slice.key_begin, 32768.0 / slice.num_parts, 64.0 * slice.num_parts);
   }
 }
 

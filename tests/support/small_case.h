@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -29,8 +30,9 @@ class Storage {
  public:
   void* take(std::int64_t bytes, std::uint8_t fill = 0xFF) {
     blocks_.emplace_back(static_cast<std::size_t>(bytes) + 64, fill);
-    auto address = reinterpret_cast<std::uintptr_t>(blocks_.back().data());
-    return reinterpret_cast<void*>((address + 63) / 64 * 64);
+    void* first = blocks_.back().data();
+    std::size_t room = blocks_.back().size();
+    return std::align(64, static_cast<std::size_t>(bytes), first, room);
   }
 
  private:
@@ -111,10 +113,10 @@ class SmallCase {
     query(token, head, d) = set(batch.query, {token, head, d}, value);
   }
   void set_k(std::int64_t r, std::int64_t position, std::int64_t head, std::int64_t d, double value) {
-    k[static_cast<std::size_t>(r)](position, head, d) = write(true, r, position, head, d, value);
+    k[static_cast<std::size_t>(r)](position, head, d) = write(/*is_key=*/true, r, position, head, d, value);
   }
   void set_v(std::int64_t r, std::int64_t position, std::int64_t head, std::int64_t d, double value) {
-    v[static_cast<std::size_t>(r)](position, head, d) = write(false, r, position, head, d, value);
+    v[static_cast<std::size_t>(r)](position, head, d) = write(/*is_key=*/false, r, position, head, d, value);
   }
 
   Batch batch;
