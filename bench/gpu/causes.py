@@ -4,7 +4,7 @@
 usage: causes.py --attend PATH --out DIR [--commit TEXT] [--ncu PATH] [--limit SECONDS]    -> DIR/h200-causes.json
        causes.py --self-test    what is made of ncu's answer
 
-The first launch of attend_decode or attend_prefill on each line is asked, alone and from cold caches, at the clock that the device
+The first launch of attend_decode, or of attend_prefill on the lines of its table, is asked, alone and from cold caches, at the clock that the device
 chooses. Shares are of what the device could do in the kernel's time; a stall is the share of the time of warps that have not ended
 (of a warpgroup that multiplies as of a warp that copies and mostly waits). targets.py puts them into the pages.
 """
@@ -63,9 +63,9 @@ def read_answer(text: str) -> "dict | None":
     return result
 
 
-def ask(args, line: str) -> "dict | str":
-    """What ncu says of the line, or why it said nothing."""
-    command = [args.ncu, "--csv", "--page", "raw", "--kernel-name", "regex:attend_(decode|prefill)", "--launch-count", "1",
+def ask(args, line: str, kernel: str) -> "dict | str":
+    """What ncu says of the kernel on the line, or why it said nothing."""
+    command = [args.ncu, "--csv", "--page", "raw", "--kernel-name", kernel, "--launch-count", "1",
                "--clock-control", "none", "--kill", "on"]
     for section in SECTIONS:
         command += ["--section", section]
@@ -106,7 +106,7 @@ def main() -> int:
         if not case.get("ncu"):
             continue
         late = time.monotonic() - began > args.limit
-        answer = "not asked: out of time" if late else ask(args, case["line"])
+        answer = "not asked: out of time" if late else ask(args, case["line"], f"attend_{case['table']}")
         results.append({"line": case["line"], **(answer if isinstance(answer, dict) else {"refused": answer})})
     device = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True)
     report = {"device": device.stdout.splitlines()[0], "date": datetime.date.today().isoformat(), "commit": args.commit,
