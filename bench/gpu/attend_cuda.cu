@@ -118,19 +118,15 @@ Tensor index_tensor(const std::vector<std::int32_t>& values, std::array<std::int
   return t;
 }
 
-Tensor float_tensor(const std::vector<float>& values) {
-  const auto count = static_cast<std::int64_t>(values.size());
-  Tensor t = Tensor::from_shape(allocate(count * 4), DType::f32, {count}, 1);
-  t.memory = Memory::cuda;
-  must(cudaMemcpy(t.data, values.data(), values.size() * 4, cudaMemcpyHostToDevice));
-  return t;
-}
 /// `count` values between `from` and `to`.
 Tensor float_range(std::int64_t count, float from, float to) {
   std::vector<float> values(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < values.size(); ++i)
     values[i] = from + (to - from) * static_cast<float>(i + 1) / static_cast<float>(values.size() + 1);
-  return float_tensor(values);
+  Tensor t = Tensor::from_shape(allocate(count * 4), DType::f32, {count}, 1);
+  t.memory = Memory::cuda;
+  must(cudaMemcpy(t.data, values.data(), values.size() * 4, cudaMemcpyHostToDevice));
+  return t;
 }
 /// At most 1, so that bound_of() holds for them.
 Tensor scale_tensor(ScaleKind kind, std::int64_t num_kv_heads) {

@@ -31,13 +31,19 @@ SHARES = {
                "sm__inst_executed_pipe_tensor_op_gmma.avg.pct_of_peak_sustained_active",
                "sm__pipe_tensor_op_gmma_cycles_active.avg.pct_of_peak_sustained_active"],
 }
-STALL = re.compile(r"smsp__average_warps?_(?:latency_)?issue_stalled_(\w+?)(?:_per_issue_active|_not_issued)?\.(?:ratio|avg)|"
-                   r"smsp__average_warp_latency_issue_stalled_(\w+)\.ratio")
+# The first family of names that ncu prints; one that counts the same again (warps that could not issue) is not added to it.
+STALLS = [re.compile(name) for name in (r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio",
+                                        r"smsp__average_warp_latency_issue_stalled_(\w+)\.ratio")]
 IN_US = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3}
 
 
 def number(text: str) -> float:
     return float(text.replace(",", ""))
+
+
+def stalls_of(family: "re.Pattern", found: "dict[str, tuple[str, str]]") -> "dict[str, float]":
+    matches = [(family.fullmatch(name), value) for name, (value, _) in found.items()]
+    return {match.group(1): number(value) for match, value in matches if match and value and "not_issued" not in match.group(1)}
 
 
 def read_answer(text: str) -> "dict | None":
@@ -52,11 +58,7 @@ def read_answer(text: str) -> "dict | None":
     for name, choices in SHARES.items():
         known = [found[choice][0] for choice in choices if choice in found]
         result[name] = round(number(known[0]), 1) if known else None
-    stalls = {}
-    for name, (value, _) in found.items():
-        match = STALL.fullmatch(name)
-        if match and value:
-            stalls[match.group(1) or match.group(2)] = number(value)
+    stalls = next(filter(None, (stalls_of(family, found) for family in STALLS)), {})
     whole = sum(stalls.values())
     top = sorted(stalls.items(), key=lambda item: -item[1])[:3]
     result["stalls"] = {name: round(100 * value / whole, 1) for name, value in top} if whole else {}
@@ -84,6 +86,8 @@ def self_test() -> int:
     good = {"kernel": "attend_decode", "us": 12.5, "dram": 77.3, "l2": None, "issue": None, "tensor": None,
             "stalls": {"long_scoreboard": 75.0, "barrier": 25.0}}
     missed = [] if read_answer(answer) == good else [f"an answer: {read_answer(answer)}"]
+    twice = answer.replace('"smsp__average_warps_issue_stalled_barrier_per', '"smsp__average_warps_issue_stalled_barrier_not_issued_per')
+    missed += [] if read_answer(twice)["stalls"] == {"long_scoreboard": 100.0} else ["stalls counted twice"]
     missed += [] if read_answer("==PROF== nothing\n") is None else ["no kernel"]
     missed += [] if read_answer(answer.replace("12,500", "13,500")) != good else ["another time"]
     missed += [] if any(case.get("ncu") for case in targets.load_cases()) else ["no case is marked"]

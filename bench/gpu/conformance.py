@@ -3,6 +3,7 @@
 
 usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] [--only NAMES] [--count N] [--python-tests DIR]
                       [--seed N] [--caches NAMES] [--jobs N]
+       conformance.py --self-test    verdicts are made up, one with each fault
        --only: sections by name, with commas between them; --count: that many lines instead of the 240 and 160 below; --jobs: as many
        `quire verify` at once, by default one for each two processors: the reference is what takes long
 
@@ -149,6 +150,27 @@ def power_of_all(mutants: "list[dict]") -> dict:
             "could_not_be_asked": [name for name in ids if name not in asked]}
 
 
+def self_test() -> int:
+    def verdict(status: str, killed: bool) -> dict:
+        return {"cases": [{"status": status, "kernel": "k", "line": "l"}],
+                "matrices": [{"worst_ratio": 0.5, "num_elements": 1, "num_compared": 1}],
+                "power": {"mutants": [{"id": "fault", "killed": killed, "asked": True}]}}
+
+    def passes(excused: "set[str]", *verdicts: dict) -> bool:
+        return summary(list(verdicts), excused)["verdict"] == "pass"
+
+    missed = [what for what, noticed in {
+        "a part that notices what another does not": passes(set(), verdict("pass", False), verdict("pass", True)),
+        "a case that fails": not passes(set(), verdict("pass", True), verdict("fail", True)),
+        "a case that is refused": not passes(set(), verdict("refused", True)),
+        "a fault that nobody notices": not passes(set(), verdict("pass", False), verdict("pass", False)),
+        "another fault than the excused": not passes({"other"}, verdict("pass", False)),
+        "an excused fault": passes({"fault"}, verdict("pass", False)),
+    }.items() if not noticed]
+    print("\n".join(f"not noticed: {what}" for what in missed) or "ok")
+    return 1 if missed else 0
+
+
 def python_tests(folder: str) -> dict:
     """Counts of every outcome; a test that was skipped is not a pass."""
     files = [str(Path(folder) / name) for name in ("test_vllm_cuda.py", "test_cuda.py")]
@@ -171,6 +193,8 @@ def device() -> str:
 
 
 def main() -> int:
+    if "--self-test" in sys.argv:
+        return self_test()
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--quire", required=True)
     parser.add_argument("--out", required=True)

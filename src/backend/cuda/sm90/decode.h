@@ -222,6 +222,7 @@ struct DecodeWork : DecodeTiles<T, Memory> {
 
   /// Rows of a segment from its parts.
   __device__ void merge_rows(const DecodeJob& w) const {
+    static_assert(sizeof(shared.weights[0]) >= sizeof(float2[128]));
     const SegmentMerge<T, kDim, kRows, Tiles::kPartsAtOnce> merge{a,
                                                                   num_rows(w),
                                                                   place_rows(),
