@@ -5,7 +5,7 @@
 
 namespace quire::test {
 #if defined(__AVX2__)
-const SimdProbe kAvx2Probe = make_probe<cpu::Avx2Simd>("avx2", 1u << 0);
+constinit const SimdProbe kAvx2Probe = make_probe<cpu::Avx2Simd>("avx2", 1u << 0);
 #else
 const SimdProbe kAvx2Probe{};
 #endif

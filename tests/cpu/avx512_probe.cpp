@@ -5,7 +5,7 @@
 
 namespace quire::test {
 #if defined(__AVX512F__)
-const SimdProbe kAvx512Probe = make_probe<cpu::Avx512Simd>("avx512", 1u << 1);
+constinit const SimdProbe kAvx512Probe = make_probe<cpu::Avx512Simd>("avx512", 1u << 1);
 #else
 const SimdProbe kAvx512Probe{};
 #endif

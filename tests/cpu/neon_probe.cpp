@@ -5,7 +5,7 @@
 
 namespace quire::test {
 #if defined(__aarch64__)
-const SimdProbe kNeonProbe = make_probe<cpu::NeonSimd>("neon", 1u << 3);
+constinit const SimdProbe kNeonProbe = make_probe<cpu::NeonSimd>("neon", 1u << 3);
 #else
 const SimdProbe kNeonProbe{};
 #endif

@@ -2,5 +2,5 @@
 #include "cpu/simd_probe_body.h"
 
 namespace quire::test {
-const SimdProbe kScalarProbe = make_probe<cpu::ScalarSimd>("scalar", 0);
+constinit const SimdProbe kScalarProbe = make_probe<cpu::ScalarSimd>("scalar", 0);
 }  // namespace quire::test

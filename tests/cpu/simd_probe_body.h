@@ -1,4 +1,5 @@
-// The probe's functions for one vector type. Included once per instruction set; anonymous so that each unit keeps its own.
+// The probe's functions for one vector type. Included once per instruction set; anonymous so that each unit keeps its own. Probes
+// are constants: code that made them when the program starts would have the instruction set of its unit.
 #pragma once
 
 #include "backend/cpu/attend_tile.h"
@@ -9,7 +10,7 @@ namespace quire::test {
 namespace {
 
 template <class V>
-SimdProbe make_probe(const char* name, std::uint32_t features) {
+constexpr SimdProbe make_probe(const char* name, std::uint32_t features) {
   SimdProbe p{};
   p.name = name;
   p.cpu_features = features;
