@@ -25,6 +25,7 @@
 #include "text/formatted.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace quire::plan_detail {
@@ -128,6 +129,25 @@ DeviceList sm90_decode_list(const Plan& plan) {
   return decode;
 }
 
+/// Parts of a segment in narrow tiles, beyond which merging them, by one block, takes longer than they save: n tiles in p parts
+/// take n / p tiles' time and then p parts', at least where p = sqrt(n tile / part).
+std::int64_t most_parts(const Plan& plan) {
+  constexpr std::int64_t kDimsAtOnce = 4 * 128;
+  const std::int64_t rows = std::min(plan.bounds.max_query_len * plan.problem.group(), kShortTileRows);
+  const std::int64_t rounds = ceil_div(rows * plan.problem.head_dim, kDimsAtOnce);
+  const std::int64_t span = plan.problem.sliding_window ? *plan.problem.sliding_window : plan.bounds.max_seq_len;
+  const auto tiles = static_cast<double>(ceil_div(std::min(span, plan.bounds.max_seq_len), kMmaTileKeys));
+  return std::max(kSm90ManyParts, static_cast<std::int64_t>(std::sqrt(tiles * kSm90TileByPart / static_cast<double>(rounds))));
+}
+
+/// Fewer blocks where there are few segments. (Wide tiles have kSm90WideShare, batch_invariant ones parts of a fixed size, and
+/// beside prefill the device says how many blocks there are.)
+void limit_parts(DeviceList& decode, const Plan& plan) {
+  const std::int64_t segments = std::max<std::int64_t>(1, plan.bounds.num_reqs) * plan.problem.num_kv_heads;
+  if (decode.tile_rows == kShortTileRows && segments < decode.num_blocks)
+    decode.num_blocks = decode.target_items = std::min(decode.num_blocks, segments * most_parts(plan));
+}
+
 /// Decode rows (a longer request breaks the call), and the rest; all rows are the rest where a group is no decode's. Decode
 /// blocks count merges in a place each, or each of two warpgroups does, and keep two partial results, for which one item a block
 /// makes room. The rest goes to prefill where its weights may be rounded.
@@ -136,7 +156,10 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
   decode.num_blocks = decode.target_items =
       plan.num_threads * sm90_decode_blocks(plan.problem.head_dim, itemsize(plan.problem.kv_dtype), decode.tile_rows);
   const bool has_decode = plan.problem.group() <= decode.max_rows;
-  if (has_decode && plan.bounds.max_query_len * plan.problem.group() <= decode.max_rows) return {decode};
+  if (has_decode && plan.bounds.max_query_len * plan.problem.group() <= decode.max_rows) {
+    limit_parts(decode, plan);
+    return {decode};
+  }
   DeviceList rest = mma_lists(plan).back();
   rest.min_rows = has_decode ? decode.max_rows : 0;
   if (has_rounded_prefill(plan)) make_prefill_list(rest, plan);

@@ -23,6 +23,10 @@ inline constexpr std::int64_t kSm90SlicedRows = 128;
 inline constexpr std::int64_t kSm90SplitKeys = 2048;
 /// Key tiles in a share of its wide tiles, at least.
 inline constexpr std::int64_t kSm90WideShare = 8;
+/// Of its narrow tiles: how long a tile takes, by how long a merge takes for a part and four rows of 128 dims (1500 and 80 cycles
+/// on an H200), and parts of a segment (request and KV head) that there may be in any case.
+inline constexpr double kSm90TileByPart = 19;
+inline constexpr std::int64_t kSm90ManyParts = 32;
 /// Whether a list of a cuda_sm90 plan is for its decode kernel.
 inline bool is_sm90_decode(const DeviceList& list) { return list.min_rows == 0 && !list.rounded_weights; }
 /// Its blocks of a multiprocessor, which src/backend/cuda/sm90/ makes room for: as many as keep up with memory.

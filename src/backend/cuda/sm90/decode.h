@@ -17,6 +17,7 @@
 #include "backend/cuda/sm90/decode_copy.h"
 #include "backend/cuda/sm90/decode_tiles.h"
 #include "backend/cuda/sm90/merge_segment.h"
+#include "backend/cuda/sm90/merge_staged.h"
 #include "backend/cuda/sm90/turns.h"
 
 namespace quire::cuda::sm90 {
@@ -175,17 +176,17 @@ struct DecodeWork : DecodeTiles<T, Memory> {
     return last != 0;
   }
 
-  /// The state of a row to what scales it, its place, and lse.
-  __device__ mma::OutputRow end_of_row(const DecodeJob& w, int row, const float2& state, bool writes_lse) const {
-    const int score_row = first_row(w) + row, query_row = this->query_row(score_row);
-    return mma::finish_row(a, w.item, query_row, score_row - query_row * a.group, mma::natural_state<Weight>(state.x, state.y),
+  /// The state of a score row to what scales it, its place, and lse.
+  __device__ mma::OutputRow end_of_row(const mma::Item& item, int score_row, const float2& state, bool writes_lse) const {
+    const int query_row = this->query_row(score_row);
+    return mma::finish_row(a, item, query_row, score_row - query_row * a.group, mma::natural_state<Weight>(state.x, state.y),
                            writes_lse);
   }
   __device__ void end_rows(const DecodeJob& w) const {
     sync_group();  // states are there
     const int row = thread();
     if (row < num_rows(w)) {
-      const mma::OutputRow end = end_of_row(w, row, shared.states[end_index()][row], true);
+      const mma::OutputRow end = end_of_row(w.item, first_row(w) + row, shared.states[end_index()][row], true);
       shared.ends[end_index()][row] = {end.offset, end.factor};
     }
     sync_group();
@@ -235,8 +236,27 @@ struct DecodeWork : DecodeTiles<T, Memory> {
       const float4 total = merge.fold(chunk, state);
       const int row = merge.row_of(chunk);
       const bool exists = row < merge.rows;
-      const mma::OutputRow end = end_of_row(w, exists ? row : 0, state, exists && merge.dim() == 0);
+      const mma::OutputRow end = end_of_row(w.item, first_row(w) + (exists ? row : 0), state, exists && merge.dim() == 0);
       if (exists) merge.store(total, end);
+    }
+  }
+
+  /// Segments that this block completed, when its share is done: the memory of tiles is free, and nothing waits behind them.
+  __device__ void merge_last(int count) const {
+    using Merge = StagedMerge<kDim, kRows, sizeof(shared.k) + sizeof(shared.v)>;
+    sync_group();  // what is unmerged, and that tiles are used up
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const auto& w = shared.unmerged[i];
+      const Merge merge(a, w.rows, w.parts, reinterpret_cast<typename Merge::Half*>(shared.k));
+      static_assert(sizeof(typename Merge::Half[2]) <= sizeof(shared.k) + sizeof(shared.v));
+      merge.run([&](const typename Merge::Row& row, int number) {
+        const bool exists = number < w.rows;
+        const mma::OutputRow end = end_of_row(w.item, exists ? number : 0, {row.max, row.sum}, exists && merge.dim() == 0);
+        if (!exists) return;
+        mma::store_pair<T>(a, end, merge.dim(), row.total.x, row.total.y);
+        mma::store_pair<T>(a, end, merge.dim() + 2, row.total.z, row.total.w);
+      });
     }
   }
 
@@ -306,7 +326,7 @@ struct DecodeWork : DecodeTiles<T, Memory> {
   }
 
   /// Everything about the piece, or this warpgroup's rows of it, is in the state.
-  __device__ void finish_piece(State& state, const DecodeJob& w) const {
+  __device__ void finish_piece(State& state, const DecodeJob& w, int& unmerged) const {
     const float v_scale = a.v_scale.at(w.item.kv_head, 1.0f);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
@@ -324,7 +344,12 @@ struct DecodeWork : DecodeTiles<T, Memory> {
     } else {
       keep_states(state, reinterpret_cast<float2*>(a.work.partial_states) + rows_before(w));
       if (!is_last_part(w)) return;
-      merge_rows(w);
+      if constexpr (Memory::kMergesLast) {
+        if (thread() == 0) shared.unmerged[unmerged] = {w.item, w.parts, num_rows(w)};
+        ++unmerged;
+      } else {
+        merge_rows(w);
+      }
     }
     if (thread() == 0) atomicAdd(&a.outcome->rows_written, static_cast<unsigned long long>(num_rows(w)));
   }
@@ -354,6 +379,7 @@ struct DecodeWork : DecodeTiles<T, Memory> {
     typename Memory::JobRing jobs;
     std::uint32_t found_parity = 0;  // of what one warpgroup tells the other
     int turn = 0;                    // of the weights: those of the last piece may still be read
+    int unmerged = 0;
 #pragma unroll 1
     for (;; jobs.advance()) {
       hopper::wait(&shared.job_full[jobs.stage()], jobs.parity());
@@ -372,10 +398,11 @@ struct DecodeWork : DecodeTiles<T, Memory> {
       } else {
         if constexpr (kGroups > 1)
           if (!by_rows(w) && tiles > tiles_before(w, 1)) take_over(state, 1, found_parity), found_parity ^= 1;
-        finish_piece(state, w);
+        finish_piece(state, w, unmerged);
       }
       Memory::arrive_warp(shared.job_free[jobs.stage()]);
     }
+    if constexpr (Memory::kMergesLast) merge_last(unmerged);
     end_turn(a);
   }
 };
