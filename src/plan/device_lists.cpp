@@ -133,7 +133,7 @@ DeviceList sm90_decode_list(const Plan& plan) {
 /// take n / p tiles' time and then p parts', at least where p = sqrt(n tile / part).
 std::int64_t most_parts(const Plan& plan) {
   constexpr std::int64_t kDimsAtOnce = 4 * 128;
-  const std::int64_t rows = std::min(plan.bounds.max_query_len * plan.problem.group(), kShortTileRows);
+  const std::int64_t rows = std::clamp<std::int64_t>(plan.bounds.max_query_len * plan.problem.group(), 1, kShortTileRows);
   const std::int64_t rounds = ceil_div(rows * plan.problem.head_dim, kDimsAtOnce);
   const std::int64_t span = plan.problem.sliding_window ? *plan.problem.sliding_window : plan.bounds.max_seq_len;
   const auto tiles = static_cast<double>(ceil_div(std::min(span, plan.bounds.max_seq_len), kMmaTileKeys));
