@@ -32,7 +32,7 @@ inline bool is_sm90_decode(const DeviceList& list) { return list.min_rows == 0 &
 /// Its blocks of a multiprocessor, which src/backend/cuda/sm90/ makes room for: as many as keep up with memory.
 constexpr std::int64_t sm90_decode_blocks(std::int64_t head_dim, std::int64_t cache_itemsize, std::int64_t tile_rows) {
   if (tile_rows != kShortTileRows || head_dim > 128) return 1;
-  return cache_itemsize == 1 ? 3 : 2;
+  return cache_itemsize == 1 ? 4 : 2;
 }
 /// Of cuda_generic's tiles.
 inline constexpr std::int64_t kGenericTileRows = 16;

@@ -244,12 +244,13 @@ struct DecodeWork : DecodeTiles<T, Memory> {
   /// Segments that this block completed, when its share is done: the memory of tiles is free, and nothing waits behind them.
   __device__ void merge_last(int count) const {
     using Merge = StagedMerge<kDim, kRows, sizeof(shared.k) + sizeof(shared.v)>;
+    static_assert(sizeof(typename Merge::Weights) <= sizeof(shared.weights[0]));
     sync_group();  // what is unmerged, and that tiles are used up
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const auto& w = shared.unmerged[i];
-      const Merge merge(a, w.rows, w.parts, reinterpret_cast<typename Merge::Half*>(shared.k));
-      static_assert(sizeof(typename Merge::Half[2]) <= sizeof(shared.k) + sizeof(shared.v));
+      const Merge merge(a, w.rows, w.parts, reinterpret_cast<typename Merge::Slot*>(shared.k),
+                        reinterpret_cast<typename Merge::Weights&>(shared.weights[0]));
       merge.run([&](const typename Merge::Row& row, int number) {
         const bool exists = number < w.rows;
         const mma::OutputRow end = end_of_row(w.item, exists ? number : 0, {row.max, row.sum}, exists && merge.dim() == 0);

@@ -46,7 +46,7 @@ struct Fp8Tiles {
   }
   template <int kRows>
   static constexpr int blocks() {
-    return kRows == 8 && kDim <= 128 ? 3 : 1;
+    return kRows == 8 && kDim <= 128 ? 4 : 1;
   }
 
   static constexpr int kCopyWarps = 1;  ///< of blocks of one warpgroup: half as many boxes, and no registers for more warps

@@ -1,63 +1,53 @@
 // The end of a split segment where no tile is needed any more: partial results to rows of the output, by way of shared memory.
 //
-// What it costs is round trips to memory. So two halves of the memory that tiles had are filled with parts at once, as many as
-// there is room for, and each is folded and filled again in turn. A thread copies the four dims of a row that it adds up, and a
-// warp the states of its rows: no barrier is needed.
+// What it costs is round trips to memory and then some 25 bytes a cycle. So parts stream through the memory that tiles had, as
+// many ahead as it holds, and the states of all of them are asked for at once. A thread copies the four dims of a row that it
+// adds up, and a warp weighs the parts of its rows: no barrier is needed. (Bulk copies bring half as many bytes a cycle.)
 //
 // A part's state is as the tiles leave it: a base-2 maximum and a sum of weights times 2^kWeightShift.
 #pragma once
+
+#include <algorithm>
 
 #include "backend/cuda/ptx.h"
 #include "backend/cuda/sm90/shares.h"
 
 namespace quire::cuda::sm90 {
 
-/// By 128 threads, each with four dims of a row at a time (a chunk). kBytes: of shared memory.
+/// By 128 threads, each with four dims of a row at a time (a chunk). kBytes: of the memory that parts stream through.
 template <int kDim, int kRows, int kBytes>
 class StagedMerge {
  public:
-  static constexpr int kThreads = kDim / 4;                     ///< of a row
-  static constexpr int kLanes = kThreads < 32 ? kThreads : 32;  ///< of a warp among them
-  static constexpr int kGroups = 128 / kLanes;                  ///< of so many lanes
-  static constexpr int kPartBytes = 128 * sizeof(float4) + kGroups * (sizeof(float2) + sizeof(float));
-  static constexpr int kFit = kBytes / 2 / kPartBytes / 4 * 4, kAtOnce = kFit < kLanes ? kFit : kLanes;
-  static_assert(kAtOnce >= 4);
+  static constexpr int kThreads = kDim / 4;                            ///< of a row
+  static constexpr int kLanes = std::min(kThreads, 32);                ///< of a warp among them
+  static constexpr int kGroups = 128 / kLanes;                         ///< of so many lanes
+  static constexpr int kMostParts = 128, kMine = kMostParts / kLanes;  ///< that are weighed at once, and of a lane among them
+  static constexpr int kSlotParts = 8;
+  static constexpr int kSlots = std::min<int>(kBytes / (kSlotParts * 128 * sizeof(float4)), 12);
+  static_assert(kSlots >= 2);
 
-  struct Half {
-    float4 acc[kAtOnce][128];
-    float2 states[kGroups][kAtOnce];
-    alignas(16) float weights[kGroups][kAtOnce];
-  };
+  using Slot = float4[kSlotParts][128];
+  using Weights = float[kGroups][kMostParts];
   struct Row {
     float4 total{};                     ///< this thread's dims
     float max = -INFINITY, sum = 0.0f;  ///< the sum over the parts that were this lane's, until all are folded
   };
 
-  /// rows: that exist. halves: [2]
-  __device__ StagedMerge(const gpu::AttendArgs& a, int rows, const Parts& parts, Half* halves)
-      : first_acc_(a.work.partial_acc + dim()),
-        first_state_(reinterpret_cast<const float2*>(a.work.partial_states)),
-        parts_(parts),
-        chunks_((rows * kThreads + 127) / 128),
-        halves_(halves) {}
+  /// rows: that exist. slots: [kSlots]
+  __device__ StagedMerge(const gpu::AttendArgs& a, int rows, const Parts& parts, Slot* slots, Weights& weights)
+      : a_(a), parts_(parts), chunks_((rows * kThreads + 127) / 128), slots_(slots), weights_(weights[thread() / kLanes]) {}
 
   __device__ static int dim() { return thread() % kThreads * 4; }
 
   /// Calls finish(row, the row's number) for each chunk.
   template <typename Finish>
   __device__ void run(Finish&& finish) const {
-    Next next;
-    copy(next), copy(next);
 #pragma unroll 1
-    for (int chunk = 0, half = 0; chunk < chunks_; ++chunk) {
+    for (int chunk = 0; chunk < chunks_; ++chunk) {
       Row row;
 #pragma unroll 1
-      for (int first = 0; first < parts_.count; first += kAtOnce, half ^= 1) {
-        ptx::wait_copies<1>();
-        __syncwarp();
-        fold(row, halves_[half], min(parts_.count - first, kAtOnce));
-        copy(next);
-      }
+      for (int first = 0; first < parts_.count; first += kMostParts)
+        fold(row, chunk, first, min(parts_.count, first + kMostParts));
 #pragma unroll
       for (int mask = 1; mask < kLanes; mask *= 2) row.sum += __shfl_xor_sync(~0u, row.sum, mask);
       finish(row, row_of(chunk));
@@ -65,73 +55,106 @@ class StagedMerge {
   }
 
  private:
-  /// The parts that are copied next.
-  struct Next {
-    int chunk = 0, first = 0, half = 0;
-  };
-
   __device__ static int thread() { return static_cast<int>(threadIdx.x) % 128; }
   __device__ static int lane() { return thread() % kLanes; }
-  __device__ static int group() { return thread() / kLanes; }
   __device__ static int row_of(int chunk) { return (thread() + 128 * chunk) / kThreads; }
+  /// In rows from part 0's place of the second kind on.
+  __device__ int row_of_part(int part) const {
+    return (part == 0 ? parts_.first_place - parts_.next_place : part * parts_.step) * kRows;
+  }
+  __device__ std::int64_t first_row(int chunk) const { return std::int64_t{parts_.next_place} * kRows + row_of(chunk); }
 
-  /// Asks for kAtOnce parts, or those that there are. (Rows that do not exist have places, too.)
-  __device__ void copy(Next& next) const {
-    if (next.chunk < chunks_) {
-      Half& to = halves_[next.half];
-      const int count = min(parts_.count - next.first, kAtOnce);
-      const auto row = [&](int part) { return std::int64_t{parts_.place(part)} * kRows + row_of(next.chunk); };
-      if (lane() < count) ptx::copy_async_8(&to.states[group()][lane()], first_state_ + row(next.first + lane()), 8);
-      const float* from = first_acc_ + row(next.first) * kDim;
-      const float* second = first_acc_ + row(next.first + 1) * kDim;  // part 0 may be anywhere
-      const std::int64_t stride = std::int64_t{parts_.step} * (kRows * kDim);
-      float4* slot = &to.acc[0][thread()];
-#pragma unroll 4
-      for (int part = 0; part < count; ++part, slot += 128) {
-        ptx::copy_async_16(slot, from, 16);
-        from = second, second += stride;
-      }
-      next.first += kAtOnce, next.half ^= 1;
-      if (next.first >= parts_.count) next.first = 0, ++next.chunk;
+  /// This thread's dims of the parts that are asked for next. Part 0 may be anywhere, the others are so many elements apart.
+  struct Cursor {
+    const float *next, *behind;
+    std::int64_t apart;
+    int left;
+  };
+  __device__ Cursor cursor_at(int chunk, int first, int end) const {
+    const float* const accs = a_.work.partial_acc + first_row(chunk) * kDim + dim();
+    const auto at = [&](int part) { return accs + std::int64_t{row_of_part(part)} * kDim; };
+    return {at(first), at(first + 1), std::int64_t{parts_.step} * (kRows * kDim), end - first};
+  }
+  /// Asks for as many as fit a slot. (Rows that do not exist have places, too.)
+  __device__ static void copy(Slot& slot, Cursor& from) {
+#pragma unroll
+    for (int i = 0; i < kSlotParts; ++i) {
+      if (i >= from.left) break;
+      ptx::copy_async_16(&slot[i][thread()], from.next, 16);
+      from.next = from.behind, from.behind += from.apart;
     }
     ptx::commit_copies();
+    from.left -= kSlotParts;
   }
 
-  /// `count` parts into the row.
-  __device__ static void fold(Row& row, Half& from, int count) {
-    const float2 state = lane() < count ? from.states[group()][lane()] : make_float2(-INFINITY, 0.0f);
-    float max = fmaxf(row.max, state.x);
+  /// Parts [first, end), at most kMostParts, into the row.
+  __device__ void fold(Row& row, int chunk, int first, int end) const {
+    float2 states[kMine];
+    load(states, chunk, first, end);
+    Cursor from = cursor_at(chunk, first, end);
+#pragma unroll 1
+    for (int i = 0; i < kSlots; ++i) copy(slots_[i], from);
+    weigh(row, states);
+    int slot = 0;
+#pragma unroll 1
+    for (int part = first; part < end; part += kSlotParts) {
+      ptx::wait_copies<kSlots - 1>();
+      __syncwarp();  // it is there, and so are the weights
+#pragma unroll
+      for (int i = 0; i < kSlotParts; i += 4) {
+        const float4 weights = *reinterpret_cast<const float4*>(&weights_[part - first + i]);
+        add(row.total, slots_[slot][i][thread()], weights.x), add(row.total, slots_[slot][i + 1][thread()], weights.y);
+        add(row.total, slots_[slot][i + 2][thread()], weights.z), add(row.total, slots_[slot][i + 3][thread()], weights.w);
+      }
+      __syncwarp();  // it is used up
+      copy(slots_[slot], from);
+      slot = slot + 1 == kSlots ? 0 : slot + 1;
+    }
+  }
+
+  /// States of this lane's parts; of no keys beyond the last.
+  __device__ void load(float2 (&states)[kMine], int chunk, int first, int end) const {
+    const auto* const of_parts = reinterpret_cast<const float2*>(a_.work.partial_states) + first_row(chunk);
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const int part = first + lane() + i * kLanes;
+      states[i] = part < end ? __ldcg(of_parts + row_of_part(part)) : make_float2(-INFINITY, 0.0f);
+    }
+  }
+  /// What the parts weigh, 0 beyond them; and the row for a new largest logit.
+  __device__ void weigh(Row& row, const float2 (&states)[kMine]) const {
+    float max = row.max;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) max = fmaxf(max, states[i].x);
 #pragma unroll
     for (int mask = 1; mask < kLanes; mask *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, mask));
     const float base = max == -INFINITY ? 0.0f : max;  // all parts may be empty
-    const float weight = ptx::exp2_approx(state.x - base), rescale = ptx::exp2_approx(row.max - base);
-    if (lane() < kAtOnce) from.weights[group()][lane()] = weight;  // 0 where there is no part
-    __syncwarp();
-    row.max = max, row.sum = row.sum * rescale + weight * state.y;
+    const float rescale = ptx::exp2_approx(row.max - base);
+    row.max = max, row.sum *= rescale;
     row.total.x *= rescale, row.total.y *= rescale, row.total.z *= rescale, row.total.w *= rescale;
-#pragma unroll 2
-    for (int part = 0; part < count; part += 4) {
-      const float4 weights = *reinterpret_cast<const float4*>(&from.weights[group()][part]);
-      const float of_part[4] = {weights.x, weights.y, weights.z, weights.w};
+    __syncwarp();  // the weights before are used up
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float4 acc = from.acc[part + i][thread()];
-        const float w = of_part[i];
-        const bool counts = w != 0.0f;  // of an empty part, and of none, nothing is read
-        row.total.x = counts ? row.total.x + acc.x * w : row.total.x;
-        row.total.y = counts ? row.total.y + acc.y * w : row.total.y;
-        row.total.z = counts ? row.total.z + acc.z * w : row.total.z;
-        row.total.w = counts ? row.total.w + acc.w * w : row.total.w;
-      }
+    for (int i = 0; i < kMine; ++i) {
+      const float weight = ptx::exp2_approx(states[i].x - base);
+      weights_[lane() + i * kLanes] = weight;
+      row.sum += weight * states[i].y;
     }
-    __syncwarp();  // weights are used up
   }
 
-  const float* const first_acc_;
-  const float2* const first_state_;
+  /// Of a part of weight 0, or of none, nothing is read.
+  __device__ static void add(float4& total, const float4& acc, float weight) {
+    const bool counts = weight != 0.0f;
+    total.x = counts ? total.x + acc.x * weight : total.x;
+    total.y = counts ? total.y + acc.y * weight : total.y;
+    total.z = counts ? total.z + acc.z * weight : total.z;
+    total.w = counts ? total.w + acc.w * weight : total.w;
+  }
+
+  const gpu::AttendArgs& a_;
   const Parts parts_;
   const int chunks_;
-  Half* const halves_;
+  Slot* const slots_;
+  float* const weights_;  ///< [kMostParts]: of this warp's row
 };
 
 }  // namespace quire::cuda::sm90
