@@ -58,46 +58,34 @@ class StagedMerge {
   __device__ static int thread() { return static_cast<int>(threadIdx.x) % 128; }
   __device__ static int lane() { return thread() % kLanes; }
   __device__ static int row_of(int chunk) { return (thread() + 128 * chunk) / kThreads; }
-  /// In rows from part 0's place of the second kind on.
-  __device__ int row_of_part(int part) const {
-    return (part == 0 ? parts_.first_place - parts_.next_place : part * parts_.step) * kRows;
+  /// Part p > 0 is so many rows behind part p - 1; part 0 a place behind where it would be by that.
+  static constexpr int kApart = kPlacesOfBlock * kRows;
+  __device__ std::int64_t row_at(int chunk, int part) const {
+    return (std::int64_t{parts_.next_place} + part * kPlacesOfBlock) * kRows + row_of(chunk);
   }
-  __device__ std::int64_t first_row(int chunk) const { return std::int64_t{parts_.next_place} * kRows + row_of(chunk); }
+  __device__ static int skipped(int part) { return part == 0 ? kRows : 0; }
 
-  /// This thread's dims of the parts that are asked for next. Part 0 may be anywhere, the others are so many elements apart.
-  struct Cursor {
-    const float *next, *behind;
-    std::int64_t apart;
-    int left;
-  };
-  __device__ Cursor cursor_at(int chunk, int first, int end) const {
-    const float* const accs = a_.work.partial_acc + first_row(chunk) * kDim + dim();
-    const auto at = [&](int part) { return accs + std::int64_t{row_of_part(part)} * kDim; };
-    return {at(first), at(first + 1), std::int64_t{parts_.step} * (kRows * kDim), end - first};
-  }
-  /// Asks for as many as fit a slot. (Rows that do not exist have places, too.)
-  __device__ static void copy(Slot& slot, Cursor& from) {
+  /// This thread's dims of the parts from `first` on that fit a slot, as far as they are below `end`; `accs`: of part `first`,
+  /// were it not the first. (Rows that do not exist have places, too.)
+  __device__ static void copy(Slot& slot, const float* accs, int first, int end) {
 #pragma unroll
-    for (int i = 0; i < kSlotParts; ++i) {
-      if (i >= from.left) break;
-      ptx::copy_async_16(&slot[i][thread()], from.next, 16);
-      from.next = from.behind, from.behind += from.apart;
-    }
+    for (int i = 0; i < kSlotParts; ++i)
+      if (first + i < end) ptx::copy_async_16(&slot[i][thread()], accs + (i == 0 ? skipped(first) : i * kApart) * kDim, 16);
     ptx::commit_copies();
-    from.left -= kSlotParts;
   }
 
   /// Parts [first, end), at most kMostParts, into the row.
   __device__ void fold(Row& row, int chunk, int first, int end) const {
     float2 states[kMine];
     load(states, chunk, first, end);
-    Cursor from = cursor_at(chunk, first, end);
+    constexpr int kSlotApart = kSlotParts * kApart * kDim;
+    const float* accs = a_.work.partial_acc + row_at(chunk, first) * kDim + dim();
 #pragma unroll 1
-    for (int i = 0; i < kSlots; ++i) copy(slots_[i], from);
+    for (int i = 0; i < kSlots; ++i, accs += kSlotApart) copy(slots_[i], accs, first + i * kSlotParts, end);
     weigh(row, states);
     int slot = 0;
 #pragma unroll 1
-    for (int part = first; part < end; part += kSlotParts) {
+    for (int part = first; part < end; part += kSlotParts, accs += kSlotApart) {
       ptx::wait_copies<kSlots - 1>();
       __syncwarp();  // it is there, and so are the weights
 #pragma unroll
@@ -107,19 +95,19 @@ class StagedMerge {
         add(row.total, slots_[slot][i + 2][thread()], weights.z), add(row.total, slots_[slot][i + 3][thread()], weights.w);
       }
       __syncwarp();  // it is used up
-      copy(slots_[slot], from);
+      copy(slots_[slot], accs, part + kSlots * kSlotParts, end);
       slot = slot + 1 == kSlots ? 0 : slot + 1;
     }
   }
 
   /// States of this lane's parts; of no keys beyond the last.
   __device__ void load(float2 (&states)[kMine], int chunk, int first, int end) const {
-    const auto* const of_parts = reinterpret_cast<const float2*>(a_.work.partial_states) + first_row(chunk);
+    const int mine = first + lane();
+    const auto* const of_parts = reinterpret_cast<const float2*>(a_.work.partial_states) + row_at(chunk, mine);
 #pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      const int part = first + lane() + i * kLanes;
-      states[i] = part < end ? __ldcg(of_parts + row_of_part(part)) : make_float2(-INFINITY, 0.0f);
-    }
+    for (int i = 0; i < kMine; ++i)
+      states[i] = mine + i * kLanes < end ? __ldcg(of_parts + (i == 0 ? skipped(mine) : i * kLanes * kApart))
+                                          : make_float2(-INFINITY, 0.0f);
   }
   /// What the parts weigh, 0 beyond them; and the row for a new largest logit.
   __device__ void weigh(Row& row, const float2 (&states)[kMine]) const {

@@ -220,6 +220,9 @@ struct Piece {
   std::int32_t first = 0, end = 0;
 };
 
+/// Partial results that a block may have where shares alone cut; the second is for what continues in the block behind it.
+constexpr std::int32_t kPlacesOfBlock = 2;
+
 /// How a segment is split over blocks.
 struct Parts {
   std::int32_t part = 0;  ///< the piece at hand
@@ -342,8 +345,8 @@ class Pieces {
     parts.count = quotient(first + tiles.count() - 1, share_) - block + 1;
     parts.part = block_ - block;
     parts.counter = block;
-    parts.first_place = 2 * block + 1;
-    parts.next_place = 2 * block, parts.step = 2;
+    parts.first_place = kPlacesOfBlock * block + 1;
+    parts.next_place = kPlacesOfBlock * block, parts.step = kPlacesOfBlock;
     return parts;
   }
   /// A counter a segment and as many places as it may have parts: segments of a request are counted from a number that no other
