@@ -269,17 +269,18 @@ TEST(DeviceLists, BlocksThatDealThemselvesHaveTheirPlaces) {
 }
 
 TEST(DeviceLists, FewSegmentsHaveFewBlocks) {
-  const auto blocks = [](std::int64_t kv_heads, std::int64_t group, std::int64_t context, const char* device = "sm90") {
-    Problem p;
-    p.head_dim = 128, p.num_kv_heads = kv_heads, p.num_q_heads = kv_heads * group;
-    p.reqs = {{1, context}};
-    return quire::plan(p, find_device(device).value()).value().lists.at(0).num_blocks;
-  };
-  EXPECT_EQ(blocks(1, 8, 8191), 34) << "sqrt(128 tiles x 19 / 2 rounds of four rows) parts";
-  EXPECT_EQ(blocks(1, 4, 8191), 49) << "one round";
-  EXPECT_EQ(blocks(1, 8, 131071), 139) << "a long one is worth more parts";
-  EXPECT_EQ(blocks(2, 8, 1023), 64) << "32 parts of each in any case";
-  EXPECT_EQ(blocks(8, 4, 8191), 264) << "no more than the device holds";
+  const Device sm90 = find_device("sm90").value();
+  for (const auto& [line, blocks, why] :
+       {std::tuple{"heads=8:1 d=128 page=16 reqs=1@8191", 34, "sqrt(128 tiles x 19 / 2 rounds of four rows) parts"},
+        std::tuple{"heads=4:1 d=128 page=16 reqs=1@8191", 49, "one round"},
+        std::tuple{"heads=8:1 d=128 page=16 reqs=1@131071", 139, "long requests are worth more parts"},
+        std::tuple{"heads=8:1 d=128 page=16 reqs=1@131071 window=8192", 34, "but not what they do not see"},
+        std::tuple{"heads=16:2 d=128 page=16 reqs=1@1023", 64, "32 parts of each in any case"},
+        std::tuple{"heads=32:8 d=128 page=16 reqs=1@8191", 264, "no more than the device holds"}}) {
+    const Plan p = plan(parse_problem_line(std::string("q=bf16 kv=bf16 ") + line)->problem, sm90).value();
+    ASSERT_EQ(p.kernel, "cuda_sm90") << line;
+    EXPECT_EQ(p.lists.at(0).num_blocks, blocks) << line << ": " << why;
+  }
 }
 
 TEST(DeviceLists, WhatDoesNotFitTheDevicesNumbersIsRefused) {
