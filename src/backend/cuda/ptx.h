@@ -23,15 +23,19 @@ __device__ inline void wait_copies() {
 }
 
 /// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ inline void load_matrices(std::uint32_t (&r)[4], const void* row) {
+__device__ inline void load_matrices(std::uint32_t (&r)[4], std::uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row)));
+               : "r"(row));
 }
-__device__ inline void load_matrices_transposed(std::uint32_t (&r)[4], const void* row) {
+__device__ inline void load_matrices_transposed(std::uint32_t (&r)[4], std::uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row)));
+               : "r"(row));
+}
+__device__ inline void load_matrices(std::uint32_t (&r)[4], const void* row) { load_matrices(r, shared_address(row)); }
+__device__ inline void load_matrices_transposed(std::uint32_t (&r)[4], const void* row) {
+  load_matrices_transposed(r, shared_address(row));
 }
 
 /// c += a * b for a 16x16 a (row-major) and a 16x8 b (column-major), f32 accumulators.

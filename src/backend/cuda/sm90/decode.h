@@ -366,13 +366,15 @@ struct DecodeWork : DecodeTiles<T, Memory> {
     Ring mine = ring;
     const int before = tiles_before(w, group), step = by_rows(w) ? 1 : kGroups;
     mine.advance(before);
+    const typename Fold::Facts facts = this->facts_of(w);
+    const int begin = hopper::uniform(w.first), end = hopper::uniform(w.end);
 #pragma unroll 1
-    for (int tile = w.first + before; tile < w.end; tile += step, mine.advance(step), turn ^= 1)
-      fold_tile(state, w, tile, mine, kGroups == 1 ? mine.at & 1 : turn);
+    for (int tile = begin + before; tile < end; tile += step, mine.advance(step), turn ^= 1)
+      fold_tile(state, w, facts, tile, mine, kGroups == 1 ? mine.at & 1 : turn);
     if constexpr (kGroups == 1)
       ring = mine;
     else
-      ring.skip(w.end - w.first);
+      ring.skip(end - begin);
   }
 
   __device__ void run() const {
@@ -385,7 +387,7 @@ struct DecodeWork : DecodeTiles<T, Memory> {
     for (;; jobs.advance()) {
       hopper::wait(&shared.job_full[jobs.stage()], jobs.parity());
       const DecodeJob& w = shared.jobs[jobs.stage()];
-      const int tiles = w.end - w.first;
+      const int tiles = hopper::uniform(w.end - w.first);
       if (tiles == 0) break;
       load_query(w);
       State state{};

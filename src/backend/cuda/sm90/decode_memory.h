@@ -124,7 +124,10 @@ struct DecodeMemory {
     alignas(16) float2 states[kEnds][kRows];                        ///< of the rows that are finished: maximum, sum
     RowEnd ends[kEnds][kRows];
     float maxima[kGroups][4][kRows];  ///< of each warp's keys
-    float sums[kEnds][4][kRows];      ///< likewise
+    union {
+      float sums[kEnds][4][kRows];      ///< likewise, at the end of a piece
+      float query_units[kEnds][kRows];  ///< at its beginning: what 1 in a row of the query stands for, where rows are scaled
+    };
     DecodeJob jobs[kJobs];
     hopper::Barrier job_full[kJobs], job_free[kJobs];
     hopper::Barrier found_full[kOthers], found_free[kOthers];

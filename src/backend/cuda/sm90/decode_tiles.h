@@ -35,15 +35,17 @@ struct DecodeTiles {
   __device__ void sync_group() const { hopper::sync_at(1 + group, 128); }
 
   /// Where this thread is. Made anew by each function: what follows from it would else be computed before the loop over tiles,
-  /// and leave it no registers.
+  /// and leave it no registers. (What narrow tiles always need, they have registers for.)
   struct Place {
-    int thread;
-    __device__ Place() : thread(static_cast<int>(threadIdx.x)) { hopper::compute_here(thread); }
-    __device__ int lane() const { return thread % 32; }
-    __device__ int warp() const { return thread / 32 % 4; }
+    std::uint32_t thread;  ///< unsigned, so that dividing it by a power of two is one instruction
+    __device__ explicit Place(bool anew = true) : thread(threadIdx.x) {
+      if (anew) hopper::compute_here(thread);
+    }
+    __device__ int lane() const { return static_cast<int>(thread % 32); }
+    __device__ int warp() const { return static_cast<int>(thread / 32 % 4); }
     /// Column (score row) q; the thread's keys are 16 warp + lane / 4 + {0, 8}.
-    __device__ int column(int q) const { return q / 2 * 8 + lane() % 4 * 2 + q % 2; }
-    __device__ int matrix_row() const { return warp() * 16 + lane() / 4; }
+    __device__ int column(int q) const { return q / 2 * 8 + static_cast<int>(thread % 4 * 2) + q % 2; }
+    __device__ int matrix_row() const { return static_cast<int>(thread / 32 % 4 * 16 + thread % 32 / 4); }
     /// Of element i of Scores.
     __device__ int key(int i) const { return matrix_row() + i % 4 / 2 * 8; }
     __device__ int dim(int half, int j) const { return Tiles::dim_of(half, j, lane(), warp()); }
@@ -53,6 +55,23 @@ struct DecodeTiles {
     float out[kHalves][kRows];           ///< [64 dims x 2 kRows columns] each: high parts, then low parts
     float max[kColumns], sum[kColumns];  ///< base 2, what weights refer to, see fold_tile(); the sum over this thread's keys
   };
+  /// What every tile of a piece needs of the job, in registers: what it read from shared memory, it would wait for.
+  struct Facts {
+    int whole_begin, whole_end;
+    bool plain;
+    float base2;
+    float units[Tiles::kScalesQuery ? kColumns : 1];  ///< what 1 in the query's row of a column stands for
+    __device__ bool is_whole(int first) const { return first >= whole_begin && first + kTileKeys <= whole_end; }
+  };
+  __device__ Facts facts_of(const DecodeJob& w) const {
+    Facts facts{w.whole_begin, w.whole_end, w.logits.plain, w.logits.base2, {}};
+    if constexpr (Tiles::kScalesQuery) {
+#pragma unroll
+      for (int q = 0; q < kColumns; ++q) facts.units[q] = query_units(w)[Place().column(q)];
+    }
+    return facts;
+  }
+
   /// Scores [64 keys x kRows]: this thread's, element i of column column_of(i).
   using Scores = float[kRows / 2];
   __device__ static constexpr int column_of(int i) { return i / 4 * 2 + i % 2; }
@@ -102,6 +121,9 @@ struct DecodeTiles {
     return shared.query[0];
   }
 
+  /// What 1 in these rows stands for, where they are scaled.
+  __device__ float* query_units(const DecodeJob& w) const { return shared.query_units[Memory::kByRows && w.by_rows ? group : 0]; }
+
   /// Rows of the query to shared memory, zeros where there is no row, by all warpgroups together, or each its own; past
   /// registers, as they are asked for while keys are on their way.
   __device__ void load_query(const DecodeJob& w) const {
@@ -117,7 +139,13 @@ struct DecodeTiles {
       const std::int64_t token = w.item.lengths.first_token + query_row;
       const auto* dims = static_cast<const std::uint16_t*>(a.query.data) +
                          a.query.strides.row(0, w.item.kv_head * a.group + from - query_row * a.group, token) + chunk * 8;
-      Tiles::copy_query(to + (chunk / 8 * kRows + row) * kQueryBytes, row % 8, chunk % 8, dims, row < rows);
+      Byte* const row_to = to + (chunk / 8 * kRows + row) * kQueryBytes;
+      if constexpr (Tiles::kScalesQuery) {
+        const float unit = Tiles::put_query(row_to, row % 8, chunk % 8, dims, row < rows);
+        if (chunk == 0) query_units(w)[row] = unit;
+      } else {
+        Tiles::copy_query(row_to, row % 8, chunk % 8, dims, row < rows);
+      }
     }
     ptx::commit_copies();
     ptx::wait_copies<0>();
@@ -148,8 +176,7 @@ struct DecodeTiles {
     hopper::wgmma_begin();
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      std::uint64_t rows = hopper::matrix<hopper::Swizzle::bytes128>(query + half * (kRows * kQueryBytes), 8 * kQueryBytes);
-      hopper::compute_here(rows);
+      const std::uint64_t rows = hopper::matrix<hopper::Swizzle::bytes128>(query + half * (kRows * kQueryBytes), 8 * kQueryBytes);
 #pragma unroll
       for (int step = 0; step < 4; ++step) Tiles::multiply_keys(s, keys, k, hopper::advanced(rows, step * 32), half, step);
     }
@@ -162,8 +189,7 @@ struct DecodeTiles {
                                          : kRows == 16 ? hopper::Swizzle::bytes64
                                                        : hopper::Swizzle::bytes128;
     hopper::wgmma_begin();
-    std::uint64_t weights = hopper::matrix<kSwizzle>(shared.weights[group][turn], 8 * kWeightBytes);
-    hopper::compute_here(weights);
+    const std::uint64_t weights = hopper::matrix<kSwizzle>(shared.weights[group][turn], 8 * kWeightBytes);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
 #pragma unroll
@@ -202,14 +228,18 @@ struct DecodeTiles {
     }
   }
 
-  __device__ void finish_scores(Scores& s, const DecodeJob& w, int first, bool whole) const {
-    if (w.logits.plain) [[likely]] {
+  __device__ void finish_scores(Scores& s, const DecodeJob& w, const Facts& facts, int first) const {
+    if constexpr (Tiles::kScalesQuery) {
 #pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) s[i] *= w.logits.base2;
+      for (int i = 0; i < kRows / 2; ++i) s[i] *= facts.units[column_of(i)];
+    }
+    if (facts.plain) [[likely]] {
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i) s[i] *= facts.base2;
     } else {
       cap_and_slope(s, w, first);
     }
-    if (!whole) [[unlikely]]
+    if (!facts.is_whole(first)) [[unlikely]]
       mask(s, w, first);
   }
 
@@ -259,20 +289,21 @@ struct DecodeTiles {
 
   /// Weights of the tile's logits in two parts to shared memory; their sums over this thread's keys.
   __device__ void put_weights(float (&sums)[kColumns], const State& state, const Scores& s, int turn) const {
-    const Place me;
+    const Place me(/*anew=*/kRows > 8);
 #pragma unroll
     for (int i = 0; i < kRows / 2; i += 2) {
-      const int key = me.key(i), swizzle = key * kWeightBytes / 128 % (kWeightBytes / 16), chunk = i / 4, q = column_of(i);
+      const auto key = static_cast<std::uint32_t>(me.key(i));
+      const std::uint32_t swizzle = key * kWeightBytes / 128 % (kWeightBytes / 16), chunk = i / 4;
+      const int q = column_of(i);
       const float x = weight_of(state, s[i], q), y = weight_of(state, s[i + 1], q + 1);
       sums[q] = i % 4 == 0 ? x : sums[q] + x, sums[q + 1] = i % 4 == 0 ? y : sums[q + 1] + y;
       const std::uint32_t high = Weight::pack(x, y);
       const float2 kept = Weight::unpack(high);
       const std::uint32_t low = Weight::pack(x - kept.x, y - kept.y);
-      Byte* const row = shared.weights[group][turn] + key * kWeightBytes + me.lane() % 4 * 4;
+      Byte* const row = shared.weights[group][turn] + key * kWeightBytes + me.thread % 4 * 4;
       *reinterpret_cast<std::uint32_t*>(row + (chunk ^ swizzle) * 16) = high;
       *reinterpret_cast<std::uint32_t*>(row + ((chunk + kRows / 8) ^ swizzle) * 16) = low;
     }
-    hopper::fence_shared();
   }
 
   /// [kTileKeys][kRows] of f32 in the memory of weights that no product reads now.
@@ -358,12 +389,14 @@ struct DecodeTiles {
   ///
   /// Weights refer to the largest logit of an earlier tile as long as no logit is more than kHeadroom above it: then one barrier
   /// of the four warps, which they need anyway to see each other's weights, says that no maximum has to be agreed upon.
-  __device__ void fold_tile(State& state, const DecodeJob& w, int tile, const Ring& ring, int turn) const {
+  __device__ void fold_tile(State& state, const DecodeJob& w, const Facts& facts, int tile, const Ring& ring, int turn) const {
     const int first = tile * kTileKeys;
-    const bool whole = first >= w.whole_begin && first + kTileKeys <= w.whole_end;
-    Tile& k = shared.k[ring.stage()];
-    Tile& v = shared.v[ring.stage()];
-    wait_for(shared.k_full[ring.stage()], shared.k_free[ring.stage()], ring);
+    const bool whole = facts.is_whole(first);
+    const int stage = hopper::uniform(ring.stage());
+    turn = hopper::uniform(turn);
+    Tile& k = shared.k[stage];
+    Tile& v = shared.v[stage];
+    wait_for(shared.k_full[stage], shared.k_free[stage], ring);
     if (Tiles::kHoldFreshRows && !whole && w.fresh_in_tiles && first + kTileKeys > w.item.lengths.cached_len &&
         w.item.lengths.cached_len < w.span.any_end) [[unlikely]]
       patch(w, k, first, 0, w.item.lengths.cached_len,
@@ -372,31 +405,40 @@ struct DecodeTiles {
     {
       typename Tiles::Keys keys;
       Tiles::load_keys(keys, k, is_e4m3());
-      if (Tiles::kInRegisters) Memory::free_stage(shared.k_free[ring.stage()], w.by_rows);
+      if (Tiles::kInRegisters) Memory::free_stage(shared.k_free[stage], w.by_rows);
       multiply_scores(s, w, keys, k);
-      if (!Tiles::kInRegisters) Memory::free_stage(shared.k_free[ring.stage()], w.by_rows);
+      if (!Tiles::kInRegisters) Memory::free_stage(shared.k_free[stage], w.by_rows);
     }
-    finish_scores(s, w, first, whole);
+    finish_scores(s, w, facts, first);
     float sums[kColumns];
     put_weights(sums, state, s, turn);
     bool above = false;
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i) above |= s[i] > state.max[column_of(i)] + kHeadroom;
+    if (!whole) [[unlikely]] {  // values that are added by themselves are added to sums that refer to the maximum to be
+      if (any_of_group(above)) raise_maxima(state, s), put_weights(sums, state, s, turn);
+      above = false;
+      wait_for(shared.v_full[stage], shared.v_free[stage], ring);
+      prepare_values(state, w, v, first);
+    }
+    typename Tiles::Values values;
+    if constexpr (Tiles::kInRegisters) {  // converted while other warps still write weights
+      wait_for(shared.v_full[stage], shared.v_free[stage], ring);
+      Tiles::load_values(values, v, is_e4m3());
+      Memory::free_stage(shared.v_free[stage], w.by_rows);
+    }
+    hopper::fence_shared();
     if (any_of_group(above)) {
       raise_maxima(state, s);
       put_weights(sums, state, s, turn);
+      hopper::fence_shared();
       sync_group();  // all weights are there
     }
 #pragma unroll
     for (int q = 0; q < kColumns; ++q) state.sum[q] += sums[q];
-    wait_for(shared.v_full[ring.stage()], shared.v_free[ring.stage()], ring);
-    if (!whole) [[unlikely]]
-      prepare_values(state, w, v, first);
-    typename Tiles::Values values;
-    Tiles::load_values(values, v, is_e4m3());
-    if (Tiles::kInRegisters) Memory::free_stage(shared.v_free[ring.stage()], w.by_rows);
+    if constexpr (!Tiles::kInRegisters) wait_for(shared.v_full[stage], shared.v_free[stage], ring);
     multiply_values(state, values, v, turn);
-    if (!Tiles::kInRegisters) Memory::free_stage(shared.v_free[ring.stage()], w.by_rows);
+    if (!Tiles::kInRegisters) Memory::free_stage(shared.v_free[stage], w.by_rows);
   }
   /// Waits for the four warps; true if `mine` is in one thread.
   __device__ bool any_of_group(bool mine) const { return !hopper::all_at(1 + group, 128, !mine); }

@@ -1,8 +1,8 @@
 // Tiles of fp8 caches: codes in shared memory, converted in registers, from where wgmma takes keys and values.
 //
 // Keys and values are the A operand of both products ("swap-AB"), and A may come from registers: nothing converted is written
-// back. Every e4m3fn and e5m2 value is an f16 and a bf16, so nothing is lost. Keys become the type of the queries; values become
-// f16, and so do the weights: their two f16 parts hold more than two bf16 parts would.
+// back. Every e4m3fn and e5m2 value is an f16, so nothing is lost. bf16 queries become f16, too (query_to_f16.h), and the weights
+// are f16 whatever the query is: their two f16 parts hold more than two bf16 parts would.
 //
 // Which thread needs what of A (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16"): rows r = lane / 4 and r + 8 of its
 // warp's 16, columns 2 c + {0, 1} and 2 c + {8, 9} of 16, c = lane % 4. ldmatrix moves bytes in pairs and hands out four bytes a
@@ -22,6 +22,7 @@
 #include "backend/cuda/ptx.h"
 #include "backend/cuda/sm90/hopper.h"
 #include "backend/cuda/sm90/instance.h"
+#include "backend/cuda/sm90/query_to_f16.h"
 #include "backend/cuda/sm90/wgmma_narrow.h"
 
 namespace quire::cuda::sm90 {
@@ -31,9 +32,10 @@ struct Fp8Tiles {
   using Weight = mma::F16;  ///< type of the weights and values in the second product
   static constexpr int kDim = kDim_;
   static constexpr bool kInRegisters = true;
-  static constexpr bool kHoldFreshRows = false;  ///< this step's rows have 16 bits
-  static constexpr int kPartsAtOnce = 8;         ///< of a merge; more would cost the loop over tiles registers
-  static constexpr bool kDimsInPairs = true;     ///< dim_of(block, 1) is dim_of(block, 0) + 1, even
+  static constexpr bool kHoldFreshRows = false;                  ///< this step's rows have 16 bits
+  static constexpr bool kScalesQuery = T::kDType != DType::f16;  ///< row by row, as it becomes f16
+  static constexpr int kPartsAtOnce = 8;                         ///< of a merge; more would cost the loop over tiles registers
+  static constexpr bool kDimsInPairs = true;                     ///< dim_of(block, 1) is dim_of(block, 0) + 1, even
   static constexpr int kBoxDims = kDim < 128 ? kDim : 128, kBoxes = kDim / kBoxDims;
   static constexpr int kRowBytes = kBoxDims;  ///< of a box, swizzled by as many bytes
   static constexpr int kElementBytes = 1;
@@ -61,7 +63,9 @@ struct Fp8Tiles {
     std::uint32_t a[kBlocks][kTileKeys / 16][4];
   };
 
-  __device__ static int swizzle(int key) { return kBoxDims == 128 ? key % 8 : key / 2 % 4; }
+  static constexpr int kBoxChunks = kBoxDims / 16;
+
+  __device__ static std::uint32_t swizzle(std::uint32_t key) { return kBoxDims == 128 ? key % 8 : key / 2 % 4; }
   /// 16 bytes of row `key`.
   __device__ static Byte* chunk_at(Tile& tile, int key, int chunk) {
     return tile.boxes[kBoxes == 1 ? 0 : chunk / 8] + key * kRowBytes + (chunk % 8 ^ swizzle(key)) * 16;
@@ -78,34 +82,52 @@ struct Fp8Tiles {
     return {finite(chunk.x), finite(chunk.y), finite(chunk.z), finite(chunk.w)};
   }
 
-  /// Chunk `chunk` (8 dims) of a query row to its place: pairs of dims 0 2 4 6 of 16 before 1 3 5 7. Zeros if it does not exist.
+  /// Where pair `i` of chunk `chunk` (8 dims) of a query row goes: pairs 0 2 4 6 of 16 dims before 1 3 5 7.
+  __device__ static Byte* query_pair(Byte* row, int swizzle, int chunk, int i) {
+    return row + (chunk % 8 / 2 * 2 + i % 2 ^ swizzle) * 16 + chunk % 2 * 8 + i / 2 * 4;
+  }
+  /// Chunk `chunk` of a query row to its place; zeros if it does not exist.
   __device__ static void copy_query(Byte* row, int swizzle, int chunk, const std::uint16_t* dims, bool exists) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      Byte* to = row + (chunk % 8 / 2 * 2 + i % 2 ^ swizzle) * 16 + chunk % 2 * 8 + i / 2 * 4;
-      ptx::copy_async_4(to, dims + i * 2, exists ? 4 : 0);
-    }
+    for (int i = 0; i < 4; ++i) ptx::copy_async_4(query_pair(row, swizzle, chunk, i), dims + i * 2, exists ? 4 : 0);
+  }
+  /// The same as f16, where neighbouring lanes have the row's other chunks; returns what 1 stands for in the row.
+  __device__ static float put_query(Byte* row, int swizzle, int chunk, const std::uint16_t* dims, bool exists) {
+    const uint4 is = exists ? *reinterpret_cast<const uint4*>(dims) : uint4{};
+    const float factor = factor_to_f16<kDim / 8>(is);
+    const std::uint32_t pairs[4] = {is.x, is.y, is.z, is.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      *reinterpret_cast<std::uint32_t*>(query_pair(row, swizzle, chunk, i)) = pair_to_f16(pairs[i], factor);
+    return inverse_power(factor);
   }
   /// The dim of accumulator rows lane / 4 + 8 i of a warp's block `block`.
   __device__ static int dim_of(int block, int i, int lane, int warp) { return (warp * kBlocks + block) * 16 + lane / 4 * 2 + i; }
 
-  template <typename Element, bool kE4m3>
-  __device__ static std::uint32_t convert(std::uint32_t codes) {
-    return mma::convert_pair<Element>(static_cast<std::uint16_t>(codes), kE4m3);
+  /// Four codes to two pairs of f16. Halves are named in PTX, as ptxas makes an instruction of each that C++ shifts to its place.
+  template <bool kE4m3>
+  __device__ static void convert(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
+    if constexpr (kE4m3)
+      asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+          : "=r"(low), "=r"(high)
+          : "r"(codes));
+    else
+      asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e5m2x2 %0, l;\ncvt.rn.f16x2.e5m2x2 %1, h;\n}"
+          : "=r"(low), "=r"(high)
+          : "r"(codes));
   }
 
   template <bool kE4m3>
   __device__ static void load_keys_of(Keys& keys, const Tile& tile) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    int key = warp * 16 + lane % 16, chunk = lane / 16;
-    hopper::compute_here(key), hopper::compute_here(chunk);
+    const std::uint32_t lane = threadIdx.x % 32, key = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    const std::uint32_t row = ptx::shared_address(tile.boxes[0]) + key * kRowBytes, chunk = lane / 16 ^ swizzle(key);
 #pragma unroll
     for (int step = 0; step < kDim / 16; step += 2) {
       std::uint32_t codes[4];
-      ptx::load_matrices(codes, chunk_at(const_cast<Tile&>(tile), key, step + chunk));
+      ptx::load_matrices(codes, row + step / kBoxChunks * sizeof tile.boxes[0] + (chunk ^ step % kBoxChunks) * 16);
 #pragma unroll
-      for (int i = 0; i < 8; ++i)  // i / 2 % 2: rows r, r + 8; i % 2: columns from 2 c, from 2 c + 8
-        keys.a[step + i / 4][i / 2 % 2 + i % 2 * 2] = convert<T, kE4m3>(codes[i / 2] >> i % 2 * 16);
+      for (int i = 0; i < 4; ++i)  // i % 2: rows r, r + 8; low and high codes: columns from 2 c, from 2 c + 8
+        convert<kE4m3>(codes[i], keys.a[step + i / 2][i % 2], keys.a[step + i / 2][i % 2 + 2]);
     }
   }
   __device__ static void load_keys(Keys& keys, const Tile& tile, bool e4m3) {
@@ -117,23 +139,23 @@ struct Fp8Tiles {
 
   template <bool kE4m3>
   __device__ static void load_values_of(Values& values, const Tile& tile) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     // Matrices of one ldmatrix: two groups of 8 keys of a step, in two blocks of dims or two steps.
     constexpr int kPairs = kBlocks == 1 ? 1 : kBlocks / 2, kSteps = kBlocks == 1 ? 2 : 1;
-    int key = lane % 16 + (kBlocks == 1 ? lane / 16 * 16 : 0), chunk = warp * kBlocks + (kBlocks == 1 ? 0 : lane / 16);
-    hopper::compute_here(key), hopper::compute_here(chunk);
+    const std::uint32_t key = kBlocks == 1 ? lane : lane % 16, first = warp * kBlocks + (kBlocks == 1 ? 0 : lane / 16);
+    const std::uint32_t box = ptx::shared_address(tile.boxes[0]) + first / kBoxChunks * sizeof tile.boxes[0];
+    const std::uint32_t row = box + key * kRowBytes, chunk = first % kBoxChunks ^ swizzle(key);
 #pragma unroll
     for (int step = 0; step < kTileKeys / 16; step += kSteps)
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         std::uint32_t codes[4];
-        ptx::load_matrices_transposed(codes, chunk_at(const_cast<Tile&>(tile), key, chunk + pair * 2) + step * 16 * kRowBytes);
+        ptx::load_matrices_transposed(codes, row + (chunk ^ pair * 2) * 16 + step * 16 * kRowBytes);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const std::uint32_t pairs = __byte_perm(codes[i], 0, 0x3120);
           const int block = kBlocks == 1 ? 0 : pair * 2 + i / 2, of_step = kBlocks == 1 ? step + i / 2 : step;
-          values.a[block][of_step][i % 2 * 2] = convert<mma::F16, kE4m3>(pairs);
-          values.a[block][of_step][i % 2 * 2 + 1] = convert<mma::F16, kE4m3>(pairs >> 16);
+          auto& a = values.a[block][of_step];
+          convert<kE4m3>(__byte_perm(codes[i], 0, 0x3120), a[i % 2 * 2], a[i % 2 * 2 + 1]);
         }
       }
   }
@@ -148,7 +170,7 @@ struct Fp8Tiles {
   template <int kCount>
   __device__ static void multiply_keys(float (&s)[kCount], const Keys& keys, const Tile&, std::uint64_t query, int half,
                                        int step) {
-    hopper::wgmma<T::kDType == DType::f16, 0>(s, keys.a[half * 4 + step], query, half + step);
+    hopper::wgmma<true, 0>(s, keys.a[half * 4 + step], query, half + step);
   }
   /// Adds the products of 16 keys with 64 dims.
   template <int kCount>

@@ -193,8 +193,12 @@ __device__ inline std::uint64_t advanced(std::uint64_t matrix, int bytes) {
   return matrix + static_cast<std::uint64_t>(bytes >> 4);
 }
 
+/// `x`, which is the same in all threads of a warp, in a way that tells ptxas so: it computes what follows from it (matrix
+/// descriptors, which wgmma takes from there) in uniform registers, if the loops around have uniform bounds, too.
+__device__ inline int uniform(int x) { return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(x))); }
+
 /// What is computed from `x` is computed here, and not before a loop: the loop has no registers for it.
-__device__ inline void compute_here(std::uint64_t& x) { asm volatile("" : "+l"(x)); }
+__device__ inline void compute_here(std::uint32_t& x) { asm volatile("" : "+r"(x)); }
 __device__ inline void compute_here(int& x) { asm volatile("" : "+r"(x)); }
 
 /// Registers written before are seen by the wgmma that follow.

@@ -18,6 +18,7 @@ struct PlainTiles {
   static constexpr int kDim = kDim_;
   static constexpr bool kInRegisters = false;  ///< operands leave the tile before the products end
   static constexpr bool kHoldFreshRows = true;
+  static constexpr bool kScalesQuery = false;
   static constexpr int kPartsAtOnce = 16;      ///< of a merge
   static constexpr bool kDimsInPairs = false;  ///< dim_of(block, 1) is dim_of(block, 0) + 1, even
   static constexpr int kBoxes = kDim / 64;     ///< side by side
