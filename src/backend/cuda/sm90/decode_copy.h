@@ -84,8 +84,9 @@ struct DecodeCopy {
     int ids = -1, next = -1;
   };
 
-  /// Tiles [begin, end) of a piece.
-  __device__ void copy_tiles(const Source& from, int begin, int end, PageIds& pages, Ring& ring) const {
+  /// Tiles [begin, end) of a piece; `after_keys(tile)` is done while the keys are on their way.
+  template <typename AfterKeys>
+  __device__ void copy_tiles(const Source& from, int begin, int end, PageIds& pages, Ring& ring, AfterKeys&& after_keys) const {
     const int boxes = tile_boxes(), box = copy_of_lane() / Tiles::kBoxes;
 #pragma unroll 1
     for (int tile = begin; tile < end; ++tile, ring.advance()) {
@@ -93,26 +94,30 @@ struct DecodeCopy {
       if (ahead == 0) pages.ids = pages.next;
       const int page = __shfl_sync(~0u, pages.ids, (ahead + box) % 32);
       if (Memory::kCopyBoth || warp == 0) copy_tile<false>(from, tile, page, ring);
+      after_keys(tile);
       if (Memory::kCopyBoth || warp != 0) copy_tile<true>(from, tile, page, ring);
       if (ahead == 0) pages.next = look_up(from, tile * boxes + 32);
     }
   }
 
-  /// A piece to the warpgroups, or that there is none.
-  __device__ void announce(const Walk& walk, bool exists, const Piece& piece, const typename Memory::JobRing& ring) const {
+  /// A piece to the warpgroups.
+  __device__ void announce(const Walk& walk, const Piece& piece, const typename Memory::JobRing& ring) const {
     hopper::wait(&shared.job_free[ring.stage()], ring.parity() ^ 1);
-    if (threadIdx.x % 32 == 0) {
-      if (exists)
-        fill_job(shared.jobs[ring.stage()], a, walk, piece, Memory::kRows, Tiles::kElementBytes == 2);
-      else
-        shared.jobs[ring.stage()].first = shared.jobs[ring.stage()].end = 0;
-    }
+    if (threadIdx.x % 32 == 0) fill_job(shared.jobs[ring.stage()], a, walk, piece, Memory::kRows, Tiles::kElementBytes == 2);
+    Memory::arrive_warp(shared.job_full[ring.stage()]);
+  }
+  /// That there is none.
+  __device__ void announce_end(const typename Memory::JobRing& ring) const {
+    hopper::wait(&shared.job_free[ring.stage()], ring.parity() ^ 1);
+    if (threadIdx.x % 32 == 0) shared.jobs[ring.stage()].first = shared.jobs[ring.stage()].end = 0;
     Memory::arrive_warp(shared.job_full[ring.stage()]);
   }
 
   /// The first pages of a piece are looked up before the piece ahead of it is copied to its end, so that its end does not stop
-  /// the copies; and a piece's first tile is on its way before the warpgroups hear of it.
+  /// the copies; and a piece's first keys are on their way before the warpgroups hear of it, who ask for its query meanwhile. Of
+  /// its values, too, where the loop over tiles has no registers left to tell them.
   __device__ void run(Walk walk) const {
+    constexpr bool kBetween = !Memory::kMoveRegisters;  // keys and values
     Ring ring;
     typename Memory::JobRing jobs;
     Source from;
@@ -126,12 +131,15 @@ struct DecodeCopy {
       int begin = from.piece.first + 1, end = from.piece.end;
 #pragma unroll 1
       for (int step = 0; step < 2; ++step) {  // the rest of a piece, and the first tile of the next
-        copy_tiles(from, begin, end, pages, ring);
+        copy_tiles(from, begin, end, pages, ring, [&](int tile) {
+          if (kBetween && warp == 0 && tile == from.piece.first) announce(walk, from.piece, jobs);
+        });
         if (step != 0) break;
         from = next, pages.next = first_ids;
         begin = from.piece.first, end = more ? begin + 1 : begin;
       }
-      if (warp == 0) announce(walk, more, from.piece, jobs);
+      if (!kBetween && warp == 0 && more) announce(walk, from.piece, jobs);
+      if (warp == 0 && !more) announce_end(jobs);
     }
   }
 };
