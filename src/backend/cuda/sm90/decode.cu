@@ -19,10 +19,17 @@ struct Launch {
   cudaStream_t stream;
 };
 
+/// Of narrow tiles: a few bytes more in a block's shared memory would cost one.
+constexpr int narrow_stages(int head_dim, int element_bytes) {
+  if (element_bytes == 1) return head_dim == 64 ? 5 : head_dim == 128 ? 2 : 6;
+  return head_dim == 64 ? 6 : 3;
+}
+
 template <typename T, typename Tiles, int kRows>
 cudaError_t start(const Launch& launch) {
   using Memory = DecodeMemory<Tiles, kRows>;
   static_assert(plan_detail::sm90_decode_blocks(Tiles::kDim, Tiles::kElementBytes, kRows) == Memory::kBlocks);
+  static_assert(kRows != 8 || Memory::kStages == narrow_stages(Tiles::kDim, Tiles::kElementBytes));
   return launch_dependent(attend_decode<T, Memory>, {launch.blocks, Memory::kThreads, sizeof(typename Memory::Shared)},
                           launch.stream, launch.args, launch.maps);
 }
