@@ -102,13 +102,13 @@ struct DecodeMemory {
     };
     float max[kRows], sums[4][kRows];  ///< of each warp's keys
   };
-  /// A segment that this block has to merge when its share is done: at most two, where shares alone cut.
+  /// Narrow tiles: segments that a block completes are merged when its share is done. There are no more than it has places.
+  static constexpr bool kMergesLast = !kSlices;
   struct Unmerged {
     mma::Item item;
     Parts parts;
     int rows;
   };
-  static constexpr bool kMergesLast = !kSlices;
   /// How a row goes to the output.
   struct RowEnd {
     std::int64_t offset;
@@ -133,7 +133,7 @@ struct DecodeMemory {
     hopper::Barrier found_full[kOthers], found_free[kOthers];
     hopper::Barrier k_full[kStages], v_full[kStages], k_free[kStages], v_free[kStages];
     int last[kEnds];
-    std::conditional_t<kMergesLast, Unmerged, char> unmerged[2];
+    std::conditional_t<kMergesLast, Unmerged, char> unmerged[kPlacesOfBlock];
     Row row;
   };
   /// As many as there is room for.

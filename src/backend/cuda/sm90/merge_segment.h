@@ -1,4 +1,5 @@
-// The end of a split segment: partial results of its parts to rows of the output, by the warpgroup that completes it.
+// The end of a split segment of wide tiles: partial results of its parts to rows of the output, by the warpgroup that completes
+// it and then goes on with its share.
 //
 // A part's state is as the tiles leave it: a base-2 maximum and a sum of weights times 2^kWeightShift. Round trips to memory and
 // instructions one after the other are what it costs: accumulators are asked for together with the states, and each warp has what
