@@ -274,10 +274,10 @@ def self_test() -> int:
         longer[(re.sub(r"reqs=\S+", f"reqs={reqs}", mixed["line"]), False, "")] = {**row, "us": us}
     if abs(reached(mixed, longer) - 1) > 1e-9:
         missed.append("1.10 x the longer alone")
-    lines = [key_of(case) + (case["table"], case["group"]) for case in cases]
-    sizes = [cache_bytes(word) for word in words(load_cases(), ["decode", "prefill", "others"]) if "reqs=" in word]
+    sizes = [cache_bytes(word) for word in words(cases, ["decode", "prefill", "others"]) if "reqs=" in word]
     if sizes != sorted(sizes) or cache_bytes("kv=bf16 heads=32:8 d=128 reqs=2x1@1023,5@6/7") != 2 * (2048 + 11) * 8 * 128 * 2:
         missed.append("a large line before a small one")
+    lines = [key_of(case) + (case["table"], case["group"]) for case in cases]
     missed += [f"twice in targets.json: {line}" for line in set(lines) if lines.count(line) > 1]
     print("\n".join(f"not noticed: {what}" for what in missed) or "ok")
     return 1 if missed else 0
