@@ -1,6 +1,6 @@
 // Times attend() on a CUDA device: the whole call, as captured in a CUDA graph and replayed.
 //
-// usage: attend_cuda [--kernel NAME] [--check] [--key-value] [--invariant] [--offset BYTES] LINE...
+// usage: attend_cuda [--kernel NAME] [--check | --once] [--key-value] [--invariant] [--offset BYTES] LINE...
 //        LINE: a problem line (docs/problem_line.md), layout nhd or hnd
 //
 // N(0,1) data, pages in random order, K and V in as many copies as exceed the L2 cache several times, used in turn. The output is
@@ -12,6 +12,8 @@
 // --check: times nothing, but asks whether 20 repeats give the same bits, whether a graph captured once is right when it is
 // replayed after every request has become shorter by up to 40 tokens of context, and whether an infinite value that half of a
 // request's rows see leaves the other half as it was.
+// --once: times nothing and measures no bandwidth, but calls attend() once and compares, for tools that watch every access
+// (sanitize.py).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -388,6 +390,25 @@ void check_line(const std::string& text, const Asked& asked, bool first) {
   std::printf("}");
 }
 
+/// One call, and whether it broke a rule.
+void run(const Work& w, const Prepared& how, const Batch& batch) {
+  must(attend(how.plan, batch, w.caches[0], w.options, how.workspace));
+  must(attend_status(how.plan, batch, w.caches[0], w.options, how.workspace));
+}
+
+void run_once(const std::string& text, const Asked& asked, bool first) {
+  const ProblemLine line = must(parse_problem_line(text));
+  const Work w = make_work(line, asked);
+  const Prepared p = prepare(w, line.problem, asked.kernel, asked.invariant),
+                 other = prepare(w, line.problem, "cuda_generic", false);
+  Batch check = w.batch;
+  check.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 99);
+  run(w, p, w.batch), run(w, other, check);
+  const auto [off, largest, outside] = difference(w.batch.output, check.output, bound_of(line.problem, p.plan));
+  std::printf("%s\n  {\"line\": \"%s\", \"kernel\": \"%s\", \"agrees\": %s, \"max_difference_from_generic\": %.3g}",
+              first ? "" : ",", text.c_str(), p.plan.kernel.c_str(), outside == 0 ? "true" : "false", static_cast<double>(off));
+}
+
 /// The code that has rows to serve, as strings of a JSON list.
 std::string served_by(const Prediction& prediction) {
   std::string names;
@@ -395,6 +416,9 @@ std::string served_by(const Prediction& prediction) {
     if (list.items > 0) names += (names.empty() ? "\"" : ", \"") + list.served_by + "\"";
   return names;
 }
+
+/// What is asked of every line.
+enum class Question { time, check, once };
 
 void run_line(const std::string& text, const Asked& asked, double ceiling, bool first) {
   const ProblemLine line = must(parse_problem_line(text));
@@ -404,11 +428,7 @@ void run_line(const std::string& text, const Asked& asked, double ceiling, bool 
   Batch check = w.batch, once = w.batch;
   check.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 99);
   once.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 98);
-  const auto run = [&](const Prepared& how, const Batch& batch) {
-    must(attend(how.plan, batch, w.caches[0], w.options, how.workspace));
-    must(attend_status(how.plan, batch, w.caches[0], w.options, how.workspace));
-  };
-  run(p, once), run(other, check);
+  run(w, p, once), run(w, other, check);
   const auto [off, largest, outside] = difference(once.output, check.output, bound_of(line.problem, p.plan));
 
   const int calls = std::max<int>(4, static_cast<int>(w.caches.size()));
@@ -417,7 +437,7 @@ void run_line(const std::string& text, const Asked& asked, double ceiling, bool 
     options.stream = stream;
     must(attend(p.plan, w.batch, w.caches[static_cast<std::size_t>(i) % w.caches.size()], w.options, p.workspace, options));
   });
-  run(p, w.batch);
+  run(w, p, w.batch);
   const bool repeats = difference(w.batch.output, once.output).off == 0;
   double kv_bytes = 0;
   for (const Request& r : line.problem.reqs) {
@@ -445,13 +465,17 @@ void run_line(const std::string& text, const Asked& asked, double ceiling, bool 
 
 int main(int argc, char** argv) {
   Asked asked;
-  bool check = false;
+  Question question = Question::time;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]) == "--check") question = Question::check;
+    if (std::string(argv[i]) == "--once") question = Question::once;
+  }
   cudaDeviceProp device;
   must(cudaGetDeviceProperties(&device, 0));
   char date[32];
   const std::time_t now = std::time(nullptr);
   std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
-  const double ceiling = read_ceiling();
+  const double ceiling = question == Question::once ? 0 : read_ceiling();
   const char* commit = std::getenv("QUIRE_COMMIT");
   std::printf(
       "{\"device\": \"%s\", \"date\": \"%s\", \"commit\": \"%s\", \"read_tb_per_s\": %.3f, \"method\": \"CUDA-graph replay of "
@@ -469,10 +493,12 @@ int main(int argc, char** argv) {
       asked.key_value = true;
     else if (word == "--invariant")
       asked.invariant = true;
-    else if (word == "--check")
-      check = true;
+    else if (word == "--check" || word == "--once")
+      continue;
     else {
-      check ? check_line(word, asked, first) : run_line(word, asked, ceiling, first);
+      if (question == Question::time) run_line(word, asked, ceiling, first);
+      if (question == Question::check) check_line(word, asked, first);
+      if (question == Question::once) run_once(word, asked, first);
       free_line();
       asked.key_value = asked.invariant = first = false;
     }

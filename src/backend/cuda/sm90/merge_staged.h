@@ -35,7 +35,7 @@ class StagedMerge {
 
   /// rows: that exist. slots: [kSlots]
   __device__ StagedMerge(const gpu::AttendArgs& a, int rows, const Parts& parts, Slot* slots, Weights& weights)
-      : a_(a), parts_(parts), chunks_((rows * kThreads + 127) / 128), slots_(slots), weights_(weights[thread() / kLanes]) {}
+      : a_(a), parts_(parts), rows_(rows), slots_(slots), weights_(weights[thread() / kLanes]) {}
 
   __device__ static int dim() { return thread() % kThreads * 4; }
 
@@ -43,7 +43,7 @@ class StagedMerge {
   template <typename Finish>
   __device__ void run(Finish&& finish) const {
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks_; ++chunk) {
+    for (int chunk = 0; chunk * 128 < rows_ * kThreads; ++chunk) {
       Row row;
 #pragma unroll 1
       for (int first = 0; first < parts_.count; first += kMostParts)
@@ -66,7 +66,7 @@ class StagedMerge {
   __device__ static int skipped(int part) { return part == 0 ? kRows : 0; }
 
   /// This thread's dims of the parts from `first` on that fit a slot, as far as they are below `end`; `accs`: of part `first`,
-  /// were it not the first. (Rows that do not exist have places, too.)
+  /// were it not the first.
   __device__ static void copy(Slot& slot, const float* accs, int first, int end) {
 #pragma unroll
     for (int i = 0; i < kSlotParts; ++i)
@@ -74,14 +74,16 @@ class StagedMerge {
     ptx::commit_copies();
   }
 
-  /// Parts [first, end), at most kMostParts, into the row.
+  /// Parts [first, end), at most kMostParts, into the row. One that does not exist has states, and accumulators that nobody
+  /// wrote: they are not copied, and what is added up instead is nobody's.
   __device__ void fold(Row& row, int chunk, int first, int end) const {
     float2 states[kMine];
     load(states, chunk, first, end);
+    const int copied = row_of(chunk) < rows_ ? end : first;
     constexpr int kSlotApart = kSlotParts * kApart * kDim;
     const float* accs = a_.work.partial_acc + row_at(chunk, first) * kDim + dim();
 #pragma unroll 1
-    for (int i = 0; i < kSlots; ++i, accs += kSlotApart) copy(slots_[i], accs, first + i * kSlotParts, end);
+    for (int i = 0; i < kSlots; ++i, accs += kSlotApart) copy(slots_[i], accs, first + i * kSlotParts, copied);
     weigh(row, states);
     int slot = 0;
 #pragma unroll 1
@@ -95,7 +97,7 @@ class StagedMerge {
         add(row.total, slots_[slot][i + 2][thread()], weights.z), add(row.total, slots_[slot][i + 3][thread()], weights.w);
       }
       __syncwarp();  // it is used up
-      copy(slots_[slot], accs, part + kSlots * kSlotParts, end);
+      copy(slots_[slot], accs, part + kSlots * kSlotParts, copied);
       slot = slot + 1 == kSlots ? 0 : slot + 1;
     }
   }
@@ -140,7 +142,7 @@ class StagedMerge {
 
   const gpu::AttendArgs& a_;
   const Parts parts_;
-  const int chunks_;
+  const int rows_;
   Slot* const slots_;
   float* const weights_;  ///< [kMostParts]: of this warp's row
 };

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""compute-sanitizer on the kernels of cuda_sm90: memcheck, synccheck, initcheck and racecheck, on lines that take every kind of tile.
+
+usage: sanitize.py --attend PATH --out DIR [--commit TEXT] [--sanitizer PATH]    -> DIR/h200-sanitizer.json
+       sanitize.py --self-test    what is made of the tools' answers
+
+PATH is an attend_cuda that was compiled with -lineinfo, as racecheck's reports are told apart by the functions that they name: racecheck
+takes mbarriers for no order (and does not see what tensor copies and wgmma touch), so it reports pairs that they order. ORDERED says which
+those are and why; exit 1 at any other report of any tool, and at an output that differs from cuda_generic's.
+"""
+import argparse
+import collections
+import datetime
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+# Decode: narrow tiles of 16 bits and fp8, of one KV head (long merges), wide ones in slices, head_dim 256; prefill: both kernels.
+LINES = [
+    ["q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=2x1@1500,3x1@40"],
+    ["q=bf16 kv=fp8_e4m3fn heads=8:1 d=128 page=16 reqs=3x1@3000"],
+    ["q=f16 kv=f16 heads=32:2 d=64 page=32 window=300 reqs=2x2@1000"],
+    ["q=bf16 kv=fp8_e5m2 heads=32:2 d=256 page=16 reqs=2x1@1000"],
+    ["--key-value", "q=bf16 kv=fp8_e4m3fn heads=32:8 d=64 page=16 reqs=5x1@700"],
+    ["--key-value", "q=bf16 kv=bf16 heads=16:2 d=256 page=16 reqs=2x1@900"],
+    ["--key-value", "q=bf16 kv=bf16 heads=8:2 d=128 page=16 reqs=1x300@500,2x1@900"],
+    ["q=bf16 kv=fp8_e4m3fn heads=8:2 d=128 page=16 window=200 reqs=1x300@500,2x1@900"],
+]
+TOOLS = ["memcheck", "synccheck", "initcheck", "racecheck"]
+# Functions of the two accesses, in either order; what orders them.
+ORDERED = {
+    "a copying warp's job, and who works on it": (r"fill_job|announce|announce_end", r".*", "job_full, job_free"),
+    "what the second warpgroup found, and the first": (r"hand_over|publish_sums", r"take_over|sum_of", "found_full, found_free"),
+    "prefill: a copying warp's job, and who works on it": (r"start_job", r".*", "job_known, job_free"),
+    "prefill: what no row sees, and the next tile in its place": (r"clear_unseen", r"convert\w*|copy_fresh", "v_free, v_full"),
+}
+
+
+def function_of(access: str) -> str:
+    """The innermost function's name, in `void space::Type<T<int>, (int)8>::name<X>(int, ...) const`."""
+    plain = access
+    while re.search(r"<[^<>]*>", plain):
+        plain = re.sub(r"<[^<>]*>", "", plain)
+    found = re.search(r"(\w+)\(", plain)
+    return found.group(1) if found else plain
+
+
+def kind_of(one: str, other: str) -> "str | None":
+    for kind, (first, second, _) in ORDERED.items():
+        for x, y in ((one, other), (other, one)):
+            if re.fullmatch(first, x) and re.fullmatch(second, y):
+                return kind
+    return None
+
+
+RACE = re.compile(r"Race reported between (\w+) access at (.*?)\+0x[0-9a-f]+(?: in (\S+))?\s+=========\s+and (\w+) access at "
+                  r"(.*?)\+0x[0-9a-f]+(?: in (\S+))? \[(\d+) hazards\]")
+SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) (?:errors|hazards)")
+
+
+def read_races(text: str) -> "tuple[collections.Counter, list[str]]":
+    """Hazards by kind of ordered pair, and the reports that are no such pair."""
+    ordered, others = collections.Counter(), []
+    for report in re.split(r"========= (?=Error: |Warning: )", text)[1:]:
+        race = RACE.search(report)
+        kind = race and kind_of(function_of(race[2]), function_of(race[5]))
+        if kind:
+            ordered[kind] += int(race[7])
+        elif race:
+            others.append(f"{race[1]} {function_of(race[2])} {race[3]}, {race[4]} {function_of(race[5])} {race[6]}")
+        else:
+            others.append(" ".join(report.split())[:200])
+    return ordered, others
+
+
+def read_answer(tool: str, text: str) -> dict:
+    """What a tool said; "others": what nothing explains."""
+    summary = SUMMARY.search(text)
+    if summary is None:
+        return {"others": ["no summary: " + text[-200:]]}
+    outputs_agree = '"agrees": true' in text and '"agrees": false' not in text
+    others = [] if outputs_agree else ["the output is wrong, or there is none"]
+    if tool != "racecheck":
+        others += [] if summary[1] == "0" else [re.sub(r"\s*=========\s*", " ", text.replace("========= COMPUTE-SANITIZER", ""))[:600]]
+        return {"reports": int(summary[1]), "others": others}
+    ordered, unexplained = read_races(text)
+    if int(summary[1]) != sum(1 for _ in RACE.finditer(text)):
+        others.append(f"{summary[1]} reports, and not all of them read")
+    return {"reports": int(summary[1]), "hazards": dict(ordered), "others": others + unexplained}
+
+
+def ask(args, tool: str, line: "list[str]") -> dict:
+    command = [args.sanitizer, "--tool", tool, "--print-limit", "100000"]
+    command += ["--racecheck-report", "analysis"] if tool == "racecheck" else []
+    try:
+        run = subprocess.run([*command, args.attend, "--once", *line], capture_output=True, text=True, check=False, timeout=90)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"others": [str(error)]}
+    return read_answer(tool, run.stdout + run.stderr)
+
+
+def self_test() -> int:
+    agrees = '{"agrees": true}\n'
+    job = ("========= Error: Race reported between Write access at A::DecodeCopy<B<(int)8>>::announce_end(const C<(int)2> &) const+0x5f30 in "
+           "decode_copy.h:112\n=========     and Read access at void A::Work<T>::fold_tiles<X>(State &) const+0x69e0 in decode.h:370 [96 hazards]\n"
+           "========= \n========= RACECHECK SUMMARY: 1 hazards displayed (1 errors, 0 warnings)\n")
+    clean = agrees + "========= ERROR SUMMARY: 0 errors\n"
+    explained = read_answer("racecheck", agrees + job)
+    missed = []
+    if explained["others"] or sum(explained["hazards"].values()) != 96:
+        missed.append(f"a pair that a barrier orders: {explained}")
+    faults = {
+        "a pair that none does": agrees + job.replace("announce_end", "raise_maxima"),
+        "a report of another form": agrees + job.replace("Race reported between", "Something about"),
+        "a wrong output": agrees + job + '{"agrees": false}',
+        "no output": job,
+        "no summary": agrees,
+    }
+    missed += [what for what, text in faults.items() if not read_answer("racecheck", text)["others"]]
+    missed += [] if not read_answer("memcheck", clean)["others"] else ["a clean answer"]
+    missed += [] if read_answer("initcheck", clean.replace(" 0 errors", " 7 errors"))["others"] else ["errors"]
+    print("\n".join(f"not noticed: {what}" for what in missed) or "ok")
+    return 1 if missed else 0
+
+
+def main() -> int:
+    if "--self-test" in sys.argv:
+        return self_test()
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("--attend", required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--sanitizer", default="compute-sanitizer")
+    args = parser.parse_args()
+    results = [{"line": " ".join(line), "tool": tool, **ask(args, tool, line)} for line in LINES for tool in TOOLS]
+    device = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True)
+    head = {"device": device.stdout.splitlines()[0], "date": datetime.date.today().isoformat(), "commit": args.commit,
+            "method": "compute-sanitizer on attend_cuda --once", "ordered": {kind: by for kind, (_, _, by) in ORDERED.items()}}
+    rows = ",\n".join("  " + json.dumps(row) for row in results)
+    Path(args.out, "h200-sanitizer.json").write_text(json.dumps(head)[:-1] + ', "results": [\n' + rows + "\n]}\n", encoding="utf-8")
+    for row in results:
+        print(row["tool"], row["line"], "ok" if not row["others"] else row["others"][:3])
+    return 1 if any(row["others"] for row in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
