@@ -57,7 +57,7 @@ def kind_of(one: str, other: str) -> "str | None":
 
 RACE = re.compile(r"Race reported between (\w+) access at (.*?)\+0x[0-9a-f]+(?: in (\S+))?\s+=========\s+and (\w+) access at "
                   r"(.*?)\+0x[0-9a-f]+(?: in (\S+))? \[(\d+) hazards\]")
-SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) (?:errors|hazards)")
+SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) (?:error|hazard)s?\b")
 
 
 def read_races(text: str) -> "tuple[collections.Counter, list[str]]":

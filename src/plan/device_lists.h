@@ -23,6 +23,8 @@ inline constexpr std::int64_t kSm90SlicedRows = 128;
 inline constexpr std::int64_t kSm90SplitKeys = 2048;
 /// Key tiles in a share of its wide tiles, at least.
 inline constexpr std::int64_t kSm90WideShare = 8;
+/// A share of its narrow tiles may grow by a part in so many to be a whole number of segments, or of a segment's parts.
+inline constexpr std::int64_t kSm90WholeShare = 34;
 /// Of its narrow tiles: how long a tile takes, by how long a merge takes for a part and four rows of 128 dims (1500 and 80 cycles
 /// on an H200), and parts of a segment (request and KV head) that there may be in any case.
 inline constexpr double kSm90TileByPart = 19;

@@ -106,18 +106,19 @@ class Dealer {
 class Shares {
  public:
   Shares(const Plan& plan, const DeviceList& list)
-      : part_tiles_(list.split_keys / list.tile_keys),
-        of_piece_(part_tiles_ > 0 ||
-                          static_cast<std::int64_t>(plan.problem.reqs.size()) * plan.problem.num_kv_heads >= 2 * list.num_blocks
-                      ? 1
-                      : 0),
+      : segments_(static_cast<std::int64_t>(plan.problem.reqs.size()) * plan.problem.num_kv_heads),
+        part_tiles_(list.split_keys / list.tile_keys),
+        of_piece_(part_tiles_ > 0 || segments_ >= 2 * list.num_blocks ? 1 : 0),
         least_share_(list.tile_rows == kShortTileRows ? 1 : kSm90WideShare),
         blocks_(static_cast<std::size_t>(list.num_blocks)) {}
 
   std::int64_t places(const RowTile& tile, std::int64_t tile_keys) const {
     return tile.key_tiles + of_piece_ * parts(tile.key_begin / tile_keys, tile.key_tiles);
   }
-  void set_share(std::int64_t places) { share_ = std::max((places - 1) / list_blocks() + 1, least_share_); }
+  void set_share(std::int64_t places) {
+    share_ = std::max((places - 1) / list_blocks() + 1, least_share_);
+    if (least_share_ == 1 && share_ >= kSm90WholeShare) share_ = whole_share(places);
+  }
 
   void deal(const RowTile& tile, std::int64_t tile_keys, ListWork& work) {
     const std::int64_t first = tile.key_begin / tile_keys;
@@ -152,6 +153,13 @@ class Shares {
   struct Load {
     std::int64_t tiles = 0, pieces = 0;
   };
+  /// shares.h, whole_share()
+  std::int64_t whole_share(std::int64_t places) const {
+    const std::int64_t length = places / segments_;
+    if (length * segments_ != places) return share_;
+    const std::int64_t whole = share_ >= length ? ((share_ - 1) / length + 1) * length : (length - 1) / (length / share_) + 1;
+    return whole - share_ <= share_ / kSm90WholeShare ? whole : share_;
+  }
   std::int64_t list_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
   std::int64_t parts(std::int64_t first, std::int64_t tiles) const {
     return part_tiles_ == 0 ? 1 : (first + tiles - 1) / part_tiles_ - first / part_tiles_ + 1;
@@ -161,6 +169,7 @@ class Shares {
     load.tiles += tiles, ++load.pieces;
   }
 
+  std::int64_t segments_;  ///< of requests of one slice
   std::int64_t part_tiles_, of_piece_, least_share_, share_ = 1, at_ = 0;
   std::vector<Load> blocks_;
 };

@@ -15,6 +15,8 @@ using Byte = unsigned char;
 constexpr int kTileKeys = 64;
 /// Tiles of a share of wide tiles, at least: one warpgroup merges all parts of up to 32 rows, at some 1.5 us a part.
 constexpr int kWideShare = 8;
+/// Of narrow tiles: a share may grow by a part in so many to be a whole number of segments (shares.h).
+constexpr int kWholeShare = 34;
 constexpr int kFewRequests = 64;  ///< that one warp counts
 constexpr int kRowEntries = 960;  ///< of the row of tiles that a block counts in shared memory
 

@@ -13,7 +13,8 @@ namespace quire::cuda {
 namespace sm90 {
 namespace {
 
-static_assert(plan_detail::kMmaTileKeys == kTileKeys && plan_detail::kSm90WideShare == kWideShare);
+static_assert(plan_detail::kMmaTileKeys == kTileKeys && plan_detail::kSm90WideShare == kWideShare &&
+              plan_detail::kSm90WholeShare == kWholeShare);
 using plan_detail::is_sm90_decode;
 
 static_assert(plan_detail::kPrefillRows == kPair * kPrefillBlockRows);

@@ -233,6 +233,18 @@ struct Parts {
   __device__ std::int32_t place(std::int32_t p) const { return p == 0 ? first_place : next_place + p * step; }
 };
 
+/// Where all segments are of a length (`all` says so only if it is their multiple, but no harm is done): a share that is a whole
+/// number of them, or one that a segment is a whole number of, if it is not much larger. Fewer segments are split and merged
+/// then, and memory is as busy with a few blocks less.
+__device__ inline std::int32_t whole_share(std::int32_t share, std::int32_t all, std::int64_t segments) {
+  if (segments > all) return share;
+  const std::int32_t length = quotient(all, static_cast<std::int32_t>(segments));
+  if (length * segments != all) return share;
+  const std::int32_t whole =
+      share >= length ? (quotient(share - 1, length) + 1) * length : quotient(length - 1, quotient(length, share)) + 1;
+  return whole - share <= share / kWholeShare ? whole : share;
+}
+
 /// The pieces of one block's share, in order. Every thread that walks sees the same. Of a piece's segment, whose it is and what
 /// it sees is asked for here, as long as the walk is there: a copying warp has no registers for it twice.
 template <bool kSlices>
@@ -243,6 +255,7 @@ class Pieces {
     const int of_entry = requests_of_entry(a), entries = of_entry == 1 ? a.num_reqs : (a.num_reqs - 1) / of_entry + 1;
     const std::int32_t all = max(row.all, 0);
     share_ = max(quotient(max(all - 1, 0), blocks) + 1, kSlices ? kWideShare : 1);
+    if (!kSlices && share_ >= kWholeShare) share_ = whole_share(share_, all, std::int64_t{a.num_reqs} * a.num_kv_heads);
     at_ = static_cast<std::int32_t>(min(std::int64_t{block} * share_, std::int64_t{all}));
     end_ = at_ + min(share_, all - at_);
     if (at_ >= end_) return;
