@@ -34,6 +34,7 @@ ORDERED = {
     "a copying warp's job, and who works on it": (r"fill_job|announce|announce_end", r".*", "job_full, job_free"),
     "what the second warpgroup found, and the first": (r"hand_over|publish_sums", r"take_over|sum_of", "found_full, found_free"),
     "prefill: a copying warp's job, and who works on it": (r"start_job", r".*", "job_known, job_free"),
+    "prefill: whether a part was the last one, and who asks": (r"is_last_part", r"is_last_part", "bar.sync of all who ask, before and after"),
     "prefill: what no row sees, and the next tile in its place": (r"clear_unseen", r"convert\w*|copy_fresh", "v_free, v_full"),
 }
 

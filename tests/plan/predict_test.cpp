@@ -27,11 +27,11 @@ const std::string kShape = "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=";
 double seconds_of(const std::string& reqs) { return predict(plan_of(kShape + reqs)).seconds; }
 
 TEST(Predict, EqualSharesOfDecodeTiles) {
-  // 64 requests x 8 heads are 512 segments of 128 tiles; a cut that does not fall between two of them makes an item more.
-  const Plan planned = plan_of(kShape + "64x1@8191");
+  // 60 requests x 8 heads are 480 segments of 128 tiles; a cut that does not fall between two of them makes an item more.
+  const Plan planned = plan_of(kShape + "60x1@8191");
   const Prediction p = predict(planned);
   ASSERT_EQ(p.lists.size(), 1u) << p.why_not;
-  const std::int64_t all = 512 * 128, blocks = planned.lists[0].num_blocks, share = (all + blocks - 1) / blocks;
+  const std::int64_t all = 480 * 128, blocks = planned.lists[0].num_blocks, share = (all + blocks - 1) / blocks;
   std::int64_t cuts = 0;
   std::set<std::int64_t> cut_segments;
   for (std::int64_t at = share; at < all; at += share)
@@ -39,10 +39,25 @@ TEST(Predict, EqualSharesOfDecodeTiles) {
   EXPECT_EQ(p.lists[0].served_by, "sm90_decode");
   EXPECT_EQ(p.lists[0].units, blocks);
   EXPECT_EQ(p.lists[0].busiest_tiles, share);
-  EXPECT_EQ(p.lists[0].items, 512 + cuts);
+  EXPECT_EQ(p.lists[0].items, 480 + cuts);
   EXPECT_EQ(p.lists[0].merges, static_cast<std::int64_t>(cut_segments.size()));
   EXPECT_GT(cuts, 100);
-  EXPECT_DOUBLE_EQ(p.lists[0].read_bytes, 2.0 * 8 * 128 * 2 * 64 * 8192);
+  EXPECT_DOUBLE_EQ(p.lists[0].read_bytes, 2.0 * 8 * 128 * 2 * 60 * 8192);
+}
+
+// Where all segments are of a length, shares grow by up to a part in 34 to be whole numbers of them, or of their parts.
+TEST(Predict, SharesOfWholeSegments) {
+  const auto of = [](const char* reqs) { return predict(plan_of(kShape + reqs)).lists.at(0); };
+  const ListPrediction two = of("64x1@8191");  // 512 segments of 128 tiles on 264 blocks: 249 become 256
+  EXPECT_EQ(two.busiest_tiles, 256);
+  EXPECT_EQ(two.items, 512);
+  EXPECT_EQ(two.merges, 0);
+  const ListPrediction parts = of("1x1@131071");  // 8 segments of 2048 tiles: 63 become 64, of which a segment has 32
+  EXPECT_EQ(parts.busiest_tiles, 64);
+  EXPECT_EQ(parts.items, 8 * 32);
+  const ListPrediction other = of("63x1@8191,1x1@8127");  // one segment of each head is shorter
+  EXPECT_EQ(other.busiest_tiles, 249);
+  EXPECT_GT(other.merges, 100);
 }
 
 // Where blocks have several segments, a piece takes a place beside its tiles: who has many short requests has fewer tiles.
