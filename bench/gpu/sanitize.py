@@ -29,13 +29,16 @@ LINES = [
     ["q=bf16 kv=fp8_e4m3fn heads=8:2 d=128 page=16 window=200 reqs=1x300@500,2x1@900"],
 ]
 TOOLS = ["memcheck", "synccheck", "initcheck", "racecheck"]
-# Functions of the two accesses, in either order; what orders them.
+# File and function of the two accesses, in either order; what orders them.
 ORDERED = {
-    "a copying warp's job, and who works on it": (r"fill_job|announce|announce_end", r".*", "job_full, job_free"),
-    "what the second warpgroup found, and the first": (r"hand_over|publish_sums", r"take_over|sum_of", "found_full, found_free"),
-    "prefill: a copying warp's job, and who works on it": (r"start_job", r".*", "job_known, job_free"),
-    "prefill: whether a part was the last one, and who asks": (r"is_last_part", r"is_last_part", "bar.sync of all who ask, before and after"),
-    "prefill: what no row sees, and the next tile in its place": (r"clear_unseen", r"convert\w*|copy_fresh", "v_free, v_full"),
+    "a copying warp's job, and who works on it": (r"\S+ (fill_job|announce|announce_end)", r".*", "job_full, job_free"),
+    "what the second warpgroup found, and the first":
+        (r"\S+ (hand_over|publish_sums)", r"\S+ (take_over|sum_of)", "found_full, found_free"),
+    "prefill: a copying warp's job, and who works on it": (r"\S+ start_job", r".*", "job_known, job_free"),
+    "prefill: whether a part was the last one, and who asks":
+        (r"prefill_end\.h is_last_part", r"prefill_end\.h is_last_part", "bar.sync of all who ask, before and after"),
+    "prefill: what no row sees, and the next tile in its place":
+        (r"\S+ clear_unseen", r"\S+ (convert\w*|copy_fresh)", "v_free, v_full"),
 }
 
 
@@ -46,6 +49,11 @@ def function_of(access: str) -> str:
         plain = re.sub(r"<[^<>]*>", "", plain)
     found = re.search(r"(\w+)\(", plain)
     return found.group(1) if found else plain
+
+
+def place_of(access: str, line: "str | None") -> str:
+    """Its file and function."""
+    return f"{(line or '?').split(':')[0]} {function_of(access)}"
 
 
 def kind_of(one: str, other: str) -> "str | None":
@@ -66,7 +74,7 @@ def read_races(text: str) -> "tuple[collections.Counter, list[str]]":
     ordered, others = collections.Counter(), []
     for report in re.split(r"========= (?=Error: |Warning: )", text)[1:]:
         race = RACE.search(report)
-        kind = race and kind_of(function_of(race[2]), function_of(race[5]))
+        kind = race and kind_of(place_of(race[2], race[3]), place_of(race[5], race[6]))
         if kind:
             ordered[kind] += int(race[7])
         elif race:
@@ -114,6 +122,7 @@ def self_test() -> int:
         missed.append(f"a pair that a barrier orders: {explained}")
     faults = {
         "a pair that none does": agrees + job.replace("announce_end", "raise_maxima"),
+        "decode's last part": agrees + job.replace("announce_end", "is_last_part").replace("fold_tiles", "is_last_part"),
         "a report of another form": agrees + job.replace("Race reported between", "Something about"),
         "a wrong output": agrees + job + '{"agrees": false}',
         "no output": job,
