@@ -12,13 +12,13 @@ import argparse
 import csv
 import datetime
 import io
-import json
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import run_h200
 import targets
 
 SECTIONS = ["SpeedOfLight", "WarpStateStats", "SchedulerStats", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis"]
@@ -115,8 +115,7 @@ def main() -> int:
     device = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True)
     report = {"device": device.stdout.splitlines()[0], "date": datetime.date.today().isoformat(), "commit": args.commit,
               "method": "ncu, the first launch on each line, cold caches, clocks as they come", "results": results}
-    rows = ",\n".join("  " + json.dumps(row) for row in report.pop("results"))
-    Path(args.out, "h200-causes.json").write_text(json.dumps(report)[:-1] + ', "results": [\n' + rows + "\n]}\n", encoding="utf-8")
+    run_h200.save(Path(args.out, "h200-causes.json"), report)
     return 0 if all("refused" not in row for row in results) else 1
 
 

@@ -11,11 +11,12 @@ those are and why; exit 1 at any other report of any tool, and at an output that
 import argparse
 import collections
 import datetime
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import run_h200
 
 # Decode: narrow tiles of 16 bits and fp8, of one KV head (long merges), wide ones in slices, head_dim 256; prefill: both kernels.
 LINES = [
@@ -146,10 +147,10 @@ def main() -> int:
     args = parser.parse_args()
     results = [{"line": " ".join(line), "tool": tool, **ask(args, tool, line)} for line in LINES for tool in TOOLS]
     device = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True)
-    head = {"device": device.stdout.splitlines()[0], "date": datetime.date.today().isoformat(), "commit": args.commit,
-            "method": "compute-sanitizer on attend_cuda --once", "ordered": {kind: by for kind, (_, _, by) in ORDERED.items()}}
-    rows = ",\n".join("  " + json.dumps(row) for row in results)
-    Path(args.out, "h200-sanitizer.json").write_text(json.dumps(head)[:-1] + ', "results": [\n' + rows + "\n]}\n", encoding="utf-8")
+    report = {"device": device.stdout.splitlines()[0], "date": datetime.date.today().isoformat(), "commit": args.commit,
+              "method": "compute-sanitizer on attend_cuda --once", "ordered": {kind: by for kind, (_, _, by) in ORDERED.items()},
+              "results": results}
+    run_h200.save(Path(args.out, "h200-sanitizer.json"), report)
     for row in results:
         print(row["tool"], row["line"], "ok" if not row["others"] else row["others"][:3])
     return 1 if any(row["others"] for row in results) else 0
