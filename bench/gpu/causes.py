@@ -18,6 +18,7 @@ import sys
 import time
 from pathlib import Path
 
+import conformance
 import run_h200
 import targets
 
@@ -112,8 +113,7 @@ def main() -> int:
         late = time.monotonic() - began > args.limit
         answer = "not asked: out of time" if late else ask(args, case["line"], f"attend_{case['table']}")
         results.append({"line": case["line"], **(answer if isinstance(answer, dict) else {"refused": answer})})
-    device = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True)
-    report = {"device": device.stdout.splitlines()[0], "date": datetime.date.today().isoformat(), "commit": args.commit,
+    report = {"device": conformance.device(), "date": datetime.date.today().isoformat(), "commit": args.commit,
               "method": "ncu, the first launch on each line, cold caches, clocks as they come", "results": results}
     run_h200.save(Path(args.out, "h200-causes.json"), report)
     return 0 if all("refused" not in row for row in results) else 1
