@@ -3,8 +3,8 @@ if(PROJECT_IS_TOP_LEVEL)
   find_program(QUIRE_CCACHE ccache)
   if(QUIRE_CCACHE)
     # Debug information names the folder of the build; without it in the hash the packaging tests and the Python tests' wheel are
-    # served with the objects of this build.
-    set(launcher env CCACHE_NOHASHDIR=1 ${QUIRE_CCACHE})
+    # served with the objects of this build. Paths in the source tree are hashed as relative ones, so that another clone is served, too.
+    set(launcher env CCACHE_NOHASHDIR=1 CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${QUIRE_CCACHE})
     set_target_properties(quire PROPERTIES CXX_COMPILER_LAUNCHER "${launcher}")
     set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
     set_target_properties(quire PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher}")
