@@ -106,6 +106,45 @@ void load_cached(const Model& m, Side side, const Place& place, std::int64_t hea
   }
 }
 
+/// A K or V vector as it is read: stored values and one factor, or, where a fault changes what is read, values of its own.
+struct Loaded {
+  const float* stored = nullptr;  ///< from DecodedPages; nullptr: `values` hold the vector
+  double scale = 1;
+};
+
+/// Does the model read elements of the cache as they are?
+bool reads_as_stored(const Model& m) { return !m.elements.replaced() && !m.decode.replaced() && !m.vector; }
+
+/// `values` (which has the dims that are wanted) is filled only if nothing is stored.
+Loaded load(const Model& m, const Row& row, Side side, std::int64_t position, std::vector<std::int64_t>& at,
+            std::span<double> values) {
+  if (reads_as_stored(m)) {
+    const Place place = m.place(m, row, side, position);
+    const std::int64_t head = m.kv_head(row, side);
+    if (place.kind == Place::Kind::cache)
+      if (const float* stored = m.facts->decoded.slot(side, place.page, place.offset, head); stored != nullptr)
+        return {stored, m.scale(side, place, head)};
+  }
+  load_vector(m, row, side, position, at, values);
+  return {};
+}
+
+/// Four sums, so that the processor does not wait for one.
+template <typename T>
+double dot(const double* a, const T* b, std::size_t n) {
+  double sums[4] = {};
+  std::size_t i = 0;
+  for (; i + 4 <= n; i += 4)
+    for (std::size_t j = 0; j < 4; ++j) sums[j] += a[i + j] * static_cast<double>(b[i + j]);
+  for (; i < n; ++i) sums[0] += a[i] * static_cast<double>(b[i]);
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+template <typename T>
+void add(double weight, const T* v, std::vector<double>& out) {
+  for (std::size_t d = 0; d < out.size(); ++d) out[d] += weight * static_cast<double>(v[d]);
+}
+
 /// The score of every key, in s.scores. NaN in a masked key's K stays out.
 void score_keys(const Model& m, const Row& row, Scratch& s) {
   const auto dims = static_cast<std::size_t>(m.dims);
@@ -115,10 +154,10 @@ void score_keys(const Model& m, const Row& row, Scratch& s) {
       s.scores.push_back(kNegInf);
       continue;
     }
-    load_vector(m, row, Side::key, key.position, s.at, std::span(s.vector).first(dims));
-    double dot = 0;
-    for (std::size_t d = 0; d < dims; ++d) dot += s.query[d] * s.vector[d];
-    s.scores.push_back(m.score(m, row, key.position, dot));
+    const Loaded k = load(m, row, Side::key, key.position, s.at, std::span(s.vector).first(dims));
+    const double product =
+        k.stored != nullptr ? k.scale * dot(s.query.data(), k.stored, dims) : dot(s.query.data(), s.vector.data(), dims);
+    s.scores.push_back(m.score(m, row, key.position, product));
   }
 }
 
@@ -164,8 +203,12 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
   score_keys(m, row, s);
   result.lse = m.softmax(m, row, s.keys, s.scores, s.p);
   for (std::size_t i = 0; result.lse != kNegInf && i < s.keys.size(); ++i) {
-    load_vector(m, row, Side::value, s.keys[i].position, s.at, s.vector);
-    for (std::size_t d = 0; d < result.out.size(); ++d) result.out[d] += s.p[i] * s.vector[d];
+    const Loaded v = load(m, row, Side::value, s.keys[i].position, s.at, s.vector);
+    if (v.stored != nullptr) {
+      add(s.p[i] * v.scale, v.stored, result.out);
+    } else {
+      add(s.p[i], s.vector.data(), result.out);
+    }
   }
   m.finish(row, result);
   return result;
@@ -173,7 +216,7 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
 
 }  // namespace
 
-Facts::Facts(const Batch& b, const KVCache& c, const Options& o) : batch(b), cache(c), options(o) {
+Facts::Facts(const Batch& b, const KVCache& c, const Options& o) : batch(b), cache(c), options(o), decoded(c) {
   num_tokens = b.query.shape[0];
   num_q_heads = b.query.shape[1];
   head_dim = b.query.shape[2];
@@ -333,6 +376,13 @@ Model::Model(const Facts& truth) : facts(&truth), dims(truth.head_dim) {
   weight = [](double s, double max) { return std::exp(s - max); };
   softmax = true_softmax;
   finish = [](const Row&, RowResult&) {};
+  settle();
+}
+
+void Model::settle() {
+  const auto all = [](auto&... belief) { (belief.settle(), ...); };
+  all(row, keys, table, place, kv_head, elements, decode, scale, vector, query, softmax_scale, cap, bias, score, sink, weight,
+      softmax, finish);
 }
 
 void load_vector(const Model& m, const Row& row, Side side, std::int64_t position, std::vector<std::int64_t>& at,

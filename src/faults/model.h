@@ -14,12 +14,10 @@
 #include <string>
 #include <vector>
 
+#include "faults/decoded_pages.h"
 #include "quire/batch.hpp"
 
 namespace quire::fault {
-
-enum class Side : int { key = 0, value = 1 };
-inline constexpr Side kSides[] = {Side::key, Side::value};
 
 /// What the batch says, decoded once. All of it is true, whatever a model believes.
 struct Facts {
@@ -31,6 +29,7 @@ struct Facts {
   std::int64_t num_tokens = 0, num_q_heads = 0, num_kv_heads = 0, head_dim = 0, group = 0;
   std::int64_t num_reqs = 0, page_size = 0, num_pages = 0, max_pages_per_req = 0;
   std::vector<std::int64_t> query_start_loc, seq_lens, cached_lens;  ///< cached_lens = seq_lens if absent
+  DecodedPages decoded;                                              ///< K and V as numbers, page by page
 
   std::int64_t query_len(std::int64_t req) const { return query_start_loc[at(req + 1)] - query_start_loc[at(req)]; }
   std::int64_t context_len(std::int64_t req) const { return seq_lens[at(req)] - query_len(req); }
@@ -82,41 +81,61 @@ struct RowResult {
   double lse = 0;
 };
 
+/// A function of a Model that knows whether a fault has replaced it: what is still the truth may be computed once for all models.
+template <typename Signature>
+class Belief : public std::function<Signature> {
+ public:
+  template <typename F>
+  Belief& operator=(F&& f) {
+    std::function<Signature>::operator=(std::forward<F>(f));
+    replaced_ = true;
+    return *this;
+  }
+  bool replaced() const { return replaced_; }
+  /// Makes what the function is now the truth.
+  void settle() { replaced_ = false; }
+
+ private:
+  bool replaced_ = false;
+};
+
 struct Model {
   explicit Model(const Facts& facts);  ///< the truth; keeps a reference to `facts`
 
   const Facts* facts;
 
   // Which row is computed.
-  std::function<Row(std::int64_t token, std::int64_t head)> row;
+  Belief<Row(std::int64_t token, std::int64_t head)> row;
   // Which positions it folds in, ascending; the truth is the visible range of docs/design.md section 2.
-  std::function<void(const Row&, std::vector<Key>&)> keys;
+  Belief<void(const Row&, std::vector<Key>&)> keys;
   // Where a position lives. `table` is called by the default `place`.
-  std::function<std::int64_t(std::int64_t req, std::int64_t column)> table;
-  std::function<Place(const Model&, const Row&, Side, std::int64_t position)> place;
-  std::function<std::int64_t(const Row&, Side)> kv_head;
+  Belief<std::int64_t(std::int64_t req, std::int64_t column)> table;
+  Belief<Place(const Model&, const Row&, Side, std::int64_t position)> place;
+  Belief<std::int64_t(const Row&, Side)> kv_head;
   // What is stored there: the element offset of dim i in at[i], the value of each code, one scale for all of them.
-  std::function<void(Side, const Place&, std::int64_t kv_head, std::span<std::int64_t> at)> elements;
-  std::function<void(Side, const void* data, std::span<const std::int64_t> at, double* values)> decode;
-  std::function<double(Side, const Place&, std::int64_t kv_head)> scale;
+  Belief<void(Side, const Place&, std::int64_t kv_head, std::span<std::int64_t> at)> elements;
+  Belief<void(Side, const void* data, std::span<const std::int64_t> at, double* values)> decode;
+  Belief<double(Side, const Place&, std::int64_t kv_head)> scale;
   /// Absent in the truth. Changes a K or V vector after it was loaded and scaled.
-  std::function<void(const Row&, Side, const Place&, std::int64_t kv_head, std::span<double>)> vector;
+  Belief<void(const Row&, Side, const Place&, std::int64_t kv_head, std::span<double>)> vector;
   // What score a key gets. The default `score` is cap(softmax_scale * dot) + bias, with the functions of the model it is given.
-  std::function<double(const Row&, std::int64_t dim)> query;  ///< an element of the query row
-  std::int64_t dims;                                          ///< leading dims that take part in dot products
-  std::function<double(const Row&)> softmax_scale;
-  std::function<double(const Row&, double)> cap;
-  std::function<double(const Row&, std::int64_t position)> bias;
-  std::function<double(const Model&, const Row&, std::int64_t position, double dot)> score;
+  Belief<double(const Row&, std::int64_t dim)> query;  ///< an element of the query row
+  std::int64_t dims;                                   ///< leading dims that take part in dot products
+  Belief<double(const Row&)> softmax_scale;
+  Belief<double(const Row&, double)> cap;
+  Belief<double(const Row&, std::int64_t position)> bias;
+  Belief<double(const Model&, const Row&, std::int64_t position, double dot)> score;
   // The softmax: sink logit (-inf = none), exp(score - max), both passes over the scores.
-  std::function<double(const Row&)> sink;
-  std::function<double(double score, double max)> weight;
+  Belief<double(const Row&)> sink;
+  Belief<double(double score, double max)> weight;
   /// The weight of every key, divided by the denominator, in p (as long as keys; never for a key of weight 0). Returns the lse;
   /// -inf means that nothing was folded in and the output is 0.
-  std::function<double(const Model&, const Row&, std::span<const Key>, std::span<const double> scores, std::vector<double>& p)>
-      softmax;
+  Belief<double(const Model&, const Row&, std::span<const Key>, std::span<const double> scores, std::vector<double>& p)> softmax;
   // What is written, after normalisation.
-  std::function<void(const Row&, RowResult&)> finish;
+  Belief<void(const Row&, RowResult&)> finish;
+
+ private:
+  void settle();
 };
 
 /// One (output row, query head).
