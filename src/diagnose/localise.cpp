@@ -75,25 +75,31 @@ std::vector<std::int64_t> affordable(const Facts& f, const Laws& laws, double bu
   return {chosen.begin(), chosen.end()};
 }
 
-void add_element(Compared& row, std::int64_t dim, double observed, double expected, double tolerance, double overflow) {
+constexpr std::int64_t kBitsPerWord = 64;
+
+std::size_t words_per_row(std::int64_t head_dim) { return Facts::at((head_dim + kBitsPerWord - 1) / kBitsPerWord); }
+
+/// Returns whether the element is wrong.
+bool add_element(Compared& row, std::int64_t dim, double observed, double expected, double tolerance, double overflow) {
   const ElementVerdict verdict = judge(observed, expected, tolerance, overflow);
   const double error = std::fabs(observed - expected);
   if (std::isfinite(error) && error > 0) {
     row.largest_error = std::max(row.largest_error, error);
     row.worst_ratio = std::max(row.worst_ratio, error / tolerance);
   }
-  if (verdict == ElementVerdict::fine) return;
+  if (verdict == ElementVerdict::fine) return false;
   row.wrong = true;
   if (verdict == ElementVerdict::wrong_class) ++row.nonfinite;
   if (dim < 0) {
     row.wrong_lse = true;
-    return;
+    return true;
   }
   if (row.wrong_dims++ == 0) row.first_dim = dim;
   row.last_dim = dim;
+  return true;
 }
 
-Compared compare_row(const Facts& f, const Observed& observed, const Localisation& where, std::size_t i) {
+Compared compare_row(const Facts& f, const Observed& observed, Localisation& where, std::size_t i) {
   Compared row;
   row.reference_row = static_cast<std::int64_t>(i);
   row.token = where.tokens[i / Facts::at(f.num_q_heads)];
@@ -101,8 +107,9 @@ Compared compare_row(const Facts& f, const Observed& observed, const Localisatio
   const numerics::OutputType type = numerics::output_type(observed.output.dtype);
   for (std::int64_t d = 0; d < f.head_dim; ++d) {
     const std::int64_t e = row.reference_row * f.head_dim + d;
-    add_element(row, d, observed.at(row.token, row.head, d), where.reference.out[Facts::at(e)],
-                numerics::output_tolerance(where.reference, row.reference_row, e, type), type.overflow);
+    if (add_element(row, d, observed.at(row.token, row.head, d), where.reference.out[Facts::at(e)],
+                    numerics::output_tolerance(where.reference, row.reference_row, e, type), type.overflow))
+      where.wrong_dim_bits[i * words_per_row(f.head_dim) + Facts::at(d / kBitsPerWord)] |= std::uint64_t{1} << (d % kBitsPerWord);
   }
   if (observed.lse.present())
     add_element(row, -1, observed.lse_at(row.token, row.head), where.reference.lse[i],
@@ -118,6 +125,7 @@ Status compare_tokens(const Facts& f, const Observed& observed, std::vector<std:
   if (!reference.ok()) return reference.status();
   where.reference = std::move(reference).value();
   where.rows.assign(where.tokens.size() * Facts::at(f.num_q_heads), {});
+  where.wrong_dim_bits.assign(where.rows.size() * words_per_row(f.head_dim), 0);
   for_each_index(where.tokens.size(), [&](std::size_t token) {
     for (std::size_t h = 0; h < Facts::at(f.num_q_heads); ++h) {
       const std::size_t i = token * Facts::at(f.num_q_heads) + h;
@@ -134,6 +142,11 @@ std::vector<std::int64_t> Localisation::wrong_tokens() const {
   for (const Compared& row : rows)
     if (row.wrong && (list.empty() || list.back() != row.token)) list.push_back(row.token);
   return list;
+}
+
+bool Localisation::wrong_dim(std::size_t compared_row, std::int64_t dim) const {
+  const std::size_t word = compared_row * words_per_row(reference.head_dim) + Facts::at(dim / kBitsPerWord);
+  return ((wrong_dim_bits[word] >> (dim % kBitsPerWord)) & 1) != 0;
 }
 
 bool Localisation::any_wrong() const {

@@ -25,8 +25,10 @@ struct Localisation {
   Laws laws;
   std::vector<std::int64_t> tokens;  ///< compared rows, ascending; row i of `reference`
   Reference reference;
-  std::vector<Compared> rows;  ///< tokens x heads
-  bool complete = false;       ///< every row was compared
+  std::vector<Compared> rows;                 ///< tokens x heads
+  std::vector<std::uint64_t> wrong_dim_bits;  ///< of every compared row in turn: a bit per dim, in whole words
+  bool complete = false;                      ///< every row was compared
+  bool wrong_dim(std::size_t compared_row, std::int64_t dim) const;
   std::vector<std::int64_t> wrong_tokens() const;
   bool any_wrong() const;
 };
