@@ -1,0 +1,129 @@
+// From rules over rows and heads to patterns: merged bounds, dims, counts.
+#include "diagnose/pattern.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "diagnose/pattern_conditions.h"
+#include "diagnose/pattern_search.h"
+#include "diagnose/pattern_words.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Facts;
+
+constexpr std::size_t kDimCells = 1024;  // wrong cells whose dims are looked at, spread over all
+constexpr double kWorthADim = 0.5;       // what a rule over dims has to save: dims are noisier than cells
+
+/// "from" and "to" of one attribute become "between".
+std::vector<Condition> merged(const std::vector<Condition>& conditions) {
+  std::vector<Condition> list;
+  for (const Condition& c : conditions) {
+    const auto other = std::find_if(list.begin(), list.end(), [&](const Condition& o) {
+      return o.attribute == c.attribute &&
+             ((o.test == Test::from && c.test == Test::to) || (o.test == Test::to && c.test == Test::from));
+    });
+    if (other == list.end()) {
+      list.push_back(c);
+      continue;
+    }
+    const std::int64_t a = c.test == Test::from ? c.values[0] : other->values[0];
+    const std::int64_t b = c.test == Test::from ? other->values[0] : c.values[0];
+    *other = {c.attribute, Test::between, {a, b}};
+  }
+  return list;
+}
+
+bool in(const Rule& rule, std::size_t cell, std::size_t heads) {
+  return rule.rows[cell / heads] != 0 && rule.heads[cell % heads] != 0;
+}
+
+/// Which dims are wrong in the wrong cells; nothing if all are, as far as one can see.
+std::vector<Condition> dims_of(const Localisation& where, const std::vector<std::size_t>& wrong_cells) {
+  std::vector<std::size_t> cells;
+  for (const std::size_t i : wrong_cells)
+    if (where.rows[i].wrong_dims > 0) cells.push_back(i);
+  if (cells.empty()) return {{Attribute::dim, Test::is, {-1}}};
+  const std::size_t step = (cells.size() + kDimCells - 1) / kDimCells;
+  std::vector<Tally> of_dim(Facts::at(where.reference.head_dim));
+  Tally total;
+  for (std::size_t i = 0; i < cells.size(); i += step)
+    for (std::size_t d = 0; d < of_dim.size(); ++d) {
+      const Tally one = where.wrong_dim(cells[i], static_cast<std::int64_t>(d)) ? Tally{1, 0} : Tally{0, 1};
+      of_dim[d] += one;
+      total += one;
+    }
+  const Score score(total, /*scale=*/1, /*local=*/false);
+  Candidates candidates(score);
+  offer_axis(Attribute::dim, of_dim, candidates);
+  const std::vector<Candidate> best = candidates.cheapest_first();
+  if (best.empty() || best.front().cost > (1 - kWorthADim) * surprise(total)) return {};
+  return {best.front().condition};
+}
+
+struct Counted {
+  Pattern pattern;
+  Selection selection;
+};
+
+Counted counted(const Facts& f, const Localisation& where, const Rule& rule, std::int64_t uncovered) {
+  Counted result;
+  Pattern& p = result.pattern;
+  std::vector<std::size_t> wrong_cells;
+  for (std::size_t i = 0; i < where.rows.size(); ++i) {
+    if (!in(rule, i, Facts::at(f.num_q_heads))) continue;
+    ++p.cells;
+    if (where.rows[i].wrong) wrong_cells.push_back(i);
+  }
+  p.wrong_cells = static_cast<std::int64_t>(wrong_cells.size());
+  p.wrong_total = p.wrong_cells + uncovered;
+  p.conditions = merged(rule.row_conditions);
+  for (const Condition& c : merged(rule.head_conditions)) p.conditions.push_back(c);
+  for (const Condition& c : dims_of(where, wrong_cells)) p.conditions.push_back(c);
+  p.scope_text = words(f, p.conditions);
+  result.selection.rows = std::count(rule.rows.begin(), rule.rows.end(), 1);
+  result.selection.heads = std::count(rule.heads.begin(), rule.heads.end(), 1);
+  return result;
+}
+
+Pattern without_rule(const Facts& f, const Localisation& where) {
+  Pattern p;
+  p.rule = false;
+  std::vector<std::size_t> wrong_cells;
+  for (std::size_t i = 0; i < where.rows.size(); ++i)
+    if (where.rows[i].wrong) wrong_cells.push_back(i);
+  p.cells = static_cast<std::int64_t>(where.rows.size());
+  p.wrong_cells = p.wrong_total = static_cast<std::int64_t>(wrong_cells.size());
+  p.conditions = dims_of(where, wrong_cells);
+  p.scope_text = words(f, p.conditions);
+  p.text = text_without_rule(where, p);
+  return p;
+}
+
+}  // namespace
+
+std::vector<Pattern> find_patterns(const Facts& facts, const Localisation& where) {
+  if (!where.any_wrong()) return {};
+  const Columns columns(facts, where);
+  const std::vector<Rule> rules = find_rules(columns, Cells(where, columns.heads));
+  if (rules.empty()) return {without_rule(facts, where)};
+  std::int64_t uncovered = 0;
+  for (std::size_t i = 0; i < where.rows.size(); ++i)
+    if (where.rows[i].wrong &&
+        std::none_of(rules.begin(), rules.end(), [&](const Rule& rule) { return in(rule, i, columns.heads); }))
+      ++uncovered;
+  std::vector<Counted> found;
+  for (const Rule& rule : rules) found.push_back(counted(facts, where, rule, uncovered));
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Counted& a, const Counted& b) { return a.pattern.wrong_cells > b.pattern.wrong_cells; });
+  std::vector<Pattern> patterns;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    Pattern& p = found[i].pattern;
+    p.text = text_of(facts, where, p, found[i].selection, i, found.size());
+    patterns.push_back(std::move(p));
+  }
+  return patterns;
+}
+
+}  // namespace quire::cause

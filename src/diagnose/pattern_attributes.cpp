@@ -1,0 +1,75 @@
+// Attributes of cells and what a condition asks of them.
+#include <algorithm>
+
+#include "diagnose/pattern.h"
+
+namespace quire::cause {
+
+using fault::Facts;
+
+const char* name(Attribute attribute) {
+  constexpr const char* kNames[kAttributes] = {
+      "request",  "token",       "row",       "rows_from_end", "query_len", "seq_len", "context_len",   "q_pos",
+      "num_keys", "page_offset", "num_pages", "page",          "head",      "kv_head", "head_in_group", "dim"};
+  return kNames[static_cast<std::size_t>(attribute)];
+}
+
+const char* name(Test test) {
+  constexpr const char* kNames[] = {"is", "from", "to", "between", "modulo", "reads", "not reads"};
+  return kNames[static_cast<std::size_t>(test)];
+}
+
+bool Condition::holds(std::int64_t value) const {
+  switch (test) {
+    case Test::is: return std::find(values.begin(), values.end(), value) != values.end();
+    case Test::from: return value >= values[0];
+    case Test::to: return value <= values[0];
+    case Test::between: return value >= values[0] && value <= values[1];
+    case Test::modulo: return std::find(values.begin() + 1, values.end(), value % values[0]) != values.end();
+    default: return false;
+  }
+}
+
+CellAttributes attributes_of(const Facts& f, std::int64_t token, std::int64_t head, bool with_pages) {
+  CellAttributes cell;
+  const auto set = [&](Attribute a, std::int64_t v) { cell.value[static_cast<std::size_t>(a)] = v; };
+  const std::int64_t r = f.req_of(token), row = token - f.query_start_loc[Facts::at(r)];
+  const std::int64_t q_pos = f.context_len(r) + row, first = f.first_key(q_pos);
+  set(Attribute::request, r);
+  set(Attribute::token, token);
+  set(Attribute::row, row);
+  set(Attribute::rows_from_end, f.query_len(r) - 1 - row);
+  set(Attribute::query_len, f.query_len(r));
+  set(Attribute::seq_len, f.seq_lens[Facts::at(r)]);
+  set(Attribute::context_len, f.context_len(r));
+  set(Attribute::q_pos, q_pos);
+  set(Attribute::num_keys, q_pos - first + 1);
+  set(Attribute::page_offset, q_pos % f.page_size);
+  set(Attribute::num_pages, q_pos / f.page_size - first / f.page_size + 1);
+  set(Attribute::head, head);
+  set(Attribute::kv_head, head / f.group);
+  set(Attribute::head_in_group, head % f.group);
+  if (!with_pages) return cell;
+  const std::int64_t end = std::min(q_pos + 1, f.cached_lens[Facts::at(r)]);
+  for (std::int64_t c = first / f.page_size; first < end && c * f.page_size < end; ++c) cell.pages.push_back(f.page(r, c));
+  return cell;
+}
+
+bool Pattern::selects(const CellAttributes& cell) const {
+  return std::all_of(conditions.begin(), conditions.end(), [&](const Condition& c) {
+    if (c.attribute == Attribute::dim) return true;
+    if (c.attribute != Attribute::page) return c.holds(cell.value[static_cast<std::size_t>(c.attribute)]);
+    const bool reads = std::any_of(cell.pages.begin(), cell.pages.end(), [&](std::int64_t p) {
+      return std::find(c.values.begin(), c.values.end(), p) != c.values.end();
+    });
+    return reads == (c.test == Test::reads);
+  });
+}
+
+bool contains(const Facts& f, const Pattern& pattern, std::int64_t token, std::int64_t head) {
+  const bool pages = std::any_of(pattern.conditions.begin(), pattern.conditions.end(),
+                                 [](const Condition& c) { return c.attribute == Attribute::page; });
+  return pattern.selects(attributes_of(f, token, head, pages));
+}
+
+}  // namespace quire::cause

@@ -1,0 +1,83 @@
+// Prices order rules that select the same cells by how people say it; they never outweigh clear evidence.
+#include "diagnose/pattern_price.h"
+
+#include <array>
+#include <cmath>
+
+namespace quire::cause {
+namespace {
+
+constexpr double kCondition = 2;  // that there is one more
+constexpr double kPage = 3;       // off for remainders of the page size, which code has a reason to ask for
+
+// How far an attribute is from the words that people use first.
+double price_of(Attribute attribute) {
+  constexpr std::array<double, kAttributes> kPrices = {1, 6, 4, 5, 3, 3.5, 4, 2.5, 3, 4, 4, 4, 3, 2, 4, 3};
+  return kPrices[static_cast<std::size_t>(attribute)];
+}
+
+/// Of what has a name of its own: decode rows, prefill rows, first and last rows, no context, more than one key; -1: none.
+double price_of_name(Attribute attribute, Test test, std::int64_t value) {
+  const bool one = test == Test::is || test == Test::to;
+  switch (attribute) {
+    case Attribute::query_len:
+      if (one && value == 1) return 1;
+      return test == Test::from && value == 2 ? 1.5 : -1;
+    case Attribute::rows_from_end:
+      if (one && value == 0) return 2;
+      return test == Test::from && value == 1 ? 3 : -1;
+    case Attribute::row:
+      if (one && value == 0) return 2.5;
+      return test == Test::from && value == 1 ? 3 : -1;
+    case Attribute::context_len:
+      if (one && value == 0) return 2.5;
+      return test == Test::from && value == 1 ? 2.5 : -1;
+    case Attribute::num_keys: return test == Test::from && value == 2 ? 3 : -1;
+    default: return -1;
+  }
+}
+
+/// Bounds in code are round numbers.
+double discount(std::int64_t bound) { return bound <= 0 ? 0 : bound % 64 == 0 ? 2 : bound % 16 == 0 ? 1 : 0; }
+
+double entropy_part(double part, double all) { return part <= 0 ? 0 : part * std::log2(all / part); }
+
+}  // namespace
+
+double price(Attribute attribute, Test test, std::int64_t value, double log_choices) {
+  const double name = price_of_name(attribute, test, value);
+  if (name >= 0) return kCondition + name;
+  const double base = kCondition + price_of(attribute) + log_choices;
+  switch (test) {
+    case Test::is: return base + (attribute == Attribute::page || attribute <= Attribute::token ? 0 : 1);
+    case Test::from: return base + 1 - discount(value);
+    case Test::to: return base + 1 - discount(value + 1);
+    case Test::between: return base + log_choices;
+    case Test::not_reads: return base + 4;
+    default: return base;
+  }
+}
+
+double price_of_remainders(Attribute attribute, std::int64_t modulus, std::size_t listed, std::int64_t page_size) {
+  // "No multiple of m" lists m - 1 remainders and is one thought.
+  const bool complement = listed + 1 == static_cast<std::size_t>(modulus);
+  const double log_modulus = std::log2(static_cast<double>(modulus));
+  const double values = (complement ? 1 : static_cast<double>(listed)) * log_modulus;
+  return kCondition + price_of(attribute) + 3 + values - (modulus == page_size ? kPage : 0);
+}
+
+double surprise(const Tally& t) { return entropy_part(t.wrong, t.wrong + t.right) + entropy_part(t.right, t.wrong + t.right); }
+
+Score::Score(Tally total, double scale, bool local) : total_(total), scale_(scale), local_(local) {
+  const double all = total.wrong + total.right;
+  if (total.wrong > 0) per_wrong_ = std::log2(all / total.wrong);
+  if (total.right > 0) per_right_ = std::log2(all / total.right);
+}
+
+double Score::data(const Tally& inside) const {
+  const Tally outside = total_ - inside;
+  if (!local_) return scale_ * (surprise(inside) + surprise(outside));
+  return scale_ * (kLocalWeight * surprise(inside) + outside.wrong * per_wrong_ + outside.right * per_right_);
+}
+
+}  // namespace quire::cause

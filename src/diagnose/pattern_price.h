@@ -1,0 +1,38 @@
+// Prices in bits: of a condition (common words are cheap, numbers cost their choice) and of the exceptions to a rule.
+#pragma once
+
+#include "diagnose/pattern_columns.h"
+
+namespace quire::cause {
+
+/// Of one condition; `log_choices` is log2 of how many values there are to choose from.
+double price(Attribute attribute, Test test, std::int64_t value, double log_choices);
+/// Of remainders by `modulus`, so many of which are listed.
+double price_of_remainders(Attribute attribute, std::int64_t modulus, std::size_t listed, std::int64_t page_size);
+
+/// The bits that say which are which among wrong + right cells.
+double surprise(const Tally& tally);
+
+/// How surprising exceptions are.
+class Score {
+ public:
+  /// `scale`: what a cell counts, below 1 if cells err together. `local`: cells outside the rule are left to other rules, and
+  /// exceptions inside weigh more.
+  Score(Tally total, double scale, bool local);
+  /// The bits that say which cells are wrong, given how many are inside and outside of the rule.
+  double data(const Tally& inside) const;
+  /// The part of data() that a further condition can save.
+  double savable(const Tally& inside) const { return local_ ? scale_ * kLocalWeight * surprise(inside) : data(inside); }
+  /// Wrong cells are more frequent inside than in all.
+  bool enriched(const Tally& inside) const { return inside.wrong * total_.right > inside.right * total_.wrong; }
+  const Tally& total() const { return total_; }
+
+ private:
+  static constexpr double kLocalWeight = 3;
+  Tally total_;
+  double scale_;
+  bool local_;
+  double per_wrong_ = 0, per_right_ = 0;
+};
+
+}  // namespace quire::cause

@@ -1,0 +1,156 @@
+// Conjunctions grow condition by condition in a small beam; sets that one conjunction does not cover are covered one after the
+// other.
+#include "diagnose/pattern_search.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+#include "diagnose/pattern_conditions.h"
+
+namespace quire::cause {
+namespace {
+
+constexpr std::size_t kBeam = 5, kChildren = 8, kRules = 4;
+constexpr std::size_t kMostConditions = 5;  // two bounds of one attribute count as one afterwards
+// What one more condition has to save beyond its price: bits, and a share of what is left to save.
+constexpr double kWorthBits = 4, kWorthShare = 0.03;
+// What several rules have to save of what one rule leaves.
+constexpr double kWorthMoreRules = 0.85;
+constexpr double kGood = 0.9;         // precision and recall of one rule beside which several are not looked for
+constexpr double kMostlyWrong = 0.5;  // of all cells: "every row, every head" is a rule then
+
+bool is_bound(const Condition& c) { return c.test == Test::from || c.test == Test::to; }
+
+/// Two bounds of one attribute are one condition.
+std::size_t count(const std::vector<Condition>& conditions) {
+  std::size_t n = conditions.size();
+  for (std::size_t i = 0; i < conditions.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j)
+      if (conditions[i].attribute == conditions[j].attribute && is_bound(conditions[i]) && is_bound(conditions[j])) --n;
+  return n;
+}
+
+bool of_heads(const Condition& c) { return c.attribute >= Attribute::head; }
+
+Rule with(const Rule& rule, const Candidate& candidate, const Columns& columns, const Cells& cells, const Score& score) {
+  Rule next = rule;
+  const bool heads = of_heads(candidate.condition);
+  const Mask mask = heads ? columns.heads_where(candidate.condition) : columns.rows_where(candidate.condition);
+  Mask& own = heads ? next.heads : next.rows;
+  for (std::size_t i = 0; i < own.size(); ++i) own[i] &= mask[i];
+  (heads ? next.head_conditions : next.row_conditions).push_back(candidate.condition);
+  // A page may stand twice in a table: only then the candidate's sum is not the rule's.
+  next.inside = candidate.condition.attribute == Attribute::page ? cells.total(next.rows, next.heads) : candidate.inside;
+  next.bits += candidate.bits;
+  if (!heads) next.row_bits += candidate.bits;
+  next.data = score.data(next.inside);
+  return next;
+}
+
+bool same_cells(const Rule& a, const Rule& b) { return a.rows == b.rows && a.heads == b.heads; }
+
+bool allowed(const Rule& rule) { return count(rule.row_conditions) <= 2 && count(rule.head_conditions) <= 2; }
+
+/// Rules with one condition more, if that lowers the cost below `limit`.
+void add_children(const Rule& rule, const Columns& columns, const Cells& cells, const Score& score, double limit,
+                  std::vector<Rule>& children) {
+  Candidates candidates(score);
+  offer_rows(columns, cells.by_row(rule.rows, rule.heads), candidates);
+  offer_heads(columns.facts, cells.by_head(rule.rows, rule.heads), candidates);
+  std::size_t taken = 0;
+  for (const Candidate& candidate : candidates.cheapest_first()) {
+    if (taken == kChildren || rule.bits + candidate.cost >= limit) break;
+    Rule child = with(rule, candidate, columns, cells, score);
+    if (!allowed(child) || same_cells(child, rule) || child.cost() >= limit) continue;
+    ++taken;
+    const auto twin = std::find_if(children.begin(), children.end(), [&](const Rule& r) { return same_cells(r, child); });
+    if (twin == children.end()) {
+      children.push_back(std::move(child));
+    } else if (child.bits < twin->bits) {
+      *twin = std::move(child);
+    }
+  }
+}
+
+bool perfect(const Rule& rule, const Score& score) { return rule.inside.right <= 0 && rule.inside.wrong >= score.total().wrong; }
+
+/// Whether the longer rule is worth its words.
+bool worth(const Rule& longer, const Rule& rule, const Score& score) {
+  return longer.cost() <= rule.cost() - kWorthBits - kWorthShare * score.savable(rule.inside);
+}
+
+/// The cheapest rule; a longer one only if it is worth it. Nothing if the wrong cells are scattered.
+std::optional<Rule> find_rule(const Columns& columns, const Cells& cells, const Score& score) {
+  Rule chosen;
+  chosen.rows.assign(cells.rows(), 1);
+  chosen.heads.assign(cells.heads(), 1);
+  chosen.inside = score.total();
+  chosen.data = score.data(chosen.inside);
+  const double limit = chosen.cost();
+  std::size_t length = 0;
+  std::vector<Rule> beam = {chosen};
+  for (std::size_t i = 1; i <= kMostConditions && i <= length + 2; ++i) {
+    std::vector<Rule> children;
+    for (const Rule& rule : beam) add_children(rule, columns, cells, score, limit, children);
+    if (children.empty()) break;
+    std::stable_sort(children.begin(), children.end(), [](const Rule& a, const Rule& b) { return a.cost() < b.cost(); });
+    if (children.size() > kBeam) children.resize(kBeam);
+    if (worth(children.front(), chosen, score)) chosen = children.front(), length = i;
+    if (perfect(children.front(), score)) break;
+    beam = std::move(children);
+  }
+  const Tally& inside = chosen.inside;
+  if (length == 0 && inside.wrong < kMostlyWrong * (inside.wrong + inside.right)) return std::nullopt;
+  return chosen;
+}
+
+/// Cells of one row err together, and then count as one. Of a single wrong row there is nothing that could be chance.
+double scale_of(const Cells& cells) {
+  const std::size_t rows = cells.wrong_rows();
+  return rows <= 1 ? 1 : std::min(1.0, static_cast<double>(rows) / cells.total().wrong);
+}
+
+struct Cover {
+  std::vector<Rule> rules;
+  double cost = 0;
+};
+
+/// One rule after the other, each for the cells that the ones before it leave.
+Cover cover(const Columns& columns, Cells cells, bool local) {
+  Cover cover;
+  const double scale = scale_of(cells);
+  for (;;) {
+    const Score score(cells.total(), scale_of(cells), local);
+    if (score.total().wrong <= 0 || cover.rules.size() == kRules) break;
+    std::optional<Rule> rule = find_rule(columns, cells, score);
+    if (!rule) break;
+    cover.cost += rule->bits + scale * surprise(rule->inside);
+    cells.remove(rule->rows, rule->heads);
+    cover.rules.push_back(std::move(*rule));
+  }
+  cover.cost += scale * surprise(cells.total());
+  return cover;
+}
+
+std::vector<Rule> cheapest_cover(const Columns& columns, const Cells& cells) {
+  Cover one = cover(columns, cells, /*local=*/false);
+  const Tally total = cells.total();
+  if (one.rules.size() == 1) {
+    const Tally& inside = one.rules[0].inside;
+    if (inside.wrong >= kGood * (inside.wrong + inside.right) && inside.wrong >= kGood * total.wrong) return one.rules;
+  }
+  Cover several = cover(columns, cells, /*local=*/true);
+  return several.cost < kWorthMoreRules * one.cost ? several.rules : one.rules;
+}
+
+}  // namespace
+
+std::vector<Rule> find_rules(const Columns& columns, const Cells& cells) {
+  std::vector<Rule> rules = cheapest_cover(columns, cells);
+  for (Rule& rule : rules) rephrase(columns, rule);
+  return rules;
+}
+
+}  // namespace quire::cause

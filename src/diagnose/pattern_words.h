@@ -1,0 +1,18 @@
+// A pattern in words.
+#pragma once
+
+#include "diagnose/pattern.h"
+
+namespace quire::cause {
+
+/// How many compared rows and heads a rule selects.
+struct Selection {
+  std::int64_t rows = 0, heads = 0;
+};
+
+/// The sentence of pattern `index` of `count`.
+std::string text_of(const fault::Facts& facts, const Localisation& where, const Pattern& pattern, const Selection& selection,
+                    std::size_t index, std::size_t count);
+std::string text_without_rule(const Localisation& where, const Pattern& pattern);
+
+}  // namespace quire::cause

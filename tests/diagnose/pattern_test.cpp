@@ -1,0 +1,298 @@
+// Patterns: planted sets of wrong cells of every kind come back as the rule that planted them, with noise and in pairs; scattered
+// cells get no rule.
+#include "diagnose/pattern.h"
+
+#include <algorithm>
+#include <ctime>
+#include <functional>
+#include <random>
+
+#include "diagnose/diagnose_util.h"
+
+namespace quire::test {
+namespace {
+
+using cause::Attribute;
+using cause::Condition;
+using cause::Pattern;
+using cause::Test;
+
+/// A cell by the test's own arithmetic on the tensors.
+struct At {
+  std::int64_t token = 0, req = 0, row = 0, query_len = 0, seq_len = 0, context_len = 0, q_pos = 0, first_key = 0, head = 0;
+  std::vector<std::int64_t> pages;
+  std::int64_t num_keys() const { return q_pos - first_key + 1; }
+  bool last() const { return row == query_len - 1; }
+  bool decode() const { return query_len == 1; }
+  bool reads(std::int64_t page) const { return std::find(pages.begin(), pages.end(), page) != pages.end(); }
+};
+
+std::int64_t index_at(const Tensor& t, std::int64_t i) { return semantics::load_index(t.data, t.dtype, i * t.stride[0]); }
+
+/// A batch and a localisation of wrong cells that are planted, not computed.
+class Planted {
+ public:
+  explicit Planted(const std::string& line) : c_(made(line)), facts(c_.batch, c_.cache, c_.options) {
+    const Batch& b = c_.batch;
+    for (std::int64_t r = 0; r < b.seq_lens.shape[0]; ++r)
+      for (std::int64_t t = index_at(b.query_start_loc, r); t < index_at(b.query_start_loc, r + 1); ++t) add_row(r, t);
+    where.reference.head_dim = b.query.shape[2];
+    where.complete = true;
+    where.rows.resize(cells.size());
+    where.wrong_dim_bits.assign(cells.size() * words(), 0);
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      cause::Compared& cell = where.rows[i];
+      cell.token = cells[i].token;
+      cell.head = cells[i].head;
+      cell.reference_row = static_cast<std::int64_t>(i);
+      cell.worst_ratio = 0.05;
+    }
+  }
+
+  void make_wrong(std::size_t i, const std::function<bool(std::int64_t)>& dim = {}) {
+    cause::Compared& cell = where.rows[i];
+    cell.wrong = true;
+    cell.worst_ratio = 100;
+    for (std::int64_t d = 0; d < where.reference.head_dim; ++d) {
+      if (dim && !dim(d)) continue;
+      ++cell.wrong_dims;
+      where.wrong_dim_bits[i * words() + static_cast<std::size_t>(d / 64)] |= std::uint64_t{1} << (d % 64);
+    }
+    cell.wrong_lse = cell.wrong_dims == 0;
+  }
+  Planted& plant(const std::function<bool(const At&)>& wrong, const std::function<bool(std::int64_t)>& dim = {}) {
+    for (std::size_t i = 0; i < cells.size(); ++i)
+      if (wrong(cells[i])) make_wrong(i, dim);
+    return *this;
+  }
+  std::vector<Pattern> patterns() const { return cause::find_patterns(facts, where); }
+
+ private:
+  Case c_;
+
+ public:
+  const fault::Facts facts;
+  cause::Localisation where;
+  std::vector<At> cells;
+
+ private:
+  std::size_t words() const { return static_cast<std::size_t>((where.reference.head_dim + 63) / 64); }
+  void add_row(std::int64_t r, std::int64_t t) {
+    const Batch& b = c_.batch;
+    At at;
+    at.token = t;
+    at.req = r;
+    at.row = t - index_at(b.query_start_loc, r);
+    at.query_len = index_at(b.query_start_loc, r + 1) - index_at(b.query_start_loc, r);
+    at.seq_len = index_at(b.seq_lens, r);
+    at.context_len = at.seq_len - at.query_len;
+    at.q_pos = at.context_len + at.row;
+    at.first_key = std::max<std::int64_t>(0, at.q_pos + 1 - c_.options.sliding_window.value_or(at.q_pos + 1));
+    for (std::int64_t p = at.first_key; p <= at.q_pos; ++p) {
+      const std::int64_t page = facts.page(r, p / facts.page_size);
+      if (at.pages.empty() || at.pages.back() != page) at.pages.push_back(page);
+    }
+    for (at.head = 0; at.head < b.query.shape[1]; ++at.head) cells.push_back(at);
+    where.tokens.push_back(t);
+  }
+};
+
+const std::string kMixed =
+    "q=f32 heads=8:2 d=64 page=16 reqs=40@100,1@77,25,1@300,17@33,1@15,60@5,1@129,1@450,33@64,9,20@95,6@26";
+const std::string kWindow = kMixed + " window=48";
+const std::string kShared = "q=f32 heads=8:4 d=64 page=16 reqs=4x16@80,12x1@100,7@90,1@66 share=4";
+
+std::string all_texts(const std::vector<Pattern>& patterns) {
+  std::string text;
+  for (const Pattern& p : patterns) text += p.text + "\n";
+  return text;
+}
+
+struct Kind {
+  std::string text;  ///< of the pattern
+  std::string line;
+  std::function<bool(const At&)> wrong;
+  std::function<bool(std::int64_t)> dim = {};
+};
+
+void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.text << " on " << kind.line; }
+
+std::vector<Kind> row_kinds() {
+  return {
+      {"exactly every row, all heads: 215 x 8 of 215 x 8 cells; no other cell is wrong", kMixed, [](const At&) { return true; }},
+      {"the decode rows, all heads", kMixed, [](const At& a) { return a.decode(); }},
+      {"the prefill rows, all heads", kMixed, [](const At& a) { return !a.decode(); }},
+      {"the last row of each request", kMixed, [](const At& a) { return a.last(); }},
+      {"the first row of each request", kMixed, [](const At& a) { return a.row == 0; }},
+      {"all rows but the last of each request", kMixed, [](const At& a) { return !a.last(); }},
+      {"the rows of requests 2, 6", kMixed, [](const At& a) { return a.req == 2 || a.req == 6; }},
+      {"q_pos >= 128", kMixed, [](const At& a) { return a.q_pos >= 128; }},
+      {"num_keys <= 47", kWindow, [](const At& a) { return a.num_keys() < 48; }},
+      {"num_keys >= 2", kMixed, [](const At& a) { return a.num_keys() >= 2; }},
+      {"page_offset = 15", kMixed, [](const At& a) { return a.q_pos % 16 == 15; }},
+      {"q_pos % 32 = 5", kMixed, [](const At& a) { return a.q_pos % 32 == 5; }},
+      {"seq_len % 16 > 0", kMixed, [](const At& a) { return a.seq_len % 16 != 0; }},
+      {"without context", kMixed, [](const At& a) { return a.context_len == 0; }},
+      {"with context", kMixed, [](const At& a) { return a.context_len > 0; }},
+      {"row 57", kMixed, [](const At& a) { return a.token == 57; }},
+      {"the last row of request 6", kMixed, [](const At& a) { return a.req == 6 && a.last(); }},
+      {"100 <= q_pos <= 119", kMixed, [](const At& a) { return a.q_pos >= 100 && a.q_pos < 120; }},
+      {"the rows of request 6 with q_pos >= 40", kMixed, [](const At& a) { return a.req == 6 && a.q_pos >= 40; }},
+      {"the prefill rows with q_pos >= 64", kMixed, [](const At& a) { return !a.decode() && a.q_pos >= 64; }},
+  };
+}
+
+std::vector<Kind> head_kinds() {
+  const std::string heads = "q=f32 heads=16:4 d=64 page=16 reqs=40@100,1@77,25,1@300,17@33,50";
+  return {
+      {"the decode rows, heads 4-7: 5 x 4 of 5 x 4", kMixed + " seed=3", [](const At& a) { return a.decode() && a.head > 3; }},
+      {"every row, KV head 1", heads, [](const At& a) { return a.head / 4 == 1; }},
+      {"every row, KV heads with kv_head % 2 = 1", heads, [](const At& a) { return a.head / 4 == 1 || a.head / 4 == 3; }},
+      {"every row, head 3 of each group", heads, [](const At& a) { return a.head % 4 == 3; }},
+      {"every row, heads with head % 8 = 5", heads, [](const At& a) { return a.head % 8 == 5; }},
+      {"every row, heads 8-15", heads, [](const At& a) { return a.head >= 8; }},
+      {"every row, heads 3-9", heads, [](const At& a) { return a.head >= 3 && a.head <= 9; }},
+      {"every row, head 9", heads, [](const At& a) { return a.head == 9; }},
+      {"the rows of request 0, KV head 2", heads, [](const At& a) { return a.req == 0 && a.head / 4 == 2; }},
+      {"the prefill rows with q_pos >= 32, head 2 of each group", heads,
+       [](const At& a) { return !a.decode() && a.q_pos >= 32 && a.head % 4 == 2; }},
+  };
+}
+
+std::vector<Kind> dim_kinds() {
+  const auto all = [](const At&) { return true; };
+  return {
+      {"every row, all heads, dims 32-63:", kMixed, all, [](std::int64_t d) { return d >= 32; }},
+      {"dims 10-19:", kMixed, all, [](std::int64_t d) { return d >= 10 && d < 20; }},
+      {"dims with dim % 8 = 3:", kMixed, all, [](std::int64_t d) { return d % 8 == 3; }},
+      {"dim 63:", kMixed, all, [](std::int64_t d) { return d == 63; }},
+      {"the decode rows, all heads, dims 48-63:", kMixed, [](const At& a) { return a.decode(); },
+       [](std::int64_t d) { return d >= 48; }},
+      {"lse alone:", kMixed, [](const At& a) { return a.decode(); }, [](std::int64_t) { return false; }},
+  };
+}
+
+class PatternKinds : public testing::TestWithParam<Kind> {};
+
+TEST_P(PatternKinds, IsFoundExactly) {
+  Planted planted(GetParam().line);
+  planted.plant(GetParam().wrong, GetParam().dim);
+  const std::vector<Pattern> patterns = planted.patterns();
+  ASSERT_EQ(patterns.size(), 1u) << all_texts(patterns);
+  const Pattern& p = patterns[0];
+  EXPECT_NE(p.text.find(GetParam().text), std::string::npos) << p.text;
+  EXPECT_TRUE(p.text.starts_with("exactly ")) << p.text;
+  EXPECT_TRUE(p.exact()) << p.text;
+  EXPECT_EQ(p.precision(), 1) << p.text;
+  EXPECT_EQ(p.recall(), 1) << p.text;
+  for (const At& a : planted.cells)
+    EXPECT_EQ(contains(planted.facts, p, a.token, a.head), GetParam().wrong(a)) << p.text << ": " << a.token << ", " << a.head;
+}
+INSTANTIATE_TEST_SUITE_P(Rows, PatternKinds, testing::ValuesIn(row_kinds()));
+INSTANTIATE_TEST_SUITE_P(Heads, PatternKinds, testing::ValuesIn(head_kinds()));
+INSTANTIATE_TEST_SUITE_P(Dims, PatternKinds, testing::ValuesIn(dim_kinds()));
+
+TEST(Pattern, NamesAPageOfOneRequestAndOneOfAll) {
+  Planted own(kShared);
+  const std::int64_t last_page = own.facts.page(1, 5), shared = own.facts.page(0, 2);
+  own.plant([&](const At& a) { return a.reads(last_page); });
+  const std::vector<Pattern> of_one = own.patterns();
+  ASSERT_EQ(of_one.size(), 1u);
+  EXPECT_EQ(of_one[0].scope_text, "the rows of request 1, all heads") << "every row of the request reads it";
+
+  Planted windowed(kShared + " window=30");
+  const std::int64_t middle = windowed.facts.page(0, 3);
+  windowed.plant([&](const At& a) { return a.reads(middle) && a.head / 2 == 1; });
+  const std::vector<Pattern> of_some = windowed.patterns();
+  ASSERT_EQ(of_some.size(), 1u);
+  EXPECT_TRUE(of_some[0].exact()) << of_some[0].text;
+  EXPECT_NE(shared, last_page);
+}
+
+/// Cells of every table entry: most planted sets are found again in this.
+const std::string kLarge = "q=f32 heads=32:8 d=8 page=16 reqs=1024@200,2000@1000,7x1@700,500@50,1000,480@3000,12x1@90 seed=2";
+
+TEST(Pattern, KeepsItsRuleWithNoise) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    Planted planted(kMixed);
+    std::mt19937_64 random(seed);
+    std::int64_t in = 0, wrong_in = 0, wrong_out = 0;
+    for (std::size_t i = 0; i < planted.cells.size(); ++i) {
+      const At& a = planted.cells[i];
+      const bool scope = !a.decode() && a.head >= 4;
+      const bool wrong = scope ? random() % 20 != 0 : random() % 400 == 0;
+      if (wrong) planted.make_wrong(i);
+      in += scope ? 1 : 0;
+      (scope ? wrong_in : wrong_out) += wrong ? 1 : 0;
+    }
+    const std::vector<Pattern> patterns = planted.patterns();
+    ASSERT_EQ(patterns.size(), 1u) << all_texts(patterns);
+    const Pattern& p = patterns[0];
+    EXPECT_EQ(p.scope_text, "the prefill rows, heads 4-7") << seed;
+    EXPECT_EQ(p.cells, in);
+    EXPECT_DOUBLE_EQ(p.precision(), static_cast<double>(wrong_in) / static_cast<double>(in));
+    EXPECT_DOUBLE_EQ(p.recall(), static_cast<double>(wrong_in) / static_cast<double>(wrong_in + wrong_out));
+    EXPECT_FALSE(p.exact());
+    EXPECT_FALSE(p.text.starts_with("exactly")) << p.text;
+  }
+}
+
+TEST(Pattern, SeparatesTwoSets) {
+  const std::function<bool(const At&)> sets[][2] = {
+      {[](const At& a) { return a.decode() && a.head < 4; }, [](const At& a) { return a.req == 6 && a.head >= 6; }},
+      {[](const At& a) { return a.last(); }, [](const At& a) { return a.req == 0 && a.head / 4 == 1; }},
+      {[](const At& a) { return a.q_pos >= 128; }, [](const At& a) { return a.context_len == 0 && a.head % 4 == 3; }},
+      {[](const At& a) { return a.req == 2; }, [](const At& a) { return a.decode() && a.head == 5; }}};
+  for (const auto& [first, second] : sets) {
+    Planted planted(kMixed);
+    planted.plant(first).plant(second);
+    const std::vector<Pattern> patterns = planted.patterns();
+    EXPECT_EQ(patterns.size(), 2u) << all_texts(patterns);
+    for (const Pattern& p : patterns) EXPECT_TRUE(p.exact()) << p.text;
+    for (const At& a : planted.cells) {
+      const bool selected = std::any_of(patterns.begin(), patterns.end(),
+                                        [&](const Pattern& p) { return contains(planted.facts, p, a.token, a.head); });
+      EXPECT_EQ(selected, first(a) || second(a)) << all_texts(patterns);
+    }
+  }
+}
+
+TEST(Pattern, ScatteredCellsGetNoRule) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    Planted planted(seed % 2 == 0 ? kMixed : kShared);
+    std::mt19937_64 random(seed);
+    const std::uint64_t one_of = 3 + seed % 40;
+    const bool rows = seed % 3 == 0;
+    std::vector<bool> wrong_row(1000);
+    for (std::size_t t = 0; t < wrong_row.size(); ++t) wrong_row[t] = random() % one_of == 0;
+    for (std::size_t i = 0; i < planted.cells.size(); ++i)
+      if (rows ? wrong_row[static_cast<std::size_t>(planted.cells[i].token)] : random() % one_of == 0) planted.make_wrong(i);
+    if (planted.where.wrong_tokens().size() < 2) continue;  // one row is a rule
+    const std::vector<Pattern> patterns = planted.patterns();
+    ASSERT_EQ(patterns.size(), 1u) << seed << " " << one_of << " " << rows << "\n" << all_texts(patterns);
+    EXPECT_FALSE(patterns[0].rule) << seed << " " << one_of << " " << rows << "\n" << patterns[0].text;
+    EXPECT_NE(patterns[0].text.find("no rule over the batch's attributes: "), std::string::npos);
+    EXPECT_FALSE(patterns[0].exact());
+  }
+}
+
+TEST(Pattern, LargeBatchesTakeMilliseconds) {
+  const std::pair<const char*, std::function<bool(const At&)>> sets[] = {
+      {"exact", [](const At& a) { return !a.decode() && a.head >= 16; }},
+      {"noise", [](const At& a) { return !a.decode() && a.head >= 16 && (a.token * 31 + a.head * 17) % 23 != 0; }},
+      {"two", [](const At& a) { return (a.decode() && a.head < 8) || (a.req == 1 && a.q_pos >= 1500 && a.head % 4 == 2); }},
+      {"scattered", [](const At& a) { return (a.token * 2654435761 + a.head * 40503) % 97 == 0; }}};
+  for (const auto& [name, wrong] : sets) {
+    Planted planted(kLarge);
+    planted.plant(wrong);
+    const std::clock_t start = std::clock();
+    const std::vector<Pattern> patterns = planted.patterns();
+    const double ms = 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+    RecordProperty(name, std::to_string(ms));
+    printf("%s %.1f ms\n%s", name, ms, all_texts(patterns).c_str());
+    EXPECT_LT(ms, 5000) << name;  // a loaded machine under a sanitizer
+  }
+}
+
+}  // namespace
+}  // namespace quire::test
