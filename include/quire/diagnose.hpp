@@ -65,15 +65,18 @@ void allow_rounded_weights(Reference& expected, DType weights);
 /// The same for some of its tokens: those whose entry of `tokens` is true.
 void allow_rounded_weights(Reference& expected, DType weights, const std::vector<bool>& tokens);
 
-/// One suspect of a diagnosis: a fault of faults(), with the parameters that fit best.
+/// One suspect of a diagnosis: a mechanism with its parameters, often an entry of faults().
 struct Suspicion {
-  std::string fault;   ///< id in faults(), e.g. "query_start_loc_as_int32"; two joined by " + " for a combination
-  std::string text;    ///< "reads an int64 query_start_loc as int32"
-  std::string detail;  ///< the parameters: "logical page 3 of request 5 read from page 17"
-  double explained =
-      0;  ///< share of the observed error that it explains, in [0, 1]; right rows that it would break count against it
+  std::string mechanism;  ///< id of docs/diagnose.md, e.g. "factor_out"; two joined by " + " for a combination
+  std::string fault;      ///< id in faults(), e.g. "query_start_loc_as_int32", or empty; two joined by " + "
+  std::string text;       ///< "reads an int64 query_start_loc as int32"
+  std::string detail;     ///< the parameters: "logical page 3 of request 5 read from page 17"
+  std::string scope;      ///< where it holds, if not in the whole batch: "the decode rows, heads 16-31"
+  std::string next;       ///< what to look at next if this is the cause
+  double explained = 0;   ///< share of the observed error that it explains, in [0, 1], less the right rows that it would break
   double largest_move = 0;  ///< how far it moves any tested element at most
   double largest_left = 0;  ///< the largest error that it leaves unexplained
+  bool certain = false;     ///< explains every dim of every wrong row looked at and breaks no right one (docs/diagnose.md)
   std::string refutation;   ///< for a refuted one: why, with numbers; empty for the cause
 };
 
@@ -85,9 +88,14 @@ struct DiagnoseOptions {
 
 /// What is wrong with an observed output, where, and why (docs/diagnose.md).
 struct Diagnosis {
-  /// "right", "cause found", "unknown cause", "broken batch" (a contract rule is broken: everything after is undefined)
+  /// "right", "cause found", "mechanism likely", "unknown cause", "broken batch" (a contract rule is broken: everything after is
+  /// undefined)
   std::string verdict;
-  std::vector<Suspicion> suspicions;       ///< best first; suspicions[0] is the cause if verdict is "cause found"
+  /// Best first; suspicions[0] is the cause if the verdict is "cause found". Wrong cells in separate scopes have a cause each: the
+  /// best of each scope come first then.
+  std::vector<Suspicion> suspicions;
+  std::vector<std::string> patterns;       ///< which cells are wrong, as rules: one sentence per separate set
+  std::vector<std::string> observations;   ///< at most five facts that need no hypothesis
   std::vector<std::int64_t> wrong_tokens;  ///< rows known to be wrong
   bool complete = false;                   ///< every element was compared with the reference
   std::string problem;                     ///< the problem line
@@ -95,8 +103,9 @@ struct Diagnosis {
   std::string json;                        ///< the same as JSON, with error maps and page map
 };
 
-/// Localises, applies laws that need no oracle, tests every fault of the catalogue and combinations of two, ranks them by the
-/// error that they explain and refutes the rest with numbers. The case must have an `observed` output (invalid_argument).
+/// Localises, applies laws that need no oracle, describes the wrong cells by a rule, inverts a few of them, tests mechanisms and every
+/// fault of the catalogue with and without that rule as a scope, and refutes the rest with numbers. The case must have an `observed`
+/// output (invalid_argument).
 Result<Diagnosis> diagnose(const Case& c, const DiagnoseOptions& options = {});
 
 /// The smallest part of a case that still shows the same cause: fewer requests and only the pages that they read. The observed

@@ -1,114 +1,71 @@
-// Words: what is wrong, which laws it breaks, the cause, what is refuted and by how much.
+// Words: what is wrong, as a rule; which laws it breaks; the cause; what is refuted and by how much.
 #include "diagnose/describe.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 
-#include "quire/problem.hpp"
-#include "report/pictures.h"
 #include "text/formatted.h"
 
 namespace quire::cause {
 namespace {
 
 using fault::Facts;
-using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kListedRequests = 8;
+constexpr std::size_t kSuspects = 5;  // that are listed where the cause is not known
+constexpr std::size_t kRefuted = 12;  // that are listed beside a cause
 const std::string kCannot = "cannot show here: ";
-constexpr double kFits = 0.01;  // other suspects this close to the best one are named beside it
+constexpr double kFits = 0.011;  // other suspects this close to the best one are named beside it
 
 std::string percent(double share) { return formatted("{:.3g} %", 100 * std::max(0.0, share)); }
 
-std::string joined(const Hypothesis& h, const char* between, std::string FaultInfo::* field) {
-  std::string text;
-  for (const fault::Fault* f : h.faults) text += (text.empty() ? "" : between) + f->info.*field;
-  return text;
-}
-
 /// Why a hypothesis is not the cause, with numbers.
-std::string refutation(const Hypothesis& h, const Evidence& evidence) {
+std::string refutation(const Hypothesis& h, const Part& part) {
   if (!h.why_not.empty()) return kCannot + h.why_not;
-  const double observed = evidence.largest_error();
   std::string text;
-  if (h.fit.largest_move <= evidence.largest_tolerance() || h.fit.largest_move < 0.5 * observed) {
-    text = formatted("moves these rows by at most {:.2g}; observed {}", h.fit.largest_move, evidence.observed_text());
+  if (h.fit.largest_move <= part.largest_tolerance || h.fit.largest_move < 0.5 * part.largest_error) {
+    text = formatted("moves these rows by at most {:.2g}; observed {}", h.fit.largest_move, part.observed_text);
   } else {
-    text = formatted("explains {}", percent(h.fit.explained));
-    if (h.fit.largest_left > 0) text += formatted(", leaves {:.3g} of {}", h.fit.largest_left, evidence.observed_text());
+    text = formatted("explains {}", percent(h.share));
+    if (h.fit.largest_left > 0) text += formatted(", leaves {:.3g} of {}", h.fit.largest_left, part.observed_text);
   }
-  if (h.fit.broken > 0) text += formatted("; would break {} of the right rows looked at", h.fit.broken);
+  const std::int64_t broken = h.scoped ? h.fit.broken_inside : h.fit.broken;
+  if (broken > 0) text += formatted("; would break {} of the right rows looked at", broken);
   return text;
 }
 
-Suspicion suspicion(const Hypothesis& h, const Evidence& evidence, bool refuted) {
+Suspicion suspicion(const Hypothesis& h, const Part& part, bool refuted) {
   Suspicion s;
-  s.fault = joined(h, " + ", &FaultInfo::id);
-  s.text = joined(h, ", and ", &FaultInfo::text);
+  s.mechanism = h.mechanism;
+  s.fault = h.fault;
+  s.text = h.text;
   s.detail = h.detail;
-  s.explained = std::max(0.0, h.fit.explained);
+  s.scope = h.scoped ? part.pattern.scope_text : "";
+  s.next = h.next;
+  s.explained = std::max(0.0, h.scoped ? h.fit.explained - h.fit.damage_inside : h.share);
   s.largest_move = h.fit.largest_move;
   s.largest_left = h.fit.largest_left;
-  if (refuted) s.refutation = refutation(h, evidence);
+  s.certain = h.certain;
+  if (refuted) s.refutation = refutation(h, part);
   return s;
 }
 
 /// Rounding is not in the catalogue: every kernel has it. It explains nothing that exceeds the tolerance.
-Suspicion rounding(const Evidence& evidence) {
+Suspicion rounding(const Part& part) {
   Suspicion s;
-  s.fault = "rounding";
+  s.mechanism = s.fault = "rounding";
   s.text = "rounds differently: the kernel's numerics";
-  s.largest_move = evidence.largest_tolerance();
-  s.largest_left = evidence.largest_error();
-  s.refutation = formatted("rounding moves these rows by at most {:.2g} (docs/numerics.md); observed {}",
-                           evidence.largest_tolerance(), evidence.observed_text());
+  s.largest_move = part.largest_tolerance;
+  s.largest_left = part.largest_error;
+  s.refutation = formatted("rounding moves these rows by at most {:.2g} (docs/numerics.md); observed {}", part.largest_tolerance,
+                           part.observed_text);
   return s;
 }
-
-bool is_cause(const Diagnosis& d, std::size_t i) { return d.verdict == "cause found" && d.suspicions[i].refutation.empty(); }
 
 std::string request_text(const Facts& f, std::int64_t req) {
   return formatted("request {}: query_len {}, context_len {}, seq_len {}", req, f.query_len(req), f.context_len(req),
                    f.seq_lens[Facts::at(req)]);
-}
-
-/// What the wrong rows of one request have in common.
-struct Group {
-  std::vector<std::int64_t> tokens;
-  std::vector<bool> heads;
-  std::int64_t elements = 0, rows = 0, first_dim = 1 << 30, last_dim = -1, nonfinite = 0;
-  bool lse = false;
-  double largest_error = 0;
-};
-
-std::map<std::int64_t, Group> groups(const Facts& f, const Localisation& where) {
-  std::map<std::int64_t, Group> by_request;
-  for (const Compared& row : where.rows) {
-    if (!row.wrong) continue;
-    Group& g = by_request[f.req_of(row.token)];
-    g.heads.resize(Facts::at(f.num_q_heads));
-    if (g.tokens.empty() || g.tokens.back() != row.token) g.tokens.push_back(row.token);
-    g.heads[Facts::at(row.head)] = true;
-    g.elements += row.wrong_dims;
-    g.nonfinite += row.nonfinite;
-    ++g.rows;
-    g.lse = g.lse || row.wrong_lse;
-    if (row.wrong_dims > 0) {
-      g.first_dim = std::min(g.first_dim, row.first_dim);
-      g.last_dim = std::max(g.last_dim, row.last_dim);
-    }
-    g.largest_error = std::max(g.largest_error, row.largest_error);
-  }
-  return by_request;
-}
-
-std::string heads_text(const std::vector<bool>& wrong) {
-  std::vector<std::int64_t> list;
-  for (std::size_t h = 0; h < wrong.size(); ++h)
-    if (wrong[h]) list.push_back(static_cast<std::int64_t>(h));
-  if (list.size() == wrong.size()) return formatted("all {} heads", wrong.size());
-  return formatted("{} of {} heads ({})", list.size(), wrong.size(), runs(list));
 }
 
 std::string coverage(const Facts& f, const Localisation& where) {
@@ -130,41 +87,76 @@ class Lines {
   std::string text_, last_;
 };
 
-void add_cause(const Found& found, const Diagnosis& d, Lines& lines) {
-  if (d.verdict != "cause found") {
-    const Suspicion* best = d.suspicions.empty() ? nullptr : &d.suspicions.front();
-    lines.add("cause", formatted("unknown: none of {} faults explains more than {} of the error", fault::catalogue().size(),
-                                 best == nullptr ? "0 %" : percent(best->explained)));
-    if (best != nullptr && best->explained > 0.02)
-      lines.more(formatted("the nearest: {} ({}){}{}", best->text, best->fault, best->detail.empty() ? "" : ": ", best->detail));
-    return;
-  }
-  const Suspicion& cause = d.suspicions.front();
-  const Hypothesis& h = found.ranking.front();
-  lines.add("cause", formatted("a kernel that {} ({})", cause.text, cause.fault));
-  lines.more(formatted("explains {} of the error{}", percent(cause.explained),
-                       h.faults.size() > 1 ? "; two faults at once, found greedily: the second on top of the first" : ""));
-  if (!cause.detail.empty()) lines.more(cause.detail);
-  for (std::size_t i = 1; i < d.suspicions.size() && is_cause(d, i); ++i)
-    lines.add("as good", formatted("{} ({}): {} on this batch", d.suspicions[i].text, d.suspicions[i].fault,
-                                   percent(d.suspicions[i].explained)));
-  for (const fault::Fault* f : h.faults)
-    if (!f->info.next.empty()) lines.add("next", f->info.next);
+std::string named(const Suspicion& s) {
+  const std::string& id = s.fault.empty() ? s.mechanism : s.fault;
+  return formatted("{} ({}){}", s.text, id, s.detail.empty() ? "" : ": " + s.detail);
 }
 
-void add_refuted(const Diagnosis& d, Lines& lines) {
+/// The suspects of one part: [from, to) of Diagnosis::suspicions.
+void add_cause(const Part& part, std::span<const Suspicion> own, bool several, Lines& lines) {
+  if (several) lines.add("cause", formatted("of {}:", part.pattern.scope_text));
+  const Suspicion* best = own.empty() ? nullptr : &own.front();
+  if (best == nullptr || !best->certain) {
+    const bool likely = best != nullptr && best->explained >= kLikely;
+    lines.add("cause", likely ? formatted("likely: a kernel that {}", named(*best))
+                              : formatted("unknown: none of {} faults and mechanisms explains more than {} of the error",
+                                          own.size(), best == nullptr ? "0 %" : percent(best->explained)));
+    if (likely)
+      lines.more(formatted("explains {} of the error, and not all of it{}", percent(best->explained),
+                           best->scope.empty() ? "" : "; in " + best->scope + " only"));
+    return;
+  }
+  lines.add("cause", formatted("a kernel that {} ({})", best->text, best->fault.empty() ? best->mechanism : best->fault));
+  lines.more(formatted(
+      "explains {} of the error{}{}", percent(best->explained), best->scope.empty() ? "" : ", in " + best->scope + " only",
+      part.ranking.front().combined ? "; two faults at once, found greedily: the second on top of the first" : ""));
+  if (!best->detail.empty()) lines.more(best->detail);
+  for (std::size_t i = 1; i < own.size() && own[i].refutation.empty(); ++i)
+    lines.add("as good", formatted("{}: {} on this batch", named(own[i]), percent(own[i].explained)));
+  if (!best->next.empty()) lines.add("next", best->next);
+}
+
+/// Refuted suspects that this batch could have shown, best first; those that cannot show are counted by reason.
+void add_refuted(std::span<const Suspicion> own, bool known, Lines& lines) {
   std::map<std::string, std::vector<std::string>> cannot;
-  for (const Suspicion& s : d.suspicions) {
+  std::vector<const Suspicion*> refuted;
+  for (const Suspicion& s : own) {
     if (s.refutation.empty()) continue;
     if (s.refutation.starts_with(kCannot)) {
       cannot[s.refutation.substr(kCannot.size())].push_back(s.fault);
     } else {
-      lines.add("refuted", formatted("{}: {}", s.text, s.refutation));
+      refuted.push_back(&s);
     }
   }
-  for (const auto& [reason, ids] : cannot)
-    lines.add("no case",
-              formatted("{}{}", reason, ids.size() == 1 ? " (" + ids[0] + ")" : formatted(" ({} faults)", ids.size())));
+  std::stable_sort(refuted.begin(), refuted.end(), [](const Suspicion* a, const Suspicion* b) {
+    return a->explained != b->explained ? a->explained > b->explained : a->largest_move > b->largest_move;
+  });
+  const std::size_t most = known ? kRefuted : kSuspects;
+  for (std::size_t i = 0; i < std::min(most, refuted.size()); ++i)
+    lines.add(known ? "refuted" : "suspect", formatted("{}: {}", refuted[i]->text, refuted[i]->refutation));
+  if (refuted.size() > most) lines.more(formatted("and {} more, which explain less (--json lists all)", refuted.size() - most));
+  std::size_t count = 0;
+  for (const auto& [reason, ids] : cannot) count += ids.size();
+  if (count > 0) lines.add("no case", formatted("{} faults cannot show on this batch (--json says why)", count));
+}
+
+/// "row 5336 (request 9: query_len 1, context_len 929, seq_len 930): all 64 heads, dims 0-127; ..." of the first wrong requests.
+std::vector<std::string> describe_wrong_rows(const Facts& f, const Localisation& where) {
+  std::vector<std::string> lines;
+  const std::vector<WrongRequest> all = wrong_requests(f, where);
+  for (const WrongRequest& g : all) {
+    if (lines.size() == kListedRequests) {
+      lines.push_back(formatted("... and {} more requests", all.size() - kListedRequests));
+      break;
+    }
+    std::string what = g.last_dim < 0 ? "lse only" : formatted("dims {}-{}{}", g.first_dim, g.last_dim, g.lse ? " and lse" : "");
+    what += formatted("; {} elements", g.elements + (g.lse ? g.rows : 0));
+    if (g.nonfinite > 0) what += formatted(", {} of them NaN or infinite", g.nonfinite);
+    if (g.largest_error > 0) what += formatted(", error up to {:.3g}", g.largest_error);
+    lines.push_back(formatted("row{} {} ({}): {}, {}", g.tokens.size() == 1 ? "" : "s", runs(g.tokens), request_text(f, g.req),
+                              heads_text(g.heads), what));
+  }
+  return lines;
 }
 
 std::string text_of(const Found& found, const Diagnosis& d) {
@@ -175,74 +167,23 @@ std::string text_of(const Found& found, const Diagnosis& d) {
     lines.more(coverage(found.facts, found.where));
     return lines.take();
   }
+  for (const std::string& pattern : d.patterns) lines.add("pattern", pattern);
   for (const std::string& row : describe_wrong_rows(found.facts, found.where)) lines.add("wrong", row);
   lines.more(coverage(found.facts, found.where));
   for (const LawFinding& law : found.where.laws.findings)
     lines.add("law", formatted("{}: {} row{} ({}); {}", name(law.law), law.tokens.size(), law.tokens.size() == 1 ? "" : "s",
                                runs(law.tokens), law.text));
-  add_cause(found, d, lines);
-  add_refuted(d, lines);
+  const bool known = d.verdict == "cause found";
+  if (!known)
+    for (const std::string& fact : d.observations) lines.add("fact", fact);
+  std::size_t from = 0;
+  for (const Part& part : found.parts) {
+    const std::span<const Suspicion> own(d.suspicions.data() + from, part.ranking.size() + 1);
+    add_cause(part, own, found.parts.size() > 1, lines);
+    add_refuted(own, known, lines);
+    from += own.size();
+  }
   return lines.take();
-}
-
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
-
-Json laws_json(const Laws& laws) {
-  Json list = Json::array();
-  for (const LawFinding& law : laws.findings)
-    list.push_back({{"law", name(law.law)}, {"text", law.text}, {"rows", law.tokens.size()}, {"tokens", runs(law.tokens)}});
-  return list;
-}
-
-Json suspicions_json(const Diagnosis& d) {
-  Json list = Json::array();
-  for (const Suspicion& s : d.suspicions) {
-    const fault::Fault* known = fault::find(s.fault);
-    list.push_back({{"fault", s.fault},
-                    {"family", known != nullptr ? known->info.family : ""},
-                    {"text", s.text},
-                    {"detail", s.detail},
-                    {"explained", s.explained},
-                    {"largest_move", number(s.largest_move)},
-                    {"largest_left", number(s.largest_left)},
-                    {"refutation", s.refutation},
-                    {"next", known != nullptr ? known->info.next : ""}});
-  }
-  return list;
-}
-
-Json wrong_json(const Facts& f, const Localisation& where) {
-  Json requests = Json::array();
-  std::int64_t rows = 0, elements = 0;
-  for (const auto& [req, g] : groups(f, where)) {
-    rows += g.rows;
-    elements += g.elements;
-    requests.push_back({{"req", req},
-                        {"query_len", f.query_len(req)},
-                        {"context_len", f.context_len(req)},
-                        {"rows", runs(g.tokens)},
-                        {"heads", heads_text(g.heads)},
-                        {"elements", g.elements},
-                        {"lse", g.lse},
-                        {"largest_error", number(g.largest_error)}});
-  }
-  return {{"rows", rows}, {"elements", elements}, {"requests", requests}};
-}
-
-std::string json_of(const Found& found, const Diagnosis& d) {
-  Json json = {{"quire_diagnose", 1},
-               {"version", QUIRE_VERSION},
-               {"problem", d.problem},
-               {"verdict", d.verdict},
-               {"complete", d.complete},
-               {"compared_rows", found.where.tokens.size()},
-               {"laws", laws_json(found.where.laws)},
-               {"wrong", wrong_json(found.facts, found.where)},
-               {"suspicions", suspicions_json(d)}};
-  json["pictures"]["error"] = report::error_picture(found.c.observed, found.where.reference, found.c.batch, found.where.tokens);
-  json["pictures"]["pages"] = report::page_picture(found.c.batch, found.c.cache, found.c.options);
-  json["pictures"]["rows"] = report::rows_picture(problem_of(found.c.batch, found.c.cache, found.c.options), "");
-  return json.dump();
 }
 
 }  // namespace
@@ -261,31 +202,49 @@ std::string runs(const std::vector<std::int64_t>& numbers, std::size_t most) {
   return text;
 }
 
-std::vector<std::string> describe_wrong_rows(const Facts& f, const Localisation& where) {
-  std::vector<std::string> lines;
-  const std::map<std::int64_t, Group> all = groups(f, where);
-  for (const auto& [req, g] : all) {
-    if (lines.size() == kListedRequests) {
-      lines.push_back(formatted("... and {} more requests", all.size() - kListedRequests));
-      break;
+std::vector<WrongRequest> wrong_requests(const Facts& f, const Localisation& where) {
+  std::vector<WrongRequest> list;
+  for (const Compared& row : where.rows) {
+    if (!row.wrong) continue;
+    const std::int64_t req = f.req_of(row.token);
+    if (list.empty() || list.back().req != req) list.push_back({}), list.back().req = req;
+    WrongRequest& g = list.back();
+    g.heads.resize(Facts::at(f.num_q_heads));
+    if (g.tokens.empty() || g.tokens.back() != row.token) g.tokens.push_back(row.token);
+    g.heads[Facts::at(row.head)] = true;
+    g.elements += row.wrong_dims;
+    g.nonfinite += row.nonfinite;
+    ++g.rows;
+    g.lse = g.lse || row.wrong_lse;
+    if (row.wrong_dims > 0) {
+      g.first_dim = std::min(g.first_dim, row.first_dim);
+      g.last_dim = std::max(g.last_dim, row.last_dim);
     }
-    std::string what = g.last_dim < 0 ? "lse only" : formatted("dims {}-{}{}", g.first_dim, g.last_dim, g.lse ? " and lse" : "");
-    what += formatted("; {} elements", g.elements + (g.lse ? g.rows : 0));
-    if (g.nonfinite > 0) what += formatted(", {} of them NaN or infinite", g.nonfinite);
-    if (g.largest_error > 0) what += formatted(", error up to {:.3g}", g.largest_error);
-    lines.push_back(formatted("row{} {} ({}): {}, {}", g.tokens.size() == 1 ? "" : "s", runs(g.tokens), request_text(f, req),
-                              heads_text(g.heads), what));
+    g.largest_error = std::max(g.largest_error, row.largest_error);
   }
-  return lines;
+  return list;
+}
+
+std::string heads_text(const std::vector<bool>& wrong) {
+  std::vector<std::int64_t> list;
+  for (std::size_t h = 0; h < wrong.size(); ++h)
+    if (wrong[h]) list.push_back(static_cast<std::int64_t>(h));
+  if (list.size() == wrong.size()) return formatted("all {} heads", wrong.size());
+  return formatted("{} of {} heads ({})", list.size(), wrong.size(), runs(list));
 }
 
 void describe(const Found& found, Diagnosis& d) {
-  const double best = found.ranking.empty() ? 0 : found.ranking.front().fit.explained;
-  for (const Hypothesis& h : found.ranking) {
-    const bool fits = d.verdict == "cause found" && h.why_not.empty() && h.fit.explained > best - kFits;
-    d.suspicions.push_back(suspicion(h, found.evidence, !fits));
+  for (const Pattern& pattern : found.patterns) d.patterns.push_back(pattern.text);
+  if (d.verdict != "right") d.observations = observations(found.facts, found.observed, found.where);
+  for (const Part& part : found.parts) {
+    const double best = part.ranking.empty() ? 0 : part.ranking.front().share;
+    const bool sure = !part.ranking.empty() && part.ranking.front().certain;
+    for (const Hypothesis& h : part.ranking) {
+      const bool fits = sure && h.certain && h.why_not.empty() && h.share > best - kFits;
+      d.suspicions.push_back(suspicion(h, part, !fits));
+    }
+    d.suspicions.push_back(rounding(part));
   }
-  if (d.verdict != "right") d.suspicions.push_back(rounding(found.evidence));
   d.text = text_of(found, d);
   d.json = json_of(found, d);
 }

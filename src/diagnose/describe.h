@@ -9,21 +9,41 @@
 
 namespace quire::cause {
 
+/// One separate set of wrong cells and what could have made it.
+struct Part {
+  Pattern pattern;
+  std::vector<Hypothesis> ranking;
+  double largest_error = 0, largest_tolerance = 0;
+  std::string observed_text;  ///< "1.69", "NaN or infinity"
+};
+
 /// Everything that was found out, before it is put into words.
 struct Found {
   const Case& c;
   const fault::Facts& facts;
   const Observed& observed;
   const Localisation& where;
-  const Evidence& evidence;
-  const std::vector<Hypothesis>& ranking;
+  std::vector<Pattern> patterns;
+  std::vector<Part> parts;  ///< one, or one per pattern
 };
 
-/// Fills suspicions, text and json of a diagnosis whose verdict and wrong_tokens are set.
+/// Fills suspicions, patterns, observations, text and json of a diagnosis whose verdict and wrong_tokens are set.
 void describe(const Found& found, Diagnosis& diagnosis);
 
-/// "row 5336 (request 9: query_len 1, context_len 929, seq_len 930)" and the like, for all wrong rows.
-std::vector<std::string> describe_wrong_rows(const fault::Facts& facts, const Localisation& where);
+/// The JSON of a diagnosis whose other fields are set.
+std::string json_of(const Found& found, const Diagnosis& diagnosis);
+
+/// What the wrong rows of one request have in common.
+struct WrongRequest {
+  std::int64_t req = 0;
+  std::vector<std::int64_t> tokens;
+  std::vector<bool> heads;
+  std::int64_t elements = 0, rows = 0, first_dim = 1 << 30, last_dim = -1, nonfinite = 0;
+  bool lse = false;
+  double largest_error = 0;
+};
+std::vector<WrongRequest> wrong_requests(const fault::Facts& facts, const Localisation& where);
+std::string heads_text(const std::vector<bool>& wrong);
 
 /// "5-8, 11, 20-31" from ascending numbers; at most `most` runs.
 std::string runs(const std::vector<std::int64_t>& numbers, std::size_t most = 6);

@@ -1,4 +1,5 @@
-// The search for a cause: contract, laws, localisation, hypotheses, words.
+// The search for a cause: contract, laws, localisation, pattern, hypotheses, words.
+#include <algorithm>
 #include <new>
 #include <nlohmann/json.hpp>
 
@@ -32,9 +33,38 @@ Diagnosis broken_batch(const Findings& findings) {
     d.text += formatted("{:<9}{}\n", "rule", finding.message);
     list.push_back(finding.message);
   }
-  d.json = nlohmann::ordered_json({{"quire_diagnose", 1}, {"version", QUIRE_VERSION}, {"verdict", d.verdict}, {"findings", list}})
+  d.json = nlohmann::ordered_json({{"quire_diagnose", 2}, {"version", QUIRE_VERSION}, {"verdict", d.verdict}, {"findings", list}})
                .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   return d;
+}
+
+/// What could have made the wrong cells of one pattern, or, without one, all of them.
+cause::Part part_of(const fault::Facts& facts, const cause::Observed& observed, const cause::Localisation& where,
+                    const cause::Pattern& pattern, bool everything) {
+  const cause::Evidence evidence(facts, observed, where, everything ? nullptr : &pattern);
+  cause::Part part{pattern, {}, evidence.largest_error(), evidence.largest_tolerance(), evidence.observed_text()};
+  const cause::Scene scene = cause::make_scene(facts, observed, where, evidence);
+  part.ranking = cause::rank(scene, evidence, everything ? nullptr : &part.pattern);
+  return part;
+}
+
+bool is_certain(const cause::Part& part) { return !part.ranking.empty() && part.ranking.front().certain; }
+bool is_likely(const cause::Part& part) { return !part.ranking.empty() && part.ranking.front().share >= cause::kLikely; }
+
+/// One cause for everything, if there is one; else a cause for each separate set of wrong cells.
+void find_causes(cause::Found& found) {
+  const bool several = found.patterns.size() > 1;
+  found.parts.push_back(part_of(found.facts, found.observed, found.where, found.patterns.front(), several));
+  if (!several || is_certain(found.parts.front())) return;
+  std::vector<cause::Part> parts;
+  for (const cause::Pattern& pattern : found.patterns)
+    parts.push_back(part_of(found.facts, found.observed, found.where, pattern, false));
+  found.parts = std::move(parts);
+}
+
+std::string verdict_of(const std::vector<cause::Part>& parts) {
+  if (std::all_of(parts.begin(), parts.end(), is_certain)) return "cause found";
+  return std::any_of(parts.begin(), parts.end(), is_likely) ? "mechanism likely" : "unknown cause";
 }
 
 Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
@@ -47,15 +77,16 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
   d.problem = line != c.notes.end() ? line->second : to_string(problem_of(c.batch, c.cache, c.options));
   d.complete = where->complete;
   d.wrong_tokens = where->wrong_tokens();
-  const cause::Evidence evidence(facts, observed, where.value());
-  std::vector<cause::Hypothesis> ranking;
   d.verdict = "right";
+  cause::Found found{c, facts, observed, where.value(), {}, {}};
   if (where->any_wrong()) {
+    if (options.progress) options.progress("pattern");
+    found.patterns = cause::find_patterns(facts, where.value());
     if (options.progress) options.progress("hypotheses");
-    ranking = cause::rank(facts, evidence);
-    d.verdict = !ranking.empty() && ranking.front().fit.explained >= cause::kCause ? "cause found" : "unknown cause";
+    find_causes(found);
+    d.verdict = verdict_of(found.parts);
   }
-  cause::describe({c, facts, observed, where.value(), evidence, ranking}, d);
+  cause::describe(found, d);
   return d;
 }
 

@@ -15,38 +15,49 @@ namespace {
 using fault::Facts;
 using fault::RowResult;
 
-constexpr std::size_t kExhibits = 16;  // of each kind
+constexpr std::size_t kScreened = 3, kRanked = 16, kVerified = 64;  // exhibits of each kind
 constexpr std::size_t kSamples = 4;
+constexpr std::int64_t kKeysVerified = 100'000;  // visible keys of all exhibits of a kind: bounds the time of one verification
 // A row that a hypothesis says is never written may hold anything. If it breaks a law it holds no attention output, which is what
 // the hypothesis says; if not, stale results of another call would look the same, but so would many other faults.
 constexpr double kExplainsLawfulRow = 0.6;
+constexpr double kNearlyAllDims = 0.9;
 constexpr double kNothing = 0.01;
 
 /// Rows of each request in random order, in turn.
-std::vector<const Compared*> in_turn(const Facts& f, const std::vector<const Compared*>& rows) {
+std::vector<const Compared*> in_turn(const Facts& f, const std::vector<const Compared*>& rows, std::size_t count) {
   std::map<std::int64_t, std::vector<const Compared*>> by_request;
   for (const Compared* row : rows) by_request[f.req_of(row->token)].push_back(row);
   std::mt19937_64 random(1);
   for (auto& [req, list] : by_request) std::shuffle(list.begin(), list.end(), random);
   std::vector<const Compared*> list;
-  for (std::size_t turn = 0; list.size() < std::min(rows.size(), kExhibits); ++turn)
+  for (std::size_t turn = 0; list.size() < std::min(rows.size(), count); ++turn)
     for (auto& [req, own] : by_request)
       if (turn < own.size()) list.push_back(own[turn]);
   return list;
 }
 
 /// Many faults make a row NaN, few make it a certain number: two of three exhibits are finite, as far as there are any.
-std::vector<const Compared*> exhibits(const Facts& f, const Localisation& where, bool wrong) {
+std::vector<const Compared*> exhibits(const Facts& f, const std::vector<const Compared*>& rows) {
   std::vector<const Compared*> finite, other;
-  for (const Compared& row : where.rows)
-    if (row.wrong == wrong) (row.nonfinite == 0 ? finite : other).push_back(&row);
-  const std::vector<const Compared*> first = in_turn(f, finite), second = in_turn(f, other);
+  for (const Compared* row : rows) (row->nonfinite == 0 ? finite : other).push_back(row);
+  const std::vector<const Compared*> first = in_turn(f, finite, kVerified), second = in_turn(f, other, kVerified);
   std::vector<const Compared*> list;
-  for (std::size_t i = 0, j = 0; list.size() < kExhibits && (i < first.size() || j < second.size());) {
+  for (std::size_t i = 0, j = 0; list.size() < kVerified && (i < first.size() || j < second.size());) {
     const bool take_finite = i < first.size() && (list.size() % 3 != 2 || j == second.size());
     list.push_back(take_finite ? first[i++] : j < second.size() ? second[j++] : first[i++]);
   }
   return list;
+}
+
+/// The first kRanked by their keys, so that screening is cheap; then as many as kKeysVerified allows.
+void order(std::vector<Exhibit>& list) {
+  const auto ranked = list.begin() + static_cast<std::ptrdiff_t>(std::min(kRanked, list.size()));
+  std::stable_sort(list.begin(), ranked, [](const Exhibit& a, const Exhibit& b) { return a.num_keys < b.num_keys; });
+  std::int64_t keys = 0;
+  std::size_t count = 0;
+  while (count < list.size() && (count < kRanked || keys < kKeysVerified)) keys += list[count++].num_keys;
+  list.resize(count);
 }
 
 double finite_distance(double a, double b) {
@@ -67,19 +78,53 @@ double capped_error(double observed, double predicted, double tolerance, double 
   return std::min(1.0, std::max(0.0, error - tolerance) / cap);
 }
 
+double norm(const std::vector<double>& v) {
+  double sum = 0;
+  for (const double x : v) sum += std::isfinite(x) ? x * x : 0;
+  return std::sqrt(sum);
+}
+
 }  // namespace
 
-Evidence::Evidence(const Facts& facts, const Observed& observed, const Localisation& where)
-    : facts_(facts), observed_(observed), where_(where) {
+/// Sums over wrong exhibits. A kernel may make its lse from other numbers than its output: either of the two predictions of the
+/// lse may hold, but for all exhibits.
+struct Evidence::Tally {
+  Fit fit;
+  double explained_by_own_lse = 0, explained_by_true_lse = 0;
+  std::int64_t whole_by_own_lse = 0, whole_by_true_lse = 0;
+  double errors = 0, residuals = 0;
+};
+
+Evidence::Evidence(const Facts& facts, const Observed& observed, const Localisation& where, const Pattern* scope)
+    : facts_(facts), observed_(observed), where_(where), scope_(scope) {
   choose();
+  measure();
+}
+
+bool Evidence::keeps_bytes(const Compared& row) const {
+  const Tensor& o = facts_.batch.output;
+  const Observed was{o, facts_.batch.lse};
+  for (std::int64_t d = 0; d < facts_.head_dim; ++d) {
+    const double a = was.at(row.token, row.head, d), b = observed_.at(row.token, row.head, d);
+    if (!(a == b || (std::isnan(a) && std::isnan(b)))) return false;
+  }
+  return true;
+}
+
+Exhibit::Before Evidence::before(const Compared& row) const {
+  if (!before_is_known_) return Exhibit::Before::unknown;
+  return keeps_bytes(row) ? Exhibit::Before::same : Exhibit::Before::other;
 }
 
 Exhibit Evidence::exhibit(const Compared& row) const {
   Exhibit e;
   e.at = {row.token, row.head};
   e.reference_row = row.reference_row;
+  e.num_keys = where_.reference.num_keys[Facts::at(row.reference_row)];
   e.wrong = row.wrong;
-  e.unlawful = where_.laws.breaks(row.token * facts_.num_q_heads + row.head, kFinite | kFill | kHull);
+  const bool nearly_all = static_cast<double>(row.wrong_dims) >= kNearlyAllDims * static_cast<double>(facts_.head_dim);
+  e.unlawful = nearly_all && where_.laws.breaks(row.token * facts_.num_q_heads + row.head, kFinite | kFill | kHull);
+  e.before = before(row);
   for (std::int64_t d = 0; d < facts_.head_dim; ++d) e.observed.push_back(observed_.at(row.token, row.head, d));
   e.observed_lse = observed_.lse.present() ? observed_.lse_at(row.token, row.head) : 0;
   return e;
@@ -91,8 +136,31 @@ RowResult Evidence::truth(const Exhibit& e) const {
 }
 
 void Evidence::choose() {
-  for (const Compared* row : exhibits(facts_, where_, true)) wrong_.push_back(exhibit(*row));
-  for (const Compared* row : exhibits(facts_, where_, false)) right_.push_back(exhibit(*row));
+  std::vector<const Compared*> inside, outside;
+  std::int64_t right = 0, kept = 0;
+  for (const Compared& row : where_.rows) {
+    const bool in_scope = scope_ == nullptr || contains(facts_, *scope_, row.token, row.head);
+    if (row.wrong) {
+      if (in_scope) wrong_cells_.push_back(&row);
+      continue;
+    }
+    (in_scope ? inside : outside).push_back(&row);
+    if (right < 64) ++right, kept += keeps_bytes(row) ? 1 : 0;
+  }
+  // An output that already holds the right answers is not what the buffer held before the call; one of NaN alone may be the
+  // reader's.
+  bool any_number = false;
+  for (std::size_t i = 0; i < std::min<std::size_t>(64, wrong_cells_.size()) && !any_number; ++i)
+    any_number =
+        !std::isnan(Observed{facts_.batch.output, facts_.batch.lse}.at(wrong_cells_[i]->token, wrong_cells_[i]->head, 0));
+  before_is_known_ = any_number && right > 0 && kept == 0;
+  for (const Compared* row : exhibits(facts_, wrong_cells_)) wrong_.push_back(exhibit(*row));
+  for (const Compared* row : exhibits(facts_, inside)) inside_.push_back(exhibit(*row));
+  for (const Compared* row : exhibits(facts_, outside)) outside_.push_back(exhibit(*row));
+  for (std::vector<Exhibit>* list : {&wrong_, &inside_, &outside_}) order(*list);
+}
+
+void Evidence::measure() {
   for (const Exhibit& e : wrong_) {
     const RowResult expected = truth(e);
     for (std::size_t d = 0; d < e.observed.size(); ++d) {
@@ -106,11 +174,14 @@ void Evidence::choose() {
   for (Exhibit& e : wrong_) e.error = distance(e, truth(e));
   // A row wrong by less than its rounding may hide has nothing to explain, unless all are like that.
   std::erase_if(wrong_, [](const Exhibit& e) { return !(e.error > 0); });
-  nonfinite_ = std::any_of(where_.rows.begin(), where_.rows.end(), [](const Compared& row) { return row.nonfinite > 0; });
+  typical_ = 0;
+  for (const Exhibit& e : wrong_) typical_ += e.error / static_cast<double>(wrong_.size());
+  nonfinite_ = std::any_of(wrong_cells_.begin(), wrong_cells_.end(), [](const Compared* row) { return row->nonfinite > 0; });
 }
 
 std::string Evidence::observed_text() const {
-  const bool output = std::any_of(where_.rows.begin(), where_.rows.end(), [](const Compared& row) { return row.wrong_dims > 0; });
+  const bool output =
+      std::any_of(wrong_cells_.begin(), wrong_cells_.end(), [](const Compared* row) { return row->wrong_dims > 0; });
   if (!output) return formatted("{:.3g} in lse", largest_lse_error_);
   if (largest_error_ == 0 || (nonfinite_ && largest_error_ <= largest_tolerance_)) return "NaN or infinity";
   return formatted("{:.3g}{}", largest_error_, nonfinite_ ? ", and NaN or infinity" : "");
@@ -123,15 +194,21 @@ double Evidence::output_tolerance(const Exhibit& e, std::size_t dim, double pred
   return (std::isfinite(tolerance) ? tolerance : 0) + (std::isfinite(predicted) ? type.roundoff * std::fabs(predicted) : 0);
 }
 
-double Evidence::distance(const Exhibit& e, const RowResult& predicted) const {
+double Evidence::output_distance(const Exhibit& e, const RowResult& predicted) const {
   const numerics::OutputType type = numerics::output_type(observed_.output.dtype);
   double sum = 0;
   for (std::size_t d = 0; d < e.observed.size(); ++d)
     sum += capped_error(e.observed[d], stored(predicted.out[d], type), output_tolerance(e, d, predicted.out[d]), output_cap_);
-  sum /= static_cast<double>(e.observed.size());
-  if (observed_.lse.present())
-    sum += capped_error(e.observed_lse, predicted.lse, numerics::lse_tolerance(where_.reference, e.reference_row), lse_cap_);
-  return sum;
+  return sum / static_cast<double>(e.observed.size());
+}
+
+double Evidence::lse_distance(const Exhibit& e, double predicted) const {
+  if (!observed_.lse.present()) return 0;
+  return capped_error(e.observed_lse, predicted, numerics::lse_tolerance(where_.reference, e.reference_row), lse_cap_);
+}
+
+double Evidence::distance(const Exhibit& e, const RowResult& predicted) const {
+  return output_distance(e, predicted) + lse_distance(e, predicted.lse);
 }
 
 std::vector<fault::Sample> Evidence::samples() const {
@@ -141,45 +218,90 @@ std::vector<fault::Sample> Evidence::samples() const {
   return list;
 }
 
-void Evidence::fit_wrong(const Exhibit& e, const RowResult& p, Fit& fit) const {
-  if (!p.written) {
-    fit.explained += e.unlawful ? 1 : kExplainsLawfulRow;
-    return;
-  }
-  fit.explained += std::max(-1.0, 1 - distance(e, p) / e.error);
-  const RowResult expected = truth(e);
-  for (std::size_t d = 0; d < e.observed.size(); ++d) {
-    const double move = std::fabs(p.out[d] - expected.out[d]), left = std::fabs(e.observed[d] - p.out[d]);
-    fit.largest_move = std::max(fit.largest_move, std::isnan(move) ? std::numeric_limits<double>::infinity() : move);
-    fit.largest_left = std::max(fit.largest_left, std::isnan(left) ? 0 : left);
-  }
+void Evidence::fit_unwritten(const Exhibit& e, Tally& tally) const {
+  double share = e.unlawful ? 1 : kExplainsLawfulRow;
+  const bool one_value = where_.laws.breaks(e.at.token * facts_.num_q_heads + e.at.head, kFill);
+  if (e.before != Exhibit::Before::unknown) share = e.before == Exhibit::Before::same ? 1 : 0;
+  const bool proven = e.before == Exhibit::Before::same || (e.before == Exhibit::Before::unknown && e.unlawful && one_value);
+  tally.fit.unproven = tally.fit.unproven || !proven;
+  tally.explained_by_own_lse += share;
+  tally.explained_by_true_lse += share;
+  tally.errors += 1e6;
+  if (share == 1) ++tally.whole_by_own_lse, ++tally.whole_by_true_lse;
 }
 
-Fit Evidence::fit(const fault::Model& model, std::size_t count) const {
-  const auto first = [count](const std::vector<Exhibit>& list) { return std::span(list).first(std::min(count, list.size())); };
-  const auto predict = [&](std::span<const Exhibit> exhibits) {
-    std::vector<fault::RowHead> at;
-    for (const Exhibit& e : exhibits) at.push_back(e.at);
-    return evaluate(model, at);
-  };
-  Fit fit;
-  fit.explained = 0;
-  const std::span<const Exhibit> wrong = first(wrong_), right = first(right_);
-  double typical = 0;
-  const std::vector<RowResult> explanations = predict(wrong);
-  for (std::size_t i = 0; i < wrong.size(); ++i) {
-    typical += wrong[i].error / static_cast<double>(wrong.size());
-    fit_wrong(wrong[i], explanations[i], fit);
+void Evidence::fit_wrong(const Exhibit& e, RowResult p, Tally& tally) const {
+  ++tally.fit.wrong;
+  if (!p.written) return fit_unwritten(e, tally);
+  const RowResult expected = truth(e);
+  const numerics::OutputType type = numerics::output_type(observed_.output.dtype);
+  const double output = output_distance(e, p), own = lse_distance(e, p.lse), true_lse = lse_distance(e, expected.lse);
+  tally.explained_by_own_lse += std::max(-1.0, 1 - (output + own) / e.error);
+  tally.explained_by_true_lse += std::max(-1.0, 1 - (output + true_lse) / e.error);
+  // Larger numbers than the truth's have larger roundings.
+  const double larger = std::max(1.0, norm(p.out) / std::max(norm(expected.out), 1e-300));
+  bool whole = true;
+  for (std::size_t d = 0; d < e.observed.size(); ++d) {
+    const double predicted = stored(p.out[d], type), tolerance = output_tolerance(e, d, predicted) * larger;
+    const double move = std::fabs(p.out[d] - expected.out[d]), left = std::fabs(e.observed[d] - p.out[d]);
+    tally.fit.largest_move = std::max(tally.fit.largest_move, std::isnan(move) ? std::numeric_limits<double>::infinity() : move);
+    tally.fit.largest_left = std::max(tally.fit.largest_left, std::isnan(left) ? 0 : left);
+    whole = whole && capped_error(e.observed[d], predicted, tolerance, output_cap_) == 0;
+    const double error = std::fabs(e.observed[d] - expected.out[d]) / tolerance, residual = left / tolerance;
+    tally.errors += std::isfinite(error) ? std::min(error * error, 1e8) : 1e4;
+    if (std::isfinite(residual)) tally.residuals += residual * residual;
   }
-  fit.explained /= static_cast<double>(std::max<std::size_t>(1, wrong.size()));
-  // What it breaks can only lower the share, so a hypothesis that explains nothing is not looked at any further.
+  if (observed_.lse.present()) {
+    const double tolerance = numerics::lse_tolerance(where_.reference, e.reference_row);
+    const double error = std::fabs(e.observed_lse - expected.lse) / tolerance;
+    const double residual = std::min(std::fabs(e.observed_lse - expected.lse), std::fabs(e.observed_lse - p.lse)) / tolerance;
+    tally.errors += std::isfinite(error) ? std::min(error * error, 1e8) : 1e4;
+    if (std::isfinite(residual)) tally.residuals += residual * residual;
+  }
+  tally.whole_by_own_lse += whole && own == 0 ? 1 : 0;
+  tally.whole_by_true_lse += whole && true_lse == 0 ? 1 : 0;
+}
+
+double Evidence::damage(const std::vector<Exhibit>& right, std::size_t count, const fault::Model& model, bool own_lse,
+                        std::int64_t& broken) const {
+  count = std::min(count, right.size());
+  std::vector<fault::RowHead> at;
+  for (std::size_t i = 0; i < count; ++i) at.push_back(right[i].at);
+  const std::vector<RowResult> effects = evaluate(model, at);
+  double sum = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    double error = effects[i].written ? output_distance(right[i], effects[i]) : typical_;
+    if (own_lse && effects[i].written) error += lse_distance(right[i], effects[i].lse);
+    sum += std::min(1.0, error / typical_);
+    broken += error > 0 ? 1 : 0;
+  }
+  return sum;
+}
+
+Fit Evidence::fit(const fault::Model& model, Stage stage) const {
+  const std::size_t count = stage == Stage::screening ? kScreened : stage == Stage::ranking ? kRanked : kVerified;
+  const std::size_t wrong = std::min(count, wrong_.size());
+  Tally tally;
+  for (std::size_t i = 0; i < wrong; ++i) {
+    fit_wrong(wrong_[i], std::move(evaluate(model, std::span<const fault::RowHead>(&wrong_[i].at, 1))[0]), tally);
+    // A hypothesis that explains nothing of two wrong rows is not looked at any further.
+    if (stage == Stage::screening && i == 1 && std::max(tally.explained_by_own_lse, tally.explained_by_true_lse) < kNothing)
+      break;
+  }
+  Fit fit = tally.fit;
+  const auto looked_at = static_cast<double>(std::max<std::int64_t>(1, fit.wrong));
+  fit.explained = std::max(tally.explained_by_own_lse, tally.explained_by_true_lse) / looked_at;
+  fit.whole = std::max(tally.whole_by_own_lse, tally.whole_by_true_lse);
+  fit.clarity = tally.errors / std::max(tally.residuals, 1e-12);
   if (fit.explained < kNothing) return fit;
-  const std::vector<RowResult> effects = predict(right);
-  for (std::size_t i = 0; i < right.size(); ++i) {
-    const double error = effects[i].written ? distance(right[i], effects[i]) : typical;
-    fit.explained -= std::min(1.0, error / typical) / static_cast<double>(right.size());
-    fit.broken += error > 0 ? 1 : 0;
-  }
+  const bool own_lse = tally.explained_by_own_lse > tally.explained_by_true_lse;
+  const double inside = damage(inside_, count, model, own_lse, fit.broken_inside);
+  const double outside = damage(outside_, count, model, own_lse, fit.broken);
+  fit.broken += fit.broken_inside;
+  const auto inside_count = static_cast<double>(std::min(count, inside_.size()));
+  const auto outside_count = static_cast<double>(std::min(count, outside_.size()));
+  fit.damage_inside = inside / std::max(1.0, inside_count);
+  fit.damage = (inside + outside) / std::max(1.0, inside_count + outside_count);
   return fit;
 }
 

@@ -1,11 +1,14 @@
-// The rows on which hypotheses are tested: some wrong ones, which a cause must explain, and some right ones, which it must not
-// break.
+// The cells on which hypotheses are tested: some wrong ones, which a cause must explain, and some right ones, which it must not
+// break. Right cells inside the scope of a pattern are kept apart from those outside, so that one evaluation judges a hypothesis
+// with and without it.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "diagnose/localise.h"
+#include "diagnose/observed.h"
+#include "diagnose/pattern.h"
 #include "faults/fault.h"
 
 namespace quire::cause {
@@ -14,8 +17,10 @@ namespace quire::cause {
 struct Exhibit {
   fault::RowHead at;
   std::int64_t reference_row = 0;
+  std::int64_t num_keys = 0;
   bool wrong = false;
-  bool unlawful = false;  ///< breaks a law: it cannot be an attention output of this cache
+  bool unlawful = false;  ///< breaks a law, in nearly all dims: it cannot be an attention output of this cache
+  enum class Before { unknown, same, other } before = Before::unknown;  ///< its bytes, against those before the call
   std::vector<double> observed;
   double observed_lse = 0;
   double error = 0;  ///< distance(truth), > 0 if wrong
@@ -23,40 +28,69 @@ struct Exhibit {
 
 /// How well a prediction fits.
 struct Fit {
-  double explained = -1;    ///< mean over wrong exhibits of 1 - error left / error, minus what it breaks in right ones
-  double largest_move = 0;  ///< max |prediction - reference| over wrong exhibits; infinite if it predicts NaN or infinity
-  double largest_left = 0;  ///< max |observed - prediction| over wrong exhibits
-  std::int64_t broken = 0;  ///< right exhibits that it would make wrong
+  double explained = 0;      ///< mean over wrong exhibits of 1 - error left / error
+  double damage = 0;         ///< mean over all right exhibits of what it breaks
+  double damage_inside = 0;  ///< mean over those inside the scope
+  double largest_move = 0;   ///< max |prediction - reference| over wrong exhibits; infinite if it predicts NaN or infinity
+  double largest_left = 0;   ///< max |observed - prediction| over wrong exhibits
+  std::int64_t wrong = 0;    ///< wrong exhibits looked at
+  std::int64_t whole = 0;    ///< those whose every dim (and lse) is within the tolerance of the prediction
+  std::int64_t broken = 0, broken_inside = 0;  ///< right exhibits that it would make wrong
+  double clarity = 0;                          ///< sum of squared errors over sum of squared residuals, both in tolerances
+  bool unproven = false;                       ///< it says "never written" of a row that may hold anything
 };
+
+/// How many exhibits are looked at.
+enum class Stage : int { screening, ranking, verification };
 
 class Evidence {
  public:
-  Evidence(const fault::Facts& facts, const Observed& observed, const Localisation& where);
+  /// `scope` may be nullptr: every wrong cell is an exhibit. It must outlive the evidence.
+  Evidence(const fault::Facts& facts, const Observed& observed, const Localisation& where, const Pattern* scope = nullptr);
 
   /// A few wrong exhibits for faults that search for their parameters.
   std::vector<fault::Sample> samples() const;
+  /// Wrong compared cells inside the scope.
+  const std::vector<const Compared*>& wrong_cells() const { return wrong_cells_; }
+  /// Wrong exhibits, those with few keys first.
+  const std::vector<Exhibit>& wrong() const { return wrong_; }
   /// Largest finite |observed - expected| over the wrong exhibits.
   double largest_error() const { return largest_error_; }
   double largest_tolerance() const { return largest_tolerance_; }
   /// "1.69", "NaN", "3.1 in lse": what has to be explained, in a few characters.
   std::string observed_text() const;
+  bool has_scope() const { return scope_ != nullptr; }
 
-  /// On the first `count` wrong and right exhibits each. Right ones are left out if it explains nothing.
-  Fit fit(const fault::Model& model, std::size_t count) const;
+  /// Right exhibits are left out if it explains nothing.
+  Fit fit(const fault::Model& model, Stage stage) const;
 
  private:
+  struct Tally;
+
   void choose();
-  void fit_wrong(const Exhibit& e, const fault::RowResult& predicted, Fit& fit) const;
+  void measure();
+  Exhibit::Before before(const Compared& row) const;
+  bool keeps_bytes(const Compared& row) const;
+  void fit_wrong(const Exhibit& e, fault::RowResult predicted, Tally& tally) const;
+  void fit_unwritten(const Exhibit& e, Tally& tally) const;
+  double damage(const std::vector<Exhibit>& right, std::size_t count, const fault::Model& model, bool own_lse,
+                std::int64_t& broken) const;
   double output_tolerance(const Exhibit& e, std::size_t dim, double predicted) const;
   double distance(const Exhibit& e, const fault::RowResult& predicted) const;
+  double output_distance(const Exhibit& e, const fault::RowResult& predicted) const;
+  double lse_distance(const Exhibit& e, double predicted) const;
   fault::RowResult truth(const Exhibit& e) const;
   Exhibit exhibit(const Compared& row) const;
 
   const fault::Facts& facts_;
   const Observed& observed_;
   const Localisation& where_;
-  std::vector<Exhibit> wrong_, right_;
+  const Pattern* scope_;
+  std::vector<const Compared*> wrong_cells_;
+  std::vector<Exhibit> wrong_, inside_, outside_;
+  bool before_is_known_ = false;         ///< the capture's output is what the buffer held before the call
   double output_cap_ = 1, lse_cap_ = 1;  ///< errors count up to these: the largest finite ones seen
+  double typical_ = 1;                   ///< mean error of a wrong exhibit
   double largest_error_ = 0, largest_lse_error_ = 0, largest_tolerance_ = 0;
   bool nonfinite_ = false;
 };

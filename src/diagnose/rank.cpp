@@ -1,8 +1,9 @@
-// Two rounds: every candidate of every fault on a few exhibits, then the best ones on all of them.
+// Three rounds: every candidate on a few exhibits, the best ones on more, the best of these on all.
 #include "diagnose/rank.h"
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "diagnose/parallel.h"
 
@@ -15,132 +16,210 @@ using fault::Model;
 using fault::Suspect;
 using fault::Suspects;
 
-constexpr std::size_t kScreening = 3;   // exhibits of each kind in the first round
-constexpr std::size_t kFinalists = 40;  // candidates in the second round: those that explain something, and a few more
+constexpr std::size_t kFinalists = 48;  // candidates in the second round: those that explain something, and a few more
 constexpr std::size_t kMinFinalists = 6;
+constexpr std::size_t kVerified = 12;  // candidates in the third round
 constexpr double kExplainsSomething = 0.05;
-constexpr std::size_t kAll = 1000;
-constexpr std::size_t kFirstFaults = 4;      // of a combination
-constexpr double kWorthCombining = 0.02;     // a first fault explains at least this
-constexpr double kCombinationMustAdd = 0.1;  // a second one adds at least this
-constexpr double kSame = 0.005;              // shares closer than this are the same
+constexpr std::size_t kFirst = 4, kSecond = 24;  // candidates of a combination
+constexpr double kWorthCombining = 0.02;         // each of the two explains at least this
+constexpr double kCombinationMustAdd = 0.1;      // the second one adds at least this
+constexpr double kSame = 0.005;                  // shares closer than this are the same
+// A scope is one more assumption: a hypothesis that needs none comes first among those that explain as much.
+constexpr double kScopePenalty = 0.01;
+// "Never written" of rows that no law and no bytes prove explains anything at all, and so next to nothing.
+constexpr double kUnprovenSymptom = 0.8;
+// Errors of the wrong cells against what is left, as a ratio of squares: 10 times as large. Below, errors are so small that wrong
+// predictions of the right size fit, too.
+constexpr double kClear = 100;
+constexpr double kScopePrecision = 0.95;
 
 struct Candidate {
-  std::vector<const Fault*> faults;
-  std::vector<const Suspect*> suspects;
+  std::vector<const Proposal*> parts;  ///< one, or two of a combination in the order of planting
   Fit fit;
+  double share = 0;
+  bool scoped = false;
 
   Model model(const Facts& facts) const {
     Model m(facts);
-    for (const Suspect* suspect : suspects) suspect->plant(m);
+    for (const Proposal* part : parts) part->plant(m);
     return m;
   }
-  std::string detail() const {
-    std::string text;
-    for (const Suspect* suspect : suspects)
-      if (!suspect->detail.empty()) text += (text.empty() ? "" : "; ") + suspect->detail;
-    return text;
+  bool symptom() const {
+    return std::any_of(parts.begin(), parts.end(), [](const Proposal* p) { return p->symptom; });
   }
-  int rank() const {
+  /// Among equals: a mistake with evidence in the batch, a known mistake, then fitted ones by the number of their parameters.
+  int order() const {
     int worst = 0;
-    for (const Fault* fault : faults) worst = std::max(worst, static_cast<int>(fault->rank));
+    for (const Proposal* p : parts) {
+      const int own = p->symptom ? 9 : p->fault == nullptr ? 2 + p->parameters : static_cast<int>(p->fault->rank);
+      worst = std::max(worst, own);
+    }
     return worst;
   }
 };
 
-/// By explained share; equals by rank. Stable: the rest is the order of the catalogue.
-void sort(std::vector<Candidate>& list) {
-  const auto share = [](const Candidate& c) { return std::llround(c.fit.explained / kSame); };
-  std::stable_sort(list.begin(), list.end(), [&](const Candidate& a, const Candidate& b) {
-    return share(a) != share(b) ? share(a) > share(b) : a.rank() < b.rank();
-  });
-}
+class Contest {
+ public:
+  Contest(const Facts& facts, const Evidence& evidence, const Pattern* scope)
+      : facts_(facts), evidence_(evidence), scope_(scope) {}
 
-void measure(const Facts& facts, const Evidence& evidence, std::size_t exhibits, std::vector<Candidate>& list,
-             std::size_t count) {
-  for_each_index(std::min(count, list.size()),
-                 [&](std::size_t i) { list[i].fit = evidence.fit(list[i].model(facts), exhibits); });
-}
+  /// All rounds. Afterwards the finalists are first, best first.
+  void run(std::vector<Candidate>& list) const {
+    round(list, list.size(), Stage::screening);
+    std::size_t count = 0;
+    while (count < std::min(kFinalists, list.size()) && (count < kMinFinalists || list[count].share >= kExplainsSomething))
+      ++count;
+    round(list, count, Stage::ranking);
+    std::size_t best = 0;
+    while (best < std::min(kVerified, count) && (best < 3 || list[best].share >= list[0].share - 0.05)) ++best;
+    round(list, best, Stage::verification);
+  }
 
-/// Both rounds. Afterwards the finalists are first, best first.
-void contest(const Facts& facts, const Evidence& evidence, std::vector<Candidate>& list) {
-  measure(facts, evidence, kScreening, list, list.size());
-  sort(list);
-  std::size_t count = 0;
-  while (count < std::min(kFinalists, list.size()) && (count < kMinFinalists || list[count].fit.explained >= kExplainsSomething))
-    ++count;
-  measure(facts, evidence, kAll, list, count);
-  std::vector<Candidate> finalists(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(count));
-  sort(finalists);
-  std::move(finalists.begin(), finalists.end(), list.begin());
-}
+  bool is_certain(const Candidate& c) const {
+    const Fit& fit = c.fit;
+    if (fit.wrong == 0 || fit.whole < fit.wrong || fit.clarity < kClear) return false;
+    if (fit.unproven && c.order() > static_cast<int>(fault::Rank::mechanism)) return false;
+    if (!c.scoped) return fit.broken == 0;
+    return fit.broken_inside == 0 && scope_->precision() >= kScopePrecision;
+  }
 
-Hypothesis hypothesis(const Candidate& c) { return {c.faults, c.detail(), {}, c.fit}; }
+ private:
+  /// Measures and sorts the first `count`.
+  void round(std::vector<Candidate>& list, std::size_t count, Stage stage) const {
+    count = std::min(count, list.size());
+    for_each_index(count, [&](std::size_t i) {
+      Candidate& c = list[i];
+      c.fit = evidence_.fit(c.model(facts_), stage);
+      judge(c);
+    });
+    const auto bin = [](const Candidate& c) { return std::llround(c.share / kSame); };
+    std::stable_sort(
+        list.begin(), list.begin() + static_cast<std::ptrdiff_t>(count),
+        [&](const Candidate& a, const Candidate& b) { return bin(a) != bin(b) ? bin(a) > bin(b) : a.order() < b.order(); });
+  }
+
+  void judge(Candidate& c) const {
+    const double credit = c.symptom() && c.fit.unproven ? kUnprovenSymptom : 1;
+    c.share = credit * c.fit.explained - c.fit.damage;
+    c.scoped = false;
+    if (scope_ == nullptr || !scope_->rule) return;
+    const double inside = credit * c.fit.explained - c.fit.damage_inside - kScopePenalty;
+    c.scoped = inside > c.share;
+    c.share = std::max(inside, c.share);
+  }
+
+  const Facts& facts_;
+  const Evidence& evidence_;
+  const Pattern* scope_;
+};
+
+Hypothesis hypothesis(const Candidate& c, bool certain) {
+  Hypothesis h;
+  const auto join = [](std::string& text, const std::string& more, const char* between) {
+    if (!more.empty()) text += (text.empty() ? "" : between) + more;
+  };
+  for (const Proposal* p : c.parts) {
+    join(h.mechanism, p->mechanism, " + ");
+    if (p->fault != nullptr) join(h.fault, p->fault->info.id, " + ");
+    join(h.text, p->text, ", and ");
+    join(h.detail, p->detail, "; ");
+    join(h.next, p->next, "; ");
+  }
+  h.fit = c.fit;
+  h.share = c.share;
+  h.scoped = c.scoped;
+  h.symptom = c.symptom();
+  h.certain = certain;
+  h.combined = c.parts.size() > 1;
+  return h;
+}
 
 std::vector<Candidate> combinations(const std::vector<Candidate>& singles) {
-  std::vector<Candidate> pairs;
-  std::vector<const Fault*> used;
-  for (const Candidate& first : singles) {
-    if (first.fit.explained < kWorthCombining || used.size() == kFirstFaults) break;
-    if (std::find(used.begin(), used.end(), first.faults.front()) != used.end()) continue;
-    used.push_back(first.faults.front());
-    for (const Candidate& second : singles) {
-      if (second.faults.front() == first.faults.front()) continue;
-      pairs.push_back({{first.faults.front(), second.faults.front()}, {first.suspects.front(), second.suspects.front()}, {}});
-    }
+  std::vector<Candidate> pairs, firsts, seconds;
+  std::set<std::string> used;
+  for (const Candidate& c : singles) {
+    if (c.fit.explained < kWorthCombining || !used.insert(c.parts[0]->text).second) continue;
+    if (firsts.size() < kFirst) firsts.push_back(c);
+    if (seconds.size() < kSecond) seconds.push_back(c);
   }
+  for (const Candidate& first : firsts)
+    for (const Candidate& second : seconds)
+      if (first.parts[0] != second.parts[0]) pairs.push_back({{first.parts[0], second.parts[0]}, {}, 0, false});
   return pairs;
+}
+
+/// The faults of the catalogue as proposals, and those that cannot show here.
+void add_catalogue(const Scene& scene, const Evidence& evidence, Proposals& list, std::vector<Hypothesis>& impossible) {
+  const fault::Evidence seen{scene.facts, evidence.samples()};
+  const std::vector<Fault>& faults = fault::catalogue();
+  std::vector<Suspects> suspects(faults.size());
+  for_each_index(faults.size(), [&](std::size_t i) { suspects[i] = faults[i].suspects(seen); });
+  for (std::size_t i = 0; i < faults.size(); ++i) {
+    const FaultInfo& info = faults[i].info;
+    const std::string mechanism = mechanism_of(info);
+    for (const Suspect& s : suspects[i].list)
+      list.push_back({mechanism, info.text, s.detail, info.next, 0, s.plant, &faults[i], faults[i].rank == fault::Rank::symptom});
+    if (!suspects[i].list.empty()) continue;
+    Hypothesis h;
+    h.mechanism = mechanism, h.fault = info.id, h.text = info.text, h.why_not = suspects[i].why_not;
+    impossible.push_back(std::move(h));
+  }
 }
 
 }  // namespace
 
-std::vector<Hypothesis> rank(const Facts& facts, const Evidence& evidence) {
-  const fault::Evidence seen{facts, evidence.samples()};
-  const std::vector<Fault>& faults = fault::catalogue();
-  std::vector<Suspects> suspects;
-  for (const Fault& fault : faults) suspects.push_back(fault.suspects(seen));
-
-  std::vector<Candidate> candidates;
-  for (std::size_t i = 0; i < faults.size(); ++i)
-    for (const Suspect& suspect : suspects[i].list) candidates.push_back({{&faults[i]}, {&suspect}, {}});
-  contest(facts, evidence, candidates);
-
-  std::vector<Hypothesis> ranking;
-  if (candidates.empty() || candidates.front().fit.explained < kCause) {
-    std::vector<Candidate> pairs = combinations(candidates);
-    contest(facts, evidence, pairs);
-    const double alone = candidates.empty() ? 0 : candidates.front().fit.explained;
-    if (!pairs.empty() && pairs.front().fit.explained > alone + kCombinationMustAdd) ranking.push_back(hypothesis(pairs.front()));
-  }
-  std::vector<const Fault*> listed;
-  for (const Candidate& c : candidates) {
-    if (std::find(listed.begin(), listed.end(), c.faults.front()) != listed.end()) continue;
-    listed.push_back(c.faults.front());
-    ranking.push_back(hypothesis(c));
-  }
-  for (std::size_t i = 0; i < faults.size(); ++i)
-    if (suspects[i].list.empty()) ranking.push_back({{&faults[i]}, {}, suspects[i].why_not, {}});
-  return ranking;
+Scene make_scene(const Facts& facts, const Observed& observed, const Localisation& where, const Evidence& evidence) {
+  constexpr std::size_t kOpened = 6;
+  constexpr std::int64_t kMostKeys = 4096, kFewKeys = 3;
+  Scene scene{facts, observed, where, evidence.wrong_cells(), {}};
+  std::set<std::int64_t> requests;
+  for (const bool repeat : {false, true})  // cells of different requests first
+    for (const Exhibit& e : evidence.wrong()) {
+      if (scene.cells.size() == kOpened || e.num_keys < kFewKeys) continue;
+      const bool known = requests.contains(facts.req_of(e.at.token));
+      if (known != repeat) continue;
+      const Compared& cell = where.rows[Facts::at(e.reference_row)];
+      if (cell.nonfinite > 0 || cell.wrong_dims == 0) continue;
+      OpenCell open = open_cell(facts, observed, where, cell, kMostKeys);
+      if (open.end == 0 || !(open.error() > 0)) continue;
+      requests.insert(facts.req_of(e.at.token));
+      scene.cells.push_back(std::move(open));
+    }
+  std::stable_sort(scene.cells.begin(), scene.cells.end(),
+                   [](const OpenCell& a, const OpenCell& b) { return a.to - a.from < b.to - b.from; });
+  return scene;
 }
 
-double best_share(const Facts& facts, const Evidence& evidence, const std::vector<const Fault*>& faults) {
-  const fault::Evidence seen{facts, evidence.samples()};
-  std::vector<Suspects> suspects;
-  for (const Fault* fault : faults) suspects.push_back(fault->suspects(seen));
-  std::vector<Candidate> candidates{Candidate{}};
-  for (std::size_t i = 0; i < faults.size(); ++i) {
-    std::vector<Candidate> longer;
-    for (const Candidate& c : candidates)
-      for (const Suspect& suspect : suspects[i].list) {
-        longer.push_back(c);
-        longer.back().faults.push_back(faults[i]);
-        longer.back().suspects.push_back(&suspect);
-      }
-    candidates = std::move(longer);
+std::vector<Hypothesis> rank(const Scene& scene, const Evidence& evidence, const Pattern* scope) {
+  Proposals proposals;
+  std::vector<Hypothesis> impossible;
+  add_catalogue(scene, evidence, proposals, impossible);
+  Proposals more = propose_all(scene);
+  std::move(more.begin(), more.end(), std::back_inserter(proposals));
+
+  const Contest contest(scene.facts, evidence, scope);
+  std::vector<Candidate> candidates;
+  for (const Proposal& p : proposals) candidates.push_back({{&p}, {}, 0, false});
+  contest.run(candidates);
+
+  std::vector<Hypothesis> ranking;
+  if (candidates.empty() || !contest.is_certain(candidates.front())) {
+    std::vector<Candidate> pairs = combinations(candidates);
+    contest.run(pairs);
+    const double alone = candidates.empty() ? 0 : candidates.front().share;
+    if (!pairs.empty() && pairs.front().share > alone + kCombinationMustAdd)
+      ranking.push_back(hypothesis(pairs.front(), contest.is_certain(pairs.front())));
   }
-  if (candidates.empty()) return -1;
-  contest(facts, evidence, candidates);
-  return candidates.front().fit.explained;
+  // Of a fault or a mechanism with several parameters the best is listed.
+  std::set<std::string> listed;
+  for (const Candidate& c : candidates)
+    if (listed.insert(c.parts[0]->fault != nullptr ? c.parts[0]->fault->info.id : c.parts[0]->mechanism + c.parts[0]->text)
+            .second)
+      ranking.push_back(hypothesis(c, contest.is_certain(c)));
+  std::stable_sort(ranking.begin(), ranking.end(),
+                   [](const Hypothesis& a, const Hypothesis& b) { return a.certain > b.certain; });
+  std::move(impossible.begin(), impossible.end(), std::back_inserter(ranking));
+  return ranking;
 }
 
 }  // namespace quire::cause

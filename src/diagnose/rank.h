@@ -1,30 +1,37 @@
-// Every fault of the catalogue as a hypothesis, ranked by the share of the error that it explains.
+// Every fault of the catalogue and every proposal of a mechanism as a hypothesis, with and without the scope of a pattern, ranked
+// by what they explain and break.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "diagnose/evidence.h"
+#include "diagnose/mechanisms/mechanism.h"
 #include "quire/diagnose.hpp"
 
 namespace quire::cause {
 
-/// One fault with the parameters that fit best, or the reason why it cannot have happened here.
+/// One hypothesis with the parameters that fit best, or the reason why it cannot have happened here.
 struct Hypothesis {
-  std::vector<const fault::Fault*> faults;  ///< one, or two of a combination in the order of planting
-  std::string detail;
+  std::string mechanism;  ///< id of docs/diagnose.md; two joined by " + " for a combination
+  std::string fault;      ///< id of docs/faults.md, or empty; two joined by " + "
+  std::string text, detail, next;
   std::string why_not;  ///< not empty: it cannot show on this batch
   Fit fit;
+  double share = 0;      ///< explained, less what it breaks; in the better of the two scopes
+  bool scoped = false;   ///< holds inside the scope of the pattern only: elsewhere right cells refute it
+  bool symptom = false;  ///< says what happened, not why
+  bool certain = false;  ///< see is_certain()
+  bool combined = false;
 };
 
-/// Best first; the ones that cannot show last. Combinations of two are tried, greedily, only if no single fault is good enough:
-/// the best few are planted first, and every other one on top.
-std::vector<Hypothesis> rank(const fault::Facts& facts, const Evidence& evidence);
+/// Best first; the ones that cannot show last. Combinations of two are tried, greedily, only if no single hypothesis is certain.
+std::vector<Hypothesis> rank(const Scene& scene, const Evidence& evidence, const Pattern* scope);
 
-/// The largest share that these faults, planted in this order with the parameters that fit best, explain; -1 if they cannot show.
-double best_share(const fault::Facts& facts, const Evidence& evidence, const std::vector<const fault::Fault*>& faults);
+/// Opens a few wrong cells of the evidence, for mechanisms.
+Scene make_scene(const fault::Facts& facts, const Observed& observed, const Localisation& where, const Evidence& evidence);
 
-/// From here on a hypothesis is called the cause.
-inline constexpr double kCause = 0.9;
+/// From here on a hypothesis that is not certain is called likely.
+inline constexpr double kLikely = 0.5;
 
 }  // namespace quire::cause

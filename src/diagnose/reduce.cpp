@@ -5,7 +5,7 @@
 #include <new>
 #include <set>
 
-#include "diagnose/rank.h"
+#include "faults/model.h"
 #include "quire/diagnose.hpp"
 
 namespace quire {
@@ -161,25 +161,16 @@ std::vector<std::int64_t> worth_keeping(const Facts& f, const std::vector<std::i
   return bad;
 }
 
-std::vector<const fault::Fault*> faults_of(const std::string& cause) {
-  std::vector<const fault::Fault*> list;
-  for (std::size_t at = 0; at < cause.size();) {
-    const std::size_t end = std::min(cause.find(" + ", at), cause.size());
-    if (const fault::Fault* f = fault::find(cause.substr(at, end - at)); f != nullptr) list.push_back(f);
-    at = end + 3;
-  }
-  return list;
-}
-
-/// Does the part still show something wrong, and does the cause of the whole still explain it?
+/// Does the part still show something wrong, and is its cause that of the whole?
 bool shows_the_same(const Case& part, const Diagnosis& whole) {
-  const Facts facts(part.batch, part.cache, part.options);
-  const cause::Observed observed{part.observed, part.observed_lse};
-  const Result<cause::Localisation> where = cause::localise(facts, observed, {.seconds = kSecondsForCheck});
-  if (!where.ok() || !where->any_wrong()) return false;
+  DiagnoseOptions options;
+  options.seconds = kSecondsForCheck;
+  const Result<Diagnosis> again = diagnose(part, options);
+  if (!again.ok() || again->verdict == "right") return false;
   if (whole.verdict != "cause found") return true;
-  const cause::Evidence evidence(facts, observed, where.value());
-  return cause::best_share(facts, evidence, faults_of(whole.suspicions.front().fault)) >= cause::kCause;
+  if (again->verdict != whole.verdict) return false;
+  const Suspicion &one = whole.suspicions.front(), &other = again->suspicions.front();
+  return one.mechanism == other.mechanism && one.fault == other.fault;
 }
 
 }  // namespace

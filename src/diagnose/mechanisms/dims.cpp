@@ -1,0 +1,156 @@
+// Dims of the output (or of V, which is the same) stored elsewhere, repeated, or dropped; and dims of the dot product in another
+// order. The map of output dims is read off the wrong cells; orders of q and K are a short list.
+#include <algorithm>
+#include <cmath>
+
+#include "diagnose/mechanisms/mechanism.h"
+#include "diagnose/tolerance.h"
+#include "text/formatted.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Facts;
+using fault::Model;
+using fault::Row;
+
+constexpr std::size_t kCellsRead = 48;
+constexpr std::int64_t kZero = -1;  // a dim that holds 0
+constexpr std::int64_t kNone = -2;  // a dim that holds no dim of the right output
+const char* const kNext = "look at the loop over dims of the store and of the load of V: vector width, tile, order";
+
+struct Table {
+  std::vector<std::vector<double>> observed, expected, tolerance;  ///< [cell][dim]
+};
+
+Table table_of(const Scene& scene) {
+  Table t;
+  const numerics::OutputType type = numerics::output_type(scene.observed.output.dtype);
+  const std::size_t step = scene.wrong.size() / kCellsRead + 1;
+  for (std::size_t i = 0; i < scene.wrong.size(); i += step) {
+    const Compared& cell = *scene.wrong[i];
+    if (cell.nonfinite > 0) continue;
+    std::vector<double> observed, expected, tolerance;
+    for (std::int64_t d = 0; d < scene.facts.head_dim; ++d) {
+      const std::int64_t element = cell.reference_row * scene.facts.head_dim + d;
+      observed.push_back(scene.observed.at(cell.token, cell.head, d));
+      expected.push_back(scene.where.reference.out[Facts::at(element)]);
+      tolerance.push_back(numerics::output_tolerance(scene.where.reference, cell.reference_row, element, type));
+    }
+    t.observed.push_back(std::move(observed));
+    t.expected.push_back(std::move(expected));
+    t.tolerance.push_back(std::move(tolerance));
+  }
+  return t;
+}
+
+/// Which dim of the right output a dim holds in every cell; itself first.
+std::int64_t source_of(const Table& t, std::int64_t dim) {
+  const auto d = Facts::at(dim);
+  const auto holds = [&](std::int64_t from) {
+    for (std::size_t c = 0; c < t.observed.size(); ++c) {
+      const double value = from == kZero ? 0 : t.expected[c][Facts::at(from)];
+      const double tolerance = from == kZero ? 0 : t.tolerance[c][Facts::at(from)];
+      if (!(std::fabs(t.observed[c][d] - value) <= tolerance)) return false;
+    }
+    return true;
+  };
+  if (holds(dim)) return dim;
+  if (holds(kZero)) return kZero;
+  const auto dims = static_cast<std::int64_t>(t.observed[0].size());
+  for (std::int64_t from = 0; from < dims; ++from)
+    if (holds(from)) return from;
+  return kNone;
+}
+
+void propose_output_dims(const Scene& scene, Proposals& list) {
+  const Table t = table_of(scene);
+  if (t.observed.empty()) return;
+  std::vector<std::int64_t> map;
+  std::int64_t moved = 0, zero = 0, first = -1;
+  for (std::int64_t d = 0; d < scene.facts.head_dim; ++d) {
+    map.push_back(source_of(t, d));
+    if (map.back() == kNone) return;
+    if (map.back() == d) continue;
+    (map.back() == kZero ? zero : moved) += 1;
+    if (first < 0) first = d;
+  }
+  if (first < 0 || zero == scene.facts.head_dim) return;
+  std::string detail =
+      moved > 0 ? formatted("{} dims hold another one's value: dim {} that of dim {}", moved, first, map[Facts::at(first)])
+                : formatted("{} dims hold 0, from dim {} on", zero, first);
+  if (moved > 0 && map[Facts::at(first)] == kZero) detail = formatted("{} dims hold another one's value, {} hold 0", moved, zero);
+  Proposal p{"dims",
+             moved > 0 ? "stores dims of the output in other places" : "leaves dims of the output at 0",
+             std::move(detail),
+             kNext,
+             1,
+             {}};
+  p.plant = [map](Model& m) {
+    m.finish = [map, before = m.finish](const Row& row, fault::RowResult& result) {
+      before(row, result);
+      const std::vector<double> right = result.out;
+      for (std::size_t d = 0; d < map.size(); ++d) result.out[d] = map[d] == kZero ? 0 : right[Facts::at(map[d])];
+    };
+  };
+  list.push_back(std::move(p));
+}
+
+struct Order {
+  std::string text;
+  std::function<std::int64_t(std::int64_t d, std::int64_t dims)> source;  ///< -1: the product is left out
+};
+
+std::vector<Order> orders(std::int64_t dims) {
+  using N = std::int64_t;
+  std::vector<Order> list{
+      {"halves exchanged", [](N d, N n) { return (d + n / 2) % n; }},
+      {"even dims first, then odd ones", [](N d, N n) { return d < n / 2 ? 2 * d : 2 * (d - n / 2) + 1; }},
+      {"halves interleaved", [](N d, N n) { return d % 2 == 0 ? d / 2 : n / 2 + d / 2; }},
+      {"reverse order", [](N d, N n) { return n - 1 - d; }},
+      {"neighbours exchanged", [](N d, N n) { return std::min(d ^ 1, n - 1); }},
+      {"the first half repeated", [](N d, N n) { return d % (n / 2); }},
+      {"the second half left out", [](N d, N n) { return d < n / 2 ? d : -1; }},
+      {"the first half left out", [](N d, N n) { return d < n / 2 ? -1 : d; }},
+      {"odd dims left out", [](N d, N) { return d % 2 == 0 ? d : -1; }},
+      {"even dims left out", [](N d, N) { return d % 2 == 1 ? d : -1; }},
+  };
+  for (const N by : {1, 2, 4, 8, 16, 32})
+    for (const N shift : {by, dims - by})
+      list.push_back({formatted("rotated by {}", shift), [shift](N d, N n) { return (d + shift) % n; }});
+  for (const N width : {4, 8, 16, 32})
+    if (dims % width == 0) {
+      list.push_back({formatted("reverse order in chunks of {}", width),
+                      [width](N d, N) { return d / width * width + width - 1 - d % width; }});
+      list.push_back({formatted("taken for [{}, {}]", dims / width, width),
+                      [width](N d, N n) { return d % (n / width) * width + d / (n / width); }});
+      list.push_back({formatted("taken for [{}, {}]", width, dims / width),
+                      [width](N d, N n) { return d % width * (n / width) + d / width; }});
+    }
+  for (const N cut : {1, 2, 4, 8, 16, 24, 32, 48, 64})
+    if (cut < dims) list.push_back({formatted("the last {} left out", cut), [cut](N d, N n) { return d < n - cut ? d : -1; }});
+  for (const N cut : {1, 2, 4, 8, 16, 32})
+    if (cut < dims) list.push_back({formatted("the first {} left out", cut), [cut](N d, N) { return d < cut ? -1 : d; }});
+  return list;
+}
+
+}  // namespace
+
+void propose_dims(const Scene& scene, Proposals& list) {
+  propose_output_dims(scene, list);
+  const std::int64_t dims = scene.facts.head_dim;
+  if (dims < 4) return;
+  for (const Order& order : orders(dims)) {
+    Proposal p{
+        "dims", "multiplies other dims of q and K with each other", order.text, "compare the order of dims in q and in K", 1, {}};
+    p.plant = [order, dims](Model& m) {
+      m.query = [order, dims, before = m.query](const Row& row, std::int64_t d) {
+        const std::int64_t from = order.source(d, dims);
+        return from < 0 ? 0.0 : before(row, from);
+      };
+    };
+    list.push_back(std::move(p));
+  }
+}
+
+}  // namespace quire::cause

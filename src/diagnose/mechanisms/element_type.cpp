@@ -1,0 +1,137 @@
+// K or V decoded as another type, or from another layout. The catalogue has both sides at once; kernels convert K and V in
+// different places.
+#include <algorithm>
+#include <cstring>
+
+#include "diagnose/mechanisms/mechanism.h"
+#include "diagnose/mechanisms/side.h"
+#include "text/formatted.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Facts;
+using fault::Model;
+using fault::Place;
+using fault::Row;
+using fault::Side;
+
+/// How the bytes of one element are read.
+struct Reading {
+  std::string name;
+  std::function<void(const void* data, std::span<const std::int64_t> at, double* values)> decode;
+};
+
+std::vector<Reading> readings(DType stored) {
+  std::vector<Reading> list;
+  const auto as = [&](DType type) {
+    if (type != stored)
+      list.push_back({std::string(name(type)), [type](const void* data, std::span<const std::int64_t> at, double* values) {
+                        fault::decode_as(type, data, at, values);
+                      }});
+  };
+  if (itemsize(stored) == 2) {
+    as(DType::f16);
+    as(DType::bf16);
+    return list;
+  }
+  if (itemsize(stored) != 1) return list;
+  for (const DType type : {DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz}) as(type);
+  list.push_back({"int8", [](const void* data, std::span<const std::int64_t> at, double* values) {
+                    for (std::size_t i = 0; i < at.size(); ++i) values[i] = static_cast<const std::int8_t*>(data)[at[i]];
+                  }});
+  list.push_back({"uint8", [](const void* data, std::span<const std::int64_t> at, double* values) {
+                    for (std::size_t i = 0; i < at.size(); ++i) values[i] = static_cast<const std::uint8_t*>(data)[at[i]];
+                  }});
+  return list;
+}
+
+void propose_readings(const Facts& f, Proposals& list) {
+  for (const Reading& reading : readings(f.cache.k.dtype))
+    for (const Sides sides : kSideSets) {
+      Proposal p{"element_type",
+                 formatted("reads {} as another type", sides.text()),
+                 formatted("as {}", reading.name),
+                 "name the format in full, fn or fnuz, e4m3 or e5m2, from the append to the kernel",
+                 0,
+                 {}};
+      p.plant = [sides, reading](Model& m) {
+        m.decode = [sides, reading, before = m.decode](Side side, const void* data, std::span<const std::int64_t> at,
+                                                       double* values) {
+          sides.has(side) ? reading.decode(data, at, values) : before(side, data, at, values);
+        };
+      };
+      list.push_back(std::move(p));
+    }
+}
+
+/// Element offsets of one (page, slot, head) inside a page whose elements are taken to lie in another order.
+struct Order {
+  std::string text;
+  std::function<std::int64_t(const Facts&, const Place&, std::int64_t head, std::int64_t dim)>
+      inside;  ///< in a page of contiguous elements
+};
+
+std::vector<Order> orders() {
+  using N = std::int64_t;
+  return {
+      {"[slots, heads, dims]",
+       [](const Facts& f, const Place& p, N h, N d) { return (p.offset * f.num_kv_heads + h) * f.head_dim + d; }},
+      {"[heads, slots, dims]",
+       [](const Facts& f, const Place& p, N h, N d) { return (h * f.page_size + p.offset) * f.head_dim + d; }},
+      {"[heads, dims, slots]",
+       [](const Facts& f, const Place& p, N h, N d) { return (h * f.head_dim + d) * f.page_size + p.offset; }},
+      {"[dims, heads, slots]",
+       [](const Facts& f, const Place& p, N h, N d) { return (d * f.num_kv_heads + h) * f.page_size + p.offset; }},
+      {"[slots, dims, heads]",
+       [](const Facts& f, const Place& p, N h, N d) { return (p.offset * f.head_dim + d) * f.num_kv_heads + h; }},
+      {"[dims, slots, heads]",
+       [](const Facts& f, const Place& p, N h, N d) { return (d * f.page_size + p.offset) * f.num_kv_heads + h; }},
+      // Inside one head's part of a page, whatever lies around it.
+      {"[dims, slots] within a head", {}},
+  };
+}
+
+/// The slot and dim whose element is read where a head's part of a page is taken for [dims, slots].
+void transpose_within_head(const Facts& f, Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
+  const Tensor& t = side == Side::key ? f.cache.k : f.cache.v;
+  std::vector<std::int64_t> row(at.size());
+  for (std::size_t d = 0; d < at.size(); ++d) {
+    const std::int64_t flat = static_cast<std::int64_t>(d) * f.page_size + place.offset;
+    Place other = place;
+    other.offset = flat / f.head_dim;
+    fault::elements_as(f.cache.layout, side, t.stride, f.cache.k.shape[4], other, head, row);
+    at[d] = row[Facts::at(flat % f.head_dim)];
+  }
+}
+
+void propose_orders(const Facts& f, Proposals& list) {
+  const Facts* facts = &f;
+  for (const Order& order : orders())
+    for (const Sides sides : kSideSets) {
+      Proposal p{"layout",
+                 formatted("reads {} in another layout", sides.text()),
+                 formatted("a page taken for {}", order.text),
+                 "name the layout (nhd, hnd, packed) where the cache is allocated, and compare it with the kernel's",
+                 0,
+                 {}};
+      p.plant = [facts, sides, order](Model& m) {
+        m.elements = [facts, sides, order, before = m.elements](Side side, const Place& place, std::int64_t head,
+                                                                std::span<std::int64_t> at) {
+          if (!sides.has(side)) return before(side, place, head, at);
+          if (!order.inside) return transpose_within_head(*facts, side, place, head, at);
+          const Tensor& t = side == Side::key ? facts->cache.k : facts->cache.v;
+          for (std::size_t d = 0; d < at.size(); ++d)
+            at[d] = place.page * t.stride[0] + order.inside(*facts, place, head, static_cast<std::int64_t>(d));
+        };
+      };
+      list.push_back(std::move(p));
+    }
+}
+
+}  // namespace
+
+void propose_element_type(const Scene& scene, Proposals& list) { propose_readings(scene.facts, list); }
+void propose_layout(const Scene& scene, Proposals& list) { propose_orders(scene.facts, list); }
+
+}  // namespace quire::cause

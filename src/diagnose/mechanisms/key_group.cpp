@@ -1,0 +1,134 @@
+// A group of keys with another weight: a page, a tile or a split that is left out, counted twice, or weighed by another factor.
+// The weight of each group of an opened cell follows from least squares in one unknown.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "diagnose/mechanisms/mechanism.h"
+#include "text/formatted.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Facts;
+using fault::Key;
+using fault::Model;
+using fault::Row;
+
+constexpr double kExplains = 0.02;  // share of the squared error that a group may leave
+constexpr double kWhole = 0.02;     // a coefficient this close to -1 or 1 is one
+constexpr std::size_t kBest = 2;    // groups of one cell and one way to cut
+const char* const kNext =
+    "look at the loop over this group of keys: is it skipped, read twice, or merged with another group's weight?";
+
+/// A way to cut the visible keys [from, to) of a row: the group of a position.
+struct Cut {
+  std::string name;  ///< "page", "tile of 64 keys", "split of 4"
+  std::function<std::int64_t(std::int64_t from, std::int64_t to, std::int64_t position)> group;
+  bool splits = false;
+};
+
+std::vector<Cut> cuts(const Facts& f) {
+  std::vector<Cut> list;
+  const auto tiles = [&](std::string name, std::int64_t size) {
+    list.push_back({std::move(name), [size](std::int64_t, std::int64_t, std::int64_t k) { return k / size; }});
+  };
+  tiles("key", 1);
+  tiles("page", f.page_size);
+  for (const std::int64_t size : {8, 16, 32, 64, 128, 256, 512})
+    if (size != f.page_size) tiles(formatted("tile of {} keys", size), size);
+  for (const std::int64_t count : {2, 3, 4, 5, 6, 7, 8, 16})
+    for (const std::int64_t unit : {std::int64_t{1}, f.page_size}) {
+      list.push_back({formatted("split of {}{}", count, unit == 1 ? "" : " in whole pages"),
+                      [count, unit](std::int64_t from, std::int64_t to, std::int64_t k) {
+                        const std::int64_t units = (to - from + unit - 1) / unit;
+                        return (k - from) / std::max<std::int64_t>(1, (units + count - 1) / count * unit);
+                      },
+                      true});
+    }
+  return list;
+}
+
+struct Found {
+  std::int64_t index = 0, from_end = 0;
+  double x = 0, left = 1;
+};
+
+std::vector<Found> search(const OpenCell& cell, const Cut& cut) {
+  std::vector<Found> found;
+  const std::int64_t last = cut.group(cell.from, cell.to, cell.to - 1);
+  for (std::int64_t begin = cell.from; begin < cell.to;) {
+    const std::int64_t index = cut.group(cell.from, cell.to, begin);
+    std::int64_t end = begin;
+    while (end < cell.to && cut.group(cell.from, cell.to, end) == index) ++end;
+    const Partial part = partial(cell, begin, end);
+    const OneCoefficient fit = fit_coefficient(cell, part.out, part.weight);
+    if (fit.left < kExplains) found.push_back({index, last - index, fit.x, fit.left});
+    begin = end;
+  }
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.left < b.left; });
+  if (found.size() > kBest) found.resize(kBest);
+  return found;
+}
+
+/// Which groups of a row: the n-th from the start or the end, or one physical page.
+using Selects = std::function<bool(std::int64_t index, std::int64_t from_end, std::int64_t page)>;
+
+class Groups {
+ public:
+  explicit Groups(const Facts& f) : f_(f) {}
+
+  void add(const OpenCell& cell, const Cut& cut, const Found& found) {
+    const double x = std::fabs(found.x + 1) < kWhole ? -1 : std::fabs(found.x - 1) < kWhole ? 1 : found.x;
+    const std::string what = x == -1 ? "leaves out" : x == 1 ? "counts twice" : "gives another weight to";
+    const std::string factor = x == -1 || x == 1 ? "" : formatted(", times {:.4g}", 1 + x);
+    const auto propose = [&](const std::string& which, const Selects& selects) { insert(what, which + factor, cut, x, selects); };
+    propose(formatted("{} {}", cut.name, found.index),
+            [index = found.index](std::int64_t i, std::int64_t, std::int64_t) { return i == index; });
+    propose(found.from_end == 0 ? formatted("the last {}", cut.name) : formatted("{} {} from the end", cut.name, found.from_end),
+            [from_end = found.from_end](std::int64_t, std::int64_t i, std::int64_t) { return i == from_end; });
+    if (cut.name == "page")
+      propose(formatted("physical page {}", f_.page(cell.row.req, found.index)),
+              [page = f_.page(cell.row.req, found.index)](std::int64_t, std::int64_t, std::int64_t p) { return p == page; });
+  }
+
+  void propose(Proposals& list) {
+    for (auto& [text, p] : proposals_) list.push_back(std::move(p));
+  }
+
+ private:
+  void insert(const std::string& what, const std::string& which, const Cut& cut, double x, const Selects& selects) {
+    if (proposals_.contains(what + which)) return;
+    Proposal p{cut.splits ? "split" : "key_range", what + " a group of keys", which, kNext, 1, {}};
+    const Facts* f = &f_;
+    p.plant = [f, cut, x, selects](Model& m) {
+      m.keys = [f, cut, x, selects, before = m.keys](const Row& row, std::vector<Key>& keys) {
+        before(row, keys);
+        if (keys.empty()) return;
+        const std::int64_t from = keys.front().position, to = keys.back().position + 1, last = cut.group(from, to, to - 1);
+        for (Key& key : keys) {
+          const std::int64_t index = cut.group(from, to, key.position);
+          if (selects(index, last - index, f->page(row.req, key.position / f->page_size))) key.weight *= 1 + x;
+        }
+        std::erase_if(keys, [](const Key& key) { return key.weight == 0; });
+      };
+    };
+    proposals_.emplace(what + which, std::move(p));
+  }
+
+  const Facts& f_;
+  std::map<std::string, Proposal> proposals_;
+};
+
+}  // namespace
+
+void propose_key_group(const Scene& scene, Proposals& list) {
+  Groups groups(scene.facts);
+  const std::vector<Cut> all = cuts(scene.facts);
+  for (const OpenCell& cell : scene.cells)
+    for (const Cut& cut : all)
+      for (const Found& found : search(cell, cut)) groups.add(cell, cut, found);
+  groups.propose(list);
+}
+
+}  // namespace quire::cause

@@ -1,0 +1,190 @@
+// Another range of keys: too wide, too narrow, shifted, or cut at a tile or page. For each opened cell every end (with the right
+// begin) and every begin (with the right end) is tried at the cost of one pass; what fits is put into rules that other cells can
+// refute.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "diagnose/mechanisms/mechanism.h"
+#include "text/formatted.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Facts;
+using fault::Key;
+using fault::Model;
+using fault::Row;
+
+constexpr double kExplains = 0.02;    // share of the squared error that a range may leave in a cell
+constexpr std::size_t kBestEnds = 3;  // of one cell: neighbours may fit equally where weights are small
+constexpr std::size_t kMostRules = 160;
+const char* const kNext =
+    "compare the first and the last key that the kernel loops over with the mask of docs/design.md, for one wrong row";
+
+struct Bound {
+  std::int64_t position = 0;
+  double left = 1;
+};
+
+/// Numerator and denominator that grow key by key.
+struct Running {
+  explicit Running(const OpenCell& c) : cell(c), out(c.dims(), 0.0), sum(c.sink_weight) {}
+  void add(std::int64_t k) {
+    const double weight = cell.weights[Facts::at(k)];
+    const double* v = cell.value(k);
+    sum += weight;
+    for (std::size_t d = 0; d < out.size(); ++d) out[d] += weight * v[d];
+  }
+  double left(double before) const {
+    double squares = 0;
+    for (std::size_t d = 0; d < out.size(); ++d) {
+      const double error = (cell.observed[d] - out[d] / sum) * cell.inverse[d];
+      if (cell.inverse[d] != 0) squares += error * error;
+    }
+    return sum > 0 ? squares / before : 1;
+  }
+  const OpenCell& cell;
+  std::vector<double> out;
+  double sum;
+};
+
+std::vector<Bound> best(std::vector<Bound> found) {
+  std::erase_if(found, [](const Bound& b) { return !(b.left < kExplains); });
+  std::sort(found.begin(), found.end(), [](const Bound& a, const Bound& b) { return a.left < b.left; });
+  if (found.size() > kBestEnds) found.resize(kBestEnds);
+  return found;
+}
+
+/// Ends (exclusive) that fit with the right begin.
+std::vector<Bound> ends(const OpenCell& cell) {
+  const double before = cell.error();
+  Running running(cell);
+  std::vector<Bound> found;
+  for (std::int64_t k = cell.from; k < cell.end; ++k) {
+    running.add(k);
+    if (k + 1 != cell.to) found.push_back({k + 1, running.left(before)});
+  }
+  return best(std::move(found));
+}
+
+/// Begins that fit with the right end.
+std::vector<Bound> begins(const OpenCell& cell) {
+  const double before = cell.error();
+  Running running(cell);
+  std::vector<Bound> found;
+  for (std::int64_t k = cell.to - 1; k >= 0; --k) {
+    running.add(k);
+    if (k != cell.from) found.push_back({k, running.left(before)});
+  }
+  return best(std::move(found));
+}
+
+using End = std::function<std::int64_t(const Row&)>;
+struct Rule {
+  End begin, end;  ///< [begin, end); absent: the truth
+};
+
+class Rules {
+ public:
+  explicit Rules(const Facts& f) : f_(f) {
+    for (const std::int64_t tile : {8, 16, 32, 64, 128, 256, 512})
+      if (tile != f.page_size) tiles_.push_back(tile);
+    tiles_.insert(tiles_.begin(), f.page_size);
+  }
+
+  void of_end(const OpenCell& cell, std::int64_t end) {
+    const Row& r = cell.row;
+    const std::int64_t own = r.q_pos + 1;
+    add_end(formatted("{} key{} {} the row's own", std::abs(end - own), std::abs(end - own) == 1 ? "" : "s",
+                      end < own ? "short of" : "past"),
+            [by = end - own](const Row& row) { return row.q_pos + 1 + by; });
+    add_end(formatted("to seq_len {:+}", end - r.seq_len), [by = end - r.seq_len](const Row& row) { return row.seq_len + by; });
+    add_end(formatted("to context_len {:+}", end - r.context_len()),
+            [by = end - r.context_len()](const Row& row) { return row.context_len() + by; });
+    add_end(formatted("to {} keys at most", end), [end](const Row& row) { return std::min(row.q_pos + 1, end); });
+    add_end("to the row's index in its request", [](const Row& row) { return row.q_pos - row.context_len() + 1; });
+    for (const std::int64_t t : tiles_) {
+      const std::string name = t == f_.page_size ? formatted("whole pages of {}", t) : formatted("whole tiles of {}", t);
+      if (end == own / t * t) add_end("rounded down to " + name, [t](const Row& row) { return (row.q_pos + 1) / t * t; });
+      if (end == r.q_pos / t * t) add_end("without the own one of " + name, [t](const Row& row) { return row.q_pos / t * t; });
+      if (end == up(own, t)) add_end("rounded up to " + name, [t](const Row& row) { return up(row.q_pos + 1, t); });
+      if (end == std::min(up(own, t), r.seq_len))
+        add_end("rounded up to " + name + ", within seq_len",
+                [t](const Row& row) { return std::min(up(row.q_pos + 1, t), row.seq_len); });
+      if (end == std::min(own, r.seq_len / t * t))
+        add_end("seq_len rounded down to " + name, [t](const Row& row) { return std::min(row.q_pos + 1, row.seq_len / t * t); });
+      if (end == up(r.seq_len, t)) add_end("seq_len rounded up to " + name, [t](const Row& row) { return up(row.seq_len, t); });
+      if (end == r.context_len() / t * t + own - r.context_len())
+        add_end("context_len rounded down to " + name,
+                [t](const Row& row) { return row.context_len() / t * t + row.q_pos + 1 - row.context_len(); });
+    }
+  }
+
+  void of_begin(const OpenCell& cell, std::int64_t begin) {
+    const Row& r = cell.row;
+    add_begin(formatted("from position {}", begin), [begin](const Row&) { return begin; });
+    add_begin(formatted("the last {} keys: a window of that length", r.q_pos + 1 - begin),
+              [window = r.q_pos + 1 - begin](const Row& row) { return row.q_pos + 1 - window; });
+    add_begin(formatted("from context_len {:+}", begin - r.context_len()),
+              [by = begin - r.context_len()](const Row& row) { return row.context_len() + by; });
+    add_begin(formatted("from seq_len {:+}", begin - r.seq_len),
+              [by = begin - r.seq_len](const Row& row) { return row.seq_len + by; });
+    const Facts* f = &f_;
+    for (const std::int64_t t : tiles_) {
+      const std::string name = t == f_.page_size ? formatted("whole pages of {}", t) : formatted("whole tiles of {}", t);
+      if (begin == cell.from / t * t)
+        add_begin("from the first key rounded down to " + name,
+                  [f, t](const Row& row) { return f->first_key(row.q_pos) / t * t; });
+      if (begin == up(cell.from, t))
+        add_begin("from the first key rounded up to " + name, [f, t](const Row& row) { return up(f->first_key(row.q_pos), t); });
+      if (begin == r.q_pos / t * t) add_begin("the own one only of " + name, [t](const Row& row) { return row.q_pos / t * t; });
+      if (begin == r.context_len() / t * t)
+        add_begin("from context_len rounded down to " + name, [t](const Row& row) { return row.context_len() / t * t; });
+    }
+  }
+
+  void propose(Proposals& list) const {
+    const Facts* f = &f_;
+    for (const auto& [detail, rule] : rules_) {
+      Proposal p{"key_range", rule.end ? "ends its range of keys elsewhere" : "begins its range of keys elsewhere",
+                 detail,      kNext,
+                 1,           {}};
+      p.plant = [f, rule = rule](Model& m) {
+        m.keys = [f, rule](const Row& row, std::vector<Key>& keys) {
+          const std::int64_t capacity = f->max_pages_per_req * f->page_size + f->num_tokens;
+          const std::int64_t begin = rule.begin ? rule.begin(row) : f->first_key(row.q_pos);
+          const std::int64_t end = rule.end ? rule.end(row) : row.q_pos + 1;
+          fault::append_keys(std::max<std::int64_t>(0, begin), std::min(end, capacity) - 1, keys);
+        };
+      };
+      list.push_back(std::move(p));
+    }
+  }
+
+ private:
+  static std::int64_t up(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+  void add_end(std::string detail, End end) {
+    if (rules_.size() < kMostRules) rules_.emplace("ends " + detail, Rule{{}, std::move(end)});
+  }
+  void add_begin(std::string detail, End begin) {
+    if (rules_.size() < kMostRules) rules_.emplace("begins " + detail, Rule{std::move(begin), {}});
+  }
+
+  const Facts& f_;
+  std::vector<std::int64_t> tiles_;
+  std::map<std::string, Rule> rules_;
+};
+
+}  // namespace
+
+void propose_key_range(const Scene& scene, Proposals& list) {
+  Rules rules(scene.facts);
+  for (const OpenCell& cell : scene.cells) {
+    for (const Bound& end : ends(cell)) rules.of_end(cell, end.position);
+    for (const Bound& begin : begins(cell)) rules.of_begin(cell, begin.position);
+  }
+  rules.propose(list);
+}
+
+}  // namespace quire::cause

@@ -1,0 +1,71 @@
+// A mechanism proposes models: ways in which a kernel could have made the observed numbers. Its parameters come from an inversion
+// of a few wrong cells, or from a short list; whether a proposal holds is decided elsewhere (evidence.h), over many cells.
+//
+// To add one: add a file, a line here and a line in mechanisms.cpp.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "diagnose/open_cell.h"
+#include "faults/fault.h"
+#include "quire/capture.hpp"
+
+namespace quire::cause {
+
+/// One model with the words for it.
+struct Proposal {
+  std::string mechanism;  ///< id of docs/diagnose.md: "factor_out", "key_range", ...
+  std::string text;       ///< completes "a kernel that ..."
+  std::string detail;     ///< its parameters in words
+  std::string next;       ///< what to look at next
+  int parameters = 0;     ///< numbers fitted to the evidence; among equals fewer come first
+  std::function<void(fault::Model&)> plant;
+  const fault::Fault* fault = nullptr;  ///< the entry of the catalogue, if it is one
+  bool symptom = false;                 ///< says what happened, not why
+};
+
+/// What a mechanism may look at.
+struct Scene {
+  const fault::Facts& facts;
+  const Observed& observed;
+  const Localisation& where;
+  std::vector<const Compared*> wrong;  ///< the wrong cells of the pattern
+  std::vector<OpenCell> cells;         ///< a few of them, laid open; those with many keys are not among them
+};
+
+using Proposals = std::vector<Proposal>;
+
+void propose_factor(const Scene& scene, Proposals& list);
+void propose_normalisation(const Scene& scene, Proposals& list);
+void propose_sink(const Scene& scene, Proposals& list);
+void propose_score_value(const Scene& scene, Proposals& list);
+void propose_key_range(const Scene& scene, Proposals& list);
+void propose_key_group(const Scene& scene, Proposals& list);
+void propose_output_row(const Scene& scene, Proposals& list);
+void propose_query_row(const Scene& scene, Proposals& list);
+void propose_kv_head(const Scene& scene, Proposals& list);
+void propose_table_row(const Scene& scene, Proposals& list);
+void propose_page(const Scene& scene, Proposals& list);
+void propose_page_contents(const Scene& scene, Proposals& list);
+void propose_positions(const Scene& scene, Proposals& list);
+void propose_rope(const Scene& scene, Proposals& list);
+void propose_dims(const Scene& scene, Proposals& list);
+void propose_rounding(const Scene& scene, Proposals& list);
+void propose_element_type(const Scene& scene, Proposals& list);
+void propose_layout(const Scene& scene, Proposals& list);
+void propose_mask(const Scene& scene, Proposals& list);
+void propose_lse(const Scene& scene, Proposals& list);
+
+/// Every mechanism once.
+Proposals propose_all(const Scene& scene);
+
+/// The mechanism that a fault of the catalogue is an instance of.
+std::string mechanism_of(const FaultInfo& fault);
+
+/// Are these values one value, as far as `relative` tells?
+bool all_same(const std::vector<double>& values, double relative);
+double median(std::vector<double> values);
+
+}  // namespace quire::cause

@@ -1,0 +1,108 @@
+// The list of mechanisms, and which of them a fault of the catalogue belongs to.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "diagnose/mechanisms/mechanism.h"
+
+namespace quire::cause {
+namespace {
+
+/// Faults whose family holds more than one mechanism.
+const std::map<std::string, std::string, std::less<>>& by_id() {
+  static const std::map<std::string, std::string, std::less<>> map{
+      {"output_not_written", "not_written"},
+      {"output_zero", "not_written"},
+      {"output_tail_dims_zero", "dims"},
+      {"last_row_not_written", "not_written"},
+      {"decode_rows_not_written", "not_written"},
+      {"prefill_rows_not_written", "not_written"},
+      {"request_not_written", "not_written"},
+      {"rows_past_max_query_len_not_written", "not_written"},
+      {"partial_row_tile_not_written", "not_written"},
+      {"heads_past_cap_not_written", "not_written"},
+      {"query_of_neighbour_row", "query_row"},
+      {"query_of_first_row", "query_row"},
+      {"one_query_head_per_group", "query_head"},
+      {"causal_mask_missing", "mask"},
+      {"query_tail_dims_dropped", "dims"},
+      {"query_rounded_to_fp8", "rounded"},
+      {"scores_rounded_to_bf16", "rounded"},
+      {"alibi_bias_in_bf16", "rounded"},
+      {"weights_rounded_to_fp8", "rounded"},
+      {"lse_base_2", "factor_lse"},
+      {"lse_without_max", "factor_lse"},
+      {"lse_is_max", "factor_lse"},
+      {"lse_transposed", "factor_lse"},
+      {"lse_without_sink", "factor_lse"},
+      {"exp2_without_log2e", "factor_scores"},
+      {"log2e_without_exp2", "factor_scores"},
+      {"soft_cap_ignored", "soft_cap"},
+      {"soft_cap_clips", "soft_cap"},
+      {"soft_cap_not_multiplied_back", "soft_cap"},
+      {"soft_cap_before_scale", "soft_cap"},
+      {"soft_cap_after_alibi", "soft_cap"},
+      {"v_scale_dropped", "factor_out"},
+      {"k_dims_permuted", "dims"},
+      {"v_dims_permuted", "dims"},
+      {"block_table_as_int32", "table_row"},
+      {"page_order_reversed", "page"},
+  };
+  return map;
+}
+
+const std::map<std::string, std::string, std::less<>>& by_family() {
+  static const std::map<std::string, std::string, std::less<>> map{
+      {"index_width", "table_row"},
+      {"rows", "output_row"},
+      {"starts", "positions"},
+      {"mask", "mask"},
+      {"window", "key_range"},
+      {"tokens", "key_range"},
+      {"contents", "page_contents"},
+      {"split", "split"},
+      {"pages", "page"},
+      {"layout", "layout"},
+      {"heads", "kv_head"},
+      {"scores", "factor_scores"},
+      {"alibi", "alibi_slope"},
+      {"softmax", "normalisation"},
+      {"sinks", "sink"},
+      {"scales", "factor_scores"},
+      {"formats", "element_type"},
+  };
+  return map;
+}
+
+}  // namespace
+
+std::string mechanism_of(const FaultInfo& fault) {
+  if (const auto known = by_id().find(fault.id); known != by_id().end()) return known->second;
+  const auto family = by_family().find(fault.family);
+  return family != by_family().end() ? family->second : "other";
+}
+
+Proposals propose_all(const Scene& scene) {
+  Proposals list;
+  for (const auto propose : {propose_factor,    propose_normalisation, propose_sink,      propose_score_value, propose_key_range,
+                             propose_key_group, propose_output_row,    propose_query_row, propose_kv_head,     propose_table_row,
+                             propose_page,      propose_page_contents, propose_positions, propose_rope,        propose_dims,
+                             propose_rounding,  propose_element_type,  propose_layout,    propose_mask,        propose_lse})
+    propose(scene, list);
+  return list;
+}
+
+bool all_same(const std::vector<double>& values, double relative) {
+  const double middle = median(values);
+  return !values.empty() && std::all_of(values.begin(), values.end(),
+                                        [&](double v) { return std::fabs(v - middle) <= relative * std::fabs(middle); });
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace quire::cause

@@ -1,0 +1,150 @@
+// A wrong cell that holds another cell's right answer: rows or heads are stored in another order. Every wrong cell is looked up
+// among all expected ones by one projection, so any permutation is found, not only known ones.
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <random>
+
+#include "diagnose/mechanisms/mechanism.h"
+#include "diagnose/tolerance.h"
+#include "text/formatted.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Facts;
+using fault::Model;
+using fault::Row;
+using fault::RowHead;
+
+constexpr double kNearlyAll = 0.95;        // of the wrong cells must hold another cell's answer
+constexpr std::size_t kCellsTried = 2000;  // of the wrong ones; a rule from these is tested on all
+
+/// Expected cells by their projection on one random direction.
+class Directory {
+ public:
+  explicit Directory(const Scene& scene) : scene_(scene) {
+    std::mt19937_64 random(1);
+    std::normal_distribution<double> normal;
+    for (std::int64_t d = 0; d < scene.facts.head_dim; ++d) direction_.push_back(normal(random));
+    for (const Compared& cell : scene.where.rows) {
+      double sum = 0;
+      for (std::size_t d = 0; d < direction_.size(); ++d) sum += direction_[d] * expected(cell, d);
+      if (std::isfinite(sum)) entries_.push_back({sum, &cell});
+    }
+    std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) { return a.projection < b.projection; });
+  }
+
+  /// The cell whose expected output this one holds; nullptr if none. Cells of the same row come first, then of the same head.
+  const Compared* holder(const Compared& cell) const {
+    const numerics::OutputType type = numerics::output_type(scene_.observed.output.dtype);
+    double sum = 0, slack = 0;
+    for (std::size_t d = 0; d < direction_.size(); ++d) {
+      const double seen = observed(cell, d);
+      sum += direction_[d] * seen;
+      slack += std::fabs(direction_[d]) * (2 * type.roundoff * std::fabs(seen) + type.smallest + 1e-6);
+    }
+    if (!std::isfinite(sum)) return nullptr;
+    const Compared* best = nullptr;
+    auto at = std::lower_bound(entries_.begin(), entries_.end(), sum - slack,
+                               [](const Entry& e, double value) { return e.projection < value; });
+    for (; at != entries_.end() && at->projection <= sum + slack; ++at)
+      if (at->cell != &cell && same(cell, *at->cell) && (best == nullptr || nearness(cell, *at->cell) < nearness(cell, *best)))
+        best = at->cell;
+    return best;
+  }
+
+ private:
+  struct Entry {
+    double projection;
+    const Compared* cell;
+  };
+  double expected(const Compared& cell, std::size_t d) const {
+    return scene_.where.reference.out[Facts::at(cell.reference_row * scene_.facts.head_dim) + d];
+  }
+  double observed(const Compared& cell, std::size_t d) const {
+    return scene_.observed.at(cell.token, cell.head, static_cast<std::int64_t>(d));
+  }
+  bool same(const Compared& cell, const Compared& other) const {
+    const numerics::OutputType type = numerics::output_type(scene_.observed.output.dtype);
+    for (std::size_t d = 0; d < direction_.size(); ++d) {
+      const std::int64_t element = other.reference_row * scene_.facts.head_dim + static_cast<std::int64_t>(d);
+      const double tolerance = numerics::output_tolerance(scene_.where.reference, other.reference_row, element, type);
+      if (!(std::fabs(observed(cell, d) - expected(other, d)) <= tolerance)) return false;
+    }
+    return true;
+  }
+  static std::int64_t nearness(const Compared& a, const Compared& b) {
+    return (a.token == b.token ? 0 : 1000000 + std::abs(a.token - b.token)) + std::abs(a.head - b.head);
+  }
+
+  const Scene& scene_;
+  std::vector<double> direction_;
+  std::vector<Entry> entries_;
+};
+
+using Map = std::map<std::pair<std::int64_t, std::int64_t>, RowHead>;
+
+/// "head h holds head h + 1", "row t holds row t - 3": the rule that all entries follow, if there is one.
+std::string rule_of(const Map& map) {
+  const auto all = [&](auto&& holds) {
+    return std::all_of(map.begin(), map.end(),
+                       [&](const auto& entry) { return holds(entry.first.first, entry.first.second, entry.second); });
+  };
+  const auto& [first, to] = *map.begin();
+  const std::int64_t by_row = to.token - first.first, by_head = to.head - first.second, x = to.head ^ first.second;
+  using N = std::int64_t;
+  const bool own_row = all([](N t, N, const RowHead& r) { return r.token == t; });
+  const bool own_head = all([](N, N h, const RowHead& r) { return r.head == h; });
+  if (own_row && all([&](N, N h, const RowHead& r) { return (r.head ^ h) == x; }))
+    return formatted("head h holds head h ^ {}", x);
+  if (own_row && all([&](N, N h, const RowHead& r) { return r.head - h == by_head; }))
+    return formatted("head h holds head h {:+}", by_head);
+  if (own_row && all([&](N, N, const RowHead& r) { return r.head == to.head; }))
+    return formatted("every head holds head {}", to.head);
+  if (own_head && all([&](N t, N, const RowHead& r) { return r.token - t == by_row; }))
+    return formatted("row t holds row t {:+}", by_row);
+  if (own_head && all([&](N, N, const RowHead& r) { return r.token == to.token; }))
+    return formatted("every row holds row {}", to.token);
+  return formatted("row {}, head {} holds row {}, head {}, and so on", first.first, first.second, to.token, to.head);
+}
+
+}  // namespace
+
+void propose_output_row(const Scene& scene, Proposals& list) {
+  const Directory directory(scene);
+  Map map;
+  std::size_t tried = 0;
+  const std::size_t step = scene.wrong.size() / kCellsTried + 1;
+  for (std::size_t i = 0; i < scene.wrong.size(); i += step) {
+    const Compared& cell = *scene.wrong[i];
+    const Compared* holder = directory.holder(cell);
+    ++tried;
+    if (holder != nullptr) map[{cell.token, cell.head}] = {holder->token, holder->head};
+    if (tried == 8 && map.empty()) return;
+  }
+  if (map.empty() || static_cast<double>(map.size()) < kNearlyAll * static_cast<double>(tried)) return;
+  for (const Compared* cell : scene.wrong)
+    if (step > 1 && !map.contains({cell->token, cell->head}))
+      if (const Compared* holder = directory.holder(*cell); holder != nullptr)
+        map[{cell->token, cell->head}] = {holder->token, holder->head};
+  Proposal p{"output_row",
+             "stores the right answer of another row or head",
+             rule_of(map),
+             "look at the row and head index of the store, and at the order in which requests are put back",
+             1,
+             {}};
+  p.plant = [map](Model& m) {
+    m.row = [map, before = m.row](std::int64_t token, std::int64_t head) {
+      const auto other = map.find({token, head});
+      if (other == map.end()) return before(token, head);
+      Row row = before(other->second.token, other->second.head);
+      row.token = token;
+      row.head = head;
+      return row;
+    };
+  };
+  list.push_back(std::move(p));
+}
+
+}  // namespace quire::cause

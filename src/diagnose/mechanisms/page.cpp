@@ -1,0 +1,218 @@
+// A position read from another page or slot, for K, for V or for both: rules for the table and the slot, and one page in place of
+// another, which is searched for among all pages of the cache.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "diagnose/mechanisms/mechanism.h"
+#include "diagnose/mechanisms/side.h"
+#include "text/formatted.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Facts;
+using fault::Model;
+using fault::Place;
+using fault::Row;
+using fault::RowHead;
+using fault::Side;
+
+constexpr double kExplains = 0.02;
+constexpr double kMostProducts = 3e8;  // multiply-adds of one search for a page: about 0.2 s
+constexpr std::size_t kCellsSearched = 2;
+const char* const kNext =
+    "compare block_table at the time of the call with the pages that the kernel reads; quire check with a slot ledger names the "
+    "writer";
+
+using Change = std::function<void(const Facts&, const Row&, std::int64_t position, Place&)>;
+
+void change_place(Model& m, Sides sides, const Change& change) {
+  m.place = [sides, change, f = m.facts, before = m.place](const Model& model, const Row& row, Side side, std::int64_t k) {
+    Place place = before(model, row, side, k);
+    if (sides.has(side) && place.kind == Place::Kind::cache) change(*f, row, k, place);
+    return place;
+  };
+}
+
+struct Rule {
+  std::string detail;
+  Change change;
+};
+
+std::vector<Rule> table_rules() {
+  std::vector<Rule> rules;
+  const auto column = [&](std::string detail, std::function<std::int64_t(std::int64_t j, std::int64_t last)> map) {
+    rules.push_back({std::move(detail), [map = std::move(map)](const Facts& f, const Row& row, std::int64_t k, Place& place) {
+                       const std::int64_t last = std::max<std::int64_t>(0, (row.seq_len - 1) / f.page_size);
+                       place.page =
+                           f.page(row.req, std::clamp<std::int64_t>(map(k / f.page_size, last), 0, f.max_pages_per_req - 1));
+                     }});
+  };
+  using N = std::int64_t;
+  for (const N by : {-2, -1, 1, 2})
+    column(formatted("from the page {} {}", std::abs(by), by < 0 ? "before" : "after"),
+           [by](N j, N) { return std::max<N>(0, j + by); });
+  column("pages in reverse order", [](N j, N last) { return j <= last ? last - j : j; });
+  column("every position from the first page", [](N, N) { return 0; });
+  column("the last page from the first", [](N j, N last) { return j == last ? 0 : j; });
+  column("the last page from the one before", [](N j, N last) { return j == last ? std::max<N>(0, j - 1) : j; });
+  column("the first page from the second", [](N j, N) { return j == 0 ? 1 : j; });
+  column("the first page from the last", [](N j, N last) { return j == 0 ? last : j; });
+  column("pages exchanged in pairs", [](N j, N last) { return (j ^ 1) <= last ? j ^ 1 : j; });
+  for (const N by : {-2, -1, 1, 2})
+    rules.push_back({formatted("page ids {:+}", by), [by](const Facts& f, const Row&, N, Place& place) {
+                       place.page = std::clamp<N>(place.page + by, 0, f.num_pages - 1);
+                     }});
+  return rules;
+}
+
+std::vector<Rule> slot_rules(const Facts& facts) {
+  std::vector<Rule> rules;
+  const auto slot = [&](std::string detail, std::function<std::int64_t(std::int64_t offset, std::int64_t size)> map) {
+    rules.push_back({std::move(detail), [map = std::move(map)](const Facts& f, const Row&, std::int64_t, Place& place) {
+                       place.offset = map(place.offset, f.page_size);
+                     }});
+  };
+  using N = std::int64_t;
+  for (const N by : {1, 2, 4})
+    for (const N shift : {by, facts.page_size - by})
+      if (by < facts.page_size)
+        slot(formatted("slots of each page rotated by {}", shift), [shift](N o, N n) { return (o + shift) % n; });
+  slot("slots of each page in reverse order", [](N o, N n) { return n - 1 - o; });
+  slot("slots exchanged in pairs", [](N o, N n) { return std::min(o ^ 1, n - 1); });
+  slot("slot 0 of each page for all of its positions", [](N, N) { return 0; });
+  for (const N by : {-1, 1})
+    rules.push_back({formatted("position k {:+}", by), [by](const Facts& f, const Row& row, N k, Place& place) {
+                       const N other = std::max<N>(0, k + by);
+                       place.page = f.page(row.req, other / f.page_size);
+                       place.offset = other % f.page_size;
+                     }});
+  return rules;
+}
+
+void propose_rules(const std::vector<Rule>& rules, Proposals& list) {
+  for (const Rule& rule : rules)
+    for (const Sides sides : kSideSets) {
+      Proposal p{"page", formatted("reads {} from another page or slot", sides.text()), rule.detail, kNext, 0, {}};
+      p.plant = [sides, change = rule.change](Model& m) { change_place(m, sides, change); };
+      list.push_back(std::move(p));
+    }
+}
+
+/// Dot products of the cell's query with every slot of the cache, and where V lies.
+class Search {
+ public:
+  Search(const Scene& scene, const OpenCell& cell)
+      : f_(scene.facts), cell_(cell), truth_(scene.facts), kv_head_(cell.at.head / f_.group) {
+    for (std::int64_t d = 0; d < f_.head_dim; ++d) query_.push_back(truth_.query(cell.row, d));
+    const double seen = static_cast<double>(cell.to - cell.from + f_.page_size);
+    affordable_ = static_cast<double>(f_.num_pages) * seen * static_cast<double>(f_.head_dim) * 2 < kMostProducts;
+  }
+
+  struct Found {
+    double left = 1;
+    std::int64_t column = 0, page = 0;
+  };
+
+  /// The best page in place of another one; left = 1 if none explains the cell.
+  Found best(Sides sides) const {
+    Found found;
+    if (!affordable_) return found;
+    const double before = cell_.error();
+    for (std::int64_t j = cell_.from / f_.page_size; j * f_.page_size < cell_.to; ++j) {
+      const std::int64_t from = std::max(cell_.from, j * f_.page_size), to = std::min(cell_.to, (j + 1) * f_.page_size);
+      const Partial own = partial(cell_, from, to);
+      const std::int64_t own_page = f_.page(cell_.row.req, j);
+      for (std::int64_t page = 0; page < f_.num_pages; ++page) {
+        if (page == own_page) continue;
+        const double left = with_page(sides, own, from, to, page) / before;
+        if (left < found.left) found = {left, j, page};
+      }
+    }
+    return found;
+  }
+
+ private:
+  /// Squared distance if positions [from, to) come from `page`.
+  double with_page(Sides sides, const Partial& own, std::int64_t from, std::int64_t to, std::int64_t page) const {
+    const auto dims = cell_.dims();
+    std::vector<double> out(dims);
+    double sum = cell_.denominator - own.weight;
+    for (std::size_t d = 0; d < dims; ++d) out[d] = cell_.expected[d] * cell_.denominator - own.out[d];
+    for (std::int64_t k = from; k < to; ++k) {
+      const std::int64_t offset = k % f_.page_size;
+      const double weight = sides.key ? std::exp(score(page, offset, k) - cell_.max) : cell_.weights[Facts::at(k)];
+      if (!std::isfinite(weight)) return std::numeric_limits<double>::infinity();
+      sum += weight;
+      const float* stored = f_.decoded.slot(Side::value, page, offset, kv_head_);
+      if (sides.value && stored == nullptr) return std::numeric_limits<double>::infinity();
+      const double scale = sides.value ? truth_.scale(Side::value, Place{}, kv_head_) : 1;
+      const double* kept = cell_.value(k);
+      for (std::size_t d = 0; d < dims; ++d) out[d] += weight * (sides.value ? scale * static_cast<double>(stored[d]) : kept[d]);
+    }
+    for (double& value : out) value /= sum;
+    const double distance = cell_.distance(out);
+    return std::isnan(distance) ? std::numeric_limits<double>::infinity() : distance;
+  }
+
+  double score(std::int64_t page, std::int64_t offset, std::int64_t k) const {
+    const auto [at, fresh] = dots_.try_emplace(page);
+    if (fresh)
+      for (std::int64_t o = 0; o < f_.page_size; ++o) {
+        const float* stored = f_.decoded.slot(Side::key, page, o, kv_head_);
+        double dot = 0;
+        for (std::size_t d = 0; stored != nullptr && d < query_.size(); ++d) dot += query_[d] * static_cast<double>(stored[d]);
+        at->second.push_back(dot * truth_.scale(Side::key, Place{}, kv_head_));
+      }
+    return truth_.score(truth_, cell_.row, k, at->second[Facts::at(offset)]);
+  }
+
+  const Facts& f_;
+  const OpenCell& cell_;
+  Model truth_;
+  std::int64_t kv_head_;
+  std::vector<double> query_;
+  bool affordable_ = false;
+  mutable std::map<std::int64_t, std::vector<double>> dots_;
+};
+
+/// A cell that is cached to its end: searched pages stand for whole logical pages.
+bool searchable(const OpenCell& cell) { return cell.row.cached_len >= cell.to; }
+
+void propose_found(const Scene& scene, const OpenCell& cell, Sides sides, const Search::Found& found, Proposals& list) {
+  const Facts& f = scene.facts;
+  const std::int64_t req = cell.row.req, column = found.column, page = found.page, own = f.page(req, column);
+  const auto add = [&](std::string mechanism, std::string detail, const Change& change) {
+    Proposal p{
+        std::move(mechanism), formatted("reads {} of one page from another page", sides.text()), std::move(detail), kNext, 1, {}};
+    p.plant = [sides, change](Model& m) { change_place(m, sides, change); };
+    list.push_back(std::move(p));
+  };
+  add("page", formatted("logical page {} of request {} read from page {} instead of {}", column, req, page, own),
+      [req, column, page](const Facts& facts, const Row& row, std::int64_t k, Place& place) {
+        if (row.req == req && k / facts.page_size == column) place.page = page;
+      });
+  add("page_contents", formatted("page {} holds what page {} holds", own, page),
+      [own, page](const Facts&, const Row&, std::int64_t, Place& place) {
+        if (place.page == own) place.page = page;
+      });
+}
+
+}  // namespace
+
+void propose_page(const Scene& scene, Proposals& list) {
+  propose_rules(table_rules(), list);
+  propose_rules(slot_rules(scene.facts), list);
+  std::size_t searched = 0;
+  for (const OpenCell& cell : scene.cells) {
+    if (searched == kCellsSearched) break;
+    if (!searchable(cell)) continue;
+    ++searched;
+    const Search search(scene, cell);
+    for (const Sides sides : kSideSets)
+      if (const Search::Found found = search.best(sides); found.left < kExplains) propose_found(scene, cell, sides, found, list);
+  }
+}
+
+}  // namespace quire::cause

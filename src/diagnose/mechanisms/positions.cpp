@@ -1,0 +1,55 @@
+// A row believes to sit at another position: shifted, at the start of its chunk, or where another request's row sits. Mask,
+// window and ALiBi follow the position together, which tells it from a range of keys that is cut.
+#include <algorithm>
+
+#include "diagnose/mechanisms/mechanism.h"
+#include "text/formatted.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Facts;
+using fault::Model;
+using fault::Row;
+
+constexpr std::int64_t kShifts = 16;
+const char* const kNext =
+    "print the position that the kernel gives to a wrong row; it is context_len + the row's index in its request";
+
+}  // namespace
+
+void propose_positions(const Scene& scene, Proposals& list) {
+  const Facts* f = &scene.facts;
+  const auto add = [&](std::string detail, int parameters, std::function<std::int64_t(const Row&)> position) {
+    Proposal p{"positions", "takes another position for the row's own", std::move(detail), kNext, parameters, {}};
+    p.plant = [position = std::move(position)](Model& m) {
+      m.row = [position, before = m.row](std::int64_t token, std::int64_t head) {
+        Row row = before(token, head);
+        row.q_pos = std::max<std::int64_t>(0, position(row));
+        return row;
+      };
+    };
+    list.push_back(std::move(p));
+  };
+  for (std::int64_t by = 1; by <= kShifts; ++by)
+    for (const std::int64_t shift : {-by, by})
+      add(formatted("q_pos {:+}", shift), 1, [shift](const Row& r) { return r.q_pos + shift; });
+  for (const std::int64_t shift : {-f->page_size, f->page_size})
+    add(formatted("q_pos {:+}, a page", shift), 1, [shift](const Row& r) { return r.q_pos + shift; });
+  add("the index in its request: positions of a chunk start at 0", 0, [](const Row& r) { return r.q_pos - r.context_len(); });
+  add("the position of the first row of its request, for all of them", 0, [](const Row& r) { return r.context_len(); });
+  add("the position of the last row of its request, for all of them", 0, [](const Row& r) { return r.seq_len - 1; });
+  add("q_pos + query_len: seq_len is taken for context_len", 0, [](const Row& r) { return r.q_pos + r.query_len; });
+  for (const std::int64_t shift : {-1, 1})
+    add(formatted("as if context_len were that of request r {:+}", shift), 1, [f, shift](const Row& r) {
+      const std::int64_t other = (r.req + shift + f->num_reqs) % f->num_reqs;
+      return f->context_len(other) + r.q_pos - r.context_len();
+    });
+  for (const std::int64_t shift : {-1, 1})
+    add(formatted("as if seq_len were that of request r {:+}", shift), 1, [f, shift](const Row& r) {
+      const std::int64_t other = (r.req + shift + f->num_reqs) % f->num_reqs;
+      return f->seq_lens[Facts::at(other)] - r.query_len + r.q_pos - r.context_len();
+    });
+}
+
+}  // namespace quire::cause

@@ -1,0 +1,150 @@
+// Operands, scores or weights rounded to a narrow type, or cut at a largest value. What is rounded is elementwise and so can be
+// predicted; the order of sums in a narrow accumulator cannot.
+#include <algorithm>
+#include <cmath>
+
+#include "diagnose/mechanisms/mechanism.h"
+#include "diagnose/mechanisms/side.h"
+#include "semantics/dtype.h"
+#include "text/formatted.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Facts;
+using fault::Key;
+using fault::Model;
+using fault::Place;
+using fault::Row;
+using fault::RowHead;
+using fault::Side;
+
+constexpr double kExplains = 0.05;
+constexpr int kRefinements = 40;
+const char* const kNext = "keep scores and sums in f32; look for a conversion to a narrow type, and for a clamp";
+
+double rounded(DType type, double value) {
+  std::array<std::byte, 8> buffer{};
+  semantics::store(buffer.data(), type, 0, static_cast<float>(value));
+  return semantics::load(buffer.data(), type, 0);
+}
+
+constexpr DType kNarrow[] = {DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e5m2};
+
+void propose_types(const Scene& scene, Proposals& list) {
+  const auto add = [&](std::string what, DType type, std::function<void(Model&)> plant) {
+    list.push_back({"rounded", "rounds " + what, "to " + std::string(name(type)), kNext, 0, std::move(plant), nullptr, false});
+  };
+  for (const DType type : kNarrow) {
+    const bool own = type == scene.facts.batch.query.dtype;
+    if (!own)
+      add("the query", type, [type](Model& m) {
+        m.query = [type, before = m.query](const Row& row, std::int64_t d) { return rounded(type, before(row, d)); };
+      });
+    for (const Sides sides : kSideSets)
+      add(sides.text(), type, [type, sides](Model& m) {
+        m.vector = [type, sides](const Row&, Side side, const Place&, std::int64_t, std::span<double> v) {
+          if (!sides.has(side)) return;
+          for (double& value : v) value = rounded(type, value);
+        };
+      });
+    add("scores", type, [type](Model& m) {
+      m.score = [type, before = m.score](const Model& model, const Row& row, std::int64_t k, double dot) {
+        return rounded(type, before(model, row, k, dot));
+      };
+    });
+    add("dot products", type, [type](Model& m) {
+      m.score = [type, before = m.score](const Model& model, const Row& row, std::int64_t k, double dot) {
+        return before(model, row, k, rounded(type, dot));
+      };
+    });
+    for (const bool normalised : {true, false})
+      add(normalised ? "the normalised weights" : "the weights before they are normalised", type, [type, normalised](Model& m) {
+        m.softmax = [type, normalised, before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
+                                                           std::span<const double> scores, std::vector<double>& p) {
+          const double lse = before(model, row, keys, scores, p), largest = fault::largest(scores, model.sink(row));
+          const double denominator = normalised ? 1 : std::exp(lse - largest);
+          for (double& weight : p) weight = rounded(type, weight * denominator) / denominator;
+          return lse;
+        };
+      });
+  }
+}
+
+/// Something cut at a limit, which is fitted.
+struct Clamp {
+  std::string what;
+  std::function<void(Model&, double limit)> plant;
+};
+
+std::vector<Clamp> clamps() {
+  std::vector<Clamp> list;
+  const auto cut = [](double value, double limit) { return std::clamp(value, -limit, limit); };
+  list.push_back({"dot products", [cut](Model& m, double limit) {
+                    m.score = [cut, limit, before = m.score](const Model& model, const Row& row, std::int64_t k, double dot) {
+                      return before(model, row, k, cut(dot, limit));
+                    };
+                  }});
+  list.push_back({"scores", [cut](Model& m, double limit) {
+                    m.score = [cut, limit, before = m.score](const Model& model, const Row& row, std::int64_t k, double dot) {
+                      return cut(before(model, row, k, dot), limit);
+                    };
+                  }});
+  for (const Sides sides : kSideSets)
+    list.push_back({"elements of " + sides.text(), [cut, sides](Model& m, double limit) {
+                      m.vector = [cut, sides, limit](const Row&, Side side, const Place&, std::int64_t, std::span<double> v) {
+                        if (sides.has(side))
+                          for (double& value : v) value = cut(value, limit);
+                      };
+                    }});
+  list.push_back({"elements of the query", [cut](Model& m, double limit) {
+                    m.query = [cut, limit, before = m.query](const Row& row, std::int64_t d) {
+                      return cut(before(row, d), limit);
+                    };
+                  }});
+  list.push_back({"elements of the output", [cut](Model& m, double limit) {
+                    m.finish = [cut, limit, before = m.finish](const Row& row, fault::RowResult& result) {
+                      before(row, result);
+                      for (double& value : result.out) value = cut(value, limit);
+                    };
+                  }});
+  return list;
+}
+
+/// The limit that explains the cell best: powers of 1.25, then golden section.
+void propose_clamp(const Scene& scene, const OpenCell& cell, const Clamp& clamp, Proposals& list) {
+  const double before = cell.error();
+  const auto left = [&](double limit) {
+    Model m(scene.facts);
+    clamp.plant(m, limit);
+    return cell.distance(evaluate(m, std::span<const RowHead>(&cell.at, 1))[0].out) / before;
+  };
+  double best = 0, least = 0.7;
+  for (double limit = 0.1; limit < 1000; limit *= 1.25)
+    if (const double value = left(limit); value < least) least = value, best = limit;
+  if (best == 0) return;
+  double low = best / 1.25, high = best * 1.25;
+  for (int i = 0; i < kRefinements && high - low > 1e-9 * high; ++i) {
+    const double a = low + 0.381966 * (high - low), b = high - 0.381966 * (high - low);
+    (left(a) < left(b) ? high : low) = left(a) < left(b) ? b : a;
+  }
+  const double limit = (low + high) / 2;
+  if (!(left(limit) < kExplains)) return;
+  Proposal p{"rounded", "cuts " + clamp.what + " at a largest value", formatted("{:.6g}", limit), kNext, 1, {}};
+  p.plant = [clamp, limit](Model& m) { clamp.plant(m, limit); };
+  list.push_back(std::move(p));
+}
+
+}  // namespace
+
+void propose_rounding(const Scene& scene, Proposals& list) {
+  propose_types(scene, list);
+  constexpr std::int64_t kMostKeys = 512;
+  for (const OpenCell& cell : scene.cells) {
+    if (cell.to - cell.from > kMostKeys) continue;
+    for (const Clamp& clamp : clamps()) propose_clamp(scene, cell, clamp, list);
+    return;
+  }
+}
+
+}  // namespace quire::cause

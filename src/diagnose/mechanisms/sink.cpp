@@ -1,0 +1,55 @@
+// Another sink. A sink scales the output and nothing else, so each wrong cell names the sink that it saw.
+#include <cmath>
+
+#include "diagnose/mechanisms/ratio.h"
+#include "text/formatted.h"
+
+namespace quire::cause {
+namespace {
+
+constexpr double kSameSink = 0.02;  // of exp(sink): sinks enter as weights
+
+double sink_of(const fault::Facts& f, std::int64_t head) {
+  fault::Row row;
+  row.query_head = row.head = head;
+  return fault::Model(f).sink(row);
+}
+
+}  // namespace
+
+void propose_sink(const Scene& scene, Proposals& list) {
+  const std::vector<Ratio> found = explaining_ratios(scene);
+  std::vector<double> logits, weights;
+  std::vector<Ratio> known;
+  for (const Ratio& r : found) {
+    // exp(lse) = sum of keys + exp(sink). The observed output has exp(lse) / factor there.
+    const double lse = scene.where.reference.lse[fault::Facts::at(r.cell->reference_row)];
+    const double keys = 1 - std::exp(sink_of(scene.facts, r.cell->head) - lse);
+    const double extra = 1 / r.factor - keys;
+    if (!(r.factor > 0) || !(extra > 0)) continue;
+    known.push_back(r);
+    logits.push_back(lse + std::log(extra));
+    weights.push_back(std::exp(std::min(700.0, logits.back())));
+  }
+  if (known.empty() || known.size() * 10 < found.size() * 9) return;
+  const char* const next =
+      "print the sinks that the kernel receives, and which element each query head reads; a layer has its own";
+  const auto plant = [&](std::string text, std::string detail, int parameters, std::function<double(const fault::Row&)> sink) {
+    Proposal p{"sink", std::move(text), std::move(detail), next, parameters, {}};
+    p.plant = [sink = std::move(sink)](fault::Model& m) { m.sink = sink; };
+    list.push_back(std::move(p));
+  };
+  if (all_same(weights, kSameSink)) {
+    const double logit = median(logits);
+    plant("uses another sink", formatted("sink {:.5g} for every head", logit), 1, [logit](const fault::Row&) { return logit; });
+  }
+  const std::map<std::int64_t, double> heads = by_head(known, logits, kSameSink);
+  if (heads.size() < 2) return;
+  const fault::Facts* f = &scene.facts;
+  plant("uses other sinks", heads_text(heads), 2, [f, heads](const fault::Row& row) {
+    const auto own = heads.find(row.head);
+    return own == heads.end() ? sink_of(*f, row.head) : own->second;
+  });
+}
+
+}  // namespace quire::cause

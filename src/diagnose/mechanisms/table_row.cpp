@@ -1,0 +1,105 @@
+// Another request's row of block_table, with the own length. Every request is tried on the cheapest wrong cell of each request.
+#include <algorithm>
+#include <map>
+
+#include "diagnose/mechanisms/mechanism.h"
+#include "diagnose/mechanisms/side.h"
+#include "text/formatted.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Facts;
+using fault::Model;
+using fault::Place;
+using fault::Row;
+using fault::RowHead;
+using fault::Side;
+
+constexpr double kExplains = 0.02;
+constexpr std::int64_t kMostKeys = 2048;
+constexpr std::size_t kMostRequests = 24;
+
+using Map = std::map<std::int64_t, std::int64_t>;  // request -> row of block_table
+
+/// `row` gives the request whose pages are read, -1 for the own one.
+void read_rows(Model& m, Sides sides, const std::function<std::int64_t(std::int64_t req)>& row) {
+  m.place = [sides, row, before = m.place](const Model& model, const Row& r, Side side, std::int64_t k) {
+    Place place = before(model, r, side, k);
+    const std::int64_t other = sides.has(side) && place.kind == Place::Kind::cache ? row(r.req) : -1;
+    if (other >= 0) place.page = model.table(other, k / model.facts->page_size);
+    return place;
+  };
+}
+
+std::map<std::int64_t, OpenCell> cheapest_by_request(const Scene& scene) {
+  std::map<std::int64_t, const Compared*> chosen;
+  const auto keys = [&](const Compared* c) { return scene.where.reference.num_keys[Facts::at(c->reference_row)]; };
+  for (const Compared* cell : scene.wrong) {
+    if (cell->wrong_dims == 0 || cell->nonfinite > 0 || keys(cell) > kMostKeys) continue;
+    const Compared*& own = chosen[scene.facts.req_of(cell->token)];
+    if (own == nullptr || keys(cell) < keys(own)) own = cell;
+  }
+  std::map<std::int64_t, OpenCell> open;
+  for (const auto& [req, cell] : chosen)
+    if (open.size() < kMostRequests) open.emplace(req, open_cell(scene.facts, scene.observed, scene.where, *cell, kMostKeys));
+  return open;
+}
+
+std::int64_t row_read(const Facts& f, const OpenCell& cell, Sides sides) {
+  std::int64_t best = -1;
+  double least = kExplains * cell.error();
+  for (std::int64_t r = 0; r < f.num_reqs; ++r) {
+    if (r == cell.row.req) continue;
+    Model m(f);
+    read_rows(m, sides, [r](std::int64_t) { return r; });
+    const double left = cell.distance(evaluate(m, std::span<const RowHead>(&cell.at, 1))[0].out);
+    if (left < least) least = left, best = r;
+  }
+  return best;
+}
+
+std::string rule_of(const Facts& f, const Map& map) {
+  const std::int64_t one = map.begin()->second, by = one - map.begin()->first;
+  const auto all = [&](auto&& rule) {
+    return std::all_of(map.begin(), map.end(), [&](const auto& e) { return rule(e.first) == e.second; });
+  };
+  if (all([&](std::int64_t) { return one; })) return formatted("row {} of block_table is read", one);
+  if (all([&](std::int64_t r) { return (r + by + f.num_reqs) % f.num_reqs; }))
+    return formatted("request r reads row r {:+} of block_table", by);
+  return formatted("request {} reads row {} of block_table, and so on", map.begin()->first, one);
+}
+
+}  // namespace
+
+void propose_table_row(const Scene& scene, Proposals& list) {
+  if (scene.facts.num_reqs < 2) return;
+  const std::map<std::int64_t, OpenCell> cells = cheapest_by_request(scene);
+  for (const Sides sides : kSideSets) {
+    Map map;
+    for (const auto& [req, cell] : cells) {
+      const std::int64_t read = row_read(scene.facts, cell, sides);
+      if (read >= 0) map[req] = read;
+      if (read < 0 && map.empty()) break;
+    }
+    if (map.empty() || map.size() * 10 < cells.size() * 9) continue;
+    Proposal p{"table_row",
+               formatted("reads {} by another request's row of block_table", sides.text()),
+               rule_of(scene.facts, map),
+               "look at the request index with which the kernel reads block_table",
+               1,
+               {}};
+    // A request whose cells were not looked at reads what the rule of the others says: the same row, or the same distance.
+    const std::int64_t one = map.begin()->second, by = one - map.begin()->first, n = scene.facts.num_reqs;
+    const bool same_row = std::all_of(map.begin(), map.end(), [&](const auto& e) { return e.second == one; });
+    p.plant = [map, sides, one, by, n, same_row](Model& m) {
+      read_rows(m, sides, [=](std::int64_t req) {
+        const auto read = map.find(req);
+        return read != map.end() ? read->second : same_row ? one : (req + by + n) % n;
+      });
+    };
+    list.push_back(std::move(p));
+  }
+}
+
+}  // namespace quire::cause
