@@ -117,14 +117,14 @@ std::string Evidence::observed_text() const {
 }
 
 double Evidence::output_tolerance(const Exhibit& e, std::size_t dim, double predicted) const {
-  const numerics::OutputType type = numerics::output_type(observed_.output.dtype);
+  const numerics::OutputType type = numerics::output_type(where_.reference, observed_.output.dtype);
   const std::int64_t element = e.reference_row * facts_.head_dim + static_cast<std::int64_t>(dim);
   const double tolerance = numerics::output_tolerance(where_.reference, e.reference_row, element, type);
   return (std::isfinite(tolerance) ? tolerance : 0) + (std::isfinite(predicted) ? type.roundoff * std::fabs(predicted) : 0);
 }
 
 double Evidence::distance(const Exhibit& e, const RowResult& predicted) const {
-  const numerics::OutputType type = numerics::output_type(observed_.output.dtype);
+  const numerics::OutputType type = numerics::output_type(where_.reference, observed_.output.dtype);
   double sum = 0;
   for (std::size_t d = 0; d < e.observed.size(); ++d)
     sum += capped_error(e.observed[d], stored(predicted.out[d], type), output_tolerance(e, d, predicted.out[d]), output_cap_);

@@ -24,9 +24,10 @@ struct Compared {
 struct Localisation {
   Laws laws;
   std::vector<std::int64_t> tokens;  ///< compared rows, ascending; row i of `reference`
-  Reference reference;
-  std::vector<Compared> rows;  ///< tokens x heads
-  bool complete = false;       ///< every row was compared
+  Reference reference;               ///< its profile is what the tolerance pays for
+  bool profile_found = false;        ///< nobody named that profile: the data did
+  std::vector<Compared> rows;        ///< tokens x heads
+  bool complete = false;             ///< every row was compared
   std::vector<std::int64_t> wrong_tokens() const;
   bool any_wrong() const;
 };
@@ -34,5 +35,9 @@ struct Localisation {
 /// `seconds` bounds the time spent on the reference, as long as something wrong is found within it; an output that looks right
 /// everywhere is compared completely.
 Result<Localisation> localise(const fault::Facts& facts, const Observed& observed, const DiagnoseOptions& options);
+
+/// Compares these tokens, ascending, under a profile. Laws are left out.
+Result<Localisation> compare_tokens(const fault::Facts& facts, const Observed& observed, std::vector<std::int64_t> tokens,
+                                    const NumericsProfile& profile);
 
 }  // namespace quire::cause
