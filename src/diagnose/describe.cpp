@@ -5,6 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "diagnose/profile_report.h"
 #include "quire/problem.hpp"
 #include "report/pictures.h"
 #include "text/formatted.h"
@@ -170,7 +171,8 @@ void add_refuted(const Diagnosis& d, Lines& lines) {
 std::string text_of(const Found& found, const Diagnosis& d) {
   Lines lines;
   lines.add("problem", d.problem);
-  lines.add("verdict", d.verdict);
+  lines.add("verdict", verdict_text(d.verdict, found.where));
+  for (const std::string& line : profile_lines(found.where)) lines.add("profile", line);
   if (d.verdict == "right") {
     lines.more(coverage(found.facts, found.where));
     return lines.take();
@@ -234,6 +236,7 @@ std::string json_of(const Found& found, const Diagnosis& d) {
                {"version", QUIRE_VERSION},
                {"problem", d.problem},
                {"verdict", d.verdict},
+               {"profile", profile_json(found.where)},
                {"complete", d.complete},
                {"compared_rows", found.where.tokens.size()},
                {"laws", laws_json(found.where.laws)},

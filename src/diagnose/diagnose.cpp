@@ -46,6 +46,7 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
   const auto line = c.notes.find("problem");
   d.problem = line != c.notes.end() ? line->second : to_string(problem_of(c.batch, c.cache, c.options));
   d.complete = where->complete;
+  d.profile = where->reference.profile;
   d.wrong_tokens = where->wrong_tokens();
   const cause::Evidence evidence(facts, observed, where.value());
   std::vector<cause::Hypothesis> ranking;

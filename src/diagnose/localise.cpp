@@ -11,6 +11,7 @@
 #include "diagnose/element.h"
 #include "diagnose/find_profile.h"
 #include "diagnose/parallel.h"
+#include "diagnose/profile_report.h"
 #include "diagnose/tolerance.h"
 
 namespace quire::cause {
@@ -79,25 +80,31 @@ std::vector<std::int64_t> affordable(const Facts& f, const Laws& laws, double bu
   return {chosen.begin(), chosen.end()};
 }
 
-void add_element(Compared& row, std::int64_t dim, double observed, double expected, double tolerance, double overflow) {
+constexpr std::int64_t kBitsPerWord = 64;
+
+std::size_t words_per_row(std::int64_t head_dim) { return Facts::at((head_dim + kBitsPerWord - 1) / kBitsPerWord); }
+
+/// Returns whether the element is wrong.
+bool add_element(Compared& row, std::int64_t dim, double observed, double expected, double tolerance, double overflow) {
   const ElementVerdict verdict = judge(observed, expected, tolerance, overflow);
   const double error = std::fabs(observed - expected);
   if (std::isfinite(error) && error > 0) {
     row.largest_error = std::max(row.largest_error, error);
     row.worst_ratio = std::max(row.worst_ratio, error / tolerance);
   }
-  if (verdict == ElementVerdict::fine) return;
+  if (verdict == ElementVerdict::fine) return false;
   row.wrong = true;
   if (verdict == ElementVerdict::wrong_class) ++row.nonfinite;
   if (dim < 0) {
     row.wrong_lse = true;
-    return;
+    return true;
   }
   if (row.wrong_dims++ == 0) row.first_dim = dim;
   row.last_dim = dim;
+  return true;
 }
 
-Compared compare_row(const Facts& f, const Observed& observed, const Localisation& where, std::size_t i) {
+Compared compare_row(const Facts& f, const Observed& observed, Localisation& where, std::size_t i) {
   Compared row;
   row.reference_row = static_cast<std::int64_t>(i);
   row.token = where.tokens[i / Facts::at(f.num_q_heads)];
@@ -105,8 +112,9 @@ Compared compare_row(const Facts& f, const Observed& observed, const Localisatio
   const numerics::OutputType type = numerics::output_type(where.reference, observed.output.dtype);
   for (std::int64_t d = 0; d < f.head_dim; ++d) {
     const std::int64_t e = row.reference_row * f.head_dim + d;
-    add_element(row, d, observed.at(row.token, row.head, d), where.reference.out[Facts::at(e)],
-                numerics::output_tolerance(where.reference, row.reference_row, e, type), type.overflow);
+    if (add_element(row, d, observed.at(row.token, row.head, d), where.reference.out[Facts::at(e)],
+                    numerics::output_tolerance(where.reference, row.reference_row, e, type), type.overflow))
+      where.wrong_dim_bits[i * words_per_row(f.head_dim) + Facts::at(d / kBitsPerWord)] |= std::uint64_t{1} << (d % kBitsPerWord);
   }
   if (observed.lse.present())
     add_element(row, -1, observed.lse_at(row.token, row.head), where.reference.lse[i],
@@ -158,6 +166,11 @@ std::vector<std::int64_t> Localisation::wrong_tokens() const {
   return list;
 }
 
+bool Localisation::wrong_dim(std::size_t compared_row, std::int64_t dim) const {
+  const std::size_t word = compared_row * words_per_row(reference.head_dim) + Facts::at(dim / kBitsPerWord);
+  return ((wrong_dim_bits[word] >> (dim % kBitsPerWord)) & 1) != 0;
+}
+
 bool Localisation::any_wrong() const {
   return std::any_of(rows.begin(), rows.end(), [](const Compared& row) { return row.wrong; });
 }
@@ -172,6 +185,7 @@ Result<Localisation> compare_tokens(const Facts& f, const Observed& observed, st
   if (!reference.ok()) return reference.status();
   where.reference = std::move(reference).value();
   where.rows.assign(where.tokens.size() * Facts::at(f.num_q_heads), {});
+  where.wrong_dim_bits.assign(where.rows.size() * words_per_row(f.head_dim), 0);
   for_each_index(where.tokens.size(), [&](std::size_t token) {
     for (std::size_t h = 0; h < Facts::at(f.num_q_heads); ++h) {
       const std::size_t i = token * Facts::at(f.num_q_heads) + h;
@@ -189,8 +203,13 @@ Result<Localisation> localise(const Facts& facts, const Observed& observed, cons
     if (options.progress) options.progress("numerics profiles");
     const auto found = find_profile(facts, observed, where.value(), profile_sample(facts, where.value(), options.seconds / 8));
     if (!found.ok()) return found.status();
-    if (found.value()) where = compare_enough(facts, observed, options, laws, *found.value());
-    if (where.ok()) where->profile_found = found.value().has_value();
+    if (found.value()) {
+      const double in_f32 = least_factor(where->reference);
+      where = compare_enough(facts, observed, options, laws, *found.value());
+      if (!where.ok()) return where;
+      where->profile_found = true;
+      where->least_factor_in_f32 = in_f32;
+    }
   }
   if (where.ok()) where->laws = std::move(laws);
   return where;

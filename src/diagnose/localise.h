@@ -23,11 +23,14 @@ struct Compared {
 
 struct Localisation {
   Laws laws;
-  std::vector<std::int64_t> tokens;  ///< compared rows, ascending; row i of `reference`
-  Reference reference;               ///< its profile is what the tolerance pays for
-  bool profile_found = false;        ///< nobody named that profile: the data did
-  std::vector<Compared> rows;        ///< tokens x heads
-  bool complete = false;             ///< every row was compared
+  std::vector<std::int64_t> tokens;           ///< compared rows, ascending; row i of `reference`
+  Reference reference;                        ///< its profile is what the tolerance pays for
+  bool profile_found = false;                 ///< nobody named that profile: the data did
+  double least_factor_in_f32 = 0;             ///< if found: least_factor() of the plain reference
+  std::vector<Compared> rows;                 ///< tokens x heads
+  std::vector<std::uint64_t> wrong_dim_bits;  ///< of every compared row in turn: a bit per dim, in whole words
+  bool complete = false;                      ///< every row was compared
+  bool wrong_dim(std::size_t compared_row, std::int64_t dim) const;
   std::vector<std::int64_t> wrong_tokens() const;
   bool any_wrong() const;
 };
