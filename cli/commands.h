@@ -53,6 +53,7 @@ struct DiagnoseArgs {
   Words input;
   bool full = false;
   double seconds = 0.5;
+  std::string profile;  ///< empty: found by itself
   std::string reduced;  ///< empty = beside the input
   bool no_reduced = false;
   std::string html;

@@ -17,6 +17,11 @@ namespace fs = std::filesystem;
 Result<Diagnosis> diagnose_with_progress(const Case& c, const DiagnoseArgs& args, const Terminal& terminal) {
   std::unique_ptr<Progress> shown;
   DiagnoseOptions options;
+  if (!args.profile.empty()) {
+    const Result<NumericsProfile> profile = parse_profile(args.profile);
+    if (!profile.ok()) return profile.status();
+    options.profile = profile.value();
+  }
   options.full = args.full;
   options.seconds = args.seconds;
   options.progress = [&](const std::string& stage) {

@@ -130,6 +130,12 @@ void add_diagnose(CLI::App& app, DiagnoseArgs& args) {
   command->add_option("--seconds", args.seconds, "about how long comparing with the reference may take (default: 0.5)")
       ->type_name("S")
       ->check(CLI::Range(0.0, 1e6));
+  command
+      ->add_option(
+          "--profile", args.profile,
+          "what the kernel may round: plain, or some of weights=, scores=, accumulator= (f16 or bf16), products=tf32 and "
+          "dequantised, with commas between (default: found by itself; docs/numerics.md)")
+      ->type_name("WORDS");
   command->add_option("--reduced", args.reduced, "where the reduced capture goes (default: FILE with .reduced before its suffix)")
       ->type_name("FILE");
   command->add_flag("--no-reduced", args.no_reduced, "write no reduced capture");

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "quire/batch.hpp"
@@ -12,6 +14,26 @@
 #include "quire/status.hpp"
 
 namespace quire {
+
+/// What a right kernel may round besides its f32 arithmetic (docs/numerics.md, "Profiles"). The default is Quire's own kernels.
+struct NumericsProfile {
+  DType weights = DType::f32;      ///< softmax weights are rounded to f16 or bf16 before they meet V (FlashAttention, Triton)
+  DType scores = DType::f32;       ///< every step of a score is stored in f16 or bf16 (eager PyTorch)
+  DType accumulator = DType::f32;  ///< sums of products, over dims and over keys, are held in f16 or bf16
+  bool tf32_products = false;      ///< factors of both products keep TF32's 11 significant bits (Triton's tl.dot of f32)
+  bool dequantised_to_query =
+      false;  ///< cached K and V times their scale are rounded to the query's type (vLLM's Triton kernels)
+
+  bool plain() const { return *this == NumericsProfile{}; }
+  friend bool operator==(const NumericsProfile&, const NumericsProfile&) = default;
+};
+/// "weights=bf16,scores=bf16,accumulator=f16,products=tf32,dequantised": the words that differ from the plain profile, "plain" if
+/// there is none.
+std::string to_string(const NumericsProfile& profile);
+/// Inverse of to_string(), words in any order; parse_error names a word that is none, and what is expected.
+Result<NumericsProfile> parse_profile(std::string_view text);
+/// Completes "a kernel that ...": "rounds its softmax weights to bf16".
+std::string in_words(const NumericsProfile& profile);
 
 /// fp64 attention of the stored (quantised) cache, with what is needed to bound a kernel's error (docs/numerics.md).
 /// Row-major [num_tokens, num_q_heads, head_dim] (out, abs_pv, abs_spv) and [num_tokens, num_q_heads] (the rest).
@@ -26,14 +48,21 @@ struct Reference {
   std::vector<double> abs_pv;          ///< sum_k max(p_k, least) |V_k|, p normalised; least: docs/numerics.md
   std::vector<double> abs_spv;         ///< sum_k p_k M_k |V_k|
   std::vector<double> score_mag;       ///< sum_k p_k M_k, plus p_sink (|sink| + |sink - m|)
+  std::vector<double> abs_lost;        ///< sum_k max(0, min(p_k, 2^-25) - 2^-11 p_k) |V_k|: what f16's subnormals lose of weights
   std::vector<std::int64_t> num_keys;  ///< visible keys
+  DType output = DType::none;          ///< the batch's output type, by which outputs are judged; none: by the type that they have
+  DType cache = DType::none;           ///< the cache's type
+  NumericsProfile profile;             ///< what the sums above pay for besides f32 arithmetic
 };
-/// Two-pass fp64 reference; shares nothing with the kernels but dtype decode. Checks metadata and tables first.
-Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options);
+/// Two-pass fp64 reference; shares nothing with the kernels but dtype decode. Checks metadata and tables first. `profile` widens
+/// the tolerance by what it costs; dequantised_to_query changes K and V themselves. invalid_argument for a profile of other
+/// types.
+Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options,
+                            const NumericsProfile& profile = {});
 /// The same for some rows only: row i of the result is row tokens[i] of the batch. invalid_argument for a token outside the
 /// batch.
 Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options,
-                            std::span<const std::int64_t> tokens);
+                            std::span<const std::int64_t> tokens, const NumericsProfile& profile = {});
 
 /// One place where an output is wrong.
 struct Mismatch {
@@ -60,7 +89,8 @@ Comparison compare_lse(const Tensor& lse, const Reference& expected);
 
 /// Widens the tolerance for kernels that round each softmax weight to `weights` (f16 or bf16) before it meets V, as
 /// FlashAttention and vLLM's Triton kernels do, and of Quire's those that say so (rounds_weights()): one more error of at most u
-/// * sum_k p_k |V_k| (docs/numerics.md, "Rounded weights"). Scales expected.abs_pv; f32 changes nothing.
+/// * sum_k p_k |V_k|, and what f16's subnormals lose (docs/numerics.md, "Rounded weights"). Widens expected.abs_pv; f32 changes
+/// nothing.
 void allow_rounded_weights(Reference& expected, DType weights);
 /// The same for some of its tokens: those whose entry of `tokens` is true.
 void allow_rounded_weights(Reference& expected, DType weights, const std::vector<bool>& tokens);
@@ -83,6 +113,9 @@ struct Suspicion {
 struct DiagnoseOptions {
   bool full = false;     ///< compare every row with the reference, however long it takes
   double seconds = 1.0;  ///< without `full`: about how long comparing with the reference may take; laws cover every row anyway
+  /// What the kernel may round. Absent: plain, and if that finds something wrong, the tightest profile whose rounding looks like
+  /// the error that was observed.
+  std::optional<NumericsProfile> profile;
   std::function<void(const std::string& stage)> progress;
 };
 
@@ -98,6 +131,7 @@ struct Diagnosis {
   std::vector<std::string> observations;   ///< at most five facts that need no hypothesis
   std::vector<std::int64_t> wrong_tokens;  ///< rows known to be wrong
   bool complete = false;                   ///< every element was compared with the reference
+  NumericsProfile profile;                 ///< what the tolerance paid for; not plain: given, or found by itself
   std::string problem;                     ///< the problem line
   std::string text;                        ///< the complete report for a terminal
   std::string json;                        ///< the same as JSON, with error maps and page map

@@ -52,16 +52,19 @@ def diagnose(
     *,
     full: bool = False,
     seconds: float = 1.0,
+    profile: str | None = None,
     progress: Callable[[str], Any] | None = None,
 ) -> _quire.Diagnosis:
     """What is wrong with an observed output, where, and why (docs/diagnose.md).
 
     case: a :class:`Case` with an observed output, or the path of a capture.
     full: compare every row with the reference, however long it takes; else about ``seconds`` are spent on that.
+    profile: what the kernel may round (docs/numerics.md, "Profiles"): "plain", "weights=bf16", "weights=f16,dequantised",
+        "products=tf32"; without it, the tightest one whose rounding looks like the error is found, and named in the report.
     progress: called with the name of each stage.
 
     Raises ArgumentError if the case has no observed output, ParseError or FileError for a bad file. The GIL is released.
     """
     if isinstance(case, (str, bytes, os.PathLike)):
         case = _quire.read_capture(case)
-    return _quire.diagnose_case(case, full, seconds, progress)
+    return _quire.diagnose_case(case, full, seconds, progress, profile)

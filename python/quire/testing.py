@@ -40,13 +40,15 @@ def assert_attention_close(
     lse: Any = None,
     *,
     weights: str | None = None,
+    profile: str | None = None,
     tokens: list[int] | None = None,
 ) -> None:
     """Asserts that ``out`` is the attention of ``batch`` over ``cache``, within the tolerance that docs/numerics.md derives.
 
     out: like batch.query, of any array library in host memory. batch: a :class:`quire.Batch`, or a :class:`quire.Case` with its own cache
     and options. lse: checked too if given. weights: "f16" or "bf16" for kernels that round softmax weights to that type, as
-    FlashAttention and vLLM's kernels do. tokens: compare these rows only, if the fp64 reference of all takes too long.
+    FlashAttention and vLLM's kernels do. profile: all that the kernel may round, in the words of docs/numerics.md, for those that round
+    more: "weights=bf16,scores=bf16", "weights=bf16,dequantised", "products=tf32". tokens: compare these rows only, if the fp64 reference of all takes too long.
 
     The failure message holds what is wrong and where, the cause if one is found, the closest explanations that were refuted, the problem
     line, and the path of a capture that ``quire diagnose`` reads.
@@ -58,21 +60,25 @@ def assert_attention_close(
         batch, cache, options = batch.batch, batch.cache, batch.options
     if cache is None:
         raise ArgumentError("cache: is None; give batch, cache and options, or a quire.Case")
-    expected = _quire.reference(batch, cache, options, tokens)
+    if weights is not None:
+        if weights not in ("f32", "f16", "bf16"):
+            raise ArgumentError(f'weights: "{weights}" is none of f32, f16, bf16')
+        profile = f"weights={weights}" + ("" if profile is None else f",{profile}")
+    expected = _quire.reference(batch, cache, options, tokens, profile)
     shown, shown_lse = (array if tokens is None or array is None else _rows(array, tokens) for array in (out, lse))
-    found = _quire.compare(shown, shown_lse, expected, batch.dtype, weights)
+    found = _quire.compare(shown, shown_lse, expected, batch.dtype)
     if not found.ok:
-        raise AssertionError(_message(found.text, out, lse, batch, cache, options))
+        raise AssertionError(_message(found.text, out, lse, batch, cache, options, profile))
 
 
 def _rows(array: Any, tokens: list[int]) -> Any:
     return _quire.bits(array, "out", None)[0][tokens] if not hasattr(array, "index_select") else array[tokens]
 
 
-def _message(text: str, out: Any, lse: Any, batch: Any, cache: Any, options: Any) -> str:
+def _message(text: str, out: Any, lse: Any, batch: Any, cache: Any, options: Any, profile: str | None) -> str:
     lines = [text, ""]
     try:
-        diagnosis = _quire.diagnose_batch(out, batch, cache, options, lse, False, 1.0, None)
+        diagnosis = _quire.diagnose_batch(out, batch, cache, options, lse, False, 1.0, None, profile)
         lines += _explanation(diagnosis)
     except Error as error:  # the assertion is what matters
         lines.append(f"diagnosis: none ({error})")
@@ -83,6 +89,8 @@ def _message(text: str, out: Any, lse: Any, batch: Any, cache: Any, options: Any
 def _explanation(diagnosis: _quire.Diagnosis) -> list[str]:
     """The part of a diagnosis that fits into a failure message; the capture has the rest."""
     lines = [f"verdict: {diagnosis.verdict}"]
+    if diagnosis.profile != "plain":
+        lines.append(f"profile: {diagnosis.profile}" + ("; if the kernel may do that, pass it as profile=" if diagnosis.verdict == "right" else ""))
     suspicions = list(diagnosis.suspicions)
     if diagnosis.verdict == "cause found" and suspicions:
         cause = suspicions.pop(0)

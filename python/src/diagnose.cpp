@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "errors.hpp"
+#include "profile.hpp"
 #include "types.hpp"
 
 namespace quire_python {
@@ -27,12 +28,13 @@ auto vector_view(std::vector<T> Reference::* member, bool per_dim) {
 }
 
 Reference reference(const PyBatch& batch, const PyCache& cache, const PyOptions* options,
-                    const std::optional<std::vector<std::int64_t>>& tokens) {
+                    const std::optional<std::vector<std::int64_t>>& tokens, const std::optional<std::string>& profile) {
+  const quire::NumericsProfile rounded = profile_from(profile).value_or(quire::NumericsProfile{});
   const quire::Batch& b = batch.checked();
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   const nb::gil_scoped_release unlocked;
-  quire::Result<Reference> result = tokens ? quire::reference(b, c, o, *tokens) : quire::reference(b, c, o);
+  quire::Result<Reference> result = tokens ? quire::reference(b, c, o, *tokens, rounded) : quire::reference(b, c, o, rounded);
   const nb::gil_scoped_acquire locked;
   return unwrap(std::move(result));
 }
@@ -63,6 +65,9 @@ void bind_diagnose(nb::module_& m) {
       .def_prop_ro("lse", vector_view(&Reference::lse, false), "[num_tokens, num_q_heads] f64.")
       .def_prop_ro("abs_pv", vector_view(&Reference::abs_pv, true), "sum_k p_k |V_k|, like out.")
       .def_prop_ro("score_mag", vector_view(&Reference::score_mag, false), "Magnitude of the largest score, like lse.")
+      .def_prop_ro(
+          "profile", [](const Reference& r) { return quire::to_string(r.profile); },
+          "What the tolerance pays for besides f32 arithmetic: \"plain\", \"weights=bf16\", ...")
       .def_prop_ro("num_keys", vector_view(&Reference::num_keys, false), "Visible keys, like lse, int64.");
   nb::class_<Mismatch>(m, "Mismatch", "One place where an output is wrong.")
       .def_ro("token", &Mismatch::token)
@@ -83,10 +88,11 @@ void bind_diagnose(nb::module_& m) {
       .def("__bool__", [](const Comparison& c) { return c.ok; })
       .def("__str__", [](const Comparison& c) { return c.text; });
   m.def("reference", &reference, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(),
-        nb::arg("tokens") = nb::none(),
+        nb::arg("tokens") = nb::none(), nb::arg("profile") = nb::none(),
         "The fp64 oracle: two passes, shares nothing with the kernels but dtype decode. Checks metadata and tables first "
         "(ContractError). Slow by design; the GIL is released. With tokens, row i of the result is row tokens[i] of the batch; "
-        "ArgumentError for a token outside the batch.");
+        "ArgumentError for a token outside the batch. profile: what the kernel to be judged may round, in the words of "
+        "docs/numerics.md: \"weights=bf16\", \"weights=f16,dequantised\", \"products=tf32\"; compare() then pays for it.");
   m.def("compare", &compare, nb::arg("output"), nb::arg("lse").none(), nb::arg("reference"), nb::arg("dtype") = nb::none(),
         nb::arg("weights") = nb::none(),
         "Compares NaN and infinity positions first, then every element against its derived tolerance (docs/numerics.md). "

@@ -1,5 +1,6 @@
 // diagnose(), reduce_case() and the HTML page.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -7,6 +8,7 @@
 
 #include "case.hpp"
 #include "errors.hpp"
+#include "profile.hpp"
 #include "types.hpp"
 
 namespace quire_python {
@@ -39,13 +41,16 @@ Diagnosis run(const Case& c, const DiagnoseOptions& options, const std::exceptio
   return unwrap(std::move(result));
 }
 
-Diagnosis diagnose_case(const PyCase& given, bool full, double seconds, const nb::object& progress) {
+Diagnosis diagnose_case(const PyCase& given, bool full, double seconds, const nb::object& progress,
+                        const std::optional<std::string>& profile) {
   std::exception_ptr error;
-  return run(given.data, {.full = full, .seconds = seconds, .progress = stages(progress, error)}, error);
+  return run(given.data,
+             {.full = full, .seconds = seconds, .profile = profile_from(profile), .progress = stages(progress, error)}, error);
 }
 
 Diagnosis diagnose_batch(nb::handle observed, const PyBatch& batch, const PyCache& cache, const PyOptions* options,
-                         nb::handle observed_lse, bool full, double seconds, const nb::object& progress) {
+                         nb::handle observed_lse, bool full, double seconds, const nb::object& progress,
+                         const std::optional<std::string>& profile) {
   const ArrayRef out = import_array(observed, "observed", Access::read, std::string(quire::name(batch.views().query.dtype)));
   const ArrayRef lse = import_array(observed_lse, "observed_lse");
   Case c;
@@ -55,7 +60,7 @@ Diagnosis diagnose_batch(nb::handle observed, const PyBatch& batch, const PyCach
   c.observed = out.view;
   c.observed_lse = lse.view;
   std::exception_ptr error;
-  return run(c, {.full = full, .seconds = seconds, .progress = stages(progress, error)}, error);
+  return run(c, {.full = full, .seconds = seconds, .profile = profile_from(profile), .progress = stages(progress, error)}, error);
 }
 
 PyCase reduce_case(const PyCase& given, const Diagnosis& diagnosis) {
@@ -83,16 +88,19 @@ void bind_report(nb::module_& m) {
       .def_ro("suspicions", &Diagnosis::suspicions, "Best first; the first is the cause if one was found.")
       .def_ro("wrong_tokens", &Diagnosis::wrong_tokens)
       .def_ro("complete", &Diagnosis::complete, "Every element was compared with the reference.")
+      .def_prop_ro(
+          "profile", [](const Diagnosis& d) { return quire::to_string(d.profile); },
+          "What the tolerance paid for besides f32 arithmetic: \"plain\", \"weights=bf16\", ...; given, or found by itself.")
       .def_ro("problem", &Diagnosis::problem, "The problem line.")
       .def_ro("text", &Diagnosis::text)
       .def_ro("json", &Diagnosis::json)
       .def("__bool__", [](const Diagnosis& d) { return d.verdict == "right"; })
       .def("__str__", [](const Diagnosis& d) { return d.text; });
   m.def("diagnose_case", &diagnose_case, nb::arg("case"), nb::arg("full"), nb::arg("seconds"), nb::arg("progress").none(),
-        "diagnose() of a case with an observed output.");
+        nb::arg("profile") = nb::none(), "diagnose() of a case with an observed output.");
   m.def("diagnose_batch", &diagnose_batch, nb::arg("observed"), nb::arg("batch"), nb::arg("cache"), nb::arg("options").none(),
         nb::arg("observed_lse").none(), nb::arg("full"), nb::arg("seconds"), nb::arg("progress").none(),
-        "diagnose() of an output and the batch that it was made from.");
+        nb::arg("profile") = nb::none(), "diagnose() of an output and the batch that it was made from.");
   m.def("reduce_case", &reduce_case, nb::arg("case"), nb::arg("diagnosis"),
         "The smallest part of a case that still shows the same cause: fewer requests and only the pages that they read.");
   m.def("render_html", &render_html, nb::arg("json"),

@@ -49,7 +49,7 @@ bool same_shape(const Tensor& t, std::initializer_list<std::int64_t> shape) {
 }
 
 void tally_output(const Tensor& output, const Reference& ref, Tally& tally) {
-  const numerics::OutputType type = numerics::output_type(output.dtype);
+  const numerics::OutputType type = numerics::output_type(ref, output.dtype);
   for (std::int64_t row = 0; row < ref.num_tokens * ref.num_q_heads; ++row) {
     const std::int64_t token = row / ref.num_q_heads, head = row % ref.num_q_heads;
     const std::int64_t base = token * output.stride[0] + head * output.stride[1];
@@ -123,6 +123,8 @@ Comparison compare(const Tensor& output, const Tensor& lse, const Reference& exp
   if (lse.present()) tally_lse(lse, expected, tally);
   c.ok = c.num_mismatches == 0;
   c.text = describe(c);
+  if (expected.output != DType::none && expected.output != output.dtype)
+    c.text += formatted("; the output is {}, judged as the batch's {}", name(output.dtype), name(expected.output));
   return c;
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "diagnose/profile_report.h"
 #include "text/formatted.h"
 
 namespace quire::cause {
@@ -162,7 +163,8 @@ std::vector<std::string> describe_wrong_rows(const Facts& f, const Localisation&
 std::string text_of(const Found& found, const Diagnosis& d) {
   Lines lines;
   lines.add("problem", d.problem);
-  lines.add("verdict", d.verdict);
+  lines.add("verdict", verdict_text(d.verdict, found.where));
+  for (const std::string& line : profile_lines(found.where)) lines.add("profile", line);
   if (d.verdict == "right") {
     lines.more(coverage(found.facts, found.where));
     return lines.take();

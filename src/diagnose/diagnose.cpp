@@ -76,6 +76,7 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
   const auto line = c.notes.find("problem");
   d.problem = line != c.notes.end() ? line->second : to_string(problem_of(c.batch, c.cache, c.options));
   d.complete = where->complete;
+  d.profile = where->reference.profile;
   d.wrong_tokens = where->wrong_tokens();
   d.verdict = "right";
   cause::Found found{c, facts, observed, where.value(), {}, {}};

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "diagnose/describe.h"
+#include "diagnose/profile_report.h"
 #include "quire/problem.hpp"
 #include "report/pictures.h"
 
@@ -18,10 +19,10 @@ constexpr std::size_t kAnswers = 5;
 
 Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
-Json conditions_json(const Pattern& pattern) {
+Json conditions_json(const Pattern& pattern, bool with_dims = true) {
   Json list = Json::array();
   for (const Condition& c : pattern.conditions)
-    list.push_back({{"attribute", name(c.attribute)}, {"test", name(c.test)}, {"values", c.values}});
+    if (with_dims || c.attribute != Attribute::dim) list.push_back({{"attribute", name(c.attribute)}, {"test", name(c.test)}, {"values", c.values}});
   return list;
 }
 
@@ -55,7 +56,7 @@ Json answer_json(const Suspicion& s, const Part& part, const Json& as_good) {
           {"fault", s.fault},
           {"text", s.text},
           {"detail", s.detail},
-          {"scope", part.pattern.rule ? conditions_json(part.pattern) : Json(nullptr)},
+          {"scope", part.pattern.rule ? conditions_json(part.pattern, s.mechanism != "factor_lse") : Json::array()},
           {"scope_text", s.scope},
           {"pattern", part.pattern.text},
           {"explained", s.explained},
@@ -138,6 +139,7 @@ std::string json_of(const Found& found, const Diagnosis& d) {
                {"version", QUIRE_VERSION},
                {"problem", d.problem},
                {"verdict", d.verdict},
+               {"profile", profile_json(found.where)},
                {"complete", d.complete},
                {"compared_rows", found.where.tokens.size()},
                {"pattern", patterns_json(found.patterns)},

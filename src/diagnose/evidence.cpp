@@ -188,14 +188,14 @@ std::string Evidence::observed_text() const {
 }
 
 double Evidence::output_tolerance(const Exhibit& e, std::size_t dim, double predicted) const {
-  const numerics::OutputType type = numerics::output_type(observed_.output.dtype);
+  const numerics::OutputType type = numerics::output_type(where_.reference, observed_.output.dtype);
   const std::int64_t element = e.reference_row * facts_.head_dim + static_cast<std::int64_t>(dim);
   const double tolerance = numerics::output_tolerance(where_.reference, e.reference_row, element, type);
   return (std::isfinite(tolerance) ? tolerance : 0) + (std::isfinite(predicted) ? type.roundoff * std::fabs(predicted) : 0);
 }
 
 double Evidence::output_distance(const Exhibit& e, const RowResult& predicted) const {
-  const numerics::OutputType type = numerics::output_type(observed_.output.dtype);
+  const numerics::OutputType type = numerics::output_type(where_.reference, observed_.output.dtype);
   double sum = 0;
   for (std::size_t d = 0; d < e.observed.size(); ++d)
     sum += capped_error(e.observed[d], stored(predicted.out[d], type), output_tolerance(e, d, predicted.out[d]), output_cap_);
@@ -234,7 +234,7 @@ void Evidence::fit_wrong(const Exhibit& e, RowResult p, Tally& tally) const {
   ++tally.fit.wrong;
   if (!p.written) return fit_unwritten(e, tally);
   const RowResult expected = truth(e);
-  const numerics::OutputType type = numerics::output_type(observed_.output.dtype);
+  const numerics::OutputType type = numerics::output_type(where_.reference, observed_.output.dtype);
   const double output = output_distance(e, p), own = lse_distance(e, p.lse), true_lse = lse_distance(e, expected.lse);
   tally.explained_by_own_lse += std::max(-1.0, 1 - (output + own) / e.error);
   tally.explained_by_true_lse += std::max(-1.0, 1 - (output + true_lse) / e.error);

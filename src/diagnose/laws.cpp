@@ -37,7 +37,7 @@ struct Hull {
 class Judge {
  public:
   Judge(const Facts& f, const Observed& observed) : f_(f), observed_(observed), truth_(f) {
-    const numerics::OutputType type = numerics::output_type(observed.output.dtype);
+    const numerics::OutputType type = numerics::output_type(f.batch.output.dtype);
     slack_ = 4 * type.roundoff + kSumSlack;
     smallest_ = type.smallest;
   }

@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <random>
 #include <set>
 
 #include "diagnose/element.h"
+#include "diagnose/find_profile.h"
 #include "diagnose/parallel.h"
+#include "diagnose/profile_report.h"
 #include "diagnose/tolerance.h"
 
 namespace quire::cause {
@@ -20,6 +23,8 @@ using fault::Facts;
 constexpr double kSecondsPerDecode = 2e-9;     // one element of K or V
 constexpr double kSecondsPerMultiply = 2e-10;  // one product of scores or values
 constexpr std::int64_t kRowsPerDecode = 256;   // rows of the full reference that share one decoded copy
+
+constexpr std::size_t kProfileRows = 16;  // of each kind, to find a profile on
 
 constexpr double kThreads = 2;  // whatever the machine has: the same case gives the same report everywhere
 
@@ -104,7 +109,7 @@ Compared compare_row(const Facts& f, const Observed& observed, Localisation& whe
   row.reference_row = static_cast<std::int64_t>(i);
   row.token = where.tokens[i / Facts::at(f.num_q_heads)];
   row.head = row.reference_row % f.num_q_heads;
-  const numerics::OutputType type = numerics::output_type(observed.output.dtype);
+  const numerics::OutputType type = numerics::output_type(where.reference, observed.output.dtype);
   for (std::int64_t d = 0; d < f.head_dim; ++d) {
     const std::int64_t e = row.reference_row * f.head_dim + d;
     if (add_element(row, d, observed.at(row.token, row.head, d), where.reference.out[Facts::at(e)],
@@ -117,22 +122,39 @@ Compared compare_row(const Facts& f, const Observed& observed, Localisation& whe
   return row;
 }
 
-Status compare_tokens(const Facts& f, const Observed& observed, std::vector<std::int64_t> tokens, Localisation& where) {
-  where.tokens = std::move(tokens);
-  where.complete = static_cast<std::int64_t>(where.tokens.size()) == f.num_tokens;
-  Result<Reference> reference = where.complete ? quire::reference(f.batch, f.cache, f.options)
-                                               : quire::reference(f.batch, f.cache, f.options, where.tokens);
-  if (!reference.ok()) return reference.status();
-  where.reference = std::move(reference).value();
-  where.rows.assign(where.tokens.size() * Facts::at(f.num_q_heads), {});
-  where.wrong_dim_bits.assign(where.rows.size() * words_per_row(f.head_dim), 0);
-  for_each_index(where.tokens.size(), [&](std::size_t token) {
-    for (std::size_t h = 0; h < Facts::at(f.num_q_heads); ++h) {
-      const std::size_t i = token * Facts::at(f.num_q_heads) + h;
-      where.rows[i] = compare_row(f, observed, where, i);
+/// Rows that tell rounding from a fault: some of the worst ones, and an even choice of all, as many as may be computed again.
+std::vector<std::int64_t> profile_sample(const Facts& f, const Localisation& where, double budget) {
+  std::map<std::int64_t, double> worst;  // by token
+  for (const Compared& row : where.rows) worst[row.token] = std::max(worst[row.token], row.worst_ratio);
+  std::vector<std::int64_t> by_ratio = where.tokens;
+  std::stable_sort(by_ratio.begin(), by_ratio.end(), [&](std::int64_t a, std::int64_t b) { return worst[a] > worst[b]; });
+  std::set<std::int64_t> chosen;
+  const std::size_t count = where.tokens.size();
+  for (std::size_t i = 0; i < std::min(kProfileRows, count); ++i)
+    for (const std::int64_t token : {where.tokens[i * count / std::min(kProfileRows, count)], by_ratio[i]}) {
+      const std::int64_t r = f.req_of(token);
+      if (chosen.contains(token)) continue;
+      budget -= seconds(f, visible(f, f.context_len(r) + token - f.query_start_loc[Facts::at(r)]), 1, 1);
+      if (budget < 0 && chosen.size() > 1) return {chosen.begin(), chosen.end()};
+      chosen.insert(token);
     }
-  });
-  return {};
+  return {chosen.begin(), chosen.end()};
+}
+
+Result<Localisation> compare_enough(const Facts& f, const Observed& observed, const DiagnoseOptions& options, const Laws& laws,
+                                    const NumericsProfile& profile) {
+  const auto stage = [&](const std::string& text) {
+    if (options.progress) options.progress(profile.plain() ? text : text + ", " + to_string(profile));
+  };
+  stage("fp64 reference");
+  if (!options.full && seconds_for_all(f) > options.seconds) {
+    Result<Localisation> some = compare_tokens(f, observed, affordable(f, laws, options.seconds), profile);
+    if (!some.ok() || some->any_wrong()) return some;
+    stage("fp64 reference, every row: nothing wrong in a sample");
+  }
+  std::vector<std::int64_t> all(Facts::at(f.num_tokens));
+  std::iota(all.begin(), all.end(), 0);
+  return compare_tokens(f, observed, std::move(all), profile);
 }
 
 }  // namespace
@@ -153,23 +175,43 @@ bool Localisation::any_wrong() const {
   return std::any_of(rows.begin(), rows.end(), [](const Compared& row) { return row.wrong; });
 }
 
-Result<Localisation> localise(const Facts& facts, const Observed& observed, const DiagnoseOptions& options) {
-  const auto stage = [&](const char* text) {
-    if (options.progress) options.progress(text);
-  };
+Result<Localisation> compare_tokens(const Facts& f, const Observed& observed, std::vector<std::int64_t> tokens,
+                                    const NumericsProfile& profile) {
   Localisation where;
-  stage("laws");
-  where.laws = apply_laws(facts, observed);
-  std::vector<std::int64_t> all(Facts::at(facts.num_tokens));
-  std::iota(all.begin(), all.end(), 0);
-  stage("fp64 reference");
-  if (!options.full && seconds_for_all(facts) > options.seconds) {
-    if (const Status s = compare_tokens(facts, observed, affordable(facts, where.laws, options.seconds), where); !s.ok())
-      return s;
-    if (where.any_wrong()) return where;
-    stage("fp64 reference, every row: nothing wrong in a sample");
+  where.tokens = std::move(tokens);
+  where.complete = static_cast<std::int64_t>(where.tokens.size()) == f.num_tokens;
+  Result<Reference> reference = where.complete ? quire::reference(f.batch, f.cache, f.options, profile)
+                                               : quire::reference(f.batch, f.cache, f.options, where.tokens, profile);
+  if (!reference.ok()) return reference.status();
+  where.reference = std::move(reference).value();
+  where.rows.assign(where.tokens.size() * Facts::at(f.num_q_heads), {});
+  where.wrong_dim_bits.assign(where.rows.size() * words_per_row(f.head_dim), 0);
+  for_each_index(where.tokens.size(), [&](std::size_t token) {
+    for (std::size_t h = 0; h < Facts::at(f.num_q_heads); ++h) {
+      const std::size_t i = token * Facts::at(f.num_q_heads) + h;
+      where.rows[i] = compare_row(f, observed, where, i);
+    }
+  });
+  return where;
+}
+
+Result<Localisation> localise(const Facts& facts, const Observed& observed, const DiagnoseOptions& options) {
+  if (options.progress) options.progress("laws");
+  Laws laws = apply_laws(facts, observed);
+  Result<Localisation> where = compare_enough(facts, observed, options, laws, options.profile.value_or(NumericsProfile{}));
+  if (where.ok() && where->any_wrong() && !options.profile) {
+    if (options.progress) options.progress("numerics profiles");
+    const auto found = find_profile(facts, observed, where.value(), profile_sample(facts, where.value(), options.seconds / 8));
+    if (!found.ok()) return found.status();
+    if (found.value()) {
+      const double in_f32 = least_factor(where->reference);
+      where = compare_enough(facts, observed, options, laws, *found.value());
+      if (!where.ok()) return where;
+      where->profile_found = true;
+      where->least_factor_in_f32 = in_f32;
+    }
   }
-  if (const Status s = compare_tokens(facts, observed, std::move(all), where); !s.ok()) return s;
+  if (where.ok()) where->laws = std::move(laws);
   return where;
 }
 

@@ -23,8 +23,10 @@ struct Compared {
 
 struct Localisation {
   Laws laws;
-  std::vector<std::int64_t> tokens;  ///< compared rows, ascending; row i of `reference`
-  Reference reference;
+  std::vector<std::int64_t> tokens;           ///< compared rows, ascending; row i of `reference`
+  Reference reference;                        ///< its profile is what the tolerance pays for
+  bool profile_found = false;                 ///< nobody named that profile: the data did
+  double least_factor_in_f32 = 0;             ///< if found: least_factor() of the plain reference
   std::vector<Compared> rows;                 ///< tokens x heads
   std::vector<std::uint64_t> wrong_dim_bits;  ///< of every compared row in turn: a bit per dim, in whole words
   bool complete = false;                      ///< every row was compared
@@ -36,5 +38,9 @@ struct Localisation {
 /// `seconds` bounds the time spent on the reference, as long as something wrong is found within it; an output that looks right
 /// everywhere is compared completely.
 Result<Localisation> localise(const fault::Facts& facts, const Observed& observed, const DiagnoseOptions& options);
+
+/// Compares these tokens, ascending, under a profile. Laws are left out.
+Result<Localisation> compare_tokens(const fault::Facts& facts, const Observed& observed, std::vector<std::int64_t> tokens,
+                                    const NumericsProfile& profile);
 
 }  // namespace quire::cause

@@ -73,7 +73,7 @@ std::vector<const Compared*> sample(const Localisation& where) {
 
 std::vector<Cell> cells_with_ratios(const Observed& observed, const Localisation& where,
                                     const std::vector<const Compared*>& from) {
-  const numerics::OutputType type = numerics::output_type(observed.output.dtype);
+  const numerics::OutputType type = numerics::output_type(where.reference, observed.output.dtype);
   std::vector<Cell> cells;
   for (const Compared* at : from) {
     if (at->wrong_dims == 0 || at->nonfinite > 0) continue;

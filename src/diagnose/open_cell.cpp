@@ -52,7 +52,7 @@ void weigh(const Model& truth, OpenCell& cell) {
 
 void read_numbers(const Observed& observed, const Localisation& where, OpenCell& cell) {
   const auto dims = static_cast<std::size_t>(where.reference.head_dim);
-  const numerics::OutputType type = numerics::output_type(observed.output.dtype);
+  const numerics::OutputType type = numerics::output_type(where.reference, observed.output.dtype);
   for (std::size_t d = 0; d < dims; ++d) {
     const std::int64_t element = cell.reference_row * where.reference.head_dim + static_cast<std::int64_t>(d);
     const double expected = where.reference.out[Facts::at(element)];

@@ -26,8 +26,9 @@ constexpr double kCombinationMustAdd = 0.1;      // the second one adds at least
 constexpr double kSame = 0.005;                  // shares closer than this are the same
 // A scope is one more assumption: a hypothesis that needs none comes first among those that explain as much.
 constexpr double kScopePenalty = 0.01;
-// "Never written" of rows that no law and no bytes prove explains anything at all, and so next to nothing.
-constexpr double kUnprovenSymptom = 0.8;
+// "Never written" of rows that no bytes and no single value prove explains anything at all, and so next to nothing; unless the batch
+// itself holds evidence for the mistake.
+constexpr double kUnproven = 0.5;
 // Errors of the wrong cells against what is left, as a ratio of squares: 10 times as large. Below, errors are so small that wrong
 // predictions of the right size fit, too.
 constexpr double kClear = 100;
@@ -99,7 +100,7 @@ class Contest {
   }
 
   void judge(Candidate& c) const {
-    const double credit = c.symptom() && c.fit.unproven ? kUnprovenSymptom : 1;
+    const double credit = c.fit.unproven && c.order() > static_cast<int>(fault::Rank::mechanism) ? kUnproven : 1;
     c.share = credit * c.fit.explained - c.fit.damage;
     c.scoped = false;
     if (scope_ == nullptr || !scope_->rule) return;

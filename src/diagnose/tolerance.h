@@ -18,6 +18,14 @@ inline constexpr double kWeightRoundings = 8;            ///< exp itself, v_scal
 inline constexpr double kLogRoundings = 4;               ///< log and the sum m + log(denominator)
 inline constexpr double kSecondOrder = 1.0625;           ///< products of errors, for score errors up to 1/32
 
+// Profiles.
+inline constexpr double kHalfSubnormal = 0x1p-25;         ///< an f16 weight below 2^-14 is off by this, or by itself, at most
+inline constexpr double kTf32Roundoff = 0x1p-10;          ///< TF32 keeps 11 bits; some kernels cut the rest off
+inline constexpr double kStoredScoreRoundings = 2;        ///< q k, and the product with softmax_scale, stored in 16 bits
+inline constexpr double kStoredCapRoundings = 2;          ///< tanh, and the product with cap; s / cap counts as a score's
+inline constexpr double kAccumulatorRoundingsPerKey = 2;  ///< sum and rescale of a 16-bit accumulator
+inline constexpr double kMostScoreError = 0.75;           ///< of a denominator; beyond, a profile's scores carry no information
+
 /// What rounding to an output type does: |round(x) - x| <= roundoff * |x| + smallest; |x| >= overflow becomes infinite.
 struct OutputType {
   double roundoff;
@@ -32,9 +40,13 @@ inline OutputType output_type(DType dtype) {
   }
 }
 
+/// By which type an output is judged: the batch's, whatever was handed over. A reference made by hand may not know it.
+inline OutputType output_type(const Reference& ref, DType observed) {
+  return output_type(ref.output == DType::none ? observed : ref.output);
+}
+
 /// gamma~_n(lambda) = exp(lambda sqrt(n) u + n u^2 / (1 - u)) - 1 (Higham & Mary 2019, theorem 2.4).
-inline double gamma(double n) {
-  constexpr double u = kAccumulatorRoundoff;
+inline double gamma(double n, double u = kAccumulatorRoundoff) {
   return std::expm1(kLambda * std::sqrt(n) * u + n * u * u / (1 - u));
 }
 
@@ -75,5 +87,15 @@ inline double lse_tolerance(const Reference& ref, std::int64_t row) {
                          kLogRoundings * kAccumulatorRoundoff * log_part) +
          0x1p-149;
 }
+
+/// What a profile makes of the errors of scores: `per_magnitude` multiplies M_k, `stored` is the roundoff of every step that is
+/// stored (0: none is), and `plain` is score_error(), by which the tolerance multiplies all of it.
+struct ScoreErrors {
+  double per_magnitude, stored, plain;
+};
+ScoreErrors score_errors(const NumericsProfile& profile, std::int64_t head_dim);
+
+/// Widens abs_pv by what weights, accumulator and products of a profile cost. The reference itself takes care of scores, K and V.
+void pay_for(Reference& expected, const NumericsProfile& profile);
 
 }  // namespace quire::numerics

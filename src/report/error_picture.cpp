@@ -60,7 +60,7 @@ struct RowHead {
 class Errors {
  public:
   Errors(const Tensor& output, const Reference& ref, std::span<const std::int64_t> tokens)
-      : output_(output), ref_(ref), tokens_(tokens), type_(numerics::output_type(output.dtype)) {}
+      : output_(output), ref_(ref), tokens_(tokens), type_(numerics::output_type(ref, output.dtype)) {}
 
   std::int64_t token(std::int64_t index) const { return tokens_.empty() ? index : tokens_[static_cast<std::size_t>(index)]; }
 

@@ -66,6 +66,24 @@ QUIRE_INLINE void sum_body(const double* v, const double* p, const double* floor
   }
 }
 
+template <int kBytes>
+QUIRE_INLINE void sum_absolute_body(const double* v, const double* p, std::int64_t count, Lanes& absolute) {
+  using S = Simd<kBytes>;
+  for (std::int64_t first = 0; first < kLanes; first += S::kStep) {
+    typename S::Real sums[kVectors] = {};
+    for (std::int64_t n = 0; n < count; ++n) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) {
+        typename S::Real value;
+        std::memcpy(&value, v + n * kLanes + first + j * S::kWidth, sizeof value);
+        value = (typename S::Real)((typename S::Bits)value & kAllButSign);  // NOLINT: no named cast reinterprets vectors
+        sums[j] += p[n] * value;
+      }
+    }
+    std::memcpy(absolute.sum + first, sums, sizeof sums);
+  }
+}
+
 #define QUIRE_LOOPS(suffix, attribute, bytes)                                                                          \
   attribute void dot_##suffix(const double* k, const double* q, std::int64_t head_dim, Lanes& dot, Lanes& magnitude) { \
     dot_body<bytes>(k, q, head_dim, dot, magnitude);                                                                   \
@@ -74,7 +92,10 @@ QUIRE_INLINE void sum_body(const double* v, const double* p, const double* floor
                               std::int64_t count, Lanes& out, Lanes& absolute, Lanes& scored) {                        \
     sum_body<bytes>(v, p, floored, scored_p, count, out, absolute, scored);                                            \
   }                                                                                                                    \
-  constexpr Loops k_##suffix{#suffix, dot_##suffix, sum_##suffix};
+  attribute void sum_absolute_##suffix(const double* v, const double* p, std::int64_t count, Lanes& absolute) {        \
+    sum_absolute_body<bytes>(v, p, count, absolute);                                                                   \
+  }                                                                                                                    \
+  constexpr Loops k_##suffix{#suffix, dot_##suffix, sum_##suffix, sum_absolute_##suffix};
 
 QUIRE_LOOPS(baseline, , 16)
 #if defined(__x86_64__)

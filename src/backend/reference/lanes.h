@@ -1,5 +1,5 @@
-// The two loops that take nearly all of the oracle's time: one row of q against a block of keys, and its weights against a
-// block of dims. Lanes never meet: each is the plain sum, in index order, so the width of a vector cannot change a bit.
+// The loops that take nearly all of the oracle's time: one row of q against a block of keys, and its weights against a block of
+// dims. Lanes never meet: each is the plain sum, in index order, so the width of a vector cannot change a bit.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,8 @@ struct Loops {
   /// [count][kLanes].
   void (*sum)(const double* v, const double* p, const double* floored, const double* scored_p, std::int64_t count, Lanes& out,
               Lanes& absolute, Lanes& scored);
+  /// absolute[i] = sum_n p[n] |v[n][i]|; v is [count][kLanes].
+  void (*sum_absolute)(const double* v, const double* p, std::int64_t count, Lanes& absolute);
 };
 
 /// Those that this machine can run, widest first. The last one runs everywhere.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend/reference/lanes.h"
+#include "diagnose/tolerance.h"
 #include "quire/contract.hpp"
 #include "quire/diagnose.hpp"
 #include "semantics/dtype.h"
@@ -20,11 +21,13 @@
 namespace quire {
 namespace {
 
-constexpr std::int64_t kRowsAtOnce = 16;     // rows that share a block of K or V while it is in a near cache
-constexpr std::size_t kRowsPerTask = 512;    // rows of one request and KV head that share one decoded copy of K and V
-constexpr double kFlushedWeight = 0x1p-102;  // u = 2^-24 of it is 2^-126, below which f32 may flush (docs/numerics.md)
-constexpr double kLostOfParts = 0x1p-39;     // what two f16 parts of a weight may lose, if queries have 16 bits
-constexpr double kThreadedWork = 4e6;        // multiplications; below this, starting threads costs more than it saves
+constexpr std::int64_t kRowsAtOnce = 16;      // rows that share a block of K or V while it is in a near cache
+constexpr std::size_t kRowsPerTask = 512;     // rows of one request and KV head that share one decoded copy of K and V
+constexpr double kFlushedWeight = 0x1p-102;   // u = 2^-24 of it is 2^-126, below which f32 may flush (docs/numerics.md)
+constexpr double kLostOfParts = 0x1p-39;      // what two f16 parts of a weight may lose, if queries have 16 bits
+constexpr double kSubnormalWeight = 0x1p-25;  // half of f16's smallest number
+constexpr double kF16Roundoff = 0x1p-11;
+constexpr double kThreadedWork = 4e6;  // multiplications; below this, starting threads costs more than it saves
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 
 using reference_loops::kLanes;
@@ -60,13 +63,15 @@ struct DecodedKeys {
 };
 
 /// One query row of one head. It sees the keys [first, first + count), counted from DecodedKeys::first. Per key: its logit, what
-/// rounding can do to that, and its weight p; the same with a floor, and times the magnitude.
+/// rounding can do to that, and its weight p; the same with a floor, and times the magnitude; what f16 loses of it as a
+/// subnormal. `stored` is empty unless the profile stores scores in 16 bits: what that does to the logit, per unit of roundoff.
 struct Row {
   std::int64_t q_pos = 0, head = 0;
   std::int64_t index = 0;  // of the result: row * num_q_heads + head
   std::int64_t first = 0, count = 0;
   std::vector<double> q;
-  std::vector<double> logit, magnitude, weight, floored, scored;
+  std::vector<double> logit, magnitude, weight, floored, scored, lost, stored;
+  bool loses = false;  // lost is not all zero
 };
 
 /// What one thread works in, task after task.
@@ -77,8 +82,10 @@ struct Scratch {
 
 class Oracle {
  public:
-  Oracle(const Batch& batch, const KVCache& cache, const Options& options, Reference& result)
+  Oracle(const Batch& batch, const KVCache& cache, const Options& options, const NumericsProfile& profile, Reference& result)
       : batch_(batch), cache_(cache), options_(options), result_(result) {
+    rounds_kv_ = profile.dequantised_to_query;
+    errors_ = numerics::score_errors(profile, batch.query.shape[2]);
     head_dim_ = batch.query.shape[2];
     num_kv_heads_ = cache.layout == CacheLayout::nhd ? cache.k.shape[2] : cache.k.shape[1];
     page_size_ = cache.layout == CacheLayout::nhd ? cache.k.shape[1] : cache.k.shape[cache.layout == CacheLayout::hnd ? 2 : 3];
@@ -195,9 +202,17 @@ class Oracle {
     const std::int64_t v_at = token_offset(/*is_key=*/false, page, slot, task.kv_head);
     for (std::int64_t d = 0; d < head_dim_; ++d) {
       const auto i_d = static_cast<std::size_t>(d);
-      put(out, i, d, k_scale * semantics::load(cache_.k.data, cache_.k.dtype, k_at + k_dim_offset_[i_d]),
-          v_scale * semantics::load(cache_.v.data, cache_.v.dtype, v_at + v_dim_offset_[i_d]));
+      put(out, i, d, cached(k_scale, semantics::load(cache_.k.data, cache_.k.dtype, k_at + k_dim_offset_[i_d])),
+          cached(v_scale, semantics::load(cache_.v.data, cache_.v.dtype, v_at + v_dim_offset_[i_d])));
     }
+  }
+
+  /// The real value of a stored one. A kernel that dequantises to the query's type multiplies in f32, and rounds once more.
+  double cached(double scale, double stored) const {
+    if (!rounds_kv_) return scale * stored;
+    float value = 0;
+    semantics::store(&value, batch_.query.dtype, 0, static_cast<float>(scale) * static_cast<float>(stored));
+    return semantics::load(&value, batch_.query.dtype, 0);
   }
 
   /// Positions [cached_len, seq_len) come from this step's own rows, unscaled.
@@ -222,13 +237,15 @@ class Oracle {
     row.index = at * batch_.query.shape[1] + row.head;
     row.first = first_visible(row.q_pos) - keys.first;
     row.count = row.q_pos + 1 - first_visible(row.q_pos);
+    row.loses = false;
     row.q.resize(static_cast<std::size_t>(head_dim_));
     const Tensor& t = batch_.query;
     for (std::int64_t d = 0; d < head_dim_; ++d)
       row.q[static_cast<std::size_t>(d)] =
           semantics::load(t.data, t.dtype, token * t.stride[0] + row.head * t.stride[1] + d * t.stride[2]);
-    for (std::vector<double>* list : {&row.logit, &row.magnitude, &row.weight, &row.floored, &row.scored})
+    for (std::vector<double>* list : {&row.logit, &row.magnitude, &row.weight, &row.floored, &row.scored, &row.lost})
       list->resize(static_cast<std::size_t>(row.count));
+    row.stored.resize(errors_.stored > 0 ? static_cast<std::size_t>(row.count) : 0);
   }
 
   /// First pass: the logit of every visible key of block `b`, and |scale| * sum_d |q_d K_kd| + |ALiBi| + cap / 4.
@@ -242,6 +259,7 @@ class Oracle {
       const auto i = static_cast<std::size_t>(k - row.first);
       const double bias = slope * static_cast<double>(keys.first + k - row.q_pos);
       row.logit[i] = capped(scale_ * dot.sum[k % kLanes]) + bias;
+      if (!row.stored.empty()) row.stored[i] = stored_roundings(scale_ * dot.sum[k % kLanes], bias);
       row.magnitude[i] =
           std::fabs(scale_) * magnitude.sum[k % kLanes] + std::fabs(bias) + options_.logits_soft_cap.value_or(0) / 4;
     }
@@ -251,6 +269,16 @@ class Oracle {
     if (!options_.logits_soft_cap) return s;
     const double cap = *options_.logits_soft_cap;
     return cap * std::tanh(s / cap);
+  }
+
+  /// What storing each step of a score in 16 bits moves it by, per unit of roundoff (docs/numerics.md, "Profiles").
+  double stored_roundings(double s, double bias) const {
+    double sum = numerics::kStoredScoreRoundings * std::fabs(s);
+    if (options_.logits_soft_cap) {
+      const double slope = 1 - std::pow(std::tanh(s / *options_.logits_soft_cap), 2);
+      sum = slope * (sum + std::fabs(s)) + numerics::kStoredCapRoundings * std::fabs(capped(s));
+    }
+    return bias == 0 ? sum : sum + std::fabs(bias) + std::fabs(capped(s) + bias);
   }
 
   static double per_q_head(const Tensor& t, std::int64_t head) { return semantics::load(t.data, t.dtype, head * t.stride[0]); }
@@ -287,23 +315,42 @@ class Oracle {
     for (std::size_t i = 0; i < row.weight.size(); ++i) {
       row.weight[i] /= denominator;
       row.floored[i] = std::max(row.weight[i], least);
-      row.scored[i] = row.weight[i] == 0 ? 0.0 : row.weight[i] * (row.magnitude[i] + std::fabs(row.logit[i] - max));
+      row.scored[i] =
+          row.weight[i] == 0 ? 0.0 : row.weight[i] * (row.magnitude[i] + std::fabs(row.logit[i] - max)) * errors_.per_magnitude;
       mean += row.scored[i];
+      row.lost[i] = std::max(0.0, std::min(row.weight[i], kSubnormalWeight) - kF16Roundoff * row.weight[i]);
+      row.loses = row.loses || row.lost[i] > 0;
     }
+    if (!row.stored.empty()) mean += add_stored(row, p_sink * std::expm1(errors_.stored * (p_sink > 0 ? std::fabs(sink) : 0)));
     result_.score_mag[at] = mean;
+  }
+
+  /// Adds what stored scores cost to row.scored, in units of score_error(); returns what they add to score_mag. Their errors are
+  /// too large for the first order: a weight is off by expm1, and a denominator divides by 1 - their mean.
+  double add_stored(Row& row, double mean) const {
+    std::vector<double>& cost = row.stored;
+    for (std::size_t i = 0; i < cost.size(); ++i) {
+      cost[i] = row.weight[i] == 0 ? 0 : row.weight[i] * std::expm1(errors_.stored * cost[i]);
+      mean += cost[i];
+    }
+    const double unit = 1 / (errors_.plain * (1 - std::min(mean, numerics::kMostScoreError)));
+    for (std::size_t i = 0; i < cost.size(); ++i) row.scored[i] += cost[i] * unit;
+    return mean * unit;
   }
 
   /// Dims of block `b` of one output row.
   void sum_values(const DecodedKeys& keys, std::int64_t b, const Row& row) const {
     const double* v = &keys.v[static_cast<std::size_t>((b * keys.count + row.first) * kLanes)];
-    Lanes out, absolute, scored;
+    Lanes out, absolute, scored, lost{};
     loops_.sum(v, row.weight.data(), row.floored.data(), row.scored.data(), row.count, out, absolute, scored);
+    if (row.loses) loops_.sum_absolute(v, row.lost.data(), row.count, lost);
     const std::int64_t dims = std::min(kLanes, head_dim_ - b * kLanes);
     for (std::int64_t lane = 0; lane < dims; ++lane) {
       const auto at = static_cast<std::size_t>(row.index * head_dim_ + b * kLanes + lane);
       result_.out[at] = out.sum[lane];
       result_.abs_pv[at] = absolute.sum[lane];
       result_.abs_spv[at] = scored.sum[lane];
+      result_.abs_lost[at] = lost.sum[lane];
     }
   }
 
@@ -314,6 +361,8 @@ class Oracle {
   const reference_loops::Loops loops_ = reference_loops::widest_loops();
   std::int64_t head_dim_ = 0, num_kv_heads_ = 0, page_size_ = 0, group_ = 0;
   double scale_ = 0;
+  bool rounds_kv_ = false;
+  numerics::ScoreErrors errors_{};
   std::vector<std::int64_t> k_dim_offset_, v_dim_offset_;
 };
 
@@ -337,8 +386,10 @@ void run_all(const Oracle& oracle, const std::vector<Task>& tasks, std::size_t n
 }
 
 /// A result of `num_rows` rows, as if no row saw any key.
-Reference empty_result(const Batch& batch, std::size_t num_rows) {
+Reference empty_result(const Batch& batch, const KVCache& cache, std::size_t num_rows) {
   Reference result;
+  result.output = batch.output.dtype;
+  result.cache = cache.k.dtype;
   result.num_tokens = static_cast<std::int64_t>(num_rows);
   result.num_q_heads = batch.query.shape[1];
   result.head_dim = batch.query.shape[2];
@@ -347,20 +398,33 @@ Reference empty_result(const Batch& batch, std::size_t num_rows) {
   result.out.assign(elements, 0.0);
   result.abs_pv.assign(elements, 0.0);
   result.abs_spv.assign(elements, 0.0);
+  result.abs_lost.assign(elements, 0.0);
   result.lse.assign(rows, kNegInf);
   result.score_mag.assign(rows, 0.0);
   result.num_keys.assign(rows, 0);
   return result;
 }
 
+Status check_profile(const NumericsProfile& profile) {
+  const auto known = [](DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; };
+  for (const auto& [field, type] :
+       {std::pair{"weights", profile.weights}, {"scores", profile.scores}, {"accumulator", profile.accumulator}})
+    if (!known(type))
+      return {Code::invalid_argument,
+              std::string("profile: ") + field + " is " + std::string(name(type)) + ", expected f32, f16 or bf16"};
+  return {};
+}
+
 /// The contract is known to hold, and every token to be in the batch.
-Reference reference_of(const Batch& batch, const KVCache& cache, const Options& options, std::vector<Chosen> rows) {
+Reference reference_of(const Batch& batch, const KVCache& cache, const Options& options, std::vector<Chosen> rows,
+                       const NumericsProfile& profile) {
   std::sort(rows.begin(), rows.end(), [](const Chosen& a, const Chosen& b) { return a.token < b.token; });
-  Reference result = empty_result(batch, rows.size());
-  const Oracle oracle(batch, cache, options, result);
+  Reference result = empty_result(batch, cache, rows.size());
+  const Oracle oracle(batch, cache, options, profile, result);
   double work = 0;
   const std::vector<Task> tasks = oracle.tasks(rows, work);
   run_all(oracle, tasks, work < kThreadedWork ? 1 : std::max(1u, std::thread::hardware_concurrency()));
+  numerics::pay_for(result, profile);
   return result;
 }
 
@@ -368,17 +432,20 @@ Status internal_error(const std::exception& e) { return {Code::internal_error, s
 
 }  // namespace
 
-Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options) try {
+Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options,
+                            const NumericsProfile& profile) try {
+  if (Status s = check_profile(profile); !s.ok()) return s;
   if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
   std::vector<Chosen> rows(static_cast<std::size_t>(batch.query.shape[0]));
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i].token = rows[i].at = static_cast<std::int64_t>(i);
-  return reference_of(batch, cache, options, std::move(rows));
+  return reference_of(batch, cache, options, std::move(rows), profile);
 } catch (const std::exception& e) {
   return internal_error(e);
 }
 
 Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options,
-                            std::span<const std::int64_t> tokens) try {
+                            std::span<const std::int64_t> tokens, const NumericsProfile& profile) try {
+  if (Status s = check_profile(profile); !s.ok()) return s;
   if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
   std::vector<Chosen> rows(tokens.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -387,7 +454,7 @@ Result<Reference> reference(const Batch& batch, const KVCache& cache, const Opti
       return Status(Code::invalid_argument, "reference: tokens[" + std::to_string(i) + "] is " + std::to_string(tokens[i]) +
                                                 ", expected 0 to num_tokens - 1 = " + std::to_string(batch.query.shape[0] - 1));
   }
-  return reference_of(batch, cache, options, std::move(rows));
+  return reference_of(batch, cache, options, std::move(rows), profile);
 } catch (const std::exception& e) {
   return internal_error(e);
 }

@@ -25,7 +25,7 @@ struct Table {
 
 Table table_of(const Scene& scene) {
   Table t;
-  const numerics::OutputType type = numerics::output_type(scene.observed.output.dtype);
+  const numerics::OutputType type = numerics::output_type(scene.where.reference, scene.observed.output.dtype);
   const std::size_t step = scene.wrong.size() / kCellsRead + 1;
   for (std::size_t i = 0; i < scene.wrong.size(); i += step) {
     const Compared& cell = *scene.wrong[i];

@@ -37,7 +37,7 @@ class Directory {
 
   /// The cell whose expected output this one holds; nullptr if none. Cells of the same row come first, then of the same head.
   const Compared* holder(const Compared& cell) const {
-    const numerics::OutputType type = numerics::output_type(scene_.observed.output.dtype);
+    const numerics::OutputType type = numerics::output_type(scene_.where.reference, scene_.observed.output.dtype);
     double sum = 0, slack = 0;
     for (std::size_t d = 0; d < direction_.size(); ++d) {
       const double seen = observed(cell, d);
@@ -66,7 +66,7 @@ class Directory {
     return scene_.observed.at(cell.token, cell.head, static_cast<std::int64_t>(d));
   }
   bool same(const Compared& cell, const Compared& other) const {
-    const numerics::OutputType type = numerics::output_type(scene_.observed.output.dtype);
+    const numerics::OutputType type = numerics::output_type(scene_.where.reference, scene_.observed.output.dtype);
     for (std::size_t d = 0; d < direction_.size(); ++d) {
       const std::int64_t element = other.reference_row * scene_.facts.head_dim + static_cast<std::int64_t>(d);
       const double tolerance = numerics::output_tolerance(scene_.where.reference, other.reference_row, element, type);

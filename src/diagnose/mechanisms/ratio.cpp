@@ -15,7 +15,7 @@ constexpr double kNearlyAll = 0.95;  // of the cells
 constexpr std::size_t kMostCells = 20000;
 
 Ratio ratio_of(const Scene& scene, const Compared& cell) {
-  const numerics::OutputType type = numerics::output_type(scene.observed.output.dtype);
+  const numerics::OutputType type = numerics::output_type(scene.where.reference, scene.observed.output.dtype);
   const Reference& reference = scene.where.reference;
   double cross = 0, square = 0, before = 0, seen = 0;
   for (std::int64_t d = 0; d < reference.head_dim; ++d) {

@@ -1,0 +1,177 @@
+// See find_profile.h. Rounding is in every row with several keys, a fault is where it is: that tells one from the other.
+#include "diagnose/find_profile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "diagnose/element.h"
+#include "diagnose/emulate.h"
+#include "diagnose/parallel.h"
+#include "diagnose/tolerance.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Facts;
+
+constexpr double kMostWork = 8e6;        // elements of K that one emulation may read
+constexpr std::size_t kMostCells = 64;   // (row, head) that are emulated
+constexpr std::int64_t kShows = 3;       // dims over the plain tolerance: a cell in which the rounding cannot be overlooked
+constexpr double kShareThatShows = 0.8;  // of the cells in which the emulated rounding shows, so many must show the observed one
+constexpr std::size_t kEnough = 6;       // such cells, if a fault is left beside them
+constexpr double kLeastSize = 0.4;       // median of observed error / emulated error, root mean squares over dims
+constexpr double kMostSize = 2.5;        // an online softmax rounds more than once, and relative to other maxima
+constexpr double kLargestBias = 6;       // standard errors of the mean factor between error and output
+constexpr double kLeastCured = 0.1;      // of the cells that are wrong in f32, so many must become right
+constexpr std::int64_t kFewestForBias = 8;  // cells whose mean means something
+
+/// Tightest first.
+std::vector<NumericsProfile> candidates(const Facts& f) {
+  const DType type = f.batch.query.dtype;
+  if (type == DType::f32) return {{.tf32_products = true}, {.weights = DType::f16}, {.weights = DType::bf16}};
+  std::vector<NumericsProfile> list;
+  const bool converted = f.cache.k.dtype != type;
+  if (converted) list.push_back({.dequantised_to_query = true});
+  if (is_fp8(f.cache.k.dtype) && type == DType::bf16) list.push_back({.weights = DType::f16});
+  list.push_back({.weights = type});
+  if (converted) list.push_back({.weights = type, .dequantised_to_query = true});
+  list.push_back({.scores = type});
+  list.push_back({.weights = type, .scores = type});
+  if (converted) list.push_back({.weights = type, .scores = type, .dequantised_to_query = true});
+  return list;
+}
+
+/// One (row, head) that is right under a candidate.
+struct Cell {
+  const Compared* paid = nullptr;   ///< under the candidate
+  const Compared* plain = nullptr;  ///< in f32
+  double size = -1;                 ///< observed error / emulated error
+  double factor = 0;                ///< of the observed error, in units of the output
+  bool shows = false;               ///< the emulated kernel is plainly off here
+};
+
+class Trial {
+ public:
+  Trial(const Facts& f, const Observed& observed, const Localisation& plain, const Localisation& paid)
+      : f_(f), observed_(observed), plain_(plain), paid_(paid) {
+    std::map<std::pair<std::int64_t, std::int64_t>, const Compared*> known;
+    for (const Compared& row : plain.rows) known[{row.token, row.head}] = &row;
+    for (const Compared& row : paid.rows) {
+      const Compared* before = known[{row.token, row.head}];
+      if (before == nullptr) continue;
+      wrong_before_ += before->wrong ? 1 : 0;
+      wrong_ += row.wrong ? 1 : 0;
+      cured_ += before->wrong && !row.wrong ? 1 : 0;
+      if (!row.wrong && paid.reference.num_keys[Facts::at(row.reference_row)] > 1) cells_.push_back({&row, before});
+    }
+  }
+
+  bool worth_emulating() const {
+    return cured_ > 0 && static_cast<double>(cured_) >= kLeastCured * static_cast<double>(wrong_before_);
+  }
+
+  bool accepted() {
+    choose();
+    const fault::Model model = emulated(f_, paid_.reference.profile);
+    for_each_index(cells_.size(), [&](std::size_t i) { measure(model, cells_[i]); });
+    return size_fits() && shows_everywhere() && !biased();
+  }
+
+ private:
+  /// An even choice that can be afforded.
+  void choose() {
+    double work = 0;
+    for (const Cell& cell : cells_) work += keys(cell) * static_cast<double>(f_.head_dim);
+    const double most = std::min(kMostWork / std::max(work, 1.0) * static_cast<double>(cells_.size()), double{kMostCells});
+    const auto count = std::max<std::size_t>(1, static_cast<std::size_t>(most));
+    if (cells_.size() <= count) return;
+    std::vector<Cell> some;
+    for (std::size_t i = 0; i < count; ++i) some.push_back(cells_[i * cells_.size() / count]);
+    cells_ = std::move(some);
+  }
+
+  double keys(const Cell& cell) const {
+    return static_cast<double>(paid_.reference.num_keys[Facts::at(cell.paid->reference_row)]);
+  }
+
+  void measure(const fault::Model& model, Cell& cell) const {
+    const fault::RowHead at{cell.paid->token, cell.paid->head};
+    const fault::RowResult emulation = evaluate(model, std::span(&at, 1)).front();
+    const DType stored_as = f_.batch.output.dtype;
+    const numerics::OutputType type = numerics::output_type(stored_as);
+    double observed = 0, expected = 0, along = 0, length = 0;
+    std::int64_t off = 0;
+    for (std::int64_t d = 0; d < f_.head_dim; ++d) {
+      float value = 0;
+      semantics::store(&value, stored_as, 0, static_cast<float>(emulation.out[Facts::at(d)]));
+      const double emulated_value = semantics::load(&value, stored_as, 0);
+      const double out = paid_.reference.out[Facts::at(cell.paid->reference_row * f_.head_dim + d)];
+      const double error = observed_.at(at.token, at.head, d) - out;
+      observed += error * error;
+      expected += (emulated_value - out) * (emulated_value - out);
+      along += error * out;
+      length += out * out;
+      const std::int64_t e = cell.plain->reference_row * f_.head_dim + d;
+      const double tolerance = numerics::output_tolerance(plain_.reference, cell.plain->reference_row, e, type);
+      off += judge(emulated_value, plain_.reference.out[Facts::at(e)], tolerance, type.overflow) != ElementVerdict::fine ? 1 : 0;
+    }
+    if (expected > 0) cell.size = std::sqrt(observed / expected);
+    if (length > 0) cell.factor = along / length;
+    cell.shows = off >= std::min(kShows, f_.head_dim);
+  }
+
+  bool size_fits() const {
+    std::vector<double> sizes;
+    for (const Cell& cell : cells_)
+      if (cell.size >= 0) sizes.push_back(cell.size);
+    if (sizes.empty()) return false;
+    const auto middle = sizes.begin() + static_cast<std::ptrdiff_t>(sizes.size() / 2);
+    std::nth_element(sizes.begin(), middle, sizes.end());
+    return *middle >= kLeastSize && *middle <= kMostSize;
+  }
+
+  bool shows_everywhere() const {
+    std::size_t expected = 0, seen = 0;
+    for (const Cell& cell : cells_) {
+      expected += cell.shows ? 1 : 0;
+      seen += cell.shows && cell.plain->wrong ? 1 : 0;
+    }
+    if (expected < kEnough && wrong_ > 0) return false;
+    return static_cast<double>(seen) >= kShareThatShows * static_cast<double>(expected);
+  }
+
+  /// Rounding errors have no common sign. Factors cut to TF32 do, by as much as is cut off.
+  bool biased() const {
+    double sum = 0, squares = 0;
+    const auto n = static_cast<double>(cells_.size());
+    if (cells_.size() < std::size_t{kFewestForBias}) return false;
+    for (const Cell& cell : cells_) sum += cell.factor;
+    const double mean = sum / n;
+    for (const Cell& cell : cells_) squares += (cell.factor - mean) * (cell.factor - mean);
+    const double lawful = paid_.reference.profile.tf32_products ? 2 * numerics::kTf32Roundoff : 0;
+    return std::fabs(mean) > lawful && std::fabs(mean) > kLargestBias * std::sqrt(squares / (n - 1) / n);
+  }
+
+  const Facts& f_;
+  const Observed& observed_;
+  const Localisation& plain_;
+  const Localisation& paid_;
+  std::vector<Cell> cells_;
+  std::int64_t wrong_before_ = 0, wrong_ = 0, cured_ = 0;
+};
+
+}  // namespace
+
+Result<std::optional<NumericsProfile>> find_profile(const Facts& facts, const Observed& observed, const Localisation& plain,
+                                                    const std::vector<std::int64_t>& tokens) {
+  for (const NumericsProfile& profile : candidates(facts)) {
+    const Result<Localisation> paid = compare_tokens(facts, observed, tokens, profile);
+    if (!paid.ok()) return paid.status();
+    Trial trial(facts, observed, plain, paid.value());
+    if (trial.worth_emulating() && trial.accepted()) return std::optional(profile);
+  }
+  return std::optional<NumericsProfile>();
+}
+
+}  // namespace quire::cause

@@ -1,0 +1,17 @@
+// Which rounding, that a right kernel may do, looks like the error that was observed.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "diagnose/localise.h"
+
+namespace quire::cause {
+
+/// The tightest profile under which the observed output is right on `tokens`, or under which its small errors are and look like
+/// that rounding: as large as what the emulated kernel makes of the same rows, in all rows that it shows in, and of no common
+/// sign. `plain` holds these tokens; rows that are wrong by more than rounding stay wrong. Absent: no profile does.
+Result<std::optional<NumericsProfile>> find_profile(const fault::Facts& facts, const Observed& observed,
+                                                    const Localisation& plain, const std::vector<std::int64_t>& tokens);
+
+}  // namespace quire::cause
