@@ -68,7 +68,7 @@ std::string verdict_of(const std::vector<cause::Part>& parts) {
 }
 
 Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
-  const fault::Facts facts(c.batch, c.cache, c.options);
+  fault::Facts facts(c.batch, c.cache, c.options);
   const cause::Observed observed{c.observed, c.observed_lse};
   Result<cause::Localisation> where = cause::localise(facts, observed, options);
   if (!where.ok()) return where.status();
@@ -77,6 +77,7 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
   d.problem = line != c.notes.end() ? line->second : to_string(problem_of(c.batch, c.cache, c.options));
   d.complete = where->complete;
   d.profile = where->reference.profile;
+  facts.dequantised_to_query = d.profile.dequantised_to_query;
   d.wrong_tokens = where->wrong_tokens();
   d.verdict = "right";
   cause::Found found{c, facts, observed, where.value(), {}, {}};

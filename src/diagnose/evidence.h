@@ -71,7 +71,9 @@ class Evidence {
   void measure();
   Exhibit::Before before(const Compared& row) const;
   bool keeps_bytes(const Compared& row) const;
+  Fit fit_dims(const fault::Model& model, Stage stage, bool some_dims) const;
   void fit_wrong(const Exhibit& e, fault::RowResult predicted, Tally& tally) const;
+  void keep_other_dims(const Exhibit& e, fault::RowResult& predicted) const;
   void fit_unwritten(const Exhibit& e, Tally& tally) const;
   double damage(const std::vector<Exhibit>& right, std::size_t count, const fault::Model& model, bool own_lse,
                 std::int64_t& broken) const;
@@ -88,6 +90,7 @@ class Evidence {
   const Pattern* scope_;
   std::vector<const Compared*> wrong_cells_;
   std::vector<Exhibit> wrong_, inside_, outside_;
+  std::vector<bool> dims_;               ///< of the scope; empty: all
   bool before_is_known_ = false;         ///< the capture's output is what the buffer held before the call
   double output_cap_ = 1, lse_cap_ = 1;  ///< errors count up to these: the largest finite ones seen
   double typical_ = 1;                   ///< mean error of a wrong exhibit

@@ -81,6 +81,12 @@ double OpenCell::distance(std::span<const double> out) const {
   return sum;
 }
 
+bool OpenCell::explained_by(double distance) const {
+  constexpr double kMostLeft = 0.02, kMostLeftOfNoise = 0.2, kNoise = 0.3;
+  const double all = error();
+  return distance < kMostLeft * all || (distance < kNoise * static_cast<double>(dims()) && distance < kMostLeftOfNoise * all);
+}
+
 OpenCell open_cell(const Facts& facts, const Observed& observed, const Localisation& where, const Compared& compared,
                    std::int64_t most_keys) {
   const Model truth(facts);
@@ -90,9 +96,9 @@ OpenCell open_cell(const Facts& facts, const Observed& observed, const Localisat
   cell.reference_row = compared.reference_row;
   cell.from = facts.first_key(cell.row.q_pos);
   cell.to = cell.row.q_pos + 1;
+  read_numbers(observed, where, cell);
   if (cell.to > most_keys) return cell;
   cell.end = std::max(cell.to, std::min(open_end(facts, cell.row), most_keys));
-  read_numbers(observed, where, cell);
   read_keys(truth, cell);
   weigh(truth, cell);
   return cell;

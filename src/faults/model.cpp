@@ -113,7 +113,9 @@ struct Loaded {
 };
 
 /// Does the model read elements of the cache as they are?
-bool reads_as_stored(const Model& m) { return !m.elements.replaced() && !m.decode.replaced() && !m.vector; }
+bool reads_as_stored(const Model& m) {
+  return !m.elements.replaced() && !m.decode.replaced() && !m.vector && !m.facts->dequantised_to_query;
+}
 
 /// `values` (which has the dims that are wanted) is filled only if nothing is stored.
 Loaded load(const Model& m, const Row& row, Side side, std::int64_t position, std::vector<std::int64_t>& at,
@@ -385,6 +387,15 @@ void Model::settle() {
       softmax, finish);
 }
 
+/// To the nearest value of a floating type.
+static void round_to(DType type, std::span<double> values) {
+  float stored = 0;
+  for (double& value : values) {
+    semantics::store(&stored, type, 0, static_cast<float>(value));
+    value = semantics::load(&stored, type, 0);
+  }
+}
+
 void load_vector(const Model& m, const Row& row, Side side, std::int64_t position, std::vector<std::int64_t>& at,
                  std::span<double> to) {
   const Place place = m.place(m, row, side, position);
@@ -397,6 +408,7 @@ void load_vector(const Model& m, const Row& row, Side side, std::int64_t positio
   const double scale = m.scale(side, place, head);
   if (scale != 1)
     for (double& value : to) value *= scale;
+  if (place.kind == Place::Kind::cache && m.facts->dequantised_to_query) round_to(m.facts->batch.query.dtype, to);
   if (m.vector) m.vector(row, side, place, head, to);
 }
 

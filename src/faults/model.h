@@ -30,6 +30,8 @@ struct Facts {
   std::int64_t num_reqs = 0, page_size = 0, num_pages = 0, max_pages_per_req = 0;
   std::vector<std::int64_t> query_start_loc, seq_lens, cached_lens;  ///< cached_lens = seq_lens if absent
   DecodedPages decoded;                                              ///< K and V as numbers, page by page
+  /// The kernel rounds cached K and V times their scale to the query's type before it uses them.
+  bool dequantised_to_query = false;
 
   std::int64_t query_len(std::int64_t req) const { return query_start_loc[at(req + 1)] - query_start_loc[at(req)]; }
   std::int64_t context_len(std::int64_t req) const { return seq_lens[at(req)] - query_len(req); }

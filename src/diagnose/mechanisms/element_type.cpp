@@ -129,9 +129,27 @@ void propose_orders(const Facts& f, Proposals& list) {
     }
 }
 
+/// K in place of V and V in place of K, each by its own strides.
+void propose_exchange(Proposals& list) {
+  Proposal p{"layout", "uses K as V and V as K", "", "compare the order of arguments at the call with the declaration", 0, {}};
+  p.plant = [](Model& m) {
+    m.vector = [f = m.facts](const Row&, Side side, const Place& place, std::int64_t head, std::span<double> v) {
+      if (place.kind != Place::Kind::cache) return;
+      const Side other = side == Side::key ? Side::value : Side::key;
+      const float* stored = f->decoded.slot(other, place.page, place.offset, head);
+      const double scale = Model(*f).scale(other, place, head);
+      for (std::size_t d = 0; stored != nullptr && d < v.size(); ++d) v[d] = scale * static_cast<double>(stored[d]);
+    };
+  };
+  list.push_back(std::move(p));
+}
+
 }  // namespace
 
 void propose_element_type(const Scene& scene, Proposals& list) { propose_readings(scene.facts, list); }
-void propose_layout(const Scene& scene, Proposals& list) { propose_orders(scene.facts, list); }
+void propose_layout(const Scene& scene, Proposals& list) {
+  propose_orders(scene.facts, list);
+  propose_exchange(list);
+}
 
 }  // namespace quire::cause

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "diagnose/mechanisms/cut.h"
 #include "diagnose/mechanisms/mechanism.h"
 #include "text/formatted.h"
 
@@ -15,39 +16,10 @@ using fault::Key;
 using fault::Model;
 using fault::Row;
 
-constexpr double kExplains = 0.02;  // share of the squared error that a group may leave
 constexpr double kWhole = 0.02;     // a coefficient this close to -1 or 1 is one
 constexpr std::size_t kBest = 2;    // groups of one cell and one way to cut
 const char* const kNext =
     "look at the loop over this group of keys: is it skipped, read twice, or merged with another group's weight?";
-
-/// A way to cut the visible keys [from, to) of a row: the group of a position.
-struct Cut {
-  std::string name;  ///< "page", "tile of 64 keys", "split of 4"
-  std::function<std::int64_t(std::int64_t from, std::int64_t to, std::int64_t position)> group;
-  bool splits = false;
-};
-
-std::vector<Cut> cuts(const Facts& f) {
-  std::vector<Cut> list;
-  const auto tiles = [&](std::string name, std::int64_t size) {
-    list.push_back({std::move(name), [size](std::int64_t, std::int64_t, std::int64_t k) { return k / size; }});
-  };
-  tiles("key", 1);
-  tiles("page", f.page_size);
-  for (const std::int64_t size : {8, 16, 32, 64, 128, 256, 512})
-    if (size != f.page_size) tiles(formatted("tile of {} keys", size), size);
-  for (const std::int64_t count : {2, 3, 4, 5, 6, 7, 8, 16})
-    for (const std::int64_t unit : {std::int64_t{1}, f.page_size}) {
-      list.push_back({formatted("split of {}{}", count, unit == 1 ? "" : " in whole pages"),
-                      [count, unit](std::int64_t from, std::int64_t to, std::int64_t k) {
-                        const std::int64_t units = (to - from + unit - 1) / unit;
-                        return (k - from) / std::max<std::int64_t>(1, (units + count - 1) / count * unit);
-                      },
-                      true});
-    }
-  return list;
-}
 
 struct Found {
   std::int64_t index = 0, from_end = 0;
@@ -56,6 +28,7 @@ struct Found {
 
 std::vector<Found> search(const OpenCell& cell, const Cut& cut) {
   std::vector<Found> found;
+  const double all = cell.error();
   const std::int64_t last = cut.group(cell.from, cell.to, cell.to - 1);
   for (std::int64_t begin = cell.from; begin < cell.to;) {
     const std::int64_t index = cut.group(cell.from, cell.to, begin);
@@ -63,7 +36,7 @@ std::vector<Found> search(const OpenCell& cell, const Cut& cut) {
     while (end < cell.to && cut.group(cell.from, cell.to, end) == index) ++end;
     const Partial part = partial(cell, begin, end);
     const OneCoefficient fit = fit_coefficient(cell, part.out, part.weight);
-    if (fit.left < kExplains) found.push_back({index, last - index, fit.x, fit.left});
+    if (cell.explained_by(fit.left * all)) found.push_back({index, last - index, fit.x, fit.left});
     begin = end;
   }
   std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.left < b.left; });
@@ -99,7 +72,7 @@ class Groups {
  private:
   void insert(const std::string& what, const std::string& which, const Cut& cut, double x, const Selects& selects) {
     if (proposals_.contains(what + which)) return;
-    Proposal p{cut.splits ? "split" : "key_range", what + " a group of keys", which, kNext, 1, {}};
+    Proposal p{cut.splits || (x == 1 && cut.name != "key") ? "split" : "key_range", what + " a group of keys", which, kNext, 1, {}};
     const Facts* f = &f_;
     p.plant = [f, cut, x, selects](Model& m) {
       m.keys = [f, cut, x, selects, before = m.keys](const Row& row, std::vector<Key>& keys) {

@@ -16,7 +16,6 @@ using fault::Key;
 using fault::Model;
 using fault::Row;
 
-constexpr double kExplains = 0.02;    // share of the squared error that a range may leave in a cell
 constexpr std::size_t kBestEnds = 3;  // of one cell: neighbours may fit equally where weights are small
 constexpr std::size_t kMostRules = 160;
 const char* const kNext =
@@ -49,8 +48,9 @@ struct Running {
   double sum;
 };
 
-std::vector<Bound> best(std::vector<Bound> found) {
-  std::erase_if(found, [](const Bound& b) { return !(b.left < kExplains); });
+std::vector<Bound> best(const OpenCell& cell, std::vector<Bound> found) {
+  const double all = cell.error();
+  std::erase_if(found, [&](const Bound& b) { return !cell.explained_by(b.left * all); });
   std::sort(found.begin(), found.end(), [](const Bound& a, const Bound& b) { return a.left < b.left; });
   if (found.size() > kBestEnds) found.resize(kBestEnds);
   return found;
@@ -65,7 +65,7 @@ std::vector<Bound> ends(const OpenCell& cell) {
     running.add(k);
     if (k + 1 != cell.to) found.push_back({k + 1, running.left(before)});
   }
-  return best(std::move(found));
+  return best(cell, std::move(found));
 }
 
 /// Begins that fit with the right end.
@@ -77,7 +77,7 @@ std::vector<Bound> begins(const OpenCell& cell) {
     running.add(k);
     if (k != cell.from) found.push_back({k, running.left(before)});
   }
-  return best(std::move(found));
+  return best(cell, std::move(found));
 }
 
 using End = std::function<std::int64_t(const Row&)>;

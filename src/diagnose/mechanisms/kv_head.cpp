@@ -16,7 +16,6 @@ using fault::Row;
 using fault::RowHead;
 using fault::Side;
 
-constexpr double kExplains = 0.02;
 constexpr std::int64_t kMostKeys = 2048;
 constexpr std::size_t kMostHeads = 64;
 
@@ -47,11 +46,11 @@ std::map<std::int64_t, OpenCell> cheapest_by_head(const Scene& scene) {
 /// The KV head that explains the cell best; -1 if none explains it.
 std::int64_t head_read(const Facts& f, const OpenCell& cell, Sides sides) {
   std::int64_t best = -1;
-  double least = kExplains * cell.error();
+  double least = cell.error();
   for (std::int64_t g = 0; g < f.num_kv_heads; ++g) {
     if (g == cell.at.head / f.group) continue;
     const double left = cell.distance(evaluate(with_head(f, sides, g), std::span<const RowHead>(&cell.at, 1))[0].out);
-    if (left < least) least = left, best = g;
+    if (left < least && cell.explained_by(left)) least = left, best = g;
   }
   return best;
 }

@@ -56,6 +56,7 @@ void propose_rounding(const Scene& scene, Proposals& list);
 void propose_element_type(const Scene& scene, Proposals& list);
 void propose_layout(const Scene& scene, Proposals& list);
 void propose_mask(const Scene& scene, Proposals& list);
+void propose_split(const Scene& scene, Proposals& list);
 void propose_lse(const Scene& scene, Proposals& list);
 
 /// Every mechanism once.

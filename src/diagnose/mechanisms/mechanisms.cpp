@@ -87,7 +87,8 @@ Proposals propose_all(const Scene& scene) {
   for (const auto propose : {propose_factor,    propose_normalisation, propose_sink,      propose_score_value, propose_key_range,
                              propose_key_group, propose_output_row,    propose_query_row, propose_kv_head,     propose_table_row,
                              propose_page,      propose_page_contents, propose_positions, propose_rope,        propose_dims,
-                             propose_rounding,  propose_element_type,  propose_layout,    propose_mask,        propose_lse})
+                             propose_rounding,  propose_element_type,  propose_layout,    propose_mask,        propose_split,
+                             propose_lse})
     propose(scene, list);
   return list;
 }

@@ -23,14 +23,22 @@ struct Sums {
   double max = 0, denominator = 0;
 };
 
+/// Tiles of keys: from position 0, or from the first key of the row.
+struct Tiles {
+  std::int64_t size = 1;
+  bool from_first = false;
+  std::int64_t of(const Sums& s, std::size_t i) const {
+    return (s.keys[i].position - (from_first ? s.keys.front().position : 0)) / size;
+  }
+};
+
 /// The maximum up to the end of each key's tile.
-std::vector<double> running_max(const Sums& s, std::int64_t tile) {
+std::vector<double> running_max(const Sums& s, const Tiles& tiles) {
   std::vector<double> result(s.scores.size());
   double max = kNegInf;
   for (std::size_t i = 0; i < s.scores.size();) {
     std::size_t end = i;
-    while (end < s.scores.size() && s.keys[end].position / tile == s.keys[i].position / tile)
-      max = std::max(max, s.scores[end++]);
+    while (end < s.scores.size() && tiles.of(s, end) == tiles.of(s, i)) max = std::max(max, s.scores[end++]);
     for (; i < end; ++i) result[i] = max;
   }
   return result;
@@ -43,7 +51,7 @@ void plant(Model& m, const Change& change, bool in_lse) {
   m.softmax = [change, in_lse, before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
                                                    std::span<const double> scores, std::vector<double>& p) {
     const double lse = before(model, row, keys, scores, p);
-    if (lse == kNegInf) return lse;
+    if (lse == kNegInf || keys.empty()) return lse;
     const double max = fault::largest(scores, model.sink(row));
     const Sums sums{keys, scores, max, std::exp(lse - max)};
     const double denominator = change(sums, p);
@@ -60,34 +68,34 @@ Change over(std::function<double(const Sums&)> denominator) {
   };
 }
 
-Change denominator_not_rescaled(std::int64_t tile) {
-  return over([tile](const Sums& s) {
-    const std::vector<double> max = running_max(s, tile);
+Change denominator_not_rescaled(const Tiles& tiles) {
+  return over([tiles](const Sums& s) {
+    const std::vector<double> max = running_max(s, tiles);
     double sum = 0;
     for (std::size_t i = 0; i < max.size(); ++i) sum += s.scores[i] == kNegInf ? 0 : std::exp(s.scores[i] - max[i]);
     return sum;
   });
 }
 
-Change accumulator_not_rescaled(std::int64_t tile) {
-  return [tile](const Sums& s, std::vector<double>& p) {
-    const std::vector<double> max = running_max(s, tile);
+Change accumulator_not_rescaled(const Tiles& tiles) {
+  return [tiles](const Sums& s, std::vector<double>& p) {
+    const std::vector<double> max = running_max(s, tiles);
     for (std::size_t i = 0; i < p.size(); ++i) p[i] *= std::exp(s.max - max[i]);
     return s.denominator;
   };
 }
 
-Change one_tile_in_denominator(std::int64_t tile, bool last) {
-  return over([tile, last](const Sums& s) {
-    const std::int64_t wanted = (last ? s.keys.back() : s.keys.front()).position / tile;
+Change one_tile_in_denominator(const Tiles& tiles, bool last) {
+  return over([tiles, last](const Sums& s) {
+    const std::int64_t wanted = tiles.of(s, last ? s.keys.size() - 1 : 0);
     double sum = 0;
     for (std::size_t i = 0; i < s.scores.size(); ++i)
-      if (s.keys[i].position / tile == wanted && s.scores[i] != kNegInf) sum += std::exp(s.scores[i] - s.max);
+      if (tiles.of(s, i) == wanted && s.scores[i] != kNegInf) sum += std::exp(s.scores[i] - s.max);
     return sum;
   });
 }
 
-std::vector<std::int64_t> tiles(const fault::Facts& f) {
+std::vector<std::int64_t> tile_sizes(const fault::Facts& f) {
   std::vector<std::int64_t> list{1, 4, 8, 16, 32, 64, 128, 256, 512};
   for (const std::int64_t pages : {1, 2, 4, 8})
     if (const std::int64_t tile = pages * f.page_size; std::find(list.begin(), list.end(), tile) == list.end())
@@ -114,13 +122,29 @@ void propose_normalisation(const Scene& scene, Proposals& list) {
   add("leaves the last key out of the denominator", "",
       over([](const Sums& s) { return s.denominator - std::exp(s.scores.back() - s.max); }));
   add("adds the softmax of the maximum, 1, to the denominator", "", over([](const Sums& s) { return s.denominator + 1; }));
-  for (const std::int64_t tile : tiles(scene.facts)) {
-    const std::string detail = formatted("tiles of {} keys", tile);
-    add("does not rescale the denominator when a later tile raises the maximum", detail, denominator_not_rescaled(tile));
-    add("does not rescale the accumulator when a later tile raises the maximum", detail, accumulator_not_rescaled(tile));
-    add("keeps only the last tile in the denominator", detail, one_tile_in_denominator(tile, true));
-    add("keeps only the first tile in the denominator", detail, one_tile_in_denominator(tile, false));
-  }
+  const auto neither = [](const Tiles& tiles) -> Change {
+    return [tiles](const Sums& s, std::vector<double>& p) {
+      const std::vector<double> max = running_max(s, tiles);
+      double sum = 0;
+      for (std::size_t i = 0; i < p.size(); ++i) {
+        p[i] *= std::exp(s.max - max[i]) * s.denominator;
+        sum += p[i];
+      }
+      for (double& weight : p) weight /= sum;
+      return sum;
+    };
+  };
+  for (const std::int64_t size : tile_sizes(scene.facts))
+    for (const bool from_first : {false, true}) {
+      if (from_first && (size == 1 || !scene.facts.windowed())) continue;
+      const Tiles tiles{size, from_first};
+      const std::string detail = formatted("tiles of {} keys{}", size, from_first ? ", from the row's first key on" : "");
+      add("does not rescale the denominator when a later tile raises the maximum", detail, denominator_not_rescaled(tiles));
+      add("does not rescale the accumulator when a later tile raises the maximum", detail, accumulator_not_rescaled(tiles));
+      add("rescales neither sum when a later tile raises the maximum", detail, neither(tiles));
+      add("keeps only the last tile in the denominator", detail, one_tile_in_denominator(tiles, true));
+      add("keeps only the first tile in the denominator", detail, one_tile_in_denominator(tiles, false));
+    }
 }
 
 }  // namespace quire::cause

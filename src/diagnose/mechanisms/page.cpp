@@ -18,7 +18,6 @@ using fault::Row;
 using fault::RowHead;
 using fault::Side;
 
-constexpr double kExplains = 0.02;
 constexpr double kMostProducts = 3e8;  // multiply-adds of one search for a page: about 0.2 s
 constexpr std::size_t kCellsSearched = 2;
 const char* const kNext =
@@ -111,22 +110,21 @@ class Search {
   }
 
   struct Found {
-    double left = 1;
+    double left = std::numeric_limits<double>::infinity();
     std::int64_t column = 0, page = 0;
   };
 
-  /// The best page in place of another one; left = 1 if none explains the cell.
+  /// The best page in place of another one, and the squared distance that it leaves.
   Found best(Sides sides) const {
     Found found;
     if (!affordable_) return found;
-    const double before = cell_.error();
     for (std::int64_t j = cell_.from / f_.page_size; j * f_.page_size < cell_.to; ++j) {
       const std::int64_t from = std::max(cell_.from, j * f_.page_size), to = std::min(cell_.to, (j + 1) * f_.page_size);
       const Partial own = partial(cell_, from, to);
       const std::int64_t own_page = f_.page(cell_.row.req, j);
       for (std::int64_t page = 0; page < f_.num_pages; ++page) {
         if (page == own_page) continue;
-        const double left = with_page(sides, own, from, to, page) / before;
+        const double left = with_page(sides, own, from, to, page);
         if (left < found.left) found = {left, j, page};
       }
     }
@@ -211,7 +209,7 @@ void propose_page(const Scene& scene, Proposals& list) {
     ++searched;
     const Search search(scene, cell);
     for (const Sides sides : kSideSets)
-      if (const Search::Found found = search.best(sides); found.left < kExplains) propose_found(scene, cell, sides, found, list);
+      if (const Search::Found found = search.best(sides); cell.explained_by(found.left)) propose_found(scene, cell, sides, found, list);
   }
 }
 

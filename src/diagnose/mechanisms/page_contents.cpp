@@ -1,8 +1,8 @@
-// One physical page holds something else than it should: zeros, half of itself, K for V, rotated slots, another type. The page is
-// the one that wrong cells read and right ones do not.
+// One physical page holds something else than it should: zeros, half of itself, K for V, rotated slots, another type. Every page
+// that an opened cell reads is tried with every such content; only the sums over that page are made anew.
 #include <algorithm>
+#include <cmath>
 #include <map>
-#include <set>
 
 #include "diagnose/mechanisms/mechanism.h"
 #include "diagnose/mechanisms/side.h"
@@ -17,132 +17,182 @@ using fault::Place;
 using fault::Row;
 using fault::Side;
 
-constexpr std::size_t kPagesTried = 3;
-constexpr double kNearlyAll = 0.95;
+constexpr std::size_t kCellsSearched = 2;
+constexpr double kMostProducts = 4e8;  // multiply-adds of one search: about 0.3 s
 const char* const kNext =
     "look at what wrote this page last: an append with a wrong slot, a page handed out twice, a copy that was cut short";
 
-/// Pages by how well "the cell reads this page" tells wrong cells from right ones.
-std::vector<std::int64_t> suspicious_pages(const Scene& scene) {
-  const Facts& f = scene.facts;
-  std::map<std::int64_t, std::int64_t> wrong, all;  // page -> cells that read it
-  std::set<const Compared*> own(scene.wrong.begin(), scene.wrong.end());
-  for (const Compared& cell : scene.where.rows) {
-    const std::int64_t req = f.req_of(cell.token), q_pos = f.context_len(req) + cell.token - f.query_start_loc[Facts::at(req)];
-    const bool is_wrong = own.contains(&cell);
-    for (std::int64_t j = f.first_key(q_pos) / f.page_size; j <= q_pos / f.page_size; ++j) {
-      const std::int64_t page = f.page(req, j);
-      ++all[page];
-      wrong[page] += is_wrong ? 1 : 0;
-    }
-  }
-  std::vector<std::pair<double, std::int64_t>> ranked;
-  for (const auto& [page, count] : wrong)
-    if (static_cast<double>(count) >= kNearlyAll * static_cast<double>(scene.wrong.size()))
-      ranked.emplace_back(-static_cast<double>(count) / static_cast<double>(all[page]), page);
-  std::sort(ranked.begin(), ranked.end());
-  std::vector<std::int64_t> pages;
-  for (const auto& [share, page] : ranked)
-    if (pages.size() < kPagesTried) pages.push_back(page);
-  return pages;
-}
-
-/// Changes the vectors read from one page.
+/// What is read in place of a K or V vector of the page, given what is stored there (scaled).
 struct Contents {
   std::string text;
-  std::function<void(Side, const Place&, std::span<double>)> change;
+  std::function<void(const Facts&, Side, const Place&, std::int64_t kv_head, std::span<double>)> change;
 };
 
-void add_contents(std::int64_t page, const Contents& contents, Proposals& list) {
-  for (const Sides sides : kSideSets) {
-    Proposal p{"page_contents",
-               formatted("finds other contents in a page ({})", sides.text()),
-               formatted("page {}: {}", page, contents.text),
-               kNext,
-               1,
-               {}};
-    p.plant = [page, sides, change = contents.change](Model& m) {
-      m.vector = [page, sides, change, before = m.vector](const Row& row, Side side, const Place& place, std::int64_t head,
-                                                          std::span<double> v) {
-        if (before) before(row, side, place, head, v);
-        if (sides.has(side) && place.kind == Place::Kind::cache && place.page == page) change(side, place, v);
-      };
+Contents of_slot(std::string text, std::function<std::int64_t(std::int64_t offset, std::int64_t size)> other,
+                 bool other_tensor = false) {
+  return {std::move(text), [other = std::move(other), other_tensor](const Facts& f, Side side, const Place& place,
+                                                                    std::int64_t head, std::span<double> v) {
+            const Side from = other_tensor ? (side == Side::key ? Side::value : Side::key) : side;
+            const float* stored = f.decoded.slot(from, place.page, other(place.offset, f.page_size), head);
+            const double scale = Model(f).scale(side, place, head);
+            for (std::size_t d = 0; stored != nullptr && d < v.size(); ++d) v[d] = scale * static_cast<double>(stored[d]);
+          }};
+}
+
+Contents zeros(std::string text, std::function<bool(std::int64_t offset, std::int64_t size)> where) {
+  return {std::move(text),
+          [where = std::move(where)](const Facts& f, Side, const Place& place, std::int64_t, std::span<double> v) {
+            if (where(place.offset, f.page_size)) std::fill(v.begin(), v.end(), 0.0);
+          }};
+}
+
+/// The codes of the page read as another type of the same size.
+Contents of_type(DType type) {
+  return {"codes of " + std::string(name(type)),
+          [type](const Facts& f, Side side, const Place& place, std::int64_t head, std::span<double> v) {
+            const Tensor& t = side == Side::key ? f.cache.k : f.cache.v;
+            std::vector<std::int64_t> at(v.size());
+            fault::elements_as(f.cache.layout, side, t.stride, f.cache.k.shape[4], place, head, at);
+            fault::decode_as(type, t.data, at, v.data());
+            const double scale = Model(f).scale(side, place, head);
+            for (double& value : v) value *= scale;
+          }};
+}
+
+std::vector<Contents> contents(const Facts& f) {
+  using N = std::int64_t;
+  std::vector<Contents> list;
+  list.push_back(zeros("zeros", [](N, N) { return true; }));
+  list.push_back(zeros("zeros in the first half of its slots", [](N o, N n) { return o < n / 2; }));
+  list.push_back(zeros("zeros in the second half of its slots", [](N o, N n) { return o >= n / 2; }));
+  list.push_back({"the opposite sign", [](const Facts&, Side, const Place&, N, std::span<double> v) {
+                    for (double& value : v) value = -value;
+                  }});
+  list.push_back(of_slot("K where V belongs, or V where K belongs", [](N o, N) { return o; }, true));
+  list.push_back(of_slot("its slots in reverse order", [](N o, N n) { return n - 1 - o; }));
+  list.push_back(of_slot("slot 0 in all of its slots", [](N, N) { return 0; }));
+  const std::int64_t most = std::min<std::int64_t>(f.page_size, 64);
+  for (N by = 1; by < most; ++by)
+    list.push_back(of_slot(formatted("its slots rotated by {}", by), [by](N o, N n) { return (o + by) % n; }));
+  for (N slot = 0; slot < most; ++slot)
+    list.push_back(zeros(formatted("zeros in slot {}", slot), [slot](N o, N) { return o == slot; }));
+  for (const DType type : {DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz})
+    if (type != f.cache.k.dtype && itemsize(type) == itemsize(f.cache.k.dtype)) list.push_back(of_type(type));
+  return list;
+}
+
+/// One opened cell with one of its pages changed.
+class Search {
+ public:
+  Search(const Scene& scene, const OpenCell& cell) : f_(scene.facts), cell_(cell), truth_(scene.facts), vector_(cell.dims()) {
+    for (std::int64_t d = 0; d < f_.head_dim; ++d) query_.push_back(truth_.query(cell.row, d));
+  }
+
+  /// Squared distance to the observed numbers if the page of column j holds this.
+  double left(std::int64_t j, const Partial& own, Sides sides, const Contents& contents) {
+    const std::int64_t from = std::max(cell_.from, j * f_.page_size), to = std::min(cell_.to, (j + 1) * f_.page_size);
+    std::vector<double> out(cell_.dims());
+    double sum = cell_.denominator - own.weight;
+    for (std::size_t d = 0; d < out.size(); ++d) out[d] = cell_.expected[d] * cell_.denominator - own.out[d];
+    for (std::int64_t k = from; k < to; ++k) {
+      const Place place = truth_.place(truth_, cell_.row, Side::key, k);
+      double weight = cell_.weights[Facts::at(k)];
+      if (sides.key) {
+        read(Side::key, k, place, contents);
+        double dot = 0;
+        for (std::size_t d = 0; d < query_.size(); ++d) dot += query_[d] * vector_[d];
+        weight = std::exp(truth_.score(truth_, cell_.row, k, dot) - cell_.max);
+      }
+      if (sides.value) {
+        read(Side::value, k, place, contents);
+      } else {
+        std::copy(cell_.value(k), cell_.value(k) + vector_.size(), vector_.begin());
+      }
+      sum += weight;
+      for (std::size_t d = 0; d < out.size(); ++d) out[d] += weight * vector_[d];
+    }
+    for (double& value : out) value /= sum;
+    const double distance = cell_.distance(out);
+    return std::isfinite(distance) ? distance : std::numeric_limits<double>::infinity();
+  }
+
+ private:
+  void read(Side side, std::int64_t k, const Place& place, const Contents& contents) {
+    const std::int64_t head = cell_.at.head / f_.group;
+    load_vector(truth_, cell_.row, side, k, scratch_, vector_);
+    contents.change(f_, side, place, head, vector_);
+  }
+
+  const Facts& f_;
+  const OpenCell& cell_;
+  Model truth_;
+  std::vector<double> query_, vector_;
+  std::vector<std::int64_t> scratch_;
+};
+
+void propose(std::int64_t page, Sides sides, const Contents& contents, Proposals& list) {
+  Proposal p{"page_contents",
+             formatted("finds other contents in a page ({})", sides.text()),
+             formatted("page {}: {}", page, contents.text),
+             kNext,
+             1,
+             {}};
+  p.plant = [page, sides, change = contents.change](Model& m) {
+    m.vector = [page, sides, change, f = m.facts, before = m.vector](const Row& row, Side side, const Place& place,
+                                                                     std::int64_t head, std::span<double> v) {
+      if (before) before(row, side, place, head, v);
+      if (sides.has(side) && place.kind == Place::Kind::cache && place.page == page) change(*f, side, place, head, v);
     };
-    list.push_back(std::move(p));
+  };
+  list.push_back(std::move(p));
+}
+
+void search_cell(const Scene& scene, const OpenCell& cell, const std::vector<Contents>& all, Proposals& list) {
+  const Facts& f = scene.facts;
+  const double cost =
+      static_cast<double>((cell.to - cell.from + f.page_size) * f.head_dim * 4) * static_cast<double>(all.size() * 3);
+  if (cost > kMostProducts) return;
+  Search search(scene, cell);
+  for (std::int64_t j = cell.from / f.page_size; j * f.page_size < cell.to; ++j) {
+    const Partial own = partial(cell, std::max(cell.from, j * f.page_size), std::min(cell.to, (j + 1) * f.page_size));
+    for (const Contents& one : all)
+      for (const Sides sides : kSideSets)
+        if (cell.explained_by(search.left(j, own, sides, one))) propose(f.page(cell.row.req, j), sides, one, list);
   }
 }
 
-/// Reads another slot of the page, or the other tensor.
-struct Elsewhere {
-  std::string text;
-  std::function<std::int64_t(std::int64_t offset, std::int64_t size)> offset;
-  bool other_tensor = false;
-};
-
-void add_elsewhere(const Facts& f, std::int64_t page, const Elsewhere& elsewhere, Proposals& list) {
-  const Facts* facts = &f;
-  for (const Sides sides : kSideSets) {
-    Proposal p{"page_contents",
-               formatted("finds other contents in a page ({})", sides.text()),
-               formatted("page {}: {}", page, elsewhere.text),
-               kNext,
-               1,
-               {}};
-    p.plant = [facts, page, sides, elsewhere](Model& m) {
-      m.vector = [=, before = m.vector](const Row& row, Side side, const Place& place, std::int64_t head, std::span<double> v) {
-        if (before) before(row, side, place, head, v);
-        if (!sides.has(side) || place.kind != Place::Kind::cache || place.page != page) return;
-        const Side from = elsewhere.other_tensor ? (side == Side::key ? Side::value : Side::key) : side;
-        const float* stored = facts->decoded.slot(from, page, elsewhere.offset(place.offset, facts->page_size), head);
-        if (stored == nullptr) return;
-        const double scale = Model(*facts).scale(side, place, head);
-        for (std::size_t d = 0; d < v.size(); ++d) v[d] = scale * static_cast<double>(stored[d]);
+/// Positions that this step wrote read as zeros: the append came too late, or went elsewhere.
+void propose_new_tokens(Proposals& list) {
+  struct New {
+    std::string text;
+    std::function<bool(const Row&, std::int64_t k)> is;
+  };
+  for (const New& one :
+       {New{"the row's own slot", [](const Row& r, std::int64_t k) { return k == r.q_pos; }},
+        New{"the slots of this step's tokens", [](const Row& r, std::int64_t k) { return k >= r.context_len(); }},
+        New{"the slot of the last token", [](const Row& r, std::int64_t k) { return k == r.seq_len - 1; }}})
+    for (const Sides sides : kSideSets) {
+      Proposal p{"page_contents", formatted("finds zeros in {} ({})", one.text, sides.text()), "", kNext, 0, {}};
+      p.plant = [sides, is = one.is](Model& m) {
+        m.place = [sides, is, before = m.place](const Model& model, const Row& row, Side side, std::int64_t k) {
+          Place place = before(model, row, side, k);
+          if (sides.has(side) && is(row, k)) place.kind = Place::Kind::zero;
+          return place;
+        };
       };
-    };
-    list.push_back(std::move(p));
-  }
+      list.push_back(std::move(p));
+    }
 }
 
 }  // namespace
 
 void propose_page_contents(const Scene& scene, Proposals& list) {
-  const std::int64_t size = scene.facts.page_size;
-  const auto zero = [](std::span<double> v) { std::fill(v.begin(), v.end(), 0.0); };
-  for (const std::int64_t page : suspicious_pages(scene)) {
-    add_contents(page, {"zeros", [zero](Side, const Place&, std::span<double> v) { zero(v); }}, list);
-    add_contents(page,
-                 {"zeros in the first half of its slots",
-                  [zero, size](Side, const Place& p, std::span<double> v) {
-                    if (p.offset < size / 2) zero(v);
-                  }},
-                 list);
-    add_contents(page,
-                 {"zeros in the second half of its slots",
-                  [zero, size](Side, const Place& p, std::span<double> v) {
-                    if (p.offset >= size / 2) zero(v);
-                  }},
-                 list);
-    add_contents(page,
-                 {"the opposite sign",
-                  [](Side, const Place&, std::span<double> v) {
-                    for (double& value : v) value = -value;
-                  }},
-                 list);
-    for (std::int64_t offset = 0; offset < std::min<std::int64_t>(size, 64); ++offset)
-      add_contents(page,
-                   {formatted("zeros in slot {}", offset),
-                    [zero, offset](Side, const Place& p, std::span<double> v) {
-                      if (p.offset == offset) zero(v);
-                    }},
-                   list);
-    add_elsewhere(scene.facts, page,
-                  {"K where V belongs, or V where K belongs", [](std::int64_t o, std::int64_t) { return o; }, true}, list);
-    add_elsewhere(scene.facts, page, {"its slots in reverse order", [](std::int64_t o, std::int64_t n) { return n - 1 - o; }},
-                  list);
-    for (std::int64_t by = 1; by < std::min<std::int64_t>(size, 64); ++by)
-      add_elsewhere(scene.facts, page,
-                    {formatted("its slots rotated by {}", by), [by](std::int64_t o, std::int64_t n) { return (o + by) % n; }},
-                    list);
+  propose_new_tokens(list);
+  const std::vector<Contents> all = contents(scene.facts);
+  std::size_t searched = 0;
+  for (const OpenCell& cell : scene.cells) {
+    if (searched++ == kCellsSearched) break;
+    if (cell.row.cached_len >= cell.to) search_cell(scene, cell, all, list);
   }
 }
 

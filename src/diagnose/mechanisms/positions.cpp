@@ -41,6 +41,13 @@ void propose_positions(const Scene& scene, Proposals& list) {
   add("the position of the last row of its request, for all of them", 0, [](const Row& r) { return r.seq_len - 1; });
   add("q_pos + query_len: seq_len is taken for context_len", 0, [](const Row& r) { return r.q_pos + r.query_len; });
   for (const std::int64_t shift : {-1, 1})
+    add(formatted("as if context_len were that of request r {:+}, within seq_len", shift), 1, [f, shift](const Row& r) {
+      const std::int64_t other = (r.req + shift + f->num_reqs) % f->num_reqs;
+      return std::min(r.seq_len - 1, f->context_len(other) + r.q_pos - r.context_len());
+    });
+  add("the positions of its request in reverse order", 0,
+      [](const Row& r) { return r.context_len() + r.seq_len - 1 - r.q_pos; });
+  for (const std::int64_t shift : {-1, 1})
     add(formatted("as if context_len were that of request r {:+}", shift), 1, [f, shift](const Row& r) {
       const std::int64_t other = (r.req + shift + f->num_reqs) % f->num_reqs;
       return f->context_len(other) + r.q_pos - r.context_len();

@@ -15,7 +15,6 @@ using fault::Model;
 using fault::Row;
 using fault::RowHead;
 
-constexpr double kExplains = 0.02;
 constexpr std::size_t kCellsTried = 2;
 constexpr double kMostProducts = 2e8;  // multiply-adds of one search: about 0.1 s
 
@@ -80,6 +79,8 @@ std::vector<Rule> row_rules(const Facts& f, const OpenCell& cell, Query found) {
   if (found.token == first + last - cell.at.token)
     rules.push_back({"rows of a request read its queries in reverse order",
                      [](const Facts&, const Row& r) { return Query{2 * r.first_token + r.query_len - 1 - r.token, r.head}; }});
+  if (found.token == cell.row.req)
+    rules.push_back({"request r reads the query of row r", [](const Facts&, const Row& r) { return Query{r.req, r.head}; }});
   for (const std::int64_t shift : {-1, 1}) {
     const std::int64_t req = cell.row.req + shift;
     if (req < 0 || req >= f.num_reqs || f.query_len(req) == 0 ||
@@ -124,7 +125,7 @@ void propose_query_row(const Scene& scene, Proposals& list) {
     const OpenCell& cell = scene.cells[c];
     for (const Query query : queries(scene, cell)) {
       const std::vector<fault::RowResult> result = evaluate(with_query(*f, query), std::span<const RowHead>(&cell.at, 1));
-      if (!(cell.distance(result[0].out) < kExplains * cell.error())) continue;
+      if (!cell.explained_by(cell.distance(result[0].out))) continue;
       const bool row = query.token != cell.at.token;
       for (const Rule& rule : row ? row_rules(*f, cell, query) : head_rules(*f, cell, query)) {
         if (!known.insert(rule.text).second) continue;

@@ -11,6 +11,7 @@ namespace quire::cause {
 namespace {
 
 constexpr double kExplains = 0.02;   // share of the squared error that a ratio may leave
+constexpr double kExplainsWithNoise = 0.2, kNoise = 0.3;  // as OpenCell::explained_by()
 constexpr double kNearlyAll = 0.95;  // of the cells
 constexpr std::size_t kMostCells = 20000;
 
@@ -24,16 +25,17 @@ Ratio ratio_of(const Scene& scene, const Compared& cell) {
     const double expected = reference.out[fault::Facts::at(element)], observed = scene.observed.at(cell.token, cell.head, d);
     const double tolerance =
         numerics::output_tolerance(reference, cell.reference_row, element, type) + type.roundoff * std::fabs(observed);
-    if (!std::isfinite(observed) || !std::isfinite(expected) || !(tolerance > 0)) return {&cell, 1, 1};
+    if (!std::isfinite(observed) || !std::isfinite(expected) || !(tolerance > 0)) return {&cell, 1, 1, 1};
     const double w = 1 / (tolerance * tolerance);
     cross += w * expected * observed;
     square += w * expected * expected;
     seen += w * observed * observed;
     before += w * (observed - expected) * (observed - expected);
   }
-  if (!(square > 0) || !(before > 0)) return {&cell, 1, 1};
+  if (!(square > 0) || !(before > 0)) return {&cell, 1, 1, 1};
   const double factor = cross / square;
-  return {&cell, factor, std::max(0.0, seen - factor * cross) / before};
+  const double left = std::max(0.0, seen - factor * cross);
+  return {&cell, factor, left / before, left / static_cast<double>(cell.wrong_dims)};
 }
 
 }  // namespace
@@ -49,7 +51,7 @@ std::vector<Ratio> ratios(const Scene& scene) {
 std::vector<Ratio> explaining_ratios(const Scene& scene) {
   std::vector<Ratio> list = ratios(scene);
   const std::size_t all = list.size();
-  std::erase_if(list, [](const Ratio& r) { return r.left > kExplains; });
+  std::erase_if(list, [](const Ratio& r) { return r.left > kExplains && (r.left > kExplainsWithNoise || r.left_per_dim > kNoise); });
   if (static_cast<double>(list.size()) < kNearlyAll * static_cast<double>(all)) list.clear();
   return list;
 }

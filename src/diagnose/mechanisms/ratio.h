@@ -12,6 +12,7 @@ struct Ratio {
   const Compared* cell = nullptr;
   double factor = 1;  ///< observed = factor * expected fits best, over the wrong dims
   double left = 1;    ///< share of the squared error that is left
+  double left_per_dim = 1;  ///< squared error that is left, in tolerances, per wrong dim
 };
 
 /// Of every wrong cell of the scene that holds finite numbers.

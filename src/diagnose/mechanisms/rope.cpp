@@ -16,7 +16,6 @@ using fault::Row;
 using fault::RowHead;
 using fault::Side;
 
-constexpr double kExplains = 0.02;
 constexpr std::int64_t kShifts = 64;
 constexpr std::int64_t kMostKeys = 1024;  // of the cell that is searched; the search takes some hundred evaluations
 const char* const kNext = "compare the positions, the base and the pairing of dims with which queries and keys are rotated";
@@ -130,7 +129,7 @@ void propose_rope(const Scene& scene, Proposals& list) {
         Model m(scene.facts);
         variant.plant(m);
         const fault::RowResult result = evaluate(m, std::span<const RowHead>(&cell->at, 1))[0];
-        if (cell->distance(result.out) < kExplains * cell->error())
+        if (cell->explained_by(cell->distance(result.out)))
           list.push_back({"rope", variant.text, variant.detail, kNext, 1, variant.plant, nullptr, false});
       }
 }

@@ -19,7 +19,6 @@ using fault::Row;
 using fault::RowHead;
 using fault::Side;
 
-constexpr double kExplains = 0.05;
 constexpr int kRefinements = 40;
 const char* const kNext = "keep scores and sums in f32; look for a conversion to a narrow type, and for a clamp";
 
@@ -30,6 +29,46 @@ double rounded(DType type, double value) {
 }
 
 constexpr DType kNarrow[] = {DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e5m2};
+
+/// exp(score - maximum so far) is rounded: relative to the maximum of the row, or of an online softmax after each tile. The
+/// denominator is the sum of the weights before rounding, or after.
+void plant_weights(Model& m, DType type, std::int64_t tile, bool rounded_sum) {
+  m.softmax = [=, before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
+                                      std::span<const double> scores, std::vector<double>& p) {
+    const double lse = before(model, row, keys, scores, p), largest = fault::largest(scores, model.sink(row));
+    if (keys.empty() || !std::isfinite(lse)) return lse;
+    double running = -std::numeric_limits<double>::infinity(), sum = std::exp(lse - largest);
+    const double exact = sum;
+    for (std::size_t i = 0; i < keys.size();) {
+      std::size_t end = i;
+      while (end < keys.size() && (tile == 0 || keys[end].position / tile == keys[i].position / tile))
+        running = std::max(running, scores[end++]);
+      for (; i < end; ++i) {
+        const double weight = std::exp(scores[i] - running), scale = std::exp(running - largest);
+        p[i] = rounded(type, weight) * scale;
+        if (rounded_sum) sum += p[i] - weight * scale;
+      }
+    }
+    for (double& weight : p) weight /= rounded_sum ? sum : exact;
+    return lse;
+  };
+}
+
+void propose_weights(DType type, Proposals& list) {
+  for (const std::int64_t tile : {0, 16, 32, 64, 128, 256})
+    for (const bool rounded_sum : {false, true}) {
+      Proposal p{"rounded",
+                 "rounds softmax weights before they meet V",
+                 formatted("to {}, relative to {}{}", name(type),
+                           tile == 0 ? "the row's maximum" : formatted("the maximum so far, tiles of {}", tile),
+                           rounded_sum ? "; the denominator is their sum" : ""),
+                 kNext,
+                 0,
+                 {}};
+      p.plant = [=](Model& m) { plant_weights(m, type, tile, rounded_sum); };
+      list.push_back(std::move(p));
+    }
+}
 
 void propose_types(const Scene& scene, Proposals& list) {
   const auto add = [&](std::string what, DType type, std::function<void(Model&)> plant) {
@@ -58,16 +97,15 @@ void propose_types(const Scene& scene, Proposals& list) {
         return before(model, row, k, rounded(type, dot));
       };
     });
-    for (const bool normalised : {true, false})
-      add(normalised ? "the normalised weights" : "the weights before they are normalised", type, [type, normalised](Model& m) {
-        m.softmax = [type, normalised, before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
-                                                           std::span<const double> scores, std::vector<double>& p) {
-          const double lse = before(model, row, keys, scores, p), largest = fault::largest(scores, model.sink(row));
-          const double denominator = normalised ? 1 : std::exp(lse - largest);
-          for (double& weight : p) weight = rounded(type, weight * denominator) / denominator;
-          return lse;
-        };
-      });
+    add("the normalised weights", type, [type](Model& m) {
+      m.softmax = [type, before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
+                                             std::span<const double> scores, std::vector<double>& p) {
+        const double lse = before(model, row, keys, scores, p);
+        for (double& weight : p) weight = rounded(type, weight);
+        return lse;
+      };
+    });
+    propose_weights(type, list);
   }
 }
 
@@ -129,7 +167,7 @@ void propose_clamp(const Scene& scene, const OpenCell& cell, const Clamp& clamp,
     (left(a) < left(b) ? high : low) = left(a) < left(b) ? b : a;
   }
   const double limit = (low + high) / 2;
-  if (!(left(limit) < kExplains)) return;
+  if (!cell.explained_by(left(limit) * before)) return;
   Proposal p{"rounded", "cuts " + clamp.what + " at a largest value", formatted("{:.6g}", limit), kNext, 1, {}};
   p.plant = [clamp, limit](Model& m) { clamp.plant(m, limit); };
   list.push_back(std::move(p));

@@ -15,7 +15,6 @@ using fault::Facts;
 using fault::Model;
 using fault::Row;
 
-constexpr double kExplains = 0.02;  // share of the squared error that the best value may leave in a cell
 constexpr double kWorthRefining = 0.5;
 constexpr double kSameValue = 0.02;  // relative
 constexpr int kRefinements = 48;     // golden section: 1e-10 of the bracket
@@ -123,8 +122,8 @@ void add_value_by_head(const Scene& scene, const Quantity& q, Proposals& list) {
   std::map<std::int64_t, double> values;
   for (const auto& [head, compared] : cell_of_each_head(scene)) {
     const OpenCell cell = open_cell(scene.facts, scene.observed, scene.where, *compared, kMostKeysPerHead);
-    const Fitted fitted = fit(cell, q);
-    if (fitted.left > kExplains) return;
+    const Fitted fitted = cell.end == 0 ? Fitted{} : fit(cell, q);
+    if (cell.end == 0 || !cell.explained_by(fitted.left * cell.error())) return;
     values[head] = fitted.value;
   }
   if (values.size() < 2) return;
@@ -148,7 +147,7 @@ void try_quantity(const Scene& scene, const Quantity& q, Proposals& list) {
     if (fits.size() == kCellsTried) break;
     fits.push_back(fit(cell, q));
     other_heads = other_heads || cell.at.head != scene.cells.front().at.head;
-    if (fits.back().left > kExplains) return;
+    if (!cell.explained_by(fits.back().left * cell.error())) return;
   }
   if (fits.empty()) return;
   if (std::all_of(fits.begin(), fits.end(), [&](const Fitted& f) { return close(f.value, fits.front().value); }))
@@ -162,11 +161,22 @@ std::vector<double> powers(double from, double to, double step) {
   return list;
 }
 
+/// Both signs and 0, ascending.
+std::vector<double> signed_powers(double from, double to) {
+  std::vector<double> list{0};
+  for (const double value : powers(from, to, 1.3)) {
+    list.push_back(value);
+    list.push_back(-value);
+  }
+  std::sort(list.begin(), list.end());
+  return list;
+}
+
 Quantity factor_on_scores() {
   Quantity q{"factor_scores",
              "multiplies q . K by another factor (softmax_scale, k_scale, or q and K themselves)",
              "print softmax_scale and k_scale as the kernel receives them, for the rows and heads that are wrong",
-             powers(1e-3, 1e3, 1.3),
+             signed_powers(1e-3, 1e3),
              {},
              {}};
   q.plant = [](Model& m, const std::function<double(const Row&)>& value) {
@@ -201,10 +211,7 @@ Quantity slope() {
              {},
              {},
              {}};
-  for (const double sign : {-1.0, 1.0})
-    for (const double value : powers(1e-5, 16, 1.3)) q.grid.push_back(sign * value);
-  q.grid.push_back(0);
-  std::sort(q.grid.begin(), q.grid.end());
+  q.grid = signed_powers(1e-5, 16);
   q.plant = [](Model& m, const std::function<double(const Row&)>& value) {
     m.bias = [value, before = m.bias](const Row& row, std::int64_t k) {
       const double own = value(row);

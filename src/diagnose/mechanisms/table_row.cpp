@@ -16,18 +16,25 @@ using fault::Row;
 using fault::RowHead;
 using fault::Side;
 
-constexpr double kExplains = 0.02;
 constexpr std::int64_t kMostKeys = 2048;
 constexpr std::size_t kMostRequests = 24;
 
 using Map = std::map<std::int64_t, std::int64_t>;  // request -> row of block_table
 
+/// What a kernel does with an entry past the other request's pages, which names no page: it reads page 0, or counts from the end,
+/// as an index of Python does.
+enum class Outside { first_page, from_the_end };
+
 /// `row` gives the request whose pages are read, -1 for the own one.
-void read_rows(Model& m, Sides sides, const std::function<std::int64_t(std::int64_t req)>& row) {
-  m.place = [sides, row, before = m.place](const Model& model, const Row& r, Side side, std::int64_t k) {
+void read_rows(Model& m, Sides sides, Outside outside, const std::function<std::int64_t(std::int64_t req)>& row) {
+  m.place = [sides, outside, row, before = m.place](const Model& model, const Row& r, Side side, std::int64_t k) {
     Place place = before(model, r, side, k);
     const std::int64_t other = sides.has(side) && place.kind == Place::Kind::cache ? row(r.req) : -1;
-    if (other >= 0) place.page = model.table(other, k / model.facts->page_size);
+    if (other < 0) return place;
+    const std::int64_t pages = model.facts->num_pages;
+    place.page = model.table(other, k / model.facts->page_size);
+    if (place.page < 0 || place.page >= pages)
+      place.page = outside == Outside::first_page ? 0 : (place.page % pages + pages) % pages;
     return place;
   };
 }
@@ -46,15 +53,15 @@ std::map<std::int64_t, OpenCell> cheapest_by_request(const Scene& scene) {
   return open;
 }
 
-std::int64_t row_read(const Facts& f, const OpenCell& cell, Sides sides) {
+std::int64_t row_read(const Facts& f, const OpenCell& cell, Sides sides, Outside outside) {
   std::int64_t best = -1;
-  double least = kExplains * cell.error();
+  double least = cell.error();
   for (std::int64_t r = 0; r < f.num_reqs; ++r) {
     if (r == cell.row.req) continue;
     Model m(f);
-    read_rows(m, sides, [r](std::int64_t) { return r; });
+    read_rows(m, sides, outside, [r](std::int64_t) { return r; });
     const double left = cell.distance(evaluate(m, std::span<const RowHead>(&cell.at, 1))[0].out);
-    if (left < least) least = left, best = r;
+    if (left < least && cell.explained_by(left)) least = left, best = r;
   }
   return best;
 }
@@ -70,36 +77,40 @@ std::string rule_of(const Facts& f, const Map& map) {
   return formatted("request {} reads row {} of block_table, and so on", map.begin()->first, one);
 }
 
+void propose_rows(const Scene& scene, const std::map<std::int64_t, OpenCell>& cells, Sides sides, Outside outside,
+                  Proposals& list) {
+  Map map;
+  for (const auto& [req, cell] : cells) {
+    const std::int64_t read = row_read(scene.facts, cell, sides, outside);
+    if (read >= 0) map[req] = read;
+    if (read < 0 && map.empty()) break;
+  }
+  if (map.empty() || map.size() * 10 < cells.size() * 9) return;
+  Proposal p{"table_row",
+             formatted("reads {} by another request's row of block_table", sides.text()),
+             rule_of(scene.facts, map),
+             "look at the request index with which the kernel reads block_table",
+             1,
+             {}};
+  // A request whose cells were not looked at reads what the rule of the others says: the same row, or the same distance.
+  const std::int64_t one = map.begin()->second, by = one - map.begin()->first, n = scene.facts.num_reqs;
+  const bool same_row = std::all_of(map.begin(), map.end(), [&](const auto& e) { return e.second == one; });
+  p.plant = [map, sides, outside, one, by, n, same_row](Model& m) {
+    read_rows(m, sides, outside, [=](std::int64_t req) {
+      const auto read = map.find(req);
+      return read != map.end() ? read->second : same_row ? one : (req + by + n) % n;
+    });
+  };
+  list.push_back(std::move(p));
+}
+
 }  // namespace
 
 void propose_table_row(const Scene& scene, Proposals& list) {
   if (scene.facts.num_reqs < 2) return;
   const std::map<std::int64_t, OpenCell> cells = cheapest_by_request(scene);
-  for (const Sides sides : kSideSets) {
-    Map map;
-    for (const auto& [req, cell] : cells) {
-      const std::int64_t read = row_read(scene.facts, cell, sides);
-      if (read >= 0) map[req] = read;
-      if (read < 0 && map.empty()) break;
-    }
-    if (map.empty() || map.size() * 10 < cells.size() * 9) continue;
-    Proposal p{"table_row",
-               formatted("reads {} by another request's row of block_table", sides.text()),
-               rule_of(scene.facts, map),
-               "look at the request index with which the kernel reads block_table",
-               1,
-               {}};
-    // A request whose cells were not looked at reads what the rule of the others says: the same row, or the same distance.
-    const std::int64_t one = map.begin()->second, by = one - map.begin()->first, n = scene.facts.num_reqs;
-    const bool same_row = std::all_of(map.begin(), map.end(), [&](const auto& e) { return e.second == one; });
-    p.plant = [map, sides, one, by, n, same_row](Model& m) {
-      read_rows(m, sides, [=](std::int64_t req) {
-        const auto read = map.find(req);
-        return read != map.end() ? read->second : same_row ? one : (req + by + n) % n;
-      });
-    };
-    list.push_back(std::move(p));
-  }
+  for (const Sides sides : kSideSets)
+    for (const Outside outside : {Outside::first_page, Outside::from_the_end}) propose_rows(scene, cells, sides, outside, list);
 }
 
 }  // namespace quire::cause

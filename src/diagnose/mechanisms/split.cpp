@@ -1,0 +1,108 @@
+// Partial results that are each right and merged with the wrong weights: out = sum_i w_i out_i / sum_i w_i with w_i = exp(lse_i)
+// is the truth.
+#include <algorithm>
+#include <cmath>
+
+#include "diagnose/mechanisms/cut.h"
+#include "diagnose/mechanisms/mechanism.h"
+#include "text/formatted.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Key;
+using fault::Model;
+using fault::Row;
+
+constexpr double kNegInf = -std::numeric_limits<double>::infinity();
+const char* const kNext = "out = sum_i exp(lse_i - lse) out_i with lse = log sum_i exp(lse_i), natural logarithms throughout";
+
+/// One part of a row's keys.
+struct Part {
+  double max = kNegInf, sum = 0;  ///< largest score, sum of exp(score - max)
+  double lse() const { return max + std::log(sum); }
+};
+
+/// The weight of a part, up to a factor that all parts share.
+struct Merge {
+  std::string text;
+  std::function<double(const Part&, std::size_t index, const std::vector<Part>&, double largest_lse)> weight;
+  bool divided = true;  ///< by the sum of the weights
+};
+
+std::vector<Merge> merges() {
+  using P = const Part&;
+  using All = const std::vector<Part>&;
+  return {
+      {"averages partial results", [](P, std::size_t, All, double) { return 1.0; }},
+      {"adds partial results without weights", [](P, std::size_t, All, double) { return 1.0; }, false},
+      {"merges natural lse values as if they had base 2", [](P p, std::size_t, All, double m) { return std::exp2(p.lse() - m); }},
+      {"merges lse values of base 2 as if they were natural",
+       [](P p, std::size_t, All, double m) { return std::exp((p.lse() - m) / std::log(2.0)); }},
+      {"merges partial results by their maxima alone", [](P p, std::size_t, All, double m) { return std::exp(p.max - m); }},
+      {"merges partial results by their sums, without their maxima", [](P p, std::size_t, All, double) { return p.sum; }},
+      {"keeps the last partial result alone", [](P, std::size_t i, All all, double) { return i + 1 == all.size() ? 1.0 : 0.0; }},
+      {"keeps the first partial result alone", [](P, std::size_t i, All, double) { return i == 0 ? 1.0 : 0.0; }},
+      {"gives partial results each other's weights",
+       [](P, std::size_t i, All all, double m) { return std::exp(all[all.size() - 1 - i].lse() - m); }},
+      {"gives partial results the inverse of their weights",
+       [](P p, std::size_t, All, double m) { return std::exp(m - p.lse()); }},
+  };
+}
+
+/// The parts of a row, and the part of each key. A part may be empty of visible keys: it is not counted.
+struct Parts {
+  std::vector<Part> list;
+  std::vector<std::size_t> of_key;
+};
+
+Parts parts_of(const Cut& cut, std::span<const Key> keys, std::span<const double> scores) {
+  Parts parts;
+  const std::int64_t from = keys.front().position, to = keys.back().position + 1;
+  std::int64_t current = -1;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const std::int64_t group = cut.group(from, to, keys[i].position);
+    if (parts.list.empty() || group != current) parts.list.emplace_back();
+    current = group;
+    parts.of_key.push_back(parts.list.size() - 1);
+    parts.list.back().max = std::max(parts.list.back().max, scores[i]);
+  }
+  for (std::size_t i = 0; i < keys.size(); ++i)
+    parts.list[parts.of_key[i]].sum += std::exp(scores[i] - parts.list[parts.of_key[i]].max);
+  return parts;
+}
+
+void plant(Model& m, const Cut& cut, const Merge& merge) {
+  m.softmax = [cut, merge, before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
+                                               std::span<const double> scores, std::vector<double>& p) {
+    const double lse = before(model, row, keys, scores, p);
+    if (lse == kNegInf || keys.empty()) return lse;
+    const Parts parts = parts_of(cut, keys, scores);
+    if (parts.list.size() < 2) return lse;
+    double largest = kNegInf, sum = 0;
+    for (const Part& part : parts.list) largest = std::max(largest, part.lse());
+    std::vector<double> weights;
+    for (std::size_t i = 0; i < parts.list.size(); ++i) weights.push_back(merge.weight(parts.list[i], i, parts.list, largest));
+    for (const double weight : weights) sum += weight;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      const Part& part = parts.list[parts.of_key[i]];
+      p[i] = std::exp(scores[i] - part.max) / part.sum * weights[parts.of_key[i]] / (merge.divided ? sum : 1);
+    }
+    return lse;
+  };
+}
+
+}  // namespace
+
+void propose_split(const Scene& scene, Proposals& list) {
+  for (const Cut& cut : cuts(scene.facts)) {
+    if (cut.name == "key") continue;
+    for (const Merge& merge : merges()) {
+      Proposal p{"split", merge.text, "a " + cut.name, kNext, 0, {}};
+      p.plant = [cut, merge](Model& m) { plant(m, cut, merge); };
+      list.push_back(std::move(p));
+    }
+  }
+}
+
+}  // namespace quire::cause
