@@ -58,12 +58,12 @@ double price(Attribute attribute, Test test, std::int64_t value, double log_choi
   }
 }
 
-double price_of_remainders(Attribute attribute, std::int64_t modulus, std::size_t listed, std::int64_t page_size) {
-  // "No multiple of m" lists m - 1 remainders and is one thought.
-  const bool complement = listed + 1 == static_cast<std::size_t>(modulus);
-  const double log_modulus = std::log2(static_cast<double>(modulus));
-  const double values = (complement ? 1 : static_cast<double>(listed)) * log_modulus;
-  return kCondition + price_of(attribute) + 3 + values - (modulus == page_size ? kPage : 0);
+double price_of_remainders(Attribute attribute, std::int64_t modulus, std::int64_t first, std::int64_t last,
+                           std::int64_t page_size) {
+  const bool one_thought = first == last || (first == 1 && last == modulus - 1);  // "no multiple of m" is one
+  const double run = one_thought ? 0 : 2;
+  return kCondition + price_of(attribute) + 3 + run + std::log2(static_cast<double>(modulus)) -
+         (modulus == page_size ? kPage : 0);
 }
 
 double surprise(const Tally& t) { return entropy_part(t.wrong, t.wrong + t.right) + entropy_part(t.right, t.wrong + t.right); }

@@ -7,8 +7,9 @@ namespace quire::cause {
 
 /// Of one condition; `log_choices` is log2 of how many values there are to choose from.
 double price(Attribute attribute, Test test, std::int64_t value, double log_choices);
-/// Of remainders by `modulus`, so many of which are listed.
-double price_of_remainders(Attribute attribute, std::int64_t modulus, std::size_t listed, std::int64_t page_size);
+/// Of the remainders first .. last by `modulus`.
+double price_of_remainders(Attribute attribute, std::int64_t modulus, std::int64_t first, std::int64_t last,
+                           std::int64_t page_size);
 
 /// The bits that say which are which among wrong + right cells.
 double surprise(const Tally& tally);
