@@ -101,7 +101,7 @@ void offer_column(const Columns& columns, const Column& column, const std::vecto
       [&](std::size_t i, std::size_t count, double before) {
         return before + (count == 1 ? price(column.attribute, Test::is, column.values[i], log_choices) : 1 + log_choices);
       });
-  if (!requests) offer_thresholds(column.attribute, column.values, sums, log_choices, candidates);
+  offer_thresholds(column.attribute, column.values, sums, log_choices, candidates);
 }
 
 /// Evidence per physical page. A row adds to a range of its request's columns: differences at both ends, summed up afterwards.

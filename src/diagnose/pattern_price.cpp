@@ -68,7 +68,8 @@ double price_of_remainders(Attribute attribute, std::int64_t modulus, std::int64
 
 double surprise(const Tally& t) { return entropy_part(t.wrong, t.wrong + t.right) + entropy_part(t.right, t.wrong + t.right); }
 
-Score::Score(Tally total, double scale, bool local) : total_(total), scale_(scale), local_(local) {
+Score::Score(Tally total, double scale, bool local, double outside)
+    : total_(total), scale_(scale), outside_(outside), local_(local) {
   const double all = total.wrong + total.right;
   if (total.wrong > 0) per_wrong_ = std::log2(all / total.wrong);
   if (total.right > 0) per_right_ = std::log2(all / total.right);
@@ -76,7 +77,7 @@ Score::Score(Tally total, double scale, bool local) : total_(total), scale_(scal
 
 double Score::data(const Tally& inside) const {
   const Tally outside = total_ - inside;
-  if (!local_) return scale_ * (surprise(inside) + surprise(outside));
+  if (!local_) return scale_ * (surprise(inside) + outside_ * surprise(outside));
   return scale_ * (kLocalWeight * surprise(inside) + outside.wrong * per_wrong_ + outside.right * per_right_);
 }
 

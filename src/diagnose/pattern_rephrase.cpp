@@ -50,7 +50,6 @@ void add_phrases(const Columns& columns, const Column& column, const Mask& rows,
     phrases.push_back(
         {{column.attribute, Test::is, values},
          price(column.attribute, Test::is, values[0], log_choices) + static_cast<double>(count - 1) * (1 + log_choices)});
-  if (requests) return;
   const auto first = static_cast<std::size_t>(std::find(in.begin(), in.end(), 1) - in.begin());
   if (first > 0) {
     const std::int64_t bound = named_bound(column.attribute, column.values[first - 1], column.values[first]);

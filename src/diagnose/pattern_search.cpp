@@ -19,6 +19,7 @@ constexpr std::size_t kMostConditions = 5;  // two bounds of one attribute count
 constexpr double kWorthBits = 4, kWorthShare = 0.03;
 // What several rules have to save of what one rule leaves.
 constexpr double kWorthMoreRules = 0.85;
+constexpr double kSoundPrecision = 0.75, kSoundRecall = 0.97;
 constexpr double kMostlyWrong = 0.5;  // of all cells: "every row, every head" is a rule then
 
 bool is_bound(const Condition& c) { return c.test == Test::from || c.test == Test::to; }
@@ -132,41 +133,70 @@ struct Cover {
   std::vector<Rule> rules;
   double cost = 0;
   bool exact = true;  ///< no exception to any rule, no wrong cell left
+  bool sound = true;  ///< few exceptions, hardly a wrong cell left: only then several rules are several sets
 };
 
-/// One rule after the other, each for the cells that the ones before it leave.
-Cover cover(const Columns& columns, Cells cells, bool local) {
+/// One rule after the other, at most `most`, each for the cells that the ones before it leave.
+Cover cover(const Columns& columns, Cells cells, bool local, std::size_t most) {
   Cover cover;
-  const double scale = scale_of(cells);
-  for (;;) {
-    const Score score(cells.total(), cover.rules.empty() ? scale_of_all(cells) : scale_of(cells), local);
-    if (score.total().wrong <= 0 || cover.rules.size() == kRules) break;
+  // Of one rule the scope should hold every wrong cell; of several, each leaves the others' cells outside.
+  const double outside = most == 1 ? kOutside : 1;
+  const double scale = scale_of(cells), all_wrong = cells.total().wrong;
+  while (cover.rules.size() < most) {
+    const Score score(cells.total(), cover.rules.empty() ? scale_of_all(cells) : scale_of(cells), local, outside);
+    if (score.total().wrong <= 0) break;
     std::optional<Rule> rule = find_rule(columns, cells, score);
     if (!rule) break;
     cover.cost += rule->bits + scale * surprise(rule->inside);
     cover.exact = cover.exact && rule->inside.right <= 0;
+    cover.sound = cover.sound && rule->inside.wrong >= kSoundPrecision * (rule->inside.wrong + rule->inside.right);
     cells.remove(rule->rows, rule->heads);
     cover.rules.push_back(std::move(*rule));
   }
   const Tally rest = cells.total();
   cover.exact = cover.exact && rest.wrong <= 0;
-  cover.cost += scale * surprise(rest);
+  cover.sound = cover.sound && rest.wrong <= (1 - kSoundRecall) * all_wrong;
+  cover.cost += scale * kOutside * surprise(rest);
   return cover;
 }
 
 std::vector<Rule> cheapest_cover(const Columns& columns, const Cells& cells) {
-  Cover one = cover(columns, cells, /*local=*/false);
+  const Cover one = cover(columns, cells, /*local=*/false, 1);
   if (one.exact) return one.rules;
-  Cover several = cover(columns, cells, /*local=*/true);
-  const bool better = several.exact ? several.cost + kWorthBits < scale_of(cells) * surprise(cells.total())
-                                    : several.cost < kWorthMoreRules * one.cost;
-  return better ? several.rules : one.rules;
+  const double unknown = scale_of(cells) * surprise(cells.total());
+  Cover best = one;
+  for (const bool local : {false, true}) {
+    Cover several = cover(columns, cells, local, kRules);
+    const bool good = several.exact ? several.cost + kWorthBits < unknown && !best.exact
+                                    : several.sound && several.cost < kWorthMoreRules * best.cost;
+    if (good) best = std::move(several);
+  }
+  return best.rules;
+}
+
+bool within(const Mask& inner, const Mask& outer) {
+  return std::equal(inner.begin(), inner.end(), outer.begin(), [](std::uint8_t a, std::uint8_t b) { return a <= b; });
+}
+
+/// A rule inside of a later one only said where the later one is clearest.
+void drop_nested(std::vector<Rule>& rules) {
+  for (std::size_t i = 0; i < rules.size();) {
+    const bool nested = std::any_of(rules.begin() + static_cast<std::ptrdiff_t>(i) + 1, rules.end(), [&](const Rule& later) {
+      return within(rules[i].rows, later.rows) && within(rules[i].heads, later.heads);
+    });
+    if (nested) {
+      rules.erase(rules.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+  }
 }
 
 }  // namespace
 
 std::vector<Rule> find_rules(const Columns& columns, const Cells& cells) {
   std::vector<Rule> rules = cheapest_cover(columns, cells);
+  drop_nested(rules);
   for (Rule& rule : rules) rephrase(columns, rule);
   return rules;
 }
