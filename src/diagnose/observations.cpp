@@ -18,6 +18,7 @@ constexpr std::size_t kCells = 512;       // wrong cells that are looked at, spr
 constexpr double kClear = 16;             // an expected value this many tolerances large has a ratio
 constexpr std::size_t kFewestRatios = 4;  // per cell
 constexpr std::size_t kListedHeads = 4;
+constexpr double kZero = 1e-6;  // of the expected value
 
 /// One finite element with a clear expected value.
 struct Element {
@@ -123,14 +124,15 @@ std::string ratio_words(const std::vector<Cell>& cells) {
     all.push_back(&cell);
     by_head[cell.head].push_back(&cell);
   }
-  if (const auto ratio = common_ratio(all))
-    return formatted("out is {:.4g} x the expected one in every wrong cell looked at ({})", *ratio, cells.size());
+  const auto ratio = common_ratio(all);
+  if (ratio && std::fabs(*ratio) < kZero) return formatted("out is 0 in every wrong cell looked at ({})", cells.size());
+  if (ratio) return formatted("out is {:.4g} x the expected one in every wrong cell looked at ({})", *ratio, cells.size());
   std::string heads;
   std::size_t constant = 0;
   for (const auto& [head, own] : by_head) {
-    const auto ratio = common_ratio(own);
-    if (!ratio) break;
-    if (constant++ < kListedHeads) heads += formatted("{}head {}: {:.4g}", heads.empty() ? "" : ", ", head, *ratio);
+    const auto of_head = common_ratio(own);
+    if (!of_head) break;
+    if (constant++ < kListedHeads) heads += formatted("{}head {}: {:.4g}", heads.empty() ? "" : ", ", head, *of_head);
   }
   if (constant == by_head.size() && cells.size() > constant)
     return formatted("out / expected is one number per head: {}{}", heads, constant > kListedHeads ? ", ..." : "");
@@ -163,8 +165,9 @@ std::string error_words(const Observed& observed, const Localisation& where, con
   std::nth_element(errors.begin(), middle, errors.end());
   const double half = *middle, most = *std::max_element(errors.begin(), errors.end());
   return formatted(
-      "|error| is {:.3g} at the median and {:.3g} at most, {:.3g} tolerances; out is too small in {:.0f} % of the elements", half,
-      most, worst_ratio, 100.0 * static_cast<double>(smaller) / static_cast<double>(errors.size()));
+      "|error| is {:.3g} at the median and {:.3g} at most, {:.3g} tolerances; |out| is too small in {:.0f} % of the wrong "
+      "elements",
+      half, most, worst_ratio, 100.0 * static_cast<double>(smaller) / static_cast<double>(errors.size()));
 }
 
 std::string lse_words(const Observed& observed, const Localisation& where, const std::vector<const Compared*>& from) {

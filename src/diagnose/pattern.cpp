@@ -54,7 +54,7 @@ std::vector<Condition> dims_of(const Localisation& where, const std::vector<std:
       of_dim[d] += one;
       total += one;
     }
-  const Score score(total, /*scale=*/1, /*local=*/false);
+  const Score score(total, /*scale=*/1, /*local=*/false, /*outside=*/1);
   Candidates candidates(score);
   offer_axis(Attribute::dim, of_dim, candidates);
   const std::vector<Candidate> best = candidates.cheapest_first();

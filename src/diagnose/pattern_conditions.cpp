@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 namespace quire::cause {
 namespace {
@@ -29,20 +28,18 @@ std::vector<std::size_t> purest(const std::vector<Tally>& sums, std::size_t most
 
 /// "is one of": the purest values, one more at a time.
 template <typename Value, typename Bits>
-void offer_listed(Attribute attribute, Test test, std::int64_t modulus, const std::vector<Tally>& sums, std::size_t most,
-                  Candidates& candidates, Value&& value, Bits&& bits) {
+void offer_listed(Attribute attribute, const std::vector<Tally>& sums, std::size_t most, Candidates& candidates, Value&& value,
+                  Bits&& bits) {
   Tally inside;
   std::vector<std::int64_t> values;
-  if (modulus > 0) values.push_back(modulus);
-  const std::ptrdiff_t fixed = modulus > 0 ? 1 : 0;
   double price = 0;
   for (const std::size_t i : purest(sums, most)) {
     inside += sums[i];
     values.push_back(value(i));
-    price = bits(i, values.size() - static_cast<std::size_t>(fixed), price);
-    candidates.offer(attribute, test, modulus, inside, price, [&] {
+    price = bits(i, values.size(), price);
+    candidates.offer(attribute, Test::is, 0, inside, price, [&] {
       std::vector<std::int64_t> sorted = values;
-      std::sort(sorted.begin() + fixed, sorted.end());
+      std::sort(sorted.begin(), sorted.end());
       return sorted;
     });
   }
@@ -69,38 +66,42 @@ void offer_thresholds(Attribute attribute, const std::vector<std::int64_t>& valu
   }
 }
 
-void offer_remainders(Attribute attribute, std::int64_t modulus, const std::vector<std::int64_t>& values,
-                      const std::vector<Tally>& sums, std::int64_t page_size, Candidates& candidates) {
-  offer_listed(
-      attribute, Test::modulo, modulus, sums, std::min(kRemainders, Facts::at(modulus) - 1), candidates,
-      [&](std::size_t i) { return values[i]; },
-      [&](std::size_t, std::size_t count, double) { return price_of_remainders(attribute, modulus, count, page_size); });
-  if (values.empty() || values.front() != 0 || modulus <= static_cast<std::int64_t>(kRemainders)) return;
-  if (modulus > kAllButZero && modulus != page_size) return;
-  Tally others;
-  for (std::size_t i = 1; i < sums.size(); ++i) others += sums[i];
-  candidates.offer(attribute, Test::modulo, modulus, others,
-                   price_of_remainders(attribute, modulus, Facts::at(modulus) - 1, page_size), [&] {
-                     std::vector<std::int64_t> list(Facts::at(modulus));
-                     std::iota(list.begin(), list.end(), 0);
-                     list[0] = modulus;
-                     return list;
-                   });
+/// One remainder, the first or last few, or all but 0: what a tile or a page makes of a number.
+void offer_remainders(Attribute attribute, std::int64_t modulus, const std::vector<Tally>& sums, std::int64_t page_size,
+                      Candidates& candidates) {
+  const auto offer = [&](const Tally& inside, std::int64_t first, std::int64_t last) {
+    candidates.offer(attribute, Test::modulo, modulus, inside, price_of_remainders(attribute, modulus, first, last, page_size),
+                     [&] {
+                       std::vector<std::int64_t> values = {modulus};
+                       for (std::int64_t v = first; v <= last; ++v) values.push_back(v);
+                       return values;
+                     });
+  };
+  Tally total, before;
+  for (const Tally& sum : sums) total += sum;
+  const bool long_list = modulus > kRemainders && modulus != page_size;
+  for (std::int64_t i = 0; i < modulus; ++i) {
+    const Tally& own = sums[Facts::at(i)];
+    if (i > 0 && (!long_list || modulus - i <= kRemainders)) offer(total - before, i, modulus - 1);
+    before += own;
+    if (own.wrong <= 0) continue;
+    offer(own, i, i);
+    if (i + 1 < modulus && (!long_list || i < kRemainders)) offer(before, 0, i);
+  }
 }
 
 void offer_column(const Columns& columns, const Column& column, const std::vector<Tally>& sums, Candidates& candidates) {
-  if (column.modulus > 0)
-    return offer_remainders(column.attribute, column.modulus, column.values, sums, columns.facts.page_size, candidates);
+  if (column.modulus > 0) return offer_remainders(column.attribute, column.modulus, sums, columns.facts.page_size, candidates);
   // A number costs the same whatever attribute it is of, so that their words alone order equal rules.
   const bool requests = column.attribute == Attribute::request;
   const double log_choices = log_count(requests ? column.values.size() : columns.rows);
   const std::size_t most = requests ? kRequests : 1;
   offer_listed(
-      column.attribute, Test::is, 0, sums, most, candidates, [&](std::size_t i) { return column.values[i]; },
+      column.attribute, sums, most, candidates, [&](std::size_t i) { return column.values[i]; },
       [&](std::size_t i, std::size_t count, double before) {
         return before + (count == 1 ? price(column.attribute, Test::is, column.values[i], log_choices) : 1 + log_choices);
       });
-  if (!requests) offer_thresholds(column.attribute, column.values, sums, log_choices, candidates);
+  offer_thresholds(column.attribute, column.values, sums, log_choices, candidates);
 }
 
 /// Evidence per physical page. A row adds to a range of its request's columns: differences at both ends, summed up afterwards.
@@ -208,17 +209,15 @@ void offer_rows(const Columns& columns, const std::vector<Tally>& of_row, Candid
 void offer_axis(Attribute attribute, const std::vector<Tally>& of_index, Candidates& candidates) {
   const double log_choices = log_count(of_index.size());
   const auto same = [](std::size_t i) { return static_cast<std::int64_t>(i); };
-  offer_listed(attribute, Test::is, 0, of_index, kHeads, candidates, same, [&](std::size_t i, std::size_t count, double before) {
+  offer_listed(attribute, of_index, kHeads, candidates, same, [&](std::size_t i, std::size_t count, double before) {
     return before + (count == 1 ? price(attribute, Test::is, same(i), log_choices) : 1 + log_choices);
   });
   offer_intervals(attribute, of_index, log_choices, candidates);
   for (const std::int64_t m : {2, 3, 4, 5, 6, 8, 12, 16, 32, 64}) {
     if (2 * m > same(of_index.size())) break;
     std::vector<Tally> sums(Facts::at(m));
-    std::vector<std::int64_t> values(Facts::at(m));
-    std::iota(values.begin(), values.end(), 0);
     for (std::size_t i = 0; i < of_index.size(); ++i) sums[i % sums.size()] += of_index[i];
-    offer_remainders(attribute, m, values, sums, /*page_size=*/0, candidates);
+    offer_remainders(attribute, m, sums, /*page_size=*/0, candidates);
   }
 }
 

@@ -58,17 +58,18 @@ double price(Attribute attribute, Test test, std::int64_t value, double log_choi
   }
 }
 
-double price_of_remainders(Attribute attribute, std::int64_t modulus, std::size_t listed, std::int64_t page_size) {
-  // "No multiple of m" lists m - 1 remainders and is one thought.
-  const bool complement = listed + 1 == static_cast<std::size_t>(modulus);
-  const double log_modulus = std::log2(static_cast<double>(modulus));
-  const double values = (complement ? 1 : static_cast<double>(listed)) * log_modulus;
-  return kCondition + price_of(attribute) + 3 + values - (modulus == page_size ? kPage : 0);
+double price_of_remainders(Attribute attribute, std::int64_t modulus, std::int64_t first, std::int64_t last,
+                           std::int64_t page_size) {
+  const bool one_thought = first == last || (first == 1 && last == modulus - 1);  // "no multiple of m" is one
+  const double run = one_thought ? 0 : 2;
+  return kCondition + price_of(attribute) + 3 + run + std::log2(static_cast<double>(modulus)) -
+         (modulus == page_size ? kPage : 0);
 }
 
 double surprise(const Tally& t) { return entropy_part(t.wrong, t.wrong + t.right) + entropy_part(t.right, t.wrong + t.right); }
 
-Score::Score(Tally total, double scale, bool local) : total_(total), scale_(scale), local_(local) {
+Score::Score(Tally total, double scale, bool local, double outside)
+    : total_(total), scale_(scale), outside_(outside), local_(local) {
   const double all = total.wrong + total.right;
   if (total.wrong > 0) per_wrong_ = std::log2(all / total.wrong);
   if (total.right > 0) per_right_ = std::log2(all / total.right);
@@ -76,7 +77,7 @@ Score::Score(Tally total, double scale, bool local) : total_(total), scale_(scal
 
 double Score::data(const Tally& inside) const {
   const Tally outside = total_ - inside;
-  if (!local_) return scale_ * (surprise(inside) + surprise(outside));
+  if (!local_) return scale_ * (surprise(inside) + outside_ * surprise(outside));
   return scale_ * (kLocalWeight * surprise(inside) + outside.wrong * per_wrong_ + outside.right * per_right_);
 }
 

@@ -7,18 +7,22 @@ namespace quire::cause {
 
 /// Of one condition; `log_choices` is log2 of how many values there are to choose from.
 double price(Attribute attribute, Test test, std::int64_t value, double log_choices);
-/// Of remainders by `modulus`, so many of which are listed.
-double price_of_remainders(Attribute attribute, std::int64_t modulus, std::size_t listed, std::int64_t page_size);
+/// Of the remainders first .. last by `modulus`.
+double price_of_remainders(Attribute attribute, std::int64_t modulus, std::int64_t first, std::int64_t last,
+                           std::int64_t page_size);
 
 /// The bits that say which are which among wrong + right cells.
 double surprise(const Tally& tally);
+
+/// A fault may hardly show in a cell of its scope, but never shows outside: wrong cells outside of a rule weigh this much more.
+inline constexpr double kOutside = 3;
 
 /// How surprising exceptions are.
 class Score {
  public:
   /// `scale`: what a cell counts, below 1 if cells err together. `local`: cells outside the rule are left to other rules, and
-  /// exceptions inside weigh more.
-  Score(Tally total, double scale, bool local);
+  /// exceptions inside weigh more. `outside`: what wrong cells outside weigh, if not local.
+  Score(Tally total, double scale, bool local, double outside);
   /// The bits that say which cells are wrong, given how many are inside and outside of the rule.
   double data(const Tally& inside) const;
   /// The part of data() that a further condition can save.
@@ -28,9 +32,10 @@ class Score {
   const Tally& total() const { return total_; }
 
  private:
-  static constexpr double kLocalWeight = 3;
+  static constexpr double kLocalWeight = 1.5;
+
   Tally total_;
-  double scale_;
+  double scale_, outside_;
   bool local_;
   double per_wrong_ = 0, per_right_ = 0;
 };

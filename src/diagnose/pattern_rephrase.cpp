@@ -10,6 +10,8 @@
 namespace quire::cause {
 namespace {
 
+using fault::Facts;
+
 constexpr std::size_t kCommonPages = 8;  // that all rows of the rule read, of those that the fewest rows read
 
 struct Phrase {
@@ -34,12 +36,12 @@ void add_phrases(const Columns& columns, const Column& column, const Mask& rows,
   for (std::size_t i = 0; i < in.size(); ++i)
     if (in[i] != 0) values.push_back(column.values[i]);
   if (column.modulus > 0) {
-    const bool all_but_0 = count + 1 == in.size() && in[0] == 0;
-    if (count > kRemainders && !(all_but_0 && (column.modulus <= kAllButZero || column.modulus == columns.facts.page_size)))
-      return;
-    values.insert(values.begin(), column.modulus);
+    const std::int64_t first = values.front(), last = values.back(), m = column.modulus;
+    const bool run = last - first + 1 == static_cast<std::int64_t>(count) && (first == last || first == 0 || last == m - 1);
+    if (!run || (count > Facts::at(kRemainders) && m != columns.facts.page_size)) return;
+    values.insert(values.begin(), m);
     phrases.push_back({{column.attribute, Test::modulo, values},
-                       price_of_remainders(column.attribute, column.modulus, count, columns.facts.page_size)});
+                       price_of_remainders(column.attribute, m, first, last, columns.facts.page_size)});
     return;
   }
   const bool requests = column.attribute == Attribute::request;
@@ -48,7 +50,6 @@ void add_phrases(const Columns& columns, const Column& column, const Mask& rows,
     phrases.push_back(
         {{column.attribute, Test::is, values},
          price(column.attribute, Test::is, values[0], log_choices) + static_cast<double>(count - 1) * (1 + log_choices)});
-  if (requests) return;
   const auto first = static_cast<std::size_t>(std::find(in.begin(), in.end(), 1) - in.begin());
   if (first > 0) {
     const std::int64_t bound = named_bound(column.attribute, column.values[first - 1], column.values[first]);

@@ -12,13 +12,14 @@
 namespace quire::cause {
 namespace {
 
-constexpr std::size_t kBeam = 5, kChildren = 8, kRules = 4;
+constexpr std::size_t kBeam = 4, kChildren = 6, kRules = 4;
+constexpr std::size_t kFew = 4;             // rows
 constexpr std::size_t kMostConditions = 5;  // two bounds of one attribute count as one afterwards
 // What one more condition has to save beyond its price: bits, and a share of what is left to save.
 constexpr double kWorthBits = 4, kWorthShare = 0.03;
 // What several rules have to save of what one rule leaves.
 constexpr double kWorthMoreRules = 0.85;
-constexpr double kGood = 0.9;         // precision and recall of one rule beside which several are not looked for
+constexpr double kSoundPrecision = 0.75, kSoundRecall = 0.97;
 constexpr double kMostlyWrong = 0.5;  // of all cells: "every row, every head" is a rule then
 
 bool is_bound(const Condition& c) { return c.test == Test::from || c.test == Test::to; }
@@ -53,6 +54,8 @@ bool same_cells(const Rule& a, const Rule& b) { return a.rows == b.rows && a.hea
 
 bool allowed(const Rule& rule) { return count(rule.row_conditions) <= 2 && count(rule.head_conditions) <= 2; }
 
+bool perfect(const Tally& inside, const Score& score) { return inside.right <= 0 && inside.wrong >= score.total().wrong; }
+
 /// Rules with one condition more, if that lowers the cost below `limit`.
 void add_children(const Rule& rule, const Columns& columns, const Cells& cells, const Score& score, double limit,
                   std::vector<Rule>& children) {
@@ -61,7 +64,8 @@ void add_children(const Rule& rule, const Columns& columns, const Cells& cells, 
   offer_heads(columns.facts, cells.by_head(rule.rows, rule.heads), candidates);
   std::size_t taken = 0;
   for (const Candidate& candidate : candidates.cheapest_first()) {
-    if (taken == kChildren || rule.bits + candidate.cost >= limit) break;
+    if (rule.bits + candidate.cost >= limit) break;
+    if (taken >= kChildren && !perfect(candidate.inside, score)) continue;
     Rule child = with(rule, candidate, columns, cells, score);
     if (!allowed(child) || same_cells(child, rule) || child.cost() >= limit) continue;
     ++taken;
@@ -74,11 +78,14 @@ void add_children(const Rule& rule, const Columns& columns, const Cells& cells, 
   }
 }
 
-bool perfect(const Rule& rule, const Score& score) { return rule.inside.right <= 0 && rule.inside.wrong >= score.total().wrong; }
-
 /// Whether the longer rule is worth its words.
 bool worth(const Rule& longer, const Rule& rule, const Score& score) {
   return longer.cost() <= rule.cost() - kWorthBits - kWorthShare * score.savable(rule.inside);
+}
+
+/// Whether the longer rule leaves out every right cell and no wrong one.
+bool purifies(const Rule& longer, const Rule& rule) {
+  return rule.inside.right > 0 && longer.inside.right <= 0 && longer.inside.wrong >= rule.inside.wrong;
 }
 
 /// The cheapest rule; a longer one only if it is worth it. Nothing if the wrong cells are scattered.
@@ -96,9 +103,13 @@ std::optional<Rule> find_rule(const Columns& columns, const Cells& cells, const 
     for (const Rule& rule : beam) add_children(rule, columns, cells, score, limit, children);
     if (children.empty()) break;
     std::stable_sort(children.begin(), children.end(), [](const Rule& a, const Rule& b) { return a.cost() < b.cost(); });
+    // Exceptions are rare: a rule without any is better than one whose exceptions would be a little shorter to list.
+    const auto exact = std::find_if(children.begin(), children.end(), [&](const Rule& r) { return perfect(r.inside, score); });
+    if (exact != children.end()) return *exact;
     if (children.size() > kBeam) children.resize(kBeam);
-    if (worth(children.front(), chosen, score)) chosen = children.front(), length = i;
-    if (perfect(children.front(), score)) break;
+    const auto pure = std::find_if(children.begin(), children.end(), [&](const Rule& r) { return purifies(r, chosen); });
+    const Rule& best = pure != children.end() ? *pure : children.front();
+    if (pure != children.end() || worth(best, chosen, score)) chosen = best, length = i;
     beam = std::move(children);
   }
   const Tally& inside = chosen.inside;
@@ -106,49 +117,86 @@ std::optional<Rule> find_rule(const Columns& columns, const Cells& cells, const 
   return chosen;
 }
 
-/// Cells of one row err together, and then count as one. Of a single wrong row there is nothing that could be chance.
+/// Cells of one row err together, and then count as one.
 double scale_of(const Cells& cells) {
   const std::size_t rows = cells.wrong_rows();
   return rows <= 1 ? 1 : std::min(1.0, static_cast<double>(rows) / cells.total().wrong);
 }
 
+/// Of a few wrong rows any rule is worth its words: there is no set that could be scattered.
+double scale_of_all(const Cells& cells) {
+  const std::size_t rows = cells.wrong_rows();
+  return rows < kFew ? static_cast<double>(kFew) / static_cast<double>(std::max<std::size_t>(1, rows)) : scale_of(cells);
+}
+
 struct Cover {
   std::vector<Rule> rules;
   double cost = 0;
+  bool exact = true;  ///< no exception to any rule, no wrong cell left
+  bool sound = true;  ///< few exceptions, hardly a wrong cell left: only then several rules are several sets
 };
 
-/// One rule after the other, each for the cells that the ones before it leave.
-Cover cover(const Columns& columns, Cells cells, bool local) {
+/// One rule after the other, at most `most`, each for the cells that the ones before it leave.
+Cover cover(const Columns& columns, Cells cells, bool local, std::size_t most) {
   Cover cover;
-  const double scale = scale_of(cells);
-  for (;;) {
-    const Score score(cells.total(), scale_of(cells), local);
-    if (score.total().wrong <= 0 || cover.rules.size() == kRules) break;
+  // Of one rule the scope should hold every wrong cell; of several, each leaves the others' cells outside.
+  const double outside = most == 1 ? kOutside : 1;
+  const double scale = scale_of(cells), all_wrong = cells.total().wrong;
+  while (cover.rules.size() < most) {
+    const Score score(cells.total(), cover.rules.empty() ? scale_of_all(cells) : scale_of(cells), local, outside);
+    if (score.total().wrong <= 0) break;
     std::optional<Rule> rule = find_rule(columns, cells, score);
     if (!rule) break;
     cover.cost += rule->bits + scale * surprise(rule->inside);
+    cover.exact = cover.exact && rule->inside.right <= 0;
+    cover.sound = cover.sound && rule->inside.wrong >= kSoundPrecision * (rule->inside.wrong + rule->inside.right);
     cells.remove(rule->rows, rule->heads);
     cover.rules.push_back(std::move(*rule));
   }
-  cover.cost += scale * surprise(cells.total());
+  const Tally rest = cells.total();
+  cover.exact = cover.exact && rest.wrong <= 0;
+  cover.sound = cover.sound && rest.wrong <= (1 - kSoundRecall) * all_wrong;
+  cover.cost += scale * kOutside * surprise(rest);
   return cover;
 }
 
 std::vector<Rule> cheapest_cover(const Columns& columns, const Cells& cells) {
-  Cover one = cover(columns, cells, /*local=*/false);
-  const Tally total = cells.total();
-  if (one.rules.size() == 1) {
-    const Tally& inside = one.rules[0].inside;
-    if (inside.wrong >= kGood * (inside.wrong + inside.right) && inside.wrong >= kGood * total.wrong) return one.rules;
+  const Cover one = cover(columns, cells, /*local=*/false, 1);
+  if (one.exact) return one.rules;
+  const double unknown = scale_of(cells) * surprise(cells.total());
+  Cover best = one;
+  for (const bool local : {false, true}) {
+    Cover several = cover(columns, cells, local, kRules);
+    const bool good = several.exact ? several.cost + kWorthBits < unknown && !best.exact
+                                    : several.sound && several.cost < kWorthMoreRules * best.cost;
+    if (good) best = std::move(several);
   }
-  Cover several = cover(columns, cells, /*local=*/true);
-  return several.cost < kWorthMoreRules * one.cost ? several.rules : one.rules;
+  return best.rules;
+}
+
+bool within(const Mask& inner, const Mask& outer) {
+  return std::equal(inner.begin(), inner.end(), outer.begin(), [](std::uint8_t a, std::uint8_t b) { return a <= b; });
+}
+
+/// A rule inside of a later one only said where the later one is clearest.
+void drop_nested(std::vector<Rule>& rules) {
+  for (std::size_t i = 0; i < rules.size();) {
+    const bool nested = std::any_of(rules.begin() + static_cast<std::ptrdiff_t>(i) + 1, rules.end(), [&](const Rule& later) {
+      return within(rules[i].rows, later.rows) && within(rules[i].heads, later.heads);
+    });
+    if (nested) {
+      rules.erase(rules.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+  }
 }
 
 }  // namespace
 
 std::vector<Rule> find_rules(const Columns& columns, const Cells& cells) {
   std::vector<Rule> rules = cheapest_cover(columns, cells);
+  drop_nested(rules);
   for (Rule& rule : rules) rephrase(columns, rule);
   return rules;
 }

@@ -71,7 +71,9 @@ std::optional<Kind> kind(const Condition& c) {
 std::string qualifier(const Condition& c) {
   const bool none = (c.test == Test::is || c.test == Test::to) && c.values == std::vector<std::int64_t>{0};
   switch (c.attribute) {
-    case Attribute::request: return " of " + numbered("request", c);
+    case Attribute::request:
+      if (c.test == Test::from) return formatted(" of requests from {} on", c.values[0]);
+      return c.test == Test::to ? formatted(" of requests 0-{}", c.values[0]) : " of " + numbered("request", c);
     case Attribute::context_len:
       if (none) return " without context";
       if (c.test == Test::from && c.values[0] == 1) return " with context";
