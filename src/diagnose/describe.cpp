@@ -44,7 +44,7 @@ Suspicion suspicion(const Hypothesis& h, const Part& part, bool refuted) {
   s.detail = h.detail;
   s.scope = h.scoped ? part.pattern.scope_text : "";
   s.next = h.next;
-  s.explained = std::max(0.0, h.scoped ? h.fit.explained - h.fit.damage_inside : h.share);
+  s.explained = std::max(0.0, h.scoped ? h.share + kScopePenalty : h.share);
   s.largest_move = h.fit.largest_move;
   s.largest_left = h.fit.largest_left;
   s.certain = h.certain;
@@ -105,6 +105,9 @@ void add_cause(const Part& part, std::span<const Suspicion> own, bool several, L
     if (likely)
       lines.more(formatted("explains {} of the error, and not all of it{}", percent(best->explained),
                            best->scope.empty() ? "" : "; in " + best->scope + " only"));
+    for (std::size_t i = 1; likely && i < own.size(); ++i)
+      if (own[i].refutation.empty())
+        lines.add("as good", formatted("{}: {} on this batch", named(own[i]), percent(own[i].explained)));
     return;
   }
   lines.add("cause", formatted("a kernel that {} ({})", best->text, best->fault.empty() ? best->mechanism : best->fault));
@@ -242,7 +245,8 @@ void describe(const Found& found, Diagnosis& d) {
     const double best = part.ranking.empty() ? 0 : part.ranking.front().share;
     const bool sure = !part.ranking.empty() && part.ranking.front().certain;
     for (const Hypothesis& h : part.ranking) {
-      const bool fits = sure && h.certain && h.why_not.empty() && h.share > best - kFits;
+      const bool whole = h.fit.wrong > 0 && h.fit.whole == h.fit.wrong;
+      const bool fits = (sure ? h.certain : whole && best >= kLikely) && h.why_not.empty() && h.share > best - kFits;
       d.suspicions.push_back(suspicion(h, part, !fits));
     }
     d.suspicions.push_back(rounding(part));

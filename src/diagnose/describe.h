@@ -15,6 +15,7 @@ struct Part {
   std::vector<Hypothesis> ranking;
   double largest_error = 0, largest_tolerance = 0;
   std::string observed_text;  ///< "1.69", "NaN or infinity"
+  bool everything = false;    ///< all wrong cells, although `pattern` is but the first of several
 };
 
 /// Everything that was found out, before it is put into words.

@@ -42,7 +42,7 @@ Diagnosis broken_batch(const Findings& findings) {
 cause::Part part_of(const fault::Facts& facts, const cause::Observed& observed, const cause::Localisation& where,
                     const cause::Pattern& pattern, bool everything) {
   const cause::Evidence evidence(facts, observed, where, everything ? nullptr : &pattern);
-  cause::Part part{pattern, {}, evidence.largest_error(), evidence.largest_tolerance(), evidence.observed_text()};
+  cause::Part part{pattern, {}, evidence.largest_error(), evidence.largest_tolerance(), evidence.observed_text(), everything};
   const cause::Scene scene = cause::make_scene(facts, observed, where, evidence);
   part.ranking = cause::rank(scene, evidence, everything ? nullptr : &part.pattern);
   return part;

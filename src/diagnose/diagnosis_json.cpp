@@ -22,7 +22,8 @@ Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nul
 Json conditions_json(const Pattern& pattern, bool with_dims = true) {
   Json list = Json::array();
   for (const Condition& c : pattern.conditions)
-    if (with_dims || c.attribute != Attribute::dim) list.push_back({{"attribute", name(c.attribute)}, {"test", name(c.test)}, {"values", c.values}});
+    if (with_dims || c.attribute != Attribute::dim)
+      list.push_back({{"attribute", name(c.attribute)}, {"test", name(c.test)}, {"values", c.values}});
   return list;
 }
 
@@ -43,7 +44,8 @@ Json patterns_json(const std::vector<Pattern>& patterns) {
 /// Mechanisms and faults that this batch cannot tell from the first hypothesis, each once.
 Json as_good_json(std::span<const Suspicion> own) {
   std::set<std::string> names;
-  for (std::size_t i = 1; i < own.size() && own[i].refutation.empty(); ++i) {
+  for (std::size_t i = 1; i < own.size(); ++i) {
+    if (!own[i].refutation.empty()) continue;
     names.insert(own[i].mechanism);
     if (!own[i].fault.empty()) names.insert(own[i].fault);
   }
@@ -51,12 +53,14 @@ Json as_good_json(std::span<const Suspicion> own) {
 }
 
 Json answer_json(const Suspicion& s, const Part& part, const Json& as_good) {
-  // The pattern is where the mechanism shows, whether it holds elsewhere or not.
+  // An exact pattern is where the mechanism shows, whether it holds elsewhere or not. A mechanism that may hold everywhere needs
+  // none.
+  const bool scoped = part.pattern.rule && (part.pattern.exact() || !s.scope.empty());
   return {{"mechanism", s.mechanism},
           {"fault", s.fault},
           {"text", s.text},
           {"detail", s.detail},
-          {"scope", part.pattern.rule ? conditions_json(part.pattern, s.mechanism != "factor_lse") : Json::array()},
+          {"scope", scoped && !part.everything ? conditions_json(part.pattern, s.mechanism != "factor_lse") : Json::array()},
           {"scope_text", s.scope},
           {"pattern", part.pattern.text},
           {"explained", s.explained},

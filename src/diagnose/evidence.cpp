@@ -78,6 +78,11 @@ double capped_error(double observed, double predicted, double tolerance, double 
   return std::min(1.0, std::max(0.0, error - tolerance) / cap);
 }
 
+/// Equal, or both NaN.
+bool observed_is(double observed, double predicted) {
+  return observed == predicted || (std::isnan(observed) && std::isnan(predicted));
+}
+
 double norm(const std::vector<double>& v) {
   double sum = 0;
   for (const double x : v) sum += std::isfinite(x) ? x * x : 0;
@@ -99,6 +104,19 @@ Evidence::Evidence(const Facts& facts, const Observed& observed, const Localisat
     : facts_(facts), observed_(observed), where_(where), scope_(scope) {
   choose();
   measure();
+  if (scope_ == nullptr) return;
+  for (const Condition& c : scope_->conditions) {
+    if (c.attribute != Attribute::dim || c.holds(-1)) continue;
+    dims_.resize(Facts::at(facts_.head_dim), true);
+    for (std::size_t d = 0; d < dims_.size(); ++d) dims_[d] = dims_[d] && c.holds(static_cast<std::int64_t>(d));
+  }
+}
+
+/// Outside the dims of the scope the kernel is right, whatever a hypothesis says.
+void Evidence::keep_other_dims(const Exhibit& e, RowResult& predicted) const {
+  const RowResult expected = truth(e);
+  for (std::size_t d = 0; d < dims_.size(); ++d)
+    if (!dims_[d]) predicted.out[d] = expected.out[d];
 }
 
 bool Evidence::keeps_bytes(const Compared& row) const {
@@ -220,14 +238,18 @@ std::vector<fault::Sample> Evidence::samples() const {
 
 void Evidence::fit_unwritten(const Exhibit& e, Tally& tally) const {
   double share = e.unlawful ? 1 : kExplainsLawfulRow;
-  const bool one_value = where_.laws.breaks(e.at.token * facts_.num_q_heads + e.at.head, kFill);
+  // NaN in every dim may have been computed, too.
+  const bool one_value = where_.laws.breaks(e.at.token * facts_.num_q_heads + e.at.head, kFill) && !std::isnan(e.observed[0]);
   if (e.before != Exhibit::Before::unknown) share = e.before == Exhibit::Before::same ? 1 : 0;
   const bool proven = e.before == Exhibit::Before::same || (e.before == Exhibit::Before::unknown && e.unlawful && one_value);
   tally.fit.unproven = tally.fit.unproven || !proven;
   tally.explained_by_own_lse += share;
   tally.explained_by_true_lse += share;
   tally.errors += 1e6;
-  if (share == 1) ++tally.whole_by_own_lse, ++tally.whole_by_true_lse;
+  if (share < 1) return;
+  ++tally.whole_by_own_lse;
+  ++tally.whole_by_true_lse;
+  tally.fit.finite += proven ? 1 : 0;
 }
 
 void Evidence::fit_wrong(const Exhibit& e, RowResult p, Tally& tally) const {
@@ -239,14 +261,14 @@ void Evidence::fit_wrong(const Exhibit& e, RowResult p, Tally& tally) const {
   tally.explained_by_own_lse += std::max(-1.0, 1 - (output + own) / e.error);
   tally.explained_by_true_lse += std::max(-1.0, 1 - (output + true_lse) / e.error);
   // Larger numbers than the truth's have larger roundings.
-  const double larger = std::max(1.0, norm(p.out) / std::max(norm(expected.out), 1e-300));
+  const double larger = std::max(1.0, std::min(norm(p.out), norm(e.observed)) / std::max(norm(expected.out), 1e-300));
   bool whole = true;
   for (std::size_t d = 0; d < e.observed.size(); ++d) {
     const double predicted = stored(p.out[d], type), tolerance = output_tolerance(e, d, predicted) * larger;
     const double move = std::fabs(p.out[d] - expected.out[d]), left = std::fabs(e.observed[d] - p.out[d]);
     tally.fit.largest_move = std::max(tally.fit.largest_move, std::isnan(move) ? std::numeric_limits<double>::infinity() : move);
     tally.fit.largest_left = std::max(tally.fit.largest_left, std::isnan(left) ? 0 : left);
-    whole = whole && capped_error(e.observed[d], predicted, tolerance, output_cap_) == 0;
+    whole = whole && (observed_is(e.observed[d], predicted) || left <= tolerance);
     const double error = std::fabs(e.observed[d] - expected.out[d]) / tolerance, residual = left / tolerance;
     tally.errors += std::isfinite(error) ? std::min(error * error, 1e8) : 1e4;
     if (std::isfinite(residual)) tally.residuals += residual * residual;
@@ -258,18 +280,22 @@ void Evidence::fit_wrong(const Exhibit& e, RowResult p, Tally& tally) const {
     tally.errors += std::isfinite(error) ? std::min(error * error, 1e8) : 1e4;
     if (std::isfinite(residual)) tally.residuals += residual * residual;
   }
+  tally.fit.finite +=
+      whole && where_.rows[Facts::at(e.reference_row)].nonfinite < where_.rows[Facts::at(e.reference_row)].wrong_dims ? 1 : 0;
+  tally.fit.finite += whole && where_.rows[Facts::at(e.reference_row)].wrong_dims == 0 ? 1 : 0;
   tally.whole_by_own_lse += whole && own == 0 ? 1 : 0;
   tally.whole_by_true_lse += whole && true_lse == 0 ? 1 : 0;
 }
 
 double Evidence::damage(const std::vector<Exhibit>& right, std::size_t count, const fault::Model& model, bool own_lse,
-                        std::int64_t& broken) const {
+                        bool some_dims, std::int64_t& broken) const {
   count = std::min(count, right.size());
   std::vector<fault::RowHead> at;
   for (std::size_t i = 0; i < count; ++i) at.push_back(right[i].at);
-  const std::vector<RowResult> effects = evaluate(model, at);
+  std::vector<RowResult> effects = evaluate(model, at);
   double sum = 0;
   for (std::size_t i = 0; i < count; ++i) {
+    if (some_dims) keep_other_dims(right[i], effects[i]);
     double error = effects[i].written ? output_distance(right[i], effects[i]) : typical_;
     if (own_lse && effects[i].written) error += lse_distance(right[i], effects[i].lse);
     sum += std::min(1.0, error / typical_);
@@ -279,24 +305,35 @@ double Evidence::damage(const std::vector<Exhibit>& right, std::size_t count, co
 }
 
 Fit Evidence::fit(const fault::Model& model, Stage stage) const {
+  constexpr double kWorthDims = 0.02;  // what a scope in dims has to explain more: it is one more assumption
+  const Fit all = fit_dims(model, stage, false);
+  if (dims_.empty() || all.whole == all.wrong) return all;
+  const Fit some = fit_dims(model, stage, true);
+  return some.explained > all.explained + kWorthDims ? some : all;
+}
+
+Fit Evidence::fit_dims(const fault::Model& model, Stage stage, bool some_dims) const {
   const std::size_t count = stage == Stage::screening ? kScreened : stage == Stage::ranking ? kRanked : kVerified;
   const std::size_t wrong = std::min(count, wrong_.size());
   Tally tally;
   for (std::size_t i = 0; i < wrong; ++i) {
-    fit_wrong(wrong_[i], std::move(evaluate(model, std::span<const fault::RowHead>(&wrong_[i].at, 1))[0]), tally);
+    RowResult predicted = std::move(evaluate(model, std::span<const fault::RowHead>(&wrong_[i].at, 1))[0]);
+    if (some_dims) keep_other_dims(wrong_[i], predicted);
+    fit_wrong(wrong_[i], std::move(predicted), tally);
     // A hypothesis that explains nothing of two wrong rows is not looked at any further.
     if (stage == Stage::screening && i == 1 && std::max(tally.explained_by_own_lse, tally.explained_by_true_lse) < kNothing)
       break;
   }
   Fit fit = tally.fit;
+  fit.some_dims = some_dims;
   const auto looked_at = static_cast<double>(std::max<std::int64_t>(1, fit.wrong));
   fit.explained = std::max(tally.explained_by_own_lse, tally.explained_by_true_lse) / looked_at;
   fit.whole = std::max(tally.whole_by_own_lse, tally.whole_by_true_lse);
   fit.clarity = tally.errors / std::max(tally.residuals, 1e-12);
   if (fit.explained < kNothing) return fit;
   const bool own_lse = tally.explained_by_own_lse > tally.explained_by_true_lse;
-  const double inside = damage(inside_, count, model, own_lse, fit.broken_inside);
-  const double outside = damage(outside_, count, model, own_lse, fit.broken);
+  const double inside = damage(inside_, count, model, own_lse, some_dims, fit.broken_inside);
+  const double outside = damage(outside_, count, model, own_lse, some_dims, fit.broken);
   fit.broken += fit.broken_inside;
   const auto inside_count = static_cast<double>(std::min(count, inside_.size()));
   const auto outside_count = static_cast<double>(std::min(count, outside_.size()));

@@ -37,7 +37,9 @@ struct Fit {
   std::int64_t whole = 0;    ///< those whose every dim (and lse) is within the tolerance of the prediction
   std::int64_t broken = 0, broken_inside = 0;  ///< right exhibits that it would make wrong
   double clarity = 0;                          ///< sum of squared errors over sum of squared residuals, both in tolerances
-  bool unproven = false;                       ///< it says "never written" of a row that may hold anything
+  std::int64_t finite = 0;  ///< those among `whole` with finite wrong numbers, or whose bytes prove that they were not written
+  bool some_dims = false;   ///< is explained better if it holds for the dims of the scope only
+  bool unproven = false;    ///< it says "never written" of a row that may hold anything
 };
 
 /// How many exhibits are looked at.
@@ -72,10 +74,10 @@ class Evidence {
   Exhibit::Before before(const Compared& row) const;
   bool keeps_bytes(const Compared& row) const;
   Fit fit_dims(const fault::Model& model, Stage stage, bool some_dims) const;
-  void fit_wrong(const Exhibit& e, fault::RowResult predicted, Tally& tally) const;
   void keep_other_dims(const Exhibit& e, fault::RowResult& predicted) const;
+  void fit_wrong(const Exhibit& e, fault::RowResult predicted, Tally& tally) const;
   void fit_unwritten(const Exhibit& e, Tally& tally) const;
-  double damage(const std::vector<Exhibit>& right, std::size_t count, const fault::Model& model, bool own_lse,
+  double damage(const std::vector<Exhibit>& right, std::size_t count, const fault::Model& model, bool own_lse, bool some_dims,
                 std::int64_t& broken) const;
   double output_tolerance(const Exhibit& e, std::size_t dim, double predicted) const;
   double distance(const Exhibit& e, const fault::RowResult& predicted) const;
@@ -90,7 +92,7 @@ class Evidence {
   const Pattern* scope_;
   std::vector<const Compared*> wrong_cells_;
   std::vector<Exhibit> wrong_, inside_, outside_;
-  std::vector<bool> dims_;               ///< of the scope; empty: all
+  std::vector<bool> dims_;               ///< of the scope; empty: all of them
   bool before_is_known_ = false;         ///< the capture's output is what the buffer held before the call
   double output_cap_ = 1, lse_cap_ = 1;  ///< errors count up to these: the largest finite ones seen
   double typical_ = 1;                   ///< mean error of a wrong exhibit

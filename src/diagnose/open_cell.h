@@ -40,13 +40,13 @@ struct OpenCell {
   double distance(std::span<const double> out) const;
   /// The same of the reference: what there is to explain.
   double error() const { return distance(expected); }
-  /// Is a prediction at this distance worth testing? It leaves next to nothing of the error, or no more than rounding does: 0.3 is the
-  /// square of about half a tolerance in each dim.
+  /// Is a prediction at this distance worth testing? It leaves next to nothing of the error, or no more than rounding does: 0.3
+  /// is the square of about half a tolerance in each dim.
   bool explained_by(double distance) const;
 };
 
-/// Opens one compared cell. `end` grows to at most `most_keys` positions; of a cell that lies further back only `expected`, `observed`
-/// and `inverse` are filled (end = 0).
+/// Opens one compared cell. `end` grows to at most `most_keys` positions; of a cell that lies further back only `expected`,
+/// `observed` and `inverse` are filled (end = 0).
 OpenCell open_cell(const fault::Facts& facts, const Observed& observed, const Localisation& where, const Compared& cell,
                    std::int64_t most_keys);
 

@@ -24,14 +24,13 @@ constexpr std::size_t kFirst = 4, kSecond = 24;  // candidates of a combination
 constexpr double kWorthCombining = 0.02;         // each of the two explains at least this
 constexpr double kCombinationMustAdd = 0.1;      // the second one adds at least this
 constexpr double kSame = 0.005;                  // shares closer than this are the same
-// A scope is one more assumption: a hypothesis that needs none comes first among those that explain as much.
-constexpr double kScopePenalty = 0.01;
-// "Never written" of rows that no bytes and no single value prove explains anything at all, and so next to nothing; unless the batch
-// itself holds evidence for the mistake.
+// "Never written" of rows that no bytes and no single value prove explains anything at all, and so next to nothing; unless the
+// batch itself holds evidence for the mistake.
 constexpr double kUnproven = 0.5;
 // Errors of the wrong cells against what is left, as a ratio of squares: 10 times as large. Below, errors are so small that wrong
 // predictions of the right size fit, too.
 constexpr double kClear = 100;
+constexpr double kExplainsAll = 0.99;  // of the error, element by element; what is left is rounding
 constexpr double kScopePrecision = 0.95;
 
 struct Candidate {
@@ -78,7 +77,9 @@ class Contest {
 
   bool is_certain(const Candidate& c) const {
     const Fit& fit = c.fit;
-    if (fit.wrong == 0 || fit.whole < fit.wrong || fit.clarity < kClear) return false;
+    if (fit.wrong == 0 || fit.whole < fit.wrong || fit.clarity < kClear || fit.explained < kExplainsAll) return false;
+    // NaN explains NaN, whatever made it: some number has to be explained, or the batch has to hold evidence.
+    if (fit.finite == 0 && c.order() > static_cast<int>(fault::Rank::mechanism)) return false;
     if (fit.unproven && c.order() > static_cast<int>(fault::Rank::mechanism)) return false;
     if (!c.scoped) return fit.broken == 0;
     return fit.broken_inside == 0 && scope_->precision() >= kScopePrecision;
@@ -105,8 +106,8 @@ class Contest {
     c.scoped = false;
     if (scope_ == nullptr || !scope_->rule) return;
     const double inside = credit * c.fit.explained - c.fit.damage_inside - kScopePenalty;
-    c.scoped = inside > c.share;
-    c.share = std::max(inside, c.share);
+    c.scoped = inside > c.share || c.fit.some_dims;
+    c.share = c.fit.some_dims ? inside : std::max(inside, c.share);
   }
 
   const Facts& facts_;

@@ -31,6 +31,9 @@ std::vector<Hypothesis> rank(const Scene& scene, const Evidence& evidence, const
 /// Opens a few wrong cells of the evidence, for mechanisms.
 Scene make_scene(const fault::Facts& facts, const Observed& observed, const Localisation& where, const Evidence& evidence);
 
+/// A scope is one more assumption: a hypothesis that needs none comes first among those that explain as much.
+inline constexpr double kScopePenalty = 0.01;
+
 /// From here on a hypothesis that is not certain is called likely.
 inline constexpr double kLikely = 0.5;
 

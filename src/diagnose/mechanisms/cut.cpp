@@ -8,26 +8,44 @@
 namespace quire::cause {
 
 std::vector<Cut> cuts(const fault::Facts& f) {
+  using N = std::int64_t;
   std::vector<Cut> list;
-  const auto tiles = [&](std::string name, std::int64_t size) {
-    list.push_back({std::move(name), [size](std::int64_t, std::int64_t, std::int64_t k) { return k / size; }, false});
+  const auto tiles = [&](const std::string& name, N size) {
+    const auto group = [size](const Extent&, N k) { return k / size; };
+    list.push_back({name, group, false, false});
+    if (size > 1) list.push_back({name + " of the sequence", group, false, true});
   };
   tiles("key", 1);
   tiles("page", f.page_size);
-  for (const std::int64_t size : {8, 16, 32, 64, 128, 256, 512, 1024})
+  for (const N size : {8, 16, 32, 64, 128, 256, 512, 1024})
     if (size != f.page_size) tiles(formatted("tile of {} keys", size), size);
-  for (const std::int64_t count : {2, 3, 4, 5, 6, 7, 8, 16})
-    for (const std::int64_t unit : {std::int64_t{1}, f.page_size})
+  for (const N count : {2, 3, 4, 5, 6, 7, 8, 16}) {
+    for (const N unit : {N{1}, f.page_size})
       list.push_back({formatted("split of {}{}", count, unit == 1 ? "" : " in whole pages"),
-                      [count, unit](std::int64_t from, std::int64_t to, std::int64_t k) {
-                        const std::int64_t units = (to - from + unit - 1) / unit;
-                        return (k - from) / std::max<std::int64_t>(1, (units + count - 1) / count * unit);
+                      [count, unit](const Extent& e, N k) {
+                        const N units = (e.to - e.from + unit - 1) / unit;
+                        return (k - e.from) / std::max<N>(1, (units + count - 1) / count * unit);
                       },
-                      true});
+                      true, false});
+    for (const N unit : {N{1}, f.page_size})
+      list.push_back({formatted("split of {}{} of the sequence", count, unit == 1 ? "" : " in whole pages"),
+                      [count, unit](const Extent& e, N k) {
+                        const N units = (e.seq_len + unit - 1) / unit;
+                        return k / std::max<N>(1, (units + count - 1) / count * unit);
+                      },
+                      true, true});
+    list.push_back({formatted("split of {} of the sequence, ends rounded down", count),
+                    [count](const Extent& e, N k) {
+                      N part = k * count / e.seq_len;
+                      while (part + 1 < count && (part + 1) * e.seq_len / count <= k) ++part;
+                      return part;
+                    },
+                    true, true});
+  }
   if (!f.windowed()) return list;
-  for (const std::int64_t size : {16, 32, 64, 128, 256})
+  for (const N size : {16, 32, 64, 128, 256})
     list.push_back({formatted("tile of {} keys from the row's first one on", size),
-                    [size](std::int64_t from, std::int64_t, std::int64_t k) { return (k - from) / size; }, false});
+                    [size](const Extent& e, N k) { return (k - e.from) / size; }, false, false});
   return list;
 }
 

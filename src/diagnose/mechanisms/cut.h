@@ -11,11 +11,19 @@
 
 namespace quire::cause {
 
-/// The group of a position among the visible keys [from, to) of a row.
+/// What a cut is made of: the visible keys [from, to) of a row, and the length of its sequence.
+struct Extent {
+  std::int64_t from = 0, to = 0, seq_len = 0;
+};
+
+/// The group of a position.
 struct Cut {
   std::string name;  ///< "page", "tile of 64 keys", "split of 4"
-  std::function<std::int64_t(std::int64_t from, std::int64_t to, std::int64_t position)> group;
-  bool splits = false;  ///< a number of parts, whatever the length
+  std::function<std::int64_t(const Extent&, std::int64_t position)> group;
+  bool splits = false;       ///< a number of parts, whatever the length
+  bool of_sequence = false;  ///< the groups are those of the whole sequence: a row may see none of the last one
+  /// The last group that the kernel knows of.
+  std::int64_t last(const Extent& e) const { return group(e, of_sequence ? e.seq_len - 1 : e.to - 1); }
 };
 
 std::vector<Cut> cuts(const fault::Facts& facts);

@@ -5,6 +5,7 @@
 
 #include "diagnose/mechanisms/mechanism.h"
 #include "diagnose/mechanisms/side.h"
+#include "semantics/dtype.h"
 #include "text/formatted.h"
 
 namespace quire::cause {
@@ -37,6 +38,10 @@ std::vector<Reading> readings(DType stored) {
   }
   if (itemsize(stored) != 1) return list;
   for (const DType type : {DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz}) as(type);
+  for (const double unit : {127.0, 128.0})
+    list.push_back({formatted("int8 / {:g}", unit), [unit](const void* data, std::span<const std::int64_t> at, double* values) {
+                      for (std::size_t i = 0; i < at.size(); ++i) values[i] = static_cast<const std::int8_t*>(data)[at[i]] / unit;
+                    }});
   list.push_back({"int8", [](const void* data, std::span<const std::int64_t> at, double* values) {
                     for (std::size_t i = 0; i < at.size(); ++i) values[i] = static_cast<const std::int8_t*>(data)[at[i]];
                   }});
@@ -134,8 +139,14 @@ void propose_exchange(Proposals& list) {
   Proposal p{"layout", "uses K as V and V as K", "", "compare the order of arguments at the call with the declaration", 0, {}};
   p.plant = [](Model& m) {
     m.vector = [f = m.facts](const Row&, Side side, const Place& place, std::int64_t head, std::span<double> v) {
-      if (place.kind != Place::Kind::cache) return;
       const Side other = side == Side::key ? Side::value : Side::key;
+      if (place.kind == Place::Kind::new_row) {
+        const Tensor& t = other == Side::key ? f->batch.key : f->batch.value;
+        for (std::size_t d = 0; d < v.size(); ++d)
+          v[d] = semantics::load(t.data, t.dtype,
+                                 place.token * t.stride[0] + head * t.stride[1] + static_cast<std::int64_t>(d) * t.stride[2]);
+      }
+      if (place.kind != Place::Kind::cache) return;
       const float* stored = f->decoded.slot(other, place.page, place.offset, head);
       const double scale = Model(*f).scale(other, place, head);
       for (std::size_t d = 0; stored != nullptr && d < v.size(); ++d) v[d] = scale * static_cast<double>(stored[d]);

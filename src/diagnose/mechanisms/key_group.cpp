@@ -16,8 +16,8 @@ using fault::Key;
 using fault::Model;
 using fault::Row;
 
-constexpr double kWhole = 0.02;     // a coefficient this close to -1 or 1 is one
-constexpr std::size_t kBest = 2;    // groups of one cell and one way to cut
+constexpr double kWhole = 0.02;   // a coefficient this close to -1 or 1 is one
+constexpr std::size_t kBest = 2;  // groups of one cell and one way to cut
 const char* const kNext =
     "look at the loop over this group of keys: is it skipped, read twice, or merged with another group's weight?";
 
@@ -29,11 +29,12 @@ struct Found {
 std::vector<Found> search(const OpenCell& cell, const Cut& cut) {
   std::vector<Found> found;
   const double all = cell.error();
-  const std::int64_t last = cut.group(cell.from, cell.to, cell.to - 1);
+  const Extent extent{cell.from, cell.to, cell.row.seq_len};
+  const std::int64_t last = cut.last(extent);
   for (std::int64_t begin = cell.from; begin < cell.to;) {
-    const std::int64_t index = cut.group(cell.from, cell.to, begin);
+    const std::int64_t index = cut.group(extent, begin);
     std::int64_t end = begin;
-    while (end < cell.to && cut.group(cell.from, cell.to, end) == index) ++end;
+    while (end < cell.to && cut.group(extent, end) == index) ++end;
     const Partial part = partial(cell, begin, end);
     const OneCoefficient fit = fit_coefficient(cell, part.out, part.weight);
     if (cell.explained_by(fit.left * all)) found.push_back({index, last - index, fit.x, fit.left});
@@ -72,15 +73,17 @@ class Groups {
  private:
   void insert(const std::string& what, const std::string& which, const Cut& cut, double x, const Selects& selects) {
     if (proposals_.contains(what + which)) return;
-    Proposal p{cut.splits || (x == 1 && cut.name != "key") ? "split" : "key_range", what + " a group of keys", which, kNext, 1, {}};
+    Proposal p{
+        cut.splits || (x == 1 && cut.name != "key") ? "split" : "key_range", what + " a group of keys", which, kNext, 1, {}};
     const Facts* f = &f_;
     p.plant = [f, cut, x, selects](Model& m) {
       m.keys = [f, cut, x, selects, before = m.keys](const Row& row, std::vector<Key>& keys) {
         before(row, keys);
         if (keys.empty()) return;
-        const std::int64_t from = keys.front().position, to = keys.back().position + 1, last = cut.group(from, to, to - 1);
+        const Extent extent{keys.front().position, keys.back().position + 1, row.seq_len};
+        const std::int64_t last = cut.last(extent);
         for (Key& key : keys) {
-          const std::int64_t index = cut.group(from, to, key.position);
+          const std::int64_t index = cut.group(extent, key.position);
           if (selects(index, last - index, f->page(row.req, key.position / f->page_size))) key.weight *= 1 + x;
         }
         std::erase_if(keys, [](const Key& key) { return key.weight == 0; });

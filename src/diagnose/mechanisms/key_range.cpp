@@ -103,6 +103,7 @@ class Rules {
     add_end(formatted("to context_len {:+}", end - r.context_len()),
             [by = end - r.context_len()](const Row& row) { return row.context_len() + by; });
     add_end(formatted("to {} keys at most", end), [end](const Row& row) { return std::min(row.q_pos + 1, end); });
+    add_end(formatted("to {} keys at least", end), [end](const Row& row) { return std::max(row.q_pos + 1, end); });
     add_end("to the row's index in its request", [](const Row& row) { return row.q_pos - row.context_len() + 1; });
     for (const std::int64_t t : tiles_) {
       const std::string name = t == f_.page_size ? formatted("whole pages of {}", t) : formatted("whole tiles of {}", t);
@@ -141,6 +142,25 @@ class Rules {
       if (begin == r.q_pos / t * t) add_begin("the own one only of " + name, [t](const Row& row) { return row.q_pos / t * t; });
       if (begin == r.context_len() / t * t)
         add_begin("from context_len rounded down to " + name, [t](const Row& row) { return row.context_len() / t * t; });
+    }
+  }
+
+  /// Rules that need no inversion: what they read may be NaN, which inverts to nothing.
+  void always() {
+    const Facts* f = &f_;
+    for (const std::int64_t t : tiles_) {
+      const std::string name = t == f_.page_size ? formatted("whole pages of {}", t) : formatted("whole tiles of {}", t);
+      add_end("rounded up to " + name, [t](const Row& row) { return up(row.q_pos + 1, t); });
+      add_end("seq_len rounded up to " + name, [t](const Row& row) { return up(row.seq_len, t); });
+    }
+    for (const std::int64_t shift : {-1, 1}) {
+      const auto other = [f, shift](const Row& row) {
+        return f->seq_lens[Facts::at((row.req + shift + f->num_reqs) % f->num_reqs)];
+      };
+      add_end(formatted("within the seq_len of request r {:+}", shift),
+              [other](const Row& row) { return std::min(row.q_pos + 1, other(row)); });
+      add_end(formatted("with the seq_len of request r {:+}", shift),
+              [other](const Row& row) { return row.query_len == 1 ? other(row) : std::min(row.q_pos + 1, other(row)); });
     }
   }
 
@@ -184,6 +204,7 @@ void propose_key_range(const Scene& scene, Proposals& list) {
     for (const Bound& end : ends(cell)) rules.of_end(cell, end.position);
     for (const Bound& begin : begins(cell)) rules.of_begin(cell, begin.position);
   }
+  rules.always();
   rules.propose(list);
 }
 

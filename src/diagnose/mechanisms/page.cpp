@@ -59,6 +59,19 @@ std::vector<Rule> table_rules() {
   column("the first page from the second", [](N j, N) { return j == 0 ? 1 : j; });
   column("the first page from the last", [](N j, N last) { return j == 0 ? last : j; });
   column("pages exchanged in pairs", [](N j, N last) { return (j ^ 1) <= last ? j ^ 1 : j; });
+  for (const N pages : {2, 4, 8})
+    rules.push_back({formatted("tiles of {} pages read as if they lay in a row", pages),
+                     [pages](const Facts& f, const Row& row, N k, Place& place) {
+                       const N first = k / f.page_size / pages * pages;
+                       place.page = std::min(f.num_pages - 1, f.page(row.req, first) + k / f.page_size - first);
+                     }});
+  for (const N tile : {32, 64, 128})
+    rules.push_back({formatted("tiles of {} keys read as if they lay in a row", tile),
+                     [tile](const Facts& f, const Row& row, N k, Place& place) {
+                       const N first = k / tile * tile, offset = first % f.page_size + k - first;
+                       place.page = std::min(f.num_pages - 1, f.page(row.req, first / f.page_size) + offset / f.page_size);
+                       place.offset = offset % f.page_size;
+                     }});
   for (const N by : {-2, -1, 1, 2})
     rules.push_back({formatted("page ids {:+}", by), [by](const Facts& f, const Row&, N, Place& place) {
                        place.page = std::clamp<N>(place.page + by, 0, f.num_pages - 1);
@@ -120,6 +133,7 @@ class Search {
     if (!affordable_) return found;
     for (std::int64_t j = cell_.from / f_.page_size; j * f_.page_size < cell_.to; ++j) {
       const std::int64_t from = std::max(cell_.from, j * f_.page_size), to = std::min(cell_.to, (j + 1) * f_.page_size);
+      if (to > cell_.row.cached_len) continue;
       const Partial own = partial(cell_, from, to);
       const std::int64_t own_page = f_.page(cell_.row.req, j);
       for (std::int64_t page = 0; page < f_.num_pages; ++page) {
@@ -175,9 +189,6 @@ class Search {
   mutable std::map<std::int64_t, std::vector<double>> dots_;
 };
 
-/// A cell that is cached to its end: searched pages stand for whole logical pages.
-bool searchable(const OpenCell& cell) { return cell.row.cached_len >= cell.to; }
-
 void propose_found(const Scene& scene, const OpenCell& cell, Sides sides, const Search::Found& found, Proposals& list) {
   const Facts& f = scene.facts;
   const std::int64_t req = cell.row.req, column = found.column, page = found.page, own = f.page(req, column);
@@ -205,11 +216,11 @@ void propose_page(const Scene& scene, Proposals& list) {
   std::size_t searched = 0;
   for (const OpenCell& cell : scene.cells) {
     if (searched == kCellsSearched) break;
-    if (!searchable(cell)) continue;
     ++searched;
     const Search search(scene, cell);
     for (const Sides sides : kSideSets)
-      if (const Search::Found found = search.best(sides); cell.explained_by(found.left)) propose_found(scene, cell, sides, found, list);
+      if (const Search::Found found = search.best(sides); cell.explained_by(found.left))
+        propose_found(scene, cell, sides, found, list);
   }
 }
 

@@ -68,6 +68,11 @@ std::vector<Contents> contents(const Facts& f) {
   list.push_back({"the opposite sign", [](const Facts&, Side, const Place&, N, std::span<double> v) {
                     for (double& value : v) value = -value;
                   }});
+  for (const double factor : {0.125, 0.25, 0.5, 2.0, 4.0, 8.0, 16.0})
+    list.push_back(
+        {formatted("its elements times {:g}", factor), [factor](const Facts&, Side, const Place&, N, std::span<double> v) {
+           for (double& value : v) value *= factor;
+         }});
   list.push_back(of_slot("K where V belongs, or V where K belongs", [](N o, N) { return o; }, true));
   list.push_back(of_slot("its slots in reverse order", [](N o, N n) { return n - 1 - o; }));
   list.push_back(of_slot("slot 0 in all of its slots", [](N, N) { return 0; }));
@@ -154,6 +159,7 @@ void search_cell(const Scene& scene, const OpenCell& cell, const std::vector<Con
   if (cost > kMostProducts) return;
   Search search(scene, cell);
   for (std::int64_t j = cell.from / f.page_size; j * f.page_size < cell.to; ++j) {
+    if (std::min(cell.to, (j + 1) * f.page_size) > cell.row.cached_len) continue;
     const Partial own = partial(cell, std::max(cell.from, j * f.page_size), std::min(cell.to, (j + 1) * f.page_size));
     for (const Contents& one : all)
       for (const Sides sides : kSideSets)
@@ -192,7 +198,7 @@ void propose_page_contents(const Scene& scene, Proposals& list) {
   std::size_t searched = 0;
   for (const OpenCell& cell : scene.cells) {
     if (searched++ == kCellsSearched) break;
-    if (cell.row.cached_len >= cell.to) search_cell(scene, cell, all, list);
+    search_cell(scene, cell, all, list);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "diagnose/mechanisms/mechanism.h"
+#include "faults/families.h"
 #include "text/formatted.h"
 
 namespace quire::cause {
@@ -28,6 +29,8 @@ void propose_positions(const Scene& scene, Proposals& list) {
         row.q_pos = std::max<std::int64_t>(0, position(row));
         return row;
       };
+      // The loop over keys still ends with the sequence.
+      fault::drop_keys(m, [](const Row& row, std::int64_t k) { return k >= row.seq_len; });
     };
     list.push_back(std::move(p));
   };
@@ -45,8 +48,7 @@ void propose_positions(const Scene& scene, Proposals& list) {
       const std::int64_t other = (r.req + shift + f->num_reqs) % f->num_reqs;
       return std::min(r.seq_len - 1, f->context_len(other) + r.q_pos - r.context_len());
     });
-  add("the positions of its request in reverse order", 0,
-      [](const Row& r) { return r.context_len() + r.seq_len - 1 - r.q_pos; });
+  add("the positions of its request in reverse order", 0, [](const Row& r) { return r.context_len() + r.seq_len - 1 - r.q_pos; });
   for (const std::int64_t shift : {-1, 1})
     add(formatted("as if context_len were that of request r {:+}", shift), 1, [f, shift](const Row& r) {
       const std::int64_t other = (r.req + shift + f->num_reqs) % f->num_reqs;

@@ -10,9 +10,9 @@
 namespace quire::cause {
 namespace {
 
-constexpr double kExplains = 0.02;   // share of the squared error that a ratio may leave
+constexpr double kExplains = 0.02;                        // share of the squared error that a ratio may leave
 constexpr double kExplainsWithNoise = 0.2, kNoise = 0.3;  // as OpenCell::explained_by()
-constexpr double kNearlyAll = 0.95;  // of the cells
+constexpr double kNearlyAll = 0.95;                       // of the cells
 constexpr std::size_t kMostCells = 20000;
 
 Ratio ratio_of(const Scene& scene, const Compared& cell) {
@@ -51,7 +51,8 @@ std::vector<Ratio> ratios(const Scene& scene) {
 std::vector<Ratio> explaining_ratios(const Scene& scene) {
   std::vector<Ratio> list = ratios(scene);
   const std::size_t all = list.size();
-  std::erase_if(list, [](const Ratio& r) { return r.left > kExplains && (r.left > kExplainsWithNoise || r.left_per_dim > kNoise); });
+  std::erase_if(list,
+                [](const Ratio& r) { return r.left > kExplains && (r.left > kExplainsWithNoise || r.left_per_dim > kNoise); });
   if (static_cast<double>(list.size()) < kNearlyAll * static_cast<double>(all)) list.clear();
   return list;
 }
@@ -64,6 +65,18 @@ std::map<std::int64_t, double> by_head(const std::vector<Ratio>& list, const std
     if (!all_same(own, relative)) return {};
     result[head] = median(own);
   }
+  return result;
+}
+
+std::map<std::int64_t, double> clearest_by_head(const std::vector<Ratio>& list, const std::vector<double>& values) {
+  std::map<std::int64_t, std::pair<double, double>> best;  // head -> distance of the factor from 1, value
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const double distance = std::fabs(std::log(std::max(1e-300, std::fabs(list[i].factor))));
+    std::pair<double, double>& own = best[list[i].cell->head];
+    if (distance > own.first) own = {distance, values[i]};
+  }
+  std::map<std::int64_t, double> result;
+  for (const auto& [head, value] : best) result[head] = value.second;
   return result;
 }
 

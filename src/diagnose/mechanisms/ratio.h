@@ -10,8 +10,8 @@ namespace quire::cause {
 
 struct Ratio {
   const Compared* cell = nullptr;
-  double factor = 1;  ///< observed = factor * expected fits best, over the wrong dims
-  double left = 1;    ///< share of the squared error that is left
+  double factor = 1;        ///< observed = factor * expected fits best, over the wrong dims
+  double left = 1;          ///< share of the squared error that is left
   double left_per_dim = 1;  ///< squared error that is left, in tolerances, per wrong dim
 };
 
@@ -23,6 +23,9 @@ std::vector<Ratio> explaining_ratios(const Scene& scene);
 
 /// One number per query head from values of cells, if the cells of each head agree; empty otherwise.
 std::map<std::int64_t, double> by_head(const std::vector<Ratio>& list, const std::vector<double>& values, double relative);
+
+/// One number per query head: the value of the cell whose factor is furthest from 1, which names it best.
+std::map<std::int64_t, double> clearest_by_head(const std::vector<Ratio>& list, const std::vector<double>& values);
 
 /// "head 3: 0.5, head 4: 0.25, ..." (the first six).
 std::string heads_text(const std::map<std::int64_t, double>& values);

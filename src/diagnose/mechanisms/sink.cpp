@@ -19,7 +19,7 @@ double sink_of(const fault::Facts& f, std::int64_t head) {
 
 void propose_sink(const Scene& scene, Proposals& list) {
   const std::vector<Ratio> found = explaining_ratios(scene);
-  std::vector<double> logits, weights;
+  std::vector<double> logits;
   std::vector<Ratio> known;
   for (const Ratio& r : found) {
     // exp(lse) = sum of keys + exp(sink). The observed output has exp(lse) / factor there.
@@ -29,7 +29,6 @@ void propose_sink(const Scene& scene, Proposals& list) {
     if (!(r.factor > 0) || !(extra > 0)) continue;
     known.push_back(r);
     logits.push_back(lse + std::log(extra));
-    weights.push_back(std::exp(std::min(700.0, logits.back())));
   }
   if (known.empty() || known.size() * 10 < found.size() * 9) return;
   const char* const next =
@@ -39,12 +38,13 @@ void propose_sink(const Scene& scene, Proposals& list) {
     p.plant = [sink = std::move(sink)](fault::Model& m) { m.sink = sink; };
     list.push_back(std::move(p));
   };
-  if (all_same(weights, kSameSink)) {
-    const double logit = median(logits);
+  const std::map<std::int64_t, double> heads = clearest_by_head(known, logits);
+  std::vector<double> clearest;
+  for (const auto& [head, logit] : heads) clearest.push_back(std::exp(logit));
+  if (all_same(clearest, kSameSink)) {
+    const double logit = std::log(median(clearest));
     plant("uses another sink", formatted("sink {:.5g} for every head", logit), 1, [logit](const fault::Row&) { return logit; });
   }
-  const std::map<std::int64_t, double> heads = by_head(known, logits, kSameSink);
-  if (heads.size() < 2) return;
   const fault::Facts* f = &scene.facts;
   plant("uses other sinks", heads_text(heads), 2, [f, heads](const fault::Row& row) {
     const auto own = heads.find(row.head);

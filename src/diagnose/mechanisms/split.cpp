@@ -27,7 +27,8 @@ struct Part {
 struct Merge {
   std::string text;
   std::function<double(const Part&, std::size_t index, const std::vector<Part>&, double largest_lse)> weight;
-  bool divided = true;  ///< by the sum of the weights
+  bool divided = true;      ///< by the sum of the weights
+  bool last_alone = false;  ///< a row that sees nothing of the last part is 0
 };
 
 std::vector<Merge> merges() {
@@ -54,14 +55,15 @@ std::vector<Merge> merges() {
 struct Parts {
   std::vector<Part> list;
   std::vector<std::size_t> of_key;
+  bool sees_last = true;  ///< some visible key lies in the last part that the kernel knows of
 };
 
-Parts parts_of(const Cut& cut, std::span<const Key> keys, std::span<const double> scores) {
+Parts parts_of(const Cut& cut, const Row& row, std::span<const Key> keys, std::span<const double> scores) {
   Parts parts;
-  const std::int64_t from = keys.front().position, to = keys.back().position + 1;
+  const Extent extent{keys.front().position, keys.back().position + 1, row.seq_len};
   std::int64_t current = -1;
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    const std::int64_t group = cut.group(from, to, keys[i].position);
+    const std::int64_t group = cut.group(extent, keys[i].position);
     if (parts.list.empty() || group != current) parts.list.emplace_back();
     current = group;
     parts.of_key.push_back(parts.list.size() - 1);
@@ -69,6 +71,7 @@ Parts parts_of(const Cut& cut, std::span<const Key> keys, std::span<const double
   }
   for (std::size_t i = 0; i < keys.size(); ++i)
     parts.list[parts.of_key[i]].sum += std::exp(scores[i] - parts.list[parts.of_key[i]].max);
+  parts.sees_last = current == cut.last(extent);
   return parts;
 }
 
@@ -77,7 +80,11 @@ void plant(Model& m, const Cut& cut, const Merge& merge) {
                                                std::span<const double> scores, std::vector<double>& p) {
     const double lse = before(model, row, keys, scores, p);
     if (lse == kNegInf || keys.empty()) return lse;
-    const Parts parts = parts_of(cut, keys, scores);
+    const Parts parts = parts_of(cut, row, keys, scores);
+    if (merge.last_alone && !parts.sees_last) {
+      std::fill(p.begin(), p.end(), 0.0);
+      return kNegInf;
+    }
     if (parts.list.size() < 2) return lse;
     double largest = kNegInf, sum = 0;
     for (const Part& part : parts.list) largest = std::max(largest, part.lse());
