@@ -23,6 +23,7 @@ constexpr std::int64_t kKeysVerified = 100'000;  // visible keys of all exhibits
 constexpr double kExplainsLawfulRow = 0.6;
 constexpr double kNearlyAllDims = 0.9;
 constexpr double kNothing = 0.01;
+constexpr double kWithoutLse = 0.95;  // credit for an output that is explained beside an lse that is not
 
 /// Rows of each request in random order, in turn.
 std::vector<const Compared*> in_turn(const Facts& f, const std::vector<const Compared*>& rows, std::size_t count) {
@@ -95,7 +96,7 @@ double norm(const std::vector<double>& v) {
 /// lse may hold, but for all exhibits.
 struct Evidence::Tally {
   Fit fit;
-  double explained_by_own_lse = 0, explained_by_true_lse = 0;
+  double explained_by_own_lse = 0, explained_by_true_lse = 0, explained_without_lse = 0;
   std::int64_t whole_by_own_lse = 0, whole_by_true_lse = 0;
   double errors = 0, residuals = 0;
 };
@@ -238,18 +239,20 @@ std::vector<fault::Sample> Evidence::samples() const {
 
 void Evidence::fit_unwritten(const Exhibit& e, Tally& tally) const {
   double share = e.unlawful ? 1 : kExplainsLawfulRow;
-  // NaN in every dim may have been computed, too.
-  const bool one_value = where_.laws.breaks(e.at.token * facts_.num_q_heads + e.at.head, kFill) && !std::isnan(e.observed[0]);
+  const bool one_value = where_.laws.breaks(e.at.token * facts_.num_q_heads + e.at.head, kFill);
   if (e.before != Exhibit::Before::unknown) share = e.before == Exhibit::Before::same ? 1 : 0;
   const bool proven = e.before == Exhibit::Before::same || (e.before == Exhibit::Before::unknown && e.unlawful && one_value);
+  tally.fit.unwritten = true;
   tally.fit.unproven = tally.fit.unproven || !proven;
   tally.explained_by_own_lse += share;
   tally.explained_by_true_lse += share;
+  tally.explained_without_lse += share;
   tally.errors += 1e6;
   if (share < 1) return;
   ++tally.whole_by_own_lse;
   ++tally.whole_by_true_lse;
-  tally.fit.finite += proven ? 1 : 0;
+  // NaN in every dim may have been computed, too.
+  tally.fit.finite += proven && (e.before == Exhibit::Before::same || !std::isnan(e.observed[0])) ? 1 : 0;
 }
 
 void Evidence::fit_wrong(const Exhibit& e, RowResult p, Tally& tally) const {
@@ -260,6 +263,8 @@ void Evidence::fit_wrong(const Exhibit& e, RowResult p, Tally& tally) const {
   const double output = output_distance(e, p), own = lse_distance(e, p.lse), true_lse = lse_distance(e, expected.lse);
   tally.explained_by_own_lse += std::max(-1.0, 1 - (output + own) / e.error);
   tally.explained_by_true_lse += std::max(-1.0, 1 - (output + true_lse) / e.error);
+  const double output_error = output_distance(e, expected);
+  tally.explained_without_lse += output_error > 0 ? std::max(-1.0, 1 - output / output_error) : 0;
   // Larger numbers than the truth's have larger roundings.
   const double larger = std::max(1.0, std::min(norm(p.out), norm(e.observed)) / std::max(norm(expected.out), 1e-300));
   bool whole = true;
@@ -321,13 +326,14 @@ Fit Evidence::fit_dims(const fault::Model& model, Stage stage, bool some_dims) c
     if (some_dims) keep_other_dims(wrong_[i], predicted);
     fit_wrong(wrong_[i], std::move(predicted), tally);
     // A hypothesis that explains nothing of two wrong rows is not looked at any further.
-    if (stage == Stage::screening && i == 1 && std::max(tally.explained_by_own_lse, tally.explained_by_true_lse) < kNothing)
+    if (stage == Stage::screening && i == 1 && std::max({tally.explained_by_own_lse, tally.explained_by_true_lse, tally.explained_without_lse}) < kNothing)
       break;
   }
   Fit fit = tally.fit;
   fit.some_dims = some_dims;
   const auto looked_at = static_cast<double>(std::max<std::int64_t>(1, fit.wrong));
-  fit.explained = std::max(tally.explained_by_own_lse, tally.explained_by_true_lse) / looked_at;
+  fit.explained = std::max({tally.explained_by_own_lse, tally.explained_by_true_lse,
+                            kWithoutLse * tally.explained_without_lse}) / looked_at;
   fit.whole = std::max(tally.whole_by_own_lse, tally.whole_by_true_lse);
   fit.clarity = tally.errors / std::max(tally.residuals, 1e-12);
   if (fit.explained < kNothing) return fit;

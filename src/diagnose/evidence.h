@@ -39,6 +39,7 @@ struct Fit {
   double clarity = 0;                          ///< sum of squared errors over sum of squared residuals, both in tolerances
   std::int64_t finite = 0;  ///< those among `whole` with finite wrong numbers, or whose bytes prove that they were not written
   bool some_dims = false;   ///< is explained better if it holds for the dims of the scope only
+  bool unwritten = false;   ///< it says "never written" of some wrong row
   bool unproven = false;    ///< it says "never written" of a row that may hold anything
 };
 

@@ -62,6 +62,23 @@ std::vector<Condition> dims_of(const Localisation& where, const std::vector<std:
   return {best.front().condition};
 }
 
+/// A row that sees one key has its value for an answer, whatever its score: few faults show there. If such rows are all that keeps a rule
+/// from being exact, the rule says so.
+void leave_out_single_keys(const Localisation& where, std::size_t heads, Rule& rule) {
+  Mask rows = rule.rows;
+  std::int64_t right = 0;
+  for (std::size_t i = 0; i < where.rows.size(); ++i) {
+    if (!in(rule, i, heads)) continue;
+    const bool one_key = where.reference.num_keys[Facts::at(where.rows[i].reference_row)] < 2;
+    if (one_key && where.rows[i].wrong) return;
+    if (!one_key && !where.rows[i].wrong) return;
+    if (one_key) rows[i / heads] = 0, ++right;
+  }
+  if (right == 0) return;
+  rule.rows = std::move(rows);
+  rule.row_conditions.push_back({Attribute::num_keys, Test::from, {2}});
+}
+
 struct Counted {
   Pattern pattern;
   Selection selection;
@@ -106,8 +123,9 @@ Pattern without_rule(const Facts& f, const Localisation& where) {
 std::vector<Pattern> find_patterns(const Facts& facts, const Localisation& where) {
   if (!where.any_wrong()) return {};
   const Columns columns(facts, where);
-  const std::vector<Rule> rules = find_rules(columns, Cells(where, columns.heads));
+  std::vector<Rule> rules = find_rules(columns, Cells(where, columns.heads));
   if (rules.empty()) return {without_rule(facts, where)};
+  for (Rule& rule : rules) leave_out_single_keys(where, columns.heads, rule);
   std::int64_t uncovered = 0;
   for (std::size_t i = 0; i < where.rows.size(); ++i)
     if (where.rows[i].wrong &&

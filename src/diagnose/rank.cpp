@@ -78,9 +78,10 @@ class Contest {
   bool is_certain(const Candidate& c) const {
     const Fit& fit = c.fit;
     if (fit.wrong == 0 || fit.whole < fit.wrong || fit.clarity < kClear || fit.explained < kExplainsAll) return false;
-    // NaN explains NaN, whatever made it: some number has to be explained, or the batch has to hold evidence.
-    if (fit.finite == 0 && c.order() > static_cast<int>(fault::Rank::mechanism)) return false;
-    if (fit.unproven && c.order() > static_cast<int>(fault::Rank::mechanism)) return false;
+    // NaN explains NaN, whatever made it, and "never written" explains anything: some number has to be explained, or the batch has to
+    // hold evidence.
+    const bool has_evidence = fit.unwritten && c.order() == static_cast<int>(fault::Rank::mechanism);
+    if ((fit.finite == 0 || fit.unproven) && !has_evidence) return false;
     if (!c.scoped) return fit.broken == 0;
     return fit.broken_inside == 0 && scope_->precision() >= kScopePrecision;
   }
