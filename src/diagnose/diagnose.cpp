@@ -51,6 +51,27 @@ cause::Part part_of(const fault::Facts& facts, const cause::Observed& observed, 
 bool is_certain(const cause::Part& part) { return !part.ranking.empty() && part.ranking.front().certain; }
 bool is_likely(const cause::Part& part) { return !part.ranking.empty() && part.ranking.front().share >= cause::kLikely; }
 
+/// Parts with the same cause are one: their common conditions are its scope, if it breaks nothing there.
+void unite(cause::Found& found) {
+  const auto same = [&](const cause::Part& part) {
+    const cause::Hypothesis &a = found.parts.front().ranking.front(), &b = part.ranking.front();
+    return a.mechanism == b.mechanism && a.text == b.text;
+  };
+  if (found.parts.size() < 2 || !std::all_of(found.parts.begin(), found.parts.end(), is_certain) ||
+      !std::all_of(found.parts.begin(), found.parts.end(), same))
+    return;
+  std::vector<cause::Condition> common = found.patterns.front().conditions;
+  std::erase_if(common, [&](const cause::Condition& c) {
+    return std::any_of(found.patterns.begin(), found.patterns.end(), [&](const cause::Pattern& p) {
+      return std::find(p.conditions.begin(), p.conditions.end(), c) == p.conditions.end();
+    });
+  });
+  const cause::Pattern scope = cause::counted_pattern(found.facts, found.where, common);
+  cause::Part united = part_of(found.facts, found.observed, found.where, scope, false);
+  if (!is_certain(united)) return;
+  found.parts.assign(1, std::move(united));
+}
+
 /// One cause for everything, if there is one; else a cause for each separate set of wrong cells.
 void find_causes(cause::Found& found) {
   const bool several = found.patterns.size() > 1;
@@ -60,6 +81,7 @@ void find_causes(cause::Found& found) {
   for (const cause::Pattern& pattern : found.patterns)
     parts.push_back(part_of(found.facts, found.observed, found.where, pattern, false));
   found.parts = std::move(parts);
+  unite(found);
 }
 
 std::string verdict_of(const std::vector<cause::Part>& parts) {

@@ -326,14 +326,15 @@ Fit Evidence::fit_dims(const fault::Model& model, Stage stage, bool some_dims) c
     if (some_dims) keep_other_dims(wrong_[i], predicted);
     fit_wrong(wrong_[i], std::move(predicted), tally);
     // A hypothesis that explains nothing of two wrong rows is not looked at any further.
-    if (stage == Stage::screening && i == 1 && std::max({tally.explained_by_own_lse, tally.explained_by_true_lse, tally.explained_without_lse}) < kNothing)
+    if (stage == Stage::screening && i == 1 &&
+        std::max({tally.explained_by_own_lse, tally.explained_by_true_lse, tally.explained_without_lse}) < kNothing)
       break;
   }
   Fit fit = tally.fit;
   fit.some_dims = some_dims;
   const auto looked_at = static_cast<double>(std::max<std::int64_t>(1, fit.wrong));
-  fit.explained = std::max({tally.explained_by_own_lse, tally.explained_by_true_lse,
-                            kWithoutLse * tally.explained_without_lse}) / looked_at;
+  fit.explained =
+      std::max({tally.explained_by_own_lse, tally.explained_by_true_lse, kWithoutLse * tally.explained_without_lse}) / looked_at;
   fit.whole = std::max(tally.whole_by_own_lse, tally.whole_by_true_lse);
   fit.clarity = tally.errors / std::max(tally.residuals, 1e-12);
   if (fit.explained < kNothing) return fit;
@@ -343,6 +344,7 @@ Fit Evidence::fit_dims(const fault::Model& model, Stage stage, bool some_dims) c
   fit.broken += fit.broken_inside;
   const auto inside_count = static_cast<double>(std::min(count, inside_.size()));
   const auto outside_count = static_cast<double>(std::min(count, outside_.size()));
+  fit.right_inside = static_cast<std::int64_t>(inside_count);
   fit.damage_inside = inside / std::max(1.0, inside_count);
   fit.damage = (inside + outside) / std::max(1.0, inside_count + outside_count);
   return fit;

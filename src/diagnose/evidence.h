@@ -36,6 +36,7 @@ struct Fit {
   std::int64_t wrong = 0;    ///< wrong exhibits looked at
   std::int64_t whole = 0;    ///< those whose every dim (and lse) is within the tolerance of the prediction
   std::int64_t broken = 0, broken_inside = 0;  ///< right exhibits that it would make wrong
+  std::int64_t right_inside = 0;               ///< right exhibits inside the scope
   double clarity = 0;                          ///< sum of squared errors over sum of squared residuals, both in tolerances
   std::int64_t finite = 0;  ///< those among `whole` with finite wrong numbers, or whose bytes prove that they were not written
   bool some_dims = false;   ///< is explained better if it holds for the dims of the scope only

@@ -7,6 +7,7 @@
 #include "diagnose/pattern_conditions.h"
 #include "diagnose/pattern_search.h"
 #include "diagnose/pattern_words.h"
+#include "text/formatted.h"
 
 namespace quire::cause {
 namespace {
@@ -62,8 +63,8 @@ std::vector<Condition> dims_of(const Localisation& where, const std::vector<std:
   return {best.front().condition};
 }
 
-/// A row that sees one key has its value for an answer, whatever its score: few faults show there. If such rows are all that keeps a rule
-/// from being exact, the rule says so.
+/// A row that sees one key has its value for an answer, whatever its score: few faults show there. If such rows are all that
+/// keeps a rule from being exact, the rule says so.
 void leave_out_single_keys(const Localisation& where, std::size_t heads, Rule& rule) {
   Mask rows = rule.rows;
   std::int64_t right = 0;
@@ -119,6 +120,20 @@ Pattern without_rule(const Facts& f, const Localisation& where) {
 }
 
 }  // namespace
+
+Pattern counted_pattern(const Facts& facts, const Localisation& where, std::vector<Condition> conditions) {
+  Pattern p;
+  p.conditions = std::move(conditions);
+  for (const Compared& cell : where.rows) {
+    p.wrong_total += cell.wrong ? 1 : 0;
+    if (!contains(facts, p, cell.token, cell.head)) continue;
+    ++p.cells;
+    p.wrong_cells += cell.wrong ? 1 : 0;
+  }
+  p.scope_text = words(facts, p.conditions);
+  p.text = formatted("{}: {} of {} cells", p.scope_text, p.wrong_cells, p.cells);
+  return p;
+}
 
 std::vector<Pattern> find_patterns(const Facts& facts, const Localisation& where) {
   if (!where.any_wrong()) return {};

@@ -86,6 +86,9 @@ struct Pattern {
 /// wrong.
 std::vector<Pattern> find_patterns(const fault::Facts& facts, const Localisation& where);
 
+/// A pattern of given conditions, with what it selects of the compared cells.
+Pattern counted_pattern(const fault::Facts& facts, const Localisation& where, std::vector<Condition> conditions);
+
 /// Whether the rule selects a cell of the batch, compared or not.
 bool contains(const fault::Facts& facts, const Pattern& pattern, std::int64_t token, std::int64_t head);
 

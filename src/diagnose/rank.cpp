@@ -32,6 +32,7 @@ constexpr double kUnproven = 0.5;
 constexpr double kClear = 100;
 constexpr double kExplainsAll = 0.99;  // of the error, element by element; what is left is rounding
 constexpr double kScopePrecision = 0.95;
+constexpr std::int64_t kRightSeen = 16;  // right cells inside a wider scope that a hypothesis must have left alone
 
 struct Candidate {
   std::vector<const Proposal*> parts;  ///< one, or two of a combination in the order of planting
@@ -78,12 +79,12 @@ class Contest {
   bool is_certain(const Candidate& c) const {
     const Fit& fit = c.fit;
     if (fit.wrong == 0 || fit.whole < fit.wrong || fit.clarity < kClear || fit.explained < kExplainsAll) return false;
-    // NaN explains NaN, whatever made it, and "never written" explains anything: some number has to be explained, or the batch has to
-    // hold evidence.
+    // NaN explains NaN, whatever made it, and "never written" explains anything: some number has to be explained, or the batch
+    // has to hold evidence.
     const bool has_evidence = fit.unwritten && c.order() == static_cast<int>(fault::Rank::mechanism);
     if ((fit.finite == 0 || fit.unproven) && !has_evidence) return false;
     if (!c.scoped) return fit.broken == 0;
-    return fit.broken_inside == 0 && scope_->precision() >= kScopePrecision;
+    return fit.broken_inside == 0 && (scope_->precision() >= kScopePrecision || fit.right_inside >= kRightSeen);
   }
 
  private:

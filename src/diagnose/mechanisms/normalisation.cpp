@@ -20,7 +20,13 @@ const char* const kNext =
 struct Sums {
   std::span<const Key> keys;
   std::span<const double> scores;
-  double max = 0, denominator = 0;
+  double max = 0, denominator = 0;  ///< the sink included
+  /// exp(sink - largest), for another maximum than `max`.
+  double sink_beside(double largest) const {
+    double keys_alone = 0;
+    for (const double score : scores) keys_alone += score == kNegInf ? 0 : std::exp(score - max);
+    return std::max(0.0, denominator - keys_alone) * std::exp(max - largest);
+  }
 };
 
 /// Tiles of keys: from position 0, or from the first key of the row.
@@ -68,19 +74,20 @@ Change over(std::function<double(const Sums&)> denominator) {
   };
 }
 
+/// The sums of an online softmax are kept relative to the largest key so far; a sink joins them at the end.
 Change denominator_not_rescaled(const Tiles& tiles) {
   return over([tiles](const Sums& s) {
     const std::vector<double> max = running_max(s, tiles);
-    double sum = 0;
+    double sum = s.sink_beside(max.back());
     for (std::size_t i = 0; i < max.size(); ++i) sum += s.scores[i] == kNegInf ? 0 : std::exp(s.scores[i] - max[i]);
-    return sum;
+    return sum * std::exp(max.back() - s.max);
   });
 }
 
 Change accumulator_not_rescaled(const Tiles& tiles) {
   return [tiles](const Sums& s, std::vector<double>& p) {
     const std::vector<double> max = running_max(s, tiles);
-    for (std::size_t i = 0; i < p.size(); ++i) p[i] *= std::exp(s.max - max[i]);
+    for (std::size_t i = 0; i < p.size(); ++i) p[i] *= std::exp(max.back() - max[i]);
     return s.denominator;
   };
 }
@@ -127,11 +134,12 @@ void propose_normalisation(const Scene& scene, Proposals& list) {
       const std::vector<double> max = running_max(s, tiles);
       double sum = 0;
       for (std::size_t i = 0; i < p.size(); ++i) {
-        p[i] *= std::exp(s.max - max[i]) * s.denominator;
+        p[i] *= std::exp(max.back() - max[i]) * s.denominator * std::exp(s.max - max.back());
         sum += p[i];
       }
+      sum += s.sink_beside(max.back());
       for (double& weight : p) weight /= sum;
-      return sum;
+      return sum * std::exp(max.back() - s.max);
     };
   };
   for (const std::int64_t size : tile_sizes(scene.facts))

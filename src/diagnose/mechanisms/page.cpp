@@ -43,7 +43,8 @@ std::vector<Rule> table_rules() {
   std::vector<Rule> rules;
   const auto column = [&](std::string detail, std::function<std::int64_t(std::int64_t j, std::int64_t last)> map) {
     rules.push_back({std::move(detail), [map = std::move(map)](const Facts& f, const Row& row, std::int64_t k, Place& place) {
-                       const std::int64_t last = std::max<std::int64_t>(0, (row.seq_len - 1) / f.page_size);
+                       const std::int64_t cached = f.batch.key.present() ? row.cached_len : row.seq_len;
+                       const std::int64_t last = std::max<std::int64_t>(0, (std::min(cached, row.seq_len) - 1) / f.page_size);
                        place.page =
                            f.page(row.req, std::clamp<std::int64_t>(map(k / f.page_size, last), 0, f.max_pages_per_req - 1));
                      }});
@@ -134,38 +135,70 @@ class Search {
     for (std::int64_t j = cell_.from / f_.page_size; j * f_.page_size < cell_.to; ++j) {
       const std::int64_t from = std::max(cell_.from, j * f_.page_size), to = std::min(cell_.to, (j + 1) * f_.page_size);
       if (to > cell_.row.cached_len) continue;
-      const Partial own = partial(cell_, from, to);
       const std::int64_t own_page = f_.page(cell_.row.req, j);
       for (std::int64_t page = 0; page < f_.num_pages; ++page) {
         if (page == own_page) continue;
-        const double left = with_page(sides, own, from, to, page);
+        const double left = with_page(sides, from, to, page);
         if (left < found.left) found = {left, j, page};
       }
     }
     return found;
   }
 
+  /// Pairs of columns that explain the cell if their pages are exchanged.
+  std::vector<std::pair<std::int64_t, std::int64_t>> exchanged(Sides sides) const {
+    constexpr std::int64_t kMostColumns = 64;
+    const std::int64_t first = (cell_.from + f_.page_size - 1) / f_.page_size;
+    const std::int64_t last = std::min(cell_.to, cell_.row.cached_len) / f_.page_size;  // whole pages only
+    std::vector<std::pair<std::int64_t, std::int64_t>> found;
+    if (last - first > kMostColumns || last - first < 2) return found;
+    std::vector<Partial> changes;  // of column i reading the page of column j
+    for (std::int64_t i = first; i < last; ++i)
+      for (std::int64_t j = first; j < last; ++j)
+        changes.push_back(change(sides, i * f_.page_size, (i + 1) * f_.page_size, f_.page(cell_.row.req, j)));
+    const std::int64_t n = last - first;
+    std::vector<double> out(cell_.dims());
+    for (std::int64_t i = 0; i < n; ++i)
+      for (std::int64_t j = i + 1; j < n; ++j) {
+        const Partial &one = changes[Facts::at(i * n + j)], &other = changes[Facts::at(j * n + i)];
+        const double sum = cell_.denominator + one.weight + other.weight;
+        for (std::size_t d = 0; d < out.size(); ++d)
+          out[d] = (cell_.expected[d] * cell_.denominator + one.out[d] + other.out[d]) / sum;
+        if (cell_.explained_by(cell_.distance(out))) found.emplace_back(first + i, first + j);
+      }
+    return found;
+  }
+
  private:
-  /// Squared distance if positions [from, to) come from `page`.
-  double with_page(Sides sides, const Partial& own, std::int64_t from, std::int64_t to, std::int64_t page) const {
-    const auto dims = cell_.dims();
-    std::vector<double> out(dims);
-    double sum = cell_.denominator - own.weight;
-    for (std::size_t d = 0; d < dims; ++d) out[d] = cell_.expected[d] * cell_.denominator - own.out[d];
+  /// What changes in the sums if positions [from, to) come from `page`.
+  Partial change(Sides sides, std::int64_t from, std::int64_t to, std::int64_t page) const {
+    Partial sum{std::vector<double>(cell_.dims(), 0.0), 0};
     for (std::int64_t k = from; k < to; ++k) {
       const std::int64_t offset = k % f_.page_size;
-      const double weight = sides.key ? std::exp(score(page, offset, k) - cell_.max) : cell_.weights[Facts::at(k)];
-      if (!std::isfinite(weight)) return std::numeric_limits<double>::infinity();
-      sum += weight;
+      const double before = cell_.weights[Facts::at(k)];
+      const double weight = sides.key ? std::exp(score(page, offset, k) - cell_.max) : before;
       const float* stored = f_.decoded.slot(Side::value, page, offset, kv_head_);
-      if (sides.value && stored == nullptr) return std::numeric_limits<double>::infinity();
+      if (!std::isfinite(weight) || (sides.value && stored == nullptr)) {
+        sum.weight = std::numeric_limits<double>::quiet_NaN();
+        return sum;
+      }
       const double scale = sides.value ? truth_.scale(Side::value, Place{}, kv_head_) : 1;
       const double* kept = cell_.value(k);
-      for (std::size_t d = 0; d < dims; ++d) out[d] += weight * (sides.value ? scale * static_cast<double>(stored[d]) : kept[d]);
+      sum.weight += weight - before;
+      for (std::size_t d = 0; d < sum.out.size(); ++d)
+        sum.out[d] += weight * (sides.value ? scale * static_cast<double>(stored[d]) : kept[d]) - before * kept[d];
     }
-    for (double& value : out) value /= sum;
+    return sum;
+  }
+
+  /// Squared distance if positions [from, to) come from `page`.
+  double with_page(Sides sides, std::int64_t from, std::int64_t to, std::int64_t page) const {
+    const Partial changed = change(sides, from, to, page);
+    std::vector<double> out(cell_.dims());
+    for (std::size_t d = 0; d < out.size(); ++d)
+      out[d] = (cell_.expected[d] * cell_.denominator + changed.out[d]) / (cell_.denominator + changed.weight);
     const double distance = cell_.distance(out);
-    return std::isnan(distance) ? std::numeric_limits<double>::infinity() : distance;
+    return std::isnan(changed.weight) || std::isnan(distance) ? std::numeric_limits<double>::infinity() : distance;
   }
 
   double score(std::int64_t page, std::int64_t offset, std::int64_t k) const {
@@ -189,6 +222,27 @@ class Search {
   mutable std::map<std::int64_t, std::vector<double>> dots_;
 };
 
+/// Two pages of the same request exchanged: the change of each alone, added.
+void propose_exchanged(const Scene& scene, const OpenCell& cell, const Search& search, Proposals& list) {
+  const Facts& f = scene.facts;
+  for (const Sides sides : kSideSets)
+    for (const auto& [one, other] : search.exchanged(sides)) {
+      const std::int64_t a = f.page(cell.row.req, one), b = f.page(cell.row.req, other);
+      Proposal p{"page_contents",
+                 formatted("finds two pages exchanged ({})", sides.text()),
+                 formatted("pages {} and {}", a, b),
+                 kNext,
+                 1,
+                 {}};
+      p.plant = [sides, a, b](Model& m) {
+        change_place(m, sides, [a, b](const Facts&, const Row&, std::int64_t, Place& place) {
+          if (place.page == a || place.page == b) place.page = a + b - place.page;
+        });
+      };
+      list.push_back(std::move(p));
+    }
+}
+
 void propose_found(const Scene& scene, const OpenCell& cell, Sides sides, const Search::Found& found, Proposals& list) {
   const Facts& f = scene.facts;
   const std::int64_t req = cell.row.req, column = found.column, page = found.page, own = f.page(req, column);
@@ -201,6 +255,10 @@ void propose_found(const Scene& scene, const OpenCell& cell, Sides sides, const 
   add("page", formatted("logical page {} of request {} read from page {} instead of {}", column, req, page, own),
       [req, column, page](const Facts& facts, const Row& row, std::int64_t k, Place& place) {
         if (row.req == req && k / facts.page_size == column) place.page = page;
+      });
+  add("page_contents", formatted("pages {} and {} are exchanged", own, page),
+      [own, page](const Facts&, const Row&, std::int64_t, Place& place) {
+        if (place.page == own || place.page == page) place.page = own + page - place.page;
       });
   add("page_contents", formatted("page {} holds what page {} holds", own, page),
       [own, page](const Facts&, const Row&, std::int64_t, Place& place) {
@@ -218,6 +276,7 @@ void propose_page(const Scene& scene, Proposals& list) {
     if (searched == kCellsSearched) break;
     ++searched;
     const Search search(scene, cell);
+    propose_exchanged(scene, cell, search, list);
     for (const Sides sides : kSideSets)
       if (const Search::Found found = search.best(sides); cell.explained_by(found.left))
         propose_found(scene, cell, sides, found, list);

@@ -104,10 +104,32 @@ void propose_rows(const Scene& scene, const std::map<std::int64_t, OpenCell>& ce
   list.push_back(std::move(p));
 }
 
+/// Rules that need no inversion: entries past the other request's pages may give NaN, which inverts to nothing.
+void propose_always(const Facts& f, Outside outside, Proposals& list) {
+  constexpr std::int64_t kMostRows = 32;
+  const auto add = [&](std::string detail, std::function<std::int64_t(std::int64_t)> row) {
+    Proposal p{"table_row",
+               "reads K and V by another request's row of block_table",
+               std::move(detail),
+               "look at the request index with which the kernel reads block_table",
+               1,
+               {}};
+    p.plant = [outside, row = std::move(row)](Model& m) { read_rows(m, kSideSets[0], outside, row); };
+    list.push_back(std::move(p));
+  };
+  for (std::int64_t r = 0; r < std::min(f.num_reqs, kMostRows); ++r)
+    add(formatted("row {} of block_table is read", r), [r](std::int64_t) { return r; });
+  for (const std::int64_t by : {-1, 1})
+    add(formatted("request r reads row r {:+} of block_table", by),
+        [by, n = f.num_reqs](std::int64_t r) { return (r + by + n) % n; });
+}
+
 }  // namespace
 
 void propose_table_row(const Scene& scene, Proposals& list) {
   if (scene.facts.num_reqs < 2) return;
+  if (std::any_of(scene.wrong.begin(), scene.wrong.end(), [](const Compared* c) { return c->nonfinite > 0; }))
+    for (const Outside outside : {Outside::first_page, Outside::from_the_end}) propose_always(scene.facts, outside, list);
   const std::map<std::int64_t, OpenCell> cells = cheapest_by_request(scene);
   for (const Sides sides : kSideSets)
     for (const Outside outside : {Outside::first_page, Outside::from_the_end}) propose_rows(scene, cells, sides, outside, list);
