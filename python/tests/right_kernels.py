@@ -86,14 +86,16 @@ def head(q, k, v, scale, visible, how, options):
     return out if how.normalised else out / total
 
 
-def run(case, how):
+def run(case, how, *, scale=None, dropped=None):
+    """`scale`: another softmax_scale; `dropped`: this key of every request is left out. Both are faults."""
     if how.normalised and how.tile:
         raise ValueError("weights are normalised after the last key")
     b, c, o = case.batch, case.cache, case.options
     query = np.asarray(b.query).astype(np.float32)
     kind = query_type(case)
     out = np.zeros(query.shape, np.float32)
-    scale = o.softmax_scale if o.softmax_scale is not None else query.shape[2] ** -0.5
+    if scale is None:
+        scale = o.softmax_scale if o.softmax_scale is not None else query.shape[2] ** -0.5
     starts, lengths, table = (np.asarray(a).astype(np.int64) for a in (b.query_start_loc, b.seq_lens, b.block_table))
     for r, length in enumerate(lengths):
         rows = slice(starts[r], starts[r + 1])
@@ -103,9 +105,62 @@ def run(case, how):
         k, v = (dense(c, which, table[r], length, kind if how.dequantised else "f32") for which in "kv")
         distance = (length - n + np.arange(n))[:, None] - np.arange(length)[None, :]
         visible = (distance >= 0) & (distance < (o.sliding_window or length))
+        if dropped is not None:
+            visible[:, dropped] = False
         unseen = ~visible.any(axis=0)  # may hold anything, NaN included
         k[unseen] = v[unseen] = 0
         for h in range(query.shape[1]):
             kv_head = h * k.shape[1] // query.shape[1]
             out[rows, h] = head(query[rows, h], k[:, kv_head], v[:, kv_head], scale, visible, how, o)
     return out.astype(TYPES[kind])
+
+
+def cases_of(case):
+    """The kernels whose numerics make sense for the types of a case."""
+    kind = query_type(case)
+    if kind == "f32":
+        return [Numerics(), Numerics(tile=1), Numerics(tile=0), Numerics(tile=17, backwards=True), Numerics(tf32=True), Numerics(tile=16, tf32=True)]
+    rounding = {"weights": kind}
+    list_ = [Numerics(), Numerics(tile=0), Numerics(tile=16, **rounding), Numerics(**rounding), Numerics(tile=32, backwards=True, **rounding),
+             Numerics(tile=0, normalised=True, **rounding), Numerics(tile=0, scores=kind), Numerics(tile=0, normalised=True, scores=kind, **rounding)]  # fmt: skip
+    if np.asarray(case.cache.k).dtype.itemsize == 1:
+        list_ += [Numerics(weights="f16"), Numerics(dequantised=True), Numerics(dequantised=True, **rounding), Numerics(tile=16, dequantised=True, **rounding)]
+    return list_
+
+
+def torch_outputs(case):
+    """torch's scaled_dot_product_attention through every backend that takes the case: (name, output)."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kind, b, c, o = query_type(case), case.batch, case.cache, case.options
+    to = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[kind]
+    query = torch.from_numpy(np.asarray(b.query).astype(np.float32)).to(to)
+    starts, lengths, table = (np.asarray(a).astype(np.int64) for a in (b.query_start_loc, b.seq_lens, b.block_table))
+
+    def attend():
+        out = torch.zeros_like(query)
+        for r, length in enumerate(lengths):
+            n = starts[r + 1] - starts[r]
+            if n == 0:
+                continue
+            distance = (length - n + np.arange(n))[:, None] - np.arange(length)[None, :]
+            visible = (distance >= 0) & (distance < (o.sliding_window or length))
+            k, v = (dense(c, which, table[r], length, "f32") for which in "kv")
+            k[~visible.any(axis=0)] = v[~visible.any(axis=0)] = 0
+            group = query.shape[1] // k.shape[1]
+            k, v = (torch.from_numpy(x).to(to).repeat_interleave(group, dim=1).transpose(0, 1)[None] for x in (k, v))
+            q = query[starts[r] : starts[r + 1]].transpose(0, 1)[None]
+            mask = None if visible.all() else torch.from_numpy(visible)
+            part = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=o.softmax_scale)
+            out[starts[r] : starts[r + 1]] = part[0].transpose(0, 1)
+        return out.float().numpy().astype(TYPES[kind])
+
+    yield "torch SDPA", attend()
+    for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+        try:
+            with sdpa_kernel(backend):
+                out = attend()
+        except RuntimeError:  # the backend does not take it
+            continue
+        yield f"torch SDPA {backend.name}", out
