@@ -28,6 +28,7 @@ constexpr double kLeastSize[] = {0.65, 0.3};
 constexpr double kMostSize[] = {1.7, 3};
 constexpr double kLeastTenth = 0.2;
 constexpr double kAllRight = 0.05;          // a profile under which all is right may look that much less alike
+constexpr double kClearlyLess = 0.15;       // and a wider one must look that much more alike than it
 constexpr double kLargestBias = 6;          // standard errors of the mean factor between error and output
 constexpr double kLeastCured = 0.1;         // of the cells that are wrong in f32, so many must become right
 constexpr std::int64_t kFewestForBias = 8;  // cells whose mean means something
@@ -185,19 +186,18 @@ class Trial {
 Result<std::optional<NumericsProfile>> find_profile(const Facts& facts, const Observed& observed, const Localisation& plain,
                                                     const std::vector<std::int64_t>& tokens) {
   std::optional<NumericsProfile> best;
-  double least = 0;
+  double least = 0;  // what a later, wider one has to fall below
   for (const NumericsProfile& profile : candidates(facts)) {
     const Result<Localisation> paid = compare_tokens(facts, observed, tokens, profile);
     if (!paid.ok()) return paid.status();
     Trial trial(facts, observed, plain, paid.value());
     if (!trial.worth_emulating() || !trial.accepted()) continue;
     // A wide profile can hide a fault that a tight one leaves standing: the better likeness decides.
-    const double unlike = trial.unlikeness() - (trial.wrong() == 0 ? kAllRight : 0);
-    if (!best || unlike < least) {
-      best = profile;
-      least = unlike;
-    }
-    if (trial.wrong() == 0) break;
+    const bool right = trial.wrong() == 0;
+    const double unlike = trial.unlikeness();
+    if (best && unlike - (right ? kAllRight : 0) >= least) continue;
+    best = profile;
+    least = unlike - (right ? kClearlyLess : 0);
   }
   return best;
 }
