@@ -131,10 +131,8 @@ void add_diagnose(CLI::App& app, DiagnoseArgs& args) {
       ->type_name("S")
       ->check(CLI::Range(0.0, 1e6));
   command
-      ->add_option(
-          "--profile", args.profile,
-          "what the kernel may round: plain, or some of weights=, scores=, accumulator= (f16 or bf16), products=tf32 and "
-          "dequantised, with commas between (default: found by itself; docs/numerics.md)")
+      ->add_option("--profile", args.profile,
+                   "what the kernel may round, e.g. weights=bf16, or plain (default: found by itself; docs/numerics.md)")
       ->type_name("WORDS");
   command->add_option("--reduced", args.reduced, "where the reduced capture goes (default: FILE with .reduced before its suffix)")
       ->type_name("FILE");

@@ -70,11 +70,21 @@ def test_rounded_weights_are_allowed_only_when_asked_for(quire_case):
     case = quire_case("q=bf16 heads=2 d=64 page=16 reqs=8@200 seed=1")
     out = quire.attend_with_fault(case.batch, case.cache, "weights_rounded_to_bf16", case.options) if any(
         f.id == "weights_rounded_to_bf16" for f in quire.faults()) else rounded_weights(case)  # fmt: skip
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="profile: weights=bf16; if the kernel may do that, pass it as profile="):
         assert_attention_close(out, case)
     assert_attention_close(out, case, weights="bf16")
+    assert_attention_close(out, case, profile="weights=bf16")
     with pytest.raises(quire.ArgumentError, match="weights"):
         assert_attention_close(out, case, weights="fp8")
+
+
+def test_a_fault_beside_rounded_weights_is_diagnosed_under_them(quire_case):
+    case = quire_case("q=bf16 heads=2 d=64 page=16 reqs=8@200 seed=1")
+    out = rounded_weights(case)
+    out[3] *= 2
+    with pytest.raises(AssertionError, match="profile: weights=bf16\n") as failure:
+        assert_attention_close(out, case, weights="bf16")
+    assert "1 of" not in str(failure.value).splitlines()[0] and "output[token 3" in str(failure.value)
 
 
 def rounded_weights(case):

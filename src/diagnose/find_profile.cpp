@@ -20,10 +20,17 @@ constexpr std::size_t kMostCells = 64;   // (row, head) that are emulated
 constexpr std::int64_t kShows = 3;       // dims over the plain tolerance: a cell in which the rounding cannot be overlooked
 constexpr double kShareThatShows = 0.8;  // of the cells in which the emulated rounding shows, so many must show the observed one
 constexpr std::size_t kEnough = 6;       // such cells, if a fault is left beside them
-constexpr double kLeastSize = 0.4;       // median of observed error / emulated error, root mean squares over dims
-constexpr double kMostSize = 2.5;        // an online softmax rounds more than once, and relative to other maxima
-constexpr double kLargestBias = 6;       // standard errors of the mean factor between error and output
-constexpr double kLeastCured = 0.1;      // of the cells that are wrong in f32, so many must become right
+// The median over cells of observed error / emulated error, each a root mean square over dims, and the tenth part of the cells
+// that is least: a kernel rounds relative to other maxima, or after normalisation, but everywhere. With few cells chance has more
+// room.
+constexpr std::size_t kManyCells = 8;
+constexpr double kLeastSize[] = {0.65, 0.3};
+constexpr double kMostSize[] = {1.7, 3};
+constexpr double kLeastTenth = 0.2;
+constexpr double kAllRight = 0.05;          // a profile under which all is right may look that much less alike
+constexpr double kClearlyLess = 0.15;       // and a wider one must look that much more alike than it
+constexpr double kLargestBias = 6;          // standard errors of the mean factor between error and output
+constexpr double kLeastCured = 0.1;         // of the cells that are wrong in f32, so many must become right
 constexpr std::int64_t kFewestForBias = 8;  // cells whose mean means something
 
 /// Tightest first.
@@ -33,7 +40,7 @@ std::vector<NumericsProfile> candidates(const Facts& f) {
   std::vector<NumericsProfile> list;
   const bool converted = f.cache.k.dtype != type;
   if (converted) list.push_back({.dequantised_to_query = true});
-  if (is_fp8(f.cache.k.dtype) && type == DType::bf16) list.push_back({.weights = DType::f16});
+  if (type == DType::bf16) list.push_back({.weights = DType::f16});
   list.push_back({.weights = type});
   if (converted) list.push_back({.weights = type, .dequantised_to_query = true});
   list.push_back({.scores = type});
@@ -65,6 +72,18 @@ class Trial {
       cured_ += before->wrong && !row.wrong ? 1 : 0;
       if (!row.wrong && paid.reference.num_keys[Facts::at(row.reference_row)] > 1) cells_.push_back({&row, before});
     }
+  }
+
+  std::int64_t wrong() const { return wrong_; }
+
+  /// Median over cells of |log(observed error / emulated error)|.
+  double unlikeness() const {
+    std::vector<double> list;
+    for (const Cell& cell : cells_)
+      if (cell.size > 0) list.push_back(std::fabs(std::log(cell.size)));
+    if (list.empty()) return 0;
+    std::sort(list.begin(), list.end());
+    return list[list.size() / 2];
   }
 
   bool worth_emulating() const {
@@ -126,9 +145,10 @@ class Trial {
     for (const Cell& cell : cells_)
       if (cell.size >= 0) sizes.push_back(cell.size);
     if (sizes.empty()) return false;
-    const auto middle = sizes.begin() + static_cast<std::ptrdiff_t>(sizes.size() / 2);
-    std::nth_element(sizes.begin(), middle, sizes.end());
-    return *middle >= kLeastSize && *middle <= kMostSize;
+    std::sort(sizes.begin(), sizes.end());
+    const bool few = sizes.size() < kManyCells;
+    const double middle = sizes[sizes.size() / 2];
+    return middle >= kLeastSize[few] && middle <= kMostSize[few] && (few || sizes[sizes.size() / 10] >= kLeastTenth);
   }
 
   bool shows_everywhere() const {
@@ -165,13 +185,21 @@ class Trial {
 
 Result<std::optional<NumericsProfile>> find_profile(const Facts& facts, const Observed& observed, const Localisation& plain,
                                                     const std::vector<std::int64_t>& tokens) {
+  std::optional<NumericsProfile> best;
+  double least = 0;  // what a later, wider one has to fall below
   for (const NumericsProfile& profile : candidates(facts)) {
     const Result<Localisation> paid = compare_tokens(facts, observed, tokens, profile);
     if (!paid.ok()) return paid.status();
     Trial trial(facts, observed, plain, paid.value());
-    if (trial.worth_emulating() && trial.accepted()) return std::optional(profile);
+    if (!trial.worth_emulating() || !trial.accepted()) continue;
+    // A wide profile can hide a fault that a tight one leaves standing: the better likeness decides.
+    const bool right = trial.wrong() == 0;
+    const double unlike = trial.unlikeness();
+    if (best && unlike - (right ? kAllRight : 0) >= least) continue;
+    best = profile;
+    least = unlike - (right ? kClearlyLess : 0);
   }
-  return std::optional<NumericsProfile>();
+  return best;
 }
 
 }  // namespace quire::cause

@@ -157,6 +157,19 @@ TEST(Compare, WrongShapesAreRefusedInWords) {
   EXPECT_FALSE(compare(seen.out, make_tensor(storage, DType::f16, {2, 2}), ref).ok);
 }
 
+/// An f32 result that went through f16 is off by f16's roundoff, which no f32 kernel is.
+TEST(Compare, JudgesByTheTypeOfTheBatch) {
+  Reference ref = small_reference();
+  const Observed seen(ref, DType::f16);
+  EXPECT_TRUE(compare(seen.out, {}, ref).ok) << "a reference that knows no batch";
+  ref.output = DType::f32;
+  const Comparison c = compare(seen.out, {}, ref);
+  EXPECT_FALSE(c.ok);
+  EXPECT_THAT(c.text, HasSubstr("the output is f16, judged as the batch's f32"));
+  ref.output = DType::bf16;
+  EXPECT_TRUE(compare(Observed(ref, DType::f32).out, {}, ref).ok) << "a bf16 result that was widened";
+}
+
 TEST(Compare, EmptyBatchesAreFineAndSaySo) {
   Reference ref;
   ref.num_q_heads = 2;

@@ -37,6 +37,12 @@ TEST(NumericsPage, StatesTheConstantsOfTheCode) {
   EXPECT_EQ(documented(page, "kWeightRoundings"), numerics::kWeightRoundings);
   EXPECT_EQ(documented(page, "kLogRoundings"), numerics::kLogRoundings);
   EXPECT_EQ(documented(page, "kSecondOrder"), numerics::kSecondOrder);
+  EXPECT_EQ(documented(page, "kHalfSubnormal"), numerics::kHalfSubnormal);
+  EXPECT_EQ(documented(page, "kTf32Roundoff"), numerics::kTf32Roundoff);
+  EXPECT_EQ(documented(page, "kStoredScoreRoundings"), numerics::kStoredScoreRoundings);
+  EXPECT_EQ(documented(page, "kStoredCapRoundings"), numerics::kStoredCapRoundings);
+  EXPECT_EQ(documented(page, "kAccumulatorRoundingsPerKey"), numerics::kAccumulatorRoundingsPerKey);
+  EXPECT_EQ(documented(page, "kMostScoreError"), numerics::kMostScoreError);
 }
 
 TEST(NumericsPage, StatesTheRoundoffOfTheOutputTypes) {

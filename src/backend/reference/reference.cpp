@@ -21,11 +21,10 @@
 namespace quire {
 namespace {
 
-constexpr std::int64_t kRowsAtOnce = 16;      // rows that share a block of K or V while it is in a near cache
-constexpr std::size_t kRowsPerTask = 512;     // rows of one request and KV head that share one decoded copy of K and V
-constexpr double kFlushedWeight = 0x1p-102;   // u = 2^-24 of it is 2^-126, below which f32 may flush (docs/numerics.md)
-constexpr double kLostOfParts = 0x1p-39;      // what two f16 parts of a weight may lose, if queries have 16 bits
-constexpr double kSubnormalWeight = 0x1p-25;  // half of f16's smallest number
+constexpr std::int64_t kRowsAtOnce = 16;     // rows that share a block of K or V while it is in a near cache
+constexpr std::size_t kRowsPerTask = 512;    // rows of one request and KV head that share one decoded copy of K and V
+constexpr double kFlushedWeight = 0x1p-102;  // u = 2^-24 of it is 2^-126, below which f32 may flush (docs/numerics.md)
+constexpr double kLostOfParts = 0x1p-39;     // what two f16 parts of a weight may lose, if queries have 16 bits
 constexpr double kF16Roundoff = 0x1p-11;
 constexpr double kThreadedWork = 4e6;  // multiplications; below this, starting threads costs more than it saves
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
@@ -318,7 +317,7 @@ class Oracle {
       row.scored[i] =
           row.weight[i] == 0 ? 0.0 : row.weight[i] * (row.magnitude[i] + std::fabs(row.logit[i] - max)) * errors_.per_magnitude;
       mean += row.scored[i];
-      row.lost[i] = std::max(0.0, std::min(row.weight[i], kSubnormalWeight) - kF16Roundoff * row.weight[i]);
+      row.lost[i] = std::max(0.0, std::min(row.weight[i], numerics::kHalfSubnormal) - kF16Roundoff * row.weight[i]);
       row.loses = row.loses || row.lost[i] > 0;
     }
     if (!row.stored.empty()) mean += add_stored(row, p_sink * std::expm1(errors_.stored * (p_sink > 0 ? std::fabs(sink) : 0)));

@@ -1,0 +1,165 @@
+// Numerics profiles: their words, what they pay, and that diagnose finds the one that a kernel has, and no other.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "diagnose/diagnose_util.h"
+#include "diagnose/emulate.h"
+#include "diagnose/tolerance.h"
+
+namespace quire::test {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr const char* kPlain16 = "q=bf16 heads=8:2 d=64 page=16 reqs=20@30,1@300,7@113";
+constexpr const char* kFp8 = "q=bf16 kv=fp8_e4m3fn kscale=head vscale=tensor heads=8:2 d=64 page=16 reqs=20@30,1@300,7@113";
+constexpr const char* kF32 = "q=f32 heads=8:2 d=64 page=16 reqs=20@30,1@300,7@113";
+
+/// What a right kernel with this profile writes.
+Case written_by(const std::string& line, const NumericsProfile& profile) {
+  Case c = made(line);
+  const fault::Facts facts(c.batch, c.cache, c.options);
+  const fault::Model model = cause::emulated(facts, profile);
+  for (std::int64_t token = 0; token < facts.num_tokens; ++token)
+    for (std::int64_t head = 0; head < facts.num_q_heads; ++head) {
+      const fault::RowHead at{token, head};
+      const fault::RowResult row = evaluate(model, std::span(&at, 1)).front();
+      for (std::int64_t d = 0; d < facts.head_dim; ++d)
+        semantics::store(c.batch.output.data, c.batch.output.dtype, (token * facts.num_q_heads + head) * facts.head_dim + d,
+                         static_cast<float>(row.out[static_cast<std::size_t>(d)]));
+    }
+  observe_output(c);
+  return c;
+}
+
+void scale_row(Case& c, std::int64_t token, double factor) {
+  const std::int64_t n = c.observed.shape[1] * c.observed.shape[2];
+  for (std::int64_t i = token * n; i < (token + 1) * n; ++i) {
+    const double value = semantics::load(c.observed.data, c.observed.dtype, i);
+    semantics::store(c.observed.data, c.observed.dtype, i, static_cast<float>(factor * value));
+  }
+}
+
+TEST(Profile, SurvivesItsWords) {
+  const NumericsProfile all{.weights = DType::bf16,
+                            .scores = DType::f16,
+                            .accumulator = DType::f16,
+                            .tf32_products = true,
+                            .dequantised_to_query = true};
+  EXPECT_EQ(to_string(all), "weights=bf16,scores=f16,accumulator=f16,products=tf32,dequantised");
+  for (const NumericsProfile& p : {all, NumericsProfile{}, NumericsProfile{.weights = DType::f16}})
+    EXPECT_EQ(parse_profile(to_string(p)).value(), p) << to_string(p);
+  EXPECT_EQ(in_words({.weights = DType::bf16, .dequantised_to_query = true}),
+            "rounds cached K and V times their scale to the query's type and rounds its softmax weights to bf16");
+}
+
+TEST(Profile, RefusesOtherWordsAndSaysWhich) {
+  for (const char* text : {"weights", "weights=fp8_e4m3fn", "weight=f16", "products=f16", "weights=bf16,,scores=bf16", ""})
+    EXPECT_FALSE(parse_profile(text).ok()) << text;
+  EXPECT_THAT(parse_profile("weights=bf16,score=f16").status().message(), HasSubstr("\"score=f16\"; expected plain, or"));
+  const Case c = made(kF32);
+  const Status refused = reference(c.batch, c.cache, c.options, {.weights = DType::fp8_e5m2}).status();
+  EXPECT_EQ(refused.message(), "profile: weights is fp8_e5m2, expected f32, f16 or bf16");
+}
+
+/// Each profile pays for its emulated kernel, the one before it in the list of tightness does not.
+TEST(Profile, TheToleranceHoldsTheEmulatedKernel) {
+  struct Row {
+    const char* line;
+    NumericsProfile profile;
+  };
+  for (const Row& t : {Row{kPlain16, {.weights = DType::bf16}},
+                       {kPlain16, {.weights = DType::bf16, .scores = DType::bf16}},
+                       {"q=f16 heads=4:2 d=32 page=16 cap=20 alibi=1 reqs=9@70", {.scores = DType::f16}},
+                       {kFp8, {.dequantised_to_query = true}},
+                       {kFp8, {.weights = DType::bf16, .dequantised_to_query = true}},
+                       {kF32, {.tf32_products = true}}}) {
+    const Case c = written_by(t.line, t.profile);
+    const Reference plain = reference(c.batch, c.cache, c.options).value();
+    const Reference paid = reference(c.batch, c.cache, c.options, t.profile).value();
+    EXPECT_EQ(paid.profile, t.profile);
+    EXPECT_FALSE(compare(c.observed, {}, plain).ok) << to_string(t.profile);
+    const Comparison verdict = compare(c.observed, {}, paid);
+    EXPECT_TRUE(verdict.ok) << to_string(t.profile) << ": " << verdict.text;
+  }
+}
+
+TEST(Profile, DequantisedIsAnExactModel) {
+  const Case c = made(kFp8);
+  const Reference plain = reference(c.batch, c.cache, c.options).value();
+  const Reference rounded = reference(c.batch, c.cache, c.options, {.dequantised_to_query = true}).value();
+  EXPECT_NE(plain.out, rounded.out);
+  const fault::Facts facts(c.batch, c.cache, c.options);
+  const fault::RowHead at{25, 5};
+  const fault::RowResult row = evaluate(cause::emulated(facts, {.dequantised_to_query = true}), std::span(&at, 1)).front();
+  for (std::size_t d = 0; d < 64; ++d) EXPECT_NEAR(rounded.out[(25 * 8 + 5) * 64 + d], row.out[d], 1e-12);
+}
+
+TEST(Profile, IsFoundByItself) {
+  struct Row {
+    const char* line;
+    NumericsProfile kernel;
+  };
+  for (const Row& t : {Row{kPlain16, {.weights = DType::bf16}},
+                       {kPlain16, {.scores = DType::bf16}},
+                       {kFp8, {.dequantised_to_query = true}},
+                       {kFp8, {.weights = DType::bf16, .dequantised_to_query = true}},
+                       {kF32, {.tf32_products = true}}}) {
+    const Diagnosis d = diagnosed(written_by(t.line, t.kernel));
+    EXPECT_EQ(d.verdict, "right") << to_string(t.kernel) << d.text;
+    EXPECT_EQ(d.profile, t.kernel) << to_string(d.profile);
+    EXPECT_THAT(d.text, HasSubstr("right for a kernel that " + in_words(t.kernel)));
+    EXPECT_THAT(d.text, HasSubstr("it hides small errors"));
+    EXPECT_EQ(nlohmann::json::parse(d.json)["profile"]["found"], true);
+  }
+}
+
+TEST(Profile, IsPlainForAKernelThatRoundsNothing) {
+  for (const char* line : {kPlain16, kFp8, kF32}) EXPECT_TRUE(diagnosed(right(line)).profile.plain()) << line;
+}
+
+/// A fault in a kernel that rounds its weights: rows that only are rounded are right, and the fault's stand alone.
+TEST(Profile, LeavesAFaultStanding) {
+  Case c = written_by(kPlain16, {.weights = DType::bf16});
+  scale_row(c, 3, 1.1);
+  const Diagnosis d = diagnosed(c);
+  EXPECT_EQ(to_string(d.profile), "weights=bf16");
+  EXPECT_NE(d.verdict, "right");
+  EXPECT_EQ(d.wrong_tokens, std::vector<std::int64_t>{3});
+}
+
+/// A factor that the tolerance of rounded weights would hide is no rounding: it has a sign.
+TEST(Profile, IsNotFoundForASmallFactorOnEverything) {
+  Case c = written_by(kPlain16, {.weights = DType::bf16});
+  for (std::int64_t token = 0; token < c.observed.shape[0]; ++token) scale_row(c, token, 1.003);
+  const Diagnosis d = diagnosed(c);
+  EXPECT_TRUE(d.profile.plain()) << to_string(d.profile);
+  EXPECT_NE(d.verdict, "right");
+}
+
+TEST(Profile, ThatIsGivenIsTheOneThatJudges) {
+  const Case c = written_by(kPlain16, {.weights = DType::bf16});
+  EXPECT_NE(diagnosed(c, {.profile = NumericsProfile{}}).verdict, "right");
+  const Diagnosis d = diagnosed(c, {.profile = NumericsProfile{.weights = DType::bf16}});
+  EXPECT_EQ(d.verdict, "right");
+  EXPECT_THAT(d.text, HasSubstr("(as given)"));
+}
+
+/// Sums in f16 widen every tolerance, and nothing else.
+TEST(Profile, AnAccumulatorWidensTheTolerance) {
+  const Case c = made("q=f16 heads=2 d=32 page=16 reqs=4@60");
+  const Reference plain = reference(c.batch, c.cache, c.options).value();
+  const Reference wide = reference(c.batch, c.cache, c.options, {.accumulator = DType::f16}).value();
+  EXPECT_EQ(plain.out, wide.out);
+  const numerics::OutputType type = numerics::output_type(DType::f16);
+  for (std::int64_t i = 0; i < 4 * 2 * 32; ++i) {
+    const double more = numerics::output_tolerance(wide, i / 32, i, type) - numerics::output_tolerance(plain, i / 32, i, type);
+    const double sums = numerics::gamma(2.0 * static_cast<double>(plain.num_keys[static_cast<std::size_t>(i / 32)] + 1), 0x1p-11);
+    EXPECT_GT(more, sums * plain.abs_pv[static_cast<std::size_t>(i)]);
+  }
+}
+
+}  // namespace
+}  // namespace quire::test
