@@ -6,6 +6,7 @@
 
 #include "diagnose/mechanisms/cut.h"
 #include "diagnose/mechanisms/mechanism.h"
+#include "faults/families.h"
 #include "text/formatted.h"
 
 namespace quire::cause {
@@ -96,6 +97,33 @@ class Groups {
   std::map<std::string, Proposal> proposals_;
 };
 
+/// Every m-th key left out: one lane of a vector, one slot of each page.
+void propose_lanes(const Scene& scene, Proposals& list) {
+  std::map<std::pair<std::int64_t, std::int64_t>, bool> known;
+  for (const OpenCell& cell : scene.cells)
+    for (const std::int64_t modulus :
+         {std::int64_t{2}, std::int64_t{4}, std::int64_t{8}, std::int64_t{16}, std::int64_t{32}, scene.facts.page_size})
+      for (std::int64_t lane = 0; lane < modulus; ++lane) {
+        Partial part{std::vector<double>(cell.dims(), 0.0), 0};
+        for (std::int64_t k = cell.from; k < cell.to; ++k) {
+          if (k % modulus != lane) continue;
+          const Partial one = partial(cell, k, k + 1);
+          part.weight += one.weight;
+          for (std::size_t d = 0; d < part.out.size(); ++d) part.out[d] += one.out[d];
+        }
+        const OneCoefficient fit = fit_coefficient(cell, part.out, part.weight);
+        if (!cell.explained_by(fit.left * cell.error()) || std::fabs(fit.x + 1) > kWhole ||
+            !known.insert({{modulus, lane}, true}).second)
+          continue;
+        Proposal p{"key_range", "leaves out every m-th key", formatted("keys at positions k % {} = {}", modulus, lane), kNext, 1,
+                   {}};
+        p.plant = [modulus, lane](Model& m) {
+          fault::drop_keys(m, [modulus, lane](const Row&, std::int64_t k) { return k % modulus == lane; });
+        };
+        list.push_back(std::move(p));
+      }
+}
+
 }  // namespace
 
 void propose_key_group(const Scene& scene, Proposals& list) {
@@ -105,6 +133,7 @@ void propose_key_group(const Scene& scene, Proposals& list) {
     for (const Cut& cut : all)
       for (const Found& found : search(cell, cut)) groups.add(cell, cut, found);
   groups.propose(list);
+  propose_lanes(scene, list);
 }
 
 }  // namespace quire::cause

@@ -123,6 +123,16 @@ std::vector<Clamp> clamps() {
                       return before(model, row, k, cut(dot, limit));
                     };
                   }});
+  const auto cut_above = [](double value, double limit) { return std::min(value, limit); };
+  list.push_back({"dot products from above", [cut_above](Model& m, double limit) {
+                    m.score = [cut_above, limit, before = m.score](const Model& model, const Row& row, std::int64_t k,
+                                                                   double dot) {
+                      return before(model, row, k, cut_above(dot, limit));
+                    };
+                  }});
+  list.push_back({"scaled dot products, before soft cap and ALiBi,", [cut](Model& m, double limit) {
+                    m.cap = [cut, limit, before = m.cap](const Row& row, double score) { return before(row, cut(score, limit)); };
+                  }});
   list.push_back({"scores", [cut](Model& m, double limit) {
                     m.score = [cut, limit, before = m.score](const Model& model, const Row& row, std::int64_t k, double dot) {
                       return cut(before(model, row, k, dot), limit);
