@@ -81,6 +81,8 @@ class Contest {
     if (fit.wrong == 0 || fit.whole < fit.wrong || fit.clarity < kClear || fit.explained < kExplainsAll) return false;
     // NaN explains NaN, whatever made it, and "never written" explains anything: some number has to be explained, or the batch
     // has to hold evidence.
+    // Rows that one of two faults never writes may hold what the other one cannot explain.
+    if (fit.unwritten && c.parts.size() > 1 && fit.finite < fit.wrong) return false;
     const bool has_evidence = fit.unwritten && c.order() == static_cast<int>(fault::Rank::mechanism);
     if ((fit.finite == 0 || fit.unproven) && !has_evidence) return false;
     if (!c.scoped) return fit.broken == 0;
