@@ -1,8 +1,13 @@
 // A persistent thread pool: workers spin briefly for the next run, then sleep in the kernel; tasks come from one atomic counter.
 //
 // A run never waits for a worker that has not come yet. Workers enter through a gate that the caller opens and, once no task is
-// left, closes: only those inside are waited for. So a small run on a busy machine costs what the caller needs alone, and a
-// process that forked (and has no workers) still gets its work done.
+// left, closes: only those inside are waited for. So a small run on a busy machine costs what the caller needs alone.
+//
+// A forked child has no workers, and what it inherits may be a lock that nobody will open and a gate that nobody will leave. So
+// the child touches none of it: a pool of another process runs its tasks on the caller.
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <system_error>
@@ -46,6 +51,11 @@ class ThreadPool final : public Executor {
   }
 
   ~ThreadPool() override {
+    if (is_inherited()) {
+      // Joining threads of another process would wait for ever.
+      static_cast<void>(new std::vector<std::thread>(std::move(workers_)));
+      return;
+    }
     stopping_.store(true, std::memory_order_relaxed);
     announce();
     for (std::thread& t : workers_) t.join();
@@ -57,6 +67,10 @@ class ThreadPool final : public Executor {
   int num_threads() const noexcept override { return static_cast<int>(workers_.size()) + 1; }
 
   void run(std::int64_t num_tasks, void (*task)(void*, std::int64_t, int), void* context) override {
+    if (is_inherited()) {
+      for (std::int64_t i = 0; i < num_tasks; ++i) task(context, i, 0);
+      return;
+    }
     const std::lock_guard one_run_at_a_time(run_mutex_);
     job_ = {task, context, num_tasks};
     next_.store(0, std::memory_order_relaxed);
@@ -74,6 +88,8 @@ class ThreadPool final : public Executor {
     void* context = nullptr;
     std::int64_t num_tasks = 0;
   };
+
+  bool is_inherited() const { return getpid() != owner_; }
 
   void drain(int thread) {
     for (std::int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < job_.num_tasks;)
@@ -110,6 +126,7 @@ class ThreadPool final : public Executor {
 
   static constexpr std::uint32_t kOpen = 1, kOneInside = 2;
 
+  const pid_t owner_ = getpid();
   std::mutex run_mutex_;
   Job job_;                                               // written while nobody is inside
   alignas(64) std::atomic<std::uint32_t> generation_{0};  // counts announcements
@@ -122,13 +139,27 @@ class ThreadPool final : public Executor {
 }  // namespace
 
 std::unique_ptr<Executor> make_thread_pool(int num_threads) {
-  return std::make_unique<ThreadPool>(num_threads > 0 ? num_threads : host_device().num_threads);
+  return std::make_unique<ThreadPool>(std::min(num_threads > 0 ? num_threads : host_device().num_threads, kMaxThreads));
 }
 
+namespace {
+
+struct ProcessPool {
+  pid_t owner = getpid();
+  std::unique_ptr<Executor> pool = make_thread_pool();
+};
+
+}  // namespace
+
 Executor& default_executor() {
-  // Never destroyed: another library's static destructor may still call attend().
-  static Executor* pool = make_thread_pool().release();
-  return *pool;
+  // No lock and no guard of a static object: a fork while another thread held it would leave it locked in the child. Never
+  // destroyed: another library's static destructor may still call attend().
+  static constinit std::atomic<const ProcessPool*> current{nullptr};
+  const ProcessPool* known = current.load(std::memory_order_acquire);
+  if (known != nullptr && known->owner == getpid()) return *known->pool;
+  auto made = std::make_unique<const ProcessPool>();
+  if (current.compare_exchange_strong(known, made.get(), std::memory_order_acq_rel)) return *made.release()->pool;
+  return *known->pool;  // another thread of this process was first
 }
 
 }  // namespace quire
