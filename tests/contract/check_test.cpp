@@ -153,6 +153,29 @@ TEST(Valid, OutputInterleavedWithQuery) {
   EXPECT_THAT(ids(b.check()), ElementsAre("Q-M16"));
 }
 
+TEST(Valid, WorkspaceBesideAndBetweenTensors) {
+  SmallBatch b;
+  std::vector<float> arena(2 * b.query.size());
+  b.batch.query = Tensor::contiguous(arena.data(), DType::f32, 6, 4, 8);
+  const auto bytes = std::as_bytes(std::span(arena));
+  const auto findings = [&](std::span<const std::byte> workspace) {
+    return messages(check_workspace(b.batch, b.cache, b.options, workspace));
+  };
+  EXPECT_THAT(findings(bytes.subspan(b.query.size() * 4)), ElementsAre());
+  EXPECT_THAT(findings({}), ElementsAre());
+  EXPECT_THAT(findings(bytes.first(0)), ElementsAre());
+  EXPECT_THAT(findings(bytes.subspan(b.query.size() * 4 - 1)),
+              ElementsAre(StartsWith("Q-M37 workspace: shares memory with query")));
+  b.batch.query.stride[0] = 64;  // a row of 32 elements, and room for as many until the next
+  EXPECT_THAT(findings(bytes.subspan(64 * 4 + 32 * 4, 32 * 4)), ElementsAre());
+  EXPECT_THAT(findings(bytes.subspan(64 * 4 + 32 * 4, 32 * 4 + 1)), ElementsAre(StartsWith("Q-M37")));
+  b.batch.output = b.batch.query;
+  EXPECT_EQ(findings(bytes).size(), 2u);  // every tensor is named
+  b.batch.query.memory = Memory::hip;
+  b.batch.output.memory = Memory::cpu;  // equal addresses in another memory are another place
+  EXPECT_THAT(findings(bytes), ElementsAre(StartsWith("Q-M37 workspace: shares memory with query")));
+}
+
 TEST(Valid, NegativeStridesAndTransposedOutput) {
   SmallBatch b;
   b.batch.output.data = b.output.data() + 5 * 32;
