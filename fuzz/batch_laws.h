@@ -17,7 +17,6 @@
 #include <string>
 
 #include "batch_from_bytes.h"
-#include "quire/capture.hpp"
 #include "quire/diagnose.hpp"
 #include "quire/plan.hpp"
 
@@ -25,7 +24,7 @@ namespace quire::fuzz {
 
 /// How often the interesting paths were taken: a fuzzer that never gets through proves nothing.
 struct Tally {
-  std::int64_t clean = 0, refused = 0, compared = 0, appended = 0, merged = 0, reduced = 0;
+  std::int64_t clean = 0, refused = 0, compared = 0, appended = 0, merged = 0;
 };
 
 class SerialExecutor final : public Executor {
@@ -102,45 +101,6 @@ inline std::string broken_law(std::span<const std::uint8_t> data, Tally& tally) 
   if (std::string text = broken_batch_law(batch, tally); !text.empty()) return text;
   if (std::string text = broken_append_law(batch, tally); !text.empty()) return text;
   return broken_merge_law(FuzzMerge(data), tally);
-}
-
-/// Every page of `part` holds the bytes of one of `whole`.
-inline bool pages_come_from(const Tensor& part, const Tensor& whole) {
-  const auto bytes =
-      static_cast<std::size_t>(part.num_elements() / std::max<std::int64_t>(part.shape[0], 1) * itemsize(part.dtype));
-  for (std::int64_t page = 0; page < part.shape[0]; ++page) {
-    const auto* own = static_cast<const std::byte*>(part.data) + static_cast<std::size_t>(page) * bytes;
-    bool known = false;
-    for (std::int64_t other = 0; other < whole.shape[0] && !known; ++other)
-      known = std::memcmp(own, static_cast<const std::byte*>(whole.data) + static_cast<std::size_t>(other) * bytes, bytes) == 0;
-    if (!known) return false;
-  }
-  return true;
-}
-
-/// Law 5. Slow: a case of its own for every search.
-inline std::string broken_reduce_law(std::span<const std::uint8_t> data, Tally& tally) {
-  FuzzBatch f(data);
-  if (!f.tame_values || !check(f.batch, f.cache, f.options, Depth::contents).ok() || f.batch.query.num_elements() == 0) return {};
-  if (std::string text = attend_law(f, /*contents_clean=*/false, tally); !text.empty()) return text;
-  Case c;
-  c.batch = f.batch;
-  c.cache = f.cache;
-  c.options = f.options;
-  c.observed = f.batch.output;
-  semantics::store(c.observed.data, c.observed.dtype, 0, 1e4f);
-  const Result<Diagnosis> d = diagnose(c, {.full = false, .seconds = 0.01, .progress = {}});
-  if (!d.ok()) return "clean, but diagnose: " + d.status().message();
-  if (d->verdict == "right") return "an element of 10000 is called right";
-  const Result<Case> reduced = reduce_case(c, d.value());
-  if (!reduced.ok()) return "clean, but reduce_case: " + reduced.status().message();
-  const Findings findings = check(reduced->batch, reduced->cache, reduced->options, Depth::contents);
-  if (!findings.ok()) return "the reduced case is broken: " + findings.items.front().message;
-  ++tally.reduced;
-  if (!f.cache.k.is_contiguous() || !f.cache.v.is_contiguous()) return {};
-  return pages_come_from(reduced->cache.k, c.cache.k) && pages_come_from(reduced->cache.v, c.cache.v)
-             ? ""
-             : "the reduced case holds bytes that are not of the cache";
 }
 
 }  // namespace quire::fuzz

@@ -1,12 +1,13 @@
-// libFuzzer target: bytes to a sound batch with a wrong output, which is diagnosed and reduced (law 5 of batch_laws.h).
+// libFuzzer target: bytes to a sound batch with a wrong output, which is diagnosed and reduced (reduce_law.h).
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 
-#include "batch_laws.h"
+#include "reduce_law.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  quire::fuzz::Tally tally;
-  const std::string broken = quire::fuzz::broken_reduce_law(std::span(data, size), tally);
+  std::int64_t reduced = 0;
+  const std::string broken = quire::fuzz::broken_reduce_law(std::span(data, size), reduced);
   if (!broken.empty()) {
     std::fprintf(stderr, "%s\n", broken.c_str());
     std::abort();

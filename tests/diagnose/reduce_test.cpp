@@ -5,10 +5,12 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "../../fuzz/reduce_law.h"
 #include "diagnose/diagnose_util.h"
 
 namespace quire::test {
@@ -85,6 +87,18 @@ TEST(ReduceCase, TakesNoLengthAtItsWord) {
   EXPECT_EQ(reduced->batch.query.shape[0], 6);
   EXPECT_LE(num_pages(reduced->cache), num_pages(c.cache));
   EXPECT_LT(seconds.count(), 2.0);
+}
+
+/// The law that the fuzzer checks, on seeded random bytes.
+TEST(ReduceCase, KeepsTheLawOfSloppyBatches) {
+  std::int64_t reduced = 0;
+  for (unsigned seed = 0; seed < 400; ++seed) {
+    std::mt19937 random(seed);
+    std::vector<std::uint8_t> data(160);
+    for (std::uint8_t& byte : data) byte = static_cast<std::uint8_t>(random());
+    ASSERT_EQ(fuzz::broken_reduce_law(data, reduced), "") << "seed " << seed;
+  }
+  EXPECT_GT(reduced, 40);
 }
 
 }  // namespace
