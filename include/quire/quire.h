@@ -289,8 +289,8 @@ typedef struct quire_attend_options {
  *   s(k) = softmax_scale * dot(q, K_k);  cap * tanh(s / cap) if capped;  + slope_h * (k - q_pos) with ALiBi
  *   out  = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))       lse = m + log(that denominator)
  * plan: made from this batch's lengths and shapes. workspace: quire_plan_workspace_bytes(plan) bytes, 64-byte aligned,
- * nullable if that is 0. options, attend_options: nullable. Writes batch->output and batch->lse; metadata and tables are
- * checked before any write. */
+ * nullable if that is 0, sharing no memory with a tensor (Q-M37). options, attend_options: nullable. Writes batch->output and
+ * batch->lse; metadata and tables are checked before any write. */
 quire_code quire_attend(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache, const quire_options* options,
                         void* workspace, size_t workspace_bytes, const quire_attend_options* attend_options);
 
