@@ -2,10 +2,9 @@
 // nobody's answer is silently incomplete.
 #include <gmock/gmock.h>
 
-#include <latch>
-#include <thread>
 #include <vector>
 
+#include "backend/cpu/parallel.h"
 #include "quire/attention.hpp"
 #include "quire/capture.hpp"
 
@@ -136,23 +135,33 @@ TEST(Executor, NumberOfThreadsIsWithinBounds) {
   }
 }
 
-/// Both threads run their tasks as thread 0; that they meet is a matter of a few attempts.
+/// Task 1 begins as thread 0 while task 0, which is that thread, is at work.
 TEST(Executor, AThreadNumberInUseIsNotGivenAgain) {
-  Call call;
+  std::function<void(std::int64_t, int)> again;
   Scripted executor(2, [&](std::int64_t n, auto& task) {
-    std::latch inside(2);
-    std::vector<std::thread> threads;
-    for (int t = 0; t < 2; ++t)
-      threads.emplace_back([&, t] {
-        inside.arrive_and_wait();
-        for (std::int64_t i = t; i < n; i += 2) task(i, 0);
-      });
-    for (std::thread& thread : threads) thread.join();
+    again = task;
+    in_order(0, n, task);
   });
-  Status status;
-  for (int attempt = 0; attempt < 50 && status.ok(); ++attempt) status = call.attend(executor);
+  std::vector<int> seen(4);
+  auto body = [&](std::int64_t i, int) {
+    ++seen[static_cast<std::size_t>(i)];
+    if (i == 0) again(1, 0);
+  };
+  const Status status = cpu::parallel_for("attend", executor, 4, body);
   EXPECT_EQ(status.code(), Code::invalid_argument);
-  EXPECT_THAT(status.message(), HasSubstr("as thread 0 while that thread ran another"));
+  EXPECT_THAT(status.message(), HasSubstr("ran task 1 as thread 0 while that thread ran another"));
+  EXPECT_THAT(seen, testing::Each(1));
+}
+
+/// run() may return while another thread is still inside a task.
+TEST(Executor, ATaskThatIsNotDoneIsNotCounted) {
+  cpu::RollCall roll_call(2, 2);
+  ASSERT_TRUE(roll_call.made());
+  ASSERT_TRUE(roll_call.begins(0, 0) && roll_call.begins(1, 1));
+  roll_call.finished(0, 0);
+  EXPECT_THAT(roll_call.verdict("attend").message(), HasSubstr("the executor returned before task 1 of 2 was done"));
+  roll_call.finished(1, 1);
+  EXPECT_TRUE(roll_call.verdict("attend").ok());
 }
 
 }  // namespace

@@ -119,7 +119,7 @@ bool child_can(Executor& pool, Work&& work) {
   while (!inside) std::this_thread::yield();
   const pid_t child = fork();
   if (child == 0) {
-    alarm(10);
+    alarm(60);
     _exit(work() ? 0 : 1);
   }
   int status = -1;

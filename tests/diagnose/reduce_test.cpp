@@ -86,7 +86,7 @@ TEST(ReduceCase, TakesNoLengthAtItsWord) {
   ASSERT_TRUE(reduced.ok()) << reduced.status().message();
   EXPECT_EQ(reduced->batch.query.shape[0], 6);
   EXPECT_LE(num_pages(reduced->cache), num_pages(c.cache));
-  EXPECT_LT(seconds.count(), 2.0);
+  EXPECT_LT(seconds.count(), 20.0);
 }
 
 /// The law that the fuzzer checks, on seeded random bytes.
