@@ -2,8 +2,6 @@
 #include "threads/on_threads.h"
 
 #include <exception>
-#include <new>
-#include <system_error>
 #include <vector>
 
 namespace quire::threads {
@@ -22,9 +20,8 @@ void on_threads(std::size_t num_threads, const std::function<void()>& run) {
     std::vector<std::jthread> helpers;
     try {
       for (std::size_t i = 1; i < num_threads; ++i) helpers.emplace_back(guarded);
-    } catch (const std::system_error&) {
-      // The system grants no more threads.
-    } catch (const std::bad_alloc&) {
+    } catch (const std::exception&) {
+      num_threads = helpers.size() + 1;  // the system grants no more, be it threads or memory
     }
     guarded();
   }

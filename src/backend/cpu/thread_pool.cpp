@@ -42,9 +42,9 @@ inline void wait_while(const std::atomic<std::uint32_t>& value, std::uint32_t ol
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int num_threads) {
-    workers_.reserve(static_cast<std::size_t>(num_threads));
+    workers_->reserve(static_cast<std::size_t>(num_threads));
     try {
-      for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
+      for (int i = 1; i < num_threads; ++i) workers_->emplace_back([this, i] { work(i); });
     } catch (const std::system_error&) {
       // The system grants no more threads: those that it did, and the caller, share the work.
     }
@@ -52,19 +52,18 @@ class ThreadPool final : public Executor {
 
   ~ThreadPool() override {
     if (is_inherited()) {
-      // Joining threads of another process would wait for ever.
-      static_cast<void>(new std::vector<std::thread>(std::move(workers_)));
+      static_cast<void>(workers_.release());  // joining threads of another process would wait for ever
       return;
     }
     stopping_.store(true, std::memory_order_relaxed);
     announce();
-    for (std::thread& t : workers_) t.join();
+    for (std::thread& t : *workers_) t.join();
   }
 
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int num_threads() const noexcept override { return static_cast<int>(workers_.size()) + 1; }
+  int num_threads() const noexcept override { return static_cast<int>(workers_->size()) + 1; }
 
   void run(std::int64_t num_tasks, void (*task)(void*, std::int64_t, int), void* context) override {
     if (is_inherited()) {
@@ -133,7 +132,8 @@ class ThreadPool final : public Executor {
   alignas(64) std::atomic<std::uint32_t> gate_{0};        // kOpen, plus kOneInside for each worker inside
   alignas(64) std::atomic<std::int64_t> next_{0};         // the next task
   std::atomic<bool> stopping_{false};
-  std::vector<std::thread> workers_;  // last: threads use everything above
+  // Last: threads use everything above.
+  std::unique_ptr<std::vector<std::thread>> workers_ = std::make_unique<std::vector<std::thread>>();
 };
 
 }  // namespace
