@@ -47,12 +47,14 @@ class ThreadPool final : public Executor {
       for (int i = 1; i < num_threads; ++i) workers_->emplace_back([this, i] { work(i); });
     } catch (const std::system_error&) {
       // The system grants no more threads: those that it did, and the caller, share the work.
+      num_threads = static_cast<int>(workers_->size()) + 1;
     }
   }
 
   ~ThreadPool() override {
     if (is_inherited()) {
-      static_cast<void>(workers_.release());  // joining threads of another process would wait for ever
+      // Joining threads of another process would wait for ever.
+      [[maybe_unused]] const auto* left_alone = workers_.release();
       return;
     }
     stopping_.store(true, std::memory_order_relaxed);
