@@ -4,11 +4,17 @@
 
 #include <chrono>
 #include <cstdio>
+#include <system_error>
 
 namespace quire::cli {
 
 Progress::Progress(const Terminal& terminal, std::string what) : what_(std::move(what)) {
-  if (terminal.progress) thread_ = std::thread([this] { show(); });
+  if (!terminal.progress) return;
+  try {
+    thread_ = std::thread([this] { show(); });
+  } catch (const std::system_error&) {
+    // The system grants no more threads: the command works without the line.
+  }
 }
 
 Progress::~Progress() {

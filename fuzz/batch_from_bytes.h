@@ -264,6 +264,7 @@ class FuzzBatch {
         slots.push_back(in.chance(4) ? -1 : page * page_size_ + position % page_size_);
       }
     }
+    if (in.chance(2)) be_sloppy(in, seq, cached, table, slots, width);
     const std::int64_t rows = starts.back();
     const DType index = in.chance(3) ? DType::i64 : DType::i32;
     workshop_.add(batch.query, q_, {rows, kv_heads_ * group_, dim_});
@@ -283,6 +284,25 @@ class FuzzBatch {
     if (in.chance(3)) workshop_.add(options.alibi_slopes, DType::f32, {kv_heads_ * group_});
     if (in.chance(3)) workshop_.add(options.sinks, DType::f32, {kv_heads_ * group_});
     record_writes(in, seq, table, width);
+  }
+
+  /// What engines do: lengths that run ahead of the table, freed pages left where no row looks, slots of another step.
+  void be_sloppy(Bytes& in, std::vector<std::int64_t>& seq, std::vector<std::int64_t>& cached, std::vector<std::int64_t>& table,
+                 std::vector<std::int64_t>& slots, std::int64_t width) const {
+    if (num_reqs_ == 0) return;
+    const auto r = static_cast<std::size_t>(in.below(num_reqs_));
+    const std::int64_t ahead[] = {1, page_size_, width * page_size_, 1000, 40'000'000, INT32_MAX - seq[r]};
+    switch (in.below(4)) {
+      case 0: seq[r] += in.pick(ahead), cached[r] = seq[r]; break;
+      case 1: cached[r] += in.pick(ahead); break;
+      case 2:
+        for (std::int64_t c = in.below(width); c >= 0; --c)
+          table[r * static_cast<std::size_t>(width) + static_cast<std::size_t>(c)] = in.nasty();
+        break;
+      case 3:
+        for (std::int64_t& slot : slots) slot += slot >= 0 ? page_size_ : 0;
+        break;
+    }
   }
 
   void cache_tensors() {
@@ -308,9 +328,9 @@ class FuzzBatch {
     if (!use_ledger) return;
     ledger = SlotLedger(num_pages_, page_size_);
     for (std::int64_t r = 0; r < num_reqs_; ++r) {
-      for (std::int64_t p = 0; p < seq[static_cast<std::size_t>(r)]; ++p) {
-        const std::int64_t column = std::min(p / page_size_, width - 1);
-        ledger.record(table[static_cast<std::size_t>(r * width + column)] * page_size_ + p % page_size_, {r, p});
+      for (std::int64_t p = 0; p < std::min(seq[static_cast<std::size_t>(r)], width * page_size_); ++p) {
+        const std::int64_t page = table[static_cast<std::size_t>(r * width + p / page_size_)];
+        if (page >= 0 && page < num_pages_) ledger.record(page * page_size_ + p % page_size_, {r, p});
       }
     }
     if (in.chance(3)) ledger.recycle(in.below(num_pages_));

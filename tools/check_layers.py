@@ -17,6 +17,7 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 PUBLIC = ["include/quire/"]
 PUBLIC_TYPES = [f"include/quire/{name}.hpp" for name in ("status", "tensor", "cache", "batch")]
 TEXT = ["src/text/"]
+THREADS = ["src/threads/"]
 SEMANTICS = ["src/semantics/", *TEXT]
 DTYPE_DECODE = [*(f"src/semantics/{name}.h" for name in ("dtype", "fp8", "host_device")), *TEXT]
 
@@ -24,6 +25,7 @@ DTYPE_DECODE = [*(f"src/semantics/{name}.h" for name in ("dtype", "fp8", "host_d
 ALLOWED = {
     "include/quire/": [],
     "src/text/": [],
+    "src/threads/": [],
     "src/semantics/": PUBLIC_TYPES,
     "src/batch/": PUBLIC + SEMANTICS,
     "src/device/": PUBLIC + TEXT,
@@ -31,15 +33,15 @@ ALLOWED = {
     "src/cache/": PUBLIC + SEMANTICS,
     "src/plan/": PUBLIC + SEMANTICS + ["src/device/"],
     "src/attention/": PUBLIC + TEXT + ["src/device/", *(f"src/backend/{name}/entry.h" for name in ("cpu", "gpu", "cuda", "hip"))],
-    "src/capture/": PUBLIC + SEMANTICS,
+    "src/capture/": PUBLIC + SEMANTICS + THREADS,
     # Faults and the judges of outputs: nothing of the kernels but dtype decode, so that they stay a second opinion.
-    "src/faults/": PUBLIC + DTYPE_DECODE,
+    "src/faults/": PUBLIC + DTYPE_DECODE + THREADS,
     "src/report/": PUBLIC + DTYPE_DECODE + ["src/diagnose/tolerance.h"],
-    "src/diagnose/": PUBLIC + DTYPE_DECODE + ["src/faults/", "src/report/"],
-    "src/verify/": PUBLIC + DTYPE_DECODE + ["src/report/", "src/device/"],
+    "src/diagnose/": PUBLIC + DTYPE_DECODE + THREADS + ["src/faults/", "src/report/"],
+    "src/verify/": PUBLIC + DTYPE_DECODE + THREADS + ["src/report/", "src/device/"],
     "src/bench/": PUBLIC + TEXT + ["src/verify/prepare.h", "src/verify/device_case.h", "src/device/"],
     # The oracle: a bug shared with the kernels' masking or paging could hide there.
-    "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp", "src/diagnose/tolerance.h"] + DTYPE_DECODE,
+    "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp", "src/diagnose/tolerance.h"] + DTYPE_DECODE + THREADS,
     "src/backend/cpu/": PUBLIC + SEMANTICS + ["src/plan/"],
     "src/backend/gpu/": PUBLIC + SEMANTICS + ["src/plan/", "src/device/"],
     "src/backend/cuda/": PUBLIC + SEMANTICS + ["src/plan/", "src/device/", "src/backend/gpu/"],

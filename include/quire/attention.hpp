@@ -52,7 +52,7 @@ struct AttendOptions {
 ///
 ///     out = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))          lse = m + log(that denominator)
 ///
-/// `plan` must come from this batch's lengths and shapes. `workspace` has at least workspace_bytes(plan) bytes, 64-byte aligned.
+/// `plan` comes from this batch's lengths and shapes. `workspace`: workspace_bytes(plan) bytes, 64-byte aligned, apart (Q-M37).
 /// Reads only visible positions; writes output (and lse) rows once each. Metadata and tables are checked before any write.
 ///
 /// On a GPU, `workspace` is device memory and the call enqueues on `stream` and returns: it reads no tensor, waits for nothing

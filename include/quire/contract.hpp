@@ -1,6 +1,7 @@
 // The checked contract: every assumption Quire makes about its input is a rule with an id (docs/contract.md).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -69,6 +70,10 @@ Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& val
 /// Rules for one merge call (attention.hpp): shapes, dtypes and memory of both sides, and no NaN or +inf in an lse.
 Findings check_merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
                      const Tensor& lse, Depth depth = Depth::contents);
+
+/// The rule for the workspace of one attend call, in the memory of the batch: it shares no byte with a tensor of the call. Of
+/// tensors that check() has found sound; attend() applies it after check().
+Findings check_workspace(const Batch& batch, const KVCache& cache, const Options& options, std::span<const std::byte> workspace);
 
 /// Who wrote a slot: `request` is a stable id, `position` the token's position in that request.
 struct WriteTag {

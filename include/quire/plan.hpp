@@ -68,7 +68,7 @@ struct PlanSettings {
   std::string kernel;            ///< force this row by name; plan fails with its refusals if it cannot take the problem
   bool batch_invariant = false;  ///< a request's bits do not depend on the rest of the batch nor on its chunking
   bool exact_weights = false;    ///< softmax weights keep f32's precision in every row (see DeviceList::rounded_weights); slower
-  int num_threads = 0;           ///< 0 = device.num_threads; only balances work, never changes bits
+  int num_threads = 0;           ///< 0 = device.num_threads, at most kMaxThreads; only balances work, never changes bits
   /// For lengths that live on a device and are not read: no request of the batch is longer. 0 = what the tensors' shapes allow.
   /// They size the workspace; attend_status() finds a batch that breaks them.
   std::int64_t max_query_len = 0;

@@ -216,7 +216,7 @@ typedef struct quire_plan_settings {
   size_t struct_size;      /* QUIRE_PLAN_SETTINGS_INIT */
   const char* kernel;      /* nullable = choose; otherwise this row of the kernel table, or QUIRE_UNSUPPORTED with its reasons */
   int32_t batch_invariant; /* 1: a request's bits depend neither on the rest of the batch nor on its chunking */
-  int32_t num_threads;     /* 0 = all the device has; balances work, never changes bits */
+  int32_t num_threads;     /* 0 = all the device has; at most 4096; balances work, never changes bits */
   int64_t max_query_len;   /* for lengths in device memory: no request is longer; 0 = what the shapes allow */
   int64_t max_seq_len;     /* likewise */
   int32_t exact_weights;   /* 1: softmax weights keep f32's precision in every row; slower on some GPUs */
@@ -247,11 +247,12 @@ quire_code quire_explain(const char* line, const char* device, const quire_plan_
 
 /* The caller's own threads. run() calls task(task_context, i, thread) once for every i in [0, num_tasks), with
  * 0 <= thread < num_threads and no two concurrent calls sharing a thread number, and returns after the last one; what the
- * tasks wrote must then be visible to its caller. Results never depend on who runs what. run() must not throw. */
+ * tasks wrote must then be visible to its caller. Results never depend on who runs what. run() must not throw. A call whose
+ * executor skips or repeats a task, or gives one a thread number that is not there or in use, is QUIRE_INVALID_ARGUMENT. */
 typedef struct quire_executor {
   size_t struct_size;  /* QUIRE_EXECUTOR_INIT */
   void* context;       /* nullable; handed to run */
-  int32_t num_threads; /* >= 1 */
+  int32_t num_threads; /* 1 to 4096 */
   int32_t reserved;    /* zero */
   void (*run)(void* context, int64_t num_tasks, void (*task)(void* task_context, int64_t index, int32_t thread),
               void* task_context);
@@ -288,8 +289,8 @@ typedef struct quire_attend_options {
  *   s(k) = softmax_scale * dot(q, K_k);  cap * tanh(s / cap) if capped;  + slope_h * (k - q_pos) with ALiBi
  *   out  = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))       lse = m + log(that denominator)
  * plan: made from this batch's lengths and shapes. workspace: quire_plan_workspace_bytes(plan) bytes, 64-byte aligned,
- * nullable if that is 0. options, attend_options: nullable. Writes batch->output and batch->lse; metadata and tables are
- * checked before any write. */
+ * nullable if that is 0, sharing no memory with a tensor (Q-M37). options, attend_options: nullable. Writes batch->output and
+ * batch->lse; metadata and tables are checked before any write. */
 quire_code quire_attend(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache, const quire_options* options,
                         void* workspace, size_t workspace_bytes, const quire_attend_options* attend_options);
 

@@ -137,6 +137,32 @@ def test_workspace(job):
         quire.attend(batch, cache, plan=plan, workspace=np.frombuffer(bytes(1 << 20), np.uint8))
 
 
+def test_a_workspace_that_shares_memory_with_an_array_is_refused(job):
+    cache = quire.KVCache(job.k, job.v)
+    plan = quire.plan(batch_of(job), cache)
+    room = np.zeros(plan.workspace_bytes + job.q.nbytes + 128, np.uint8)
+    room = room[-room.ctypes.data % 64 :][: plan.workspace_bytes + job.q.nbytes]
+    inside = room[64 : 64 + job.q.nbytes].view(job.q.dtype).reshape(job.q.shape)
+    inside[:] = job.q
+    before = room.copy()
+    for name, batch in {"output": batch_of(job, output=inside), "query": batch_of(job, query=inside)}.items():
+        with pytest.raises(quire.ContractError, match=f"Q-M37 workspace: shares memory with {name}") as caught:
+            quire.attend(batch, cache, plan=plan, workspace=room[: plan.workspace_bytes])
+        assert caught.value.rule == "Q-M37"
+        assert np.array_equal(room, before)
+    beside = room[-job.q.nbytes :].view(job.q.dtype).reshape(job.q.shape)
+    job.judge(quire.attend(batch_of(job, output=beside), cache, plan=plan, workspace=room[: plan.workspace_bytes]))
+
+
+def test_a_length_beyond_the_table_under_a_window_is_a_finding():
+    k, v = np.zeros((2, 8, 16, 2, 64), np.float32)
+    for seq_len in (1000, 40_000_000, 2**31 - 1):
+        batch = quire.Batch(query=np.zeros((1, 4, 64), np.float32), query_start_loc=np.array([0, 1]), seq_lens=np.array([seq_len]),
+                            block_table=np.array([[3, 4]]), slot_mapping=np.array([5]))  # fmt: skip
+        with pytest.raises(quire.ContractError, match="Q-T10 block_table"):
+            quire.attend(batch, quire.KVCache(k, v), quire.Options(sliding_window=8))
+
+
 def test_no_row_on_a_cpu_rounds_its_weights():
     case = quire.make_case("q=bf16 heads=4:2 d=64 page=16 reqs=40@9,1@70")
     for exact in (False, True):

@@ -2,11 +2,13 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <system_error>
 
 #include "bench/ceilings/measure.h"
 #include "bench/device_run.h"
 #include "bench/driver.h"
 #include "quire/bench.hpp"
+#include "quire/executor.hpp"
 #include "quire/plan.hpp"
 #include "text/formatted.h"
 
@@ -98,14 +100,16 @@ Result<BenchReport> run(std::span<const BenchInput> inputs, const BenchOptions& 
 Result<BenchReport> bench(std::span<const BenchInput> inputs, const BenchOptions& options) {
   if (!(options.seconds > 0)) return Status(Code::invalid_argument, "bench: seconds must be > 0");
   for (const int threads : options.threads)
-    if (threads < 1 || threads > 4096)
-      return Status(Code::invalid_argument, formatted("bench: {} threads: expected 1 to 4096", threads));
+    if (threads < 1 || threads > kMaxThreads)
+      return Status(Code::invalid_argument, formatted("bench: {} threads: expected 1 to {}", threads, kMaxThreads));
   const bool on_host = options.device.empty() || options.device == name(Backend::cpu);
   try {
     if (!on_host) return benchmark::run_on_device(inputs, options);
     return run(inputs, options);
   } catch (const std::bad_alloc&) {
     return Status(Code::out_of_memory, "bench: not enough memory");
+  } catch (const std::system_error& e) {
+    return Status(Code::internal_error, formatted("bench: a thread could not be started: {}", e.what()));
   }
 }
 

@@ -174,7 +174,7 @@ Result<PlanSettings> read_settings(const quire_plan_settings* s) {
   if (!reader.open(s)) return reader.status();
   if (s->kernel != nullptr) out.kernel = s->kernel;
   out.batch_invariant = reader.within("batch_invariant", s->batch_invariant, 0, 1) == 1;
-  out.num_threads = static_cast<int>(reader.within("num_threads", s->num_threads, 0, INT32_MAX));
+  out.num_threads = static_cast<int>(reader.within("num_threads", s->num_threads, 0, kMaxThreads));
   out.max_query_len = reader.within("max_query_len", s->max_query_len, 0, INT32_MAX);
   out.max_seq_len = reader.within("max_seq_len", s->max_seq_len, 0, INT32_MAX);
   out.exact_weights = reader.within("exact_weights", s->exact_weights, 0, 1) == 1;
@@ -187,7 +187,7 @@ Result<std::optional<CallerExecutor>> read_executor(const quire_executor* execut
   if (executor == nullptr) return std::optional<CallerExecutor>();
   Reader reader("executor");
   if (!reader.open(executor)) return reader.status();
-  reader.within("num_threads", executor->num_threads, 1, INT32_MAX);
+  reader.within("num_threads", executor->num_threads, 1, kMaxThreads);
   reader.reserved("reserved", executor->reserved);
   if (executor->run == nullptr) reader.refuse("run", "NULL, expected a function");
   if (!reader.status().ok()) return reader.status();

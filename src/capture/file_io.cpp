@@ -1,6 +1,7 @@
 // POSIX file access behind captures.
 #include "capture/file_io.h"
 #include "text/formatted.h"
+#include "threads/on_threads.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -12,7 +13,6 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
-#include <thread>
 
 namespace quire::capture {
 namespace {
@@ -78,11 +78,11 @@ Status FileSource::read(std::uint64_t offset, std::span<std::byte> out) const {
   if (out.size() < kWorthAThread) return read_part(offset, out);
   // A cached file comes in at the speed of memory, which one core does not reach.
   const std::size_t half = out.size() / 2;
-  Status second;
-  std::thread helper([&] { second = read_part(offset + half, out.subspan(half)); });
-  const Status first = read_part(offset, out.first(half));
-  helper.join();
-  return first.ok() ? second : first;
+  Status parts[2];
+  threads::for_each_index(2, 2, [&](std::size_t i) {
+    parts[i] = i == 0 ? read_part(offset, out.first(half)) : read_part(offset + half, out.subspan(half));
+  });
+  return parts[0].ok() ? parts[1] : parts[0];
 }
 
 AtomicFile::~AtomicFile() {

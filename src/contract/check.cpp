@@ -68,25 +68,30 @@ bool finite_on_device(const Context& c) {
   return answer.ok() && answer.value();
 }
 
-void apply_to_batch(Context& c, Depth depth) {
+/// Every tensor of an attend call, present or not.
+std::array<NamedTensor, 17> tensors_of(const Context& c) {
   const Batch& b = c.batch;
-  const std::array<NamedTensor, 17> tensors{{{"query", &b.query},
-                                             {"output", &b.output},
-                                             {"query_start_loc", &b.query_start_loc},
-                                             {"seq_lens", &b.seq_lens},
-                                             {"block_table", &b.block_table},
-                                             {"cached_lens", &b.cached_lens},
-                                             {"key", &b.key},
-                                             {"value", &b.value},
-                                             {"slot_mapping", &b.slot_mapping},
-                                             {"lse", &b.lse},
-                                             {"request_ids", &b.request_ids},
-                                             {"cache.k", &c.cache.k},
-                                             {"cache.v", &c.cache.v},
-                                             {"k_scale", &c.cache.k_scale},
-                                             {"v_scale", &c.cache.v_scale},
-                                             {"alibi_slopes", &c.options.alibi_slopes},
-                                             {"sinks", &c.options.sinks}}};
+  return {{{"query", &b.query},
+           {"output", &b.output},
+           {"query_start_loc", &b.query_start_loc},
+           {"seq_lens", &b.seq_lens},
+           {"block_table", &b.block_table},
+           {"cached_lens", &b.cached_lens},
+           {"key", &b.key},
+           {"value", &b.value},
+           {"slot_mapping", &b.slot_mapping},
+           {"lse", &b.lse},
+           {"request_ids", &b.request_ids},
+           {"cache.k", &c.cache.k},
+           {"cache.v", &c.cache.v},
+           {"k_scale", &c.cache.k_scale},
+           {"v_scale", &c.cache.v_scale},
+           {"alibi_slopes", &c.options.alibi_slopes},
+           {"sinks", &c.options.sinks}}};
+}
+
+void apply_to_batch(Context& c, Depth depth) {
+  const std::array<NamedTensor, 17> tensors = tensors_of(c);
   apply_tensor_rules(c.report, tensors, kRequired, c.cache.k);
   apply_shape_rules(c, tensors);
   apply_option_rules(c);
@@ -168,6 +173,13 @@ Findings check(const Batch& batch, const KVCache& cache, const Options& options,
   return collect([&](Report& report) {
     Context context{batch, cache, options, ledger, report};
     apply_to_batch(context, depth);
+  });
+}
+
+Findings check_workspace(const Batch& batch, const KVCache& cache, const Options& options, std::span<const std::byte> workspace) {
+  return collect([&](Report& report) {
+    const Context context{batch, cache, options, /*ledger=*/nullptr, report};
+    contract::apply_workspace_rule(report, tensors_of(context), workspace, batch.query.memory);
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -102,6 +103,9 @@ void apply_tensor_rules(Report& report, std::span<const NamedTensor> tensors, st
                         const Tensor& anchor);
 void apply_cache_shape_rules(Context& c, DType row_dtype);
 void apply_shape_rules(Context& c, std::span<const NamedTensor> tensors);
+/// Q-M37. The workspace lies in `memory`.
+void apply_workspace_rule(Report& report, std::span<const NamedTensor> tensors, std::span<const std::byte> workspace,
+                          Memory memory);
 /// Q-M25 alone, for append.
 void apply_new_row_shape_rule(Context& c);
 /// Q-M27 alone, for append.

@@ -327,6 +327,17 @@ void apply_cache_shape_rules(Context& c, DType row_dtype) {
   m21_cache_v_dtype(c);
 }
 
+void apply_workspace_rule(Report& report, std::span<const NamedTensor> tensors, std::span<const std::byte> workspace,
+                          Memory memory) {
+  // Some type of one byte; nothing is written through this view.
+  Tensor bytes = Tensor::contiguous(const_cast<std::byte*>(workspace.data()), DType::fp8_e4m3fn, workspace.size());
+  bytes.memory = memory;
+  for (const NamedTensor& t : tensors) {
+    if (!placed(*t.tensor) || !may_overlap(bytes, *t.tensor)) continue;
+    report.add(M37, "workspace", {}, formatted("shares memory with {}", t.name), "memory of its own");
+  }
+}
+
 void apply_new_row_shape_rule(Context& c) { m25_new_row_shape(c); }
 
 void apply_index_dtype_rule(Context& c) { m27_index_dtype(c); }

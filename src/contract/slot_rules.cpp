@@ -123,6 +123,7 @@ void s04_one_position_per_slot(Context& c, const IndexView& slots) {
     const Lengths lengths = lengths_of(c, r);
     if (!lengths.sound) continue;
     const semantics::KeyRange keys = visible_in_table(c, lengths);
+    if (keys.begin >= keys.end) continue;  // a window may begin behind the table's end
     const auto visit = [&](std::int64_t column, std::int64_t page) {
       if (page < 0 || page >= c.sizes.num_pages) return;
       const std::int64_t begin = std::max(keys.begin, column * size), end = std::min(keys.end, (column + 1) * size);
@@ -131,8 +132,8 @@ void s04_one_position_per_slot(Context& c, const IndexView& slots) {
         if (const Write* write = written.slots.find(slot)) s04_one_slot(c, slot, *write, r, position);
       }
     };
-    for_each_held(semantics::index_row(c.batch.block_table, r), keys.begin / size, ceil_div(std::max(keys.begin, keys.end), size),
-                  written.pages, visit);
+    for_each_held(semantics::index_row(c.batch.block_table, r), keys.begin / size, ceil_div(keys.end, size), written.pages,
+                  visit);
   }
 }
 

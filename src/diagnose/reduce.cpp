@@ -71,7 +71,8 @@ class Cut {
       for (std::int64_t t = f_.query_start_loc[Facts::at(r)]; t < f_.query_start_loc[Facts::at(r + 1)]; ++t) tokens_.push_back(t);
     std::set<std::int64_t> used;
     for (const std::int64_t r : requests_)
-      for (std::int64_t j = 0; j < pages_of(r); ++j) used.insert(f_.page(r, j));
+      for (std::int64_t j = 0; j < pages_of(r); ++j)
+        if (is_page(f_.page(r, j))) used.insert(f_.page(r, j));
     pages_.assign(used.begin(), used.end());
   }
 
@@ -104,7 +105,15 @@ class Cut {
   }
 
  private:
-  std::int64_t pages_of(std::int64_t r) const { return (f_.cached_lens[Facts::at(r)] + f_.page_size - 1) / f_.page_size; }
+  /// Table entries that hold cached tokens: none of a request without rows, whose length may be anything. Those left of the
+  /// window are among them, because faults read there.
+  std::int64_t pages_of(std::int64_t r) const {
+    const std::int64_t cached = f_.query_len(r) > 0 ? f_.cached_lens[Facts::at(r)] : 0;
+    return std::min((cached + f_.page_size - 1) / f_.page_size, f_.max_pages_per_req);
+  }
+
+  /// An entry left of the window may be none, and leads out of the cache.
+  bool is_page(std::int64_t id) const { return id >= 0 && id < f_.num_pages; }
 
   static Tensor all(Case& out, const Tensor& t) {
     if (!t.present() || t.rank == 0) {
@@ -133,7 +142,8 @@ class Cut {
       for (std::int64_t j = 0; j < t.shape[1]; ++j) {
         const std::int64_t page = f_.page(requests_[i], j);
         const auto at = std::lower_bound(pages_.begin(), pages_.end(), page) - pages_.begin();
-        put_index(t, static_cast<std::int64_t>(i) * t.shape[1] + j, j < pages_of(requests_[i]) ? at : kNoPage);
+        const bool kept = j < pages_of(requests_[i]) && is_page(page);
+        put_index(t, static_cast<std::int64_t>(i) * t.shape[1] + j, kept ? at : kNoPage);
       }
     return t;
   }

@@ -1,16 +1,15 @@
 // Runs a batch as a kernel with one fault would: in fp64 by the changed model, each value rounded once to the output's type.
 #include <algorithm>
-#include <atomic>
 #include <new>
 #include <optional>
 #include <span>
-#include <thread>
 
 #include "faults/fault.h"
 #include "quire/attention.hpp"
 #include "quire/contract.hpp"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
+#include "threads/on_threads.h"
 
 namespace quire {
 namespace {
@@ -20,8 +19,8 @@ using fault::Model;
 using fault::RowHead;
 using fault::RowResult;
 
-constexpr std::int64_t kRowsAtOnce = 64;         // (row, head) pairs that a thread takes at a time
-constexpr std::int64_t kThreadedPairs = 4096;    // below this, starting threads costs more than it saves
+constexpr std::size_t kRowsAtOnce = 64;          // (row, head) pairs that a thread takes at a time
+constexpr std::size_t kThreadedPairs = 4096;     // below this, starting threads costs more than it saves
 constexpr std::int64_t kLargeBatch = 1'000'000;  // visible pairs x heads from which right rows are left to the kernels
 
 void store(const Batch& b, const RowHead& at, const RowResult& result) {
@@ -52,19 +51,13 @@ std::vector<RowHead> changed_rows(const Facts& f, const Model& model) {
 }
 
 void compute(const Facts& f, const Model& model, const std::vector<RowHead>& rows) {
-  std::atomic<std::size_t> next{0};
-  const auto worker = [&] {
-    for (std::size_t i = next.fetch_add(kRowsAtOnce); i < rows.size(); i = next.fetch_add(kRowsAtOnce)) {
-      const std::span<const RowHead> some(rows.data() + i, std::min<std::size_t>(kRowsAtOnce, rows.size() - i));
-      const std::vector<RowResult> results = evaluate(model, some);
-      for (std::size_t j = 0; j < some.size(); ++j) store(f.batch, some[j], results[j]);
-    }
-  };
-  std::vector<std::thread> helpers;
-  if (static_cast<std::int64_t>(rows.size()) >= kThreadedPairs)
-    for (unsigned i = 1; i < std::thread::hardware_concurrency(); ++i) helpers.emplace_back(worker);
-  worker();
-  for (std::thread& helper : helpers) helper.join();
+  const std::size_t num_threads = rows.size() >= kThreadedPairs ? threads::available() : 1;
+  threads::for_each_index((rows.size() + kRowsAtOnce - 1) / kRowsAtOnce, num_threads, [&](std::size_t chunk) {
+    const std::size_t first = chunk * kRowsAtOnce;
+    const std::span<const RowHead> some(rows.data() + first, std::min(kRowsAtOnce, rows.size() - first));
+    const std::vector<RowResult> results = evaluate(model, some);
+    for (std::size_t j = 0; j < some.size(); ++j) store(f.batch, some[j], results[j]);
+  });
 }
 
 /// The rows that the fault leaves alone, computed by the planned kernel. Needs an output of its own: unwritten rows keep their

@@ -91,6 +91,8 @@ void load_new_row(const Facts& f, Side side, std::int64_t token, std::int64_t he
 void load_cached(const Model& m, Side side, const Place& place, std::int64_t head, std::vector<std::int64_t>& at,
                  std::span<double> to) {
   const Tensor& t = cache_tensor(*m.facts, side);
+  // An id from an entry that nobody reads may be any number, whose address would overflow.
+  if (place.page < 0 || place.page >= m.facts->num_pages) return std::fill(to.begin(), to.end(), kNaN);
   at.resize(to.size());
   m.elements(side, place, head, at);
   const std::int64_t end = std::min(extent(m.facts->cache.k), extent(m.facts->cache.v));  // a fault may swap them

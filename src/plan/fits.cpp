@@ -3,6 +3,7 @@
 #include "text/formatted.h"
 
 #include "device/staging.h"
+#include "quire/contract.hpp"
 #include "semantics/page_walk.h"
 
 namespace quire::plan_detail {
@@ -54,13 +55,14 @@ Status lengths_within(const Plan& plan, const Batch& batch) {
   return {};
 }
 
-Status workspace_fits(const Plan& plan, std::span<std::byte> workspace) {
+Status workspace_fits(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+                      std::span<const std::byte> workspace) {
   if (workspace.size() < workspace_bytes(plan))
     return {Code::invalid_argument,
             formatted("attend: workspace has {} bytes, the plan needs {}", workspace.size(), workspace_bytes(plan))};
   if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 != 0)
     return {Code::invalid_argument, "attend: workspace is not aligned to 64 bytes"};
-  return {};
+  return check_workspace(batch, cache, options, workspace).status();
 }
 
 }  // namespace quire::plan_detail

@@ -22,7 +22,8 @@ Status counts_within(const Plan& plan, const Batch& batch);
 /// hold.
 Status lengths_within(const Plan& plan, const Batch& batch);
 
-/// Size and alignment.
-Status workspace_fits(const Plan& plan, std::span<std::byte> workspace);
+/// Size, alignment, and rule Q-M37: of a batch whose metadata is sound. Allocates only to complain.
+Status workspace_fits(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+                      std::span<const std::byte> workspace);
 
 }  // namespace quire::plan_detail

@@ -19,6 +19,8 @@
 #include <cpuid.h>
 #endif
 
+#include "quire/executor.hpp"
+
 namespace quire {
 namespace plan_detail {
 
@@ -65,7 +67,7 @@ int parse_thread_count(const char* text, int fallback) {
   int count = 0;
   const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), count);
   const bool valid = error == std::errc() && end == view.data() + view.size() && count >= 1;
-  return valid ? std::min(count, 4096) : fallback;
+  return valid ? std::min(count, kMaxThreads) : fallback;
 }
 
 }  // namespace plan_detail

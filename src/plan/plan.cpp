@@ -12,6 +12,7 @@
 #include "plan/select.h"
 #include "plan/work_list.h"
 #include "quire/contract.hpp"
+#include "quire/executor.hpp"
 #include "text/formatted.h"
 
 namespace quire {
@@ -67,8 +68,19 @@ struct Assumed {
   std::vector<std::string> text;
 };
 
+/// Scratch and the balance of work grow with the threads.
+Status threads_within_bounds(const Device& device, const PlanSettings& settings) {
+  const auto bad = [](const char* of, int count, int least) {
+    return Status(Code::invalid_argument, formatted("plan: {}num_threads {} outside [{}, {}]", of, count, least, kMaxThreads));
+  };
+  if (settings.num_threads < 0 || settings.num_threads > kMaxThreads) return bad("", settings.num_threads, 0);
+  if (device.num_threads > kMaxThreads) return bad("device.", device.num_threads, 1);
+  return {};
+}
+
 Result<Plan> make_plan(Problem&& problem, const Device& device, const PlanSettings& settings, const Assumed* assumed) {
   if (Status s = sanity(problem); !s.ok()) return s;
+  if (Status s = threads_within_bounds(device, settings); !s.ok()) return s;
   plan_detail::Selection selection = plan_detail::select(problem, device, settings.kernel);
   if (selection.row == nullptr) return no_kernel(device, settings, selection);
 

@@ -108,7 +108,8 @@ class Run {
   /// The next case is made while the target works on this one.
   void run_cases() {
     const auto start_preparing = [this](std::size_t i) {
-      return std::async(std::launch::async, [this, i]() -> Result<Prepared> {
+      // Deferred: by the caller, where the system grants no thread.
+      return std::async(std::launch::async | std::launch::deferred, [this, i]() -> Result<Prepared> {
         if (skip_reason(entries_[i])) return Status(Code::unsupported, *skip_reason(entries_[i]));
         try {
           return with_tolerance(prepare(entries_[i]), rounded_rows_);

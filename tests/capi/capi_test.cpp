@@ -357,6 +357,54 @@ TEST(Attend, AWorkspaceThatIsTooSmallIsRefused) {
   quire_plan_free(plan);
 }
 
+TEST(Attend, AWorkspaceThatSharesMemoryWithATensorIsRefused) {
+  Generated g;
+  quire_plan* plan = nullptr;
+  ASSERT_EQ(quire_plan_create(&g.batch, &g.cache, &g.options, nullptr, &plan), QUIRE_OK) << message();
+  Workspace workspace(plan);
+  ASSERT_GT(workspace.bytes, 7u * 4 * 16 * sizeof(float));
+  for (quire_tensor* tensor : {&g.batch.output, &g.batch.query, &g.batch.lse}) {
+    const quire_tensor before = *tensor;
+    tensor->data = static_cast<char*>(workspace.data) + 64;
+    EXPECT_EQ(quire_attend(plan, &g.batch, &g.cache, &g.options, workspace.data, workspace.bytes, nullptr),
+              QUIRE_CONTRACT_VIOLATION);
+    EXPECT_STREQ(quire_last_rule(), "Q-M37");
+    *tensor = before;
+  }
+  EXPECT_EQ(quire_attend(plan, &g.batch, &g.cache, &g.options, workspace.data, workspace.bytes, nullptr), QUIRE_OK) << message();
+  quire_plan_free(plan);
+}
+
+TEST(Attend, AnExecutorThatSkipsTasksIsRefused) {
+  Generated g("q=f32 kv=f32 heads=8:2 d=64 page=16 layout=nhd reqs=1x64@512,4x1@700 seed=3");
+  quire_executor executor = QUIRE_EXECUTOR_INIT;
+  executor.num_threads = 2;
+  executor.run = [](void*, int64_t num_tasks, void (*task)(void*, int64_t, int32_t), void* context) {
+    for (int64_t i = 0; i < num_tasks; ++i) task(context, i / 2 * 2, 0);
+  };
+  quire_attend_options how = QUIRE_ATTEND_OPTIONS_INIT;
+  how.executor = &executor;
+  EXPECT_EQ(attend(g, nullptr, &how), QUIRE_INVALID_ARGUMENT);
+  EXPECT_THAT(message(), HasSubstr("attend: the executor ran task 0 of "));
+}
+
+TEST(Attend, NumbersOfThreadsAreBounded) {
+  Generated g;
+  quire_plan_settings settings = QUIRE_PLAN_SETTINGS_INIT;
+  settings.num_threads = INT32_MAX;
+  EXPECT_EQ(attend(g, &settings), QUIRE_INVALID_ARGUMENT);
+  EXPECT_THAT(message(), HasSubstr("settings.num_threads: 2147483647"));
+  settings.num_threads = 4096;
+  EXPECT_EQ(attend(g, &settings), QUIRE_OK) << message();
+  quire_executor executor = QUIRE_EXECUTOR_INIT;
+  executor.num_threads = INT32_MAX;
+  executor.run = run_in_reverse;
+  quire_attend_options how = QUIRE_ATTEND_OPTIONS_INIT;
+  how.executor = &executor;
+  EXPECT_EQ(attend(g, nullptr, &how), QUIRE_INVALID_ARGUMENT);
+  EXPECT_THAT(message(), HasSubstr("executor.num_threads: 2147483647"));
+}
+
 TEST(Ledger, AppendFeedsItAndCheckConsultsIt) {
   std::vector<float> pages(2 * 2 * 1 * 2, 0.5f);
   std::vector<float> pages_v(pages);

@@ -38,6 +38,18 @@ BrokenCase broken_merge(std::string rule, std::string message, Mutate mutate) {
           /*is_check=*/false};
 }
 
+/// The workspace is `bytes` bytes from where `place` says.
+template <typename Place>
+BrokenCase broken_workspace(std::string message, std::size_t bytes, Place place) {
+  return {"Q-M37", std::move(message),
+          [place, bytes](Depth) {
+            SmallBatch b;
+            const void* begin = place(b);
+            return check_workspace(b.batch, b.cache, b.options, {static_cast<const std::byte*>(begin), bytes});
+          },
+          /*is_check=*/false};
+}
+
 using Cases = std::vector<BrokenCase>;
 using B = SmallBatch;
 using M = SmallMerge;
@@ -192,6 +204,29 @@ void add_option_cases(Cases& cases) {
   }));
   cases.push_back(broken_append("Q-M36", "Q-M36 v_scale: f16 [2], expected f32 scalar, [1] or [2] = [num_kv_heads]",
                                 [](B& b) { b.cache.v_scale.dtype = DType::f16; }));
+}
+
+void add_workspace_cases(Cases& cases) {
+  const auto shares = [](const std::string& tensor) {
+    return "Q-M37 workspace: shares memory with " + tensor + ", expected memory of its own";
+  };
+  cases.push_back(broken_workspace(shares("output"), 64, [](B& b) { return b.output.data(); }));
+  cases.push_back(broken_workspace(shares("query"), 4, [](B& b) { return &b.query.back(); }));  // the last element
+  cases.push_back(broken_workspace(shares("lse"), 4, [](B& b) { return b.lse.data(); }));
+  cases.push_back(broken_workspace(shares("key"), 64, [](B& b) { return b.key.data(); }));
+  cases.push_back(broken_workspace(shares("value"), 64, [](B& b) { return b.value.data(); }));
+  cases.push_back(broken_workspace(shares("cache.k"), 64, [](B& b) { return &b.k_at(15, 0); }));  // nobody's page
+  cases.push_back(broken_workspace(shares("cache.v"), 64, [](B& b) { return &b.v_at(15, 0); }));
+  cases.push_back(broken_workspace(shares("query_start_loc"), 4, [](B& b) { return b.query_start_loc.data(); }));
+  cases.push_back(broken_workspace(shares("seq_lens"), 4, [](B& b) { return b.seq_lens.data(); }));
+  cases.push_back(broken_workspace(shares("cached_lens"), 4, [](B& b) { return b.cached_lens.data(); }));
+  cases.push_back(broken_workspace(shares("block_table"), 4, [](B& b) { return b.block_table.data(); }));
+  cases.push_back(broken_workspace(shares("slot_mapping"), 8, [](B& b) { return b.slot_mapping.data(); }));
+  cases.push_back(broken_workspace(shares("request_ids"), 8, [](B& b) { return b.request_ids.data(); }));
+  cases.push_back(broken_workspace(shares("k_scale"), 4, [](B& b) { return b.k_scale.data(); }));
+  cases.push_back(broken_workspace(shares("v_scale"), 4, [](B& b) { return b.v_scale.data(); }));
+  cases.push_back(broken_workspace(shares("alibi_slopes"), 4, [](B& b) { return b.alibi_slopes.data(); }));
+  cases.push_back(broken_workspace(shares("sinks"), 4, [](B& b) { return b.sinks.data(); }));
 }
 
 void add_start_cases(Cases& cases) {
@@ -368,6 +403,7 @@ const std::vector<BrokenCase>& broken_cases() {
     add_new_row_cases(all);
     add_index_cases(all);
     add_option_cases(all);
+    add_workspace_cases(all);
     add_start_cases(all);
     add_halves_cases(all);
     add_length_cases(all);

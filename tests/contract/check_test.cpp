@@ -1,9 +1,12 @@
 // What check() promises beyond single rules: what it must not read, what it leaves out, how it lists and how it survives.
 #include <gmock/gmock.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -150,6 +153,29 @@ TEST(Valid, OutputInterleavedWithQuery) {
   EXPECT_THAT(ids(b.check()), ElementsAre("Q-M16"));
 }
 
+TEST(Valid, WorkspaceBesideAndBetweenTensors) {
+  SmallBatch b;
+  std::vector<float> arena(2 * b.query.size());
+  b.batch.query = Tensor::contiguous(arena.data(), DType::f32, 6, 4, 8);
+  const auto bytes = std::as_bytes(std::span(arena));
+  const auto findings = [&](std::span<const std::byte> workspace) {
+    return messages(check_workspace(b.batch, b.cache, b.options, workspace));
+  };
+  EXPECT_THAT(findings(bytes.subspan(b.query.size() * 4)), ElementsAre());
+  EXPECT_THAT(findings({}), ElementsAre());
+  EXPECT_THAT(findings(bytes.first(0)), ElementsAre());
+  EXPECT_THAT(findings(bytes.subspan(b.query.size() * 4 - 1)),
+              ElementsAre(StartsWith("Q-M37 workspace: shares memory with query")));
+  b.batch.query.stride[0] = 64;  // a row of 32 elements, and room for as many until the next
+  EXPECT_THAT(findings(bytes.subspan(64 * 4 + 32 * 4, 32 * 4)), ElementsAre());
+  EXPECT_THAT(findings(bytes.subspan(64 * 4 + 32 * 4, 32 * 4 + 1)), ElementsAre(StartsWith("Q-M37")));
+  b.batch.output = b.batch.query;
+  EXPECT_EQ(findings(bytes).size(), 2u);  // every tensor is named
+  b.batch.query.memory = Memory::hip;
+  b.batch.output.memory = Memory::cpu;  // equal addresses in another memory are another place
+  EXPECT_THAT(findings(bytes), ElementsAre(StartsWith("Q-M37 workspace: shares memory with query")));
+}
+
 TEST(Valid, NegativeStridesAndTransposedOutput) {
   SmallBatch b;
   b.batch.output.data = b.output.data() + 5 * 32;
@@ -212,6 +238,39 @@ TEST(Unread, RequestsWithoutRowsNeedNoPages) {
   SmallBatch b;
   b.seq_lens[3] = b.cached_lens[3] = 1000;  // far more than the table is wide, but no row looks
   EXPECT_THAT(messages(b.check()), ElementsAre());
+}
+
+/// Memory that ends where the next access is a fault.
+class BeforeAWall {
+ public:
+  explicit BeforeAWall(std::span<const std::int32_t> values) : page_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))) {
+    base_ = static_cast<std::byte*>(mmap(nullptr, 2 * page_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    EXPECT_EQ(mprotect(base_ + page_, page_, PROT_NONE), 0);
+    std::memcpy(data_ = base_ + page_ - values.size_bytes(), values.data(), values.size_bytes());
+  }
+  ~BeforeAWall() { munmap(base_, 2 * page_); }
+  BeforeAWall(const BeforeAWall&) = delete;
+  BeforeAWall& operator=(const BeforeAWall&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  std::size_t page_;
+  std::byte* base_;
+  std::byte* data_;
+};
+
+TEST(Unread, NoTableEntryOfAWindowThatBeginsBehindTheTable) {
+  for (const std::int32_t seq_len : {24 + 9, 24 + 10, 24 + 11, 1000, 40000000, 2147483647}) {
+    SmallBatch b;
+    const BeforeAWall table(b.block_table);
+    b.batch.block_table.data = table.data();
+    b.query_start_loc = {0, 3, 3, 5, 6};  // the last request has a row, and its table row is the last one
+    b.seq_lens[3] = b.cached_lens[3] = seq_len;
+    b.slot_mapping[5] = 60;
+    b.use_ledger = false;
+    b.depth = Depth::tables;
+    EXPECT_THAT(ids(b.check()), ElementsAre("Q-T10")) << seq_len;
+  }
 }
 
 TEST(Unread, LedgerCountsItsReads) {

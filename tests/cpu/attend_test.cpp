@@ -84,6 +84,38 @@ TEST(Attend, RefusesASmallOrMisalignedWorkspace) {
   expect_refused_untouched(r, r.run(), "not aligned to 64 bytes");
 }
 
+/// A copy of a tensor's elements, in the same strides, in the middle of the workspace.
+Tensor moved_into(std::span<std::byte> workspace, const Tensor& t) {
+  const std::size_t bytes = static_cast<std::size_t>(t.num_elements() * itemsize(t.dtype));
+  const std::size_t at = std::min(workspace.size() / 2, workspace.size() - bytes) / 64 * 64;
+  std::memcpy(workspace.data() + at, t.data, bytes);
+  Tensor there = t;
+  there.data = workspace.data() + at;
+  return there;
+}
+
+TEST(Attend, RefusesAWorkspaceThatSharesMemoryWithATensor) {
+  const std::pair<const char*, Tensor* (*)(Case&)> tensors[] = {
+      {"output", [](Case& c) { return &c.batch.output; }},     {"lse", [](Case& c) { return &c.batch.lse; }},
+      {"query", [](Case& c) { return &c.batch.query; }},       {"cache.k", [](Case& c) { return &c.cache.k; }},
+      {"cache.v", [](Case& c) { return &c.cache.v; }},         {"block_table", [](Case& c) { return &c.batch.block_table; }},
+      {"seq_lens", [](Case& c) { return &c.batch.seq_lens; }},
+  };
+  for (const auto& [name, of] : tensors) {
+    Runner r(kMixed);
+    r.memory.resize(std::size_t{4} << 20);
+    const auto at = reinterpret_cast<std::uintptr_t>(r.memory.data());
+    r.workspace = std::span(r.memory).subspan((64 - at % 64) % 64, (std::size_t{4} << 20) - 64);
+    ASSERT_LT(workspace_bytes(r.plan), r.workspace.size());
+    *of(r.data) = moved_into(r.workspace, *of(r.data));
+    const std::vector<std::byte> before = r.memory;
+    const Status status = r.run();
+    EXPECT_EQ(status.rule(), "Q-M37") << name << ": " << status.message();
+    EXPECT_THAT(status.message(), HasSubstr(std::string("workspace: shares memory with ") + name));
+    EXPECT_EQ(r.memory, before) << name;
+  }
+}
+
 TEST(Attend, RefusesMoreThreadsThanPlanned) {
   Runner r(kMixed, {.num_threads = 1});
   const auto pool = make_thread_pool(2);

@@ -1,6 +1,5 @@
 // The pool runs every task exactly once, never shares a thread number, publishes results, and survives concurrent callers.
 #include <gmock/gmock.h>
-#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +9,8 @@
 #include <vector>
 
 #include "quire/executor.hpp"
+#include "quire/plan.hpp"
+#include "support/no_more_threads.h"
 
 namespace quire {
 namespace {
@@ -74,32 +75,10 @@ TEST(ThreadPool, ARunThatIsOverDoesNotWaitForSleepers) {
   EXPECT_EQ(total, 1500);
 }
 
-/// New threads ask for a stack that no machine has, as long as this lives.
-class NoMoreThreads {
- public:
-  NoMoreThreads() {
-    pthread_getattr_default_np(&before_);
-    pthread_attr_t huge;
-    pthread_attr_init(&huge);
-    pthread_attr_setstacksize(&huge, std::size_t{1} << 46);
-    pthread_setattr_default_np(&huge);
-    pthread_attr_destroy(&huge);
-  }
-  ~NoMoreThreads() {
-    pthread_setattr_default_np(&before_);
-    pthread_attr_destroy(&before_);
-  }
-  NoMoreThreads(const NoMoreThreads&) = delete;
-  NoMoreThreads& operator=(const NoMoreThreads&) = delete;
-
- private:
-  pthread_attr_t before_;
-};
-
 TEST(ThreadPool, WorksWithTheThreadsThatItGets) {
   std::unique_ptr<Executor> pool;
   {
-    const NoMoreThreads limit;
+    const test::NoMoreThreads limit;
     pool = make_thread_pool(4);
   }
   EXPECT_EQ(pool->num_threads(), 1);
@@ -125,6 +104,48 @@ TEST(ThreadPool, AForkedChildDoesTheWorkAlone) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+/// Forks while another thread is inside a run of `pool`; true if in the child `work` ends and returns true.
+template <typename Work>
+bool child_can(Executor& pool, Work&& work) {
+  std::atomic<bool> inside{false}, may_end{false};
+  std::thread other([&] {
+    run(pool, 4, [&](std::int64_t, int) {
+      inside = true;
+      while (!may_end) std::this_thread::yield();
+    });
+  });
+  while (!inside) std::this_thread::yield();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    _exit(work() ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  may_end = true;
+  other.join();
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+TEST(ThreadPool, AChildForkedDuringARunDoesTheWorkAlone) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer does not follow a fork of a threaded process";
+#endif
+  auto pool = make_thread_pool(3);
+  const auto ten = [](Executor& executor) {
+    std::atomic<int> total{0};
+    run(executor, 10, [&](std::int64_t, int) { ++total; });
+    return total == 10;
+  };
+  EXPECT_TRUE(child_can(*pool, [&] { return ten(*pool) && ten(*pool); }));
+  EXPECT_TRUE(child_can(*pool, [&] { return pool.reset(), true; })) << "the child cannot destroy the pool";
+  EXPECT_TRUE(child_can(default_executor(), [&] { return ten(default_executor()); }));
+  EXPECT_TRUE(child_can(default_executor(), [&] {
+    return default_executor().num_threads() == host_device().num_threads && ten(default_executor());
+  })) << "the child's own pool has other threads";
+  EXPECT_TRUE(ten(*pool) && ten(default_executor())) << "in the parent all is as it was";
 }
 
 TEST(ThreadPool, CanBeDestroyedUnused) {

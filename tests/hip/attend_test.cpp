@@ -94,6 +94,28 @@ TEST(HipCall, GoesToTheDeviceOfItsTensors) {
   EXPECT_TRUE(comparison.ok) << comparison.text;
 }
 
+/// Device addresses are compared like any others; nothing is enqueued.
+TEST(HipCall, AWorkspaceThatSharesMemoryWithATensorIsRefused) {
+  ASSERT_FALSE(gpu_devices().empty());
+  set_fake_device(0);
+  const Case c = make_case(parse_problem_line("q=bf16 kv=bf16 heads=4:2 d=64 page=16 reqs=3@20,1@70 lse=1").value()).value();
+  const auto there = conformance::DeviceCase::upload(c, Memory::hip);
+  ASSERT_TRUE(there.ok());
+  const Result<Plan> planned = plan(there->batch(), there->cache(), there->options());
+  ASSERT_TRUE(planned.ok()) << planned.status().message();
+  const auto memory = there->poisoned(workspace_bytes(planned.value()));
+  ASSERT_TRUE(memory.ok());
+  const std::span<std::byte> workspace(memory->data(), workspace_bytes(planned.value()));
+  for (Tensor Batch::* tensor : {&Batch::output, &Batch::query, &Batch::lse, &Batch::block_table}) {
+    Batch batch = there->batch();
+    (batch.*tensor).data = workspace.data() + 256;
+    for (const auto call : {&attend, &attend_status}) {
+      const Status status = call(planned.value(), batch, there->cache(), there->options(), workspace, {});
+      EXPECT_EQ(status.rule(), "Q-M37") << status.message();
+    }
+  }
+}
+
 TEST(HipCall, PlansOfOtherMemoriesAreRefused) {
   const Case c = make_case(parse_problem_line("q=f16 kv=f16 heads=2:1 d=64 page=16 reqs=1@5").value()).value();
   ASSERT_FALSE(gpu_devices().empty());

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "plan/select.h"
+#include "quire/executor.hpp"
 #include "quire/plan.hpp"
 #include "quire/problem.hpp"
 
@@ -190,6 +191,20 @@ TEST(Select, PlanLinesMatchTheGoldens) {
   std::ostringstream golden;
   golden << std::ifstream(path).rdbuf();
   EXPECT_EQ(lines.str(), golden.str()) << "QUIRE_UPDATE_GOLDENS=1 rewrites " << path;
+}
+
+TEST(Select, NumbersOfThreadsAreBounded) {
+  const Problem problem = parse("q=bf16 heads=8:2 d=64 page=16 reqs=4x70@2000");
+  Device many = host_device();
+  many.num_threads = INT32_MAX;
+  for (const int num_threads : {-1, kMaxThreads + 1, INT32_MAX}) {
+    const Result<Plan> planned = plan(problem, host_device(), {.num_threads = num_threads});
+    ASSERT_FALSE(planned.ok());
+    EXPECT_EQ(planned.status().message(), "plan: num_threads " + std::to_string(num_threads) + " outside [0, 4096]");
+  }
+  EXPECT_FALSE(plan(problem, many).ok());
+  EXPECT_EQ(plan(problem, many, {.num_threads = 2}).status().message(), "plan: device.num_threads 2147483647 outside [1, 4096]");
+  EXPECT_TRUE(plan(problem, host_device(), {.num_threads = kMaxThreads}).ok());
 }
 
 }  // namespace

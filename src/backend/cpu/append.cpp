@@ -71,7 +71,7 @@ Status append(const KVCache& cache, const Tensor& key, const Tensor& value, cons
     }
   };
   Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
-  parallel_for(executor, (num_tokens + kTokensPerTask - 1) / kTokensPerTask, task);
+  if (Status s = parallel_for("append", executor, (num_tokens + kTokensPerTask - 1) / kTokensPerTask, task); !s.ok()) return s;
 
   if (options.ledger != nullptr) {
     for (std::int64_t t = 0; t < num_tokens; ++t)

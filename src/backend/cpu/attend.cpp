@@ -119,7 +119,7 @@ Status admit(const Plan& plan, const Batch& batch, const KVCache& cache, const O
   if (const std::uint32_t missing = plan.device.cpu_features & ~(host_device().cpu_features | kFastBf16Dot); missing != 0)
     return {Code::unsupported,
             formatted("attend: the plan was made for device {}, this machine is {}", plan.device.name, host_device().name)};
-  if (Status s = plan_detail::workspace_fits(plan, workspace); !s.ok()) return s;
+  if (Status s = plan_detail::workspace_fits(plan, batch, cache, options, workspace); !s.ok()) return s;
   if (executor.num_threads() > plan.num_threads)
     return {Code::invalid_argument,
             formatted("attend: the executor has {} threads, the plan scratch for {}; set PlanSettings::num_threads",
@@ -128,8 +128,8 @@ Status admit(const Plan& plan, const Batch& batch, const KVCache& cache, const O
 }
 
 /// Runs every item. Whoever completes the last part of a split merges it at once: nobody waits, and there is one parallel phase.
-/// Returns the number of output rows written.
-std::int64_t run_items(const Plan& plan, const AttendArgs& args, float* workspace, Executor& executor) {
+/// Counts the output rows written.
+Status run_items(const Plan& plan, const AttendArgs& args, float* workspace, Executor& executor, std::int64_t& num_rows) {
   const KernelEntry& kernel = *find_entry(plan.kernel);
   const plan_detail::Workspace at = plan_detail::workspace_of(plan);
   auto* parts_done = reinterpret_cast<std::int32_t*>(workspace + at.parts_done);
@@ -149,8 +149,9 @@ std::int64_t run_items(const Plan& plan, const AttendArgs& args, float* workspac
     }
     rows_written.fetch_add(rows, std::memory_order_relaxed);
   };
-  parallel_for(executor, plan.num_items(), task);
-  return rows_written.load(std::memory_order_relaxed);
+  Status status = parallel_for("attend", executor, plan.num_items(), task);
+  num_rows = rows_written.load(std::memory_order_relaxed);
+  return status;
 }
 
 }  // namespace
@@ -162,7 +163,8 @@ Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const 
 
   auto* floats_of_workspace = reinterpret_cast<float*>(workspace.data());
   const AttendArgs args = resolve(plan, batch, cache, options, floats_of_workspace);
-  const std::int64_t rows_written = run_items(plan, args, floats_of_workspace, executor);
+  std::int64_t rows_written = 0;
+  if (Status s = run_items(plan, args, floats_of_workspace, executor, rows_written); !s.ok()) return s;
   const std::int64_t expected = plan.problem.num_tokens() * plan.problem.num_q_heads;
   if (rows_written != expected)
     return {Code::internal_error,

@@ -41,8 +41,8 @@ Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, cons
         static_cast<float*>(lse.data)[token * lse.stride[0] + head * lse.stride[1]] = semantics::log_sum_exp(m.state);
     }
   };
-  parallel_for(merge_options.executor != nullptr ? *merge_options.executor : default_executor(), out.shape[0], task);
-  return {};
+  return parallel_for("merge", merge_options.executor != nullptr ? *merge_options.executor : default_executor(), out.shape[0],
+                      task);
 }
 
 }  // namespace quire::cpu

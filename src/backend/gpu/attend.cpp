@@ -24,7 +24,7 @@ Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const K
   if (plan.device.ordinal < 0)
     return {Code::unsupported,
             formatted("attend: the plan was made for the pretended device {}; plan for gpu_device()", plan.device.name)};
-  return plan_detail::workspace_fits(plan, workspace);
+  return plan_detail::workspace_fits(plan, batch, cache, options, workspace);
 }
 
 Status enqueue(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,

@@ -9,7 +9,6 @@
 #include <new>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "backend/reference/lanes.h"
@@ -17,6 +16,7 @@
 #include "quire/contract.hpp"
 #include "quire/diagnose.hpp"
 #include "semantics/dtype.h"
+#include "threads/on_threads.h"
 
 namespace quire {
 namespace {
@@ -368,20 +368,10 @@ class Oracle {
 /// Every task writes rows of its own, so the result does not depend on who runs which.
 void run_all(const Oracle& oracle, const std::vector<Task>& tasks, std::size_t num_threads) {
   std::atomic<std::size_t> next{0};
-  std::atomic<bool> out_of_memory{false};
-  const auto worker = [&] {
-    try {
-      Scratch scratch;
-      for (std::size_t i = next++; i < tasks.size(); i = next++) oracle.run(tasks[i], scratch);
-    } catch (const std::bad_alloc&) {
-      out_of_memory = true;
-    }
-  };
-  std::vector<std::thread> helpers;
-  for (std::size_t i = 1; i < std::min(num_threads, tasks.size()); ++i) helpers.emplace_back(worker);
-  worker();
-  for (std::thread& helper : helpers) helper.join();
-  if (out_of_memory) throw std::bad_alloc();
+  threads::on_threads(std::min(num_threads, tasks.size()), [&] {
+    Scratch scratch;
+    for (std::size_t i = next++; i < tasks.size(); i = next++) oracle.run(tasks[i], scratch);
+  });
 }
 
 /// A result of `num_rows` rows, as if no row saw any key.
@@ -422,7 +412,7 @@ Reference reference_of(const Batch& batch, const KVCache& cache, const Options& 
   const Oracle oracle(batch, cache, options, profile, result);
   double work = 0;
   const std::vector<Task> tasks = oracle.tasks(rows, work);
-  run_all(oracle, tasks, work < kThreadedWork ? 1 : std::max(1u, std::thread::hardware_concurrency()));
+  run_all(oracle, tasks, work < kThreadedWork ? 1 : threads::available());
   numerics::pay_for(result, profile);
   return result;
 }
