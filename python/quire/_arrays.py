@@ -58,12 +58,11 @@ def empty_like(array: Any) -> Any:
 
 
 def in_library_of(query: Any, output: np.ndarray) -> Any:
-    """The output as an array of the query's library, if that is neither NumPy nor torch. A copy, because such libraries (JAX) take
-    their arrays to be immutable, while the batch's own buffer is written again by the next call."""
+    """A new output as an array of the query's library, if that is neither NumPy, torch nor CuPy. Nobody else holds its memory."""
     namespace = getattr(query, "__array_namespace__", None)
-    if isinstance(query, np.ndarray) or is_torch(query) or namespace is None:
+    if isinstance(query, np.ndarray) or is_torch(query) or is_cupy(query) or namespace is None:
         return output
-    return namespace().asarray(output, copy=True)
+    return namespace().asarray(output)
 
 
 def empty_f32_like(array: Any, shape: tuple[int, ...]) -> Any:

@@ -348,6 +348,11 @@ nb::object raw_numpy(const Tensor& view, nb::handle owner, bool as_uint16) {
 
 }  // namespace
 
+nb::object arrays_function(const char* name) {
+  static const auto* const module = new nb::object(nb::module_::import_("quire._arrays"));  // leaked, as the classes are
+  return module->attr(name);
+}
+
 ArrayRef import_array(nb::handle object, const std::string& name, Access access, const std::string& dtype) {
   if (!object.is_valid() || object.is_none()) return {};
   ArrayRef array = import_any(object, name, dtype);
@@ -382,7 +387,7 @@ nb::object to_numpy(const Tensor& view, nb::handle owner) {
   if (!view.present()) return nb::none();
   nb::object array = raw_numpy(view, owner, view.dtype == DType::bf16);
   if (view.dtype != DType::bf16 && !quire::is_fp8(view.dtype)) return array;
-  return nb::module_::import_("quire._arrays").attr("typed_view")(array, std::string(quire::name(view.dtype)));
+  return arrays_function("typed_view")(array, std::string(quire::name(view.dtype)));
 }
 
 }  // namespace quire_python

@@ -52,4 +52,7 @@ nb::object to_numpy_bits(const ArrayRef& array);
 /// installed, raw uint16 / uint8 otherwise.
 nb::object to_numpy(const quire::Tensor& view, nb::handle owner);
 
+/// A function of quire/_arrays.py, which knows the array libraries.
+nb::object arrays_function(const char* name);
+
 }  // namespace quire_python

@@ -44,8 +44,6 @@ class ThreadWorkspace {
   std::size_t size_ = 0;
 };
 
-nb::object arrays_function(const char* name) { return nb::module_::import_("quire._arrays").attr(name); }
-
 /// The stream of a GPU call as a number: the argument's, or the current one of the library that the array comes from.
 void* stream_for(nb::handle stream, const ArrayRef& like) {
   if (like.ordinal < 0) return nullptr;
@@ -63,7 +61,7 @@ std::span<std::byte> workspace_for(const Plan& plan, const ArrayRef& given) {
 /// Any contiguous writable array serves as workspace; raw bytes are the usual choice.
 ArrayRef import_workspace(nb::handle workspace) {
   if (workspace.is_none()) return {};
-  const nb::object view = nb::module_::import_("quire._arrays").attr("as_bytes")(workspace);
+  const nb::object view = arrays_function("as_bytes")(workspace);
   ArrayRef array = import_array(view, "workspace", Access::write, "fp8_e4m3fn");
   if (!array.view.is_contiguous()) throw_error(Code::invalid_argument, "workspace: the array is not contiguous");
   return array;
@@ -95,9 +93,8 @@ ArrayRef device_workspace(const PyBatch& batch, const Plan& plan, nb::handle wor
 }
 
 /// Enqueues; with a workspace of its own it also waits, because nobody could ask afterwards.
-void attend_on_gpu(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan& plan, nb::handle workspace,
-                   std::optional<nb::dict>& rows, nb::handle stream) {
-  const quire::Batch& b = batch.checked();
+void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& cache, const PyOptions* options, const Plan& plan,
+                   nb::handle workspace, std::optional<nb::dict>& rows, nb::handle stream) {
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   check_same_gpu(batch.arrays().query, "query", cache.k(), "k");
@@ -118,14 +115,15 @@ void attend_on_gpu(const PyBatch& batch, const PyCache& cache, const PyOptions* 
 
 nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace,
                   std::optional<nb::dict> rows, nb::handle stream) {
-  const quire::Batch& b = batch.checked();
+  const BatchForCall call = batch.to_write();
+  const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   if (b.query.memory != quire::Memory::cpu) {
     std::optional<Plan> made;
     if (plan == nullptr) made = unwrap(quire::plan(b, c, o));
-    attend_on_gpu(batch, cache, options, plan != nullptr ? *plan : *made, workspace, rows, stream);
-    return output_of(batch);
+    attend_on_gpu(batch, b, cache, options, plan != nullptr ? *plan : *made, workspace, rows, stream);
+    return result_of(batch, call);
   }
   const ArrayRef given = import_workspace(workspace);
   std::vector<RowCount> counts;
@@ -140,14 +138,15 @@ nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* o
   }
   require_ok(status);
   fill_rows(counts, rows);
-  return output_of(batch);
+  return result_of(batch, call);
 }
 
 void attend_status(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan& plan, nb::handle workspace,
                    std::optional<nb::dict> rows, nb::handle stream) {
   if (batch.views().query.memory == quire::Memory::cpu) return;
   if (workspace.is_none()) throw_error(Code::invalid_argument, "workspace: None, expected the one that attend() was given");
-  const quire::Batch& b = batch.checked();
+  const BatchForCall call = batch.to_read();
+  const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   const ArrayRef place = device_workspace(batch, plan, workspace);
@@ -212,7 +211,7 @@ void append(const PyCache& cache, nb::handle key, nb::handle value, nb::handle s
 
 nb::object or_allocate(nb::handle given, const char* function, nb::handle like, const nb::object& argument) {
   if (!given.is_none()) return nb::borrow(given);
-  const nb::object make = nb::module_::import_("quire._arrays").attr(function);
+  const nb::object make = arrays_function(function);
   return argument.is_valid() ? make(like, argument) : make(like);
 }
 
@@ -241,7 +240,7 @@ nb::tuple merge(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle
 }
 
 constexpr const char* kAttendDoc =
-    R"(Softmax attention for every request of the batch; returns batch.output (in the library of the query).
+    R"(Softmax attention for every request of the batch; returns batch.output if the caller gave one, else a new array on every call.
 
     s(k) = softmax_scale * dot(q, K_k), then soft cap, then ALiBi (see Options)
     out  = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))       over visible k

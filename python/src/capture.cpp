@@ -83,7 +83,10 @@ auto part(View Case::* member) {
 }  // namespace
 
 void bind_capture(nb::module_& m) {
-  nb::class_<PyCase>(m, "Case", "A batch with its cache and options that owns its memory: from make_case() or read_capture().")
+  nb::class_<PyCase>(
+      m, "Case",
+      "A batch with its cache and options that owns its memory: from make_case() or read_capture(). batch.output is "
+      "for kernels that write in place; attend() leaves it alone and returns a new array.")
       .def_prop_ro("batch", part<PyBatch>(&Case::batch), nb::sig("def batch(self) -> Batch"))
       .def_prop_ro("cache", part<PyCache>(&Case::cache), nb::sig("def cache(self) -> KVCache"))
       .def_prop_ro("options", part<PyOptions>(&Case::options), nb::sig("def options(self) -> Options"))

@@ -28,7 +28,8 @@ auto vector_view(std::vector<T> Reference::* member, bool per_dim) {
 
 Reference reference(const PyBatch& batch, const PyCache& cache, const PyOptions* options,
                     const std::optional<std::vector<std::int64_t>>& tokens) {
-  const quire::Batch& b = batch.checked();
+  const BatchForCall call = batch.to_read();
+  const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   const nb::gil_scoped_release unlocked;

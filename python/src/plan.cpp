@@ -26,7 +26,8 @@ using quire::VllmChoice;
 
 Plan plan(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const std::optional<std::string>& kernel,
           bool batch_invariant, int num_threads, std::int64_t max_query_len, std::int64_t max_seq_len, bool exact_weights) {
-  const quire::Batch& b = batch.checked();
+  const BatchForCall call = batch.to_read();
+  const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   const bool on_gpu = b.query.memory != quire::Memory::cpu;  // set_num_threads() is about CPUs
@@ -47,7 +48,8 @@ Problem problem_from(nb::handle source, const PyCache* cache, const PyOptions* o
   if (nb::isinstance<nb::str>(source)) return unwrap(quire::parse_problem_line(nb::cast<std::string>(source))).problem;
   if (nb::isinstance<ProblemLine>(source)) return nb::cast<const ProblemLine&>(source).problem;
   if (nb::isinstance<Plan>(source)) return nb::cast<const Plan&>(source).problem;
-  quire::Batch b;
+  BatchForCall call;
+  quire::Batch& b = call.views;
   quire::KVCache c;
   quire::Options o;
   if (nb::isinstance<PyCase>(source)) {
@@ -55,7 +57,7 @@ Problem problem_from(nb::handle source, const PyCache* cache, const PyOptions* o
     b = k.batch, c = k.cache, o = k.options;
   } else if (nb::isinstance<PyBatch>(source)) {
     if (cache == nullptr) throw_error(Code::invalid_argument, "cache: explaining a Batch needs its cache=");
-    b = nb::cast<const PyBatch&>(source).checked(), c = cache->checked(), o = options_or_default(options);
+    call = nb::cast<const PyBatch&>(source).to_read(), c = cache->checked(), o = options_or_default(options);
   } else {
     throw_error(Code::invalid_argument, "problem: expected a problem line, Batch, Case or Plan");
   }

@@ -44,12 +44,23 @@ Diagnosis diagnose_case(const PyCase& given, bool full, double seconds, const nb
   return run(given.data, {.full = full, .seconds = seconds, .progress = stages(progress, error)}, error);
 }
 
+/// The batch with what its output held before the call, as a capture has it. Nobody knows that of a batch without an output, nor
+/// of one whose output is what was observed: NaN then.
+BatchForCall with_output_before(const PyBatch& batch, const quire::Tensor& observed) {
+  const quire::Tensor& output = batch.views().output;
+  if (output.present() && output.data != observed.data) return batch.to_read();
+  BatchForCall made = batch.with_new_output();
+  fill_with_nan(made);
+  return made;
+}
+
 Diagnosis diagnose_batch(nb::handle observed, const PyBatch& batch, const PyCache& cache, const PyOptions* options,
                          nb::handle observed_lse, bool full, double seconds, const nb::object& progress) {
   const ArrayRef out = import_array(observed, "observed", Access::read, std::string(quire::name(batch.views().query.dtype)));
   const ArrayRef lse = import_array(observed_lse, "observed_lse");
+  const BatchForCall call = with_output_before(batch, out.view);
   Case c;
-  c.batch = batch.checked();
+  c.batch = call.views;
   c.cache = cache.checked();
   c.options = options_or_default(options);
   c.observed = out.view;

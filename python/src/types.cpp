@@ -4,6 +4,8 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <cstring>
+
 #include "errors.hpp"
 
 namespace quire_python {
@@ -17,10 +19,6 @@ bool is_number(nb::handle object) {
   if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) return true;
   static const nb::object* generic = new nb::object(nb::module_::import_("numpy").attr("generic"));
   return PyObject_IsInstance(object.ptr(), generic->ptr()) == 1;
-}
-
-nb::object allocate_like(const char* function, nb::handle array) {
-  return nb::module_::import_("quire._arrays").attr(function)(array);
 }
 
 template <typename Visit>
@@ -86,8 +84,8 @@ Arguments:
     query_start_loc: [num_reqs + 1] int32 or int64; request r owns rows [qsl[r], qsl[r+1]).
     seq_lens: [num_reqs]; tokens of r up to and including its last query row.
     block_table: [num_reqs, max_pages_per_req] page ids; entries past ceil(cached_len / page_size) are never read.
-    output: like query, written by attend(); None allocates one of the same library
-        (for libraries of immutable arrays, such as JAX, attend() returns a copy in that library).
+    output: like query, written and returned by attend(). None: every call returns a new array, of the library and on the device
+        of the query, and batch.output stays None; no two results share memory.
     cached_lens: [num_reqs]; leading tokens of r that the cache holds, context_len <= cached_len <= seq_len; None = seq_lens.
     key, value: [num_tokens, num_kv_heads, head_dim]; this step's new rows, read for positions [cached_len, seq_len).
     slot_mapping: [num_tokens] int64; slot of each new token, negative = skip; for check() and append().
@@ -163,9 +161,8 @@ PyBatch::PyBatch(nb::handle query, nb::handle query_start_loc, nb::handle seq_le
   const std::string dtype = dtype_name.value_or("");
   arrays_.query = import_array(query, "query", Access::read, dtype);
   if (!arrays_.query) throw_error(Code::invalid_argument, "query: is None");
-  made_output_ = output.is_none();
-  const nb::object out = made_output_ ? allocate_like("empty_like", query) : nb::borrow(output);
-  arrays_.output = import_array(out, "output", Access::write, dtype);
+  output_given_ = !output.is_none();
+  arrays_.output = import_array(output, "output", Access::write, dtype);
   arrays_.query_start_loc = import_array(query_start_loc, "query_start_loc");
   arrays_.seq_lens = import_array(seq_lens, "seq_lens");
   arrays_.block_table = import_array(block_table, "block_table");
@@ -209,10 +206,28 @@ const quire::Batch& PyBatch::checked() const {
   return views_;
 }
 
+BatchForCall PyBatch::with_new_output() const {
+  BatchForCall made{.views = checked(), .output = {}};
+  const nb::object array = arrays_function("empty_like")(array_object(arrays_.query));
+  made.output = import_array(array, "output", Access::write, std::string(quire::name(views_.query.dtype)));
+  made.views.output = made.output.view;
+  return made;
+}
+
+BatchForCall PyBatch::to_read() const {
+  if (!views_.output.present()) return with_new_output();
+  return {.views = checked(), .output = arrays_.output};
+}
+
+BatchForCall PyBatch::to_write() const {
+  if (!output_given_) return with_new_output();
+  return {.views = checked(), .output = arrays_.output};
+}
+
 ArrayRef PyCache::import_scale(nb::handle scale, const char* name, float& storage) {
   if (scale.is_none() || !is_number(scale)) return import_array(scale, name);
   if (k_.ordinal >= 0)  // scales live where the cache does
-    return import_array(nb::module_::import_("quire._arrays").attr("full_f32_like")(k_.object, scale), name);
+    return import_array(arrays_function("full_f32_like")(k_.object, scale), name);
   const nb::object number = nb::steal(PyNumber_Float(scale.ptr()));
   if (!number.is_valid()) throw nb::python_error();
   storage = static_cast<float>(nb::cast<double>(number));
@@ -295,10 +310,18 @@ nb::object array_object(const ArrayRef& array) {
   return to_numpy(array.view, array.owner);
 }
 
-nb::object output_of(const PyBatch& batch) {
-  nb::object output = array_object(batch.arrays().output);
-  if (!batch.made_output()) return output;
-  return nb::module_::import_("quire._arrays").attr("in_library_of")(batch.arrays().query.object, output);
+void fill_with_nan(const BatchForCall& made) {
+  const Tensor& output = made.views.output;
+  const std::int64_t bytes = output.num_elements() * quire::itemsize(output.dtype);
+  if (output.memory == quire::Memory::cpu && bytes > 0) std::memset(output.data, 0xFF, static_cast<std::size_t>(bytes));
+}
+
+nb::object result_of(const PyBatch& batch, const BatchForCall& written) {
+  nb::object output = array_object(written.output);
+  const nb::object& query = batch.arrays().query.object;
+  const bool given = batch.arrays().output.object.is(output);
+  if (given || !query.is_valid()) return output;
+  return arrays_function("in_library_of")(query, output);
 }
 
 void bind_types(nb::module_& m) {

@@ -191,9 +191,8 @@ def test_every_way_in(job, way_in):
 def test_other_libraries_get_their_own_arrays_back(job):
     class Library:
         @staticmethod
-        def asarray(a, copy):
-            assert copy
-            return Dlpack(a.copy())
+        def asarray(a):
+            return Dlpack(a)
 
     class Foreign(Dlpack):
         def __array_namespace__(self):
@@ -203,8 +202,8 @@ def test_other_libraries_get_their_own_arrays_back(job):
     out = quire.attend(batch, cache)
     assert type(out) is Dlpack
     job.judge(out.inner)
-    batch.output[:] = 7.0
-    assert not np.any(out.inner == 7.0), "the result must not change with the batch's buffer"
+    again = quire.attend(batch, cache)
+    assert batch.output is None and not np.shares_memory(out.inner, again.inner)
     mine = np.empty_like(job.q)
     assert run(job, query=Foreign(job.q), output=mine) is mine
 
