@@ -67,8 +67,8 @@ ArrayRef import_workspace(nb::handle workspace) {
   return array;
 }
 
-Plan plan_now(const quire::Batch& b, const quire::KVCache& c, const quire::Options& o) {
-  quire::Result<Plan> made = quire::plan(b, c, o, {.kernel = {}, .num_threads = chosen_num_threads()});
+Plan plan_now(const quire::Batch& b, const quire::KVCache& c, const quire::Options& o, int num_threads) {
+  quire::Result<Plan> made = quire::plan(b, c, o, {.kernel = {}, .num_threads = num_threads});
   const nb::gil_scoped_acquire locked;
   return unwrap(std::move(made));
 }
@@ -129,12 +129,12 @@ nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* o
   std::vector<RowCount> counts;
   quire::Status status;
   {
-    const std::shared_ptr<quire::Executor> executor = current_executor();
+    const Threads threads = current_threads();
     const nb::gil_scoped_release unlocked;
     std::optional<Plan> made;
-    if (plan == nullptr) made = plan_now(b, c, o);
+    if (plan == nullptr) made = plan_now(b, c, o, threads.chosen);
     const Plan& use = plan != nullptr ? *plan : *made;
-    status = quire::attend(use, b, c, o, workspace_for(use, given), {.executor = executor.get(), .rows = &counts});
+    status = quire::attend(use, b, c, o, workspace_for(use, given), {.executor = threads.executor.get(), .rows = &counts});
   }
   require_ok(status);
   fill_rows(counts, rows);
@@ -194,6 +194,8 @@ void append(const PyCache& cache, nb::handle key, nb::handle value, nb::handle s
   const ArrayRef k = import_array(key, "key", Access::read, dtype.value_or(""));
   const ArrayRef v = import_array(value, "value", Access::read, dtype.value_or(""));
   const ArrayRef slots = import_array(slot_mapping, "slot_mapping");
+  if (ledger == nullptr && !(request_ids.is_none() && positions.is_none()))
+    throw_error(Code::invalid_argument, "request_ids, positions: given, but no ledger to record them in; pass ledger=");
   std::vector<WriteTag> tags;
   if (ledger != nullptr) tags = tags_from(request_ids, positions, slots.view.rank == 1 ? slots.view.shape[0] : 0);
   check_same_gpu(cache.k(), "k", k, "key");
@@ -319,7 +321,7 @@ void bind_attention(nb::module_& m) {
   m.def(
       "set_num_threads",
       [](int n) {
-        if (n < 0) throw_error(Code::invalid_argument, "num_threads: must be >= 0 (0 = all cores)");
+        check_num_threads(n);
         set_num_threads(n);
       },
       nb::arg("num_threads"), "Threads for every later call in this process; 0 = QUIRE_NUM_THREADS or all cores.");

@@ -24,8 +24,16 @@ using quire::ProblemLine;
 using quire::Refusal;
 using quire::VllmChoice;
 
+void check_bound(std::int64_t bound, const std::string& name) {
+  if (bound < 0)
+    throw_error(Code::invalid_argument, name + ": " + std::to_string(bound) + ", expected at least 0 (0 = not given)");
+}
+
 Plan plan(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const std::optional<std::string>& kernel,
           bool batch_invariant, int num_threads, std::int64_t max_query_len, std::int64_t max_seq_len, bool exact_weights) {
+  check_num_threads(num_threads);
+  check_bound(max_query_len, "max_query_len");
+  check_bound(max_seq_len, "max_seq_len");
   const BatchForCall call = batch.to_read();
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
@@ -34,7 +42,7 @@ Plan plan(const PyBatch& batch, const PyCache& cache, const PyOptions* options, 
   const PlanSettings settings{.kernel = kernel.value_or(""),
                               .batch_invariant = batch_invariant,
                               .exact_weights = exact_weights,
-                              .num_threads = num_threads > 0 || on_gpu ? num_threads : chosen_num_threads(),
+                              .num_threads = num_threads > 0 || on_gpu ? num_threads : current_threads().chosen,
                               .max_query_len = max_query_len,
                               .max_seq_len = max_seq_len};
   const nb::gil_scoped_release unlocked;

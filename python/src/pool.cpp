@@ -42,7 +42,7 @@ class PyPool {
     return unwrap(pool_.add(request, list));
   }
   nb::object block_table(std::int64_t request) const {
-    const auto pages = pool_.block_table(request);
+    const auto pages = unwrap(pool_.block_table(request));
     std::int32_t* data = nullptr;
     nb::object array = new_numpy<std::int32_t>("int32", pages.size(), &data);
     if (!pages.empty()) std::memcpy(data, pages.data(), pages.size_bytes());
@@ -50,9 +50,12 @@ class PyPool {
   }
   nb::object slots(std::int64_t request, std::int64_t begin, std::int64_t end) const {
     if (begin < 0 || end < begin) throw_error(Code::invalid_argument, "slots: needs 0 <= begin <= end");
+    unwrap(pool_.block_table(request));  // an empty range of an unknown request is a slip, too
+    if (begin < end) unwrap(pool_.slot(request, end - 1));
     std::int64_t* data = nullptr;
     nb::object array = new_numpy<std::int64_t>("int64", static_cast<std::size_t>(end - begin), &data);
-    for (std::int64_t position = begin; position < end; ++position) data[position - begin] = pool_.slot(request, position);
+    for (std::int64_t position = begin; position < end; ++position)
+      data[position - begin] = unwrap(pool_.slot(request, position));
     return array;
   }
   quire::KVCache cache(std::int64_t layer) const { return unwrap(pool_.cache(layer)); }
@@ -181,11 +184,13 @@ void bind_pool(nb::module_& m) {
       .def("block_table", &PyPool::block_table, request, nb::sig("def block_table(self, request: int) -> numpy.ndarray"),
            "The request's page ids, an int32 copy.")
       .def(
-          "slot", [](const PyPool& p, std::int64_t r, std::int64_t i) { return p.pool().slot(r, i); }, request,
-          nb::arg("position"), "Slot of one token position; -1 if it has no page.")
-      .def("slots", &PyPool::slots, request, nb::arg("begin"), nb::arg("end"),
-           nb::sig("def slots(self, request: int, begin: int, end: int) -> numpy.ndarray"),
-           "Slots of positions [begin, end), an int64 array ready for slot_mapping.")
+          "slot", [](const PyPool& p, std::int64_t r, std::int64_t i) { return unwrap(p.pool().slot(r, i)); }, request,
+          nb::arg("position"), "Slot of one token position. Raises ArgumentError for a position without a page: see reserve().")
+      .def(
+          "slots", &PyPool::slots, request, nb::arg("begin"), nb::arg("end"),
+          nb::sig("def slots(self, request: int, begin: int, end: int) -> numpy.ndarray"),
+          "Slots of positions [begin, end), an int64 array ready for slot_mapping. Raises ArgumentError for a position without a "
+          "page: see reserve().")
       .def_prop_ro("page_size", &PyPool::page_size)
       .def_prop_ro("stats", [](const PyPool& p) { return p.pool().stats(); });
 }

@@ -120,7 +120,7 @@ Verdict verify_target(const nb::object& target, std::vector<std::string> matrice
   options.shrink = shrink;
   options.progress = progress_with(progress, interrupt);
   if (nb::isinstance<nb::str>(target))
-    return run(unwrap(quire::backend_target(nb::cast<std::string>(target), chosen_num_threads())), options, interrupt);
+    return run(unwrap(quire::backend_target(nb::cast<std::string>(target), current_threads().chosen)), options, interrupt);
   return run(target_of(target, interrupt), options, interrupt);
 }
 
