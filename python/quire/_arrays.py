@@ -57,6 +57,33 @@ def empty_like(array: Any) -> Any:
     return np.empty(tuple(array.shape), dtype=np.dtype(str(array.dtype)))
 
 
+def index_array(values: Any, name: str, like: Any) -> Any:
+    """A list or tuple of integers, or of lists of them, as an int64 array where ``like`` is."""
+    try:
+        array = np.array(values)
+    except ValueError:
+        lengths = [len(row) if hasattr(row, "__len__") else 0 for row in values]
+        raise ArgumentError(f"{name}: rows of {min(lengths)} to {max(lengths)} entries; pad them to one length") from None
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.dtype.kind != "i":
+        for index in np.ndindex(array.shape):
+            value = array[index] if array.dtype == object else _item(values, index)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -(2**63) <= int(value) < 2**63:
+                place = "".join(f"[{i}]" for i in index)
+                raise ArgumentError(f"{name}{place}: {value!r}, expected an integer of at most 64 bits")
+    array = array.astype(np.int64)
+    if is_torch(like) and like.device.type != "cpu":
+        return sys.modules["torch"].from_numpy(array).to(like.device)
+    return sys.modules["cupy"].asarray(array) if is_cupy(like) else array
+
+
+def _item(values: Any, index: tuple[int, ...]) -> Any:
+    for i in index:
+        values = values[i]
+    return values
+
+
 def in_library_of(query: Any, output: np.ndarray) -> Any:
     """A new output as an array of the query's library, if that is neither NumPy, torch nor CuPy. Nobody else holds its memory."""
     namespace = getattr(query, "__array_namespace__", None)

@@ -161,21 +161,6 @@ void attend_status(const PyBatch& batch, const PyCache& cache, const PyOptions* 
   fill_rows(counts, rows);
 }
 
-std::vector<std::int64_t> index_list(nb::handle values, const char* name) {
-  const ArrayRef array = import_array(values, name);
-  if (!array) return {};
-  if (array.view.rank != 1 || (array.view.dtype != quire::DType::i32 && array.view.dtype != quire::DType::i64))
-    throw_error(Code::invalid_argument,
-                std::string(name) + ": " + quire::to_string(array.view) + ", expected a list of i32 or i64");
-  std::vector<std::int64_t> list(static_cast<std::size_t>(array.view.shape[0]));
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    const auto at = static_cast<std::int64_t>(i) * array.view.stride[0];
-    list[i] = array.view.dtype == quire::DType::i32 ? static_cast<const std::int32_t*>(array.view.data)[at]
-                                                    : static_cast<const std::int64_t*>(array.view.data)[at];
-  }
-  return list;
-}
-
 std::vector<WriteTag> tags_from(nb::handle request_ids, nb::handle positions, std::int64_t num_slots) {
   const std::vector<std::int64_t> requests = index_list(request_ids, "request_ids");
   const std::vector<std::int64_t> where = index_list(positions, "positions");
@@ -191,9 +176,9 @@ std::vector<WriteTag> tags_from(nb::handle request_ids, nb::handle positions, st
 void append(const PyCache& cache, nb::handle key, nb::handle value, nb::handle slot_mapping, PyLedger* ledger,
             nb::handle request_ids, nb::handle positions, const std::optional<std::string>& dtype, nb::handle stream) {
   const quire::KVCache& c = cache.checked_for_write();
-  const ArrayRef k = import_array(key, "key", Access::read, dtype.value_or(""));
-  const ArrayRef v = import_array(value, "value", Access::read, dtype.value_or(""));
-  const ArrayRef slots = import_array(slot_mapping, "slot_mapping");
+  const ArrayRef k = import_array(key, "key", Access::read, dtype.value_or(""), Role::rows);
+  const ArrayRef v = import_array(value, "value", Access::read, dtype.value_or(""), Role::rows);
+  const ArrayRef slots = import_index(slot_mapping, "slot_mapping", cache.k().object);
   if (ledger == nullptr && !(request_ids.is_none() && positions.is_none()))
     throw_error(Code::invalid_argument, "request_ids, positions: given, but no ledger to record them in; pass ledger=");
   std::vector<WriteTag> tags;
@@ -272,11 +257,11 @@ constexpr const char* kAppendDoc = R"(Writes key/value row t into slot slot_mapp
 
     stored = convert(row / scale)      round to nearest even; fp8 saturates to its largest finite value, NaN stays NaN
 
-key, value: [num_tokens, num_kv_heads, head_dim] f32, f16 or bf16, any strides. slot_mapping: [n] int32 or int64, n <= num_tokens.
-With a ledger every written slot is recorded for request_ids[t], positions[t] (each [n]). dtype: type of raw uint16 key and value.
+key, value: [num_tokens, num_kv_heads, head_dim] f32, f16 or bf16, both of one dtype, any strides. slot_mapping: [n] int32 or int64,
+n <= num_tokens. With a ledger every written slot is recorded for request_ids[t], positions[t] (each [n], both >= 0). These three may be
+lists. dtype: type of raw uint16 key and value.
 
-On a GPU the call enqueues on stream and returns: slots outside the cache are skipped (check_append is for finding them), unless there
-is a ledger.
+On a GPU the call enqueues on stream and returns: slots outside the cache are skipped, unless there is a ledger; then they raise.
 
 Raises ContractError before the first write (slot out of range or written twice, shapes that disagree), ArgumentError for
 read-only caches. The GIL is released.)";

@@ -53,6 +53,8 @@ Comparison compare(nb::handle output, nb::handle lse, const Reference& expected,
   return quire::compare(out.view, log_sum.view, wider);
 }
 
+std::string number_text(double value) { return nb::cast<std::string>(nb::str("{:.4g}").attr("format")(value)); }
+
 }  // namespace
 
 void bind_diagnose(nb::module_& m) {
@@ -64,14 +66,23 @@ void bind_diagnose(nb::module_& m) {
       .def_prop_ro("lse", vector_view(&Reference::lse, false), "[num_tokens, num_q_heads] f64.")
       .def_prop_ro("abs_pv", vector_view(&Reference::abs_pv, true), "sum_k p_k |V_k|, like out.")
       .def_prop_ro("score_mag", vector_view(&Reference::score_mag, false), "Magnitude of the largest score, like lse.")
-      .def_prop_ro("num_keys", vector_view(&Reference::num_keys, false), "Visible keys, like lse, int64.");
+      .def_prop_ro("num_keys", vector_view(&Reference::num_keys, false), "Visible keys, like lse, int64.")
+      .def("__repr__", [](const Reference& r) {
+        return "<Reference num_tokens=" + std::to_string(r.num_tokens) + " num_q_heads=" + std::to_string(r.num_q_heads) +
+               " head_dim=" + std::to_string(r.head_dim) + ">";
+      });
   nb::class_<Mismatch>(m, "Mismatch", "One place where an output is wrong.")
       .def_ro("token", &Mismatch::token)
       .def_ro("head", &Mismatch::head)
       .def_ro("dim", &Mismatch::dim)
       .def_ro("observed", &Mismatch::observed)
       .def_ro("expected", &Mismatch::expected)
-      .def_ro("tolerance", &Mismatch::tolerance);
+      .def_ro("tolerance", &Mismatch::tolerance)
+      .def("__repr__", [](const Mismatch& w) {
+        return "<Mismatch token " + std::to_string(w.token) + " head " + std::to_string(w.head) + " dim " +
+               std::to_string(w.dim) + ": observed " + number_text(w.observed) + ", expected " + number_text(w.expected) +
+               " +- " + number_text(w.tolerance) + ">";
+      });
   nb::class_<Comparison>(m, "Comparison", "The verdict of compare(); str() is a paragraph for people.")
       .def_ro("ok", &Comparison::ok)
       .def_ro("num_elements", &Comparison::num_elements)
@@ -82,7 +93,12 @@ void bind_diagnose(nb::module_& m) {
       .def_ro("first", &Comparison::first, "Up to 16 mismatches, in index order.")
       .def_ro("text", &Comparison::text)
       .def("__bool__", [](const Comparison& c) { return c.ok; })
-      .def("__str__", [](const Comparison& c) { return c.text; });
+      .def("__str__", [](const Comparison& c) { return c.text; })
+      .def("__repr__", [](const Comparison& c) {
+        return std::string("<Comparison ") + (c.ok ? "ok" : "WRONG") + ": " + std::to_string(c.num_mismatches) + " of " +
+               std::to_string(c.num_elements) + " elements over, worst error " + number_text(c.worst_ratio) +
+               " of its tolerance>";
+      });
   m.def("reference", &reference, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(),
         nb::arg("tokens") = nb::none(),
         "The fp64 oracle: two passes, shares nothing with the kernels but dtype decode. Checks metadata and tables first "

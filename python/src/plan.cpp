@@ -162,14 +162,20 @@ void bind_explanation(nb::module_& m) {
       .def_ro("device", &Explanation::device)
       .def_prop_ro("problem", [](const Explanation& e) { return quire::to_string(e.problem); })
       .def_ro("text", &Explanation::text)
-      .def("__str__", [](const Explanation& e) { return e.text; });
+      .def("__str__", [](const Explanation& e) { return e.text; })
+      .def("__repr__", [](const Explanation& e) {
+        return "<Explanation " + (e.chosen.empty() ? "no kernel" : std::string(e.chosen)) + " for " +
+               quire::to_string(e.problem) + ", " + std::to_string(e.refusals.size()) + " refused>";
+      });
   nb::class_<VllmChoice>(m, "VllmChoice", "Which kernels vLLM would run on an AMD GPU, and why; str() is the text for people.")
       .def_ro("prefill_kernel", &VllmChoice::prefill_kernel)
       .def_ro("decode_kernel", &VllmChoice::decode_kernel)
       .def_ro("failed", &VllmChoice::failed)
       .def_ro("notes", &VllmChoice::notes)
       .def_ro("text", &VllmChoice::text)
-      .def("__str__", [](const VllmChoice& v) { return v.text; });
+      .def("__str__", [](const VllmChoice& v) { return v.text; })
+      .def("__repr__",
+           [](const VllmChoice& v) { return "<VllmChoice prefill=" + v.prefill_kernel + " decode=" + v.decode_kernel + ">"; });
   nb::class_<ProblemLine>(m, "ProblemLine", "A parsed problem line; str() is the canonical text.")
       .def_ro("seed", &ProblemLine::seed)
       .def_ro("num_pages", &ProblemLine::num_pages)

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "arguments.hpp"
 #include "arrays.hpp"
 #include "quire/quire.hpp"
 
@@ -26,9 +27,7 @@ struct BatchForCall {
 
 class PyBatch {
  public:
-  PyBatch(nb::handle query, nb::handle query_start_loc, nb::handle seq_lens, nb::handle block_table, nb::handle output,
-          nb::handle cached_lens, nb::handle key, nb::handle value, nb::handle slot_mapping, nb::handle lse,
-          nb::handle request_ids, const std::optional<std::string>& dtype_name);
+  explicit PyBatch(const Arguments& given);
   /// Views that `owner` keeps alive (a capture).
   PyBatch(const quire::Batch& batch, nb::handle owner);
   PyBatch(const PyBatch&) = delete;
@@ -53,8 +52,7 @@ class PyBatch {
 
 class PyCache {
  public:
-  PyCache(nb::handle k, nb::handle v, const std::string& layout, nb::handle k_scale, nb::handle v_scale,
-          const std::optional<std::string>& dtype);
+  explicit PyCache(const Arguments& given);
   PyCache(const quire::KVCache& cache, nb::handle owner);
   PyCache(const PyCache&) = delete;
 
@@ -78,8 +76,7 @@ class PyCache {
 class PyOptions {
  public:
   PyOptions() = default;
-  PyOptions(std::optional<float> softmax_scale, std::optional<std::int64_t> sliding_window, std::optional<float> logits_soft_cap,
-            nb::handle alibi_slopes, nb::handle sinks);
+  explicit PyOptions(const Arguments& given);
   PyOptions(const quire::Options& options, nb::handle owner);
   PyOptions(const PyOptions&) = delete;
 

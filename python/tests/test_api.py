@@ -626,7 +626,7 @@ def test_pool_memory_report():
 def test_pool_refuses_caches_that_mean_nothing():
     with pytest.raises(ValueError, match=r"cache.head_dim: 0"):
         quire.PagePool(8, num_layers=1, num_kv_heads=2)
-    with pytest.raises(ValueError, match="no type is called 'float'"):
+    with pytest.raises(ValueError, match="dtype: 'float' is none of f32, f16"):
         owning_pool("float")
     with pytest.raises(ValueError, match=r"layer: 2 outside \[0, 2\)"):
         owning_pool().cache(2)
