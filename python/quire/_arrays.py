@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -44,13 +45,28 @@ def _only_on_the_host(array: Any, what: str) -> None:
         raise ArgumentError(f"{what}: {type(array).__module__} arrays cannot be written; pass a torch or CuPy array")
 
 
-def empty_like(array: Any) -> Any:
+def _allocating_for(stream: Any, array: Any) -> Any:
+    """Where a call gets memory that it uses on ``stream``: the libraries hand out again, without waiting, what was freed on the same
+    stream, so memory of the current stream may still be in use when another one writes to it."""
+    if stream is None:
+        return contextlib.nullcontext()
+    if is_torch(array) and array.device.type != "cpu":
+        cuda = sys.modules["torch"].cuda
+        return cuda.stream(cuda.ExternalStream(stream_of(stream, array, array.device.index), device=array.device))
+    if is_cupy(array):
+        return sys.modules["cupy"].cuda.ExternalStream(stream_of(stream, array, array.device.id))
+    return contextlib.nullcontext()
+
+
+def empty_like(array: Any, stream: Any = None) -> Any:
     """A contiguous, uninitialised array of the same library, shape and dtype; NumPy for libraries other than torch and CuPy."""
     if is_torch(array):
         torch = sys.modules["torch"]
-        return torch.empty(array.shape, dtype=array.dtype, device=array.device)
+        with _allocating_for(stream, array):
+            return torch.empty(array.shape, dtype=array.dtype, device=array.device)
     if is_cupy(array):
-        return sys.modules["cupy"].empty(array.shape, dtype=array.dtype)
+        with _allocating_for(stream, array):
+            return sys.modules["cupy"].empty(array.shape, dtype=array.dtype)
     _only_on_the_host(array, "output")
     if isinstance(array, np.ndarray):
         return np.empty(array.shape, dtype=array.dtype)
@@ -103,13 +119,15 @@ def empty_f32_like(array: Any, shape: tuple[int, ...]) -> Any:
     return np.empty(shape, dtype=np.float32)
 
 
-def empty_bytes_like(array: Any, count: int) -> Any:
+def empty_bytes_like(array: Any, count: int, stream: Any = None) -> Any:
     """``count`` bytes on the device of ``array``, from its library's allocator."""
     if is_torch(array):
         torch = sys.modules["torch"]
-        return torch.empty(count, dtype=torch.uint8, device=array.device)
+        with _allocating_for(stream, array):
+            return torch.empty(count, dtype=torch.uint8, device=array.device)
     if is_cupy(array):
-        return sys.modules["cupy"].empty(count, dtype=np.uint8)
+        with _allocating_for(stream, array):
+            return sys.modules["cupy"].empty(count, dtype=np.uint8)
     raise ArgumentError(f"workspace: None, but {type(array).__module__} arrays cannot be written; pass a torch or CuPy array")
 
 

@@ -48,34 +48,34 @@ std::optional<std::string> dtype_name(nb::handle dtype, const char* name) {
   return nb::cast<std::string>(messages("dtype_name")(dtype, name));
 }
 
-Arguments::Arguments(const char* call, std::initializer_list<const char*> names, std::size_t positional, const nb::args& args,
-                     const nb::kwargs& kwargs)
+Arguments::Arguments(const char* call, std::initializer_list<std::string_view> names, std::size_t positional,
+                     const nb::args& args, const nb::kwargs& kwargs)
     : call_(call), names_(names), values_(names.size()) {
-  const std::string prefix = std::string(call_) + "(): ";
   if (args.size() > positional) {
-    refuse(prefix + std::to_string(args.size()) + " arguments by position, expected " +
-           (positional == 0 ? "all by name: " + std::string(call_) + "(" + names_.front() + "=..., ...)"
+    refuse(std::string(call_) + "(): " + std::to_string(args.size()) + " arguments by position, expected " +
+           (positional == 0 ? "all by name: " + std::string(call_) + "(" + std::string(names_.front()) + "=..., ...)"
                             : "at most " + std::to_string(positional)));
   }
   for (std::size_t i = 0; i < args.size(); ++i) values_[i] = args[i];
   for (const auto& [key, value] : kwargs) {
-    const auto name = nb::cast<std::string>(key);
-    const std::size_t i = index_of(name);
+    Py_ssize_t size = 0;
+    const char* const name = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
+    if (name == nullptr) throw nb::python_error();
+    const std::size_t i = index_of({name, static_cast<std::size_t>(size)});
     if (i == names_.size()) refuse_name(name);
-    if (values_[i].is_valid()) refuse(prefix + name + " is given twice, by position and by name");
+    if (values_[i].is_valid()) refuse(std::string(call_) + "(): " + name + " is given twice, by position and by name");
     values_[i] = value;
   }
 }
 
 void Arguments::refuse_name(const std::string& name) const {
   nb::list known;
-  for (const char* one : names_) known.append(nb::str(one));
+  for (const std::string_view one : names_) known.append(nb::str(one.data(), one.size()));
   refuse(std::string(call_) + "(): " + nb::cast<std::string>(messages("unknown_argument")(name, known)));
 }
 
-std::size_t Arguments::index_of(const std::string& name) const {
-  const auto found = std::find_if(names_.begin(), names_.end(), [&](const char* n) { return name == n; });
-  return static_cast<std::size_t>(found - names_.begin());
+std::size_t Arguments::index_of(std::string_view name) const {
+  return static_cast<std::size_t>(std::find(names_.begin(), names_.end(), name) - names_.begin());
 }
 
 nb::object Arguments::get(const char* name) const {

@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace quire_python {
@@ -18,7 +19,7 @@ class Arguments {
  public:
   /// Binds a call to `names`, of which the first `positional` may be given by position. Raises ArgumentError for a name that is
   /// none of them, one given twice, and too many positions. `args` and `kwargs` must outlive this.
-  Arguments(const char* call, std::initializer_list<const char*> names, std::size_t positional, const nb::args& args,
+  Arguments(const char* call, std::initializer_list<std::string_view> names, std::size_t positional, const nb::args& args,
             const nb::kwargs& kwargs);
 
   /// None if it was not given.
@@ -33,11 +34,11 @@ class Arguments {
   std::optional<std::string> dtype(const char* name) const;
 
  private:
-  std::size_t index_of(const std::string& name) const;  ///< the number of names if it is none
+  std::size_t index_of(std::string_view name) const;  ///< the number of names if it is none
   [[noreturn]] void refuse_name(const std::string& name) const;
 
   const char* call_;
-  std::vector<const char*> names_;
+  std::vector<std::string_view> names_;
   std::vector<nb::handle> values_;
 };
 

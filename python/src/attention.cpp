@@ -79,10 +79,11 @@ void fill_rows(const std::vector<RowCount>& counts, std::optional<nb::dict>& row
 }
 
 /// The workspace of a GPU call: what the caller gave, or one from the library of the query.
-ArrayRef device_workspace(const PyBatch& batch, const Plan& plan, nb::handle workspace) {
+ArrayRef device_workspace(const PyBatch& batch, const Plan& plan, nb::handle workspace, nb::handle stream) {
   const ArrayRef& query = batch.arrays().query;
-  const nb::object made = workspace.is_none() ? arrays_function("empty_bytes_like")(query.object, quire::workspace_bytes(plan))
-                                              : nb::borrow(workspace);
+  const nb::object made = workspace.is_none()
+                              ? arrays_function("empty_bytes_like")(query.object, quire::workspace_bytes(plan), stream)
+                              : nb::borrow(workspace);
   ArrayRef array = import_workspace(made);
   if (array.view.memory != query.view.memory)
     throw_error(Code::invalid_argument, "workspace: is in " + std::string(quire::name(array.view.memory)) +
@@ -98,7 +99,7 @@ void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& c
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   check_same_gpu(batch.arrays().query, "query", cache.k(), "k");
-  const ArrayRef place = device_workspace(batch, plan, workspace);
+  const ArrayRef place = device_workspace(batch, plan, workspace, stream);
   const std::span<std::byte> bytes = workspace_for(plan, place);
   std::vector<RowCount> counts;
   const quire::AttendOptions how{.rows = &counts, .stream = stream_for(stream, batch.arrays().query)};
@@ -115,7 +116,7 @@ void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& c
 
 nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace,
                   std::optional<nb::dict> rows, nb::handle stream) {
-  const BatchForCall call = batch.to_write();
+  const BatchForCall call = batch.to_write(stream);
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
@@ -149,7 +150,7 @@ void attend_status(const PyBatch& batch, const PyCache& cache, const PyOptions* 
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
-  const ArrayRef place = device_workspace(batch, plan, workspace);
+  const ArrayRef place = device_workspace(batch, plan, workspace, stream);
   std::vector<RowCount> counts;
   const quire::AttendOptions how{.rows = &counts, .stream = stream_for(stream, batch.arrays().query)};
   quire::Status status;

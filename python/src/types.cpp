@@ -215,9 +215,9 @@ const quire::Batch& PyBatch::checked() const {
   return views_;
 }
 
-BatchForCall PyBatch::with_new_output() const {
+BatchForCall PyBatch::with_new_output(nb::handle stream) const {
   BatchForCall made{.views = checked(), .output = {}};
-  const nb::object array = arrays_function("empty_like")(array_object(arrays_.query));
+  const nb::object array = arrays_function("empty_like")(array_object(arrays_.query), stream);
   made.output = import_array(array, "output", Access::write, std::string(quire::name(views_.query.dtype)));
   made.views.output = made.output.view;
   return made;
@@ -228,8 +228,8 @@ BatchForCall PyBatch::to_read() const {
   return {.views = checked(), .output = arrays_.output};
 }
 
-BatchForCall PyBatch::to_write() const {
-  if (!output_given_) return with_new_output();
+BatchForCall PyBatch::to_write(nb::handle stream) const {
+  if (!output_given_) return with_new_output(stream);
   return {.views = checked(), .output = arrays_.output};
 }
 

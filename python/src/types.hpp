@@ -37,9 +37,10 @@ class PyBatch {
   /// For calls that write no output: the rules want one all the same, so a batch without one gets memory for this call alone.
   BatchForCall to_read() const;
   /// For calls that write: the output that the caller gave, or a new array like the query. Two results never share memory.
-  BatchForCall to_write() const;
+  /// `stream`: where a GPU will write it, as the caller gave it.
+  BatchForCall to_write(nb::handle stream = nb::none()) const;
   /// The views with a new, uninitialised output like the query.
-  BatchForCall with_new_output() const;
+  BatchForCall with_new_output(nb::handle stream = nb::none()) const;
   bool output_given() const { return output_given_; }
   const quire::Batch& views() const { return views_; }
   const BatchArrays& arrays() const { return arrays_; }

@@ -165,6 +165,22 @@ def test_every_call_on_a_gpu_returns_a_new_tensor_there():
 
 
 @needs_gpu
+def test_a_result_on_another_stream_takes_memory_of_that_stream():
+    case = quire.make_case(LINE)
+    batch, there = gpu_call(case)
+    expected = quire.attend(batch, there, case.options)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    for stream in (side, side.cuda_stream):
+        freed = torch.empty_like(batch.query)  # a block of the current stream, which the next call on another one must not get
+        address = freed.data_ptr()
+        del freed
+        out = quire.attend(batch, there, case.options, stream=stream)
+        side.synchronize()
+        assert out.data_ptr() != address and bool((out == expected).all())
+
+
+@needs_gpu
 def test_contents_on_a_gpu_have_the_findings_of_the_host():
     case = quire.make_case(LINE)  # NaN wherever nothing may be read
     batch, there = gpu_call(case)

@@ -124,3 +124,36 @@ def test_torch_gets_a_new_tensor_where_the_query_is(job):
     mine = torch.empty_like(batch.query)
     given = {name: torch.from_numpy(array) for name, array in arrays_of(job).items()}
     assert quire.attend(quire.Batch(**given, output=mine), cache) is mine and torch.equal(mine, first)
+
+
+def test_memory_for_a_stream_is_asked_for_on_that_stream(monkeypatch):
+    """A pretended torch: what was freed on another stream may still be in use there."""
+    from types import SimpleNamespace
+
+    from quire import _arrays
+
+    class Streams(list):
+        def stream(self, stream):
+            self.append(stream)
+            return self
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.append("left")
+
+        @staticmethod
+        def ExternalStream(number, device):
+            return number, device.index
+
+    streams = Streams()
+    made = []
+    torch = SimpleNamespace(cuda=streams, uint8="u8", empty=lambda *a, **k: made.append(list(streams)))
+    monkeypatch.setitem(__import__("sys").modules, "torch", torch)
+    monkeypatch.setattr(_arrays, "is_torch", lambda array: True)
+    query = SimpleNamespace(shape=(1, 2, 3), dtype="f16", device=SimpleNamespace(type="cuda", index=1))
+    _arrays.empty_like(query, SimpleNamespace(cuda_stream=77))
+    _arrays.empty_bytes_like(query, 64, 78)
+    _arrays.empty_like(query)
+    assert made == [[(77, 1)], [(77, 1), "left", (78, 1)], [(77, 1), "left", (78, 1), "left"]]
