@@ -128,11 +128,11 @@ Report run_bench(const BenchArgs& args, const Terminal& terminal) {
   if (!args.save.empty()) {
     if (const Status s = write_file(args.save, report.json.dump(2, ' ', false, Json::error_handler_t::replace)); !s.ok())
       return Report::failure(s);
-    report.text += formatted("wrote {}\n", printable(args.save));
+    report.text += formatted("wrote {}\n", printable_line(args.save));
   }
   if (!args.html.empty()) {
     if (const Status s = write_html(args.html, report.json); !s.ok()) return Report::failure(s);
-    report.text += formatted("wrote {}\n", printable(args.html));
+    report.text += formatted("wrote {}\n", printable_line(args.html));
   }
   return report;
 }

@@ -88,8 +88,8 @@ Report run_capture(const CaptureArgs& args, const Terminal& terminal) {
     if (const Status s = write_capture(args.output, input.value()); !s.ok()) return Report::failure(s);
   }
   Report report;
-  report.text = formatted("wrote {}; try `quire {} {}`\n", printable(args.output), args.fault.empty() ? "run" : "diagnose",
-                          printable(args.output));
+  report.text = formatted("wrote {}; try `quire {} {}`\n", printable_line(args.output), args.fault.empty() ? "run" : "diagnose",
+                          printable_line(args.output));
   report.json = {
       {"schema", "quire.capture/1"}, {"ok", true}, {"exit_code", kOk}, {"input", title_of(args.input)}, {"file", args.output}};
   report.json["fault"] = args.fault.empty() ? Json(nullptr) : Json(args.fault);

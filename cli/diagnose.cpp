@@ -43,10 +43,10 @@ std::string write_reduced(const Case& c, const Diagnosis& d, const DiagnoseArgs&
   const std::string path = args.reduced.empty() ? beside(args.input.front()) : args.reduced;
   const Result<Case> reduced = reduce_case(c, d);
   const Status status = reduced.ok() ? write_capture(path, reduced.value()) : reduced.status();
-  if (!status.ok()) return formatted("reduced  not written: {}\n", status.message());
+  if (!status.ok()) return formatted("reduced  not written: {}\n", printable_line(status.message()));
   json["reduced"] = path;
-  return formatted("reduced  {} ({} of {} rows, {} of {} pages)\n", path, reduced->batch.query.shape[0], c.batch.query.shape[0],
-                   num_pages(reduced->cache), num_pages(c.cache));
+  return formatted("reduced  {} ({} of {} rows, {} of {} pages)\n", printable_line(path), reduced->batch.query.shape[0],
+                   c.batch.query.shape[0], num_pages(reduced->cache), num_pages(c.cache));
 }
 
 }  // namespace
@@ -62,14 +62,14 @@ Report run_diagnose(const DiagnoseArgs& args, const Terminal& terminal) {
   report.json = {{"schema", "quire.diagnose/1"}, {"ok", report.exit_code == kOk}, {"exit_code", report.exit_code}};
   report.json.update(Json::parse(d->json));
   report.json["file"] = title_of(args.input);
-  report.text = formatted("file     {}\n", printable(title_of(args.input))) + printable(d->text);
+  report.text = formatted("file     {}\n", printable_line(title_of(args.input))) + printable(d->text);
   report.text += write_reduced(c.value(), d.value(), args, report.json);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   report.json["seconds"] = elapsed.count();
   report.text += formatted("time     {:.2f} s\n", elapsed.count());
   if (!args.html.empty()) {
     if (const Status status = write_html(args.html, report.json); !status.ok()) return Report::failure(status);
-    report.text += formatted("html     {}\n", args.html);
+    report.text += formatted("html     {}\n", printable_line(args.html));
   }
   return report;
 }

@@ -26,6 +26,18 @@ std::string shortened(std::string text) {
   return text;
 }
 
+/// Control characters, but for those that are `kept`, as \xNN.
+std::string escaped(std::string_view text, std::string_view kept) {
+  std::string out;
+  out.reserve(text.size());
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool control = (byte < 0x20 && kept.find(c) == kept.npos) || byte == 0x7F;
+    out += control ? formatted("\\x{:02x}", byte) : std::string(1, c);
+  }
+  return out;
+}
+
 bool put(std::FILE* stream, const std::string& text) {
   return std::fwrite(text.data(), 1, text.size(), stream) == text.size() && std::fflush(stream) == 0;
 }
@@ -77,16 +89,8 @@ Terminal detect_terminal(bool json) {
   return terminal;
 }
 
-std::string printable(std::string_view text) {
-  std::string out;
-  out.reserve(text.size());
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    const bool control = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7F;
-    out += control ? formatted("\\x{:02x}", byte) : std::string(1, c);
-  }
-  return out;
-}
+std::string printable(std::string_view text) { return escaped(text, "\n\t"); }
+std::string printable_line(std::string_view text) { return escaped(text, ""); }
 
 std::string green(std::string_view text, const Terminal& terminal) { return wrap("32", text, terminal.color); }
 std::string red(std::string_view text, const Terminal& terminal) { return wrap("31", text, terminal.color); }

@@ -140,7 +140,7 @@ std::string outcome_text(const Outcome& o, const RunArgs& args, const Terminal& 
     text += formatted("repeats   {}\n", o.same_bits ? "same bits every time" : red("DIFFERENT BITS", terminal));
   if (o.ours) text += comparison_text("reference", *o.ours, terminal);
   if (o.observed) text += comparison_text("observed", *o.observed, terminal);
-  if (!args.save.empty()) text += formatted("saved     {}\n", printable(args.save));
+  if (!args.save.empty()) text += formatted("saved     {}\n", printable_line(args.save));
   const std::string pass = o.ours ? green("PASS", terminal) : std::string("NOT VERIFIED (--no-verify)");
   return text + (o.ok() ? pass : red("FAIL", terminal)) + "\n";
 }

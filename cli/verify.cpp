@@ -103,7 +103,7 @@ Report run_verify(const VerifyArgs& args, const Terminal& terminal) {
     verdicts.push_back(Json::parse(verdict->json));
     if (args.html.empty()) continue;
     if (const Status s = write_html(args.html, verdicts.back()); !s.ok()) return Report::failure(s);
-    report.text += formatted("wrote {}\n", printable(args.html));
+    report.text += formatted("wrote {}\n", printable_line(args.html));
   }
   report.json = {{"schema", "quire.verify/1"},
                  {"ok", report.exit_code == kOk},

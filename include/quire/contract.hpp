@@ -63,9 +63,12 @@ class SlotLedger;
 Findings check(const Batch& batch, const KVCache& cache, const Options& options, Depth depth = Depth::contents,
                const SlotLedger* ledger = nullptr);
 
-/// Rules for one append call: key/value against the cache, slots in range, no slot written twice.
+struct WriteTag;
+
+/// Rules for one append call: key/value against the cache, slots in range, no slot written twice. With a ledger (depth tables):
+/// the ledger is that of this cache, and the tags of written rows name a request and a position.
 Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
-                      Depth depth = Depth::tables);
+                      Depth depth = Depth::tables, const SlotLedger* ledger = nullptr, std::span<const WriteTag> tags = {});
 
 /// Rules for one merge call (attention.hpp): shapes, dtypes and memory of both sides, and no NaN or +inf in an lse.
 Findings check_merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,

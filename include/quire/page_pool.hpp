@@ -62,9 +62,11 @@ class PagePool {
   /// The request to preempt when out of pages: the one added last that holds pages. nullopt if none.
   std::optional<std::int64_t> victim() const;
 
-  std::span<const std::int32_t> block_table(std::int64_t request) const;
-  /// Slot of token `position` of the request; -1 if it has no page.
-  std::int64_t slot(std::int64_t request, std::int64_t position) const;
+  /// The request's page ids in order, until the next call that changes the pool. invalid_argument: an unknown request.
+  Result<std::span<const std::int32_t>> block_table(std::int64_t request) const;
+  /// Slot of token `position` of the request. invalid_argument: an unknown request, or a position without a page: append() would
+  /// take -1 for "skip this row".
+  Result<std::int64_t> slot(std::int64_t request, std::int64_t position) const;
 
   /// The cache of one layer in memory of the pool's: head-major (hnd), K and V of a head in a page side by side, so that a reader
   /// of one head touches one run of memory per page. Scales are left absent; set them in the returned view if the values need

@@ -14,7 +14,10 @@ raises :class:`ContractError` with the rule, tensor, index, value and expectatio
 ``quire.vllm`` has functions with vLLM's names, argument order and meaning.
 """
 
+from quire import _quire
 from quire import errors as errors
+from quire._messages import explain_methods as _explain_methods
+from quire._messages import explained as _explained
 from quire._quire import (
     Batch,
     Case,
@@ -46,32 +49,13 @@ from quire._quire import (
     Suspicion,
     Verdict,
     VllmChoice,
-    append,
-    attend,
-    attend_status,
-    attend_with_fault,
-    check,
-    compare,
     devices,
-    explain,
     faults,
     get_num_threads,
     gpu_devices,
-    has_backend,
     host_device,
     kernels,
-    make_case,
-    merge,
-    parse_problem_line,
-    plan,
-    poison_case,
-    read_capture,
-    reduce_case,
-    reference,
-    render_html,
     rules,
-    set_num_threads,
-    write_capture,
 )
 from quire._quire import version as __version__
 from quire.errors import (
@@ -90,6 +74,28 @@ from quire import targets as targets
 from quire import vllm as vllm
 from quire.judging import diagnose, verify
 from quire.hooks import CaptureWarning, Recorder, capture, record
+
+# Wrong calls of these say which argument is wrong; the constructors of Batch and its like do so themselves.
+append = _explained(_quire.append)
+attend = _explained(_quire.attend)
+attend_status = _explained(_quire.attend_status)
+attend_with_fault = _explained(_quire.attend_with_fault)
+check = _explained(_quire.check)
+compare = _explained(_quire.compare)
+explain = _explained(_quire.explain)
+has_backend = _explained(_quire.has_backend)
+make_case = _explained(_quire.make_case)
+merge = _explained(_quire.merge)
+parse_problem_line = _explained(_quire.parse_problem_line)
+plan = _explained(_quire.plan)
+poison_case = _explained(_quire.poison_case)
+read_capture = _explained(_quire.read_capture)
+reduce_case = _explained(_quire.reduce_case)
+reference = _explained(_quire.reference)
+render_html = _explained(_quire.render_html)
+set_num_threads = _explained(_quire.set_num_threads)
+write_capture = _explained(_quire.write_capture)
+_explain_methods(Findings, PagePool, Plan, SlotLedger)
 
 __all__ = [
     "ArgumentError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -44,26 +45,67 @@ def _only_on_the_host(array: Any, what: str) -> None:
         raise ArgumentError(f"{what}: {type(array).__module__} arrays cannot be written; pass a torch or CuPy array")
 
 
-def empty_like(array: Any) -> Any:
+def _allocating_for(stream: Any, array: Any) -> Any:
+    """Where a call gets memory that it uses on ``stream``: the libraries hand out again, without waiting, what was freed on the same
+    stream, so memory of the current stream may still be in use when another one writes to it."""
+    if stream is None:
+        return contextlib.nullcontext()
+    if is_torch(array) and array.device.type != "cpu":
+        cuda = sys.modules["torch"].cuda
+        return cuda.stream(cuda.ExternalStream(stream_of(stream, array, array.device.index), device=array.device))
+    if is_cupy(array):
+        return sys.modules["cupy"].cuda.ExternalStream(stream_of(stream, array, array.device.id))
+    return contextlib.nullcontext()
+
+
+def empty_like(array: Any, stream: Any = None) -> Any:
     """A contiguous, uninitialised array of the same library, shape and dtype; NumPy for libraries other than torch and CuPy."""
     if is_torch(array):
         torch = sys.modules["torch"]
-        return torch.empty(array.shape, dtype=array.dtype, device=array.device)
+        with _allocating_for(stream, array):
+            return torch.empty(array.shape, dtype=array.dtype, device=array.device)
     if is_cupy(array):
-        return sys.modules["cupy"].empty(array.shape, dtype=array.dtype)
+        with _allocating_for(stream, array):
+            return sys.modules["cupy"].empty(array.shape, dtype=array.dtype)
     _only_on_the_host(array, "output")
     if isinstance(array, np.ndarray):
         return np.empty(array.shape, dtype=array.dtype)
     return np.empty(tuple(array.shape), dtype=np.dtype(str(array.dtype)))
 
 
+def index_array(values: Any, name: str, like: Any) -> Any:
+    """A list or tuple of integers, or of lists of them, as an int64 array where ``like`` is."""
+    try:
+        array = np.array(values)
+    except ValueError:
+        lengths = [len(row) if hasattr(row, "__len__") else 0 for row in values]
+        raise ArgumentError(f"{name}: rows of {min(lengths)} to {max(lengths)} entries; pad them to one length") from None
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.dtype.kind != "i":
+        for index in np.ndindex(array.shape):
+            value = array[index] if array.dtype == object else _item(values, index)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -(2**63) <= int(value) < 2**63:
+                place = "".join(f"[{i}]" for i in index)
+                raise ArgumentError(f"{name}{place}: {value!r}, expected an integer of at most 64 bits")
+    array = array.astype(np.int64)
+    if is_torch(like) and like.device.type != "cpu":
+        return sys.modules["torch"].from_numpy(array).to(like.device)
+    return sys.modules["cupy"].asarray(array) if is_cupy(like) else array
+
+
+def _item(values: Any, index: tuple[int, ...]) -> Any:
+    for i in index:
+        values = values[i]
+    return values
+
+
 def in_library_of(query: Any, output: np.ndarray) -> Any:
-    """The output as an array of the query's library, if that is neither NumPy nor torch. A copy, because such libraries (JAX) take
-    their arrays to be immutable, while the batch's own buffer is written again by the next call."""
+    """A new output as an array of the query's library, if that is neither NumPy, torch nor CuPy. Nobody else holds its memory."""
     namespace = getattr(query, "__array_namespace__", None)
-    if isinstance(query, np.ndarray) or is_torch(query) or namespace is None:
+    if isinstance(query, np.ndarray) or is_torch(query) or is_cupy(query) or namespace is None:
         return output
-    return namespace().asarray(output, copy=True)
+    return namespace().asarray(output)
 
 
 def empty_f32_like(array: Any, shape: tuple[int, ...]) -> Any:
@@ -77,13 +119,15 @@ def empty_f32_like(array: Any, shape: tuple[int, ...]) -> Any:
     return np.empty(shape, dtype=np.float32)
 
 
-def empty_bytes_like(array: Any, count: int) -> Any:
+def empty_bytes_like(array: Any, count: int, stream: Any = None) -> Any:
     """``count`` bytes on the device of ``array``, from its library's allocator."""
     if is_torch(array):
         torch = sys.modules["torch"]
-        return torch.empty(count, dtype=torch.uint8, device=array.device)
+        with _allocating_for(stream, array):
+            return torch.empty(count, dtype=torch.uint8, device=array.device)
     if is_cupy(array):
-        return sys.modules["cupy"].empty(count, dtype=np.uint8)
+        with _allocating_for(stream, array):
+            return sys.modules["cupy"].empty(count, dtype=np.uint8)
     raise ArgumentError(f"workspace: None, but {type(array).__module__} arrays cannot be written; pass a torch or CuPy array")
 
 

@@ -26,8 +26,8 @@ class Error(RuntimeError):
     rule: str = ""
 
 
-class ArgumentError(Error, ValueError):
-    """An argument outside its documented range that no contract rule covers."""
+class ArgumentError(Error, ValueError, TypeError):
+    """An argument of the wrong name, type or value that no contract rule covers."""
 
     code = "invalid_argument"
 

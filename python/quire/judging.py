@@ -11,17 +11,21 @@ from quire import _quire, targets
 __all__ = ["diagnose", "verify"]
 
 
+def _several(names: str | Iterable[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
 def verify(
     target: Any,
     *,
-    matrices: Iterable[str] = ("hazards",),
-    lines: Iterable[str] = (),
+    matrices: str | Iterable[str] = ("hazards",),
+    lines: str | Iterable[str] = (),
     quick: bool = False,
     power: bool = True,
     peer_power: bool = False,
     seed: int = 1,
     random_cases: int = 200,
-    disabled_checks: Iterable[str] = (),
+    disabled_checks: str | Iterable[str] = (),
     shrink: bool = True,
     progress: Callable[[int, int, str], Any] | None = None,
 ) -> _quire.Verdict:
@@ -29,7 +33,7 @@ def verify(
 
     target: the name of a kernel of Quire ("cpu" = the planned one), the name of an adapter of :mod:`quire.targets`, or an implementation
         as described there: a callable ``f(case)`` or ``f(batch, cache, options)`` that returns the output, ``(output, lse)`` or None.
-    matrices: any of "notes", "hazards", "random"; "all".
+    matrices: any of "notes", "hazards", "random"; "all". One may be given as it is, here and below.
     lines: problem lines of your own.
     quick: a subset of every matrix, in under a minute.
     power: plant the catalogue of faults and count how many the suite notices. peer_power: also with vLLM's test data and tolerance.
@@ -43,7 +47,7 @@ def verify(
         target = targets.load(target)
     runner = target if isinstance(target, str) else targets.Runner(target)
     return _quire.verify_target(
-        runner, list(matrices), list(lines), quick, power, peer_power, seed, random_cases, list(disabled_checks), shrink, progress
+        runner, _several(matrices), _several(lines), quick, power, peer_power, seed, random_cases, _several(disabled_checks), shrink, progress
     )
 
 

@@ -41,8 +41,29 @@ constexpr NameRow kNames[] = {
     {"int32", DType::i32},
     {"int64", DType::i64},
 };
-constexpr const char* kKnown =
-    "float32, float16, bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, int32, int64";
+/// What a role expects, in words, and a dtype to convert to.
+struct Expected {
+  const char* dtypes;
+  const char* convert_to;
+};
+Expected expected_of(Role role) {
+  switch (role) {
+    case Role::rows: return {"float32, float16 or bfloat16", "np.float32"};
+    case Role::index: return {"int32 or int64", "np.int64"};
+    case Role::f32: return {"float32", "np.float32"};
+    case Role::cache:
+      return {"float32, float16, bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2 or float8_e5m2fnuz", "np.float32"};
+    case Role::any: break;
+  }
+  return {"float32, float16, bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, int32 or int64", nullptr};
+}
+
+/// How an array is to be read.
+struct Reading {
+  const std::string& name;   ///< of the tensor
+  const std::string& asked;  ///< dtype of raw bits, may be empty
+  Role role;
+};
 
 [[noreturn]] void refuse(const std::string& name, const std::string& why) {
   throw_error(Code::invalid_argument, name + ": " + why);
@@ -59,20 +80,39 @@ bool is_raw_bits(const std::string& name) {
   return false;
 }
 
+/// A type of real numbers, which astype() does not cut in two.
+bool is_real(const std::string& name) {
+  return name.rfind("float", 0) == 0 || name.rfind("int", 0) == 0 || name.rfind("uint", 0) == 0;
+}
+
 std::optional<DType> typed(const std::string& name) {
   for (const NameRow& row : kNames)
     if (row.name == name) return row.dtype;
   return std::nullopt;
 }
 
-DType resolve_dtype(const std::string& name, const Element& element, const std::string& asked) {
+[[noreturn]] void refuse_dtype(const Reading& reading, const Element& element) {
+  const Expected expected = expected_of(reading.role);
+  std::string hint;
+  const bool may_be_bits = reading.role != Role::index && reading.role != Role::f32;
+  if (may_be_bits && is_raw_bits(element.name)) {
+    const bool byte = element.itemsize == 1;
+    hint = std::string("; for raw bits, name the type: dtype=\"") + (byte ? "fp8_e4m3fn" : "bf16") + "\" or the like";
+  } else if (expected.convert_to != nullptr && is_real(element.name)) {
+    hint = "; convert it: " + reading.name + ".astype(" + expected.convert_to + ")";
+  }
+  refuse(reading.name, "dtype " + element.name + ", expected " + expected.dtypes + hint);
+}
+
+DType resolve_dtype(const Reading& reading, const Element& element) {
+  const auto& [name, asked, role] = reading;
   const std::optional<DType> own = typed(element.name);
   if (asked.empty()) {
     if (own) return *own;
-    std::string hint = is_raw_bits(element.name) ? "; for raw bits, name the type: dtype=\"fp8_e4m3fn\" or the like" : "";
-    refuse(name, "dtype " + element.name + " is none of " + kKnown + hint);
+    refuse_dtype(reading, element);
   }
-  const std::optional<DType> want = quire::dtype_from_name(asked);
+  const std::optional<DType> spelled = typed(asked);  // as the array libraries do
+  const std::optional<DType> want = spelled ? spelled : quire::dtype_from_name(asked);
   if (!want)
     refuse(name, "dtype=\"" + asked + "\" is not a Quire dtype (f32, f16, bf16, fp8_e4m3fn, fp8_e4m3fnuz, fp8_e5m2, ...)");
   if (own && *own != *want) refuse(name, "the array is " + element.name + " but dtype=\"" + asked + "\" was given");
@@ -102,11 +142,11 @@ void set_strides(Tensor& view, const std::string& name, nb::handle byte_strides)
 }
 
 /// Anything with __array_interface__, given what its elements are.
-ArrayRef from_interface(nb::handle object, const nb::dict& interface, const std::string& name, const Element& element,
-                        const std::string& asked) {
+ArrayRef from_interface(nb::handle object, const nb::dict& interface, const Reading& reading, const Element& element) {
+  const std::string& name = reading.name;
   ArrayRef array;
   array.owner = nb::borrow(object);
-  array.view.dtype = resolve_dtype(name, element, asked);
+  array.view.dtype = resolve_dtype(reading, element);
   const nb::tuple data = nb::cast<nb::tuple>(interface["data"]);
   array.view.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(data[0]));  // NOLINT(performance-no-int-to-ptr)
   array.writable = !nb::cast<bool>(data[1]);
@@ -144,7 +184,8 @@ const Element& numpy_element(nb::handle dtype, const std::string& name) {
 }
 
 /// The fast way in, for all types that the buffer protocol knows (not those of ml_dtypes). Empty if it refuses.
-ArrayRef from_numpy_buffer(nb::handle object, const std::string& name, const Element& element, const std::string& asked) {
+ArrayRef from_numpy_buffer(nb::handle object, const Reading& reading, const Element& element) {
+  const std::string& name = reading.name;
   Py_buffer buffer;
   if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_STRIDED_RO) != 0) {
     PyErr_Clear();
@@ -154,7 +195,7 @@ ArrayRef from_numpy_buffer(nb::handle object, const std::string& name, const Ele
   ArrayRef array;
   array.owner = nb::borrow(object);
   array.writable = buffer.readonly == 0;
-  array.view.dtype = resolve_dtype(name, element, asked);
+  array.view.dtype = resolve_dtype(reading, element);
   array.view.data = buffer.buf;
   set_rank(array.view, name, static_cast<std::size_t>(buffer.ndim));
   for (std::size_t d = 0; d < static_cast<std::size_t>(buffer.ndim); ++d) {
@@ -164,20 +205,22 @@ ArrayRef from_numpy_buffer(nb::handle object, const std::string& name, const Ele
   return array;
 }
 
-ArrayRef from_numpy(nb::handle object, const std::string& name, const std::string& asked) {
+ArrayRef from_numpy(nb::handle object, const Reading& reading) {
+  const std::string& name = reading.name;
   if (!is_exact_numpy(object) && has(object, "mask")) refuse(name, "masked arrays have no meaning here; fill them first");
   const Element& element = numpy_element(object.attr("dtype"), name);
-  if (ArrayRef array = from_numpy_buffer(object, name, element, asked)) return array;
-  return from_interface(object, array_interface(object), name, element, asked);
+  if (ArrayRef array = from_numpy_buffer(object, reading, element)) return array;
+  return from_interface(object, array_interface(object), reading, element);
 }
 
 /// Third parties that offer only the interface: the type string says what NumPy's dtype would.
-ArrayRef from_other_interface(nb::handle object, const std::string& name, const std::string& asked) {
+ArrayRef from_other_interface(nb::handle object, const Reading& reading) {
+  const std::string& name = reading.name;
   const nb::dict interface = array_interface(object);
   const nb::object dtype = nb::module_::import_("numpy").attr("dtype")(interface["typestr"]);
   const Element element{nb::cast<std::string>(dtype.attr("name")), nb::cast<std::int64_t>(dtype.attr("itemsize"))};
   if (!nb::cast<bool>(dtype.attr("isnative"))) refuse(name, "dtype " + element.name + " is not in native byte order");
-  return from_interface(object, interface, name, element, asked);
+  return from_interface(object, interface, reading, element);
 }
 
 [[noreturn]] void refuse_device(const std::string& name, const std::string& device) {
@@ -201,7 +244,8 @@ Memory torch_memory(const std::string& type) {
   return rocm ? Memory::hip : Memory::cuda;
 }
 
-ArrayRef from_torch(nb::handle object, const std::string& name, const std::string& asked) {
+ArrayRef from_torch(nb::handle object, const Reading& reading) {
+  const std::string& name = reading.name;
   const nb::object device = object.attr("device");
   const auto type = nb::cast<std::string>(device.attr("type"));
   if (type != "cpu" && type != "cuda") refuse_device(name, text_of(device));
@@ -216,7 +260,7 @@ ArrayRef from_torch(nb::handle object, const std::string& name, const std::strin
   ArrayRef array;
   array.owner = nb::borrow(object);
   array.writable = true;
-  array.view.dtype = resolve_dtype(name, element, asked);
+  array.view.dtype = resolve_dtype(reading, element);
   array.view.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")()));  // NOLINT
   array.torch_data = array.view.data;
   array.view.memory = memory;
@@ -268,10 +312,11 @@ Element dlpack_element(nb::dlpack::dtype dtype) {
 }
 
 template <typename NdArray>
-ArrayRef from_ndarray(const NdArray& source, const std::string& name, const std::string& asked) {
+ArrayRef from_ndarray(const NdArray& source, const Reading& reading) {
+  const std::string& name = reading.name;
   ArrayRef array;
   array.dlpack = nb::ndarray<nb::ro>(source);
-  array.view.dtype = resolve_dtype(name, dlpack_element(source.dtype()), asked);
+  array.view.dtype = resolve_dtype(reading, dlpack_element(source.dtype()));
   array.view.data = const_cast<void*>(static_cast<const void*>(source.data()));
   set_rank(array.view, name, source.ndim());
   for (std::size_t d = 0; d < source.ndim(); ++d) {
@@ -282,7 +327,8 @@ ArrayRef from_ndarray(const NdArray& source, const std::string& name, const std:
 }
 
 /// DLPack producers (CuPy, JAX, ...) and the buffer protocol (memoryview, array.array).
-ArrayRef from_dlpack(nb::handle object, const std::string& name, const std::string& asked) {
+ArrayRef from_dlpack(nb::handle object, const Reading& reading) {
+  const std::string& name = reading.name;
   Memory memory = Memory::cpu;
   int ordinal = -1;
   if (has(object, "__dlpack_device__")) {
@@ -301,13 +347,13 @@ ArrayRef from_dlpack(nb::handle object, const std::string& name, const std::stri
   };
   nb::ndarray<> writable;
   if (nb::try_cast(object, writable)) {
-    ArrayRef array = placed(from_ndarray(writable, name, asked));
+    ArrayRef array = placed(from_ndarray(writable, reading));
     // JAX arrays are immutable, whatever their DLPack flags say.
     array.writable = module_of(object).rfind("jax", 0) != 0;
     return array;
   }
   nb::ndarray<nb::ro> readable;
-  if (nb::try_cast(object, readable)) return placed(from_ndarray(readable, name, asked));
+  if (nb::try_cast(object, readable)) return placed(from_ndarray(readable, reading));
   refuse(name, "a " + module_of(object) + "." + class_of(object) + " could not be read through DLPack or as a buffer");
 }
 
@@ -322,13 +368,14 @@ bool is_torch(nb::handle object) {
   return PyObject_IsInstance(object.ptr(), cls->ptr()) == 1;
 }
 
-ArrayRef import_any(nb::handle object, const std::string& name, const std::string& asked) {
-  if (is_numpy(object)) return from_numpy(object, name, asked);
-  if (is_torch(object)) return from_torch(object, name, asked);
-  if (has(object, "__dlpack__")) return from_dlpack(object, name, asked);
+ArrayRef import_any(nb::handle object, const Reading& reading) {
+  const std::string& name = reading.name;
+  if (is_numpy(object)) return from_numpy(object, reading);
+  if (is_torch(object)) return from_torch(object, reading);
+  if (has(object, "__dlpack__")) return from_dlpack(object, reading);
   if (has(object, "__cuda_array_interface__")) refuse_device(name, "a CUDA device");
-  if (has(object, "__array_interface__")) return from_other_interface(object, name, asked);
-  if (PyObject_CheckBuffer(object.ptr()) != 0) return from_dlpack(object, name, asked);
+  if (has(object, "__array_interface__")) return from_other_interface(object, reading);
+  if (PyObject_CheckBuffer(object.ptr()) != 0) return from_dlpack(object, reading);
   refuse(name, "expected an array (NumPy, torch, or anything with DLPack or the array interface), got " + class_of(object));
 }
 
@@ -348,12 +395,40 @@ nb::object raw_numpy(const Tensor& view, nb::handle owner, bool as_uint16) {
 
 }  // namespace
 
-ArrayRef import_array(nb::handle object, const std::string& name, Access access, const std::string& dtype) {
+nb::object arrays_function(const char* name) {
+  static const auto* const module = new nb::object(nb::module_::import_("quire._arrays"));  // leaked, as the classes are
+  return module->attr(name);
+}
+
+ArrayRef import_array(nb::handle object, const std::string& name, Access access, const std::string& dtype, Role role) {
   if (!object.is_valid() || object.is_none()) return {};
-  ArrayRef array = import_any(object, name, dtype);
+  ArrayRef array = import_any(object, {name, dtype, role});
   array.object = nb::borrow(object);
   if (access == Access::write && !array.writable) refuse(name, "the array is read-only, but it is written");
   return array;
+}
+
+ArrayRef import_index(nb::handle object, const std::string& name, nb::handle like) {
+  if (PyList_Check(object.ptr()) == 0 && PyTuple_Check(object.ptr()) == 0)
+    return import_array(object, name, Access::read, {}, Role::index);
+  const nb::object array = arrays_function("index_array")(object, name, like);
+  return import_array(array, name, Access::read, {}, Role::index);
+}
+
+std::vector<std::int64_t> index_list(nb::handle values, const char* name) {
+  const ArrayRef array = import_index(values, name);
+  if (!array) return {};
+  if (array.view.rank != 1 || (array.view.dtype != DType::i32 && array.view.dtype != DType::i64))
+    throw_error(Code::invalid_argument,
+                std::string(name) + ": " + quire::to_string(array.view) + ", expected a list of i32 or i64");
+  if (array.ordinal >= 0) refuse(name, "lives on GPU " + std::to_string(array.ordinal) + ", expected host memory");
+  std::vector<std::int64_t> list(static_cast<std::size_t>(array.view.shape[0]));
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const auto at = static_cast<std::int64_t>(i) * array.view.stride[0];
+    list[i] = array.view.dtype == DType::i32 ? static_cast<const std::int32_t*>(array.view.data)[at]
+                                             : static_cast<const std::int64_t*>(array.view.data)[at];
+  }
+  return list;
 }
 
 void check_same_gpu(const ArrayRef& first, const char* first_name, const ArrayRef& array, const char* name) {
@@ -382,7 +457,7 @@ nb::object to_numpy(const Tensor& view, nb::handle owner) {
   if (!view.present()) return nb::none();
   nb::object array = raw_numpy(view, owner, view.dtype == DType::bf16);
   if (view.dtype != DType::bf16 && !quire::is_fp8(view.dtype)) return array;
-  return nb::module_::import_("quire._arrays").attr("typed_view")(array, std::string(quire::name(view.dtype)));
+  return arrays_function("typed_view")(array, std::string(quire::name(view.dtype)));
 }
 
 }  // namespace quire_python

@@ -9,6 +9,7 @@
 #include <nanobind/ndarray.h>
 
 #include <string>
+#include <vector>
 
 #include "quire/tensor.hpp"
 
@@ -31,12 +32,22 @@ struct ArrayRef {
 
 enum class Access { read, write };
 
+/// What an array is for: names the dtypes that are expected of it where an array has none that Quire knows.
+enum class Role { any, rows, cache, index, f32 };
+
 /// Views `object` (None = absent) as the tensor called `name`.
 ///
 /// `dtype` (may be empty) names the element type of arrays that hold raw bits: uint8 for fp8, uint16 for bf16 and f16. It must
 /// agree with typed arrays. Raises ArgumentError (type, dtype, byte order, rank, read-only with Access::write) or
 /// UnsupportedError (memory that this build does not compute in); both name the tensor.
-ArrayRef import_array(nb::handle object, const std::string& name, Access access = Access::read, const std::string& dtype = {});
+ArrayRef import_array(nb::handle object, const std::string& name, Access access = Access::read, const std::string& dtype = {},
+                      Role role = Role::any);
+
+/// The same for an index tensor. Lists and tuples of integers are copied into an int64 array where `like` is.
+ArrayRef import_index(nb::handle object, const std::string& name, nb::handle like = nb::none());
+
+/// The values of a 1-D index tensor in host memory, lists included; empty if None.
+std::vector<std::int64_t> index_list(nb::handle values, const char* name);
 
 /// Raises ArgumentError, naming `name`, if both arrays are on GPUs and not on the same one.
 void check_same_gpu(const ArrayRef& first, const char* first_name, const ArrayRef& array, const char* name);
@@ -51,5 +62,8 @@ nb::object to_numpy_bits(const ArrayRef& array);
 /// A NumPy array over `view`, kept alive by `owner`; None if absent. bf16 and fp8 are ml_dtypes types if that package is
 /// installed, raw uint16 / uint8 otherwise.
 nb::object to_numpy(const quire::Tensor& view, nb::handle owner);
+
+/// A function of quire/_arrays.py, which knows the array libraries.
+nb::object arrays_function(const char* name);
 
 }  // namespace quire_python

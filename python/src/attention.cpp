@@ -44,8 +44,6 @@ class ThreadWorkspace {
   std::size_t size_ = 0;
 };
 
-nb::object arrays_function(const char* name) { return nb::module_::import_("quire._arrays").attr(name); }
-
 /// The stream of a GPU call as a number: the argument's, or the current one of the library that the array comes from.
 void* stream_for(nb::handle stream, const ArrayRef& like) {
   if (like.ordinal < 0) return nullptr;
@@ -63,14 +61,14 @@ std::span<std::byte> workspace_for(const Plan& plan, const ArrayRef& given) {
 /// Any contiguous writable array serves as workspace; raw bytes are the usual choice.
 ArrayRef import_workspace(nb::handle workspace) {
   if (workspace.is_none()) return {};
-  const nb::object view = nb::module_::import_("quire._arrays").attr("as_bytes")(workspace);
+  const nb::object view = arrays_function("as_bytes")(workspace);
   ArrayRef array = import_array(view, "workspace", Access::write, "fp8_e4m3fn");
   if (!array.view.is_contiguous()) throw_error(Code::invalid_argument, "workspace: the array is not contiguous");
   return array;
 }
 
-Plan plan_now(const quire::Batch& b, const quire::KVCache& c, const quire::Options& o) {
-  quire::Result<Plan> made = quire::plan(b, c, o, {.kernel = {}, .num_threads = chosen_num_threads()});
+Plan plan_now(const quire::Batch& b, const quire::KVCache& c, const quire::Options& o, int num_threads) {
+  quire::Result<Plan> made = quire::plan(b, c, o, {.kernel = {}, .num_threads = num_threads});
   const nb::gil_scoped_acquire locked;
   return unwrap(std::move(made));
 }
@@ -81,10 +79,11 @@ void fill_rows(const std::vector<RowCount>& counts, std::optional<nb::dict>& row
 }
 
 /// The workspace of a GPU call: what the caller gave, or one from the library of the query.
-ArrayRef device_workspace(const PyBatch& batch, const Plan& plan, nb::handle workspace) {
+ArrayRef device_workspace(const PyBatch& batch, const Plan& plan, nb::handle workspace, nb::handle stream) {
   const ArrayRef& query = batch.arrays().query;
-  const nb::object made = workspace.is_none() ? arrays_function("empty_bytes_like")(query.object, quire::workspace_bytes(plan))
-                                              : nb::borrow(workspace);
+  const nb::object made = workspace.is_none()
+                              ? arrays_function("empty_bytes_like")(query.object, quire::workspace_bytes(plan), stream)
+                              : nb::borrow(workspace);
   ArrayRef array = import_workspace(made);
   if (array.view.memory != query.view.memory)
     throw_error(Code::invalid_argument, "workspace: is in " + std::string(quire::name(array.view.memory)) +
@@ -95,13 +94,12 @@ ArrayRef device_workspace(const PyBatch& batch, const Plan& plan, nb::handle wor
 }
 
 /// Enqueues; with a workspace of its own it also waits, because nobody could ask afterwards.
-void attend_on_gpu(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan& plan, nb::handle workspace,
-                   std::optional<nb::dict>& rows, nb::handle stream) {
-  const quire::Batch& b = batch.checked();
+void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& cache, const PyOptions* options, const Plan& plan,
+                   nb::handle workspace, std::optional<nb::dict>& rows, nb::handle stream) {
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   check_same_gpu(batch.arrays().query, "query", cache.k(), "k");
-  const ArrayRef place = device_workspace(batch, plan, workspace);
+  const ArrayRef place = device_workspace(batch, plan, workspace, stream);
   const std::span<std::byte> bytes = workspace_for(plan, place);
   std::vector<RowCount> counts;
   const quire::AttendOptions how{.rows = &counts, .stream = stream_for(stream, batch.arrays().query)};
@@ -118,39 +116,41 @@ void attend_on_gpu(const PyBatch& batch, const PyCache& cache, const PyOptions* 
 
 nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace,
                   std::optional<nb::dict> rows, nb::handle stream) {
-  const quire::Batch& b = batch.checked();
+  const BatchForCall call = batch.to_write(stream);
+  const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   if (b.query.memory != quire::Memory::cpu) {
     std::optional<Plan> made;
     if (plan == nullptr) made = unwrap(quire::plan(b, c, o));
-    attend_on_gpu(batch, cache, options, plan != nullptr ? *plan : *made, workspace, rows, stream);
-    return output_of(batch);
+    attend_on_gpu(batch, b, cache, options, plan != nullptr ? *plan : *made, workspace, rows, stream);
+    return result_of(batch, call);
   }
   const ArrayRef given = import_workspace(workspace);
   std::vector<RowCount> counts;
   quire::Status status;
   {
-    const std::shared_ptr<quire::Executor> executor = current_executor();
+    const Threads threads = current_threads();
     const nb::gil_scoped_release unlocked;
     std::optional<Plan> made;
-    if (plan == nullptr) made = plan_now(b, c, o);
+    if (plan == nullptr) made = plan_now(b, c, o, threads.chosen);
     const Plan& use = plan != nullptr ? *plan : *made;
-    status = quire::attend(use, b, c, o, workspace_for(use, given), {.executor = executor.get(), .rows = &counts});
+    status = quire::attend(use, b, c, o, workspace_for(use, given), {.executor = threads.executor.get(), .rows = &counts});
   }
   require_ok(status);
   fill_rows(counts, rows);
-  return output_of(batch);
+  return result_of(batch, call);
 }
 
 void attend_status(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan& plan, nb::handle workspace,
                    std::optional<nb::dict> rows, nb::handle stream) {
   if (batch.views().query.memory == quire::Memory::cpu) return;
   if (workspace.is_none()) throw_error(Code::invalid_argument, "workspace: None, expected the one that attend() was given");
-  const quire::Batch& b = batch.checked();
+  const BatchForCall call = batch.to_read();
+  const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
-  const ArrayRef place = device_workspace(batch, plan, workspace);
+  const ArrayRef place = device_workspace(batch, plan, workspace, stream);
   std::vector<RowCount> counts;
   const quire::AttendOptions how{.rows = &counts, .stream = stream_for(stream, batch.arrays().query)};
   quire::Status status;
@@ -160,21 +160,6 @@ void attend_status(const PyBatch& batch, const PyCache& cache, const PyOptions* 
   }
   require_ok(status);
   fill_rows(counts, rows);
-}
-
-std::vector<std::int64_t> index_list(nb::handle values, const char* name) {
-  const ArrayRef array = import_array(values, name);
-  if (!array) return {};
-  if (array.view.rank != 1 || (array.view.dtype != quire::DType::i32 && array.view.dtype != quire::DType::i64))
-    throw_error(Code::invalid_argument,
-                std::string(name) + ": " + quire::to_string(array.view) + ", expected a list of i32 or i64");
-  std::vector<std::int64_t> list(static_cast<std::size_t>(array.view.shape[0]));
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    const auto at = static_cast<std::int64_t>(i) * array.view.stride[0];
-    list[i] = array.view.dtype == quire::DType::i32 ? static_cast<const std::int32_t*>(array.view.data)[at]
-                                                    : static_cast<const std::int64_t*>(array.view.data)[at];
-  }
-  return list;
 }
 
 std::vector<WriteTag> tags_from(nb::handle request_ids, nb::handle positions, std::int64_t num_slots) {
@@ -192,9 +177,11 @@ std::vector<WriteTag> tags_from(nb::handle request_ids, nb::handle positions, st
 void append(const PyCache& cache, nb::handle key, nb::handle value, nb::handle slot_mapping, PyLedger* ledger,
             nb::handle request_ids, nb::handle positions, const std::optional<std::string>& dtype, nb::handle stream) {
   const quire::KVCache& c = cache.checked_for_write();
-  const ArrayRef k = import_array(key, "key", Access::read, dtype.value_or(""));
-  const ArrayRef v = import_array(value, "value", Access::read, dtype.value_or(""));
-  const ArrayRef slots = import_array(slot_mapping, "slot_mapping");
+  const ArrayRef k = import_array(key, "key", Access::read, dtype.value_or(""), Role::rows);
+  const ArrayRef v = import_array(value, "value", Access::read, dtype.value_or(""), Role::rows);
+  const ArrayRef slots = import_index(slot_mapping, "slot_mapping", cache.k().object);
+  if (ledger == nullptr && !(request_ids.is_none() && positions.is_none()))
+    throw_error(Code::invalid_argument, "request_ids, positions: given, but no ledger to record them in; pass ledger=");
   std::vector<WriteTag> tags;
   if (ledger != nullptr) tags = tags_from(request_ids, positions, slots.view.rank == 1 ? slots.view.shape[0] : 0);
   check_same_gpu(cache.k(), "k", k, "key");
@@ -212,7 +199,7 @@ void append(const PyCache& cache, nb::handle key, nb::handle value, nb::handle s
 
 nb::object or_allocate(nb::handle given, const char* function, nb::handle like, const nb::object& argument) {
   if (!given.is_none()) return nb::borrow(given);
-  const nb::object make = nb::module_::import_("quire._arrays").attr(function);
+  const nb::object make = arrays_function(function);
   return argument.is_valid() ? make(like, argument) : make(like);
 }
 
@@ -241,7 +228,7 @@ nb::tuple merge(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle
 }
 
 constexpr const char* kAttendDoc =
-    R"(Softmax attention for every request of the batch; returns batch.output (in the library of the query).
+    R"(Softmax attention for every request of the batch; returns batch.output if the caller gave one, else a new array on every call.
 
     s(k) = softmax_scale * dot(q, K_k), then soft cap, then ALiBi (see Options)
     out  = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))       over visible k
@@ -271,11 +258,11 @@ constexpr const char* kAppendDoc = R"(Writes key/value row t into slot slot_mapp
 
     stored = convert(row / scale)      round to nearest even; fp8 saturates to its largest finite value, NaN stays NaN
 
-key, value: [num_tokens, num_kv_heads, head_dim] f32, f16 or bf16, any strides. slot_mapping: [n] int32 or int64, n <= num_tokens.
-With a ledger every written slot is recorded for request_ids[t], positions[t] (each [n]). dtype: type of raw uint16 key and value.
+key, value: [num_tokens, num_kv_heads, head_dim] f32, f16 or bf16, both of one dtype, any strides. slot_mapping: [n] int32 or int64,
+n <= num_tokens. With a ledger every written slot is recorded for request_ids[t], positions[t] (each [n], both >= 0). These three may be
+lists. dtype: type of raw uint16 key and value.
 
-On a GPU the call enqueues on stream and returns: slots outside the cache are skipped (check_append is for finding them), unless there
-is a ledger.
+On a GPU the call enqueues on stream and returns: slots outside the cache are skipped, unless there is a ledger; then they raise.
 
 Raises ContractError before the first write (slot out of range or written twice, shapes that disagree), ArgumentError for
 read-only caches. The GIL is released.)";
@@ -320,7 +307,7 @@ void bind_attention(nb::module_& m) {
   m.def(
       "set_num_threads",
       [](int n) {
-        if (n < 0) throw_error(Code::invalid_argument, "num_threads: must be >= 0 (0 = all cores)");
+        check_num_threads(n);
         set_num_threads(n);
       },
       nb::arg("num_threads"), "Threads for every later call in this process; 0 = QUIRE_NUM_THREADS or all cores.");

@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include "arguments.hpp"
 #include "case.hpp"
 #include "errors.hpp"
 #include "types.hpp"
@@ -25,6 +26,8 @@ PyCase read_capture(nb::handle path) {
 }
 
 PyCase make_case(nb::handle problem) {
+  if (!nb::isinstance<nb::str>(problem) && !nb::isinstance<quire::ProblemLine>(problem))
+    throw_error(quire::Code::invalid_argument, "problem: " + shown(problem) + ", expected a problem line");
   const quire::ProblemLine line = nb::isinstance<quire::ProblemLine>(problem)
                                       ? nb::cast<const quire::ProblemLine&>(problem)
                                       : unwrap(quire::parse_problem_line(nb::cast<std::string>(problem)));
@@ -83,7 +86,10 @@ auto part(View Case::* member) {
 }  // namespace
 
 void bind_capture(nb::module_& m) {
-  nb::class_<PyCase>(m, "Case", "A batch with its cache and options that owns its memory: from make_case() or read_capture().")
+  nb::class_<PyCase>(
+      m, "Case",
+      "A batch with its cache and options that owns its memory: from make_case() or read_capture(). batch.output is "
+      "for kernels that write in place; attend() leaves it alone and returns a new array.")
       .def_prop_ro("batch", part<PyBatch>(&Case::batch), nb::sig("def batch(self) -> Batch"))
       .def_prop_ro("cache", part<PyCache>(&Case::cache), nb::sig("def cache(self) -> KVCache"))
       .def_prop_ro("options", part<PyOptions>(&Case::options), nb::sig("def options(self) -> Options"))
@@ -93,7 +99,13 @@ void bind_capture(nb::module_& m) {
       .def_prop_ro(
           "observed_lse", [](nb::handle self) { return to_numpy(nb::cast<const PyCase&>(self).data.observed_lse, self); },
           nb::sig("def observed_lse(self) -> typing.Any"))
-      .def_prop_ro("notes", [](const PyCase& c) { return c.data.notes; }, "Free metadata carried by the file.");
+      .def_prop_ro(
+          "notes", [](const PyCase& c) { return c.data.notes; }, "Free metadata carried by the file.")
+      .def("__repr__", [](nb::handle self) {
+        std::string text = "<Case batch=" + nb::cast<std::string>(nb::repr(self.attr("batch")));
+        text += " cache=" + nb::cast<std::string>(nb::repr(self.attr("cache")));
+        return text + " options=" + nb::cast<std::string>(nb::repr(self.attr("options"))) + ">";
+      });
   m.def("make_case", &make_case, nb::arg("problem"),
         "Fills a problem line with data: N(0,1) with some peaky heads, shuffled pages, NaN in everything that must not be read, "
         "NaN-filled output. Deterministic in the seed. Raises ParseError.");

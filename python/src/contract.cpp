@@ -4,6 +4,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "arguments.hpp"
 #include "errors.hpp"
 #include "ledger.hpp"
 #include "types.hpp"
@@ -28,7 +29,8 @@ Depth depth_from(const std::string& text) {
 Findings check(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const std::string& depth,
                const PyLedger* ledger) {
   const Depth how_deep = depth_from(depth);
-  const quire::Batch& b = batch.checked();
+  const BatchForCall call = batch.to_read();
+  const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   const nb::gil_scoped_release unlocked;
@@ -125,7 +127,14 @@ void bind_ledger(nb::module_& m) {
 
 With a ledger, check() also finds reads of slots never written (Q-L01), written for another request (Q-L02), for another
 position (Q-L03), or recycled since (Q-L04). Host memory, about 24 bytes a slot. Not thread-safe.)")
-      .def(nb::init<std::int64_t, std::int64_t>(), nb::arg("num_pages"), nb::arg("page_size"))
+      .def(
+          "__init__",
+          [](PyLedger* self, const nb::args& args, const nb::kwargs& kwargs) {
+            const Arguments given("SlotLedger", {"num_pages", "page_size"}, 2, args, kwargs);
+            for (const char* name : {"num_pages", "page_size"}) given.required(name);
+            new (self) PyLedger(given.integer("num_pages").value_or(-1), given.integer("page_size").value_or(-1));
+          },
+          nb::sig("def __init__(self, num_pages: int, page_size: int) -> None"))
       .def(
           "begin_step", [](PyLedger& l, std::int64_t step) { l.ledger.begin_step(step); }, nb::arg("step"),
           "Starts step `step`; later writes carry it. Steps only grow.")
@@ -157,7 +166,12 @@ position (Q-L03), or recycled since (Q-L04). Host memory, about 24 bytes a slot.
       .def_prop_ro("page_size", [](const PyLedger& l) { return l.ledger.page_size(); })
       .def_prop_ro(
           "slots_written", [](const PyLedger& l) { return l.ledger.slots_written(); }, "Writes recorded so far.")
-      .def_prop_ro("slots_read", [](const PyLedger& l) { return l.ledger.slots_read(); }, "Slots check() looked up so far.");
+      .def_prop_ro(
+          "slots_read", [](const PyLedger& l) { return l.ledger.slots_read(); }, "Slots check() looked up so far.")
+      .def("__repr__", [](const PyLedger& l) {
+        return "<SlotLedger " + std::to_string(l.ledger.num_pages()) + " pages of " + std::to_string(l.ledger.page_size()) +
+               " tokens, " + std::to_string(l.ledger.slots_written()) + " slots written>";
+      });
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ auto vector_view(std::vector<T> Reference::* member, bool per_dim) {
 Reference reference(const PyBatch& batch, const PyCache& cache, const PyOptions* options,
                     const std::optional<std::vector<std::int64_t>>& tokens, const std::optional<std::string>& profile) {
   const quire::NumericsProfile rounded = profile_from(profile).value_or(quire::NumericsProfile{});
-  const quire::Batch& b = batch.checked();
+  const BatchForCall call = batch.to_read();
+  const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   const nb::gil_scoped_release unlocked;
@@ -44,6 +45,9 @@ Comparison compare(nb::handle output, nb::handle lse, const Reference& expected,
   const ArrayRef out = import_array(output, "output", Access::read, dtype.value_or(""));
   const ArrayRef log_sum = import_array(lse, "lse");
   if (!out) throw_error(quire::Code::invalid_argument, "output: is None");
+  if (expected.output != quire::DType::none && out.view.dtype != expected.output)
+    throw_error(quire::Code::invalid_argument, "output: " + std::string(quire::name(out.view.dtype)) + ", expected " +
+                                                   std::string(quire::name(expected.output)) + ", the type of the batch's output");
   const std::optional<quire::DType> rounded = weights ? quire::dtype_from_name(*weights) : quire::DType::f32;
   if (rounded != quire::DType::f32 && rounded != quire::DType::f16 && rounded != quire::DType::bf16)
     throw_error(quire::Code::invalid_argument, "weights: \"" + *weights + "\" is none of f32, f16, bf16");
@@ -53,6 +57,8 @@ Comparison compare(nb::handle output, nb::handle lse, const Reference& expected,
   quire::allow_rounded_weights(wider, *rounded);
   return quire::compare(out.view, log_sum.view, wider);
 }
+
+std::string number_text(double value) { return nb::cast<std::string>(nb::str("{:.4g}").attr("format")(value)); }
 
 }  // namespace
 
@@ -68,14 +74,23 @@ void bind_diagnose(nb::module_& m) {
       .def_prop_ro(
           "profile", [](const Reference& r) { return quire::to_string(r.profile); },
           "What the tolerance pays for besides f32 arithmetic: \"plain\", \"weights=bf16\", ...")
-      .def_prop_ro("num_keys", vector_view(&Reference::num_keys, false), "Visible keys, like lse, int64.");
+      .def_prop_ro("num_keys", vector_view(&Reference::num_keys, false), "Visible keys, like lse, int64.")
+      .def("__repr__", [](const Reference& r) {
+        return "<Reference num_tokens=" + std::to_string(r.num_tokens) + " num_q_heads=" + std::to_string(r.num_q_heads) +
+               " head_dim=" + std::to_string(r.head_dim) + ">";
+      });
   nb::class_<Mismatch>(m, "Mismatch", "One place where an output is wrong.")
       .def_ro("token", &Mismatch::token)
       .def_ro("head", &Mismatch::head)
       .def_ro("dim", &Mismatch::dim)
       .def_ro("observed", &Mismatch::observed)
       .def_ro("expected", &Mismatch::expected)
-      .def_ro("tolerance", &Mismatch::tolerance);
+      .def_ro("tolerance", &Mismatch::tolerance)
+      .def("__repr__", [](const Mismatch& w) {
+        return "<Mismatch token " + std::to_string(w.token) + " head " + std::to_string(w.head) + " dim " +
+               std::to_string(w.dim) + ": observed " + number_text(w.observed) + ", expected " + number_text(w.expected) +
+               " +- " + number_text(w.tolerance) + ">";
+      });
   nb::class_<Comparison>(m, "Comparison", "The verdict of compare(); str() is a paragraph for people.")
       .def_ro("ok", &Comparison::ok)
       .def_ro("num_elements", &Comparison::num_elements)
@@ -86,7 +101,12 @@ void bind_diagnose(nb::module_& m) {
       .def_ro("first", &Comparison::first, "Up to 16 mismatches, in index order.")
       .def_ro("text", &Comparison::text)
       .def("__bool__", [](const Comparison& c) { return c.ok; })
-      .def("__str__", [](const Comparison& c) { return c.text; });
+      .def("__str__", [](const Comparison& c) { return c.text; })
+      .def("__repr__", [](const Comparison& c) {
+        return std::string("<Comparison ") + (c.ok ? "ok" : "WRONG") + ": " + std::to_string(c.num_mismatches) + " of " +
+               std::to_string(c.num_elements) + " elements over, worst error " + number_text(c.worst_ratio) +
+               " of its tolerance>";
+      });
   m.def("reference", &reference, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(),
         nb::arg("tokens") = nb::none(), nb::arg("profile") = nb::none(),
         "The fp64 oracle: two passes, shares nothing with the kernels but dtype decode. Checks metadata and tables first "

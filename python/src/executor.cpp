@@ -4,6 +4,9 @@
 #include <unistd.h>
 
 #include <mutex>
+#include <string>
+
+#include "errors.hpp"
 
 namespace quire_python {
 namespace {
@@ -29,7 +32,7 @@ std::shared_ptr<quire::Executor> make_pool(int num_threads, bool forked) {
 
 }  // namespace
 
-std::shared_ptr<quire::Executor> current_executor() {
+Threads current_threads() {
   Shared& s = shared();
   const std::scoped_lock lock(s.mutex);
   const pid_t self = getpid();
@@ -40,7 +43,15 @@ std::shared_ptr<quire::Executor> current_executor() {
     s.pool = make_pool(s.num_threads, forked);
     s.owner = self;
   }
-  return s.pool;
+  return {s.pool, s.num_threads};
+}
+
+std::shared_ptr<quire::Executor> current_executor() { return current_threads().executor; }
+
+void check_num_threads(int num_threads) {
+  if (num_threads >= 0 && num_threads <= kMaxThreads) return;
+  throw_error(quire::Code::invalid_argument, "num_threads: " + std::to_string(num_threads) + " outside [0, " +
+                                                 std::to_string(kMaxThreads) + "] (0 = all cores)");
 }
 
 void set_num_threads(int num_threads) {
@@ -50,12 +61,6 @@ void set_num_threads(int num_threads) {
   s.num_threads = num_threads;
   s.pool = num_threads > 0 ? std::shared_ptr<quire::Executor>(quire::make_thread_pool(num_threads)) : nullptr;
   s.owner = getpid();
-}
-
-int chosen_num_threads() {
-  Shared& s = shared();
-  const std::scoped_lock lock(s.mutex);
-  return s.num_threads;
 }
 
 }  // namespace quire_python

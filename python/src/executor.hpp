@@ -7,10 +7,21 @@
 
 namespace quire_python {
 
-/// The executor for one call; keep the pointer until the call is over. Safe after fork(): the child gets a fresh pool.
+/// More than any machine has: a larger number is a slip, and would start as many threads as the system grants.
+inline constexpr int kMaxThreads = 4096;
+
+/// Who runs one call, and how many threads its plan is for; both of one moment, or set_num_threads() in another thread comes
+/// between.
+struct Threads {
+  std::shared_ptr<quire::Executor> executor;  ///< to be kept until the call is over
+  int chosen = 0;                             ///< what set_num_threads() asked for; 0 = nothing was asked
+};
+
+/// Safe after fork(): the child gets a fresh pool.
+Threads current_threads();
 std::shared_ptr<quire::Executor> current_executor();
 void set_num_threads(int num_threads);
-/// What set_num_threads() asked for; 0 = nothing was asked.
-int chosen_num_threads();
+/// Raises ArgumentError for a negative number and for one that no machine has.
+void check_num_threads(int num_threads);
 
 }  // namespace quire_python

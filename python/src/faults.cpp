@@ -11,8 +11,16 @@ namespace {
 
 using quire::FaultInfo;
 
+/// Rows that the faulty kernel leaves show what a case's output held, or NaN.
+void what_the_rows_held(const PyBatch& batch, const BatchForCall& made) {
+  if (!batch.views().output.present()) return fill_with_nan(made);
+  array_object(made.output)[nb::ellipsis()] = array_object(batch.arrays().output);
+}
+
 nb::object attend_with_fault(const PyBatch& batch, const PyCache& cache, const std::string& fault, const PyOptions* options) {
-  const quire::Batch& b = batch.checked();
+  const BatchForCall call = batch.to_write();
+  if (!batch.output_given()) what_the_rows_held(batch, call);
+  const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   quire::Status status;
@@ -21,13 +29,14 @@ nb::object attend_with_fault(const PyBatch& batch, const PyCache& cache, const s
     status = quire::attend_with_fault(b, c, o, fault);
   }
   require_ok(status);
-  return output_of(batch);
+  return result_of(batch, call);
 }
 
 constexpr const char* kFaultDoc =
-    R"(Writes batch.output (and batch.lse) as a kernel with one known fault would, in fp64 and rounded once; returns the output.
+    R"(What a kernel with one known fault would write, computed in fp64 and rounded once: batch.output if the caller gave one, else a new
+array; and batch.lse.
 
-Rows that such a kernel never writes keep their bytes. fault: an id of faults(). Raises ArgumentError for an unknown id,
+Rows that such a kernel never writes keep the bytes of that output; in a new array they hold what a case's output held, or NaN. fault: an id of faults(). Raises ArgumentError for an unknown id,
 UnsupportedError if the fault cannot show on this batch (the text says why), ContractError for a broken batch.)";
 
 }  // namespace

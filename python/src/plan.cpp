@@ -24,16 +24,25 @@ using quire::ProblemLine;
 using quire::Refusal;
 using quire::VllmChoice;
 
+void check_bound(std::int64_t bound, const std::string& name) {
+  if (bound < 0)
+    throw_error(Code::invalid_argument, name + ": " + std::to_string(bound) + ", expected at least 0 (0 = not given)");
+}
+
 Plan plan(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const std::optional<std::string>& kernel,
           bool batch_invariant, int num_threads, std::int64_t max_query_len, std::int64_t max_seq_len, bool exact_weights) {
-  const quire::Batch& b = batch.checked();
+  check_num_threads(num_threads);
+  check_bound(max_query_len, "max_query_len");
+  check_bound(max_seq_len, "max_seq_len");
+  const BatchForCall call = batch.to_read();
+  const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   const bool on_gpu = b.query.memory != quire::Memory::cpu;  // set_num_threads() is about CPUs
   const PlanSettings settings{.kernel = kernel.value_or(""),
                               .batch_invariant = batch_invariant,
                               .exact_weights = exact_weights,
-                              .num_threads = num_threads > 0 || on_gpu ? num_threads : chosen_num_threads(),
+                              .num_threads = num_threads > 0 || on_gpu ? num_threads : current_threads().chosen,
                               .max_query_len = max_query_len,
                               .max_seq_len = max_seq_len};
   const nb::gil_scoped_release unlocked;
@@ -47,7 +56,8 @@ Problem problem_from(nb::handle source, const PyCache* cache, const PyOptions* o
   if (nb::isinstance<nb::str>(source)) return unwrap(quire::parse_problem_line(nb::cast<std::string>(source))).problem;
   if (nb::isinstance<ProblemLine>(source)) return nb::cast<const ProblemLine&>(source).problem;
   if (nb::isinstance<Plan>(source)) return nb::cast<const Plan&>(source).problem;
-  quire::Batch b;
+  BatchForCall call;
+  quire::Batch& b = call.views;
   quire::KVCache c;
   quire::Options o;
   if (nb::isinstance<PyCase>(source)) {
@@ -55,7 +65,7 @@ Problem problem_from(nb::handle source, const PyCache* cache, const PyOptions* o
     b = k.batch, c = k.cache, o = k.options;
   } else if (nb::isinstance<PyBatch>(source)) {
     if (cache == nullptr) throw_error(Code::invalid_argument, "cache: explaining a Batch needs its cache=");
-    b = nb::cast<const PyBatch&>(source).checked(), c = cache->checked(), o = options_or_default(options);
+    call = nb::cast<const PyBatch&>(source).to_read(), c = cache->checked(), o = options_or_default(options);
   } else {
     throw_error(Code::invalid_argument, "problem: expected a problem line, Batch, Case or Plan");
   }
@@ -152,14 +162,20 @@ void bind_explanation(nb::module_& m) {
       .def_ro("device", &Explanation::device)
       .def_prop_ro("problem", [](const Explanation& e) { return quire::to_string(e.problem); })
       .def_ro("text", &Explanation::text)
-      .def("__str__", [](const Explanation& e) { return e.text; });
+      .def("__str__", [](const Explanation& e) { return e.text; })
+      .def("__repr__", [](const Explanation& e) {
+        return "<Explanation " + (e.chosen.empty() ? "no kernel" : std::string(e.chosen)) + " for " +
+               quire::to_string(e.problem) + ", " + std::to_string(e.refusals.size()) + " refused>";
+      });
   nb::class_<VllmChoice>(m, "VllmChoice", "Which kernels vLLM would run on an AMD GPU, and why; str() is the text for people.")
       .def_ro("prefill_kernel", &VllmChoice::prefill_kernel)
       .def_ro("decode_kernel", &VllmChoice::decode_kernel)
       .def_ro("failed", &VllmChoice::failed)
       .def_ro("notes", &VllmChoice::notes)
       .def_ro("text", &VllmChoice::text)
-      .def("__str__", [](const VllmChoice& v) { return v.text; });
+      .def("__str__", [](const VllmChoice& v) { return v.text; })
+      .def("__repr__",
+           [](const VllmChoice& v) { return "<VllmChoice prefill=" + v.prefill_kernel + " decode=" + v.decode_kernel + ">"; });
   nb::class_<ProblemLine>(m, "ProblemLine", "A parsed problem line; str() is the canonical text.")
       .def_ro("seed", &ProblemLine::seed)
       .def_ro("num_pages", &ProblemLine::num_pages)

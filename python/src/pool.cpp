@@ -5,9 +5,11 @@
 #include <nanobind/stl/string.h>
 
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <vector>
 
+#include "arguments.hpp"
 #include "errors.hpp"
 #include "ledger.hpp"
 #include "types.hpp"
@@ -27,22 +29,21 @@ nb::object new_numpy(const char* dtype, std::size_t size, T** data) {
 
 class PyPool {
  public:
-  PyPool(std::int64_t num_pages, std::int64_t page_size, bool prefix_sharing, nb::handle ledgers, std::int64_t num_layers,
-         std::int64_t num_kv_heads, std::int64_t head_dim, const std::string& dtype)
-      : ledgers_(ledger_list(ledgers)),
-        pool_(unwrap(PagePool::create({.num_pages = num_pages,
-                                       .page_size = page_size,
-                                       .prefix_sharing = prefix_sharing,
+  explicit PyPool(const Arguments& given)
+      : ledgers_(ledger_list(given.get("ledgers"))),
+        pool_(unwrap(PagePool::create({.num_pages = required(given, "num_pages"),
+                                       .page_size = given.integer("page_size").value_or(16),
+                                       .prefix_sharing = given.flag("prefix_sharing", true),
                                        .ledgers = pointers(ledgers_),
-                                       .cache = {num_layers, num_kv_heads, head_dim, dtype_of(dtype)}}))),
-        page_size_(page_size) {}
+                                       .cache = cache_options(given)}))),
+        page_size_(given.integer("page_size").value_or(16)) {}
 
   std::int64_t add(std::int64_t request, nb::handle tokens) {
     const std::vector<std::int32_t> list = token_list(tokens);
     return unwrap(pool_.add(request, list));
   }
   nb::object block_table(std::int64_t request) const {
-    const auto pages = pool_.block_table(request);
+    const auto pages = unwrap(pool_.block_table(request));
     std::int32_t* data = nullptr;
     nb::object array = new_numpy<std::int32_t>("int32", pages.size(), &data);
     if (!pages.empty()) std::memcpy(data, pages.data(), pages.size_bytes());
@@ -50,9 +51,12 @@ class PyPool {
   }
   nb::object slots(std::int64_t request, std::int64_t begin, std::int64_t end) const {
     if (begin < 0 || end < begin) throw_error(Code::invalid_argument, "slots: needs 0 <= begin <= end");
+    unwrap(pool_.block_table(request));  // an empty range of an unknown request is a slip, too
+    if (begin < end) unwrap(pool_.slot(request, end - 1));
     std::int64_t* data = nullptr;
     nb::object array = new_numpy<std::int64_t>("int64", static_cast<std::size_t>(end - begin), &data);
-    for (std::int64_t position = begin; position < end; ++position) data[position - begin] = pool_.slot(request, position);
+    for (std::int64_t position = begin; position < end; ++position)
+      data[position - begin] = unwrap(pool_.slot(request, position));
     return array;
   }
   quire::KVCache cache(std::int64_t layer) const { return unwrap(pool_.cache(layer)); }
@@ -61,15 +65,24 @@ class PyPool {
   std::int64_t page_size() const { return page_size_; }
 
  private:
-  static quire::DType dtype_of(const std::string& name) {
-    const auto dtype = quire::dtype_from_name(name);
-    if (!dtype) throw_error(Code::invalid_argument, "PagePool dtype: no type is called '" + name + "'");
-    return *dtype;
+  static std::int64_t required(const Arguments& given, const char* name) {
+    given.required(name);
+    return given.integer(name).value_or(0);
+  }
+  static quire::PoolCacheOptions cache_options(const Arguments& given) {
+    return {.num_layers = given.integer("num_layers").value_or(0),
+            .num_kv_heads = given.integer("num_kv_heads").value_or(0),
+            .head_dim = given.integer("head_dim").value_or(0),
+            .dtype = *quire::dtype_from_name(given.dtype("dtype").value_or("bf16"))};
   }
   static std::vector<std::int32_t> token_list(nb::handle tokens) {
-    const nb::object array = nb::module_::import_("numpy").attr("asarray")(tokens);
     std::vector<std::int32_t> list;
-    for (nb::handle token : nb::iter(array.attr("tolist")())) list.push_back(nb::cast<std::int32_t>(token));
+    for (const std::int64_t token : index_list(tokens, "tokens")) {
+      if (token < std::numeric_limits<std::int32_t>::min() || token > std::numeric_limits<std::int32_t>::max())
+        throw_error(Code::invalid_argument,
+                    "tokens[" + std::to_string(list.size()) + "]: " + std::to_string(token) + ", expected 32 bits");
+      list.push_back(static_cast<std::int32_t>(token));
+    }
     return list;
   }
 
@@ -78,7 +91,14 @@ class PyPool {
     std::vector<nb::object> list;
     if (ledgers.is_none()) return list;
     if (nb::isinstance<PyLedger>(ledgers)) return {nb::borrow(ledgers)};
-    for (nb::handle ledger : nb::iter(ledgers)) list.push_back(nb::borrow(ledger));
+    if (PySequence_Check(ledgers.ptr()) == 0)
+      throw_error(Code::invalid_argument, "ledgers: " + shown(ledgers) + ", expected a quire.SlotLedger, or several");
+    for (nb::handle ledger : nb::iter(ledgers)) {
+      if (!nb::isinstance<PyLedger>(ledger))
+        throw_error(Code::invalid_argument,
+                    "ledgers[" + std::to_string(list.size()) + "]: " + shown(ledger) + ", expected a quire.SlotLedger");
+      list.push_back(nb::borrow(ledger));
+    }
     return list;
   }
   static std::vector<quire::SlotLedger*> pointers(const std::vector<nb::object>& ledgers) {
@@ -141,10 +161,17 @@ void bind_pool(nb::module_& m) {
   bind_memory(m);
   const auto request = nb::arg("request");
   nb::class_<PyPool>(m, "PagePool", kPoolDoc)
-      .def(nb::init<std::int64_t, std::int64_t, bool, nb::handle, std::int64_t, std::int64_t, std::int64_t, const std::string&>(),
-           nb::arg("num_pages"), nb::arg("page_size") = 16, nb::arg("prefix_sharing") = true, nb::arg("ledgers") = nb::none(),
-           nb::kw_only(), nb::arg("num_layers") = 0, nb::arg("num_kv_heads") = 0, nb::arg("head_dim") = 0,
-           nb::arg("dtype") = "bf16")
+      .def(
+          "__init__",
+          [](PyPool* self, const nb::args& args, const nb::kwargs& kwargs) {
+            new (self) PyPool(Arguments(
+                "PagePool",
+                {"num_pages", "page_size", "prefix_sharing", "ledgers", "num_layers", "num_kv_heads", "head_dim", "dtype"}, 4,
+                args, kwargs));
+          },
+          nb::sig("def __init__(self, num_pages: int, page_size: int = 16, prefix_sharing: bool = True, "
+                  "ledgers: typing.Any | None = None, *, num_layers: int = 0, num_kv_heads: int = 0, head_dim: int = 0, "
+                  "dtype: typing.Any = 'bf16') -> None"))
       .def(
           "cache",
           [](nb::handle_t<PyPool> self, std::int64_t layer) {
@@ -181,12 +208,20 @@ void bind_pool(nb::module_& m) {
       .def("block_table", &PyPool::block_table, request, nb::sig("def block_table(self, request: int) -> numpy.ndarray"),
            "The request's page ids, an int32 copy.")
       .def(
-          "slot", [](const PyPool& p, std::int64_t r, std::int64_t i) { return p.pool().slot(r, i); }, request,
-          nb::arg("position"), "Slot of one token position; -1 if it has no page.")
-      .def("slots", &PyPool::slots, request, nb::arg("begin"), nb::arg("end"),
-           nb::sig("def slots(self, request: int, begin: int, end: int) -> numpy.ndarray"),
-           "Slots of positions [begin, end), an int64 array ready for slot_mapping.")
+          "slot", [](const PyPool& p, std::int64_t r, std::int64_t i) { return unwrap(p.pool().slot(r, i)); }, request,
+          nb::arg("position"), "Slot of one token position. Raises ArgumentError for a position without a page: see reserve().")
+      .def(
+          "slots", &PyPool::slots, request, nb::arg("begin"), nb::arg("end"),
+          nb::sig("def slots(self, request: int, begin: int, end: int) -> numpy.ndarray"),
+          "Slots of positions [begin, end), an int64 array ready for slot_mapping. Raises ArgumentError for a position without a "
+          "page: see reserve().")
       .def_prop_ro("page_size", &PyPool::page_size)
+      .def("__repr__",
+           [](const PyPool& p) {
+             const PagePool::Stats s = p.pool().stats();
+             return "<PagePool " + std::to_string(s.pages_in_use) + " of " + std::to_string(s.num_pages) + " pages of " +
+                    std::to_string(p.page_size()) + " tokens in use, " + std::to_string(s.pages_shared) + " shared>";
+           })
       .def_prop_ro("stats", [](const PyPool& p) { return p.pool().stats(); });
 }
 

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
 #include <exception>
 
 #include "case.hpp"
@@ -48,13 +49,24 @@ Diagnosis diagnose_case(const PyCase& given, bool full, double seconds, const nb
              {.full = full, .seconds = seconds, .profile = profile_from(profile), .progress = stages(progress, error)}, error);
 }
 
+/// The batch with what its output held before the call, as a capture has it. Nobody knows that of a batch without an output, nor
+/// of one whose output is what was observed: NaN then.
+BatchForCall with_output_before(const PyBatch& batch, const quire::Tensor& observed) {
+  const quire::Tensor& output = batch.views().output;
+  if (output.present() && output.data != observed.data) return batch.to_read();
+  BatchForCall made = batch.with_new_output();
+  fill_with_nan(made);
+  return made;
+}
+
 Diagnosis diagnose_batch(nb::handle observed, const PyBatch& batch, const PyCache& cache, const PyOptions* options,
                          nb::handle observed_lse, bool full, double seconds, const nb::object& progress,
                          const std::optional<std::string>& profile) {
   const ArrayRef out = import_array(observed, "observed", Access::read, std::string(quire::name(batch.views().query.dtype)));
   const ArrayRef lse = import_array(observed_lse, "observed_lse");
+  const BatchForCall call = with_output_before(batch, out.view);
   Case c;
-  c.batch = batch.checked();
+  c.batch = call.views;
   c.cache = cache.checked();
   c.options = options_or_default(options);
   c.observed = out.view;
@@ -82,7 +94,11 @@ void bind_report(nb::module_& m) {
       .def_ro("explained", &Suspicion::explained, "Share of the observed error that it explains, in [0, 1].")
       .def_ro("largest_move", &Suspicion::largest_move, "How far it moves any tested element at most.")
       .def_ro("largest_left", &Suspicion::largest_left, "The largest error that it leaves unexplained.")
-      .def_ro("refutation", &Suspicion::refutation, "Why it is not the cause, with numbers; empty for the cause.");
+      .def_ro("refutation", &Suspicion::refutation, "Why it is not the cause, with numbers; empty for the cause.")
+      .def("__repr__", [](const Suspicion& s) {
+        return "<Suspicion " + s.fault + (s.refutation.empty() ? ": explains " : ", refuted: explains ") +
+               std::to_string(std::lround(100 * s.explained)) + " %>";
+      });
   nb::class_<Diagnosis>(m, "Diagnosis", "What is wrong with an output, where and why; str() is the report for a terminal.")
       .def_ro("verdict", &Diagnosis::verdict, "\"right\", \"cause found\", \"unknown cause\" or \"broken batch\".")
       .def_ro("suspicions", &Diagnosis::suspicions, "Best first; the first is the cause if one was found.")
@@ -95,7 +111,12 @@ void bind_report(nb::module_& m) {
       .def_ro("text", &Diagnosis::text)
       .def_ro("json", &Diagnosis::json)
       .def("__bool__", [](const Diagnosis& d) { return d.verdict == "right"; })
-      .def("__str__", [](const Diagnosis& d) { return d.text; });
+      .def("__str__", [](const Diagnosis& d) { return d.text; })
+      .def("__repr__", [](const Diagnosis& d) {
+        const bool named = d.verdict == "cause found" && !d.suspicions.empty();
+        return "<Diagnosis " + d.verdict + (named ? ": " + d.suspicions.front().fault : "") + ", " +
+               std::to_string(d.wrong_tokens.size()) + " wrong rows>";
+      });
   m.def("diagnose_case", &diagnose_case, nb::arg("case"), nb::arg("full"), nb::arg("seconds"), nb::arg("progress").none(),
         nb::arg("profile") = nb::none(), "diagnose() of a case with an observed output.");
   m.def("diagnose_batch", &diagnose_batch, nb::arg("observed"), nb::arg("batch"), nb::arg("cache"), nb::arg("options").none(),

@@ -4,6 +4,11 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+
+#include "arguments.hpp"
 #include "errors.hpp"
 
 namespace quire_python {
@@ -11,17 +16,6 @@ namespace {
 
 using quire::Code;
 using quire::Tensor;
-
-/// Python and NumPy scalars; an exported NumPy scalar's memory would be gone before it is read.
-bool is_number(nb::handle object) {
-  if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) return true;
-  static const nb::object* generic = new nb::object(nb::module_::import_("numpy").attr("generic"));
-  return PyObject_IsInstance(object.ptr(), generic->ptr()) == 1;
-}
-
-nb::object allocate_like(const char* function, nb::handle array) {
-  return nb::module_::import_("quire._arrays").attr(function)(array);
-}
 
 template <typename Visit>
 void for_each_array(const BatchArrays& a, Visit&& visit) {
@@ -83,17 +77,18 @@ Lengths, by equation::
 
 Arguments:
     query: [num_tokens, num_q_heads, head_dim] f32, f16 or bf16; rows of all requests back to back.
-    query_start_loc: [num_reqs + 1] int32 or int64; request r owns rows [qsl[r], qsl[r+1]).
+    query_start_loc: [num_reqs + 1] int32 or int64; request r owns rows [qsl[r], qsl[r+1]). Index tensors may be lists, which are
+        copied.
     seq_lens: [num_reqs]; tokens of r up to and including its last query row.
     block_table: [num_reqs, max_pages_per_req] page ids; entries past ceil(cached_len / page_size) are never read.
-    output: like query, written by attend(); None allocates one of the same library
-        (for libraries of immutable arrays, such as JAX, attend() returns a copy in that library).
+    output: like query, written and returned by attend(). None: every call returns a new array, of the library and on the device
+        of the query, and batch.output stays None; no two results share memory.
     cached_lens: [num_reqs]; leading tokens of r that the cache holds, context_len <= cached_len <= seq_len; None = seq_lens.
     key, value: [num_tokens, num_kv_heads, head_dim]; this step's new rows, read for positions [cached_len, seq_len).
     slot_mapping: [num_tokens] int64; slot of each new token, negative = skip; for check() and append().
     lse: [num_tokens, num_q_heads] f32, written; natural log; -inf for a row with no visible key.
     request_ids: [num_reqs]; stable ids that the slot ledger knows; None = 0 .. num_reqs-1.
-    dtype: element type ("bf16", "f16") if query, output, key and value are raw uint16.
+    dtype: element type ("bf16", "f16", or NumPy's or torch's own) if query, output, key and value are raw uint16.
 
 Raises:
     ArgumentError: not an array, a dtype Quire does not know, a read-only output.
@@ -106,13 +101,14 @@ Shapes and values are judged by check(), plan() and attend().)";
 constexpr const char* kCacheDoc = R"(A view of one layer's paged KV cache. A slot is page * page_size + offset.
 
 Arguments:
-    k, v: arrays of f32, f16, bf16 or an fp8 type, shaped by layout; any strides; may interleave in one allocation.
+    k, v: arrays of f32, f16, bf16 or an fp8 type, shaped by layout (in any case); any strides; may interleave in one allocation.
         "nhd"     [num_pages, page_size, num_kv_heads, head_dim]
         "hnd"     [num_pages, num_kv_heads, page_size, head_dim]
         "packed"  k [num_pages, num_kv_heads, head_dim / x, page_size, x], v [num_pages, num_kv_heads, head_dim, page_size],
                   x = 16 / itemsize (vLLM's layout)
     k_scale, v_scale: a number, or f32 [1] or [num_kv_heads]; real value = stored value * scale; None = 1.
-    dtype: element type of raw uint8 / uint16 arrays: "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "bf16", "f16".
+    dtype: element type of raw uint8 / uint16 arrays: "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "bf16", "f16";
+        NumPy's and torch's names and dtype objects do, too.
 
 Read-only arrays are fine for attention; append() refuses them.
 
@@ -132,12 +128,19 @@ void bind_batch(nb::module_& m) {
     return [member](const PyBatch& batch) { return array_object(batch.arrays().*member); };
   };
   nb::class_<PyBatch>(m, "Batch", kBatchDoc)
-      .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
-                    nb::handle, nb::handle, const std::optional<std::string>&>(),
-           nb::kw_only(), nb::arg("query").none(), nb::arg("query_start_loc").none(), nb::arg("seq_lens").none(),
-           nb::arg("block_table").none(), nb::arg("output") = nb::none(), nb::arg("cached_lens") = nb::none(),
-           nb::arg("key") = nb::none(), nb::arg("value") = nb::none(), nb::arg("slot_mapping") = nb::none(),
-           nb::arg("lse") = nb::none(), nb::arg("request_ids") = nb::none(), nb::arg("dtype") = nb::none())
+      .def(
+          "__init__",
+          [](PyBatch* self, const nb::args& args, const nb::kwargs& kwargs) {
+            new (self) PyBatch(Arguments("Batch",
+                                         {"query", "query_start_loc", "seq_lens", "block_table", "output", "cached_lens", "key",
+                                          "value", "slot_mapping", "lse", "request_ids", "dtype"},
+                                         0, args, kwargs));
+          },
+          nb::sig(
+              "def __init__(self, *, query: typing.Any, query_start_loc: typing.Any, seq_lens: typing.Any, "
+              "block_table: typing.Any, output: typing.Any | None = None, cached_lens: typing.Any | None = None, "
+              "key: typing.Any | None = None, value: typing.Any | None = None, slot_mapping: typing.Any | None = None, "
+              "lse: typing.Any | None = None, request_ids: typing.Any | None = None, dtype: typing.Any | None = None) -> None"))
       .def_prop_ro("query", get(&BatchArrays::query), nb::sig("def query(self) -> typing.Any"))
       .def_prop_ro("output", get(&BatchArrays::output), nb::sig("def output(self) -> typing.Any"))
       .def_prop_ro("query_start_loc", get(&BatchArrays::query_start_loc), nb::sig("def query_start_loc(self) -> typing.Any"))
@@ -157,24 +160,27 @@ void bind_batch(nb::module_& m) {
 
 }  // namespace
 
-PyBatch::PyBatch(nb::handle query, nb::handle query_start_loc, nb::handle seq_lens, nb::handle block_table, nb::handle output,
-                 nb::handle cached_lens, nb::handle key, nb::handle value, nb::handle slot_mapping, nb::handle lse,
-                 nb::handle request_ids, const std::optional<std::string>& dtype_name) {
-  const std::string dtype = dtype_name.value_or("");
-  arrays_.query = import_array(query, "query", Access::read, dtype);
-  if (!arrays_.query) throw_error(Code::invalid_argument, "query: is None");
-  made_output_ = output.is_none();
-  const nb::object out = made_output_ ? allocate_like("empty_like", query) : nb::borrow(output);
-  arrays_.output = import_array(out, "output", Access::write, dtype);
-  arrays_.query_start_loc = import_array(query_start_loc, "query_start_loc");
-  arrays_.seq_lens = import_array(seq_lens, "seq_lens");
-  arrays_.block_table = import_array(block_table, "block_table");
-  arrays_.cached_lens = import_array(cached_lens, "cached_lens");
-  arrays_.key = import_array(key, "key", Access::read, dtype);
-  arrays_.value = import_array(value, "value", Access::read, dtype);
-  arrays_.slot_mapping = import_array(slot_mapping, "slot_mapping");
-  arrays_.lse = import_array(lse, "lse", Access::write);
-  arrays_.request_ids = import_array(request_ids, "request_ids");
+PyBatch::PyBatch(const Arguments& given) {
+  const std::string dtype = given.dtype("dtype").value_or("");
+  const auto rows = [&](const char* name, Access access = Access::read) {
+    return import_array(given.get(name), name, access, dtype, Role::rows);
+  };
+  const nb::object query = given.required("query");
+  const auto index = [&](const char* name) { return import_index(given.get(name), name, query); };
+  if (query.is_none()) throw_error(Code::invalid_argument, "query: is None");
+  for (const char* name : {"query_start_loc", "seq_lens", "block_table"}) given.required(name);
+  arrays_.query = rows("query");
+  output_given_ = !given.get("output").is_none();
+  arrays_.output = rows("output", Access::write);
+  arrays_.query_start_loc = index("query_start_loc");
+  arrays_.seq_lens = index("seq_lens");
+  arrays_.block_table = index("block_table");
+  arrays_.cached_lens = index("cached_lens");
+  arrays_.key = rows("key");
+  arrays_.value = rows("value");
+  arrays_.slot_mapping = index("slot_mapping");
+  arrays_.lse = import_array(given.get("lse"), "lse", Access::write, {}, Role::f32);
+  arrays_.request_ids = index("request_ids");
   const BatchArrays& a = arrays_;
   for_each_array(a, [&](const ArrayRef& array, const char* name) { check_same_gpu(a.query, "query", array, name); });
   views_ = {.query = a.query.view,
@@ -209,10 +215,33 @@ const quire::Batch& PyBatch::checked() const {
   return views_;
 }
 
+BatchForCall PyBatch::with_new_output(nb::handle stream) const {
+  BatchForCall made{.views = checked(), .output = {}};
+  const nb::object array = arrays_function("empty_like")(array_object(arrays_.query), stream);
+  made.output = import_array(array, "output", Access::write, std::string(quire::name(views_.query.dtype)));
+  made.views.output = made.output.view;
+  return made;
+}
+
+BatchForCall PyBatch::to_read() const {
+  if (!views_.output.present()) return with_new_output();
+  return {.views = checked(), .output = arrays_.output};
+}
+
+BatchForCall PyBatch::to_write(nb::handle stream) const {
+  if (!output_given_) return with_new_output(stream);
+  return {.views = checked(), .output = arrays_.output};
+}
+
 ArrayRef PyCache::import_scale(nb::handle scale, const char* name, float& storage) {
-  if (scale.is_none() || !is_number(scale)) return import_array(scale, name);
+  if (scale.is_none()) return {};
+  if (!is_number(scale)) {
+    if (is_scalar(scale))
+      throw_error(Code::invalid_argument, std::string(name) + ": " + shown(scale) + ", expected a real number");
+    return import_array(scale, name, Access::read, {}, Role::f32);
+  }
   if (k_.ordinal >= 0)  // scales live where the cache does
-    return import_array(nb::module_::import_("quire._arrays").attr("full_f32_like")(k_.object, scale), name);
+    return import_array(arrays_function("full_f32_like")(k_.object, scale), name);
   const nb::object number = nb::steal(PyNumber_Float(scale.ptr()));
   if (!number.is_valid()) throw nb::python_error();
   storage = static_cast<float>(nb::cast<double>(number));
@@ -222,14 +251,16 @@ ArrayRef PyCache::import_scale(nb::handle scale, const char* name, float& storag
   return array;
 }
 
-PyCache::PyCache(nb::handle k, nb::handle v, const std::string& layout, nb::handle k_scale, nb::handle v_scale,
-                 const std::optional<std::string>& dtype) {
+PyCache::PyCache(const Arguments& given) {
+  std::string layout = given.text("layout", "nhd");
+  std::transform(layout.begin(), layout.end(), layout.begin(), [](unsigned char c) { return std::tolower(c); });
   const std::optional<quire::CacheLayout> known = quire::layout_from_name(layout);
   if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
-  k_ = import_array(k, "k", Access::read, dtype.value_or(""));
-  v_ = import_array(v, "v", Access::read, dtype.value_or(""));
-  k_scale_ = import_scale(k_scale, "k_scale", scalars_[0]);
-  v_scale_ = import_scale(v_scale, "v_scale", scalars_[1]);
+  const std::string dtype = given.dtype("dtype").value_or("");
+  k_ = import_array(given.required("k"), "k", Access::read, dtype, Role::cache);
+  v_ = import_array(given.required("v"), "v", Access::read, dtype, Role::cache);
+  k_scale_ = import_scale(given.get("k_scale"), "k_scale", scalars_[0]);
+  v_scale_ = import_scale(given.get("v_scale"), "v_scale", scalars_[1]);
   check_same_gpu(k_, "k", v_, "v");
   check_same_gpu(k_, "k", k_scale_, "k_scale");
   check_same_gpu(k_, "k", v_scale_, "v_scale");
@@ -257,12 +288,12 @@ const quire::KVCache& PyCache::checked_for_write() const {
   return checked();
 }
 
-PyOptions::PyOptions(std::optional<float> softmax_scale, std::optional<std::int64_t> sliding_window,
-                     std::optional<float> logits_soft_cap, nb::handle alibi_slopes, nb::handle sinks)
-    : alibi_slopes_(import_array(alibi_slopes, "alibi_slopes")), sinks_(import_array(sinks, "sinks")) {
-  views_ = {.softmax_scale = softmax_scale,
-            .sliding_window = sliding_window,
-            .logits_soft_cap = logits_soft_cap,
+PyOptions::PyOptions(const Arguments& given)
+    : alibi_slopes_(import_array(given.get("alibi_slopes"), "alibi_slopes", Access::read, {}, Role::f32)),
+      sinks_(import_array(given.get("sinks"), "sinks", Access::read, {}, Role::f32)) {
+  views_ = {.softmax_scale = given.number("softmax_scale"),
+            .sliding_window = given.integer("sliding_window"),
+            .logits_soft_cap = given.number("logits_soft_cap"),
             .alibi_slopes = alibi_slopes_.view,
             .sinks = sinks_.view};
 }
@@ -295,18 +326,30 @@ nb::object array_object(const ArrayRef& array) {
   return to_numpy(array.view, array.owner);
 }
 
-nb::object output_of(const PyBatch& batch) {
-  nb::object output = array_object(batch.arrays().output);
-  if (!batch.made_output()) return output;
-  return nb::module_::import_("quire._arrays").attr("in_library_of")(batch.arrays().query.object, output);
+void fill_with_nan(const BatchForCall& made) {
+  const Tensor& output = made.views.output;
+  const std::int64_t bytes = output.num_elements() * quire::itemsize(output.dtype);
+  if (output.memory == quire::Memory::cpu && bytes > 0) std::memset(output.data, 0xFF, static_cast<std::size_t>(bytes));
+}
+
+nb::object result_of(const PyBatch& batch, const BatchForCall& written) {
+  nb::object output = array_object(written.output);
+  const nb::object& query = batch.arrays().query.object;
+  const bool given = batch.arrays().output.object.is(output);
+  if (given || !query.is_valid()) return output;
+  return arrays_function("in_library_of")(query, output);
 }
 
 void bind_types(nb::module_& m) {
   bind_batch(m);
   nb::class_<PyCache>(m, "KVCache", kCacheDoc)
-      .def(nb::init<nb::handle, nb::handle, const std::string&, nb::handle, nb::handle, const std::optional<std::string>&>(),
-           nb::arg("k").none(), nb::arg("v").none(), nb::arg("layout") = "nhd", nb::arg("k_scale") = nb::none(),
-           nb::arg("v_scale") = nb::none(), nb::arg("dtype") = nb::none())
+      .def(
+          "__init__",
+          [](PyCache* self, const nb::args& args, const nb::kwargs& kwargs) {
+            new (self) PyCache(Arguments("KVCache", {"k", "v", "layout", "k_scale", "v_scale", "dtype"}, 6, args, kwargs));
+          },
+          nb::sig("def __init__(self, k: typing.Any, v: typing.Any, layout: str = 'nhd', k_scale: typing.Any | None = None, "
+                  "v_scale: typing.Any | None = None, dtype: typing.Any | None = None) -> None"))
       .def_prop_ro(
           "k", [](const PyCache& c) { return array_object(c.k()); }, nb::sig("def k(self) -> typing.Any"))
       .def_prop_ro(
@@ -323,9 +366,15 @@ void bind_types(nb::module_& m) {
       .def_prop_ro("head_dim", [](const PyCache& c) { return quire::head_dim(c.views()); })
       .def("__repr__", [](const PyCache& c) { return describe(c); });
   nb::class_<PyOptions>(m, "Options", kOptionsDoc)
-      .def(nb::init<std::optional<float>, std::optional<std::int64_t>, std::optional<float>, nb::handle, nb::handle>(),
-           nb::arg("softmax_scale") = nb::none(), nb::arg("sliding_window") = nb::none(), nb::arg("logits_soft_cap") = nb::none(),
-           nb::arg("alibi_slopes") = nb::none(), nb::arg("sinks") = nb::none())
+      .def(
+          "__init__",
+          [](PyOptions* self, const nb::args& args, const nb::kwargs& kwargs) {
+            new (self) PyOptions(Arguments(
+                "Options", {"softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks"}, 5, args, kwargs));
+          },
+          nb::sig("def __init__(self, softmax_scale: float | None = None, sliding_window: int | None = None, "
+                  "logits_soft_cap: float | None = None, alibi_slopes: typing.Any | None = None, "
+                  "sinks: typing.Any | None = None) -> None"))
       .def_prop_ro("softmax_scale", [](const PyOptions& o) { return o.views().softmax_scale; })
       .def_prop_ro("sliding_window", [](const PyOptions& o) { return o.views().sliding_window; })
       .def_prop_ro("logits_soft_cap", [](const PyOptions& o) { return o.views().logits_soft_cap; })

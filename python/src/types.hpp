@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "arguments.hpp"
 #include "arrays.hpp"
 #include "quire/quire.hpp"
 
@@ -18,32 +19,41 @@ struct BatchArrays {
   ArrayRef query, output, query_start_loc, seq_lens, block_table, cached_lens, key, value, slot_mapping, lse, request_ids;
 };
 
+/// A batch for one call: views with an output, and what keeps that output alive.
+struct BatchForCall {
+  quire::Batch views;
+  ArrayRef output;
+};
+
 class PyBatch {
  public:
-  PyBatch(nb::handle query, nb::handle query_start_loc, nb::handle seq_lens, nb::handle block_table, nb::handle output,
-          nb::handle cached_lens, nb::handle key, nb::handle value, nb::handle slot_mapping, nb::handle lse,
-          nb::handle request_ids, const std::optional<std::string>& dtype_name);
+  explicit PyBatch(const Arguments& given);
   /// Views that `owner` keeps alive (a capture).
   PyBatch(const quire::Batch& batch, nb::handle owner);
   PyBatch(const PyBatch&) = delete;
 
-  /// The views; raises if a torch storage moved meanwhile.
+  /// The views; raises if a torch storage moved meanwhile. The output is absent if none was given.
   const quire::Batch& checked() const;
+  /// For calls that write no output: the rules want one all the same, so a batch without one gets memory for this call alone.
+  BatchForCall to_read() const;
+  /// For calls that write: the output that the caller gave, or a new array like the query. Two results never share memory.
+  /// `stream`: where a GPU will write it, as the caller gave it.
+  BatchForCall to_write(nb::handle stream = nb::none()) const;
+  /// The views with a new, uninitialised output like the query.
+  BatchForCall with_new_output(nb::handle stream = nb::none()) const;
+  bool output_given() const { return output_given_; }
   const quire::Batch& views() const { return views_; }
   const BatchArrays& arrays() const { return arrays_; }
-  /// True if no output was given and one was made.
-  bool made_output() const { return made_output_; }
 
  private:
   BatchArrays arrays_;
-  bool made_output_ = false;
+  bool output_given_ = false;  ///< false for a case, too: its output is for kernels that write in place
   quire::Batch views_;
 };
 
 class PyCache {
  public:
-  PyCache(nb::handle k, nb::handle v, const std::string& layout, nb::handle k_scale, nb::handle v_scale,
-          const std::optional<std::string>& dtype);
+  explicit PyCache(const Arguments& given);
   PyCache(const quire::KVCache& cache, nb::handle owner);
   PyCache(const PyCache&) = delete;
 
@@ -67,8 +77,7 @@ class PyCache {
 class PyOptions {
  public:
   PyOptions() = default;
-  PyOptions(std::optional<float> softmax_scale, std::optional<std::int64_t> sliding_window, std::optional<float> logits_soft_cap,
-            nb::handle alibi_slopes, nb::handle sinks);
+  explicit PyOptions(const Arguments& given);
   PyOptions(const quire::Options& options, nb::handle owner);
   PyOptions(const PyOptions&) = delete;
 
@@ -90,8 +99,10 @@ ArrayRef owned_view(const quire::Tensor& view, nb::handle owner);
 /// The array behind a reference as Python sees it: what the caller passed, or a NumPy view.
 nb::object array_object(const ArrayRef& array);
 
-/// The batch's output as attend() returns it: in the library of the query.
-nb::object output_of(const PyBatch& batch);
+/// NaN in every element of a new output in host memory.
+void fill_with_nan(const BatchForCall& made);
+/// What a call that wrote `written` returns: the caller's own array, or the new one in the library of the query.
+nb::object result_of(const PyBatch& batch, const BatchForCall& written);
 
 void bind_types(nb::module_& m);
 void bind_contract(nb::module_& m);

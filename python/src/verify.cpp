@@ -120,7 +120,7 @@ Verdict verify_target(const nb::object& target, std::vector<std::string> matrice
   options.shrink = shrink;
   options.progress = progress_with(progress, interrupt);
   if (nb::isinstance<nb::str>(target))
-    return run(unwrap(quire::backend_target(nb::cast<std::string>(target), chosen_num_threads())), options, interrupt);
+    return run(unwrap(quire::backend_target(nb::cast<std::string>(target), current_threads().chosen)), options, interrupt);
   return run(target_of(target, interrupt), options, interrupt);
 }
 
@@ -139,7 +139,8 @@ void bind_results(nb::module_& m) {
       .def_prop_ro(
           "state", [](const CheckResult& c) { return name_of(c.state); }, "\"pass\", \"fail\" or \"skipped\".")
       .def_ro("worst_ratio", &CheckResult::worst_ratio, "Largest |error| / tolerance, where the check measures one.")
-      .def_ro("text", &CheckResult::text, "What failed, or why it was skipped.");
+      .def_ro("text", &CheckResult::text, "What failed, or why it was skipped.")
+      .def("__repr__", [](const CheckResult& c) { return "<CheckResult " + c.check + ": " + name_of(c.state) + ">"; });
   nb::class_<CaseResult>(m, "CaseResult", "One case of a matrix.")
       .def_ro("matrix", &CaseResult::matrix)
       .def_ro("name", &CaseResult::name)
@@ -151,7 +152,8 @@ void bind_results(nb::module_& m) {
       .def_ro("seconds", &CaseResult::seconds)
       .def_ro("checks", &CaseResult::checks)
       .def_ro("reduced_line", &CaseResult::reduced_line, "Of a failing case: the smallest problem line that still fails.")
-      .def_ro("reduced_finding", &CaseResult::reduced_finding);
+      .def_ro("reduced_finding", &CaseResult::reduced_finding)
+      .def("__repr__", [](const CaseResult& c) { return "<CaseResult " + c.status + ": " + c.line + ">"; });
   nb::class_<MutantResult>(m, "MutantResult", "What became of one planted fault.")
       .def_ro("id", &MutantResult::id)
       .def_ro("family", &MutantResult::family)
@@ -161,13 +163,19 @@ void bind_results(nb::module_& m) {
       .def_ro("check", &MutantResult::check)
       .def_ro("name", &MutantResult::name)
       .def_ro("line", &MutantResult::line)
-      .def_ro("finding", &MutantResult::finding);
+      .def_ro("finding", &MutantResult::finding)
+      .def("__repr__", [](const MutantResult& r) {
+        return "<MutantResult " + r.id + (r.killed ? ": killed by " + r.check : r.asked ? ": survived" : ": not asked") + ">";
+      });
   nb::class_<PeerPower>(m, "PeerPower", "The same catalogue under the data and tolerance of vLLM's test_prefix_prefill.py.")
       .def_ro("name", &PeerPower::name)
       .def_ro("line", &PeerPower::line)
       .def_ro("atol", &PeerPower::atol)
       .def_ro("killed", &PeerPower::killed)
-      .def_ro("total", &PeerPower::total);
+      .def_ro("total", &PeerPower::total)
+      .def("__repr__", [](const PeerPower& p) {
+        return "<PeerPower " + p.name + ": " + std::to_string(p.killed) + " of " + std::to_string(p.total) + " killed>";
+      });
 }
 
 }  // namespace
@@ -184,7 +192,10 @@ void bind_verify(nb::module_& m) {
       .def_ro("text", &Verdict::text)
       .def_ro("json", &Verdict::json, "The report as JSON (docs/verify.md); render_html() makes a page of it.")
       .def("__bool__", [](const Verdict& v) { return v.verdict == "pass"; })
-      .def("__str__", [](const Verdict& v) { return v.text; });
+      .def("__str__", [](const Verdict& v) { return v.text; })
+      .def("__repr__", [](const Verdict& v) {
+        return "<Verdict " + v.verdict + " of " + v.target + ": " + std::to_string(v.cases.size()) + " cases>";
+      });
   m.def("verify_target", &verify_target, nb::arg("target"), nb::arg("matrices"), nb::arg("lines"), nb::arg("quick"),
         nb::arg("power"), nb::arg("peer_power"), nb::arg("seed"), nb::arg("random_cases"), nb::arg("disabled_checks"),
         nb::arg("shrink"), nb::arg("progress").none(), "verify() for a backend's name or a quire.targets.Runner.");

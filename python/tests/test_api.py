@@ -349,6 +349,19 @@ def test_ledger_end_to_end(job):
     assert stale.total == 5 and {f.rule for f in stale} == {"Q-L04"}
     with pytest.raises(quire.ArgumentError, match="needs request_ids and positions"):
         quire.append(cache, job.new_k, job.new_v, job.slots, ledger=ledger)
+    tags = dict(request_ids=np.full(9, 70), positions=np.arange(9))
+    before, written = k.copy(), ledger.slots_written
+    with pytest.raises(quire.ArgumentError, match="request_ids, positions: given, but no ledger"):
+        quire.append(cache, job.new_k, job.new_v, job.slots, **tags)
+    for name in tags:
+        wrong = {**tags, name: np.where(np.arange(9) == 4, -1, tags[name])}
+        with pytest.raises(quire.ContractError, match=r"Q-L06 tags\[4\]: (request|position) -1, expected at least 0"):
+            quire.append(cache, job.new_k, job.new_v, job.slots, ledger=ledger, **wrong)
+    with pytest.raises(quire.ContractError, match="Q-L05 ledger"):
+        quire.append(cache, job.new_k, job.new_v, job.slots, ledger=quire.SlotLedger(job.k.shape[0] + 1, 8), **tags)
+    with pytest.raises(quire.ContractError, match="Q-S06 value: dtype f32, expected f16 as key"):
+        quire.append(cache, job.new_k.astype(np.float16), job.new_v, job.slots)
+    assert np.array_equal(k, before) and ledger.slots_written == written
     with pytest.raises(quire.ArgumentError, match="slot: -1 is outside the ledger"):
         ledger.entry(-1)
 
@@ -416,6 +429,15 @@ def test_page_pool():
     with pytest.raises(quire.OutOfPagesError) as caught:
         pool.reserve(3, 40)
     assert caught.value.code == "out_of_pages"
+    for call, text in (
+        (lambda: pool.slot(9, 0), "PagePool::slot request 9: unknown"),
+        (lambda: pool.slots(9, 0, 0), "request 9: unknown"),
+        (lambda: pool.block_table(9), "PagePool::block_table request 9: unknown"),
+        (lambda: pool.slots(1, 5, 13), r"request 1: position 12 has no page, expected one in \[0, 12\)"),
+        (lambda: pool.slot(1, -1), "request 1: position -1 has no page"),
+    ):
+        with pytest.raises(quire.ArgumentError, match=text):
+            call()
     pool.push_token(1, 10)
     assert pool.victim() == 2
     pool.preempt(2)
@@ -506,8 +528,41 @@ def test_num_threads_never_changes_bits():
             assert np.array_equal(np.asarray(quire.attend(case.batch, case.cache, case.options)).view(np.uint16), expected)
     finally:
         quire.set_num_threads(0)
-    with pytest.raises(quire.ArgumentError, match="num_threads"):
-        quire.set_num_threads(-1)
+    for wrong in (-1, 10**6, 2**31 - 1):
+        with pytest.raises(quire.ArgumentError, match=rf"num_threads: {wrong} outside \[0, 4096\]"):
+            quire.set_num_threads(wrong)
+        with pytest.raises(quire.ArgumentError, match=rf"num_threads: {wrong} outside"):
+            quire.plan(case.batch, case.cache, case.options, num_threads=wrong)
+    with pytest.raises(quire.ArgumentError, match="max_seq_len: -1, expected at least 0"):
+        quire.plan(case.batch, case.cache, case.options, max_seq_len=-1)
+
+
+def test_set_num_threads_while_others_attend():
+    """A call without a plan plans for the threads that will run it."""
+    case = quire.make_case(LINE)
+    errors, done = [], threading.Event()
+
+    def attend():
+        while not done.is_set() and not errors:
+            try:
+                quire.attend(case.batch, case.cache, case.options)
+            except quire.Error as error:
+                errors.append(str(error))
+
+    threads = [threading.Thread(target=attend) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline and not errors:
+            for n in (1, 17, 3):
+                quire.set_num_threads(n)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+        quire.set_num_threads(0)
+    assert errors == []
 
 
 FORK = """
@@ -597,7 +652,7 @@ def test_pool_memory_report():
 def test_pool_refuses_caches_that_mean_nothing():
     with pytest.raises(ValueError, match=r"cache.head_dim: 0"):
         quire.PagePool(8, num_layers=1, num_kv_heads=2)
-    with pytest.raises(ValueError, match="no type is called 'float'"):
+    with pytest.raises(ValueError, match="dtype: 'float' is none of f32, f16"):
         owning_pool("float")
     with pytest.raises(ValueError, match=r"layer: 2 outside \[0, 2\)"):
         owning_pool().cache(2)

@@ -167,7 +167,7 @@ def test_scales_as_number_scalar_and_vector():
     job = make_job([4, 1], [9, 30], dtype="f32", kv="fp8_e4m3fn", k_scale=0.5, v_scale=0.25)
     for half in (0.5, np.float32(0.5), np.float64(0.5), np.array(0.5, np.float32), np.array([0.5, 0.5], np.float32)):
         job.judge(run(job, quire.KVCache(job.k, job.v, k_scale=half, v_scale=half / 2)))
-    with pytest.raises(quire.ArgumentError, match="k_scale: dtype float64 is none of"):
+    with pytest.raises(quire.ArgumentError, match="k_scale: dtype float64, expected float32"):
         quire.KVCache(job.k, job.v, k_scale=np.array([0.5]))
     with pytest.raises(quire.ContractError, match="k_scale.*nan"):
         run(job, quire.KVCache(job.k, job.v, k_scale=float("nan")))
@@ -191,9 +191,8 @@ def test_every_way_in(job, way_in):
 def test_other_libraries_get_their_own_arrays_back(job):
     class Library:
         @staticmethod
-        def asarray(a, copy):
-            assert copy
-            return Dlpack(a.copy())
+        def asarray(a):
+            return Dlpack(a)
 
     class Foreign(Dlpack):
         def __array_namespace__(self):
@@ -203,8 +202,8 @@ def test_other_libraries_get_their_own_arrays_back(job):
     out = quire.attend(batch, cache)
     assert type(out) is Dlpack
     job.judge(out.inner)
-    batch.output[:] = 7.0
-    assert not np.any(out.inner == 7.0), "the result must not change with the batch's buffer"
+    again = quire.attend(batch, cache)
+    assert batch.output is None and not np.shares_memory(out.inner, again.inner)
     mine = np.empty_like(job.q)
     assert run(job, query=Foreign(job.q), output=mine) is mine
 
@@ -234,15 +233,15 @@ def test_buffer_of_the_standard_library(job):
     [
         ("query", [[1.0]], quire.ArgumentError, r"query: expected an array .*, got list"),
         ("query", None, quire.ArgumentError, r"query: is None"),
-        ("query", np.zeros((2, 2, 2)), quire.ArgumentError, r"query: dtype float64 is none of float32, float16"),
+        ("query", np.zeros((2, 2, 2)), quire.ArgumentError, r"query: dtype float64, expected float32, float16 or bfloat16; convert it: query.astype"),
         ("query", np.zeros((2, 2, 2), ">f4"), quire.ArgumentError, r"query: dtype float32 is not in native byte order"),
         ("query", np.zeros((1,) * 6, np.float32), quire.ArgumentError, r"query: rank 6, at most 5"),
         ("query", np.ma.masked_array(np.zeros((2, 2, 2), np.float32)), quire.ArgumentError, r"query: masked arrays"),
         ("query", Interface(np.zeros(2, np.float32), typestr=">f4"), quire.ArgumentError, r"query: .* native byte order"),
-        ("seq_lens", np.zeros(3, np.uint32), quire.ArgumentError, r"seq_lens: dtype uint32 is none of"),
-        ("seq_lens", np.zeros(3, np.uint8), quire.ArgumentError, r"seq_lens: dtype uint8 .*for raw bits, name the type"),
+        ("seq_lens", np.zeros(3, np.uint32), quire.ArgumentError, r"seq_lens: dtype uint32, expected int32 or int64; convert it"),
+        ("seq_lens", np.zeros(3, np.uint8), quire.ArgumentError, r"seq_lens: dtype uint8, expected int32 or int64; convert it"),
         ("block_table", "table", quire.ArgumentError, r"block_table: expected an array .*, got str"),
-        ("key", np.zeros(3, complex), quire.ArgumentError, r"key: dtype complex128 is none of"),
+        ("key", np.zeros(3, complex), quire.ArgumentError, r"key: dtype complex128, expected float32, float16 or bfloat16$"),
         ("block_table", Dlpack(np.zeros((2, 2), np.int32), (4, 1)), quire.UnsupportedError, r"block_table: lives on opencl:1, "),
         ("value", Dlpack(np.zeros((2, 2, 2), np.float32), (8, 3)), quire.UnsupportedError, r"value: lives on metal:3"),
     ],
@@ -263,7 +262,7 @@ def test_cuda_array_interface_is_device_memory(job):
 def test_contradicting_dtype_names(job):
     with pytest.raises(quire.ArgumentError, match=r'k: the array is float32 but dtype="f16" was given'):
         quire.KVCache(job.k, job.v, dtype="f16")
-    with pytest.raises(quire.ArgumentError, match=r'k: dtype="fp8" is not a Quire dtype'):
+    with pytest.raises(quire.ArgumentError, match=r"dtype: 'fp8' is none of f32, f16, bf16, fp8_e4m3fn"):
         quire.KVCache(job.k.view(np.uint8), job.v, dtype="fp8")
     with pytest.raises(quire.ArgumentError, match=r'k: dtype uint8 cannot hold the bits of dtype="bf16"'):
         quire.KVCache(job.k.view(np.uint8), job.v, dtype="bf16")
@@ -373,7 +372,7 @@ def test_no_reference_leaks_from_errors(job):
     watch = weakref.ref(q := job.q.copy())
     for _ in range(3):
         with pytest.raises(quire.ArgumentError):
-            quire.Batch(**batch_args(job, query=q, seq_lens=[1]))
+            quire.Batch(**batch_args(job, query=q, seq_lens="1"))
     count = sys.getrefcount(q)
     assert count <= 3, count
     del q

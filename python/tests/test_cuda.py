@@ -88,9 +88,10 @@ def on_gpu(array):
     return torch.from_numpy(np.ascontiguousarray(array)).cuda()
 
 
-def gpu_call(case):
+def gpu_call(case, **more):
     b = case.batch
     batch = quire.Batch(
+        **more,
         query=on_gpu(b.query),
         query_start_loc=on_gpu(b.query_start_loc),
         seq_lens=on_gpu(b.seq_lens),
@@ -103,23 +104,22 @@ def gpu_call(case):
 @needs_gpu
 def test_torch_tensors_on_a_gpu_agree_with_the_cpu():
     case = quire.make_case(LINE)
-    quire.attend(case.batch, case.cache, case.options)
+    expected = quire.attend(case.batch, case.cache, case.options)
     batch, there = gpu_call(case)
     rows = {}
     out = quire.attend(batch, there, case.options, rows=rows)
     assert out.device.type == "cuda" and sum(rows.values()) == out.shape[0] * out.shape[1]
-    np.testing.assert_allclose(out.cpu().numpy().astype(np.float32), np.asarray(case.batch.output, np.float32), atol=4e-3, rtol=4e-3)
+    np.testing.assert_allclose(out.cpu().numpy().astype(np.float32), np.asarray(expected, np.float32), atol=4e-3, rtol=4e-3)
     np.testing.assert_allclose(batch.lse.cpu().numpy(), np.asarray(case.batch.lse), atol=1e-3, rtol=1e-3)
 
 
 @needs_gpu
 def test_a_broken_table_is_found_by_the_device_and_no_row_is_written():
     case = quire.make_case(LINE)
-    batch, there = gpu_call(case)
+    batch, there = gpu_call(case, output=torch.full_like(on_gpu(case.batch.query), 7))
     plan = quire.plan(batch, there, case.options)
     assert any("query_len <=" in text for text in plan.assumptions)
     workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
-    batch.output.fill_(7)
     batch.block_table[0, 0] = -5
     quire.attend(batch, there, case.options, plan, workspace)
     with pytest.raises(quire.ContractError, match=r"Q-T03 block_table\[0\]\[0\]: page -5"):
@@ -141,14 +141,43 @@ def test_a_captured_graph_replays_with_other_lengths():
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        quire.attend(batch, there, plan=plan, workspace=workspace)
+        out = quire.attend(batch, there, plan=plan, workspace=workspace)
     batch.seq_lens.sub_(30)
     graph.replay()
     torch.cuda.synchronize()
-    replayed = batch.output.clone()
-    quire.attend(batch, there, plan=plan, workspace=workspace)
+    again = quire.attend(batch, there, plan=plan, workspace=workspace)
     quire.attend_status(batch, there, None, plan, workspace)
-    assert bool((replayed == batch.output).all())
+    assert again.data_ptr() != out.data_ptr() and bool((out == again).all())
+
+
+@needs_gpu
+def test_every_call_on_a_gpu_returns_a_new_tensor_there():
+    case = quire.make_case(LINE)
+    batch, there = gpu_call(case)
+    first = quire.attend(batch, there, case.options)
+    kept = first.clone()
+    second = quire.attend(batch, quire.KVCache(there.k, -there.v, there.layout), case.options)
+    assert first.device == batch.query.device and batch.output is None
+    assert bool((first == kept).all()) and bool((second == -kept).all())
+    mine = torch.empty_like(batch.query)
+    given, _ = gpu_call(case, output=mine)
+    assert quire.attend(given, there, case.options) is mine and bool((mine == kept).all())
+
+
+@needs_gpu
+def test_a_result_on_another_stream_takes_memory_of_that_stream():
+    case = quire.make_case(LINE)
+    batch, there = gpu_call(case)
+    expected = quire.attend(batch, there, case.options)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    for stream in (side, side.cuda_stream):
+        freed = torch.empty_like(batch.query)  # a block of the current stream, which the next call on another one must not get
+        address = freed.data_ptr()
+        del freed
+        out = quire.attend(batch, there, case.options, stream=stream)
+        side.synchronize()
+        assert out.data_ptr() != address and bool((out == expected).all())
 
 
 @needs_gpu

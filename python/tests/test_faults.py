@@ -21,7 +21,6 @@ def test_attend_with_fault_computes_what_the_faulty_kernel_would():
     expected = quire.reference(b, c, o)
     assert quire.compare(quire.attend(b, c, o), None, expected).ok
     output = quire.attend_with_fault(batch=b, cache=c, fault="query_start_loc_as_int32", options=o)
-    assert np.shares_memory(output, b.output)
     assert not quire.compare(output, None, expected).ok
 
 

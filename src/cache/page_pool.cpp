@@ -145,10 +145,15 @@ struct PagePool::State {
     return std::span(r.tokens).subspan(static_cast<std::size_t>(i * options.page_size),
                                        static_cast<std::size_t>(options.page_size));
   }
-  Result<Request*> find(std::int64_t id, const char* call) {
+  Result<const Request*> find(std::int64_t id, const char* call) const {
     const auto it = requests.find(id);
     if (it == requests.end()) return bad(formatted("PagePool::{} request {}: unknown, expected one that was added", call, id));
     return &it->second;
+  }
+  Result<Request*> find(std::int64_t id, const char* call) {
+    const Result<const Request*> found = std::as_const(*this).find(id, call);
+    if (!found.ok()) return found.status();
+    return const_cast<Request*>(found.value());
   }
 
   void recycle(std::int32_t id) {
@@ -348,17 +353,22 @@ std::optional<std::int64_t> PagePool::victim() const {
   return last;
 }
 
-std::span<const std::int32_t> PagePool::block_table(std::int64_t request) const {
-  const auto it = state_->requests.find(request);
-  if (it == state_->requests.end()) return {};
-  return it->second.pages;
+Result<std::span<const std::int32_t>> PagePool::block_table(std::int64_t request) const {
+  const auto found = std::as_const(*state_).find(request, "block_table");
+  if (!found.ok()) return found.status();
+  return std::span<const std::int32_t>(found.value()->pages);
 }
 
-std::int64_t PagePool::slot(std::int64_t request, std::int64_t position) const {
-  const auto table = block_table(request);
+Result<std::int64_t> PagePool::slot(std::int64_t request, std::int64_t position) const {
+  const auto found = std::as_const(*state_).find(request, "slot");
+  if (!found.ok()) return found.status();
+  const std::vector<std::int32_t>& pages = found.value()->pages;
   const std::int64_t page_size = state_->options.page_size;
-  if (position < 0 || position / page_size >= static_cast<std::int64_t>(table.size())) return -1;
-  return std::int64_t{table[static_cast<std::size_t>(position / page_size)]} * page_size + position % page_size;
+  if (position < 0 || position / page_size >= static_cast<std::int64_t>(pages.size()))
+    return bad(formatted(
+        "PagePool::slot request {}: position {} has no page, expected one in [0, {}) ({} pages of {}; reserve() adds pages)",
+        request, position, static_cast<std::int64_t>(pages.size()) * page_size, pages.size(), page_size));
+  return std::int64_t{pages[static_cast<std::size_t>(position / page_size)]} * page_size + position % page_size;
 }
 
 PagePool::Stats PagePool::stats() const { return state_->stats; }

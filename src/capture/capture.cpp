@@ -8,6 +8,7 @@
 
 #include "capture/file_io.h"
 #include "capture/fill.h"
+#include "capture/problem_note.h"
 #include "capture/safetensors.h"
 #include "capture/text.h"
 #include "quire/capture.hpp"
@@ -24,6 +25,8 @@ using capture::quote;
 
 constexpr std::string_view kFormatVersion = "1";
 constexpr std::string_view kDTypePrefix = "dtype.";
+/// Of a pipe; it is held in memory beside the tensors that are made from it.
+constexpr std::uint64_t kMaxStreamBytes = std::uint64_t{1} << 30;
 
 /// Where a tensor of the file lives in a Case.
 struct Place {
@@ -172,6 +175,28 @@ Status supply_output(Case& c) {
   return {};
 }
 
+/// A stream says how long it should be only by its header. One byte more is read, so that one which goes on is noticed; a broken
+/// header is left to read_header(), which finds the same and says where.
+Status fill_from_header(capture::FileSource& source) {
+  if (Status s = source.fill(capture::kLengthBytes); !s.ok()) return s;
+  if (source.size() < capture::kLengthBytes) return {};
+  std::byte prefix[capture::kLengthBytes];
+  if (Status s = source.read(0, prefix); !s.ok()) return s;
+  const Result<std::uint64_t> length = capture::parse_header_length(prefix, ~std::uint64_t{0});
+  if (!length.ok()) return length.status();
+  const std::uint64_t data_start = capture::kLengthBytes + length.value();
+  if (Status s = source.fill(data_start); !s.ok()) return s;
+  if (source.size() < data_start) return {};
+  std::string json(static_cast<std::size_t>(length.value()), '\0');
+  if (Status s = source.read(capture::kLengthBytes, std::as_writable_bytes(std::span(json))); !s.ok()) return s;
+  const Result<std::uint64_t> announced = capture::announced_bytes(json);
+  if (!announced.ok()) return {};
+  if (announced.value() > kMaxStreamBytes)
+    return broken(formatted("a pipe or device with {} data bytes: expected at most {}; save it to a file first",
+                            announced.value(), kMaxStreamBytes));
+  return source.fill(data_start + announced.value() + 1);
+}
+
 Result<Header> read_header(const ByteSource& source) {
   std::byte prefix[capture::kLengthBytes];
   const std::size_t available = static_cast<std::size_t>(std::min<std::uint64_t>(source.size(), capture::kLengthBytes));
@@ -197,6 +222,7 @@ Result<Case> read_case(const ByteSource& source) {
     if (place.required && !place.in(c).present()) return broken(formatted("tensor {} is missing", quote(place.name)));
   }
   if (Status s = supply_output(c); !s.ok()) return s;
+  capture::settle_problem_note(c);
   return c;
 }
 
@@ -304,9 +330,23 @@ Status write_tensor(capture::AtomicFile& file, const Outgoing& one) {
   return write_strided(file, one.tensor);
 }
 
+/// What diagnose() would refuse is not written.
+Status check_observed(const Case& c) {
+  const Tensor &o = c.observed, &q = c.batch.query, &l = c.observed_lse;
+  const auto like_query = [&](const Tensor& t, int rank) {
+    return t.rank == rank && std::equal(t.shape.begin(), t.shape.begin() + rank, q.shape.begin());
+  };
+  if (o.present() && (!is_floating(o.dtype) || !like_query(o, q.rank)))
+    return refuse("observed", formatted("{}, expected a floating type and the shape of query, {}", to_string(o), to_string(q)));
+  if (l.present() && q.rank >= 2 && (l.dtype != DType::f32 || !like_query(l, 2)))
+    return refuse("observed_lse", formatted("{}, expected f32 [{}, {}]", to_string(l), q.shape[0], q.shape[1]));
+  return {};
+}
+
 Status write_case(const std::string& path, Case views) {
   Result<std::vector<Outgoing>> tensors = collect(views);
   if (!tensors.ok()) return tensors.status();
+  if (Status s = check_observed(views); !s.ok()) return s;
   const Result<Metadata> metadata = metadata_of(views, tensors.value());
   if (!metadata.ok()) return metadata.status();
   std::vector<Entry> entries;
@@ -335,6 +375,8 @@ Result<Case> read_capture(const std::string& path) {
   try {
     capture::FileSource source;
     if (Status s = source.open(path); !s.ok()) return s;
+    if (source.is_stream())
+      if (Status s = fill_from_header(source); !s.ok()) return with_path(path, s);
     Result<Case> c = read_case(source);
     if (!c.ok()) return with_path(path, c.status());
     return c;

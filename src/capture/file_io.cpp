@@ -43,22 +43,24 @@ Status FileSource::open(const std::string& path) {
   struct stat info{};
   if (::fstat(fd_, &info) != 0) return io_error(path_, "cannot stat", errno);
   if (S_ISDIR(info.st_mode)) return io_error(path_, "cannot read", EISDIR);
-  if (!S_ISREG(info.st_mode)) return read_to_end();
+  in_memory_ = !S_ISREG(info.st_mode);
+  if (in_memory_) return {};
   size_ = static_cast<std::uint64_t>(info.st_size);
   return {};
 }
 
-Status FileSource::read_to_end() {
-  in_memory_ = true;
-  for (;;) {
-    constexpr std::size_t kChunk = std::size_t{1} << 20;
-    bytes_.resize(static_cast<std::size_t>(size_) + kChunk);
-    const ssize_t got = ::read(fd_, bytes_.data() + size_, kChunk);
+Status FileSource::fill(std::uint64_t size) {
+  while (size_ < size) {
+    constexpr std::uint64_t kChunk = std::uint64_t{1} << 20;
+    const auto wanted = static_cast<std::size_t>(std::min(size - size_, kChunk));
+    bytes_.resize(static_cast<std::size_t>(size_) + wanted);
+    const ssize_t got = ::read(fd_, bytes_.data() + size_, wanted);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return io_error(path_, "cannot read", errno);
-    if (got == 0) return {};
+    if (got == 0) break;
     size_ += static_cast<std::uint64_t>(got);
   }
+  return {};
 }
 
 Status FileSource::read_part(std::uint64_t offset, std::span<std::byte> out) const {

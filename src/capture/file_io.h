@@ -30,7 +30,7 @@ class MemorySource final : public ByteSource {
   std::span<const std::byte> bytes_;
 };
 
-/// An open file. Pipes and other things without a size are read to their end by open().
+/// An open file. Of pipes and other things without a size, which may never end, only what fill() asked for is there.
 class FileSource final : public ByteSource {
  public:
   FileSource() = default;
@@ -38,12 +38,15 @@ class FileSource final : public ByteSource {
   FileSource& operator=(const FileSource&) = delete;
   ~FileSource() override;
   Status open(const std::string& path);
+  /// True for what has no size.
+  bool is_stream() const noexcept { return in_memory_; }
+  /// Reads a stream on, until size() is `size` or the stream ends.
+  Status fill(std::uint64_t size);
   std::uint64_t size() const noexcept override { return size_; }
   Status read(std::uint64_t offset, std::span<std::byte> out) const override;
 
  private:
   Status read_part(std::uint64_t offset, std::span<std::byte> out) const;
-  Status read_to_end();
   std::string path_;
   int fd_ = -1;
   std::uint64_t size_ = 0;

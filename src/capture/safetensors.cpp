@@ -39,6 +39,14 @@ const CodeRow* find_code(std::string_view code) noexcept {
   return nullptr;
 }
 
+std::string too_many_keys() { return formatted("more than {} metadata keys", kMaxMetadataKeys); }
+std::string too_much_metadata() { return formatted("more than {} bytes of metadata", kMaxMetadataBytes); }
+
+/// A name is one line.
+bool has_control(std::string_view key) {
+  return std::any_of(key.begin(), key.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; });
+}
+
 /// Builds a Header from parser events and stops at the first event that the format does not allow. Working on events rather
 /// than on a tree is what makes duplicate keys visible and deep nesting harmless.
 class HeaderEvents {
@@ -68,6 +76,8 @@ class HeaderEvents {
 
   bool string(std::string& text) {
     if (level_ == Level::metadata) {
+      metadata_bytes_ += key_.size() + text.size();
+      if (metadata_bytes_ > kMaxMetadataBytes) return fail(too_much_metadata());
       header.metadata[key_] = std::move(text);
       return true;
     }
@@ -90,6 +100,8 @@ class HeaderEvents {
     key_ = text;
     if (level_ == Level::root) name_ = text;
     if (!(level_ == Level::root ? names_ : seen_).insert(text).second) return fail("the key is given twice");
+    if (level_ == Level::metadata && seen_.size() > kMaxMetadataKeys) return fail(too_many_keys());
+    if (level_ == Level::metadata && has_control(text)) return fail("a key with a control character");
     if (level_ != Level::tensor) return true;
     if (text == "dtype") return field_ = Field::dtype, true;
     if (text == "shape") return field_ = Field::shape, true;
@@ -168,7 +180,20 @@ class HeaderEvents {
   std::string name_, key_;
   std::set<std::string> names_, seen_;
   int items_ = 0;
+  std::size_t metadata_bytes_ = 0;
 };
+
+Status check_metadata(const Metadata& metadata) {
+  std::size_t bytes = 0;
+  for (const auto& [key, value] : metadata) {
+    bytes += key.size() + value.size();
+    if (has_control(key))
+      return {Code::invalid_argument, formatted("capture: note {}: a key with a control character", quote(key))};
+  }
+  if (metadata.size() > kMaxMetadataKeys) return {Code::invalid_argument, "capture: notes: " + too_many_keys()};
+  if (bytes > kMaxMetadataBytes) return {Code::invalid_argument, "capture: notes: " + too_much_metadata()};
+  return {};
+}
 
 std::string shape_text(const Entry& entry) {
   return formatted("{} [{}]", entry.code, fmt::join(entry.shape.begin(), entry.shape.begin() + entry.rank, ", "));
@@ -295,7 +320,17 @@ Result<Header> parse_header(std::string_view json, std::uint64_t data_size) {
   return std::move(events.header);
 }
 
+Result<std::uint64_t> announced_bytes(std::string_view json) {
+  HeaderEvents events;
+  static_cast<void>(nlohmann::json::sax_parse(json.begin(), json.end(), &events));
+  if (!events.status.ok()) return events.status;
+  std::uint64_t bytes = 0;
+  for (const Entry& entry : events.header.entries) bytes = std::max(bytes, entry.end);
+  return bytes;
+}
+
 Result<std::string> format_header(const std::vector<Entry>& entries, const Metadata& metadata) {
+  if (Status s = check_metadata(metadata); !s.ok()) return s;
   std::string json = "{\"__metadata__\":{";
   for (const auto& [key, value] : metadata) {
     if (json.back() != '{') json += ',';
@@ -313,7 +348,6 @@ Result<std::string> format_header(const std::vector<Entry>& entries, const Metad
   json += '}';
   if (!nlohmann::json::accept(json)) return Status(Code::invalid_argument, "capture: a note or its key is not valid UTF-8");
   json.append((8 - json.size() % 8) % 8, ' ');
-  if (json.size() > kMaxHeaderBytes) return Status(Code::invalid_argument, "capture: the notes exceed 100 MB");
   std::string bytes;
   for (std::uint64_t length = json.size(), i = 0; i < kLengthBytes; ++i, length >>= 8) bytes += static_cast<char>(length & 0xFF);
   return bytes + json;

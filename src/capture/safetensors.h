@@ -42,6 +42,9 @@ struct Header {
 inline constexpr std::uint64_t kLengthBytes = 8;
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  ///< the format's own limit
 inline constexpr std::size_t kMaxTensors = 1024;
+// A capture needs some twenty keys, and at most a problem line of a million requests.
+inline constexpr std::size_t kMaxMetadataKeys = 1024;
+inline constexpr std::size_t kMaxMetadataBytes = std::size_t{16} << 20;  ///< of all keys and values
 
 /// Code used for a type when writing. The fnuz types are written as U8, which every reader opens.
 std::string_view code_of(DType dtype) noexcept;
@@ -59,7 +62,10 @@ Result<std::uint64_t> parse_header_length(std::span<const std::byte> prefix, std
 /// Parses and checks the JSON of a file whose data part has `data_size` bytes: types, sizes, and that the tensors cover the
 /// data part exactly, without overlap or hole.
 Result<Header> parse_header(std::string_view json, std::uint64_t data_size);
-/// Length prefix and JSON, padded with blanks to a multiple of 8 bytes. Fails if a text is not UTF-8.
+/// Data bytes that the tensors of a header reach to, whatever else is wrong with it.
+Result<std::uint64_t> announced_bytes(std::string_view json);
+/// Length prefix and JSON, padded with blanks to a multiple of 8 bytes. Fails if a text is not UTF-8, or if
+/// parse_header() would refuse the metadata.
 Result<std::string> format_header(const std::vector<Entry>& entries, const Metadata& metadata);
 
 }  // namespace quire::capture

@@ -24,7 +24,8 @@ Status stage(device::Staging& staging, Tensor& t) { return contract::placed(t) ?
 class HostCopies {
  public:
   explicit HostCopies(const Context& c)
-      : batch_(c.batch), cache_(c.cache), options_(c.options), context_{batch_, cache_, options_, c.ledger, c.report, c.sizes} {}
+      : batch_(c.batch), cache_(c.cache), options_(c.options), context_{batch_,   cache_,  options_, c.ledger,
+                                                                        c.report, c.sizes, c.tags} {}
 
   /// Index tensors and small float tensors.
   void copy_tables() {
@@ -109,6 +110,12 @@ void apply_to_batch(Context& c, Depth depth) {
   apply_content_rules(copies.context());
 }
 
+void apply_append_value_rules(Context& c) {
+  apply_scale_rules(c);
+  apply_slot_value_rules(c);
+  apply_append_ledger_rules(c);
+}
+
 void apply_to_append(Context& c, Depth depth) {
   const std::array<NamedTensor, 7> tensors{{{"cache.k", &c.cache.k},
                                             {"cache.v", &c.cache.v},
@@ -119,7 +126,7 @@ void apply_to_append(Context& c, Depth depth) {
                                             {"slot_mapping", &c.batch.slot_mapping}}};
   constexpr std::string_view required[] = {"cache.k", "cache.v", "key", "value", "slot_mapping"};
   apply_tensor_rules(c.report, tensors, required, c.cache.k);
-  apply_cache_shape_rules(c, contract::descriptor_ok(c.batch.key) ? c.batch.key.dtype : DType::none);
+  apply_cache_shape_rules(c, contract::new_row_dtype(c.batch));
   // The rows of key stand in for those of query; the cache says how long each is.
   c.sizes.head_dim = c.sizes.cache_head_dim;
   if (contract::well_formed(c.batch.key) && c.batch.key.rank == 3) c.sizes.num_tokens = c.batch.key.shape[0];
@@ -129,13 +136,12 @@ void apply_to_append(Context& c, Depth depth) {
   apply_append_rules(c);
   if (depth < Depth::tables) return;
   if (c.cache.k.memory == Memory::cpu) {
-    apply_scale_rules(c);
-    return apply_slot_value_rules(c);
+    apply_append_value_rules(c);
+    return;
   }
   HostCopies copies(c);
   copies.copy_tables();
-  apply_scale_rules(copies.context());
-  apply_slot_value_rules(copies.context());
+  apply_append_value_rules(copies.context());
 }
 
 void apply_to_merge(contract::Merging m, Depth depth, Report& report) {
@@ -183,14 +189,16 @@ Findings check_workspace(const Batch& batch, const KVCache& cache, const Options
   });
 }
 
-Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping, Depth depth) {
+Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping, Depth depth,
+                      const SlotLedger* ledger, std::span<const WriteTag> tags) {
   return collect([&](Report& report) {
     Batch batch;
     batch.key = key;
     batch.value = value;
     batch.slot_mapping = slot_mapping;
     const Options options;
-    Context context{batch, cache, options, /*ledger=*/nullptr, report};
+    Context context{batch, cache, options, ledger, report};
+    context.tags = tags;
     apply_to_append(context, depth);
   });
 }

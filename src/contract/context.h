@@ -41,6 +41,7 @@ struct Context {
   const SlotLedger* ledger;
   Report& report;
   Sizes sizes{};
+  std::span<const WriteTag> tags{};  ///< of an append with a ledger
   // Set by the table rules: the lengths of requests may be read, and mean something.
   bool starts_sound = false;   ///< query_start_loc splits the rows
   bool lengths_sound = false;  ///< seq_lens and cached_lens are readable; single requests may still be broken
@@ -123,6 +124,10 @@ void apply_content_rules(Context& c);
 void apply_slot_value_rules(Context& c);
 /// Q-S05 to Q-S08.
 void apply_append_rules(Context& c);
+/// Q-L05 and Q-L06: where append records what it writes.
+void apply_append_ledger_rules(Context& c);
+/// What key and value of an append are made of; none if they do not agree (Q-S06).
+DType new_row_dtype(const Batch& batch) noexcept;
 
 /// The tensors of one merge call, by name.
 struct Merging {

@@ -1,4 +1,5 @@
-// Rules Q-L01 to Q-L05: every visible cached slot was written, for this reader and position, since its page was handed out.
+// Rules Q-L01 to Q-L06: every visible cached slot was written, for this reader and position, since its page was handed out; and
+// an append says for whom it writes.
 //
 // The rules judge the cache as it is now: call check() after this step's append.
 #include <string>
@@ -68,6 +69,11 @@ bool l05_same_cache(Context& c) {
   return same;
 }
 
+void l06_tag(Context& c, std::int64_t row, std::string_view what, std::int64_t value, std::string_view hint) {
+  if (value >= 0 || c.report.counted(L06)) return;
+  c.report.add(L06, "tags", {row}, formatted("{} {}", what, value), "at least 0", hint);
+}
+
 void check_read(Context& c, const Read& read) {
   const SlotLedger::Entry entry = c.ledger->entry(read.page * c.sizes.page_size + read.offset);
   l01_written(c, read, entry) && l04_not_recycled(c, read, entry) && l02_own_or_shared(c, read, entry) &&
@@ -75,6 +81,20 @@ void check_read(Context& c, const Read& read) {
 }
 
 }  // namespace
+
+void apply_append_ledger_rules(Context& c) {
+  if (c.ledger == nullptr || !known(c.sizes.num_pages)) return;
+  l05_same_cache(c);
+  if (!is_index_array(c.batch.slot_mapping, kUnknown)) return;
+  const semantics::IndexView slots = semantics::index_view(c.batch.slot_mapping);
+  const auto rows = std::min(c.batch.slot_mapping.shape[0], static_cast<std::int64_t>(c.tags.size()));
+  for (std::int64_t row = 0; row < rows; ++row) {
+    if (slots[row] < 0) continue;
+    const WriteTag& tag = c.tags[static_cast<std::size_t>(row)];
+    l06_tag(c, row, "request", tag.request, "-1 is the ledger's 'nobody'");
+    l06_tag(c, row, "position", tag.position, {});
+  }
+}
 
 void apply_ledger_rules(Context& c) {
   if (c.ledger == nullptr || !known(c.sizes.num_pages) || !l05_same_cache(c) || !c.pages_sound) return;

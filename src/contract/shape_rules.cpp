@@ -264,9 +264,23 @@ void m27_index_dtype(Context& c) {
   }
 }
 
+/// As many starts as seq_lens and rows of block_table: the number of requests is not in doubt, and query_start_loc is what is
+/// wrong.
+bool lacks_a_start(const Batch& b) {
+  const Tensor &starts = b.query_start_loc, &lens = b.seq_lens, &table = b.block_table;
+  if (starts.rank != 1 || !well_formed(lens) || lens.rank != 1 || !well_formed(table) || table.rank != 2) return false;
+  return starts.shape[0] >= 1 && starts.shape[0] == lens.shape[0] && starts.shape[0] == table.shape[0];
+}
+
 void m28_query_start_loc_shape(Context& c) {
   const Tensor& starts = c.batch.query_start_loc;
   if (!well_formed(starts)) return;
+  if (lacks_a_start(c.batch)) {
+    const std::int64_t reqs = starts.shape[0];
+    c.report.add(M28, "query_start_loc", {}, "shape " + shape_text(starts),
+                 formatted("[{}] = [num_reqs + 1] for {} seq_lens", reqs + 1, reqs), "is the leading 0 missing?");
+    return;
+  }
   if (starts.rank == 1 && starts.shape[0] >= 1) {
     c.sizes.num_reqs = starts.shape[0] - 1;
     return;

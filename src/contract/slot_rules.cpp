@@ -152,6 +152,13 @@ void s06_row_dtype(Context& c, const NamedTensor& t) {
   c.report.add(S06, t.name, {}, formatted("dtype {}", name(dtype)), "f32, f16 or bf16");
 }
 
+void s06_one_dtype(Context& c) {
+  if (!c.batch.key.present() || c.report.broken(S06) || new_row_dtype(c.batch) != DType::none) return;
+  if (!descriptor_ok(c.batch.key) || !descriptor_ok(c.batch.value)) return;
+  c.report.add(S06, "value", {}, formatted("dtype {}", name(c.batch.value.dtype)),
+               formatted("{} as key", name(c.batch.key.dtype)));
+}
+
 void s07_cache_own_addresses(Context& c) {
   const NamedTensor sides[] = {{"cache.k", &c.cache.k}, {"cache.v", &c.cache.v}};
   for (const NamedTensor& t : sides) {
@@ -194,10 +201,16 @@ void apply_batch_slot_rules(Context& c) {
   if (!is_repeated(slots, c.sizes.num_tokens)) s04_one_position_per_slot(c, slots);
 }
 
+DType new_row_dtype(const Batch& batch) noexcept {
+  const bool agree = !batch.value.present() || batch.value.dtype == batch.key.dtype;
+  return descriptor_ok(batch.key) && agree ? batch.key.dtype : DType::none;
+}
+
 void apply_append_rules(Context& c) {
   s05_slot_count(c);
   s06_row_dtype(c, {"key", &c.batch.key});
   s06_row_dtype(c, {"value", &c.batch.value});
+  s06_one_dtype(c);
   s07_cache_own_addresses(c);
   s08_no_overlap(c);
 }

@@ -83,19 +83,19 @@ class Model {
   }
 
   void write(std::int64_t id, const Request& r, std::int64_t p) {
-    const std::int64_t slot = pool_.slot(id, p);
-    ASSERT_GE(slot, 0);
+    ASSERT_TRUE(pool_.slot(id, p).ok());
+    const std::int64_t slot = pool_.slot(id, p).value();
     for (const auto& [other, state] : live_) {
       if (other == id) continue;
-      for (const auto page : pool_.block_table(other)) ASSERT_NE(page, slot / page_size_) << "a page with two writers";
+      for (const auto page : pool_.block_table(other).value()) ASSERT_NE(page, slot / page_size_) << "a page with two writers";
     }
     cache_[static_cast<std::size_t>(slot)].assign(r.tokens.begin(), r.tokens.begin() + p + 1);
   }
 
   void read_back(std::int64_t id, const Request& r) {
     for (std::int64_t p = 0; p < r.computed; ++p) {
-      const std::int64_t slot = pool_.slot(id, p);
-      ASSERT_GE(slot, 0);
+      ASSERT_TRUE(pool_.slot(id, p).ok());
+      const std::int64_t slot = pool_.slot(id, p).value();
       const Tokens expected(r.tokens.begin(), r.tokens.begin() + p + 1);
       ASSERT_EQ(cache_[static_cast<std::size_t>(slot)], expected) << "request " << id << " position " << p;
     }
@@ -123,7 +123,7 @@ class Model {
   std::vector<Tokens> snapshot() const {
     std::vector<Tokens> tables;
     for (const auto& [id, r] : live_) {
-      const auto table = pool_.block_table(id);
+      const auto table = pool_.block_table(id).value();
       tables.emplace_back(table.begin(), table.end());
     }
     const auto s = pool_.stats();
@@ -135,7 +135,7 @@ class Model {
     std::map<std::int32_t, int> holders;
     std::optional<std::int64_t> last;
     for (const auto& [id, r] : live_) {
-      const auto table = pool_.block_table(id);
+      const auto table = pool_.block_table(id).value();
       const std::set<std::int32_t> distinct(table.begin(), table.end());
       ASSERT_EQ(distinct.size(), table.size()) << "one request holds a page twice";
       for (const auto page : table) {

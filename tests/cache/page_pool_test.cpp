@@ -44,15 +44,16 @@ TEST(PagePool, CreateRefusesWhatItCannotServe) {
 TEST(PagePool, SlotsFollowTheBlockTable) {
   PagePool pool = make_pool(8, 4);
   ASSERT_EQ(pool.add(3, range(0, 10)).value(), 0);
-  EXPECT_EQ(pool.slot(3, 0), -1) << "no page yet";
+  EXPECT_THAT(pool.slot(3, 0).status().message(), HasSubstr("request 3: position 0 has no page, expected one in [0, 0)"));
   ASSERT_TRUE(pool.reserve(3, 10).ok());
-  const auto table = pool.block_table(3);
+  const auto table = pool.block_table(3).value();
   ASSERT_EQ(table.size(), 3u);
-  for (std::int64_t p = 0; p < 12; ++p) EXPECT_EQ(pool.slot(3, p), table[static_cast<std::size_t>(p / 4)] * 4 + p % 4);
-  EXPECT_EQ(pool.slot(3, 12), -1);
-  EXPECT_EQ(pool.slot(3, -1), -1);
-  EXPECT_EQ(pool.slot(4, 0), -1);
-  EXPECT_TRUE(pool.block_table(4).empty());
+  for (std::int64_t p = 0; p < 12; ++p) EXPECT_EQ(pool.slot(3, p).value(), table[static_cast<std::size_t>(p / 4)] * 4 + p % 4);
+  EXPECT_EQ(pool.slot(3, 12).status().code(), Code::invalid_argument);
+  EXPECT_THAT(pool.slot(3, 12).status().message(), HasSubstr("position 12 has no page, expected one in [0, 12) (3 pages of 4"));
+  EXPECT_THAT(pool.slot(3, -1).status().message(), HasSubstr("position -1 has no page"));
+  EXPECT_THAT(pool.slot(4, 0).status().message(), HasSubstr("PagePool::slot request 4: unknown"));
+  EXPECT_THAT(pool.block_table(4).status().message(), HasSubstr("PagePool::block_table request 4: unknown"));
 }
 
 TEST(PagePool, FullPagesOfACommonPrefixAreShared) {
@@ -63,7 +64,7 @@ TEST(PagePool, FullPagesOfACommonPrefixAreShared) {
   compute_all(pool, 1, 14);
   ASSERT_EQ(pool.add(2, second).value(), 8);
   ASSERT_TRUE(pool.reserve(2, 14).ok());
-  const auto a = pool.block_table(1), b = pool.block_table(2);
+  const auto a = pool.block_table(1).value(), b = pool.block_table(2).value();
   EXPECT_EQ(a[0], b[0]);
   EXPECT_EQ(a[1], b[1]);
   EXPECT_NE(a[2], b[2]);
@@ -113,11 +114,11 @@ TEST(PagePool, ReleasedPagesStayFindableUntilHandedOut) {
   PagePool pool = make_pool(4, 4);
   ASSERT_TRUE(pool.add(1, range(0, 9)).ok());
   compute_all(pool, 1, 9);
-  const Tokens held(pool.block_table(1).begin(), pool.block_table(1).end());
+  const Tokens held(pool.block_table(1).value().begin(), pool.block_table(1).value().end());
   ASSERT_TRUE(pool.release(1).ok());
   EXPECT_EQ(pool.stats().pages_in_use, 0);
   ASSERT_EQ(pool.add(2, range(0, 9)).value(), 8);
-  EXPECT_THAT(pool.block_table(2), ElementsAre(held[0], held[1]));
+  EXPECT_THAT(pool.block_table(2).value(), ElementsAre(held[0], held[1]));
   ASSERT_TRUE(pool.release(2).ok());
   EXPECT_EQ(pool.stats().evictions, 0);
 
@@ -153,7 +154,7 @@ TEST(PagePool, OutOfPagesChangesNothing) {
   const Status status = pool.reserve(2, 20);
   EXPECT_EQ(status.code(), Code::out_of_pages);
   EXPECT_THAT(status.message(), HasSubstr("request 2: 5 more pages needed for 20 tokens, 2 of 4 free"));
-  EXPECT_TRUE(pool.block_table(2).empty());
+  EXPECT_TRUE(pool.block_table(2).value().empty());
   EXPECT_EQ(pool.stats().pages_in_use, before.pages_in_use);
   EXPECT_EQ(pool.stats().evictions, before.evictions);
   EXPECT_TRUE(pool.reserve(2, 8).ok());
@@ -169,8 +170,8 @@ TEST(PagePool, PreemptAndResumeReattachesWhatIsStillThere) {
   ASSERT_TRUE(pool.push_token(2, 7).ok());
   ASSERT_EQ(pool.victim(), 2);
   ASSERT_TRUE(pool.preempt(2).ok());
-  EXPECT_TRUE(pool.block_table(2).empty());
-  EXPECT_EQ(pool.slot(2, 0), -1);
+  EXPECT_TRUE(pool.block_table(2).value().empty());
+  EXPECT_FALSE(pool.slot(2, 0).ok());
   EXPECT_EQ(pool.victim(), 1) << "request 2 holds nothing any more";
   EXPECT_THAT(pool.reserve(2, 9).message(), HasSubstr("preempted, expected resume()"));
   EXPECT_THAT(pool.preempt(2).message(), HasSubstr("already preempted"));
@@ -187,9 +188,9 @@ TEST(PagePool, EqualPagesComputedSideBySideDoNotMixOwners) {
   ASSERT_TRUE(pool.add(2, range(0, 5)).ok());
   compute_all(pool, 1, 4);
   compute_all(pool, 2, 4);
-  EXPECT_NE(pool.block_table(1)[0], pool.block_table(2)[0]);
+  EXPECT_NE(pool.block_table(1).value()[0], pool.block_table(2).value()[0]);
   ASSERT_EQ(pool.add(3, range(0, 5)).value(), 4);
-  EXPECT_EQ(pool.block_table(3)[0], pool.block_table(1)[0]) << "the first to commit is the one that is found";
+  EXPECT_EQ(pool.block_table(3).value()[0], pool.block_table(1).value()[0]) << "the first to commit is the one that is found";
   ASSERT_TRUE(pool.release(1).ok());
   ASSERT_TRUE(pool.release(2).ok());
   EXPECT_EQ(pool.stats().pages_in_use, 2);
@@ -211,13 +212,13 @@ TEST(PagePool, EveryLedgerHearsOfSharingAndReuse) {
   SlotLedger layer0(4, 2), layer1(4, 2);
   PagePool pool = make_pool(4, 2, /*sharing=*/true, {&layer0, &layer1});
   const auto write = [&](std::int64_t request, std::int64_t position) {
-    for (SlotLedger* ledger : {&layer0, &layer1}) ledger->record(pool.slot(request, position), {request, position});
+    for (SlotLedger* ledger : {&layer0, &layer1}) ledger->record(pool.slot(request, position).value(), {request, position});
   };
   ASSERT_TRUE(pool.add(1, range(0, 5)).ok());
   ASSERT_TRUE(pool.reserve(1, 5).ok());
   for (std::int64_t p = 0; p < 5; ++p) write(1, p);
   ASSERT_TRUE(pool.commit(1, 5).ok());
-  const std::int32_t full = pool.block_table(1)[1], partial = pool.block_table(1)[2];
+  const std::int32_t full = pool.block_table(1).value()[1], partial = pool.block_table(1).value()[2];
   ASSERT_EQ(pool.add(2, range(0, 5)).value(), 4);
   ASSERT_TRUE(pool.release(1).ok());
   for (const SlotLedger* ledger : {&layer0, &layer1}) {

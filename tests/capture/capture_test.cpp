@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <thread>
 
 #include "capture/case_util.h"
 
@@ -172,12 +174,12 @@ TEST_F(CaptureFile, LargeStridedTensorsPassTheBuffer) {
   const std::int64_t rows = 400000;
   auto* data = reinterpret_cast<float*>(c.allocate(static_cast<std::size_t>(rows) * 2 * sizeof(float)));
   for (std::int64_t i = 0; i < 2 * rows; ++i) data[i] = static_cast<float>(i);
-  c.observed = Tensor::contiguous(data, DType::f32, rows);
-  c.observed.stride[0] = 2;
+  c.options.sinks = Tensor::contiguous(data, DType::f32, rows);
+  c.options.sinks.stride[0] = 2;
   ASSERT_TRUE(write_capture(path(), c).ok());
   const Result<Case> back = read_capture(path());
   ASSERT_TRUE(back.ok());
-  for (std::int64_t i = 0; i < rows; ++i) ASSERT_EQ(test::float_at(back.value().observed, i), static_cast<float>(2 * i));
+  for (std::int64_t i = 0; i < rows; ++i) ASSERT_EQ(test::float_at(back.value().options.sinks, i), static_cast<float>(2 * i));
 }
 
 TEST_F(CaptureFile, WritesWholeFilesOrNothing) {
@@ -232,6 +234,23 @@ TEST_F(CaptureFile, RefusesToWriteWhatCannotBeRead) {
       {[](Case& c) { c.notes["layout"] = "nhd"; }, "note \"layout\""},
       {[](Case& c) { c.notes["sliding_windo"] = "3"; }, "note \"sliding_windo\""},
       {[](Case& c) { c.notes["dtype.k_cache"] = "x"; }, "note \"dtype.k_cache\""},
+      {[](Case& c) { c.notes["two\nlines"] = "x"; }, "note \"two\\x0alines\": a key with a control character"},
+      {[](Case& c) { c.notes["long"] = std::string(std::size_t{17} << 20, 'x'); }, "more than 16777216 bytes of metadata"},
+      {[](Case& c) {
+         for (int i = 0; i < 1100; ++i) c.notes["k" + std::to_string(i) + "x"] = "";
+       },
+       "more than 1024 metadata keys"},
+      {[](Case& c) {
+         c.observed = c.batch.output;
+         c.observed.shape[2] = 3;
+       },
+       "tensor \"observed\": f32 [1, 1, 3], expected a floating type and the shape of query, f32 [1, 1, 4]"},
+      {[](Case& c) {
+         c.observed = c.batch.query;
+         c.observed.dtype = DType::i32;
+       },
+       "tensor \"observed\": i32 [1, 1, 4], expected a floating type"},
+      {[](Case& c) { c.observed_lse = c.batch.query; }, "tensor \"observed_lse\": f32 [1, 1, 4], expected f32 [1, 1]"},
   };
   for (const Refusal& refusal : refusals) {
     Case c = make("q=f32 heads=1 d=4 page=1 reqs=1");
@@ -271,6 +290,41 @@ TEST_F(CaptureFile, ReadsPipes) {
   ::close(ends[0]);
   ASSERT_TRUE(back.ok()) << back.status().message();
   expect_equal(back.value(), c);
+}
+
+/// Writes `bytes` and then zeros for as long as somebody reads.
+Result<Case> read_endless(const std::string& bytes) {
+  ::signal(SIGPIPE, SIG_IGN);
+  int ends[2];
+  if (::pipe(ends) != 0) return Status(Code::io_error, "no pipe");
+  std::thread writer([&] {
+    std::string zeros(1 << 16, '\0');
+    ssize_t put = ::write(ends[1], bytes.data(), bytes.size());
+    while (put > 0) put = ::write(ends[1], zeros.data(), zeros.size());
+    ::close(ends[1]);
+  });
+  Result<Case> c = read_capture("/dev/fd/" + std::to_string(ends[0]));
+  ::close(ends[0]);
+  writer.join();
+  return c;
+}
+
+TEST_F(CaptureFile, WhatNeverEndsIsRefused) {
+  if (std::filesystem::exists("/dev/zero")) {
+    const Result<Case> zeros = read_capture("/dev/zero");
+    ASSERT_FALSE(zeros.ok());
+    EXPECT_EQ(zeros.status().code(), Code::parse_error);
+    EXPECT_THAT(zeros.status().message(), AllOf(HasSubstr("/dev/zero"), HasSubstr("expected JSON that begins with {")));
+  }
+  ASSERT_TRUE(write_capture(path(), make("q=f32 heads=2 d=8 page=4 reqs=9")).ok());
+  const std::string bytes = file_bytes(path());
+  EXPECT_THAT(read_endless(bytes).status().message(), HasSubstr("the last 1 data bytes belong to no tensor"));
+  EXPECT_THAT(read_endless(std::string(8, '\xFF')).status().message(), HasSubstr("header length 18446744073709551615"));
+  std::string huge = R"({"query":{"dtype":"F32","shape":[1],"data_offsets":[0,4611686018427387904]}})";
+  std::string prefix(8, '\0');
+  prefix[0] = static_cast<char>(huge.size());
+  EXPECT_THAT(read_endless(prefix + huge).status().message(),
+              HasSubstr("a pipe or device with 4611686018427387904 data bytes: expected at most 1073741824"));
 }
 
 TEST_F(CaptureFile, EveryTruncationIsRefused) {

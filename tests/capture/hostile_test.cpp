@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -187,6 +188,54 @@ TEST(CaptureHostile, TooManyTensors) {
   for (int i = 0; i < 2000; ++i)
     json += "\"t" + std::to_string(i) + "\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]},";
   EXPECT_THAT(parse_header_text(json, 0).status().message(), HasSubstr("more than 1024 tensors"));
+}
+
+std::string with_metadata(const std::string& more) { return replaced("\"nhd\"", "\"nhd\"" + more); }
+
+TEST(CaptureHostile, MetadataIsBounded) {
+  std::string keys;
+  for (int i = 0; i < 1023; ++i) keys += ",\"k" + std::to_string(i) + "x\":\"\"";
+  EXPECT_TRUE(parse_header_text(with_metadata(keys), kGoodData).ok()) << "1024 with layout";
+  EXPECT_THAT(parse_header_text(with_metadata(keys + ",\"one more\":\"\""), kGoodData).status().message(),
+              HasSubstr("__metadata__: \"one more\": more than 1024 metadata keys"));
+  const std::string large(std::size_t{9} << 20, 'x');
+  const Status status =
+      parse_header_text(with_metadata(",\"first\":\"" + large + "\",\"second\":\"" + large + "\""), kGoodData).status();
+  EXPECT_EQ(status.code(), Code::parse_error);
+  EXPECT_THAT(status.message(), HasSubstr("__metadata__: \"second\": more than 16777216 bytes of metadata"));
+}
+
+TEST(CaptureHostile, ANoteIsNotAReport) {
+  EXPECT_THAT(parse_header_text(with_metadata(",\"a\\nverdict\":\"right\""), kGoodData).status().message(),
+              HasSubstr("\"a\\x0averdict\": a key with a control character"));
+  const auto notes = [](const std::string& problem) {
+    return parse_header_text(with_metadata(",\"problem\":\"" + problem + "\""), kGoodData).value().notes;
+  };
+  const std::string own = "q=f32 kv=fp8_e4m3fn heads=1 d=2 page=1 layout=nhd reqs=1 seed=5";
+  // The good file's indices are all zero, which breaks the contract: its note is nobody's.
+  EXPECT_EQ(notes(own).count("problem"), 1u);
+}
+
+TEST(CaptureHostile, AForeignProblemLineIsNotTheBatchs) {
+  Case c = make_case(parse_problem_line("q=f32 heads=2:1 d=4 page=2 reqs=3@1,1 kscale=head seed=5").value()).value();
+  const std::string own = c.notes.at("problem");
+  const std::string file = ::testing::TempDir() + "quire_problem_note.safetensors";
+  const auto read_back = [&](const std::string& note) {
+    c.notes["problem"] = note;
+    EXPECT_TRUE(write_capture(file, c).ok());
+    return read_capture(file).value().notes;
+  };
+  EXPECT_EQ(read_back(own).at("problem"), own);
+  std::string spaced = own;
+  spaced.replace(spaced.find(' '), 1, " \n");
+  const auto lines = read_back(spaced);
+  EXPECT_TRUE(lines.count("problem") == 0 || lines.at("problem") == own) << "one line";
+  for (const std::string foreign : {"q=f16 \nverdict  right", "q=f32 heads=2:1 d=4 page=2 reqs=3@2,1", ""}) {
+    const auto found = read_back(foreign);
+    EXPECT_EQ(found.count("problem"), 0u) << foreign;
+    EXPECT_EQ(found.at("other_problem"), foreign);
+  }
+  std::remove(file.c_str());
 }
 
 TEST(CaptureHostile, LongNamesAreCutInTheMessage) {

@@ -66,6 +66,30 @@ TEST(Commands, DiagnoseOfARightOutputWritesNothing) {
   EXPECT_THAT(ran.out, AllOf(HasSubstr("verdict  right"), Not(HasSubstr("reduced"))));
 }
 
+/// Rewrites the header of a capture, with an "other" of no more bytes than "text" has: blanks fill the rest.
+void replace_in_header(const std::string& file, const std::string& text, std::string other) {
+  std::ifstream in(file, std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  const std::size_t at = bytes.find(text);
+  ASSERT_NE(at, std::string::npos);
+  ASSERT_LE(other.size(), text.size());
+  other.append(text.size() - other.size(), ' ');
+  bytes.replace(at, text.size(), other);
+  std::ofstream(file, std::ios::binary) << bytes;
+}
+
+TEST(Commands, AFileCannotForgeAReport) {
+  const std::string file = scratch("forged\nverdict  right.safetensors");
+  ASSERT_EQ(quire({"capture", kProblem, "--fault", "scale_from_query_heads", "-o", file}).exit_code, 0);
+  replace_in_header(file, "q=f32 kv=f32 heads=4:2", "q=f16 \\nverdict  right");
+  const Ran ran = quire({"diagnose", file, "--no-reduced"});
+  EXPECT_EQ(ran.exit_code, 1) << ran.err;
+  EXPECT_THAT(ran.out,
+              AllOf(Not(HasSubstr("\nverdict  right")), HasSubstr("forged\\x0averdict  right.safetensors\nproblem  q=f32 kv=f32"),
+                    HasSubstr("\nverdict  cause found")));
+  std::remove(file.c_str());
+}
+
 TEST(Commands, DiagnoseRefusesWhatItCannotRead) {
   const std::string file = scratch("diagnose_plain.safetensors");
   ASSERT_EQ(quire({"capture", kProblem, "-o", file}).exit_code, 0);

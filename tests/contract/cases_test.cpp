@@ -174,6 +174,9 @@ void add_index_cases(Cases& cases) {
                                 [](B& b) { b.batch.slot_mapping.dtype = DType::f32; }));
   cases.push_back(broken_batch("Q-M28", "Q-M28 query_start_loc: shape [0], expected [num_reqs + 1]",
                                [](B& b) { b.batch.query_start_loc.shape[0] = 0; }));
+  cases.push_back(broken_batch(
+      "Q-M28", "Q-M28 query_start_loc: shape [4], expected [5] = [num_reqs + 1] for 4 seq_lens (is the leading 0 missing?)",
+      [](B& b) { b.batch.query_start_loc.shape[0] = 4; }));
   cases.push_back(
       broken_batch("Q-M29", "Q-M29 seq_lens: shape [3], expected [4] = [num_reqs]", [](B& b) { b.batch.seq_lens.shape[0] = 3; }));
   cases.push_back(broken_batch("Q-M29", "Q-M29 cached_lens: shape [3], expected [4] = [num_reqs]",
@@ -316,6 +319,8 @@ void add_slot_cases(Cases& cases) {
                                 [](B& b) { b.batch.key.shape[0] = b.batch.value.shape[0] = 5; }));
   cases.push_back(broken_append("Q-S06", "Q-S06 key: dtype fp8_e5m2, expected f32, f16 or bf16",
                                 [](B& b) { b.batch.key.dtype = DType::fp8_e5m2; }));
+  cases.push_back(
+      broken_append("Q-S06", "Q-S06 value: dtype f16, expected f32 as key", [](B& b) { b.batch.value.dtype = DType::f16; }));
   cases.push_back(broken_append("Q-S07", "Q-S07 cache.v: shares memory with cache.k, expected memory of its own",
                                 [](B& b) { b.cache.v.data = b.cache.k.data; }));
   cases.push_back(broken_append(
@@ -351,6 +356,12 @@ void add_ledger_cases(Cases& cases) {
       [](B& b) { b.ledger.recycle(9); }));
   cases.push_back(broken_batch("Q-L05", "Q-L05 ledger: 8 pages of 4, expected 16 pages of 4 as the cache",
                                [](B& b) { b.ledger = SlotLedger(8, 4); }));
+  cases.push_back(broken_append("Q-L05", "Q-L05 ledger: 8 pages of 4, expected 16 pages of 4 as the cache",
+                                [](B& b) { b.ledger = SlotLedger(8, 4); }));
+  cases.push_back(broken_append("Q-L06", "Q-L06 tags[2]: request -1, expected at least 0 (-1 is the ledger's 'nobody')",
+                                [](B& b) { b.tags[2].request = -1; }));
+  cases.push_back(
+      broken_append("Q-L06", "Q-L06 tags[0]: position -7, expected at least 0", [](B& b) { b.tags[0].position = -7; }));
 }
 
 void add_content_cases(Cases& cases) {

@@ -31,6 +31,13 @@ TEST(Contract, ValidCallsHaveNoFinding) {
   EXPECT_TRUE(batch.check().status().ok());
 }
 
+TEST(Contract, TagsOfSkippedRowsMeanNothing) {
+  SmallBatch batch;
+  batch.slot_mapping[1] = -1;
+  batch.tags[1] = {};
+  EXPECT_EQ(all_messages(batch.check_append()), "");
+}
+
 class Broken : public ::testing::TestWithParam<std::size_t> {};
 
 TEST_P(Broken, GivesExactlyItsFinding) {

@@ -41,6 +41,7 @@ class SmallBatch {
   KVCache cache;
   Options options;
   SlotLedger ledger{kPages, kPage};
+  std::vector<WriteTag> tags{{70, 5}, {70, 6}, {70, 7}, {71, 16}, {72, 0}, {72, 1}};
   bool use_ledger = true;
   Depth depth = Depth::contents;
 
@@ -78,7 +79,10 @@ class SmallBatch {
   }
 
   Findings check() const { return quire::check(batch, cache, options, depth, use_ledger ? &ledger : nullptr); }
-  Findings check_append() const { return quire::check_append(cache, batch.key, batch.value, batch.slot_mapping); }
+  Findings check_append() const {
+    return quire::check_append(cache, batch.key, batch.value, batch.slot_mapping, Depth::tables, use_ledger ? &ledger : nullptr,
+                               tags);
+  }
 
   static std::vector<float> normal(std::int64_t count, unsigned seed) {
     std::mt19937 random(seed);

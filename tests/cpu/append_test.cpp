@@ -191,8 +191,14 @@ TEST(Append, FeedsTheLedger) {
   SlotLedger ledger(s.pages, s.page_size);
   ledger.begin_step(4);
   EXPECT_EQ(append(cache, key, value, mapping, {.ledger = &ledger}).code(), Code::invalid_argument) << "tags are needed";
+  const std::vector<WriteTag> tags = {{77, 12}, {77, 13}, {78, 0}}, nobody = {{77, 12}, {77, 13}, {-1, 0}};
+  EXPECT_EQ(append(cache, key, value, mapping, {.tags = tags}).message(), "append: 3 tags, but no ledger to record them in");
+  EXPECT_EQ(append(cache, key, value, mapping, {.ledger = &ledger, .tags = nobody}).rule(), "Q-L06");
+  SlotLedger other(s.pages + 1, s.page_size);
+  EXPECT_EQ(append(cache, key, value, mapping, {.ledger = &other, .tags = tags}).rule(), "Q-L05");
+  EXPECT_EQ(changed_elements(cache, cache.k, true, s, {}), 0);
   EXPECT_EQ(ledger.slots_written(), 0);
-  const std::vector<WriteTag> tags = {{77, 12}, {77, 13}, {78, 0}};
+  EXPECT_EQ(other.slots_written(), 0);
   ASSERT_TRUE(append(cache, key, value, mapping, {.ledger = &ledger, .tags = tags}).ok());
   EXPECT_EQ(ledger.slots_written(), 2);
   EXPECT_EQ(ledger.entry(6).request, 77);

@@ -8,7 +8,6 @@
 #include "semantics/dtype.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
-#include "text/formatted.h"
 
 namespace quire::cpu {
 namespace {
@@ -51,12 +50,9 @@ void write_row(const Side& side, std::int64_t token, std::int64_t head, std::int
 
 Status append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
               const AppendOptions& options) {
-  if (const Findings findings = check_append(cache, key, value, slot_mapping); !findings.ok()) return findings.status();
+  const Findings findings = check_append(cache, key, value, slot_mapping, Depth::tables, options.ledger, options.tags);
+  if (!findings.ok()) return findings.status();
   const std::int64_t num_tokens = slot_mapping.shape[0];
-  if (options.ledger != nullptr && static_cast<std::int64_t>(options.tags.size()) < num_tokens)
-    return {Code::invalid_argument,
-            formatted("append: a ledger needs one tag per token: {} tags for {} tokens", options.tags.size(), num_tokens)};
-
   const semantics::IndexView slots = semantics::index_view(slot_mapping);
   const std::int64_t tokens_per_page = page_size(cache);
   const Side sides[] = {{key, cache.k, semantics::k_strides(cache), cache.k_scale},

@@ -5,16 +5,12 @@
 #include "backend/gpu/resolve.h"
 #include "device/staging.h"
 #include "semantics/page_walk.h"
-#include "text/formatted.h"
 
 namespace quire::gpu {
 namespace {
 
 Status record(const Tensor& slot_mapping, const AppendOptions& options) {
   const std::int64_t count = slot_mapping.shape[0];
-  if (static_cast<std::int64_t>(options.tags.size()) < count)
-    return {Code::invalid_argument,
-            formatted("append: a ledger needs one tag per token: {} tags for {} tokens", options.tags.size(), count)};
   device::Staging staging;
   Tensor on_host = slot_mapping;
   if (Status s = staging.stage(on_host); !s.ok()) return s;
@@ -29,7 +25,8 @@ Status record(const Tensor& slot_mapping, const AppendOptions& options) {
 Status append(const Vendor& vendor, const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
               const AppendOptions& options) {
   const Depth depth = options.ledger != nullptr ? Depth::tables : Depth::metadata;
-  if (const Findings findings = check_append(cache, key, value, slot_mapping, depth); !findings.ok()) return findings.status();
+  const Findings findings = check_append(cache, key, value, slot_mapping, depth, options.ledger, options.tags);
+  if (!findings.ok()) return findings.status();
   if (slot_mapping.shape[0] == 0 || cache.k.num_elements() == 0) return {};
   const Result<int> ordinal = vendor.runtime->ordinal_of(cache.k.data);
   if (!ordinal.ok()) return ordinal.status();

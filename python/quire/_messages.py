@@ -1,0 +1,197 @@
+"""Words for wrong calls: which argument, what it is, what was expected. Costs nothing until a call fails.
+
+nanobind's TypeErrors list every signature and the types of the call, and leave the search to the reader.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import inspect
+import re
+import reprlib
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from quire.errors import ArgumentError
+
+_DTYPES = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8_e4m3fn",
+    "float8_e4m3fnuz": "fp8_e4m3fnuz",
+    "float8_e5m2": "fp8_e5m2",
+    "float8_e5m2fnuz": "fp8_e5m2fnuz",
+    "int32": "i32",
+    "int64": "i64",
+}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def unknown_argument(name: str, names: Iterable[str]) -> str:
+    """'unknown argument "seq_lenz"; did you mean seq_lens?'"""
+    known = list(names)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if not near:  # "window" for "sliding_window", "slots" for "slot_mapping"
+        near = [k for k in known if difflib.get_close_matches(name, k.split("_"), cutoff=0.8)][:1]
+    hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(known)}"
+    return f'unknown argument "{name}"; {hint}'
+
+
+def shown(value: Any) -> str:
+    """A value for a message: its text if that is short, and its type."""
+    if value is None:
+        return "None"
+    kind = type(value).__name__
+    if isinstance(value, (bool, int, float, complex, str, bytes, tuple, list, dict, np.generic)):
+        return f"{reprlib.repr(value)} ({kind})"
+    return f"a {kind}"
+
+
+def dtype_name(dtype: Any, argument: str) -> str:
+    """The Quire name of a dtype as NumPy, ml_dtypes or torch spell it, or of their dtype objects."""
+    if isinstance(dtype, str):
+        name = dtype
+    elif isinstance(dtype, (type, np.dtype)):
+        try:
+            name = np.dtype(dtype).name
+        except TypeError:
+            name = str(dtype)
+    else:
+        name = str(dtype)
+    name = name.removeprefix("torch.").removeprefix("np.").removeprefix("numpy.").removeprefix("jnp.")
+    if name in _DTYPES.values():
+        return name
+    if name not in _DTYPES:
+        raise ArgumentError(f"{argument}: {dtype!r} is none of {', '.join(_DTYPES.values())}")
+    return _DTYPES[name]
+
+
+class _Parameter(NamedTuple):
+    name: str
+    positional: bool
+    required: bool
+    default: Any
+    types: tuple[str, ...]
+    """What it may be, as text; empty if anything."""
+
+
+def _parameters(text: str, defaults: tuple[Any, ...] | None) -> list[_Parameter]:
+    """The parameters of one nanobind signature, which is Python but for its numbered defaults."""
+    source = re.sub(r"\\(\d+)", r"_\1", text).replace("quire._quire.", "")
+    (function,) = ast.parse(source + ": ...").body
+    assert isinstance(function, ast.FunctionDef)
+    args = function.args
+    missing: list[ast.expr | None] = [None] * (len(args.args) - len(args.defaults))
+    found = [(a, True, d) for a, d in zip(args.args, [*missing, *args.defaults])]
+    found += [(a, False, d) for a, d in zip(args.kwonlyargs, args.kw_defaults)]
+
+    def value(default: ast.expr | None) -> Any:
+        if isinstance(default, ast.Name):
+            return (defaults or ())[int(default.id[1:])]
+        return None if default is None else ast.literal_eval(default)
+
+    return [
+        _Parameter(a.arg, positional, default is None, value(default), _types(ast.unparse(a.annotation) if a.annotation else ""))
+        for a, positional, default in found
+        if a.arg != "self"
+    ]
+
+
+def _types(annotation: str) -> tuple[str, ...]:
+    types = tuple(t.strip() for t in annotation.split(" | ")) if "[" not in annotation or " | " in annotation else (annotation,)
+    return () if not annotation or {"object", "typing.Any", "Any"} & set(types) else types
+
+
+def _is(value: Any, wanted: str) -> bool:
+    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if wanted == "None":
+        return value is None
+    if wanted == "float":
+        return number
+    if wanted == "int":
+        return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if wanted in ("bool", "str"):
+        return isinstance(value, {"bool": bool, "str": str}[wanted])
+    if wanted.startswith(("dict", "collections.abc.Mapping")):
+        return isinstance(value, dict)
+    if wanted.startswith(("list", "collections.abc.Sequence")):
+        items = value if isinstance(value, (list, tuple)) else [] if isinstance(value, np.ndarray) else [None]
+        return not wanted.endswith("[int]") or all(_is(item, "int") for item in items)
+    return any(cls.__name__ == wanted for cls in type(value).__mro__)
+
+
+_WORDS = {"None": "None", "float": "a number", "int": "an integer", "bool": "True or False", "str": "text", "dict": "a dict"}
+
+
+def _words(types: Iterable[str]) -> str:
+    def one(wanted: str) -> str:
+        if wanted.startswith(("list", "collections.abc.Sequence")):
+            return "a list of integers" if wanted.endswith("[int]") else "a list"
+        if wanted.startswith("collections.abc.Mapping"):
+            return "a dict"
+        return _WORDS.get(wanted.partition("[")[0], f"a quire.{wanted}")
+
+    return " or ".join(one(t) for t in types)
+
+
+def _mistake(parameters: list[_Parameter], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The first thing that is wrong with a call, or "". """
+    by_position = [p for p in parameters if p.positional]
+    names = [p.name for p in parameters]
+    for name in kwargs:
+        if name not in names:
+            return unknown_argument(name, names)
+    if len(args) > len(by_position):
+        return f"{len(args)} arguments by position, expected at most {len(by_position)}: {', '.join(p.name for p in by_position)}"
+    given = dict(zip((p.name for p in by_position), args))
+    for name in kwargs:
+        if name in given:
+            return f"{name} is given twice, by position and by name"
+    given.update(kwargs)
+    for p in parameters:
+        if p.required and p.name not in given:
+            return f"argument {p.name} is missing"
+    for p in parameters:
+        if p.name in given and p.types and not any(_is(given[p.name], t) for t in p.types):
+            return f"{p.name}: {shown(given[p.name])}, expected {_words(p.types)}"
+    return ""
+
+
+def explained(function: F, *, method: bool = False) -> F:
+    """The same function, but a call that nanobind refuses raises an :class:`ArgumentError` that names the argument."""
+    signatures = [_parameters(text, defaults) for text, _, defaults in function.__nb_signature__]  # type: ignore[attr-defined]
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            if isinstance(error, ArgumentError) or "incompatible function arguments" not in str(error):
+                raise
+            mistakes = [_mistake(parameters, args[method:], kwargs) for parameters in signatures]
+            if not all(mistakes):
+                raise
+            raise ArgumentError(f"{function.__name__}(): {mistakes[-1]}") from None
+
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    shown_parameters = [
+        inspect.Parameter(p.name, kinds[p.positional], default=inspect.Parameter.empty if p.required else p.default)
+        for p in signatures[-1]
+    ]
+    first = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)] if method else []
+    call.__signature__ = inspect.Signature([*first, *shown_parameters])  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+def explain_methods(*classes: type) -> None:
+    """Replaces the methods of nanobind classes by explained ones."""
+    for cls in classes:
+        for name, method in list(vars(cls).items()):
+            if type(method).__name__ == "nb_method" and not name.startswith("__"):
+                setattr(cls, name, explained(method, method=True))

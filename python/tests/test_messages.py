@@ -1,0 +1,245 @@
+"""What wrong calls say: the argument, what it is, what was expected; and the spellings that are taken."""
+
+import inspect
+
+import numpy as np
+import pytest
+from dense import make_job
+
+import quire
+
+LINE = "q=f32 heads=4:2 d=16 page=4 reqs=3@6,1@9 seed=3"
+
+
+@pytest.fixture(scope="module")
+def job():
+    return make_job([3, 1, 5], [10, 20, 0], dtype="f32")
+
+
+def arrays_of(job, **changes):
+    args = dict(query=job.q, query_start_loc=job.query_start_loc, seq_lens=job.seq_lens, block_table=job.block_table)
+    return {**args, **changes}
+
+
+CALLS = {
+    "Batch": lambda job: quire.Batch(**arrays_of(job), seq_lenz=job.seq_lens),
+    "KVCache": lambda job: quire.KVCache(job.k, job.v, k_scales=1.0),
+    "Options": lambda job: quire.Options(window=3),
+    "PagePool": lambda job: quire.PagePool(4, pagesize=16),
+    "SlotLedger": lambda job: quire.SlotLedger(num_page=4, page_size=16),
+    "attend": lambda job: quire.attend(batch_of(job), cache_of(job), option=None),
+    "plan": lambda job: quire.plan(batch_of(job), cache_of(job), threads=2),
+    "check": lambda job: quire.check(batch_of(job), cache_of(job), deepth="tables"),
+    "append": lambda job: quire.append(cache_of(job), job.new_k, job.new_v, slots=job.slots),
+    "reference": lambda job: quire.reference(batch_of(job), cache_of(job), token=[0]),
+    "compare": lambda job: quire.compare(job.q, None, referense=None),
+    "explain": lambda job: quire.explain(LINE, devise="sm90"),
+    "reserve": lambda job: quire.PagePool(4).reserve(1, num_token=3),
+}
+MEANT = {
+    "Batch": ("seq_lenz", "seq_lens"),
+    "KVCache": ("k_scales", "k_scale"),
+    "Options": ("window", "sliding_window"),
+    "PagePool": ("pagesize", "page_size"),
+    "SlotLedger": ("num_page", "num_pages"),
+    "attend": ("option", "options"),
+    "plan": ("threads", "num_threads"),
+    "check": ("deepth", "depth"),
+    "append": ("slots", "slot_mapping"),
+    "reference": ("token", "tokens"),
+    "compare": ("referense", "reference"),
+    "explain": ("devise", "device"),
+    "reserve": ("num_token", "num_tokens"),
+}
+
+
+def batch_of(job, **changes):
+    return quire.Batch(**arrays_of(job, **changes))
+
+
+def cache_of(job):
+    return quire.KVCache(job.k, job.v)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_misspelt_argument_is_named_with_the_one_that_was_meant(job, call):
+    wrong, meant = MEANT[call]
+    with pytest.raises(quire.ArgumentError) as caught:
+        CALLS[call](job)
+    assert str(caught.value) == f'{call}(): unknown argument "{wrong}"; did you mean {meant}?'
+    assert isinstance(caught.value, TypeError) and isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (lambda job: quire.Batch(query=job.q), r"Batch\(\): argument query_start_loc is missing"),
+        (lambda job: quire.Batch(job.q, job.seq_lens), r"Batch\(\): 2 arguments by position, expected all by name: Batch\(query=..., ...\)"),
+        (lambda job: quire.KVCache(job.k), r"KVCache\(\): argument v is missing"),
+        (lambda job: quire.KVCache(job.k, job.v, k=job.k), r"KVCache\(\): k is given twice"),
+        (lambda job: quire.Options(sliding_window=2.5), r"sliding_window: 2.5 \(float\), expected an integer or None"),
+        (lambda job: quire.Options(sliding_window=(4, 0)), r"sliding_window: \(4, 0\) \(tuple\), expected an integer or None"),
+        (lambda job: quire.Options(sliding_window=True), r"sliding_window: True \(bool\), expected an integer"),
+        (lambda job: quire.Options(sliding_window=2**70), r"sliding_window: .*, expected 64 bits at most"),
+        (lambda job: quire.Options(softmax_scale="0.5"), r"softmax_scale: '0.5' \(str\), expected a number or None"),
+        (lambda job: quire.Options(logits_soft_cap=1j), r"logits_soft_cap: 1j \(complex\), expected a number"),
+        (lambda job: quire.KVCache(job.k, job.v, 3), r"layout: 3 \(int\), expected text"),
+        (lambda job: quire.attend(batch_of(job), cache_of(job), {"sliding_window": 3}), r"attend\(\): options: .* \(dict\), expected a quire.Options or None"),
+        (lambda job: quire.attend(cache_of(job), batch_of(job)), r"attend\(\): batch: a KVCache, expected a quire.Batch"),
+        (lambda job: quire.attend(batch_of(job)), r"attend\(\): argument cache is missing"),
+        (lambda job: quire.plan(batch_of(job), cache_of(job), num_threads=2.0), r"plan\(\): num_threads: 2.0 \(float\), expected an integer"),
+        (lambda job: quire.plan(*[batch_of(job)] * 20), r"plan\(\): 20 arguments by position, expected at most 9: batch, cache"),
+        (lambda job: quire.reference(batch_of(job), cache_of(job), tokens=[0.5]), r"reference\(\): tokens: .*, expected a list of integers or None"),
+        (lambda job: quire.PagePool(4).add("one", [1]), r"add\(\): request: 'one' \(str\), expected an integer"),
+        (lambda job: quire.PagePool(4).add(0, [1, 1.5]), r"tokens\[1\]: 1.5, expected an integer"),
+        (lambda job: quire.PagePool(4).add(0, [2**31]), r"tokens\[0\]: 2147483648, expected 32 bits"),
+        (lambda job: quire.PagePool(4, ledgers=[None]), r"ledgers\[0\]: None, expected a quire.SlotLedger"),
+        (lambda job: quire.PagePool(4, ledgers=3), r"ledgers: 3 \(int\), expected a quire.SlotLedger"),
+        (lambda job: quire.PagePool(4, prefix_sharing=1), r"prefix_sharing: 1 \(int\), expected True or False"),
+        (lambda job: quire.make_case(3), r"problem: 3 \(int\), expected a problem line"),
+        (lambda job: quire.set_num_threads("2"), r"set_num_threads\(\): num_threads: '2' \(str\), expected an integer"),
+    ],
+)  # fmt: skip
+def test_a_wrong_call_says_what_was_expected(job, call, text):
+    with pytest.raises(quire.ArgumentError, match=text):
+        call(job)
+
+
+def test_other_type_errors_are_left_alone(job):
+    def broken(*_):
+        raise TypeError("of the callable's own: incompatible function arguments")
+
+    with pytest.raises(TypeError, match="of the callable's own"):
+        quire.verify(lambda b, c, o: None, lines=[LINE], matrices=[], power=False, progress=broken)
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        (dict(query=np.zeros((9, 4, 32))), r"query: dtype float64, expected float32, float16 or bfloat16; convert it: query.astype\(np.float32\)"),
+        (dict(seq_lens=np.zeros(3, np.int16)), r"seq_lens: dtype int16, expected int32 or int64; convert it: seq_lens.astype\(np.int64\)"),
+        (dict(block_table=np.zeros((3, 4), np.uint32)), r"block_table: dtype uint32, expected int32 or int64"),
+        (dict(query_start_loc=np.zeros(4)), r"query_start_loc: dtype float64, expected int32 or int64"),
+        (dict(query=np.zeros((9, 4, 32), np.uint16)), r'query: dtype uint16, expected .*; for raw bits, name the type: dtype="bf16"'),
+        (dict(lse=np.zeros((9, 4))), r"lse: dtype float64, expected float32"),
+    ],
+)  # fmt: skip
+def test_a_dtype_is_judged_by_what_the_array_is_for(job, changes, text):
+    with pytest.raises(quire.ArgumentError, match=text) as caught:
+        batch_of(job, **changes)
+    assert "fp8" not in str(caught.value)
+
+
+def test_lists_of_integers_are_index_tensors(job):
+    cache = cache_of(job)
+    lists = {name: getattr(job, name).tolist() for name in ("query_start_loc", "seq_lens", "block_table")}
+    batch = batch_of(job, **lists)
+    assert batch.block_table.dtype == np.int64 and repr(batch).count("i64") == 3
+    assert np.array_equal(quire.attend(batch, cache), quire.attend(batch_of(job), cache))
+    tuples = {**lists, "block_table": tuple(map(tuple, lists["block_table"]))}
+    assert np.array_equal(batch_of(job, **tuples).block_table, job.block_table)
+    lists["seq_lens"][0] = 0
+    assert batch.seq_lens[0] == job.seq_lens[0], "a copy"
+    k, v = np.zeros_like(job.k), np.zeros_like(job.v)
+    ledger = quire.SlotLedger(k.shape[0], 8)
+    quire.append(quire.KVCache(k, v), job.new_k, job.new_v, job.slots.tolist(), ledger, [7] * 9, list(range(9)))
+    assert np.array_equal(k.reshape(-1, 2, 32)[job.slots], job.new_k) and ledger.entry(int(job.slots[8])).position == 8
+
+
+@pytest.mark.parametrize(
+    "values, text",
+    [
+        ([0, 2.5, 4, 9], r"query_start_loc\[1\]: 2.5, expected an integer"),
+        ([0, "4", 4, 9], r"query_start_loc\[1\]: '4', expected an integer"),
+        ([0, None, 4, 9], r"query_start_loc\[1\]: None, expected an integer"),
+        ([0, 2**64, 4, 9], r"query_start_loc\[1\]: 18446744073709551616, expected an integer of at most 64 bits"),
+        ([[0, 3], [4]], r"query_start_loc: rows of 1 to 2 entries; pad them to one length"),
+    ],
+)
+def test_lists_of_anything_else_are_not(job, values, text):
+    with pytest.raises(quire.Error, match=text):
+        quire.attend(batch_of(job, query_start_loc=values), cache_of(job))
+
+
+@pytest.mark.parametrize("layout", ["NHD", "Nhd", "HND", "PACKED"])
+def test_a_layout_in_any_case(layout):
+    case = quire.make_case(LINE.replace("page=4", f"page=4 layout={layout.lower()}"))
+    cache = quire.KVCache(case.cache.k, case.cache.v, layout)
+    assert cache.layout == layout.lower()
+    assert np.array_equal(quire.attend(case.batch, cache), quire.attend(case.batch, case.cache))
+
+
+def test_dtypes_by_the_names_of_other_libraries(job):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    raw = np.zeros(job.k.shape, np.uint8)
+    names = ["fp8_e4m3fn", "float8_e4m3fn", "torch.float8_e4m3fn", ml_dtypes.float8_e4m3fn, np.dtype(ml_dtypes.float8_e4m3fn)]
+    for dtype in names:
+        assert quire.KVCache(raw, raw, dtype=dtype).dtype == "fp8_e4m3fn"
+    half = job.q.astype(np.float16)
+    for dtype in ("f16", "float16", np.float16, np.dtype(np.float16)):
+        assert batch_of(job, query=half.view(np.uint16), dtype=dtype).dtype == "f16"
+    assert quire.PagePool(2, num_layers=1, num_kv_heads=1, head_dim=8, dtype="bfloat16").cache(0).dtype == "bf16"
+    with pytest.raises(quire.ArgumentError, match=r"dtype: 'fp8' is none of f32, f16, bf16, fp8_e4m3fn"):
+        quire.KVCache(raw, raw, dtype="fp8")
+    with pytest.raises(quire.ArgumentError, match=r"dtype: .*complex64.* is none of"):
+        quire.KVCache(raw, raw, dtype=np.complex64)
+
+
+def test_torch_dtypes(job):
+    torch = pytest.importorskip("torch")
+    raw = torch.zeros(job.k.shape, dtype=torch.uint8)
+    assert quire.KVCache(raw, raw, dtype=torch.float8_e5m2).dtype == "fp8_e5m2"
+    lists = {name: getattr(job, name).tolist() for name in ("query_start_loc", "seq_lens", "block_table")}
+    out = quire.attend(quire.Batch(query=torch.from_numpy(job.q), **lists), cache_of(job))
+    assert isinstance(out, torch.Tensor)
+    job.judge(out.numpy())
+
+
+def test_scales_are_real_numbers(job):
+    for wrong in (True, np.bool_(True), 2j, np.complex64(2)):
+        with pytest.raises(quire.ArgumentError, match=r"v_scale: .*, expected a real number"):
+            quire.KVCache(job.k, job.v, v_scale=wrong)
+
+
+def test_one_matrix_as_it_is():
+    verdict = quire.verify("cpu_generic", matrices="random", random_cases=2, power=False)
+    assert {case.matrix for case in verdict.cases} == {"random"} and len(verdict.cases) == 2
+    assert [case.line for case in quire.verify("cpu_generic", matrices=[], lines=LINE, power=False).cases] == [
+        str(quire.parse_problem_line(LINE))
+    ]
+
+
+def test_everything_has_a_repr():
+    case = quire.make_case(LINE)
+    out = quire.attend_with_fault(case.batch, case.cache, "kv_head_modulo", case.options)
+    expected = quire.reference(case.batch, case.cache)
+    found = quire.compare(out, None, expected)
+    case_lse = quire.diagnose(captured(case, out))
+    verdict = quire.verify("cpu_generic", matrices=[], lines=[LINE], power=False)
+    vllm = quire.explain(LINE.replace("f32", "f16"), "gfx942", as_vllm=True)
+    objects = [
+        case, case.batch, case.cache, case.options, expected, found, found.worst, case_lse, case_lse.suspicions[0], verdict,
+        verdict.cases[0], verdict.cases[0].checks[0], vllm, quire.explain(LINE), quire.PagePool(4),
+        quire.SlotLedger(4, 4), quire.plan(case.batch, case.cache), quire.check(case.batch, case.cache), quire.rules()[0],
+    ]  # fmt: skip
+    for thing in objects:
+        assert " object at 0x" not in repr(thing) and type(thing).__name__ in repr(thing), repr(thing)
+    assert repr(found).startswith("<Comparison WRONG: ") and "cause found: kv_head_modulo" in repr(case_lse)
+
+
+def captured(case, out):
+    import os
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "a.safetensors")
+        quire.write_capture(path, case.batch, case.cache, case.options, observed=out)
+        return quire.read_capture(path)
+
+
+def test_functions_have_signatures():
+    assert list(inspect.signature(quire.attend).parameters) == ["batch", "cache", "options", "plan", "workspace", "rows", "stream"]
+    parameters = inspect.signature(quire.plan).parameters
+    assert parameters["num_threads"].default == 0 and parameters["batch_invariant"].default is False
+    assert parameters["cache"].default is inspect.Parameter.empty
+    assert list(inspect.signature(quire.PagePool.slots).parameters) == ["self", "request", "begin", "end"]

@@ -1,0 +1,15 @@
+// The note "problem" of a capture: a problem line is shown as the batch's, so it has to be the batch's.
+#pragma once
+
+#include "quire/capture.hpp"
+
+namespace quire::capture {
+
+/// What a note "problem" is kept as if it does not describe the tensors of its file.
+inline constexpr const char* kOtherProblem = "other_problem";
+
+/// Makes a note "problem" that describes these tensors canonical: one line, whatever the file holds. Any other is renamed. A
+/// batch that breaks the contract has no problem line to compare with, and its note stays.
+void settle_problem_note(Case& c);
+
+}  // namespace quire::capture
