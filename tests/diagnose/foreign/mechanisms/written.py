@@ -1,0 +1,22 @@
+"""Plants rows that are never written: the buffer keeps what it held, or zeros, or NaN."""
+import numpy as np
+
+from mechanisms.fault import Fault, plants
+
+
+@plants("not_written", classic=True)
+def kept(draw, batch):
+    """The output keeps what it held; half of the captures show what that was."""
+    if batch.before is not None:
+        held = batch.before.astype(np.float32)
+        kind = "given"
+    else:
+        kind = draw.any(["zero", "nan"])
+        held = np.full(batch.q.shape, {"zero": 0, "nan": np.nan}[kind], np.float32)
+    return Fault({"holds": kind}, output=lambda out, lse: (held, lse), dims=True)
+
+
+@plants("not_written")
+def zeroed(draw, batch):
+    """A memset runs after the kernel, or the kernel returns early with zeros."""
+    return Fault({"holds": "zero"}, output=lambda out, lse: (0 * out, lse), dims=True)
