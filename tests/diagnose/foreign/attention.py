@@ -3,7 +3,7 @@
 A `View` holds what one request reads; a mechanism edits it. `Numerics` holds each step at which a kernel's arithmetic
 can go wrong; a mechanism overrides it. Without a mechanism both give the right answer.
 """
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Callable
 
 import numpy as np
@@ -26,7 +26,8 @@ class View:
     window: int | None
     tile: int
     splits: int
-    mask: Callable = field(default=None)    # (q_pos [R, 1], k_pos [1, t]) -> bool [R, t]
+    mask: Callable = None           # (q_pos [R, 1], k_pos [1, t]) -> bool [R, t]
+    weight_type: type = None        # what a kernel's weights are rounded to before the product with V, none = not at all
 
     def visible(self, q_pos, k_pos):
         if self.mask is not None:
@@ -123,7 +124,8 @@ def fold(view, numerics, q, kv, heads, begin, end):
         hidden = ~seen.any(axis=0)
         if hidden.any():
             v = np.where(hidden[:, None], 0, v)
-        acc = numerics.accumulated(acc + np.matmul(numerics.weights(p), v))
+        p = numerics.weights(p if view.weight_type is None else p.astype(view.weight_type).astype(dtype))
+        acc = numerics.accumulated(acc + np.matmul(p, v))
         m = new
     return m, den, acc
 
@@ -147,15 +149,15 @@ def attend(view, numerics=None):
     return out, lse
 
 
-def run(batch, mechanism=None, requests=None):
-    """Gives out [T, H, D] and lse [T, H] in f32 of a batch, as a kernel with the mechanism planted would."""
-    out = np.zeros(batch.q.shape, np.float32)
-    lse = np.full(batch.q.shape[:2], -np.inf, np.float32)
-    for r in range(batch.num_requests) if requests is None else requests:
+def run(batch, mechanism=None, dtype=np.float32):
+    """Gives out [T, H, D] and lse [T, H] of a batch, as a kernel with the mechanism planted would."""
+    out = np.zeros(batch.q.shape, dtype)
+    lse = np.full(batch.q.shape[:2], -np.inf, dtype)
+    for r in range(batch.num_requests):
         rows = batch.rows(r)
         if rows.stop == rows.start:
             continue
-        view = batch.view(r)
+        view = batch.view(r, dtype)
         numerics = mechanism.edit(view) if mechanism and mechanism.edit else None
         out[rows], lse[rows] = attend(view, numerics)
     return mechanism.output(out, lse) if mechanism and mechanism.output else (out, lse)

@@ -12,18 +12,21 @@ LARGEST = {"fp8_e4m3fn": 448.0}
 
 # Geometries: name, query heads, KV heads, head_dim, page_size, layout, query types, cache types, options, RoPE (base, style).
 GEOMETRIES = [
-    ("llama", 8, 2, 128, 16, "nhd", ("bf16", "f16"), ("same", "same"), {}, (500000.0, "neox")),
-    ("gpt-oss", 16, 2, 64, 16, "nhd", ("bf16",), ("same",), {"sinks": 1, "window": (32, 200)}, (10000.0, "neox")),
-    ("gemma2", 8, 4, 96, 16, "hnd", ("bf16", "f16"), ("same",), {"cap": (8.0, 50.0), "window": (100, 900)}, (10000.0, "neox")),
+    ("llama", 8, 2, 128, 16, "nhd", ("bf16", "f16"), ("same",), {}, (500000.0, "neox")),
+    ("glm", 16, 2, 128, 7, "nhd", ("bf16", "f16"), ("same",), {}, (10000.0, "interleaved")),
+    ("gemma2", 8, 4, 96, 16, "hnd", ("bf16", "f16"), ("same",), {"cap": (3.0, 20.0), "window": (40, 500)}, (10000.0, "neox")),
     ("mpt", 8, 8, 64, 32, "packed", ("f16",), ("same",), {"alibi": 1}, None),
     ("falcon-mqa", 8, 1, 64, 32, "nhd", ("bf16", "f16"), ("same",), {}, (10000.0, "neox")),
     ("llama-fp8", 8, 2, 128, 16, "nhd", ("bf16", "f16"), ("fp8_e4m3fn",), {"scales": 1}, (500000.0, "neox")),
     ("gptj", 4, 4, 80, 24, "hnd", ("f32",), ("same",), {}, (10000.0, "interleaved")),
     ("f32-gqa", 8, 2, 64, 16, "nhd", ("f32",), ("same",), {"window": (0, 500)}, (10000.0, "neox")),
-    ("mistral-fp8", 16, 2, 128, 32, "packed", ("f16", "bf16"), ("fp8_e4m3fn",), {"scales": 1, "window": (200, 1000)}, (10000.0, "neox")),
+    ("mistral-fp8", 16, 2, 128, 32, "packed", ("f16", "bf16"), ("fp8_e4m3fn",), {"scales": 1, "window": (60, 700)}, (10000.0, "neox")),
     ("big", 32, 4, 64, 64, "nhd", ("bf16",), ("same",), {}, (500000.0, "neox")),
-    ("glm", 16, 2, 128, 7, "nhd", ("bf16", "f16"), ("same",), {}, (10000.0, "interleaved")),
-    ("everything", 12, 3, 80, 20, "hnd", ("f16", "f32"), ("fp8_e4m3fn",), {"scales": 1, "cap": (10.0, 40.0), "alibi": 1, "sinks": 1}, None),
+    ("bloom-mqa", 8, 1, 128, 16, "nhd", ("bf16", "f16"), ("same",), {"alibi": 1}, None),
+    ("everything", 12, 3, 80, 20, "hnd", ("f16", "f32"), ("fp8_e4m3fn",), {"scales": 1, "cap": (5.0, 30.0), "alibi": 1, "sinks": 1}, None),
+    ("gpt-oss", 16, 2, 64, 16, "nhd", ("bf16",), ("same",), {"sinks": 1, "window": (32, 200)}, (10000.0, "neox")),
+    ("sinks", 8, 4, 96, 11, "hnd", ("f16", "f32"), ("same",), {"sinks": 1}, (500000.0, "neox")),
+    ("starcoder-mqa", 8, 1, 128, 48, "nhd", ("f16", "f32"), ("same",), {"window": (0, 300)}, (10000.0, "neox")),
 ]
 ELEMENTS = 1_600_000    # of K and V each, of a capture at most
 
@@ -52,6 +55,7 @@ class Batch:
     new_v: np.ndarray | None = None
     before: np.ndarray | None = None
     with_lse: bool = False
+    weight_type: type = None    # the numerics profile of the kernel that is imitated
     tile: int = 64
     splits: int = 1
 
@@ -105,7 +109,7 @@ class Batch:
             scale=np.full(self.num_heads, np.float64(np.float32(self.scale()))), cap=self.cap or np.inf,
             slope=np.zeros(self.num_heads) if self.slopes is None else self.slopes.astype(np.float64),
             sink=np.full(self.num_heads, -np.inf) if self.sinks is None else self.sinks.astype(np.float64),
-            window=self.window, tile=self.tile, splits=self.splits)
+            window=self.window, tile=self.tile, splits=self.splits, weight_type=self.weight_type)
 
 
 def rotate(x, positions, rope, sign=1.0):
@@ -240,6 +244,8 @@ def random_batch(draw, geometry=None):
         cached_lens=None if cached_lens is None else cached_lens.astype(np.int32), new_k=new_k, new_v=new_v,
         with_lse=draw.chance(0.4), tile=draw.any([32, 64, 128, 256]), splits=draw.any([1, 2, 3, 4]),
         **random_options(draw, options, heads))
+    if q_type != "f32" and draw.chance(0.1):
+        batch.weight_type = TYPES[q_type]
     if draw.chance(0.5):
         batch.before = stale_output(draw, batch)
     return batch

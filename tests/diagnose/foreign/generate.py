@@ -33,6 +33,7 @@ class Right:
         self.batch = batch
         self.out, self.lse, self.tol, self.lse_tol = reference(batch)
         self.base, self.base_lse = run(batch)
+        self.exact, self.exact_lse = run(batch, dtype=np.float64) if batch.weight_type else (self.out, self.lse)
 
     def ratio(self, out, lse):
         """Gives error / tolerance of each (token, head, dim) and of each lse; a mismatch of class is infinite."""
@@ -63,10 +64,11 @@ class Planted:
 
     def __init__(self, right, fault, scope):
         batch = right.batch
+        # fp64 tells what a fault did not touch from what it did not move visibly.
         if fault.edit:
-            self.out, self.lse = run(batch, fault)
+            self.out, self.lse = run(batch, fault, np.float64)
         else:
-            self.out, self.lse = fault.output(right.base.copy(), right.base_lse.copy())
+            self.out, self.lse = fault.output(right.exact.copy(), right.exact_lse.copy())
         self.fault, self.scope, self.right = fault, scope, right
         self.narrow(scope)
 
@@ -76,10 +78,11 @@ class Planted:
         batch = self.right.batch
         self.dims = dims_of(scope, batch.dim)
         self.ratio = cells_ratio(self.right.ratio(self.out, self.lse), None if self.dims.all() else self.dims)
-        moved = np.nan_to_num(np.abs(self.out - self.right.base), nan=np.inf)[..., self.dims].max(axis=-1)
+        size = np.abs(self.right.exact).max(axis=-1) + 1e-30
+        moved = np.nan_to_num(np.abs(self.out - self.right.exact), nan=np.inf)[..., self.dims].max(axis=-1) / size
         if batch.with_lse and self.dims.all():
-            moved = np.maximum(moved, np.nan_to_num(np.abs(self.lse - self.right.base_lse), nan=np.inf))
-        self.touched = (moved > 0) & (self.ratio > 0.1)
+            moved = np.maximum(moved, np.nan_to_num(np.abs(self.lse - self.right.exact_lse), nan=np.inf))
+        self.touched = moved > 1e-6
         self.cells = batch.cells.select(scope)
 
     def shows(self):
@@ -119,11 +122,19 @@ def same_as(planted):
     return names
 
 
-def draw_planted(draw, right, tries=12):
+def families(batch):
+    """Lists families as often as they shall be drawn: those with many variants and those that few batches allow more often."""
+    names = sorted(FAMILIES) + ["key_range", "key_range", "page_contents", "rope", "rounded", "split"]
+    for name, there in (("soft_cap", batch.cap), ("alibi_slope", batch.slopes), ("sink", batch.sinks),
+                        ("factor_out", batch.v_scale), ("factor_scores", batch.k_scale)):
+        names += [] if there is None else [name] * 2
+    return names
+
+
+def draw_planted(draw, right, tries=16):
     """Draws mechanisms and scopes until one shows in most of its scope."""
-    families = sorted(FAMILIES)
     for _ in range(tries):
-        fault = draw_fault(draw, right.batch, draw.any(families))
+        fault = draw_fault(draw, right.batch, draw.any(families(right.batch)))
         if fault is None:
             continue
         planted = Planted(right, fault, list(fault.home))
@@ -207,7 +218,7 @@ def generate(folder, part, first, count):
         batch = right.batch
         truth = {"class": kind, "part": part, "number": i, "geometry": batch.geometry, "query_type": batch.q.dtype.name,
                  "cache_type": batch.k_cache.dtype.name, "shape": [batch.num_tokens, batch.num_heads, batch.dim],
-                 "lse": batch.with_lse, "before": batch.before is not None, **truth}
+                 "lse": batch.with_lse, "profile": batch.weight_type and np.dtype(batch.weight_type).name, "before": batch.before is not None, **truth}
         write(folder, f"{part}-{i:05d}", batch, out, lse, truth)
 
 

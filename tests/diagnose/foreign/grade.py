@@ -110,6 +110,7 @@ def grade_answers(report, truth, cells):
 def grade_one(report, truth, path):
     """Gives the row of one capture."""
     row = {"file": path.name, "class": truth["class"], "geometry": truth["geometry"], "outside": truth.get("outside"),
+           "profile": truth.get("profile") or "exact",
            "faults": [{k: f[k] for k in ("mechanism", "variant", "parameters", "scope", "shows", "wrong_cells")}
                       for f in truth["faults"]]}
     if report is None:
@@ -168,6 +169,7 @@ def markdown(rows):
     lines += ["", f"two faults: both named with their scopes {share(two, lambda r: r.get('both_named'))}", ""]
     lines += table("mechanism", by(inside, lambda r: r["faults"][0]["mechanism"])) + [""]
     lines += table("geometry", by(inside, lambda r: r["geometry"])) + [""]
+    lines += table("weights of the kernel", by(inside, lambda r: r["profile"])) + [""]
     lines += table("outside", by([r for r in rows if r["class"] == "outside"], lambda r: r["outside"])) + [""]
     lines += table("variant", by(inside, lambda r: f"{r['faults'][0]['mechanism']}: {r['faults'][0]['variant']}"))
     return "\n".join(lines) + "\n"

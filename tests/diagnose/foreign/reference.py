@@ -38,13 +38,14 @@ def reference(batch):
         view.k, view.v, view.k_pos, seen = view.k[used], view.v[used], view.k_pos[used], seen[:, used]
         for kv in range(batch.num_kv_heads):
             heads = np.flatnonzero(view.kv_head == kv)
-            o, l, t, lt = one_kv_head(view, heads, kv, seen, batch.q.dtype.name)
+            o, l, t, lt = one_kv_head(view, heads, kv, seen, batch)
             at = (rows, heads)
             out[at], lse[at], tol[at], lse_tol[at] = o.transpose(1, 0, 2), l.T, t.transpose(1, 0, 2), lt.T
     return out, lse, tol, lse_tol
 
 
-def one_kv_head(view, heads, kv, seen, type_name):
+def one_kv_head(view, heads, kv, seen, batch):
+    type_name = batch.q.dtype.name
     s, magnitude = scores_of(view, heads, kv)
     s = np.where(seen, s, -np.inf)
     sink = view.sink[heads][:, None]
@@ -65,7 +66,8 @@ def one_kv_head(view, heads, kv, seen, type_name):
     floor = np.abs(v).sum(axis=0) * (least if np.isscalar(least) else least[:, None])
     u_out, smallest = OUTPUT[type_name]
     abs_pv = np.matmul(p, np.abs(v)) + floor
-    tol = ((sum_error[:, None] + 8 * UNIT) * abs_pv + score_error * np.matmul(weighted, np.abs(v)) +
+    rounded = 0 if batch.weight_type is None else OUTPUT[np.dtype(batch.weight_type).name][0]
+    tol = ((sum_error[:, None] + 8 * UNIT + rounded) * abs_pv + score_error * np.matmul(weighted, np.abs(v)) +
            (sum_error + score_error * score_mag)[..., None] * np.abs(out) + u_out * np.abs(out)) * 1.0625 + smallest
     lse_tol = (score_error * score_mag + sum_error + 4 * UNIT * (np.abs(lse) + np.log(n + 1))) * 1.0625
     return out, lse, tol, lse_tol

@@ -30,8 +30,8 @@ def in_page(draw, batch, change, page, what=None, **parameters):
     def edit(view):
         r, n = view.request, batch.cached_len(view.request)
         if page in batch.pages_of(r):
-            k = batch.dequantise(batch.slots(caches[0], batch.pages_of(r), n), batch.k_scale, np.float32)
-            v = batch.dequantise(batch.slots(caches[1], batch.pages_of(r), n), batch.v_scale, np.float32)
+            k = batch.dequantise(batch.slots(caches[0], batch.pages_of(r), n), batch.k_scale, view.q.dtype)
+            v = batch.dequantise(batch.slots(caches[1], batch.pages_of(r), n), batch.v_scale, view.q.dtype)
             view.k, view.v = np.concatenate([k, view.k[n:]]), np.concatenate([v, view.v[n:]])
     return Fault({"page": page, "of": what, **parameters}, edit=edit, home=[condition("page", "reads", page)], fixed=True)
 

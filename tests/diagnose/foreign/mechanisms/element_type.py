@@ -12,8 +12,8 @@ def read_as(batch, convert, what, **parameters):
     def edit(view):
         r, n = view.request, batch.cached_len(view.request)
         pages = batch.pages_of(r)
-        k = batch.dequantise(batch.slots(k_cache, pages, n), batch.k_scale, np.float32)
-        v = batch.dequantise(batch.slots(v_cache, pages, n), batch.v_scale, np.float32)
+        k = batch.dequantise(batch.slots(k_cache, pages, n), batch.k_scale, view.q.dtype)
+        v = batch.dequantise(batch.slots(v_cache, pages, n), batch.v_scale, view.q.dtype)
         view.k, view.v = np.concatenate([k, view.k[n:]]), np.concatenate([v, view.v[n:]])
     return Fault({"of": what, **parameters}, edit=edit)
 

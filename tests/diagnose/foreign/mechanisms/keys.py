@@ -43,8 +43,8 @@ def length_rounded_up_to_a_page(draw, batch):
         if batch.cached_len(r) == n:    # slots behind the last token hold whatever the page held before
             full = -(-n // p) * p
             pages = batch.pages_of(r)
-            view.k = batch.dequantise(batch.slots(batch.k_cache, pages, full), batch.k_scale, np.float32)
-            view.v = batch.dequantise(batch.slots(batch.v_cache, pages, full), batch.v_scale, np.float32)
+            view.k = batch.dequantise(batch.slots(batch.k_cache, pages, full), batch.k_scale, view.q.dtype)
+            view.v = batch.dequantise(batch.slots(batch.v_cache, pages, full), batch.v_scale, view.q.dtype)
             view.k_pos = np.arange(full)
         window = view.window or 10 ** 9
         view.mask = lambda q, k: (k < (q // p + 1) * p) & (q - k < window)

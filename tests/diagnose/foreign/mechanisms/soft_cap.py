@@ -47,3 +47,27 @@ def cap_clamps(draw, batch):
         def capped(self, s, cap):
             return np.clip(s, -cap, cap)
     return Fault({}, edit=lambda view: Clamps()) if batch.cap else None
+
+
+@plants("soft_cap")
+def cap_before_the_scale(draw, batch):
+    """The unscaled dot product is capped, then scaled."""
+    class BeforeScale(Numerics):
+        def dot(self, s):
+            return batch.cap * np.tanh(s / batch.cap)
+
+        def capped(self, s, cap):
+            return s
+    return Fault({}, edit=lambda view: BeforeScale()) if batch.cap else None
+
+
+@plants("soft_cap")
+def cap_after_alibi(draw, batch):
+    """The slopes' terms are capped together with the score."""
+    class AfterAlibi(Numerics):
+        def capped(self, s, cap):
+            return s
+
+        def scores(self, s, q_pos, k_pos):
+            return batch.cap * np.tanh(s / batch.cap)
+    return Fault({}, edit=lambda view: AfterAlibi()) if batch.cap and batch.slopes is not None else None

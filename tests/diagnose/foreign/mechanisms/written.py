@@ -13,7 +13,11 @@ def kept(draw, batch):
     else:
         kind = draw.any(["zero", "nan"])
         held = np.full(batch.q.shape, {"zero": 0, "nan": np.nan}[kind], np.float32)
-    return Fault({"holds": kind}, output=lambda out, lse: (held, lse), dims=True)
+    with_lse = draw.chance(0.5)    # the capture's lse held NaN before the call
+
+    def output(out, lse):
+        return held, np.full_like(lse, np.nan) if with_lse and batch.with_lse else lse
+    return Fault({"holds": kind, "lse": with_lse}, output=output, dims=True)
 
 
 @plants("not_written")
