@@ -122,6 +122,12 @@ def same_as(planted):
     return names
 
 
+def wrong_dims(right, out, lse, wrong):
+    """Lists the dims that are wrong in some wrong cell; -1 alone where only the lse is wrong."""
+    dims = np.flatnonzero((right.ratio(out, lse)[0][wrong] > SURE).any(axis=0))
+    return dims.tolist() or [-1]
+
+
 def families(batch):
     """Lists families as often as they shall be drawn: those with many variants and those that few batches allow more often."""
     names = sorted(FAMILIES) + ["key_range", "key_range", "page_contents", "rope", "rounded", "split"]
@@ -163,15 +169,27 @@ def draw_two(draw, right):
     return None
 
 
+def observed(batch, out):
+    with np.errstate(over="ignore"):
+        return out.astype(batch.q.dtype)
+
+
+def unsure_cells(right, out, lse, moved):
+    """Adds to cells within the margin those that are wrong only together with the rounding of the output."""
+    return moved | (cells_ratio(right.ratio(observed(right.batch, out).astype(np.float64), lse)) > 0.97)
+
+
 def make(draw, right, kind):
     """Gives (observed out, lse, truth) of one capture in f32, or None where nothing showed."""
     batch = right.batch
     if kind == "outside":
         out, lse, name, parameters = plant_outside(draw, batch, right.base, right.base_lse)
         ratio = cells_ratio(right.ratio(out, lse))
-        truth = {"faults": [], "outside": name, "parameters": parameters, "wrong": runs(ratio > SURE),
-                 "unsure": runs((ratio > CLEAR) & (ratio <= SURE)), "hidden": []}
-        return (out, lse, truth) if (ratio > SURE).any() else None
+        wrong = ratio > SURE
+        truth = {"faults": [], "outside": name, "parameters": parameters, "wrong": runs(wrong),
+                 "unsure": runs(unsure_cells(right, out, lse, ratio > CLEAR) & ~wrong), "hidden": [],
+                 "dims": wrong_dims(right, out, lse, wrong)}
+        return (out, lse, truth) if wrong.any() else None
     faults = [draw_planted(draw, right)] if kind == "inside" else draw_two(draw, right)
     if not faults or faults[0] is None:
         return None
@@ -180,9 +198,11 @@ def make(draw, right, kind):
         out, lse = apply(planted, out, lse)
     inside = [p.cells & p.touched for p in faults]
     wrong = np.logical_or.reduce([p.wrong() for p in faults])
-    unsure = np.logical_or.reduce([p.cells & (p.ratio > CLEAR) & (p.ratio <= SURE) for p in faults])
+    unsure = np.logical_or.reduce([p.cells & (p.ratio > CLEAR) for p in faults])
+    unsure = unsure_cells(right, out, lse, unsure) & ~wrong
     hidden = np.logical_or.reduce(inside) & ~wrong & ~unsure
-    return out, lse, {"faults": [p.truth() for p in faults], "wrong": runs(wrong), "unsure": runs(unsure), "hidden": runs(hidden)}
+    return out, lse, {"faults": [p.truth() for p in faults], "wrong": runs(wrong), "unsure": runs(unsure), "hidden": runs(hidden),
+                      "dims": wrong_dims(right, out, lse, wrong)}
 
 
 def plain(x):
@@ -191,9 +211,7 @@ def plain(x):
 
 
 def write(folder, name, batch, out, lse, truth):
-    with np.errstate(over="ignore"):
-        observed = out.astype(batch.q.dtype)
-    write_capture(folder / f"{name}.safetensors", batch, observed, lse if batch.with_lse else None, {"producer": "foreign"})
+    write_capture(folder / f"{name}.safetensors", batch, observed(batch, out), lse if batch.with_lse else None, {"producer": "foreign"})
     (folder / f"{name}.truth.json").write_text(json.dumps(truth, default=plain))
 
 

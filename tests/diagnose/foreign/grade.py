@@ -84,7 +84,12 @@ def grade_pattern(report, truth, cells):
     entries = report.get("pattern") or []
     told = np.logical_or.reduce([select(cells, e.get("conditions", [])) for e in entries] + [np.zeros(shape, bool)])
     missed, extra = wrong & ~told, told & ~wrong & ~unsure
-    return {"entries": len(entries), "missed": int(missed.sum()), "extra": int((extra & ~hidden).sum()),
+    dims = np.zeros(truth["shape"][2], bool)
+    for e in entries:
+        dims |= dims_told(e.get("conditions", []), truth["shape"][2])
+    lse_alone = any(c["attribute"] == "dim" and list(c["values"]) == [-1] for e in entries for c in e.get("conditions", []))
+    dims_right = lse_alone if truth["dims"] == [-1] else set(truth["dims"]) == set(np.flatnonzero(dims))
+    return {"dims": bool(entries) and bool(dims_right), "entries": len(entries), "missed": int(missed.sum()), "extra": int((extra & ~hidden).sum()),
             "exact": bool(entries) and not missed.any() and not (extra & ~hidden).any(),
             "strict": bool(entries) and not missed.any() and not extra.any(),
             "claims_exact": bool(entries) and all(e.get("exact") for e in entries)}
@@ -115,7 +120,7 @@ def grade_one(report, truth, path):
                       for f in truth["faults"]]}
     if report is None:
         return {**row, "verdict": "failed", "first": False, "first_mechanism": False, "top3": False, "false": False,
-                "pattern": {"entries": 0, "exact": False, "strict": False}, "told": None}
+                "pattern": {"entries": 0, "exact": False, "strict": False, "dims": False}, "told": None}
     cells = Cells(**read_cells(path))
     graded = grade_answers(report, truth, cells)
     answers = report.get("answers") or []
@@ -143,11 +148,11 @@ def columns(rows):
     return [str(len(rows)), share(rows, lambda r: r["first"]), share(rows, lambda r: r["first_mechanism"]),
             share(rows, lambda r: r["top3"]), str(sum(r["false"] for r in rows)),
             str(sum(bool(r.get("false_scope")) for r in rows)), share(rows, lambda r: r["pattern"]["exact"]),
-            share(rows, lambda r: r["pattern"]["strict"]), ", ".join(f"{k} {v}" for k, v in sorted(verdicts.items()))]
+            share(rows, lambda r: r["pattern"]["strict"]), share(rows, lambda r: r["pattern"]["dims"]), ", ".join(f"{k} {v}" for k, v in sorted(verdicts.items()))]
 
 
 HEADER = ["captures", "first right", "first mechanism", "top three", "false cause", "cause found, scope wrong", "pattern exact",
-          "strictly", "verdicts"]
+          "strictly", "dims exact", "verdicts"]
 
 
 def table(title, groups):

@@ -10,8 +10,8 @@ KEY_SETS = {"key_range", "mask", "positions", "split"}      # the set of keys th
 PAGES = {"page", "table_row", "page_contents"}               # what stands where a page is read
 GROUPS = {
     "key_range": KEY_SETS, "mask": KEY_SETS, "positions": KEY_SETS, "page": PAGES, "table_row": PAGES,
-    "page_is_anothers": PAGES, "slots_rotated_in_a_page": PAGES, "page_is_stale": PAGES,
-    "split_dropped": KEY_SETS, "last_split_alone": KEY_SETS, "length_of_a_neighbour": KEY_SETS | PAGES,
+    "page_is_anothers": PAGES, "slots_rotated_in_a_page": PAGES, "page_is_stale": PAGES, "two_pages_exchanged": PAGES,
+    "split_dropped": KEY_SETS, "shared_prefix_dropped": KEY_SETS | PAGES, "last_split_alone": KEY_SETS, "length_of_a_neighbour": KEY_SETS | PAGES,
     "page_of_another_type": {"page_contents", "element_type"},
     # One more logit in the denominator is a sink of logit 0; tiles that are not rescaled are splits without weights.
     "denominator_from_one": {"normalisation", "sink"}, "neither_rescaled": {"normalisation", "split"},

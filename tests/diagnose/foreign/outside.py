@@ -125,14 +125,15 @@ def noisy_keys(draw, batch, out, lse):
     return o, l, {"size": size}
 
 
-def random_cells_of_another_row(draw, batch, out, lse):
-    """Writes some cells to places that a race decides."""
+def torn_cells(draw, batch, out, lse):
+    """Writes a random half of the dims of random cells from another row, as stores that race do."""
     cells = random_cells(draw, batch, draw.uniform(0.02, 0.3))
-    return np.where(cells[..., None], out[draw.rng.permutation(len(out))], out), lse, {}
+    torn = cells[..., None] & (draw.rng.random(out.shape) < 0.5)
+    return np.where(torn, out[draw.rng.permutation(len(out))], out), lse, {}
 
 
 OUTSIDE = [noise, race, other_data, factors, permuted_dims, bit_flips, mixture, dropout, permuted_keys, noisy_keys,
-           random_cells_of_another_row]
+           torn_cells]
 
 
 def plant_outside(draw, batch, out, lse):

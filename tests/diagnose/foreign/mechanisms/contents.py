@@ -119,3 +119,19 @@ def own_token_not_yet_written(draw, batch):
                 x[own] = 0 if kind == "zero" else rng.standard_normal(x[own].shape) * np.std(x)
                 setattr(view, name, x)
     return Fault({"holds": kind, "of": what}, edit=edit)
+
+
+@plants("page_contents")
+def two_pages_exchanged(draw, batch):
+    """Two physical pages hold each other's content, as after a swap that went wrong."""
+    used = used_pages(batch)
+    a, b, what = draw.any(used), draw.any(used), draw.any(["both", "k", "v"])
+    if a == b:
+        return None
+    exchange = {a: b, b: a}
+
+    def edit(view):
+        pages = batch.pages_of(view.request)
+        k, v = batch.gather(view.request, view.q.dtype, np.array([exchange.get(int(p), p) for p in pages], np.int64))
+        view.k, view.v = k if what != "v" else view.k, v if what != "k" else view.v
+    return Fault({"pages": [a, b], "of": what}, edit=edit, home=[condition("page", "reads", a, b)], fixed=True)

@@ -118,3 +118,11 @@ def log2e_twice(draw, batch):
 @plants("factor_scores")
 def scores_negated(draw, batch):
     return on_scores(-1.0, factor=-1.0)
+
+
+@plants("factor_scores", classic=True)
+def scale_of_the_padded_dim(draw, batch):
+    """head_dim is padded to a power of two before the scale is taken from it."""
+    padded = 1 << (batch.dim - 1).bit_length()
+    f = padded ** -0.5 / batch.scale()
+    return None if abs(f - 1) < 0.05 else on_scores(f, factor=f)

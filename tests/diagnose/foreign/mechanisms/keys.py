@@ -153,3 +153,14 @@ def window_from_the_end_of_the_request(draw, batch):
     if not batch.window:
         return None
     return mask(lambda q, k, view: (k <= q) & (k >= min(int(view.q_pos[-1]) - view.window + 1, int(view.q_pos[0]))))
+
+
+@plants("key_range")
+def shared_prefix_dropped(draw, batch):
+    """Keys of pages that requests share are not attended to, as where a cascade's first half is lost."""
+    pages, counts = np.unique(np.concatenate([np.unique(batch.pages_of(r)) for r in range(batch.num_requests)]), return_counts=True)
+    shared = pages[counts > 1]
+    if not len(shared):
+        return None
+    length = [int(np.isin(batch.pages_of(r), shared).sum()) * batch.page_size for r in range(batch.num_requests)]
+    return only(lambda q, k, view: k >= length[view.request], batch)

@@ -72,3 +72,19 @@ def denominator_of_the_last_tile(draw, batch):
 def epsilon_in_the_denominator(draw, batch):
     e = draw.log_uniform(0.05, 2)
     return arithmetic(finish(lambda acc, den, keys: acc / (den + e)[..., None]), epsilon=e)
+
+
+@plants("normalisation")
+def hidden_tile_gives_nan(draw, batch):
+    """A tile without visible keys leaves -inf as the maximum, and exp(-inf - -inf) is NaN."""
+    tile = draw.any([16, 32, 64])
+
+    def edit(view):
+        class Hidden(Numerics):
+            def finish(self, m, den, acc, keys):
+                out, lse = Numerics.finish(self, m, den, acc, keys)
+                first = np.maximum(view.q_pos - view.window + 1, 0)
+                hidden = first // tile > 0
+                return np.where(hidden[None, :, None], np.nan, out), np.where(hidden[None, :], np.nan, lse)
+        return Hidden()
+    return Fault({"tile": tile}, edit=edit) if batch.window else None

@@ -105,3 +105,24 @@ def two_entries_swapped_for_v(draw, batch):
     fault = tables(batch, change, "v", request=r, entry=i)
     fault.home, fault.fixed = [condition("request", "is", r)], True
     return fault
+
+
+@plants("page", classic=True)
+def tile_runs_past_the_page(draw, batch):
+    """A tile of keys is larger than a page and is read as if its pages were neighbours in memory."""
+    p = batch.page_size
+    tiles = [t for t in (16, 32, 64, 128) if p % t]
+    if not tiles:
+        return None
+    tile, what = draw.any(tiles), k_v_or_both(draw)
+
+    def edit(view):
+        r, n = view.request, batch.cached_len(view.request)
+        j = np.arange(n)
+        first = j // tile * tile
+        slots = (batch.block_table[r, first // p].astype(np.int64) * p + first % p + j % tile) % (batch.num_pages * p)
+        for name, cache, scale in (("k", batch.k_cache, batch.k_scale), ("v", batch.v_cache, batch.v_scale)):
+            if what in ("both", name):
+                flat = cache.reshape(-1, batch.num_kv_heads, batch.dim)[slots]
+                setattr(view, name, np.concatenate([batch.dequantise(flat, scale, view.q.dtype), getattr(view, name)[n:]]))
+    return Fault({"tile": tile, "of": what}, edit=edit)

@@ -75,3 +75,18 @@ def values_saturated(draw, batch):
     def edit(view):
         view.v = np.clip(view.v, -limit, limit)
     return Fault({"limit": limit}, edit=edit)
+
+
+@plants("rounded")
+def codes_saturated_at_240(draw, batch):
+    """An e4m3fn cache passes through e4m3fnuz, whose largest value is 240."""
+    if batch.k_cache.dtype.itemsize != 1:
+        return None
+    which = draw.any(["k", "v", "both"])
+
+    def edit(view):
+        for name, scale in (("k", batch.k_scale), ("v", batch.v_scale)):
+            if which in ("both", name):
+                limit = 240 * np.broadcast_to(np.asarray(scale, view.q.dtype), batch.num_kv_heads)[:, None]
+                setattr(view, name, np.clip(getattr(view, name), -limit, limit))
+    return Fault({"of": which, "limit": 240}, edit=edit)

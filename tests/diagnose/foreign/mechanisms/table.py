@@ -50,3 +50,13 @@ def length_of_a_neighbour(draw, batch):
         window = view.window or 10 ** 9
         view.mask = lambda q, k: (k <= q) & (q - k < window) & (k < n)
     return Fault({"shift": shift}, edit=edit)
+
+
+@plants("table_row")
+def table_transposed(draw, batch):
+    """The table is read column by column."""
+    flat, count = batch.block_table.T.reshape(-1), batch.block_table.shape[1]
+
+    def change(pages, r):
+        return flat[(r * count + np.arange(len(pages))) % len(flat)] % batch.num_pages
+    return tables(batch, change)
