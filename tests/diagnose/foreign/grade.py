@@ -7,7 +7,8 @@ says of itself (precision, exact) is believed. Counts:
   first    the first answer names mechanism and scope             top3     one of the first three does
   false    verdict "cause found" and the first answer is neither the truth nor the same on this batch
   pattern  the union of the patterns holds every wrong cell and no right one; cells within a factor 2 of the tolerance, and
-           cells that the fault touched without showing there, may be on either side (strict: only the former may)
+           cells that the fault touched without showing there, may be on either side (strictly: only the former may).
+           A scope is plain if the fault touches all of it: then the scope itself is an exact pattern; of others there may be none
 """
 import argparse
 import json
@@ -22,7 +23,7 @@ import numpy as np
 
 from capture_file import read_cells
 from conditions import Cells, holds
-from names import accepted, accepted_profile
+from names import accepted, accepted_profile, mechanism_of
 
 
 def decode(runs, shape):
@@ -89,16 +90,22 @@ def grade_pattern(report, truth, cells):
         dims |= dims_told(e.get("conditions", []), truth["shape"][2])
     lse_alone = any(c["attribute"] == "dim" and list(c["values"]) == [-1] for e in entries for c in e.get("conditions", []))
     dims_right = lse_alone if truth["dims"] == [-1] else set(truth["dims"]) == set(np.flatnonzero(dims))
-    return {"dims": bool(entries) and bool(dims_right), "entries": len(entries), "missed": int(missed.sum()), "extra": int((extra & ~hidden).sum()),
+    scopes = np.logical_or.reduce([cells.select(f["scope"]) for f in truth["faults"]] + [np.zeros(shape, bool)])
+    return {"dims": bool(entries) and bool(dims_right), "plain": bool(truth["faults"]) and not (scopes & ~(wrong | unsure | hidden)).any(), "entries": len(entries), "missed": int(missed.sum()), "extra": int((extra & ~hidden).sum()),
             "exact": bool(entries) and not missed.any() and not (extra & ~hidden).any(),
             "strict": bool(entries) and not missed.any() and not extra.any(),
             "claims_exact": bool(entries) and all(e.get("exact") for e in entries)}
 
 
+def answers_of(report):
+    """Gives the answers; a report of the first schema has suspicions, which name faults of the catalogue."""
+    return report.get("answers") or [{**s, "mechanism": mechanism_of(s.get("fault", ""))} for s in report.get("suspicions") or []]
+
+
 def grade_answers(report, truth, cells):
     """Gives, per planted fault, the places (0, 1, ...) of answers with the mechanism, and with mechanism and scope."""
     shape, faults = truth["shape"], truth["faults"]
-    answers = report.get("answers") or []
+    answers = answers_of(report)
     unsure = decode(truth["unsure"], shape[:2])
     result = []
     for i, fault in enumerate(faults):
@@ -120,10 +127,10 @@ def grade_one(report, truth, path):
                       for f in truth["faults"]]}
     if report is None:
         return {**row, "verdict": "failed", "first": False, "first_mechanism": False, "top3": False, "false": False,
-                "pattern": {"entries": 0, "exact": False, "strict": False, "dims": False}, "told": None}
+                "pattern": {"entries": 0, "exact": False, "strict": False, "dims": False, "plain": False, "claims_exact": False}, "told": None}
     cells = Cells(**read_cells(path))
     graded = grade_answers(report, truth, cells)
-    answers = report.get("answers") or []
+    answers = answers_of(report)
     found = report.get("verdict") == "cause found"
     row |= {
         "verdict": report.get("verdict"), "pattern": grade_pattern(report, truth, cells),
@@ -148,11 +155,13 @@ def columns(rows):
     return [str(len(rows)), share(rows, lambda r: r["first"]), share(rows, lambda r: r["first_mechanism"]),
             share(rows, lambda r: r["top3"]), str(sum(r["false"] for r in rows)),
             str(sum(bool(r.get("false_scope")) for r in rows)), share(rows, lambda r: r["pattern"]["exact"]),
-            share(rows, lambda r: r["pattern"]["strict"]), share(rows, lambda r: r["pattern"]["dims"]), ", ".join(f"{k} {v}" for k, v in sorted(verdicts.items()))]
+            share([r for r in rows if r["pattern"]["plain"]], lambda r: r["pattern"]["exact"]),
+            share(rows, lambda r: r["pattern"]["strict"]),
+            str(sum(r["pattern"]["claims_exact"] and not r["pattern"]["strict"] for r in rows)), share(rows, lambda r: r["pattern"]["dims"]), ", ".join(f"{k} {v}" for k, v in sorted(verdicts.items()))]
 
 
 HEADER = ["captures", "first right", "first mechanism", "top three", "false cause", "cause found, scope wrong", "pattern exact",
-          "strictly", "dims exact", "verdicts"]
+          "of plain scopes", "strictly", "claims to be exact but is not", "dims exact", "verdicts"]
 
 
 def table(title, groups):

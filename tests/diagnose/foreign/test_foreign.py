@@ -5,6 +5,7 @@ With QUIRE (the path of the program) in the environment, also what diagnose says
 import copy
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from draw import Draw
 from generate import Planted, Right, cells_ratio, generate, observed, write
 from grade import decode, diagnose, grade, grade_one
 from mechanisms import FAMILIES
+from names import MECHANISM
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -101,6 +103,11 @@ def test_conditions_count_as_loops_do(rights):
                 assert cells.select([condition("page", "reads", page)])[token].all()
                 assert not cells.select([condition("page", "reads", 10 ** 6)]).any()
                 token += 1
+
+
+def test_the_map_knows_every_catalogue_id():
+    page = (Path(__file__).parents[3] / "docs/faults.md").read_text()
+    assert set(re.findall(r"^\| `([a-z0-9_]+)` \|", page, re.M)) == set(MECHANISM)
 
 
 def truths(folder):
