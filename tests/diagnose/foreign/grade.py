@@ -89,7 +89,8 @@ def grade_pattern(report, truth, cells):
     for e in entries:
         dims |= dims_told(e.get("conditions", []), truth["shape"][2])
     lse_alone = any(c["attribute"] == "dim" and list(c["values"]) == [-1] for e in entries for c in e.get("conditions", []))
-    dims_right = lse_alone if truth["dims"] == [-1] else set(truth["dims"]) == set(np.flatnonzero(dims))
+    wrong_dims = truth.get("dims")    # captures of the first sets do not say
+    dims_right = lse_alone if wrong_dims == [-1] else wrong_dims is not None and set(wrong_dims) == set(np.flatnonzero(dims))
     scopes = np.logical_or.reduce([cells.select(f["scope"]) for f in truth["faults"]] + [np.zeros(shape, bool)])
     return {"dims": bool(entries) and bool(dims_right), "plain": bool(truth["faults"]) and not (scopes & ~(wrong | unsure | hidden)).any(), "entries": len(entries), "missed": int(missed.sum()), "extra": int((extra & ~hidden).sum()),
             "exact": bool(entries) and not missed.any() and not (extra & ~hidden).any(),
