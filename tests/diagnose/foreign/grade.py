@@ -61,9 +61,10 @@ def select(cells, conditions):
 
 
 def dims_told(conditions, dim):
+    """Gives the dims that conditions select; dim -1, the lse alone, selects all of a row as far as a scope is concerned."""
     chosen = np.ones(dim, bool)
     for c in conditions:
-        if c["attribute"] == "dim":
+        if c["attribute"] == "dim" and list(c["values"]) != [-1]:
             chosen &= holds(np.arange(dim), c["test"], c["values"])
     return chosen
 
@@ -190,6 +191,22 @@ def markdown(rows):
     return "\n".join(lines) + "\n"
 
 
+def words(conditions):
+    return ", ".join(f"{c['attribute']} {c['test']} {' '.join(map(str, c['values']))}" for c in conditions or []) or "everything"
+
+
+def not_right(rows):
+    """Lists captures whose first answer is not right, false causes first: what was planted, and what was told."""
+    some = [r for r in rows if r["class"] != "outside" and not r["first"] or r["false"]]
+    lines = ["| capture | verdict | planted | told |", "|---|---|---|---|"]
+    for r in sorted(some, key=lambda r: (not r["false"], not r.get("false_scope"), r["file"])):
+        planted = "; ".join(f"{f['variant']} {json.dumps(f['parameters'])} ({words(f['scope'])})" for f in r["faults"])
+        told = [f"{a['mechanism']} {a.get('fault') or ''} {a.get('explained', 0):.3f} ({words(a.get('scope'))})" for a in (r["told"] or [])[:2]]
+        mark = "**false** " if r["false"] else "**scope** " if r.get("false_scope") else ""
+        lines.append(f"| {r['file'].split('.')[0]} | {mark}{r['verdict']} | {planted or r['outside']} | {'; '.join(told)} |")
+    return "\n".join(lines) + "\n"
+
+
 def grade(quire, folder, jobs=2, limit=None, timeout=120):
     """Grades every capture of a folder; gives the rows."""
     paths = sorted(folder.glob("*.safetensors"))[:limit]
@@ -214,7 +231,7 @@ def main():
     rows = grade(arguments.quire, arguments.folder, arguments.jobs, arguments.limit)
     out = arguments.out or arguments.folder
     (out / "grade.json").write_text(json.dumps(rows, indent=1))
-    (out / "grade.md").write_text(markdown(rows))
+    (out / "grade.md").write_text(markdown(rows) + "\n" + not_right(rows))
     print(markdown(rows))
 
 
