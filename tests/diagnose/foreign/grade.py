@@ -207,7 +207,7 @@ def not_right(rows):
     return "\n".join(lines) + "\n"
 
 
-def grade(quire, folder, jobs=2, limit=None, timeout=120):
+def grade(quire, folder, jobs=2, limit=None, timeout=600):
     """Grades every capture of a folder; gives the rows."""
     paths = sorted(folder.glob("*.safetensors"))[:limit]
 
