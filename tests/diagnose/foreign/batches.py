@@ -60,6 +60,7 @@ class Batch:
     splits: int = 1
 
     def __post_init__(self):
+        self.gathered = {}
         self.num_tokens, self.num_heads, self.dim = self.q.shape
         self.num_pages, self.page_size, self.num_kv_heads, _ = self.k_cache.shape
         self.num_requests = len(self.seq_lens)
@@ -100,8 +101,16 @@ class Batch:
     def scale(self):
         return self.dim ** -0.5 if self.softmax_scale is None else self.softmax_scale
 
+    def own(self, r, dtype):
+        """Gives K and V of request r, gathered once; nobody may write to them."""
+        if (r, dtype) not in self.gathered:
+            self.gathered[r, dtype] = self.gather(r, dtype)
+            for x in self.gathered[r, dtype]:
+                x.setflags(write=False)
+        return self.gathered[r, dtype]
+
     def view(self, r, dtype=np.float32):
-        k, v = self.gather(r, dtype)
+        k, v = self.own(r, dtype)
         heads = np.arange(self.num_heads)
         return View(
             request=r, q=self.q[self.rows(r)].astype(dtype), k=k, v=v,

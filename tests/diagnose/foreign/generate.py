@@ -69,7 +69,10 @@ class Planted:
             self.out, self.lse = run(batch, fault, np.float64)
         else:
             self.out, self.lse = fault.output(right.exact.copy(), right.exact_lse.copy())
-        self.fault, self.scope, self.right = fault, scope, right
+        self.fault, self.right = fault, right
+        self.ratios = right.ratio(self.out, self.lse)
+        size = np.abs(right.exact).max(axis=-1) + 1e-30
+        self.moved = np.nan_to_num(np.abs(self.out - right.exact), nan=np.inf) / size[..., None]
         self.narrow(scope)
 
     def narrow(self, scope):
@@ -77,10 +80,10 @@ class Planted:
         self.scope = scope
         batch = self.right.batch
         self.dims = dims_of(scope, batch.dim)
-        self.ratio = cells_ratio(self.right.ratio(self.out, self.lse), None if self.dims.all() else self.dims)
-        size = np.abs(self.right.exact).max(axis=-1) + 1e-30
-        moved = np.nan_to_num(np.abs(self.out - self.right.exact), nan=np.inf)[..., self.dims].max(axis=-1) / size
-        if batch.with_lse and self.dims.all():
+        whole = bool(self.dims.all())
+        self.ratio = cells_ratio(self.ratios, None if whole else self.dims)
+        moved = (self.moved if whole else self.moved[..., self.dims]).max(axis=-1)
+        if batch.with_lse and whole:
             moved = np.maximum(moved, np.nan_to_num(np.abs(self.lse - self.right.exact_lse), nan=np.inf))
         self.touched = moved > 1e-6
         self.cells = batch.cells.select(scope)
