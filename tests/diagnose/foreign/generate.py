@@ -103,11 +103,23 @@ class Planted:
                 "effect": runs(self.ratio > SURE), "wrong": runs(wrong), "same_as": same_as(self)}
 
 
+def kept_nan(planted, wrong):
+    """Says whether the wrong cells are NaN in all they have, as a buffer is that held NaN and was never written."""
+    before = planted.right.batch.before
+    held = before is None or np.isnan(before[wrong].astype(np.float32)).all()
+    lse = planted.lse[wrong]
+    return bool(held and np.isnan(planted.out[wrong]).all() and (not planted.right.batch.with_lse or np.isnan(lse).all()))
+
+
 def same_as(planted):
-    """Names mechanisms that predict the same on this batch: a factor per head, or zeros."""
+    """Names mechanisms that predict the same on this batch: a factor per head, zeros, or NaN that was there before."""
     wrong, right = planted.wrong(), planted.right
     t, h = np.nonzero(wrong)
-    if not planted.dims.all() or len(t) == 0 or not np.isfinite(planted.out[t, h]).all():
+    if not planted.dims.all() or len(t) == 0:
+        return []
+    if kept_nan(planted, wrong):
+        return ["not_written"]
+    if not np.isfinite(planted.out[t, h]).all():
         return []
     a, b, tol = planted.out[t, h].astype(np.float64), right.out[t, h], right.tol[t, h]
     if planted.right.batch.with_lse and (right.ratio(planted.out, planted.lse)[1][t, h] > 1).any():

@@ -72,10 +72,15 @@ def dims_told(conditions, dim):
 def scope_right(fault, answer, cells, shape, elsewhere):
     """Compares scopes where the mechanism would show, leaving out what another fault made wrong or the margin leaves open."""
     matters = decode(fault["effect"], shape[:2]) & ~elsewhere
-    told, planted = select(cells, answer.get("scope", [])), cells.select(fault["scope"])
+    if answer.get("mechanism") != fault["mechanism"] and answer.get("mechanism") in fault["same_as"]:
+        # A factor or an unwritten row shows wherever it is, also where the truth's mechanism does not.
+        matters = ~elsewhere
+        fault = {**fault, "scope": None}
+    told = select(cells, answer.get("scope", []))
+    planted = decode(fault["wrong"], shape[:2]) if fault["scope"] is None else cells.select(fault["scope"])
     if ((told ^ planted) & matters).any():
         return False
-    if any(c["attribute"] == "dim" for c in fault["scope"]):
+    if any(c["attribute"] == "dim" for c in fault["scope"] or []):
         return bool((dims_told(answer.get("scope", []), shape[2]) == dims_told(fault["scope"], shape[2])).all())
     return fault["mechanism"] in ("dims", "not_written") or bool(dims_told(answer.get("scope", []), shape[2]).all())
 
