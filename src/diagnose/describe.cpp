@@ -25,7 +25,9 @@ std::string percent(double share) { return formatted("{:.3g} %", 100 * std::max(
 std::string refutation(const Hypothesis& h, const Part& part) {
   if (!h.why_not.empty()) return kCannot + h.why_not;
   std::string text;
-  if (h.fit.largest_move <= part.largest_tolerance || h.fit.largest_move < 0.5 * part.largest_error) {
+  if (h.fit.unwritten) {
+    text = formatted("would explain {} if these rows were never written, which nothing proves", percent(h.fit.explained));
+  } else if (h.fit.largest_move <= part.largest_tolerance || h.fit.largest_move < 0.5 * part.largest_error) {
     text = formatted("moves these rows by at most {:.2g}; observed {}", h.fit.largest_move, part.observed_text);
   } else {
     text = formatted("explains {}", percent(h.share));
@@ -136,9 +138,15 @@ void add_refuted(std::span<const Suspicion> own, bool known, Lines& lines) {
     return a->explained != b->explained ? a->explained > b->explained : a->largest_move > b->largest_move;
   });
   const std::size_t most = known ? kRefuted : kSuspects;
+  // What rounding can do is always said.
+  const auto numerics = std::find_if(refuted.begin(), refuted.end(), [](const Suspicion* s) { return s->fault == "rounding"; });
+  if (numerics != refuted.end()) std::rotate(numerics, numerics + 1, refuted.end());
   for (std::size_t i = 0; i < std::min(most, refuted.size()); ++i)
     lines.add(known ? "refuted" : "suspect", formatted("{}: {}", refuted[i]->text, refuted[i]->refutation));
-  if (refuted.size() > most) lines.more(formatted("and {} more, which explain less (--json lists all)", refuted.size() - most));
+  if (refuted.size() > most) {
+    lines.more(formatted("and {} more, which explain less (--json lists all)", refuted.size() - most));
+    if (known) lines.more(formatted("{}: {}", refuted.back()->text, refuted.back()->refutation));
+  }
   std::size_t count = 0;
   for (const auto& [reason, ids] : cannot) count += ids.size();
   if (count > 0) lines.add("no case", formatted("{} faults cannot show on this batch (--json says why)", count));

@@ -187,10 +187,22 @@ class Trial {
   std::int64_t wrong_before_ = 0, wrong_ = 0, cured_ = 0;
 };
 
+/// No profile widens a tolerance a thousandfold. Where hardly a wrong cell is nearer than that, none is worth its reference.
+bool could_be_rounding(const Localisation& plain) {
+  constexpr double kMostWidening = 1000;
+  std::int64_t wrong = 0, near = 0;
+  for (const Compared& cell : plain.rows) {
+    wrong += cell.wrong ? 1 : 0;
+    near += cell.wrong && cell.nonfinite == 0 && cell.worst_ratio < kMostWidening ? 1 : 0;
+  }
+  return near > 0 && static_cast<double>(near) >= kLeastCured * static_cast<double>(wrong);
+}
+
 }  // namespace
 
 Result<std::optional<NumericsProfile>> find_profile(const Facts& facts, const Observed& observed, const Localisation& plain,
                                                     const std::vector<std::int64_t>& tokens) {
+  if (!could_be_rounding(plain)) return std::optional<NumericsProfile>();
   std::optional<NumericsProfile> best;
   double least = 0;  // what a later, wider one has to fall below
   for (const NumericsProfile& profile : candidates(facts)) {

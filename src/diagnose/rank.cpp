@@ -172,6 +172,17 @@ void add_catalogue(const Scene& scene, const Evidence& evidence, Proposals& list
   }
 }
 
+/// Numbers far larger than every V in reach are no average of V rows, whatever the weights: an inversion of them finds nothing.
+bool is_an_average(const OpenCell& cell) {
+  constexpr double kFar = 8;
+  const auto largest = [](const std::vector<double>& values) {
+    double most = 0;
+    for (const double v : values) most = std::isfinite(v) ? std::max(most, std::fabs(v)) : most;
+    return most;
+  };
+  return largest(cell.observed) <= kFar * largest(cell.values);
+}
+
 }  // namespace
 
 Scene make_scene(const Facts& facts, const Observed& observed, const Localisation& where, const Evidence& evidence) {
@@ -187,7 +198,7 @@ Scene make_scene(const Facts& facts, const Observed& observed, const Localisatio
       const Compared& cell = where.rows[Facts::at(e.reference_row)];
       if (cell.nonfinite > 0 || cell.wrong_dims == 0) continue;
       OpenCell open = open_cell(facts, observed, where, cell, kMostKeys);
-      if (open.end == 0 || !(open.error() > 0)) continue;
+      if (open.end == 0 || !(open.error() > 0) || !is_an_average(open)) continue;
       requests.insert(facts.req_of(e.at.token));
       scene.cells.push_back(std::move(open));
     }

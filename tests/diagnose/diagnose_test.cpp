@@ -40,7 +40,9 @@ TEST(Diagnose, SaysUnknownWhenNoFaultExplainsTheError) {
         f32_at(c.observed, t, h, dim) += 0.05f * static_cast<float>((t * 7 + h * 5 + dim * 3) % 11 - 5);
   const Diagnosis d = diagnosed(c);
   EXPECT_EQ(d.verdict, "unknown cause");
-  EXPECT_THAT(d.text, HasSubstr(fmt::format("unknown: none of {} faults explains more than ", faults().size())));
+  EXPECT_THAT(d.text, HasSubstr("faults and mechanisms explains more than "));
+  EXPECT_GT(d.suspicions.size(), faults().size());
+  EXPECT_FALSE(d.observations.empty());
   for (const Suspicion& s : d.suspicions) EXPECT_FALSE(s.refutation.empty()) << s.fault;
 }
 
@@ -70,12 +72,13 @@ TEST(Diagnose, FindsTwoFaultsAtOnce) {
   const std::string line = "q=f32 heads=8:2 d=32 page=8 reqs=20@30,9@100,7@13,5@41";
   Case c = with_fault(line, "kv_head_modulo");
   for (std::int64_t h = 0; h < 8; ++h)
-    for (std::int64_t dim = 0; dim < 32; ++dim) f32_at(c.observed, 40, h, dim) = std::nanf("");
+    for (std::int64_t dim = 0; dim < 32; ++dim) f32_at(c.observed, 40, h, dim) = 0;
   const Diagnosis d = diagnosed(c);
   ASSERT_EQ(d.verdict, "cause found") << d.text;
-  EXPECT_THAT(d.suspicions[0].fault, HasSubstr("kv_head_modulo"));
-  EXPECT_THAT(d.suspicions[0].fault, HasSubstr(" + "));
-  EXPECT_THAT(d.text, HasSubstr("two faults at once, found greedily"));
+  EXPECT_EQ(d.patterns.size(), 2u) << d.text;
+  EXPECT_EQ(d.suspicions[0].fault, "kv_head_modulo");
+  EXPECT_THAT(d.text, HasSubstr("the last row of request 3"));
+  EXPECT_THAT(d.text, HasSubstr("not_written"));
 }
 
 TEST(Diagnose, RefutesWithNumbersAndWithReasons) {
@@ -96,7 +99,7 @@ TEST(Diagnose, IsTheSameEveryTime) {
 TEST(Diagnose, WritesJsonThatSaysTheSame) {
   const Diagnosis d = diagnosed(with_fault(kLine, "scale_from_query_heads"));
   const nlohmann::json json = nlohmann::json::parse(d.json);
-  EXPECT_EQ(json["quire_diagnose"], 1);
+  EXPECT_EQ(json["quire_diagnose"], 2);
   EXPECT_EQ(json["verdict"], d.verdict);
   EXPECT_EQ(json["suspicions"].size(), d.suspicions.size());
   EXPECT_EQ(json["suspicions"][0]["fault"], d.suspicions[0].fault);
