@@ -40,8 +40,8 @@ Diagnosis broken_batch(const Findings& findings) {
 
 /// What could have made the wrong cells of one pattern, or, without one, all of them.
 cause::Part part_of(const fault::Facts& facts, const cause::Observed& observed, const cause::Localisation& where,
-                    const cause::Pattern& pattern, bool everything) {
-  const cause::Evidence evidence(facts, observed, where, everything ? nullptr : &pattern);
+                    const cause::Pattern& pattern, bool everything, const std::vector<cause::Pattern>& patterns = {}) {
+  const cause::Evidence evidence(facts, observed, where, everything ? nullptr : &pattern, patterns);
   cause::Part part{pattern, {}, evidence.largest_error(), evidence.largest_tolerance(), evidence.observed_text(), everything};
   const cause::Scene scene = cause::make_scene(facts, observed, where, evidence);
   part.ranking = cause::rank(scene, evidence, everything ? nullptr : &part.pattern);
@@ -79,7 +79,7 @@ void find_causes(cause::Found& found) {
   if (!several || is_certain(found.parts.front())) return;
   std::vector<cause::Part> parts;
   for (const cause::Pattern& pattern : found.patterns)
-    parts.push_back(part_of(found.facts, found.observed, found.where, pattern, false));
+    parts.push_back(part_of(found.facts, found.observed, found.where, pattern, false, found.patterns));
   found.parts = std::move(parts);
   unite(found);
 }

@@ -101,9 +101,10 @@ struct Evidence::Tally {
   double errors = 0, residuals = 0;
 };
 
-Evidence::Evidence(const Facts& facts, const Observed& observed, const Localisation& where, const Pattern* scope)
+Evidence::Evidence(const Facts& facts, const Observed& observed, const Localisation& where, const Pattern* scope,
+                   const std::vector<Pattern>& patterns)
     : facts_(facts), observed_(observed), where_(where), scope_(scope) {
-  choose();
+  choose(patterns);
   measure();
   if (scope_ == nullptr) return;
   for (const Condition& c : scope_->conditions) {
@@ -154,11 +155,17 @@ RowResult Evidence::truth(const Exhibit& e) const {
   return {true, {first, first + facts_.head_dim}, where_.reference.lse[Facts::at(e.reference_row)]};
 }
 
-void Evidence::choose() {
+void Evidence::choose(const std::vector<Pattern>& patterns) {
+  const auto of_a_smaller_one = [&](const Compared& row) {
+    return scope_ != nullptr && std::any_of(patterns.begin(), patterns.end(), [&](const Pattern& p) {
+             return p.cells < scope_->cells && contains(facts_, p, row.token, row.head);
+           });
+  };
   std::vector<const Compared*> inside, outside;
   std::int64_t right = 0, kept = 0;
   for (const Compared& row : where_.rows) {
     const bool in_scope = scope_ == nullptr || contains(facts_, *scope_, row.token, row.head);
+    if (in_scope && of_a_smaller_one(row)) continue;
     if (row.wrong) {
       if (in_scope) wrong_cells_.push_back(&row);
       continue;

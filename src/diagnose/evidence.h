@@ -49,8 +49,10 @@ enum class Stage : int { screening, ranking, verification };
 
 class Evidence {
  public:
-  /// `scope` may be nullptr: every wrong cell is an exhibit. It must outlive the evidence.
-  Evidence(const fault::Facts& facts, const Observed& observed, const Localisation& where, const Pattern* scope = nullptr);
+  /// `scope` may be nullptr: every wrong cell is an exhibit. It must outlive the evidence. Cells that another, smaller pattern
+  /// selects, too, may be wrong for its reason: they are no exhibits.
+  Evidence(const fault::Facts& facts, const Observed& observed, const Localisation& where, const Pattern* scope = nullptr,
+           const std::vector<Pattern>& patterns = {});
 
   /// A few wrong exhibits for faults that search for their parameters.
   std::vector<fault::Sample> samples() const;
@@ -71,7 +73,7 @@ class Evidence {
  private:
   struct Tally;
 
-  void choose();
+  void choose(const std::vector<Pattern>& patterns);
   void measure();
   Exhibit::Before before(const Compared& row) const;
   bool keeps_bytes(const Compared& row) const;

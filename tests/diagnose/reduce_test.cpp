@@ -66,7 +66,8 @@ INSTANTIATE_TEST_SUITE_P(ReduceCase, FreedPages,
 TEST(ReduceCase, KeepsPagesLeftOfTheWindow) {
   const Case c = with_fault("q=f32 heads=4:2 d=16 page=4 window=16 reqs=3@70,1@90,2@40 seed=9", "window_ignored");
   const Diagnosis d = diagnosed(c);
-  ASSERT_EQ(d.verdict, "cause found") << d.text;
+  // The pages hold NaN, which other faults would give, too.
+  ASSERT_EQ(d.verdict, "mechanism likely") << d.text;
   const Result<Case> reduced = reduce_case(c, d);
   ASSERT_TRUE(reduced.ok()) << reduced.status().message();
   EXPECT_EQ(diagnosed(reduced.value()).suspicions[0].fault, d.suspicions[0].fault);
