@@ -17,6 +17,7 @@ constexpr std::size_t kListedRequests = 8;
 constexpr std::size_t kSuspects = 5;  // that are listed where the cause is not known
 constexpr std::size_t kRefuted = 12;  // that are listed beside a cause
 const std::string kCannot = "cannot show here: ";
+const std::string kUnwritten = "nothing proves that these rows were never written; if so, it explains ";
 constexpr double kFits = 0.011;  // other suspects this close to the best one are named beside it
 
 std::string percent(double share) { return formatted("{:.3g} %", 100 * std::max(0.0, share)); }
@@ -26,7 +27,7 @@ std::string refutation(const Hypothesis& h, const Part& part) {
   if (!h.why_not.empty()) return kCannot + h.why_not;
   std::string text;
   if (h.fit.unwritten) {
-    text = formatted("would explain {} if these rows were never written, which nothing proves", percent(h.fit.explained));
+    text = formatted("{}{}", kUnwritten, percent(h.fit.explained));
   } else if (h.fit.largest_move <= part.largest_tolerance || h.fit.largest_move < 0.5 * part.largest_error) {
     text = formatted("moves these rows by at most {:.2g}; observed {}", h.fit.largest_move, part.observed_text);
   } else {
@@ -126,8 +127,11 @@ void add_cause(const Part& part, std::span<const Suspicion> own, bool several, L
 void add_refuted(std::span<const Suspicion> own, bool known, Lines& lines) {
   std::map<std::string, std::vector<std::string>> cannot;
   std::vector<const Suspicion*> refuted;
+  std::size_t unwritten = 0;
   for (const Suspicion& s : own) {
     if (s.refutation.empty()) continue;
+    // Faults that leave rows unwritten differ in which: one line is enough for what no bytes prove.
+    if (s.refutation.starts_with(kUnwritten) && unwritten++ > 0) continue;
     if (s.refutation.starts_with(kCannot)) {
       cannot[s.refutation.substr(kCannot.size())].push_back(s.fault);
     } else {
