@@ -178,6 +178,13 @@ void add_verify(CLI::App& app, VerifyArgs& args) {
   command->add_option("--cases", args.cases, "cases of the random matrix (default: 200)")
       ->type_name("N")
       ->check(whole_number(1000000));
+  command
+      ->add_option("--soak", args.soak,
+                   "ask fresh random batches for so many minutes, or until Ctrl-C; a run with the same folder goes on from there")
+      ->type_name("MINUTES")
+      ->check(CLI::Range(0.001, 1e6));
+  command->add_option("--soak-folder", args.soak_folder, "where a soak keeps its state, log and findings (default: quire-soak)")
+      ->type_name("DIR");
   command->add_option("--html", args.html, "write one self-contained page with pictures")->type_name("FILE");
 }
 

@@ -130,4 +130,44 @@ struct Verdict {
 /// Runs the matrices and measures the suite's own power. Errors: invalid_argument for an unknown matrix.
 Result<Verdict> verify(const Target& target, const VerifyOptions& options = {});
 
+struct SoakOptions {
+  double minutes = 10;     ///< of this run; 0 or less: until `progress` says stop
+  std::string directory;   ///< state.json, log.txt and findings.txt are here; empty: nothing is written and nothing is resumed
+  std::uint64_t seed = 1;  ///< of fresh batches; a state in `directory` goes on with its own
+  bool shrink = true;      ///< reduce failing cases to the smallest line that still fails
+  /// Called from one thread before each case, with what the run has come to. Return false to stop.
+  std::function<bool(const std::string& label)> progress;
+};
+
+/// What became of one target in a soak, earlier runs of the same state included.
+struct SoakCounts {
+  std::string target;
+  std::int64_t cases = 0, passed = 0, failed = 0, refused = 0;
+  std::int64_t num_elements = 0, num_compared = 0;  ///< of served cases
+  double worst_ratio = 0;                           ///< largest |error| / tolerance
+};
+
+struct SoakFinding {
+  std::string target, check, text;  ///< the first check that failed and what it says
+  std::string line;                 ///< the problem line of the case
+  std::string reduced_line;         ///< the smallest line that still fails, or empty
+  std::string reduced_finding;
+};
+
+struct SoakResult {
+  std::uint64_t seed = 0;
+  std::int64_t first = 0, next = 0;  ///< this run asked the random lines [first, next) of the seed
+  double seconds = 0, total_seconds = 0;
+  std::vector<SoakCounts> counts;
+  std::vector<SoakFinding> findings;     ///< of this run
+  std::vector<std::string> interrupted;  ///< lines that ran when the process of an earlier run ended; they were not asked again
+  bool ok() const;                       ///< no case of any run failed
+  std::string text;                      ///< the complete report for a terminal
+  std::string json;                      ///< the same as JSON (docs/verify.md)
+};
+
+/// Asks the targets fresh random batches until time is up; each batch is asked of every target. Errors: invalid_argument for no
+/// target or for a state of other targets, io_error where the directory cannot be written.
+Result<SoakResult> soak(const std::vector<Target>& targets, const SoakOptions& options = {});
+
 }  // namespace quire

@@ -69,6 +69,10 @@ std::string notes_requests();
 /// The 48 problems of the notes at a sixteenth of the lengths and an eighth of the heads, cheap enough to plant every fault in.
 std::vector<Entry> small_notes_matrix();
 
+/// Line `index` of a seed: the whole grammar, at bounded cost. One line of 24 reaches far: up to 400 requests, 5000 rows of one
+/// request or 130,000 tokens of one context.
+ProblemLine random_line(std::uint64_t seed, std::uint64_t index);
+
 /// Problem lines of the whole grammar, of bounded cost; entry i depends on (seed, i) alone.
 std::vector<Entry> random_matrix(std::uint64_t seed, std::int64_t count);
 

@@ -11,7 +11,7 @@
 #include "verify/peer.h"
 #include "verify/pictures_of_case.h"
 #include "verify/power.h"
-#include "verify/shrink.h"
+#include "verify/smallest.h"
 #include "verify/verdict.h"
 
 namespace quire {
@@ -154,17 +154,9 @@ class Run {
                                      [](const CheckResult& c) { return c.state == CheckState::fail; });
     if (!options_.shrink || failed == result.checks.end() || p.entry.special != Special::none) return;
     if (shrunk_[failed->check]++ >= kShrunkPerCheck) return;
-    const std::string check = failed->check;
-    const auto finding = [&](const ProblemLine& line) -> std::string {
-      Result<Prepared> smaller = with_tolerance(prepare({"lines", "Shrunk", line, Special::none}), rounded_rows_);
-      if (!smaller.ok()) return {};
-      for (const CheckResult& c : judge(target_, smaller.value(), {check}).checks)
-        if (c.state == CheckState::fail) return formatted("{}: {}", check, c.text);
-      return {};
-    };
-    const ProblemLine smallest = shrink(p.entry.line, [&](const ProblemLine& line) { return !finding(line).empty(); });
-    result.reduced_line = to_string(smallest);
-    result.reduced_finding = finding(smallest);
+    const Smallest smallest = smallest_that_fails(target_, p.entry.line, failed->check);
+    result.reduced_line = smallest.line;
+    result.reduced_finding = smallest.finding;
   }
 
   void run_power() {
