@@ -38,14 +38,22 @@ struct Hazard {
 };
 const std::vector<Hazard>& hazards();
 
-/// Every query type, cache type, layout, scale form and index type; each pair of values meets at least once where it is legal.
+/// Every query type, cache type, layout, scale form and index type; type_matrix() has the pairs that do not meet here.
 const std::vector<std::string>& type_combinations();
 
 /// The shape's line for one combination. A head_dim that packed chunks do not divide falls back to nhd; an empty line (no heads)
 /// if the text cannot be parsed.
 ProblemLine hazard_line(const std::string& combination, const std::string& shape, std::uint64_t seed);
 
-/// Every hazard with every combination, or with a few that take turns.
+/// More than 300 requests, more than 4096 rows of one request, more than 100,000 tokens of one context: each shape in a few
+/// combinations of types, over few and narrow heads.
+std::vector<Entry> far_matrix(bool quick);
+
+/// A small batch in every cache type, layout and scale form: each value of k_scale and of v_scale meets each pair of the others,
+/// and each query type and index type meets each of them.
+std::vector<Entry> type_matrix();
+
+/// Every hazard with every combination, or with a few that take turns; then far_matrix() and type_matrix().
 std::vector<Entry> hazard_matrix(bool quick);
 
 /// Types and head_dims that take the place of the hazards' own; an empty list leaves them as they are.

@@ -310,6 +310,51 @@ TEST(Matrices, RandomLinesAreFixedLegalAndOfBoundedCost) {
   EXPECT_LE(far, a.size() / 24 + 5) << "most lines are cheap";
 }
 
+/// "q=f16", "kv=bf16", "layout=nhd", "ks=none", ... of a line.
+std::vector<std::string> values_of(const ProblemLine& line) {
+  const Problem& p = line.problem;
+  constexpr const char* kForms[] = {"none", "tensor", "head"};
+  return {formatted("q={}", name(p.q_dtype)),
+          formatted("kv={}", name(p.kv_dtype)),
+          formatted("layout={}", name(p.layout)),
+          formatted("ks={}", kForms[static_cast<int>(p.k_scale)]),
+          formatted("vs={}", kForms[static_cast<int>(p.v_scale)]),
+          formatted("index={}", name(line.index_dtype))};
+}
+
+// A kernel that was wrong for e5m2fnuz, packed, with scales per head alone passed every quick hazard.
+TEST(Matrices, EveryTypeMeetsEveryLayoutAndScaleForm) {
+  for (const bool quick : {true, false}) {
+    std::set<std::string> pairs, k_triples, v_triples;
+    for (const Entry& e : hazard_matrix(quick)) {
+      if (e.name != "EveryTypeLayoutScale") continue;
+      const std::vector<std::string> v = values_of(e.line);
+      for (std::size_t i = 0; i < v.size(); ++i)
+        for (std::size_t j = i + 1; j < v.size(); ++j) pairs.insert(v[i] + " " + v[j]);
+      k_triples.insert(v[1] + v[2] + v[3]);
+      v_triples.insert(v[1] + v[2] + v[4]);
+    }
+    // 21 pairs of q and kv without f32 caches of 16-bit queries; q with layout, 2 forms, index; kv with those; and so on.
+    EXPECT_EQ(pairs.size(), 19u + 3 * (3 + 3 + 3 + 2) + 7 * (3 + 3 + 3 + 2) + 3 * (3 + 3 + 2) + 3 * (3 + 2) + 3 * 2);
+    EXPECT_EQ(k_triples.size(), 63u);
+    EXPECT_EQ(v_triples.size(), 63u);
+  }
+}
+
+TEST(Matrices, HazardsReachFar) {
+  for (const bool quick : {true, false}) {
+    std::size_t requests = 0;
+    std::int64_t rows = 0, context = 0;
+    for (const Entry& e : hazard_matrix(quick)) {
+      requests = std::max(requests, e.line.problem.reqs.size());
+      for (const Request& r : e.line.problem.reqs) rows = std::max(rows, r.query_len), context = std::max(context, r.context_len);
+    }
+    EXPECT_GE(requests, 300u);
+    EXPECT_GE(rows, 4096);
+    EXPECT_GE(context, 100'000);
+  }
+}
+
 TEST(Matrices, RandomLinesReachFar) {
   std::size_t requests = 0;
   std::int64_t rows = 0, context = 0;
