@@ -8,6 +8,7 @@
 
 #include "input.h"
 #include "quire/contract.hpp"
+#include "quire/verify.hpp"
 #include "report.h"
 
 namespace quire::cli {
@@ -65,6 +66,7 @@ struct VerifyArgs {
   std::vector<std::string> lines;     ///< whole problem lines
   std::vector<std::string> types;     ///< "bf16:fp8_e4m3fn"
   std::vector<std::int64_t> dims;
+  std::vector<std::string> layouts;
   bool quick = false;
   bool peer = false;
   bool no_power = false;
@@ -78,7 +80,8 @@ Report run_verify(const VerifyArgs& args, const Terminal& terminal);
 /// What to say where verify cannot be asked of a backend of that name.
 Report no_backend(const std::string& name, const Status& status);
 /// verify --soak: random batches until time is up or Ctrl-C.
-Report run_soak(const VerifyArgs& args, const std::vector<std::string>& backends, const Terminal& terminal);
+Report run_soak(const VerifyArgs& args, const VerifyOptions& asked, const std::vector<std::string>& backends,
+                const Terminal& terminal);
 
 struct BenchArgs {
   Words input;                     ///< problem lines or one capture

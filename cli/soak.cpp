@@ -38,8 +38,6 @@ class StopOnSignal {
 /// What a soak has no use for.
 std::string contradiction(const VerifyArgs& args) {
   if (!args.matrices.empty() || !args.lines.empty()) return "--soak asks random batches alone; leave out --matrix and --line";
-  if (!args.types.empty() || !args.dims.empty())
-    return "--types and --dims are for the matrix hazards, which --soak does not ask";
   if (args.quick || args.peer) return "--quick and --peer mean nothing with --soak";
   if (!args.html.empty()) return "--html is for a verdict; a soak writes log.txt and findings.txt into its folder";
   return {};
@@ -47,7 +45,8 @@ std::string contradiction(const VerifyArgs& args) {
 
 }  // namespace
 
-Report run_soak(const VerifyArgs& args, const std::vector<std::string>& backends, const Terminal& terminal) {
+Report run_soak(const VerifyArgs& args, const VerifyOptions& asked, const std::vector<std::string>& backends,
+                const Terminal& terminal) {
   if (const std::string text = contradiction(args); !text.empty()) return Report::usage(text);
   std::vector<Target> targets;
   for (const std::string& name : backends) {
@@ -58,6 +57,9 @@ Report run_soak(const VerifyArgs& args, const std::vector<std::string>& backends
   SoakOptions options;
   options.minutes = args.soak;
   options.seed = args.seed;
+  options.types = asked.types;
+  options.head_dims = asked.head_dims;
+  options.layouts = asked.layouts;
   options.directory = args.soak_folder.empty() ? "quire-soak" : args.soak_folder;
   const StopOnSignal stop;
   Result<SoakResult> result = [&] {

@@ -48,6 +48,7 @@ Result<VerifyOptions> options_of(const VerifyArgs& args) {
     options.types.push_back(pair.value());
   }
   options.head_dims = args.dims;
+  for (const std::string& text : args.layouts) options.layouts.push_back(*layout_from_name(text));
   options.matrices = args.matrices;
   if (options.matrices.empty() && args.lines.empty()) options.matrices = {"hazards"};
   options.lines = args.lines;
@@ -91,9 +92,9 @@ Report run_verify(const VerifyArgs& args, const Terminal& terminal) {
   const std::vector<std::string> backends = backends_of(args);
   if (!args.html.empty() && backends.size() != 1)
     return Report::usage("--html writes the page of one backend; name one with --backend");
-  if (args.soak > 0) return run_soak(args, backends, terminal);
   const Result<VerifyOptions> options = options_of(args);
   if (!options.ok()) return Report::usage(options.status().message());
+  if (args.soak > 0) return run_soak(args, options.value(), backends, terminal);
   Report report;
   Json verdicts = Json::array();
   for (const std::string& name : backends) {

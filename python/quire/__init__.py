@@ -43,6 +43,9 @@ from quire._quire import (
     Refusal,
     Rule,
     SlotLedger,
+    SoakCounts,
+    SoakFinding,
+    SoakResult,
     Suspicion,
     Verdict,
     VllmChoice,
@@ -88,7 +91,7 @@ from quire.errors import (
 )
 from quire import targets as targets
 from quire import vllm as vllm
-from quire.judging import diagnose, verify
+from quire.judging import diagnose, soak, verify
 from quire.hooks import CaptureWarning, Recorder, capture, record
 
 __all__ = [
@@ -130,6 +133,9 @@ __all__ = [
     "Refusal",
     "Rule",
     "SlotLedger",
+    "SoakCounts",
+    "SoakFinding",
+    "SoakResult",
     "Suspicion",
     "UnsupportedError",
     "Verdict",
@@ -165,6 +171,7 @@ __all__ = [
     "rules",
     "set_num_threads",
     "targets",
+    "soak",
     "verify",
     "vllm",
     "write_capture",

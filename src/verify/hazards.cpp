@@ -169,7 +169,7 @@ std::vector<Entry> hazard_matrix(bool quick) {
   }
   for (const SpecialLine& s : kSpecialLines) add(list, s.name, s.line, s.special);
   add_fp8_extremes(list, quick);
-  for (std::vector<Entry>& more : std::array{far_matrix(quick), type_matrix()})
+  for (std::vector<Entry>& more : std::array{far_matrix({}, quick), type_matrix({})})
     list.insert(list.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   return list;
 }

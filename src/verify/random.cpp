@@ -124,7 +124,7 @@ void reach_far(Draw& draw, Problem& p) {
 
 }  // namespace
 
-ProblemLine random_line(std::uint64_t seed, std::uint64_t index) {
+std::optional<ProblemLine> random_line(std::uint64_t seed, std::uint64_t index, const AskedTypes& asked) {
   Draw draw(seed, index);
   ProblemLine line;
   draw_types(draw, line);
@@ -133,19 +133,20 @@ ProblemLine random_line(std::uint64_t seed, std::uint64_t index) {
   for (std::int64_t n = draw.between(1, 6); n > 0; --n) line.problem.reqs.push_back(draw_request(draw));
   bound_work(line.problem, kMaxWork);
   Draw far(~seed, index);
-  if (far.chance(kFarOneIn)) {
-    reach_far(far, line.problem);
-    bound_work(line.problem, kMaxFarWork);
-  }
+  const bool reaches_far = far.chance(kFarOneIn);
+  if (reaches_far) reach_far(far, line.problem);
   if (draw.chance(5)) line.shared_pages = draw.between(1, 4);
   line.seed = draw.bits() % 1000000;
-  return line;
+  std::optional<ProblemLine> legal = asked.empty() ? line : in_asked(std::move(line), asked, index);
+  if (legal) bound_work(legal->problem, reaches_far ? kMaxFarWork : kMaxWork);
+  return legal;
 }
 
-std::vector<Entry> random_matrix(std::uint64_t seed, std::int64_t count) {
+std::vector<Entry> random_matrix(std::uint64_t seed, std::int64_t count, const AskedTypes& asked) {
   std::vector<Entry> list;
   for (std::int64_t i = 0; i < count; ++i)
-    list.push_back({"random", "Random", random_line(seed, static_cast<std::uint64_t>(i)), Special::none});
+    if (std::optional<ProblemLine> line = random_line(seed, static_cast<std::uint64_t>(i), asked))
+      list.push_back({"random", "Random", std::move(*line), Special::none});
   return list;
 }
 

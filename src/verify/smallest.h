@@ -13,7 +13,9 @@ struct Smallest {
   std::string finding;  ///< "values: 3 of 12 elements are wrong ..."
 };
 
-/// `check` failed on a case of `line` without special data.
-Smallest smallest_that_fails(const Target& target, const ProblemLine& line, const std::string& check);
+/// `check` failed on a case of `line` without special data. Lines that are not supported are not tried; null: all are. About
+/// `seconds` are spent.
+Smallest smallest_that_fails(const Target& target, const ProblemLine& line, const std::string& check, const Supports& supports,
+                             double seconds);
 
 }  // namespace quire::conformance

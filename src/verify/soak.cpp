@@ -11,6 +11,7 @@
 #include "verify/judge.h"
 #include "verify/smallest.h"
 #include "verify/soak_files.h"
+#include "verify/supported.h"
 #include "verify/verdict.h"
 
 namespace quire {
@@ -38,7 +39,10 @@ std::string text_of(const SoakCounts& c) {
 class Soak {
  public:
   Soak(const std::vector<Target>& targets, const SoakOptions& options, SoakFiles files)
-      : targets_(targets), options_(options), files_(std::move(files)) {}
+      : targets_(targets),
+        options_(options),
+        files_(std::move(files)),
+        asked_{options.types, options.head_dims, options.layouts} {}
 
   Result<SoakResult> run() {
     if (Status s = begin(); !s.ok()) return s;
@@ -52,6 +56,12 @@ class Soak {
  private:
   /// A state of the same targets, or a new one.
   Status begin() {
+    if (Status s = check_asked(asked_); !s.ok()) return s;
+    if (options_.supports) {
+      Result<Supported> learnt = Supported::learn(options_.supports, asked_);
+      if (!learnt.ok()) return learnt.status();
+      supported_ = std::move(learnt).value();
+    }
     state_.seed = options_.seed;
     if (Status s = files_.load(state_); !s.ok()) return s;
     if (state_.counts.empty())
@@ -81,8 +91,20 @@ class Soak {
     return !options_.progress || options_.progress(label);
   }
 
+  /// The line of an index in a form that is supported, if there is one.
+  std::optional<ProblemLine> line_of(std::int64_t index) {
+    std::optional<ProblemLine> line = random_line(state_.seed, static_cast<std::uint64_t>(index), asked_);
+    if (line && supported_) line = supported_->fit({"random", "Random", std::move(*line), Special::none}, true);
+    return line;
+  }
+
   Status ask(std::int64_t index) {
-    const Entry entry{"random", "Random", random_line(state_.seed, static_cast<std::uint64_t>(index)), Special::none};
+    const std::optional<ProblemLine> line = line_of(index);
+    if (!line) {
+      ++state_.next;
+      return {};
+    }
+    const Entry entry{"random", "Random", *line, Special::none};
     state_.running = to_string(entry.line);
     if (Status s = save(); !s.ok()) return s;
     Result<Prepared> prepared = prepare(entry);
@@ -125,7 +147,7 @@ class Soak {
         std::find_if(r.checks.begin(), r.checks.end(), [](const CheckResult& c) { return c.state == CheckState::fail; });
     SoakFinding f{.target = target.name, .check = failed->check, .text = failed->text, .line = to_string(line)};
     if (options_.shrink && shrunk_[target.name + " " + failed->check]++ < kShrunkPerCheck) {
-      const Smallest smallest = smallest_that_fails(target, line, failed->check);
+      const Smallest smallest = smallest_that_fails(target, line, failed->check, options_.supports, options_.shrink_seconds);
       f.reduced_line = smallest.line;
       f.reduced_finding = smallest.finding;
     }
@@ -167,6 +189,8 @@ class Soak {
   const std::vector<Target>& targets_;
   const SoakOptions& options_;
   SoakFiles files_;
+  AskedTypes asked_;
+  std::optional<Supported> supported_;
   SoakState state_;
   SoakResult result_;
   Clock::time_point start_ = Clock::now(), logged_ = Clock::now();

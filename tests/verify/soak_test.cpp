@@ -41,6 +41,8 @@ class Folder {
   std::filesystem::path path_;
 };
 
+std::string random_text(std::uint64_t index) { return to_string(random_line(1, index).value()); }
+
 /// Remembers the lines that it was asked, once each.
 Target listening(std::vector<std::string>& lines) {
   Target t = right_target();
@@ -82,7 +84,7 @@ TEST(Soak, GoesOnWhereTheLastRunStopped) {
   EXPECT_EQ(second.counts.at(0).passed, 9);
   EXPECT_GE(second.total_seconds, second.seconds);
   ASSERT_EQ(lines.size(), 9u);
-  for (std::size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(lines[i], to_string(random_line(1, i)));
+  for (std::size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(lines[i], random_text(i));
   EXPECT_THAT(folder.read("log.txt"), AllOf(HasSubstr("begin: seed 1, line 0"), HasSubstr("end: next line 9")));
 }
 
@@ -123,13 +125,13 @@ TEST(Soak, SaysWhichLineRanWhenAProcessEnded) {
   run(listening(lines), cases(2, folder.path()));
   nlohmann::json state = nlohmann::json::parse(folder.read("state.json"));
   EXPECT_EQ(state["running"], "");
-  state["running"] = to_string(random_line(1, 2));
+  state["running"] = random_text(2);
   folder.write("state.json", state.dump());
   const SoakResult r = run(listening(lines), cases(2, folder.path()));
-  EXPECT_EQ(r.interrupted, std::vector<std::string>{to_string(random_line(1, 2))});
+  EXPECT_EQ(r.interrupted, std::vector<std::string>{random_text(2)});
   EXPECT_EQ(r.first, 3);
-  EXPECT_EQ(lines.at(2), to_string(random_line(1, 3))) << "the line is not asked again";
-  EXPECT_THAT(r.text, HasSubstr("the process of an earlier run ended during: " + to_string(random_line(1, 2))));
+  EXPECT_EQ(lines.at(2), random_text(3)) << "the line is not asked again";
+  EXPECT_THAT(r.text, HasSubstr("the process of an earlier run ended during: " + random_text(2)));
 }
 
 TEST(Soak, TheLineThatRunsIsInTheState) {
@@ -141,7 +143,7 @@ TEST(Soak, TheLineThatRunsIsInTheState) {
     return right(c, kernel);
   };
   run(t, cases(1, folder.path()));
-  EXPECT_EQ(seen, to_string(random_line(1, 0)));
+  EXPECT_EQ(seen, random_text(0));
 }
 
 TEST(Soak, RefusesOtherStatesAndNoTargets) {
