@@ -70,10 +70,14 @@ class FlashInferPrefill(Target):
         )  # fmt: skip
         kv = data(filled.k, cache.dtype), data(filled.v, cache.dtype)
         given = {name: value for name, value in scales.items() if value != 1.0}
+        try:
+            made = self._wrapper.run(query, kv, return_lse=batch.lse is not None, **given)
+        except RuntimeError as error:
+            refuse_if("Unsupported group_size" in str(error), str(error).rpartition(": ")[2] or "Unsupported group_size")
+            raise
         if batch.lse is None:
-            return th.bits_of(self._wrapper.run(query, kv, **given))
-        out, lse = self._wrapper.run(query, kv, return_lse=True, **given)
-        return th.bits_of(out), th.bits_of(lse * math.log(2.0))
+            return th.bits_of(made)
+        return th.bits_of(made[0]), th.bits_of(made[1] * math.log(2.0))
 
     def _refuse_rows(self, n: paged.Lengths) -> None:
         pass
