@@ -8,6 +8,7 @@
 
 #include "input.h"
 #include "quire/contract.hpp"
+#include "quire/verify.hpp"
 #include "report.h"
 
 namespace quire::cli {
@@ -66,14 +67,22 @@ struct VerifyArgs {
   std::vector<std::string> lines;     ///< whole problem lines
   std::vector<std::string> types;     ///< "bf16:fp8_e4m3fn"
   std::vector<std::int64_t> dims;
+  std::vector<std::string> layouts;
   bool quick = false;
   bool peer = false;
   bool no_power = false;
   std::uint64_t seed = 1;
   std::int64_t cases = 200;
   std::string html;
+  double soak = 0;          ///< minutes; 0: no soak
+  std::string soak_folder;  ///< empty: quire-soak
 };
 Report run_verify(const VerifyArgs& args, const Terminal& terminal);
+/// What to say where verify cannot be asked of a backend of that name.
+Report no_backend(const std::string& name, const Status& status);
+/// verify --soak: random batches until time is up or Ctrl-C.
+Report run_soak(const VerifyArgs& args, const VerifyOptions& asked, const std::vector<std::string>& backends,
+                const Terminal& terminal);
 
 struct BenchArgs {
   Words input;                     ///< problem lines or one capture

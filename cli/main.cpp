@@ -164,15 +164,20 @@ void add_verify(CLI::App& app, VerifyArgs& args) {
   command->add_option("--line", args.lines, "a problem line of your own, in one word of the shell; may be given again")
       ->type_name("LINE")
       ->allow_extra_args(false);
-  command->add_option("--types", args.types, "run the hazards in these types of query and cache, as bf16:bf16,f16:fp8_e4m3fn")
+  command->add_option("--types", args.types, "ask hazards and random lines in these types, as bf16:bf16,f16:fp8_e4m3fn")
       ->type_name("Q:KV")
       ->allow_extra_args(false)
       ->delimiter(',');
-  command->add_option("--dims", args.dims, "run the hazards in these head_dims, as 64,128")
+  command->add_option("--dims", args.dims, "ask hazards and random lines in these head_dims, as 64,128")
       ->type_name("N")
       ->allow_extra_args(false)
       ->delimiter(',')
       ->check(whole_number(1000000));
+  command->add_option("--layouts", args.layouts, "ask hazards and random lines in these cache layouts, as nhd,hnd")
+      ->type_name("NAME")
+      ->allow_extra_args(false)
+      ->delimiter(',')
+      ->check(one_of({"nhd", "hnd", "packed"}));
   command->add_flag("--quick", args.quick, "a subset of every matrix, in less than a minute");
   command->add_flag("--peer", args.peer, "also judge the planted faults with the data and tolerance of vLLM's own test");
   command->add_flag("--no-power", args.no_power, "plant no faults: faster, but nobody knows what a pass is worth");
@@ -182,6 +187,13 @@ void add_verify(CLI::App& app, VerifyArgs& args) {
   command->add_option("--cases", args.cases, "cases of the random matrix (default: 200)")
       ->type_name("N")
       ->check(whole_number(1000000));
+  command
+      ->add_option("--soak", args.soak,
+                   "ask fresh random batches for so many minutes, or until Ctrl-C; a run with the same folder goes on from there")
+      ->type_name("MINUTES")
+      ->check(CLI::Range(0.001, 1e6));
+  command->add_option("--soak-folder", args.soak_folder, "where a soak keeps its state, log and findings (default: quire-soak)")
+      ->type_name("DIR");
   command->add_option("--html", args.html, "write one self-contained page with pictures")->type_name("FILE");
 }
 

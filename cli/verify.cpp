@@ -48,6 +48,7 @@ Result<VerifyOptions> options_of(const VerifyArgs& args) {
     options.types.push_back(pair.value());
   }
   options.head_dims = args.dims;
+  for (const std::string& text : args.layouts) options.layouts.push_back(*layout_from_name(text));
   options.matrices = args.matrices;
   if (options.matrices.empty() && args.lines.empty()) options.matrices = {"hazards"};
   options.lines = args.lines;
@@ -81,22 +82,24 @@ Result<Verdict> verify_backend(const std::string& name, VerifyOptions options, c
 
 }  // namespace
 
+Report no_backend(const std::string& name, const Status& status) {
+  std::vector<std::string> known = kernel_names();
+  known.insert(known.end(), {"cpu", "cuda", "hip", "all"});
+  return Report::failure(status, status.code() == Code::invalid_argument ? did_you_mean(name, known) : "");
+}
+
 Report run_verify(const VerifyArgs& args, const Terminal& terminal) {
   const std::vector<std::string> backends = backends_of(args);
   if (!args.html.empty() && backends.size() != 1)
     return Report::usage("--html writes the page of one backend; name one with --backend");
   const Result<VerifyOptions> options = options_of(args);
   if (!options.ok()) return Report::usage(options.status().message());
+  if (args.soak > 0) return run_soak(args, options.value(), backends, terminal);
   Report report;
   Json verdicts = Json::array();
   for (const std::string& name : backends) {
     const Result<Verdict> verdict = verify_backend(name, options.value(), terminal);
-    if (!verdict.ok()) {
-      std::vector<std::string> known = kernel_names();
-      known.insert(known.end(), {"cpu", "cuda", "hip", "all"});
-      const bool misspelt = verdict.status().code() == Code::invalid_argument;
-      return Report::failure(verdict.status(), misspelt ? did_you_mean(name, known) : "");
-    }
+    if (!verdict.ok()) return no_backend(name, verdict.status());
     if (!report.text.empty()) report.text += "\n";
     report.text += coloured(verdict.value(), terminal);
     if (verdict->verdict != "pass") report.exit_code = kFindings;

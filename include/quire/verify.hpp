@@ -48,6 +48,9 @@ struct TypePair {
   friend bool operator==(const TypePair&, const TypePair&) = default;
 };
 
+/// Whether a target takes problems like this one. It is asked about many lines before any case is made.
+using Supports = std::function<bool(const ProblemLine&)>;
+
 struct VerifyOptions {
   std::vector<std::string> matrices = {"hazards"};  ///< any of notes, hazards, random; "all"
   bool quick = false;                               ///< a subset of every matrix that still has full power; under a minute
@@ -56,13 +59,18 @@ struct VerifyOptions {
   std::uint64_t seed = 1;                           ///< of the random matrix
   std::int64_t random_cases = 200;
   std::vector<std::string> lines;  ///< problem lines of your own: a matrix called "lines"
-  /// Run the hazards in these types and head_dims instead of their own, for kernels that take few; other matrices stay as they
-  /// are.
+  /// Run hazards and random lines in these types, head_dims and layouts instead of their own, for kernels that take few; the
+  /// notes and lines of your own stay as they are.
   std::vector<TypePair> types;
   std::vector<std::int64_t> head_dims;
+  std::vector<CacheLayout> layouts;
+  /// Hazards and random lines are brought into a form that it says yes to, notes that it says no to are left out; the verdict
+  /// names what has no such form. Lines of your own are asked all the same. Null: everything is asked, and the target refuses.
+  Supports supports;
   /// Checks to leave out, by name. Unlike Target::skip this is no property of the target: power shows what it costs.
   std::vector<std::string> disabled_checks;
-  bool shrink = true;  ///< reduce every failing case to the smallest line that still fails
+  bool shrink = true;          ///< reduce failing cases to the smallest line that still fails
+  double shrink_seconds = 15;  ///< for each of them
   /// Called from one thread after each case: done, total, what comes next. Return false to stop (the verdict says so).
   std::function<bool(std::int64_t done, std::int64_t total, const std::string& label)> progress;
 };
@@ -96,7 +104,8 @@ struct CaseResult {
 struct MutantResult {
   std::string id, family, text;
   bool killed = false;
-  bool asked = true;  ///< false: noticed only by a case that the target refused or a check that it skips; not counted
+  bool asked = true;     ///< false: noticed only by a case that the target refused or a check that it skips; not counted
+  bool can_show = true;  ///< false: on no case that was asked would it move an element; not counted
   std::string check, name, line, finding;  ///< who noticed it (the check and the case), and where
 };
 
@@ -123,11 +132,59 @@ struct Verdict {
   std::vector<CaseResult> cases;
   std::vector<MutantResult> power;
   std::vector<PeerPower> peer;
-  std::string text;  ///< the complete report for a terminal
-  std::string json;  ///< the same as JSON (docs/verify.md)
+  std::string supported;                         ///< what VerifyOptions::supports said yes to, in words; empty without it
+  std::map<std::string, std::int64_t> left_out;  ///< "hazards SoftCap": cases that have no form which is supported
+  std::string text;                              ///< the complete report for a terminal
+  std::string json;                              ///< the same as JSON (docs/verify.md)
 };
 
 /// Runs the matrices and measures the suite's own power. Errors: invalid_argument for an unknown matrix.
 Result<Verdict> verify(const Target& target, const VerifyOptions& options = {});
+
+struct SoakOptions {
+  double minutes = 10;     ///< of this run; 0 or less: until `progress` says stop
+  std::string directory;   ///< state.json, log.txt and findings.txt are here; empty: nothing is written and nothing is resumed
+  std::uint64_t seed = 1;  ///< of fresh batches; a state in `directory` goes on with its own
+  /// As in VerifyOptions.
+  std::vector<TypePair> types;
+  std::vector<std::int64_t> head_dims;
+  std::vector<CacheLayout> layouts;
+  Supports supports;
+  bool shrink = true;
+  double shrink_seconds = 15;
+  /// Called from one thread before each case, with what the run has come to. Return false to stop.
+  std::function<bool(const std::string& label)> progress;
+};
+
+/// What became of one target in a soak, earlier runs of the same state included.
+struct SoakCounts {
+  std::string target;
+  std::int64_t cases = 0, passed = 0, failed = 0, refused = 0;
+  std::int64_t num_elements = 0, num_compared = 0;  ///< of served cases
+  double worst_ratio = 0;                           ///< largest |error| / tolerance
+};
+
+struct SoakFinding {
+  std::string target, check, text;  ///< the first check that failed and what it says
+  std::string line;                 ///< the problem line of the case
+  std::string reduced_line;         ///< the smallest line that still fails, or empty
+  std::string reduced_finding;
+};
+
+struct SoakResult {
+  std::uint64_t seed = 0;
+  std::int64_t first = 0, next = 0;  ///< this run asked the random lines [first, next) of the seed
+  double seconds = 0, total_seconds = 0;
+  std::vector<SoakCounts> counts;
+  std::vector<SoakFinding> findings;     ///< of this run
+  std::vector<std::string> interrupted;  ///< lines that ran when the process of an earlier run ended; they were not asked again
+  bool ok() const;                       ///< no case of any run failed
+  std::string text;                      ///< the complete report for a terminal
+  std::string json;                      ///< the same as JSON (docs/verify.md)
+};
+
+/// Asks the targets fresh random batches until time is up; each batch is asked of every target. Errors: invalid_argument for no
+/// target or for a state of other targets, io_error where the directory cannot be written.
+Result<SoakResult> soak(const std::vector<Target>& targets, const SoakOptions& options = {});
 
 }  // namespace quire

@@ -46,6 +46,9 @@ from quire._quire import (
     Refusal,
     Rule,
     SlotLedger,
+    SoakCounts,
+    SoakFinding,
+    SoakResult,
     Suspicion,
     Verdict,
     VllmChoice,
@@ -72,7 +75,7 @@ from quire.errors import (
 )
 from quire import targets as targets
 from quire import vllm as vllm
-from quire.judging import diagnose, verify
+from quire.judging import diagnose, soak, verify
 from quire.hooks import CaptureWarning, Recorder, capture, record
 
 # Wrong calls of these say which argument is wrong; the constructors of Batch and its like do so themselves.
@@ -136,6 +139,9 @@ __all__ = [
     "Refusal",
     "Rule",
     "SlotLedger",
+    "SoakCounts",
+    "SoakFinding",
+    "SoakResult",
     "Suspicion",
     "UnsupportedError",
     "Verdict",
@@ -171,6 +177,7 @@ __all__ = [
     "rules",
     "set_num_threads",
     "targets",
+    "soak",
     "verify",
     "vllm",
     "write_capture",

@@ -14,6 +14,7 @@ from typing import Any
 
 import quire
 from quire import targets
+from quire._progress import Progress
 
 OK, FINDINGS, USAGE, IO, UNSUPPORTED, INTERNAL = 0, 1, 2, 3, 4, 70
 _EXIT_CODES = {
@@ -26,30 +27,6 @@ _EXIT_CODES = {
     "out_of_pages": UNSUPPORTED,
     "device_error": UNSUPPORTED,
 }
-
-
-class _Progress:
-    """One line on a terminal, rewritten; nothing elsewhere."""
-
-    def __init__(self, wanted: bool):
-        self._on = wanted and sys.stderr.isatty()
-        self._width = 0
-
-    def _show(self, text: str) -> None:
-        if self._on:
-            print("\r" + text[:100].ljust(self._width), end="", file=sys.stderr, flush=True)
-            self._width = min(100, len(text))
-
-    def case(self, done: int, total: int, label: str) -> bool:
-        self._show(f"{done} of {total}, {label}")
-        return True
-
-    def stage(self, name: str) -> None:
-        self._show(name)
-
-    def clear(self) -> None:
-        if self._on and self._width:
-            print("\r" + " " * self._width + "\r", end="", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,6 +42,11 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--lines", metavar="FILE", action="append", default=[], help="a file of problem lines; blank lines and # are skipped")
     verify.add_argument("--quick", action="store_true", help="a subset of every matrix, in less than a minute")
     verify.add_argument("--no-power", action="store_true", help="plant no faults: faster, but nobody knows what a pass is worth")
+    verify.add_argument("--types", metavar="Q:KV", help="ask hazards and random lines in these types, as bf16:bf16,f16:fp8_e4m3fn")
+    verify.add_argument("--dims", metavar="N", help="ask hazards and random lines in these head_dims, as 64,128")
+    verify.add_argument("--layouts", metavar="NAME", help="ask hazards and random lines in these cache layouts, as nhd,hnd")
+    verify.add_argument("--soak", type=float, metavar="MINUTES", help="ask fresh random batches for so long, or until Ctrl-C; resumable")
+    verify.add_argument("--soak-folder", default="quire-soak", metavar="DIR", help="state, log and findings of a soak (default: quire-soak)")
     verify.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the random matrix (default: 1)")
     verify.add_argument("--cases", type=int, default=200, metavar="N", help="cases of the random matrix (default: 200)")
     diagnose = commands.add_parser("diagnose", help="find out where the observed output of a capture is wrong, and why")
@@ -91,18 +73,41 @@ def _lines_of(path: str) -> list[str]:
         return [line for line in found if line]
 
 
+def _words(text: str | None) -> list[str]:
+    return [word for word in (text or "").split(",") if word]
+
+
+def _dims(text: str | None) -> list[int]:
+    try:
+        return [int(word) for word in _words(text)]
+    except ValueError as error:
+        raise quire.ArgumentError(f"--dims {text}: expected whole numbers, as 64,128") from error
+
+
+def _soak(args: argparse.Namespace, target: Any) -> tuple[int, str, dict[str, Any]]:
+    """Ctrl-C ends it like time does."""
+    with Progress(not args.json) as progress:
+        result = quire.soak(
+            target, args.soak, args.soak_folder, seed=args.seed, types=_words(args.types), dims=_dims(args.dims),
+            layouts=_words(args.layouts), progress=progress.stage,
+        )  # fmt: skip
+    code = OK if result else FINDINGS
+    report = {"schema": "quire.soak/1", "ok": code == OK, "exit_code": code, "folder": args.soak_folder, "soak": json.loads(result.json)}
+    return code, f"{result.text}state, log and findings: {args.soak_folder}\n", report
+
+
 def _verify(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
     target = targets.load(args.target) if args.target else args.backend
+    if args.soak is not None:
+        return _soak(args, target)
     lines = [*args.line, *(line for path in args.lines for line in _lines_of(path))]
     matrices = args.matrix or ([] if lines else ["hazards"])
-    progress = _Progress(not args.json)
-    try:
+    with Progress(not args.json) as progress:
         verdict = quire.verify(
             target, matrices=matrices, lines=lines, quick=args.quick, power=not args.no_power, seed=args.seed,
-            random_cases=args.cases, progress=progress.case,
+            random_cases=args.cases, types=_words(args.types), dims=_dims(args.dims), layouts=_words(args.layouts),
+            progress=progress.case,
         )  # fmt: skip
-    finally:
-        progress.clear()
     code = OK if verdict else FINDINGS
     text = verdict.text
     if args.html:
@@ -123,11 +128,8 @@ def _reduced(args: argparse.Namespace, case: quire.Case, diagnosis: quire.Diagno
 def _diagnose(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
     start = time.perf_counter()
     case = quire.read_capture(args.file)
-    progress = _Progress(not args.json)
-    try:
+    with Progress(not args.json) as progress:
         diagnosis = quire.diagnose(case, full=args.full, seconds=args.seconds, progress=progress.stage)
-    finally:
-        progress.clear()
     code = OK if diagnosis else FINDINGS
     report = {"schema": "quire.diagnose/1", "ok": code == OK, "exit_code": code, **json.loads(diagnosis.json), "file": args.file}
     text = f"file     {args.file}\n{diagnosis.text}"

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -81,6 +82,78 @@ std::function<bool(std::int64_t, std::int64_t, const std::string&)> progress_wit
   };
 }
 
+const char* name_of(quire::ScaleKind kind) {
+  switch (kind) {
+    case quire::ScaleKind::per_tensor: return "tensor";
+    case quire::ScaleKind::per_head: return "head";
+    case quire::ScaleKind::none: break;
+  }
+  return "none";
+}
+
+/// The attributes of a problem that quire._supports names.
+nb::dict attributes_of(const quire::ProblemLine& line) {
+  const quire::Problem& p = line.problem;
+  const auto text = [](std::string_view name) { return nb::str(name.data(), name.size()); };
+  nb::list reqs;
+  for (const quire::Request& r : p.reqs) reqs.append(nb::make_tuple(r.query_len, r.context_len, r.cached_len));
+  nb::dict d;
+  d["query"] = text(quire::name(p.q_dtype));
+  d["kv"] = text(quire::name(p.kv_dtype));
+  d["layout"] = text(quire::name(p.layout));
+  d["num_q_heads"] = p.num_q_heads;
+  d["num_kv_heads"] = p.num_kv_heads;
+  d["head_dim"] = p.head_dim;
+  d["page_size"] = p.page_size;
+  d["reqs"] = std::move(reqs);
+  d["sliding_window"] = p.sliding_window;
+  d["logits_soft_cap"] = p.logits_soft_cap;
+  d["softmax_scale"] = p.softmax_scale;
+  d["alibi"] = p.alibi;
+  d["sinks"] = p.sinks;
+  d["lse"] = p.lse;
+  d["k_scale"] = name_of(p.k_scale);
+  d["v_scale"] = name_of(p.v_scale);
+  d["index"] = text(quire::name(line.index_dtype));
+  d["shared_pages"] = line.shared_pages;
+  d["line"] = quire::to_string(line);
+  return d;
+}
+
+/// Null if Python gave none.
+quire::Supports supports_with(const nb::object& function, Interrupt& interrupt) {
+  if (function.is_none()) return nullptr;
+  return [&function, &interrupt](const quire::ProblemLine& line) {
+    const nb::gil_scoped_acquire locked;
+    if (interrupt.happened()) return false;
+    try {
+      return nb::cast<bool>(function(attributes_of(line)));
+    } catch (nb::python_error&) {
+      interrupt.error = std::current_exception();
+      return false;
+    }
+  };
+}
+
+quire::DType type_named(const std::string& text) {
+  const std::optional<quire::DType> type = quire::dtype_from_name(text);
+  if (type) return *type;
+  throw_status({Code::invalid_argument, "types: '" + text + "' is no type; they are written as f32, f16, bf16, fp8_e4m3fn"});
+}
+
+/// Types, head_dims and layouts of verify() and soak().
+template <typename Into>
+void set_asked(Into& options, const std::vector<std::pair<std::string, std::string>>& types, std::vector<std::int64_t> dims,
+               const std::vector<std::string>& layouts) {
+  for (const auto& [query, cache] : types) options.types.push_back({type_named(query), type_named(cache)});
+  options.head_dims = std::move(dims);
+  for (const std::string& text : layouts) {
+    const std::optional<quire::CacheLayout> layout = quire::layout_from_name(text);
+    if (!layout) throw_status({Code::invalid_argument, "layouts: '" + text + "' is none of nhd, hnd, packed"});
+    options.layouts.push_back(*layout);
+  }
+}
+
 Target target_of(const nb::object& runner, Interrupt& interrupt) {
   Target target;
   target.name = nb::cast<std::string>(runner.attr("name"));
@@ -106,9 +179,14 @@ Verdict run(const Target& target, const VerifyOptions& options, const Interrupt&
 
 Verdict verify_target(const nb::object& target, std::vector<std::string> matrices, std::vector<std::string> lines, bool quick,
                       bool power, bool peer_power, std::uint64_t seed, std::int64_t random_cases,
-                      std::vector<std::string> disabled_checks, bool shrink, const nb::object& progress) {
+                      const std::vector<std::pair<std::string, std::string>>& types, std::vector<std::int64_t> dims,
+                      const std::vector<std::string>& layouts, const nb::object& supports,
+                      std::vector<std::string> disabled_checks, bool shrink, double shrink_seconds, const nb::object& progress) {
   Interrupt interrupt;
   VerifyOptions options;
+  set_asked(options, types, std::move(dims), layouts);
+  options.supports = supports_with(supports, interrupt);
+  options.shrink_seconds = shrink_seconds;
   options.matrices = std::move(matrices);
   options.lines = std::move(lines);
   options.quick = quick;
@@ -122,6 +200,44 @@ Verdict verify_target(const nb::object& target, std::vector<std::string> matrice
   if (nb::isinstance<nb::str>(target))
     return run(unwrap(quire::backend_target(nb::cast<std::string>(target), current_threads().chosen)), options, interrupt);
   return run(target_of(target, interrupt), options, interrupt);
+}
+
+/// Ctrl-C ends a soak as time does; what else a callback throws is thrown.
+quire::SoakResult soak_target(const nb::object& target, double minutes, std::string directory, std::uint64_t seed,
+                              const std::vector<std::pair<std::string, std::string>>& types, std::vector<std::int64_t> dims,
+                              const std::vector<std::string>& layouts, const nb::object& supports, bool shrink,
+                              double shrink_seconds, const nb::object& progress) {
+  Interrupt interrupt;
+  quire::SoakOptions options;
+  options.minutes = minutes;
+  options.directory = std::move(directory);
+  options.seed = seed;
+  set_asked(options, types, std::move(dims), layouts);
+  options.supports = supports_with(supports, interrupt);
+  options.shrink = shrink;
+  options.shrink_seconds = shrink_seconds;
+  bool stopped = false;
+  options.progress = [&](const std::string& label) {
+    const nb::gil_scoped_acquire locked;
+    if (interrupt.happened() || stopped) return false;
+    try {
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      return progress.is_none() || !progress(label).is(nb::bool_(false));
+    } catch (nb::python_error& e) {
+      stopped = e.matches(PyExc_KeyboardInterrupt);
+      if (!stopped) interrupt.error = std::current_exception();
+      return false;
+    }
+  };
+  const Target made = nb::isinstance<nb::str>(target)
+                          ? unwrap(quire::backend_target(nb::cast<std::string>(target), chosen_num_threads()))
+                          : target_of(target, interrupt);
+  quire::Result<quire::SoakResult> result = [&] {
+    const nb::gil_scoped_release unlocked;
+    return quire::soak({made}, options);
+  }();
+  if (interrupt.happened()) std::rethrow_exception(interrupt.error);
+  return unwrap(std::move(result));
 }
 
 const char* name_of(quire::CheckState state) {
@@ -160,6 +276,7 @@ void bind_results(nb::module_& m) {
       .def_ro("text", &MutantResult::text)
       .def_ro("killed", &MutantResult::killed)
       .def_ro("asked", &MutantResult::asked, "False: only a case that the target refused or a check that it skips would show it.")
+      .def_ro("can_show", &MutantResult::can_show, "False: on no case that was asked would it move an element.")
       .def_ro("check", &MutantResult::check)
       .def_ro("name", &MutantResult::name)
       .def_ro("line", &MutantResult::line)
@@ -180,8 +297,42 @@ void bind_results(nb::module_& m) {
 
 }  // namespace
 
+void bind_soak(nb::module_& m) {
+  using quire::SoakCounts;
+  using quire::SoakFinding;
+  using quire::SoakResult;
+  nb::class_<SoakCounts>(m, "SoakCounts", "What became of one target in a soak, earlier runs of the same state included.")
+      .def_ro("target", &SoakCounts::target)
+      .def_ro("cases", &SoakCounts::cases)
+      .def_ro("passed", &SoakCounts::passed)
+      .def_ro("failed", &SoakCounts::failed)
+      .def_ro("refused", &SoakCounts::refused)
+      .def_ro("worst_ratio", &SoakCounts::worst_ratio, "Largest |error| / tolerance.");
+  nb::class_<SoakFinding>(m, "SoakFinding", "A case of a soak that failed.")
+      .def_ro("target", &SoakFinding::target)
+      .def_ro("check", &SoakFinding::check)
+      .def_ro("text", &SoakFinding::text)
+      .def_ro("line", &SoakFinding::line)
+      .def_ro("reduced_line", &SoakFinding::reduced_line, "The smallest problem line that still fails, or empty.")
+      .def_ro("reduced_finding", &SoakFinding::reduced_finding);
+  nb::class_<SoakResult>(m, "SoakResult", "The result of soak(); true if no case of any run failed, str() is the report.")
+      .def_ro("seed", &SoakResult::seed)
+      .def_ro("first", &SoakResult::first, "The first random line of the seed that this run asked.")
+      .def_ro("next", &SoakResult::next, "The first that it did not ask.")
+      .def_ro("seconds", &SoakResult::seconds)
+      .def_ro("total_seconds", &SoakResult::total_seconds, "Of all runs of the state.")
+      .def_ro("counts", &SoakResult::counts)
+      .def_ro("findings", &SoakResult::findings)
+      .def_ro("interrupted", &SoakResult::interrupted, "Lines that ran when the process of an earlier run ended.")
+      .def_ro("text", &SoakResult::text)
+      .def_ro("json", &SoakResult::json)
+      .def("__bool__", &SoakResult::ok)
+      .def("__str__", [](const SoakResult& r) { return r.text; });
+}
+
 void bind_verify(nb::module_& m) {
   bind_results(m);
+  bind_soak(m);
   nb::class_<Verdict>(m, "Verdict", "The result of verify(); true if it is a pass, str() is the report for a terminal.")
       .def_ro("target", &Verdict::target)
       .def_ro("verdict", &Verdict::verdict, "\"pass\", \"fail\", \"mistrusted\" or \"stopped\".")
@@ -189,6 +340,8 @@ void bind_verify(nb::module_& m) {
       .def_ro("cases", &Verdict::cases)
       .def_ro("power", &Verdict::power, "Every planted fault, and the check that noticed it.")
       .def_ro("peer", &Verdict::peer)
+      .def_ro("supported", &Verdict::supported, "What supports said yes to, in words.")
+      .def_ro("left_out", &Verdict::left_out, "Cases by name that have no form which is supported.")
       .def_ro("text", &Verdict::text)
       .def_ro("json", &Verdict::json, "The report as JSON (docs/verify.md); render_html() makes a page of it.")
       .def("__bool__", [](const Verdict& v) { return v.verdict == "pass"; })
@@ -197,8 +350,12 @@ void bind_verify(nb::module_& m) {
         return "<Verdict " + v.verdict + " of " + v.target + ": " + std::to_string(v.cases.size()) + " cases>";
       });
   m.def("verify_target", &verify_target, nb::arg("target"), nb::arg("matrices"), nb::arg("lines"), nb::arg("quick"),
-        nb::arg("power"), nb::arg("peer_power"), nb::arg("seed"), nb::arg("random_cases"), nb::arg("disabled_checks"),
-        nb::arg("shrink"), nb::arg("progress").none(), "verify() for a backend's name or a quire.targets.Runner.");
+        nb::arg("power"), nb::arg("peer_power"), nb::arg("seed"), nb::arg("random_cases"), nb::arg("types"), nb::arg("dims"),
+        nb::arg("layouts"), nb::arg("supports").none(), nb::arg("disabled_checks"), nb::arg("shrink"), nb::arg("shrink_seconds"),
+        nb::arg("progress").none(), "verify() for a backend's name or a quire.targets.Runner.");
+  m.def("soak_target", &soak_target, nb::arg("target"), nb::arg("minutes"), nb::arg("directory"), nb::arg("seed"),
+        nb::arg("types"), nb::arg("dims"), nb::arg("layouts"), nb::arg("supports").none(), nb::arg("shrink"),
+        nb::arg("shrink_seconds"), nb::arg("progress").none(), "soak() for a backend's name or a quire.targets.Runner.");
 }
 
 }  // namespace quire_python

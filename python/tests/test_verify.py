@@ -176,3 +176,99 @@ def test_skipped_checks_are_listed():
 
     (case,) = verify(NoLse()).cases
     assert case.status == "pass"
+
+
+def takes_bf16_nhd(p):
+    return p.query == p.kv == "bf16" and p.layout == "nhd" and p.head_dim in (64, 128) and not p.sinks and p.k_scale == p.v_scale == "none"
+
+
+@pytest.mark.parametrize("supports", [
+    takes_bf16_nhd,
+    {"query": "bf16", "kv": ["bf16"], "layout": ("nhd",), "head_dim": lambda d: d in (64, 128), "sinks": False, "k_scale": "none", "v_scale": "none"},
+])  # fmt: skip
+def test_supports_brings_hazards_into_the_form_that_is_taken(supports):
+    def mine(case):
+        if "q=bf16 kv=bf16" not in case.notes["problem"]:
+            raise quire.UnsupportedError("bf16 only")
+        return right(case.batch, case.cache, case.options)
+
+    refused = quire.verify(mine, quick=True, power=False, shrink=False, matrices=["random"])
+    assert sum(c.status == "refused" for c in refused.cases) > 25
+    verdict = quire.verify(mine, quick=True, power=False, shrink=False, matrices=["random"], supports=supports)
+    assert verdict and len(verdict.cases) > 30 and all(c.status == "pass" for c in verdict.cases), verdict.text
+    assert "head_dim 64, 128" in verdict.supported and verdict.supported in verdict.text
+    mine.supports = supports  # the target may say it itself
+    assert len(quire.verify(mine, quick=True, power=False, shrink=False, matrices=["random"]).cases) == len(verdict.cases)
+
+
+def test_types_dims_and_layouts():
+    options = dict(types=["bf16", ("f16", "fp8_e5m2")], dims=[32], layouts=["hnd"], matrices=["random"], quick=True, power=False)
+    verdict = quire.verify("cpu", **options)
+    assert verdict and all("layout=hnd" in c.line and " d=32 " in c.line for c in verdict.cases)
+    assert {c.line.split(" heads")[0] for c in verdict.cases} == {"q=bf16 kv=bf16", "q=f16 kv=fp8_e5m2"}
+
+
+def test_what_is_asked_is_checked():
+    for options, text in (
+        (dict(types=["fp8"]), "'fp8' is no type"),
+        (dict(types="bf16"), "expected a list"),
+        (dict(layouts=["NHD"]), "'NHD' is none of nhd, hnd, packed"),
+        (dict(supports={"dim": 64}), 'no attribute is called "dim"'),
+        (dict(supports=3), "expected a dict or a function"),
+        (dict(supports=lambda p: False), "supports says no to every plain line"),
+    ):
+        with pytest.raises(quire.ArgumentError, match=text):
+            quire.verify("cpu", **options)
+    with pytest.raises(ZeroDivisionError):
+        quire.verify("cpu", supports=lambda p: 1 / 0)
+
+
+def test_a_right_target_on_a_line_of_its_own_passes():
+    verdict = verify(right, power=True)
+    assert verdict, verdict.text
+    assert sum(not m.can_show for m in verdict.power) > 50 and "cannot show on the lines asked" in verdict.text
+
+
+def test_soak_resumes_and_keeps_findings(tmp_path):
+    def wrong(case):
+        made = right(case.batch, case.cache, case.options)
+        out = made[0] if isinstance(made, tuple) else made
+        if case.options.sliding_window is not None and len(out):
+            out[-1] = 40
+        return made
+
+    calls = []
+    result = quire.soak(wrong, 0, tmp_path, progress=lambda text: len(calls.append(text) or calls) <= 12)
+    assert not result and result.next == 12 and result.findings and "window=" in result.findings[0].line
+    assert "FAIL" in (tmp_path / "log.txt").read_text() and "q=" in (tmp_path / "findings.txt").read_text()
+    again = quire.soak(wrong, 0.001, tmp_path)
+    assert again.first == 12 and again.counts[0].cases >= 12
+    with pytest.raises(quire.ArgumentError, match="of other targets"):
+        quire.soak("cpu", 0.001, tmp_path)
+    assert quire.soak("cpu", 0.001)
+
+
+def test_ctrl_c_ends_a_soak_with_its_counts():
+    def progress(text):
+        if "line 3 " in text:
+            raise KeyboardInterrupt
+
+    result = quire.soak("cpu", 0, progress=progress)
+    assert result.next == 3 and result.counts[0].cases == 3
+
+
+def test_progress_is_one_line_of_a_terminal():
+    import io
+
+    from quire._progress import Progress
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        with Progress(stream=stream) as line:
+            line.case(3, 9, "hazards " + "x" * 500)
+    shown = terminal.getvalue().split("\r\x1b[K")
+    assert shown[1].startswith("3 of 9, 0 s: hazards xxx") and len(shown[1]) < 500 and shown[-1] == "" and file.getvalue() == ""

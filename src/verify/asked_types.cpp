@@ -1,5 +1,7 @@
-// The hazards in types and head_dims that the caller names, for kernels that take few: each shape once in every one of them, with
-// layouts, scale forms and index types in turn.
+// The hazards in types, head_dims and layouts that the caller names, for kernels that take few: each shape once in every type and
+// head_dim, with layouts, scale forms and index types in turn.
+#include <array>
+#include <iterator>
 #include <set>
 
 #include "text/formatted.h"
@@ -10,27 +12,30 @@ namespace {
 
 constexpr std::size_t kQuickTurns = 4;  ///< of one shape
 
-const char* layout_of(std::size_t turn) {
-  constexpr const char* kLayouts[] = {"nhd", "hnd", "packed"};
-  return kLayouts[turn % std::size(kLayouts)];
-}
-
 /// Counts that share no factor, and a step between shapes: everything meets everything.
 std::string combination(const TypePair& types, std::size_t turn) {
+  constexpr const char* kLayouts[] = {"nhd", "hnd", "packed"};
   constexpr const char* kScales[] = {"", " kscale=head vscale=tensor", " kscale=tensor vscale=tensor",
                                      " kscale=tensor vscale=head", " kscale=head vscale=head"};
-  return formatted("q={} kv={} layout={}{}{}", name(types.query), name(types.cache), layout_of(turn),
+  return formatted("q={} kv={} layout={}{}{}", name(types.query), name(types.cache), kLayouts[turn % std::size(kLayouts)],
                    kScales[turn % std::size(kScales)], turn % 4 == 1 ? " index=i64" : "");
 }
 
-/// The line with another head_dim; nullopt where its layout cannot hold that even as nhd.
-std::optional<ProblemLine> with_head_dim(ProblemLine line, std::int64_t head_dim) {
-  line.problem.head_dim = head_dim;
+std::optional<ProblemLine> if_legal(const ProblemLine& line) {
   Result<ProblemLine> legal = parse_problem_line(to_string(line));
-  if (legal.ok()) return std::move(legal).value();
-  line.problem.layout = CacheLayout::nhd;
-  legal = parse_problem_line(to_string(line));
   return legal.ok() ? std::optional(std::move(legal).value()) : std::nullopt;
+}
+
+/// The line in its layout, or where that does not hold its head_dim as nhd; of asked layouts in the turn's, or in the next that
+/// does.
+std::optional<ProblemLine> in_layout(ProblemLine line, const std::vector<CacheLayout>& layouts, std::size_t turn) {
+  const std::vector<CacheLayout> own = {line.problem.layout, CacheLayout::nhd};
+  const std::vector<CacheLayout>& choice = layouts.empty() ? own : layouts;
+  for (std::size_t i = 0; i < choice.size(); ++i) {
+    line.problem.layout = choice[layouts.empty() ? i : (turn + i) % choice.size()];
+    if (std::optional<ProblemLine> legal = if_legal(line)) return legal;
+  }
+  return std::nullopt;
 }
 
 class Matrix {
@@ -41,15 +46,24 @@ class Matrix {
     for (const Hazard& hazard : hazards()) add_hazard(hazard);
     for (const Entry& special : hazard_matrix(/*quick=*/true))
       if (special.special != Special::none) add_special(special);
+    for (std::vector<Entry>& more : std::array{far_matrix(asked_, quick_), type_matrix(asked_)})
+      list_.insert(list_.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
     return std::move(list_);
   }
 
  private:
+  std::optional<ProblemLine> with_head_dim(ProblemLine line, std::int64_t head_dim) const {
+    line.problem.head_dim = head_dim;
+    return in_layout(std::move(line), asked_.layouts, turn_);
+  }
+
   void add_hazard(const Hazard& hazard) {
     std::set<std::string> seen;  // shapes that differ in head_dim alone are one shape here
     for (const std::string& shape : hazard.shapes) {
       const std::vector<std::int64_t> dims = dims_of(hazard_line("q=f32", shape, 1).problem.head_dim, hazard.least_dim);
-      if (dims.empty() || !seen.insert(to_string(*with_head_dim(hazard_line("q=f32", shape, 1), dims.front()))).second) continue;
+      ProblemLine alike = hazard_line("q=f32", shape, 1);
+      alike.problem.head_dim = dims.empty() ? 0 : dims.front();
+      if (dims.empty() || !seen.insert(to_string(alike)).second) continue;
       std::size_t left = quick_ ? kQuickTurns : dims.size() * num_combinations();
       for (std::size_t i = quick_ ? turn_ : 0; left > 0; ++i, --left) {
         const std::string types = combination_of(i / dims.size() % num_combinations());
@@ -103,6 +117,17 @@ class Matrix {
 
 }  // namespace
 
+std::optional<ProblemLine> in_asked(ProblemLine line, const AskedTypes& asked, std::size_t turn) {
+  Problem& p = line.problem;
+  if (!asked.types.empty()) {
+    p.q_dtype = asked.types[turn % asked.types.size()].query;
+    p.kv_dtype = asked.types[turn % asked.types.size()].cache;
+  }
+  if (!asked.head_dims.empty())
+    p.head_dim = asked.head_dims[turn / std::max<std::size_t>(1, asked.types.size()) % asked.head_dims.size()];
+  return in_layout(std::move(line), asked.layouts, turn);
+}
+
 Status check_asked(const AskedTypes& asked) {
   for (const TypePair& t : asked.types)
     if (const auto line = parse_problem_line(formatted("q={} kv={} heads=1 d=16 page=16 reqs=1", name(t.query), name(t.cache)));
@@ -115,7 +140,7 @@ Status check_asked(const AskedTypes& asked) {
 }
 
 std::vector<Entry> hazard_matrix(const AskedTypes& asked, bool quick) {
-  if (asked.types.empty() && asked.head_dims.empty()) return hazard_matrix(quick);
+  if (asked.empty()) return hazard_matrix(quick);
   return Matrix(asked, quick).entries();
 }
 

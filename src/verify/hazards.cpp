@@ -1,4 +1,7 @@
 // The hazard matrix: for each hazard of docs/testing.md the smallest batches that meet it, crossed with types and layouts.
+#include <array>
+#include <iterator>
+
 #include "text/formatted.h"
 #include "verify/matrix.h"
 
@@ -166,6 +169,8 @@ std::vector<Entry> hazard_matrix(bool quick) {
   }
   for (const SpecialLine& s : kSpecialLines) add(list, s.name, s.line, s.special);
   add_fp8_extremes(list, quick);
+  for (std::vector<Entry>& more : std::array{far_matrix({}, quick), type_matrix({})})
+    list.insert(list.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   return list;
 }
 

@@ -47,6 +47,10 @@ class Judge {
   /// What the first call wrote, as tensors of the whole batch.
   Tensor output() const;
 
+  /// Whether the first call moved an element: by more than a unit in its last place and 2^-16 of sum p |V|, which is more than
+  /// any order of f32 sums does.
+  bool moved_an_element() const;
+
  private:
   bool asks(const std::string& check) const { return asked_.contains(check); }
   /// Keeps the worse of two results for one check.
@@ -63,6 +67,7 @@ class Judge {
   void judge_strides_and_threads();
   bool strides_and_threads_at_once();
   bool is_large() const;
+  bool judge_lse_moved() const;
   void judge_slices(const std::string& check, std::int64_t chunk);
 
   const Target& target_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,21 +39,35 @@ struct Hazard {
 };
 const std::vector<Hazard>& hazards();
 
-/// Every query type, cache type, layout, scale form and index type; each pair of values meets at least once where it is legal.
+/// Every query type, cache type, layout, scale form and index type; type_matrix() has the pairs that do not meet here.
 const std::vector<std::string>& type_combinations();
 
 /// The shape's line for one combination. A head_dim that packed chunks do not divide falls back to nhd; an empty line (no heads)
 /// if the text cannot be parsed.
 ProblemLine hazard_line(const std::string& combination, const std::string& shape, std::uint64_t seed);
 
-/// Every hazard with every combination, or with a few that take turns.
+/// Every hazard with every combination, or with a few that take turns; then far_matrix() and type_matrix().
 std::vector<Entry> hazard_matrix(bool quick);
 
-/// Types and head_dims that take the place of the hazards' own; an empty list leaves them as they are.
+/// Types, head_dims and layouts that take the place of a line's own; an empty list leaves them as they are.
 struct AskedTypes {
-  std::vector<TypePair> types;
-  std::vector<std::int64_t> head_dims;
+  std::vector<TypePair> types = {};
+  std::vector<std::int64_t> head_dims = {};
+  std::vector<CacheLayout> layouts = {};
+  bool empty() const { return types.empty() && head_dims.empty() && layouts.empty(); }
 };
+/// The line in asked types, which take turns; nullopt if no asked layout holds its head_dim.
+std::optional<ProblemLine> in_asked(ProblemLine line, const AskedTypes& asked, std::size_t turn);
+/// More than 300 requests, more than 4096 rows of one request, more than 100,000 tokens of one context: each shape in a few
+/// combinations of types, over few and narrow heads.
+std::vector<Entry> far_matrix(const AskedTypes& asked, bool quick);
+
+bool reaches_far(const Entry& entry);
+
+/// A small batch in every cache type, layout and scale form: each value of k_scale and of v_scale meets each pair of the others,
+/// and each query type and index type meets each of them.
+std::vector<Entry> type_matrix(const AskedTypes& asked);
+
 /// invalid_argument for types or dims that no problem has.
 Status check_asked(const AskedTypes& asked);
 
@@ -69,7 +84,11 @@ std::string notes_requests();
 /// The 48 problems of the notes at a sixteenth of the lengths and an eighth of the heads, cheap enough to plant every fault in.
 std::vector<Entry> small_notes_matrix();
 
+/// Line `index` of a seed: the whole grammar, at bounded cost. One line of 24 reaches far: up to 400 requests, 5000 rows of one
+/// request or 130,000 tokens of one context. nullopt if no asked layout holds its head_dim.
+std::optional<ProblemLine> random_line(std::uint64_t seed, std::uint64_t index, const AskedTypes& asked = {});
+
 /// Problem lines of the whole grammar, of bounded cost; entry i depends on (seed, i) alone.
-std::vector<Entry> random_matrix(std::uint64_t seed, std::int64_t count);
+std::vector<Entry> random_matrix(std::uint64_t seed, std::int64_t count, const AskedTypes& asked = {});
 
 }  // namespace quire::conformance

@@ -164,33 +164,68 @@ std::vector<Mutant> catalogue_mutants() {
 
 Target right_target() { return call("reference", stored({})); }
 
+namespace {
+
+const Problem& problem(const Prepared& p) { return p.entry.line.problem; }
+
+bool has_rows(const Prepared& p) { return problem(p).num_tokens() > 0; }
+bool has_lse(const Prepared& p) { return has_rows(p) && problem(p).lse; }
+/// The other bits of kOtherBits are lost in 16-bit outputs.
+bool has_f32_rows(const Prepared& p) { return has_rows(p) && problem(p).q_dtype == DType::f32; }
+bool has_several_elements(const Prepared& p) {
+  return problem(p).num_tokens() * problem(p).num_q_heads * problem(p).head_dim > 1;
+}
+
+bool has_unused_entries(const Prepared& p) {
+  const std::int64_t size = problem(p).page_size, width = p.c.batch.block_table.shape[1];
+  return has_rows(p) &&
+         std::ranges::any_of(problem(p).reqs, [&](const Request& r) { return (r.cached_len + size - 1) / size < width; });
+}
+
+bool has_a_tail(const Prepared& p) {
+  if (!has_rows(p) || p.sparse) return false;
+  for (std::int64_t r = 0; r < p.c.batch.seq_lens.shape[0]; ++r)
+    if (key_past_end(p.c, r) >= 0) return true;
+  return false;
+}
+
+bool is_sliced(const Prepared& p) { return has_f32_rows(p) && problem(p).reqs.size() > 1; }
+/// Requests of more rows than a chunk has, all of them cached.
+bool is_chunked(const Prepared& p) { return has_f32_rows(p) && problem(p).num_tokens() >= 8 && !p.c.batch.cached_lens.present(); }
+bool has_stale_pages(const Prepared& p) { return p.entry.special == Special::stale_pages; }
+
+}  // namespace
+
 std::vector<Mutant> call_mutants() {
   std::vector<Mutant> list;
-  const auto add = [&](std::string id, const char* text, const char* check, AttendCase attend) {
+  const auto add = [&](std::string id, const char* text, const char* check, AttendCase attend,
+                       bool (*can_show)(const Prepared&)) {
     Target t = call(id, std::move(attend));
-    list.push_back({std::move(id), "call", text, std::move(t), check});
+    list.push_back({std::move(id), "call", text, std::move(t), check, can_show});
   };
   Store last, no_lse, dense, sum;
   last.skip_last_row = no_lse.skip_lse = dense.dense = sum.add = true;
-  add("last_row_unwritten", "never writes the rows of the last token", "rows", stored(last));
-  add("lse_unwritten", "never writes the lse that was asked for", "lse", stored(no_lse));
-  add("adds_to_output", "adds to the output instead of setting it", "values", stored(sum));
-  add("output_taken_for_contiguous", "ignores the strides of the output", "strides", stored(dense));
-  add("writes_past_end", "writes one element past the output", "canaries", write_past_end);
-  add("changes_the_cache", "changes an element of the cache that it was given to read", "canaries", change_the_cache);
-  add("validates_unused_entries", "fails on a table entry past the end of its request", "nan_poison", demand_a_full_table);
+  add("last_row_unwritten", "never writes the rows of the last token", "rows", stored(last), has_rows);
+  add("lse_unwritten", "never writes the lse that was asked for", "lse", stored(no_lse), has_lse);
+  add("adds_to_output", "adds to the output instead of setting it", "values", stored(sum), has_rows);
+  add("output_taken_for_contiguous", "ignores the strides of the output", "strides", stored(dense), has_several_elements);
+  add("writes_past_end", "writes one element past the output", "canaries", write_past_end, has_rows);
+  add("changes_the_cache", "changes an element of the cache that it was given to read", "canaries", change_the_cache, has_rows);
+  add("validates_unused_entries", "fails on a table entry past the end of its request", "nan_poison", demand_a_full_table,
+      has_unused_entries);
   add("reads_left_of_window", "looks up pages of the whole tile of 64 keys in which the window begins", "values",
-      read_whole_first_tile);
-  add("leaks_finite_tail", "reads the page past the end of a request and skips only NaN", "garbage_poison", leak_finite_tail);
-  add("noise", "gives other bits on a second call", "repeat", noisy());
-  add("threads_change_bits", "gives other bits on more threads", "threads", stored({}));
+      read_whole_first_tile, has_stale_pages);
+  add("leaks_finite_tail", "reads the page past the end of a request and skips only NaN", "garbage_poison", leak_finite_tail,
+      has_a_tail);
+  add("noise", "gives other bits on a second call", "repeat", noisy(), has_f32_rows);
+  add("threads_change_bits", "gives other bits on more threads", "threads", stored({}), has_f32_rows);
   Store other;
   other.factor = kOtherBits;
   list.back().target.variants = {{"more threads", stored(other)}};
   add("batch_changes_bits", "gives a request other bits in a batch than alone", "alone",
-      bits_if([](const Batch& b) { return b.seq_lens.shape[0] > 1; }));
+      bits_if([](const Batch& b) { return b.seq_lens.shape[0] > 1; }), is_sliced);
   add("chunk_changes_bits", "gives a prompt other bits in small chunks", "chunks",
-      bits_if([](const Batch& b) { return b.query.shape[0] < 8; }));
+      bits_if([](const Batch& b) { return b.query.shape[0] < 8; }), is_chunked);
   return list;
 }
 

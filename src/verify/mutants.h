@@ -2,10 +2,12 @@
 // that vary, bytes beyond the output, a promise that is not kept).
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "quire/verify.hpp"
+#include "verify/prepare.h"
 
 namespace quire::conformance {
 
@@ -13,6 +15,8 @@ struct Mutant {
   std::string id, family, text;
   Target target;
   std::string check;  ///< of a mutant of the call: the check that exists to notice it; empty for the catalogue
+  /// Of a mutant of the call: whether it makes a difference on a case. Null for the catalogue, whose outputs tell.
+  std::function<bool(const Prepared&)> can_show = {};
 };
 
 /// Every entry of faults().

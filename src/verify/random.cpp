@@ -9,7 +9,9 @@
 namespace quire::conformance {
 namespace {
 
-constexpr std::int64_t kMaxWork = 3'000'000;  ///< visible pairs x query heads x head_dim of one case
+constexpr std::int64_t kMaxWork = 3'000'000;       ///< visible pairs x query heads x head_dim of one case
+constexpr std::int64_t kMaxFarWork = 300'000'000;  ///< the same of a line that reaches far
+constexpr std::int64_t kFarOneIn = 24;
 
 class Draw {
  public:
@@ -77,8 +79,8 @@ Request draw_request(Draw& draw) {
 }
 
 /// Halves the longest request until the case is cheap enough.
-void bound_work(Problem& p) {
-  while (p.visible_pairs() > kMaxWork / (p.num_q_heads * p.head_dim)) {
+void bound_work(Problem& p, std::int64_t most) {
+  while (p.visible_pairs() > most / (p.num_q_heads * p.head_dim)) {
     Request& r = *std::max_element(p.reqs.begin(), p.reqs.end(), [](const Request& a, const Request& b) {
       return a.query_len * a.seq_len() < b.query_len * b.seq_len();
     });
@@ -89,25 +91,62 @@ void bound_work(Problem& p) {
   }
 }
 
-ProblemLine random_line(std::uint64_t seed, std::uint64_t index) {
+Request with_everything_cached(std::int64_t query_len, std::int64_t context_len) {
+  return {query_len, context_len, query_len + context_len};
+}
+
+/// Far more requests, rows or keys than other lines have, over few and narrow heads.
+void reach_far(Draw& draw, Problem& p) {
+  const std::int64_t group = std::min<std::int64_t>(p.group(), 3);
+  p.num_kv_heads = std::min<std::int64_t>(p.num_kv_heads, 2);
+  p.num_q_heads = group * p.num_kv_heads;
+  p.head_dim = draw.chance(3) ? 32 : 16;  // the packed layout takes both
+  if (draw.chance(2)) p.sliding_window.reset();
+  switch (draw.below(3)) {
+    case 0:
+      p.reqs.clear();
+      for (std::int64_t n = draw.between(33, 400); n > 0; --n)
+        p.reqs.push_back(with_everything_cached(draw.chance(8) ? draw.between(0, 5) : 1, draw.between(0, 150)));
+      break;
+    case 1: {
+      const std::int64_t rows = draw.of(std::array<std::int64_t, 5>{300, 600, 1200, 2500, 4900}) + draw.below(100);
+      p.reqs.push_back(with_everything_cached(rows, draw.chance(2) ? 0 : draw.below(500)));
+      break;
+    }
+    default: {
+      const std::int64_t context = draw.of(std::array<std::int64_t, 5>{5000, 9000, 33000, 66000, 130000}) + draw.below(500);
+      p.reqs.push_back(with_everything_cached(draw.chance(2) ? 1 : draw.between(2, 9), context));
+      break;
+    }
+  }
+  std::swap(p.reqs.back(), p.reqs[static_cast<std::size_t>(draw.below(static_cast<std::int64_t>(p.reqs.size())))]);
+}
+
+}  // namespace
+
+std::optional<ProblemLine> random_line(std::uint64_t seed, std::uint64_t index, const AskedTypes& asked) {
   Draw draw(seed, index);
   ProblemLine line;
   draw_types(draw, line);
   draw_sizes(draw, line.problem);
   draw_options(draw, line.problem);
   for (std::int64_t n = draw.between(1, 6); n > 0; --n) line.problem.reqs.push_back(draw_request(draw));
-  bound_work(line.problem);
+  bound_work(line.problem, kMaxWork);
+  Draw far(~seed, index);
+  const bool reaches_far = far.chance(kFarOneIn);
+  if (reaches_far) reach_far(far, line.problem);
   if (draw.chance(5)) line.shared_pages = draw.between(1, 4);
   line.seed = draw.bits() % 1000000;
-  return line;
+  std::optional<ProblemLine> legal = asked.empty() ? line : in_asked(std::move(line), asked, index);
+  if (legal) bound_work(legal->problem, reaches_far ? kMaxFarWork : kMaxWork);
+  return legal;
 }
 
-}  // namespace
-
-std::vector<Entry> random_matrix(std::uint64_t seed, std::int64_t count) {
+std::vector<Entry> random_matrix(std::uint64_t seed, std::int64_t count, const AskedTypes& asked) {
   std::vector<Entry> list;
   for (std::int64_t i = 0; i < count; ++i)
-    list.push_back({"random", "Random", random_line(seed, static_cast<std::uint64_t>(i)), Special::none});
+    if (std::optional<ProblemLine> line = random_line(seed, static_cast<std::uint64_t>(i), asked))
+      list.push_back({"random", "Random", std::move(*line), Special::none});
   return list;
 }
 

@@ -11,6 +11,7 @@
 #include "quire/plan.hpp"
 #include "text/formatted.h"
 #include "verify/power.h"
+#include "verify/reach.h"
 
 #ifndef QUIRE_VERSION
 #define QUIRE_VERSION "unknown"
@@ -28,8 +29,40 @@ const char* name(CheckState state) { return state == CheckState::pass ? "pass" :
 
 Json number(double x) { return std::isfinite(x) ? Json(x) : Json(nullptr); }
 
+/// Faults that were noticed, or all that could have been.
 std::int64_t count(const std::vector<MutantResult>& power, bool killed_only) {
-  return std::count_if(power.begin(), power.end(), [&](const MutantResult& m) { return killed_only ? m.killed : m.asked; });
+  return std::count_if(power.begin(), power.end(),
+                       [&](const MutantResult& m) { return killed_only ? m.killed : m.asked && m.can_show; });
+}
+
+/// What the served cases asked.
+Reach reach_of(const Verdict& v) {
+  Reach reach;
+  for (const CaseResult& c : v.cases)
+    if (const Result<ProblemLine> line = parse_problem_line(c.line); c.status != "refused" && line.ok()) reach.add(line.value());
+  return reach;
+}
+
+/// The failing line that is the least to look at.
+struct Smallest {
+  std::string line, finding;
+};
+Smallest smallest_of(const Verdict& v) {
+  Smallest best;
+  std::int64_t least = -1;
+  for (const CaseResult& c : v.cases) {
+    if (c.status != "fail") continue;
+    const auto failed = std::ranges::find(c.checks, CheckState::fail, &CheckResult::state);
+    const std::string& text = c.reduced_line.empty() ? c.line : c.reduced_line;
+    const Result<ProblemLine> line = parse_problem_line(text);
+    const Problem* p = line.ok() ? &line->problem : nullptr;
+    const std::int64_t size = p == nullptr ? 0 : (p->visible_pairs() + p->num_tokens()) * p->num_q_heads * p->head_dim;
+    if (least >= 0 && size >= least) continue;
+    least = size;
+    const std::string own = failed == c.checks.end() ? c.reason : formatted("{}: {}", failed->check, failed->text);
+    best = {text + (c.special.empty() ? "" : formatted(" ({})", c.special)), c.reduced_line.empty() ? own : c.reduced_finding};
+  }
+  return best;
 }
 
 std::int64_t count(const Verdict& v, const char* status) {
@@ -88,6 +121,7 @@ Json power_json(const Verdict& v) {
                        {"text", m.text},
                        {"killed", m.killed},
                        {"asked", m.asked},
+                       {"can_show", m.can_show},
                        {"check", m.check},
                        {"name", m.name},
                        {"line", m.line},
@@ -113,6 +147,15 @@ Json peer_json(const Verdict& v) {
                     {"mutants", std::move(mutants)}});
   }
   return list;
+}
+
+Json reach_json(const Verdict& v) {
+  const Reach reach = reach_of(v);
+  Json ranges = Json::array(), left_out = Json::array();
+  for (const auto& [name, range] : reach.ranges())
+    ranges.push_back({{"name", name}, {"least", range.first}, {"most", range.second}});
+  for (const auto& [name, cases] : v.left_out) left_out.push_back({{"name", name}, {"cases", cases}});
+  return {{"ranges", std::move(ranges)}, {"never", reach.never()}, {"supported", v.supported}, {"left_out", std::move(left_out)}};
 }
 
 double worst_ratio(const CaseResult& c) {
@@ -213,9 +256,12 @@ std::string skipped_text(const Verdict& v) {
 std::string power_text(const Verdict& v) {
   if (v.power.empty()) return "power: not measured\n";
   const std::int64_t killed = count(v.power, true), total = count(v.power, false);
-  const std::int64_t unasked = static_cast<std::int64_t>(v.power.size()) - total;
+  const std::int64_t hidden = std::ranges::count(v.power, false, &MutantResult::can_show);
+  const std::int64_t unasked = static_cast<std::int64_t>(v.power.size()) - total - hidden;
   std::string text = formatted("power: {}/{} mutants killed", killed, total);
-  text += unasked == 0 ? "\n" : formatted(", {} could not be asked\n", unasked);
+  if (unasked > 0) text += formatted(", {} could not be asked", unasked);
+  if (hidden > 0) text += formatted(", {} cannot show on the lines asked", hidden);
+  text += "\n";
   for (const MutantResult& m : v.power)
     if (survived(m)) text += formatted("  survived: {} (a kernel that {})\n", m.id, m.text);
   for (const MutantResult& m : v.power)
@@ -231,6 +277,28 @@ std::string peer_text(const Verdict& v) {
                       p.known_killed, p.known_total, p.killed, p.total);
     text += formatted("    {} of {} rows compared: {}\n", p.rows_compared, p.rows_total, p.line);
   }
+  return text;
+}
+
+/// What a pass says nothing about.
+std::string unseen_text(const Verdict& v) {
+  const Reach reach = reach_of(v);
+  if (reach.empty()) return {};
+  std::string text = "\nthis run could not have seen what is wrong beyond what it asked:\n" + reach.text();
+  if (!v.supported.empty()) text += formatted("  asked in what is supported: {}\n", v.supported);
+  std::string left_out;
+  for (const auto& [name, cases] : v.left_out) left_out += formatted("{}{} ({})", left_out.empty() ? "" : ", ", name, cases);
+  if (!left_out.empty()) text += formatted("  left out, without a form that is supported: {}\n", left_out);
+  std::map<std::string, std::int64_t> families;
+  for (const MutantResult& m : v.power)
+    if (!m.can_show) ++families[m.family];
+  std::string hidden;
+  for (const auto& [family, faults] : families) hidden += formatted("{}{} ({})", hidden.empty() ? "" : ", ", family, faults);
+  if (!hidden.empty()) text += formatted("  planted faults that no line asked can show, by family: {}\n", hidden);
+  const std::int64_t sampled = std::ranges::count_if(
+      v.cases, [](const CaseResult& c) { return c.status != "refused" && c.num_compared < c.num_elements; });
+  if (sampled > 0)
+    text += formatted("  {} large cases were compared on a sample of rows; their other rows were written and finite\n", sampled);
   return text;
 }
 
@@ -268,8 +336,13 @@ std::vector<MatrixSummary> summaries(const Verdict& v) {
 }
 
 std::string text_of(const Verdict& v) {
-  std::string text = formatted("verify {} on {}\n", v.target, device_text());
+  const Smallest smallest = smallest_of(v);
+  const std::string failing = formatted("smallest failing line: {}\n  {}\n", smallest.line, smallest.finding);
+  std::string text = v.verdict == "fail" ? formatted("FAIL {}\n{}\n", v.target, failing) : std::string();
+  text += formatted("verify {} on {}\n", v.target, device_text());
   text += cases_text(v) + skipped_text(v) + failures_text(v) + refusals_text(v) + "\n" + power_text(v) + peer_text(v);
+  text += unseen_text(v) + "\n";
+  if (v.verdict == "fail") text += failing;
   return text + formatted("{} ({:.1f} s)\n", conclusion(v), v.seconds);
 }
 
@@ -286,6 +359,7 @@ std::string json_of(const Verdict& v) {
                         {"num_elements", s.num_elements},
                         {"num_compared", s.num_compared}});
   for (const CaseResult& c : v.cases) cases.push_back(case_json(c));
+  const Smallest smallest = smallest_of(v);
   const Json json = {{"quire_verify", 1},
                      {"version", QUIRE_VERSION},
                      {"date", today()},
@@ -296,6 +370,9 @@ std::string json_of(const Verdict& v) {
                      {"num_served", static_cast<std::int64_t>(v.cases.size()) - count(v, "refused")},
                      {"num_refused", count(v, "refused")},
                      {"seconds", number(v.seconds)},
+                     {"smallest_line", smallest.line},
+                     {"smallest_finding", smallest.finding},
+                     {"reach", reach_json(v)},
                      {"matrices", std::move(matrices)},
                      {"power", power_json(v)},
                      {"peer", peer_json(v)},

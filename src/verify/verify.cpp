@@ -4,6 +4,8 @@
 #include <future>
 #include <map>
 #include <new>
+#include <set>
+#include <utility>
 
 #include "quire/faults.hpp"
 #include "text/formatted.h"
@@ -11,7 +13,8 @@
 #include "verify/peer.h"
 #include "verify/pictures_of_case.h"
 #include "verify/power.h"
-#include "verify/shrink.h"
+#include "verify/smallest.h"
+#include "verify/supported.h"
 #include "verify/verdict.h"
 
 namespace quire {
@@ -26,6 +29,12 @@ constexpr int kPictures = 8;  ///< failing cases that get pictures
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
+/// What is asked, and what has no form that the target supports.
+struct Suite {
+  std::vector<Entry> entries, left_out;
+  std::string supported;  ///< in words, where somebody said what is
+};
+
 Status add_matrix(std::vector<Entry>& list, const std::string& name, const VerifyOptions& options) {
   const auto add = [&](std::vector<Entry> more) {
     list.insert(list.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
@@ -33,33 +42,65 @@ Status add_matrix(std::vector<Entry>& list, const std::string& name, const Verif
   const bool all = name == "all";
   if (!all && name != "hazards" && name != "random" && name != "notes")
     return {Code::invalid_argument, formatted("no matrix is called '{}'; there are notes, hazards, random and all", name)};
-  if (all || name == "hazards") add(hazard_matrix({options.types, options.head_dims}, options.quick));
-  if (all || name == "random")
-    add(random_matrix(options.seed, options.quick ? std::min<std::int64_t>(options.random_cases, 40) : options.random_cases));
+  const AskedTypes asked{options.types, options.head_dims, options.layouts};
+  const std::int64_t random_cases = options.quick ? std::min<std::int64_t>(options.random_cases, 40) : options.random_cases;
+  if (all || name == "hazards") add(hazard_matrix(asked, options.quick));
+  if (all || name == "random") add(random_matrix(options.seed, random_cases, asked));
   if (all || name == "notes") add(notes_matrix(options.quick));
   return {};
 }
 
-Result<std::vector<Entry>> entries_of(const VerifyOptions& options) {
-  std::vector<Entry> list;
-  if (Status s = check_asked({options.types, options.head_dims}); !s.ok()) return s;
-  const bool hazards = std::any_of(options.matrices.begin(), options.matrices.end(),
-                                   [](const std::string& name) { return name == "hazards" || name == "all"; });
-  if (!hazards && (!options.types.empty() || !options.head_dims.empty()))
-    return Status(Code::invalid_argument, "types and head_dims are for the matrix hazards, which is not among those asked for");
+/// Each entry in a form that is supported; twins that come of it are asked once.
+Status bring_into_form(Suite& suite, const VerifyOptions& options) {
+  Result<Supported> learnt = Supported::learn(options.supports, {options.types, options.head_dims, options.layouts});
+  if (!learnt.ok()) return learnt.status();
+  suite.supported = learnt->text();
+  std::vector<Entry> all = std::exchange(suite.entries, {});
+  std::set<std::string> seen;
+  for (Entry& entry : all) {
+    const bool notes = entry.matrix == "notes";
+    std::optional<ProblemLine> line =
+        notes && !options.supports(entry.line) ? std::nullopt : learnt->fit(entry, /*may_drop_options=*/entry.matrix == "random");
+    if (!line) {
+      suite.left_out.push_back(std::move(entry));
+      continue;
+    }
+    ProblemLine without_seed = *line;
+    without_seed.seed = 0;
+    if (!seen.insert(entry.matrix + entry.name + to_string(without_seed)).second) continue;
+    entry.line = std::move(*line);
+    suite.entries.push_back(std::move(entry));
+  }
+  return {};
+}
+
+Status check_names_of(const VerifyOptions& options) {
+  if (Status s = check_asked({options.types, options.head_dims, options.layouts}); !s.ok()) return s;
+  const bool changes =
+      std::any_of(options.matrices.begin(), options.matrices.end(), [](const std::string& name) { return name != "notes"; });
+  if (!changes && (!options.types.empty() || !options.head_dims.empty() || !options.layouts.empty()))
+    return {Code::invalid_argument,
+            "types, head_dims and layouts are for the matrices hazards and random, which are not among those asked for"};
+  for (const std::string& check : options.disabled_checks)
+    if (std::find(check_names().begin(), check_names().end(), check) == check_names().end())
+      return {Code::invalid_argument, formatted("no check is called '{}'; there are {}", check, fmt::join(check_names(), ", "))};
+  return {};
+}
+
+Result<Suite> suite_of(const VerifyOptions& options) {
+  if (Status s = check_names_of(options); !s.ok()) return s;
+  Suite suite;
   for (const std::string& name : options.matrices)
-    if (Status s = add_matrix(list, name, options); !s.ok()) return s;
+    if (Status s = add_matrix(suite.entries, name, options); !s.ok()) return s;
+  if (options.supports && !suite.entries.empty())
+    if (Status s = bring_into_form(suite, options); !s.ok()) return s;
   for (const std::string& text : options.lines) {
     Result<ProblemLine> line = parse_problem_line(text);
     if (!line.ok()) return line.status();
-    list.push_back({"lines", "Line", std::move(line).value(), Special::none});
+    suite.entries.push_back({"lines", "Line", std::move(line).value(), Special::none});
   }
-  if (list.empty()) return Status(Code::invalid_argument, "no matrix and no line to verify");
-  for (const std::string& check : options.disabled_checks)
-    if (std::find(check_names().begin(), check_names().end(), check) == check_names().end())
-      return Status(Code::invalid_argument,
-                    formatted("no check is called '{}'; there are {}", check, fmt::join(check_names(), ", ")));
-  return list;
+  if (suite.entries.empty()) return Status(Code::invalid_argument, "no matrix and no line to verify");
+  return suite;
 }
 
 /// Checks that the target's promises and skips leave out.
@@ -68,7 +109,7 @@ std::set<std::string> skipped_checks(const Target& target) {
   for (const std::string& check : check_names())
     if (target.skip.contains(check)) skipped.insert(check);
   if (!target.deterministic) skipped.insert({"repeat", "strides", "threads", "alone", "chunks"});
-  if (!target.in_place) skipped.insert({"canaries", "rows", "strides"});
+  if (!target.in_place) skipped.insert({"rows", "strides"});
   if (!target.batch_invariant) skipped.insert({"alone", "chunks"});
   if (target.variants.empty()) skipped.insert("threads");
   return skipped;
@@ -76,13 +117,16 @@ std::set<std::string> skipped_checks(const Target& target) {
 
 class Run {
  public:
-  Run(const Target& target, const VerifyOptions& options, std::vector<Entry> entries)
+  Run(const Target& target, const VerifyOptions& options, Suite suite)
       : target_(target),
         options_(options),
-        entries_(std::move(entries)),
+        entries_(std::move(suite.entries)),
+        left_out_(std::move(suite.left_out)),
         asked_(asked_checks(target, options.disabled_checks)),
         rounded_rows_(rounded_rows_of(target)) {
     verdict_.target = target.name;
+    verdict_.supported = std::move(suite.supported);
+    for (const Entry& e : left_out_) ++verdict_.left_out[e.matrix + " " + e.name];
     total_ = static_cast<std::int64_t>(entries_.size() + (options.power ? faults().size() : 0));
   }
 
@@ -155,23 +199,20 @@ class Run {
                                      [](const CheckResult& c) { return c.state == CheckState::fail; });
     if (!options_.shrink || failed == result.checks.end() || p.entry.special != Special::none) return;
     if (shrunk_[failed->check]++ >= kShrunkPerCheck) return;
-    const std::string check = failed->check;
-    const auto finding = [&](const ProblemLine& line) -> std::string {
-      Result<Prepared> smaller = with_tolerance(prepare({"lines", "Shrunk", line, Special::none}), rounded_rows_);
-      if (!smaller.ok()) return {};
-      for (const CheckResult& c : judge(target_, smaller.value(), {check}).checks)
-        if (c.state == CheckState::fail) return formatted("{}: {}", check, c.text);
-      return {};
-    };
-    const ProblemLine smallest = shrink(p.entry.line, [&](const ProblemLine& line) { return !finding(line).empty(); });
-    result.reduced_line = to_string(smallest);
-    result.reduced_finding = finding(smallest);
+    const Smallest smallest =
+        smallest_that_fails(target_, p.entry.line, failed->check, options_.supports, options_.shrink_seconds);
+    result.reduced_line = smallest.line;
+    result.reduced_finding = smallest.finding;
   }
 
   void run_power() {
     std::vector<PowerCase> cases;
+    // Faults that show on the far ones show on others, which cost less.
+    const auto takes_part = [](const Entry& e) { return e.matrix != "notes" && !reaches_far(e); };
     for (std::size_t i = 0; i < entries_.size(); ++i)
-      if (entries_[i].matrix != "notes") cases.push_back({entries_[i], verdict_.cases[i].status != "refused"});
+      if (takes_part(entries_[i])) cases.push_back({entries_[i], verdict_.cases[i].status != "refused"});
+    for (const Entry& e : left_out_)
+      if (takes_part(e)) cases.push_back({e, false});
     // The notes' own batches are too large to plant 80 faults in; small ones stand in for them if some of them were served.
     const bool notes = std::any_of(verdict_.cases.begin(), verdict_.cases.end(),
                                    [](const CaseResult& c) { return c.matrix == "notes" && c.status != "refused"; });
@@ -210,7 +251,7 @@ class Run {
 
   const Target& target_;
   const VerifyOptions& options_;
-  std::vector<Entry> entries_;
+  std::vector<Entry> entries_, left_out_;
   std::set<std::string> asked_;
   RoundedRows rounded_rows_;
   Verdict verdict_;
@@ -225,9 +266,9 @@ class Run {
 
 Result<Verdict> verify(const Target& target, const VerifyOptions& options) try {
   if (!target.attend) return Status(Code::invalid_argument, "the target has no function to call");
-  Result<std::vector<conformance::Entry>> entries = conformance::entries_of(options);
-  if (!entries.ok()) return entries.status();
-  return conformance::Run(target, options, std::move(entries).value()).run();
+  Result<conformance::Suite> suite = conformance::suite_of(options);
+  if (!suite.ok()) return suite.status();
+  return conformance::Run(target, options, std::move(suite).value()).run();
 } catch (const std::bad_alloc&) {
   return Status(Code::out_of_memory, "verify: not enough memory");
 } catch (const std::exception& e) {

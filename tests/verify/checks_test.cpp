@@ -98,12 +98,21 @@ TEST(Checks, WithoutAPromiseOfBitsOnlyValuesCount) {
   EXPECT_EQ(by_name(result).at("repeat").state, CheckState::skipped);
 }
 
-TEST(Checks, OutputsOfTheTargetsOwnHaveNoCanaries) {
+TEST(Checks, OutputsOfTheTargetsOwnHaveNeitherRowsNorStrides) {
   Target copies = right_target();
   copies.in_place = false;
   const auto checks = by_name(judged(copies));
-  for (const char* check : {"canaries", "rows", "strides"}) EXPECT_EQ(checks.at(check).state, CheckState::skipped) << check;
-  EXPECT_EQ(checks.at("values").state, CheckState::pass);
+  for (const char* check : {"rows", "strides"}) EXPECT_EQ(checks.at(check).state, CheckState::skipped) << check;
+  for (const char* check : {"values", "canaries"}) EXPECT_EQ(checks.at(check).state, CheckState::pass) << check;
+}
+
+// No promise is needed for that: a damaged byte is never right.
+TEST(Checks, DamageIsFoundWithoutAPromiseToWriteInPlace) {
+  for (const char* id : {"writes_past_end", "changes_the_cache"}) {
+    Target t = call_mutant(id).target;
+    t.in_place = false;
+    EXPECT_EQ(by_name(judged(t)).at("canaries").state, CheckState::fail) << id;
+  }
 }
 
 TEST(Checks, SkippedLseIsNotAskedFor) {

@@ -10,13 +10,16 @@ vllm_cpu_quantise   the same, with fp8 caches quantised by vLLM itself
 vllm_chunked        vLLM's chunked_prefill_paged_decode
 vllm_prefix         vLLM's context_attention_fwd
 vllm_unified        vLLM's unified_attention
+vllm_unified_split  the same with room for partial results: decode rows share their keys among blocks
+vllm_flash_attn3    FlashAttention 3 from the vllm wheel
 flash_attn          flash_attn_varlen_func with a block table
 flashinfer          BatchPrefillWithPagedKVCacheWrapper
+flashinfer_decode   BatchDecodeWithPagedKVCacheWrapper
 module:name         your own callable
 ==================  =================================================================================
 
 A target of your own is a callable ``f(case)`` or ``f(batch, cache, options)``, or an object with a method ``attend`` that takes the
-same. It returns the output, or ``(output, lse)``, or None if it wrote ``batch.output`` (and ``batch.lse``) in place. The attributes of
+same, and perhaps a method ``supports`` (see :func:`quire.verify`). It returns the output, or ``(output, lse)``, or None if it wrote ``batch.output`` (and ``batch.lse``) in place. The attributes of
 :class:`Target` say what it promises; a plain function promises nothing but the right numbers. To refuse a case, raise
 :class:`quire.UnsupportedError` or NotImplementedError with the reason; every other exception is a finding.
 """
@@ -43,8 +46,11 @@ ADAPTERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "vllm_chunked": ("vllm_ops", "VllmOp", {"op": "chunked_prefill_paged_decode"}),
     "vllm_prefix": ("vllm_ops", "VllmOp", {"op": "context_attention_fwd"}),
     "vllm_unified": ("vllm_ops", "VllmOp", {"op": "unified_attention"}),
+    "vllm_unified_split": ("vllm_ops", "VllmOp", {"op": "unified_attention", "split": True}),
+    "vllm_flash_attn3": ("flash_attn_varlen", "VllmFlashAttn3", {}),
     "flash_attn": ("flash_attn_varlen", "FlashAttnVarlen", {}),
     "flashinfer": ("flashinfer_wrapper", "FlashInferPrefill", {}),
+    "flashinfer_decode": ("flashinfer_wrapper", "FlashInferDecode", {}),
 }
 """name -> (module in quire.targets, class, arguments)"""
 

@@ -86,16 +86,19 @@ class Filled(NamedTuple):
     """int32, or int64 where the case has that."""
 
 
-def fill(batch: Any, cache: Any) -> Filled:
+def fill(batch: Any, cache: Any, wanted: np.ndarray | None = None) -> Filled:
     """The cache with the tokens of key and value written into it, for implementations that read everything from the cache.
 
-    Without such tokens: the case's own bits and table. Otherwise copies, with fresh pages behind the others. Refused if the tokens
-    would have to be rounded to the cache's type.
+    ``wanted``: the requests whose tokens must be there, as a mask; None: all. Without such tokens: the case's own bits and table.
+    Otherwise copies, with fresh pages behind the others. Refused if the tokens would have to be rounded to the cache's type.
     """
     k, v = cache_bits(cache)
     table = numbers(batch.block_table, "block_table")
     n = lengths(batch)
-    if np.array_equal(n.cached_lens, n.seq_lens):
+    fresh_reqs = n.cached_lens < n.seq_lens
+    if wanted is not None:
+        fresh_reqs &= wanted
+    if not fresh_reqs.any():
         return Filled(k, v, table)
     if cache.dtype != batch.dtype:
         raise UnsupportedError(f"new tokens outside a {cache.dtype} cache: it reads everything from the cache, and {batch.dtype} "
@@ -106,7 +109,8 @@ def fill(batch: Any, cache: Any) -> Filled:
     assert rows is not None
     page = cache.page_size
     have, need = n.cached_lens // page, -(-n.seq_lens // page)  # full pages stay; a partial one may be shared, so it is copied
-    fresh = np.where(n.cached_lens < n.seq_lens, need - have, 0)
+    fresh = np.where(fresh_reqs, need - have, 0)
+    need = np.where(fresh_reqs, need, -(-n.cached_lens // page))
     k = np.concatenate([k, np.zeros((int(fresh.sum()), *k.shape[1:]), k.dtype)])
     v = np.concatenate([v, np.zeros((int(fresh.sum()), *v.shape[1:]), v.dtype)])
     wide = np.full((table.shape[0], max(table.shape[1], int(need.max(initial=0)))), 2**31 - 1, table.dtype)

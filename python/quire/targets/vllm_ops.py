@@ -7,6 +7,7 @@ with device None they stay NumPy arrays. The caches are built as each op wants t
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
 import numpy as np
@@ -39,21 +40,36 @@ def _from_vllm(op: str) -> Any:
     raise ImportError(f"no {op} in {' or '.join(PACKAGES)}")
 
 
+_FP8_PER_TENSOR = 1  # of vLLM's KVQuantMode
+_SEGMENTS = 16  # of keys, as vLLM's backend has them
+
+
 class VllmOp(Target):
-    """One op. The kernels round softmax weights to the type of V."""
+    """One op. The kernels round softmax weights to the type of V. ``split``: unified_attention gets room for partial results, so that
+    decode rows share their keys among blocks."""
 
     skip = _SKIP
     rounded_weights = True
 
-    def __init__(self, op: str, provider: Any = None, device: str | None = "cuda"):
+    def __init__(self, op: str, provider: Any = None, device: str | None = "cuda", split: bool = False):
         if op not in MODULES:
             raise ArgumentError(f'op "{op}" is none of {", ".join(MODULES)}')
-        self._op, self._device = op, device
+        self._op, self._device, self._split = op, device, split
         self._function = getattr(provider, op) if provider is not None else _from_vllm(op)
         self._torch = th.torch_module() if device is not None else None
         if device is not None and device.startswith("cuda") and not th.torch_module().cuda.is_available():
             raise RuntimeError(f"{op} of vLLM needs a GPU, and torch finds none")
-        self.name = f"{getattr(self._function, '__module__', 'vllm').split('.')[0]}.{op}"
+        self._parameters = set(inspect.signature(self._function).parameters)
+        self.name = f"{getattr(self._function, '__module__', 'vllm').split('.')[0]}.{op}{'_split' if split else ''}"
+
+    def supports(self, p: Any) -> bool:
+        """What the op is asked by quire.verify; more is refused case by case. f32 queries are left out: their products are TF32."""
+        unified, scaled = self._op == "unified_attention", p.kv.startswith("fp8")
+        types = p.query in ("f16", "bf16") and (p.kv == p.query or p.kv == "fp8_e4m3fn" or (p.kv == "fp8_e5m2" and not unified))
+        scales = {p.k_scale, p.v_scale} <= ({"none", "tensor"} if scaled else {"none"})
+        uncached = any(cached != context + query for query, context, cached in p.reqs)
+        options = (unified or p.logits_soft_cap is None) and not (p.alibi and p.sinks) and not p.lse and not (unified and scaled and uncached)
+        return types and scales and options and p.head_dim >= 32 and p.head_dim % 16 == 0
 
     # --- arrays ---
 
@@ -96,15 +112,32 @@ class VllmOp(Target):
         filled = paged.fill(batch, cache)
         scaled = cache.dtype.startswith("fp8")
         refuse_if(not scaled and (cache.k_scale is not None or cache.v_scale is not None), "scales need an fp8 cache")
+        k, v = self._float(filled.k, cache.dtype), self._float(filled.v, cache.dtype)
+        more: dict[str, Any] = {}
+        if scaled and "kv_quant_mode" in self._parameters:  # newer versions read the type of the tensor, not uint8
+            more["kv_quant_mode"] = _FP8_PER_TENSOR
+            k, v = (k, v) if self._torch is None else (k.view(th.dtype_of(cache.dtype)), v.view(th.dtype_of(cache.dtype)))
+        if self._split:
+            more.update(self._room_for_parts(query))
         self._function(
-            q=query, k=self._float(filled.k, cache.dtype), v=self._float(filled.v, cache.dtype), out=out,
+            q=query, k=k, v=v, out=out,
             cu_seqlens_q=self._index(batch.query_start_loc, "query_start_loc"), max_seqlen_q=int(n.query_lens.max()),
             seqused_k=self._index(batch.seq_lens, "seq_lens"), max_seqlen_k=int(n.seq_lens.max()), softmax_scale=_scale_of(options, query),
             causal=True, window_size=(-1 if options.sliding_window is None else options.sliding_window - 1, 0),
             block_table=self._index(filled.block_table, "block_table"), softcap=options.logits_soft_cap or 0.0, q_descale=None,
             k_descale=self._scale(cache.k_scale, "k_scale") if scaled else None,
             v_descale=self._scale(cache.v_scale, "v_scale") if scaled else None,
-            alibi_slopes=self._vector(options.alibi_slopes, "alibi_slopes"), sinks=self._vector(options.sinks, "sinks"),
+            alibi_slopes=self._vector(options.alibi_slopes, "alibi_slopes"), sinks=self._vector(options.sinks, "sinks"), **more,
+        )  # fmt: skip
+
+    def _room_for_parts(self, query: Any) -> dict[str, Any]:
+        """NaN, so that a part which is merged without having been written shows."""
+        tokens, heads, dim = query.shape
+        room = lambda *shape: self._torch.full(shape, float("nan"), dtype=self._torch.float32, device=self._device)  # noqa: E731
+        return dict(
+            seq_threshold_3D=1 << 30, num_par_softmax_segments=_SEGMENTS,
+            softmax_segm_output=room(tokens, heads, _SEGMENTS, 1 << (dim - 1).bit_length()),
+            softmax_segm_max=room(tokens, heads, _SEGMENTS), softmax_segm_expsum=room(tokens, heads, _SEGMENTS),
         )  # fmt: skip
 
     def _packed(self, cache: Any, filled: paged.Filled) -> tuple[str, Any, Any]:
@@ -114,13 +147,18 @@ class VllmOp(Target):
         k, v = paged.packed_bits(filled.k, filled.v)
         return _KV.get(cache.dtype, "auto"), self._float(k, cache.dtype), self._float(v, cache.dtype)
 
-    def _rows(self, batch: Any, cache: Any, n: paged.Lengths, filled: paged.Filled) -> tuple[Any, Any]:
-        """Every request's new tokens as key and value, taken from the cache where it holds them."""
-        refuse_if(cache.dtype != batch.dtype, f"new tokens of a {cache.dtype} cache: the op reads them unrounded")
+    def _rows(self, batch: Any, cache: Any, n: paged.Lengths, filled: paged.Filled, reads: np.ndarray) -> tuple[Any, Any]:
+        """The new tokens of the requests that the op reads unrounded: the case's own key and value, or the cache where it holds them."""
         shape = (int(n.query_start_loc[-1]), cache.num_kv_heads, cache.head_dim)
-        key, value = np.zeros(shape, filled.k.dtype), np.zeros(shape, filled.v.dtype)
-        for r in np.flatnonzero(n.query_lens):
+        given = paged.new_rows(batch)
+        kind = given[0].dtype if given is not None else _quire.bits(batch.query, "query", batch.dtype)[0].dtype
+        key, value = np.zeros(shape, kind), np.zeros(shape, kind)
+        for r in np.flatnonzero(reads & (n.query_lens > 0)):
             rows = slice(int(n.query_start_loc[r]), int(n.query_start_loc[r + 1]))
+            if given is not None and n.cached_lens[r] == n.context_lens[r]:
+                key[rows], value[rows] = given[0][rows], given[1][rows]
+                continue
+            refuse_if(cache.dtype != batch.dtype, f"new tokens of a {cache.dtype} cache: the op reads them unrounded")
             key[rows], value[rows] = paged.dense(filled, cache.page_size, r, int(n.context_lens[r]), int(n.seq_lens[r]))
         return self._float(key, batch.dtype), self._float(value, batch.dtype)
 
@@ -136,11 +174,10 @@ class VllmOp(Target):
         self, batch: Any, cache: Any, options: Any, n: paged.Lengths, query: Any, out: Any
     ) -> None:
         common = self._common(batch, cache, options)
-        filled = paged.fill(batch, cache)
+        prefill = n.query_lens > 1  # rows of one token are read from the cache
+        filled = paged.fill(batch, cache, ~prefill | (n.cached_lens > n.context_lens))
         kv, k, v = self._packed(cache, filled)
-        decode_only = bool(np.all(n.query_lens <= 1))
-        rows = (query[:, : cache.num_kv_heads], query[:, : cache.num_kv_heads])  # of the right shape; rows of one token are not read
-        key, value = rows if decode_only and cache.dtype != batch.dtype else self._rows(batch, cache, n, filled)
+        key, value = self._rows(batch, cache, n, filled, prefill)
         self._function(
             query=query, key=key, value=value, output=out, kv_cache_dtype=kv, key_cache=k, value_cache=v,
             block_table=self._index(filled.block_table, "block_table"), query_start_loc=self._index(batch.query_start_loc, "query_start_loc"),
@@ -150,9 +187,9 @@ class VllmOp(Target):
 
     def _context_attention_fwd(self, batch: Any, cache: Any, options: Any, n: paged.Lengths, query: Any, out: Any) -> None:
         common = self._common(batch, cache, options)
-        filled = paged.fill(batch, cache)
+        filled = paged.fill(batch, cache, n.cached_lens > n.context_lens)
         kv, k, v = self._packed(cache, filled)
-        key, value = self._rows(batch, cache, n, filled)
+        key, value = self._rows(batch, cache, n, filled, n.query_lens > 0)
         self._function(
             q=query, k=key, v=value, o=out, kv_cache_dtype=kv, k_cache=k, v_cache=v, b_loc=self._index(filled.block_table, "block_table"),
             b_start_loc=self._index(batch.query_start_loc, "query_start_loc"), b_seq_len=self._index(batch.seq_lens, "seq_lens"),

@@ -56,8 +56,11 @@ function verifyVerdict(report, cases, power) {
       ]));
 }
 
+// Faults that could have been noticed: asked for, and visible on some line.
+const isCounted = (m) => m.asked !== false && m.can_show !== false;
+
 function survivorsOf(power) {
-  const mutants = recordsOf(power.mutants), listed = mutants.filter((m) => m.killed === false && m.asked !== false);
+  const mutants = recordsOf(power.mutants), listed = mutants.filter((m) => m.killed === false && isCounted(m));
   return listed.length > 0 ? listed : listOf(power.survivors).map((s) => (typeof s === "string" ? {id: s} : recordOf(s)));
 }
 
@@ -80,6 +83,7 @@ function powerSection(power, peers) {
         bar(`${peerName(peer)}, atol ${short(peer.atol)}`, textOf(peer.line), numberOf(peer.killed), numberOf(peer.total), "none",
             peerStudy(peer)));
   const survivors = survivorsOf(power), unasked = recordsOf(power.mutants).filter((m) => m.asked === false).length;
+  const hidden = recordsOf(power.mutants).filter((m) => m.can_show === false).length;
   return section(
       "power", "Power of the suite",
       el("p", {class: "note"},
@@ -89,6 +93,7 @@ function powerSection(power, peers) {
       unasked > 0 &&
           el("p", {class: "note"},
              `${plural(unasked, "fault")} not counted: only a refused case or a skipped check would show them.`),
+      hidden > 0 && el("p", {class: "note"}, `${plural(hidden, "fault")} not counted: no line that was asked can show them.`),
       survivors.length > 0 &&
           callout(
               "warn", `${plural(survivors.length, "survivor")}: planted, and not noticed`,
@@ -167,14 +172,15 @@ function caseDetail(c) {
 }
 
 const outcomeOf = (m) =>
-    (m.asked === false ? ["refused", "not asked"] :
-         m.killed      ? ["pass", "noticed"] :
-                         ["mistrusted", "survived"]);
+    (m.asked === false    ? ["refused", "not asked"] :
+         m.can_show === false ? ["refused", "cannot show"] :
+         m.killed             ? ["pass", "noticed"] :
+                                ["mistrusted", "survived"]);
 
 // How many faults of each family were noticed; families with survivors first.
 function familiesTable(mutants) {
   const families = new Map();
-  for (const m of mutants.filter((x) => x.asked !== false)) {
+  for (const m of mutants.filter(isCounted)) {
     const family = families.get(textOf(m.family)) || {name: textOf(m.family), killed: 0, total: 0};
     family.killed += m.killed ? 1 : 0;
     family.total += 1;

@@ -1,0 +1,54 @@
+"""What an implementation takes, as its author may say it: types by name, and attributes of a problem as a dict or a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any, Union
+
+from quire.errors import ArgumentError
+
+__all__ = ["ATTRIBUTES", "TypePairs", "as_function", "type_pairs"]
+
+TypePairs = Iterable[Union[str, tuple[str, str]]]
+
+ATTRIBUTES = (
+    "query", "kv", "layout", "num_q_heads", "num_kv_heads", "head_dim", "page_size", "reqs", "sliding_window", "logits_soft_cap",
+    "softmax_scale", "alibi", "sinks", "lse", "k_scale", "v_scale", "index", "shared_pages", "line",
+)  # fmt: skip
+_COLLECTIONS = (list, tuple, set, frozenset, range)
+
+
+def type_pairs(given: TypePairs) -> list[tuple[str, str]]:
+    """("bf16", "f16:fp8_e4m3fn", ("f32", "f16")) -> pairs of query and cache; one name stands for both."""
+    if isinstance(given, str):
+        raise ArgumentError(f'types: expected a list, as ["{given}"], got one text')
+    pairs = []
+    for item in given:
+        query, colon, cache = item.partition(":") if isinstance(item, str) else (item[0], ":", item[1])
+        pairs.append((query, cache if colon else query))
+    return pairs
+
+
+def as_function(supports: Any) -> Callable[[dict[str, Any]], bool] | None:
+    """A function of the attributes as a dict; None for None."""
+    if supports is None:
+        return None
+    if isinstance(supports, Mapping):
+        return _of_dict(supports)
+    if not callable(supports):
+        raise ArgumentError(f"supports: expected a dict or a function, got {type(supports).__name__}")
+    return lambda attributes: bool(supports(SimpleNamespace(**attributes)))
+
+
+def _of_dict(allowed: Mapping[str, Any]) -> Callable[[dict[str, Any]], bool]:
+    for name in allowed:
+        if name not in ATTRIBUTES:
+            raise ArgumentError(f'supports: no attribute is called "{name}"; there are {", ".join(ATTRIBUTES)}')
+
+    def accepts(value: Any, wanted: Any) -> bool:
+        if callable(wanted):
+            return bool(wanted(value))
+        return value in wanted if isinstance(wanted, _COLLECTIONS) else bool(value == wanted)
+
+    return lambda attributes: all(accepts(attributes[name], wanted) for name, wanted in allowed.items())

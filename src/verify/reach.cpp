@@ -1,0 +1,114 @@
+// See reach.h.
+#include "verify/reach.h"
+
+#include <algorithm>
+
+#include "text/formatted.h"
+
+namespace quire::conformance {
+namespace {
+
+constexpr const char* kForms[] = {"none", "tensor", "head"};
+
+/// Every value that a type, layout, form or index may have, as Reach::add() names it.
+std::vector<std::string> all_values() {
+  std::vector<std::string> all;
+  for (const char* cache : {"f32", "f16", "bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz"})
+    for (const char* query : {"f32", "f16", "bf16"})
+      if (std::string(cache) != "f32" || std::string(query) == "f32") all.push_back(formatted("{} over {}", query, cache));
+  for (const char* layout : {"nhd", "hnd", "packed"}) all.push_back(formatted("layout {}", layout));
+  for (const char* scale : {"k_scale", "v_scale"})
+    for (const char* form : kForms) all.push_back(formatted("{} {}", scale, form));
+  for (const char* index : {"i32", "i64"}) all.push_back(formatted("{} indices", index));
+  return all;
+}
+
+/// The names of options; a number where an option has one.
+constexpr const char* kOptions[] = {"sliding_window", "logits_soft_cap",        "softmax_scale",        "ALiBi", "sinks", "lse",
+                                    "shared pages",   "rows outside the cache", "requests without rows"};
+
+}  // namespace
+
+void Reach::range(const char* name, double value) {
+  const auto [at, fresh] = ranges_.try_emplace(name, value, value);
+  at->second.first = std::min(at->second.first, value);
+  at->second.second = std::max(at->second.second, value);
+}
+
+void Reach::option(const char* name, bool present) { options_[name] += present ? 1 : 0; }
+
+void Reach::add(const ProblemLine& line) {
+  const Problem& p = line.problem;
+  ++cases_;
+  seen_.insert(formatted("{} over {}", name(p.q_dtype), name(p.kv_dtype)));
+  seen_.insert(formatted("layout {}", name(p.layout)));
+  seen_.insert(formatted("k_scale {}", kForms[static_cast<int>(p.k_scale)]));
+  seen_.insert(formatted("v_scale {}", kForms[static_cast<int>(p.v_scale)]));
+  seen_.insert(formatted("{} indices", name(line.index_dtype)));
+  range("requests", static_cast<double>(p.reqs.size()));
+  range("rows of the batch", static_cast<double>(p.num_tokens()));
+  range("head_dim", static_cast<double>(p.head_dim));
+  range("page_size", static_cast<double>(p.page_size));
+  range("KV heads", static_cast<double>(p.num_kv_heads));
+  range("query heads per KV head", static_cast<double>(p.group()));
+  bool uncached = false, without_rows = false;
+  for (const Request& r : p.reqs) {
+    range("rows of a request", static_cast<double>(r.query_len));
+    range("context of a request", static_cast<double>(r.context_len));
+    uncached = uncached || r.cached_len < r.seq_len();
+    without_rows = without_rows || r.query_len == 0;
+  }
+  if (p.sliding_window) range("sliding_window", static_cast<double>(*p.sliding_window));
+  if (p.logits_soft_cap) range("logits_soft_cap", static_cast<double>(*p.logits_soft_cap));
+  if (p.softmax_scale) range("softmax_scale", static_cast<double>(*p.softmax_scale));
+  const bool present[] = {p.sliding_window.has_value(),
+                          p.logits_soft_cap.has_value(),
+                          p.softmax_scale.has_value(),
+                          p.alibi,
+                          p.sinks,
+                          p.lse,
+                          line.shared_pages > 0,
+                          uncached,
+                          without_rows};
+  static_assert(std::size(present) == std::size(kOptions));
+  for (std::size_t i = 0; i < std::size(kOptions); ++i) option(kOptions[i], present[i]);
+}
+
+std::vector<std::string> Reach::never() const {
+  std::vector<std::string> list;
+  for (const std::string& value : all_values())
+    if (!seen_.contains(value)) list.push_back(value);
+  for (const char* name : kOptions) {
+    const auto at = options_.find(name);
+    if (at == options_.end() || at->second == 0) list.emplace_back(name);
+  }
+  return list;
+}
+
+std::string Reach::text() const {
+  constexpr const char* kOrder[] = {"requests",       "rows of the batch", "rows of a request", "context of a request",
+                                    "head_dim",       "page_size",         "KV heads",          "query heads per KV head",
+                                    "sliding_window", "logits_soft_cap",   "softmax_scale"};
+  std::string text, line;
+  const auto flush = [&] {
+    if (!line.empty()) text += "  " + line + "\n";
+    line.clear();
+  };
+  const auto put = [&](const std::string& word) {
+    if (line.size() + word.size() > 110) flush();
+    line += (line.empty() ? "" : "; ") + word;
+  };
+  for (const char* name : kOrder)
+    if (const auto at = ranges_.find(name); at != ranges_.end())
+      put(at->second.first == at->second.second ? formatted("{} {:.10g}", name, at->second.first)
+                                                : formatted("{} {:.10g} to {:.10g}", name, at->second.first, at->second.second));
+  flush();
+  const std::vector<std::string> missing = never();
+  if (missing.empty()) return text;
+  put("never asked: " + missing.front());
+  for (std::size_t i = 1; i < missing.size(); ++i) put(missing[i]);
+  flush();
+  return text;
+}
+
+}  // namespace quire::conformance

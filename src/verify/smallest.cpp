@@ -1,0 +1,27 @@
+// See smallest.h.
+#include "verify/smallest.h"
+
+#include "text/formatted.h"
+#include "verify/judge.h"
+#include "verify/shrink.h"
+
+namespace quire::conformance {
+
+Smallest smallest_that_fails(const Target& target, const ProblemLine& line, const std::string& check, const Supports& supports,
+                             double seconds) {
+  const RoundedRows rounded = rounded_rows_of(target);
+  const auto finding = [&](const ProblemLine& smaller) -> std::string {
+    if (supports && !(smaller == line) && !supports(smaller)) return {};
+    Result<Prepared> prepared = with_tolerance(prepare({"lines", "Shrunk", smaller, Special::none}), rounded);
+    if (!prepared.ok()) return {};
+    for (const CheckResult& c : judge(target, prepared.value(), {check}).checks)
+      if (c.state == CheckState::fail) return formatted("{}: {}", check, c.text);
+    return {};
+  };
+  const ProblemLine smallest =
+      shrink(line, [&](const ProblemLine& smaller) { return !finding(smaller).empty(); }, {.seconds = seconds});
+  Smallest result{to_string(smallest), finding(smallest)};
+  return result.finding.empty() ? Smallest{} : result;  // a call that fails now and then
+}
+
+}  // namespace quire::conformance

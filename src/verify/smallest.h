@@ -1,0 +1,21 @@
+// From a failing case to the smallest problem line on which the same check of the same target fails.
+#pragma once
+
+#include <string>
+
+#include "quire/verify.hpp"
+#include "verify/prepare.h"
+
+namespace quire::conformance {
+
+struct Smallest {
+  std::string line;     ///< empty where the finding is not reproduced by the line alone
+  std::string finding;  ///< "values: 3 of 12 elements are wrong ..."
+};
+
+/// `check` failed on a case of `line` without special data. Lines that are not supported are not tried; null: all are. About
+/// `seconds` are spent.
+Smallest smallest_that_fails(const Target& target, const ProblemLine& line, const std::string& check, const Supports& supports,
+                             double seconds);
+
+}  // namespace quire::conformance

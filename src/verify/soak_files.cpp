@@ -1,0 +1,134 @@
+// See soak_files.h.
+#include "verify/soak_files.h"
+
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "text/formatted.h"
+
+namespace quire::conformance {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string now() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&seconds, &utc);
+  return formatted("{:04}-{:02}-{:02} {:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour,
+                   utc.tm_min, utc.tm_sec);
+}
+
+/// Text of a foreign target in one line.
+std::string one_line(std::string text) {
+  std::replace_if(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 32; }, ' ');
+  return text;
+}
+
+Json json_of(const SoakState& s) {
+  Json counts = Json::array();
+  for (const SoakCounts& c : s.counts)
+    counts.push_back({{"target", c.target},
+                      {"cases", c.cases},
+                      {"passed", c.passed},
+                      {"failed", c.failed},
+                      {"refused", c.refused},
+                      {"num_elements", c.num_elements},
+                      {"num_compared", c.num_compared},
+                      {"worst_ratio", c.worst_ratio}});
+  return {{"quire_soak", 1},
+          {"seed", s.seed},
+          {"next", s.next},
+          {"seconds", s.seconds},
+          {"running", s.running},
+          {"interrupted", s.interrupted},
+          {"counts", std::move(counts)}};
+}
+
+/// Throws where a key is missing or of another type.
+SoakState state_of(const Json& json) {
+  if (json.at("quire_soak") != 1) throw std::invalid_argument("another version");
+  SoakState s;
+  s.seed = json.at("seed").get<std::uint64_t>();
+  s.next = json.at("next").get<std::int64_t>();
+  s.seconds = json.at("seconds").get<double>();
+  s.running = json.at("running").get<std::string>();
+  s.interrupted = json.at("interrupted").get<std::vector<std::string>>();
+  for (const Json& c : json.at("counts")) {
+    SoakCounts counts;
+    counts.target = c.at("target").get<std::string>();
+    counts.cases = c.at("cases").get<std::int64_t>();
+    counts.passed = c.at("passed").get<std::int64_t>();
+    counts.failed = c.at("failed").get<std::int64_t>();
+    counts.refused = c.at("refused").get<std::int64_t>();
+    counts.num_elements = c.at("num_elements").get<std::int64_t>();
+    counts.num_compared = c.at("num_compared").get<std::int64_t>();
+    counts.worst_ratio = c.at("worst_ratio").get<double>();
+    s.counts.push_back(std::move(counts));
+  }
+  if (s.next < 0) throw std::invalid_argument("next is negative");
+  return s;
+}
+
+Status io_error(const std::string& path, const char* what) { return {Code::io_error, formatted("{}: {}", path, what)}; }
+
+}  // namespace
+
+Result<SoakFiles> SoakFiles::open(const std::string& directory) {
+  if (directory.empty()) return SoakFiles({});
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) return io_error(directory, error.message().c_str());
+  return SoakFiles(directory + "/");
+}
+
+Status SoakFiles::load(SoakState& state) const {
+  const std::string path = directory_ + "state.json";
+  std::error_code error;
+  if (directory_.empty() || !std::filesystem::exists(path, error)) return {};
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!file) return io_error(path, "cannot be read");
+  try {
+    state = state_of(Json::parse(text.str()));
+  } catch (const std::exception& e) {
+    return {Code::parse_error, formatted("{}: expected the state of a soak, got: {}; remove it to begin anew", path, e.what())};
+  }
+  return {};
+}
+
+Status SoakFiles::save(const SoakState& state) const {
+  if (directory_.empty()) return {};
+  const std::string path = directory_ + "state.json", part = path + ".part";
+  {
+    std::ofstream file(part, std::ios::binary | std::ios::trunc);
+    file << json_of(state).dump(1, ' ', false, Json::error_handler_t::replace) << "\n";
+    if (!file.flush()) return io_error(part, "cannot be written");
+  }
+  std::error_code error;
+  std::filesystem::rename(part, path, error);
+  return error ? io_error(path, error.message().c_str()) : Status();
+}
+
+Status SoakFiles::append(const char* name, const std::string& text) const {
+  if (directory_.empty()) return {};
+  std::ofstream file(directory_ + name, std::ios::binary | std::ios::app);
+  file << text;
+  return file.flush() ? Status() : io_error(directory_ + name, "cannot be written");
+}
+
+Status SoakFiles::log(const std::string& text) const { return append("log.txt", formatted("{} {}\n", now(), one_line(text))); }
+
+Status SoakFiles::add(const SoakFinding& f) const {
+  std::string text = formatted("# {} {} {}: {}\n", now(), one_line(f.target), f.check, one_line(f.text));
+  if (f.reduced_line.empty()) return append("findings.txt", formatted("{}{}\n", text, f.line));
+  text += formatted("# found on: {}\n# {}\n{}\n", f.line, one_line(f.reduced_finding), f.reduced_line);
+  return append("findings.txt", text);
+}
+
+}  // namespace quire::conformance
