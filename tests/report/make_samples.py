@@ -68,6 +68,12 @@ def error_picture(r, reqs, heads, dims, wrong, nonfinite=()):
             "rows_compared": starts[-1] // 2 * heads, "rows_total": starts[-1] * heads}
 
 
+def whole_picture(*arguments):
+    """Of a batch all of whose cells were compared."""
+    picture = error_picture(*arguments)
+    return picture | {"rows_compared": picture["rows_total"]}
+
+
 def page_picture(r, reqs, num_pages, page_size, unwritten=(), shared=0, recycled=0.3):
     """unwritten: (request, logical page) pairs with slots that nobody wrote."""
     states = ["clean", "recycled", "hidden", "owned", "shared", "unwritten"]
@@ -225,7 +231,7 @@ def two_causes(r):
     return {"quire_diagnose": 2, "version": "0.1.0", "file": "two.safetensors", "verdict": "cause found", "seconds": 0.6, "profile": PLAIN, "complete": True, "compared_rows": 132, "pattern": sets, "laws": [],
             "answers": [answer(first, sets[0]), answer(second, sets[1], ["factor_scores"])], "suspicions": [first] + refuted(r) + [second, equal] + refuted(r), "reduced": "two.reduced.safetensors",
             "wrong": wrong_of([(1, 84, 0, "2-84", 83, "6 of 12 heads", 6, 39000), (2, 1, 300, "85", 1, "all 12 heads", 12, 960), (7, 1, 5, "131", 1, "all 12 heads", 12, 950)]),
-            "pictures": {"error": error_picture(r, MIXED, 12, 80, wrong), "pages": page_picture(r, MIXED, 60, 16), "rows": rows_picture(MIXED, 12, [])}}
+            "pictures": {"error": whole_picture(r, MIXED, 12, 80, wrong), "pages": page_picture(r, MIXED, 60, 16), "rows": rows_picture(MIXED, 12, [])}}
 
 
 def likely(r):
@@ -235,7 +241,7 @@ def likely(r):
     return {"quire_diagnose": 2, "version": "0.1.0", "file": "likely.safetensors", "verdict": "mechanism likely", "seconds": 0.6, "profile": PLAIN, "complete": True, "compared_rows": 132, "pattern": [where],
             "answers": [answer(best, where)], "suspicions": [best] + refuted(r), "observations": ["out / expected differs from dim to dim"], "laws": [],
             "wrong": wrong_of([(6, 33, 90, "98-130", 33, "all 12 heads", 12, 31000), (3, 6, 73, "86-91", 6, "all 12 heads", 12, 5600)]),
-            "pictures": {"error": error_picture(r, MIXED, 12, 80, wrong, {(0, 3), (2, 5)}), "pages": page_picture(r, MIXED, 60, 16), "rows": rows_picture(MIXED, 12, [])}}
+            "pictures": {"error": whole_picture(r, MIXED, 12, 80, wrong, {(0, 3), (2, 5)}), "pages": page_picture(r, MIXED, 60, 16), "rows": rows_picture(MIXED, 12, [])}}
 
 
 def unknown(r):
@@ -247,14 +253,14 @@ def unknown(r):
     return {"quire_diagnose": 2, "version": "0.1.0", "file": "odd.safetensors", "verdict": "unknown cause", "seconds": 0.4, "profile": PLAIN, "complete": True, "compared_rows": 132, "pattern": [where],
             "answers": [answer(s, where) for s in best[:5]], "suspicions": best + refuted(r), "observations": facts, "laws": [], "reduced": "odd.reduced.safetensors",
             "wrong": wrong_of([(1, 84, 0, "6-84", 79, "all 12 heads", 12, 70000), (6, 33, 90, "103-130", 28, "all 12 heads", 12, 26000)]),
-            "pictures": {"error": error_picture(r, MIXED, 12, 80, {(i, h): 300 for i in (1, 6) for h in range(12)}), "rows": rows_picture(MIXED, 12, [])}}
+            "pictures": {"error": whole_picture(r, MIXED, 12, 80, {(i, h): 300 for i in (1, 6) for h in range(12)}), "rows": rows_picture(MIXED, 12, [])}}
 
 
 def right(r):
     profile = PLAIN | {"weights": "bf16", "found": True, "words": "rounds its softmax weights to bf16", "worst": 0.63, "least_factor": 0.0064}
     return {"quire_diagnose": 2, "version": "0.1.0", "file": "right.safetensors", "verdict": "right", "seconds": 0.2, "profile": profile, "complete": True, "compared_rows": 132, "pattern": [], "observations": [],
             "answers": [], "laws": [], "suspicions": [], "wrong": wrong_of([]), "problem": "q=bf16 kv=bf16 heads=12:3 d=80 reqs=1@40,84",
-            "pictures": {"error": error_picture(r, MIXED, 12, 80, {}), "pages": page_picture(r, MIXED, 60, 16), "rows": rows_picture(MIXED, 12, [])}}
+            "pictures": {"error": whole_picture(r, MIXED, 12, 80, {}), "pages": page_picture(r, MIXED, 60, 16), "rows": rows_picture(MIXED, 12, [])}}
 
 
 def bench_result(kernel, threads, flops, median, floor, compute, status="ok", invariant=False):
@@ -305,7 +311,7 @@ def hostile_diagnosis(_):
     return {"quire_diagnose": 2, "file": attack, "verdict": attack, "profile": attack, "pattern": [attack, None, {"text": attack, "conditions": attack}], "observations": [attack, 7, None],
             "answers": [attack, {"scope_text": attack, "pattern": attack, "explained": 1e300, "as_good": attack}], "suspicions": [s, attack, None, {}], "laws": [attack, {"law": attack, "rows": attack}],
             "wrong": {"rows": attack, "cells": -1, "elements": 1e300, "requests": [attack, {"req": attack, "rows": [attack], "heads": [3, attack]}]}, "complete": attack, "compared_rows": attack,
-            "pictures": {"error": {"request_head": {"requests": [attack, {}], "heads": [attack, [0, attack]], "worst": attack, "wrong": [[attack]]}, "row_dim": {"rows": [{}], "ratio": [[attack]], "lse": attack}}},
+            "pictures": {"error": {"request_head": {"requests": [attack, {}], "heads": [attack, [0, attack]], "worst": attack, "wrong": [[attack]]}, "row_dim": {"rows": [{}], "ratio": [[attack, 3, 0.5]], "lse": attack}}},
             "reduced": attack, "problem": attack, "explain": attack, "next": attack}
 
 

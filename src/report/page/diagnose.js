@@ -38,7 +38,7 @@ function wrongWords(report, wrong) {
   return `${of(wrong.rows, rows, "row")}${compared} ${wrong.rows === 1 && rows < 2 ? "is" : "are"} wrong: ` +
       [
         isNumber(wrong.cells) && `${of(wrong.cells, cells, "cell")} (row \u00d7 head)`,
-        isNumber(wrong.elements) && plural(wrong.elements, "element")
+        isNumber(wrong.elements) && (wrong.elements === 0 ? "in lse alone" : plural(wrong.elements, "element"))
       ].filter(Boolean)
           .join(", ") +
       ".";
@@ -88,7 +88,7 @@ function whereSection(report, pictures, verdict) {
 }
 
 const sentence = (text) => {
-  const upper = text.charAt(0).toUpperCase() + text.slice(1);
+  const upper = /^[a-z]+ [a-z0-9]/.test(text) ? text.charAt(0).toUpperCase() + text.slice(1) : text;
   return /[.!?]$/.test(upper) ? upper : `${upper}.`;
 };
 

@@ -123,7 +123,7 @@ function errorNote(all, part) {
   const compared = isNumber(all.rows_compared) && isNumber(all.rows_total) &&
       `${whole(all.rows_compared)} of ${plural(all.rows_total, "cell")} (row \u00d7 head) compared`;
   const note = [compared, textOf(part.text)].filter(Boolean).join("; ");
-  return `Largest |error| in multiples of the derived tolerance. ${note && `${note}.`}`;
+  return `Largest |error| / tolerance. ${note && `${note}.`}`;
 }
 
 // Two figures: by request and head, and by dim.
