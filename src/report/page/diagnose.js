@@ -7,12 +7,13 @@ const kDiagnoses = {
   "broken batch": ["mistrusted", "The batch breaks a rule of the contract; what a kernel makes of it is undefined."],
 };
 // Pixels: what stands below the map has to fit on the first screen, too.
-const kLowHeadMap = 230, kHighHeadMap = 300;
+const kLowHeadMap = 200, kHighHeadMap = 300, kFewEquals = 3;
 const kLikely = "mechanism likely", kUnknown = "unknown cause";
 
 function diagnosePage(report) {
   const wrong = recordOf(report.wrong), parts = partsOf(report), verdict = textOf(report.verdict);
-  const pictures = picturesOf(report.pictures, parts.length > 1 || verdict === kUnknown ? kLowHeadMap : kHighHeadMap);
+  const equals = Math.max(0, ...parts.map((part) => part.suspicions.filter((s) => textOf(s.refutation) === "").length - 1));
+  const pictures = picturesOf(report.pictures, parts.length > 1 || verdict === kUnknown || equals > kFewEquals ? kLowHeadMap : kHighHeadMap);
   const isWrong = verdict !== "right" && verdict !== "broken batch";
   return [
     el("div", {class: "brief"}, diagnoseVerdict(report, verdict, wrong), whereSection(report, pictures, verdict),
@@ -152,7 +153,7 @@ function requestsSection(wrong) {
       ({title, class: "number", cell: (r) => (isNumber(r[key]) ? print(r[key]) : ""), sort: (r) => numberOf(r[key])});
   const columns = [
     {title: "request", class: "number", cell: (r) => textOf(r.req), sort: (r) => numberOf(r.req)},
-    number("query_len", "query_len"), number("context_len", "context_len"), number("wrong rows", "wrong_rows"),
+    {title: "query_len@context_len", cell: (r) => `${textOf(r.query_len)}@${textOf(r.context_len)}`, sort: (r) => numberOf(r.query_len)}, number("wrong rows", "wrong_rows"),
     number("wrong cells", "wrong_cells"), number("wrong elements", "elements"), number("largest error", "largest_error", short),
     {title: "which rows", cell: (r) => listText(r.rows)}, {title: "which heads", class: "wide", cell: (r) => listText(r.heads)},
     {title: "lse", class: "wide", cell: (r) => (r.lse === true ? "wrong" : "")}
