@@ -1,6 +1,6 @@
 # Turns src/report/page into one C++ source, so that the library needs no file at run time: styles and scripts go into
 # page.html, and the result is split where the data belongs. Included by CMakeLists.txt; runs itself as a script at build time.
-set(QUIRE_PAGE_SCRIPTS dom.js table.js grid_map.js pictures.js verify.js diagnose.js bench.js main.js)
+set(QUIRE_PAGE_SCRIPTS dom.js table.js grid_map.js pictures.js verify.js suspects.js diagnose.js bench.js main.js)
 
 if(NOT CMAKE_SCRIPT_MODE_FILE)
   set(QUIRE_PAGE_DIR ${CMAKE_CURRENT_SOURCE_DIR}/src/report/page)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SKIPPED = 77
-SCREENS = [("light", 1280), ("dark", 1280), ("light", 400), ("dark", 400)]
+SCREENS = [("light", 1280), ("dark", 1280), ("light", 500), ("dark", 400)]
 
 
 class Browser:
@@ -164,14 +164,19 @@ CONTRAST = r"""
   return [...found].map(([where, what]) => `contrast of ${where}: ${what}`);
 })()"""
 
+# Links of the navigation that lie outside of the window.
+CUT = """[...document.querySelectorAll("nav a")].filter((a) => { const at = a.getBoundingClientRect(); return at.left < 0 || at.right > innerWidth || at.right > a.parentElement.getBoundingClientRect().right + 1; }).map((a) => `cut off in the navigation: ${a.textContent}`)"""
+
 # Numbers every control, so that Tab can tick them off.
 CONTROLS = r"""
 (() => {
-  const controls = [...document.querySelectorAll("a[href], button, input, select, textarea, [tabindex]")].filter((n) => n.checkVisibility() && n.tagName !== "MAIN");
+  const controls = [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex]")].filter((n) => n.checkVisibility() && n.tagName !== "MAIN");
   controls.forEach((n, i) => (n.dataset.control = i));
   window.nameOf = (n) => `${n.tagName.toLowerCase()}${n.id ? "#" + n.id : ""} "${(n.getAttribute("aria-label") || n.textContent || n.placeholder || "").trim().slice(0, 40)}"`;
   const silent = controls.filter((n) => !(n.getAttribute("aria-label") || n.textContent.trim() || n.placeholder)).map((n) => n.outerHTML.slice(0, 80));
-  document.activeElement.blur();
+  document.body.tabIndex = -1;  // Tab goes on from where the focus was last: the beginning
+  document.body.focus();
+  document.body.removeAttribute("tabindex");
   return [controls.length, silent];
 })()"""
 FOCUSED = r"""
@@ -209,6 +214,11 @@ def check_layout(browser: Browser, scheme: str, width: int) -> "list[str]":
     wide = browser.script("document.documentElement.scrollWidth")
     if wide > width:
         found.append(f"scrolls sideways: {wide} px at a width of {width} px")
+    found += browser.script(CUT)
+    if width >= 1280:
+        low = browser.script("Math.round(document.querySelector('.brief #next')?.getBoundingClientRect().bottom + scrollY || 0)")
+        if low > 1000:
+            found.append(f"the next step ends {low} px down, below 1000")
     if not browser.script("document.querySelector('h1') && document.querySelector('h1').textContent.trim()"):
         found.append("no verdict in words")
     return [f"{text} ({scheme}, {width} px)" for text in found]
@@ -229,6 +239,19 @@ def check_tab_order(browser: Browser) -> "list[str]":
         if step == 0 and "Skip" not in name:
             found.append(f"the first Tab goes to {name}, not to the skip link")
     return found + [f"not reachable by Tab: {name}" for name in browser.script(f"({UNREACHED})({json.dumps(seen)})")]
+
+
+def check_folds(browser: Browser) -> "list[str]":
+    """Opens every folded section by its keyboard; leaves them open, so that what they hold is checked, too."""
+    found = []
+    for index in range(browser.script("document.querySelectorAll('details').length")):
+        fold = f"document.querySelectorAll('details')[{index}]"
+        browser.script(f"{fold}.querySelector('summary').focus()")
+        browser.press("Enter")
+        if not browser.script(f"{fold}.open"):
+            found.append(f"Enter does not open the folded section {index}")
+    browser.script("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+    return found
 
 
 def check_keyboard_use(browser: Browser, page: Path) -> "list[str]":
@@ -293,6 +316,7 @@ def check_page(browser: Browser, page: Path, screens=SCREENS) -> "list[str]":
         found += check_layout(browser, scheme, width)
         browser.screenshot(page.with_name(f"{page.stem}_{scheme}_{width}.png"))
     browser.open(page, *screens[0])
+    found += check_folds(browser)
     found += check_tab_order(browser) + check_keyboard_use(browser, page) + check_layout(browser, *screens[0])
     found += check_theme(browser) + check_hostile(browser) + check_quiet(browser, page)
     page.with_suffix(".pdf").write_bytes(base64.b64decode(browser.send("Page.printToPDF", printBackground=False)["data"]))
@@ -321,6 +345,15 @@ PLANTED = {
         "<!--here-->",
         "<div class='map'><p class='readout'>x</p><div class='frame' tabindex=0>x</div></div>",
     ),
+    "does not open the folded": (
+        "<!--here-->",
+        "<details onclick='return false'><summary>x</summary>y</details>",
+    ),
+    "cut off in the navigation": (
+        "<!--here-->",
+        "<nav style='width:90px;overflow:hidden;white-space:nowrap'><a href='#m'>one item</a> <a href='#m'>another item</a></nav>",
+    ),
+    "px down, below 1000": ("<!--here-->", "<div class=brief><p style='margin-top:1100px'>x</p><p id=next>x</p></div>"),
     "does not filter": (
         "<!--here-->",
         "<section><input type=search aria-label=x><div><div class=table><table><tbody><tr><td><button class='expand'>x</button></table></div></div></section>",
@@ -333,7 +366,7 @@ def self_test(browser: Browser, folder: Path) -> "list[str]":
     for kind, (old, new) in {"": ("", ""), **PLANTED}.items():
         page = folder / "planted.html"
         page.write_text(GOOD.replace(old, new, 1) if old else GOOD, encoding="utf-8")
-        found = check_page(browser, page, screens=[("light", 800)])
+        found = check_page(browser, page, screens=[("light", 1280)])
         if kind and not any(kind in text for text in found):
             missed.append(f"not found: {kind} {new}; found {found}")
         if not kind and found:

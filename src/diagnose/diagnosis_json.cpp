@@ -128,6 +128,8 @@ Json wrong_json(const Facts& f, const Localisation& where) {
                         {"query_len", f.query_len(g.req)},
                         {"context_len", f.context_len(g.req)},
                         {"rows", runs(g.tokens)},
+                        {"wrong_rows", g.tokens.size()},
+                        {"wrong_cells", g.rows},
                         {"heads", heads_text(g.heads)},
                         {"elements", g.elements},
                         {"lse", g.lse},
@@ -152,7 +154,8 @@ std::string json_of(const Found& found, const Diagnosis& d) {
                {"laws", laws_json(found.where.laws)},
                {"wrong", wrong_json(found.facts, found.where)},
                {"suspicions", suspicions_json(d)}};
-  json["pictures"]["error"] = report::error_picture(found.c.observed, found.where.reference, found.c.batch, found.where.tokens);
+  json["pictures"]["error"] =
+      report::error_picture(found.c.observed, found.c.observed_lse, found.where.reference, found.c.batch, found.where.tokens);
   json["pictures"]["pages"] = report::page_picture(found.c.batch, found.c.cache, found.c.options);
   json["pictures"]["rows"] = report::rows_picture(problem_of(found.c.batch, found.c.cache, found.c.options), "");
   return json.dump();

@@ -1,7 +1,8 @@
-// Where an output is wrong: |error| / tolerance by request x head, and by row x dim for the worst rows.
+// Where an output is wrong: |error| / tolerance by request x head, and by cell x dim for the worst cells. A cell is one head of
+// one row.
 //
-// One pass over all compared elements keeps a maximum per (request, bin of heads) and a heap of the worst rows; a second pass
-// reads the elements of those few rows.
+// One pass over all compared elements keeps a maximum per (request, bin of heads) and a heap of the worst cells; a second pass
+// reads the elements of those few cells.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -16,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-/// How wrong one element, row or cell is. NaN and infinity out of place are worse than any ratio.
+/// How wrong one element is, or the worst of several. NaN and infinity out of place are worse than any ratio.
 struct Error {
   std::int64_t nonfinite = 0;
   double ratio = -1;  ///< -1: nothing finite was compared
@@ -25,6 +26,7 @@ struct Error {
     nonfinite += other.nonfinite;
     ratio = std::max(ratio, other.ratio);
   }
+  bool wrong() const { return nonfinite > 0 || ratio > 1; }
   bool operator<(const Error& other) const {
     return nonfinite != other.nonfinite ? nonfinite < other.nonfinite : ratio < other.ratio;
   }
@@ -59,8 +61,10 @@ struct RowHead {
 
 class Errors {
  public:
-  Errors(const Tensor& output, const Reference& ref, std::span<const std::int64_t> tokens)
-      : output_(output), ref_(ref), tokens_(tokens), type_(numerics::output_type(ref, output.dtype)) {}
+  Errors(const Tensor& output, const Tensor& lse, const Reference& ref, std::span<const std::int64_t> tokens)
+      : output_(output), lse_(lse), ref_(ref), tokens_(tokens), type_(numerics::output_type(ref, output.dtype)) {}
+
+  bool has_lse() const { return lse_.present(); }
 
   std::int64_t token(std::int64_t index) const { return tokens_.empty() ? index : tokens_[static_cast<std::size_t>(index)]; }
 
@@ -79,14 +83,29 @@ class Errors {
     return worst;
   }
 
+  Error lse(const RowHead& at) const {
+    const std::int64_t row = at.index * ref_.num_q_heads + at.head;
+    return judge(semantics::load(lse_.data, lse_.dtype, token(at.index) * lse_.stride[0] + at.head * lse_.stride[1]),
+                 ref_.lse[static_cast<std::size_t>(row)], numerics::lse_tolerance(ref_, row),
+                 numerics::output_type(DType::f32).overflow);
+  }
+
+  /// The worst of all dims and lse.
+  Error cell(const RowHead& at) const {
+    Error worst = range(at, 0, ref_.head_dim);
+    if (has_lse()) worst.absorb(lse(at));
+    return worst;
+  }
+
  private:
   const Tensor& output_;
+  const Tensor& lse_;
   const Reference& ref_;
   std::span<const std::int64_t> tokens_;
   numerics::OutputType type_;
 };
 
-/// The worst rows seen so far; of equally bad ones the first.
+/// The worst cells seen so far; of equally bad ones the first.
 class WorstRows {
  public:
   void add(const Error& error, const RowHead& at) {
@@ -118,6 +137,7 @@ class WorstRows {
 /// Maxima of one request over bins of heads.
 struct RequestErrors {
   std::vector<Error> heads;
+  std::vector<std::int64_t> wrong;  ///< cells
   std::set<std::int64_t> tokens;
   Error worst;
 };
@@ -135,10 +155,13 @@ Collected collect(const Errors& errors, const Reference& ref, const Lengths& len
     if (req < 0) continue;
     RequestErrors& mine = all.requests[static_cast<std::size_t>(req)];
     mine.heads.resize(static_cast<std::size_t>((ref.num_q_heads + bin - 1) / bin));
+    mine.wrong.resize(mine.heads.size());
     mine.tokens.insert(errors.token(index));
     for (std::int64_t head = 0; head < ref.num_q_heads; ++head) {
-      const Error error = errors.range({index, head}, 0, ref.head_dim);
-      mine.heads[static_cast<std::size_t>(head / bin)].absorb(error);
+      const Error error = errors.cell({index, head});
+      const auto column = static_cast<std::size_t>(head / bin);
+      mine.heads[column].absorb(error);
+      mine.wrong[column] += error.wrong() ? 1 : 0;
       mine.worst.absorb(error);
       all.rows.add(error, {index, head});
     }
@@ -158,7 +181,8 @@ std::vector<std::size_t> chosen(const std::vector<RequestErrors>& requests) {
 }
 
 json request_head(const std::vector<RequestErrors>& requests, const Lengths& lengths, std::int64_t num_heads, std::int64_t bin) {
-  json picture = {{"requests", json::array()}, {"heads", json::array()}, {"worst", json::array()}, {"nonfinite", json::array()}};
+  json picture;
+  for (const char* list : {"requests", "heads", "worst", "nonfinite", "wrong"}) picture[list] = json::array();
   for (std::int64_t head = 0; head < num_heads; head += bin)
     picture["heads"].push_back({head, std::min(head + bin, num_heads) - 1});
   for (const std::size_t r : chosen(requests)) {
@@ -174,6 +198,7 @@ json request_head(const std::vector<RequestErrors>& requests, const Lengths& len
     }
     picture["worst"].push_back(std::move(ratios));
     picture["nonfinite"].push_back(std::move(counts));
+    picture["wrong"].push_back(requests[r].wrong);
   }
   return picture;
 }
@@ -193,22 +218,33 @@ json row_dim(const Errors& errors, const std::vector<RowHead>& rows, const Lengt
       ratios.push_back(error.nonfinite > 0 ? json(nullptr) : shown(error));
     }
     picture["ratio"].push_back(std::move(ratios));
+    if (!errors.has_lse()) continue;
+    const Error lse = errors.lse(at);
+    picture["lse"].push_back(lse.nonfinite > 0 ? json(nullptr) : shown(lse));
   }
   return picture;
 }
 
-/// What was left out, in words.
-std::string left_out(const json& picture, const Collected& all, std::int64_t bin) {
+/// What the pictures leave out, in words.
+void add_left_out(json& picture, const Collected& all, std::int64_t bin) {
   const auto compared = std::count_if(all.requests.begin(), all.requests.end(), [](const auto& r) { return !r.heads.empty(); });
-  const std::size_t drawn = picture["request_head"]["requests"].size(), rows = picture["row_dim"]["rows"].size();
+  json &map = picture["request_head"], &dims = picture["row_dim"];
+  const std::size_t drawn = map["requests"].size(), cells = dims["rows"].size();
   std::string text;
-  if (compared > static_cast<std::ptrdiff_t>(drawn)) text += formatted("the {} worst of {} requests; ", drawn, compared);
-  if (bin > 1) text += formatted("{} heads per cell; ", bin);
-  if (picture["row_dim"]["bin"] > 1) text += formatted("{} dims per cell; ", picture["row_dim"]["bin"].get<std::int64_t>());
+  if (compared > static_cast<std::ptrdiff_t>(drawn)) text += formatted("the {} worst of {} requests", drawn, compared);
+  if (bin > 1) text += formatted("{}{} heads side by side", text.empty() ? "" : ", ", bin);
+  map["text"] = text;
+  text.clear();
   const auto total = picture["rows_compared"].get<std::int64_t>();
-  if (total > static_cast<std::int64_t>(rows)) text += formatted("the {} worst of {} rows by dim; ", rows, total);
-  if (!text.empty()) text.resize(text.size() - 2);
-  return text;
+  if (total > static_cast<std::int64_t>(cells)) text += formatted("the {} worst of {} cells", cells, total);
+  if (dims["bin"] > 1) text += formatted("{}{} dims side by side", text.empty() ? "" : ", ", dims["bin"].get<std::int64_t>());
+  dims["text"] = text;
+}
+
+bool drawable_lse(const Tensor& lse, const Tensor& output, const Reference& ref) {
+  return !lse.present() ||
+         (lse.rank == 2 && is_floating(lse.dtype) && lse.memory == Memory::cpu && lse.shape[0] == output.shape[0] &&
+          lse.shape[1] == output.shape[1] && ref.lse.size() == static_cast<std::size_t>(ref.num_tokens * ref.num_q_heads));
 }
 
 bool drawable(const Tensor& output, const Reference& ref, const Batch& batch, std::span<const std::int64_t> tokens) {
@@ -222,10 +258,11 @@ bool drawable(const Tensor& output, const Reference& ref, const Batch& batch, st
 
 }  // namespace
 
-json error_picture(const Tensor& output, const Reference& reference, const Batch& batch, std::span<const std::int64_t> tokens) {
-  if (!drawable(output, reference, batch, tokens)) return nullptr;
+json error_picture(const Tensor& output, const Tensor& lse, const Reference& reference, const Batch& batch,
+                   std::span<const std::int64_t> tokens) {
+  if (!drawable(output, reference, batch, tokens) || !drawable_lse(lse, output, reference)) return nullptr;
   const Lengths lengths(batch);
-  const Errors errors(output, reference, tokens);
+  const Errors errors(output, lse, reference, tokens);
   const std::int64_t bin = bin_size(reference.num_q_heads, kMaxHeads);
   const Collected all = collect(errors, reference, lengths, bin);
   json picture;
@@ -233,7 +270,7 @@ json error_picture(const Tensor& output, const Reference& reference, const Batch
   picture["row_dim"] = row_dim(errors, all.rows.take(), lengths, reference.head_dim);
   picture["rows_compared"] = reference.num_tokens * reference.num_q_heads;
   picture["rows_total"] = output.shape[0] * output.shape[1];
-  picture["text"] = left_out(picture, all, bin);
+  add_left_out(picture, all, bin);
   return picture;
 }
 

@@ -17,15 +17,16 @@ namespace quire::report {
 
 inline constexpr std::int64_t kMaxRequests = 64;  ///< rows of the request x head map; beyond: the worst ones, or bins
 inline constexpr std::int64_t kMaxHeads = 128;    ///< its columns; beyond: bins of neighbours
-inline constexpr std::int64_t kMaxRows = 64;      ///< rows of the row x dim map: the worst ones
+inline constexpr std::int64_t kMaxRows = 64;      ///< rows of the cell x dim map: the worst cells
 inline constexpr std::int64_t kMaxDims = 256;     ///< its columns; beyond: bins of neighbours
 inline constexpr std::int64_t kMaxPages = 4096;   ///< cells of the page map; beyond: bins of neighbours
 inline constexpr std::int64_t kMaxServed = 256;   ///< rows of the kernel table: runs of equal requests
 
-/// Worst |error| / tolerance by request x head, and by row x dim for the worst rows. Row i of `reference` belongs to row
-/// tokens[i] of `output` (Batch::output's shape); no tokens = row i. A ratio is null where a value is NaN or infinite and the
+/// Worst |error| / tolerance by request x head, with how many cells (row x head) are wrong, and by cell x dim for the worst
+/// cells. Row i of `reference` belongs to row tokens[i] of `output` (Batch::output's shape) and of `lse`, which may be absent; no
+/// tokens = row i. A ratio is null where a value is NaN or infinite and the
 /// reference is not (or the reverse); those are counted apart. Requests without a compared row are left out.
-nlohmann::json error_picture(const Tensor& output, const Reference& reference, const Batch& batch,
+nlohmann::json error_picture(const Tensor& output, const Tensor& lse, const Reference& reference, const Batch& batch,
                              std::span<const std::int64_t> tokens = {});
 
 /// What every physical page is to the batch: owner, logical index, filled slots, and whether its contents agree with that. Reads

@@ -13,7 +13,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kSchemas[] = {"quire_verify", "quire_diagnose", "quire_bench"};
+struct Schema {
+  const char* key;
+  int version;
+};
+constexpr Schema kSchemas[] = {{"quire_verify", 1}, {"quire_diagnose", 2}, {"quire_bench", 1}};
 /// Reports nest six deep. Far more than that is an attack on recursive code, ours or the browser's.
 constexpr int kMaxDepth = 64;
 
@@ -55,18 +59,19 @@ std::string escaped(const std::string& text) {
 Status not_a_report(const json& document) {
   std::string found = "an object without such a key";
   if (!document.is_object()) found = formatted("a JSON {}", document.type_name());
-  for (const char* schema : kSchemas)
-    if (document.is_object() && document.contains(schema))
-      found = formatted("\"{}\": {:.64}", schema, document[schema].dump(-1, ' ', true, json::error_handler_t::replace));
+  for (const Schema& schema : kSchemas)
+    if (document.is_object() && document.contains(schema.key))
+      found = formatted("\"{}\": {:.64}", schema.key, document[schema.key].dump(-1, ' ', true, json::error_handler_t::replace));
   return {Code::parse_error,
-          formatted("report: expected \"quire_verify\": 1, \"quire_diagnose\": 1 or \"quire_bench\": 1, found {}", found)};
+          formatted("report: expected \"quire_verify\": 1, \"quire_diagnose\": 2 or \"quire_bench\": 1, found {}", found)};
 }
 
 Result<std::string> render(std::string_view text) {
   if (depth_of(text) > kMaxDepth) return Status(Code::parse_error, formatted("report: JSON nested deeper than {}", kMaxDepth));
   const json document = json::parse(text);
   bool known = false;
-  for (const char* schema : kSchemas) known = known || (document.is_object() && document.value(schema, json()) == 1);
+  for (const Schema& schema : kSchemas)
+    known = known || (document.is_object() && document.value(schema.key, json()) == schema.version);
   if (!known) return not_a_report(document);
   std::string page(report::page_before_data());
   page += escaped(document.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace));

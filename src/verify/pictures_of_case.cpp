@@ -12,7 +12,7 @@ std::string pictures_of_failure(const Target& target, const Prepared& p) {
   again.on_zeros();
   if (again.refused()) return {};
   nlohmann::json json;
-  json["error"] = report::error_picture(again.output(), p.expected, p.c.batch, p.tokens);
+  json["error"] = report::error_picture(again.output(), {}, p.expected, p.c.batch, p.tokens);
   if (!p.sparse) json["pages"] = report::page_picture(p.c.batch, p.c.cache, p.c.options);
   json["rows"] = report::rows_picture(p.entry.line.problem, again.result().kernel);
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

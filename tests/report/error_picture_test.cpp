@@ -65,7 +65,7 @@ TEST(ErrorPicture, ShowsPlantedErrorsInTheirCells) {
   s.plant(2, 2, 0, 40);
   set(s.output, {4, 3, 1}, std::nan(""));
   set(s.output, {4, 3, 2}, std::numeric_limits<double>::infinity());
-  const json p = report::error_picture(s.output, s.ref, s.batch);
+  const json p = report::error_picture(s.output, {}, s.ref, s.batch);
 
   const json& map = p["request_head"];
   ASSERT_EQ(map["requests"].size(), 2U) << "the request without rows has nothing to show";
@@ -75,6 +75,7 @@ TEST(ErrorPicture, ShowsPlantedErrorsInTheirCells) {
   EXPECT_NEAR(map["worst"][0][2].get<double>(), 100, 2);
   EXPECT_LT(map["worst"][0][1].get<double>(), 1);
   EXPECT_EQ(map["nonfinite"], json::parse("[[0,0,0,0],[0,0,0,2]]"));
+  EXPECT_EQ(map["wrong"], json::parse("[[0,0,2,0],[0,0,0,1]]")) << "cells: heads of rows";
   EXPECT_LT(map["worst"][1][3].get<double>(), 1) << "the finite elements of that cell are right";
 
   const json& rows = p["row_dim"];
@@ -87,7 +88,8 @@ TEST(ErrorPicture, ShowsPlantedErrorsInTheirCells) {
   EXPECT_NEAR(rows["ratio"][2 * 4 + 2][0].get<double>(), 40, 1);
   EXPECT_EQ(p["rows_compared"], 20);
   EXPECT_EQ(p["rows_total"], 20);
-  EXPECT_EQ(p["text"], "");
+  EXPECT_EQ(map["text"], "");
+  EXPECT_EQ(rows["text"], "");
 }
 
 TEST(ErrorPicture, AgreesWithCompare) {
@@ -100,7 +102,7 @@ TEST(ErrorPicture, AgreesWithCompare) {
   s.ref.out[s.index_of(2, 2, 2)] = 1e39;
   set(s.output, {2, 2, 2}, std::numeric_limits<double>::infinity());
   const Comparison c = compare(s.output, {}, s.ref);
-  const json p = report::error_picture(s.output, s.ref, s.batch);
+  const json p = report::error_picture(s.output, {}, s.ref, s.batch);
   double worst = 0;
   std::int64_t nonfinite = 0, over = 0, null = 0;
   for (const json& cell : p["request_head"]["worst"][0]) worst = std::max(worst, cell.get<double>());
@@ -113,6 +115,24 @@ TEST(ErrorPicture, AgreesWithCompare) {
   EXPECT_EQ(over + null, c.num_mismatches);
 }
 
+/// A wrong lse makes its cell wrong, however right the output is.
+TEST(ErrorPicture, ShowsWrongLse) {
+  Scene s({3, 2}, 4, 6);
+  Tensor lse = make_tensor(s.storage, DType::f32, {5, 4}, /*gap=*/true);
+  for (std::int64_t t = 0; t < 5; ++t)
+    for (std::int64_t h = 0; h < 4; ++h) set(lse, {t, h}, 2.5);
+  set(lse, {1, 2}, 2.5 + 300 * numerics::lse_tolerance(s.ref, 1 * 4 + 2));
+  set(lse, {4, 0}, std::nan(""));
+  const json p = report::error_picture(s.output, lse, s.ref, s.batch);
+  EXPECT_NEAR(p["request_head"]["worst"][0][2].get<double>(), 300, 5);
+  EXPECT_EQ(p["request_head"]["nonfinite"], json::parse("[[0,0,0,0],[1,0,0,0]]"));
+  EXPECT_EQ(p["request_head"]["wrong"], json::parse("[[0,0,1,0],[1,0,0,0]]"));
+  ASSERT_EQ(p["row_dim"]["lse"].size(), 20U);
+  EXPECT_NEAR(p["row_dim"]["lse"][1 * 4 + 2].get<double>(), 300, 5);
+  EXPECT_TRUE(p["row_dim"]["lse"][4 * 4].is_null());
+  EXPECT_FALSE(report::error_picture(s.output, {}, s.ref, s.batch)["row_dim"].contains("lse"));
+}
+
 TEST(ErrorPicture, SubsetOfRows) {
   Scene all({4, 3, 2}, 2, 5);
   all.plant(5, 1, 3, 700);
@@ -122,7 +142,7 @@ TEST(ErrorPicture, SubsetOfRows) {
   some.out.clear();
   for (const std::int64_t t : tokens)
     for (std::int64_t i = 0; i < 10; ++i) some.out.push_back(all.ref.out[static_cast<std::size_t>(t * 10 + i)]);
-  const json p = report::error_picture(all.output, some, all.batch, tokens);
+  const json p = report::error_picture(all.output, {}, some, all.batch, tokens);
   ASSERT_EQ(p["request_head"]["requests"].size(), 2U);
   EXPECT_EQ(p["request_head"]["requests"][0]["req"], 1);
   EXPECT_EQ(p["request_head"]["requests"][0]["rows"], 1);
@@ -137,7 +157,7 @@ TEST(ErrorPicture, HugeBatchesGiveBoundedPicturesWithTheWorstInThem) {
   Scene s(std::vector<std::int64_t>(200, 2), 130, 300);
   s.plant(333, 129, 299, 5e5);
   set(s.output, {7, 0, 0}, std::nan(""));
-  const json p = report::error_picture(s.output, s.ref, s.batch);
+  const json p = report::error_picture(s.output, {}, s.ref, s.batch);
   const json& map = p["request_head"];
   EXPECT_EQ(map["requests"].size(), 64U);
   EXPECT_EQ(map["heads"].size(), 65U);
@@ -145,7 +165,8 @@ TEST(ErrorPicture, HugeBatchesGiveBoundedPicturesWithTheWorstInThem) {
   EXPECT_EQ(p["row_dim"]["rows"].size(), 64U);
   EXPECT_EQ(p["row_dim"]["bin"], 2);
   EXPECT_EQ(p["row_dim"]["ratio"][0].size(), 150U);
-  EXPECT_EQ(p["text"], "the 64 worst of 200 requests; 2 heads per cell; 2 dims per cell; the 64 worst of 52000 rows by dim");
+  EXPECT_EQ(map["text"], "the 64 worst of 200 requests, 2 heads side by side");
+  EXPECT_EQ(p["row_dim"]["text"], "the 64 worst of 52000 cells, 2 dims side by side");
   EXPECT_LT(p.dump().size(), 300000U);
   bool wrong = false, broken = false;
   for (std::size_t i = 0; i < 64; ++i) {
@@ -158,10 +179,10 @@ TEST(ErrorPicture, HugeBatchesGiveBoundedPicturesWithTheWorstInThem) {
 
 TEST(ErrorPicture, NothingToDraw) {
   Scene s({2}, 2, 4);
-  EXPECT_TRUE(report::error_picture({}, s.ref, s.batch).is_null());
-  EXPECT_TRUE(report::error_picture(s.output, s.ref, {}).is_null());
+  EXPECT_TRUE(report::error_picture({}, {}, s.ref, s.batch).is_null());
+  EXPECT_TRUE(report::error_picture(s.output, {}, s.ref, {}).is_null());
   const std::vector<std::int64_t> outside = {0, 2};
-  EXPECT_TRUE(report::error_picture(s.output, s.ref, s.batch, outside).is_null());
+  EXPECT_TRUE(report::error_picture(s.output, {}, s.ref, s.batch, outside).is_null());
 }
 
 TEST(ErrorPicture, AZeroToleranceIsStillDrawable) {
@@ -170,7 +191,7 @@ TEST(ErrorPicture, AZeroToleranceIsStillDrawable) {
   s.ref.abs_pv = s.ref.abs_spv = {0, 0};
   set(s.output, {0, 0, 0}, 3.0);
   set(s.output, {0, 0, 1}, 0.0);
-  const json p = report::error_picture(s.output, s.ref, s.batch);
+  const json p = report::error_picture(s.output, {}, s.ref, s.batch);
   EXPECT_GT(p["row_dim"]["ratio"][0][0].get<double>(), 1e40);
   EXPECT_EQ(p["row_dim"]["ratio"][0][1], 0.0);
 }

@@ -61,10 +61,17 @@ def error_picture(r, reqs, heads, dims, wrong, nonfinite=()):
         ratios.append([None if (i, h) in nonfinite and d % 16 < 8 else ratio(r, 0.1) * wrong.get((i, h), 1) for d in range(dims)])
     for i, h in nonfinite:
         worst[i][h] = None
+    bad = [[q if (i, h) in nonfinite or worst[i][h] > 1 else 0 for h in range(heads)] for i, (q, _) in enumerate(reqs)]
     return {"request_head": {"requests": [{"req": i, "query_len": q, "context_len": c, "rows": q} for i, (q, c) in enumerate(reqs)],
-                             "heads": [[h, h] for h in range(heads)], "worst": worst, "nonfinite": broken},
-            "row_dim": {"rows": rows, "dims": dims, "bin": 1, "ratio": ratios},
-            "rows_compared": starts[-1] // 2 * heads, "rows_total": starts[-1] * heads, "text": f"the {len(rows)} worst of {starts[-1] // 2 * heads} rows by dim"}
+                             "heads": [[h, h] for h in range(heads)], "worst": worst, "nonfinite": broken, "wrong": bad, "text": ""},
+            "row_dim": {"rows": rows, "dims": dims, "bin": 1, "ratio": ratios, "lse": [0.2] * len(rows), "text": f"the {len(rows)} worst of {starts[-1] // 2 * heads} cells"},
+            "rows_compared": starts[-1] // 2 * heads, "rows_total": starts[-1] * heads}
+
+
+def whole_picture(*arguments):
+    """Of a batch all of whose cells were compared."""
+    picture = error_picture(*arguments)
+    return picture | {"rows_compared": picture["rows_total"]}
 
 
 def page_picture(r, reqs, num_pages, page_size, unwritten=(), shared=0, recycled=0.3):
@@ -158,34 +165,102 @@ def verify_fail(r):
             "power": power(("lse_base_2", "window_off_by_one")), "peer": peer(), "matrices": summary(cases), "cases": cases}
 
 
-def diagnosis(r):
-    suspicions = [{"fault": "query_start_loc_as_int32", "family": "index_width", "text": "reads an int64 query_start_loc as int32",
-                   "detail": "sees query_len 0 for requests with query_len 1, so row 5336 is never written", "explained": 1.0, "largest_move": 1.6855,
-                   "largest_left": 0.0, "refutation": "", "next": "look for .cumsum() of an int32 tensor: torch returns int64; cast it, or pass dtype"}]
-    for name, family, text, _, move in FAULTS[3:]:
-        suspicions.append({"fault": name, "family": family, "text": text, "detail": "", "explained": -0.002 if move == 0 else 0.0004 * r.random(), "largest_move": move,
-                           "largest_left": 1.6855, "refutation": f"it moves this row by at most {move:.2g}; observed 1.69", "next": ""})
-    suspicions[1]["explained"] = 0.0000012
-    for s in suspicions[8:12]:
+PLAIN = {"weights": "f32", "scores": "f32", "accumulator": "f32", "products": "f32", "dequantised": "exact", "found": False, "words": "computes in f32", "worst": 0.3, "least_factor": 2e-4}
+ROUNDING = {"mechanism": "rounding", "fault": "rounding", "family": "", "text": "rounds differently: the kernel's numerics", "detail": "", "scope": "", "explained": 0.0, "certain": False,
+            "largest_move": 1e-5, "largest_left": 1.69, "refutation": "rounding moves these rows by at most 1e-05 (docs/numerics.md); observed 1.69", "next": ""}
+
+
+def suspicion(mechanism, fault, text, detail, explained, *, certain=False, scope="", refutation="", next_step="", family=""):
+    return {"mechanism": mechanism, "fault": fault, "family": family, "text": text, "detail": detail, "scope": scope, "explained": explained, "certain": certain, "largest_move": 1.69,
+            "largest_left": 1.69 * (1 - explained), "refutation": refutation, "next": next_step}
+
+
+def refuted(r):
+    """Hypotheses that do not fit; some cannot show."""
+    found = [suspicion("other", name, text, "", 0.0004 * r.random(), refutation=f"moves these rows by at most {move:.2g}; observed 1.69", family=family) for name, family, text, _, move in FAULTS[3:]]
+    for s in found[8:12]:
         s["refutation"] = "cannot show here: the cache is not fp8" if s["family"] in ("fp8", "scales") else "cannot show here: no request is long enough to be split"
-    return {"quire_diagnose": 1, "version": "0.1.0", "file": "notes_row_5336.safetensors", "problem": NOTES_LINE, "verdict": "cause found", "seconds": 1.31,
-            "laws": [{"law": "convex hull", "text": "8192 elements lie outside the hull of their V rows (|V| <= 0.001, observed up to 1.69): they were not computed from this cache", "rows": [5336]},
-                     {"law": "fill value", "text": "row 5336 was never written: every element still holds what torch.empty found", "rows": [5336]}],
-            "complete": False, "compared_rows": 420, "wrong": {"rows": 64, "elements": 8192, "requests": [{"req": 9, "query_len": 1, "context_len": 929, "rows": "5336", "heads": "all 64"}]},
-            "suspicions": suspicions,
+    return found + [ROUNDING]
+
+
+def pattern(text, conditions, cells, wrong_cells=None):
+    wrong_cells = cells if wrong_cells is None else wrong_cells
+    return {"text": text, "rule": True, "conditions": conditions, "cells": cells, "wrong_cells": wrong_cells, "precision": wrong_cells / cells, "recall": 1.0, "exact": wrong_cells == cells}
+
+
+def answer(s, of, as_good=()):
+    return {key: s[key] for key in ("mechanism", "fault", "text", "detail", "explained", "certain")} | {
+        "scope": of["conditions"], "scope_text": s["scope"], "pattern": of["text"], "as_good": list(as_good)}
+
+
+def wrong_of(requests):
+    """requests: (req, query_len, context_len, rows as text, count of rows, heads as text, count of heads, elements)"""
+    listed = [{"req": r, "query_len": q, "context_len": c, "rows": rows, "wrong_rows": n, "wrong_cells": n * k, "heads": heads, "elements": elements, "lse": False, "largest_error": 1.69}
+              for r, q, c, rows, n, heads, k, elements in requests]
+    return {"rows": sum(x["wrong_rows"] for x in listed), "cells": sum(x["wrong_cells"] for x in listed), "elements": sum(x["elements"] for x in listed), "requests": listed}
+
+
+def diagnosis(r):
+    cause = suspicion("table_row", "query_start_loc_as_int32", "reads an int64 query_start_loc as int32", "sees query_len 0 for requests with query_len 1, so row 5336 is never written", 1.0,
+                      certain=True, next_step="look for .cumsum() of an int32 tensor: torch returns int64; cast it, or pass dtype", family="index_width")
+    where = pattern("exactly the decode rows, all heads: 1 x 64 of 1 x 64 cells; no other cell is wrong", [{"attribute": "query_len", "test": "is", "values": [1]}], 64)
+    return {"quire_diagnose": 2, "version": "0.1.0", "file": "notes_row_5336.safetensors", "problem": NOTES_LINE, "verdict": "cause found", "seconds": 1.31, "profile": PLAIN,
+            "laws": [{"law": "outside the convex hull of its V rows", "text": "row 5336, head 0, dim 3 holds 1.69; the values that it may average lie in [-0.001, 0.001]", "rows": 1, "tokens": "5336"},
+                     {"law": "never written (one value in every dim)", "text": "row 5336, head 0: every dim holds 1.69", "rows": 1, "tokens": "5336"}],
+            "complete": False, "compared_rows": 420, "pattern": [where], "observations": ["visible keys: smallest wrong 930, largest right 1745"], "answers": [answer(cause, where)],
+            "wrong": wrong_of([(9, 1, 929, "5336", 1, "all 64 heads", 64, 8192)]), "suspicions": [cause] + refuted(r),
             "pictures": {"error": error_picture(r, NOTES, 64, 128, {(9, h): 2e6 for h in range(64)}), "pages": page_picture(r, NOTES, 640, 32, unwritten={(9, 29)}, recycled=0),
                          "rows": rows_picture(NOTES, 64, [])},
             "explain": "vLLM on gfx1100: rows with query_len > 1 go to context_attention_fwd, rows with query_len 1 to paged_attention_2d",
-            "next": "Cast query_start_loc to int32 where it is made (torch.cumsum of int32 returns int64), then run the test again.",
             "reduced": "notes_row_5336.reduced.safetensors"}
 
 
+MIXED = [(1, 40), (84, 0), (1, 300), (6, 73), (5, 8), (1, 12), (33, 90), (1, 5)]
+
+
+def two_causes(r):
+    """Two sets of wrong cells, a cause for each, and one that this batch cannot tell from the second."""
+    sets = [pattern("set 1 of 2: exactly the prefill rows with num_keys >= 2, heads with head % 2 = 0: 127 x 6 of 127 x 6 cells", [{"attribute": "query_len", "test": "from", "values": [2]}], 762),
+            pattern("set 2 of 2: exactly the rows of requests 2, 7, all heads: 2 x 12 of 2 x 12 cells; no cell outside of the 2 sets is wrong", [{"attribute": "request", "test": "is", "values": [2, 7]}], 24)]
+    first = suspicion("key_range", "", "leaves out every m-th key", "keys at positions k % 8 = 1", 1.0, certain=True, scope="the prefill rows with num_keys >= 2, heads with head % 2 = 0",
+                      next_step="look at the loop over this group of keys")
+    second = suspicion("factor_scores", "scale_from_padded_head_dim", "takes the default softmax_scale from a padded head_dim", "1 / sqrt(128)", 1.0, certain=True, scope="the rows of requests 2, 7, all heads",
+                       next_step="print the scale that the kernel receives")
+    equal = suspicion("factor_scores", "", "multiplies q . K by another factor", "0.79 fits", 1.0, certain=True, scope=second["scope"])
+    wrong = {(i, h): 1e3 for i in (1, 3, 4, 6) for h in range(0, 12, 2)} | {(i, h): 1e3 for i in (2, 7) for h in range(12)}
+    return {"quire_diagnose": 2, "version": "0.1.0", "file": "two.safetensors", "verdict": "cause found", "seconds": 0.6, "profile": PLAIN, "complete": True, "compared_rows": 132, "pattern": sets, "laws": [],
+            "answers": [answer(first, sets[0]), answer(second, sets[1], ["factor_scores"])], "suspicions": [first] + refuted(r) + [second, equal] + refuted(r), "reduced": "two.reduced.safetensors",
+            "wrong": wrong_of([(1, 84, 0, "2-84", 83, "6 of 12 heads", 6, 39000), (2, 1, 300, "85", 1, "all 12 heads", 12, 960), (7, 1, 5, "131", 1, "all 12 heads", 12, 950)]),
+            "pictures": {"error": whole_picture(r, MIXED, 12, 80, wrong), "pages": page_picture(r, MIXED, 60, 16), "rows": rows_picture(MIXED, 12, [])}}
+
+
+def likely(r):
+    where = pattern("the rows with context, all heads: 560 of 48 x 12 cells (precision 0.972, recall 1); no other cell is wrong", [{"attribute": "context_len", "test": "from", "values": [1]}], 576, 560)
+    best = suspicion("table_row", "", "reads K and V by another request's row of block_table", "row 7 of block_table is read", 0.953, next_step="look at the request index with which the kernel reads block_table")
+    wrong = {(i, h): 1e5 for i in (0, 2, 3, 4, 5, 6, 7) for h in range(12)}
+    return {"quire_diagnose": 2, "version": "0.1.0", "file": "likely.safetensors", "verdict": "mechanism likely", "seconds": 0.6, "profile": PLAIN, "complete": True, "compared_rows": 132, "pattern": [where],
+            "answers": [answer(best, where)], "suspicions": [best] + refuted(r), "observations": ["out / expected differs from dim to dim"], "laws": [],
+            "wrong": wrong_of([(6, 33, 90, "98-130", 33, "all 12 heads", 12, 31000), (3, 6, 73, "86-91", 6, "all 12 heads", 12, 5600)]),
+            "pictures": {"error": whole_picture(r, MIXED, 12, 80, wrong, {(0, 3), (2, 5)}), "pages": page_picture(r, MIXED, 60, 16), "rows": rows_picture(MIXED, 12, [])}}
+
+
 def unknown(r):
-    suspicions = [{"fault": f[0], "family": f[1], "text": f[2], "detail": "", "explained": 0.12 / (n + 1), "largest_move": f[4], "largest_left": 0.4,
-                   "refutation": f"leaves {100 - 12 / (n + 1):.1f} % of the error", "next": ""} for n, f in enumerate(FAULTS)]
-    return {"quire_diagnose": 1, "version": "0.1.0", "file": "odd.safetensors", "verdict": "unknown cause", "suspicions": suspicions, "seconds": 0.4,
-            "wrong": {"rows": 9, "elements": 301, "requests": [{"req": 0, "query_len": 40, "context_len": 7, "rows": [3, 4, 5, 19, 30, 31, 32, 36, 39], "heads": "2"}]},
-            "pictures": {"rows": rows_picture([(40, 7), (1, 60)], 4, [("cpu_generic", 160)])}}
+    where = pattern("exactly the rows with row >= 5, all heads: 107 x 12 of 107 x 12 cells; no other cell is wrong", [{"attribute": "row", "test": "from", "values": [5]}], 1284)
+    best = [suspicion("rounded", name, text, "tiles of 32", 0.4 / (n + 1), refutation=f"explains {40 / (n + 1):.1f} %, leaves 0.4 of 1.69") for n, (name, _, text, _, _) in enumerate(FAULTS[:7])]
+    facts = ["visible keys: smallest wrong 6, largest right 372; pages: smallest wrong 1, largest right 13; rows of the request: smallest wrong 58, largest right 89",
+             "out / expected differs from dim to dim", "|error| is 0.00288 at the median and 0.0381 at most, 326 tolerances; |out| is too small in 50 % of the wrong elements",
+             "lse is right in the wrong cells", "the wrong cells differ in sign from head to head"]
+    return {"quire_diagnose": 2, "version": "0.1.0", "file": "odd.safetensors", "verdict": "unknown cause", "seconds": 0.4, "profile": PLAIN, "complete": True, "compared_rows": 132, "pattern": [where],
+            "answers": [answer(s, where) for s in best[:5]], "suspicions": best + refuted(r), "observations": facts, "laws": [], "reduced": "odd.reduced.safetensors",
+            "wrong": wrong_of([(1, 84, 0, "6-84", 79, "all 12 heads", 12, 70000), (6, 33, 90, "103-130", 28, "all 12 heads", 12, 26000)]),
+            "pictures": {"error": whole_picture(r, MIXED, 12, 80, {(i, h): 300 for i in (1, 6) for h in range(12)}), "rows": rows_picture(MIXED, 12, [])}}
+
+
+def right(r):
+    profile = PLAIN | {"weights": "bf16", "found": True, "words": "rounds its softmax weights to bf16", "worst": 0.63, "least_factor": 0.0064}
+    return {"quire_diagnose": 2, "version": "0.1.0", "file": "right.safetensors", "verdict": "right", "seconds": 0.2, "profile": profile, "complete": True, "compared_rows": 132, "pattern": [], "observations": [],
+            "answers": [], "laws": [], "suspicions": [], "wrong": wrong_of([]), "problem": "q=bf16 kv=bf16 heads=12:3 d=80 reqs=1@40,84",
+            "pictures": {"error": whole_picture(r, MIXED, 12, 80, {}), "pages": page_picture(r, MIXED, 60, 16), "rows": rows_picture(MIXED, 12, [])}}
 
 
 def bench_result(kernel, threads, flops, median, floor, compute, status="ok", invariant=False):
@@ -230,10 +305,20 @@ def hostile(_):
             "peer": [{"line": attack, "atol": None, "mutants": attack}, attack]}
 
 
+def hostile_diagnosis(_):
+    attack = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
+    s = {"mechanism": attack, "fault": attack, "text": attack, "detail": attack, "scope": [attack], "explained": attack, "certain": attack, "refutation": attack, "next": attack}
+    return {"quire_diagnose": 2, "file": attack, "verdict": attack, "profile": attack, "pattern": [attack, None, {"text": attack, "conditions": attack}], "observations": [attack, 7, None],
+            "answers": [attack, {"scope_text": attack, "pattern": attack, "explained": 1e300, "as_good": attack}], "suspicions": [s, attack, None, {}], "laws": [attack, {"law": attack, "rows": attack}],
+            "wrong": {"rows": attack, "cells": -1, "elements": 1e300, "requests": [attack, {"req": attack, "rows": [attack], "heads": [3, attack]}]}, "complete": attack, "compared_rows": attack,
+            "pictures": {"error": {"request_head": {"requests": [attack, {}], "heads": [attack, [0, attack]], "worst": attack, "wrong": [[attack]]}, "row_dim": {"rows": [{}], "ratio": [[attack, 3, 0.5]], "lse": attack}}},
+            "reduced": attack, "problem": attack, "explain": attack, "next": attack}
+
+
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "samples")
     folder.mkdir(parents=True, exist_ok=True)
-    for make in (verify_pass, verify_fail, diagnosis, unknown, bench_run, hostile, hostile_bench):
+    for make in (verify_pass, verify_fail, diagnosis, two_causes, likely, unknown, right, bench_run, hostile, hostile_diagnosis, hostile_bench):
         text = json.dumps(make(random.Random(7)), separators=(",", ":"))
         (folder / f"{make.__name__}.json").write_text(text + "\n", encoding="utf-8")
 

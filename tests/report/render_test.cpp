@@ -38,7 +38,8 @@ TEST(RenderHtml, RefusesWhatIsNoReport) {
       {"null", "found a JSON null"},
       {"{}", "found an object without such a key"},
       {R"({"quire_verify": 2})", "found \"quire_verify\": 2"},
-      {R"({"quire_diagnose": "1"})", "found \"quire_diagnose\": \"1\""},
+      {R"({"quire_diagnose": 1})", "\"quire_diagnose\": 2 or \"quire_bench\": 1, found \"quire_diagnose\": 1"},
+      {R"({"quire_diagnose": "2"})", "found \"quire_diagnose\": \"2\""},
       {R"({"quire_diagnose": true})", "found \"quire_diagnose\": true"},
       {"{\"quire_verify\": 1, \"target\": \"\xff\xfe\"}", "UTF-8"},
       {R"({"quire_verify": 1, "seconds": 1e999})", "number"},
@@ -62,12 +63,12 @@ TEST(RenderHtml, RefusesNestingThatWouldExhaustTheStack) {
 
 TEST(RenderHtml, TakesAnEmptyReportOfEveryKind) {
   EXPECT_THAT(rendered(R"({"quire_verify": 1})"), HasSubstr("<!doctype html>"));
-  EXPECT_THAT(rendered(R"({"quire_diagnose": 1})"), HasSubstr("<!doctype html>"));
+  EXPECT_THAT(rendered(R"({"quire_diagnose": 2})"), HasSubstr("<!doctype html>"));
   EXPECT_THAT(rendered(R"({"quire_bench": 1})"), HasSubstr("<!doctype html>"));
 }
 
 TEST(RenderHtml, EmbedsTheSameValues) {
-  const json report = {{"quire_diagnose", 1},
+  const json report = {{"quire_diagnose", 2},
                        {"file", "a<b>&\"\\\n\u2028 \u00e9 \U0001F600"},
                        {"seconds", 0.1},
                        {"suspicions", {{{"explained", 1.0}}}}};
@@ -99,7 +100,8 @@ std::string read_file(const std::string& name) {
 
 TEST(Page, HoldsEverySourceFileUnchanged) {
   const std::string page = std::string(report::page_before_data()) + std::string(report::page_after_data());
-  for (const char* name : {"page.css", "dom.js", "table.js", "grid_map.js", "pictures.js", "verify.js", "diagnose.js", "main.js"})
+  for (const char* name : {"page.css", "dom.js", "table.js", "grid_map.js", "pictures.js", "verify.js", "suspects.js",
+                           "diagnose.js", "bench.js", "main.js"})
     EXPECT_NE(page.find(read_file(name)), std::string::npos) << name;
   EXPECT_THAT(page, Not(HasSubstr("{{")));
 }

@@ -1,60 +1,137 @@
-// The page of a diagnosis: what is wrong, where, why, and what it is not.
+// The page of a diagnosis: what is wrong, where, by which rule, why, what to do next; the evidence is folded below.
 const kDiagnoses = {
   right: ["pass", "Every compared element is within its tolerance."],
   "cause found": ["fail", ""],
-  "unknown cause": ["unknown", "The output is wrong, and no fault of the catalogue explains it."],
+  "mechanism likely": ["unknown", ""],
+  "unknown cause": ["unknown", ""],
   "broken batch": ["mistrusted", "The batch breaks a rule of the contract; what a kernel makes of it is undefined."],
 };
-const kSuspectsAtOnce = 12;
+// Pixels: what stands below the map has to fit on the first screen, too.
+const kLowHeadMap = 200, kHighHeadMap = 300, kFewEquals = 3;
+const kLikely = "mechanism likely", kUnknown = "unknown cause";
 
 function diagnosePage(report) {
-  const pictures = picturesOf(report.pictures), suspicions = recordsOf(report.suspicions), wrong = recordOf(report.wrong);
-  const found = textOf(report.verdict) === "cause found";
-  const served = listOf(recordOf(recordOf(report.pictures).rows).kernels).length > 0;
-  const picture = (id, title, figure) => figure && section(id, title, ...[figure].flat());
+  const wrong = recordOf(report.wrong), parts = partsOf(report), verdict = textOf(report.verdict);
+  const equals = Math.max(0, ...parts.map((part) => part.suspicions.filter((s) => textOf(s.refutation) === "").length - 1));
+  const pictures = picturesOf(report.pictures, parts.length > 1 || verdict === kUnknown || equals > kFewEquals ? kLowHeadMap : kHighHeadMap);
+  const isWrong = verdict !== "right" && verdict !== "broken batch";
   return [
-    diagnoseVerdict(report, suspicions, wrong, found),
-    whereSection(report, wrong, recordOf(recordOf(report.pictures).rows)),
-    suspectsSection(suspicions, found),
-    picture("error", "Where the error is", pictures.error),
-    picture("pages", "What the cache holds", pictures.pages),
-    picture("rows", served ? "Who wrote which rows" : "The batch, request by request", pictures.rows),
-    textOf(report.explain) && section("explain", "Why this kernel", el("pre", {}, textOf(report.explain))),
-    againSection(report),
-  ];
+    el("div", {class: "brief"}, diagnoseVerdict(report, verdict, wrong), whereSection(report, pictures, verdict),
+       isWrong && causeSection(report, verdict, parts), isWrong && nextSection(report, verdict, parts)),
+    folded("dims", "By dim", "the worst cells, dim by dim", pictures.byDim),
+    requestsSection(wrong),
+    lawsSection(recordsOf(report.laws)),
+    folded("pages", "Cache", "what its pages hold", pictures.pages),
+    folded("rows", "Batch", "request by request", pictures.rows),
+    refutedSections(parts),
+    folded("explain", "Why this kernel", "", textOf(report.explain) && el("pre", {}, textOf(report.explain))),
+    folded("again", "Problem line", "", textOf(report.problem) && commandLine("", textOf(report.problem))),
+  ].flat();
 }
 
-function diagnoseVerdict(report, suspicions, wrong, found) {
-  const verdict = textOf(report.verdict), [kind, words] = kDiagnoses[verdict] || ["unknown", ""],
-        cause = found ? suspicions[0] : null;
-  const best = suspicions[0];
-  const nearest = verdict === "unknown cause" && best &&
-      ` The best of ${whole(suspicions.length)}, ${textOf(best.fault)}, explains ${percent(best.explained)} of the error.`;
-  const why = cause ?
-      [`A kernel that ${textOf(cause.text)}: explains ${percent(cause.explained)} of the error. `, textOf(cause.detail)] :
-      [words, nearest];
+// "118 of 215 rows are wrong: 120 of 3440 cells (row x head), 7664 elements."
+function wrongWords(report, wrong) {
+  if (!isNumber(wrong.rows) || wrong.rows === 0) return "";
+  const rows = numberOf(report.compared_rows), error = recordOf(recordOf(report.pictures).error),
+        cells = numberOf(error.rows_compared);
+  const of = (n, total, noun) => `${whole(n)} ${total > 0 ? `of ${plural(total, noun)}` : n === 1 ? noun : `${noun}s`}`;
+  const compared = report.complete === true || rows === 0 ? "" : " compared";
+  return `${of(wrong.rows, rows, "row")}${compared} ${wrong.rows === 1 && rows < 2 ? "is" : "are"} wrong: ` +
+      [
+        isNumber(wrong.cells) && `${of(wrong.cells, cells, "cell")} (row \u00d7 head)`,
+        isNumber(wrong.elements) && (wrong.elements === 0 ? "in lse alone" : plural(wrong.elements, "element"))
+      ].filter(Boolean)
+          .join(", ") +
+      ".";
+}
+
+// The plain profile, f32 and nothing dequantised, goes without saying.
+function profileWords(profile) {
+  const types = ["weights", "scores", "accumulator", "products"].map((key) => textOf(profile[key])).filter(Boolean);
+  const plain = types.every((type) => type === "f32") && textOf(profile.dequantised) !== "query type";
+  if (plain || !textOf(profile.words)) return "";
+  const who = profile.found === true ? ", found from the output itself" : "";
+  const worst = isNumber(profile.worst) ? `; the largest right error is ${short(profile.worst)} of the tolerance` : "";
+  return `Judged as a kernel that ${textOf(profile.words)}${who}${worst}.`;
+}
+
+function diagnoseVerdict(report, verdict, wrong) {
+  const [kind, words] = kDiagnoses[verdict] || ["unknown", ""], profile = recordOf(report.profile);
   const findings = listOf(report.findings).map((f) => textOf(f) || textOf(recordOf(f).message)).filter(Boolean);
-  const next = textOf(report.next) || (cause && textOf(cause.next));
+  const why = [words, wrongWords(report, wrong), profileWords(profile)].filter(Boolean).join(" ");
   return el(
       "div", {id: "verdict"},
       el("div", {class: "verdict"}, sign(kind),
          el("h1", {class: `tone-${(kSigns[kind] || kSigns.unknown).tone}`}, verdict || "no verdict"),
-         el("p", {class: "why"}, why)),
+         why && el("p", {class: "why"}, why)),
       facts([
         ["file", report.file], ["compared with the reference", coverageOf(report)],
-        ["wrong rows", isNumber(wrong.rows) && whole(wrong.rows)],
-        ["wrong elements", isNumber(wrong.elements) && whole(wrong.elements)], ["took", duration(report.seconds)],
-        ["quire", report.version]
+        [
+          "a wrong factor on every output shows",
+          verdict === "right" && isNumber(profile.least_factor) && `from ${percent(profile.least_factor)} on`
+        ],
+        ["took", duration(report.seconds)]
       ]),
-      findings.length > 0 && callout("warn", "Broken rules", el("ul", {}, findings.map((text) => el("li", {}, text)))),
-      next && callout("none", "Look at next", el("p", {}, next)));
+      findings.length > 0 && callout("warn", "Broken rules", el("ul", {}, findings.map((text) => el("li", {}, text)))));
 }
 
 const coverageOf = (report) => report.complete === true ?
     "every row" :
-    isNumber(report.compared_rows) && plural(report.compared_rows, "row") + " of the batch; laws cover all";
+    isNumber(report.compared_rows) && `${plural(report.compared_rows, "row")} of the batch`;
 
-// 5336, or "5336, 5340\u20135399 and 12 more": runs of neighbours, the first few.
+function whereSection(report, pictures, verdict) {
+  const patterns = recordsOf(report.pattern).map((p) => textOf(p.text)).filter(Boolean);
+  if (!pictures.byHead && patterns.length === 0) return null;
+  return section(
+      "where", verdict === "right" ? "Error by request and head" : "Where", pictures.byHead,
+      patterns.length > 0 &&
+          el("div", {class: "pattern"}, el("h3", {}, "The pattern"), patterns.map((text) => el("p", {}, sentence(text)))));
+}
+
+const sentence = (text) => {
+  const upper = /^[a-z]+ [a-z0-9]/.test(text) ? text.charAt(0).toUpperCase() + text.slice(1) : text;
+  return /[.!?]$/.test(upper) ? upper : `${upper}.`;
+};
+
+function causeSection(report, verdict, parts) {
+  const answers = recordsOf(report.answers), observations = listOf(report.observations).map(textOf).filter(Boolean);
+  if (verdict !== kUnknown) {
+    if (parts.length === 0) return null;
+    return section(
+        "cause",
+        verdict === kLikely  ? "Likely mechanism" :
+            parts.length > 1 ? `${parts.length} causes` :
+                               "Cause",
+        verdict === kLikely &&
+            el("p", {class: "note"}, "Not proven: an element of a wrong row stays unexplained, or a right row would break."),
+        causesOf(parts));
+  }
+  const tested = refutedRows(parts).length;
+  if (answers.length === 0 && observations.length === 0 && tested === 0) return null;
+  return section(
+      "cause", "Cause: unknown",
+      el("div", {class: "pair"},
+         observations.length > 0 &&
+             el("div", {}, el("h3", {}, "What was measured"),
+                el("ul", {class: "observed"}, observations.map((o) => el("li", {}, o)))),
+         el("div", {}, el("h3", {}, `What explains most, of ${plural(tested, "hypothesis", "hypotheses")}`),
+            guesses(answers.length > 0 ? answers : parts.flatMap((part) => part.suspicions)))));
+}
+
+// What a suspicion recommends; where none does, the rule and the small capture are what one can go on with.
+function nextSection(report, verdict, parts) {
+  const own = parts.map((part) => recordOf(part.suspicions[0])),
+        advice = verdict === kUnknown ? [] : own.map((s) => textOf(s.next));
+  const steps = [textOf(report.next), ...advice].filter(Boolean), found = verdict === "cause found",
+        reduced = textOf(report.reduced);
+  if (steps.length === 0 && !found) steps.push("Read what the kernel does for the wrong cells of the pattern and for no other.");
+  if (steps.length === 0 && !reduced) return null;
+  return section(
+      "next", "Next step", [...new Set(steps)].map((text) => el("p", {}, sentence(text))),
+      reduced && commandLine("reduced capture", `quire diagnose ${reduced}`));
+}
+
+// "5336", or "5336, 5340\u20135399 and 12 more runs": runs of neighbours, the first few.
 function rangesOf(numbers) {
   const runs = [];
   for (const n of [...numbers].sort((a, b) => a - b)) {
@@ -67,140 +144,40 @@ function rangesOf(numbers) {
   const shown = runs.slice(0, 12).map(([a, b]) => (a === b ? String(a) : `${a}\u2013${b}`)).join(", ");
   return runs.length > 12 ? `${shown} and ${runs.length - 12} more runs` : shown;
 }
-const rowsText = (rows) =>
-    (Array.isArray(rows) ? rangesOf(rows.filter(isNumber)) || "none" :
-         isNumber(rows)  ? plural(rows, "row") :
-                           textOf(rows));
+const listText = (list) => (Array.isArray(list) ? rangesOf(list.filter(isNumber)) : textOf(list));
+
+function requestsSection(wrong) {
+  const requests = recordsOf(wrong.requests);
+  if (requests.length === 0) return null;
+  const number = (title, key, print = whole) =>
+      ({title, class: "number", cell: (r) => (isNumber(r[key]) ? print(r[key]) : ""), sort: (r) => numberOf(r[key])});
+  const columns = [
+    {title: "request", class: "number", cell: (r) => textOf(r.req), sort: (r) => numberOf(r.req)},
+    {title: "query_len@context_len", cell: (r) => `${textOf(r.query_len)}@${textOf(r.context_len)}`, sort: (r) => numberOf(r.query_len)}, number("wrong rows", "wrong_rows"),
+    number("wrong cells", "wrong_cells"), number("wrong elements", "elements"), number("largest error", "largest_error", short),
+    {title: "which rows", cell: (r) => listText(r.rows)}, {title: "which heads", class: "wide", cell: (r) => listText(r.heads)},
+    {title: "lse", class: "wide", cell: (r) => (r.lse === true ? "wrong" : "")}
+  ];
+  return folded(
+      "requests", "By request", `${plural(requests.length, "request")} with wrong rows`,
+      dataTable({label: "Requests with wrong rows", columns, rows: requests, compact: true}).node);
+}
 
 function lawRows(law) {
-  const listed = textOf(law.tokens), counted = rowsText(law.rows);
-  return listed ? ` (${counted}: ${listed})` : counted && ` (${Array.isArray(law.rows) ? "rows " : ""}${counted})`;
+  const counted =
+      Array.isArray(law.rows) ? `rows ${rangesOf(law.rows.filter(isNumber))}` : isNumber(law.rows) && plural(law.rows, "row");
+  return [counted, textOf(law.tokens)].filter(Boolean).join(": ");
 }
 
-// [first, last] pairs of rows, given as a list of numbers or as text like "0-3, 9".
-function rowRanges(rows) {
-  if (Array.isArray(rows)) return rows.filter(isNumber).map((n) => [n, n]);
-  return [...textOf(rows).matchAll(/(\d+)(?:-(\d+))?/g)].map((m) => [Number(m[1]), Number(m[2] || m[1])]);
-}
-
-function whereSection(report, wrong, rows) {
-  const laws = recordsOf(report.laws), requests = recordsOf(wrong.requests);
-  if (laws.length === 0 && requests.length === 0) return null;
-  const number = (title, key) => ({title, class: "number", cell: (r) => whole(numberOf(r[key])), sort: (r) => numberOf(r[key])});
-  const columns = [
-    {title: "request", cell: (r) => textOf(r.req), sort: (r) => numberOf(r.req)}, number("query_len", "query_len"),
-    number("context_len", "context_len"), {title: "wrong rows", cell: (r) => rowsText(r.rows), sort: (r) => countOf(r.rows)},
-    {title: "heads", cell: (r) => (Array.isArray(r.heads) ? rangesOf(r.heads.filter(isNumber)) : textOf(r.heads))}
-  ];
-  return section(
-      "where", "What is wrong, and where", batchStrip(rows, requests),
-      laws.length > 0 &&
-          [
-            el("h3", {}, "Laws that it breaks, whatever the oracle says"),
-            el("ul", {},
-               laws.map(
-                   (law) =>
-                       el("li", {}, el("b", {}, textOf(law.law)), ": ", textOf(law.text),
-                          el("span", {class: "soft"}, lawRows(law)))))
-          ],
-      requests.length > 0 && [
-        el("h3", {}, "Requests with wrong rows"),
-        dataTable({label: "Requests with wrong rows", columns, rows: requests, compact: true}).node
-      ]);
-}
-
-// All rows of the batch from left to right, one block per run of equal requests; wrong rows are marked.
-function batchStrip(rows, requests) {
-  const runs = recordsOf(rows.requests).filter((run) => numberOf(run.query_len) > 0);
-  if (runs.length === 0 || runs.length > 96) return null;
-  let token = 0;
-  const blocks = runs.map((run) => {
-    const count = numberOf(run.count, 1), length = count * run.query_len, first = token;
-    token += length;
-    const mine = requests.filter((r) => numberOf(r.req, -1) >= run.req && r.req < run.req + count);
-    const name = `request ${run.req}${count > 1 ? `\u2013${run.req + count - 1}` : ""}: rows ${first}\u2013${token - 1}`;
-    const block = el("div", {
-      class: mine.length > 0 ? "wrong" : "",
-      title: mine.length > 0 ? `${name}; wrong: ${mine.map((r) => rowsText(r.rows)).join(", ")}` : name
-    });
-    block.style.flex = `${length} 0 0`;
-    const marks = mine.flatMap((r) => rowRanges(r.rows)).filter(([from, to]) => from >= first && to < token).slice(0, 400);
-    for (const [from, to] of marks) {
-      const mark = el("i");
-      mark.style.left = `min(${((from - first) / length) * 100}%, 100% - 3px)`;
-      mark.style.width = `${((to - from + 1) / length) * 100}%`;
-      block.append(mark);
-    }
-    return add(block, length > token / 40 && marks.length === 0 && el("span", {}, textOf(run.req)));
-  });
-  const wrong = requests.map((r) => `request ${textOf(r.req)}`).join(", ");
-  return el(
-      "figure", {},
-      el("div", {class: "strip", role: "img", "aria-label": `The rows of the batch by request. Wrong: ${wrong || "none"}.`},
-         blocks),
-      el("figcaption", {class: "note"},
-         `The ${whole(token)} rows of the batch, request by request; requests with wrong rows are underlined.`));
-}
-
-const kNoCase = "cannot show here: ";
-
-function suspectsSection(suspicions, found) {
-  if (suspicions.length === 0) return null;
-  const noCase = suspicions.filter((s) => textOf(s.refutation).startsWith(kNoCase)),
-        tested = suspicions.filter((s) => !noCase.includes(s));
-  const isCause = (s, i) => found && (i === 0 || textOf(s.refutation) === "");
-  const item = (s, i) => suspectItem(s, isCause(s, i), i);
-  const list = el("ol", {class: "suspects"}, tested.slice(0, kSuspectsAtOnce).map(item));
-  const rest = tested.slice(kSuspectsAtOnce);
-  const more = el("button", {type: "button", class: "quiet more"}, `Show the other ${rest.length}`);
-  more.addEventListener("click", () => (add(list, rest.map((s, i) => item(s, i + kSuspectsAtOnce))), more.remove()));
-  return section(
-      "suspects", "Suspects",
-      el("p", {class: "note"},
-         `${plural(tested.length, "suspect")} tested. The share is how much of the observed error a fault explains; `,
-         "right rows that it would break count against it."),
-      list, rest.length > 0 && more, noCase.length > 0 && noCaseList(noCase));
-}
-
-function suspectItem(s, cause, i) {
-  const moves = isNumber(s.largest_move) && `moves a tested element by at most ${short(s.largest_move)}`;
-  const leaves = isNumber(s.largest_left) && `leaves an error of ${short(s.largest_left)}`;
-  return el(
-      "li", {class: cause ? "cause" : ""}, el("div", {class: "share"}, percent(s.explained)),
-      meter([[cause ? "fail" : "none", Math.max(0, numberOf(s.explained))]], 1, `explains ${percent(s.explained)}`),
-      el("div", {class: "words"},
-         el("div", {class: "what"}, cause && i > 0 && "As good: ", textOf(s.text) || textOf(s.fault), " ",
-            el("code", {class: "soft"}, textOf(s.fault))),
-         cause && textOf(s.detail) && el("div", {}, textOf(s.detail)),
-         el("div", {class: "refuted soft"},
-            textOf(s.refutation) ? `Refuted: ${textOf(s.refutation)}` : [moves, leaves].filter(Boolean).join("; "))));
-}
-
-// Faults that this batch gives no chance to show, by the reason.
-function noCaseList(suspicions) {
-  const reasons = new Map();
-  for (const s of suspicions) {
-    const reason = textOf(s.refutation).slice(kNoCase.length);
-    reasons.set(reason, [...(reasons.get(reason) || []), textOf(s.fault)]);
-  }
-  const rows = [...reasons].map(([reason, ids]) => ({reason, ids})).sort((a, b) => b.ids.length - a.ids.length);
-  const columns = [
-    {title: "faults", class: "number", cell: (r) => whole(r.ids.length), sort: (r) => r.ids.length},
-    {title: "why not here", cell: (r) => r.reason, sort: (r) => r.reason}, {
-      title: "which",
-      class: "wide mono soft",
-      cell: (r) => r.ids.slice(0, 4).join(", ") + (r.ids.length > 4 ? ` and ${r.ids.length - 4} more` : "")
-    }
-  ];
-  return [
-    el("h3", {}, `${plural(suspicions.length, "fault")} that cannot show on this batch`),
-    dataTable({label: "Faults that cannot show", columns, rows, compact: true}).node
-  ];
-}
-
-function againSection(report) {
-  if (!textOf(report.problem) && !textOf(report.reduced)) return null;
-  return section(
-      "again", "See it again", textOf(report.problem) && commandLine("problem line", textOf(report.problem)),
-      textOf(report.reduced) && commandLine("reduced capture", textOf(report.reduced)));
+function lawsSection(laws) {
+  return laws.length > 0 &&
+      folded("laws", "Impossible values", "wrong for any attention, and seen without the reference",
+             el("p", {class: "note"},
+                "An output is an average of the V rows that its row may see. It is finite, lies between the smallest and the largest ",
+                "of them, and differs from dim to dim as they do. These rows do not:"),
+             el("ul", {},
+                laws.map(
+                    (law) =>
+                        el("li", {}, el("b", {}, textOf(law.law)), ": ", lawRows(law),
+                           textOf(law.text) && `. ${textOf(law.text)}`))));
 }

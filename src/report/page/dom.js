@@ -15,7 +15,7 @@ function el(tag, attributes, ...children) {
   return node;
 }
 function add(node, ...children) {
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     node.append(child instanceof Node ? child : document.createTextNode(String(child)));
   }
@@ -148,4 +148,13 @@ const sections = [];
 function section(id, title, ...children) {
   sections.push({id, title});
   return el("section", {id, "aria-labelledby": `${id}-title`}, el("h2", {id: `${id}-title`}, title), ...children);
+}
+
+// A section that is closed until somebody asks for it; null without content. The hint says what is inside.
+function folded(id, title, hint, ...children) {
+  if (!children.flat().some(Boolean)) return null;
+  sections.push({id, title});
+  return el(
+      "details", {id, class: "fold"}, el("summary", {}, el("h2", {}, title), hint && el("span", {class: "soft"}, hint)),
+      el("div", {class: "inside"}, children));
 }

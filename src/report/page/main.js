@@ -1,9 +1,9 @@
 // Puts the page together: reads the data, picks the kind of report, theme and navigation.
 const report = recordOf(JSON.parse(document.getElementById("data").textContent));
 const kinds = [
-  ["quire_verify", "Conformance", verifyPage, () => textOf(report.target)],
-  ["quire_diagnose", "Diagnosis", diagnosePage, () => textOf(report.file)],
-  ["quire_bench", "Speed", benchPage, () => textOf(recordOf(report.machine).cpu)],
+  ["quire_verify", 1, "Conformance", verifyPage, () => textOf(report.target)],
+  ["quire_diagnose", 2, "Diagnosis", diagnosePage, () => textOf(report.file)],
+  ["quire_bench", 1, "Speed", benchPage, () => textOf(recordOf(report.machine).cpu)],
 ];
 
 function setTheme(theme) {
@@ -25,16 +25,35 @@ function startTheme() {
   setTheme(preferred());
 }
 
+// A link to a folded section opens it, and paper shows all of them.
+function startFolds() {
+  const folds = [...document.querySelectorAll("details.fold")];
+  const openTarget = () => {
+    const target = folds.find((fold) => `#${fold.id}` === location.hash);
+    if (target) target.open = true;
+  };
+  const openBefore = new Map();
+  document.getElementById("nav").addEventListener("click", (event) => {
+    const link = event.target.closest("a"), target = link && folds.find((fold) => `#${fold.id}` === link.hash);
+    if (target) target.open = true;
+  });
+  window.addEventListener("hashchange", openTarget);
+  window.addEventListener("beforeprint", () => folds.forEach((fold) => (openBefore.set(fold, fold.open), (fold.open = true))));
+  window.addEventListener("afterprint", () => folds.forEach((fold) => (fold.open = openBefore.get(fold) === true)));
+  openTarget();
+}
+
 function start() {
   startTheme();
-  const kind = kinds.find(([key]) => report[key] === 1);
+  const kind = kinds.find(([key, version]) => report[key] === version);
   if (!kind) return;
-  const [, title, page, subject] = kind;
+  const [, , title, page, subject] = kind;
   document.title = ["Quire", title.toLowerCase(), subject(), textOf(report.verdict)].filter(Boolean).join(" \u00b7 ");
   const main = document.getElementById("content");
   add(main, page(report));
   document.querySelector(".brand").textContent = `Quire \u00b7 ${title}`;
   add(document.getElementById("nav"), sections.map(({id, title: name}) => el("a", {href: `#${id}`}, name)));
+  startFolds();
   add(document.getElementById("foot"), "Made by Quire ", textOf(report.version),
       textOf(report.date) && `, ${textOf(report.date)}`, ". Self-contained: this file loads nothing and sends nothing.");
 }

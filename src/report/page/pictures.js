@@ -48,26 +48,32 @@ function heatLegend(withBroken) {
   return el("div", {class: "legend"}, steps, el("span", {}, "\u00d7 tolerance"), broken && el("span", {class: "gap"}), broken);
 }
 
-function heatShape(rows, columns, left) {
+// As large as there is room for: up to `height` pixels high and as wide as the page.
+function heatShape(rows, columns, left, height) {
   return (width) => {
-    const cellWidth = Math.min(18, Math.max(3, Math.floor((width - left - 4) / Math.max(1, columns))));
-    return {rows, columns, cellWidth, cellHeight: rows > 40 ? 11 : 16, left, top: 18};
+    const cellWidth = Math.min(96, Math.max(3, Math.floor((width - left - 4) / Math.max(1, columns))));
+    return {rows, columns, cellWidth, cellHeight: Math.min(26, Math.max(5, Math.floor(height / rows))), left, top: 18};
   };
 }
+const kDimMapHeight = 700;
 
-function requestHeadMap(data) {
+function requestHeadMap(data, height) {
   const requests = recordsOf(data.requests), heads = listOf(data.heads).map(listOf), worst = listOf(data.worst).map(listOf),
-        broken = listOf(data.nonfinite).map(listOf);
+        broken = listOf(data.nonfinite).map(listOf), wrong = listOf(data.wrong).map(listOf);
   if (requests.length === 0 || heads.length === 0) return null;
   const headName = (j) =>
       (heads[j][0] === heads[j][1] ? textOf(heads[j][0]) : `${textOf(heads[j][0])}\u2013${textOf(heads[j][1])}`);
   const ratio = (i, j) => listOf(worst[i])[j], count = (i, j) => numberOf(listOf(broken[i])[j]);
   const lengths = (r) => `${textOf(r.query_len)}@${textOf(r.context_len)}`;
+  const numHeads = numberOf(heads[heads.length - 1][1], heads.length - 1) + 1;
+  const cellsOf = (i, j) => numberOf(requests[i].rows) * (numberOf(heads[j][1]) - numberOf(heads[j][0]) + 1);
+  const wrongOf = (i, j) => isNumber(listOf(wrong[i])[j]) && `${whole(wrong[i][j])} of ${plural(cellsOf(i, j), "cell")} wrong`;
   return gridMap({
     label: "Worst error by request and head",
     axis: "head",
-    start: `${plural(requests.length, "request")}, query_len@context_len, by ${plural(heads.length, "head")}`,
-    shape: heatShape(requests.length, heads.length, 104),
+    start:
+        `${plural(requests.length, "request")} (query_len@context_len) by ${plural(numHeads, "head")}: the worst error of each.`,
+    shape: heatShape(requests.length, heads.length, 104, height),
     exists: () => true,
     palette: heatPalette,
     draw: (context, i, j, at, colours) => drawHeat(context, ratio(i, j), count(i, j) > 0, at, colours),
@@ -75,7 +81,7 @@ function requestHeadMap(data) {
     columnLabel: (j) => headName(j).split("\u2013")[0],
     describe: (i, j) => `request ${textOf(requests[i].req)} (${lengths(requests[i])}), head ${headName(j)}: ` +
         [
-          count(i, j) > 0 && `${plural(count(i, j), "element")} NaN or infinite out of place`,
+          wrongOf(i, j), count(i, j) > 0 && `${plural(count(i, j), "element")} NaN or infinite out of place`,
           isNumber(ratio(i, j)) && `worst error ${times(ratio(i, j))} tolerance`
         ].filter(Boolean)
             .join("; "),
@@ -84,41 +90,51 @@ function requestHeadMap(data) {
 
 function rowDimMap(data) {
   const rows = recordsOf(data.rows), ratios = listOf(data.ratio).map(listOf), bin = numberOf(data.bin, 1);
-  const columns = Math.max(0, ...ratios.map((list) => list.length));
-  if (rows.length === 0 || columns === 0) return null;
-  const dims = (j) => (bin === 1 ? `dim ${j}` : `dims ${j * bin}\u2013${Math.min((j + 1) * bin, numberOf(data.dims)) - 1}`);
-  const ratio = (i, j) => listOf(ratios[i])[j];
+  const last = Math.max(0, ...ratios.map((list) => list.length)), lse = listOf(data.lse);
+  if (rows.length === 0 || last === 0) return null;
+  const columns = last + (lse.length > 0 ? 1 : 0);
+  const dims = (j) =>
+      (j === last    ? "lse" :
+           bin === 1 ? `dim ${j}` :
+                       `dims ${j * bin}\u2013${Math.min((j + 1) * bin, numberOf(data.dims)) - 1}`);
+  const ratio = (i, j) => (j === last ? lse[i] : listOf(ratios[i])[j]);
   const place = (row) => `request ${textOf(row.req)}, position ${textOf(row.q_pos)}`;
   const nameOf = (row) => `token ${textOf(row.token)} (${place(row)}), head ${textOf(row.head)}`;
   return gridMap({
-    label: "Error of the worst rows by dim",
+    label: "Error of the worst cells by dim",
     axis: "dim",
-    start: `the ${plural(rows.length, "worst row")} in order, token and head, by ${textOf(data.dims)} dims`,
-    shape: heatShape(rows.length, columns, 104),
+    start: `The ${plural(rows.length, "worst cell")}, token and head, in order, by ${textOf(data.dims)} dims${
+        lse.length > 0 ? "; lse is last" : ""}.`,
+    shape: heatShape(rows.length, columns, 104, kDimMapHeight),
     exists: () => true,
     palette: heatPalette,
     draw: (context, i, j, at, colours) => drawHeat(context, ratio(i, j), !isNumber(ratio(i, j)), at, colours),
     rowLabel: (i) => `${textOf(rows[i].token)}  h${textOf(rows[i].head)}`,
-    columnLabel: (j) => String(j * bin),
+    columnLabel: (j) => (j === last ? "lse" : String(j * bin)),
     describe: (i, j) => `${nameOf(rows[i])}, ${dims(j)}: ` +
         (isNumber(ratio(i, j)) ? `error ${times(ratio(i, j))} tolerance` : "NaN or infinite out of place"),
   });
 }
 
-function errorFigure(error) {
-  const all = recordOf(error);
-  const byHead = requestHeadMap(recordOf(all.request_head)), byDim = rowDimMap(recordOf(all.row_dim));
-  if (!byHead && !byDim) return null;
+const hasBroken = (data) => listOf(recordOf(data).nonfinite).flat().some((n) => n > 0);
+
+// What a colour means, what was compared, and what is not drawn.
+function errorNote(all, part) {
   const compared = isNumber(all.rows_compared) && isNumber(all.rows_total) &&
-      `${whole(all.rows_compared)} of ${plural(all.rows_total, "row")} (token \u00d7 head) compared`;
-  const note = [compared, textOf(all.text)].filter(Boolean).join("; ");
-  const broken = listOf(recordOf(all.request_head).nonfinite).flat().some((n) => n > 0);
-  return [
-    el("p", {class: "note"}, "Largest |error| in multiples of the derived tolerance. ", note && `${note}.`),
-    byHead && el("figure", {}, el("h3", {}, "By request and head"), byHead),
-    byDim && el("figure", {}, el("h3", {}, "By row and dim"), byDim),
-    heatLegend(broken),
-  ];
+      `${whole(all.rows_compared)} of ${plural(all.rows_total, "cell")} (row \u00d7 head) compared`;
+  const note = [compared, textOf(part.text)].filter(Boolean).join("; ");
+  return `Largest |error| / tolerance. ${note && `${note}.`}`;
+}
+
+// Two figures: by request and head, and by dim.
+function errorFigures(error, headMapHeight) {
+  const all = recordOf(error), broken = hasBroken(all.request_head);
+  const byHead = requestHeadMap(recordOf(all.request_head), headMapHeight), byDim = rowDimMap(recordOf(all.row_dim));
+  const key = (part) => el("div", {class: "key"}, heatLegend(broken), el("p", {class: "note"}, errorNote(all, recordOf(part))));
+  return {
+    byHead: byHead && el("figure", {}, byHead, key(all.request_head)),
+    byDim: byDim && el("figure", {}, byDim, key(all.row_dim)),
+  };
 }
 
 // Pages: fill level by height, state by colour and mark.
@@ -196,7 +212,8 @@ function pagesFigure(pages) {
     label: "Pages of the cache",
     axis: "",
     columnLabel: () => "",
-    start: "One square per physical page; its height shows how many slots are filled. Point at one to see all pages of its owner.",
+    start:
+        "One square per physical page; its height shows how many slots are filled. Point at one to see all pages of its owner.",
     shape: (width) =>
         ((columns = Math.min(columnsIn(width), Math.max(8, cells.length))),
          {rows: Math.ceil(cells.length / columns), columns, cellWidth: 14, cellHeight: 14, left: 48, top: 0}),
@@ -259,7 +276,7 @@ function rowsFigure(rows) {
         compact: true,
         columns: [
           {title: "request", cell: first, sort: (row) => numberOf(row.req)}, number("query_len", "query_len"),
-          number("context_len", "context_len"), number("cached_len", "cached_len"), number("rows \u00d7 heads", "rows")
+          number("context_len", "context_len"), number("cached_len", "cached_len"), number("cells (row \u00d7 head)", "rows")
         ],
       }).node;
   return [
@@ -268,7 +285,7 @@ function rowsFigure(rows) {
   ];
 }
 
-function picturesOf(pictures) {
+function picturesOf(pictures, headMapHeight = 400) {
   let data = pictures;
   if (typeof data === "string") {
     try {
@@ -278,5 +295,5 @@ function picturesOf(pictures) {
     }
   }
   data = recordOf(data);
-  return {error: errorFigure(data.error), pages: pagesFigure(data.pages), rows: rowsFigure(data.rows)};
+  return {...errorFigures(data.error, headMapHeight), pages: pagesFigure(data.pages), rows: rowsFigure(data.rows)};
 }

@@ -165,7 +165,8 @@ function caseDetail(c) {
            `${whole(c.num_compared)} of ${plural(numberOf(c.num_elements, c.num_compared), "element")} compared with the `,
            "fp64 reference; all had to be written and finite."),
     checks.length > 0 && dataTable({label: `Checks of ${textOf(c.name)}`, columns, rows: checks, compact: true}).node,
-    drawn.error && [el("h3", {}, "Where the error is"), drawn.error],
+    drawn.byHead && [el("h3", {}, "Error by request and head"), drawn.byHead],
+    drawn.byDim && [el("h3", {}, "Error of the worst cells by dim"), drawn.byDim],
     drawn.pages && [el("h3", {}, "What the cache holds"), drawn.pages],
     drawn.rows && [el("h3", {}, "Who wrote which rows"), drawn.rows],
   ].flat(2);
