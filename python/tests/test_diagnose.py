@@ -123,7 +123,9 @@ def test_a_page_for_notebooks(case):
     inside = inside.removesuffix('"></iframe>')
     assert '"' not in inside and "<" not in inside
     assert html.unescape(inside) == quire.render_html(found.json)
-    broken = quire.Batch(case.batch.query, case.batch.query_start_loc, case.batch.seq_lens, np.full((3, 5), 10**6))
+    b = case.batch
+    table = np.full((3, 5), 10**6)
+    broken = quire.Batch(query=b.query, query_start_loc=b.query_start_loc, seq_lens=b.seq_lens, block_table=table)
     found = quire.diagnose(broken, case.cache, observed=faulty(case))
     assert found.verdict == "broken batch" and found._repr_html_().startswith("<iframe ")
     assert json.loads(found.json)["findings"]
