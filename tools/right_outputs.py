@@ -59,7 +59,7 @@ def judge(with_torch):
 
 
 def diagnosed(case, out):
-    return quire._quire.diagnose_batch(out, case.batch, case.cache, case.options, None, False, 1.0, None)
+    return quire.diagnose(case.batch, case.cache, case.options, observed=out)
 
 
 # --- the smallest error that is noticed ---

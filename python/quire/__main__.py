@@ -28,6 +28,8 @@ _EXIT_CODES = {
     "device_error": UNSUPPORTED,
 }
 
+_LAYOUT = "\n\t"
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m quire", description="Judge attention that Python can call, and explain wrong outputs")
@@ -53,7 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("file", metavar="FILE", help="a .safetensors capture with an observed output")
     diagnose.add_argument("--full", action="store_true", help="compare every row with the fp64 reference, however long it takes")
     diagnose.add_argument("--seconds", type=float, default=0.5, metavar="S", help="about how long comparing may take (default: 0.5)")
-    diagnose.add_argument("--reduced", metavar="FILE", help="where the reduced capture goes (default: FILE with .reduced in its name)")
+    diagnose.add_argument("--profile", metavar="WORDS",
+                          help="what the kernel may round, e.g. weights=bf16, or plain (default: found by itself; docs/numerics.md)")  # fmt: skip
+    diagnose.add_argument("--reduced", metavar="FILE", help="where the reduced capture goes (default: FILE with .reduced before its suffix)")
     diagnose.add_argument("--no-reduced", action="store_true", help="write no reduced capture")
     for command in (verify, diagnose):
         command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -116,34 +120,43 @@ def _verify(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
     return code, text, {"schema": "quire.verify/1", "ok": code == OK, "exit_code": code, "verdicts": [json.loads(verdict.json)]}
 
 
-def _reduced(args: argparse.Namespace, case: quire.Case, diagnosis: quire.Diagnosis) -> str:
-    """Where the reduced capture was written, or ""."""
+def _printable(text: str, kept: str = "") -> str:
+    """Control characters, but for those that are ``kept``, as \\xNN: a capture does not write to the terminal."""
+    return "".join(f"\\x{ord(c):02x}" if (c < " " and c not in kept) or c == "\x7f" else c for c in text)
+
+
+def _reduced(args: argparse.Namespace, case: quire.Case, diagnosis: quire.Diagnosis, report: dict[str, Any]) -> str:
+    """The line about the reduced capture, or "". Not being able to write it does not change the diagnosis."""
     if args.no_reduced or diagnosis.verdict in ("right", "broken batch"):
         return ""
     path: str = args.reduced or os.path.splitext(args.file)[0] + ".reduced.safetensors"
-    quire.write_capture(path, quire.reduce_case(case, diagnosis))
-    return path
+    try:
+        reduced = quire.reduce_case(case, diagnosis)
+        quire.write_capture(path, reduced)
+    except (quire.Error, OSError) as error:
+        return f"reduced  not written: {_printable(str(error))}\n"
+    report["reduced"] = path
+    rows, pages = (f"{few} of {all_}" for few, all_ in zip(_size(reduced), _size(case)))
+    return f"reduced  {_printable(path)} ({rows} rows, {pages} pages)\n"
+
+
+def _size(case: quire.Case) -> tuple[int, int]:
+    return case.batch.query.shape[0], case.cache.num_pages
 
 
 def _diagnose(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
     start = time.perf_counter()
     case = quire.read_capture(args.file)
     with Progress(not args.json) as progress:
-        diagnosis = quire.diagnose(case, full=args.full, seconds=args.seconds, progress=progress.stage)
+        diagnosis = quire.diagnose(case, full=args.full, seconds=args.seconds, profile=args.profile, progress=progress.stage)
     code = OK if diagnosis else FINDINGS
     report = {"schema": "quire.diagnose/1", "ok": code == OK, "exit_code": code, **json.loads(diagnosis.json), "file": args.file}
-    text = f"file     {args.file}\n{diagnosis.text}"
-    try:
-        if path := _reduced(args, case, diagnosis):
-            report["reduced"] = path
-            text += f"reduced  {path}\n"
-    except (quire.Error, OSError) as error:  # does not change the diagnosis
-        text += f"reduced  not written: {error}\n"
+    text = f"file     {_printable(args.file)}\n{_printable(diagnosis.text, kept=_LAYOUT)}" + _reduced(args, case, diagnosis, report)
     report["seconds"] = time.perf_counter() - start
     text += f"time     {report['seconds']:.2f} s\n"
     if args.html:
         _write_html(args.html, json.dumps(report))
-        text += f"html     {args.html}\n"
+        text += f"html     {_printable(args.html)}\n"
     return code, text, report
 
 
@@ -162,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"python -m quire: {error}", file=sys.stderr)
         return _exit_code(error)
     try:
-        print(json.dumps(report) if args.json else text.rstrip("\n"), flush=True)
+        print(json.dumps(report, indent=2, ensure_ascii=False) if args.json else text.rstrip("\n"), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code

@@ -63,9 +63,17 @@ OPS: dict[str, Op] = {
 }
 
 
+HOW = (
+    "for a signature of your own give adapter=f, where f of the call's arguments returns (batch, cache, options); or save one call with "
+    "quire.write_capture(path, batch, cache, options, observed=out)"
+)
+
+
 def op_named(name: str) -> Op:
     if name not in OPS:
-        raise ArgumentError(f'op "{name}" is none of {", ".join(OPS)}; say op="..." if your function has the signature of one of these')
+        raise ArgumentError(
+            f'op "{name}" is none of {", ".join(OPS)}; say op="..." if your function has the signature of one of these; {HOW}'
+        )
     return OPS[name]
 
 
@@ -78,6 +86,8 @@ def binder(function: Callable[..., Any], name: str) -> Callable[..., Mapping[str
         known = set()
     if OPS[name].table not in known and hasattr(vllm, name):
         signature = inspect.signature(getattr(vllm, name))
+    reading = inspect.signature(OPS[name].read).parameters.values()
+    needed = [p.name for p in reading if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
 
     def bind(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         bound = signature.bind_partial(*args, **kwargs)
@@ -86,6 +96,8 @@ def binder(function: Callable[..., Any], name: str) -> Callable[..., Mapping[str
         for parameter in signature.parameters.values():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 flat.update(flat.pop(parameter.name, {}))
+        if missing := [argument for argument in needed if argument not in flat]:
+            raise ArgumentError(f"the call has no {', '.join(missing)}; it has not the signature of {name}: {HOW}")
         return flat
 
     return bind

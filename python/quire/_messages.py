@@ -18,7 +18,7 @@ import numpy as np
 
 from quire.errors import ArgumentError
 
-_DTYPES = {
+DTYPES = {
     "float32": "f32",
     "float16": "f16",
     "bfloat16": "bf16",
@@ -65,11 +65,11 @@ def dtype_name(dtype: Any, argument: str) -> str:
     else:
         name = str(dtype)
     name = name.removeprefix("torch.").removeprefix("np.").removeprefix("numpy.").removeprefix("jnp.")
-    if name in _DTYPES.values():
+    if name in DTYPES.values():
         return name
-    if name not in _DTYPES:
-        raise ArgumentError(f"{argument}: {dtype!r} is none of {', '.join(_DTYPES.values())}")
-    return _DTYPES[name]
+    if name not in DTYPES:
+        raise ArgumentError(f"{argument}: {dtype!r} is none of {', '.join(DTYPES.values())}")
+    return DTYPES[name]
 
 
 class _Parameter(NamedTuple):
@@ -163,8 +163,11 @@ def _mistake(parameters: list[_Parameter], args: tuple[Any, ...], kwargs: dict[s
     return ""
 
 
-def explained(function: F, *, method: bool = False) -> F:
-    """The same function, but a call that nanobind refuses raises an :class:`ArgumentError` that names the argument."""
+def explained(function: F, *, method: bool = False, name: str = "") -> F:
+    """The same function, but a call that nanobind refuses raises an :class:`ArgumentError` that names the argument.
+
+    name: of the function that the user called, if that is another one.
+    """
     signatures = [_parameters(text, defaults) for text, _, defaults in function.__nb_signature__]  # type: ignore[attr-defined]
 
     @functools.wraps(function)
@@ -177,7 +180,7 @@ def explained(function: F, *, method: bool = False) -> F:
             mistakes = [_mistake(parameters, args[method:], kwargs) for parameters in signatures]
             if not all(mistakes):
                 raise
-            raise ArgumentError(f"{function.__name__}(): {mistakes[-1]}") from None
+            raise ArgumentError(f"{name or function.__name__}(): {mistakes[-1]}") from None
 
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     shown_parameters = [

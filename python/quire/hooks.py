@@ -11,6 +11,9 @@
     @quire.record("captures/", when="always", op="unified_attention")
     def my_attention(q, k, v, out, cu_seqlens_q, ...): ...
 
+    @quire.record("captures/", adapter=lambda q, cache, step: (step.batch(q), cache))      # any other signature
+    def my_decode(q, cache, step): ...
+
 The op's result, its exceptions and its arguments are never changed; a recorder that cannot read a call or write its file warns. With
 ``when="mismatch"`` every call is compared with :func:`quire.reference` on a few rows, chosen so that the cost stays near ``budget_ms``.
 """
@@ -19,15 +22,16 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from quire import _calls, _quire, vllm
+from quire import _adapter, _calls, _quire, vllm
 from quire._sampling import Part, Sampler
 from quire.errors import ArgumentError
 
@@ -77,11 +81,11 @@ class Recorder:
 
     # --- around one call ---
 
-    def wrap(self, function: F, op: str | None = None) -> F:
+    def wrap(self, function: F, op: str | None = None, adapter: _adapter.Adapter | None = None) -> F:
         """``function`` with every call recorded as this recorder was told to."""
-        name = op or getattr(function, "__name__", "")
-        kind = _calls.op_named(name)
-        bind = _calls.binder(function, name)
+        name = op or getattr(function, "__name__", "call")
+        kind = _calls.op_named(name) if adapter is None else _adapter.OWN
+        bind = _calls.binder(function, name) if adapter is None else _adapter.binder(adapter)
 
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -200,9 +204,9 @@ class _Watch:
 
     def _look(self, result: Any, error: Exception | None) -> None:
         assert self._arguments is not None
-        output = self._arguments.get(self._kind.out)
-        if output is None:
-            output = result[0] if isinstance(result, (tuple, list)) else result
+        output = self._output(result)
+        if output is None and error is None:
+            raise ArgumentError("it returned None, and the batch of the adapter names no output: give Batch(output=)")
         if error is not None:
             self._save(None, {"raised": f"{type(error).__name__}: {error}"})
         elif self._recorder.due(self._number):
@@ -215,6 +219,15 @@ class _Watch:
                 with self._recorder._lock:
                     self._recorder.mismatches += 1
                 self._save(output, {"finding": finding})
+
+    def _output(self, result: Any) -> Any:
+        """What a call computed: the argument that it writes; of an adapted call first what it returned, if that looks like an output."""
+        assert self._arguments is not None
+        written = self._arguments.get(self._kind.out)
+        returned = result[0] if isinstance(result, (tuple, list)) and result else result
+        if self._kind is _adapter.OWN and tuple(getattr(returned, "shape", ())) == tuple(self._arguments["query"].shape):
+            return returned
+        return returned if written is None else written
 
     def _save(self, output: Any, notes: dict[str, str]) -> None:
         assert self._arguments is not None
@@ -237,12 +250,22 @@ class _Watch:
             self._recorder.warn(f"quire.capture: {self._name}: {what}; saved {path} (look with: quire diagnose {path})", once=False)
 
 
+class _Place(NamedTuple):
+    """A function to be patched: ``text`` as the caller named it, ``kind`` the known op whose signature it has, if that is said."""
+
+    text: str
+    module: str
+    name: str
+    kind: str | None
+
+
 class _Patch:
     """A function replaced where it is defined, and in every module that imported it by name."""
 
-    def __init__(self, module: Any, name: str, recorder: Recorder, op: str | None):
+    def __init__(self, place: _Place, recorder: Recorder, adapter: _adapter.Adapter | None):
+        module, name = _imported(place), place.name
         self._original = getattr(module, name)
-        self._recorded = recorder.wrap(self._original, op or name)
+        self._recorded = recorder.wrap(self._original, place.kind or name, adapter)
         self._places = [(module, name)]
         for other in list(sys.modules.values()):
             names = getattr(other, "__dict__", None)
@@ -262,13 +285,13 @@ class _Patch:
 class _Capture:
     """The context manager behind :func:`capture`; each ``with`` gets a recorder of its own."""
 
-    def __init__(self, ops: list[tuple[str, str, str | None]], make: Callable[[], Recorder]):
-        self._ops, self._make = ops, make
+    def __init__(self, places: list[_Place], make: Callable[[], Recorder], adapter: _adapter.Adapter | None):
+        self._places, self._make, self._adapter = places, make, adapter
         self._active: list[list[_Patch]] = []
 
     def __enter__(self) -> Recorder:
         recorder = self._make()
-        patches = [_Patch(importlib.import_module(module), name, recorder, op) for module, name, op in self._ops]
+        patches = [_Patch(place, recorder, self._adapter) for place in self._places]
         for patch in patches:
             patch.apply()
         self._active.append(patches)
@@ -289,19 +312,42 @@ class _Capture:
         return inside  # type: ignore[return-value]
 
 
-def _targets_of(op: str | Iterable[str] | None) -> list[tuple[str, str, str | None]]:
-    """(module, attribute, op kind) of "module:function", "module:function=op_name", or of quire.vllm's functions."""
+def _places_of(op: str | Iterable[str] | None, adapted: bool) -> list[_Place]:
+    """Of "module:function", "module:function=op_name", or quire.vllm's functions."""
     if op is None:
-        return [("quire.vllm", name, None) for name in _VLLM_FUNCTIONS]
+        if adapted:
+            raise ArgumentError('adapter: needs op="module:function", the function whose arguments it reads')
+        return [_Place(name, "quire.vllm", name, None) for name in _VLLM_FUNCTIONS]
     found = []
     for text in [op] if isinstance(op, str) else list(op):
-        place, _, kind = text.partition("=")
-        module, colon, name = place.partition(":")
+        where, _, kind = text.partition("=")
+        module, colon, name = where.partition(":")
         if not colon:
-            module, name = "quire.vllm", place
-        _calls.op_named(kind or name)
-        found.append((module, name, kind or None))
+            module, name = "quire.vllm", where
+        top = module.partition(".")[0]
+        if top not in sys.modules and (not top or importlib.util.find_spec(top) is None):
+            raise ArgumentError(f'op "{text}": there is no module "{top}"')
+        if adapted and kind:
+            raise ArgumentError(_BOTH.format(kind))
+        if not adapted:
+            _calls.op_named(kind or name)
+        found.append(_Place(text, module, name, kind or None))
     return found
+
+
+_BOTH = "op {} says what the arguments mean, and so does adapter; give one of them"
+
+
+def _imported(place: _Place) -> Any:
+    try:
+        module = importlib.import_module(place.module)
+    except ModuleNotFoundError as error:
+        if error.name and (place.module + ".").startswith(error.name + "."):
+            raise ArgumentError(f'op "{place.text}": there is no module "{error.name}"') from error
+        raise ArgumentError(f'op "{place.text}": module "{place.module}" cannot be imported: {error}') from error
+    if not hasattr(module, place.name):
+        raise ArgumentError(f'op "{place.text}": module "{place.module}" has no "{place.name}"')
+    return module
 
 
 def capture(
@@ -309,6 +355,7 @@ def capture(
     when: str | int = "mismatch",
     *,
     op: str | Iterable[str] | None = None,
+    adapter: Callable[..., Any] | None = None,
     budget_ms: float = 2.0,
     limit: int | None = None,
     pages: str = "auto",
@@ -319,6 +366,9 @@ def capture(
     when: "mismatch" = the first call whose output is wrong on the rows that are looked at, or that raises; "always"; or n = every n-th.
     op: what to patch: "module:function", with "=chunked_prefill_paged_decode" or another known op behind it if the function has another
         name; several in a list; None = the functions of quire.vllm.
+    adapter: for functions of any other signature: called with the arguments of each call, it returns (batch, cache), (batch, cache,
+        options), or a dict of the arguments of Batch, KVCache (its dtype as cache_dtype) and Options. The output is what the
+        function returns, or the first of a tuple, if it has the shape of the query; else the batch's ``output``, written in place.
     budget_ms: about how long a call may be looked at; at least one row and KV head is compared.
     limit: captures to write; default 1 for "mismatch", else no limit. After that, calls are no longer looked at.
     pages: "all", "named" (only pages that the block table names, renumbered), or "auto" = named for caches on a device or over 256 MiB.
@@ -327,7 +377,10 @@ def capture(
     """
     make = functools.partial(Recorder, path, when, budget_ms, limit, pages)
     make()  # bad arguments raise here, not in the with statement
-    return _Capture(_targets_of(op), make)
+    places = _places_of(op, adapter is not None)
+    if adapter is not None:
+        _adapter.binder(adapter)
+    return _Capture(places, make, adapter)
 
 
 def record(
@@ -335,22 +388,28 @@ def record(
     when: str | int = "mismatch",
     *,
     op: str | None = None,
+    adapter: Callable[..., Any] | None = None,
     budget_ms: float = 2.0,
     limit: int | None = None,
     pages: str = "auto",
 ) -> Callable[[F], F]:
-    """A decorator that records the calls of one function with the signature of a known op; arguments as in :func:`capture`.
+    """A decorator that records the calls of one function; arguments as in :func:`capture`.
 
-    op: the op whose signature it has; default: the function's own name. The recorder is the decorated function's ``recorder``.
+    op: the known op whose signature it has; default: the function's own name. adapter: for any other signature. The recorder is the
+    decorated function's ``recorder``.
     """
 
     def decorate(function: F) -> F:
         recorder = Recorder(path, when, budget_ms, limit, pages)
-        recorded = recorder.wrap(function, op)
+        recorded = recorder.wrap(function, op, adapter)
         recorded.recorder = recorder  # type: ignore[attr-defined]
         return recorded
 
     if op is not None:
+        if adapter is not None:
+            raise ArgumentError(_BOTH.format(op))
         _calls.op_named(op)
+    if adapter is not None:
+        _adapter.binder(adapter)
     return decorate
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from quire import _quire, targets
+from quire._messages import DTYPES, explained, shown
 from quire._progress import Progress
 from quire._supports import TypePairs, as_function, type_pairs
+from quire.errors import ArgumentError
 
 __all__ = ["diagnose", "soak", "verify"]
 
@@ -111,23 +113,76 @@ def soak(
 
 
 def diagnose(
-    case: Any,
+    batch: Any,
+    cache: _quire.KVCache | None = None,
+    options: _quire.Options | None = None,
+    observed: Any = None,
+    lse: Any = None,
     *,
     full: bool = False,
     seconds: float = 1.0,
     profile: str | None = None,
     progress: Callable[[str], Any] | None = None,
 ) -> _quire.Diagnosis:
-    """What is wrong with an observed output, where, and why (docs/diagnose.md).
+    """What is wrong with an observed output, where, and why (docs/diagnose.md)::
 
-    case: a :class:`Case` with an observed output, or the path of a capture.
+        quire.diagnose("bad.safetensors")
+        quire.diagnose(batch, cache, options, observed=my_kernel(...))
+
+    batch: the :class:`Batch` that the output was made from; or a :class:`Case`, or the path of a capture, which have their own cache and
+        options, and may have their own observed output.
+    observed: the output, like batch.query, of any array library in host memory; for a capture, instead of its own.
+    lse: judged too if given, f32 [num_tokens, num_q_heads].
     full: compare every row with the reference, however long it takes; else about ``seconds`` are spent on that.
     profile: what the kernel may round (docs/numerics.md, "Profiles"): "plain", "weights=bf16", "weights=f16,dequantised",
         "products=tf32"; without it, the tightest one whose rounding looks like the error is found, and named in the report.
     progress: called with the name of each stage.
 
-    Raises ArgumentError if the case has no observed output, ParseError or FileError for a bad file. The GIL is released.
+    What batch.output holds is taken for what the output held before the call; rows that still hold it were never written. Raises
+    ArgumentError without an observed output, or for one of another shape or dtype, ParseError or FileError for a bad file. The GIL is
+    released.
     """
-    if isinstance(case, (str, bytes, os.PathLike)):
-        case = _quire.read_capture(case)
-    return _quire.diagnose_case(case, full, seconds, progress, profile)
+    if not isinstance(batch, _quire.Batch):
+        if cache is not None or options is not None:
+            raise ArgumentError("cache, options: a Case has its own")
+        case = _case_of(batch)
+        if observed is None:
+            if lse is not None:
+                raise ArgumentError("lse: is given without observed, the output that it belongs to")
+            if case.observed is None:
+                raise ArgumentError(_no_output("the case has none of its own", case.batch))
+            return _diagnose_case(case, full, seconds, progress, profile)
+        batch, cache, options = case.batch, case.cache, case.options
+    _check_inputs(batch, cache, options, observed)
+    return _diagnose_batch(batch, cache, options, observed, lse, full, seconds, progress, profile)
+
+
+_diagnose_case = explained(_quire.diagnose_case, name="diagnose")
+_diagnose_batch = explained(_quire.diagnose_batch, name="diagnose")
+
+
+def _case_of(given: Any) -> _quire.Case:
+    if isinstance(given, _quire.Case):
+        return given
+    if isinstance(given, (str, bytes, os.PathLike)):
+        return _quire.read_capture(given)
+    raise ArgumentError(f"batch: {shown(given)}, expected a quire.Batch, a quire.Case or the path of a capture")
+
+
+def _no_output(why: str, batch: _quire.Batch) -> str:
+    shape = ", ".join(str(n) for n in batch.query.shape)
+    return f"observed: {why}, expected the output to be judged, {batch.dtype} [{shape}] like query: diagnose(..., observed=out)"
+
+
+def _check_inputs(batch: _quire.Batch, cache: Any, options: Any, observed: Any) -> None:
+    """What native code would say less well."""
+    if not isinstance(cache, _quire.KVCache):
+        raise ArgumentError(f"cache: {shown(cache)}, expected a quire.KVCache")
+    if options is not None and not isinstance(options, _quire.Options):
+        raise ArgumentError(f"options: {shown(options)}, expected a quire.Options or None; an output is given as observed=")
+    if observed is None:
+        raise ArgumentError(_no_output("is None", batch))
+    dtype = str(getattr(observed, "dtype", "")).removeprefix("torch.")
+    raw = dtype.startswith("uint") or dtype == "int16"  # the bits of a 16-bit type
+    if dtype and not raw and (name := DTYPES.get(dtype, dtype)) != batch.dtype:
+        raise ArgumentError(f"observed: {name}, expected {batch.dtype}, the type of the batch's query")

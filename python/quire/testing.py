@@ -23,11 +23,13 @@ import pytest
 
 from quire import _quire
 from quire.errors import ArgumentError, Error
+from quire.judging import diagnose
 
 __all__ = ["assert_attention_close", "poisoned_cache", "quire_case"]
 
 POISONS = ("nan", "garbage")
-_REFUTED_SHOWN = 3
+_CAUSE = ("verdict", "profile", "rule", "pattern", "cause", "as good", "next")
+_SUSPECTS = 3
 _folder: Callable[[], str] | None = None
 """Where captures go; set while pytest runs with the plugin."""
 
@@ -50,8 +52,8 @@ def assert_attention_close(
     FlashAttention and vLLM's kernels do. profile: all that the kernel may round, in the words of docs/numerics.md, for those that round
     more: "weights=bf16,scores=bf16", "weights=bf16,dequantised", "products=tf32". tokens: compare these rows only, if the fp64 reference of all takes too long.
 
-    The failure message holds what is wrong and where, the cause if one is found, the closest explanations that were refuted, the problem
-    line, and the path of a capture that ``quire diagnose`` reads.
+    The failure message holds what is wrong and where as a rule, the cause or what is likely, or else plain observations and at most three
+    suspects, the problem line, and the path of a capture that ``quire diagnose`` reads.
     """
     __tracebackhide__ = True
     if isinstance(batch, _quire.Case):
@@ -78,31 +80,29 @@ def _rows(array: Any, tokens: list[int]) -> Any:
 def _message(text: str, out: Any, lse: Any, batch: Any, cache: Any, options: Any, profile: str | None) -> str:
     lines = [text, ""]
     try:
-        diagnosis = _quire.diagnose_batch(out, batch, cache, options, lse, False, 1.0, None, profile)
-        lines += _explanation(diagnosis)
+        lines += _explanation(diagnose(batch, cache, options, observed=out, lse=lse, profile=profile), profile)
     except Error as error:  # the assertion is what matters
         lines.append(f"diagnosis: none ({error})")
-    lines.append(_saved(out, lse, batch, cache, options))
+    lines.append(_saved(out, lse, batch, cache, options, profile))
     return "\n".join(lines)
 
 
-def _explanation(diagnosis: _quire.Diagnosis) -> list[str]:
-    """The part of a diagnosis that fits into a failure message; the capture has the rest."""
-    lines = [f"verdict: {diagnosis.verdict}"]
-    if diagnosis.profile != "plain":
-        lines.append(f"profile: {diagnosis.profile}" + ("; if the kernel may do that, pass it as profile=" if diagnosis.verdict == "right" else ""))
-    suspicions = list(diagnosis.suspicions)
-    if diagnosis.verdict == "cause found" and suspicions:
-        cause = suspicions.pop(0)
-        lines.append(f"cause:   a kernel that {cause.text} ({cause.fault}): explains {cause.explained:.1%} of the error")
-        if cause.detail:
-            lines.append(f"         {cause.detail}")
-    for suspicion in [s for s in suspicions if s.refutation][:_REFUTED_SHOWN]:
-        lines.append(f"refuted: {suspicion.text}: {suspicion.refutation}")
-    return [*lines, f"problem: {diagnosis.problem}"]
+def _explanation(diagnosis: _quire.Diagnosis, profile: str | None) -> list[str]:
+    """The lines of the report that fit into a failure message; the capture has the rest."""
+    unknown = diagnosis.verdict == "unknown cause"
+    shown, suspects, label = [], 0, ""
+    for line in diagnosis.text.splitlines():
+        own, words = line[:9].strip(), line[9:]
+        label = own or label
+        suspects += label == "suspect"
+        if label in _CAUSE or (unknown and (label == "fact" or (label == "suspect" and suspects <= _SUSPECTS))):
+            shown.append(f"{own + ':' if own else '':<9}{words}")
+    if diagnosis.verdict == "right" and profile is None and diagnosis.profile != "plain":
+        shown.append(f'{"":9}if the kernel may do that, say so: profile="{diagnosis.profile}"')
+    return [*shown, f"problem: {diagnosis.problem}"]
 
 
-def _saved(out: Any, lse: Any, batch: Any, cache: Any, options: Any) -> str:
+def _saved(out: Any, lse: Any, batch: Any, cache: Any, options: Any, profile: str | None) -> str:
     """Saves a capture; says where, or why not."""
     test = os.environ.get("PYTEST_CURRENT_TEST", "assertion").rsplit(" ", 1)[0].rsplit("/", 1)[-1]
     stem = re.sub(r"[^A-Za-z0-9_.=-]+", "-", test).strip("-")[:100]
@@ -117,7 +117,8 @@ def _saved(out: Any, lse: Any, batch: Any, cache: Any, options: Any) -> str:
         _quire.write_capture(path, batch, cache, options, out, lse, notes, batch.dtype)
     except (Error, OSError) as error:
         return f"capture: none ({error})"
-    return f"capture: {path} (look with: quire diagnose {path})"
+    named = f"--profile {profile} " if profile else ""
+    return f"capture: {path} (look with: quire diagnose {named}{path})"
 
 
 # --- fixtures ---

@@ -59,11 +59,11 @@ BatchForCall with_output_before(const PyBatch& batch, const quire::Tensor& obser
   return made;
 }
 
-Diagnosis diagnose_batch(nb::handle observed, const PyBatch& batch, const PyCache& cache, const PyOptions* options,
+Diagnosis diagnose_batch(const PyBatch& batch, const PyCache& cache, const PyOptions* options, nb::handle observed,
                          nb::handle observed_lse, bool full, double seconds, const nb::object& progress,
                          const std::optional<std::string>& profile) {
   const ArrayRef out = import_array(observed, "observed", Access::read, std::string(quire::name(batch.views().query.dtype)));
-  const ArrayRef lse = import_array(observed_lse, "observed_lse");
+  const ArrayRef lse = import_array(observed_lse, "lse");
   const BatchForCall call = with_output_before(batch, out.view);
   Case c;
   c.batch = call.views;
@@ -84,24 +84,66 @@ PyCase reduce_case(const PyCase& given, const Diagnosis& diagnosis) {
 
 std::string render_html(const std::string& json) { return unwrap(quire::render_html(json)); }
 
-}  // namespace
+/// The page in a frame of its own: its styles do not reach the notebook, and nothing in it can leave the attribute.
+std::string html_frame(const Diagnosis& d) {
+  std::string escaped;
+  for (const char c : render_html(d.json)) {
+    switch (c) {
+      case '&': escaped += "&amp;"; break;
+      case '"': escaped += "&quot;"; break;
+      case '<': escaped += "&lt;"; break;
+      default: escaped += c;
+    }
+  }
+  return "<iframe title=\"quire diagnose\" width=\"100%\" height=\"640\" style=\"border:0\" sandbox=\"allow-scripts\" srcdoc=\"" +
+         escaped + "\"></iframe>";
+}
 
-void bind_report(nb::module_& m) {
-  nb::class_<Suspicion>(m, "Suspicion", "One suspect of a diagnosis: a fault of faults(), or two joined by \" + \".")
-      .def_ro("fault", &Suspicion::fault)
-      .def_ro("text", &Suspicion::text)
+/// "factor_out in heads 2-3": what a suspect is called, and where it holds.
+std::string called(const Suspicion& s) {
+  return (s.fault.empty() ? s.mechanism : s.fault) + (s.scope.empty() ? "" : " in " + s.scope);
+}
+
+std::string suspicion_repr(const Suspicion& s) {
+  const char* standing = s.certain ? ", certain" : s.refutation.empty() ? "" : ", refuted";
+  return "<Suspicion " + called(s) + ": explains " + std::to_string(std::lround(100 * s.explained)) + " %" + standing + ">";
+}
+
+std::string diagnosis_repr(const Diagnosis& d) {
+  const bool named = (d.verdict == "cause found" || d.verdict == "mechanism likely") && !d.suspicions.empty();
+  return "<Diagnosis " + d.verdict + (named ? ": " + called(d.suspicions.front()) : "") + ", " +
+         std::to_string(d.wrong_tokens.size()) + " wrong rows" +
+         (d.profile.plain() ? "" : ", profile " + quire::to_string(d.profile)) + ">";
+}
+
+void bind_suspicion(nb::module_& m) {
+  nb::class_<Suspicion>(m, "Suspicion",
+                        "One suspect of a diagnosis: a mechanism with its parameters and its scope, often a fault of faults().")
+      .def_ro("mechanism", &Suspicion::mechanism, "Id of docs/diagnose.md, e.g. \"factor_out\"; two joined by \" + \".")
+      .def_ro("fault", &Suspicion::fault,
+              "Id in faults(), or \"\" for a mechanism outside of the catalogue; two joined by \" + \".")
+      .def_ro("text", &Suspicion::text, "Completes \"a kernel that ...\".")
       .def_ro("detail", &Suspicion::detail, "The parameters that fit best.")
+      .def_ro("scope", &Suspicion::scope, "Where it holds, e.g. \"heads 16-31\"; \"\" for the whole batch.")
+      .def_ro("next", &Suspicion::next, "What to look at next if this is the cause.")
       .def_ro("explained", &Suspicion::explained, "Share of the observed error that it explains, in [0, 1].")
       .def_ro("largest_move", &Suspicion::largest_move, "How far it moves any tested element at most.")
       .def_ro("largest_left", &Suspicion::largest_left, "The largest error that it leaves unexplained.")
+      .def_ro("certain", &Suspicion::certain, "It explains every dim of every wrong row looked at, and breaks no right one.")
       .def_ro("refutation", &Suspicion::refutation, "Why it is not the cause, with numbers; empty for the cause.")
-      .def("__repr__", [](const Suspicion& s) {
-        return "<Suspicion " + s.fault + (s.refutation.empty() ? ": explains " : ", refuted: explains ") +
-               std::to_string(std::lround(100 * s.explained)) + " %>";
-      });
-  nb::class_<Diagnosis>(m, "Diagnosis", "What is wrong with an output, where and why; str() is the report for a terminal.")
-      .def_ro("verdict", &Diagnosis::verdict, "\"right\", \"cause found\", \"unknown cause\" or \"broken batch\".")
-      .def_ro("suspicions", &Diagnosis::suspicions, "Best first; the first is the cause if one was found.")
+      .def("__repr__", &suspicion_repr);
+}
+
+void bind_diagnosis(nb::module_& m) {
+  nb::class_<Diagnosis>(
+      m, "Diagnosis",
+      "What is wrong with an output, where and why; str() is the report for a terminal, and notebooks show the page.")
+      .def_ro("verdict", &Diagnosis::verdict,
+              "\"right\", \"cause found\", \"mechanism likely\", \"unknown cause\" or \"broken batch\".")
+      .def_ro("suspicions", &Diagnosis::suspicions,
+              "Best first; the first is the cause if one was found. Wrong cells in separate scopes have a cause each.")
+      .def_ro("patterns", &Diagnosis::patterns, "Which cells are wrong, as rules: one sentence per separate set.")
+      .def_ro("observations", &Diagnosis::observations, "At most five facts that need no hypothesis.")
       .def_ro("wrong_tokens", &Diagnosis::wrong_tokens)
       .def_ro("complete", &Diagnosis::complete, "Every element was compared with the reference.")
       .def_prop_ro(
@@ -110,18 +152,22 @@ void bind_report(nb::module_& m) {
       .def_ro("problem", &Diagnosis::problem, "The problem line.")
       .def_ro("text", &Diagnosis::text)
       .def_ro("json", &Diagnosis::json)
+      .def("_repr_html_", &html_frame)
       .def("__bool__", [](const Diagnosis& d) { return d.verdict == "right"; })
       .def("__str__", [](const Diagnosis& d) { return d.text; })
-      .def("__repr__", [](const Diagnosis& d) {
-        const bool named = d.verdict == "cause found" && !d.suspicions.empty();
-        return "<Diagnosis " + d.verdict + (named ? ": " + d.suspicions.front().fault : "") + ", " +
-               std::to_string(d.wrong_tokens.size()) + " wrong rows>";
-      });
+      .def("__repr__", &diagnosis_repr);
+}
+
+}  // namespace
+
+void bind_report(nb::module_& m) {
+  bind_suspicion(m);
+  bind_diagnosis(m);
   m.def("diagnose_case", &diagnose_case, nb::arg("case"), nb::arg("full"), nb::arg("seconds"), nb::arg("progress").none(),
         nb::arg("profile") = nb::none(), "diagnose() of a case with an observed output.");
-  m.def("diagnose_batch", &diagnose_batch, nb::arg("observed"), nb::arg("batch"), nb::arg("cache"), nb::arg("options").none(),
-        nb::arg("observed_lse").none(), nb::arg("full"), nb::arg("seconds"), nb::arg("progress").none(),
-        nb::arg("profile") = nb::none(), "diagnose() of an output and the batch that it was made from.");
+  m.def("diagnose_batch", &diagnose_batch, nb::arg("batch"), nb::arg("cache"), nb::arg("options").none(), nb::arg("observed"),
+        nb::arg("lse").none(), nb::arg("full"), nb::arg("seconds"), nb::arg("progress").none(), nb::arg("profile") = nb::none(),
+        "diagnose() of an output and the batch that it was made from.");
   m.def("reduce_case", &reduce_case, nb::arg("case"), nb::arg("diagnosis"),
         "The smallest part of a case that still shows the same cause: fewer requests and only the pages that they read.");
   m.def("render_html", &render_html, nb::arg("json"),

@@ -333,7 +333,7 @@ def test_bad_arguments_are_refused(tmp_path):
     with pytest.raises(quire.ArgumentError, match="when: 0"):
         quire.capture(tmp_path, when=0)
     with pytest.raises(quire.ArgumentError, match='op "nonsense" is none of chunked_prefill_paged_decode'):
-        quire.capture(tmp_path, op="somewhere:nonsense")
+        quire.capture(tmp_path, op="quire.vllm:nonsense")
     with pytest.raises(quire.ArgumentError, match="pages"):
         quire.capture(tmp_path, pages="some")
     with pytest.raises(quire.ArgumentError, match="budget_ms"):

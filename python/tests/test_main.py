@@ -1,6 +1,8 @@
 """python -m quire: the same exit codes and JSON as the C++ program."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +80,50 @@ def test_diagnose_of_a_right_output(capsys, tmp_path):
     out = quire.attend(case.batch, case.cache, case.options)
     quire.write_capture(tmp_path / "good.safetensors", case.batch, case.cache, case.options, out)
     assert main(["diagnose", str(tmp_path / "good.safetensors")]) == 0
+
+
+def the_command():
+    """The C++ program: of the development build, or an installed one."""
+    built = Path(__file__).parents[2] / "build" / "dev" / "cli" / "quire"
+    found = str(built) if built.exists() else shutil.which("quire")
+    if not found or quire.__version__ not in subprocess.run([found, "--version"], capture_output=True, text=True).stdout:
+        pytest.skip("the quire program is not built")
+    return found
+
+
+def both(capsys, *arguments):
+    """(exit code, output) of the command and of python -m quire; times are left out."""
+    command = subprocess.run([the_command(), "diagnose", *arguments], capture_output=True, text=True)
+    code = main(["diagnose", *arguments])
+    outputs = command.stdout, capsys.readouterr().out
+    assert all(len(text) > 100 for text in outputs), command.stderr
+    if "--json" in arguments:
+        return tuple((c, {**json.loads(text), "seconds": 0}) for c, text in zip((command.returncode, code), outputs))
+    return tuple((c, re.sub(r"(?m)^time     .* s$", "", text)) for c, text in zip((command.returncode, code), outputs))
+
+
+@pytest.mark.parametrize("arguments", [(), ("--full", "--json"), ("--profile", "weights=f16"), ("--no-reduced", "--seconds", "2")], ids=str)
+def test_diagnose_prints_what_the_command_prints(capsys, bad, arguments):
+    command, module = both(capsys, bad, *arguments)
+    assert command == module
+
+
+def test_diagnose_of_broken_batches_prints_what_the_command_prints(capsys, tmp_path):
+    case = quire.make_case(LINE)
+    path = tmp_path / "broken.safetensors"
+    case.batch.block_table[1, 0] = 10**6
+    quire.write_capture(path, case.batch, case.cache, case.options, quire.make_case(LINE).batch.output)
+    command, module = both(capsys, str(path))
+    assert command == module and "Q-T03" in module[1]
+
+
+def test_foreign_text_reaches_no_terminal(capsys, tmp_path):
+    """A capture's name and notes are escaped, as the command does."""
+    case = quire.make_case(LINE)
+    path = tmp_path / "a\x1b[2Jb.safetensors"
+    quire.write_capture(path, case.batch, case.cache, case.options, quire.attend(case.batch, case.cache, case.options))
+    command, module = both(capsys, str(path))
+    assert command == module and "\x1b" not in module[1]
 
 
 def test_as_a_program():

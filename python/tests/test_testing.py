@@ -33,19 +33,53 @@ def test_the_message_of_a_wrong_output(quire_case):
     with pytest.raises(AssertionError) as caught:
         assert_attention_close(out, case)
     text = str(caught.value)
-    for part in (
-        r"elements (exceed|differ)",
-        r"verdict: cause found",
-        r"cause: +a kernel that reads an int64 query_start_loc as int32 \(query_start_loc_as_int32\): explains 100\.0% of the error",
-        r"refuted: .+: .*\d",
-        r"problem: q=f16 kv=f16 heads=4:2",
-        r"capture: \S+\.safetensors \(look with: quire diagnose \S+\)",
-    ):
-        assert re.search(part, text), f"{part}\n{text}"
+    in_order = (
+        r"^\d+ of 3328 elements (exceed|differ)",
+        r"^verdict: cause found$",
+        r"^pattern: exactly every row, all heads: 26 x 4 of 26 x 4 cells; no other cell is wrong$",
+        r"^cause:   a kernel that reads an int64 query_start_loc as int32 \(query_start_loc_as_int32\)\n {9}explains 100 % of the error$",
+        r"^next:    .+",
+        r"^problem: q=f16 kv=f16 heads=4:2",
+        r"^capture: \S+\.safetensors \(look with: quire diagnose \S+\)$",
+    )
+    places = [re.search(part, text, re.MULTILINE) for part in in_order]
+    assert all(places), f"{in_order[[bool(p) for p in places].index(False)]}\n{text}"
+    assert [p.start() for p in places] == sorted(p.start() for p in places), text
+    assert "refuted" not in text and "fact:" not in text and len(text.splitlines()) < 16, text
     path = re.search(r"capture: (\S+)", text).group(1)
     saved = quire.read_capture(path)
     assert saved.batch.query_start_loc.dtype == np.int64
     assert quire.diagnose(path).suspicions[0].fault == "query_start_loc_as_int32"
+
+
+def test_the_message_of_a_cause_in_a_scope(quire_case):
+    case = quire_case(LINE)
+    out = quire.attend(case.batch, case.cache, case.options)
+    out[20] = quire.attend(case.batch, case.cache, quire.Options(softmax_scale=0.3))[20]
+    with pytest.raises(AssertionError) as caught:
+        assert_attention_close(out, case)
+    text = str(caught.value)
+    assert re.search(r"^pattern: exactly the decode rows, all heads: 1 x 4 of 1 x 4 cells", text, re.MULTILINE), text
+    assert re.search(r"^cause:   a kernel that multiplies .*\(factor_scores\)\n +explains 100 % of the error, in the decode rows", text, re.M), text
+
+
+def test_the_message_of_an_unknown_cause(quire_case):
+    """The pattern, plain observations, and no more than three suspects."""
+    case = quire_case(LINE)
+    out = quire.attend(case.batch, case.cache, case.options)
+    out[3:9] = np.random.default_rng(5).normal(size=out[3:9].shape)
+    with pytest.raises(AssertionError) as caught:
+        assert_attention_close(out, case)
+    text = str(caught.value)
+    found = quire.diagnose(case, observed=out)
+    assert found.verdict == "unknown cause"
+    lines = text.splitlines()
+    for label, values in (("verdict:", ["unknown cause"]), ("pattern:", found.patterns), ("fact:", found.observations)):
+        first = next(i for i, line in enumerate(lines) if line.startswith(label))
+        assert [line[9:] for line in lines[first : first + len(values)]] == values, text
+    assert "cause:   unknown: none of" in text
+    first = next(i for i, line in enumerate(lines) if line.startswith("suspect:"))
+    assert lines[first + 3].startswith("problem:") and "explain less" not in text, text
 
 
 def test_one_row_of_chosen_rows(quire_case):
@@ -70,7 +104,7 @@ def test_rounded_weights_are_allowed_only_when_asked_for(quire_case):
     case = quire_case("q=bf16 heads=2 d=64 page=16 reqs=8@200 seed=1")
     out = quire.attend_with_fault(case.batch, case.cache, "weights_rounded_to_bf16", case.options) if any(
         f.id == "weights_rounded_to_bf16" for f in quire.faults()) else rounded_weights(case)  # fmt: skip
-    with pytest.raises(AssertionError, match="profile: weights=bf16; if the kernel may do that, pass it as profile="):
+    with pytest.raises(AssertionError, match='profile: weights=bf16 .*\n(.*\n)* {9}if the kernel may do that, say so: profile="weights=bf16"'):
         assert_attention_close(out, case)
     assert_attention_close(out, case, weights="bf16")
     assert_attention_close(out, case, profile="weights=bf16")
@@ -82,9 +116,15 @@ def test_a_fault_beside_rounded_weights_is_diagnosed_under_them(quire_case):
     case = quire_case("q=bf16 heads=2 d=64 page=16 reqs=8@200 seed=1")
     out = rounded_weights(case)
     out[3] *= 2
-    with pytest.raises(AssertionError, match="profile: weights=bf16\n") as failure:
+    with pytest.raises(AssertionError) as failure:
         assert_attention_close(out, case, weights="bf16")
-    assert "1 of" not in str(failure.value).splitlines()[0] and "output[token 3" in str(failure.value)
+    text = str(failure.value)
+    assert "profile: weights=bf16 (as given)" in text and "if the kernel may do that" not in text
+    assert "output[token 3" in text.splitlines()[0] and "1 of" not in text.splitlines()[0]
+    assert re.search(r"^pattern: .*1 x 2 of 1 x 2 cells", text, re.M), text
+    assert re.search(r"^cause:   a kernel that multiplies the output by a factor", text, re.M), text
+    (path,) = re.findall(r"look with: quire diagnose --profile weights=bf16 (\S+)\)", text)
+    assert quire.diagnose(path, profile="weights=bf16").wrong_tokens == [3]
 
 
 def rounded_weights(case):
