@@ -258,7 +258,7 @@ void describe(const Found& found, Diagnosis& d) {
     const bool sure = !part.ranking.empty() && part.ranking.front().certain;
     for (const Hypothesis& h : part.ranking) {
       const bool whole = h.fit.wrong > 0 && h.fit.whole == h.fit.wrong;
-      const bool fits = (sure ? h.certain : whole && best >= kLikely) && h.why_not.empty() && h.share > best - kFits;
+      const bool fits = whole && (sure || best >= kLikely) && h.why_not.empty() && h.share > best - kFits;
       d.suspicions.push_back(suspicion(h, part, !fits));
     }
     d.suspicions.push_back(rounding(part));

@@ -246,7 +246,8 @@ std::vector<fault::Sample> Evidence::samples() const {
 
 void Evidence::fit_unwritten(const Exhibit& e, Tally& tally) const {
   double share = e.unlawful ? 1 : kExplainsLawfulRow;
-  const bool one_value = where_.laws.breaks(e.at.token * facts_.num_q_heads + e.at.head, kFill);
+  const bool one_value = where_.laws.breaks(e.at.token * facts_.num_q_heads + e.at.head, kFill) ||
+                         std::all_of(e.observed.begin(), e.observed.end(), [](double x) { return std::isnan(x); });
   if (e.before != Exhibit::Before::unknown) share = e.before == Exhibit::Before::same ? 1 : 0;
   const bool proven = e.before == Exhibit::Before::same || (e.before == Exhibit::Before::unknown && e.unlawful && one_value);
   tally.fit.unwritten = true;
