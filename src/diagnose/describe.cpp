@@ -256,11 +256,15 @@ void describe(const Found& found, Diagnosis& d) {
   for (const Part& part : found.parts) {
     const double best = part.ranking.empty() ? 0 : part.ranking.front().share;
     const bool sure = !part.ranking.empty() && part.ranking.front().certain;
+    // What is as good as the first one stands behind it, before anything that is refuted.
+    std::vector<Suspicion> refuted;
     for (const Hypothesis& h : part.ranking) {
       const bool whole = h.fit.wrong > 0 && h.fit.whole == h.fit.wrong;
       const bool fits = whole && (sure || best >= kLikely) && h.why_not.empty() && h.share > best - kFits;
-      d.suspicions.push_back(suspicion(h, part, !fits));
+      const bool first = &h == &part.ranking.front();
+      (fits || first ? d.suspicions : refuted).push_back(suspicion(h, part, !fits));
     }
+    std::move(refuted.begin(), refuted.end(), std::back_inserter(d.suspicions));
     d.suspicions.push_back(rounding(part));
   }
   d.text = text_of(found, d);
