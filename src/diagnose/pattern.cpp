@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "diagnose/pattern_conditions.h"
 #include "diagnose/pattern_search.h"
@@ -65,12 +66,14 @@ std::vector<Condition> dims_of(const Localisation& where, const std::vector<std:
 
 /// A row that sees one key has its value for an answer, whatever its score: few faults show there. If such rows are all that
 /// keeps a rule from being exact, the rule says so.
-void leave_out_single_keys(const Localisation& where, std::size_t heads, Rule& rule) {
+void leave_out_single_keys(const Facts& f, const Localisation& where, std::size_t heads, Rule& rule) {
   Mask rows = rule.rows;
-  std::int64_t right = 0;
+  std::int64_t right = 0, row = -1, keys = 0;
   for (std::size_t i = 0; i < where.rows.size(); ++i) {
     if (!in(rule, i, heads)) continue;
-    const bool one_key = where.reference.num_keys[Facts::at(where.rows[i].reference_row)] < 2;
+    if (std::exchange(row, where.rows[i].token) != where.rows[i].token)
+      keys = attributes_of(f, row, 0, /*with_pages=*/false).value[static_cast<std::size_t>(Attribute::num_keys)];
+    const bool one_key = keys < 2;
     if (one_key && where.rows[i].wrong) return;
     if (!one_key && !where.rows[i].wrong) return;
     if (one_key) rows[i / heads] = 0, ++right;
@@ -140,7 +143,7 @@ std::vector<Pattern> find_patterns(const Facts& facts, const Localisation& where
   const Columns columns(facts, where);
   std::vector<Rule> rules = find_rules(columns, Cells(where, columns.heads));
   if (rules.empty()) return {without_rule(facts, where)};
-  for (Rule& rule : rules) leave_out_single_keys(where, columns.heads, rule);
+  for (Rule& rule : rules) leave_out_single_keys(facts, where, columns.heads, rule);
   std::int64_t uncovered = 0;
   for (std::size_t i = 0; i < where.rows.size(); ++i)
     if (where.rows[i].wrong &&
