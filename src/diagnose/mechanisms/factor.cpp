@@ -46,7 +46,7 @@ void propose_factor(const Scene& scene, Proposals& list) {
   if (found.empty()) return;
   std::vector<double> factors;
   for (const Ratio& r : found) factors.push_back(r.factor);
-  if (all_same(factors, kSameFactor)) add_one_factor(median(factors), list);
+  if (all_same(factors, kSameFactor)) return add_one_factor(median(factors), list);
   const std::map<std::int64_t, double> heads = by_head(found, factors, kSameFactor);
   if (heads.size() < 2) return;
   Proposal p{"factor_out",
