@@ -97,13 +97,13 @@ void allow_rounded_weights(Reference& expected, DType weights, const std::vector
 
 /// One suspect of a diagnosis: a mechanism with its parameters, often an entry of faults().
 struct Suspicion {
-  std::string mechanism;  ///< id of docs/diagnose.md, e.g. "factor_out"; two joined by " + " for a combination
-  std::string fault;      ///< id in faults(), e.g. "query_start_loc_as_int32", or empty; two joined by " + "
-  std::string text;       ///< "reads an int64 query_start_loc as int32"
-  std::string detail;     ///< the parameters: "logical page 3 of request 5 read from page 17"
-  std::string scope;      ///< where it holds, if not in the whole batch: "the decode rows, heads 16-31"
-  std::string next;       ///< what to look at next if this is the cause
-  double explained = 0;   ///< share of the observed error that it explains, in [0, 1], less the right rows that it would break
+  std::string mechanism;    ///< id of docs/diagnose.md, e.g. "factor_out"; two joined by " + " for a combination
+  std::string fault;        ///< id in faults(), e.g. "query_start_loc_as_int32", or empty; two joined by " + "
+  std::string text;         ///< "reads an int64 query_start_loc as int32"
+  std::string detail;       ///< the parameters: "logical page 3 of request 5 read from page 17"
+  std::string scope;        ///< where it holds, if not in the whole batch: "the decode rows, heads 16-31"
+  std::string next;         ///< what to look at next if this is the cause
+  double explained = 0;     ///< share of the observed error that it explains, in [0, 1], less the right rows that it would break
   double largest_move = 0;  ///< how far it moves any tested element at most
   double largest_left = 0;  ///< the largest error that it leaves unexplained
   bool certain = false;     ///< explains every dim of every wrong row looked at and breaks no right one (docs/diagnose.md)
@@ -124,8 +124,8 @@ struct Diagnosis {
   /// "right", "cause found", "mechanism likely", "unknown cause", "broken batch" (a contract rule is broken: everything after is
   /// undefined)
   std::string verdict;
-  /// Best first; suspicions[0] is the cause if the verdict is "cause found". Wrong cells in separate scopes have a cause each: the
-  /// best of each scope come first then.
+  /// Best first; suspicions[0] is the cause if the verdict is "cause found". Wrong cells in separate scopes have a cause each:
+  /// the best of each scope come first then.
   std::vector<Suspicion> suspicions;
   std::vector<std::string> patterns;       ///< which cells are wrong, as rules: one sentence per separate set
   std::vector<std::string> observations;   ///< at most five facts that need no hypothesis
@@ -137,9 +137,9 @@ struct Diagnosis {
   std::string json;                        ///< the same as JSON, with error maps and page map
 };
 
-/// Localises, applies laws that need no oracle, describes the wrong cells by a rule, inverts a few of them, tests mechanisms and every
-/// fault of the catalogue with and without that rule as a scope, and refutes the rest with numbers. The case must have an `observed`
-/// output (invalid_argument).
+/// Localises, applies laws that need no oracle, describes the wrong cells by a rule, inverts a few of them, tests mechanisms and
+/// every fault of the catalogue with and without that rule as a scope, and refutes the rest with numbers. The case must have an
+/// `observed` output (invalid_argument).
 Result<Diagnosis> diagnose(const Case& c, const DiagnoseOptions& options = {});
 
 /// The smallest part of a case that still shows the same cause: fewer requests and only the pages that they read. The observed

@@ -106,7 +106,8 @@ std::string family_of(const std::string& id) {
   return {};
 }
 
-/// One line per family; suspects that predict the same output are counted, not named: `ctest -R Confusion` prints what is not first.
+/// One line per family; suspects that predict the same output are counted, not named: `ctest -R Confusion` prints what is not
+/// first.
 std::string table() {
   struct Counts {
     int captures = 0, first = 0, alone = 0;
@@ -120,8 +121,7 @@ std::string table() {
       "{} faults, {} captures: the true cause is first in {} ({:.1f} %), alone in {} of these.\n\n"
       "| family | captures | first | alone |\n|---|---|---|---|\n",
       faults().size(), all.captures, all.first, 100.0 * all.first / all.captures, all.alone);
-  for (const auto& [family, c] : by_family)
-    text += fmt::format("| {} | {} | {} | {} |\n", family, c.captures, c.first, c.alone);
+  for (const auto& [family, c] : by_family) text += fmt::format("| {} | {} | {} | {} |\n", family, c.captures, c.first, c.alone);
   return text;
 }
 
