@@ -230,7 +230,7 @@ quire::SoakResult soak_target(const nb::object& target, double minutes, std::str
     }
   };
   const Target made = nb::isinstance<nb::str>(target)
-                          ? unwrap(quire::backend_target(nb::cast<std::string>(target), chosen_num_threads()))
+                          ? unwrap(quire::backend_target(nb::cast<std::string>(target), current_threads().chosen))
                           : target_of(target, interrupt);
   quire::Result<quire::SoakResult> result = [&] {
     const nb::gil_scoped_release unlocked;
