@@ -78,7 +78,7 @@ struct VerifyArgs {
   std::string soak_folder;  ///< empty: quire-soak
 };
 Report run_verify(const VerifyArgs& args, const Terminal& terminal);
-/// What to say where verify cannot be asked of a backend of that name.
+/// The error for a backend name that verify cannot be asked of.
 Report no_backend(const std::string& name, const Status& status);
 /// verify --soak: random batches until time is up or Ctrl-C.
 Report run_soak(const VerifyArgs& args, const VerifyOptions& asked, const std::vector<std::string>& backends,

@@ -50,7 +50,7 @@ std::string bold(std::string_view text, const Terminal& terminal);
 
 /// Control characters become \xNN, so that text from a file cannot drive the terminal. Newlines and tabs stay.
 std::string printable(std::string_view text);
-/// The same for what is one line: a line break in a file name must not begin a line of the report.
+/// Text that stays on one line: a line break in a file name is escaped, too, or it would begin a line of the report.
 std::string printable_line(std::string_view text);
 
 }  // namespace quire::cli

@@ -35,7 +35,7 @@ class StopOnSignal {
   struct sigaction interrupt_ = {}, terminate_ = {};
 };
 
-/// What a soak has no use for.
+/// Options of verify that a soak refuses, because it has no use for them.
 std::string contradiction(const VerifyArgs& args) {
   if (!args.matrices.empty() || !args.lines.empty()) return "--soak asks random batches alone; leave out --matrix and --line";
   if (args.quick || args.peer) return "--quick and --peer mean nothing with --soak";

@@ -286,7 +286,7 @@ class FuzzBatch {
     record_writes(in, seq, table, width);
   }
 
-  /// What engines do: lengths that run ahead of the table, freed pages left where no row looks, slots of another step.
+  /// Slips that engines make: lengths that run ahead of the table, freed pages left where no row looks, slots of another step.
   void be_sloppy(Bytes& in, std::vector<std::int64_t>& seq, std::vector<std::int64_t>& cached, std::vector<std::int64_t>& table,
                  std::vector<std::int64_t>& slots, std::int64_t width) const {
     if (num_reqs_ == 0) return;

@@ -5,9 +5,7 @@
 //   3. If they are not, plan() refuses, with the status of the findings. For a query on a device it reads no table, and may
 //      refuse with those of depth metadata.
 //   4. append() and merge() succeed exactly if their checks are clean.
-//   5. Of an output that is wrong in one element, diagnose() says so, and reduce_case() makes a case that is clean again and
-//   whose pages
-//      are pages of the cache.
+//   5. diagnose() finds the one wrong element of an output, and reduce_case() makes a clean case of pages of the cache.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Of an output that is wrong in one element, diagnose() says so, and reduce_case() makes a case that is clean again and whose
-// pages are pages of the cache. Apart from the other laws, because it needs more of the library and more time.
+// The law of outputs with one wrong element: diagnose() finds the element, and reduce_case() makes a clean case of pages of the
+// cache. The other laws stand apart, because this one needs more of the library and more time.
 #pragma once
 
 #include <algorithm>

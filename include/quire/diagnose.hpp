@@ -15,7 +15,8 @@
 
 namespace quire {
 
-/// What a right kernel may round besides its f32 arithmetic (docs/numerics.md, "Profiles"). The default is Quire's own kernels.
+/// Rounding that a right kernel may do besides its f32 arithmetic (docs/numerics.md, "Profiles"). The default is Quire's own
+/// kernels.
 struct NumericsProfile {
   DType weights = DType::f32;      ///< softmax weights are rounded to f16 or bf16 before they meet V (FlashAttention, Triton)
   DType scores = DType::f32;       ///< every step of a score is stored in f16 or bf16 (eager PyTorch)
@@ -113,13 +114,13 @@ struct Suspicion {
 struct DiagnoseOptions {
   bool full = false;     ///< compare every row with the reference, however long it takes
   double seconds = 1.0;  ///< without `full`: about how long comparing with the reference may take; laws cover every row anyway
-  /// What the kernel may round. Absent: plain, and if that finds something wrong, the tightest profile whose rounding looks like
-  /// the error that was observed.
+  /// Rounding that the kernel may do. Absent: plain, and if that finds something wrong, the tightest profile whose rounding looks
+  /// like the error that was observed.
   std::optional<NumericsProfile> profile;
   std::function<void(const std::string& stage)> progress;
 };
 
-/// What is wrong with an observed output, where, and why (docs/diagnose.md).
+/// The answer of diagnose(): where an observed output is wrong, and why (docs/diagnose.md).
 struct Diagnosis {
   /// "right", "cause found", "mechanism likely", "unknown cause", "broken batch" (a contract rule is broken: everything after is
   /// undefined)

@@ -145,7 +145,7 @@ struct SoakOptions {
   double minutes = 10;     ///< of this run; 0 or less: until `progress` says stop
   std::string directory;   ///< state.json, log.txt and findings.txt are here; empty: nothing is written and nothing is resumed
   std::uint64_t seed = 1;  ///< of fresh batches; a state in `directory` goes on with its own
-  /// As in VerifyOptions.
+  /// What the target takes; each has the meaning that it has in VerifyOptions.
   std::vector<TypePair> types;
   std::vector<std::int64_t> head_dims;
   std::vector<CacheLayout> layouts;

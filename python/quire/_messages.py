@@ -18,7 +18,7 @@ import numpy as np
 
 from quire.errors import ArgumentError
 
-DTYPES = {
+FLOATING_DTYPES = {
     "float32": "f32",
     "float16": "f16",
     "bfloat16": "bf16",
@@ -26,9 +26,8 @@ DTYPES = {
     "float8_e4m3fnuz": "fp8_e4m3fnuz",
     "float8_e5m2": "fp8_e5m2",
     "float8_e5m2fnuz": "fp8_e5m2fnuz",
-    "int32": "i32",
-    "int64": "i64",
 }
+DTYPES = {**FLOATING_DTYPES, "int32": "i32", "int64": "i64"}
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -35,6 +35,7 @@ import numpy as np
 
 from quire import _quire
 from quire._arrays import empty_bytes_like, empty_f32_like, is_torch
+from quire._messages import FLOATING_DTYPES
 from quire.errors import ArgumentError, UnsupportedError
 
 __all__ = [
@@ -100,24 +101,13 @@ def _is_raw(array: Any) -> bool:
     return str(getattr(array, "dtype", "")).removeprefix("torch.") in ("uint8", "int8")
 
 
-_TORCH_NAMES = {
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "fp8_e4m3fn",
-    "float8_e4m3fnuz": "fp8_e4m3fnuz",
-    "float8_e5m2": "fp8_e5m2",
-    "float8_e5m2fnuz": "fp8_e5m2fnuz",
-}
-
-
 def _dtype_of(array: Any, name: str) -> str:
     if not _on_device(array):
         return _quire.bits(array, name)[1]
     spelled = str(array.dtype).removeprefix("torch.")
-    if spelled not in _TORCH_NAMES:
-        raise ArgumentError(f"{name}: dtype {spelled} is none of {', '.join(_TORCH_NAMES)}")
-    return _TORCH_NAMES[spelled]
+    if spelled not in FLOATING_DTYPES:
+        raise ArgumentError(f"{name}: dtype {spelled} is none of {', '.join(FLOATING_DTYPES)}")
+    return FLOATING_DTYPES[spelled]
 
 
 def _view(array: Any, name: str, dtype: str | None) -> tuple[Any, str]:

@@ -96,31 +96,44 @@ std::string named(const Suspicion& s) {
   return formatted("{} ({}){}", s.text, id, s.detail.empty() ? "" : ": " + s.detail);
 }
 
-/// The suspects of one part: [from, to) of Diagnosis::suspicions.
-void add_cause(const Part& part, std::span<const Suspicion> own, bool several, Lines& lines) {
-  if (several) lines.add("cause", formatted("of {}:", part.pattern.scope_text));
-  const Suspicion* best = own.empty() ? nullptr : &own.front();
-  if (best == nullptr || !best->certain) {
-    const bool likely = best != nullptr && best->explained >= kLikely;
-    lines.add("cause", likely ? formatted("likely: a kernel that {}", named(*best))
-                              : formatted("unknown: none of {} faults and mechanisms explains more than {} of the error",
-                                          own.size(), best == nullptr ? "0 %" : percent(best->explained)));
-    if (likely)
-      lines.more(formatted("explains {} of the error, and not all of it{}", percent(best->explained),
-                           best->scope.empty() ? "" : "; in " + best->scope + " only"));
-    for (std::size_t i = 1; likely && i < own.size(); ++i)
-      if (own[i].refutation.empty())
-        lines.add("as good", formatted("{}: {} on this batch", named(own[i]), percent(own[i].explained)));
-    return;
-  }
-  lines.add("cause", formatted("a kernel that {} ({})", best->text, best->fault.empty() ? best->mechanism : best->fault));
-  lines.more(formatted(
-      "explains {} of the error{}{}", percent(best->explained), best->scope.empty() ? "" : ", in " + best->scope + " only",
-      part.ranking.front().combined ? "; two faults at once, found greedily: the second on top of the first" : ""));
-  if (!best->detail.empty()) lines.more(best->detail);
+void add_as_good(std::span<const Suspicion> own, Lines& lines) {
   for (std::size_t i = 1; i < own.size() && own[i].refutation.empty(); ++i)
     lines.add("as good", formatted("{}: {} on this batch", named(own[i]), percent(own[i].explained)));
-  if (!best->next.empty()) lines.add("next", best->next);
+}
+
+/// Nothing is certain: the likely mechanism, or how little the best one explains.
+void add_uncertain(std::span<const Suspicion> own, Lines& lines) {
+  constexpr double kAll = 0.9995;  // printed as 100 %
+  if (own.front().explained >= kLikely) {
+    const Suspicion& best = own.front();
+    lines.add("cause", formatted("likely: a kernel that {}", named(best)));
+    lines.more(formatted("explains {} of the error{}{}", percent(best.explained),
+                         best.explained >= kAll ? "; other causes would look the same" : ", and not all of it",
+                         best.scope.empty() ? "" : "; in " + best.scope + " only"));
+    return add_as_good(own, lines);
+  }
+  double most = 0;
+  std::size_t tested = 0;
+  for (const Suspicion& s : own) {
+    most = std::max(most, s.explained);
+    tested += s.refutation.starts_with(kCannot) || s.fault == "rounding" ? 0 : 1;
+  }
+  lines.add("cause",
+            formatted("unknown: none of {} faults and mechanisms explains more than {} of the error", tested, percent(most)));
+}
+
+/// The suspects of one part: the cause, what is as good, what to look at next.
+void add_cause(const Part& part, std::span<const Suspicion> own, bool several, Lines& lines) {
+  if (several) lines.add("cause", formatted("of {}:", part.pattern.scope_text));
+  const Suspicion& best = own.front();
+  if (!best.certain) return add_uncertain(own, lines);
+  lines.add("cause", formatted("a kernel that {} ({})", best.text, best.fault.empty() ? best.mechanism : best.fault));
+  lines.more(
+      formatted("explains {} of the error{}{}", percent(best.explained), best.scope.empty() ? "" : ", in " + best.scope + " only",
+                part.ranking.front().combined ? "; two faults at once, found greedily: the second on top of the first" : ""));
+  if (!best.detail.empty()) lines.more(best.detail);
+  add_as_good(own, lines);
+  if (!best.next.empty()) lines.add("next", best.next);
 }
 
 /// Refuted suspects that this batch could have shown, best first; those that cannot show are counted by reason.

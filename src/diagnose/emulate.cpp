@@ -12,14 +12,9 @@ namespace {
 using fault::Facts;
 using fault::Model;
 using fault::Place;
+using fault::rounded;
 using fault::Row;
 using fault::Side;
-
-double rounded(DType type, double value) {
-  float cell = 0;
-  semantics::store(&cell, type, 0, static_cast<float>(value));
-  return semantics::load(&cell, type, 0);
-}
 
 double tf32(double value) {
   int exponent = 0;

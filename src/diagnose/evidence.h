@@ -65,7 +65,6 @@ class Evidence {
   double largest_tolerance() const { return largest_tolerance_; }
   /// "1.69", "NaN", "3.1 in lse": what has to be explained, in a few characters.
   std::string observed_text() const;
-  bool has_scope() const { return scope_ != nullptr; }
 
   /// Right exhibits are left out if it explains nothing.
   Fit fit(const fault::Model& model, Stage stage) const;

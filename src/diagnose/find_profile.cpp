@@ -7,8 +7,8 @@
 
 #include "diagnose/element.h"
 #include "diagnose/emulate.h"
-#include "diagnose/parallel.h"
 #include "diagnose/tolerance.h"
+#include "threads/on_threads.h"
 
 namespace quire::cause {
 namespace {
@@ -94,7 +94,7 @@ class Trial {
   bool accepted() {
     choose();
     const fault::Model model = emulated(f_, paid_.reference.profile);
-    for_each_index(cells_.size(), [&](std::size_t i) { measure(model, cells_[i]); });
+    threads::for_each_index(cells_.size(), [&](std::size_t i) { measure(model, cells_[i]); });
     return size_fits() && shows_everywhere() && !biased() && !hides_more();
   }
 

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <limits>
 
-#include "diagnose/parallel.h"
 #include "diagnose/tolerance.h"
 #include "text/formatted.h"
+#include "threads/on_threads.h"
 
 namespace quire::cause {
 namespace {
@@ -129,7 +129,7 @@ Laws apply_laws(const Facts& facts, const Observed& observed) {
   const Judge judge(facts, observed);
   Laws laws;
   laws.broken.assign(Facts::at(facts.num_tokens * facts.num_q_heads), 0);
-  for_each_index(Facts::at(facts.num_reqs * facts.num_kv_heads), [&](std::size_t i) {
+  threads::for_each_index(Facts::at(facts.num_reqs * facts.num_kv_heads), [&](std::size_t i) {
     const auto task = static_cast<std::int64_t>(i);
     judge.request(task / facts.num_kv_heads, task % facts.num_kv_heads, laws);
   });

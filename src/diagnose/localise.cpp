@@ -10,9 +10,9 @@
 
 #include "diagnose/element.h"
 #include "diagnose/find_profile.h"
-#include "diagnose/parallel.h"
 #include "diagnose/profile_report.h"
 #include "diagnose/tolerance.h"
+#include "threads/on_threads.h"
 
 namespace quire::cause {
 namespace {
@@ -186,7 +186,7 @@ Result<Localisation> compare_tokens(const Facts& f, const Observed& observed, st
   where.reference = std::move(reference).value();
   where.rows.assign(where.tokens.size() * Facts::at(f.num_q_heads), {});
   where.wrong_dim_bits.assign(where.rows.size() * words_per_row(f.head_dim), 0);
-  for_each_index(where.tokens.size(), [&](std::size_t token) {
+  threads::for_each_index(where.tokens.size(), [&](std::size_t token) {
     for (std::size_t h = 0; h < Facts::at(f.num_q_heads); ++h) {
       const std::size_t i = token * Facts::at(f.num_q_heads) + h;
       where.rows[i] = compare_row(f, observed, where, i);

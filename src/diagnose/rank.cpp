@@ -5,7 +5,7 @@
 #include <cmath>
 #include <set>
 
-#include "diagnose/parallel.h"
+#include "threads/on_threads.h"
 
 namespace quire::cause {
 namespace {
@@ -30,9 +30,9 @@ constexpr double kUnproven = 0.5;
 // Errors of the wrong cells against what is left, as a ratio of squares: 10 times as large. Below, errors are so small that wrong
 // predictions of the right size fit, too.
 constexpr double kClear = 100;
-constexpr double kExplainsAll = 0.99;  // of the error, element by element; what is left is rounding
-constexpr double kScopePrecision = 0.95;
-constexpr std::int64_t kRightSeen = 16;  // right cells inside a wider scope that a hypothesis must have left alone
+constexpr double kExplainsAll = 0.99;     // of the error, element by element; what is left is rounding
+constexpr double kScopePrecision = 0.95;  // of a scope that is a rule: nearly all that it selects is wrong
+constexpr std::int64_t kRightSeen = 16;   // right cells inside a wider scope that a hypothesis must have left alone
 
 struct Candidate {
   std::vector<const Proposal*> parts;  ///< one, or two of a combination in the order of planting
@@ -44,9 +44,6 @@ struct Candidate {
     Model m(facts);
     for (const Proposal* part : parts) part->plant(m);
     return m;
-  }
-  bool symptom() const {
-    return std::any_of(parts.begin(), parts.end(), [](const Proposal* p) { return p->symptom; });
   }
   /// Among equals: a mistake with evidence in the batch, a known mistake, then fitted ones by the number of their parameters.
   int order() const {
@@ -79,10 +76,10 @@ class Contest {
   bool is_certain(const Candidate& c) const {
     const Fit& fit = c.fit;
     if (fit.wrong == 0 || fit.whole < fit.wrong || fit.clarity < kClear || fit.explained < kExplainsAll) return false;
-    // NaN explains NaN, whatever made it, and "never written" explains anything: some number has to be explained, or the batch
-    // has to hold evidence.
     // Rows that one of two faults never writes may hold what the other one cannot explain.
     if (fit.unwritten && c.parts.size() > 1 && fit.finite < fit.wrong) return false;
+    // NaN explains NaN, whatever made it, and "never written" explains anything: some number has to be explained, or the batch
+    // has to hold evidence.
     const bool has_evidence = fit.unwritten && c.order() == static_cast<int>(fault::Rank::mechanism);
     if ((fit.finite == 0 || fit.unproven) && !has_evidence) return false;
     if (!c.scoped) return fit.broken == 0;
@@ -93,7 +90,7 @@ class Contest {
   /// Measures and sorts the first `count`.
   void round(std::vector<Candidate>& list, std::size_t count, Stage stage) const {
     count = std::min(count, list.size());
-    for_each_index(count, [&](std::size_t i) {
+    threads::for_each_index(count, [&](std::size_t i) {
       Candidate& c = list[i];
       c.fit = evidence_.fit(c.model(facts_), stage);
       judge(c);
@@ -134,7 +131,6 @@ Hypothesis hypothesis(const Candidate& c, bool certain) {
   h.fit = c.fit;
   h.share = c.share;
   h.scoped = c.scoped;
-  h.symptom = c.symptom();
   h.certain = certain;
   h.combined = c.parts.size() > 1;
   return h;
@@ -159,7 +155,7 @@ void add_catalogue(const Scene& scene, const Evidence& evidence, Proposals& list
   const fault::Evidence seen{scene.facts, evidence.samples()};
   const std::vector<Fault>& faults = fault::catalogue();
   std::vector<Suspects> suspects(faults.size());
-  for_each_index(faults.size(), [&](std::size_t i) { suspects[i] = faults[i].suspects(seen); });
+  threads::for_each_index(faults.size(), [&](std::size_t i) { suspects[i] = faults[i].suspects(seen); });
   for (std::size_t i = 0; i < faults.size(); ++i) {
     const FaultInfo& info = faults[i].info;
     const std::string mechanism = mechanism_of(info);

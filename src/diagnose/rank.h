@@ -20,7 +20,6 @@ struct Hypothesis {
   Fit fit;
   double share = 0;      ///< explained, less what it breaks; in the better of the two scopes
   bool scoped = false;   ///< holds inside the scope of the pattern only: elsewhere right cells refute it
-  bool symptom = false;  ///< says what happened, not why
   bool certain = false;  ///< see is_certain()
   bool combined = false;
 };

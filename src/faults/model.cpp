@@ -389,13 +389,10 @@ void Model::settle() {
       softmax, finish);
 }
 
-/// To the nearest value of a floating type.
-static void round_to(DType type, std::span<double> values) {
-  float stored = 0;
-  for (double& value : values) {
-    semantics::store(&stored, type, 0, static_cast<float>(value));
-    value = semantics::load(&stored, type, 0);
-  }
+double rounded(DType type, double value) {
+  float stored = 0;  // as wide as the widest floating type
+  semantics::store(&stored, type, 0, static_cast<float>(value));
+  return semantics::load(&stored, type, 0);
 }
 
 void load_vector(const Model& m, const Row& row, Side side, std::int64_t position, std::vector<std::int64_t>& at,
@@ -410,7 +407,8 @@ void load_vector(const Model& m, const Row& row, Side side, std::int64_t positio
   const double scale = m.scale(side, place, head);
   if (scale != 1)
     for (double& value : to) value *= scale;
-  if (place.kind == Place::Kind::cache && m.facts->dequantised_to_query) round_to(m.facts->batch.query.dtype, to);
+  if (place.kind == Place::Kind::cache && m.facts->dequantised_to_query)
+    for (double& value : to) value = rounded(m.facts->batch.query.dtype, value);
   if (m.vector) m.vector(row, side, place, head, to);
 }
 

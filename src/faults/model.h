@@ -151,6 +151,9 @@ void append_keys(std::int64_t first, std::int64_t last, std::vector<Key>& keys);
 /// The largest score, the sink's included; NaN wins.
 double largest(std::span<const double> scores, double sink);
 
+/// The nearest value of a floating type; infinite or saturated beyond its range, as storing is.
+double rounded(DType type, double value);
+
 /// Decodes elements of `data` as `dtype`.
 void decode_as(DType dtype, const void* data, std::span<const std::int64_t> at, double* values);
 

@@ -16,6 +16,9 @@ namespace quire::threads {
 /// Cores that this process may use, at least 1.
 inline std::size_t available() { return std::max(1u, std::thread::hardware_concurrency()); }
 
+/// A number of threads that a caller named.
+inline std::size_t at_least_one(int num_threads) { return static_cast<std::size_t>(std::max(1, num_threads)); }
+
 /// run() on the calling thread and on up to num_threads - 1 others at the same time; returns when all have. The first exception
 /// is thrown again here.
 void on_threads(std::size_t num_threads, const std::function<void()>& run);

@@ -10,8 +10,8 @@
 #include "quire/faults.hpp"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
+#include "threads/on_threads.h"
 #include "verify/guarded.h"
-#include "verify/in_parallel.h"
 #include "verify/matrix.h"
 #include "verify/prepare.h"
 
@@ -111,7 +111,8 @@ Result<PeerPower> measure_peer(const PeerCase& c, int num_threads) {
   std::vector<std::string> ids;
   for (const FaultInfo& fault : faults()) ids.push_back(fault.id);
   std::vector<std::optional<PeerPower::Mutant>> results(ids.size());
-  in_parallel(ids.size(), num_threads, [&](std::size_t i) { results[i] = plant(p, ids[i], c.atol); });
+  threads::for_each_index(ids.size(), threads::at_least_one(num_threads),
+                          [&](std::size_t i) { results[i] = plant(p, ids[i], c.atol); });
   PeerPower power;
   power.name = c.name;
   power.line = c.line;

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "verify/in_parallel.h"
+#include "threads/on_threads.h"
 #include "verify/judge.h"
 #include "verify/mutants.h"
 
@@ -93,7 +93,7 @@ class Power {
     for (const std::size_t i : list) judges.emplace_back(mutants_[i].target, p, checks);
     const auto phase = [&](PoisonKind kind, void (Judge::*run)()) {
       if (!poison(p, kind).ok()) return;
-      in_parallel(judges.size(), options_.num_threads, [&](std::size_t j) {
+      threads::for_each_index(judges.size(), threads::at_least_one(options_.num_threads), [&](std::size_t j) {
         if (!judges[j].failed() && !judges[j].refused()) (judges[j].*run)();
       });
     };

@@ -216,16 +216,7 @@ std::string Soak::text_of_soak(const SoakResult& r) {
 }
 
 std::string Soak::json_of_soak(const SoakResult& r) {
-  Json counts = Json::array(), findings = Json::array();
-  for (const SoakCounts& c : r.counts)
-    counts.push_back({{"target", c.target},
-                      {"cases", c.cases},
-                      {"passed", c.passed},
-                      {"failed", c.failed},
-                      {"refused", c.refused},
-                      {"num_elements", c.num_elements},
-                      {"num_compared", c.num_compared},
-                      {"worst_ratio", c.worst_ratio}});
+  Json findings = Json::array();
   for (const SoakFinding& f : r.findings)
     findings.push_back({{"target", f.target},
                         {"check", f.check},
@@ -239,7 +230,7 @@ std::string Soak::json_of_soak(const SoakResult& r) {
                      {"next", r.next},
                      {"seconds", r.seconds},
                      {"total_seconds", r.total_seconds},
-                     {"counts", std::move(counts)},
+                     {"counts", json_of(r.counts)},
                      {"findings", std::move(findings)},
                      {"interrupted", r.interrupted}};
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);

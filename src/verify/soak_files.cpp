@@ -30,23 +30,13 @@ std::string one_line(std::string text) {
 }
 
 Json json_of(const SoakState& s) {
-  Json counts = Json::array();
-  for (const SoakCounts& c : s.counts)
-    counts.push_back({{"target", c.target},
-                      {"cases", c.cases},
-                      {"passed", c.passed},
-                      {"failed", c.failed},
-                      {"refused", c.refused},
-                      {"num_elements", c.num_elements},
-                      {"num_compared", c.num_compared},
-                      {"worst_ratio", c.worst_ratio}});
   return {{"quire_soak", 1},
           {"seed", s.seed},
           {"next", s.next},
           {"seconds", s.seconds},
           {"running", s.running},
           {"interrupted", s.interrupted},
-          {"counts", std::move(counts)}};
+          {"counts", quire::conformance::json_of(s.counts)}};
 }
 
 /// Throws where a key is missing or of another type.
@@ -77,6 +67,20 @@ SoakState state_of(const Json& json) {
 Status io_error(const std::string& path, const char* what) { return {Code::io_error, formatted("{}: {}", path, what)}; }
 
 }  // namespace
+
+Json json_of(const std::vector<SoakCounts>& counts) {
+  Json list = Json::array();
+  for (const SoakCounts& c : counts)
+    list.push_back({{"target", c.target},
+                    {"cases", c.cases},
+                    {"passed", c.passed},
+                    {"failed", c.failed},
+                    {"refused", c.refused},
+                    {"num_elements", c.num_elements},
+                    {"num_compared", c.num_compared},
+                    {"worst_ratio", c.worst_ratio}});
+  return list;
+}
 
 Result<SoakFiles> SoakFiles::open(const std::string& directory) {
   if (directory.empty()) return SoakFiles({});

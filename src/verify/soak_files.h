@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -9,7 +10,7 @@
 
 namespace quire::conformance {
 
-/// What a run leaves to the next.
+/// The state that a run leaves to the next one.
 struct SoakState {
   std::uint64_t seed = 1;
   std::int64_t next = 0;  ///< the first line that was not asked
@@ -18,6 +19,9 @@ struct SoakState {
   std::string running;                   ///< the line that is asked at the moment; empty in a state that was left by a clean stop
   std::vector<std::string> interrupted;  ///< lines that ran when their process ended
 };
+
+/// The counts of every target, as a state and a report hold them.
+nlohmann::ordered_json json_of(const std::vector<SoakCounts>& counts);
 
 /// Does nothing at all without a folder.
 class SoakFiles {

@@ -44,7 +44,7 @@ Table table_of(const Scene& scene) {
   return t;
 }
 
-/// Which dim of the right output a dim holds in every cell; itself first.
+/// The dim of the right output whose values this dim holds in every cell; its own is tried first.
 std::int64_t source_of(const Table& t, std::int64_t dim) {
   const auto d = Facts::at(dim);
   const auto holds = [&](std::int64_t from) {

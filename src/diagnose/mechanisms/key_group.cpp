@@ -46,7 +46,7 @@ std::vector<Found> search(const OpenCell& cell, const Cut& cut) {
   return found;
 }
 
-/// Which groups of a row: the n-th from the start or the end, or one physical page.
+/// Selects groups of a row: the n-th from the start or the end, or one physical page.
 using Selects = std::function<bool(std::int64_t index, std::int64_t from_end, std::int64_t page)>;
 
 class Groups {

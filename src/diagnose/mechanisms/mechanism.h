@@ -26,7 +26,7 @@ struct Proposal {
   bool symptom = false;                 ///< says what happened, not why
 };
 
-/// What a mechanism may look at.
+/// The evidence that a mechanism may look at.
 struct Scene {
   const fault::Facts& facts;
   const Observed& observed;

@@ -16,7 +16,7 @@ constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 const char* const kNext =
     "multiply the accumulator and the denominator by exp(old max - new max) in every tile; divide by the sum of all weights";
 
-/// What one row's softmax sums, relative to its maximum.
+/// The sums of one row's softmax, relative to its maximum.
 struct Sums {
   std::span<const Key> keys;
   std::span<const double> scores;

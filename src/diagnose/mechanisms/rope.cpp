@@ -20,7 +20,7 @@ constexpr std::int64_t kShifts = 64;
 constexpr std::int64_t kMostKeys = 1024;  // of the cell that is searched; the search takes some hundred evaluations
 const char* const kNext = "compare the positions, the base and the pairing of dims with which queries and keys are rotated";
 
-/// Which dims form a pair: (i, i + d/2), as GPT-NeoX and Llama, or (2i, 2i + 1), as GPT-J.
+/// The base, and the pairing of dims: (i, i + d/2), as GPT-NeoX and Llama, or (2i, 2i + 1), as GPT-J.
 struct Rotation {
   double base = 10000;
   bool halves = true;

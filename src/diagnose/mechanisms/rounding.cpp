@@ -15,18 +15,13 @@ using fault::Facts;
 using fault::Key;
 using fault::Model;
 using fault::Place;
+using fault::rounded;
 using fault::Row;
 using fault::RowHead;
 using fault::Side;
 
 constexpr int kRefinements = 40;
 const char* const kNext = "keep scores and sums in f32; look for a conversion to a narrow type, and for a clamp";
-
-double rounded(DType type, double value) {
-  std::array<std::byte, 8> buffer{};
-  semantics::store(buffer.data(), type, 0, static_cast<float>(value));
-  return semantics::load(buffer.data(), type, 0);
-}
 
 constexpr DType kNarrow[] = {DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e5m2};
 

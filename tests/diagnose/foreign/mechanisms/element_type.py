@@ -2,24 +2,14 @@
 import ml_dtypes
 import numpy as np
 
-from mechanisms.fault import Fault, plants
+from mechanisms.fault import plants
+from mechanisms.reread import reread, what
 
 
 def read_as(batch, convert, what, **parameters):
     k_cache = convert(batch.k_cache) if what != "v" else batch.k_cache.astype(np.float32)
     v_cache = convert(batch.v_cache) if what != "k" else batch.v_cache.astype(np.float32)
-
-    def edit(view):
-        r, n = view.request, batch.cached_len(view.request)
-        pages = batch.pages_of(r)
-        k = batch.dequantise(batch.slots(k_cache, pages, n), batch.k_scale, view.q.dtype)
-        v = batch.dequantise(batch.slots(v_cache, pages, n), batch.v_scale, view.q.dtype)
-        view.k, view.v = np.concatenate([k, view.k[n:]]), np.concatenate([v, view.v[n:]])
-    return Fault({"of": what, **parameters}, edit=edit)
-
-
-def what(draw):
-    return draw.any(["both", "k", "v"])
+    return reread(batch, k_cache, v_cache, what, **parameters)
 
 
 @plants("element_type", classic=True)

@@ -2,24 +2,14 @@
 import numpy as np
 
 from mechanisms.fault import Fault, plants
+from mechanisms.reread import reread, what
 
 
 def caches(batch, change, what, **parameters):
     """Reorders each page: change([pages, page_size, kv_heads, dim]) -> the same shape."""
     k_cache = change(batch.k_cache) if what != "v" else batch.k_cache
     v_cache = change(batch.v_cache) if what != "k" else batch.v_cache
-
-    def edit(view):
-        r, n = view.request, batch.cached_len(view.request)
-        pages = batch.pages_of(r)
-        k = batch.dequantise(batch.slots(k_cache, pages, n), batch.k_scale, view.q.dtype)
-        v = batch.dequantise(batch.slots(v_cache, pages, n), batch.v_scale, view.q.dtype)
-        view.k, view.v = np.concatenate([k, view.k[n:]]), np.concatenate([v, view.v[n:]])
-    return Fault({"of": what, **parameters}, edit=edit)
-
-
-def what(draw):
-    return draw.any(["both", "k", "v"])
+    return reread(batch, k_cache, v_cache, what, **parameters)
 
 
 @plants("layout", classic=True)
