@@ -28,6 +28,13 @@ GROUPS = {
     "key_dims_permuted": {"dims", "layout"}, "keys_packed_by_another_width": {"dims", "layout"},
     "key_and_value_exchanged": {"layout", "page_contents", "page"},
     "k_and_v_of_a_page_swapped": {"layout", "page_contents", "page"},
+    # Elements without their last bits, or in few steps, are rounded ones; an exponent that is off is a factor of K or V.
+    "low_bits_masked": {"element_type", "rounded"}, "operands_as_integers": {"rounded", "element_type"},
+    "exponent_bias_off": {"element_type", "factor_out", "factor_scores"},
+    # A permutation of V's dims, the same in all slots, is one of the output's.
+    "elements_of_a_word_reversed": {"dims", "layout"},
+    # Keys between two splits are keys that no row sees.
+    "splits_leave_gaps": KEY_SETS,
 }
 
 # The catalogue's ids (docs/faults.md) by mechanism, for reports that name a fault alone.

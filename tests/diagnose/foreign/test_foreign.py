@@ -19,7 +19,7 @@ from conditions import Cells, condition
 from draw import Draw
 from generate import Planted, Right, cells_ratio, generate, observed, write
 from grade import decode, diagnose, grade, grade_one
-from mechanisms import FAMILIES
+from mechanisms import FAMILIES, LATER, draw_fault
 from names import MECHANISM
 
 
@@ -58,7 +58,8 @@ def test_right_outputs_are_within_the_tolerance(rights):
         assert cells_ratio(right.ratio(observed(right.batch, right.base).astype(np.float64), right.base_lse)).max() < 0.97
 
 
-@pytest.mark.parametrize("family,variant", [(f, v) for f in sorted(FAMILIES) for v in FAMILIES[f]], ids=lambda x: getattr(x, "__name__", x))
+@pytest.mark.parametrize("family,variant", [(f, v) for f in sorted(FAMILIES) for v in FAMILIES[f] + LATER.get(f, [])],
+                         ids=lambda x: getattr(x, "__name__", x))
 def test_every_variant_shows(rights, family, variant):
     """Every variant makes cells wrong on some batch; where it does not apply it says so."""
     for n, right in enumerate(rights):
@@ -84,6 +85,19 @@ def test_parts_draw_apart():
     assert seen == {"development": {0, 2, 3, 5, 6, 8}, "held_out": set(range(9))}
     x = np.array([Draw(i, "development").uniform(0, 3) for i in range(300)])
     assert ((x < 1) | (x > 2)).all() and x.max() > 2.5
+
+
+def test_later_variants_are_drawn_for_development_alone(rights):
+    """About half of development's faults of a family are later ones; the held-out part draws as if there were none."""
+    assert set(LATER) <= set(FAMILIES)
+    for family in LATER:
+        later = {v.__name__ for v in LATER[family]}
+        assert not later & {v.__name__ for variants in FAMILIES.values() for v in variants}
+        drawn = {part: [draw_fault(Draw([n, i], part), right.batch, family) for n, right in enumerate(rights) for i in range(4)]
+                 for part in ("development", "held_out")}
+        names = {part: [f.variant for f in faults if f] for part, faults in drawn.items()}
+        assert names["development"] and set(names["development"]) & later
+        assert names["held_out"] and not set(names["held_out"]) & later
 
 
 def test_conditions_count_as_loops_do(rights):

@@ -5,6 +5,7 @@ from typing import Callable
 from draw import Draw
 
 FAMILIES = {}    # family -> list of variants
+LATER = {}       # family -> list of variants that came after the held-out ones were chosen
 
 
 @dataclass
@@ -20,11 +21,11 @@ class Fault:
     variant: str = ""
 
 
-def plants(family, classic=False):
-    """Registers draw(batch) functions; a classic slip is never held out."""
+def plants(family, classic=False, later=False):
+    """Registers draw(batch) functions; a classic slip is never held out, a later one is drawn for development alone."""
     def register(function):
         function.classic = classic
-        FAMILIES.setdefault(family, []).append(function)
+        (LATER if later else FAMILIES).setdefault(family, []).append(function)
         return function
     return register
 
@@ -35,6 +36,8 @@ def draw_fault(draw: Draw, batch, family):
     reserved = [v for i, v in enumerate(variants) if i % 3 == 2 and not v.classic]
     open_to_all = [v for v in variants if v not in reserved]
     pool = reserved if reserved and draw.part == "held_out" and draw.chance(0.5) else open_to_all
+    if draw.part == "development" and family in LATER and draw.chance(0.5):
+        pool = LATER[family]
     variant = draw.any(pool)
     fault = variant(draw, batch)
     if fault is not None:
