@@ -58,7 +58,7 @@ class [[nodiscard]] Result {
   const Status& status() const noexcept { return status_; }
   T& value() & noexcept { return *value_; }
   const T& value() const& noexcept { return *value_; }
-  T&& value() && noexcept { return std::move(*value_); }
+  T value() && { return std::move(*value_); }  ///< a value of its own: `for (x : f().value())` may use what `f` returned
   T* operator->() noexcept { return &*value_; }
   const T* operator->() const noexcept { return &*value_; }
 

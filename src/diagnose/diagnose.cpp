@@ -51,15 +51,22 @@ cause::Part part_of(const fault::Facts& facts, const cause::Observed& observed, 
 bool is_certain(const cause::Part& part) { return !part.ranking.empty() && part.ranking.front().certain; }
 bool is_likely(const cause::Part& part) { return !part.ranking.empty() && part.ranking.front().share >= cause::kLikely; }
 
+/// Is some hypothesis certain in every part?
+bool share_a_cause(const std::vector<cause::Part>& parts) {
+  const auto certain_in = [](const cause::Part& part, const cause::Hypothesis& h) {
+    return std::any_of(part.ranking.begin(), part.ranking.end(), [&](const cause::Hypothesis& other) {
+      return other.certain && other.mechanism == h.mechanism && other.text == h.text;
+    });
+  };
+  const std::vector<cause::Hypothesis>& first = parts.front().ranking;
+  return std::any_of(first.begin(), first.end(), [&](const cause::Hypothesis& h) {
+    return h.certain && std::all_of(parts.begin(), parts.end(), [&](const cause::Part& part) { return certain_in(part, h); });
+  });
+}
+
 /// Parts with the same cause are one: their common conditions are its scope, if it breaks nothing there.
 void unite(cause::Found& found) {
-  const auto same = [&](const cause::Part& part) {
-    const cause::Hypothesis &a = found.parts.front().ranking.front(), &b = part.ranking.front();
-    return a.mechanism == b.mechanism && a.text == b.text;
-  };
-  if (found.parts.size() < 2 || !std::all_of(found.parts.begin(), found.parts.end(), is_certain) ||
-      !std::all_of(found.parts.begin(), found.parts.end(), same))
-    return;
+  if (found.parts.size() < 2 || !share_a_cause(found.parts)) return;
   std::vector<cause::Condition> common = found.patterns.front().conditions;
   std::erase_if(common, [&](const cause::Condition& c) {
     return std::any_of(found.patterns.begin(), found.patterns.end(), [&](const cause::Pattern& p) {

@@ -244,12 +244,15 @@ std::vector<fault::Sample> Evidence::samples() const {
   return list;
 }
 
-void Evidence::fit_unwritten(const Exhibit& e, Tally& tally) const {
-  double share = e.unlawful ? 1 : kExplainsLawfulRow;
-  const bool one_value = where_.laws.breaks(e.at.token * facts_.num_q_heads + e.at.head, kFill) ||
-                         std::all_of(e.observed.begin(), e.observed.end(), [](double x) { return std::isnan(x); });
+void Evidence::fit_unwritten(const Exhibit& e, bool some_dims, Tally& tally) const {
+  bool all_nan = true;
+  for (std::size_t d = 0; d < e.observed.size(); ++d)
+    all_nan = all_nan && (std::isnan(e.observed[d]) || (some_dims && !dims_[d]));
+  const bool unlawful = e.unlawful || all_nan;
+  double share = unlawful ? 1 : kExplainsLawfulRow;
+  const bool one_value = all_nan || where_.laws.breaks(e.at.token * facts_.num_q_heads + e.at.head, kFill);
   if (e.before != Exhibit::Before::unknown) share = e.before == Exhibit::Before::same ? 1 : 0;
-  const bool proven = e.before == Exhibit::Before::same || (e.before == Exhibit::Before::unknown && e.unlawful && one_value);
+  const bool proven = e.before == Exhibit::Before::same || (e.before == Exhibit::Before::unknown && unlawful && one_value);
   tally.fit.unwritten = true;
   tally.fit.unproven = tally.fit.unproven || !proven;
   tally.explained_by_own_lse += share;
@@ -263,9 +266,9 @@ void Evidence::fit_unwritten(const Exhibit& e, Tally& tally) const {
   tally.fit.finite += proven && (e.before == Exhibit::Before::same || !std::isnan(e.observed[0])) ? 1 : 0;
 }
 
-void Evidence::fit_wrong(const Exhibit& e, RowResult p, Tally& tally) const {
+void Evidence::fit_wrong(const Exhibit& e, RowResult p, bool some_dims, Tally& tally) const {
   ++tally.fit.wrong;
-  if (!p.written) return fit_unwritten(e, tally);
+  if (!p.written) return fit_unwritten(e, some_dims, tally);
   const RowResult expected = truth(e);
   const numerics::OutputType type = numerics::output_type(where_.reference, observed_.output.dtype);
   const double output = output_distance(e, p), own = lse_distance(e, p.lse), true_lse = lse_distance(e, expected.lse);
@@ -332,7 +335,7 @@ Fit Evidence::fit_dims(const fault::Model& model, Stage stage, bool some_dims) c
   for (std::size_t i = 0; i < wrong; ++i) {
     RowResult predicted = std::move(evaluate(model, std::span<const fault::RowHead>(&wrong_[i].at, 1))[0]);
     if (some_dims) keep_other_dims(wrong_[i], predicted);
-    fit_wrong(wrong_[i], std::move(predicted), tally);
+    fit_wrong(wrong_[i], std::move(predicted), some_dims, tally);
     // A hypothesis that explains nothing of two wrong rows is not looked at any further.
     if (stage == Stage::screening && i == 1 &&
         std::max({tally.explained_by_own_lse, tally.explained_by_true_lse, tally.explained_without_lse}) < kNothing)

@@ -78,8 +78,8 @@ class Evidence {
   bool keeps_bytes(const Compared& row) const;
   Fit fit_dims(const fault::Model& model, Stage stage, bool some_dims) const;
   void keep_other_dims(const Exhibit& e, fault::RowResult& predicted) const;
-  void fit_wrong(const Exhibit& e, fault::RowResult predicted, Tally& tally) const;
-  void fit_unwritten(const Exhibit& e, Tally& tally) const;
+  void fit_wrong(const Exhibit& e, fault::RowResult predicted, bool some_dims, Tally& tally) const;
+  void fit_unwritten(const Exhibit& e, bool some_dims, Tally& tally) const;
   double damage(const std::vector<Exhibit>& right, std::size_t count, const fault::Model& model, bool own_lse, bool some_dims,
                 std::int64_t& broken) const;
   double output_tolerance(const Exhibit& e, std::size_t dim, double predicted) const;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "diagnose/common_factor.h"
 #include "diagnose/element.h"
 #include "diagnose/emulate.h"
 #include "diagnose/tolerance.h"
@@ -19,8 +20,13 @@ constexpr double kMostWork = 8e6;        // elements of K that one emulation may
 constexpr std::size_t kMostCells = 64;   // (row, head) that are emulated
 constexpr std::int64_t kShows = 3;       // dims over the plain tolerance: a cell in which the rounding cannot be overlooked
 constexpr double kShareThatShows = 0.8;  // of the cells in which the emulated rounding shows, so many must show the observed one
+constexpr double kSlack = 2;             // standard errors of that share: a few cells may fall short by chance
 constexpr std::size_t kEnough = 6;       // such cells, if a fault is left beside them
 constexpr double kOutlier = 8;           // observed / emulated error of one cell in which the emulated one shows
+// Errors of a fault have not the size of the emulated rounding in cell after cell: where they have, a fault beside them does not
+// refute the profile.
+constexpr std::size_t kAlikeCells = 24;
+constexpr double kAlikeShare = 0.8, kAlikeLeast = 0.8, kAlikeMost = 1.25;
 // The median over cells of observed error / emulated error, each a root mean square over dims, and the tenth part of the cells
 // that is least: a kernel rounds relative to other maxima, or after normalisation, but everywhere. With few cells chance has more
 // room.
@@ -28,12 +34,11 @@ constexpr std::size_t kManyCells = 8;
 constexpr double kLeastSize[] = {0.65, 0.3};
 constexpr double kMostSize[] = {1.7, 3};
 constexpr double kLeastTenth = 0.2;
-constexpr double kAllRight = 0.05;          // a profile under which all is right may look that much less alike
-constexpr double kClearlyLess = 0.15;       // and a wider one must look that much more alike than it
-constexpr double kLargestBias = 6;          // standard errors of the mean factor between error and output
-constexpr double kLeastCured = 0.1;         // of the cells that are wrong in f32, so many must become right
-constexpr std::int64_t kFewestForBias = 8;  // cells whose mean means something
-
+constexpr double kAllRight = 0.05;     // a profile under which all is right may look that much less alike
+constexpr double kClearlyLess = 0.15;  // and a wider one must look that much more alike than it
+// So many of the cells that are wrong in f32 must become right: this share of them, or this number.
+constexpr double kLeastCured = 0.1;
+constexpr std::int64_t kLeastCuredCells = 12;
 /// Tightest first.
 std::vector<NumericsProfile> candidates(const Facts& f) {
   const DType type = f.batch.query.dtype;
@@ -55,9 +60,13 @@ struct Cell {
   const Compared* paid = nullptr;   ///< under the candidate
   const Compared* plain = nullptr;  ///< in f32
   double size = -1;                 ///< observed error / emulated error
-  double factor = 0;                ///< of the observed error, in units of the output
+  Projection on_output, on_scores;  ///< of the observed error: what a wrong factor of the output, or of the scores, would do
   bool shows = false;               ///< the emulated kernel is plainly off here
 };
+
+bool are_enough(std::int64_t cured, std::int64_t wrong) {
+  return cured >= kLeastCuredCells || (cured > 0 && static_cast<double>(cured) >= kLeastCured * static_cast<double>(wrong));
+}
 
 class Trial {
  public:
@@ -87,15 +96,15 @@ class Trial {
     return list[list.size() / 2];
   }
 
-  bool worth_emulating() const {
-    return cured_ > 0 && static_cast<double>(cured_) >= kLeastCured * static_cast<double>(wrong_before_);
-  }
+  bool worth_emulating() const { return are_enough(cured_, wrong_before_); }
 
   bool accepted() {
     choose();
     const fault::Model model = emulated(f_, paid_.reference.profile);
     threads::for_each_index(cells_.size(), [&](std::size_t i) { measure(model, cells_[i]); });
-    return size_fits() && shows_everywhere() && !biased() && !hides_more();
+    if (!size_fits() || drifts()) return false;
+    if (wrong_ > 0 && is_alike()) return true;
+    return shows_everywhere() && !hides_more();
   }
 
  private:
@@ -120,7 +129,8 @@ class Trial {
     const fault::RowResult emulation = evaluate(model, std::span(&at, 1)).front();
     const DType stored_as = f_.batch.output.dtype;
     const numerics::OutputType type = numerics::output_type(stored_as);
-    double observed = 0, expected = 0, along = 0, length = 0;
+    const std::vector<double> steeper = steeper_scores(at, cell.paid->reference_row);
+    double observed = 0, expected = 0;
     std::int64_t off = 0;
     for (std::int64_t d = 0; d < f_.head_dim; ++d) {
       float value = 0;
@@ -130,15 +140,27 @@ class Trial {
       const double error = observed_.at(at.token, at.head, d) - out;
       observed += error * error;
       expected += (emulated_value - out) * (emulated_value - out);
-      along += error * out;
-      length += out * out;
+      cell.on_output.add(error, out);
+      cell.on_scores.add(error, steeper[Facts::at(d)]);
       const std::int64_t e = cell.plain->reference_row * f_.head_dim + d;
       const double tolerance = numerics::output_tolerance(plain_.reference, cell.plain->reference_row, e, type);
       off += judge(emulated_value, plain_.reference.out[Facts::at(e)], tolerance, type.overflow) != ElementVerdict::fine ? 1 : 0;
     }
     if (expected > 0) cell.size = std::sqrt(observed / expected);
-    if (length > 0) cell.factor = along / length;
+    cell.on_output.noise = cell.on_scores.noise = expected;
+    cell.on_output.group = cell.on_scores.group = at.head / f_.group;
     cell.shows = off >= std::min(kShows, f_.head_dim);
+  }
+
+  /// How the output changes with a factor on the scores, per unit of the factor.
+  std::vector<double> steeper_scores(const fault::RowHead& at, std::int64_t reference_row) const {
+    constexpr double kStep = 1e-3;
+    fault::Model model(f_);
+    model.softmax_scale = [exact = model.softmax_scale](const fault::Row& row) { return exact(row) * (1 + kStep); };
+    std::vector<double> change = evaluate(model, std::span(&at, 1)).front().out;
+    for (std::int64_t d = 0; d < f_.head_dim; ++d)
+      change[Facts::at(d)] = (change[Facts::at(d)] - paid_.reference.out[Facts::at(reference_row * f_.head_dim + d)]) / kStep;
+    return change;
   }
 
   bool size_fits() const {
@@ -159,7 +181,17 @@ class Trial {
       seen += cell.shows && cell.plain->wrong ? 1 : 0;
     }
     if (expected < kEnough && wrong_ > 0) return false;
-    return static_cast<double>(seen) >= kShareThatShows * static_cast<double>(expected);
+    const auto n = static_cast<double>(expected);
+    return static_cast<double>(seen) >= kShareThatShows * n - kSlack * std::sqrt(kShareThatShows * (1 - kShareThatShows) * n);
+  }
+
+  bool is_alike() const {
+    std::size_t sized = 0, alike = 0;
+    for (const Cell& cell : cells_) {
+      sized += cell.size >= 0 ? 1 : 0;
+      alike += cell.size >= kAlikeLeast && cell.size <= kAlikeMost ? 1 : 0;
+    }
+    return sized >= kAlikeCells && static_cast<double>(alike) >= kAlikeShare * static_cast<double>(sized);
   }
 
   /// A cell that is right only because the bound is far above what such a kernel does: an alarm is better than a fault unseen.
@@ -167,16 +199,15 @@ class Trial {
     return std::any_of(cells_.begin(), cells_.end(), [](const Cell& cell) { return cell.shows && cell.size > kOutlier; });
   }
 
-  /// Rounding errors have no common sign. Factors cut to TF32 do, by as much as is cut off.
-  bool biased() const {
-    double sum = 0, squares = 0;
-    const auto n = static_cast<double>(cells_.size());
-    if (cells_.size() < std::size_t{kFewestForBias}) return false;
-    for (const Cell& cell : cells_) sum += cell.factor;
-    const double mean = sum / n;
-    for (const Cell& cell : cells_) squares += (cell.factor - mean) * (cell.factor - mean);
+  /// Factors cut to TF32 lose as much as is cut off; no other rounding has a sign.
+  bool drifts() const {
+    std::vector<Projection> output, scores;
+    for (const Cell& cell : cells_) {
+      output.push_back(cell.on_output);
+      scores.push_back(cell.on_scores);
+    }
     const double lawful = paid_.reference.profile.tf32_products ? 2 * numerics::kTf32Roundoff : 0;
-    return std::fabs(mean) > lawful && std::fabs(mean) > kLargestBias * std::sqrt(squares / (n - 1) / n);
+    return have_common_factor(output, lawful) || have_common_factor(scores, lawful);
   }
 
   const Facts& f_;
@@ -195,7 +226,7 @@ bool could_be_rounding(const Localisation& plain) {
     wrong += cell.wrong ? 1 : 0;
     near += cell.wrong && cell.nonfinite == 0 && cell.worst_ratio < kMostWidening ? 1 : 0;
   }
-  return near > 0 && static_cast<double>(near) >= kLeastCured * static_cast<double>(wrong);
+  return are_enough(near, wrong);
 }
 
 }  // namespace

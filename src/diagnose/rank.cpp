@@ -18,7 +18,8 @@ using fault::Suspects;
 
 constexpr std::size_t kFinalists = 48;  // candidates in the second round: those that explain something, and a few more
 constexpr std::size_t kMinFinalists = 6;
-constexpr std::size_t kVerified = 12;  // candidates in the third round
+constexpr std::size_t kVerified = 12;  // candidates that are verified at a time
+constexpr double kNear = 0.05;         // a share this close to the best one is verified, too
 constexpr double kExplainsSomething = 0.05;
 constexpr std::size_t kFirst = 4, kSecond = 24;  // candidates of a combination
 constexpr double kWorthCombining = 0.02;         // each of the two explains at least this
@@ -39,6 +40,7 @@ struct Candidate {
   Fit fit;
   double share = 0;
   bool scoped = false;
+  bool verified = false;  ///< `fit` is of all exhibits
 
   Model model(const Facts& facts) const {
     Model m(facts);
@@ -54,6 +56,8 @@ struct Candidate {
     }
     return worst;
   }
+  /// Where nothing but NaN was observed, "never written" says no more than what was seen: it goes before what may have led there.
+  int place() const { return fit.unwritten && !fit.unproven && fit.finite == 0 && parts.size() == 1 ? -1 : order(); }
 };
 
 class Contest {
@@ -63,21 +67,27 @@ class Contest {
 
   /// All rounds. Afterwards the finalists are first, best first.
   void run(std::vector<Candidate>& list) const {
-    round(list, list.size(), Stage::screening);
+    measure(list, Stage::screening);
+    sort(list);
     std::size_t count = 0;
     while (count < std::min(kFinalists, list.size()) && (count < kMinFinalists || list[count].share >= kExplainsSomething))
       ++count;
-    round(list, count, Stage::ranking);
-    std::size_t best = 0;
-    while (best < std::min(kVerified, count) && (best < 3 || list[best].share >= list[0].share - 0.05)) ++best;
-    round(list, best, Stage::verification);
+    const std::span<Candidate> finalists(list.data(), count);
+    measure(finalists, Stage::ranking);
+    sort(finalists);
+    // A share that more exhibits lower makes room for others, which few exhibits flatter as much.
+    for (std::vector<Candidate*> next = to_verify(finalists); !next.empty(); next = to_verify(finalists)) {
+      threads::for_each_index(next.size(), [&](std::size_t i) { measure(*next[i], Stage::verification); });
+      sort(finalists);
+    }
   }
 
   bool is_certain(const Candidate& c) const {
     const Fit& fit = c.fit;
-    if (fit.wrong == 0 || fit.whole < fit.wrong || fit.clarity < kClear || fit.explained < kExplainsAll) return false;
-    // Rows that one of two faults never writes may hold what the other one cannot explain.
-    if (fit.unwritten && c.parts.size() > 1 && fit.finite < fit.wrong) return false;
+    if (!c.verified || fit.wrong == 0 || fit.whole < fit.wrong || fit.clarity < kClear || fit.explained < kExplainsAll)
+      return false;
+    // Rows that one of two faults never writes hold what the other one cannot explain, whatever it is.
+    if (fit.unwritten && c.parts.size() > 1) return false;
     // NaN explains NaN, whatever made it, and "never written" explains anything: some number has to be explained, or the batch
     // has to hold evidence.
     const bool has_evidence = fit.unwritten && c.order() == static_cast<int>(fault::Rank::mechanism);
@@ -87,18 +97,31 @@ class Contest {
   }
 
  private:
-  /// Measures and sorts the first `count`.
-  void round(std::vector<Candidate>& list, std::size_t count, Stage stage) const {
-    count = std::min(count, list.size());
-    threads::for_each_index(count, [&](std::size_t i) {
-      Candidate& c = list[i];
-      c.fit = evidence_.fit(c.model(facts_), stage);
-      judge(c);
-    });
+  void measure(Candidate& c, Stage stage) const {
+    c.fit = evidence_.fit(c.model(facts_), stage);
+    c.verified = stage == Stage::verification;
+    judge(c);
+  }
+  void measure(std::span<Candidate> list, Stage stage) const {
+    threads::for_each_index(list.size(), [&](std::size_t i) { measure(list[i], stage); });
+  }
+  static void sort(std::span<Candidate> list) {
     const auto bin = [](const Candidate& c) { return std::llround(c.share / kSame); };
-    std::stable_sort(
-        list.begin(), list.begin() + static_cast<std::ptrdiff_t>(count),
-        [&](const Candidate& a, const Candidate& b) { return bin(a) != bin(b) ? bin(a) > bin(b) : a.order() < b.order(); });
+    std::stable_sort(list.begin(), list.end(), [&](const Candidate& a, const Candidate& b) {
+      return bin(a) != bin(b) ? bin(a) > bin(b) : a.place() < b.place();
+    });
+  }
+
+  /// The first candidates of a sorted list that are not verified and as good as the best one that is.
+  static std::vector<Candidate*> to_verify(std::span<Candidate> list) {
+    std::vector<Candidate*> next;
+    double best = -1;
+    for (const Candidate& c : list)
+      if (c.verified) best = std::max(best, c.share);
+    if (best < 0 && !list.empty()) best = list.front().share;
+    for (Candidate& c : list)
+      if (!c.verified && c.share >= best - kNear && next.size() < kVerified) next.push_back(&c);
+    return next;
   }
 
   void judge(Candidate& c) const {

@@ -4,9 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "diagnose/diagnose_util.h"
 #include "diagnose/emulate.h"
 #include "diagnose/tolerance.h"
+#include "diagnose/written_by.h"
 
 namespace quire::test {
 namespace {
@@ -16,23 +16,6 @@ using testing::HasSubstr;
 constexpr const char* kPlain16 = "q=bf16 heads=8:2 d=64 page=16 reqs=20@30,1@300,7@113";
 constexpr const char* kFp8 = "q=bf16 kv=fp8_e4m3fn kscale=head vscale=tensor heads=8:2 d=64 page=16 reqs=20@30,1@300,7@113";
 constexpr const char* kF32 = "q=f32 heads=8:2 d=64 page=16 reqs=20@30,1@300,7@113";
-
-/// What a right kernel with this profile writes.
-Case written_by(const std::string& line, const NumericsProfile& profile) {
-  Case c = made(line);
-  const fault::Facts facts(c.batch, c.cache, c.options);
-  const fault::Model model = cause::emulated(facts, profile);
-  for (std::int64_t token = 0; token < facts.num_tokens; ++token)
-    for (std::int64_t head = 0; head < facts.num_q_heads; ++head) {
-      const fault::RowHead at{token, head};
-      const fault::RowResult row = evaluate(model, std::span(&at, 1)).front();
-      for (std::int64_t d = 0; d < facts.head_dim; ++d)
-        semantics::store(c.batch.output.data, c.batch.output.dtype, (token * facts.num_q_heads + head) * facts.head_dim + d,
-                         static_cast<float>(row.out[static_cast<std::size_t>(d)]));
-    }
-  observe_output(c);
-  return c;
-}
 
 void scale_row(Case& c, std::int64_t token, double factor) {
   const std::int64_t n = c.observed.shape[1] * c.observed.shape[2];
@@ -128,6 +111,25 @@ TEST(Profile, LeavesAFaultStanding) {
   EXPECT_EQ(to_string(d.profile), "weights=bf16");
   EXPECT_NE(d.verdict, "right");
   EXPECT_EQ(d.wrong_tokens, std::vector<std::int64_t>{3});
+}
+
+/// The k_scales of two KV heads are confused, and nearly equal: scores kept in bf16 would err by as much, but not with a sign.
+TEST(Profile, IsNotFoundForASmallFactorOnScores) {
+  const Diagnosis d = diagnosed(written_by(kPlain16, {}, [](fault::Model& m) {
+    m.softmax_scale = [exact = m.softmax_scale](const fault::Row& row) { return exact(row) * (row.head < 4 ? 1.0033 : 0.9967); };
+  }));
+  EXPECT_TRUE(d.profile.plain()) << to_string(d.profile);
+  EXPECT_NE(d.verdict, "right");
+}
+
+/// Nearly every cell is wrong by far. The few others are wrong by as much as rounded weights make them, and that is enough.
+TEST(Profile, IsFoundBesideAFaultOfNearlyAllRows) {
+  Case c = written_by("q=bf16 heads=8:2 d=64 page=16 reqs=40@300,1@300,70@113,330@500", {.weights = DType::bf16});
+  for (std::int64_t token = 40; token < c.observed.shape[0]; ++token) scale_row(c, token, -1);
+  const Diagnosis d = diagnosed(c);
+  EXPECT_EQ(to_string(d.profile), "weights=bf16") << d.text;
+  EXPECT_EQ(d.verdict, "cause found") << d.text;
+  EXPECT_EQ(d.wrong_tokens.size(), static_cast<std::size_t>(c.observed.shape[0] - 40)) << d.text;
 }
 
 /// A factor that the tolerance of rounded weights would hide is no rounding: it has a sign.

@@ -83,6 +83,7 @@ std::vector<Bound> begins(const OpenCell& cell) {
 using End = std::function<std::int64_t(const Row&)>;
 struct Rule {
   End begin, end;  ///< [begin, end); absent: the truth
+  End masked;      ///< keys from `end` to here have weight 0, and are multiplied: 0 * NaN is NaN
 };
 
 class Rules {
@@ -153,6 +154,11 @@ class Rules {
       add_end("rounded up to " + name, [t](const Row& row) { return up(row.q_pos + 1, t); });
       add_end("seq_len rounded up to " + name, [t](const Row& row) { return up(row.seq_len, t); });
     }
+    const std::int64_t page = f_.page_size;
+    rules_.emplace("ends rounded up to whole pages; masked keys of the last page are multiplied by 0",
+                   Rule{{},
+                        [page](const Row& row) { return up(row.q_pos + 1, page); },
+                        [page](const Row& row) { return up(row.seq_len, page); }});
     for (const std::int64_t shift : {-1, 1}) {
       const auto other = [f, shift](const Row& row) {
         return f->seq_lens[Facts::at((row.req + shift + f->num_reqs) % f->num_reqs)];
@@ -176,6 +182,8 @@ class Rules {
           const std::int64_t begin = rule.begin ? rule.begin(row) : f->first_key(row.q_pos);
           const std::int64_t end = rule.end ? rule.end(row) : row.q_pos + 1;
           fault::append_keys(std::max<std::int64_t>(0, begin), std::min(end, capacity) - 1, keys);
+          const std::int64_t masked = rule.masked ? std::min(rule.masked(row), capacity) : end;
+          for (std::int64_t k = end; k < masked; ++k) keys.push_back({k, 0});
         };
       };
       list.push_back(std::move(p));

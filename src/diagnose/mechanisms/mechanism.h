@@ -53,6 +53,7 @@ void propose_positions(const Scene& scene, Proposals& list);
 void propose_rope(const Scene& scene, Proposals& list);
 void propose_dims(const Scene& scene, Proposals& list);
 void propose_rounding(const Scene& scene, Proposals& list);
+void propose_rounded_weights(const Scene& scene, Proposals& list);
 void propose_element_type(const Scene& scene, Proposals& list);
 void propose_layout(const Scene& scene, Proposals& list);
 void propose_mask(const Scene& scene, Proposals& list);

@@ -12,6 +12,7 @@ using fault::Key;
 using fault::Model;
 using fault::Row;
 
+constexpr double kNoSink = 1e-12;  // of a denominator: what rounding leaves of a difference that is 0
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 const char* const kNext =
     "multiply the accumulator and the denominator by exp(old max - new max) in every tile; divide by the sum of all weights";
@@ -20,12 +21,14 @@ const char* const kNext =
 struct Sums {
   std::span<const Key> keys;
   std::span<const double> scores;
+  std::int64_t seq_len = 0;
   double max = 0, denominator = 0;  ///< the sink included
   /// exp(sink - largest), for another maximum than `max`.
   double sink_beside(double largest) const {
     double keys_alone = 0;
     for (const double score : scores) keys_alone += score == kNegInf ? 0 : std::exp(score - max);
-    return std::max(0.0, denominator - keys_alone) * std::exp(max - largest);
+    const double rest = denominator - keys_alone;
+    return rest < kNoSink * denominator ? 0 : rest * std::exp(max - largest);
   }
 };
 
@@ -33,8 +36,9 @@ struct Sums {
 struct Tiles {
   std::int64_t size = 1;
   bool from_first = false;
-  std::int64_t of(const Sums& s, std::size_t i) const {
-    return (s.keys[i].position - (from_first ? s.keys.front().position : 0)) / size;
+  std::int64_t of(const Sums& s, std::size_t i) const { return of_position(s, s.keys[i].position); }
+  std::int64_t of_position(const Sums& s, std::int64_t position) const {
+    return (position - (from_first ? s.keys.front().position : 0)) / size;
   }
 };
 
@@ -59,7 +63,7 @@ void plant(Model& m, const Change& change, bool in_lse) {
     const double lse = before(model, row, keys, scores, p);
     if (lse == kNegInf || keys.empty()) return lse;
     const double max = fault::largest(scores, model.sink(row));
-    const Sums sums{keys, scores, max, std::exp(lse - max)};
+    const Sums sums{keys, scores, row.seq_len, max, std::exp(lse - max)};
     const double denominator = change(sums, p);
     return in_lse ? max + std::log(denominator) : lse;
   };
@@ -92,14 +96,19 @@ Change accumulator_not_rescaled(const Tiles& tiles) {
   };
 }
 
-Change one_tile_in_denominator(const Tiles& tiles, bool last) {
-  return over([tiles, last](const Sums& s) {
-    const std::int64_t wanted = tiles.of(s, last ? s.keys.size() - 1 : 0);
-    double sum = 0;
+enum class Kept { first, last, last_of_sequence };
+
+/// Rows that see nothing of the last tile of the sequence divide by 0, which kernels store as 0.
+Change one_tile_in_denominator(const Tiles& tiles, Kept kept) {
+  return [tiles, kept](const Sums& s, std::vector<double>& p) {
+    const std::int64_t wanted = kept == Kept::last_of_sequence ? tiles.of_position(s, s.seq_len - 1)
+                                                               : tiles.of(s, kept == Kept::last ? s.keys.size() - 1 : 0);
+    double sum = s.sink_beside(s.max);
     for (std::size_t i = 0; i < s.scores.size(); ++i)
       if (tiles.of(s, i) == wanted && s.scores[i] != kNegInf) sum += std::exp(s.scores[i] - s.max);
+    for (double& weight : p) weight *= sum > 0 ? s.denominator / sum : 0;
     return sum;
-  });
+  };
 }
 
 std::vector<std::int64_t> tile_sizes(const fault::Facts& f) {
@@ -150,8 +159,10 @@ void propose_normalisation(const Scene& scene, Proposals& list) {
       add("does not rescale the denominator when a later tile raises the maximum", detail, denominator_not_rescaled(tiles));
       add("does not rescale the accumulator when a later tile raises the maximum", detail, accumulator_not_rescaled(tiles));
       add("rescales neither sum when a later tile raises the maximum", detail, neither(tiles));
-      add("keeps only the last tile in the denominator", detail, one_tile_in_denominator(tiles, true));
-      add("keeps only the first tile in the denominator", detail, one_tile_in_denominator(tiles, false));
+      add("keeps only the last tile in the denominator", detail, one_tile_in_denominator(tiles, Kept::last));
+      add("keeps only the last tile of the sequence in the denominator", detail,
+          one_tile_in_denominator(tiles, Kept::last_of_sequence));
+      add("keeps only the first tile in the denominator", detail, one_tile_in_denominator(tiles, Kept::first));
     }
 }
 

@@ -25,46 +25,6 @@ const char* const kNext = "keep scores and sums in f32; look for a conversion to
 
 constexpr DType kNarrow[] = {DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e5m2};
 
-/// exp(score - maximum so far) is rounded: relative to the maximum of the row, or of an online softmax after each tile. The
-/// denominator is the sum of the weights before rounding, or after.
-void plant_weights(Model& m, DType type, std::int64_t tile, bool rounded_sum) {
-  m.softmax = [=, before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
-                                      std::span<const double> scores, std::vector<double>& p) {
-    const double lse = before(model, row, keys, scores, p), largest = fault::largest(scores, model.sink(row));
-    if (keys.empty() || !std::isfinite(lse)) return lse;
-    double running = -std::numeric_limits<double>::infinity(), sum = std::exp(lse - largest);
-    const double exact = sum;
-    for (std::size_t i = 0; i < keys.size();) {
-      std::size_t end = i;
-      while (end < keys.size() && (tile == 0 || keys[end].position / tile == keys[i].position / tile))
-        running = std::max(running, scores[end++]);
-      for (; i < end; ++i) {
-        const double weight = std::exp(scores[i] - running), scale = std::exp(running - largest);
-        p[i] = rounded(type, weight) * scale;
-        if (rounded_sum) sum += p[i] - weight * scale;
-      }
-    }
-    for (double& weight : p) weight /= rounded_sum ? sum : exact;
-    return lse;
-  };
-}
-
-void propose_weights(DType type, Proposals& list) {
-  for (const std::int64_t tile : {0, 16, 32, 64, 128, 256})
-    for (const bool rounded_sum : {false, true}) {
-      Proposal p{"rounded",
-                 "rounds softmax weights before they meet V",
-                 formatted("to {}, relative to {}{}", name(type),
-                           tile == 0 ? "the row's maximum" : formatted("the maximum so far, tiles of {}", tile),
-                           rounded_sum ? "; the denominator is their sum" : ""),
-                 kNext,
-                 0,
-                 {}};
-      p.plant = [=](Model& m) { plant_weights(m, type, tile, rounded_sum); };
-      list.push_back(std::move(p));
-    }
-}
-
 void propose_types(const Scene& scene, Proposals& list) {
   const auto add = [&](std::string what, DType type, std::function<void(Model&)> plant) {
     list.push_back({"rounded", "rounds " + what, "to " + std::string(name(type)), kNext, 0, std::move(plant), nullptr, false});
@@ -100,7 +60,6 @@ void propose_types(const Scene& scene, Proposals& list) {
         return lse;
       };
     });
-    propose_weights(type, list);
   }
 }
 
@@ -182,6 +141,7 @@ void propose_clamp(const Scene& scene, const OpenCell& cell, const Clamp& clamp,
 
 void propose_rounding(const Scene& scene, Proposals& list) {
   propose_types(scene, list);
+  propose_rounded_weights(scene, list);
   constexpr std::int64_t kMostKeys = 512;
   for (const OpenCell& cell : scene.cells) {
     if (cell.to - cell.from > kMostKeys) continue;

@@ -15,7 +15,6 @@ using fault::Facts;
 using fault::Model;
 using fault::Row;
 
-constexpr double kWorthRefining = 0.5;
 constexpr double kSameValue = 0.02;  // relative
 constexpr int kRefinements = 48;     // golden section: 1e-10 of the bracket
 constexpr std::size_t kCellsTried = 3;
@@ -84,7 +83,6 @@ Fitted fit(const OpenCell& cell, const Quantity& quantity) {
     left.push_back(distance_at(cell, quantity, value) / before);
     if (left.back() < left[best]) best = left.size() - 1;
   }
-  if (!(left[best] < kWorthRefining)) return {quantity.grid[best], 1};
   const std::size_t low = best == 0 ? 0 : best - 1, high = std::min(best + 1, left.size() - 1);
   const double value = refine(std::span(&cell, 1), quantity, quantity.grid[low], quantity.grid[high]);
   const double at_value = distance_at(cell, quantity, value) / before;

@@ -23,10 +23,19 @@ struct Part {
   double lse() const { return max + std::log(sum); }
 };
 
+/// What all parts have: the largest lse and the largest score.
+struct Largest {
+  double lse = kNegInf, score = kNegInf;
+};
+
+/// What the weights of all parts are relative to, so that their sum gives an lse; `none` leaves the lse right.
+enum class Unit { none, lse, score };
+
 /// The weight of a part, up to a factor that all parts share.
 struct Merge {
   std::string text;
-  std::function<double(const Part&, std::size_t index, const std::vector<Part>&, double largest_lse)> weight;
+  std::function<double(const Part&, std::size_t index, const std::vector<Part>&, const Largest&)> weight;
+  Unit unit = Unit::none;
   bool divided = true;      ///< by the sum of the weights
   bool last_alone = false;  ///< a row that sees nothing of the last part is 0
 };
@@ -34,20 +43,30 @@ struct Merge {
 std::vector<Merge> merges() {
   using P = const Part&;
   using All = const std::vector<Part>&;
+  using Top = const Largest&;
+  const double ln2 = std::log(2.0);
   return {
-      {"averages partial results", [](P, std::size_t, All, double) { return 1.0; }},
-      {"adds partial results without weights", [](P, std::size_t, All, double) { return 1.0; }, false},
-      {"merges natural lse values as if they had base 2", [](P p, std::size_t, All, double m) { return std::exp2(p.lse() - m); }},
+      {"averages partial results", [](P, std::size_t, All, Top) { return 1.0; }},
+      {"adds partial results without weights", [](P, std::size_t, All, Top) { return 1.0; }, Unit::none, false},
+      {"merges natural lse values as if they had base 2",
+       [](P p, std::size_t, All, Top top) { return std::exp2(p.lse() - top.lse); }, Unit::lse},
       {"merges lse values of base 2 as if they were natural",
-       [](P p, std::size_t, All, double m) { return std::exp((p.lse() - m) / std::log(2.0)); }},
-      {"merges partial results by their maxima alone", [](P p, std::size_t, All, double m) { return std::exp(p.max - m); }},
-      {"merges partial results by their sums, without their maxima", [](P p, std::size_t, All, double) { return p.sum; }},
-      {"keeps the last partial result alone", [](P, std::size_t i, All all, double) { return i + 1 == all.size() ? 1.0 : 0.0; }},
-      {"keeps the first partial result alone", [](P, std::size_t i, All, double) { return i == 0 ? 1.0 : 0.0; }},
+       [ln2](P p, std::size_t, All, Top top) { return std::exp((p.lse() - top.lse) / ln2); }, Unit::lse},
+      {"rescales partial sums by their maxima in base 2",
+       [](P p, std::size_t, All, Top top) { return p.sum * std::exp2(p.max - top.score); }, Unit::score},
+      {"rescales partial sums by maxima of base 2 as if they were natural",
+       [ln2](P p, std::size_t, All, Top top) { return p.sum * std::exp((p.max - top.score) / ln2); }, Unit::score},
+      {"merges partial results by their maxima alone",
+       [](P p, std::size_t, All, Top top) { return std::exp(p.max - top.score); }},
+      {"merges partial results by their sums, without their maxima", [](P p, std::size_t, All, Top) { return p.sum; },
+       Unit::score},
+      {"keeps the last partial result alone", [](P, std::size_t i, All all, Top) { return i + 1 == all.size() ? 1.0 : 0.0; },
+       Unit::none, true, true},
+      {"keeps the first partial result alone", [](P, std::size_t i, All, Top) { return i == 0 ? 1.0 : 0.0; }},
       {"gives partial results each other's weights",
-       [](P, std::size_t i, All all, double m) { return std::exp(all[all.size() - 1 - i].lse() - m); }},
+       [](P, std::size_t i, All all, Top top) { return std::exp(all[all.size() - 1 - i].lse() - top.lse); }},
       {"gives partial results the inverse of their weights",
-       [](P p, std::size_t, All, double m) { return std::exp(m - p.lse()); }},
+       [](P p, std::size_t, All, Top top) { return std::exp(top.lse - p.lse()); }},
   };
 }
 
@@ -75,9 +94,9 @@ Parts parts_of(const Cut& cut, const Row& row, std::span<const Key> keys, std::s
   return parts;
 }
 
-void plant(Model& m, const Cut& cut, const Merge& merge) {
-  m.softmax = [cut, merge, before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
-                                               std::span<const double> scores, std::vector<double>& p) {
+void plant(Model& m, const Cut& cut, const Merge& merge, bool in_lse) {
+  m.softmax = [cut, merge, in_lse, before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
+                                                       std::span<const double> scores, std::vector<double>& p) {
     const double lse = before(model, row, keys, scores, p);
     if (lse == kNegInf || keys.empty()) return lse;
     const Parts parts = parts_of(cut, row, keys, scores);
@@ -86,27 +105,33 @@ void plant(Model& m, const Cut& cut, const Merge& merge) {
       return kNegInf;
     }
     if (parts.list.size() < 2) return lse;
-    double largest = kNegInf, sum = 0;
-    for (const Part& part : parts.list) largest = std::max(largest, part.lse());
+    Largest top;
+    for (const Part& part : parts.list) top = {std::max(top.lse, part.lse()), std::max(top.score, part.max)};
     std::vector<double> weights;
-    for (std::size_t i = 0; i < parts.list.size(); ++i) weights.push_back(merge.weight(parts.list[i], i, parts.list, largest));
+    double sum = 0, keys_share = 0;
+    for (std::size_t i = 0; i < parts.list.size(); ++i) weights.push_back(merge.weight(parts.list[i], i, parts.list, top));
     for (const double weight : weights) sum += weight;
+    for (const double share : p) keys_share += share;  // what a sink leaves: it joins after the merge
+    const double with_sink = sum + std::exp(model.sink(row) - top.score);
+    const double factor = !merge.divided ? 1 : merge.unit == Unit::score ? 1 / with_sink : keys_share / sum;
     for (std::size_t i = 0; i < p.size(); ++i) {
       const Part& part = parts.list[parts.of_key[i]];
-      p[i] = std::exp(scores[i] - part.max) / part.sum * weights[parts.of_key[i]] / (merge.divided ? sum : 1);
+      p[i] = std::exp(scores[i] - part.max) / part.sum * weights[parts.of_key[i]] * factor;
     }
-    return lse;
+    if (!in_lse || merge.unit == Unit::none) return lse;
+    return merge.unit == Unit::score ? top.score + std::log(with_sink) : top.lse + std::log(sum);
   };
 }
 
 }  // namespace
 
 void propose_split(const Scene& scene, Proposals& list) {
+  const bool in_lse = std::any_of(scene.wrong.begin(), scene.wrong.end(), [](const Compared* c) { return c->wrong_lse; });
   for (const Cut& cut : cuts(scene.facts)) {
     if (cut.name == "key") continue;
     for (const Merge& merge : merges()) {
       Proposal p{"split", merge.text, "a " + cut.name, kNext, 0, {}};
-      p.plant = [cut, merge](Model& m) { plant(m, cut, merge); };
+      p.plant = [cut, merge, in_lse](Model& m) { plant(m, cut, merge, in_lse); };
       list.push_back(std::move(p));
     }
   }

@@ -3,12 +3,12 @@ import numpy as np
 
 
 class Draw:
-    """Wraps a generator of random numbers and the part (development or held_out) that is generated."""
+    """Wraps a generator of random numbers and the part (development, later or held_out) that is generated."""
 
     def __init__(self, seed, part):
-        # Seeds of both parts are streams apart, so that no batch is shared.
+        # Seeds of the parts are streams apart, so that no batch is shared.
         self.part = part
-        self.rng = np.random.default_rng([{"development": 1, "held_out": 2}[part], *np.atleast_1d(seed)])
+        self.rng = np.random.default_rng([{"development": 1, "held_out": 2, "later": 3}[part], *np.atleast_1d(seed)])
 
     def reserved(self):
         """Says whether this choice must be one that development never sees; half of the held-out choices are."""

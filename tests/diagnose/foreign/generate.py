@@ -1,6 +1,6 @@
 """Writes captures with planted faults, and the truth of each beside it.
 
-    python generate.py --out FOLDER --count 1000 [--part development|held_out] [--first 0]
+    python generate.py --out FOLDER --count 1000 [--part development|later|held_out] [--first 0]
 
 Capture i of a part is the same whatever else is generated. Names: PART-00042.safetensors, PART-00042.truth.json.
 """
@@ -260,7 +260,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--part", choices=["development", "held_out"], default="development")
+    parser.add_argument("--part", choices=["development", "later", "held_out"], default="development")
     arguments = parser.parse_args()
     begin = time.process_time()
     with np.errstate(all="ignore"):

@@ -87,17 +87,17 @@ def test_parts_draw_apart():
     assert ((x < 1) | (x > 2)).all() and x.max() > 2.5
 
 
-def test_later_variants_are_drawn_for_development_alone(rights):
-    """About half of development's faults of a family are later ones; the held-out part draws as if there were none."""
+def test_later_variants_are_drawn_for_their_part_alone(rights):
+    """The other parts draw as if there were none."""
     assert set(LATER) <= set(FAMILIES)
     for family in LATER:
         later = {v.__name__ for v in LATER[family]}
         assert not later & {v.__name__ for variants in FAMILIES.values() for v in variants}
         drawn = {part: [draw_fault(Draw([n, i], part), right.batch, family) for n, right in enumerate(rights) for i in range(4)]
-                 for part in ("development", "held_out")}
+                 for part in ("development", "held_out", "later")}
         names = {part: [f.variant for f in faults if f] for part, faults in drawn.items()}
-        assert names["development"] and set(names["development"]) & later
-        assert names["held_out"] and not set(names["held_out"]) & later
+        assert names["later"] and set(names["later"]) <= later
+        assert not later & set(names["development"] + names["held_out"])
 
 
 def test_conditions_count_as_loops_do(rights):

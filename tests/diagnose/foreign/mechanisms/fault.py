@@ -22,7 +22,7 @@ class Fault:
 
 
 def plants(family, classic=False, later=False):
-    """Registers draw(batch) functions; a classic slip is never held out, a later one is drawn for development alone."""
+    """Registers draw(batch) functions; a classic slip is never held out, a later one is drawn for the part "later" alone."""
     def register(function):
         function.classic = classic
         (LATER if later else FAMILIES).setdefault(family, []).append(function)
@@ -36,8 +36,8 @@ def draw_fault(draw: Draw, batch, family):
     reserved = [v for i, v in enumerate(variants) if i % 3 == 2 and not v.classic]
     open_to_all = [v for v in variants if v not in reserved]
     pool = reserved if reserved and draw.part == "held_out" and draw.chance(0.5) else open_to_all
-    if draw.part == "development" and family in LATER and draw.chance(0.5):
-        pool = LATER[family]
+    if draw.part == "later":
+        pool = LATER.get(family, open_to_all)
     variant = draw.any(pool)
     fault = variant(draw, batch)
     if fault is not None:

@@ -1,0 +1,157 @@
+// Softmax weights rounded to a narrow type before they meet V. What a weight is rounded to depends on the maximum that the kernel
+// knows at that time: of the row, or of the tiles that a split has seen so far.
+#include <algorithm>
+#include <cmath>
+
+#include "diagnose/mechanisms/mechanism.h"
+#include "text/formatted.h"
+
+namespace quire::cause {
+namespace {
+
+using fault::Facts;
+using fault::Key;
+using fault::Model;
+using fault::rounded;
+using fault::Row;
+
+constexpr double kNegInf = -std::numeric_limits<double>::infinity();
+constexpr std::int64_t kMostKeys = 2048;  // of a cell that is opened to tell tiles and splits apart
+// Ways to step through the keys that are proposed for each type: the best two, and more that these cells cannot tell from them.
+constexpr std::size_t kBest = 2, kMost = 6;
+constexpr double kAsGood = 0.02;  // of the error
+const char* const kNext = "keep softmax weights in f32, or in a type as fine as the query's, until they have met V";
+
+/// How a kernel steps through the keys of a sequence: splits of equal length, each in tiles. tile 0: a split is one tile.
+struct Steps {
+  std::int64_t splits = 1, tile = 0;
+  bool from_first = false;  ///< tiles begin at the row's first visible key, not at position 0
+
+  std::string text() const {
+    if (splits == 1 && tile == 0) return "the row's maximum";
+    return formatted("the maximum so far{}{}{}", tile == 0 ? "" : formatted(", tiles of {}", tile),
+                     from_first ? " from the row's first key on" : "", splits == 1 ? "" : formatted(", {} splits", splits));
+  }
+  std::int64_t split_of(std::int64_t position, std::int64_t seq_len) const {
+    std::int64_t split = position * splits / seq_len;
+    while ((split + 1) * seq_len / splits <= position) ++split;  // split i begins at floor(i seq_len / splits), and may be empty
+    return split;
+  }
+  /// First position behind the tile of `position`.
+  std::int64_t tile_end(std::int64_t position, std::int64_t first, std::int64_t seq_len) const {
+    const std::int64_t split = split_of(position, seq_len);
+    const std::int64_t begin = split * seq_len / splits, end = (split + 1) * seq_len / splits;
+    const std::int64_t origin = from_first ? std::max(begin, first) : begin;
+    return tile == 0 ? end : std::min(end, origin + ((position - origin) / tile + 1) * tile);
+  }
+};
+
+struct Way {
+  DType type = DType::f16;
+  Steps steps;
+  bool rounded_sum = false;  ///< the denominator is the sum of the rounded weights, not of the exact ones
+};
+
+/// The weights of ascending positions, rounded and divided; exp(lse - largest) is the exact denominator.
+template <typename Position>
+void round_weights(const Way& way, std::span<const double> scores, Position position, std::int64_t seq_len, double largest,
+                   double denominator, std::vector<double>& p) {
+  double running = kNegInf, sum = denominator;
+  for (std::size_t i = 0; i < scores.size();) {
+    const std::int64_t at = position(i), end_at = way.steps.tile_end(at, position(0), seq_len);
+    if (i > 0 && way.steps.split_of(at, seq_len) != way.steps.split_of(position(i - 1), seq_len)) running = kNegInf;
+    std::size_t end = i;
+    while (end < scores.size() && position(end) < end_at) running = std::max(running, scores[end++]);
+    for (; i < end; ++i) {
+      const double weight = scores[i] == kNegInf ? 0 : std::exp(scores[i] - running), scale = std::exp(running - largest);
+      p[i] = rounded(way.type, weight) * scale;
+      if (way.rounded_sum) sum += p[i] - weight * scale;
+    }
+  }
+  for (double& weight : p) weight /= way.rounded_sum ? sum : denominator;
+}
+
+void plant(Model& m, const Way& way) {
+  m.softmax = [way, before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
+                                        std::span<const double> scores, std::vector<double>& p) {
+    const double lse = before(model, row, keys, scores, p), largest = fault::largest(scores, model.sink(row));
+    if (keys.empty() || !std::isfinite(lse) || row.seq_len <= 0) return lse;
+    round_weights(way, scores, [&](std::size_t i) { return keys[i].position; }, row.seq_len, largest, std::exp(lse - largest), p);
+    return lse;
+  };
+}
+
+double distance_of(const OpenCell& cell, const Way& way) {
+  const auto count = static_cast<std::size_t>(cell.to - cell.from);
+  std::vector<double> p(count), out(cell.dims(), 0.0);
+  round_weights(
+      way, std::span(cell.scores).subspan(static_cast<std::size_t>(cell.from), count),
+      [&](std::size_t i) { return cell.from + static_cast<std::int64_t>(i); }, cell.row.seq_len, cell.max, cell.denominator, p);
+  for (std::size_t i = 0; i < count; ++i) {
+    const double* v = cell.value(cell.from + static_cast<std::int64_t>(i));
+    if (p[i] == 0) continue;
+    for (std::size_t d = 0; d < out.size(); ++d) out[d] += p[i] * v[d];
+  }
+  return cell.distance(out);
+}
+
+std::vector<Steps> all_steps(const Facts& f) {
+  std::vector<Steps> list{{}};
+  for (const std::int64_t splits : {1, 2, 3, 4, 8})
+    for (const std::int64_t tile : {0, 16, 32, 64, 128, 256, 512})
+      if (splits > 1 || tile > 0) list.push_back({splits, tile, false});
+  if (f.windowed())
+    for (const std::int64_t tile : {16, 32, 64, 128, 256}) list.push_back({1, tile, true});
+  return list;
+}
+
+/// The cells that are open already, and the one with the most keys that can be afforded: short ones are a single tile.
+std::vector<OpenCell> cells_to_tell_apart(const Scene& scene) {
+  const auto keys = [&](const Compared* c) { return scene.where.reference.num_keys[Facts::at(c->reference_row)]; };
+  const Compared* longest = nullptr;
+  for (const Compared* c : scene.wrong)
+    if (c->nonfinite == 0 && c->wrong_dims > 0 && keys(c) <= kMostKeys && (longest == nullptr || keys(c) > keys(longest)))
+      longest = c;
+  std::vector<OpenCell> list;
+  for (const OpenCell& cell : scene.cells)
+    if (cell.end > 0 && list.size() < 2) list.push_back(cell);
+  if (longest == nullptr) return list;
+  OpenCell cell = open_cell(scene.facts, scene.observed, scene.where, *longest, kMostKeys);
+  if (cell.end > 0) list.push_back(std::move(cell));
+  return list;
+}
+
+}  // namespace
+
+void propose_rounded_weights(const Scene& scene, Proposals& list) {
+  const std::vector<OpenCell> cells = cells_to_tell_apart(scene);
+  const std::vector<Steps> steps = all_steps(scene.facts);
+  for (const DType type : {DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e5m2})
+    for (const bool rounded_sum : {false, true}) {
+      std::vector<std::pair<double, Way>> ways;
+      for (const Steps& s : steps) {
+        const Way way{type, s, rounded_sum};
+        double left = 0;
+        for (const OpenCell& cell : cells) left += distance_of(cell, way) / std::max(cell.error(), 1.0);
+        ways.emplace_back(left, way);
+      }
+      std::stable_sort(ways.begin(), ways.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+      std::size_t count = 0;
+      while (count < std::min(ways.size(), kMost) && (count < kBest || ways[count].first <= ways.front().first + kAsGood))
+        ++count;
+      ways.resize(std::min(count, ways.size()));
+      for (const auto& [left, way] : ways) {
+        Proposal p{"rounded",
+                   "rounds softmax weights before they meet V",
+                   formatted("to {}, relative to {}{}", name(type), way.steps.text(),
+                             rounded_sum ? "; the denominator is their sum" : ""),
+                   kNext,
+                   0,
+                   {}};
+        p.plant = [way = way](Model& m) { plant(m, way); };
+        list.push_back(std::move(p));
+      }
+    }
+}
+
+}  // namespace quire::cause
