@@ -23,7 +23,7 @@ Result<ProblemLine> problem_line_of(const Words& words) { return parse_problem_l
 
 Result<Case> case_of(const Words& words, const Terminal& terminal) {
   const Progress progress(terminal, "preparing the batch");
-  if (names_a_file(words)) return read_capture(words[0]);
+  if (names_a_file(words)) return map_capture(words[0]);
   const Result<ProblemLine> line = problem_line_of(words);
   if (!line.ok()) return line.status();
   return make_case(line.value());
@@ -35,7 +35,7 @@ Result<Problem> problem_of_words(const Words& words) {
     if (!line.ok()) return line.status();
     return line->problem;
   }
-  const Result<Case> c = read_capture(words[0]);
+  const Result<Case> c = map_capture(words[0]);
   if (!c.ok()) return c.status();
   const Findings findings = check(c->batch, c->cache, c->options, Depth::tables);
   if (!findings.ok()) return findings.status();

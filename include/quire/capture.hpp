@@ -55,6 +55,9 @@ Status poison_case(Case& c, PoisonKind kind);
 /// Reads a capture; rejects truncated, overlapping, overflowing or incomplete files with a message that says where.
 Result<Case> read_capture(const std::string& path);
 Result<Case> parse_capture(std::span<const std::byte> bytes);
+/// read_capture() that leaves large tensors in the file (mmap, private): pages of a cache that nobody looks at are never read.
+/// The file must keep its length while the case lives: an access past a new end is SIGBUS.
+Result<Case> map_capture(const std::string& path);
 /// Writes atomically (temporary file, then rename). Non-contiguous tensors are written contiguous, the cache in its layout.
 Status write_capture(const std::string& path, const Case& c);
 

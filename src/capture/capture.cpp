@@ -110,6 +110,11 @@ Status read_tensor(const ByteSource& source, const Header& header, const Entry& 
   const Result<DType> dtype = dtype_of(entry, header.metadata);
   if (!dtype.ok()) return dtype.status();
   const std::size_t bytes = static_cast<std::size_t>(entry.end - entry.begin);
+  if (std::shared_ptr<std::byte[]> mapped = source.map(header.data_start + entry.begin, bytes)) {
+    place->in(c) = Tensor::from_shape(mapped.get(), dtype.value(), entry.shape, entry.rank);
+    c.storage.push_back(std::move(mapped));
+    return {};
+  }
   std::byte* data = c.allocate(bytes);
   if (data == nullptr) return broken(formatted("tensor {}: out of memory for {} bytes", quote(entry.name), bytes));
   place->in(c) = Tensor::from_shape(data, dtype.value(), entry.shape, entry.rank);
@@ -371,10 +376,13 @@ Result<Case> parse_capture(std::span<const std::byte> bytes) {
   }
 }
 
-Result<Case> read_capture(const std::string& path) {
+namespace {
+
+Result<Case> read_file(const std::string& path, bool map) {
   try {
     capture::FileSource source;
     if (Status s = source.open(path); !s.ok()) return s;
+    if (map) source.allow_mapping();
     if (source.is_stream())
       if (Status s = fill_from_header(source); !s.ok()) return with_path(path, s);
     Result<Case> c = read_case(source);
@@ -384,6 +392,11 @@ Result<Case> read_capture(const std::string& path) {
     return broken(path + ": out of memory");
   }
 }
+
+}  // namespace
+
+Result<Case> read_capture(const std::string& path) { return read_file(path, /*map=*/false); }
+Result<Case> map_capture(const std::string& path) { return read_file(path, /*map=*/true); }
 
 Status write_capture(const std::string& path, const Case& c) {
   try {

@@ -4,6 +4,7 @@
 #include "threads/on_threads.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@ namespace {
 
 /// One read or write call moves at most this much: Linux caps them a little below 2^31 anyway.
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
+constexpr std::size_t kWorthMapping = std::size_t{1} << 20;
 constexpr std::size_t kWorthAThread = std::size_t{32} << 20;
 
 Status io_error(const std::string& path, const char* what, int error) {
@@ -85,6 +87,16 @@ Status FileSource::read(std::uint64_t offset, std::span<std::byte> out) const {
     parts[i] = i == 0 ? read_part(offset, out.first(half)) : read_part(offset + half, out.subspan(half));
   });
   return parts[0].ok() ? parts[1] : parts[0];
+}
+
+std::shared_ptr<std::byte[]> FileSource::map(std::uint64_t offset, std::size_t bytes) const {
+  constexpr std::uint64_t kWidestElement = 8;
+  if (!mapping_ || in_memory_ || bytes < kWorthMapping || offset % kWidestElement != 0) return nullptr;
+  const std::uint64_t page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)), begin = offset / page * page;
+  const std::size_t length = bytes + static_cast<std::size_t>(offset - begin);
+  void* base = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd_, static_cast<off_t>(begin));
+  if (base == MAP_FAILED) return nullptr;
+  return {static_cast<std::byte*>(base) + (offset - begin), [base, length](std::byte*) { ::munmap(base, length); }};
 }
 
 AtomicFile::~AtomicFile() {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +19,11 @@ class ByteSource {
   virtual std::uint64_t size() const noexcept = 0;
   /// Exactly `out.size()` bytes from `offset`; the caller stays within size().
   virtual Status read(std::uint64_t offset, std::span<std::byte> out) const = 0;
+  /// The bytes where they lie, private to the caller; null where this source cannot, or where it is not worth it.
+  virtual std::shared_ptr<std::byte[]> map(std::uint64_t offset, std::size_t bytes) const {
+    static_cast<void>(offset), static_cast<void>(bytes);
+    return nullptr;
+  }
 };
 
 class MemorySource final : public ByteSource {
@@ -38,19 +44,22 @@ class FileSource final : public ByteSource {
   FileSource& operator=(const FileSource&) = delete;
   ~FileSource() override;
   Status open(const std::string& path);
+  /// map() gives something from now on.
+  void allow_mapping() { mapping_ = true; }
   /// True for what has no size.
   bool is_stream() const noexcept { return in_memory_; }
   /// Reads a stream on, until size() is `size` or the stream ends.
   Status fill(std::uint64_t size);
   std::uint64_t size() const noexcept override { return size_; }
   Status read(std::uint64_t offset, std::span<std::byte> out) const override;
+  std::shared_ptr<std::byte[]> map(std::uint64_t offset, std::size_t bytes) const override;
 
  private:
   Status read_part(std::uint64_t offset, std::span<std::byte> out) const;
   std::string path_;
   int fd_ = -1;
   std::uint64_t size_ = 0;
-  bool in_memory_ = false;
+  bool in_memory_ = false, mapping_ = false;
   std::vector<std::byte> bytes_;
 };
 

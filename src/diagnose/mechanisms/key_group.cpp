@@ -124,6 +124,77 @@ void propose_lanes(const Scene& scene, Proposals& list) {
       }
 }
 
+/// The keys at the end of each tile, left out or counted twice: splits that leave gaps, or overlap.
+void propose_ends_of_tiles(const Scene& scene, Proposals& list) {
+  std::map<std::string, bool> known;
+  for (const OpenCell& cell : scene.cells)
+    for (const std::int64_t size : {std::int64_t{32}, std::int64_t{64}, std::int64_t{128}, std::int64_t{256}, std::int64_t{512}})
+      for (const std::int64_t keys : {1, 2, 4, 8, 16, 32}) {
+        if (keys * 2 > size || cell.to <= size) continue;
+        const auto at_end = [=](std::int64_t k) { return k % size >= size - keys; };
+        Partial part{std::vector<double>(cell.dims(), 0.0), 0};
+        for (std::int64_t begin = cell.from / size * size + size - keys; begin < cell.to; begin += size) {
+          const Partial one = partial(cell, std::max(begin, cell.from), std::min(begin + keys, cell.to));
+          part.weight += one.weight;
+          for (std::size_t d = 0; d < part.out.size(); ++d) part.out[d] += one.out[d];
+        }
+        const OneCoefficient fit = fit_coefficient(cell, part.out, part.weight);
+        const bool left_out = std::fabs(fit.x + 1) < kWhole, twice = std::fabs(fit.x - 1) < kWhole;
+        if (!cell.explained_by(fit.left * cell.error()) || (!left_out && !twice)) continue;
+        const std::string detail = formatted("the last {} of each tile of {}", keys, size);
+        if (!known.insert({detail + (twice ? "2" : "0"), true}).second) continue;
+        Proposal p{"split", twice ? "counts keys twice where splits meet" : "leaves out keys where splits meet", detail, kNext, 1,
+                   {}};
+        p.plant = [at_end, twice](Model& m) {
+          m.keys = [at_end, twice, before = m.keys](const Row& row, std::vector<Key>& all) {
+            before(row, all);
+            if (!twice) std::erase_if(all, [&](const Key& key) { return at_end(key.position); });
+            for (Key& key : all) key.weight *= twice && at_end(key.position) ? 2 : 1;
+          };
+        };
+        list.push_back(std::move(p));
+      }
+}
+
+/// Keys between two positions of a row, left out.
+struct Middle {
+  std::string detail;
+  std::function<std::int64_t(const Row&)> from, to;
+};
+
+/// The end of the context in front of a whole tile, and all but the first and the last keys (Xiao et al. 2023, "StreamingLLM").
+std::vector<Middle> middles() {
+  std::vector<Middle> list;
+  for (std::int64_t tile = 8; tile <= 512; tile *= 2)
+    list.push_back({formatted("the end of the context, behind its last whole tile of {}", tile),
+                    [tile](const Row& r) { return r.context_len() / tile * tile; },
+                    [](const Row& r) { return r.context_len(); }});
+  for (const std::int64_t first : {1, 2, 4, 8, 16, 32, 64, 128})
+    for (std::int64_t last = 16; last <= 2048; last *= 2)
+      list.push_back({formatted("all but the first {} and the last {}", first, last), [first](const Row&) { return first; },
+                      [last](const Row& r) { return r.q_pos + 1 - last; }});
+  return list;
+}
+
+void propose_middles(const Scene& scene, Proposals& list) {
+  std::map<std::string, bool> known;
+  const std::vector<Middle> all = middles();
+  for (const OpenCell& cell : scene.cells)
+    for (const Middle& middle : all) {
+      const std::int64_t from = std::max(cell.from, middle.from(cell.row)), to = std::min(cell.to, middle.to(cell.row));
+      if (from >= to || known.contains(middle.detail)) continue;
+      const Partial part = partial(cell, from, to);
+      const OneCoefficient fit = fit_coefficient(cell, part.out, part.weight);
+      if (std::fabs(fit.x + 1) >= kWhole || !cell.explained_by(fit.left * cell.error())) continue;
+      known.insert({middle.detail, true});
+      Proposal p{"key_range", "leaves out keys in the middle", middle.detail, kNext, 1, {}};
+      p.plant = [middle](Model& m) {
+        fault::drop_keys(m, [middle](const Row& row, std::int64_t k) { return k >= middle.from(row) && k < middle.to(row); });
+      };
+      list.push_back(std::move(p));
+    }
+}
+
 }  // namespace
 
 void propose_key_group(const Scene& scene, Proposals& list) {
@@ -134,6 +205,8 @@ void propose_key_group(const Scene& scene, Proposals& list) {
       for (const Found& found : search(cell, cut)) groups.add(cell, cut, found);
   groups.propose(list);
   propose_lanes(scene, list);
+  propose_ends_of_tiles(scene, list);
+  propose_middles(scene, list);
 }
 
 }  // namespace quire::cause

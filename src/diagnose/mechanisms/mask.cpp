@@ -25,6 +25,26 @@ void plant_zero_scores(Model& m, const Facts* f, const std::function<std::int64_
   };
 }
 
+/// A tile of query rows is masked by one of its rows.
+void propose_row_tiles(Proposals& list) {
+  for (std::int64_t tile = 2; tile <= 128; tile *= 2) {
+    Proposal p{"mask",
+               "lets a row see no more than the first row of its tile sees",
+               formatted("tiles of {} rows", tile),
+               "the mask of a tile differs by row: key k <= q_pos of the row, not of the tile",
+               1,
+               {}};
+    p.plant = [tile](Model& m) {
+      m.keys = [tile, before = m.keys](const Row& row, std::vector<Key>& keys) {
+        before(row, keys);
+        const std::int64_t index = row.q_pos - row.context_len(), last = row.q_pos - index % tile;
+        std::erase_if(keys, [last](const Key& key) { return key.position > last; });
+      };
+    };
+    list.push_back(std::move(p));
+  }
+}
+
 }  // namespace
 
 void propose_mask(const Scene& scene, Proposals& list) {
@@ -53,6 +73,7 @@ void propose_mask(const Scene& scene, Proposals& list) {
       p.plant = [f, end, before_window](Model& m) { plant_zero_scores(m, f, end.end, before_window); };
       list.push_back(std::move(p));
     }
+  propose_row_tiles(list);
 }
 
 }  // namespace quire::cause

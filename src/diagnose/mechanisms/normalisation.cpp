@@ -96,6 +96,31 @@ Change accumulator_not_rescaled(const Tiles& tiles) {
   };
 }
 
+Change denominator_without_last_tile(const Tiles& tiles) {
+  return over([tiles](const Sums& s) {
+    const std::int64_t last = tiles.of(s, s.keys.size() - 1);
+    double sum = s.denominator;
+    for (std::size_t i = 0; i < s.scores.size(); ++i)
+      if (tiles.of(s, i) == last && tiles.of(s, 0) != last && s.scores[i] != kNegInf) sum -= std::exp(s.scores[i] - s.max);
+    return sum;
+  });
+}
+
+/// exp(old max - new max) taken with another base than the weights' own.
+Change rescaled_in_another_base(const Tiles& tiles, double factor, bool accumulator, bool denominator) {
+  return [=](const Sums& s, std::vector<double>& p) {
+    const std::vector<double> max = running_max(s, tiles);
+    double sum = s.sink_beside(s.max);
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      const double wrong = std::exp((factor - 1) * (max[i] - max.back()));
+      if (s.scores[i] != kNegInf) sum += std::exp(s.scores[i] - s.max) * (denominator ? wrong : 1);
+      if (accumulator) p[i] *= wrong;
+    }
+    for (double& weight : p) weight *= s.denominator / sum;
+    return sum;
+  };
+}
+
 enum class Kept { first, last, last_of_sequence };
 
 /// Rows that see nothing of the last tile of the sequence divide by 0, which kernels store as 0.
@@ -159,6 +184,16 @@ void propose_normalisation(const Scene& scene, Proposals& list) {
       add("does not rescale the denominator when a later tile raises the maximum", detail, denominator_not_rescaled(tiles));
       add("does not rescale the accumulator when a later tile raises the maximum", detail, accumulator_not_rescaled(tiles));
       add("rescales neither sum when a later tile raises the maximum", detail, neither(tiles));
+      add("leaves the last tile out of the denominator", detail, denominator_without_last_tile(tiles));
+      for (const double factor : {std::log(2.0), 1 / std::log(2.0)})
+        for (const bool accumulator : {false, true})
+          for (const bool denominator : {false, true})
+            if (accumulator || denominator)
+              add(formatted("rescales {} in another base when a later tile raises the maximum", !accumulator   ? "the denominator"
+                                                                                                : !denominator ? "the accumulator"
+                                                                                                               : "both sums"),
+                  formatted("exp({:.4g} (old max - new max)), {}", factor, detail),
+                  rescaled_in_another_base(tiles, factor, accumulator, denominator));
       add("keeps only the last tile in the denominator", detail, one_tile_in_denominator(tiles, Kept::last));
       add("keeps only the last tile of the sequence in the denominator", detail,
           one_tile_in_denominator(tiles, Kept::last_of_sequence));

@@ -60,6 +60,14 @@ std::vector<Rule> table_rules() {
   column("the first page from the second", [](N j, N) { return j == 0 ? 1 : j; });
   column("the first page from the last", [](N j, N last) { return j == 0 ? last : j; });
   column("pages exchanged in pairs", [](N j, N last) { return (j ^ 1) <= last ? j ^ 1 : j; });
+  for (const N stages : {2, 3, 4})
+    column(formatted("each group of {} pages from its first", stages), [stages](N j, N) { return j / stages * stages; });
+  for (const N size : {8, 16, 24, 32, 48, 64, 128, 256})
+    rules.push_back(
+        {formatted("pages cut as if page_size were {}", size), [size](const Facts& f, const Row& row, N k, Place& place) {
+           place.page = f.page(row.req, std::min(k / size, f.max_pages_per_req - 1));
+           place.offset = k % size % f.page_size;
+         }});
   for (const N pages : {2, 4, 8})
     rules.push_back({formatted("tiles of {} pages read as if they lay in a row", pages),
                      [pages](const Facts& f, const Row& row, N k, Place& place) {
@@ -82,16 +90,25 @@ std::vector<Rule> table_rules() {
 
 std::vector<Rule> slot_rules(const Facts& facts) {
   std::vector<Rule> rules;
-  const auto slot = [&](std::string detail, std::function<std::int64_t(std::int64_t offset, std::int64_t size)> map) {
-    rules.push_back({std::move(detail), [map = std::move(map)](const Facts& f, const Row&, std::int64_t, Place& place) {
+  using N = std::int64_t;
+  const auto add = [&](std::string detail, bool full_pages, std::function<N(N offset, N size)> map) {
+    rules.push_back({std::move(detail), [full_pages, map = std::move(map)](const Facts& f, const Row& row, N k, Place& place) {
+                       if (full_pages && (k / f.page_size + 1) * f.page_size > row.cached_len) return;
                        place.offset = map(place.offset, f.page_size);
                      }});
   };
-  using N = std::int64_t;
+  const auto slot = [&](std::string detail, std::function<N(N offset, N size)> map) {
+    add(std::move(detail), false, std::move(map));
+  };
   for (const N by : {1, 2, 4})
     for (const N shift : {by, facts.page_size - by})
-      if (by < facts.page_size)
-        slot(formatted("slots of each page rotated by {}", shift), [shift](N o, N n) { return (o + shift) % n; });
+      for (const bool full_pages : {false, true})
+        if (by < facts.page_size)
+          add(formatted("slots of each {}page rotated by {}", full_pages ? "full " : "", shift), full_pages,
+              [shift](N o, N n) { return (o + shift) % n; });
+  for (N size = 1; size < facts.page_size; ++size)
+    if (facts.page_size <= 64 || size % 8 == 0)
+      slot(formatted("the first {} slots of each page repeated", size), [size](N o, N) { return o % size; });
   slot("slots of each page in reverse order", [](N o, N n) { return n - 1 - o; });
   slot("slots exchanged in pairs", [](N o, N n) { return std::min(o ^ 1, n - 1); });
   slot("slot 0 of each page for all of its positions", [](N, N) { return 0; });

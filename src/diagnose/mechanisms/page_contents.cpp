@@ -73,6 +73,13 @@ std::vector<Contents> contents(const Facts& f) {
         {formatted("its elements times {:g}", factor), [factor](const Facts&, Side, const Place&, N, std::span<double> v) {
            for (double& value : v) value *= factor;
          }});
+  for (const double factor : {0.125, 0.25, 0.5, 2.0, 4.0, 8.0, 16.0})
+    if (itemsize(f.cache.k.dtype) == 1)
+      list.push_back({formatted("its elements times {:g}, in the cache's type", factor),
+                      [factor](const Facts& facts, Side side, const Place& place, N head, std::span<double> v) {
+                        const double scale = Model(facts).scale(side, place, head);
+                        for (double& value : v) value = scale * fault::rounded(facts.cache.k.dtype, value / scale * factor);
+                      }});
   list.push_back(of_slot("K where V belongs, or V where K belongs", [](N o, N) { return o; }, true));
   list.push_back(of_slot("its slots in reverse order", [](N o, N n) { return n - 1 - o; }));
   list.push_back(of_slot("slot 0 in all of its slots", [](N, N) { return 0; }));
@@ -125,7 +132,7 @@ class Search {
   void read(Side side, std::int64_t k, const Place& place, const Contents& contents) {
     const std::int64_t head = cell_.at.head / f_.group;
     load_vector(truth_, cell_.row, side, k, scratch_, vector_);
-    contents.change(f_, side, place, head, vector_);
+    if (place.kind == Place::Kind::cache) contents.change(f_, side, place, head, vector_);
   }
 
   const Facts& f_;
@@ -159,7 +166,7 @@ void search_cell(const Scene& scene, const OpenCell& cell, const std::vector<Con
   if (cost > kMostProducts) return;
   Search search(scene, cell);
   for (std::int64_t j = cell.from / f.page_size; j * f.page_size < cell.to; ++j) {
-    if (std::min(cell.to, (j + 1) * f.page_size) > cell.row.cached_len) continue;
+    if (std::max(cell.from, j * f.page_size) >= cell.row.cached_len) continue;
     const Partial own = partial(cell, std::max(cell.from, j * f.page_size), std::min(cell.to, (j + 1) * f.page_size));
     for (const Contents& one : all)
       for (const Sides sides : kSideSets)

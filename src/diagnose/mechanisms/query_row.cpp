@@ -57,6 +57,28 @@ struct Rule {
   std::function<Query(const Facts&, const Row&)> query;
 };
 
+/// Rules by the row's index in its request: tiles, rows exchanged, requests padded to one length.
+void add_tile_rules(const OpenCell& cell, Query found, std::vector<Rule>& rules) {
+  const std::int64_t first = cell.row.first_token;
+  const std::int64_t index = cell.at.token - first, other = found.token - first;
+  for (std::int64_t tile = 2; tile <= 128; tile *= 2)
+    if (other == index / tile * tile)
+      rules.push_back({formatted("rows read the first query of their tile of {}", tile), [tile](const Facts&, const Row& r) {
+                         return Query{r.first_token + (r.token - r.first_token) / tile * tile, r.head};
+                       }});
+  if (const std::int64_t x = other ^ index; other >= 0 && (x & (x - 1)) == 0)
+    rules.push_back({formatted("row i of a request reads the query of its row i ^ {}", x), [x](const Facts&, const Row& r) {
+                       const std::int64_t i = (r.token - r.first_token) ^ x;
+                       return Query{i < r.query_len ? r.first_token + i : r.token, r.head};
+                     }});
+  const std::int64_t rows = cell.row.req > 0 ? (found.token - index) / cell.row.req : 0;
+  if (rows > 0 && found.token == cell.row.req * rows + index)
+    rules.push_back({formatted("row i of request r reads the query of row {} r + i, as if the batch were padded", rows),
+                     [rows](const Facts& facts, const Row& r) {
+                       return Query{std::min(facts.num_tokens - 1, r.req * rows + r.token - r.first_token), r.head};
+                     }});
+}
+
 std::vector<Rule> row_rules(const Facts& f, const OpenCell& cell, Query found) {
   std::vector<Rule> rules;
   const std::int64_t by = found.token - cell.at.token, first = cell.row.first_token, last = first + cell.row.query_len - 1;
@@ -79,6 +101,7 @@ std::vector<Rule> row_rules(const Facts& f, const OpenCell& cell, Query found) {
   if (found.token == first + last - cell.at.token)
     rules.push_back({"rows of a request read its queries in reverse order",
                      [](const Facts&, const Row& r) { return Query{2 * r.first_token + r.query_len - 1 - r.token, r.head}; }});
+  add_tile_rules(cell, found, rules);
   if (found.token == cell.row.req)
     rules.push_back({"request r reads the query of row r", [](const Facts&, const Row& r) { return Query{r.req, r.head}; }});
   for (const std::int64_t shift : {-1, 1}) {

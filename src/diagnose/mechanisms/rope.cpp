@@ -24,12 +24,13 @@ const char* const kNext = "compare the positions, the base and the pairing of di
 struct Rotation {
   double base = 10000;
   bool halves = true;
-  std::int64_t dims = 0;  ///< rotated dims, the leading ones
+  std::int64_t dims = 0;        ///< rotated dims, the leading ones
+  std::int64_t first_pair = 0;  ///< pairs before it stay as they are
 
   /// Rotates by position * base^(-2i / dims).
   void apply(std::span<double> v, double position) const {
     const std::int64_t pairs = dims / 2;
-    for (std::int64_t i = 0; i < pairs; ++i) {
+    for (std::int64_t i = first_pair; i < pairs; ++i) {
       const double angle = position * frequency(i);
       double& a = v[Facts::at(halves ? i : 2 * i)];
       double& b = v[Facts::at(halves ? i + pairs : 2 * i + 1)];
@@ -41,6 +42,7 @@ struct Rotation {
   double element(const std::function<double(std::int64_t)>& v, std::int64_t d, double position) const {
     if (d >= dims) return v(d);
     const std::int64_t pairs = dims / 2, i = halves ? d % pairs : d / 2;
+    if (i < first_pair) return v(d);
     const bool first = halves ? d < pairs : d % 2 == 0;
     const double angle = position * frequency(i), c = std::cos(angle), s = std::sin(angle);
     return first ? v(d) * c - v(halves ? d + pairs : d + 1) * s : v(halves ? d - pairs : d - 1) * s + v(d) * c;
@@ -60,18 +62,24 @@ void rotate_query(Model& m, const Rotation& rotation, const Position& position) 
   };
 }
 
-/// Rotates each key by sign * its position.
-void rotate_keys(Model& m, const Rotation& rotation, double sign) {
-  m.score = [=, before = m.score, f = m.facts](const Model& model, const Row& row, std::int64_t k, double) {
+using Rotate = std::function<void(std::span<double> key, std::int64_t position)>;
+
+void change_keys(Model& m, const Rotate& rotate) {
+  m.score = [rotate, before = m.score, f = m.facts](const Model& model, const Row& row, std::int64_t k, double) {
     std::vector<double> query(Facts::at(f->head_dim)), key(query.size());
     std::vector<std::int64_t> scratch;
     for (std::size_t i = 0; i < query.size(); ++i) query[i] = model.query(row, static_cast<std::int64_t>(i));
     load_vector(model, row, Side::key, k, scratch, key);
-    rotation.apply(key, sign * static_cast<double>(k));
+    rotate(key, k);
     double dot = 0;
     for (std::size_t i = 0; i < query.size(); ++i) dot += query[i] * key[i];
     return before(model, row, k, dot);
   };
+}
+
+/// Rotates each key by `factor` times its position.
+void rotate_keys(Model& m, const Rotation& r, double factor) {
+  change_keys(m, [r, factor](std::span<double> key, std::int64_t k) { r.apply(key, factor * static_cast<double>(k)); });
 }
 
 struct Variant {
@@ -92,11 +100,31 @@ std::vector<Variant> variants(const Rotation& r) {
            [](const Row& row) { return static_cast<double>(row.query_len); });
   list.push_back({"reads keys without their rotary embedding", r.text(), [r](Model& m) { rotate_keys(m, r, -1); }});
   list.push_back({"applies the rotary embedding to keys twice", r.text(), [r](Model& m) { rotate_keys(m, r, 1); }});
-  for (const double other : {10000.0, 500000.0, 1000000.0}) {
+  for (const std::int64_t pairs : {r.dims / 16, r.dims / 8, r.dims / 4, 3 * r.dims / 8}) {
+    const Rotation last{r.base, r.halves, r.dims, r.dims / 2 - pairs};
+    const std::string what = formatted("without the rotary embedding of their last {} pairs", pairs);
+    list.push_back({"takes queries " + what, r.text(),
+                    [last](Model& m) { rotate_query(m, last, [](const Row& row) { return -static_cast<double>(row.q_pos); }); }});
+    list.push_back({"reads keys " + what, r.text(), [last](Model& m) { rotate_keys(m, last, -1); }});
+  }
+  const auto lost = [](std::int64_t position) {
+    return fault::rounded(DType::bf16, static_cast<double>(position)) - static_cast<double>(position);
+  };
+  of_query("rotates the query by its position rounded to bf16", [lost](const Row& row) { return lost(row.q_pos); });
+  list.push_back({"rotates keys by their positions rounded to bf16", r.text(), [r, lost](Model& m) {
+                    change_keys(m, [r, lost](std::span<double> key, std::int64_t k) { r.apply(key, lost(k)); });
+                  }});
+  for (const double other : {10000.0, 500000.0, 1000000.0, 100000.0}) {
     if (other == r.base) continue;
+    const Rotation wrong{other, r.halves, r.dims};
+    list.push_back({formatted("rotates keys with base {:g} in place of {:g}", other, r.base), r.text(), [r, wrong](Model& m) {
+                      change_keys(m, [r, wrong](std::span<double> key, std::int64_t k) {
+                        r.apply(key, -static_cast<double>(k));
+                        wrong.apply(key, static_cast<double>(k));
+                      });
+                    }});
     list.push_back(
-        {formatted("rotates the query with base {:g} in place of {:g}", other, r.base), r.text(), [r, other](Model& m) {
-           const Rotation wrong{other, r.halves, r.dims};
+        {formatted("rotates the query with base {:g} in place of {:g}", other, r.base), r.text(), [r, wrong](Model& m) {
            rotate_query(m, r, [](const Row& row) { return -static_cast<double>(row.q_pos); });
            rotate_query(m, wrong, [](const Row& row) { return static_cast<double>(row.q_pos); });
          }});

@@ -48,8 +48,15 @@ struct Steps {
 
 struct Way {
   DType type = DType::f16;
+  double steps_of_one = 0;  ///< not 0: whole multiples of 1 / steps_of_one, as an integer type holds them
   Steps steps;
   bool rounded_sum = false;  ///< the denominator is the sum of the rounded weights, not of the exact ones
+  double round(double weight) const {
+    return steps_of_one > 0 ? std::nearbyint(weight * steps_of_one) / steps_of_one : rounded(type, weight);
+  }
+  std::string text() const {
+    return steps_of_one > 0 ? formatted("whole multiples of 1 / {:g}", steps_of_one) : std::string(name(type));
+  }
 };
 
 /// The weights of ascending positions, rounded and divided; exp(lse - largest) is the exact denominator.
@@ -64,7 +71,7 @@ void round_weights(const Way& way, std::span<const double> scores, Position posi
     while (end < scores.size() && position(end) < end_at) running = std::max(running, scores[end++]);
     for (; i < end; ++i) {
       const double weight = scores[i] == kNegInf ? 0 : std::exp(scores[i] - running), scale = std::exp(running - largest);
-      p[i] = rounded(way.type, weight) * scale;
+      p[i] = way.round(weight) * scale;
       if (way.rounded_sum) sum += p[i] - weight * scale;
     }
   }
@@ -121,34 +128,41 @@ std::vector<OpenCell> cells_to_tell_apart(const Scene& scene) {
   return list;
 }
 
+/// The ways to step through the keys that leave least of these cells' errors.
+std::vector<Way> best_steps(const Scene& scene, const std::vector<OpenCell>& cells, Way way) {
+  std::vector<std::pair<double, Way>> tried;
+  for (const Steps& steps : all_steps(scene.facts)) {
+    way.steps = steps;
+    double left = 0;
+    for (const OpenCell& cell : cells) left += distance_of(cell, way) / std::max(cell.error(), 1.0);
+    tried.emplace_back(left, way);
+  }
+  std::stable_sort(tried.begin(), tried.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<Way> best;
+  for (const auto& [left, one] : tried)
+    if (best.size() < kMost && (best.size() < kBest || left <= tried.front().first + kAsGood)) best.push_back(one);
+  return best;
+}
+
 }  // namespace
 
 void propose_rounded_weights(const Scene& scene, Proposals& list) {
   const std::vector<OpenCell> cells = cells_to_tell_apart(scene);
-  const std::vector<Steps> steps = all_steps(scene.facts);
-  for (const DType type : {DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e5m2})
+  std::vector<Way> ways;
+  for (const DType type : {DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e5m2}) ways.push_back({type, 0, {}, false});
+  for (const double steps : {7.0, 15.0, 31.0, 63.0, 127.0, 255.0}) ways.push_back({DType::f32, steps, {}, false});
+  for (Way way : ways)
     for (const bool rounded_sum : {false, true}) {
-      std::vector<std::pair<double, Way>> ways;
-      for (const Steps& s : steps) {
-        const Way way{type, s, rounded_sum};
-        double left = 0;
-        for (const OpenCell& cell : cells) left += distance_of(cell, way) / std::max(cell.error(), 1.0);
-        ways.emplace_back(left, way);
-      }
-      std::stable_sort(ways.begin(), ways.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-      std::size_t count = 0;
-      while (count < std::min(ways.size(), kMost) && (count < kBest || ways[count].first <= ways.front().first + kAsGood))
-        ++count;
-      ways.resize(std::min(count, ways.size()));
-      for (const auto& [left, way] : ways) {
+      way.rounded_sum = rounded_sum;
+      for (const Way& best : best_steps(scene, cells, way)) {
         Proposal p{"rounded",
                    "rounds softmax weights before they meet V",
-                   formatted("to {}, relative to {}{}", name(type), way.steps.text(),
+                   formatted("to {}, relative to {}{}", best.text(), best.steps.text(),
                              rounded_sum ? "; the denominator is their sum" : ""),
                    kNext,
                    0,
                    {}};
-        p.plant = [way = way](Model& m) { plant(m, way); };
+        p.plant = [best](Model& m) { plant(m, best); };
         list.push_back(std::move(p));
       }
     }

@@ -142,7 +142,7 @@ void propose_clamp(const Scene& scene, const OpenCell& cell, const Clamp& clamp,
 void propose_rounding(const Scene& scene, Proposals& list) {
   propose_types(scene, list);
   propose_rounded_weights(scene, list);
-  constexpr std::int64_t kMostKeys = 512;
+  constexpr std::int64_t kMostKeys = 1024;
   for (const OpenCell& cell : scene.cells) {
     if (cell.to - cell.from > kMostKeys) continue;
     for (const Clamp& clamp : clamps()) propose_clamp(scene, cell, clamp, list);

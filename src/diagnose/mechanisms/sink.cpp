@@ -15,9 +15,32 @@ double sink_of(const fault::Facts& f, std::int64_t head) {
   return fault::Model(f).sink(row);
 }
 
+/// The denominator is relative to the largest score of the keys, and exp(sink) is added as it is.
+Proposal sink_without_maximum() {
+  Proposal proposal{"sink", "adds exp(sink) to a denominator that is relative to the maximum",
+                    "",     "subtract the maximum from the sink's logit, as from every score",
+                    0,      {}};
+  proposal.plant = [](fault::Model& m) {
+    m.softmax = [before = m.softmax](const fault::Model& model, const fault::Row& row, std::span<const fault::Key> keys,
+                                     std::span<const double> scores, std::vector<double>& p) {
+      const double lse = before(model, row, keys, scores, p), none = -std::numeric_limits<double>::infinity();
+      const double sink = model.sink(row), largest = fault::largest(scores, none);
+      if (!std::isfinite(lse) || !std::isfinite(sink) || !std::isfinite(largest)) return lse;
+      double own = 0;  // of the keys, relative to their largest score
+      for (const double share : p) own += share;
+      own *= std::exp(lse - largest);
+      const double denominator = own + std::exp(sink);
+      for (double& weight : p) weight *= std::exp(lse - largest) / denominator;
+      return largest + std::log(denominator);
+    };
+  };
+  return proposal;
+}
+
 }  // namespace
 
 void propose_sink(const Scene& scene, Proposals& list) {
+  if (scene.facts.options.sinks.present()) list.push_back(sink_without_maximum());
   const std::vector<Ratio> found = explaining_ratios(scene);
   std::vector<double> logits;
   std::vector<Ratio> known;

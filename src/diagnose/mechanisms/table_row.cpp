@@ -1,6 +1,7 @@
 // Another request's row of block_table, with the own length. Every request is tried on the cheapest wrong cell of each request.
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "diagnose/mechanisms/mechanism.h"
 #include "diagnose/mechanisms/side.h"
@@ -124,12 +125,44 @@ void propose_always(const Facts& f, Outside outside, Proposals& list) {
         [by, n = f.num_reqs](std::int64_t r) { return (r + by + n) % n; });
 }
 
+/// block_table flattened with another number of columns. What lies beyond its last entry is unknown: the own entry is kept there.
+void propose_widths(const Scene& scene, Proposals& list) {
+  const Facts* f = &scene.facts;
+  std::set<std::int64_t> widths{8, 16, 32, 40, 64, 96, 128, 192, 256};
+  for (const std::int64_t by : {1, 2}) widths.insert({f->max_pages_per_req - by, f->max_pages_per_req + by});
+  std::int64_t longest = 0;
+  for (const std::int64_t n : f->seq_lens) longest = std::max(longest, n);
+  widths.insert((longest + f->page_size - 1) / f->page_size);
+  for (const std::int64_t width : widths)
+    for (const Sides sides : kSideSets) {
+      if (width <= 0 || width == f->max_pages_per_req) continue;
+      Proposal p{"table_row",
+                 formatted("reads {} by block_table with another number of columns", sides.text()),
+                 formatted("{} columns in place of {}", width, f->max_pages_per_req),
+                 "pass the row stride of block_table as it was allocated",
+                 1,
+                 {}};
+      p.plant = [f, width, sides](Model& m) {
+        m.place = [f, width, sides, before = m.place](const Model& model, const Row& r, Side side, std::int64_t k) {
+          Place place = before(model, r, side, k);
+          const std::int64_t flat = r.req * width + k / f->page_size;
+          if (!sides.has(side) || place.kind != Place::Kind::cache || flat >= f->num_reqs * f->max_pages_per_req) return place;
+          const std::int64_t page = model.table(flat / f->max_pages_per_req, flat % f->max_pages_per_req);
+          if (page >= 0 && page < f->num_pages) place.page = page;
+          return place;
+        };
+      };
+      list.push_back(std::move(p));
+    }
+}
+
 }  // namespace
 
 void propose_table_row(const Scene& scene, Proposals& list) {
   if (scene.facts.num_reqs < 2) return;
   if (std::any_of(scene.wrong.begin(), scene.wrong.end(), [](const Compared* c) { return c->nonfinite > 0; }))
     for (const Outside outside : {Outside::first_page, Outside::from_the_end}) propose_always(scene.facts, outside, list);
+  propose_widths(scene, list);
   const std::map<std::int64_t, OpenCell> cells = cheapest_by_request(scene);
   for (const Sides sides : kSideSets)
     for (const Outside outside : {Outside::first_page, Outside::from_the_end}) propose_rows(scene, cells, sides, outside, list);
