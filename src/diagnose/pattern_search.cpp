@@ -20,6 +20,7 @@ constexpr double kWorthBits = 4, kWorthShare = 0.03;
 // What several rules have to save of what one rule leaves.
 constexpr double kWorthMoreRules = 0.85;
 constexpr double kSoundPrecision = 0.75, kSoundRecall = 0.97;
+constexpr double kForExact = 6;       // bits that a rule without any exception may cost more than listing the exceptions
 constexpr double kMostlyWrong = 0.5;  // of all cells: "every row, every head" is a rule then
 
 bool is_bound(const Condition& c) { return c.test == Test::from || c.test == Test::to; }
@@ -56,7 +57,7 @@ bool allowed(const Rule& rule) { return count(rule.row_conditions) <= 2 && count
 
 bool perfect(const Tally& inside, const Score& score) { return inside.right <= 0 && inside.wrong >= score.total().wrong; }
 
-/// Rules with one condition more, if that lowers the cost below `limit`.
+/// Rules with one condition more, if that lowers the cost below `limit`, or leaves no exception.
 void add_children(const Rule& rule, const Columns& columns, const Cells& cells, const Score& score, double limit,
                   std::vector<Rule>& children) {
   Candidates candidates(score);
@@ -64,10 +65,12 @@ void add_children(const Rule& rule, const Columns& columns, const Cells& cells, 
   offer_heads(columns.facts, cells.by_head(rule.rows, rule.heads), candidates);
   std::size_t taken = 0;
   for (const Candidate& candidate : candidates.cheapest_first()) {
-    if (rule.bits + candidate.cost >= limit) break;
+    if (rule.bits + candidate.cost >= limit + kForExact) break;
+    if (rule.bits + candidate.cost >= limit && !perfect(candidate.inside, score)) continue;
     if (taken >= kChildren && !perfect(candidate.inside, score)) continue;
     Rule child = with(rule, candidate, columns, cells, score);
-    if (!allowed(child) || same_cells(child, rule) || child.cost() >= limit) continue;
+    if (!allowed(child) || same_cells(child, rule)) continue;
+    if (child.cost() >= limit && !perfect(child.inside, score)) continue;
     ++taken;
     const auto twin = std::find_if(children.begin(), children.end(), [&](const Rule& r) { return same_cells(r, child); });
     if (twin == children.end()) {
