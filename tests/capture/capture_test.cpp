@@ -89,6 +89,29 @@ TEST_F(CaptureFile, RoundTripsEveryTypeLayoutAndOption) {
   }
 }
 
+/// 4 MiB of query and as much cache: large tensors stay in the file, small ones are read.
+TEST_F(CaptureFile, MappedIsTheSameCaseAndItsWritesStayInMemory) {
+  const Case c = make("q=f32 heads=8 d=128 page=16 reqs=1024 seed=3");
+  ASSERT_TRUE(write_capture(path(), c).ok());
+  const std::string before = file_bytes(path());
+  {
+    const Result<Case> mapped = map_capture(path());
+    ASSERT_TRUE(mapped.ok()) << mapped.status().message();
+    expect_equal(mapped.value(), c);
+    EXPECT_NE(reinterpret_cast<std::uintptr_t>(mapped->batch.query.data) % 64, 0u) << "an offset in the file: it was not copied";
+    std::memset(mapped->batch.query.data, 0x5A, 4096);
+  }
+  EXPECT_EQ(file_bytes(path()), before);
+}
+
+TEST_F(CaptureFile, MappedSurvivesThatTheFileIsReplaced) {
+  ASSERT_TRUE(write_capture(path(), make("q=f32 heads=8 d=128 page=16 reqs=1024 seed=3")).ok());
+  const Result<Case> mapped = map_capture(path());
+  ASSERT_TRUE(mapped.ok()) << mapped.status().message();
+  ASSERT_TRUE(write_capture(path(), make("q=f32 heads=1 d=8 page=16 reqs=1")).ok());
+  expect_equal(mapped.value(), make("q=f32 heads=8 d=128 page=16 reqs=1024 seed=3"));
+}
+
 TEST_F(CaptureFile, FloatsKeepEveryBit) {
   Case c = make("q=f32 heads=1 d=1 page=1 reqs=1");
   for (const float x : {0.1f, 1.0f / 3, std::numeric_limits<float>::max(), std::numeric_limits<float>::denorm_min(), -0.0f,
