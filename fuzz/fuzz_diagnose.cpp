@@ -35,11 +35,12 @@ void demand_reason(const quire::Status& status) {
 }
 
 void demand_sense(const quire::Diagnosis& d) {
-  demand(d.verdict == "right" || d.verdict == "cause found" || d.verdict == "unknown cause" || d.verdict == "broken batch");
+  demand(d.verdict == "right" || d.verdict == "cause found" || d.verdict == "mechanism likely" || d.verdict == "unknown cause" ||
+         d.verdict == "broken batch");
   demand(!d.text.empty() && d.json.size() > 2 && d.json.front() == '{' && d.json.back() == '}');
   for (const quire::Suspicion& s : d.suspicions) {
     demand(s.explained <= 1 && !std::isnan(s.explained));
-    demand(!s.fault.empty() && !s.text.empty());
+    demand(!s.mechanism.empty() && !s.text.empty());
   }
 }
 
