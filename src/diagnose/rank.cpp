@@ -31,9 +31,10 @@ constexpr double kUnproven = 0.5;
 // Errors of the wrong cells against what is left, as a ratio of squares: 10 times as large. Below, errors are so small that wrong
 // predictions of the right size fit, too.
 constexpr double kClear = 100;
-constexpr double kExplainsAll = 0.99;     // of the error, element by element; what is left is rounding
-constexpr double kScopePrecision = 0.95;  // of a scope that is a rule: nearly all that it selects is wrong
-constexpr std::int64_t kRightSeen = 16;   // right cells inside a wider scope that a hypothesis must have left alone
+constexpr double kExplainsAll = 0.99;      // of the error, element by element; what is left is rounding
+constexpr double kScopePrecision = 0.95;   // of a scope that is a rule: nearly all that it selects is wrong
+constexpr std::size_t kRowsForFitted = 3;  // wrong rows
+constexpr std::int64_t kRightSeen = 16;    // right cells inside a wider scope that a hypothesis must have left alone
 
 struct Candidate {
   std::vector<const Proposal*> parts;  ///< one, or two of a combination in the order of planting
@@ -56,14 +57,25 @@ struct Candidate {
     }
     return worst;
   }
+  /// Has a number, or a choice from a list, that these rows alone suggested.
+  bool is_fitted() const {
+    return std::any_of(parts.begin(), parts.end(), [](const Proposal* p) {
+      if (p->fault == nullptr) return p->parameters > 0;
+      return p->fault->rank != fault::Rank::mechanism && !p->detail.empty();
+    });
+  }
   /// Where nothing but NaN was observed, "never written" says no more than what was seen: it goes before what may have led there.
   int place() const { return fit.unwritten && !fit.unproven && fit.finite == 0 && parts.size() == 1 ? -1 : order(); }
 };
 
 class Contest {
  public:
-  Contest(const Facts& facts, const Evidence& evidence, const Pattern* scope)
-      : facts_(facts), evidence_(evidence), scope_(scope) {}
+  Contest(const Scene& scene, const Evidence& evidence, const Pattern* scope)
+      : facts_(scene.facts), evidence_(evidence), scope_(scope) {
+    std::set<std::int64_t> rows;
+    for (const Compared* cell : scene.wrong) rows.insert(cell->token);
+    rows_ = rows.size();
+  }
 
   /// All rounds. Afterwards the finalists are first, best first.
   void run(std::vector<Candidate>& list) const {
@@ -86,8 +98,10 @@ class Contest {
     const Fit& fit = c.fit;
     if (!c.verified || fit.wrong == 0 || fit.whole < fit.wrong || fit.clarity < kClear || fit.explained < kExplainsAll)
       return false;
-    // Rows that one of two faults never writes hold what the other one cannot explain, whatever it is.
-    if (fit.unwritten && c.parts.size() > 1) return false;
+    // Rows that one of two faults never writes hold what the other one cannot explain, whatever it is. A number that was fitted
+    // to what another fault leaves, or to hardly a row, may describe that row and nothing else.
+    if (c.parts.size() > 1 && (fit.unwritten || c.is_fitted())) return false;
+    if (c.is_fitted() && rows_ < kRowsForFitted) return false;
     // NaN explains NaN, whatever made it, and "never written" explains anything: some number has to be explained, or the batch
     // has to hold evidence.
     const bool has_evidence = fit.unwritten && c.order() == static_cast<int>(fault::Rank::mechanism);
@@ -137,6 +151,7 @@ class Contest {
   const Facts& facts_;
   const Evidence& evidence_;
   const Pattern* scope_;
+  std::size_t rows_ = 0;
 };
 
 Hypothesis hypothesis(const Candidate& c, bool certain) {
@@ -233,7 +248,7 @@ std::vector<Hypothesis> rank(const Scene& scene, const Evidence& evidence, const
   Proposals more = propose_all(scene);
   std::move(more.begin(), more.end(), std::back_inserter(proposals));
 
-  const Contest contest(scene.facts, evidence, scope);
+  const Contest contest(scene, evidence, scope);
   std::vector<Candidate> candidates;
   for (const Proposal& p : proposals) candidates.push_back({{&p}, {}, 0, false});
   contest.run(candidates);

@@ -26,8 +26,8 @@ constexpr std::int64_t kDirectKeys = 4;  // keys scored together
 // ---- scores -------------------------------------------------------------------------------------------------------------------
 
 /// Scores of kRows rows with four keys. Every sum is one chain over vectors of dims and one tree over lanes, wherever it stands.
-template <class V, DType kType, int kRows>
-void direct_score_block(const ItemView& v, std::int64_t m, std::int64_t j, const std::uint8_t* const* keys) {
+template <class V, DType kType, bool kPieces, int kRows>
+void direct_score_block(const ItemView& v, std::int64_t m, std::int64_t j, const std::uint8_t* const* keys, std::int64_t step) {
   typename V::Reg sum[kRows][kDirectKeys];
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < kDirectKeys; ++c) sum[r][c] = V::set1(0.0f);
@@ -37,7 +37,12 @@ void direct_score_block(const ItemView& v, std::int64_t m, std::int64_t j, const
   for (std::int64_t d = 0; d < floats; d += V::kWidth) {
     if (QUIRE_PLANTED(query_tail_dims_dropped) && (d + V::kWidth) * V::kPairs >= v.args.head_dim) break;
     typename V::Reg k[kDirectKeys];
-    for (int c = 0; c < kDirectKeys; ++c) k[c] = load_elements<V, kType>(rows[c], d);
+    for (int c = 0; c < kDirectKeys; ++c) {
+      if constexpr (kPieces)
+        k[c] = load_elements_of_pieces<V, kType>(rows[c], d, step);
+      else
+        k[c] = load_elements<V, kType>(rows[c], d);
+    }
     for (int r = 0; r < kRows; ++r) {
       const typename V::Reg q = V::load(query + r * stride + d);
       for (int c = 0; c < kDirectKeys; ++c) sum[r][c] = V::dot(q, k[c], sum[r][c]);
@@ -47,16 +52,16 @@ void direct_score_block(const ItemView& v, std::int64_t m, std::int64_t j, const
 }
 
 /// All rows against four keys.
-template <class V, DType kType>
-void direct_score_rows(const ItemView& v, std::int64_t j, const std::uint8_t* const* keys) {
+template <class V, DType kType, bool kPieces = false>
+void direct_score_rows(const ItemView& v, std::int64_t j, const std::uint8_t* const* keys, std::int64_t step = 0) {
   static_assert(V::kDirectRows <= 4);
   for (std::int64_t m = 0; m < v.num_rows; m += V::kDirectRows) {
     const std::int64_t rows = v.num_rows - m < V::kDirectRows ? v.num_rows - m : V::kDirectRows;
-    if (rows == 1) direct_score_block<V, kType, 1>(v, m, j, keys);
-    if (rows == 2) direct_score_block<V, kType, 2>(v, m, j, keys);
+    if (rows == 1) direct_score_block<V, kType, kPieces, 1>(v, m, j, keys, step);
+    if (rows == 2) direct_score_block<V, kType, kPieces, 2>(v, m, j, keys, step);
     if constexpr (V::kDirectRows > 2) {
-      if (rows == 3) direct_score_block<V, kType, 3>(v, m, j, keys);
-      if (rows == 4) direct_score_block<V, kType, 4>(v, m, j, keys);
+      if (rows == 3) direct_score_block<V, kType, kPieces, 3>(v, m, j, keys, step);
+      if (rows == 4) direct_score_block<V, kType, kPieces, 4>(v, m, j, keys, step);
     }
   }
 }
@@ -65,7 +70,8 @@ void direct_score_rows(const ItemView& v, std::int64_t j, const std::uint8_t* co
 template <class V>
 void direct_scores(const ItemView& v, const TileRows& rows, const RowSource& source, PrefetchWalk& ahead) {
   const bool pairs = V::kPairs == 2 && source.dtype == DType::bf16 && v.args.head_dim == 2 * key_floats<V>(v.args);
-  const bool in_place = readable_in_place(source, v.args) && (V::kPairs == 1 || pairs);
+  const bool pieces = readable_as_pieces(source, v.args);
+  const bool in_place = (pieces || readable_in_place(source, v.args)) && (V::kPairs == 1 || pairs);
   const DType type = in_place && !pairs ? source.dtype : DType::f32;  // pairs are loaded like floats
   const auto* base = static_cast<const std::uint8_t*>(source.data);
   const std::int64_t size = itemsize(source.dtype);
@@ -78,6 +84,16 @@ void direct_scores(const ItemView& v, const TileRows& rows, const RowSource& sou
     }
     if (!in_place) load_keys<V>(v.staging, /*temp=*/v.v_panel, source, offsets, kDirectKeys, v.args);
     ahead.advance(kDirectKeys);
+    if (in_place && pieces) {
+      const std::int64_t step = source.strides.chunk * size;
+      if constexpr (V::kPairs == 2) {
+        direct_score_rows<V, DType::f32, true>(v, j, keys, step);
+      } else {
+        if (type == DType::bf16) direct_score_rows<V, DType::bf16, true>(v, j, keys, step);
+        if (type == DType::f16) direct_score_rows<V, DType::f16, true>(v, j, keys, step);
+      }
+      continue;
+    }
     if constexpr (V::kPairs == 1) {
       if (type == DType::bf16) direct_score_rows<V, DType::bf16>(v, j, keys);
       if (type == DType::f16) direct_score_rows<V, DType::f16>(v, j, keys);

@@ -54,6 +54,25 @@ void convert_run(float* dst, const RowSource& src, std::int64_t offset, std::int
   if (whole < count) convert_tail(dst, src, offset, whole, count);
 }
 
+/// A row in chunks of `x` elements, each a whole number of words (K of the packed layout): the chunks side by side first, so that
+/// vectors do not end with them.
+template <class V>
+void load_chunked_row(float* dst, const RowSource& src, std::int64_t offset, std::int64_t head_dim) {
+  constexpr std::int64_t kBytes = 1024, kWord = 8;
+  alignas(64) std::uint64_t side_by_side[kBytes / kWord];
+  const std::int64_t x = src.strides.x, size = itemsize(src.dtype), words = x * size / kWord, step = kBytes / (x * size) * x;
+  RowSource row = src;
+  row.data = side_by_side;
+  for (std::int64_t d = 0; d < head_dim; d += step) {
+    const std::int64_t count = step < head_dim - d ? step : head_dim - d;
+    std::uint64_t* to = side_by_side;
+    const auto* from = static_cast<const std::uint8_t*>(src.data) + (offset + d / x * src.strides.chunk) * size;
+    for (std::int64_t c = 0; c < count; c += x, from += src.strides.chunk * size)
+      for (std::int64_t w = 0; w < words; ++w) __builtin_memcpy(to++, from + w * kWord, kWord);
+    convert_run<V>(dst + d, row, 0, count);
+  }
+}
+
 /// Elements that are not side by side, one by one.
 __attribute__((noinline)) inline void gather_row(float* dst, const RowSource& src, std::int64_t offset, std::int64_t head_dim) {
   for (std::int64_t d = 0; d < head_dim; ++d) dst[d] = semantics::load(src.data, src.dtype, offset + src.strides.element(d));
@@ -65,6 +84,8 @@ void load_row(float* dst, const RowSource& src, std::int64_t offset, const Atten
   const std::int64_t head_dim = args.head_dim, x = src.strides.x;
   if (src.strides.dim != 1) {
     gather_row(dst, src, offset, head_dim);
+  } else if (x < head_dim && head_dim % x == 0 && x * itemsize(src.dtype) % 8 == 0 && x * itemsize(src.dtype) <= 64) {
+    load_chunked_row<V>(dst, src, offset, head_dim);
   } else {
     for (std::int64_t d = 0; d < head_dim; d += x, offset += src.strides.chunk)
       convert_run<V>(dst + d, src, offset, x < head_dim - d ? x : head_dim - d);
@@ -80,10 +101,55 @@ void load_scaled_row(float* dst, const RowSource& src, std::int64_t offset, cons
     V::store(dst + d, V::mul(V::load(dst + d), V::set1(scale)));
 }
 
+/// kWidth consecutive elements as f32, whatever their type.
+template <class V>
+typename V::Reg load_elements_of(const RowSource& src, std::int64_t offset) {
+  const auto* floats = static_cast<const float*>(src.data) + offset;
+  const auto* words = static_cast<const std::uint16_t*>(src.data) + offset;
+  if (src.dtype == DType::f32) return V::load(floats);
+  if (src.dtype == DType::f16) return V::load_f16(words);
+  if (src.dtype == DType::bf16) return V::load_bf16(words);
+  float values[V::kWidth];
+  convert_run<V>(values, src, offset, V::kWidth);
+  return V::load(values);
+}
+
+/// kWidth rows whose tokens lie side by side (V of the packed layout): vectors of tokens become vectors of dims.
+template <class V>
+void load_token_block(float* dst, const RowSource& src, std::int64_t offset, const AttendArgs& args) {
+  std::int64_t d = 0;
+  for (; d + V::kWidth <= args.head_dim; d += V::kWidth) {
+    typename V::Reg block[V::kWidth];
+    for (int i = 0; i < V::kWidth; ++i) block[i] = load_elements_of<V>(src, offset + src.strides.element(d + i));
+    V::transpose(block);
+    for (int i = 0; i < V::kWidth; ++i) V::store(dst + i * args.stride + d, block[i]);
+  }
+  for (std::int64_t i = 0; i < V::kWidth && d < args.stride; ++i) {
+    for (std::int64_t e = d; e < args.head_dim; ++e)
+      dst[i * args.stride + e] = semantics::load(src.data, src.dtype, offset + i + src.strides.element(e));
+    for (std::int64_t e = args.head_dim; e < args.stride; ++e) dst[i * args.stride + e] = 0.0f;
+  }
+}
+
+inline bool are_consecutive(const std::int64_t* offsets, std::int64_t count) {
+  for (std::int64_t i = 1; i < count; ++i)
+    if (offsets[i] != offsets[0] + i) return false;
+  return true;
+}
+
 /// Rows at offsets[0 .. count) into dst, args.stride floats apart.
 template <class V>
 void load_rows(float* dst, const RowSource& src, const std::int64_t* offsets, std::int64_t count, const AttendArgs& args) {
-  for (std::int64_t r = 0; r < count; ++r) load_row<V>(dst + r * args.stride, src, offsets[r], args);
+  const bool tokens_innermost = src.strides.dim != 1 && src.strides.token == 1 && V::kWidth > 1;
+  for (std::int64_t r = 0; r < count;) {
+    if (tokens_innermost && r + V::kWidth <= count && are_consecutive(offsets + r, V::kWidth)) {
+      load_token_block<V>(dst + r * args.stride, src, offsets[r], args);
+      r += V::kWidth;
+    } else {
+      load_row<V>(dst + r * args.stride, src, offsets[r], args);
+      ++r;
+    }
+  }
 }
 
 // ---- rows of keys, as the right-hand side of the scores -----------------------------------------------------------------------

@@ -109,23 +109,58 @@ void direct_accumulate_rows(const ItemView& v, std::int64_t m, std::int64_t coun
   for (std::int64_t r = m; r < m + count; ++r) direct_accumulate<V>(v, r, 1, values, edges(r, /*before=*/false), corrections);
 }
 
+/// Whether rows of 16-bit elements whose tokens lie side by side (V of the packed layout) can be turned without being converted.
+template <class V>
+bool are_turned_words(const RowSource& source, const AttendArgs& a) {
+  return V::kTransposesWords && (source.dtype == DType::f16 || source.dtype == DType::bf16) && source.strides.token == 1 &&
+         source.strides.dim != 1 && source.strides.x >= a.head_dim && a.head_dim == a.stride && a.head_dim % V::kWidth == 0;
+}
+
+/// kWidth such rows into dst, args.head_dim words apart; false if they are not side by side.
+template <class V>
+bool turn_words(std::uint16_t* dst, const RowSource& source, const std::int64_t* offsets, std::int64_t count,
+                const AttendArgs& a) {
+  if (count != V::kWidth || !are_consecutive(offsets, count)) return false;
+  if constexpr (V::kTransposesWords) {
+    const auto* from = static_cast<const std::uint16_t*>(source.data) + offsets[0];
+    for (std::int64_t d = 0; d < a.head_dim; d += V::kWidth)
+      V::transpose_words(from + d * source.strides.dim, source.strides.dim, dst + d, a.head_dim);
+  }
+  return true;
+}
+
+/// The same one element at a time.
+__attribute__((noinline)) inline void gather_words(std::uint16_t* dst, const RowSource& source, const std::int64_t* offsets,
+                                                   std::int64_t count, const AttendArgs& a) {
+  const auto* words = static_cast<const std::uint16_t*>(source.data);
+  for (std::int64_t r = 0; r < count; ++r)
+    for (std::int64_t d = 0; d < a.head_dim; ++d) dst[r * a.head_dim + d] = words[offsets[r] + d * source.strides.dim];
+}
+
 /// acc = acc * correction + P V for all rows, a group of keys at a time.
 template <class V>
 void direct_values(const ItemView& v, const TileRows& rows, const RowSource& source, const TileKeys* keys, float* corrections,
                    PrefetchWalk& ahead) {
-  const bool in_place = readable_in_place(source, v.args);
+  const bool in_place = readable_in_place(source, v.args), turned = are_turned_words<V>(source, v.args);
   Operands values;
-  values.type = in_place ? source.dtype : DType::f32;
+  values.type = in_place || turned ? source.dtype : DType::f32;
   const auto* base = in_place ? static_cast<const std::uint8_t*>(source.data) : reinterpret_cast<const std::uint8_t*>(v.v_panel);
-  const std::int64_t size = in_place ? itemsize(source.dtype) : v.stride * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t size = in_place ? itemsize(source.dtype) : v.stride * static_cast<std::int64_t>(turned ? 2 : sizeof(float));
+  const std::int64_t first_end = (rows.begin / kDirectValues + 1) * kDirectValues;
   // Converted rows take turns in as much scratch as one group needs, which stays in L1.
   for (std::int64_t j = rows.begin; j < rows.end; ++j)
-    values.rows[j] = base + (in_place ? rows.v[j] : (j - rows.begin) % kDirectValues) * size;
+    values.rows[j] =
+        base + (in_place ? rows.v[j] : (j % kDirectValues) - (j < first_end ? rows.begin % kDirectValues : 0)) * size;
   const std::int64_t blocks = (v.num_rows + kDirectValueRows - 1) / kDirectValueRows;
   const std::int64_t block = (v.num_rows + blocks - 1) / blocks;
-  for (std::int64_t first = rows.begin; first < rows.end; first += kDirectValues) {
-    const std::int64_t last = first + kDirectValues < rows.end ? first + kDirectValues : rows.end;
-    if (!in_place) load_rows<V>(v.v_panel, source, rows.v + first, last - first, v.args);
+  // Groups end where pages do, which hold a multiple of a group or are a part of one.
+  for (std::int64_t first = rows.begin, last = 0; first < rows.end; first = last) {
+    last = (first / kDirectValues + 1) * kDirectValues;
+    if (last > rows.end) last = rows.end;
+    auto* const words = reinterpret_cast<std::uint16_t*>(v.v_panel);
+    if (turned && !turn_words<V>(words, source, rows.v + first, last - first, v.args))
+      gather_words(words, source, rows.v + first, last - first, v.args);
+    if (!in_place && !turned) load_rows<V>(v.v_panel, source, rows.v + first, last - first, v.args);
     ahead.advance(last - first);
     for (std::int64_t m = 0; m < v.num_rows; m += block)
       direct_accumulate_rows<V>(v, m, v.num_rows - m < block ? v.num_rows - m : block, values, {first, last}, keys, corrections);

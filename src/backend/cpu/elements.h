@@ -16,6 +16,29 @@ typename V::Reg load_elements(const std::uint8_t* row, std::int64_t d) {
   return V::load(reinterpret_cast<const float*>(row) + d);
 }
 
+/// A 16-bit row in pieces of 16 bytes, `step` bytes apart: K of the packed layout.
+constexpr std::int64_t kPiece = 8;  // elements
+
+/// load_elements() from such a row. f32 stands for pairs of bf16, and `d` counts pairs then.
+template <class V, DType kType>
+typename V::Reg load_elements_of_pieces(const std::uint8_t* row, std::int64_t d, std::int64_t step) {
+  if constexpr (kType == DType::f32) {
+    return V::load_pieces(row + d / (kPiece / 2) * step, step);
+  } else if constexpr (V::kWidth <= kPiece) {
+    return load_elements<V, kType>(row + d / kPiece * step, d % kPiece);
+  } else if constexpr (kType == DType::f16) {
+    return V::load_f16_pieces(row + d / kPiece * step, step);
+  } else {
+    return V::load_bf16_pieces(row + d / kPiece * step, step);
+  }
+}
+
+/// Whether keys can be read in place as pieces: whole vectors of them.
+inline bool readable_as_pieces(const RowSource& source, const AttendArgs& a) {
+  return (source.dtype == DType::f16 || source.dtype == DType::bf16) && source.strides.dim == 1 && source.strides.x == kPiece &&
+         a.head_dim > kPiece && a.head_dim == a.stride && a.head_dim % kPiece == 0;
+}
+
 /// Whether rows can be read in place: whole vectors side by side, of a type that a register takes.
 inline bool readable_in_place(const RowSource& source, const AttendArgs& a) {
   const bool direct_type = source.dtype == DType::f32 || source.dtype == DType::f16 || source.dtype == DType::bf16;

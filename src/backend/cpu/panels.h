@@ -150,17 +150,51 @@ void pack_values_in_place(const ItemView& v, const TileRows& rows, const RowSour
   }
 }
 
+/// Value rows that lie one after the other in one source, up to kWidth of them: they are loaded together.
+template <class V>
+struct ValueBlock {
+  std::int64_t offsets[V::kWidth];
+  std::int64_t first = 0, count = 0;  ///< keys [first, first + count), relative to the tile
+  const RowSource* source = nullptr;
+  bool fresh = false;
+
+  bool takes(std::int64_t j, const RowSource& from) const {
+    return count == 0 || (count < V::kWidth && source == &from && j % V::kWidth != 0);
+  }
+};
+
+/// The rows of a block as f32 in the staging rows, times their scale, and from there into the V panels.
+template <class V>
+void pack_value_block(const ItemView& v, ValueBlock<V>& block, SetAside& aside) {
+  if (block.count == 0) return;
+  load_rows<V>(v.staging, *block.source, block.offsets, block.count, v.args);
+  const bool scaled = !block.fresh || QUIRE_PLANTED(scales_on_new_rows);
+  const float scale = scaled ? scale_of_head(v.args.v_scale, v.args.v_scale_stride, v.item.kv_head) : 1.0f;
+  for (std::int64_t i = 0; i < block.count; ++i) {
+    const float* row = v.staging + i * v.stride;
+    const auto load = [&](std::int64_t d) {
+      const auto x = V::load(row + d);
+      return scale == 1.0f ? x : V::mul(x, V::set1(scale));
+    };
+    if (!pack_value_row<V>(v, block.first + i, load)) aside.keys[aside.count++] = block.first + i;
+  }
+  block.count = 0;
+}
+
 /// Values of keys [begin, end) of the tile into the V panels.
 template <class V>
 void pack_values(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, std::int64_t end, SetAside& aside) {
   aside.count = 0;
   if (QUIRE_PLANTED(stale_value_tile) && tile_begin != 0) return;
+  ValueBlock<V> block;
   for_each_row(v.args, kv_rows(v), v.args.cache_v, v.args.value, begin, end,
                [&](std::int64_t position, const RowSource& source, std::int64_t offset, bool fresh) {
-                 load_value_row<V>(v, v.staging, source, offset, fresh);
-                 const auto load = [&](std::int64_t d) { return V::load(v.staging + d); };
-                 if (!pack_value_row<V>(v, position - tile_begin, load)) aside.keys[aside.count++] = position - tile_begin;
+                 const std::int64_t j = position - tile_begin;
+                 if (!block.takes(j, source)) pack_value_block<V>(v, block, aside);
+                 if (block.count == 0) block.first = j, block.source = &source, block.fresh = fresh;
+                 block.offsets[block.count++] = offset;
                });
+  pack_value_block<V>(v, block, aside);
 }
 
 }  // namespace

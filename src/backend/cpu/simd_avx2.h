@@ -18,6 +18,7 @@ struct Avx2Simd {
   static constexpr int kDirectRows = 2;  // direct path: 2 x 4 keys + 5 operands
 
   static constexpr int kPairs = 1;
+  static constexpr bool kTransposesWords = false;
   using Reg = __m256;
 
   static Reg set1(float x) { return _mm256_set1_ps(x); }

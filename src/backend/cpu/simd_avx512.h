@@ -18,6 +18,7 @@ struct Avx512Simd {
   static constexpr int kDirectRows = 4;  // direct path: 4 x 4 keys + 5 operands
 
   static constexpr int kPairs = 1;
+  static constexpr bool kTransposesWords = true;  // transpose_words()
   using Reg = __m512;
 
   static Reg set1(float x) { return _mm512_set1_ps(x); }
@@ -25,11 +26,23 @@ struct Avx512Simd {
   static Reg load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, Reg a) { _mm512_storeu_ps(p, a); }
   static Reg load_f16(const std::uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
-  static Reg load_bf16(const std::uint16_t* p) {
+  static Reg load_bf16(const std::uint16_t* p) { return widened_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  /// The same from pieces of 16 bytes, `step` bytes apart.
+  static Reg load_f16_pieces(const std::uint8_t* p, std::int64_t step) { return _mm512_cvtph_ps(two_pieces(p, step)); }
+  static Reg load_bf16_pieces(const std::uint8_t* p, std::int64_t step) { return widened_bf16(two_pieces(p, step)); }
+  static Reg load_pieces(const std::uint8_t* p, std::int64_t step) {
+    const __m512i lower = _mm512_castsi256_si512(two_pieces(p, step));
+    return _mm512_castsi512_ps(_mm512_inserti64x4(lower, two_pieces(p + 2 * step, step), 1));
+  }
+  static __m256i two_pieces(const std::uint8_t* p, std::int64_t step) {
+    const __m256i lower = _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_inserti128_si256(lower, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + step)), 1);
+  }
+  static Reg widened_bf16(__m256i bits) {
     // Word i becomes the upper half of lane i, the lower halves zero: one permutation.
     const __m512i upper = _mm512_set_epi32(15 << 16, 14 << 16, 13 << 16, 12 << 16, 11 << 16, 10 << 16, 9 << 16, 8 << 16, 7 << 16,
                                            6 << 16, 5 << 16, 4 << 16, 3 << 16, 2 << 16, 1 << 16, 0);
-    const __m512i words = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    const __m512i words = _mm512_castsi256_si512(bits);
     return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, upper, words));
   }
   /// By way of f16: e5m2 is its upper byte; e4m3 has its fields seven bits lower, with another bias. NaN codes of e4m3 excepted.
@@ -108,6 +121,29 @@ struct Avx512Simd {
   static Reg tanh(Reg a) { return tanh_by_exp<Avx512Simd>(a); }
 
   /// The rows of a 16 x 16 block become its columns: pairs, quads, then 128-bit lanes.
+  /// to[c][r] = from[r][c] for 16 x 16 words of 16 bits; strides in words.
+  static void transpose_words(const std::uint16_t* from, std::int64_t from_stride, std::uint16_t* to, std::int64_t to_stride) {
+    __m512i a[8], b[8];
+    for (int i = 0; i < 8; ++i) {  // rows i and i + 8
+      const auto* lower = reinterpret_cast<const __m256i*>(from + i * from_stride);
+      const auto* upper = reinterpret_cast<const __m256i*>(from + (i + 8) * from_stride);
+      a[i] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(lower)), _mm256_loadu_si256(upper), 1);
+    }
+    for (int i = 0; i < 8; i += 2) b[i] = _mm512_unpacklo_epi16(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_epi16(a[i], a[i + 1]);
+    for (int i = 0; i < 8; i += 4)
+      for (int half = 0; half < 2; ++half) {
+        a[i + 2 * half] = _mm512_unpacklo_epi32(b[i + half], b[i + 2 + half]);
+        a[i + 2 * half + 1] = _mm512_unpackhi_epi32(b[i + half], b[i + 2 + half]);
+      }
+    // Lane 0 of column c: rows 0-7 of column c; lane 1: of column c + 8; lanes 2 and 3: rows 8-15 of the same.
+    for (int c = 0; c < 8; ++c) {
+      const __m512i column =
+          c % 2 == 0 ? _mm512_unpacklo_epi64(a[c / 2], a[4 + c / 2]) : _mm512_unpackhi_epi64(a[c / 2], a[4 + c / 2]);
+      const __m512i pair = _mm512_shuffle_i64x2(column, column, _MM_SHUFFLE(3, 1, 2, 0));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + c * to_stride), _mm512_castsi512_si256(pair));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + (c + 8) * to_stride), _mm512_extracti64x4_epi64(pair, 1));
+    }
+  }
   static void transpose(__m512 (&a)[16]) {
     __m512 b[16];
     for (int i = 0; i < 16; i += 2) {

@@ -18,6 +18,7 @@ struct NeonSimd {
   static constexpr int kCols = 4;
   static constexpr int kDirectRows = 4;  // direct path: 4 x 4 keys + 5 operands
   static constexpr int kPairs = 1;
+  static constexpr bool kTransposesWords = false;
 
   using Reg = float32x4_t;
 

@@ -11,9 +11,10 @@ namespace quire::cpu {
 /// The interface: width, register blocking, loads from each stored type, arithmetic, selection by lane index.
 struct ScalarSimd {
   static constexpr int kWidth = 4;
-  static constexpr int kRows = 2;        ///< query rows per register block
-  static constexpr int kCols = 2;        ///< vectors per register block
-  static constexpr int kPairs = 1;       ///< products in one step of a score's chain: 2 if queries and keys are bf16 pairs
+  static constexpr int kRows = 2;   ///< query rows per register block
+  static constexpr int kCols = 2;   ///< vectors per register block
+  static constexpr int kPairs = 1;  ///< products in one step of a score's chain: 2 if queries and keys are bf16 pairs
+  static constexpr bool kTransposesWords = false;
   static constexpr int kDirectRows = 2;  ///< rows scored together on the direct path
 
   struct Reg {
