@@ -52,9 +52,9 @@ constexpr int kDirectValueRows = 4;
 
 template <class V, DType kType, int kCols>
 DirectValueBlock direct_value_block_of(std::int64_t rows) {
-  constexpr DirectValueBlock kBlocks[] = {direct_value_block<V, kType, 1, kCols>, direct_value_block<V, kType, 2, kCols>,
-                                          direct_value_block<V, kType, 3, kCols>, direct_value_block<V, kType, 4, kCols>};
-  return kBlocks[rows - 1];
+  constexpr DirectValueBlock blocks[] = {direct_value_block<V, kType, 1, kCols>, direct_value_block<V, kType, 2, kCols>,
+                                         direct_value_block<V, kType, 3, kCols>, direct_value_block<V, kType, 4, kCols>};
+  return blocks[rows - 1];
 }
 
 /// Rows [m, m + count) gain the values of `keys`, all of which each of them sees.

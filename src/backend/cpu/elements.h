@@ -48,7 +48,7 @@ inline bool readable_in_place(const RowSource& source, const AttendArgs& a) {
 /// Calls visit(kType{}) with the type that the elements of `source` are loaded as.
 template <DType kType>
 struct TypeConstant {
-  static constexpr DType value = kType;
+  static constexpr DType kValue = kType;
 };
 template <class Visit>
 inline __attribute__((always_inline)) void for_element_type(DType type, Visit&& visit) {

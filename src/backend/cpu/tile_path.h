@@ -168,7 +168,7 @@ void load_keys_of_tile(const ItemView& v, const Tile& t, PrefetchWalk& ahead) {
   if constexpr (V::kPairs == 2)
     pack_keys_in_place<V, DType::f32>(v, t.rows, source, ahead);
   else
-    for_element_type(source.dtype, [&](auto type) { pack_keys_in_place<V, decltype(type)::value>(v, t.rows, source, ahead); });
+    for_element_type(source.dtype, [&](auto type) { pack_keys_in_place<V, decltype(type)::kValue>(v, t.rows, source, ahead); });
 }
 
 /// The tile's values into the V panels.
@@ -178,7 +178,7 @@ void load_values_of_tile(const ItemView& v, const Tile& t, SetAside& aside) {
   aside.count = 0;
   if (QUIRE_PLANTED(stale_value_tile) && t.start != 0) return;
   const RowSource& source = t.rows.fresh ? v.args.value : v.args.cache_v;
-  for_element_type(source.dtype, [&](auto type) { pack_values_in_place<V, decltype(type)::value>(v, t.rows, source, aside); });
+  for_element_type(source.dtype, [&](auto type) { pack_values_in_place<V, decltype(type)::kValue>(v, t.rows, source, aside); });
 }
 
 /// A block of rows with its weights: v.scores holds them, zero for the keys of `all` that a row does not see.

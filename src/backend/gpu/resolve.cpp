@@ -150,7 +150,8 @@ Status judge(const Outcome& outcome, const Plan& plan, const Batch& batch) {
   if (outcome.broken != 0)
     return {Code::internal_error,
             formatted("attend: {} refused lengths and tables that break no rule and stay within the plan", plan.kernel)};
-  const auto expected = static_cast<unsigned long long>(batch.query.shape[0] * batch.query.shape[1]);
+  const auto expected =
+      static_cast<unsigned long long>(batch.query.shape[0]) * static_cast<unsigned long long>(batch.query.shape[1]);
   if (outcome.rows_written == expected) return {};
   return {Code::internal_error,
           formatted("attend: {} wrote {} output rows, the batch has {}", plan.kernel, outcome.rows_written, expected)};

@@ -84,6 +84,7 @@ QUIRE_INLINE void sum_absolute_body(const double* v, const double* p, std::int64
   }
 }
 
+// NOLINTBEGIN(bugprone-macro-parentheses): an attribute cannot stand in parentheses
 #define QUIRE_LOOPS(suffix, attribute, bytes)                                                                          \
   attribute void dot_##suffix(const double* k, const double* q, std::int64_t head_dim, Lanes& dot, Lanes& magnitude) { \
     dot_body<bytes>(k, q, head_dim, dot, magnitude);                                                                   \
@@ -102,6 +103,7 @@ QUIRE_LOOPS(baseline, , 16)
 QUIRE_LOOPS(avx2, [[gnu::target("avx2")]], 32)
 QUIRE_LOOPS(avx512, [[gnu::target("avx512f")]], 64)
 #endif
+// NOLINTEND(bugprone-macro-parentheses)
 
 }  // namespace
 

@@ -167,7 +167,7 @@ template <class T>
 void score_few_rows(AmxItem& v, const TileRows& tile, ChunkRange chunks) {
   const std::uint8_t* rows[kTileKeys];
   for (std::int64_t j = chunks.begin * kChunkKeys / 64 * 64; j < chunks.end * kChunkKeys; j += 64) {
-    const std::uint8_t* const* found = whole_rows(v, tile, false, j, j + 64, rows);
+    const std::uint8_t* const* found = whole_rows(v, tile, /*values=*/false, j, j + 64, rows);
     KeyBlock blocks[4];
     for (int b = 0; b < 4; ++b) blocks[b] = key_block(v, found, j + 16 * b, v.k_panel);
     for (int b = 0; b < 4; b += 2)
@@ -179,7 +179,8 @@ void score_few_rows(AmxItem& v, const TileRows& tile, ChunkRange chunks) {
 /// The tile's chunks of K as panels.
 inline void pack_keys(AmxItem& v, const TileRows& tile, ChunkRange chunks) {
   const std::uint8_t* rows[kTileKeys];
-  const std::uint8_t* const* found = whole_rows(v, tile, false, chunks.begin * kChunkKeys, chunks.end * kChunkKeys, rows);
+  const std::uint8_t* const* found =
+      whole_rows(v, tile, /*values=*/false, chunks.begin * kChunkKeys, chunks.end * kChunkKeys, rows);
   for (std::int64_t j = chunks.begin * kChunkKeys; j < chunks.end * kChunkKeys; j += kTileRows) {
     pack_columns(found + j, v.dims, v.k_panel + j / kTileRows * (v.dims / kVectorDims) * kTileBytes);
     v.prefetch.step();
@@ -192,7 +193,7 @@ inline bool pack_tile_values(AmxItem& v, const TileRows& tile, ChunkRange chunks
   bool finite = true;
   for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
     const std::int64_t j = chunk * kChunkKeys;
-    const std::uint8_t* const* found = whole_rows(v, tile, true, j, j + kChunkKeys, rows);
+    const std::uint8_t* const* found = whole_rows(v, tile, /*values=*/true, j, j + kChunkKeys, rows);
     finite &= pack_values(found + j, v.dims, v.v_panel + chunk * (v.dims / 16) * kTileBytes, [&] { v.prefetch.step(); });
   }
   return finite;
@@ -220,7 +221,7 @@ inline void add_non_finite(AmxItem& v, const TileRows& tile, std::int64_t tile_b
   };
   for (std::int64_t j = keys.begin; j < keys.end; ++j) {
     const std::uint8_t* rows[kTileKeys];
-    const auto* codes = reinterpret_cast<const std::uint16_t*>(whole_rows(v, tile, true, j, j + 1, rows)[j]);
+    const auto* codes = reinterpret_cast<const std::uint16_t*>(whole_rows(v, tile, /*values=*/true, j, j + 1, rows)[j]);
     for (std::int64_t d = 0; d < v.args.head_dim; ++d) {
       const std::int64_t at = v.stacked ? placed_accumulator_index(d) : accumulator_index(d);
       if (!finite_bf16(codes[d])) v.acc[m * v.dims + at] += weight(j) * semantics::bf16_decode(codes[d]);
@@ -277,7 +278,8 @@ inline void weigh_rows(AmxItem& v, std::int64_t m, std::int64_t count, std::int6
 /// Rows of V of the tile's chunks as right operands, where they lie or copied.
 inline void place_values(AmxItem& v, const TileRows& tile, ChunkRange chunks, KeyBlock* blocks) {
   const std::uint8_t* rows[kTileKeys];
-  const std::uint8_t* const* found = whole_rows(v, tile, true, chunks.begin * kChunkKeys, chunks.end * kChunkKeys, rows);
+  const std::uint8_t* const* found =
+      whole_rows(v, tile, /*values=*/true, chunks.begin * kChunkKeys, chunks.end * kChunkKeys, rows);
   for (std::int64_t b = 2 * chunks.begin; b < 2 * chunks.end; ++b) {
     if (b % 2 == 0) v.prefetch.step();
     blocks[b] = v.careful ? copied_block(v, found, b * kBlockKeys, v.v_panel) : key_block(v, found, b * kBlockKeys, v.v_panel);

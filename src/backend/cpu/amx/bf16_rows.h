@@ -62,7 +62,7 @@ inline bool bf16_in_place(const RowSource& s, std::int64_t head_dim) {
 class RowStager {
  public:
   RowStager(const RowSource& source, std::int64_t head_dim, std::int64_t dims)
-      : source_(source), head_dim_(head_dim), dims_(dims), codes_(source.fp8_bf16 != nullptr ? source.fp8_bf16 : kNoCodes) {
+      : codes_(source.fp8_bf16 != nullptr ? source.fp8_bf16 : kNoCodes), source_(source), head_dim_(head_dim), dims_(dims) {
     contiguous_ = source.strides.dim == 1 && source.strides.x >= head_dim;
   }
   /// One row at `from`; null: a row of zeros.
@@ -128,9 +128,9 @@ class RowStager {
   }
 #endif
 
+  Fp8Codes codes_;
   const RowSource& source_;
   std::int64_t head_dim_, dims_;
-  Fp8Codes codes_;
   bool contiguous_ = false;
 };
 

@@ -14,9 +14,9 @@ namespace quire::cpu {
 namespace {
 
 /// Calls f(integral constant) for 0 .. kCount - 1, so that register numbers are constants.
-template <int kValue>
+template <int kNumber>
 struct Constant {
-  static constexpr int value = kValue;
+  static constexpr int kValue = kNumber;
 };
 template <int kCount, class F>
 inline __attribute__((always_inline)) void unroll(F&& f) {
@@ -31,16 +31,17 @@ template <class T, int kRowTiles>
 void score_chunk(const std::uint8_t* q, std::int64_t dims, const std::uint8_t* k, float* scores, std::int64_t score_stride) {
   const std::int64_t block_bytes = dims / kVectorDims * kTileBytes;
   for (int b = 0; b < 2; ++b, k += block_bytes, scores += kTileRows) {
-    unroll<kRowTiles>([](auto c) { T::template zero<c.value>(); });
+    unroll<kRowTiles>([](auto c) { T::template zero<c.kValue>(); });
     for (std::int64_t d = 0; d < dims; d += kVectorDims) {
       if (QUIRE_PLANTED(query_tail_dims_dropped) && d + kVectorDims >= dims) break;
       T::template load<6>(k + d / kVectorDims * kTileBytes, 64);
       unroll<kRowTiles>([&](auto r) {
-        T::template load<4>(q + r.value * kTileRows * 2 * dims + 2 * d, 2 * dims);
-        T::template dot<r.value, 4, 6>();
+        T::template load<4>(q + r.kValue * kTileRows * 2 * dims + 2 * d, 2 * dims);
+        T::template dot<r.kValue, 4, 6>();
       });
     }
-    unroll<kRowTiles>([&](auto r) { T::template store<r.value>(scores + r.value * kTileRows * score_stride, 4 * score_stride); });
+    unroll<kRowTiles>(
+        [&](auto r) { T::template store<r.kValue>(scores + r.kValue * kTileRows * score_stride, 4 * score_stride); });
   }
 }
 
@@ -55,17 +56,17 @@ struct KeyBlock {
 /// Calls `between` now and then, for other work to be mixed in.
 template <class T, class F>
 void score_key_blocks(const KeyBlock* blocks, const std::uint8_t* q_panel, std::int64_t dims, float* out, F&& between) {
-  unroll<2>([](auto c) { T::template zero<c.value>(); });
+  unroll<2>([](auto c) { T::template zero<c.kValue>(); });
   for (std::int64_t d = 0; d < dims; d += kVectorDims) {
     if (QUIRE_PLANTED(query_tail_dims_dropped) && d + kVectorDims >= dims) break;
     T::template load<6>(q_panel + d / kVectorDims * kTileBytes, 64);
     unroll<2>([&](auto c) {
-      T::template load<4>(blocks[c.value].from + 2 * d, blocks[c.value].stride);
-      T::template dot<c.value, 4, 6>();
+      T::template load<4>(blocks[c.kValue].from + 2 * d, blocks[c.kValue].stride);
+      T::template dot<c.kValue, 4, 6>();
       between();
     });
   }
-  unroll<2>([&](auto c) { T::template store<c.value>(out + c.value * 256, 64); });
+  unroll<2>([&](auto c) { T::template store<c.kValue>(out + c.kValue * 256, 64); });
 }
 
 /// What accumulate_block multiplies: a block of rows' weights of the chunks [begin, end) of a tile.
@@ -82,24 +83,24 @@ template <class T, int kRowTiles, int kColTiles, class F>
 void accumulate_block(float* acc, std::int64_t acc_stride, const WeightBlock& w, const std::uint8_t* values,
                       std::int64_t chunk_bytes, F&& between) {
   unroll<kRowTiles * kColTiles>([&](auto c) {
-    T::template load<c.value>(acc + c.value / kColTiles * kTileRows * acc_stride + c.value % kColTiles * 16, 4 * acc_stride);
+    T::template load<c.kValue>(acc + c.kValue / kColTiles * kTileRows * acc_stride + c.kValue % kColTiles * 16, 4 * acc_stride);
   });
   for (std::int64_t chunk = w.chunks.begin; chunk < w.chunks.end; ++chunk) {
     const std::uint8_t* v = values + chunk * chunk_bytes;
     if constexpr (kColTiles == 1) T::template load<6>(v, 64);
     for (int part = 0; part < kParts; ++part) {
       unroll<kRowTiles>([&](auto r) {
-        T::template load<4>(w.words + part * w.part_stride + r.value * kTileRows * w.row_stride + chunk * 16, 4 * w.row_stride);
+        T::template load<4>(w.words + part * w.part_stride + r.kValue * kTileRows * w.row_stride + chunk * 16, 4 * w.row_stride);
         unroll<kColTiles>([&](auto b) {
-          if constexpr (kColTiles > 1) T::template load<6>(v + b.value * kTileBytes, 64);
-          T::template dot<r.value * kColTiles + b.value, 4, 6>();
+          if constexpr (kColTiles > 1) T::template load<6>(v + b.kValue * kTileBytes, 64);
+          T::template dot<r.kValue * kColTiles + b.kValue, 4, 6>();
           between();
         });
       });
     }
   }
   unroll<kRowTiles * kColTiles>([&](auto c) {
-    T::template store<c.value>(acc + c.value / kColTiles * kTileRows * acc_stride + c.value % kColTiles * 16, 4 * acc_stride);
+    T::template store<c.kValue>(acc + c.kValue / kColTiles * kTileRows * acc_stride + c.kValue % kColTiles * 16, 4 * acc_stride);
   });
 }
 

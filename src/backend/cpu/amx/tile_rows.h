@@ -26,7 +26,7 @@ inline void spaced_rows(const std::uint8_t* first, std::int64_t step, std::int64
   const __m512i steps = _mm512_mullo_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi64(step));
   __m512i at = _mm512_add_epi64(_mm512_set1_epi64(reinterpret_cast<std::int64_t>(first)), steps);
   for (; count > 0; count -= 8, to += 8) {
-    _mm512_mask_storeu_epi64(to, static_cast<__mmask8>(count >= 8 ? 0xFF : (1 << count) - 1), at);
+    _mm512_mask_storeu_epi64(static_cast<void*>(to), static_cast<__mmask8>(count >= 8 ? 0xFF : (1 << count) - 1), at);
     at = _mm512_add_epi64(at, _mm512_set1_epi64(8 * step));
   }
 }
@@ -74,8 +74,8 @@ inline bool evenly_spaced(const std::uint8_t* const* rows, std::int64_t stride) 
   const __m512i steps = _mm512_mullo_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi64(stride));
   const __m512i first = _mm512_add_epi64(_mm512_set1_epi64(reinterpret_cast<std::int64_t>(rows[0])), steps);
   const __m512i ninth = _mm512_add_epi64(first, _mm512_set1_epi64(8 * stride));
-  return (_mm512_cmpneq_epi64_mask(first, _mm512_loadu_si512(rows)) |
-          _mm512_cmpneq_epi64_mask(ninth, _mm512_loadu_si512(rows + 8))) == 0;
+  return (_mm512_cmpneq_epi64_mask(first, _mm512_loadu_si512(static_cast<const void*>(rows))) |
+          _mm512_cmpneq_epi64_mask(ninth, _mm512_loadu_si512(static_cast<const void*>(rows + 8)))) == 0;
 }
 
 /// Asks for the lines of a tile's K or V rows, or of both. Eight stretches of sixteen keys advance side by side: pages lie
@@ -112,7 +112,8 @@ class RowPrefetch {
     } else {
       for (std::int64_t i = 0; i < kTileKeys; i += kStretch) __asm__ volatile("prefetcht0 (%0,%1)" : : "r"(rows[i]), "r"(line_));
     }
-    if ((line_ += kStep) < row_bytes_) return;
+    line_ += kStep;
+    if (line_ < row_bytes_) return;
     line_ = 0;
     if (++token_ < kStretch) return;
     token_ = 0;
