@@ -116,15 +116,16 @@ bool are_turned_words(const RowSource& source, const AttendArgs& a) {
          source.strides.dim != 1 && source.strides.x >= a.head_dim && a.head_dim == a.stride && a.head_dim % V::kWidth == 0;
 }
 
-/// kWidth such rows into dst, args.head_dim words apart; false if they are not side by side.
+/// kWidth such rows into dst, args.head_dim words apart; false if neither half of them is side by side.
 template <class V>
 bool turn_words(std::uint16_t* dst, const RowSource& source, const std::int64_t* offsets, std::int64_t count,
                 const AttendArgs& a) {
-  if (count != V::kWidth || !are_consecutive(offsets, count)) return false;
+  constexpr std::int64_t kHalf = V::kWidth / 2;
+  if (count != V::kWidth || !are_consecutive(offsets, kHalf) || !are_consecutive(offsets + kHalf, kHalf)) return false;
   if constexpr (V::kTransposesWords) {
     const auto* from = static_cast<const std::uint16_t*>(source.data) + offsets[0];
     for (std::int64_t d = 0; d < a.head_dim; d += V::kWidth)
-      V::transpose_words(from + d * source.strides.dim, source.strides.dim, dst + d, a.head_dim);
+      V::transpose_words(from + d * source.strides.dim, offsets[kHalf] - offsets[0], source.strides.dim, dst + d, a.head_dim);
   }
   return true;
 }

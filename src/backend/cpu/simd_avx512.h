@@ -120,15 +120,17 @@ struct Avx512Simd {
   static Reg exp(Reg a) { return exp_by_polynomial<Avx512Simd>(a); }
   static Reg tanh(Reg a) { return tanh_by_exp<Avx512Simd>(a); }
 
-  /// The rows of a 16 x 16 block become its columns: pairs, quads, then 128-bit lanes.
-  /// to[c][r] = from[r][c] for 16 x 16 words of 16 bits; strides in words.
-  static void transpose_words(const std::uint16_t* from, std::int64_t from_stride, std::uint16_t* to, std::int64_t to_stride) {
+  /// to[c][r] = row r's word c for 16 x 16 words of 16 bits; strides in words. Words 0-7 of a row are at `from`, words 8-15 `gap`
+  /// words further on.
+  static void transpose_words(const std::uint16_t* from, std::int64_t gap, std::int64_t from_stride, std::uint16_t* to,
+                              std::int64_t to_stride) {
+    const auto row = [&](int r) {
+      const std::uint16_t* p = from + r * from_stride;
+      if (gap == 8) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+      return two_pieces(reinterpret_cast<const std::uint8_t*>(p), 2 * gap);
+    };
     __m512i a[8], b[8];
-    for (int i = 0; i < 8; ++i) {  // rows i and i + 8
-      const auto* lower = reinterpret_cast<const __m256i*>(from + i * from_stride);
-      const auto* upper = reinterpret_cast<const __m256i*>(from + (i + 8) * from_stride);
-      a[i] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(lower)), _mm256_loadu_si256(upper), 1);
-    }
+    for (int i = 0; i < 8; ++i) a[i] = _mm512_inserti64x4(_mm512_castsi256_si512(row(i)), row(i + 8), 1);
     for (int i = 0; i < 8; i += 2) b[i] = _mm512_unpacklo_epi16(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_epi16(a[i], a[i + 1]);
     for (int i = 0; i < 8; i += 4)
       for (int half = 0; half < 2; ++half) {
@@ -144,6 +146,7 @@ struct Avx512Simd {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + (c + 8) * to_stride), _mm512_extracti64x4_epi64(pair, 1));
     }
   }
+  /// The rows of a 16 x 16 block become its columns: pairs, quads, then 128-bit lanes.
   static void transpose(__m512 (&a)[16]) {
     __m512 b[16];
     for (int i = 0; i < 16; i += 2) {
