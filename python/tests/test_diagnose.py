@@ -89,9 +89,10 @@ def test_wrong_calls_say_what_is_wrong(case, call, message):
         call(case, faulty(case))
 
 
-def test_a_mechanism_in_a_scope(case):
+def test_a_mechanism_in_a_scope(quire_case):
+    case = quire_case("q=f16 heads=4:2 d=32 page=16 reqs=20@30,3x1@47,5@3")
     out = quire.attend(case.batch, case.cache, case.options)
-    out[20] = quire.attend(case.batch, case.cache, quire.Options(softmax_scale=0.3))[20]
+    out[20:23] = quire.attend(case.batch, case.cache, quire.Options(softmax_scale=0.3))[20:23]
     found = quire.diagnose(case, observed=out, full=True)
     first = found.suspicions[0]
     assert found.verdict == "cause found" and first.certain and not first.refutation
@@ -100,9 +101,17 @@ def test_a_mechanism_in_a_scope(case):
     assert 1 <= len(found.observations) <= 5 and all(isinstance(fact, str) for fact in found.observations)
     assert found.profile == "plain"
     assert repr(first) == f"<Suspicion factor_scores in {first.scope}: explains 100 %, certain>"
-    assert repr(found) == f"<Diagnosis cause found: factor_scores in {first.scope}, 1 wrong rows>"
+    assert repr(found) == f"<Diagnosis cause found: factor_scores in {first.scope}, 3 wrong rows>"
     rounding = found.suspicions[-1]
     assert rounding.mechanism == "rounding" and not rounding.certain and "refuted" in repr(rounding)
+
+
+def test_a_number_fitted_to_one_row_is_not_certain(case):
+    out = quire.attend(case.batch, case.cache, case.options)
+    out[20] = quire.attend(case.batch, case.cache, quire.Options(softmax_scale=0.3))[20]
+    found = quire.diagnose(case, observed=out, full=True)
+    assert found.verdict == "mechanism likely" and found.suspicions[0].mechanism == "factor_scores", found.text
+    assert "explains 100 % of the error; other causes would look the same" in found.text
 
 
 def test_what_is_not_certain_is_not_called_so(case):

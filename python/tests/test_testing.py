@@ -53,13 +53,13 @@ def test_the_message_of_a_wrong_output(quire_case):
 
 
 def test_the_message_of_a_cause_in_a_scope(quire_case):
-    case = quire_case(LINE)
+    case = quire_case("q=f16 heads=4:2 d=32 page=16 reqs=20@30,3x1@47,5@3")
     out = quire.attend(case.batch, case.cache, case.options)
-    out[20] = quire.attend(case.batch, case.cache, quire.Options(softmax_scale=0.3))[20]
+    out[20:23] = quire.attend(case.batch, case.cache, quire.Options(softmax_scale=0.3))[20:23]
     with pytest.raises(AssertionError) as caught:
         assert_attention_close(out, case)
     text = str(caught.value)
-    assert re.search(r"^pattern: exactly the decode rows, all heads: 1 x 4 of 1 x 4 cells", text, re.MULTILINE), text
+    assert re.search(r"^pattern: exactly the decode rows, all heads: 3 x 4 of 3 x 4 cells", text, re.MULTILINE), text
     assert re.search(r"^cause:   a kernel that multiplies .*\(factor_scores\)\n +explains 100 % of the error, in the decode rows", text, re.M), text
 
 
@@ -115,16 +115,16 @@ def test_rounded_weights_are_allowed_only_when_asked_for(quire_case):
 def test_a_fault_beside_rounded_weights_is_diagnosed_under_them(quire_case):
     case = quire_case("q=bf16 heads=2 d=64 page=16 reqs=8@200 seed=1")
     out = rounded_weights(case)
-    out[3] *= 2
+    out[3:6] *= 2
     with pytest.raises(AssertionError) as failure:
         assert_attention_close(out, case, weights="bf16")
     text = str(failure.value)
     assert "profile: weights=bf16 (as given)" in text and "if the kernel may do that" not in text
-    assert "output[token 3" in text.splitlines()[0] and "1 of" not in text.splitlines()[0]
-    assert re.search(r"^pattern: .*1 x 2 of 1 x 2 cells", text, re.M), text
+    assert "output[token 3" in text.splitlines()[0] and not text.startswith("1 of")
+    assert re.search(r"^pattern: .*3 x 2 of 3 x 2 cells", text, re.M), text
     assert re.search(r"^cause:   a kernel that multiplies the output by a factor", text, re.M), text
     (path,) = re.findall(r"look with: quire diagnose --profile weights=bf16 (\S+)\)", text)
-    assert quire.diagnose(path, profile="weights=bf16").wrong_tokens == [3]
+    assert quire.diagnose(path, profile="weights=bf16").wrong_tokens == [3, 4, 5]
 
 
 def rounded_weights(case):

@@ -74,7 +74,7 @@ void unite(cause::Found& found) {
     });
   });
   const cause::Pattern scope = cause::counted_pattern(found.facts, found.where, common);
-  cause::Part united = part_of(found.facts, found.observed, found.where, scope, false);
+  cause::Part united = part_of(found.facts, found.observed, found.where, scope, /*everything=*/false);
   if (!is_certain(united)) return;
   found.parts.assign(1, std::move(united));
 }
@@ -82,11 +82,11 @@ void unite(cause::Found& found) {
 /// One cause for everything, if there is one; else a cause for each separate set of wrong cells.
 void find_causes(cause::Found& found) {
   const bool several = found.patterns.size() > 1;
-  found.parts.push_back(part_of(found.facts, found.observed, found.where, found.patterns.front(), several));
+  found.parts.push_back(part_of(found.facts, found.observed, found.where, found.patterns.front(), /*everything=*/several));
   if (!several || is_certain(found.parts.front())) return;
   std::vector<cause::Part> parts;
   for (const cause::Pattern& pattern : found.patterns)
-    parts.push_back(part_of(found.facts, found.observed, found.where, pattern, false, found.patterns));
+    parts.push_back(part_of(found.facts, found.observed, found.where, pattern, /*everything=*/false, found.patterns));
   found.parts = std::move(parts);
   unite(found);
 }

@@ -322,9 +322,9 @@ double Evidence::damage(const std::vector<Exhibit>& right, std::size_t count, co
 
 Fit Evidence::fit(const fault::Model& model, Stage stage) const {
   constexpr double kWorthDims = 0.02;  // what a scope in dims has to explain more: it is one more assumption
-  const Fit all = fit_dims(model, stage, false);
+  const Fit all = fit_dims(model, stage, /*some_dims=*/false);
   if (dims_.empty() || all.whole == all.wrong) return all;
-  const Fit some = fit_dims(model, stage, true);
+  const Fit some = fit_dims(model, stage, /*some_dims=*/true);
   return some.explained > all.explained + kWorthDims ? some : all;
 }
 

@@ -55,7 +55,7 @@ class Power {
   std::vector<MutantResult> measure() {
     for (const PowerCase& c : cases_) {
       const Problem& p = c.entry.line.problem;
-      if (alive(false).empty() && alive(true).empty()) break;
+      if (alive(/*of_call=*/false).empty() && alive(/*of_call=*/true).empty()) break;
       if (!go_on()) return {};
       if (p.visible_pairs() > kMaxWork / std::max<std::int64_t>(1, p.num_q_heads * p.head_dim)) continue;
       plant_catalogue(c);
@@ -81,7 +81,7 @@ class Power {
 
   /// The catalogue on one case, phase by phase: the case is shared, so all judges wait while it is poisoned.
   void plant_catalogue(const PowerCase& c) {
-    const std::vector<std::size_t> list = alive(false);
+    const std::vector<std::size_t> list = alive(/*of_call=*/false);
     if (list.empty()) return;
     Result<Prepared> prepared = with_tolerance(prepare(c.entry), options_.rounded_rows);
     if (!prepared.ok()) return;
@@ -108,7 +108,7 @@ class Power {
 
   /// Mutants of the call change what they must not, so each gets a case of its own.
   void plant_calls(const PowerCase& c) {
-    for (const std::size_t i : alive(true)) {
+    for (const std::size_t i : alive(/*of_call=*/true)) {
       Result<Prepared> prepared = with_tolerance(prepare(c.entry), options_.rounded_rows);
       if (!prepared.ok()) return;
       if (c.asked && mutants_[i].can_show(prepared.value())) results_[i].can_show = true;

@@ -94,7 +94,8 @@ class Soak {
   /// The line of an index in a form that is supported, if there is one.
   std::optional<ProblemLine> line_of(std::int64_t index) {
     std::optional<ProblemLine> line = random_line(state_.seed, static_cast<std::uint64_t>(index), asked_);
-    if (line && supported_) line = supported_->fit({"random", "Random", std::move(*line), Special::none}, true);
+    if (line && supported_)
+      line = supported_->fit({"random", "Random", std::move(*line), Special::none}, /*may_drop_options=*/true);
     return line;
   }
 

@@ -21,7 +21,8 @@ struct Runner {
   std::vector<std::byte> memory;
   std::span<std::byte> workspace;
 
-  explicit Runner(const char* line, PlanSettings settings = {}) : data(make_case(parse_problem_line(line).value()).value()) {
+  explicit Runner(const char* line, const PlanSettings& settings = {})
+      : data(make_case(parse_problem_line(line).value()).value()) {
     plan = quire::plan(data.batch, data.cache, data.options, settings).value();
     memory.resize(workspace_bytes(plan) + 64);
     const auto at = reinterpret_cast<std::uintptr_t>(memory.data());

@@ -192,10 +192,10 @@ class Rules {
 
  private:
   static std::int64_t up(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-  void add_end(std::string detail, End end) {
+  void add_end(const std::string& detail, End end) {
     if (rules_.size() < kMostRules) rules_.emplace("ends " + detail, Rule{{}, std::move(end)});
   }
-  void add_begin(std::string detail, End begin) {
+  void add_begin(const std::string& detail, End begin) {
     if (rules_.size() < kMostRules) rules_.emplace("begins " + detail, Rule{std::move(begin), {}});
   }
 

@@ -156,7 +156,8 @@ void propose_normalisation(const Scene& scene, Proposals& list) {
   const std::int64_t page = scene.facts.page_size;
   add("divides by the number of keys", "", over([](const Sums& s) { return static_cast<double>(s.keys.size()); }));
   add("divides by the number of keys in whole pages", "", over([page](const Sums& s) {
-        return static_cast<double>((s.keys.back().position / page - s.keys.front().position / page + 1) * page);
+        const std::int64_t pages = s.keys.back().position / page - s.keys.front().position / page + 1;
+        return static_cast<double>(pages * page);
       }));
   add("does not divide by the denominator", "", over([](const Sums&) { return 1.0; }));
   add("divides twice by the denominator", "", over([](const Sums& s) { return s.denominator * s.denominator; }));

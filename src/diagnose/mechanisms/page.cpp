@@ -15,7 +15,6 @@ using fault::Facts;
 using fault::Model;
 using fault::Place;
 using fault::Row;
-using fault::RowHead;
 using fault::Side;
 
 constexpr double kMostProducts = 3e8;  // multiply-adds of one search for a page: about 0.2 s

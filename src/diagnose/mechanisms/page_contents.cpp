@@ -80,7 +80,7 @@ std::vector<Contents> contents(const Facts& f) {
                         const double scale = Model(facts).scale(side, place, head);
                         for (double& value : v) value = scale * fault::rounded(facts.cache.k.dtype, value / scale * factor);
                       }});
-  list.push_back(of_slot("K where V belongs, or V where K belongs", [](N o, N) { return o; }, true));
+  list.push_back(of_slot("K where V belongs, or V where K belongs", [](N o, N) { return o; }, /*other_tensor=*/true));
   list.push_back(of_slot("its slots in reverse order", [](N o, N n) { return n - 1 - o; }));
   list.push_back(of_slot("slot 0 in all of its slots", [](N, N) { return 0; }));
   const std::int64_t most = std::min<std::int64_t>(f.page_size, 64);

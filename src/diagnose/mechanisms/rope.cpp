@@ -11,7 +11,6 @@ namespace {
 
 using fault::Facts;
 using fault::Model;
-using fault::Place;
 using fault::Row;
 using fault::RowHead;
 using fault::Side;

@@ -11,7 +11,6 @@
 namespace quire::cause {
 namespace {
 
-using fault::Facts;
 using fault::Key;
 using fault::Model;
 using fault::Place;
@@ -26,7 +25,7 @@ const char* const kNext = "keep scores and sums in f32; look for a conversion to
 constexpr DType kNarrow[] = {DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e5m2};
 
 void propose_types(const Scene& scene, Proposals& list) {
-  const auto add = [&](std::string what, DType type, std::function<void(Model&)> plant) {
+  const auto add = [&](const std::string& what, DType type, std::function<void(Model&)> plant) {
     list.push_back({"rounded", "rounds " + what, "to " + std::string(name(type)), kNext, 0, std::move(plant), nullptr, false});
   };
   for (const DType type : kNarrow) {
@@ -122,8 +121,11 @@ void propose_clamp(const Scene& scene, const OpenCell& cell, const Clamp& clamp,
     return cell.distance(evaluate(m, std::span<const RowHead>(&cell.at, 1))[0].out) / before;
   };
   double best = 0, least = 0.7;
-  for (double limit = 0.1; limit < 1000; limit *= 1.25)
+  constexpr int kSteps = 42;  // 0.1 to 1000
+  for (int i = 0; i < kSteps; ++i) {
+    const double limit = 0.1 * std::pow(1.25, i);
     if (const double value = left(limit); value < least) least = value, best = limit;
+  }
   if (best == 0) return;
   double low = best / 1.25, high = best * 1.25;
   for (int i = 0; i < kRefinements && high - low > 1e-9 * high; ++i) {

@@ -155,7 +155,8 @@ void try_quantity(const Scene& scene, const Quantity& q, Proposals& list) {
 
 std::vector<double> powers(double from, double to, double step) {
   std::vector<double> list;
-  for (double value = from; value <= to; value *= step) list.push_back(value);
+  const int count = static_cast<int>(std::log(to / from) / std::log(step)) + 1;
+  for (int i = 0; i < count; ++i) list.push_back(from * std::pow(step, i));
   return list;
 }
 
