@@ -115,16 +115,16 @@ def test_rounded_weights_are_allowed_only_when_asked_for(quire_case):
 def test_a_fault_beside_rounded_weights_is_diagnosed_under_them(quire_case):
     case = quire_case("q=bf16 heads=2 d=64 page=16 reqs=8@200 seed=1")
     out = rounded_weights(case)
-    out[3:6] *= 2
+    out[3:] *= 2
     with pytest.raises(AssertionError) as failure:
         assert_attention_close(out, case, weights="bf16")
     text = str(failure.value)
     assert "profile: weights=bf16 (as given)" in text and "if the kernel may do that" not in text
     assert "output[token 3" in text.splitlines()[0] and not text.startswith("1 of")
-    assert re.search(r"^pattern: .*3 x 2 of 3 x 2 cells", text, re.M), text
+    assert re.search(r"^pattern: .*5 x 2 of 5 x 2 cells", text, re.M), text
     assert re.search(r"^cause:   a kernel that multiplies the output by a factor", text, re.M), text
     (path,) = re.findall(r"look with: quire diagnose --profile weights=bf16 (\S+)\)", text)
-    assert quire.diagnose(path, profile="weights=bf16").wrong_tokens == [3, 4, 5]
+    assert quire.diagnose(path, profile="weights=bf16").wrong_tokens == [3, 4, 5, 6, 7]
 
 
 def rounded_weights(case):
