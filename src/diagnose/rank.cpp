@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <span>
 
 #include "threads/on_threads.h"
 
@@ -33,7 +34,7 @@ constexpr double kUnproven = 0.5;
 constexpr double kClear = 100;
 constexpr double kExplainsAll = 0.99;      // of the error, element by element; what is left is rounding
 constexpr double kScopePrecision = 0.95;   // of a scope that is a rule: nearly all that it selects is wrong
-constexpr std::size_t kRowsForFitted = 3;  // wrong rows
+constexpr std::size_t kRowsForFitted = 3;  // wrong rows; one row fits the words of several mechanisms
 constexpr std::int64_t kRightSeen = 16;    // right cells inside a wider scope that a hypothesis must have left alone
 
 struct Candidate {
