@@ -145,7 +145,7 @@ struct SoakOptions {
   double minutes = 10;     ///< of this run; 0 or less: until `progress` says stop
   std::string directory;   ///< state.json, log.txt and findings.txt are here; empty: nothing is written and nothing is resumed
   std::uint64_t seed = 1;  ///< of fresh batches; a state in `directory` goes on with its own
-  /// What the target takes; each has the meaning that it has in VerifyOptions.
+  /// Types, head_dims, layouts and features that the target takes, as in VerifyOptions.
   std::vector<TypePair> types;
   std::vector<std::int64_t> head_dims;
   std::vector<CacheLayout> layouts;
@@ -156,7 +156,7 @@ struct SoakOptions {
   std::function<bool(const std::string& label)> progress;
 };
 
-/// What became of one target in a soak, earlier runs of the same state included.
+/// Counts of one target in a soak, earlier runs of the same state included.
 struct SoakCounts {
   std::string target;
   std::int64_t cases = 0, passed = 0, failed = 0, refused = 0;

@@ -155,7 +155,7 @@ void add_refuted(std::span<const Suspicion> own, bool known, Lines& lines) {
     return a->explained != b->explained ? a->explained > b->explained : a->largest_move > b->largest_move;
   });
   const std::size_t most = known ? kRefuted : kSuspects;
-  // What rounding can do is always said.
+  // Rounding is always among the refuted ones, with how far it moves these rows.
   const auto numerics = std::find_if(refuted.begin(), refuted.end(), [](const Suspicion* s) { return s->fault == "rounding"; });
   if (numerics != refuted.end()) std::rotate(numerics, numerics + 1, refuted.end());
   for (std::size_t i = 0; i < std::min(most, refuted.size()); ++i)
@@ -269,7 +269,7 @@ void describe(const Found& found, Diagnosis& d) {
   for (const Part& part : found.parts) {
     const double best = part.ranking.empty() ? 0 : part.ranking.front().share;
     const bool sure = !part.ranking.empty() && part.ranking.front().certain;
-    // What is as good as the first one stands behind it, before anything that is refuted.
+    // Suspects as good as the first one stand behind it, before those that are refuted.
     std::vector<Suspicion> refuted;
     for (const Hypothesis& h : part.ranking) {
       const bool whole = h.fit.wrong > 0 && h.fit.whole == h.fit.wrong;

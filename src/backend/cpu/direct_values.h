@@ -130,7 +130,7 @@ bool turn_words(std::uint16_t* dst, const RowSource& source, const std::int64_t*
   return true;
 }
 
-/// The same one element at a time.
+/// Gathers such rows one element at a time.
 __attribute__((noinline)) inline void gather_words(std::uint16_t* dst, const RowSource& source, const std::int64_t* offsets,
                                                    std::int64_t count, const AttendArgs& a) {
   const auto* words = static_cast<const std::uint16_t*>(source.data);
@@ -147,17 +147,14 @@ void direct_values(const ItemView& v, const TileRows& rows, const RowSource& sou
   values.type = in_place || turned ? source.dtype : DType::f32;
   const auto* base = in_place ? static_cast<const std::uint8_t*>(source.data) : reinterpret_cast<const std::uint8_t*>(v.v_panel);
   const std::int64_t size = in_place ? itemsize(source.dtype) : v.stride * static_cast<std::int64_t>(turned ? 2 : sizeof(float));
-  const std::int64_t first_end = (rows.begin / kDirectValues + 1) * kDirectValues;
-  // Converted rows take turns in as much scratch as one group needs, which stays in L1.
-  for (std::int64_t j = rows.begin; j < rows.end; ++j)
-    values.rows[j] =
-        base + (in_place ? rows.v[j] : (j % kDirectValues) - (j < first_end ? rows.begin % kDirectValues : 0)) * size;
   const std::int64_t blocks = (v.num_rows + kDirectValueRows - 1) / kDirectValueRows;
   const std::int64_t block = (v.num_rows + blocks - 1) / blocks;
-  // Groups end where pages do, which hold a multiple of a group or are a part of one.
+  // Groups end where pages do, which hold a multiple of a group or are a part of one. Converted rows of one group take the place
+  // of those before, so that they stay in L1.
   for (std::int64_t first = rows.begin, last = 0; first < rows.end; first = last) {
     last = (first / kDirectValues + 1) * kDirectValues;
     if (last > rows.end) last = rows.end;
+    for (std::int64_t j = first; j < last; ++j) values.rows[j] = base + (in_place ? rows.v[j] : j - first) * size;
     auto* const words = reinterpret_cast<std::uint16_t*>(v.v_panel);
     if (turned && !turn_words<V>(words, source, rows.v + first, last - first, v.args))
       gather_words(words, source, rows.v + first, last - first, v.args);

@@ -27,7 +27,7 @@ struct Avx512Simd {
   static void store(float* p, Reg a) { _mm512_storeu_ps(p, a); }
   static Reg load_f16(const std::uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
   static Reg load_bf16(const std::uint16_t* p) { return widened_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
-  /// The same from pieces of 16 bytes, `step` bytes apart.
+  /// Loads of a row in pieces of 16 bytes, `step` bytes apart.
   static Reg load_f16_pieces(const std::uint8_t* p, std::int64_t step) { return _mm512_cvtph_ps(two_pieces(p, step)); }
   static Reg load_bf16_pieces(const std::uint8_t* p, std::int64_t step) { return widened_bf16(two_pieces(p, step)); }
   static Reg load_pieces(const std::uint8_t* p, std::int64_t step) {

@@ -23,12 +23,12 @@ struct Part {
   double lse() const { return max + std::log(sum); }
 };
 
-/// What all parts have: the largest lse and the largest score.
+/// The largest lse and the largest score of all parts.
 struct Largest {
   double lse = kNegInf, score = kNegInf;
 };
 
-/// What the weights of all parts are relative to, so that their sum gives an lse; `none` leaves the lse right.
+/// The number that weights are relative to: the logarithm of their sum plus it is the lse. `none` leaves the lse right.
 enum class Unit { none, lse, score };
 
 /// The weight of a part, up to a factor that all parts share.
