@@ -176,13 +176,13 @@ class Rules {
       Proposal p{"key_range", rule.end ? "ends its range of keys elsewhere" : "begins its range of keys elsewhere",
                  detail,      kNext,
                  1,           {}};
-      p.plant = [f, rule = rule](Model& m) {
-        m.keys = [f, rule](const Row& row, std::vector<Key>& keys) {
+      p.plant = [f, ends = rule](Model& m) {
+        m.keys = [f, ends](const Row& row, std::vector<Key>& keys) {
           const std::int64_t capacity = f->max_pages_per_req * f->page_size + f->num_tokens;
-          const std::int64_t begin = rule.begin ? rule.begin(row) : f->first_key(row.q_pos);
-          const std::int64_t end = rule.end ? rule.end(row) : row.q_pos + 1;
+          const std::int64_t begin = ends.begin ? ends.begin(row) : f->first_key(row.q_pos);
+          const std::int64_t end = ends.end ? ends.end(row) : row.q_pos + 1;
           fault::append_keys(std::max<std::int64_t>(0, begin), std::min(end, capacity) - 1, keys);
-          const std::int64_t masked = rule.masked ? std::min(rule.masked(row), capacity) : end;
+          const std::int64_t masked = ends.masked ? std::min(ends.masked(row), capacity) : end;
           for (std::int64_t k = end; k < masked; ++k) keys.push_back({k, 0});
         };
       };
