@@ -1,14 +1,17 @@
 // Times attend() on a CUDA device: the whole call, as captured in a CUDA graph and replayed.
 //
-// usage: attend_cuda [--kernel NAME] [--check | --once] [--key-value] [--invariant] [--offset BYTES] LINE...
-//        LINE: a problem line (docs/problem_line.md), layout nhd or hnd
+// usage: attend_cuda [--kernel NAME] [--check | --once] [--key-value] [--invariant] [--unbounded] [--one-tensor] [--offset BYTES]
+//                    LINE...
+//        LINE: a problem line (docs/problem_line.md)
 //
 // N(0,1) data, pages in random order, K and V in as many copies as exceed the L2 cache several times, used in turn. The output is
 // compared with cuda_generic's, another implementation, on the same data: "agrees" if no element is further off than both may be
 // together (bound_of()), "repeats" if the first call and one after the timed ones gave the same bits. --key-value: the cache of
 // the next line holds the context alone and this step's rows come from `key` and `value`. --offset: K and V begin so many bytes
-// after a multiple of 2 MiB, in all lines that follow. --invariant: so are the plans of the next line (batch_invariant). Prints
-// one JSON object, with the bandwidth of a plain read measured in the same run.
+// after a multiple of 2 MiB, in all lines that follow. --invariant: so are the plans of the next line (batch_invariant);
+// --unbounded: they know no max_query_len and no max_seq_len. --one-tensor: K and V of the next line (nhd or hnd) are the halves
+// of the last dimension of one tensor, as vLLM keeps them since 0.26. Prints one JSON object, with the bandwidth of a plain read
+// measured in the same run.
 // --check: times nothing, but asks whether 20 repeats give the same bits, whether a graph captured once is right when it is
 // replayed after every request has become shorter by up to 40 tokens of context, and whether an infinite value that half of a
 // request's rows see leaves the other half as it was.
@@ -186,7 +189,7 @@ double read_ceiling() {
 /// How the lines that follow are asked.
 struct Asked {
   std::string kernel;
-  bool key_value = false, invariant = false;
+  bool key_value = false, invariant = false, unbounded = false, one_tensor = false;
   std::int64_t offset = 0;
 };
 
@@ -195,6 +198,30 @@ struct Work {
   std::vector<KVCache> caches;
   Options options;
 };
+
+/// K and V of one copy of the cache.
+KVCache make_cache(const Problem& p, std::int64_t pages, const Asked& asked, unsigned long long seed) {
+  const std::int64_t heads = p.num_kv_heads, tokens = p.page_size, x = 16 / itemsize(p.kv_dtype);
+  const bool nhd = p.layout == CacheLayout::nhd;
+  KVCache cache;
+  cache.layout = p.layout;
+  if (p.layout == CacheLayout::packed) {
+    cache.k = random_tensor(p.kv_dtype, {pages, heads, p.head_dim / x, tokens, x}, 5, seed, asked.offset);
+    cache.v = random_tensor(p.kv_dtype, {pages, heads, p.head_dim, tokens}, 4, seed + 30, asked.offset);
+    return cache;
+  }
+  const std::int64_t dims = asked.one_tensor ? 2 * p.head_dim : p.head_dim;
+  const std::array<std::int64_t, Tensor::kMaxRank> shape{pages, nhd ? tokens : heads, nhd ? heads : tokens, dims};
+  cache.k = random_tensor(p.kv_dtype, shape, 4, seed, asked.offset);
+  if (asked.one_tensor) {
+    cache.v = cache.k;
+    cache.v.data = static_cast<std::byte*>(cache.k.data) + p.head_dim * itemsize(p.kv_dtype);
+    cache.k.shape[3] = cache.v.shape[3] = p.head_dim;
+  } else {
+    cache.v = random_tensor(p.kv_dtype, shape, 4, seed + 30, asked.offset);
+  }
+  return cache;
+}
 
 Work make_work(const ProblemLine& line, const Asked& asked) {
   const Problem& p = line.problem;
@@ -241,16 +268,10 @@ Work make_work(const ProblemLine& line, const Asked& asked) {
   if (p.alibi) w.options.alibi_slopes = float_range(p.num_q_heads, 0.0f, 0.001f);  // 30 at 30k keys
   if (p.sinks) w.options.sinks = float_range(p.num_q_heads, -1.0f, 1.0f);
   if (p.lse) w.batch.lse = random_tensor(DType::f32, {tokens, p.num_q_heads}, 2, 0);
-  const bool nhd = p.layout == CacheLayout::nhd;
   const std::int64_t bytes = pages * p.page_size * p.num_kv_heads * p.head_dim * itemsize(p.kv_dtype) * 2;
   const int copies = static_cast<int>(std::clamp<std::int64_t>(400'000'000 / std::max<std::int64_t>(bytes, 1) + 1, 1, 16));
   for (int i = 0; i < copies; ++i) {
-    KVCache cache;
-    cache.layout = p.layout;
-    const std::array<std::int64_t, Tensor::kMaxRank> shape{pages, nhd ? p.page_size : p.num_kv_heads,
-                                                           nhd ? p.num_kv_heads : p.page_size, p.head_dim};
-    cache.k = random_tensor(p.kv_dtype, shape, 4, line.seed + 10 + static_cast<unsigned>(i), asked.offset);
-    cache.v = random_tensor(p.kv_dtype, shape, 4, line.seed + 40 + static_cast<unsigned>(i), asked.offset);
+    KVCache cache = make_cache(p, pages, asked, line.seed + 10 + static_cast<unsigned>(i));
     cache.k_scale = scale_tensor(p.k_scale, p.num_kv_heads);
     cache.v_scale = scale_tensor(p.v_scale, p.num_kv_heads);
     w.caches.push_back(cache);
@@ -263,12 +284,14 @@ struct Prepared {
   std::span<std::byte> workspace;
 };
 /// As an engine plans, which knows how long its longest request is, and no more.
-Prepared prepare(const Work& w, const Problem& problem, const std::string& kernel, bool invariant) {
+Prepared prepare(const Work& w, const Problem& problem, const Asked& asked) {
   PlanSettings settings;
-  settings.batch_invariant = invariant;
-  settings.kernel = kernel;
-  settings.max_query_len = problem.max_query_len();
-  settings.max_seq_len = problem.max_seq_len();
+  settings.batch_invariant = asked.invariant;
+  settings.kernel = asked.kernel;
+  if (!asked.unbounded) {
+    settings.max_query_len = problem.max_query_len();
+    settings.max_seq_len = problem.max_seq_len();
+  }
   Prepared p{must(plan(w.batch, w.caches[0], w.options, settings)), {}};
   const std::size_t bytes = workspace_bytes(p.plan);
   p.workspace = {static_cast<std::byte*>(allocate(static_cast<std::int64_t>(bytes))), bytes};
@@ -331,8 +354,10 @@ bool make_a_value_infinite(const Work& w, const Problem& p) {
   must(cudaMemcpy(&page, static_cast<const std::int32_t*>(w.batch.block_table.data) + position / p.page_size, 4,
                   cudaMemcpyDeviceToHost));
   const Tensor& v = w.caches[0].v;
-  const int token_axis = p.layout == CacheLayout::nhd ? 1 : 2;
-  const std::int64_t at = page * v.stride[0] + position % p.page_size * v.stride[token_axis] + 3;
+  const bool packed = p.layout == CacheLayout::packed;
+  const int token_axis = p.layout == CacheLayout::nhd ? 1 : packed ? 3 : 2;
+  const std::int64_t at =
+      page * v.stride[0] + position % p.page_size * v.stride[token_axis] + 3 * (packed ? v.stride[2] : v.stride[3]);
   const std::uint16_t infinity = dtype == DType::f16 ? 0x7C00 : 0x7F80;
   must(cudaMemcpy(static_cast<std::uint16_t*>(v.data) + at, &infinity, 2, cudaMemcpyHostToDevice));
   return true;
@@ -341,8 +366,7 @@ bool make_a_value_infinite(const Work& w, const Problem& p) {
 void check_line(const std::string& text, const Asked& asked, bool first) {
   const ProblemLine line = must(parse_problem_line(text));
   const Work w = make_work(line, asked);
-  const Prepared p = prepare(w, line.problem, asked.kernel, asked.invariant),
-                 other = prepare(w, line.problem, "cuda_generic", false);
+  const Prepared p = prepare(w, line.problem, asked), other = prepare(w, line.problem, {.kernel = "cuda_generic"});
   Batch again = w.batch;
   again.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 99);
   const auto run = [&](const Prepared& how, const Batch& batch, cudaStream_t stream) {
@@ -399,8 +423,7 @@ void run(const Work& w, const Prepared& how, const Batch& batch) {
 void run_once(const std::string& text, const Asked& asked, bool first) {
   const ProblemLine line = must(parse_problem_line(text));
   const Work w = make_work(line, asked);
-  const Prepared p = prepare(w, line.problem, asked.kernel, asked.invariant),
-                 other = prepare(w, line.problem, "cuda_generic", false);
+  const Prepared p = prepare(w, line.problem, asked), other = prepare(w, line.problem, {.kernel = "cuda_generic"});
   Batch check = w.batch;
   check.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 99);
   run(w, p, w.batch), run(w, other, check);
@@ -423,8 +446,7 @@ enum class Question { time, check, once };
 void run_line(const std::string& text, const Asked& asked, double ceiling, bool first) {
   const ProblemLine line = must(parse_problem_line(text));
   const Work w = make_work(line, asked);
-  const Prepared p = prepare(w, line.problem, asked.kernel, asked.invariant),
-                 other = prepare(w, line.problem, "cuda_generic", false);
+  const Prepared p = prepare(w, line.problem, asked), other = prepare(w, line.problem, {.kernel = "cuda_generic"});
   Batch check = w.batch, once = w.batch;
   check.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 99);
   once.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 98);
@@ -449,15 +471,17 @@ void run_line(const std::string& text, const Asked& asked, double ceiling, bool 
   const double flops = 4.0 * static_cast<double>(line.problem.visible_pairs() * line.problem.num_q_heads * line.problem.head_dim);
   const Plan known = must(plan(line.problem, p.plan.device, {.kernel = asked.kernel, .batch_invariant = asked.invariant}));
   std::printf(
-      "%s\n  {\"line\": \"%s\", \"key_value\": %s, \"batch_invariant\": %s, \"asked_kernel\": \"%s\", \"kernel\": \"%s\", "
+      "%s\n  {\"line\": \"%s\", \"key_value\": %s, \"batch_invariant\": %s, \"unbounded\": %s, \"one_tensor\": %s, "
+      "\"asked_kernel\": \"%s\", \"kernel\": \"%s\", "
       "\"us\": %.2f, \"predicted_us\": "
       "%.2f, "
       "\"kv_tb_per_s\": %.3f, \"of_read\": %.3f, \"tflop_per_s\": %.1f, \"agrees\": %s, \"repeats\": %s, "
       "\"max_difference_from_generic\": %.3g, \"max_output\": %.3g, \"served_by\": [%s]}",
       first ? "" : ",", text.c_str(), asked.key_value ? "true" : "false", asked.invariant ? "true" : "false",
-      asked.kernel.c_str(), p.plan.kernel.c_str(), ms * 1000, predict(known).seconds * 1e6, kv_bytes / ms * 1e-9,
-      kv_bytes / ms * 1e-9 / ceiling, flops / ms * 1e-9, outside == 0 ? "true" : "false", repeats ? "true" : "false",
-      static_cast<double>(off), static_cast<double>(largest), served_by(predict(known)).c_str());
+      asked.unbounded ? "true" : "false", asked.one_tensor ? "true" : "false", asked.kernel.c_str(), p.plan.kernel.c_str(),
+      ms * 1000, predict(known).seconds * 1e6, kv_bytes / ms * 1e-9, kv_bytes / ms * 1e-9 / ceiling, flops / ms * 1e-9,
+      outside == 0 ? "true" : "false", repeats ? "true" : "false", static_cast<double>(off), static_cast<double>(largest),
+      served_by(predict(known)).c_str());
   std::fflush(stdout);
 }
 
@@ -493,6 +517,10 @@ int main(int argc, char** argv) {
       asked.key_value = true;
     else if (word == "--invariant")
       asked.invariant = true;
+    else if (word == "--unbounded")
+      asked.unbounded = true;
+    else if (word == "--one-tensor")
+      asked.one_tensor = true;
     else if (word == "--check" || word == "--once")
       continue;
     else {
@@ -500,7 +528,7 @@ int main(int argc, char** argv) {
       if (question == Question::check) check_line(word, asked, first);
       if (question == Question::once) run_once(word, asked, first);
       free_line();
-      asked.key_value = asked.invariant = first = false;
+      asked.key_value = asked.invariant = asked.unbounded = asked.one_tensor = first = false;
     }
   }
   std::printf("\n]}\n");

@@ -45,6 +45,13 @@ MMA_BATCHES = [
 ]
 
 
+def cache_shape(pick: random.Random) -> str:
+    """Layout and page size, of those that cuda_sm90 takes."""
+    layout = pick.choice(["nhd", "hnd", "packed", "packed"])
+    pages = [16, 16, 32, 32, 48, 64, 80, 128] + ([] if layout == "packed" else [8, 24])
+    return f"page={pick.choice(pages)} layout={layout}"
+
+
 def prefill_lines(count: int, seed: int, caches: "list[str]" = ()) -> "list[str]":
     """Chunks of every length, decode rows among them, over everything that cuda_sm90's prefill takes."""
     pick = random.Random(seed)
@@ -68,7 +75,7 @@ def prefill_lines(count: int, seed: int, caches: "list[str]" = ()) -> "list[str]
         if cache != dtype or pick.random() < 0.3:
             options += [f"{scale}={kind}" for scale in ("kscale", "vscale") if (kind := pick.choice(["none", "tensor", "head"])) != "none"]
         lines.append(f"q={dtype} kv={cache} heads={kv_heads * group}:{kv_heads} d={pick.choice([64, 128, 256])} "
-                     f"page={pick.choice([8, 16, 16, 24, 32, 48, 64, 80, 128])} layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} "
+                     f"{cache_shape(pick)} reqs={','.join(reqs)} "
                      f"{' '.join(options)} seed={seed + i}")
     return lines
 
@@ -100,7 +107,7 @@ def sm90_lines(count: int, seed: int) -> "list[str]":
         if cache != dtype or pick.random() < 0.3:
             options += [f"{scale}={kind}" for scale in ("kscale", "vscale") if (kind := pick.choice(["none", "tensor", "head"])) != "none"]
         lines.append(f"q={dtype} kv={cache} heads={kv_heads * group}:{kv_heads} d={dim} "
-                     f"page={pick.choice([8, 16, 16, 24, 32, 48, 64, 80, 128])} layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} "
+                     f"{cache_shape(pick)} reqs={','.join(reqs)} "
                      f"{' '.join(options)} seed={seed + i}")
     return lines
 

@@ -52,9 +52,9 @@ std::vector<std::string> refuses_all_but_sm90_shapes(const Problem& problem, con
   // Tiles of prefill hold whole groups.
   const std::int64_t widest = std::min(plan_detail::kSm90SlicedRows, plan_detail::kPrefillRows / 2);
   if (problem.group() > widest) reasons.push_back(formatted("group is {}, expected at most {}", problem.group(), widest));
-  if (problem.layout != CacheLayout::nhd && problem.layout != CacheLayout::hnd)
-    reasons.push_back(formatted("layout is {}, expected nhd or hnd", name(problem.layout)));
-  if (problem.page_size % 8 != 0) reasons.push_back(formatted("page is {}, expected a multiple of 8", problem.page_size));
+  const std::int64_t tokens = problem.layout == CacheLayout::packed ? 16 : 8;  // of a box, or a part of one
+  if (problem.page_size % tokens != 0)
+    reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, tokens));
   if (device.sm != 90) reasons.push_back(formatted("needs sm90, device {} is not", device.name));
   return reasons;
 }

@@ -53,7 +53,7 @@ TEST(Select, HopperKernelRefusesWithReasons) {
       {"q=bf16 kv=fp8_e5m2 heads=258:2 d=128 page=16 reqs=1@9", "group is 129, expected at most 128"},
       {"q=bf16 kv=fp8_e5m2 heads=258:2 d=256 page=16 reqs=1@9", "group is 129, expected at most 128"},
       {"q=bf16 kv=bf16 heads=258:2 d=128 page=16 reqs=1@9", "group is 129, expected at most 128"},
-      {"q=bf16 kv=bf16 heads=8:2 d=128 page=16 layout=packed reqs=1@9", "layout is packed, expected nhd or hnd"},
+      {"q=bf16 kv=bf16 heads=8:2 d=128 page=24 layout=packed reqs=1@9", "page is 24, expected a multiple of 16"},
       {"q=bf16 kv=bf16 heads=8:2 d=128 page=20 reqs=1@9", "page is 20, expected a multiple of 8"}};
   for (const auto& [line, reason] : refused) {
     const Plan p = plan(parse(line), find_device("sm90").value()).value();
@@ -65,6 +65,8 @@ TEST(Select, HopperKernelRefusesWithReasons) {
   const char* const taken[] = {"q=f16 kv=fp8_e5m2 heads=8:2 d=64 page=64 layout=hnd reqs=1@9 vscale=tensor",
                                "q=bf16 kv=fp8_e4m3fn heads=8:1 d=128 page=8 reqs=1@9/9 kscale=head vscale=head",
                                "q=bf16 kv=bf16 heads=64:2 d=128 page=48 reqs=1@9",
+                               "q=bf16 kv=bf16 heads=8:2 d=128 page=16 layout=packed reqs=1@9",
+                               "q=f16 kv=fp8_e5m2 heads=8:2 d=256 page=32 layout=packed reqs=1@9",
                                "q=f16 kv=fp8_e4m3fn heads=16:1 d=256 page=24 reqs=2@9",
                                "q=bf16 kv=fp8_e5m2 heads=66:2 d=256 page=16 reqs=1@9",
                                "q=bf16 kv=fp8_e4m3fn heads=256:2 d=256 page=16 reqs=3@9",

@@ -45,20 +45,32 @@ __device__ inline void load_codes(float (&to)[kDim / 32], const void* data, std:
   }
 }
 
+/// Dims that lie apart.
+template <int kDim>
+__device__ inline void load_dims(float (&to)[kDim / 32], const gpu::RowSource& cache, std::int64_t row) {
+#pragma unroll 2
+  for (int i = 0; i < kDim / 32; ++i) {
+    const int dim = static_cast<int>(threadIdx.x) % 32 * 2 + i / 2 * 64 + i % 2;
+    to[i] = semantics::load(cache.data, cache.dtype, row + gpu::element_of(cache.strides, dim));
+  }
+}
+
 /// Of K or of V, not scaled.
-template <typename T, int kDim, bool kCodes>
+template <typename T, int kDim, bool kCodes, bool kPacked>
 __device__ inline void load_key_row(float (&to)[kDim / 32], const gpu::AttendArgs& a, const mma::Item& item,
                                     const gpu::RowSource& cache, const gpu::RowSource& fresh, int position) {
   const std::int64_t row = row_of_key(a, item, cache, fresh, position);
   const bool cached = position < item.lengths.cached_len;
-  if (kCodes && cached)
+  if (kPacked && cached)
+    load_dims<kDim>(to, cache, row);
+  else if (kCodes && cached)
     load_codes<kDim>(to, cache.data, row, cache.dtype == DType::fp8_e4m3fn);
   else
     load_pairs<T, kDim>(to, cached ? cache.data : fresh.data, row);
 }
 
 /// Score row `row` of the item against its keys.
-template <typename T, int kDim, bool kCodes>
+template <typename T, int kDim, bool kCodes, bool kPacked>
 __device__ inline CarefulRow<kDim> careful_row(const gpu::AttendArgs& a, const mma::Item& item, int row) {
   const int head = item.kv_head * a.group + row % a.group, q_pos = item.lengths.context_len + row / a.group;
   const semantics::KeyRange seen = semantics::visible_range(q_pos, a.window);
@@ -72,8 +84,8 @@ __device__ inline CarefulRow<kDim> careful_row(const gpu::AttendArgs& a, const m
   float max2 = -INFINITY;
 #pragma unroll 1
   for (int position = begin; position < end; ++position) {
-    load_key_row<T, kDim, kCodes>(k, a, item, a.cache_k, a.key, position);
-    load_key_row<T, kDim, kCodes>(v, a, item, a.cache_v, a.value, position);
+    load_key_row<T, kDim, kCodes, kPacked>(k, a, item, a.cache_k, a.key, position);
+    load_key_row<T, kDim, kCodes, kPacked>(v, a, item, a.cache_v, a.value, position);
     const bool cached = position < item.lengths.cached_len;
     const float k_scale = cached ? cached_k_scale : 1.0f, v_scale = cached ? cached_v_scale : 1.0f;
     float dot = 0.0f;
@@ -96,9 +108,9 @@ __device__ inline CarefulRow<kDim> careful_row(const gpu::AttendArgs& a, const m
 }
 
 /// Stores the row as output, or as the item's part of it (`place`: its row among the partial results).
-template <typename T, int kDim, bool kCodes>
+template <typename T, int kDim, bool kCodes, bool kPacked>
 __device__ inline void store_careful_row(const gpu::AttendArgs& a, const mma::Item& item, int row, std::int64_t place) {
-  const CarefulRow<kDim> result = careful_row<T, kDim, kCodes>(a, item, row);
+  const CarefulRow<kDim> result = careful_row<T, kDim, kCodes, kPacked>(a, item, row);
   const int lane = threadIdx.x % 32;
   if (item.slice.num_parts > 1) {
     if (lane == 0)

@@ -67,7 +67,6 @@ struct DecodeCopy {
     const int copy = copy_of_lane(), box = copy / Tiles::kBoxes, side = copy % Tiles::kBoxes;
     const bool mine = copy < boxes * Tiles::kBoxes && first + box >= from.seen.begin && first + box < from.seen.end;
     const std::uint32_t bytes = __popc(__ballot_sync(~0u, mine)) * tokens * Tiles::kRowBytes;
-    const int at = box * tokens * Tiles::kRowBytes;
     const int token = maps.page_boxes == 1 ? 0 : (first + box) * tokens % a.page_size;
     hopper::Barrier& full = kValues ? shared.v_full[ring.stage()] : shared.k_full[ring.stage()];
     hopper::wait(kValues ? &shared.v_free[ring.stage()] : &shared.k_free[ring.stage()], ring.parity() ^ 1);
@@ -75,8 +74,7 @@ struct DecodeCopy {
     __syncwarp();
     Tile& to = kValues ? shared.v[ring.stage()] : shared.k[ring.stage()];
     if (mine)
-      hopper::copy_box_once(to.boxes[side] + at, kValues ? &maps.v : &maps.k, &full, side * Tiles::kBoxDims, token, from.kv_head,
-                            page);
+      Tiles::template copy_box<kValues>(to, box * tokens, side, kValues ? &maps.v : &maps.k, &full, token, from.kv_head, page);
   }
 
   /// Page ids of the boxes of a piece, a lane each: of 32 boxes, and of the next 32.

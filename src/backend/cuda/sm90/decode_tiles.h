@@ -156,7 +156,7 @@ struct DecodeTiles {
   /// Overwrites the rows of a tile outside positions [begin, end): what is not in the cache, or must not enter a product as it
   /// is. `source(position)`: the row instead, null for zeros (which are the same in every type). Warpgroups that use the same
   /// tile write the same into it.
-  template <typename Source>
+  template <bool kValues, typename Source>
   __device__ void patch(const DecodeJob& w, Tile& tile, int first, int begin, int end, Source&& source) const {
     constexpr int kChunks = kDim * Tiles::kElementBytes / 16;
 #pragma unroll 1
@@ -164,8 +164,11 @@ struct DecodeTiles {
       const int key = i / kChunks, chunk = i % kChunks, position = first + key;
       if (position >= begin && position < end) continue;
       const std::uint16_t* from = source(position);
-      *reinterpret_cast<uint4*>(Tiles::chunk_at(tile, key, chunk)) =
-          from != nullptr ? *reinterpret_cast<const uint4*>(from + chunk * 8) : uint4{};
+      const uint4 dims = from != nullptr ? *reinterpret_cast<const uint4*>(from + chunk * 8) : uint4{};
+      if constexpr (kValues)
+        Tiles::put_values(tile, key, chunk, dims);
+      else
+        Tiles::put_keys(tile, key, chunk, dims);
     }
     hopper::fence_shared();
     sync_users(w);
@@ -292,15 +295,15 @@ struct DecodeTiles {
     const Place me(/*anew=*/kRows > 8);
 #pragma unroll
     for (int i = 0; i < kRows / 2; i += 2) {
-      const auto key = static_cast<std::uint32_t>(me.key(i));
-      const std::uint32_t swizzle = key * kWeightBytes / 128 % (kWeightBytes / 16), chunk = i / 4;
+      const std::uint32_t at = Tiles::weight_row(static_cast<std::uint32_t>(me.key(i)));
+      const std::uint32_t swizzle = at * kWeightBytes / 128 % (kWeightBytes / 16), chunk = i / 4;
       const int q = column_of(i);
       const float x = weight_of(state, s[i], q), y = weight_of(state, s[i + 1], q + 1);
       sums[q] = i % 4 == 0 ? x : sums[q] + x, sums[q + 1] = i % 4 == 0 ? y : sums[q + 1] + y;
       const std::uint32_t high = Weight::pack(x, y);
       const float2 kept = Weight::unpack(high);
       const std::uint32_t low = Weight::pack(x - kept.x, y - kept.y);
-      Byte* const row = shared.weights[group][turn] + key * kWeightBytes + me.thread % 4 * 4;
+      Byte* const row = shared.weights[group][turn] + at * kWeightBytes + me.thread % 4 * 4;
       *reinterpret_cast<std::uint32_t*>(row + (chunk ^ swizzle) * 16) = high;
       *reinterpret_cast<std::uint32_t*>(row + ((chunk + kRows / 8) ^ swizzle) * 16) = low;
     }
@@ -340,12 +343,12 @@ struct DecodeTiles {
     const int end = min(first + kTileKeys, min(w.span.any_end, w.end_in_tiles)) - first;
     const int begin = max(first, w.span.any_begin) - first;
     const auto is_for_all = [&](int key) { return first + key >= w.span.full_begin && first + key < w.span.full_end; };
-    const auto chunk_at = [&](int i) { return reinterpret_cast<uint4*>(Tiles::chunk_at(v, i / kChunks, i % kChunks)); };
+    const auto values_of = [&](int i) { return Tiles::values_of(v, i / kChunks, i % kChunks); };
     bool found = false;
 #pragma unroll 1
     for (int i = begin * kChunks + static_cast<int>(threadIdx.x) % 128; i < end * kChunks; i += 128) {
       if (is_for_all(i / kChunks)) continue;
-      const uint4 is = *chunk_at(i), left = Tiles::finite_of(is, is_e4m3());
+      const uint4 is = values_of(i), left = Tiles::finite_of(is, is_e4m3());
       found |= is.x != left.x || is.y != left.y || is.z != left.z || is.w != left.w;
     }
     if (!any_of(w, found)) return;
@@ -361,7 +364,7 @@ struct DecodeTiles {
     sync_users(w);
 #pragma unroll 1
     for (int i = begin * kChunks + static_cast<int>(threadIdx.x) % 128; i < end * kChunks; i += 128) {
-      if (!is_for_all(i / kChunks)) *chunk_at(i) = Tiles::finite_of(*chunk_at(i), is_e4m3());
+      if (!is_for_all(i / kChunks)) Tiles::put_values(v, i / kChunks, i % kChunks, Tiles::finite_of(values_of(i), is_e4m3()));
     }
     hopper::fence_shared();
     sync_users(w);
@@ -371,7 +374,7 @@ struct DecodeTiles {
   /// that do not see it. Products with weight 0 add 0: what a row gets does not depend on what others see.
   __device__ void prepare_values(State& state, const DecodeJob& w, Tile& v, int first) const {
     const int cached_end = min(w.span.any_end, w.item.lengths.cached_len);
-    patch(w, v, first, w.span.any_begin, cached_end, [&](int position) -> const std::uint16_t* {
+    patch</*kValues=*/true>(w, v, first, w.span.any_begin, cached_end, [&](int position) -> const std::uint16_t* {
       const bool fresh = position >= w.item.lengths.cached_len && position < w.span.any_end && position >= w.span.any_begin;
       return w.fresh_in_tiles && fresh ? fresh_row(a.value, w, position) : nullptr;
     });
@@ -399,8 +402,8 @@ struct DecodeTiles {
     wait_for(shared.k_full[stage], shared.k_free[stage], ring);
     if (Tiles::kHoldFreshRows && !whole && w.fresh_in_tiles && first + kTileKeys > w.item.lengths.cached_len &&
         w.item.lengths.cached_len < w.span.any_end) [[unlikely]]
-      patch(w, k, first, 0, w.item.lengths.cached_len,
-            [&](int position) { return position < w.span.any_end ? fresh_row(a.key, w, position) : nullptr; });
+      patch</*kValues=*/false>(w, k, first, 0, w.item.lengths.cached_len,
+                               [&](int position) { return position < w.span.any_end ? fresh_row(a.key, w, position) : nullptr; });
     Scores s;
     {
       typename Tiles::Keys keys;

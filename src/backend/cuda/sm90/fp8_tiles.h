@@ -65,10 +65,24 @@ struct Fp8Tiles {
 
   static constexpr int kBoxChunks = kBoxDims / 16;
 
+  /// A box of tokens from `token` of a page on to row `row` of a tile; `side`: which of those side by side.
+  template <bool kValues>
+  __device__ static void copy_box(Tile& to, int row, int side, const CUtensorMap* map, hopper::Barrier* full, int token,
+                                  int kv_head, int page) {
+    hopper::copy_box_once(to.boxes[side] + row * kRowBytes, map, full, side * kBoxDims, token, kv_head, page);
+  }
+
   __device__ static std::uint32_t swizzle(std::uint32_t key) { return kBoxDims == 128 ? key % 8 : key / 2 % 4; }
   /// 16 bytes of row `key`.
   __device__ static Byte* chunk_at(Tile& tile, int key, int chunk) {
     return tile.boxes[kBoxes == 1 ? 0 : chunk / 8] + key * kRowBytes + (chunk % 8 ^ swizzle(key)) * 16;
+  }
+  __device__ static void put_keys(Tile& tile, int key, int chunk, const uint4& dims) {
+    *reinterpret_cast<uint4*>(chunk_at(tile, key, chunk)) = dims;
+  }
+  __device__ static void put_values(Tile& tile, int key, int chunk, const uint4& dims) { put_keys(tile, key, chunk, dims); }
+  __device__ static uint4 values_of(const Tile& tile, int key, int chunk) {
+    return *reinterpret_cast<const uint4*>(chunk_at(const_cast<Tile&>(tile), key, chunk));
   }
   __device__ static float value_at(const Tile& tile, int key, int dim, bool e4m3) {
     const Byte code = chunk_at(const_cast<Tile&>(tile), key, dim / 16)[dim % 16];
@@ -101,6 +115,8 @@ struct Fp8Tiles {
       *reinterpret_cast<std::uint32_t*>(query_pair(row, swizzle, chunk, i)) = pair_to_f16(pairs[i], factor);
     return inverse_power(factor);
   }
+  /// The row of a key among the weights.
+  __device__ static std::uint32_t weight_row(std::uint32_t key) { return key; }
   /// The dim of accumulator rows lane / 4 + 8 i of a warp's block `block`.
   __device__ static int dim_of(int block, int i, int lane, int warp) { return (warp * kBlocks + block) * 16 + lane / 4 * 2 + i; }
 
@@ -167,15 +183,15 @@ struct Fp8Tiles {
   }
 
   /// Adds the products of step `step` (16 dims of query half `half`).
-  template <int kCount>
-  __device__ static void multiply_keys(float (&s)[kCount], const Keys& keys, const Tile&, std::uint64_t query, int half,
+  template <int kCount, typename AnyTile>
+  __device__ static void multiply_keys(float (&s)[kCount], const Keys& keys, const AnyTile&, std::uint64_t query, int half,
                                        int step) {
     hopper::wgmma<true, 0>(s, keys.a[half * 4 + step], query, half + step);
   }
   /// Adds the products of 16 keys with 64 dims.
-  template <int kCount>
-  __device__ static void multiply_values(float (&out)[kCount], const Values& values, const Tile&, std::uint64_t weights, int half,
-                                         int step) {
+  template <int kCount, typename AnyTile>
+  __device__ static void multiply_values(float (&out)[kCount], const Values& values, const AnyTile&, std::uint64_t weights,
+                                         int half, int step) {
     hopper::wgmma<true, 1>(out, values.a[half][step], weights, 1);
   }
 };

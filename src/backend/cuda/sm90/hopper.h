@@ -43,6 +43,9 @@ __device__ inline void wait(Barrier* barrier, std::uint32_t parity) {
       : "memory");
 }
 
+constexpr std::uint16_t kBoth = 3;                            ///< blocks of a cluster of two
+constexpr std::uint64_t kEvictFirst = 0x12F0000000000000ull;  ///< what createpolicy.fractional.L2::evict_first returns for 1.0
+
 /// A box of a 4-dimensional tensor to shared memory; counts its bytes on `barrier`.
 __device__ inline void copy_box(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -54,20 +57,37 @@ __device__ inline void copy_box(void* shared, const CUtensorMap* map, Barrier* b
 /// The same; what is copied is the first to leave L2: nobody reads it again, and what else is there (instructions above all) is
 /// needed again.
 __device__ inline void copy_box_once(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3) {
-  constexpr std::uint64_t kEvictFirst = 0x12F0000000000000ull;  // what createpolicy.fractional.L2::evict_first returns for 1.0
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], "
       "[%2], %7;" ::"r"(ptx::shared_address(shared)),
       "l"(map), "r"(ptx::shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(kEvictFirst)
       : "memory");
 }
+/// The same of a 5-dimensional tensor.
+__device__ inline void copy_box_once(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3,
+                                     int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6, "
+      "%7}], [%2], %8;" ::"r"(ptx::shared_address(shared)),
+      "l"(map), "r"(ptx::shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(kEvictFirst)
+      : "memory");
+}
 /// The same to both blocks of a cluster of two, at the same place, counted on the barriers at the same place.
 __device__ inline void copy_box_to_pair(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3) {
-  constexpr std::uint16_t kBoth = 3;
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, "
       "%6}], [%2], %7;" ::"r"(ptx::shared_address(shared)),
       "l"(map), "r"(ptx::shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(kBoth)
+      : "memory");
+}
+
+/// The same of a 5-dimensional tensor.
+__device__ inline void copy_box_to_pair(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3,
+                                        int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, "
+      "%6, %7}], [%2], %8;" ::"r"(ptx::shared_address(shared)),
+      "l"(map), "r"(ptx::shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "h"(kBoth)
       : "memory");
 }
 
@@ -179,10 +199,10 @@ __device__ inline void take_registers() {
 // --- wgmma ---
 
 /// How rows of an operand are swizzled in shared memory.
-enum class Swizzle : std::uint64_t { bytes128 = 1, bytes64 = 2, bytes32 = 3 };
+enum class Swizzle : std::uint64_t { none = 0, bytes128 = 1, bytes64 = 2, bytes32 = 3 };
 
 /// Matrix descriptor: `stride` bytes from one group of 8 rows to the next, `along` bytes from one `Swizzle`-long part of the rows
-/// to the next, if they are longer than one.
+/// (16 bytes where there is none) to the next, if they are longer than one.
 template <Swizzle kSwizzle>
 __device__ inline std::uint64_t matrix(const void* shared, std::uint32_t stride, std::uint32_t along = 16) {
   const std::uint64_t address = (ptx::shared_address(shared) & 0x3FFFFu) >> 4;

@@ -28,7 +28,7 @@ constexpr int prefill_keys(int head_dim) { return head_dim == 256 ? 64 : 128; } 
 constexpr int kFreshTokens = 64;                                                 ///< that a box of this step's rows holds
 
 /// Boxes of the two caches: 64 dims of 16 bits or up to 128 of 8, x box_tokens tokens of one head and page, swizzled by their
-/// width.
+/// width; of packed caches all dims, as packed_layout.h has them.
 struct CacheMaps {
   CUtensorMap k, v;
   std::int32_t box_tokens = 0;  ///< the greatest common divisor of page_size and 64
@@ -47,8 +47,13 @@ struct PrefillMaps {
 
 /// decode.cu: the requests of args.work's rows, by `blocks` blocks.
 cudaError_t launch_decode(const gpu::AttendArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream);
+/// decode_packed.cu: the same for packed caches.
+cudaError_t launch_decode_packed(const gpu::AttendArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream);
 /// prefill.cu and, for fp8 caches, prefill_codes.cu: the items of args.work, by pairs of `blocks` blocks.
 cudaError_t launch_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 cudaError_t launch_prefill_codes(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
+/// prefill_packed.cu and prefill_packed_codes.cu: the same for packed caches.
+cudaError_t launch_prefill_packed(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
+cudaError_t launch_prefill_packed_codes(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 
 }  // namespace quire::cuda::sm90

@@ -90,12 +90,15 @@ cudaError_t launch(const gpu::AttendArgs& args, const Plan& plan, std::size_t li
   switch (server_of(args, plan, list)) {
     case Server::decode: {
       CacheMaps maps;
-      return encode(maps, args) ? launch_decode(mine, maps, blocks, stream) : cudaErrorInvalidValue;
+      if (!encode(maps, args)) return cudaErrorInvalidValue;
+      return (is_packed(args) ? launch_decode_packed : launch_decode)(mine, maps, blocks, stream);
     }
     case Server::prefill: {
       PrefillMaps maps;
       if (!encode(maps, args)) return cudaErrorInvalidValue;
-      return (is_fp8(args.cache_k.dtype) ? launch_prefill_codes : launch_prefill)(mine, maps, blocks, stream);
+      const bool codes = is_fp8(args.cache_k.dtype);
+      if (is_packed(args)) return (codes ? launch_prefill_packed_codes : launch_prefill_packed)(mine, maps, blocks, stream);
+      return (codes ? launch_prefill_codes : launch_prefill)(mine, maps, blocks, stream);
     }
     case Server::mma: return kMmaEntry.attend(args, plan, list, stream);
     case Server::generic: return kGenericEntry.attend(args, plan, list, stream);

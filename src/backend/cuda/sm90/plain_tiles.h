@@ -47,9 +47,23 @@ struct PlainTiles {
   struct Keys {};
   struct Values {};
 
+  /// A box of tokens from `token` of a page on to row `row` of a tile; `side`: which of those side by side.
+  template <bool kValues>
+  __device__ static void copy_box(Tile& to, int row, int side, const CUtensorMap* map, hopper::Barrier* full, int token,
+                                  int kv_head, int page) {
+    hopper::copy_box_once(to.boxes[side] + row * kRowBytes, map, full, side * kBoxDims, token, kv_head, page);
+  }
+
   /// 16 bytes of row `key`.
   __device__ static Byte* chunk_at(Tile& tile, int key, int chunk) {
     return tile.boxes[chunk / 8] + key * kRowBytes + (chunk % 8 ^ key % 8) * 16;
+  }
+  __device__ static void put_keys(Tile& tile, int key, int chunk, const uint4& dims) {
+    *reinterpret_cast<uint4*>(chunk_at(tile, key, chunk)) = dims;
+  }
+  __device__ static void put_values(Tile& tile, int key, int chunk, const uint4& dims) { put_keys(tile, key, chunk, dims); }
+  __device__ static uint4 values_of(const Tile& tile, int key, int chunk) {
+    return *reinterpret_cast<const uint4*>(chunk_at(const_cast<Tile&>(tile), key, chunk));
   }
   __device__ static float value_at(const Tile& tile, int key, int dim, bool) {
     const Byte* chunk = chunk_at(const_cast<Tile&>(tile), key, dim / 8);
@@ -67,6 +81,8 @@ struct PlainTiles {
   __device__ static void copy_query(Byte* row, int swizzle, int chunk, const std::uint16_t* dims, bool exists) {
     ptx::copy_async_16(row + (chunk % 8 ^ swizzle) * 16, dims, exists ? 16 : 0);
   }
+  /// The row of a key among the weights.
+  __device__ static std::uint32_t weight_row(std::uint32_t key) { return key; }
   /// The dim of accumulator rows lane / 4 + 8 i of a warp's block `half`.
   __device__ static int dim_of(int half, int i, int lane, int warp) { return half * 64 + warp * 16 + lane / 4 + i * 8; }
 

@@ -4,7 +4,7 @@
 namespace quire::cuda::sm90 {
 
 cudaError_t launch_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
-  return start_prefill<false>(args, maps, blocks, stream);
+  return start_prefill<CacheKind::rows>(args, maps, blocks, stream);
 }
 
 }  // namespace quire::cuda::sm90

@@ -24,9 +24,9 @@
 
 namespace quire::cuda::sm90 {
 
-template <typename T, int kDim_, bool kCodes>
-struct Prefill : PrefillEnd<T, kDim_, kCodes> {
-  using Base = PrefillEnd<T, kDim_, kCodes>;
+template <typename T, int kDim_, CacheKind kCache>
+struct Prefill : PrefillEnd<T, kDim_, kCache> {
+  using Base = PrefillEnd<T, kDim_, kCache>;
   using Base::a, Base::shared, Base::kDim, Base::kHalves, Base::kRowBytes, Base::kShift;
   using Base::column, Base::group_index, Base::query_row, Base::row_in_group, Base::rows_of;
   using typename Base::Memory;
@@ -38,6 +38,10 @@ struct Prefill : PrefillEnd<T, kDim_, kCodes> {
   using Tile = typename Memory::Tile;
   using JobRing = typename Memory::JobRing;
   static constexpr int kGroups = Memory::kGroups, kKeys = Memory::kKeys;
+  static constexpr bool kCodes = Memory::kCodes;
+  static constexpr bool kPackedValues = Memory::kPacked, kPackedKeys = Memory::kPacked && !kCodes;  ///< tiles of cached ones
+  using KeyLayout = PackedKeys<kDim, 2>;
+  using ValueLayout = PackedValues<kDim, 2>;
   /// Jobs are begun before the one before them is closed: there are slots for their queries, and all tiles have the same types.
   static constexpr bool kBeside = !kCodes && Memory::kJobs > 1;
   template <typename Element>
@@ -83,46 +87,74 @@ struct Prefill : PrefillEnd<T, kDim_, kCodes> {
   using Scores = float[kKeys / 2];           ///< index 4 i + 2 h + e
   using Weights = std::uint32_t[kKeys / 4];  ///< pairs in the order in which wgmma takes them as A
 
+  /// Tile `n` lies as in a packed cache, and not as rows, which this step's keys and values are. The reduction tells ptxas that
+  /// it is the same in all threads.
+  __device__ static bool is_packed(const PrefillJob& job, bool easy, int n) {
+    return Memory::kPacked && __reduce_or_sync(~0u, easy || !job.is_fresh(n)) != 0;
+  }
+
   /// What the scores of a tile are multiplied from. The fence is not for them: where a warp is known to be together ptxas finds
   /// addresses once, in uniform registers.
   struct Operands {
     hopper::Matrix rows, keys;
+    bool packed;
   };
-  __device__ Operands operands(const Query& query, const Ring& ring) const {
+  __device__ Operands operands(const Query& query, const Ring& ring, bool packed) const {
+    const auto& k = shared.k[ring.k.stage].halves[0];
     hopper::wgmma_begin();
     return {hopper::Matrix(query.halves[0] + group_index() * 64 * kRowBytes, 8 * kRowBytes),
-            hopper::Matrix(shared.k[ring.k.stage].halves[0], 8 * kRowBytes)};
+            kPackedKeys && packed ? hopper::Matrix(k, KeyLayout::kGroupBytes, KeyLayout::kChunkBytes, hopper::Swizzle::none)
+                                  : hopper::Matrix(k, 8 * kRowBytes),
+            packed};
   }
 
-  template <int kCount>
-  __device__ static void start_scores(float (&s)[kCount], const Operands& from) {
+  template <bool kPacked, int kCount>
+  __device__ static void multiply_scores(float (&s)[kCount], const Operands& from) {
     hopper::wgmma_begin();
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
 #pragma unroll
-      for (int step = 0; step < 4; ++step)
-        hopper::multiply_shared<is_f16<T>>(s, from.rows.at(half * sizeof(Query::halves[0]) + step * 32),
-                                           from.keys.at(half * sizeof(Tile::halves[0]) + step * 32), half + step);
+      for (int step = 0; step < 4; ++step) {
+        const int keys = kPacked ? (half * 4 + step) * 2 * KeyLayout::kChunkBytes
+                                 : half * static_cast<int>(sizeof(Tile::halves[0])) + step * 32;
+        hopper::multiply_shared<is_f16<T>>(s, from.rows.at(half * sizeof(Query::halves[0]) + step * 32), from.keys.at(keys),
+                                           half + step);
+      }
     hopper::wgmma_commit();
   }
+  template <int kCount>
+  __device__ static void start_scores(float (&s)[kCount], const Operands& from) {
+    if (kPackedKeys && from.packed)
+      multiply_scores<kPackedKeys>(s, from);
+    else
+      multiply_scores<false>(s, from);
+  }
 
-  template <typename Element, int kCount>
+  template <typename Element, int kCount, bool kPacked>
   __device__ static void multiply_values(State& state, const Weights& p, const hopper::Matrix& values) {
     hopper::wgmma_begin();
 #pragma unroll
     for (int step = 0; step < kCount / 16; ++step)
-      hopper::multiply_registers<is_f16<Element>>(state.out, p + 4 * step, values.at(step * 16 * kRowBytes));
+      hopper::multiply_registers<is_f16<Element>, !kPacked>(
+          state.out, p + 4 * step, values.at(step * (kPacked ? ValueLayout::kGroupBytes : 16 * kRowBytes)));
     hopper::wgmma_commit();
+  }
+  template <typename Element, bool kPacked>
+  __device__ static void multiply_values(State& state, const Weights& p, const hopper::Matrix& values, bool half) {
+    if (kBeside && __reduce_or_sync(~0u, half) != 0)  // it is the same in all threads, and ptxas knows it by that
+      multiply_values<Element, kKeys / 2, kPacked>(state, p, values);
+    else
+      multiply_values<Element, kKeys, kPacked>(state, p, values);
   }
   /// `half`: of the tile's first half alone.
   template <typename Element>
-  __device__ static void start_values(State& state, const Weights& p, const Tile& v, bool half) {
+  __device__ static void start_values(State& state, const Weights& p, const Tile& v, bool half, bool packed) {
     hopper::wgmma_begin();
-    const hopper::Matrix values(v.halves[0], 8 * kRowBytes, sizeof(v.halves[0]));
-    if (kBeside && __reduce_or_sync(~0u, half) != 0)  // it is the same in all threads, and ptxas knows it by that
-      multiply_values<Element, kKeys / 2>(state, p, values);
+    if (kPackedValues && packed)
+      multiply_values<Element, kPackedValues>(
+          state, p, hopper::Matrix(v.halves[0], 8 * ValueLayout::kRowBytes, 16, hopper::Swizzle::bytes32), half);
     else
-      multiply_values<Element, kKeys>(state, p, values);
+      multiply_values<Element, false>(state, p, hopper::Matrix(v.halves[0], 8 * kRowBytes, sizeof(v.halves[0])), half);
   }
 
   /// What is not a key of the span is zeros in V, of its first `keys` rows: 0 times what lay there before could be NaN. All
@@ -130,6 +162,20 @@ struct Prefill : PrefillEnd<T, kDim_, kCodes> {
   __device__ static void clear_unseen(Tile& v, const KeyTileSpan& span, int keys) {
     const int begin = span.begin - span.first, end = span.end - span.first;
     if (begin <= 0 && end >= keys) return;
+    if (kPackedValues && !span.fresh)
+      clear_packed(v, begin, end, keys);
+    else
+      clear_rows(v, begin, end, keys);
+    hopper::fence_shared();
+    hopper::sync_at(5 + group_index(), 128);
+  }
+  __device__ static void clear_packed(Tile& v, int begin, int end, int keys) {
+    for (int i = threadIdx.x % 128; i < keys * kDim; i += 128) {
+      const int key = i / kDim;
+      if (key < begin || key >= end) *reinterpret_cast<std::uint16_t*>(v.halves[0] + ValueLayout::element(key, i % kDim)) = 0;
+    }
+  }
+  __device__ static void clear_rows(Tile& v, int begin, int end, int keys) {
     for (int i = threadIdx.x % 128; i < keys * 8; i += 128) {
       const int key = i / 8;
       if (key >= begin && key < end) continue;
@@ -137,8 +183,6 @@ struct Prefill : PrefillEnd<T, kDim_, kCodes> {
       for (int half = 0; half < kHalves; ++half)
         *reinterpret_cast<uint4*>(v.halves[half] + key * kRowBytes + i % 8 * 16) = uint4{};
     }
-    hopper::fence_shared();
-    hopper::sync_at(5 + group_index(), 128);
   }
 
   /// k_scale, soft cap and ALiBi.
@@ -326,7 +370,7 @@ struct Prefill : PrefillEnd<T, kDim_, kCodes> {
     Tile& v = shared.v[ring.v.stage];
     hopper::wait(&shared.v_full[ring.v.stage], ring.v.parity);
     if (!easy) clear_unseen(v, key_tile<kKeys>(job, n), kBeside && half ? kKeys / 2 : kKeys);
-    start_values<Element>(state, p, v, half);
+    start_values<Element>(state, p, v, half, is_packed(job, easy, n));
   }
   __device__ void free_values(Ring& ring) const {
     free_tile(shared.v_free[ring.v.stage]);
@@ -378,7 +422,7 @@ struct Prefill : PrefillEnd<T, kDim_, kCodes> {
     Scores s;
     float rescale[2];
     await_keys(ring);
-    const Operands from = operands(query, ring);
+    const Operands from = operands(query, ring, is_packed(job, false, n));
     await_turn();
     start_scores(s, from);
     hand_on();
@@ -398,13 +442,13 @@ struct Prefill : PrefillEnd<T, kDim_, kCodes> {
                                                  const PrefillJob* open) const {
     float s[kCount / 2], rescale[2];
     await_keys(ring);
-    const Operands from = operands(query, ring);
+    const Operands from = operands(query, ring, is_packed(job, false, 0));
     await_turn();
     start_scores(s, from);
     if (open != nullptr)
       start_tile_values<T>(state, p, *open, w.is_easy(open->tiles() - 1), half, ring, open->tiles() - 1);
     else
-      start_values<T>(state, p, shared.v[ring.v.stage], half);
+      start_values<T>(state, p, shared.v[ring.v.stage], half, false);
     hand_on();
     half = kCount < kKeys;
     w = work_of(job);
@@ -431,7 +475,7 @@ struct Prefill : PrefillEnd<T, kDim_, kCodes> {
     float rescale[2];
 #pragma unroll 1
     for (int n = begin; n < end; ++n) {
-      const Operands from = operands(query, ring);
+      const Operands from = operands(query, ring, is_packed(job, w.is_easy(n), n));
       await_turn();
       start_scores(s, from);
       start_tile_values<Element>(state, p, job, w.is_easy(n - 1), half, ring, n - 1);
@@ -572,11 +616,13 @@ struct Prefill : PrefillEnd<T, kDim_, kCodes> {
   }
 };
 
-template <typename T, int kDim, bool kCodes>
-__global__ void __launch_bounds__(PrefillMemory<kDim, kCodes>::kThreads, 1)
+template <typename T, int kDim, CacheKind kCache>
+__global__ void __launch_bounds__(PrefillMemory<kDim, kCache>::kThreads, 1)
     attend_prefill(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ PrefillMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Memory = PrefillMemory<kDim, kCodes>;
+  using Memory = PrefillMemory<kDim, kCache>;
+  using Convert = PrefillConvert<T, kDim, kCache>;
+  using Copy = std::conditional_t<Memory::kCodes, PrefillCodes<kDim, kCache>, PrefillCopy<kDim, kCache>>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);
   if (threadIdx.x == 0) {
@@ -590,17 +636,17 @@ __global__ void __launch_bounds__(PrefillMemory<kDim, kCodes>::kThreads, 1)
   const int rank = hopper::rank_in_cluster();
   if (Memory::kFour && threadIdx.x >= Memory::kConverters) {
     hopper::keep_registers<Memory::kConvertRegisters>();
-    if constexpr (Memory::kFour) PrefillConvert<T, kDim>{{a, maps, shared, rank}}.convert_all();
+    if constexpr (Memory::kFour) Convert{{a, maps, shared, rank}}.convert_all();
   } else if (threadIdx.x >= Memory::kWorkers) {
     hopper::keep_registers<Memory::kCopyRegisters>();
-    if (!Memory::kFour && kCodes && threadIdx.x >= Memory::kConverters) {
-      if constexpr (!Memory::kFour && kCodes) PrefillConvert<T, kDim>{{a, maps, shared, rank}}.convert_all();
+    if (!Memory::kFour && Memory::kCodes && threadIdx.x >= Memory::kConverters) {
+      if constexpr (!Memory::kFour && Memory::kCodes) Convert{{a, maps, shared, rank}}.convert_all();
     } else {
-      std::conditional_t<kCodes, PrefillCodes<kDim>, PrefillCopy<kDim>>{{a, maps, shared, rank}}.copy_all();
+      Copy{{a, maps, shared, rank}}.copy_all();
     }
   } else {
     hopper::take_registers<Memory::kWorkRegisters>();
-    Prefill<T, kDim, kCodes>{{a, maps, shared, rank}}.work();
+    Prefill<T, kDim, kCache>{{a, maps, shared, rank}}.work();
   }
   end_turn(a);
   hopper::sync_cluster();  // the other block copies into this one's memory and arrives at its barriers

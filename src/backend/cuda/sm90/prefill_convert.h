@@ -14,9 +14,9 @@
 namespace quire::cuda::sm90 {
 
 /// One warp draws items and copies queries, one copies codes of keys, and one those of values; or one does all of it.
-template <int kDim>
-struct PrefillCodes : PrefillItems<PrefillMemory<kDim, true>> {
-  using Base = PrefillItems<PrefillMemory<kDim, true>>;
+template <int kDim, CacheKind kCache>
+struct PrefillCodes : PrefillItems<PrefillMemory<kDim, kCache>> {
+  using Base = PrefillItems<PrefillMemory<kDim, kCache>>;
   using Base::copy_warp, Base::maps, Base::shared, Base::kKeys;
   using typename Base::Box;
   using typename Base::JobRing;
@@ -31,13 +31,20 @@ struct PrefillCodes : PrefillItems<PrefillMemory<kDim, true>> {
     hopper::wait((values ? barriers.v_free : barriers.k_free) + ring.stage, ring.parity ^ 1);
     if (threadIdx.x % 32 == 0) hopper::arrive_and_expect(full, box.bytes);
     __syncwarp();
-    if (box.mine)
-      hopper::copy_box_to_pair((values ? shared.codes.v : shared.codes.k)[ring.stage].boxes[box.part] + box.row * kBoxDims,
-                               values ? &maps.cache.v : &maps.cache.k, full, box.part * kBoxDims, box.token, kv_head, box.page);
+    auto& to = (values ? shared.codes.v : shared.codes.k)[ring.stage];
+    const CUtensorMap* const map = values ? &maps.cache.v : &maps.cache.k;
+    if (box.mine && Memory::kPacked)
+      hopper::copy_box_to_pair(to.boxes[0] + box.row * kDim, map, full, 0, 0, box.token / (values ? kPackedValues : kPackedKeys),
+                               kv_head, box.page);
+    else if (box.mine)
+      hopper::copy_box_to_pair(to.boxes[box.part] + box.row * kBoxDims, map, full, box.part * kBoxDims, box.token, kv_head,
+                               box.page);
   }
 
   __device__ Box box_of_tile(const PrefillJob& job, int n, typename Base::PageIds& pages) const {
-    return this->cached_box(job, key_tile<kKeys>(job, n), {maps.cache.box_tokens, kBoxes, kBoxDims, kPair, this->rank}, pages);
+    constexpr int kParts = Memory::kPacked ? 1 : kBoxes;
+    return this->cached_box(job, key_tile<kKeys>(job, n), {maps.cache.box_tokens, kParts, kDim / kParts, kPair, this->rank},
+                            pages);
   }
 
   __device__ void copy_tiles(const PrefillJob& job, CodeRing& ring) const {
@@ -74,9 +81,9 @@ struct PrefillCodes : PrefillItems<PrefillMemory<kDim, true>> {
   }
 };
 
-template <typename T, int kDim>
-struct PrefillConvert : PrefillItems<PrefillMemory<kDim, true>> {
-  using Base = PrefillItems<PrefillMemory<kDim, true>>;
+template <typename T, int kDim, CacheKind kCache>
+struct PrefillConvert : PrefillItems<PrefillMemory<kDim, kCache>> {
+  using Base = PrefillItems<PrefillMemory<kDim, kCache>>;
   using Base::maps, Base::shared, Base::kKeys, Base::kRowBytes;
   using typename Base::Box;
   using typename Base::Memory;
@@ -94,10 +101,14 @@ struct PrefillConvert : PrefillItems<PrefillMemory<kDim, true>> {
   struct Place {
     int from, to;
   };
-  static constexpr int kTurns = kBoxDims == 128 ? 2 : 1;  ///< for 8 rows
+  static constexpr int kTurns = !Memory::kPacked && kBoxDims == 128 ? 2 : 1;  ///< for 8 rows of a box
+  static constexpr int kOfRows = kDim / 64;                                   ///< chunks of a lane in 8 rows
+  template <bool kValues>
   __device__ static Place place(int turn) {
     int lane = threadIdx.x % 32;
     hopper::compute_here(lane);  // not once for all tiles: there are no registers to keep it in
+    if constexpr (Memory::kPacked && kValues) return {lane * 16, lane * 32 + lane / 4 % 2 * 16};
+    if constexpr (Memory::kPacked) return {lane * 16, lane % 8 * kRowBytes + (lane / 8 * 2 ^ lane % 8) * 16};
     const int quarter = lane % 4;
     if constexpr (kBoxDims == 128) {
       const int half = lane / 4 % 2, row = lane / 8 * 2 + (half ^ turn);
@@ -106,6 +117,17 @@ struct PrefillConvert : PrefillItems<PrefillMemory<kDim, true>> {
     }
     const int row = lane / 4;
     return {row * 64 + (quarter ^ row / 2 % 4) * 16, row * kRowBytes + (quarter * 2 ^ row) * 16};
+  }
+
+  /// Chunk `i` of a lane: what is added to its place in the warp's first rows. Packed codes lie in the order of lanes: keys as 8
+  /// rows of 4 chunks, values as 32 dims of 16 tokens.
+  template <bool kValues>
+  __device__ static constexpr Place step(int i) {
+    const int row = i / kOfRows * kWarps * 8, of_rows = i % kOfRows, half = static_cast<int>(sizeof(Tile::halves[0]));
+    if (Memory::kPacked && kValues) return {row * kDim + of_rows * 32 * 16, row * kDim * 2 + of_rows * 32 * 32};
+    if (Memory::kPacked) return {row * kDim + of_rows * 32 * 16, row * kRowBytes + of_rows * half};
+    const int box = of_rows / kTurns;
+    return {row * kBoxDims + box * static_cast<int>(sizeof(CodeTile::boxes[0])), row * kRowBytes + box * 2 * half};
   }
 
   template <typename Element, bool kE4m3>
@@ -122,20 +144,18 @@ struct PrefillConvert : PrefillItems<PrefillMemory<kDim, true>> {
   /// This warp's rows: of every kWarps times 8, eight. What was not copied is converted like the rest, and used like the rest of
   /// a 16-bit tile that was not. Codes are loaded kAhead chunks early, the first of them before the tile is free: beside products
   /// a load takes long.
-  template <typename Element, bool kE4m3, typename AwaitTile>
+  template <typename Element, bool kE4m3, bool kValues, typename AwaitTile>
   __device__ static void convert_tile(Tile& tile, const CodeTile& codes, AwaitTile&& await_tile) {
-    constexpr int kOfRows = kTurns * kBoxes, kChunks = (kKeys / 8 + kWarps - 1) / kWarps * kOfRows;
+    constexpr int kChunks = (kKeys / 8 + kWarps - 1) / kWarps * kOfRows;
     constexpr int kAhead = kChunks == 8 ? 8 : 4;  // of 12 chunks (head_dim 256) there are no registers for more
-    const Place places[2] = {place(0), place(kTurns - 1)};
-    const unsigned char* const from = codes.boxes[0] + convert_warp() * 8 * kBoxDims;
-    unsigned char* const to = tile.halves[0] + convert_warp() * 8 * kRowBytes;
+    const Place places[2] = {place<kValues>(0), place<kValues>(kTurns - 1)};
+    const unsigned char* const from = codes.boxes[0] + convert_warp() * 8 * (Memory::kPacked ? kDim : kBoxDims);
+    unsigned char* const to = tile.halves[0] + convert_warp() * 8 * (Memory::kPacked && kValues ? kDim * 2 : kRowBytes);
     const auto exists = [](int i) {
       return (i / kOfRows + 1) * kWarps * 8 <= kKeys || (convert_warp() + i / kOfRows * kWarps) * 8 < kKeys;
     };
     const auto load = [&](int i) {
-      const int box = i / kTurns % kBoxes, row = i / kOfRows * kWarps * 8;
-      return *reinterpret_cast<const uint4*>(from + places[i % kTurns].from + box * static_cast<int>(sizeof(codes.boxes[0])) +
-                                             row * kBoxDims);
+      return *reinterpret_cast<const uint4*>(from + places[i % kTurns].from + step<kValues>(i).from);
     };
     uint4 ahead[kAhead];
 #pragma unroll
@@ -143,25 +163,22 @@ struct PrefillConvert : PrefillItems<PrefillMemory<kDim, true>> {
     await_tile();
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
-      const int box = i / kTurns % kBoxes, row = i / kOfRows * kWarps * 8;
       const uint4 now = ahead[i % kAhead];
       if (i + kAhead < kChunks && exists(i + kAhead)) ahead[i % kAhead] = load(i + kAhead);
-      if (exists(i))
-        convert_chunk<Element, kE4m3>(to + box * 2 * static_cast<int>(sizeof(tile.halves[0])) + row * kRowBytes,
-                                      places[i % kTurns].to, now);
+      if (exists(i)) convert_chunk<Element, kE4m3>(to + step<kValues>(i).to, places[i % kTurns].to, now);
     }
   }
 
   /// A stage of codes to a stage of 16-bit elements, which is free when all workers of the block have read it.
-  template <typename Element>
+  template <typename Element, bool kValues>
   __device__ void convert(Tile& tile, hopper::Barrier& free, hopper::Barrier& full, const Ring& ring, const CodeTile& codes,
                           hopper::Barrier& codes_free, hopper::Barrier& codes_full, const CodeRing& at) const {
     const auto await_tile = [&] { hopper::wait(&free, ring.parity ^ 1); };
     hopper::wait(&codes_full, at.parity);
     if (this->a.cache_k.dtype == DType::fp8_e4m3fn)
-      convert_tile<Element, true>(tile, codes, await_tile);
+      convert_tile<Element, true, kValues>(tile, codes, await_tile);
     else
-      convert_tile<Element, false>(tile, codes, await_tile);
+      convert_tile<Element, false, kValues>(tile, codes, await_tile);
     hopper::fence_shared();
     __syncwarp();
     free_in_block(full);
@@ -170,13 +187,13 @@ struct PrefillConvert : PrefillItems<PrefillMemory<kDim, true>> {
 
   __device__ void convert_keys(const Ring& ring, const CodeRing& at) const {
     auto& barriers = shared.code_barriers;
-    convert<T>(shared.k[ring.stage], shared.k_free[ring.stage], shared.k_full[ring.stage], ring, shared.codes.k[at.stage],
-               barriers.k_free[at.stage], barriers.k_full[at.stage], at);
+    convert<T, false>(shared.k[ring.stage], shared.k_free[ring.stage], shared.k_full[ring.stage], ring, shared.codes.k[at.stage],
+                      barriers.k_free[at.stage], barriers.k_full[at.stage], at);
   }
   __device__ void convert_values(const Ring& ring, const CodeRing& at) const {
     auto& barriers = shared.code_barriers;
-    convert<mma::F16>(shared.v[ring.stage], shared.v_free[ring.stage], shared.v_full[ring.stage], ring, shared.codes.v[at.stage],
-                      barriers.v_free[at.stage], barriers.v_full[at.stage], at);
+    convert<mma::F16, true>(shared.v[ring.stage], shared.v_free[ring.stage], shared.v_full[ring.stage], ring,
+                            shared.codes.v[at.stage], barriers.v_free[at.stage], barriers.v_full[at.stage], at);
   }
 
   /// Positions in the rings by how many tiles came before.

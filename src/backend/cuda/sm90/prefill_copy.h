@@ -1,6 +1,7 @@
 // The copying warps of prefill.h: they draw items, and fill the rings of key and value tiles.
 #pragma once
 
+#include "backend/cuda/sm90/packed_layout.h"
 #include "backend/cuda/sm90/prefill_memory.h"
 
 namespace quire::cuda::sm90 {
@@ -171,33 +172,38 @@ struct PrefillItems {
 /// 16-bit tiles as they are stored. Warps 0 and 1 copy keys, 2 values: issuing a copy takes a warp some 100 cycles, and a tile
 /// may be 16 of them, of which each block of the pair copies half to both. Warp 3 draws items, ahead of the others: from the draw
 /// to the first keys it is four round trips to memory.
-template <int kDim>
-struct PrefillCopy : PrefillItems<PrefillMemory<kDim, false>> {
-  using Base = PrefillItems<PrefillMemory<kDim, false>>;
+template <int kDim, CacheKind kCache>
+struct PrefillCopy : PrefillItems<PrefillMemory<kDim, kCache>> {
+  using Base = PrefillItems<PrefillMemory<kDim, kCache>>;
   using Base::copy_warp, Base::maps, Base::shared, Base::kKeys, Base::kRowBytes;
   using typename Base::Box;
+  using typename Base::Boxes;
+  using typename Base::Memory;
   using typename Base::Ring;
   using typename Base::Tile;
   static constexpr int kKeyWarps = 2, kDrawingWarp = 3;
   static constexpr int kDrawAhead = 3;  ///< tiles
 
+  /// `across`: tokens of a row of a packed box.
   __device__ void copy_tile(Tile& to, const CUtensorMap& map, hopper::Barrier& free, hopper::Barrier& full, Ring& ring,
-                            const Box& box, int kv_head) const {
+                            const Box& box, int kv_head, int across) const {
     hopper::wait(&free, ring.parity ^ 1);
     if (threadIdx.x % 64 == 0) hopper::arrive_and_expect(&full, box.bytes);
     __syncwarp();
-    if (box.mine)
+    if (box.mine && Memory::kPacked && !box.fresh)
+      hopper::copy_box_to_pair(to.halves[0] + box.row * kDim * 2, &map, &full, 0, 0, box.token / across, kv_head, box.page);
+    else if (box.mine)
       hopper::copy_box_to_pair(to.halves[box.part] + box.row * kRowBytes, &map, &full, box.part * 64, box.token, kv_head,
                                box.page);
     ring.advance();
   }
   __device__ void copy_keys(const Box& box, int kv_head, Ring& ring) const {
     copy_tile(shared.k[ring.stage], box.fresh ? maps.key : maps.cache.k, shared.k_free[ring.stage], shared.k_full[ring.stage],
-              ring, box, kv_head);
+              ring, box, kv_head, kPackedKeys);
   }
   __device__ void copy_values(const Box& box, int kv_head, Ring& ring) const {
     copy_tile(shared.v[ring.stage], box.fresh ? maps.value : maps.cache.v, shared.v_free[ring.stage], shared.v_full[ring.stage],
-              ring, box, kv_head);
+              ring, box, kv_head, kPackedValues);
   }
 
   __device__ void copy_all() const {
@@ -209,6 +215,8 @@ struct PrefillCopy : PrefillItems<PrefillMemory<kDim, false>> {
     Ring ring;
     const bool keys = copy_warp() < kKeyWarps;
     const int of = keys ? kKeyWarps * kPair : kPair, which = keys ? kPair * copy_warp() + this->rank : this->rank;
+    const Boxes boxes = Memory::kPacked ? Boxes{maps.cache.box_tokens, 1, kDim * 2, of, which}
+                                        : Boxes{maps.cache.box_tokens, Base::kHalves, kRowBytes, of, which};
     this->template for_each_job<false>([&](const PrefillJob& job, const typename Base::JobRing&) {
       typename Base::PageIds pages;
       const auto draw_at = [&](int n) {
@@ -218,9 +226,7 @@ struct PrefillCopy : PrefillItems<PrefillMemory<kDim, false>> {
       for (int n = 0; n < job.tiles(); ++n) {
         draw_at(n);
         const KeyTileSpan span = key_tile<kKeys>(job, n);
-        const Box box = span.fresh
-                            ? this->fresh_box(job, span, of, which)
-                            : this->cached_box(job, span, {maps.cache.box_tokens, Base::kHalves, kRowBytes, of, which}, pages);
+        const Box box = span.fresh ? this->fresh_box(job, span, of, which) : this->cached_box(job, span, boxes, pages);
         if (keys)
           copy_keys(box, job.item.kv_head, ring);
         else

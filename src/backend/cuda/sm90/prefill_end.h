@@ -12,15 +12,15 @@
 
 namespace quire::cuda::sm90 {
 
-template <typename T, int kDim_, bool kCodes>
+template <typename T, int kDim_, CacheKind kCache>
 struct PrefillEnd {
   static constexpr int kDim = kDim_;
-  using Memory = PrefillMemory<kDim, kCodes>;
+  using Memory = PrefillMemory<kDim, kCache>;
   using Shared = typename Memory::Shared;
   using Query = typename Memory::Query;
   static constexpr int kHalves = Memory::kHalves, kRowBytes = Memory::kRowBytes, kWorkers = Memory::kWorkers;
   /// What weights and cached values are in the second product. Codes become f16 whatever the query is, and so do their weights.
-  using Weight = std::conditional_t<kCodes, mma::F16, T>;
+  using Weight = std::conditional_t<Memory::kCodes, mma::F16, T>;
   /// Weights are 2^kShift times as large: prefill.h.
   static constexpr float kShift = Weight::kDType == DType::f16 ? 7.0f : 0.0f;
 
@@ -248,7 +248,7 @@ struct PrefillEnd {
 #pragma unroll 1
     for (; rows != 0; rows &= rows - 1) {
       const int row = first_of_warp + __ffs(static_cast<int>(rows)) - 1;
-      store_careful_row<T, kDim, kCodes>(a, item, row, first + row);
+      store_careful_row<T, kDim, Memory::kCodes, Memory::kPacked>(a, item, row, first + row);
     }
   }
 

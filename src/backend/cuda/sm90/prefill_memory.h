@@ -18,11 +18,16 @@ struct StageRing {
   }
 };
 
-/// kCodes: what is copied of the cache are fp8 codes, on their way to tiles of 16 bits.
-template <int kDim_, bool kCodes_>
+/// What the cache holds: rows of 16-bit dims or of fp8 codes, or either packed (packed_layout.h).
+enum class CacheKind { rows, codes, packed, packed_codes };
+constexpr bool holds_codes(CacheKind kind) { return kind == CacheKind::codes || kind == CacheKind::packed_codes; }
+constexpr bool is_packed(CacheKind kind) { return kind == CacheKind::packed || kind == CacheKind::packed_codes; }
+
+/// Codes that are copied of the cache are on their way to tiles of 16 bits.
+template <int kDim_, CacheKind kCache>
 struct PrefillMemory {
   static constexpr int kDim = kDim_, kHalves = kDim / 64;
-  static constexpr bool kCodes = kCodes_;
+  static constexpr bool kCodes = holds_codes(kCache), kPacked = is_packed(kCache);
   static constexpr int kGroups = kPrefillGroups, kRows = kPrefillBlockRows, kKeys = prefill_keys(kDim);
   static constexpr int kStages = 2;
   /// Slots for queries and for jobs: with three, one is being closed, one worked on, and one on its way. Where codes are

@@ -1,4 +1,5 @@
-// How the instances of prefill.h are launched: prefill.cu has those for 16-bit caches, prefill_codes.cu those for fp8 ones.
+// How the instances of prefill.h are launched: prefill.cu has those for 16-bit caches, prefill_codes.cu those for fp8 ones, and
+// prefill_packed.cu and prefill_packed_codes.cu the same for packed caches.
 #pragma once
 
 #include "backend/cuda/dependent_launch.h"
@@ -6,27 +7,27 @@
 
 namespace quire::cuda::sm90 {
 
-template <typename T, int kDim, bool kCodes>
+template <typename T, int kDim, CacheKind kCache>
 cudaError_t start_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
-  using Memory = PrefillMemory<kDim, kCodes>;
-  return launch_dependent(attend_prefill<T, kDim, kCodes>, {blocks, Memory::kThreads, sizeof(typename Memory::Shared), kPair},
+  using Memory = PrefillMemory<kDim, kCache>;
+  return launch_dependent(attend_prefill<T, kDim, kCache>, {blocks, Memory::kThreads, sizeof(typename Memory::Shared), kPair},
                           stream, args, maps);
 }
 
-template <typename T, bool kCodes>
+template <typename T, CacheKind kCache>
 cudaError_t start_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
   switch (args.head_dim) {
-    case 64: return start_prefill<T, 64, kCodes>(args, maps, blocks, stream);
-    case 128: return start_prefill<T, 128, kCodes>(args, maps, blocks, stream);
-    case 256: return start_prefill<T, 256, kCodes>(args, maps, blocks, stream);
+    case 64: return start_prefill<T, 64, kCache>(args, maps, blocks, stream);
+    case 128: return start_prefill<T, 128, kCache>(args, maps, blocks, stream);
+    case 256: return start_prefill<T, 256, kCache>(args, maps, blocks, stream);
     default: return cudaErrorInvalidValue;
   }
 }
 
-template <bool kCodes>
+template <CacheKind kCache>
 cudaError_t start_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
-  return args.query.dtype == DType::f16 ? start_prefill<mma::F16, kCodes>(args, maps, blocks, stream)
-                                        : start_prefill<mma::Bf16, kCodes>(args, maps, blocks, stream);
+  return args.query.dtype == DType::f16 ? start_prefill<mma::F16, kCache>(args, maps, blocks, stream)
+                                        : start_prefill<mma::Bf16, kCache>(args, maps, blocks, stream);
 }
 
 }  // namespace quire::cuda::sm90

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "backend/cuda/mma/whole_chunks.h"
+#include "backend/cuda/sm90/packed_layout.h"
 
 namespace quire::cuda::sm90 {
 namespace {
@@ -52,6 +53,51 @@ bool encode_one(CUtensorMap& map, const gpu::RowSource& rows, std::int64_t head_
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+/// A dimension of a box of a packed cache.
+struct PackedExtent {
+  std::int64_t size, stride, box;  ///< stride in elements, of the first 1
+};
+
+bool encode_packed(CUtensorMap& map, const gpu::RowSource& cache, const PackedExtent (&extents)[5], CUtensorMapSwizzle swizzle) {
+  cuuint64_t sizes[5], strides[4];
+  cuuint32_t box[5];
+  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
+  for (int i = 0; i < 5; ++i) {
+    sizes[i] = static_cast<cuuint64_t>(extents[i].size);
+    box[i] = static_cast<cuuint32_t>(extents[i].box);
+    if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(extents[i].stride * itemsize(cache.dtype));
+  }
+  return encoder()(&map, type_of(cache.dtype), 5, const_cast<void*>(cache.data), sizes, strides, box, steps,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/// Boxes of `tokens` tokens of one head and page; how they lie in a tile: packed_layout.h.
+bool encode_packed_keys(CUtensorMap& map, const gpu::AttendArgs& a, std::int64_t tokens) {
+  const semantics::KvStrides& s = a.cache_k.strides;
+  const std::int64_t core = kPackedKeys * s.x, chunks = a.head_dim / s.x;
+  return encode_packed(map, a.cache_k,
+                       {{core, 1, core},
+                        {chunks, s.chunk, chunks},
+                        {a.page_size / kPackedKeys, core, tokens / kPackedKeys},
+                        {a.num_kv_heads, s.head, 1},
+                        {a.num_pages, s.page, 1}},
+                       CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+bool encode_packed_values(CUtensorMap& map, const gpu::AttendArgs& a, std::int64_t tokens) {
+  const semantics::KvStrides& s = a.cache_v.strides;
+  const std::int64_t bytes = itemsize(a.cache_v.dtype), groups = tokens / kPackedValues;
+  // Rows of codes without a gap between them are copied eight at a time, as one row of 128 bytes.
+  const std::int64_t dims = bytes == 1 && s.dim == kPackedValues ? 8 : 1;
+  return encode_packed(map, a.cache_v,
+                       {{kPackedValues * dims, 1, kPackedValues * dims},
+                        {a.head_dim / dims, s.dim * dims, a.head_dim / dims},
+                        {a.page_size / kPackedValues, kPackedValues, groups},
+                        {a.num_kv_heads, s.head, 1},
+                        {a.num_pages, s.page, 1}},
+                       bytes == 1 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_32B);
+}
+
 /// A stride as tensor copies take it, beside what has_whole_chunks() asks.
 bool is_box_stride(std::int64_t stride) {
   constexpr std::int64_t kMost = std::int64_t{1} << 39;  // elements of 1 or 2 bytes; 2^40 bytes is the limit
@@ -59,6 +105,25 @@ bool is_box_stride(std::int64_t stride) {
 }
 bool has_box_strides(const gpu::RowSource& rows) {
   return rows.data == nullptr || (is_box_stride(rows.strides.token) && is_box_stride(rows.strides.head));
+}
+
+/// Pieces of keys and rows of values as packed_layout.h has them, at multiples of 16 bytes.
+bool has_packed_boxes(const gpu::AttendArgs& a) {
+  const semantics::KvStrides &k = a.cache_k.strides, &v = a.cache_v.strides;
+  const std::int64_t n = 16 / itemsize(a.cache_k.dtype);  // elements of 16 bytes
+  const auto aligned = [&](const gpu::RowSource& cache, std::int64_t across) {
+    const semantics::KvStrides& s = cache.strides;
+    return across % n == 0 && s.head % n == 0 && s.page % n == 0 && is_box_stride(across) && is_box_stride(s.head) &&
+           is_box_stride(s.page) && reinterpret_cast<std::uintptr_t>(cache.data) % 16 == 0;
+  };
+  return a.page_size % kPackedValues == 0 && k.x == n && k.dim == 1 && k.token == n && v.token == 1 &&
+         aligned(a.cache_k, k.chunk) && aligned(a.cache_v, v.dim);
+}
+bool has_boxes_of_rows(const gpu::AttendArgs& a) {
+  for (const gpu::RowSource* cache : {&a.cache_k, &a.cache_v})
+    if (!mma::has_whole_chunks(*cache, a.head_dim) || !has_box_strides(*cache) || !is_box_stride(cache->strides.page))
+      return false;
+  return true;
 }
 
 /// Boxes of the output are 16 score rows: those of a warp of prefill.h. False where no such box is part of a tile, or rows do
@@ -76,9 +141,12 @@ bool encode_output(CUtensorMap& map, const gpu::AttendArgs& a, const gpu::RowSou
 
 }  // namespace
 
+bool is_packed(const gpu::AttendArgs& a) { return a.cache_k.strides.x < a.head_dim; }
+
 bool takes_boxes(const gpu::AttendArgs& a) {
-  return encoder() != nullptr && mma::has_whole_chunks(a) && has_box_strides(a.cache_k) && has_box_strides(a.cache_v) &&
-         is_box_stride(a.cache_k.strides.page) && is_box_stride(a.cache_v.strides.page) && a.num_pages > 0;
+  for (const gpu::RowSource* rows : {&a.query, &a.key, &a.value})
+    if (!mma::has_whole_chunks(*rows, a.head_dim)) return false;
+  return encoder() != nullptr && a.num_pages > 0 && (is_packed(a) ? has_packed_boxes(a) : has_boxes_of_rows(a));
 }
 
 bool takes_prefill_boxes(const gpu::AttendArgs& a) {
@@ -89,6 +157,7 @@ bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
   maps.box_tokens = std::gcd(a.page_size, kTileKeys);
   maps.box_shift = std::countr_zero(static_cast<std::uint32_t>(maps.box_tokens));
   maps.page_boxes = a.page_size / maps.box_tokens;
+  if (is_packed(a)) return encode_packed_keys(maps.k, a, maps.box_tokens) && encode_packed_values(maps.v, a, maps.box_tokens);
   const auto one = [&](CUtensorMap& map, const gpu::RowSource& cache) {
     const semantics::KvStrides& s = cache.strides;
     return encode_one(map, cache, a.head_dim,

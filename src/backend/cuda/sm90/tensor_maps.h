@@ -5,6 +5,8 @@
 
 namespace quire::cuda::sm90 {
 
+/// The caches are packed: dims of a key lie in chunks of 16 bytes, tokens of a value side by side.
+bool is_packed(const gpu::AttendArgs& args);
 /// The caches can be read by boxes.
 bool takes_boxes(const gpu::AttendArgs& args);
 /// So can everything else that prefill.h reads.

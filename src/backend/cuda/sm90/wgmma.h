@@ -4,18 +4,18 @@
 
 #include <cstdint>
 
-#include "backend/cuda/ptx.h"
+#include "backend/cuda/sm90/hopper.h"
 
 namespace quire::cuda::hopper {
 
-/// A matrix in shared memory, rows of 128 bytes swizzled by 128, as wgmma takes it. The address goes through a reduction over the
-/// warp, as ptxas then knows that it is the same in all threads and computes descriptors in uniform registers: from others it
+/// A matrix in shared memory as wgmma takes it, with the strides of hopper::matrix(). The address goes through a reduction over
+/// the warp, as ptxas then knows that it is the same in all threads and computes descriptors in uniform registers: from others it
 /// moves four words for each wgmma, one wgmma after the other.
 class Matrix {
  public:
-  __device__ Matrix(const void* shared, std::uint32_t stride, std::uint32_t along = 16)
+  __device__ Matrix(const void* shared, std::uint32_t stride, std::uint32_t along = 16, Swizzle swizzle = Swizzle::bytes128)
       : low_(__reduce_or_sync(~0u, ((ptx::shared_address(shared) & 0x3FFFFu) >> 4) | (along >> 4) << 16)),
-        high_((stride >> 4) | 1u << 30) {}
+        high_((stride >> 4) | static_cast<std::uint32_t>(swizzle) << 30) {}
   __device__ std::uint64_t at(int bytes) const {
     return static_cast<std::uint64_t>(high_) << 32 | (low_ + static_cast<std::uint32_t>(bytes >> 4));
   }
@@ -60,12 +60,13 @@ class Matrix {
                ", p, 1, 1, 0, 0;\n}"                                                                        \
                : D                                                                                          \
                : "l"(a), "l"(b), "r"(add))
-#define QUIRE_WGMMA_RS(columns, types, D, R, a_names, b_name)                                                            \
-  asm volatile(                                                                                                          \
-      "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                                                         \
-      "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." types " {" R "}, {" a_names "}, " b_name ", p, 1, 1, 1;\n}" \
-      : D                                                                                                                \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define QUIRE_WGMMA_RS(columns, types, D, R, a_names, b_name, tb_name)                                                      \
+  asm volatile(                                                                                                             \
+      "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                                                            \
+      "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." types " {" R "}, {" a_names "}, " b_name ", p, 1, 1, " tb_name \
+      ";\n}"                                                                                                                \
+      : D                                                                                                                   \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposedB))
 
 /// d (+)= a * b: 64x16 `a` and 16xN `b` of N = 2 * kCount columns, both with the 16 along their rows in shared memory.
 template <bool kF16, int kCount>
@@ -78,21 +79,22 @@ __device__ inline void multiply_shared(float (&d)[kCount], std::uint64_t a, std:
   if constexpr (kCount == 64 && !kF16) QUIRE_WGMMA_SS("128", "bf16.bf16", QUIRE_D64, QUIRE_REGISTERS_64, "%64", "%65", "%66");
 }
 
-/// d += a * b: `a` in registers (this thread's four pairs), the columns of `b` along its rows in shared memory.
-template <bool kF16, int kCount>
+/// d += a * b: `a` in registers (this thread's four pairs), `b` in shared memory. kTransposedB: the columns of `b` lie along its
+/// rows; else what is summed over does.
+template <bool kF16, int kTransposedB, int kCount>
 __device__ inline void multiply_registers(float (&d)[kCount], const std::uint32_t* a, std::uint64_t b) {
   if constexpr (kCount == 32 && kF16)
-    QUIRE_WGMMA_RS("64", "f16.f16", QUIRE_D32(0), QUIRE_REGISTERS_32, "%32, %33, %34, %35", "%36");
+    QUIRE_WGMMA_RS("64", "f16.f16", QUIRE_D32(0), QUIRE_REGISTERS_32, "%32, %33, %34, %35", "%36", "%37");
   if constexpr (kCount == 32 && !kF16)
-    QUIRE_WGMMA_RS("64", "bf16.bf16", QUIRE_D32(0), QUIRE_REGISTERS_32, "%32, %33, %34, %35", "%36");
+    QUIRE_WGMMA_RS("64", "bf16.bf16", QUIRE_D32(0), QUIRE_REGISTERS_32, "%32, %33, %34, %35", "%36", "%37");
   if constexpr (kCount == 64 && kF16)
-    QUIRE_WGMMA_RS("128", "f16.f16", QUIRE_D64, QUIRE_REGISTERS_64, "%64, %65, %66, %67", "%68");
+    QUIRE_WGMMA_RS("128", "f16.f16", QUIRE_D64, QUIRE_REGISTERS_64, "%64, %65, %66, %67", "%68", "%69");
   if constexpr (kCount == 64 && !kF16)
-    QUIRE_WGMMA_RS("128", "bf16.bf16", QUIRE_D64, QUIRE_REGISTERS_64, "%64, %65, %66, %67", "%68");
+    QUIRE_WGMMA_RS("128", "bf16.bf16", QUIRE_D64, QUIRE_REGISTERS_64, "%64, %65, %66, %67", "%68", "%69");
   if constexpr (kCount == 128 && kF16)
-    QUIRE_WGMMA_RS("256", "f16.f16", QUIRE_D128, QUIRE_REGISTERS_128, "%128, %129, %130, %131", "%132");
+    QUIRE_WGMMA_RS("256", "f16.f16", QUIRE_D128, QUIRE_REGISTERS_128, "%128, %129, %130, %131", "%132", "%133");
   if constexpr (kCount == 128 && !kF16)
-    QUIRE_WGMMA_RS("256", "bf16.bf16", QUIRE_D128, QUIRE_REGISTERS_128, "%128, %129, %130, %131", "%132");
+    QUIRE_WGMMA_RS("256", "bf16.bf16", QUIRE_D128, QUIRE_REGISTERS_128, "%128, %129, %130, %131", "%132", "%133");
 }
 
 #undef QUIRE_WGMMA_SS

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Times attend() on the layouts that engines have, beside nhd, on the same lines in one run.
+
+usage: layouts.py --attend PATH --out FILE [--commit TEXT]    on a GPU: times everything, writes FILE
+       layouts.py --table FILE                                prints FILE as the table of docs/kernels/layouts.md
+
+Of each line: nhd with bounds (max_query_len, max_seq_len), packed (vLLM's layout of chunked_prefill_paged_decode), nhd and hnd as
+one tensor (K and V side by side in the last dimension, vLLM since 0.26), and nhd without bounds. PATH is attend_cuda, which says
+what is timed and compared. Exit 1 if an output is wrong or does not repeat.
+"""
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from run_h200 import save
+
+NOTES = "880@430,410@956,792@818,927@865,446@326,57@1007,281@504,1004@382,539@613,1@929"
+# Name, line without its layout, whether this step's rows come from `key` and `value`.
+LINES = [
+    ("notes MHA f16", f"q=f16 kv=f16 heads=64:64 d=128 page=32 reqs={NOTES}", True),
+    ("notes MQA f16", f"q=f16 kv=f16 heads=64:1 d=128 page=32 reqs={NOTES}", True),
+    ("notes MHA e4m3", f"q=f16 kv=fp8_e4m3fn heads=64:64 d=128 page=32 reqs={NOTES}", True),
+    ("notes MQA e4m3", f"q=f16 kv=fp8_e4m3fn heads=64:1 d=128 page=32 reqs={NOTES}", True),
+    ("decode B8 1k bf16", "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=8x1@1023", False),
+    ("decode B8 8k bf16", "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=8x1@8191", False),
+    ("decode B64 8k bf16", "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191", False),
+    ("decode B8 8k e4m3", "q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=8x1@8191", False),
+    ("decode B64 8k e4m3", "q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=64x1@8191", False),
+    ("decode B64 8k e4m3, page 32", "q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=32 reqs=64x1@8191", False),
+    ("decode B64 8k bf16 d64", "q=bf16 kv=bf16 heads=32:8 d=64 page=16 reqs=64x1@8191", False),
+    ("4 x 2k on 8k bf16", "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=4x2048@8192", False),
+    ("4 x 2k on 8k e4m3", "q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=4x2048@8192", False),
+    ("mixed 64 @ 8k + 2k @ 6k bf16", "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191,2048@4096", False),
+]
+# Column, layout, arguments of attend_cuda.
+COLUMNS = [
+    ("nhd", "nhd", []),
+    ("packed", "packed", []),
+    ("nhd, one tensor", "nhd", ["--one-tensor"]),
+    ("hnd, one tensor", "hnd", ["--one-tensor"]),
+    ("nhd without bounds", "nhd", ["--unbounded"]),
+]
+
+
+def words() -> "list[str]":
+    found = []
+    for _, line, key_value in LINES:
+        for _, layout, flags in COLUMNS:
+            found += [*flags, *(["--key-value"] if key_value else []), f"{line} layout={layout}"]
+    return found
+
+
+def time_all(attend: str, commit: str) -> dict:
+    run = subprocess.run([attend, *words()], capture_output=True, text=True, check=False, env={**os.environ, "QUIRE_COMMIT": commit})
+    if run.returncode != 0:
+        sys.exit(f"attend_cuda: exit {run.returncode}\n{run.stderr[-2000:]}")
+    report = json.loads(run.stdout)
+    names = [(name, column) for name, _, _ in LINES for column, _, _ in COLUMNS]
+    for row, (name, column) in zip(report["results"], names, strict=True):
+        row["case"], row["column"] = name, column
+    return {"commit": commit, "date": datetime.date.today().isoformat(), **report}
+
+
+def table(report: dict) -> str:
+    columns = [column for column, _, _ in COLUMNS]
+    us = {(row["case"], row["column"]): row["us"] for row in report["results"]}
+    lines = ["| us | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+    for name, _, _ in LINES:
+        base = us[name, "nhd"]
+        cells = [f"{base:.1f}"] + [f"{us[name, column]:.1f} ({us[name, column] / base:.2f})" for column in columns[1:]]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(usage=__doc__)
+    for name in ("--attend", "--out", "--table"):
+        parser.add_argument(name)
+    parser.add_argument("--commit", default="unknown")
+    args = parser.parse_args()
+    if args.table:
+        print(table(json.loads(Path(args.table).read_text(encoding="utf-8"))))
+        return 0
+    report = time_all(args.attend, args.commit)
+    save(Path(args.out), report)
+    print(table(report))
+    wrong = [row["case"] + ", " + row["column"] for row in report["results"] if not (row["agrees"] and row["repeats"])]
+    if wrong:
+        print("WRONG:", wrong)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
