@@ -1,6 +1,7 @@
 // Times attend() on a CUDA device: the whole call, as captured in a CUDA graph and replayed.
 //
-// usage: attend_cuda [--kernel NAME] [--check | --once] [--key-value] [--invariant] [--unbounded] [--one-tensor] [--offset BYTES]
+// usage: attend_cuda [--kernel NAME] [--check | --once | --append] [--key-value] [--invariant] [--unbounded] [--one-tensor]
+// [--offset BYTES]
 //                    LINE...
 //        LINE: a problem line (docs/problem_line.md)
 //
@@ -15,6 +16,8 @@
 // --check: times nothing, but asks whether 20 repeats give the same bits, whether a graph captured once is right when it is
 // replayed after every request has become shorter by up to 40 tokens of context, and whether an infinite value that half of a
 // request's rows see leaves the other half as it was.
+// --append: times append() of the lines' tokens, and compares what attend() makes of the cache then with what it makes of the
+// rows that were appended (fp8: rounded once more).
 // --once: times nothing and measures no bandwidth, but calls attend() once and compares, for tools that watch every access
 // (sanitize.py).
 #include <cuda_bf16.h>
@@ -432,6 +435,43 @@ void run_once(const std::string& text, const Asked& asked, bool first) {
               first ? "" : ",", text.c_str(), p.plan.kernel.c_str(), outside == 0 ? "true" : "false", static_cast<double>(off));
 }
 
+/// append() of the line's tokens, each to the slot of its position: its time, and whether attend() over the cache that it filled
+/// gives what attend() gives where this step's rows come from `key` and `value`.
+void append_line(const std::string& text, Asked asked, bool first) {
+  asked.key_value = true;
+  const ProblemLine line = must(parse_problem_line(text));
+  const Problem& p = line.problem;
+  const Work w = make_work(line, asked);
+  const std::int64_t width = w.batch.block_table.shape[1];
+  std::vector<std::int32_t> table(static_cast<std::size_t>(w.batch.block_table.num_elements())), slots;
+  must(cudaMemcpy(table.data(), w.batch.block_table.data, table.size() * 4, cudaMemcpyDeviceToHost));
+  for (std::size_t r = 0; r < p.reqs.size(); ++r)
+    for (std::int64_t at = p.reqs[r].context_len; at < p.reqs[r].seq_len(); ++at)
+      slots.push_back(static_cast<std::int32_t>(
+          table[static_cast<std::size_t>(static_cast<std::int64_t>(r) * width + at / p.page_size)] * p.page_size +
+          at % p.page_size));
+  const Tensor mapping = index_tensor(slots, {p.num_tokens()}, 1);
+  const auto put = [&](int i, cudaStream_t stream) {
+    AppendOptions options;
+    options.stream = stream;
+    must(append(w.caches[static_cast<std::size_t>(i) % w.caches.size()], w.batch.key, w.batch.value, mapping, options));
+  };
+  const double ms = graph_ms(std::max<int>(16, static_cast<int>(w.caches.size())), put);
+  put(0, nullptr);
+  Batch whole = w.batch, check = w.batch;
+  whole.key = whole.value = whole.cached_lens = Tensor{};
+  check.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 99);
+  const Work appended{whole, w.caches, w.options};
+  run(appended, prepare(appended, p, {.kernel = "cuda_generic"}), whole);
+  run(w, prepare(w, p, {.kernel = "cuda_generic"}), check);
+  const auto [off, largest, outside] = difference(whole.output, check.output);
+  std::printf(
+      "%s\n  {\"line\": \"%s\", \"tokens\": %lld, \"append_us\": %.2f, \"difference_from_key_and_value\": %.3g, "
+      "\"max_output\": %.3g}",
+      first ? "" : ",", text.c_str(), static_cast<long long>(p.num_tokens()), ms * 1000, static_cast<double>(off),
+      static_cast<double>(largest));
+}
+
 /// The code that has rows to serve, as strings of a JSON list.
 std::string served_by(const Prediction& prediction) {
   std::string names;
@@ -441,7 +481,7 @@ std::string served_by(const Prediction& prediction) {
 }
 
 /// What is asked of every line.
-enum class Question { time, check, once };
+enum class Question { time, check, once, append };
 
 void run_line(const std::string& text, const Asked& asked, double ceiling, bool first) {
   const ProblemLine line = must(parse_problem_line(text));
@@ -493,6 +533,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::string(argv[i]) == "--check") question = Question::check;
     if (std::string(argv[i]) == "--once") question = Question::once;
+    if (std::string(argv[i]) == "--append") question = Question::append;
   }
   cudaDeviceProp device;
   must(cudaGetDeviceProperties(&device, 0));
@@ -521,12 +562,13 @@ int main(int argc, char** argv) {
       asked.unbounded = true;
     else if (word == "--one-tensor")
       asked.one_tensor = true;
-    else if (word == "--check" || word == "--once")
+    else if (word == "--check" || word == "--once" || word == "--append")
       continue;
     else {
       if (question == Question::time) run_line(word, asked, ceiling, first);
       if (question == Question::check) check_line(word, asked, first);
       if (question == Question::once) run_once(word, asked, first);
+      if (question == Question::append) append_line(word, asked, first);
       free_line();
       asked.key_value = asked.invariant = asked.unbounded = asked.one_tensor = first = false;
     }

@@ -108,8 +108,13 @@ bool is_worth_dividing(const Plan& plan) {
   return bytes / 4.5e12 + flops / 600e12 >= 100e-6;
 }
 
+/// Nobody said how long a request's query is at most, and several requests share the batch's tokens.
+bool guesses_query_len(const Plan& plan) {
+  return !plan.assumptions.empty() && plan.bounds.num_reqs > 1 && plan.bounds.max_query_len == plan.bounds.num_tokens;
+}
+
 /// cuda_sm90's decode, without its number of blocks. Narrow tiles, or wide ones: where a group does not fit a narrow one, or
-/// where all requests of the plan fit the slices of wide ones and not all a narrow tile (speculative decoding).
+/// where all requests of the plan are known to fit the slices of wide ones and not all a narrow tile (speculative decoding).
 DeviceList sm90_decode_list(const Plan& plan) {
   const std::int64_t wide = sm90_wide_rows(plan.problem.head_dim), both = wide * kSm90WideGroups;
   const std::int64_t most = plan.bounds.max_query_len * plan.problem.group();
@@ -120,7 +125,7 @@ DeviceList sm90_decode_list(const Plan& plan) {
     decode.tile_rows = wide;
     decode.max_rows = kMaxInt32;
     decode.split_keys = kSm90SplitKeys;
-  } else if (plan.problem.group() > kShortTileRows || (most > kShortTileRows && most <= limit)) {
+  } else if (plan.problem.group() > kShortTileRows || (most > kShortTileRows && most <= limit && !guesses_query_len(plan))) {
     decode.tile_rows = most <= wide ? wide : both;
     decode.max_rows = limit;
   } else {

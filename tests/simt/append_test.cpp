@@ -56,6 +56,20 @@ TEST(SimtAppend, RowsWiderThanABlock) {
   EXPECT_TRUE(same_bytes(cpu.cache, device.cache));
 }
 
+/// 20 dims are two pieces and a half.
+TEST(SimtAppend, RowsThatEndWithinAPiece) {
+  for (const DType stored : {DType::bf16, DType::fp8_e4m3fn})
+    for (const DType source : {DType::bf16, DType::f32}) {
+      SCOPED_TRACE(testing::Message() << name(stored) << " from " << name(source));
+      const AppendCase cpu(stored, source, CacheLayout::hnd, false, 3, 20, 2),
+          device(stored, source, CacheLayout::hnd, false, 3, 20, 2);
+      ASSERT_TRUE(append_on_cpu(cpu).ok());
+      gpu::Outcome outcome;
+      EXPECT_EQ(append_on_device(device, 32, 5, outcome), "");
+      EXPECT_TRUE(same_bytes(cpu.cache, device.cache));
+    }
+}
+
 TEST(SimtAppend, ASlotBeyondTheCacheBreaksTheCallBeforeTheFirstWrite) {
   AppendCase device(DType::bf16, DType::bf16, CacheLayout::nhd, false, 2, 8, 0);
   const AppendCase untouched(DType::bf16, DType::bf16, CacheLayout::nhd, false, 2, 8, 0);

@@ -12,6 +12,7 @@ constexpr int kValidateThreads = 256;
 constexpr int kValidateColumns = 4 * kValidateThreads;
 constexpr int kScheduleThreads = 256;
 constexpr int kAppendThreads = 256;
+constexpr int kAppendDims = 8;  ///< that a thread moves at once
 constexpr int kMergeThreads = 256;
 constexpr int kMergeLanes = 16;  ///< threads that share a row
 constexpr int kContentThreads = 256;
@@ -26,7 +27,13 @@ inline std::int64_t validate_blocks(const AttendArgs& a) {
 inline std::int64_t contents_blocks(const AttendArgs& a) {
   return blocks_for(a.num_tokens + a.num_reqs * (a.block_table.columns / kContentColumns + 1), 4096);
 }
-inline std::int64_t append_blocks(const AppendArgs& a) { return blocks_for(a.num_tokens, 8192); }
+/// What the threads of append() share out: kAppendDims of a row of K or of V.
+QUIRE_HD std::int64_t append_pieces(const AppendArgs& a) {
+  return std::int64_t{a.num_tokens} * 2 * a.num_kv_heads * ((a.head_dim + kAppendDims - 1) / kAppendDims);
+}
+inline std::int64_t append_blocks(const AppendArgs& a) {
+  return blocks_for((append_pieces(a) + kAppendThreads - 1) / kAppendThreads, 8192);
+}
 inline std::int64_t merge_blocks(const MergeArgs& a) {
   constexpr std::int64_t kRowsAtOnce = kMergeThreads / kMergeLanes;
   return blocks_for((std::int64_t{a.num_tokens} * a.num_heads + kRowsAtOnce - 1) / kRowsAtOnce, 8192);

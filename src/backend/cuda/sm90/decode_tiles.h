@@ -166,7 +166,7 @@ struct DecodeTiles {
       const std::uint16_t* from = source(position);
       const uint4 dims = from != nullptr ? *reinterpret_cast<const uint4*>(from + chunk * 8) : uint4{};
       if constexpr (kValues)
-        Tiles::put_values(tile, key, chunk, dims);
+        Tiles::put_values(tile, key, chunk, dims, a.page_size);
       else
         Tiles::put_keys(tile, key, chunk, dims);
     }
@@ -197,7 +197,8 @@ struct DecodeTiles {
     for (int half = 0; half < kHalves; ++half)
 #pragma unroll
       for (int step = 0; step < kTileKeys / 16; ++step)
-        Tiles::multiply_values(state.out[half], values, v, hopper::advanced(weights, step * 16 * kWeightBytes), half, step);
+        Tiles::multiply_values(state.out[half], values, v, hopper::advanced(weights, step * 16 * kWeightBytes), half, step,
+                               a.page_size);
     hopper::wgmma_commit();
     hopper::wgmma_wait<0>();
   }
@@ -343,7 +344,7 @@ struct DecodeTiles {
     const int end = min(first + kTileKeys, min(w.span.any_end, w.end_in_tiles)) - first;
     const int begin = max(first, w.span.any_begin) - first;
     const auto is_for_all = [&](int key) { return first + key >= w.span.full_begin && first + key < w.span.full_end; };
-    const auto values_of = [&](int i) { return Tiles::values_of(v, i / kChunks, i % kChunks); };
+    const auto values_of = [&](int i) { return Tiles::values_of(v, i / kChunks, i % kChunks, a.page_size); };
     bool found = false;
 #pragma unroll 1
     for (int i = begin * kChunks + static_cast<int>(threadIdx.x) % 128; i < end * kChunks; i += 128) {
@@ -356,7 +357,7 @@ struct DecodeTiles {
     for (int key = begin; key < end; ++key) {
       if (is_for_all(key)) continue;
       const auto value = [&](int dim) {
-        const float x = Tiles::value_at(v, key, dim, is_e4m3());
+        const float x = Tiles::value_at(v, key, dim, is_e4m3(), a.page_size);
         return isfinite(x) ? 0.0f : x;
       };
       add_value(state, w, first + key, value, nullptr);
@@ -364,7 +365,8 @@ struct DecodeTiles {
     sync_users(w);
 #pragma unroll 1
     for (int i = begin * kChunks + static_cast<int>(threadIdx.x) % 128; i < end * kChunks; i += 128) {
-      if (!is_for_all(i / kChunks)) Tiles::put_values(v, i / kChunks, i % kChunks, Tiles::finite_of(values_of(i), is_e4m3()));
+      if (!is_for_all(i / kChunks))
+        Tiles::put_values(v, i / kChunks, i % kChunks, Tiles::finite_of(values_of(i), is_e4m3()), a.page_size);
     }
     hopper::fence_shared();
     sync_users(w);
@@ -427,7 +429,7 @@ struct DecodeTiles {
     typename Tiles::Values values;
     if constexpr (Tiles::kInRegisters) {  // converted while other warps still write weights
       wait_for(shared.v_full[stage], shared.v_free[stage], ring);
-      Tiles::load_values(values, v, is_e4m3());
+      Tiles::load_values(values, v, is_e4m3(), a.page_size);
       Memory::free_stage(shared.v_free[stage], w.by_rows);
     }
     hopper::fence_shared();

@@ -80,11 +80,11 @@ struct Fp8Tiles {
   __device__ static void put_keys(Tile& tile, int key, int chunk, const uint4& dims) {
     *reinterpret_cast<uint4*>(chunk_at(tile, key, chunk)) = dims;
   }
-  __device__ static void put_values(Tile& tile, int key, int chunk, const uint4& dims) { put_keys(tile, key, chunk, dims); }
-  __device__ static uint4 values_of(const Tile& tile, int key, int chunk) {
+  __device__ static void put_values(Tile& tile, int key, int chunk, const uint4& dims, int) { put_keys(tile, key, chunk, dims); }
+  __device__ static uint4 values_of(const Tile& tile, int key, int chunk, int) {
     return *reinterpret_cast<const uint4*>(chunk_at(const_cast<Tile&>(tile), key, chunk));
   }
-  __device__ static float value_at(const Tile& tile, int key, int dim, bool e4m3) {
+  __device__ static float value_at(const Tile& tile, int key, int dim, bool e4m3, int) {
     const Byte code = chunk_at(const_cast<Tile&>(tile), key, dim / 16)[dim % 16];
     return mma::F16::unpack(mma::convert_pair<mma::F16>(code, e4m3)).x;
   }
@@ -175,7 +175,7 @@ struct Fp8Tiles {
         }
       }
   }
-  __device__ static void load_values(Values& values, const Tile& tile, bool e4m3) {
+  __device__ static void load_values(Values& values, const Tile& tile, bool e4m3, int) {
     if (e4m3)
       load_values_of<true>(values, tile);
     else
@@ -191,7 +191,7 @@ struct Fp8Tiles {
   /// Adds the products of 16 keys with 64 dims.
   template <int kCount, typename AnyTile>
   __device__ static void multiply_values(float (&out)[kCount], const Values& values, const AnyTile&, std::uint64_t weights,
-                                         int half, int step) {
+                                         int half, int step, int) {
     hopper::wgmma<true, 1>(out, values.a[half][step], weights, 1);
   }
 };

@@ -203,11 +203,14 @@ enum class Swizzle : std::uint64_t { none = 0, bytes128 = 1, bytes64 = 2, bytes3
 
 /// Matrix descriptor: `stride` bytes from one group of 8 rows to the next, `along` bytes from one `Swizzle`-long part of the rows
 /// (16 bytes where there is none) to the next, if they are longer than one.
-template <Swizzle kSwizzle>
-__device__ inline std::uint64_t matrix(const void* shared, std::uint32_t stride, std::uint32_t along = 16) {
+__device__ inline std::uint64_t matrix(Swizzle swizzle, const void* shared, std::uint32_t stride, std::uint32_t along = 16) {
   const std::uint64_t address = (ptx::shared_address(shared) & 0x3FFFFu) >> 4;
   return address | static_cast<std::uint64_t>(along >> 4) << 16 | static_cast<std::uint64_t>(stride >> 4) << 32 |
-         static_cast<std::uint64_t>(kSwizzle) << 62;
+         static_cast<std::uint64_t>(swizzle) << 62;
+}
+template <Swizzle kSwizzle>
+__device__ inline std::uint64_t matrix(const void* shared, std::uint32_t stride, std::uint32_t along = 16) {
+  return matrix(kSwizzle, shared, stride, along);
 }
 __device__ inline std::uint64_t advanced(std::uint64_t matrix, int bytes) {
   return matrix + static_cast<std::uint64_t>(bytes >> 4);

@@ -13,6 +13,8 @@ namespace quire::cuda::sm90 {
 using Byte = unsigned char;
 
 constexpr int kTileKeys = 64;
+constexpr int kPackedKeys = 8;     ///< tokens of a core matrix of packed keys
+constexpr int kPackedValues = 16;  ///< tokens of a row of packed values, at least
 /// Tiles of a share of wide tiles, at least: one warpgroup merges all parts of up to 32 rows, at some 1.5 us a part.
 constexpr int kWideShare = 8;
 /// Of narrow tiles: a share may grow by a part in so many to be a whole number of segments (shares.h).

@@ -5,21 +5,20 @@
 //
 //     byte (key t, 16 bytes c of its dims) = (t / 8 * chunks + c) * 128 + t % 8 * 16
 //
-// Values of 16 bits: rows of 16 tokens of a dim, 32 bytes, swizzled by 32 bytes. Tokens are innermost, which wgmma takes as an
-// operand along K that is not transposed. Codes: rows of 16 tokens, 16 bytes, no swizzle.
+// Values: rows of 16, 32 or 64 tokens of a dim, as many as 64 and the page have for common divisor. wgmma takes them as an
+// operand that is not transposed, for tokens are what it sums over.
 //
-//     byte (tokens t / 16, dim d) = (t / 16 * head_dim + d) * 16 * element_bytes
+//     element (token t, dim d) = (t / row * head_dim + d) * row + t % row
 //
-// Rows of 32 bytes are copied at 86 % of the rate of memory, those of 16 at 48 % (H200, bench/results/h200-tma-rows.txt); codes
-// of pages of 16, which have no gap between rows, are copied as rows of 128 bytes.
+// Rows of 16-bit values are swizzled by their length of 32, 64 or 128 bytes; codes are not.
 #pragma once
 
 #include <cstdint>
 
-namespace quire::cuda::sm90 {
+#include "backend/cuda/sm90/hopper.h"
+#include "backend/cuda/sm90/instance.h"
 
-inline constexpr int kPackedKeys = 8;     ///< tokens of a core matrix
-inline constexpr int kPackedValues = 16;  ///< tokens of a row of values
+namespace quire::cuda::sm90 {
 
 /// Of a tile of keys.
 template <int kDim, int kElementBytes>
@@ -32,17 +31,30 @@ struct PackedKeys {
   }
 };
 
-/// Of a tile of values.
+/// Of a tile of values, whose rows have 16 << shift tokens.
 template <int kDim, int kElementBytes>
 struct PackedValues {
-  static constexpr int kRowBytes = kPackedValues * kElementBytes;
-  static constexpr int kGroupBytes = kDim * kRowBytes;  ///< from 16 tokens to the next
-  /// An element.
-  __device__ static int element(int key, int dim) {
-    const int token = key % kPackedValues;
-    if constexpr (kElementBytes == 1) return key / kPackedValues * kGroupBytes + dim * kRowBytes + token;
-    return key / kPackedValues * kGroupBytes + dim * kRowBytes + (token / 8 ^ dim / 4 % 2) * 16 + token % 8 * 2;
+  int shift;
+  __device__ explicit PackedValues(int page_size) : shift(shift_of(page_size)) {}
+  __device__ static int shift_of(int page_size) { return min(__ffs(page_size) - 1, 6) - 4; }
+
+  __device__ int row_bytes() const { return (kPackedValues * kElementBytes) << shift; }
+  /// Bytes from dim 0 of token 0 to that of tokens 16 `step` and on, before the swizzle.
+  __device__ int step(int step) const {
+    return (step >> shift) * kDim * row_bytes() + (step & ((1 << shift) - 1)) * kPackedValues * kElementBytes;
   }
+  /// The byte where an element begins.
+  __device__ int element(int token, int dim) const {
+    const int at = step(token / kPackedValues) + dim * row_bytes() + token % kPackedValues * kElementBytes;
+    return kElementBytes == 1 ? at : at ^ swizzle(at);
+  }
+  /// What is changed of an offset among 16-bit values: the number of 16 bytes in its row, by the number of 128 bytes.
+  __device__ int swizzle(int at) const { return (at >> 7 & ((2 << shift) - 1)) << 4; }
+
+  /// 16-bit values from `tile` on as wgmma takes them, 8 dims after 8 dims.
+  __device__ hopper::Swizzle swizzle_mode() const { return static_cast<hopper::Swizzle>(3 - shift); }
+  __device__ std::uint32_t stride() const { return static_cast<std::uint32_t>(8 * row_bytes()); }
+  static_assert(static_cast<int>(hopper::Swizzle::bytes32) == 3 && static_cast<int>(hopper::Swizzle::bytes128) == 1);
 };
 
 }  // namespace quire::cuda::sm90

@@ -25,33 +25,35 @@ struct PackedTilesOf : Base {
   template <bool kValues>
   __device__ static void copy_box(Tile& to, int row, int, const CUtensorMap* map, hopper::Barrier* full, int token, int kv_head,
                                   int page) {
-    hopper::copy_box_once(to.bytes + row * kRowBytes, map, full, 0, 0, token / (kValues ? kPackedValues : kPackedKeys), kv_head,
-                          page);
+    hopper::copy_box_once(to.bytes + row * kRowBytes, map, full, kValues ? token : 0, 0, kValues ? 0 : token / kPackedKeys,
+                          kv_head, page);
   }
 
   /// Chunk `chunk` (16 bytes of dims) of row `key`.
   __device__ static void put_keys(Tile& tile, int key, int chunk, const uint4& dims) {
     *reinterpret_cast<uint4*>(tile.bytes + KeyLayout::chunk(key, chunk)) = dims;
   }
-  __device__ static void put_values(Tile& tile, int key, int chunk, const uint4& dims) {
+  __device__ static void put_values(Tile& tile, int key, int chunk, const uint4& dims, int page_size) {
+    const ValueLayout layout(page_size);
     constexpr int kDims = 16 / kElementBytes;
     const std::uint32_t words[4] = {dims.x, dims.y, dims.z, dims.w};
 #pragma unroll
     for (int i = 0; i < kDims; ++i) {
       const std::uint32_t element = words[i * kElementBytes / 4] >> i * kElementBytes % 4 * 8;
-      Byte* const to = tile.bytes + ValueLayout::element(key, chunk * kDims + i);
+      Byte* const to = tile.bytes + layout.element(key, chunk * kDims + i);
       if constexpr (kElementBytes == 1)
         *to = static_cast<Byte>(element);
       else
         *reinterpret_cast<std::uint16_t*>(to) = static_cast<std::uint16_t>(element);
     }
   }
-  __device__ static uint4 values_of(const Tile& tile, int key, int chunk) {
+  __device__ static uint4 values_of(const Tile& tile, int key, int chunk, int page_size) {
+    const ValueLayout layout(page_size);
     constexpr int kDims = 16 / kElementBytes;
     std::uint32_t words[4] = {};
 #pragma unroll
     for (int i = 0; i < kDims; ++i) {
-      const Byte* const from = tile.bytes + ValueLayout::element(key, chunk * kDims + i);
+      const Byte* const from = tile.bytes + layout.element(key, chunk * kDims + i);
       const std::uint32_t element = kElementBytes == 1 ? *from : *reinterpret_cast<const std::uint16_t*>(from);
       words[i * kElementBytes / 4] |= element << i * kElementBytes % 4 * 8;
     }
@@ -69,11 +71,11 @@ struct PackedTiles : PackedTilesOf<PlainTiles<T, kDim_>> {
   using typename Base::Values;
   static constexpr bool kF16 = T::kDType == DType::f16;
 
-  __device__ static float value_at(const Tile& tile, int key, int dim, bool) {
-    return T::unpack(*reinterpret_cast<const std::uint16_t*>(tile.bytes + ValueLayout::element(key, dim))).x;
+  __device__ static float value_at(const Tile& tile, int key, int dim, bool, int page_size) {
+    return T::unpack(*reinterpret_cast<const std::uint16_t*>(tile.bytes + ValueLayout(page_size).element(key, dim))).x;
   }
   __device__ static void load_keys(Keys&, const Tile&, bool) {}
-  __device__ static void load_values(Values&, const Tile&, bool) {}
+  __device__ static void load_values(Values&, const Tile&, bool, int) {}
 
   /// Adds the products of step `step` (16 dims of query half `half`).
   template <int kCount>
@@ -84,10 +86,10 @@ struct PackedTiles : PackedTilesOf<PlainTiles<T, kDim_>> {
   /// Adds the products of 16 keys with 64 dims.
   template <int kCount>
   __device__ static void multiply_values(float (&out)[kCount], const Values&, const Tile& v, std::uint64_t weights, int half,
-                                         int step) {
-    const std::uint64_t values = hopper::matrix<hopper::Swizzle::bytes32>(v.bytes, 8 * ValueLayout::kRowBytes);
-    hopper::wgmma<kF16, 0, 1>(out, hopper::advanced(values, step * ValueLayout::kGroupBytes + half * 64 * ValueLayout::kRowBytes),
-                              weights, 1);
+                                         int step, int page_size) {
+    const ValueLayout layout(page_size);
+    const std::uint64_t values = hopper::matrix(layout.swizzle_mode(), v.bytes, layout.stride());
+    hopper::wgmma<kF16, 0, 1>(out, hopper::advanced(values, layout.step(step) + half * 64 * layout.row_bytes()), weights, 1);
   }
 };
 
@@ -105,8 +107,8 @@ struct PackedFp8Tiles : PackedTilesOf<Fp8Tiles<T, kDim_>> {
   using typename Base::Values;
   static constexpr bool kDimsInPairs = false;
 
-  __device__ static float value_at(const Tile& tile, int key, int dim, bool e4m3) {
-    const Byte code = tile.bytes[ValueLayout::element(key, dim)];
+  __device__ static float value_at(const Tile& tile, int key, int dim, bool e4m3, int page_size) {
+    const Byte code = tile.bytes[ValueLayout(page_size).element(key, dim)];
     return mma::F16::unpack(mma::convert_pair<mma::F16>(code, e4m3)).x;
   }
 
@@ -139,16 +141,16 @@ struct PackedFp8Tiles : PackedTilesOf<Fp8Tiles<T, kDim_>> {
 
   /// Matrices of one ldmatrix: dims r and r + 8 of two steps.
   template <bool kE4m3>
-  __device__ static void load_values_of(Values& values, const Tile& tile) {
+  __device__ static void load_values_of(Values& values, const Tile& tile, int page_size) {
+    const ValueLayout layout(page_size);
     const int lane = static_cast<int>(threadIdx.x % 32), dim = static_cast<int>(threadIdx.x / 32 % 4 * 16) + lane % 16;
-    const std::uint32_t from =
-        ptx::shared_address(tile.bytes) + lane / 16 * ValueLayout::kGroupBytes + dim * ValueLayout::kRowBytes;
+    const std::uint32_t from = ptx::shared_address(tile.bytes) + layout.step(lane / 16) + dim * layout.row_bytes();
 #pragma unroll
     for (int step = 0; step < kTileKeys / 16; step += 2)
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
         std::uint32_t codes[4];
-        ptx::load_matrices(codes, from + step * ValueLayout::kGroupBytes + block * 64 * ValueLayout::kRowBytes);
+        ptx::load_matrices(codes, from + layout.step(step) + block * 64 * layout.row_bytes());
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           auto& a = values.a[block][step + i / 2];
@@ -156,11 +158,11 @@ struct PackedFp8Tiles : PackedTilesOf<Fp8Tiles<T, kDim_>> {
         }
       }
   }
-  __device__ static void load_values(Values& values, const Tile& tile, bool e4m3) {
+  __device__ static void load_values(Values& values, const Tile& tile, bool e4m3, int page_size) {
     if (e4m3)
-      load_values_of<true>(values, tile);
+      load_values_of<true>(values, tile, page_size);
     else
-      load_values_of<false>(values, tile);
+      load_values_of<false>(values, tile, page_size);
   }
 };
 

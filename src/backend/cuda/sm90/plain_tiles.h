@@ -61,11 +61,11 @@ struct PlainTiles {
   __device__ static void put_keys(Tile& tile, int key, int chunk, const uint4& dims) {
     *reinterpret_cast<uint4*>(chunk_at(tile, key, chunk)) = dims;
   }
-  __device__ static void put_values(Tile& tile, int key, int chunk, const uint4& dims) { put_keys(tile, key, chunk, dims); }
-  __device__ static uint4 values_of(const Tile& tile, int key, int chunk) {
+  __device__ static void put_values(Tile& tile, int key, int chunk, const uint4& dims, int) { put_keys(tile, key, chunk, dims); }
+  __device__ static uint4 values_of(const Tile& tile, int key, int chunk, int) {
     return *reinterpret_cast<const uint4*>(chunk_at(const_cast<Tile&>(tile), key, chunk));
   }
-  __device__ static float value_at(const Tile& tile, int key, int dim, bool) {
+  __device__ static float value_at(const Tile& tile, int key, int dim, bool, int) {
     const Byte* chunk = chunk_at(const_cast<Tile&>(tile), key, dim / 8);
     return T::unpack(reinterpret_cast<const std::uint16_t*>(chunk)[dim % 8]).x;
   }
@@ -87,7 +87,7 @@ struct PlainTiles {
   __device__ static int dim_of(int half, int i, int lane, int warp) { return half * 64 + warp * 16 + lane / 4 + i * 8; }
 
   __device__ static void load_keys(Keys&, const Tile&, bool) {}
-  __device__ static void load_values(Values&, const Tile&, bool) {}
+  __device__ static void load_values(Values&, const Tile&, bool, int) {}
 
   /// Adds the products of step `step` (16 dims of query half `half`).
   template <int kCount>
@@ -98,7 +98,7 @@ struct PlainTiles {
   /// Adds the products of 16 keys with 64 dims.
   template <int kCount>
   __device__ static void multiply_values(float (&out)[kCount], const Values&, const Tile& v, std::uint64_t weights, int half,
-                                         int step) {
+                                         int step, int) {
     const std::uint64_t values = hopper::matrix<hopper::Swizzle::bytes128>(v.boxes[half], 8 * kRowBytes);
     hopper::wgmma<T::kDType == DType::f16, 1, 1>(out, hopper::advanced(values, step * 16 * kRowBytes), weights, 1);
   }

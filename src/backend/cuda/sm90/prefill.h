@@ -131,16 +131,16 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
   }
 
   template <typename Element, int kCount, bool kPacked>
-  __device__ static void multiply_values(State& state, const Weights& p, const hopper::Matrix& values) {
+  __device__ void multiply_values(State& state, const Weights& p, const hopper::Matrix& values) const {
     hopper::wgmma_begin();
 #pragma unroll
     for (int step = 0; step < kCount / 16; ++step)
       hopper::multiply_registers<is_f16<Element>, !kPacked>(
-          state.out, p + 4 * step, values.at(step * (kPacked ? ValueLayout::kGroupBytes : 16 * kRowBytes)));
+          state.out, p + 4 * step, values.at(kPacked ? ValueLayout(a.page_size).step(step) : step * 16 * kRowBytes));
     hopper::wgmma_commit();
   }
   template <typename Element, bool kPacked>
-  __device__ static void multiply_values(State& state, const Weights& p, const hopper::Matrix& values, bool half) {
+  __device__ void multiply_values(State& state, const Weights& p, const hopper::Matrix& values, bool half) const {
     if (kBeside && __reduce_or_sync(~0u, half) != 0)  // it is the same in all threads, and ptxas knows it by that
       multiply_values<Element, kKeys / 2, kPacked>(state, p, values);
     else
@@ -148,18 +148,19 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
   }
   /// `half`: of the tile's first half alone.
   template <typename Element>
-  __device__ static void start_values(State& state, const Weights& p, const Tile& v, bool half, bool packed) {
+  __device__ void start_values(State& state, const Weights& p, const Tile& v, bool half, bool packed) const {
+    const ValueLayout layout(a.page_size);
     hopper::wgmma_begin();
     if (kPackedValues && packed)
-      multiply_values<Element, kPackedValues>(
-          state, p, hopper::Matrix(v.halves[0], 8 * ValueLayout::kRowBytes, 16, hopper::Swizzle::bytes32), half);
+      multiply_values<Element, kPackedValues>(state, p, hopper::Matrix(v.halves[0], layout.stride(), 16, layout.swizzle_mode()),
+                                              half);
     else
       multiply_values<Element, false>(state, p, hopper::Matrix(v.halves[0], 8 * kRowBytes, sizeof(v.halves[0])), half);
   }
 
   /// What is not a key of the span is zeros in V, of its first `keys` rows: 0 times what lay there before could be NaN. All
   /// warpgroups write the same.
-  __device__ static void clear_unseen(Tile& v, const KeyTileSpan& span, int keys) {
+  __device__ void clear_unseen(Tile& v, const KeyTileSpan& span, int keys) const {
     const int begin = span.begin - span.first, end = span.end - span.first;
     if (begin <= 0 && end >= keys) return;
     if (kPackedValues && !span.fresh)
@@ -169,10 +170,16 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
     hopper::fence_shared();
     hopper::sync_at(5 + group_index(), 128);
   }
-  __device__ static void clear_packed(Tile& v, int begin, int end, int keys) {
-    for (int i = threadIdx.x % 128; i < keys * kDim; i += 128) {
-      const int key = i / kDim;
-      if (key < begin || key >= end) *reinterpret_cast<std::uint16_t*>(v.halves[0] + ValueLayout::element(key, i % kDim)) = 0;
+  /// Of 8 tokens of a dim at a time.
+  __device__ void clear_packed(Tile& v, int begin, int end, int keys) const {
+    const ValueLayout layout(a.page_size);
+    for (int i = threadIdx.x % 128; i < keys / 8 * kDim; i += 128) {
+      const int first = i / kDim * 8;
+      if (first >= begin && first + 8 <= end) continue;
+      const auto kept = [&](int key) { return key >= begin && key < end ? 0xFFFFu : 0u; };
+      auto* const words = reinterpret_cast<std::uint32_t*>(v.halves[0] + layout.element(first, i % kDim));
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair) words[pair] &= kept(first + 2 * pair) | kept(first + 2 * pair + 1) << 16;
     }
   }
   __device__ static void clear_rows(Tile& v, int begin, int end, int keys) {
@@ -633,6 +640,8 @@ __global__ void __launch_bounds__(PrefillMemory<kDim, kCache>::kThreads, 1)
   }
   hopper::sync_cluster();
   if (!begin_turn(a)) return;
+  // No request is for this list, which a plan without bounds has for whatever may come.
+  if (a.work.turn == gpu::Turn::alone && *static_cast<const volatile std::int32_t*>(a.work.num_slices) == 0) return;
   const int rank = hopper::rank_in_cluster();
   if (Memory::kFour && threadIdx.x >= Memory::kConverters) {
     hopper::keep_registers<Memory::kConvertRegisters>();

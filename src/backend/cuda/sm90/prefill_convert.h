@@ -33,9 +33,10 @@ struct PrefillCodes : PrefillItems<PrefillMemory<kDim, kCache>> {
     __syncwarp();
     auto& to = (values ? shared.codes.v : shared.codes.k)[ring.stage];
     const CUtensorMap* const map = values ? &maps.cache.v : &maps.cache.k;
-    if (box.mine && Memory::kPacked)
-      hopper::copy_box_to_pair(to.boxes[0] + box.row * kDim, map, full, 0, 0, box.token / (values ? kPackedValues : kPackedKeys),
-                               kv_head, box.page);
+    if (box.mine && Memory::kPacked && values)
+      this->template copy_packed<true>(to.boxes[0] + box.row * kDim, *map, *full, box, kv_head);
+    else if (box.mine && Memory::kPacked)
+      this->template copy_packed<false>(to.boxes[0] + box.row * kDim, *map, *full, box, kv_head);
     else if (box.mine)
       hopper::copy_box_to_pair(to.boxes[box.part] + box.row * kBoxDims, map, full, box.part * kBoxDims, box.token, kv_head,
                                box.page);
@@ -104,10 +105,11 @@ struct PrefillConvert : PrefillItems<PrefillMemory<kDim, kCache>> {
   static constexpr int kTurns = !Memory::kPacked && kBoxDims == 128 ? 2 : 1;  ///< for 8 rows of a box
   static constexpr int kOfRows = kDim / 64;                                   ///< chunks of a lane in 8 rows
   template <bool kValues>
-  __device__ static Place place(int turn) {
+  __device__ Place place(int turn) const {
     int lane = threadIdx.x % 32;
     hopper::compute_here(lane);  // not once for all tiles: there are no registers to keep it in
-    if constexpr (Memory::kPacked && kValues) return {lane * 16, lane * 32 + lane / 4 % 2 * 16};
+    if constexpr (Memory::kPacked && kValues)
+      return {lane * 16, lane * 32 ^ PackedValues<kDim, 2>(this->a.page_size).swizzle(lane * 32)};
     if constexpr (Memory::kPacked) return {lane * 16, lane % 8 * kRowBytes + (lane / 8 * 2 ^ lane % 8) * 16};
     const int quarter = lane % 4;
     if constexpr (kBoxDims == 128) {
@@ -120,7 +122,7 @@ struct PrefillConvert : PrefillItems<PrefillMemory<kDim, kCache>> {
   }
 
   /// Chunk `i` of a lane: what is added to its place in the warp's first rows. Packed codes lie in the order of lanes: keys as 8
-  /// rows of 4 chunks, values as 32 dims of 16 tokens.
+  /// rows of 4 chunks, values as rows one after the other.
   template <bool kValues>
   __device__ static constexpr Place step(int i) {
     const int row = i / kOfRows * kWarps * 8, of_rows = i % kOfRows, half = static_cast<int>(sizeof(Tile::halves[0]));
@@ -145,7 +147,7 @@ struct PrefillConvert : PrefillItems<PrefillMemory<kDim, kCache>> {
   /// a 16-bit tile that was not. Codes are loaded kAhead chunks early, the first of them before the tile is free: beside products
   /// a load takes long.
   template <typename Element, bool kE4m3, bool kValues, typename AwaitTile>
-  __device__ static void convert_tile(Tile& tile, const CodeTile& codes, AwaitTile&& await_tile) {
+  __device__ void convert_tile(Tile& tile, const CodeTile& codes, AwaitTile&& await_tile) const {
     constexpr int kChunks = (kKeys / 8 + kWarps - 1) / kWarps * kOfRows;
     constexpr int kAhead = kChunks == 8 ? 8 : 4;  // of 12 chunks (head_dim 256) there are no registers for more
     const Place places[2] = {place<kValues>(0), place<kValues>(kTurns - 1)};

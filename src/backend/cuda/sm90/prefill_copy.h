@@ -86,6 +86,13 @@ struct PrefillItems {
     return box;
   }
 
+  /// A box of a packed cache to both blocks. Coordinates: of keys the core matrix; of values the first token of the row.
+  template <bool kValues>
+  __device__ static void copy_packed(void* to, const CUtensorMap& map, hopper::Barrier& full, const Box& box, int kv_head) {
+    hopper::copy_box_to_pair(to, &map, &full, kValues ? box.token : 0, 0, kValues ? 0 : box.token / kPackedKeys, kv_head,
+                             box.page);
+  }
+
   __device__ void copy_query(const PrefillJob& job, const JobRing& jobs) const {
     const int tokens = a.work.tile_rows / kPair / a.group,
               first = job.item.lengths.first_token + job.item.slice.row_begin / a.group + rank * tokens;
@@ -184,26 +191,26 @@ struct PrefillCopy : PrefillItems<PrefillMemory<kDim, kCache>> {
   static constexpr int kKeyWarps = 2, kDrawingWarp = 3;
   static constexpr int kDrawAhead = 3;  ///< tiles
 
-  /// `across`: tokens of a row of a packed box.
+  template <bool kValues>
   __device__ void copy_tile(Tile& to, const CUtensorMap& map, hopper::Barrier& free, hopper::Barrier& full, Ring& ring,
-                            const Box& box, int kv_head, int across) const {
+                            const Box& box, int kv_head) const {
     hopper::wait(&free, ring.parity ^ 1);
     if (threadIdx.x % 64 == 0) hopper::arrive_and_expect(&full, box.bytes);
     __syncwarp();
     if (box.mine && Memory::kPacked && !box.fresh)
-      hopper::copy_box_to_pair(to.halves[0] + box.row * kDim * 2, &map, &full, 0, 0, box.token / across, kv_head, box.page);
+      this->template copy_packed<kValues>(to.halves[0] + box.row * kDim * 2, map, full, box, kv_head);
     else if (box.mine)
       hopper::copy_box_to_pair(to.halves[box.part] + box.row * kRowBytes, &map, &full, box.part * 64, box.token, kv_head,
                                box.page);
     ring.advance();
   }
   __device__ void copy_keys(const Box& box, int kv_head, Ring& ring) const {
-    copy_tile(shared.k[ring.stage], box.fresh ? maps.key : maps.cache.k, shared.k_free[ring.stage], shared.k_full[ring.stage],
-              ring, box, kv_head, kPackedKeys);
+    copy_tile<false>(shared.k[ring.stage], box.fresh ? maps.key : maps.cache.k, shared.k_free[ring.stage],
+                     shared.k_full[ring.stage], ring, box, kv_head);
   }
   __device__ void copy_values(const Box& box, int kv_head, Ring& ring) const {
-    copy_tile(shared.v[ring.stage], box.fresh ? maps.value : maps.cache.v, shared.v_free[ring.stage], shared.v_full[ring.stage],
-              ring, box, kv_head, kPackedValues);
+    copy_tile<true>(shared.v[ring.stage], box.fresh ? maps.value : maps.cache.v, shared.v_free[ring.stage],
+                    shared.v_full[ring.stage], ring, box, kv_head);
   }
 
   __device__ void copy_all() const {

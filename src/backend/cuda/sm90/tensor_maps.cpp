@@ -7,7 +7,6 @@
 #include <numeric>
 
 #include "backend/cuda/mma/whole_chunks.h"
-#include "backend/cuda/sm90/packed_layout.h"
 
 namespace quire::cuda::sm90 {
 namespace {
@@ -86,16 +85,21 @@ bool encode_packed_keys(CUtensorMap& map, const gpu::AttendArgs& a, std::int64_t
 }
 bool encode_packed_values(CUtensorMap& map, const gpu::AttendArgs& a, std::int64_t tokens) {
   const semantics::KvStrides& s = a.cache_v.strides;
-  const std::int64_t bytes = itemsize(a.cache_v.dtype), groups = tokens / kPackedValues;
-  // Rows of codes without a gap between them are copied eight at a time, as one row of 128 bytes.
-  const std::int64_t dims = bytes == 1 && s.dim == kPackedValues ? 8 : 1;
+  // Rows of codes without a gap between them are copied as rows of 128 bytes. Rows of 16 bytes take twice the time, of 32 bytes a
+  // sixth more (H200, docs/kernels/layouts.md).
+  const bool codes = is_fp8(a.cache_v.dtype);
+  const std::int64_t dims = codes && s.dim == tokens ? 128 / tokens : 1;
+  const CUtensorMapSwizzle swizzle = codes          ? CU_TENSOR_MAP_SWIZZLE_NONE
+                                     : tokens == 16 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                     : tokens == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                    : CU_TENSOR_MAP_SWIZZLE_128B;
   return encode_packed(map, a.cache_v,
-                       {{kPackedValues * dims, 1, kPackedValues * dims},
+                       {{a.page_size * dims, 1, tokens * dims},
                         {a.head_dim / dims, s.dim * dims, a.head_dim / dims},
-                        {a.page_size / kPackedValues, kPackedValues, groups},
+                        {1, s.head, 1},
                         {a.num_kv_heads, s.head, 1},
                         {a.num_pages, s.page, 1}},
-                       bytes == 1 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_32B);
+                       swizzle);
 }
 
 /// A stride as tensor copies take it, beside what has_whole_chunks() asks.
