@@ -221,7 +221,12 @@ SYSTEM_SHARED = 1024  # that every block of this architecture has, whatever it a
 LOCAL_BYTES = {"decode B?[Ff]16 PlainTiles 128 32": 56, "decode Bf16 Fp8Tiles 128 32": 56, "decode F16 Fp8Tiles 128 32": 48,
                "decode B?[Ff]16 PlainTiles 64 32": 48, "decode Bf16 Fp8Tiles 64 32": 48, "decode F16 Fp8Tiles 64 32": 56,
                "decode B?[Ff]16 PlainTiles 256 16": 48, "decode B?[Ff]16 Fp8Tiles 256 16": 40,
-               "decode B?[Ff]16 (Plain|Fp8)Tiles 256 8": 32}
+               "decode B?[Ff]16 (Plain|Fp8)Tiles 256 8": 32,
+               "decode B?[Ff]16 PackedTiles 128 32": 64, "decode B?[Ff]16 PackedFp8Tiles 128 32": 40,
+               "decode B?[Ff]16 Packed(Fp8)?Tiles 64 32": 32, "decode B?[Ff]16 Packed(Fp8)?Tiles 256 16": 40,
+               "decode B?[Ff]16 Packed(Fp8)?Tiles 256 8": 24,
+               # Outside the loop over tiles: the place of a tile's values where this step's rows and packed ones meet.
+               "prefill B?[Ff]16 packed( codes)? (128|256)": 64}
 # Instructions by the low 9 bits of their words (the bits above say where operands come from), and by what nvdisasm calls them.
 OPCODES = {0x1F0: "HGMMA", 0x1B4: "UTMALDG", 0x187: "STL", 0x183: "LDL"}
 
@@ -266,11 +271,12 @@ def attributes(info: bytes):
 
 
 def short_name(mangled: str) -> str:
-    """attend_decode<Bf16, PlainTiles<Bf16, 128>> as decode Bf16 PlainTiles 128, attend_prefill<Bf16, 128, true> as prefill Bf16 codes
-    128."""
+    """attend_decode<Bf16, PlainTiles<Bf16, 128>> as decode Bf16 PlainTiles 128, attend_prefill<Bf16, 128, CacheKind::codes> as prefill
+    Bf16 codes 128."""
     kernel = re.search(r"attend_(decode|prefill)", mangled)
-    words = re.findall(r"(F16|Bf16|PlainTiles|Fp8Tiles)(?=[EI])", mangled)
-    codes = ["codes"] if "Lb1E" in mangled else []
+    words = re.findall(r"(F16|Bf16|PlainTiles|Fp8Tiles|PackedTiles|PackedFp8Tiles)(?=[EI])", mangled)
+    kind = re.search(r"CacheKindE(\d)E", mangled)
+    codes = ["", "codes", "packed", "packed codes"][int(kind.group(1))].split() if kind else []
     return " ".join([kernel.group(1) if kernel else mangled, *dict.fromkeys(words), *codes, *re.findall(r"Li(\d+)E", mangled)])
 
 

@@ -2,7 +2,8 @@
 """Times attend() on the layouts that engines have, beside nhd, on the same lines in one run.
 
 usage: layouts.py --attend PATH --out FILE [--commit TEXT]    on a GPU: times everything, writes FILE
-       layouts.py --table FILE                                prints FILE as the table of docs/kernels/layouts.md
+       layouts.py                                             asks whether the table of docs/kernels/layouts.md is that of
+                                                              bench/results/h200-layouts.json; --update makes it so
 
 Of each line: nhd with bounds (max_query_len, max_seq_len), packed (vLLM's layout of chunked_prefill_paged_decode), nhd and hnd as
 one tensor (K and V side by side in the last dimension, vLLM since 0.26), and nhd without bounds. PATH is attend_cuda, which says
@@ -17,6 +18,9 @@ import sys
 from pathlib import Path
 
 from run_h200 import save
+from targets import ROOT, swap
+
+PAGE, RESULTS = ROOT / "docs/kernels/layouts.md", ROOT / "bench/results/h200-layouts.json"
 
 NOTES = "880@430,410@956,792@818,927@865,446@326,57@1007,281@504,1004@382,539@613,1@929"
 # Name, line without its layout, whether this step's rows come from `key` and `value`.
@@ -73,18 +77,32 @@ def table(report: dict) -> str:
         base = us[name, "nhd"]
         cells = [f"{base:.1f}"] + [f"{us[name, column]:.1f} ({us[name, column] / base:.2f})" for column in columns[1:]]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    line = {row["case"]: row["line"] for row in report["results"]}
+    lines += ["", f"{report['device']}, {report['date']}, read ceiling {report['read_tb_per_s']:.2f} TB/s. In brackets: times nhd. Lines:", ""]
+    lines += [f"- {name}: `{line[name].rsplit(' layout=', 1)[0]}`" + (", this step's rows from `key` and `value`" if fresh else "")
+              for name, _, fresh in LINES if not name.startswith("notes")]
+    lines += [f"- notes: page 32, d 128, this step's rows from `key` and `value`, `reqs={NOTES}`"]
+    return "\n".join(lines) + "\n"
+
+
+def check(update: bool) -> int:
+    text = table(json.loads(RESULTS.read_text(encoding="utf-8")))
+    page, there = swap(PAGE.read_text(encoding="utf-8"), "layouts", text)
+    if update:
+        PAGE.write_text(page, encoding="utf-8")
+    print("ok" if update or there == text else f"{PAGE}: its table is not that of {RESULTS}; bench/gpu/layouts.py --update")
+    return 0 if update or there == text else 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(usage=__doc__)
-    for name in ("--attend", "--out", "--table"):
-        parser.add_argument(name)
+    parser.add_argument("--attend")
+    parser.add_argument("--out")
+    parser.add_argument("--update", action="store_true")
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
-    if args.table:
-        print(table(json.loads(Path(args.table).read_text(encoding="utf-8"))))
-        return 0
+    if not args.attend:
+        return check(args.update)
     report = time_all(args.attend, args.commit)
     save(Path(args.out), report)
     print(table(report))

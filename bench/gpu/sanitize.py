@@ -19,7 +19,7 @@ from pathlib import Path
 import conformance
 import run_h200
 
-# Decode: narrow tiles of 16 bits and fp8, of one KV head (long merges), wide ones in slices, head_dim 256; prefill: both kernels.
+# Decode: narrow tiles of 16 bits and fp8, of one KV head (long merges), wide ones in slices, head_dim 256; prefill: both kernels. Packed caches: rows of values of 16, 32 and 64 tokens.
 LINES = [
     ["q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=2x1@1500,3x1@40"],
     ["q=bf16 kv=fp8_e4m3fn heads=8:1 d=128 page=16 reqs=3x1@3000"],
@@ -29,6 +29,10 @@ LINES = [
     ["--key-value", "q=bf16 kv=bf16 heads=16:2 d=256 page=16 reqs=2x1@900"],
     ["--key-value", "q=bf16 kv=bf16 heads=8:2 d=128 page=16 reqs=1x300@500,2x1@900"],
     ["q=bf16 kv=fp8_e4m3fn heads=8:2 d=128 page=16 window=200 reqs=1x300@500,2x1@900"],
+    ["--key-value", "q=bf16 kv=bf16 heads=8:2 d=128 page=16 layout=packed reqs=1x300@500,2x1@900"],
+    ["--key-value", "q=f16 kv=fp8_e4m3fn heads=8:2 d=128 page=32 layout=packed reqs=1x300@500,2x1@900"],
+    ["q=f16 kv=f16 heads=32:2 d=64 page=64 layout=packed window=300 reqs=2x2@1000"],
+    ["q=bf16 kv=fp8_e5m2 heads=16:2 d=256 page=16 layout=packed reqs=1x200@300,2x1@900"],
 ]
 TOOLS = ["memcheck", "synccheck", "initcheck", "racecheck"]
 # File and function of the two accesses, in either order; what orders them.
@@ -40,7 +44,7 @@ ORDERED = {
     "prefill: whether a part was the last one, and who asks":
         (r"prefill_end\.h is_last_part", r"prefill_end\.h is_last_part", "bar.sync of all who ask, before and after"),
     "prefill: what no row sees, and the next tile in its place":
-        (r"\S+ clear_unseen", r"\S+ (convert\w*|copy_fresh)", "v_free, v_full"),
+        (r"\S+ clear_(unseen|rows|packed|eights)", r"\S+ (convert\w*|copy_fresh)", "v_free, v_full"),
 }
 
 

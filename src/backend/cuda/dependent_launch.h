@@ -50,4 +50,21 @@ cudaError_t launch_dependent(void (*kernel)(Parameters...), const LaunchShape& s
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 
+#if defined(__CUDACC__)
+/// The kernel behind may start: it waits where it must, for this one. The first of a call waits for whatever is before the call,
+/// and lets nobody start before: so what follows reads lengths, tables and tensors without waiting. Before sm90 nothing starts
+/// early, and nothing needs to wait.
+__device__ inline void let_dependents_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_dependencies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+#endif
+
 }  // namespace quire::cuda

@@ -1,6 +1,7 @@
 // Stage: attention. append() and merge() on CUDA: src/backend/gpu/append.h and merge.h.
 #include "backend/gpu/runtime.h"
 
+#include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/launches.h"
 #include "backend/gpu/append.h"
 #include "backend/gpu/merge.h"
@@ -9,6 +10,8 @@ namespace quire::cuda {
 namespace {
 
 __global__ void __launch_bounds__(gpu::kAppendThreads) append_kernel(const __grid_constant__ gpu::AppendArgs args) {
+  wait_for_dependencies();  // for key and value, and for who reads the cache before
+  let_dependents_start();
   gpu::append(args);
 }
 
@@ -19,8 +22,7 @@ __global__ void __launch_bounds__(gpu::kMergeThreads) merge_kernel(const __grid_
 }  // namespace
 
 cudaError_t launch_append(const gpu::AppendArgs& args, cudaStream_t stream) {
-  append_kernel<<<static_cast<unsigned>(gpu::append_blocks(args)), gpu::kAppendThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return launch_dependent(append_kernel, {static_cast<int>(gpu::append_blocks(args)), gpu::kAppendThreads, 0}, stream, args);
 }
 
 cudaError_t launch_merge(const gpu::MergeArgs& args, cudaStream_t stream) {

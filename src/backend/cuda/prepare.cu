@@ -14,20 +14,6 @@ namespace {
 constexpr int kThreads = gpu::kScheduleThreads;
 static_assert(kThreads == gpu::kValidateThreads);
 
-/// The kernel behind may start: it waits where it must, for this one. The first of a call waits for whatever is before the call,
-/// and lets nobody start before: so what follows reads lengths, tables and tensors without waiting. Before sm90 nothing starts
-/// early, and nothing needs to wait.
-__device__ void let_dependents_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ void wait_for_dependencies() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 __device__ void zero(std::uint32_t* words, int count) {
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) words[i] = 0;
 }

@@ -35,30 +35,58 @@ QUIRE_DEVICE bool fits_word(const void* at) {
 
 /// Dims [first, first + count) of one row, count at most kAppendDims.
 struct AppendDims {
-  std::int64_t token;
-  std::int32_t head, first, count;
+  std::int32_t token, head, first, count;
   float value[kAppendDims];
 };
+
+template <typename Decode>
+QUIRE_DEVICE void decode_word(AppendDims& dims, const AppendWord<16>& word, Decode&& decode) {
+  QUIRE_UNROLL
+  for (int i = 0; i < kAppendDims; ++i)
+    dims.value[i] = decode(static_cast<std::uint16_t>(word.bytes[2 * i] | word.bytes[2 * i + 1] << 8));
+}
 
 QUIRE_DEVICE void load_dims(AppendDims& dims, const RowSource& from) {
   const std::int64_t at = from.strides.row(0, dims.head, dims.token) + dims.first;
   const void* const start = static_cast<const std::uint16_t*>(from.data) + at;
-  if (bytes_of(from.dtype) == 2 && from.strides.dim == 1 && dims.count == kAppendDims && fits_word<16>(start)) {
-    const AppendWord<16> word = *static_cast<const AppendWord<16>*>(start);
-    for (int i = 0; i < kAppendDims; ++i) dims.value[i] = semantics::load(word.bytes, from.dtype, i);
-    return;
-  }
-  for (int i = 0; i < dims.count; ++i) dims.value[i] = from.load(dims.token, dims.head, dims.first + i);
+  const bool is_word = from.strides.dim == 1 && dims.count == kAppendDims && fits_word<16>(start);
+  if (is_word && from.dtype == DType::bf16)
+    return decode_word(dims, *static_cast<const AppendWord<16>*>(start), [](auto code) { return semantics::bf16_decode(code); });
+  if (is_word && from.dtype == DType::f16)
+    return decode_word(dims, *static_cast<const AppendWord<16>*>(start), [](auto code) { return semantics::f16_decode(code); });
+  QUIRE_UNROLL
+  for (int i = 0; i < kAppendDims; ++i)
+    if (i < dims.count) dims.value[i] = from.load(dims.token, dims.head, dims.first + i);
 }
 
-/// To neighbouring elements from `start` on, if they make a whole word there.
-template <int kBytes>
-QUIRE_DEVICE bool store_word(const AppendDims& dims, void* start, DType dtype) {
-  if (dims.count != kAppendDims || bytes_of(dtype) * kAppendDims != kBytes || !fits_word<kBytes>(start)) return false;
+/// Codes of kBytes / kAppendDims bytes each to neighbouring elements from `start` on.
+template <int kBytes, typename Encode>
+QUIRE_DEVICE void encode_word(const AppendDims& dims, void* start, Encode&& encode) {
+  constexpr int kEach = kBytes / kAppendDims;
   AppendWord<kBytes> word;
-  for (int i = 0; i < kAppendDims; ++i) semantics::store(word.bytes, dtype, i, dims.value[i]);
+  QUIRE_UNROLL
+  for (int i = 0; i < kAppendDims; ++i) {
+    const unsigned code = encode(dims.value[i]);
+    word.bytes[kEach * i] = static_cast<std::uint8_t>(code);
+    if constexpr (kEach == 2) word.bytes[kEach * i + 1] = static_cast<std::uint8_t>(code >> 8);
+  }
   *static_cast<AppendWord<kBytes>*>(start) = word;
-  return true;
+}
+
+/// False if they do not make a word there.
+QUIRE_DEVICE bool store_word(const AppendDims& dims, void* start, DType dtype) {
+  using namespace semantics;
+  if (dims.count != kAppendDims || dtype == DType::f32) return false;
+  if (bytes_of(dtype) == 2 ? !fits_word<16>(start) : !fits_word<8>(start)) return false;
+  switch (dtype) {
+    case DType::bf16: encode_word<16>(dims, start, [](float x) { return bf16_encode(x); }); return true;
+    case DType::f16: encode_word<16>(dims, start, [](float x) { return f16_encode(x); }); return true;
+    case DType::fp8_e4m3fn: encode_word<8>(dims, start, [](float x) { return fp8_encode<E4m3fn>(x); }); return true;
+    case DType::fp8_e4m3fnuz: encode_word<8>(dims, start, [](float x) { return fp8_encode<E4m3fnuz>(x); }); return true;
+    case DType::fp8_e5m2: encode_word<8>(dims, start, [](float x) { return fp8_encode<E5m2>(x); }); return true;
+    case DType::fp8_e5m2fnuz: encode_word<8>(dims, start, [](float x) { return fp8_encode<E5m2fnuz>(x); }); return true;
+    default: return false;
+  }
 }
 
 /// `at`: the element of the cache where the row would have its dim 0.
@@ -66,39 +94,48 @@ QUIRE_DEVICE void store_dims(const AppendDims& dims, const RowTarget& to, std::i
   const semantics::KvStrides& s = to.strides;
   if (s.dim == 1 && dims.first % static_cast<std::int32_t>(s.x) + kAppendDims <= s.x) {
     void* const start = static_cast<std::uint8_t*>(to.data) + (at + element_of(s, dims.first)) * bytes_of(to.dtype);
-    if (store_word<16>(dims, start, to.dtype) || store_word<8>(dims, start, to.dtype)) return;
+    if (store_word(dims, start, to.dtype)) return;
   }
-  for (int i = 0; i < dims.count; ++i) semantics::store(to.data, to.dtype, at + element_of(s, dims.first + i), dims.value[i]);
+  QUIRE_UNROLL
+  for (int i = 0; i < kAppendDims; ++i)
+    if (i < dims.count) semantics::store(to.data, to.dtype, at + element_of(s, dims.first + i), dims.value[i]);
 }
 
-QUIRE_DEVICE void append_dims(AppendDims& dims, const RowSource& from, const RowTarget& to, const PerHead& scale,
-                              std::int64_t slot, std::int64_t page_size) {
+/// The row is on its way before its slot is known: each is a round trip to memory.
+QUIRE_DEVICE void append_dims(AppendDims& dims, const AppendArgs& a, const RowSource& from, const RowTarget& to,
+                              const PerHead& scale) {
   load_dims(dims, from);
   const float divisor = scale.at(dims.head, 1.0f);
-  if (divisor != 1.0f)
-    for (int i = 0; i < dims.count; ++i) dims.value[i] /= divisor;
-  store_dims(dims, to, to.strides.row(slot / page_size, dims.head, slot % page_size));
+  const std::int64_t slot = a.slots[dims.token], num_slots = a.num_pages * a.page_size;
+  if (slot < 0 || slot >= num_slots) return;
+  if (divisor != 1.0f) {
+    QUIRE_UNROLL
+    for (int i = 0; i < kAppendDims; ++i) dims.value[i] /= divisor;
+  }
+  const bool narrow = num_slots <= 0x7FFFFFFF;  // a division of 64 bits takes long
+  const std::int64_t page =
+      narrow ? static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(a.page_size) : slot / a.page_size;
+  store_dims(dims, to, to.strides.row(page, dims.head, slot - page * a.page_size));
 }
 
 /// Any number of blocks of kAppendThreads threads, after validate_slots() if there is an outcome: writes nothing if `broken` is
 /// set. A slot outside the cache is never written, whether anybody asked or not.
 QUIRE_DEVICE void append(const AppendArgs& a) {
   if (a.outcome != nullptr && a.outcome->broken != 0) return;
-  const std::int64_t num_slots = a.num_pages * a.page_size, step = static_cast<std::int64_t>(num_blocks()) * kAppendThreads;
-  const std::int32_t of_row = (a.head_dim + kAppendDims - 1) / kAppendDims, of_side = a.num_kv_heads * of_row;
-  const std::int64_t pieces = append_pieces(a);
-  for (std::int64_t i = static_cast<std::int64_t>(block_index()) * kAppendThreads + thread_index(); i < pieces; i += step) {
-    const std::int64_t token = i / (2 * of_side);
-    const auto of_token = static_cast<std::int32_t>(i - token * (2 * of_side)), piece = of_token % of_side;
-    const std::int64_t slot = a.slots[token];
-    if (slot < 0 || slot >= num_slots) continue;
-    AppendDims dims{token, piece / of_row, piece % of_row * kAppendDims, 0, {}};
-    dims.count = a.head_dim - dims.first < kAppendDims ? a.head_dim - dims.first : kAppendDims;
-    if (of_token < of_side)
-      append_dims(dims, a.key, a.cache_k, a.k_scale, slot, a.page_size);
-    else
-      append_dims(dims, a.value, a.cache_v, a.v_scale, slot, a.page_size);
-  }
+  const AppendPieces pieces = append_pieces(a);
+  const std::int64_t step = static_cast<std::int64_t>(num_blocks()) * pieces.tokens_at_once;
+  for (std::int64_t first = static_cast<std::int64_t>(block_index()) * pieces.tokens_at_once; first < a.num_tokens; first += step)
+    for (std::int32_t i = thread_index(); i < pieces.tokens_at_once * pieces.of_token; i += kAppendThreads) {
+      const std::int64_t token = first + i / pieces.of_token;
+      if (token >= a.num_tokens) break;
+      const std::int32_t of_token = i % pieces.of_token, of_side = pieces.of_token / 2, piece = of_token % of_side;
+      AppendDims dims{static_cast<std::int32_t>(token), piece / pieces.of_row, piece % pieces.of_row * kAppendDims, 0, {}};
+      dims.count = a.head_dim - dims.first < kAppendDims ? a.head_dim - dims.first : kAppendDims;
+      if (of_token < of_side)
+        append_dims(dims, a, a.key, a.cache_k, a.k_scale);
+      else
+        append_dims(dims, a, a.value, a.cache_v, a.v_scale);
+    }
 }
 
 }  // namespace quire::gpu

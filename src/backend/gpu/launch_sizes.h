@@ -28,11 +28,17 @@ inline std::int64_t contents_blocks(const AttendArgs& a) {
   return blocks_for(a.num_tokens + a.num_reqs * (a.block_table.columns / kContentColumns + 1), 4096);
 }
 /// What the threads of append() share out: kAppendDims of a row of K or of V.
-QUIRE_HD std::int64_t append_pieces(const AppendArgs& a) {
-  return std::int64_t{a.num_tokens} * 2 * a.num_kv_heads * ((a.head_dim + kAppendDims - 1) / kAppendDims);
+struct AppendPieces {
+  std::int32_t of_row, of_token;
+  std::int32_t tokens_at_once;  ///< by a block
+};
+QUIRE_HD AppendPieces append_pieces(const AppendArgs& a) {
+  const std::int32_t of_row = (a.head_dim + kAppendDims - 1) / kAppendDims, of_token = 2 * a.num_kv_heads * of_row;
+  return {of_row, of_token, of_token < kAppendThreads ? kAppendThreads / of_token : 1};
 }
 inline std::int64_t append_blocks(const AppendArgs& a) {
-  return blocks_for((append_pieces(a) + kAppendThreads - 1) / kAppendThreads, 8192);
+  const std::int32_t tokens = append_pieces(a).tokens_at_once;
+  return blocks_for((std::int64_t{a.num_tokens} + tokens - 1) / tokens, 8192);
 }
 inline std::int64_t merge_blocks(const MergeArgs& a) {
   constexpr std::int64_t kRowsAtOnce = kMergeThreads / kMergeLanes;

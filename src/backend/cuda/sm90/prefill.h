@@ -170,16 +170,24 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
     hopper::fence_shared();
     hopper::sync_at(5 + group_index(), 128);
   }
-  /// Of 8 tokens of a dim at a time.
+  /// 8 tokens of a dim at a time: those that are not all seen, at the beginning of the tile and at its end.
   __device__ void clear_packed(Tile& v, int begin, int end, int keys) const {
+    clear_eights(v, 0, min(max(begin + 7, 0), keys) / 8, begin, end);
+    clear_eights(v, max(end, 0) / 8, keys / 8, begin, end);
+  }
+  __device__ void clear_eights(Tile& v, int from, int to, int begin, int end) const {
     const ValueLayout layout(a.page_size);
-    for (int i = threadIdx.x % 128; i < keys / 8 * kDim; i += 128) {
-      const int first = i / kDim * 8;
-      if (first >= begin && first + 8 <= end) continue;
+    for (int i = threadIdx.x % 128; i < (to - from) * kDim; i += 128) {
+      const int first = (from + i / kDim) * 8;
+      auto* const tokens = reinterpret_cast<uint4*>(v.halves[0] + layout.element(first, i % kDim));
+      if (first + 8 <= begin || first >= end) {
+        *tokens = uint4{};
+        continue;
+      }
       const auto kept = [&](int key) { return key >= begin && key < end ? 0xFFFFu : 0u; };
-      auto* const words = reinterpret_cast<std::uint32_t*>(v.halves[0] + layout.element(first, i % kDim));
-#pragma unroll
-      for (int pair = 0; pair < 4; ++pair) words[pair] &= kept(first + 2 * pair) | kept(first + 2 * pair + 1) << 16;
+      const auto pair = [&](int key) { return kept(key) | kept(key + 1) << 16; };
+      const uint4 is = *tokens;
+      *tokens = {is.x & pair(first), is.y & pair(first + 2), is.z & pair(first + 4), is.w & pair(first + 6)};
     }
   }
   __device__ static void clear_rows(Tile& v, int begin, int end, int keys) {
