@@ -11,6 +11,8 @@ namespace quire::gpu {
 constexpr int kValidateThreads = 256;
 constexpr int kValidateColumns = 4 * kValidateThreads;
 constexpr int kScheduleThreads = 256;
+constexpr int kResetThreads = 256;
+constexpr int kFillThreads = 256;
 constexpr int kAppendThreads = 256;
 constexpr int kMergeThreads = 256;
 constexpr int kMergeLanes = 16;  ///< threads that share a row
@@ -25,6 +27,10 @@ inline std::int64_t validate_blocks(const AttendArgs& a) {
 }
 inline std::int64_t contents_blocks(const AttendArgs& a) {
   return blocks_for(a.num_tokens + a.num_reqs * (a.block_table.columns / kContentColumns + 1), 4096);
+}
+/// As many as fill a device: how many rows there are to fill is known there.
+inline std::int64_t fill_blocks(const AttendArgs& a) {
+  return blocks_for(std::int64_t{a.num_tokens} * a.num_q_heads * a.head_dim / kFillThreads, 512);
 }
 inline std::int64_t append_blocks(const AppendArgs& a) { return blocks_for(a.num_tokens, 8192); }
 inline std::int64_t merge_blocks(const MergeArgs& a) {
