@@ -290,7 +290,7 @@ quire_code quire_append(const quire_cache* cache, const quire_tensor* key, const
 typedef struct quire_attend_options {
   size_t struct_size;             /* QUIRE_ATTEND_OPTIONS_INIT */
   const quire_executor* executor; /* nullable = Quire's own thread pool */
-  int64_t* rows_written; /* nullable; receives the number of (token, query head) rows written (GPU: by the status call) */
+  int64_t* rows_written;  /* nullable; receives the number of (token, query head) rows written (GPU: by the status call) */
   void* stream;           /* of a plan for a GPU: cudaStream_t or hipStream_t; nullable = the default stream */
   int32_t nan_if_refused; /* 1: on a GPU, output and lse become NaN if the device refuses lengths or tables */
   int32_t reserved;       /* zero */
@@ -306,9 +306,10 @@ typedef struct quire_attend_options {
 quire_code quire_attend(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache, const quire_options* options,
                         void* workspace, size_t workspace_bytes, const quire_attend_options* attend_options);
 
-/* What became of the last quire_attend with these arguments on a GPU, where that call enqueues and returns, and of calls before it
- * with this workspace that nobody has asked about, such as earlier replays of a graph: waits for the stream, then QUIRE_OK if every row was written, QUIRE_CONTRACT_VIOLATION if lengths or tables break a rule (no row was written),
- * QUIRE_INVALID_ARGUMENT if lengths exceed what the plan was sized for (no row was written). QUIRE_OK for a CPU's plan. */
+/* What became of the last quire_attend with these arguments on a GPU, where that call enqueues and returns, and of calls before
+ * it with this workspace that nobody has asked about, such as earlier replays of a graph: waits for the stream, then QUIRE_OK if
+ * every row was written, QUIRE_CONTRACT_VIOLATION if lengths or tables break a rule (no row was written), QUIRE_INVALID_ARGUMENT
+ * if lengths exceed what the plan was sized for (no row was written). QUIRE_OK for a CPU's plan. */
 quire_code quire_attend_status(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache,
                                const quire_options* options, void* workspace, size_t workspace_bytes,
                                const quire_attend_options* attend_options);

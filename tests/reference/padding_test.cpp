@@ -89,8 +89,7 @@ TEST(Padding, ChosenRowsMayBeZeroRowsAndNotLeftOnes) {
   const Case left = make(std::string(kRequests) + " pad=3");
   const Result<Reference> refused = reference(left.batch, left.cache, left.options, tokens);
   ASSERT_FALSE(refused.ok());
-  EXPECT_EQ(refused.status().message(),
-            "reference: tokens[0] is 8, expected a row of a request, 0 to 5");
+  EXPECT_EQ(refused.status().message(), "reference: tokens[0] is 8, expected a row of a request, 0 to 5");
 }
 
 }  // namespace
