@@ -172,11 +172,14 @@ CUDA_LAUNCHES = """
 #include "backend/gpu/append.h"
 #include "backend/gpu/attend_generic.h"
 #include "backend/gpu/check_contents.h"
+#include "backend/gpu/fill_rows.h"
 #include "backend/gpu/merge.h"
+#include "backend/gpu/reset.h"
 #include "backend/gpu/schedule.h"
 #include "backend/gpu/validate.h"
 #define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 using namespace quire::gpu;
+KERNEL(kResetThreads) quire_reset(const ResetArgs a) { reset(a); }
 KERNEL(kValidateThreads) quire_validate(const AttendArgs a) { validate(a, block_index(), num_blocks()); }
 KERNEL(kScheduleThreads, 1) quire_schedule(const AttendArgs a) {
   QUIRE_SHARED(memory, kScheduleSharedBytes);
@@ -186,6 +189,7 @@ KERNEL(kGenericThreads, kGenericBlocksPerUnit) quire_attend_generic(const Attend
   QUIRE_SHARED(memory, kGenericSharedBytes);
   attend_generic(a, SharedArea(memory));
 }
+KERNEL(kFillThreads) quire_fill_rows(const AttendArgs a) { fill_rows(a); }
 KERNEL(kAppendThreads) quire_validate_slots(const AppendArgs a) { validate_slots(a); }
 KERNEL(kAppendThreads) quire_append(const AppendArgs a) { append(a); }
 KERNEL(kMergeThreads) quire_merge(const MergeArgs a) { merge(a); }

@@ -45,6 +45,8 @@ struct AttendOptions {
   Executor* executor = nullptr;           ///< null = default_executor()
   std::vector<RowCount>* rows = nullptr;  ///< if set, filled with who wrote how many rows (on a GPU: by attend_status)
   void* stream = nullptr;                 ///< of GPU calls: a cudaStream_t or hipStream_t; null = the default stream
+  bool nan_if_refused = false;  ///< on a GPU: fills output and lse with NaN if the device refuses lengths or tables. A CPU's
+                                ///< call that is refused says so itself, and writes nothing
 };
 
 /// Softmax attention for every request of the batch (equations: batch.hpp; Milakov & Gimelshein 2018, arXiv:1805.02867 for the
@@ -53,7 +55,8 @@ struct AttendOptions {
 ///     out = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))          lse = m + log(that denominator)
 ///
 /// `plan` comes from this batch's lengths and shapes. `workspace`: workspace_bytes(plan) bytes, 64-byte aligned, apart (Q-M37).
-/// Reads only visible positions; writes output (and lse) rows once each. Metadata and tables are checked before any write.
+/// Reads only visible positions; writes output (and lse) rows once each, and padding rows as batch.padding says. Metadata and
+/// tables are checked before any write.
 ///
 /// On a GPU, `workspace` is device memory and the call enqueues on `stream` and returns: it reads no tensor, waits for nothing
 /// and allocates nothing, so it can be captured in a graph and replayed with other lengths within plan.bounds. Metadata is
@@ -61,13 +64,16 @@ struct AttendOptions {
 Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
               const AttendOptions& attend_options = {});
 
-/// What became of the last attend() with these arguments on a GPU. Waits for `stream`; then OK if every row was written, or
+/// What became of the last attend() with these arguments on a GPU, and of those before it with this workspace that nobody has
+/// asked about: other layers, earlier replays of a graph. Waits for `stream`; then OK if every row was written, or
 ///
-///     contract_violation    a rule about lengths or tables is broken: the status of check(), and no row was written
+///     contract_violation    a rule about lengths or tables is broken: the status of check(), and no row was written; or an
+///                           earlier call was refused for what its lengths and tables held then
 ///     invalid_argument      the lengths exceed the plan's bounds, and no row was written
 ///     internal_error        rows were written more or less than once
 ///
-/// and device_error for the device's own failures. Fills attend_options.rows. With a CPU plan it is OK: attend() has said it all.
+/// and device_error for the device's own failures. A failure is told once, except that of the last call. Fills
+/// attend_options.rows. With a CPU plan it is OK: attend() has said it all.
 Status attend_status(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
                      std::span<std::byte> workspace, const AttendOptions& attend_options = {});
 

@@ -9,17 +9,32 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 
 #include "quire/cache.hpp"
 #include "quire/tensor.hpp"
 
 namespace quire {
 
+/// What is done with *padding rows*: query rows from the last start of query_start_loc on, which belong to no request. Engines
+/// add them to reach a size for which a graph was captured; how many there are is for query_start_loc to say, replay by replay.
+/// They are never read.
+enum class Padding : std::int32_t {
+  refused = 0,  ///< there are none: query_start_loc ends at num_tokens (Q-T04)
+  left = 1,     ///< their output and lse stay as they are
+  zero = 2,     ///< their output becomes 0 and their lse -inf, as of a row that sees no key
+};
+/// "refused", "left", "zero"; "invalid" for any other value.
+std::string_view name(Padding padding) noexcept;
+/// Inverse of name().
+std::optional<Padding> padding_from_name(std::string_view name) noexcept;
+
 /// One step's batch. Index tensors may be int32 or int64 and are read as what they are.
 struct Batch {
   Tensor query;            ///< [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16; rows of all requests back to back
   Tensor output;           ///< same shape and dtype as query; written exactly once per row
   Tensor query_start_loc;  ///< [num_reqs + 1]; request r owns rows [qsl[r], qsl[r+1]); first 0, last num_tokens
+                           ///< (with padding: at most that)
   Tensor seq_lens;         ///< [num_reqs]; tokens of r up to and including its last query row
   Tensor block_table;      ///< [num_reqs, max_pages_per_req] page ids; entries past ceil(cached_len / page_size) are unread
   Tensor cached_lens;      ///< optional [num_reqs]; leading tokens of r that the cache holds;
@@ -29,7 +44,12 @@ struct Batch {
   Tensor slot_mapping;     ///< optional [num_tokens]; slot of each new token, negative = skip; used by append and check
   Tensor lse;              ///< optional [num_tokens, num_q_heads] f32, written; natural log; -inf if no key is visible
   Tensor request_ids;      ///< optional [num_reqs]; stable ids that the slot ledger knows; absent = 0 .. num_reqs-1
+  Padding padding = Padding::refused;  ///< whether there may be padding rows, and what becomes of them
 };
+
+/// Query rows that belong to a request: num_tokens without padding rows. Reads query_start_loc, which is in host memory and
+/// satisfies the contract.
+std::int64_t num_request_rows(const Batch& batch) noexcept;
 
 /// Score options. s = scale * q.k; cap * tanh(s / cap); + slope_h * (k - q_pos); then softmax over visible keys.
 struct Options {

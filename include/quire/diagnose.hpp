@@ -40,10 +40,12 @@ std::string in_words(const NumericsProfile& profile);
 /// Row-major [num_tokens, num_q_heads, head_dim] (out, abs_pv, abs_spv) and [num_tokens, num_q_heads] (the rest).
 /// M_k = |scale| sum_d |q_d K_kd| + |slope (k - q_pos)| + cap / 4 + |s(k) - m| measures what rounding can do to a score.
 ///
-/// A row with no visible key, or with only -inf scores, has out = 0 and lse = -inf (the sink, if there is one).
+/// A row with no visible key, or with only -inf scores, has out = 0 and lse = -inf (the sink, if there is one). So has a padding
+/// row under Padding::zero, sink or not; under Padding::left there is no answer, and the row is not in here.
 /// NaN in a visible score or value propagates as IEEE 754 says. k/v scales apply to cached tokens only.
 struct Reference {
   std::int64_t num_tokens = 0, num_q_heads = 0, head_dim = 0;
+  std::int64_t num_left_rows = 0;  ///< padding rows behind these that an output has too, and that nobody judges (Padding::left)
   std::vector<double> out;
   std::vector<double> lse;
   std::vector<double> abs_pv;          ///< sum_k max(p_k, least) |V_k|, p normalised; least: docs/numerics.md
@@ -61,7 +63,7 @@ struct Reference {
 Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options,
                             const NumericsProfile& profile = {});
 /// The same for some rows only: row i of the result is row tokens[i] of the batch. invalid_argument for a token outside the
-/// batch.
+/// batch, and for a padding row that is left as it is.
 Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options,
                             std::span<const std::int64_t> tokens, const NumericsProfile& profile = {});
 

@@ -98,13 +98,21 @@ typedef struct quire_tensor {
  * kept, and a NULL shape gives rank -1, so that the call which gets the tensor refuses it. Never fails. */
 quire_tensor quire_contiguous(void* data, quire_dtype dtype, int32_t rank, const int64_t* shape);
 
+/* What becomes of padding rows: query rows from query_start_loc's last value on, which belong to no request. Never read. */
+typedef int32_t quire_padding;
+enum {
+  QUIRE_PADDING_REFUSED = 0, /* there are none: query_start_loc ends at num_tokens */
+  QUIRE_PADDING_LEFT = 1,    /* their output and lse stay as they are */
+  QUIRE_PADDING_ZERO = 2     /* their output becomes 0, their lse -inf */
+};
+
 /* One step's batch (Batch in batch.hpp). query_len(r) = query_start_loc[r+1] - query_start_loc[r],
  * context_len(r) = seq_lens[r] - query_len(r). Index tensors are i32 or i64. */
 typedef struct quire_batch {
   size_t struct_size;           /* QUIRE_BATCH_INIT */
   quire_tensor query;           /* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 */
   quire_tensor output;          /* same shape and dtype as query; written exactly once per row */
-  quire_tensor query_start_loc; /* [num_reqs + 1]; first 0, last num_tokens, never decreasing */
+  quire_tensor query_start_loc; /* [num_reqs + 1]; first 0, last num_tokens (with padding: at most), never decreasing */
   quire_tensor seq_lens;        /* [num_reqs] */
   quire_tensor block_table;     /* [num_reqs, max_pages_per_req]; entries past ceil(cached_len / page_size) are not read */
   quire_tensor cached_lens;     /* optional [num_reqs]; context_len <= cached_len <= seq_len; absent = seq_lens */
@@ -113,6 +121,8 @@ typedef struct quire_batch {
   quire_tensor slot_mapping;    /* optional [num_tokens]; negative = skip */
   quire_tensor lse;             /* optional [num_tokens, num_q_heads] f32, written; natural log */
   quire_tensor request_ids;     /* optional [num_reqs]; ids that the ledger knows; absent = 0 .. num_reqs-1 */
+  quire_padding padding;        /* whether there may be padding rows, and what becomes of them */
+  int32_t reserved;             /* zero */
 } quire_batch;
 
 /* One layer's paged cache (KVCache in cache.hpp). */
@@ -280,8 +290,10 @@ quire_code quire_append(const quire_cache* cache, const quire_tensor* key, const
 typedef struct quire_attend_options {
   size_t struct_size;             /* QUIRE_ATTEND_OPTIONS_INIT */
   const quire_executor* executor; /* nullable = Quire's own thread pool */
-  int64_t* rows_written; /* nullable; receives the number of (token, query head) rows written (GPU: by the status call) */
-  void* stream;          /* of a plan for a GPU: cudaStream_t or hipStream_t; nullable = the default stream */
+  int64_t* rows_written;  /* nullable; receives the number of (token, query head) rows written (GPU: by the status call) */
+  void* stream;           /* of a plan for a GPU: cudaStream_t or hipStream_t; nullable = the default stream */
+  int32_t nan_if_refused; /* 1: on a GPU, output and lse become NaN if the device refuses lengths or tables */
+  int32_t reserved;       /* zero */
 } quire_attend_options;
 #define QUIRE_ATTEND_OPTIONS_INIT QUIRE_INIT(quire_attend_options)
 
@@ -290,13 +302,14 @@ typedef struct quire_attend_options {
  *   out  = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))       lse = m + log(that denominator)
  * plan: made from this batch's lengths and shapes. workspace: quire_plan_workspace_bytes(plan) bytes, 64-byte aligned,
  * nullable if that is 0, sharing no memory with a tensor (Q-M37). options, attend_options: nullable. Writes batch->output and
- * batch->lse; metadata and tables are checked before any write. */
+ * batch->lse, padding rows as batch->padding says; metadata and tables are checked before any write. */
 quire_code quire_attend(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache, const quire_options* options,
                         void* workspace, size_t workspace_bytes, const quire_attend_options* attend_options);
 
-/* What became of the last quire_attend with these arguments on a GPU, where that call enqueues and returns: waits for the stream,
- * then QUIRE_OK if every row was written, QUIRE_CONTRACT_VIOLATION if lengths or tables break a rule (no row was written),
- * QUIRE_INVALID_ARGUMENT if lengths exceed what the plan was sized for (no row was written). QUIRE_OK for a CPU's plan. */
+/* What became of the last quire_attend with these arguments on a GPU, where that call enqueues and returns, and of calls before
+ * it with this workspace that nobody has asked about, such as earlier replays of a graph: waits for the stream, then QUIRE_OK if
+ * every row was written, QUIRE_CONTRACT_VIOLATION if lengths or tables break a rule (no row was written), QUIRE_INVALID_ARGUMENT
+ * if lengths exceed what the plan was sized for (no row was written). QUIRE_OK for a CPU's plan. */
 quire_code quire_attend_status(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache,
                                const quire_options* options, void* workspace, size_t workspace_bytes,
                                const quire_attend_options* attend_options);

@@ -24,12 +24,12 @@ def own_inputs(
     *, query: Any, query_start_loc: Any, seq_lens: Any, block_table: Any, k: Any, v: Any, output: Any = None, cached_lens: Any = None,
     key: Any = None, value: Any = None, dtype: Any = None, layout: str = "nhd", k_scale: Any = None, v_scale: Any = None,
     cache_dtype: Any = None, softmax_scale: float | None = None, sliding_window: int | None = None,
-    logits_soft_cap: float | None = None, alibi_slopes: Any = None, sinks: Any = None,
+    logits_soft_cap: float | None = None, alibi_slopes: Any = None, sinks: Any = None, padding: str | None = None,
 ) -> vllm.Inputs:  # fmt: skip
     """The arguments of Batch, KVCache and Options; ``cache_dtype`` is KVCache's dtype."""
     batch = _quire.Batch(
         query=query, output=output, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=block_table,
-        cached_lens=cached_lens, key=key, value=value, dtype=dtype,
+        cached_lens=cached_lens, key=key, value=value, dtype=dtype, padding=padding,
     )  # fmt: skip
     cache = _quire.KVCache(k, v, layout, k_scale, v_scale, cache_dtype)
     options = _quire.Options(softmax_scale, sliding_window, logits_soft_cap, alibi_slopes, sinks)

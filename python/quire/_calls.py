@@ -38,7 +38,7 @@ def flash_inputs(
         starts = _quire.bits(cu_seqlens_k, "cu_seqlens_k")[0]
         block_table = np.minimum(starts[:-1, None] + np.arange(max(1, int(np.max(seq, initial=1))), dtype=starts.dtype), 2**31 - 1)
         k, v = k[:, None], v[:, None]
-    batch = _quire.Batch(query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seq, block_table=block_table)
+    batch = _quire.Batch(query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seq, block_table=block_table, padding="left")
     cache = _quire.KVCache(k, v, "nhd", k_descale, v_descale)
     left = -1 if window_size is None else window_size[0]
     options = vllm._options(softmax_scale, left + 1 if left is not None and left >= 0 else None, softcap, alibi_slopes, s_aux)

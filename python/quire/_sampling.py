@@ -70,6 +70,7 @@ class Part:
             key=None if key is None else key[:, kv],
             value=None if value is None else value[:, kv],
             dtype=b.dtype,
+            padding=b.padding,
         )
         slopes, sinks = _optional(o.alibi_slopes, "alibi_slopes"), _optional(o.sinks, "sinks")
         options = _quire.Options(
@@ -107,6 +108,7 @@ class Sampler:
         if findings.total:
             return f"the call breaks the contract: {findings[0].message}"
         output = _bits(part.batch.output, "output", part.batch.dtype)
+        output = output[: int(_starts(part)[-1])]  # padding rows belong to no request
         if output.size == 0:
             return ""
         group = output.shape[1] // part.cache.num_kv_heads
@@ -160,7 +162,7 @@ def _candidates(part: Part, output: np.ndarray, before: Any, group: int, number:
     nan = np.isnan(probe) if dtype == "f32" else (probe & 0x7FFF) > _NAN_ABOVE[dtype]
     suspects = np.flatnonzero(nan)
     if before is not None:
-        untouched = np.flatnonzero(_bits(before, "output", dtype)[:, head, dim] == probe)
+        untouched = np.flatnonzero(_bits(before, "output", dtype)[:tokens, head, dim] == probe)
         suspects = np.concatenate([suspects[:_SUSPECTS], rng.permutation(untouched)[:_SUSPECTS]])
     starts = _starts(part)
     last_rows = np.roll(starts[1:][np.diff(starts) > 0] - 1, 1 - number)

@@ -14,7 +14,8 @@ TypePairs = Iterable[Union[str, tuple[str, str]]]
 
 ATTRIBUTES = (
     "query", "kv", "layout", "num_q_heads", "num_kv_heads", "head_dim", "page_size", "reqs", "sliding_window", "logits_soft_cap",
-    "softmax_scale", "alibi", "sinks", "lse", "k_scale", "v_scale", "index", "shared_pages", "line",
+    "softmax_scale", "alibi", "sinks", "lse", "k_scale", "v_scale", "index", "padding",
+    "num_padding_rows", "shared_pages", "line",
 )  # fmt: skip
 _COLLECTIONS = (list, tuple, set, frozenset, range)
 

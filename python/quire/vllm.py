@@ -12,6 +12,9 @@ Code and tests written for vLLM run by changing an import. What differs, on purp
 * **Cache contents by row, as in vLLM.** :func:`chunked_prefill_paged_decode` reads rows of query_len 1 wholly from the cache and the
   new tokens of longer rows from ``key`` and ``value``; :func:`context_attention_fwd` takes every row's new tokens from ``k`` and ``v``;
   all other ops read everything from the cache. Quire expresses this with ``cached_lens``.
+* **Padding rows.** vLLM pads batches to the sizes of its graphs: rows of ``query`` from the last start on, and trailing requests that
+  repeat it with ``seq_len`` 0. The rows are never read, and left unwritten as in vLLM; :data:`padding` "zero" makes them zero, and None
+  refuses them.
 * ``sm_scale=None`` is 1 / sqrt(head_dim) (vLLM used the number of heads until #31380).
 * ALiBi is relative to the query position, honours windows and sinks, and takes slopes of any sign.
 * Per-head scales reach the result, or raise where vLLM would read element 0 only.
@@ -43,6 +46,7 @@ __all__ = [
     "context_attention_fwd",
     "fp8_flavour",
     "merge_attn_states",
+    "padding",
     "paged_attention_rocm",
     "paged_attention_v1",
     "paged_attention_v2",
@@ -57,6 +61,9 @@ fp8_flavour: str = "fn"
 
 wait: bool = True
 """On CUDA tensors: wait for the device and raise if lengths or tables break a rule. False: enqueue only, and nobody asks."""
+
+padding: str | None = "left"
+"""What becomes of output rows behind the last start: "left" as they are, made "zero", or None: such a batch is refused (Q-T04)."""
 
 _E4M3 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 _E5M2 = ("fp8_e5m2", "fp8_e5m2fnuz")
@@ -310,6 +317,12 @@ def _batch_of_run(run: tuple[int, int], lengths: _Lengths, table: np.ndarray, qu
     )
 
 
+def _zero_padding(output: Any, lengths: _Lengths) -> None:
+    """What is behind the last start, where runs of requests are batches of their own."""
+    if padding == "zero":
+        output[int(lengths.query_start_loc[-1]) :] = 0
+
+
 class Inputs(NamedTuple):
     """What a call asks for. Every op reads its arguments in one function below, which quire.hooks shares."""
 
@@ -342,6 +355,7 @@ def chunked_inputs(
         cached_lens=cached,
         key=key,
         value=value,
+        padding=padding,
     )
     cache = _packed_cache(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1))
     return Inputs(batch, cache, _options(sm_scale, sliding_window, None, alibi_slopes, sinks), lengths)
@@ -356,8 +370,9 @@ def context_inputs(
     lengths = _lengths(b_start_loc, b_seq_len)
     cached = lengths.seq_lens - lengths.query_lens if lengths.sound else None
     batch = _quire.Batch(
-        query=q, output=o, query_start_loc=b_start_loc, seq_lens=b_seq_len, block_table=b_loc, cached_lens=cached, key=k, value=v
-    )
+        query=q, output=o, query_start_loc=b_start_loc, seq_lens=b_seq_len, block_table=b_loc, cached_lens=cached, key=k, value=v,
+        padding=padding,
+    )  # fmt: skip
     cache = _packed_cache(_read_cache(k_cache, v_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1))
     answered = lengths.query_lens != 1 if skip_decode else None
     return Inputs(batch, cache, _options(sm_scale, sliding_window, None, alibi_slopes, sinks), lengths, answered)
@@ -382,7 +397,7 @@ def unified_inputs(
             "alibi_slopes with sinks: vLLM measures this op's bias from the context end, which a sink makes visible"
         )
     lengths = _lengths(cu_seqlens_q, seqused_k)
-    batch = _quire.Batch(query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seqused_k, block_table=block_table)
+    batch = _quire.Batch(query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seqused_k, block_table=block_table, padding=padding)
     kv_cache_dtype = "fp8" if _is_raw(k) else "auto"
     cache = _read_cache(k, v, kv_cache_dtype, k_descale, v_descale, heads_dim=2, scale_name="descale").view("nhd")
     window = window_size[0] + 1 if window_size is not None and window_size[0] >= 0 else None
@@ -401,7 +416,10 @@ def decode_inputs(
     seq = _quire.bits(seq_lens, "seq_lens")[0]
     starts = np.arange(seq.size + 1, dtype=seq.dtype) if query_start_loc is None else query_start_loc
     lengths = _lengths(starts, seq)
-    batch = _quire.Batch(query=query, output=out, query_start_loc=starts, seq_lens=seq_lens, block_table=block_tables)
+    rows_behind = None if query_start_loc is None else padding
+    batch = _quire.Batch(
+        query=query, output=out, query_start_loc=starts, seq_lens=seq_lens, block_table=block_tables, padding=rows_behind
+    )
     answered = (lengths.query_lens == 1) & (seq > 0) if lengths.query_lens.shape == seq.shape else None
     return Inputs(batch, cache, _options(scale, None, None, alibi_slopes, None), lengths, answered)
 
@@ -479,6 +497,8 @@ def context_attention_fwd(
         cached = lengths.seq_lens - lengths.query_lens
         batches = [_batch_of_run(run, lengths, table, q, o, cached_lens=cached, key=k, value=v) for run in runs]
     _attend(batches, cache, options, [(max_input_len, _longest(lengths.query_lens), "max_input_len")])
+    if batches != [batch]:
+        _zero_padding(o, lengths)
 
 
 def unified_attention(
@@ -562,7 +582,9 @@ def _decode(
         keep = seq > 0
     else:
         lengths = _host_lengths(query_start_loc, seq)
-        whole = _quire.Batch(query=query, output=out, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=table)
+        whole = _quire.Batch(
+            query=query, output=out, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=table, padding=padding
+        )
         _quire.check(whole, cache, options, "tables").raise_if_any()
         keep = lengths.query_lens == 1
     if np.any(seq < 0):
@@ -572,6 +594,8 @@ def _decode(
     if query_start_loc is None:
         for row in np.flatnonzero(~keep):
             out[int(row)] = 0
+    else:
+        _zero_padding(out, lengths)
 
 
 def paged_attention_v1(

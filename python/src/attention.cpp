@@ -95,14 +95,15 @@ ArrayRef device_workspace(const PyBatch& batch, const Plan& plan, nb::handle wor
 
 /// Enqueues; with a workspace of its own it also waits, because nobody could ask afterwards.
 void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& cache, const PyOptions* options, const Plan& plan,
-                   nb::handle workspace, std::optional<nb::dict>& rows, nb::handle stream) {
+                   nb::handle workspace, std::optional<nb::dict>& rows, nb::handle stream, bool nan_if_refused) {
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   check_same_gpu(batch.arrays().query, "query", cache.k(), "k");
   const ArrayRef place = device_workspace(batch, plan, workspace, stream);
   const std::span<std::byte> bytes = workspace_for(plan, place);
   std::vector<RowCount> counts;
-  const quire::AttendOptions how{.rows = &counts, .stream = stream_for(stream, batch.arrays().query)};
+  const quire::AttendOptions how{
+      .rows = &counts, .stream = stream_for(stream, batch.arrays().query), .nan_if_refused = nan_if_refused};
   quire::Status status;
   {
     const bool wait = workspace.is_none();
@@ -115,7 +116,7 @@ void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& c
 }
 
 nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace,
-                  std::optional<nb::dict> rows, nb::handle stream) {
+                  std::optional<nb::dict> rows, nb::handle stream, bool nan_if_refused) {
   const BatchForCall call = batch.to_write(stream);
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
@@ -123,7 +124,7 @@ nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* o
   if (b.query.memory != quire::Memory::cpu) {
     std::optional<Plan> made;
     if (plan == nullptr) made = unwrap(quire::plan(b, c, o));
-    attend_on_gpu(batch, b, cache, options, plan != nullptr ? *plan : *made, workspace, rows, stream);
+    attend_on_gpu(batch, b, cache, options, plan != nullptr ? *plan : *made, workspace, rows, stream, nan_if_refused);
     return result_of(batch, call);
   }
   const ArrayRef given = import_workspace(workspace);
@@ -243,16 +244,20 @@ Arguments:
         the thread keeps, or on a GPU one from the library of the query.
     rows: a dict that receives {kernel: (token x head) rows it wrote} (on a GPU, if the call waits).
     stream: of calls on a GPU: a number (cudaStream_t, hipStream_t) or a stream of torch or CuPy; None = the library's current stream.
+    nan_if_refused: on a GPU, output and lse become NaN if the device refuses lengths or tables: for replays that nobody asks about.
 
 On a GPU lengths and tables are checked there, and no row is written if they break a rule. With a workspace of yours the call
 enqueues and returns (it can be captured in a graph), and attend_status() waits and raises what was found; with None it does so itself.
 
 Raises ContractError (a broken rule, named in .rule) or UnsupportedError before any output byte changes. The GIL is released.)";
 
-constexpr const char* kAttendStatusDoc = R"(What became of the last attend() with these arguments on a GPU; waits for its stream.
+constexpr const char* kAttendStatusDoc =
+    R"(What became of the last attend() with these arguments on a GPU, and of calls before it with this workspace that nobody has asked
+about (other layers, earlier replays of a graph); waits for its stream.
 
 Raises ContractError if lengths or tables break a rule (the words of check()), ArgumentError if they exceed what the plan was made for;
-in both cases no row was written. rows receives the counts. On a CPU attend() has said it all.)";
+in both cases no row was written. An earlier call that was refused is a ContractError without words of its own: its tables have changed
+since. It is told once. rows receives the counts. On a CPU attend() has said it all.)";
 
 constexpr const char* kAppendDoc = R"(Writes key/value row t into slot slot_mapping[t] of the cache, for every t with a slot >= 0.
 
@@ -281,9 +286,10 @@ be out_a or out_b. None allocates. +inf in an lse is an error.)";
 void bind_attention(nb::module_& m) {
   m.def("attend", &attend, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("plan") = nb::none(),
         nb::arg("workspace") = nb::none(), nb::arg("rows") = nb::none(), nb::arg("stream") = nb::none(),
+        nb::arg("nan_if_refused") = false,
         nb::sig("def attend(batch: Batch, cache: KVCache, options: Options | None = None, plan: Plan | None = None, "
-                "workspace: typing.Any | None = None, rows: dict[str, int] | None = None, stream: typing.Any | None = None) "
-                "-> typing.Any"),
+                "workspace: typing.Any | None = None, rows: dict[str, int] | None = None, stream: typing.Any | None = None, "
+                "nan_if_refused: bool = False) -> typing.Any"),
         kAttendDoc);
   m.def("attend_status", &attend_status, nb::arg("batch"), nb::arg("cache"), nb::arg("options").none(), nb::arg("plan"),
         nb::arg("workspace").none(), nb::arg("rows") = nb::none(), nb::arg("stream") = nb::none(),

@@ -39,7 +39,23 @@ std::string describe(const PyBatch& batch) {
     if (text.size() > 6) text += ", ";
     text += std::string(name) + "=" + quire::to_string(array.view);
   });
+  if (batch.views().padding != quire::Padding::refused)
+    text += ", padding=\"" + std::string(quire::name(batch.views().padding)) + "\"";
   return text + ")";
+}
+
+/// None for padding that is refused.
+nb::object padding_object(quire::Padding padding) {
+  if (padding == quire::Padding::refused) return nb::none();
+  return nb::cast(std::string(quire::name(padding)));
+}
+
+quire::Padding read_padding(const Arguments& given) {
+  if (given.get("padding").is_none()) return quire::Padding::refused;
+  const std::string text = given.text("padding", "");
+  const std::optional<quire::Padding> known = quire::padding_from_name(text);
+  if (known && *known != quire::Padding::refused) return *known;
+  throw_error(Code::invalid_argument, "padding: \"" + text + "\" is none of left, zero; None = there is none");
 }
 
 std::string describe(const PyCache& cache) {
@@ -88,6 +104,9 @@ Arguments:
     slot_mapping: [num_tokens] int64; slot of each new token, negative = skip; for check() and append().
     lse: [num_tokens, num_q_heads] f32, written; natural log; -inf for a row with no visible key.
     request_ids: [num_reqs]; stable ids that the slot ledger knows; None = 0 .. num_reqs-1.
+    padding: "left" or "zero" if query may have more rows than query_start_loc's last value, as batches padded for a graph have. Such
+        padding rows are never read. "left": their output and lse stay as they are (a new output holds what its memory held). "zero":
+        output 0 and lse -inf. None: rows behind the last start break rule Q-T04.
     dtype: element type ("bf16", "f16", or NumPy's or torch's own) if query, output, key and value are raw uint16.
 
 Raises:
@@ -133,14 +152,14 @@ void bind_batch(nb::module_& m) {
           [](PyBatch* self, const nb::args& args, const nb::kwargs& kwargs) {
             new (self) PyBatch(Arguments("Batch",
                                          {"query", "query_start_loc", "seq_lens", "block_table", "output", "cached_lens", "key",
-                                          "value", "slot_mapping", "lse", "request_ids", "dtype"},
+                                          "value", "slot_mapping", "lse", "request_ids", "dtype", "padding"},
                                          0, args, kwargs));
           },
-          nb::sig(
-              "def __init__(self, *, query: typing.Any, query_start_loc: typing.Any, seq_lens: typing.Any, "
-              "block_table: typing.Any, output: typing.Any | None = None, cached_lens: typing.Any | None = None, "
-              "key: typing.Any | None = None, value: typing.Any | None = None, slot_mapping: typing.Any | None = None, "
-              "lse: typing.Any | None = None, request_ids: typing.Any | None = None, dtype: typing.Any | None = None) -> None"))
+          nb::sig("def __init__(self, *, query: typing.Any, query_start_loc: typing.Any, seq_lens: typing.Any, "
+                  "block_table: typing.Any, output: typing.Any | None = None, cached_lens: typing.Any | None = None, "
+                  "key: typing.Any | None = None, value: typing.Any | None = None, slot_mapping: typing.Any | None = None, "
+                  "lse: typing.Any | None = None, request_ids: typing.Any | None = None, dtype: typing.Any | None = None, "
+                  "padding: str | None = None) -> None"))
       .def_prop_ro("query", get(&BatchArrays::query), nb::sig("def query(self) -> typing.Any"))
       .def_prop_ro("output", get(&BatchArrays::output), nb::sig("def output(self) -> typing.Any"))
       .def_prop_ro("query_start_loc", get(&BatchArrays::query_start_loc), nb::sig("def query_start_loc(self) -> typing.Any"))
@@ -155,6 +174,10 @@ void bind_batch(nb::module_& m) {
       .def_prop_ro(
           "dtype", [](const PyBatch& batch) { return std::string(quire::name(batch.views().query.dtype)); },
           "Element type of query, output, key and value: \"f32\", \"f16\" or \"bf16\".")
+      .def_prop_ro(
+          "padding", [](const PyBatch& batch) { return padding_object(batch.views().padding); },
+          nb::sig("def padding(self) -> str | None"),
+          "What becomes of padding rows: \"left\", \"zero\", or None if there are none.")
       .def("__repr__", [](const PyBatch& batch) { return describe(batch); });
 }
 
@@ -193,7 +216,8 @@ PyBatch::PyBatch(const Arguments& given) {
             .value = a.value.view,
             .slot_mapping = a.slot_mapping.view,
             .lse = a.lse.view,
-            .request_ids = a.request_ids.view};
+            .request_ids = a.request_ids.view,
+            .padding = read_padding(given)};
 }
 
 PyBatch::PyBatch(const quire::Batch& b, nb::handle owner) : views_(b) {

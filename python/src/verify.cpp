@@ -115,6 +115,8 @@ nb::dict attributes_of(const quire::ProblemLine& line) {
   d["k_scale"] = name_of(p.k_scale);
   d["v_scale"] = name_of(p.v_scale);
   d["index"] = text(quire::name(line.index_dtype));
+  d["padding"] = p.padding == quire::Padding::refused ? nb::object(nb::none()) : nb::object(text(quire::name(p.padding)));
+  d["num_padding_rows"] = p.num_padding_rows;
   d["shared_pages"] = line.shared_pages;
   d["line"] = quire::to_string(line);
   return d;
@@ -162,6 +164,7 @@ Target target_of(const nb::object& runner, Interrupt& interrupt) {
   target.rounded_weights = nb::cast<bool>(runner.attr("rounded_weights"));
   target.in_place = nb::cast<bool>(runner.attr("in_place"));
   target.batch_invariant = nb::cast<bool>(runner.attr("batch_invariant"));
+  target.padding = nb::cast<bool>(runner.attr("padding"));
   for (auto [name, function] : nb::cast<nb::dict>(runner.attr("variants")))
     target.variants.emplace_back(nb::cast<std::string>(name), attend_with(nb::borrow(function), interrupt));
   target.skip = nb::cast<std::map<std::string, std::string>>(runner.attr("skip"));

@@ -43,7 +43,7 @@ def test_stub_and_module_agree():
 
 def test_stub_knows_the_arguments_of_attend():
     (attend,) = [n for n in stub_tree().body if isinstance(n, ast.FunctionDef) and n.name == "attend"]
-    assert [a.arg for a in attend.args.args] == ["batch", "cache", "options", "plan", "workspace", "rows", "stream"]
+    assert [a.arg for a in attend.args.args] == ["batch", "cache", "options", "plan", "workspace", "rows", "stream", "nan_if_refused"]
 
 
 def test_hand_written_signatures_take_what_they_say():

@@ -72,6 +72,7 @@ Problem problem_of(const Batch& batch, const KVCache& cache, const Options& opti
   p.lse = batch.lse.present();
   p.k_scale = scale_kind(cache.k_scale, p.num_kv_heads);
   p.v_scale = scale_kind(cache.v_scale, p.num_kv_heads);
+  p.padding = batch.padding;
 
   if (batch.query_start_loc.memory != Memory::cpu) return p;
   const semantics::IndexView starts = semantics::index_view(batch.query_start_loc);
@@ -84,6 +85,7 @@ Problem problem_of(const Batch& batch, const KVCache& cache, const Options& opti
     req.context_len = seq_lens[r] - req.query_len;
     req.cached_len = batch.cached_lens.present() ? semantics::index_view(batch.cached_lens)[r] : seq_lens[r];
   }
+  p.num_padding_rows = batch.query.shape[0] - num_request_rows(batch);
   return p;
 }
 

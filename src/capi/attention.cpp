@@ -71,25 +71,19 @@ quire_code call_with_plan(WithPlan call, const quire_plan* plan, const quire_bat
       if (Status s = require({{workspace, "workspace"}}); !s.ok()) return s;
     auto inputs = quire::capi::read_inputs(batch, cache, options);
     if (!inputs.ok()) return inputs.status();
-    std::optional<CallerExecutor> executor;
-    int64_t* rows_written = nullptr;
-    void* stream = nullptr;
-    if (attend_options != nullptr) {
-      const quire_attend_options& o = *attend_options;
-      if (Status s = quire::capi::check_struct(&o, o.struct_size, sizeof o, "attend_options"); !s.ok()) return s;
-      auto read = quire::capi::read_executor(o.executor);
-      if (!read.ok()) return read.status();
-      executor = read.value();
-      rows_written = o.rows_written;
-      stream = o.stream;
-    }
+    auto read = quire::capi::read_call_options(attend_options);
+    if (!read.ok()) return read.status();
+    quire::capi::CallOptions& o = read.value();
     std::vector<quire::RowCount> rows;
     Status status =
         call(plan->plan, inputs->batch, inputs->cache, inputs->options, {static_cast<std::byte*>(workspace), workspace_bytes},
-             {.executor = executor ? &*executor : nullptr, .rows = rows_written != nullptr ? &rows : nullptr, .stream = stream});
-    if (rows_written != nullptr) {
-      *rows_written = 0;
-      for (const quire::RowCount& count : rows) *rows_written += count.rows;
+             {.executor = o.executor ? &*o.executor : nullptr,
+              .rows = o.rows_written != nullptr ? &rows : nullptr,
+              .stream = o.stream,
+              .nan_if_refused = o.nan_if_refused});
+    if (o.rows_written != nullptr) {
+      *o.rows_written = 0;
+      for (const quire::RowCount& count : rows) *o.rows_written += count.rows;
     }
     return status;
   });

@@ -20,6 +20,8 @@ static_assert(QUIRE_MEMORY_CPU == static_cast<int>(Memory::cpu) && QUIRE_MEMORY_
               QUIRE_MEMORY_HIP == static_cast<int>(Memory::hip));
 static_assert(QUIRE_NHD == static_cast<int>(CacheLayout::nhd) && QUIRE_HND == static_cast<int>(CacheLayout::hnd) &&
               QUIRE_PACKED == static_cast<int>(CacheLayout::packed));
+static_assert(QUIRE_PADDING_REFUSED == static_cast<int>(Padding::refused) &&
+              QUIRE_PADDING_LEFT == static_cast<int>(Padding::left) && QUIRE_PADDING_ZERO == static_cast<int>(Padding::zero));
 
 /// Reads members of one struct and keeps the first failure.
 class Reader {
@@ -92,6 +94,8 @@ Result<Batch> read_batch(const quire_batch* b) {
   out.slot_mapping = reader.tensor("slot_mapping", b->slot_mapping);
   out.lse = reader.tensor("lse", b->lse);
   out.request_ids = reader.tensor("request_ids", b->request_ids);
+  out.padding = static_cast<Padding>(reader.within("padding", b->padding, QUIRE_PADDING_REFUSED, QUIRE_PADDING_ZERO));
+  reader.reserved("reserved", b->reserved);
   if (!reader.status().ok()) return reader.status();
   return out;
 }
@@ -183,6 +187,22 @@ Result<PlanSettings> read_settings(const quire_plan_settings* s) {
   return out;
 }
 
+Result<CallOptions> read_call_options(const quire_attend_options* o) {
+  CallOptions out;
+  if (o == nullptr) return out;
+  Reader reader("attend_options");
+  if (!reader.open(o)) return reader.status();
+  auto executor = read_executor(o->executor);
+  if (!executor.ok()) return executor.status();
+  out.executor = executor.value();
+  out.rows_written = o->rows_written;
+  out.stream = o->stream;
+  out.nan_if_refused = reader.within("nan_if_refused", o->nan_if_refused, 0, 1) == 1;
+  reader.reserved("reserved", o->reserved);
+  if (!reader.status().ok()) return reader.status();
+  return out;
+}
+
 Result<std::optional<CallerExecutor>> read_executor(const quire_executor* executor) {
   if (executor == nullptr) return std::optional<CallerExecutor>();
   Reader reader("executor");
@@ -221,6 +241,7 @@ Status write_batch(const Batch& from, quire_batch* to) {
   b.slot_mapping = to_c(from.slot_mapping);
   b.lse = to_c(from.lse);
   b.request_ids = to_c(from.request_ids);
+  b.padding = static_cast<quire_padding>(from.padding);
   return write_struct(b, to, "batch");
 }
 

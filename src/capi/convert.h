@@ -45,4 +45,14 @@ class CallerExecutor final : public Executor {
 /// Null gives an empty optional: Quire's own pool.
 Result<std::optional<CallerExecutor>> read_executor(const quire_executor* executor);
 
+/// quire_attend_options, read.
+struct CallOptions {
+  std::optional<CallerExecutor> executor;
+  std::int64_t* rows_written = nullptr;
+  void* stream = nullptr;
+  bool nan_if_refused = false;
+};
+/// Null gives the defaults.
+Result<CallOptions> read_call_options(const quire_attend_options* options);
+
 }  // namespace quire::capi

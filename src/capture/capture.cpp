@@ -55,8 +55,8 @@ constexpr Place kPlaces[] = {
     {"observed", false, [](Case& c) -> Tensor& { return c.observed; }},
     {"observed_lse", false, [](Case& c) -> Tensor& { return c.observed_lse; }},
 };
-constexpr std::string_view kReservedKeys[] = {"quire_capture", "quire_version",  "layout",
-                                              "softmax_scale", "sliding_window", "logits_soft_cap"};
+constexpr std::string_view kReservedKeys[] = {"quire_capture",  "quire_version",   "layout", "softmax_scale",
+                                              "sliding_window", "logits_soft_cap", "padding"};
 
 const Place* find_place(std::string_view name) {
   const auto* place = std::find_if(std::begin(kPlaces), std::end(kPlaces), [&](const Place& p) { return p.name == name; });
@@ -146,6 +146,11 @@ Status read_options(const Metadata& metadata, Case& c) {
   if (const auto it = metadata.find("sliding_window"); it != metadata.end()) {
     c.options.sliding_window = capture::parse_int(it->second);
     if (!c.options.sliding_window) return bad_option("sliding_window", it->second, "an integer");
+  }
+  if (const auto it = metadata.find("padding"); it != metadata.end()) {
+    const std::optional<Padding> padding = padding_from_name(it->second);
+    if (!padding) return bad_option("padding", it->second, "refused, left or zero");
+    c.batch.padding = *padding;
   }
   return {};
 }
@@ -299,6 +304,7 @@ Result<Metadata> metadata_of(const Case& c, const std::vector<Outgoing>& tensors
   if (c.options.softmax_scale) m["softmax_scale"] = capture::float_text(*c.options.softmax_scale);
   if (c.options.logits_soft_cap) m["logits_soft_cap"] = capture::float_text(*c.options.logits_soft_cap);
   if (c.options.sliding_window) m["sliding_window"] = formatted("{}", *c.options.sliding_window);
+  if (c.batch.padding != Padding::refused) m["padding"] = name(c.batch.padding);
   for (const Outgoing& one : tensors) {
     if (one.entry.code == "U8") m[formatted("{}{}", kDTypePrefix, one.entry.name)] = name(one.tensor.dtype);
   }

@@ -49,9 +49,9 @@ KeyRange visible_positions(const Problem& p, const Request& r) {
 
 /// Counts that the tensors are made from.
 struct Sizes {
-  std::int64_t num_tokens = 0, num_reqs = 0;
-  std::int64_t common_pages = 0;  ///< pages that all requests share
-  std::int64_t pages_in_use = 0;  ///< enough for every position below seq_len
+  std::int64_t num_tokens = 0, num_reqs = 0;  ///< tokens: rows of requests, then padding rows
+  std::int64_t common_pages = 0;              ///< pages that all requests share
+  std::int64_t pages_in_use = 0;              ///< enough for every position below seq_len
   std::int64_t num_pages = 0;
   std::int64_t table_width = 1;  ///< one more than any request needs, so that every row ends in poison
   bool has_new_rows = false;     ///< some tokens are not in the cache
@@ -60,7 +60,7 @@ struct Sizes {
 Sizes sizes_of(const ProblemLine& line) {
   const Problem& p = line.problem;
   Sizes s;
-  s.num_tokens = p.num_tokens();
+  s.num_tokens = p.num_tokens() + p.num_padding_rows;
   s.num_reqs = static_cast<std::int64_t>(p.reqs.size());
   for (const Request& r : p.reqs) {
     const std::int64_t pages = ceil_div(r.seq_len(), p.page_size);
@@ -201,6 +201,7 @@ class Maker {
   }
 
   void fill_options() {
+    c_.batch.padding = p_.padding;
     c_.options.softmax_scale = p_.softmax_scale;
     c_.options.sliding_window = p_.sliding_window;
     c_.options.logits_soft_cap = p_.logits_soft_cap;
@@ -263,6 +264,7 @@ class Maker {
         store_index(c_.batch.slot_mapping, token++, page * p_.page_size + position % p_.page_size);
       }
     }
+    while (token < s_.num_tokens) store_index(c_.batch.slot_mapping, token++, -1);
   }
 
   void poison_floats() const {

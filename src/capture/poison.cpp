@@ -29,6 +29,7 @@ class Poisoner {
     poison_cache(c_.cache.v, semantics::v_strides(c_.cache));
     poison_rows(c_.batch.key);
     poison_rows(c_.batch.value);
+    for (const Tensor* t : {&c_.batch.query, &c_.batch.key, &c_.batch.value}) poison_from(*t, num_request_rows(c_.batch));
     poison_table();
     // Whatever the rest holds, a row that is never written must show.
     if (kind_ == PoisonKind::zero) kind_ = PoisonKind::nan;
@@ -90,8 +91,10 @@ class Poisoner {
         spoil(t, row * t.stride[0] + h * t.stride[1] + (t.rank > 2 ? d * t.stride[2] : 0));
   }
 
-  void poison_all(const Tensor& t) const {
-    for (std::int64_t row = 0; t.present() && row < t.shape[0]; ++row) poison_row(t, row);
+  void poison_all(const Tensor& t) const { poison_from(t, 0); }
+
+  void poison_from(const Tensor& t, std::int64_t first) const {
+    for (std::int64_t row = first; t.present() && row < t.shape[0]; ++row) poison_row(t, row);
   }
 
   void poison_table() const {

@@ -59,6 +59,7 @@ constexpr Choice<bool> kSwitch[] = {{"0", false}, {"1", true}};
 constexpr Choice<ScaleKind> kScaleKinds[] = {
     {"none", ScaleKind::none}, {"tensor", ScaleKind::per_tensor}, {"head", ScaleKind::per_head}};
 
+constexpr Choice<Padding> kPaddings[] = {{"left", Padding::left}, {"zero", Padding::zero}};
 constexpr Choice<DataKind> kDataKinds[] = {{"normal", DataKind::normal}, {"tiny", DataKind::tiny}};
 
 template <typename Value, std::size_t n>
@@ -171,6 +172,16 @@ Status set_window(std::string_view key, std::string_view text, ProblemLine& line
   return {};
 }
 
+/// pad: num_padding_rows [: left | zero].
+Status set_padding(std::string_view key, std::string_view text, ProblemLine& line) {
+  constexpr std::string_view kForm = "the number of padding rows, then how they are treated: 8, 8:left or 8:zero";
+  std::string_view count = text;
+  const std::string_view how = cut_after(count, ':').value_or("left");
+  if (Status s = set_size(key, count, 0, line.problem.num_padding_rows); !s.ok()) return fail(key, text, kForm);
+  if (Status s = set_choice(key, how, kPaddings, line.problem.padding); !s.ok()) return fail(key, text, kForm);
+  return {};
+}
+
 Status set_seed(std::string_view key, std::string_view text, ProblemLine& line) {
   const auto seed = capture::parse_uint(text);
   if (!seed) return fail(key, text, "an integer in [0, 2^64)");
@@ -201,6 +212,7 @@ constexpr Key kKeys[] = {
     {"lse", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.lse); }},
     {"kscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.k_scale); }},
     {"vscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.v_scale); }},
+    {"pad", false, "", set_padding},
     {"pages", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 0, l.num_pages); }},
     {"share", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 0, l.shared_pages); }},
     {"index", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kIndexTypes, l.index_dtype); }},
@@ -224,6 +236,8 @@ constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
     {"soft_cap", "cap"},
     {"softmax_scale", "scale"},
     {"alibi_slopes", "alibi"},
+    {"padding", "pad"},
+    {"num_padding_rows", "pad"},
     {"num_pages", "pages"},
     {"num_blocks", "pages"},
     {"k_scale", "kscale"},
@@ -337,6 +351,8 @@ std::string to_string(const Problem& p) {
   if (p.lse) text += " lse=1";
   if (p.k_scale != ScaleKind::none) text += formatted(" kscale={}", text_of(p.k_scale, kScaleKinds));
   if (p.v_scale != ScaleKind::none) text += formatted(" vscale={}", text_of(p.v_scale, kScaleKinds));
+  if (p.padding != Padding::refused) text += formatted(" pad={}", p.num_padding_rows);
+  if (p.padding == Padding::zero) text += ":zero";
   return text;
 }
 

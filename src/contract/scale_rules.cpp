@@ -1,4 +1,4 @@
-// Rules on options and small float tensors: Q-M31 to Q-M36 (their form), Q-T13 to Q-T15 (their values).
+// Rules on options and small float tensors: Q-M31 to Q-M36 and Q-M38 (their form), Q-T13 to Q-T15 (their values).
 #include <cmath>
 #include <string>
 
@@ -28,6 +28,12 @@ void m33_soft_cap(Context& c) {
   const auto& cap = c.options.logits_soft_cap;
   if (!cap || finite_positive(*cap)) return;
   c.report.add(M33, "logits_soft_cap", {}, formatted("{}", *cap), "finite and > 0, or absent for no cap");
+}
+
+void m38_padding(Context& c) {
+  const auto value = static_cast<std::int32_t>(c.batch.padding);
+  if (padding_from_name(name(c.batch.padding))) return;
+  c.report.add(M38, "padding", {}, formatted("value {}", value), "refused, left or zero");
 }
 
 /// f32 [num_q_heads]
@@ -91,6 +97,7 @@ void apply_scale_shape_rules(Context& c) {
 }
 
 void apply_option_rules(Context& c) {
+  m38_padding(c);
   m31_softmax_scale(c);
   m32_sliding_window(c);
   m33_soft_cap(c);

@@ -1,4 +1,4 @@
-// Rules Q-S01 to Q-S08: where this step's tokens are written. O(rows + pages in use), two hash tables at most.
+// Rules Q-S01 to Q-S09: where this step's tokens are written. O(rows + pages in use), two hash tables at most.
 #include <algorithm>
 #include <string>
 
@@ -137,6 +137,16 @@ void s04_one_position_per_slot(Context& c, const IndexView& slots) {
   }
 }
 
+/// append() writes every slot that is given, whosever the row is.
+void s09_padding_skipped(Context& c, const IndexView& slots) {
+  const std::int64_t first = semantics::index_view(c.batch.query_start_loc)[c.sizes.num_reqs];
+  for (std::int64_t row = first; row < c.sizes.num_tokens; ++row) {
+    if (slots[row] < 0 || c.report.counted(S09)) continue;
+    c.report.add(S09, "slot_mapping", {row}, formatted("slot {}", slots[row]), "negative",
+                 "the row is padding: what it holds belongs to no request");
+  }
+}
+
 // --- append -------------------------------------------------------------------------------------------------------------
 
 void s05_slot_count(Context& c) {
@@ -195,7 +205,9 @@ void apply_slot_value_rules(Context& c) {
 
 void apply_batch_slot_rules(Context& c) {
   apply_slot_value_rules(c);
-  if (!c.pages_sound || !is_index_array(c.batch.slot_mapping, c.sizes.num_tokens)) return;
+  const bool readable_slots = is_index_array(c.batch.slot_mapping, c.sizes.num_tokens);
+  if (c.starts_sound && readable_slots) s09_padding_skipped(c, semantics::index_view(c.batch.slot_mapping));
+  if (!c.pages_sound || !readable_slots) return;
   const IndexView slots = semantics::index_view(c.batch.slot_mapping);
   s03_matches_table(c, slots);
   if (!is_repeated(slots, c.sizes.num_tokens)) s04_one_position_per_slot(c, slots);

@@ -1,4 +1,5 @@
-// Rules Q-T01 to Q-T12: what the index tensors say. O(num_reqs + pages in use); allocates only for findings and request ids.
+// Rules Q-T01 to Q-T12 and Q-T16: what the index tensors say. O(num_reqs + pages in use); allocates only for findings and request
+// ids.
 #include <algorithm>
 #include <string>
 
@@ -48,13 +49,22 @@ void t02_never_decreases(Context& c, const IndexView& starts) {
 
 void t04_last_is_num_tokens(Context& c, const IndexView& starts) {
   const std::int64_t last = starts[c.sizes.num_reqs];
-  if (last == c.sizes.num_tokens) return;
+  if (c.batch.padding != Padding::refused || last == c.sizes.num_tokens) return;
   c.report.add(T04, "query_start_loc", {c.sizes.num_reqs}, formatted("{}", last),
-               formatted("num_tokens = {}", c.sizes.num_tokens));
+               formatted("num_tokens = {}", c.sizes.num_tokens),
+               last < c.sizes.num_tokens ? "rows behind the last start are padding only if batch.padding says so" : "");
 }
 
-bool starts_ok(const IndexView& starts, std::int64_t num_reqs, std::int64_t num_tokens) {
-  if (starts[0] != 0 || starts[num_reqs] != num_tokens) return false;
+void t16_last_within_num_tokens(Context& c, const IndexView& starts) {
+  const std::int64_t last = starts[c.sizes.num_reqs];
+  if (c.batch.padding == Padding::refused || last <= c.sizes.num_tokens) return;
+  c.report.add(T16, "query_start_loc", {c.sizes.num_reqs}, formatted("{}", last),
+               formatted("at most num_tokens = {}", c.sizes.num_tokens));
+}
+
+bool starts_ok(const IndexView& starts, std::int64_t num_reqs, std::int64_t num_tokens, Padding padding) {
+  const std::int64_t last = starts[num_reqs];
+  if (starts[0] != 0 || (padding == Padding::refused ? last != num_tokens : last > num_tokens)) return false;
   for (std::int64_t r = 0; r < num_reqs; ++r)
     if (starts[r + 1] < starts[r]) return false;
   return true;
@@ -64,12 +74,13 @@ void apply_start_rules(Context& c) {
   const Tensor& tensor = c.batch.query_start_loc;
   if (!is_index_array(tensor, kUnknown) || !known(c.sizes.num_reqs) || !known(c.sizes.num_tokens)) return;
   const IndexView starts = semantics::index_view(tensor);
-  c.starts_sound = starts_ok(starts, c.sizes.num_reqs, c.sizes.num_tokens);
+  c.starts_sound = starts_ok(starts, c.sizes.num_reqs, c.sizes.num_tokens, c.batch.padding);
   if (c.starts_sound) return;
   if (looks_like_halves(starts, tensor.shape[0])) return add_halves_finding(c, "query_start_loc", starts, tensor.shape[0]);
   t01_first_is_zero(c, starts);
   t02_never_decreases(c, starts);
   t04_last_is_num_tokens(c, starts);
+  t16_last_within_num_tokens(c, starts);
 }
 
 // --- lengths ------------------------------------------------------------------------------------------------------------

@@ -204,6 +204,7 @@ std::string text_of(const Found& found, const Diagnosis& d) {
     lines.add("law", formatted("{}: {} row{} ({}); {}", name(law.law), law.tokens.size(), law.tokens.size() == 1 ? "" : "s",
                                runs(law.tokens), law.text));
   const bool known = d.verdict == "cause found";
+  if (known && !found.padding.empty()) lines.add("fact", found.padding);
   if (!known)
     for (const std::string& fact : d.observations) lines.add("fact", fact);
   std::size_t from = 0;
@@ -266,6 +267,7 @@ std::string heads_text(const std::vector<bool>& wrong) {
 void describe(const Found& found, Diagnosis& d) {
   for (const Pattern& pattern : found.patterns) d.patterns.push_back(pattern.text);
   if (d.verdict != "right") d.observations = observations(found.facts, found.observed, found.where);
+  if (!found.padding.empty()) d.observations.insert(d.observations.begin(), found.padding);
   for (const Part& part : found.parts) {
     const double best = part.ranking.empty() ? 0 : part.ranking.front().share;
     const bool sure = !part.ranking.empty() && part.ranking.front().certain;

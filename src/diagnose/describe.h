@@ -26,6 +26,7 @@ struct Found {
   const Localisation& where;
   std::vector<Pattern> patterns;
   std::vector<Part> parts;  ///< one, or one per pattern
+  std::string padding;      ///< what is wrong with rows that belong to no request, or empty
 };
 
 /// Fills suspicions, patterns, observations, text and json of a diagnosis whose verdict and wrong_tokens are set.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "diagnose/describe.h"
 #include "quire/contract.hpp"
@@ -91,6 +92,26 @@ void find_causes(cause::Found& found) {
   unite(found);
 }
 
+/// Padding rows that should have become zero and are not. No request explains what is in them, so no mechanism is asked.
+std::string wrong_padding(const Case& c) {
+  const std::int64_t first = num_request_rows(c.batch), end = c.batch.query.shape[0];
+  if (c.batch.padding != Padding::zero || first == end) return {};
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(end - first));
+  std::iota(tokens.begin(), tokens.end(), first);
+  const Result<Reference> zeros = reference(c.batch, c.cache, c.options, tokens);
+  if (!zeros.ok()) return {};
+  const auto behind = [first, end](Tensor t) {
+    if (!t.present()) return t;
+    t.data = static_cast<std::byte*>(t.data) + first * t.stride[0] * itemsize(t.dtype);
+    t.shape[0] = end - first;
+    return t;
+  };
+  const Comparison found = compare(behind(c.observed), behind(c.observed_lse), zeros.value());
+  if (found.ok) return {};
+  return formatted("padding rows {} to {} were to become 0 with lse -inf: {} of {} elements are something else", first, end - 1,
+                   found.num_mismatches, found.num_elements);
+}
+
 std::string verdict_of(const std::vector<cause::Part>& parts) {
   if (std::all_of(parts.begin(), parts.end(), is_certain)) return "cause found";
   return std::any_of(parts.begin(), parts.end(), is_likely) ? "mechanism likely" : "unknown cause";
@@ -109,7 +130,8 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
   facts.dequantised_to_query = d.profile.dequantised_to_query;
   d.wrong_tokens = where->wrong_tokens();
   d.verdict = "right";
-  cause::Found found{c, facts, observed, where.value(), {}, {}};
+  cause::Found found{c, facts, observed, where.value(), {}, {}, wrong_padding(c)};
+  if (!found.padding.empty()) d.verdict = "unknown cause";
   if (where->any_wrong()) {
     if (options.progress) options.progress("pattern");
     found.patterns = cause::find_patterns(facts, where.value());

@@ -1,5 +1,6 @@
 // Runs a batch as a kernel with one fault would: in fp64 by the changed model, each value rounded once to the output's type.
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <optional>
 #include <span>
@@ -65,9 +66,9 @@ void compute(const Facts& f, const Model& model, const std::vector<RowHead>& row
 Status attend_right_rows(const Facts& f, const std::vector<RowHead>& changed) {
   Batch b = f.batch;
   std::vector<std::byte> output(static_cast<std::size_t>(b.query.num_elements() * itemsize(b.output.dtype)));
-  std::vector<float> lse(static_cast<std::size_t>(f.num_tokens * f.num_q_heads));
-  b.output = Tensor::contiguous(output.data(), f.batch.output.dtype, f.num_tokens, f.num_q_heads, f.head_dim);
-  if (b.lse.present()) b.lse = Tensor::contiguous(lse.data(), DType::f32, f.num_tokens, f.num_q_heads);
+  std::vector<float> lse(static_cast<std::size_t>(b.query.shape[0] * f.num_q_heads));
+  b.output = Tensor::contiguous(output.data(), f.batch.output.dtype, b.query.shape[0], f.num_q_heads, f.head_dim);
+  if (b.lse.present()) b.lse = Tensor::contiguous(lse.data(), DType::f32, b.query.shape[0], f.num_q_heads);
   const Result<Plan> planned = plan(b, f.cache, f.options);
   if (!planned.ok()) return planned.status();
   std::vector<std::byte> workspace(workspace_bytes(planned.value()) + 64);
@@ -88,6 +89,15 @@ Status attend_right_rows(const Facts& f, const std::vector<RowHead>& changed) {
       store(f.batch, {t, h}, row);
     }
   return {};
+}
+
+/// No fault of the catalogue is about padding rows.
+void zero_padding(const Facts& f) {
+  if (f.batch.padding != Padding::zero) return;
+  const RowResult zero = {.out = std::vector<double>(static_cast<std::size_t>(f.head_dim)),
+                          .lse = -std::numeric_limits<double>::infinity()};
+  for (std::int64_t t = f.num_tokens; t < f.batch.query.shape[0]; ++t)
+    for (std::int64_t h = 0; h < f.num_q_heads; ++h) store(f.batch, {t, h}, zero);
 }
 
 /// All rows, or only `tokens`.
@@ -120,6 +130,7 @@ Status attend_planted(const Batch& batch, const KVCache& cache, const Options& o
     for (std::int64_t t = 0; t < facts.num_tokens; ++t) add(t);
   }
   compute(facts, model, rows);
+  if (!tokens) zero_padding(facts);
   return {};
 }
 

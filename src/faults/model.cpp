@@ -221,7 +221,7 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
 }  // namespace
 
 Facts::Facts(const Batch& b, const KVCache& c, const Options& o) : batch(b), cache(c), options(o), decoded(c) {
-  num_tokens = b.query.shape[0];
+  num_tokens = num_request_rows(b);
   num_q_heads = b.query.shape[1];
   head_dim = b.query.shape[2];
   num_kv_heads = quire::num_kv_heads(c);

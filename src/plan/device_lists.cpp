@@ -222,7 +222,8 @@ Status too_large(const char* what, std::int64_t value) {
 }  // namespace
 
 Bounds bounds_of(const Problem& problem) {
-  return {static_cast<std::int64_t>(problem.reqs.size()), problem.num_tokens(), problem.max_query_len(), problem.max_seq_len()};
+  return {static_cast<std::int64_t>(problem.reqs.size()), problem.num_tokens() + problem.num_padding_rows,
+          problem.max_query_len(), problem.max_seq_len()};
 }
 
 Status size_lists(Plan& plan) {

@@ -9,7 +9,7 @@
 namespace quire::plan_detail {
 
 /// Sizes of the structs of src/backend/gpu/args.h, which planning must not see; the backends assert them.
-inline constexpr std::int64_t kOutcomeBytes = 16;
+inline constexpr std::int64_t kCallStateBytes = 256;
 inline constexpr std::int64_t kSliceBytes = 36;
 
 /// Lists that a plan may have.
@@ -27,8 +27,8 @@ struct ListSpace {
 };
 
 struct DeviceWorkspace {
-  std::int64_t outcome = 0;
-  std::int64_t zeroed_bytes = 0;  ///< the leading bytes that every call zeroes: the outcome, and the first list's few counters
+  /// The leading bytes that every call resets: the state of calls, which comes first, and the first list's few counters.
+  std::int64_t reset_bytes = 0;
   std::int64_t bytes = 0;
   std::array<ListSpace, kMaxLists> lists;
 };
@@ -41,12 +41,12 @@ inline DeviceWorkspace device_workspace(const Plan& plan) {
     return at;
   };
   const std::int64_t kv_heads = plan.problem.num_kv_heads;
-  w.outcome = take(kOutcomeBytes);
-  w.zeroed_bytes = w.bytes;
+  take(kCallStateBytes);
+  w.reset_bytes = w.bytes;
   // Where no schedule kernel runs, nobody else zeroes the first list's counters. Lists of fixed parts are always scheduled, but
   // for cuda_sm90's.
   w.lists[0].parts_done = take(plan.lists.empty() ? 0 : plan.lists[0].max_merges * kv_heads * 4);
-  if (!plan.lists.empty() && (plan.lists[0].split_keys == 0 || plan.kernel == "cuda_sm90")) w.zeroed_bytes = w.bytes;
+  if (!plan.lists.empty() && (plan.lists[0].split_keys == 0 || plan.kernel == "cuda_sm90")) w.reset_bytes = w.bytes;
   for (std::size_t i = 0; i < plan.lists.size(); ++i) {
     w.lists[i].num_slices = take(256);
     w.lists[i].next_item = w.lists[i].num_slices + 128;

@@ -31,7 +31,7 @@ Status attend_planned(const Case& c, const PlanSettings& settings, Executor& exe
   if (Status s = attend(planned.value(), c.batch, c.cache, c.options, workspace, options); !s.ok()) return s;
   std::int64_t rows = 0;
   for (const RowCount& count : counts) rows += count.rows;
-  const std::int64_t expected = c.batch.query.shape[0] * c.batch.query.shape[1];
+  const std::int64_t expected = num_request_rows(c.batch) * c.batch.query.shape[1];
   if (rows == expected) return {};
   return {Code::internal_error, formatted("{} rows (token x head) were counted, the batch has {}", rows, expected)};
 }
@@ -78,6 +78,7 @@ Result<Target> device_target(const std::string& name, const std::string& kernel,
   target.name = name;
   target.attend = attend_case({.kernel = kernel});
   target.rounded_rows = [device = *device, kernel](const Case& c) { return rounded_on(c, device, {.kernel = kernel}); };
+  target.padding = true;
   target.batch_invariant = true;
   target.invariant = attend_case({.kernel = kernel, .batch_invariant = true});
   return target;
@@ -110,6 +111,7 @@ Result<Target> backend_target(const std::string& name, int num_threads) {
   Target target;
   target.name = name;
   target.attend = planned_target({.kernel = kernel, .num_threads = num_threads}, executor);
+  target.padding = true;
   target.batch_invariant = true;
   target.invariant = planned_target({.kernel = kernel, .batch_invariant = true, .num_threads = num_threads}, executor);
   target.variants = {{"1 thread", planned_target({.kernel = kernel, .num_threads = 1}, make_thread_pool(1))},

@@ -204,7 +204,7 @@ void Judge::judge_values(const Written& w, const std::string& values_check, cons
   report(values_check, values.ok ? CheckState::pass : CheckState::fail, finding(values, p_.tokens), values.worst_ratio);
   if (!all && values.ok) {
     // Rows that are not compared are at least finite: their data is.
-    const std::int64_t n = static_cast<std::int64_t>(w.out.size()) / itemsize(like.dtype);
+    const std::int64_t n = num_request_rows(p_.c.batch) * like.shape[1] * like.shape[2];
     for (std::int64_t i = 0; i < n; ++i)
       if (!std::isfinite(semantics::load(w.out.data(), like.dtype, i))) {
         report(values_check, CheckState::fail,
@@ -222,20 +222,47 @@ void Judge::judge_values(const Written& w, const std::string& values_check, cons
   report(lse_check, logs.ok ? CheckState::pass : CheckState::fail, finding(logs, p_.tokens), logs.worst_ratio);
 }
 
+/// Padding rows that are to be left hold what Guarded filled them with, in output and lse.
+std::string Judge::written_padding() const {
+  const Tensor &out = p_.c.batch.output, &lse = p_.c.batch.lse;
+  if (p_.c.batch.padding != Padding::left) return {};
+  const std::int64_t first = num_request_rows(p_.c.batch), rows = out.shape[0] - first;
+  const auto is_left = [&](const Tensor& t, const std::vector<std::byte>& bytes, std::int64_t elements) {
+    const std::vector<std::byte> unwritten = fill_pattern(t.dtype, rows * elements);
+    return std::equal(unwritten.begin(), unwritten.end(), bytes.end() - static_cast<std::ptrdiff_t>(unwritten.size()));
+  };
+  if (!is_left(out, first_.out, out.shape[1] * out.shape[2]))
+    return formatted("the output of a padding row was written: tokens from {} on are to be left as they are", first);
+  if (wants_lse() && !is_left(lse, first_.lse, lse.shape[1]))
+    return formatted("the lse of a padding row was written: tokens from {} on are to be left as they are", first);
+  return {};
+}
+
 void Judge::judge_rows() {
   if (!target_.in_place) return skip("rows", "the target returns memory of its own");
   const Tensor& like = p_.c.batch.output;
   const auto head_bytes = static_cast<std::size_t>(like.shape[2] * itemsize(like.dtype));
   const std::vector<std::byte> unwritten = fill_pattern(like.dtype, like.shape[2]);
+  const std::int64_t tokens = p_.c.batch.padding == Padding::left ? num_request_rows(p_.c.batch) : like.shape[0];
   std::int64_t count = 0, first = -1;
-  for (std::int64_t i = 0; i < like.shape[0] * like.shape[1]; ++i) {
+  for (std::int64_t i = 0; i < tokens * like.shape[1]; ++i) {
     if (std::memcmp(first_.out.data() + static_cast<std::size_t>(i) * head_bytes, unwritten.data(), head_bytes) != 0) continue;
     if (count++ == 0) first = i;
   }
-  if (count == 0) return report("rows", CheckState::pass, {});
-  report("rows", CheckState::fail,
-         formatted("{} of {} rows (token x head) were never written, first output[token {}, head {}]", count,
-                   like.shape[0] * like.shape[1], first / like.shape[1], first % like.shape[1]));
+  if (count > 0)
+    return report("rows", CheckState::fail,
+                  formatted("{} of {} rows (token x head) were never written, first output[token {}, head {}]", count,
+                            tokens * like.shape[1], first / like.shape[1], first % like.shape[1]));
+  const std::string padding = written_padding();
+  report("rows", padding.empty() ? CheckState::pass : CheckState::fail, padding);
+}
+
+/// Rows of requests alone: requests that are called one by one have no padding between them.
+void Judge::drop_padding(Written& w) const {
+  const Tensor& like = p_.c.batch.output;
+  const std::int64_t heads = num_request_rows(p_.c.batch) * like.shape[1];
+  w.out.resize(std::min(w.out.size(), static_cast<std::size_t>(heads * like.shape[2] * itemsize(like.dtype))));
+  w.lse.resize(std::min(w.lse.size(), static_cast<std::size_t>(heads) * sizeof(float)));
 }
 
 void Judge::judge_inputs(std::uint64_t before, std::uint64_t after) {
@@ -345,8 +372,8 @@ void Judge::judge_slices(const std::string& check, std::int64_t chunk) {
     }
     return {};
   };
-  const Written whole = target_.invariant ? call(attend, Spread::contiguous) : first_;
-  const Written w = call(one_by_one, Spread::contiguous);
+  Written whole = target_.invariant ? call(attend, Spread::contiguous) : first_;
+  Written w = call(one_by_one, Spread::contiguous);
   const std::string what = chunk > 0 ? formatted("requests in chunks of {}", chunk) : std::string("requests one by one");
   if (!w.status.ok()) return report(check, CheckState::fail, what + ": the call failed: " + w.status.message());
   if (target_.invariant && whole.status.ok()) {  // the same bits everywhere may be wrong everywhere
@@ -354,6 +381,8 @@ void Judge::judge_slices(const std::string& check, std::int64_t chunk) {
     values.judge_values(whole, "values", "lse");
     if (values.failed()) return report(check, CheckState::fail, "the plan for the same bits: " + values.first_failure());
   }
+  drop_padding(whole);
+  drop_padding(w);
   if (w.same_bits(whole)) return report(check, CheckState::pass, {});
   std::string text = difference(p_.c.batch.output, whole.out, w.out, "output");
   if (text.empty()) text = difference(p_.c.batch.lse, whole.lse, w.lse, "lse");

@@ -61,6 +61,8 @@ class Judge {
   bool wants_lse() const;
   void judge_values(const Written& w, const std::string& values_check, const std::string& lse_check);
   void judge_rows();
+  std::string written_padding() const;
+  void drop_padding(Written& w) const;
   void judge_inputs(std::uint64_t before, std::uint64_t after);
   void judge_poison(const std::string& check, const char* poison);
   void judge_repeat();

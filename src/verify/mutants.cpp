@@ -55,6 +55,7 @@ Target call(std::string name, AttendCase attend) {
   Target t;
   t.name = std::move(name);
   t.attend = std::move(attend);
+  t.padding = true;
   t.batch_invariant = true;
   return t;
 }
@@ -83,6 +84,13 @@ AttendCase bits_if(bool (*changes)(const Batch&)) {
 Status write_past_end(const Case& c, std::string&) {
   const Tensor& o = c.batch.output;
   set_first_element(o, o.shape[0] * o.stride[0], 1.0f);
+  return attend_reference(c, {});
+}
+
+/// A kernel whose grid follows the shape of the output, not the starts.
+Status write_padding_rows(const Case& c, std::string&) {
+  const Tensor& o = c.batch.output;
+  if (num_request_rows(c.batch) < o.shape[0]) set_first_element(o, (o.shape[0] - 1) * o.stride[0], 1.0f);
   return attend_reference(c, {});
 }
 
@@ -192,6 +200,7 @@ bool has_a_tail(const Prepared& p) {
 bool is_sliced(const Prepared& p) { return has_f32_rows(p) && problem(p).reqs.size() > 1; }
 /// Requests of more rows than a chunk has, all of them cached.
 bool is_chunked(const Prepared& p) { return has_f32_rows(p) && problem(p).num_tokens() >= 8 && !p.c.batch.cached_lens.present(); }
+bool has_left_rows(const Prepared& p) { return problem(p).padding == Padding::left && problem(p).num_padding_rows > 0; }
 bool has_stale_pages(const Prepared& p) { return p.entry.special == Special::stale_pages; }
 
 }  // namespace
@@ -210,6 +219,7 @@ std::vector<Mutant> call_mutants() {
   add("adds_to_output", "adds to the output instead of setting it", "values", stored(sum), has_rows);
   add("output_taken_for_contiguous", "ignores the strides of the output", "strides", stored(dense), has_several_elements);
   add("writes_past_end", "writes one element past the output", "canaries", write_past_end, has_rows);
+  add("writes_padding_rows", "writes a row behind the last start of query_start_loc", "rows", write_padding_rows, has_left_rows);
   add("changes_the_cache", "changes an element of the cache that it was given to read", "canaries", change_the_cache, has_rows);
   add("validates_unused_entries", "fails on a table entry past the end of its request", "nan_poison", demand_a_full_table,
       has_unused_entries);

@@ -80,8 +80,11 @@ std::vector<bool> rounded_rows(const Plan& plan, const Problem& problem) {
 
 void allow_rounded_rows(Reference& expected, DType weights, const std::vector<bool>& rounded,
                         const std::vector<std::int64_t>& tokens) {
-  if (tokens.empty()) return allow_rounded_weights(expected, weights, rounded);
   std::vector<bool> chosen;
+  if (tokens.empty()) {
+    chosen = rounded;
+    chosen.resize(static_cast<std::size_t>(expected.num_tokens), false);  // padding rows weigh nothing
+  }
   for (const std::int64_t token : tokens) chosen.push_back(rounded[static_cast<std::size_t>(token)]);
   allow_rounded_weights(expected, weights, chosen);
 }

@@ -87,11 +87,20 @@ Status check_names_of(const VerifyOptions& options) {
   return {};
 }
 
-Result<Suite> suite_of(const VerifyOptions& options) {
+/// The matrices' lines, as a target takes them that has never heard of padding rows.
+void drop_padding(std::vector<Entry>& entries) {
+  for (Entry& entry : entries) {
+    entry.line.problem.padding = Padding::refused;
+    entry.line.problem.num_padding_rows = 0;
+  }
+}
+
+Result<Suite> suite_of(const Target& target, const VerifyOptions& options) {
   if (Status s = check_names_of(options); !s.ok()) return s;
   Suite suite;
   for (const std::string& name : options.matrices)
     if (Status s = add_matrix(suite.entries, name, options); !s.ok()) return s;
+  if (!target.padding) drop_padding(suite.entries);
   if (options.supports && !suite.entries.empty())
     if (Status s = bring_into_form(suite, options); !s.ok()) return s;
   for (const std::string& text : options.lines) {
@@ -266,7 +275,7 @@ class Run {
 
 Result<Verdict> verify(const Target& target, const VerifyOptions& options) try {
   if (!target.attend) return Status(Code::invalid_argument, "the target has no function to call");
-  Result<conformance::Suite> suite = conformance::suite_of(options);
+  Result<conformance::Suite> suite = conformance::suite_of(target, options);
   if (!suite.ok()) return suite.status();
   return conformance::Run(target, options, std::move(suite).value()).run();
 } catch (const std::bad_alloc&) {

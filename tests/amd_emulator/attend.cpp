@@ -34,7 +34,8 @@ class Call {
   Call(const Plan& plan, const Case& c, std::uint64_t seed)
       : plan_(plan), seed_(seed), arrays_(seed % 2 == 0 ? Against::front : Against::back), there_(place(arrays_, c)) {
     std::byte* workspace = arrays_.take("workspace", workspace_bytes(plan));
-    std::memset(workspace, 0, static_cast<std::size_t>(plan_detail::device_workspace(plan).zeroed_bytes));
+    reset_.state = reinterpret_cast<gpu::CallState*>(workspace);
+    reset_.num_words = static_cast<std::int32_t>(plan_detail::device_workspace(plan).reset_bytes / 4);
     for (std::size_t i = 0; i < plan.lists.size(); ++i) {
       lists_.push_back(gpu::attend_args(plan, there_.batch, there_.cache, there_.options, workspace, i));
       if (seed / 2 % 2 == 0) spread_out(lists_[i].work, lists_[i], i, arrays_);
@@ -61,6 +62,7 @@ class Call {
       return launch(launch_kernel, symbol, count, args, seed_, arrays_);
     };
     // Neither of the two waits for the other on a device, so they come in either order.
+    if (Status s = launch(launch_kernel, "quire_reset", 1, reset_, seed_, arrays_); !s.ok()) return s;
     const bool validate_first = seed_ % 5 < 3;
     if (validate_first)
       if (Status s = on("quire_validate", blocks, lists_[0]); !s.ok()) return s;
@@ -70,7 +72,7 @@ class Call {
       if (Status s = on("quire_validate", blocks, lists_[0]); !s.ok()) return s;
     for (std::size_t i = 0; i < lists_.size(); ++i)
       if (Status s = on(kernel.symbol(plan_, plan_.lists[i]), blocks, lists_[i]); !s.ok()) return s;
-    return {};
+    return lists_[0].fills_rows() ? on("quire_fill_rows", blocks, lists_[0]) : Status();
   }
 
   const Plan& plan_;
@@ -78,6 +80,7 @@ class Call {
   Arrays arrays_;
   Case there_;
   std::vector<gpu::AttendArgs> lists_;
+  gpu::ResetArgs reset_;
 };
 
 }  // namespace

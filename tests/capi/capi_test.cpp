@@ -196,6 +196,8 @@ TEST(Structs, ImplausibleNumbersAreNamedBeforeTheyBecomeEnums) {
     EXPECT_THAT(message(), HasSubstr(where));
   };
   refused([](Generated& g) { g.batch.query.dtype = 77; }, "batch.query.dtype: 77");
+  refused([](Generated& g) { g.batch.padding = 3; }, "batch.padding: 3");
+  refused([](Generated& g) { g.batch.padding = -1; }, "batch.padding: -1");
   refused([](Generated& g) { g.batch.seq_lens.rank = 6; }, "batch.seq_lens.rank: 6");
   refused([](Generated& g) { g.cache.v.rank = -1; }, "cache.v.rank: -1");
   refused([](Generated& g) { g.cache.k.memory = 9; }, "cache.k.memory: 9");
@@ -471,6 +473,36 @@ TEST(Merge, AnEmptySideKeepsTheOthersBits) {
   EXPECT_EQ(quire_merge(&out_a, &la, &out_b, &lb, &o, nullptr), QUIRE_OK) << message();
   // A stream means nothing to a CPU.
   EXPECT_EQ(quire_merge_on_stream(&out_a, &la, &out_b, &lb, &o, nullptr, out), QUIRE_OK) << message();
+}
+
+TEST(Padding, GoesThroughCasesAndCalls) {
+  Generated g("q=f32 heads=4:2 d=16 page=4 reqs=1x5,2x1@7,0 lse=1 seed=3 pad=2:zero");
+  EXPECT_EQ(g.batch.padding, QUIRE_PADDING_ZERO);
+  ASSERT_EQ(attend(g), QUIRE_OK) << message();
+  for (int i = 0; i < 2 * 4 * 16; ++i) ASSERT_EQ(static_cast<const float*>(g.batch.output.data)[7 * 64 + i], 0.0f) << i;
+  quire_comparison judged;
+  ASSERT_EQ(quire_compare(&g.batch, &g.cache, &g.options, &judged, nullptr, 0, nullptr), QUIRE_OK) << message();
+  EXPECT_EQ(judged.num_mismatches, 0);
+  EXPECT_EQ(judged.num_elements, 9 * 4 * 17);
+  g.batch.padding = QUIRE_PADDING_REFUSED;
+  EXPECT_EQ(attend(g), QUIRE_CONTRACT_VIOLATION);
+  EXPECT_THAT(message(), HasSubstr("Q-T04"));
+}
+
+TEST(Padding, IsAbsentInABatchThatSaysNothing) {
+  const quire_batch batch = QUIRE_BATCH_INIT;
+  EXPECT_EQ(batch.padding, QUIRE_PADDING_REFUSED);
+}
+
+// nan_if_refused is a promise of GPUs; the number must be a yes or a no everywhere.
+TEST(Attend, OptionsAreYesOrNo) {
+  Generated g;
+  quire_attend_options how = QUIRE_ATTEND_OPTIONS_INIT;
+  how.nan_if_refused = 1;
+  EXPECT_EQ(attend(g, nullptr, &how), QUIRE_OK) << message();
+  how.nan_if_refused = 2;
+  EXPECT_EQ(attend(g, nullptr, &how), QUIRE_INVALID_ARGUMENT);
+  EXPECT_THAT(message(), HasSubstr("attend_options.nan_if_refused: 2"));
 }
 
 TEST(Case, SurvivesAFile) {

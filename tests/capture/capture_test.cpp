@@ -61,6 +61,7 @@ void expect_equal(const Case& a, const Case& b) {
   EXPECT_EQ(a.options.softmax_scale, b.options.softmax_scale);
   EXPECT_EQ(a.options.sliding_window, b.options.sliding_window);
   EXPECT_EQ(a.options.logits_soft_cap, b.options.logits_soft_cap);
+  EXPECT_EQ(a.batch.padding, b.batch.padding);
   EXPECT_EQ(a.notes, b.notes);
 }
 
@@ -71,7 +72,8 @@ TEST_F(CaptureFile, RoundTripsEveryTypeLayoutAndOption) {
         "q=f16 kv=fp8_e4m3fnuz heads=3 d=16 page=1 layout=packed reqs=2@3,1@17 window=1 kscale=tensor vscale=head",
         "q=f16 kv=fp8_e5m2 heads=2:1 d=24 page=8 layout=hnd reqs=3x4@20,2@50 share=2 index=i64 pages=40 seed=9",
         "q=bf16 kv=fp8_e5m2fnuz heads=2 d=16 page=3 layout=packed reqs=9@4/6,1@1/1 lse=1",
-        "q=bf16 heads=2 d=4 page=4 reqs=none lse=1 alibi=1 sinks=1"}) {
+        "q=bf16 heads=2 d=4 page=4 reqs=none lse=1 alibi=1 sinks=1", "q=bf16 heads=2 d=4 page=4 reqs=3@9,2x0 pad=4 lse=1",
+        "q=bf16 heads=2 d=4 page=4 reqs=3@9,2x0 pad=4:zero lse=1"}) {
     Case c = make(text);
     c.observed = c.batch.output;
     c.observed_lse = c.batch.lse;
@@ -87,6 +89,12 @@ TEST_F(CaptureFile, RoundTripsEveryTypeLayoutAndOption) {
     for (const auto& [name, t] : test::tensors_of(back.value()))
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(t.data) % 64, 0u) << name;
   }
+}
+
+TEST_F(CaptureFile, WithoutPaddingIsTheFileThatItAlwaysWas) {
+  ASSERT_TRUE(write_capture(path(), make("q=f32 heads=2 d=4 page=4 reqs=3@9 seed=1")).ok());
+  EXPECT_EQ(file_bytes(path()).find("padding"), std::string::npos);
+  EXPECT_EQ(read_capture(path())->batch.padding, Padding::refused);
 }
 
 /// 4 MiB of query and as much cache: large tensors stay in the file, small ones are read.

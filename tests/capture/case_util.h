@@ -82,6 +82,7 @@ inline Readable readable(const Case& c, const Problem& p) {
   const std::int64_t width = c.batch.block_table.shape[1];
   out.slot.assign(static_cast<std::size_t>(num_pages(c.cache) * p.page_size), false);
   std::int64_t row = 0;
+  out.token.reserve(static_cast<std::size_t>(c.batch.query.shape[0]));
   for (std::size_t r = 0; r < p.reqs.size(); ++r) {
     for (std::int64_t i = 0; i < p.reqs[r].query_len; ++i, ++row) {
       const std::int64_t q_pos = p.reqs[r].context_len + i;
@@ -95,6 +96,7 @@ inline Readable readable(const Case& c, const Problem& p) {
       }
     }
   }
+  out.token.resize(static_cast<std::size_t>(c.batch.query.shape[0]), false);  // padding rows
   return out;
 }
 

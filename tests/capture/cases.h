@@ -14,27 +14,12 @@ namespace quire::test {
 
 /// Hazards of docs/design.md, in its order; tests/cases/NAME.txt holds the lines of each.
 inline const std::vector<std::string>& hazards() {
-  static const std::vector<std::string> names = {"LastPagePartial",
-                                                 "ChunkStartsMidPage",
-                                                 "WindowHidesFirstPage",
-                                                 "WindowOne",
-                                                 "NoVisibleKey",
-                                                 "QueryLenZero",
-                                                 "SharedPrefixPages",
-                                                 "PageTailNaN",
-                                                 "OutOfWindowNaN",
-                                                 "TablePastEndHuge",
-                                                 "QueryLongerThanTile",
-                                                 "OddHeadDim",
-                                                 "OddGroup",
-                                                 "OddPage",
-                                                 "HugeOffsets",
-                                                 "NegativeSlopes",
-                                                 "SinkDominates",
-                                                 "Fp8Extremes",
-                                                 "PeakySoftmax",
-                                                 "SpeculativeRows",
-                                                 "CachedLenBetween"};
+  static const std::vector<std::string> names = {
+      "LastPagePartial",  "ChunkStartsMidPage",  "WindowHidesFirstPage", "WindowOne",   "NoVisibleKey",
+      "QueryLenZero",     "PaddedRows",          "SharedPrefixPages",    "PageTailNaN", "OutOfWindowNaN",
+      "TablePastEndHuge", "QueryLongerThanTile", "OddHeadDim",           "OddGroup",    "OddPage",
+      "HugeOffsets",      "NegativeSlopes",      "SinkDominates",        "Fp8Extremes", "PeakySoftmax",
+      "SpeculativeRows",  "CachedLenBetween"};
   return names;
 }
 

@@ -45,6 +45,7 @@ const std::map<std::string, std::function<bool(const ProblemLine&)>>& properties
        [](const auto& l) { return window(l) > 0 && any_request(l, [&](auto& r) { return r.context_len > 100 * window(l); }); }},
       {"QueryLenZero",
        [](const auto& l) { return l.problem.reqs.empty() || any_request(l, [](auto& r) { return r.query_len == 0; }); }},
+      {"PaddedRows", [](const auto& l) { return l.problem.padding != Padding::refused; }},
       {"SharedPrefixPages",
        [](const auto& l) {
          return l.shared_pages > 0 && std::count_if(l.problem.reqs.begin(), l.problem.reqs.end(),

@@ -145,6 +145,7 @@ INSTANTIATE_TEST_SUITE_P(
         Hostile{"\"nhd\"", "\"nhd\",\"logits_soft_cap\":\"1e60\"", "metadata \"logits_soft_cap\"=\"1e60\": expected a number"},
         Hostile{"\"nhd\"", "\"nhd\",\"sliding_window\":\"9223372036854775808\"", "metadata \"sliding_window\"="},
         Hostile{"\"nhd\"", "\"nhd\",\"sliding_window\":\"4 \"", "expected an integer"},
+        Hostile{"\"nhd\"", "\"nhd\",\"padding\":\"ignored\"", "metadata \"padding\"=\"ignored\": expected refused, left or zero"},
         Hostile{"\"nhd\"", "\"nhd\",\"sliding_windows\":\"4\"",
                 "unknown metadata key \"sliding_windows\": did you mean \"sliding_window\"?"},
         Hostile{"\"nhd\"", "\"nhd\",\"dtype.key\":\"fp8_e5m2\"", "metadata key \"dtype.key\": the file has no such tensor"},

@@ -33,6 +33,8 @@ const char* const kLines[] = {
     "q=f32 kv=fp8_e5m2fnuz heads=1 d=1 page=544 reqs=1@600 window=2",
     "q=bf16 heads=2 d=4 page=4 reqs=none lse=1 alibi=1 sinks=1",
     "q=bf16 heads=2 d=4 page=4 reqs=3x0,0@9/9",
+    "q=bf16 heads=4:2 d=8 page=4 reqs=3@10,1@12/12,2x0 pad=5 lse=1 seed=2",
+    "q=f32 kv=fp8_e4m3fn heads=2 d=16 page=4 layout=packed reqs=2@3/4,0 pad=4:zero lse=1 kscale=tensor seed=3",
 };
 
 class MakeCase : public ::testing::TestWithParam<const char*> {};
@@ -60,7 +62,10 @@ TEST_P(MakeCase, PoisonIsExactlyWhereNothingMayBeRead) {
     for (std::int64_t i = 0; i < rows->num_elements(); ++i)
       ASSERT_EQ(std::isfinite(float_at(*rows, i)), may.token[static_cast<std::size_t>(i / row_size)]) << i;
   }
-  for (std::int64_t i = 0; i < c.batch.query.num_elements(); ++i) ASSERT_TRUE(std::isfinite(float_at(c.batch.query, i)));
+  const std::int64_t of_requests = p.num_tokens() * p.num_q_heads * p.head_dim;
+  EXPECT_EQ(c.batch.query.num_elements(), of_requests + p.num_padding_rows * p.num_q_heads * p.head_dim);
+  for (std::int64_t i = 0; i < c.batch.query.num_elements(); ++i)
+    ASSERT_EQ(std::isfinite(float_at(c.batch.query, i)), i < of_requests) << i;
   for (std::int64_t i = 0; i < c.batch.output.num_elements(); ++i) ASSERT_TRUE(std::isnan(float_at(c.batch.output, i)));
   for (std::int64_t i = 0; i < c.batch.lse.num_elements(); ++i) ASSERT_TRUE(std::isnan(float_at(c.batch.lse, i)));
 }
@@ -109,6 +114,7 @@ TEST_P(MakeCase, SlotsAreDistinctAndMatchTheTable) {
       EXPECT_EQ(slot, index_at(c.batch.block_table, entry) * p.page_size + position % p.page_size);
     }
   }
+  for (; token < p.num_tokens() + p.num_padding_rows; ++token) EXPECT_EQ(index_at(c.batch.slot_mapping, token), -1) << token;
   EXPECT_EQ(token, c.batch.slot_mapping.shape[0]);
 }
 

@@ -20,6 +20,8 @@ const char* const kLines[] = {
     "q=bf16 kv=f16 heads=16:16 d=8 page=3 layout=packed reqs=9@4/6,1@1/1 window=6 lse=1 seed=5",
     "q=bf16 heads=2 d=4 page=4 reqs=none lse=1 alibi=1 sinks=1",
     "q=bf16 heads=2 d=4 page=4 reqs=3x0,0@9/9",
+    "q=bf16 heads=4:2 d=8 page=4 reqs=3@10,1@12/12,2x0 pad=5 lse=1 seed=2",
+    "q=f32 kv=fp8_e4m3fn heads=2 d=16 page=4 layout=packed reqs=2@3/4,0 pad=4:zero lse=1 kscale=tensor seed=3",
 };
 
 Case make(const std::string& text) { return make_case(parse_problem_line(text).value()).value(); }

@@ -75,13 +75,29 @@ TEST(ProblemLine, RoundTripsEveryKey) {
   expect_round_trip(kExample);
   expect_round_trip(
       "q=f32 kv=f32 heads=12:4 d=24 page=7 layout=packed reqs=3x2@5/6,0@9,2@5/6,2@5/6 scale=0.1 window=3 "
-      "cap=1e-3 alibi=1 sinks=1 lse=1 kscale=tensor vscale=head pages=99 share=2 index=i64 data=tiny seed=18446744073709551615");
+      "cap=1e-3 alibi=1 sinks=1 lse=1 kscale=tensor vscale=head pad=12:zero pages=99 share=2 index=i64 data=tiny "
+      "seed=18446744073709551615");
   expect_round_trip("q=bf16 kv=f16 heads=1 d=1 page=1 reqs=none alibi=0 sinks=0 lse=0 kscale=none vscale=none index=i32");
+  for (const char* pad : {"0", "7", "7:left", "0:zero", "2147483647:zero"})
+    expect_round_trip(std::string("q=bf16 heads=1 d=1 page=1 reqs=1@3,2x0 pad=") + pad);
   expect_round_trip("\t q=f32\r\nheads=1\nd=1 page=1  reqs=1 scale=1.4e-45 ");
   expect_round_trip("q=f32 heads=1 d=1 page=1 reqs=1 cap=3.4028235e38 scale=0.088388346");
   for (const char* type : {"f16", "bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz"}) {
     expect_round_trip(std::string("q=f16 heads=1 d=16 page=1 layout=packed reqs=1 kv=") + type);
   }
+}
+
+TEST(ProblemLine, PaddingIsLeftUnlessZeroIsAskedFor) {
+  const Problem none = parse_ok("q=f16 heads=1 d=1 page=1 reqs=1").problem;
+  EXPECT_EQ(none.padding, Padding::refused);
+  const Problem left = parse_ok("q=f16 heads=1 d=1 page=1 reqs=1 pad=3").problem;
+  EXPECT_EQ(left.padding, Padding::left);
+  EXPECT_EQ(left.num_padding_rows, 3);
+  EXPECT_EQ(left.num_tokens(), 1) << "padding rows are no tokens of a request";
+  EXPECT_EQ(parse_ok("q=f16 heads=1 d=1 page=1 reqs=1 pad=3:left").problem, left);
+  const Problem zero = parse_ok("q=f16 heads=1 d=1 page=1 reqs=1 pad=0:zero").problem;
+  EXPECT_EQ(zero.padding, Padding::zero);
+  EXPECT_EQ(to_string(zero), "q=f16 kv=f16 heads=1:1 d=1 page=1 layout=nhd reqs=1x1 pad=0:zero");
 }
 
 TEST(ProblemLine, CanonicalTextMergesEqualNeighbours) {
@@ -167,6 +183,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{"q=f32 data=uniform" REST, "data=\"uniform\"", "normal, tiny"},
         BadLine{"q=f32 index=int32" REST, "index=\"int32\"", "i32, i64"}, BadLine{"q=f32 seed=-1" REST, "seed=\"-1\"", "2^64"},
         BadLine{"q=f32 seed=18446744073709551616" REST, "seed=", "2^64"}, BadLine{"q=f32 pages=-1" REST, "pages=\"-1\"", "[0, "},
+        BadLine{"q=f32 pad=-1" REST, "pad=\"-1\"", "8, 8:left or 8:zero"},
+        BadLine{"q=f32 pad=4:refused" REST, "pad=\"4:refused\"", "8, 8:left or 8:zero"},
+        BadLine{"q=f32 pad=:zero" REST, "pad=\":zero\"", "the number of padding rows"},
+        BadLine{"q=f32 padding=4" REST, "unknown key \"padding\"", "did you mean pad=?"},
         BadLine{"q=f32 share=x" REST, "share=\"x\"", "[0, "},
         BadLine{"q=f32 windw=4" REST, "unknown key \"windw\"", "did you mean window=?"},
         BadLine{"q=f32 block_size=4" REST, "unknown key \"block_size\"", "did you mean page=?"},

@@ -209,6 +209,11 @@ void add_option_cases(Cases& cases) {
                                 [](B& b) { b.cache.v_scale.dtype = DType::f16; }));
 }
 
+void add_padding_cases(Cases& cases) {
+  cases.push_back(broken_batch("Q-M38", "Q-M38 padding: value 9, expected refused, left or zero",
+                               [](B& b) { b.batch.padding = static_cast<Padding>(9); }));
+}
+
 void add_workspace_cases(Cases& cases) {
   const auto shares = [](const std::string& tensor) {
     return "Q-M37 workspace: shares memory with " + tensor + ", expected memory of its own";
@@ -239,8 +244,17 @@ void add_start_cases(Cases& cases) {
   cases.push_back(
       broken_batch("Q-T03", "Q-T03 block_table[1][3]: page 16 outside [0, 16)", [](B& b) { b.block_table[6 + 3] = 16; }));
   cases.push_back(broken_batch("Q-T03", "Q-T03 block_table[0][0]: page -1 outside [0, 16)", [](B& b) { b.block_table[0] = -1; }));
-  cases.push_back(broken_batch("Q-T04", "Q-T04 query_start_loc[4]: 5, expected num_tokens = 6",
+  cases.push_back(broken_batch("Q-T04",
+                               "Q-T04 query_start_loc[4]: 5, expected num_tokens = 6 (rows behind the last "
+                               "start are padding only if batch.padding says so)",
                                [](B& b) { b.query_start_loc = {0, 3, 4, 5, 5}; }));
+  cases.push_back(
+      broken_batch("Q-T04", "Q-T04 query_start_loc[4]: 7, expected num_tokens = 6", [](B& b) { b.query_start_loc[4] = 7; }));
+  for (const Padding padding : {Padding::left, Padding::zero})
+    cases.push_back(broken_batch("Q-T16", "Q-T16 query_start_loc[4]: 7, expected at most num_tokens = 6", [padding](B& b) {
+      b.query_start_loc[4] = 7;
+      b.batch.padding = padding;
+    }));
 }
 
 void add_halves_cases(Cases& cases) {
@@ -315,6 +329,16 @@ void add_slot_cases(Cases& cases) {
       "Q-S04 slot_mapping[4]: slot 28 (page 7, offset 0) is written for position 0 of request 2, expected the position "
       "at which it is read, but block_table[1][2] reads it as position 8 of request 1",
       [](B& b) { b.slot_mapping[4] = 28; }));
+  for (const Padding padding : {Padding::left, Padding::zero})
+    cases.push_back(
+        broken_batch("Q-S09",
+                     "Q-S09 slot_mapping[5]: slot 41, expected negative (the row is padding: what it holds belongs to "
+                     "no request)",
+                     [padding](B& b) {
+                       b.query_start_loc = {0, 3, 4, 5, 5};
+                       b.seq_lens[2] = 1;
+                       b.batch.padding = padding;
+                     }));
   cases.push_back(broken_append("Q-S05", "Q-S05 slot_mapping: shape [6], expected [n] with n at most 5, the rows of key",
                                 [](B& b) { b.batch.key.shape[0] = b.batch.value.shape[0] = 5; }));
   cases.push_back(broken_append("Q-S06", "Q-S06 key: dtype fp8_e5m2, expected f32, f16 or bf16",
@@ -414,6 +438,7 @@ const std::vector<BrokenCase>& broken_cases() {
     add_new_row_cases(all);
     add_index_cases(all);
     add_option_cases(all);
+    add_padding_cases(all);
     add_workspace_cases(all);
     add_start_cases(all);
     add_halves_cases(all);

@@ -31,6 +31,56 @@ std::vector<std::string> messages(const Findings& findings) {
   return all;
 }
 
+// --- padding rows -------------------------------------------------------------------------------------------------------
+
+/// The last row is padding: NaN in all that is read of a row, and no slot.
+void pad_last_row(SmallBatch& b, Padding padding) {
+  b.query_start_loc = {0, 3, 4, 5, 5};
+  b.seq_lens[2] = 1;
+  b.batch.padding = padding;
+  b.slot_mapping[5] = -1;
+  std::fill(b.query.end() - 4 * 8, b.query.end(), kNaN);
+  std::fill(b.key.end() - 2 * 8, b.key.end(), kNaN);
+  std::fill(b.value.end() - 2 * 8, b.value.end(), kNaN);
+}
+
+TEST(Padding, RowsBehindTheLastStartAreNotRead) {
+  for (const Padding padding : {Padding::left, Padding::zero}) {
+    SmallBatch b;
+    pad_last_row(b, padding);
+    EXPECT_THAT(messages(b.check()), ElementsAre());
+  }
+}
+
+TEST(Padding, IsRefusedUnlessAskedFor) {
+  SmallBatch b;
+  pad_last_row(b, Padding::refused);
+  EXPECT_THAT(ids(b.check()), ElementsAre("Q-T04"));
+}
+
+TEST(Padding, MayHaveNoRows) {
+  SmallBatch b;
+  b.batch.padding = Padding::zero;
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+}
+
+TEST(Padding, RequestsWithoutTokensAreLegalWithAndWithoutIt) {
+  for (const Padding padding : {Padding::refused, Padding::left, Padding::zero}) {
+    SmallBatch b;
+    b.seq_lens[3] = b.cached_lens[3] = 0;  // query_len 0, too
+    b.batch.padding = padding;
+    EXPECT_THAT(messages(b.check()), ElementsAre());
+  }
+}
+
+/// int64 starts seen as int32 are no padding: 0 0 3 0 4 decreases.
+TEST(Padding, DoesNotHideHalves) {
+  SmallBatch b;
+  b.query_start_loc = {0, 0, 3, 0, 4};
+  b.batch.padding = Padding::left;
+  EXPECT_THAT(ids(b.check()), ElementsAre("Q-T05"));
+}
+
 // --- the failing batch of a well-known bug report -----------------------------------------------------------------------
 
 /// Ten requests, 64 heads of 128, pages of 32 out of 640. Data is never touched at depth tables, so inputs are broadcast views.

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "hip/on_fake.h"
 #include "kernels/broken_batches.h"
 #include "kernels/hazard_cases.h"
@@ -67,6 +69,76 @@ TEST(HipCall, BrokenBatchesAreReportedAndLeaveTheOutputAsItWas) {
     EXPECT_EQ(status.rule(), mutation.rule) << status.message();
     EXPECT_EQ(output.take(), conformance::fill_pattern(c.batch.output.dtype, c.batch.output.num_elements())) << mutation.rule;
   }
+}
+
+/// A case there, planned, with a workspace; `set_page` writes block_table[0][0] as an engine's kernel would between replays.
+struct Replayed {
+  Case c =
+      make_case(parse_problem_line("q=bf16 kv=bf16 heads=4:2 d=64 page=16 reqs=3@20,1@70,2x0 lse=1 pad=2:zero").value()).value();
+  conformance::DeviceCase there = conformance::DeviceCase::upload(c, Memory::hip).value();
+  Plan planned = plan(there.batch(), there.cache(), there.options()).value();
+  conformance::DeviceBytes memory = there.poisoned(workspace_bytes(planned)).value();
+  std::span<std::byte> workspace{memory.data(), workspace_bytes(planned)};
+  std::int32_t right = static_cast<const std::int32_t*>(c.batch.block_table.data)[0];
+
+  void set_page(std::int32_t page) {
+    ASSERT_TRUE(device::runtime_of(Memory::hip)->copy_to_device(there.batch().block_table.data, &page, sizeof page).ok());
+  }
+  void replay(const AttendOptions& options = {}) {
+    const Status s = attend(planned, there.batch(), there.cache(), there.options(), workspace, options);
+    ASSERT_TRUE(s.ok()) << s.message();
+  }
+  Status status() { return attend_status(planned, there.batch(), there.cache(), there.options(), workspace); }
+};
+
+/// Nobody asks after the broken replay; clean ones follow, and the one who asks then hears of it, once.
+TEST(HipReplay, ARefusedCallIsHeardAfterCleanOnes) {
+  ASSERT_FALSE(gpu_devices().empty());
+  set_fake_device(0);
+  Replayed r;
+  for (const int broken : {1, 3}) {
+    for (int i = 0; i < broken; ++i) r.set_page(-1), r.replay();
+    r.set_page(r.right);
+    for (int i = 0; i < 2; ++i) r.replay();
+    const Status heard = r.status();
+    EXPECT_EQ(heard.code(), Code::contract_violation);
+    EXPECT_THAT(heard.message(), testing::HasSubstr(broken == 1 ? "1 call with this workspace" : "3 calls with this workspace"));
+    EXPECT_TRUE(r.status().ok()) << r.status().message();
+    r.replay();
+    EXPECT_TRUE(r.status().ok()) << r.status().message();
+  }
+}
+
+/// The last call's rule is told first; what was before it is told when the last call is clean.
+TEST(HipReplay, TheLastCallIsToldInItsOwnWords) {
+  ASSERT_FALSE(gpu_devices().empty());
+  set_fake_device(0);
+  Replayed r;
+  r.set_page(-1);
+  r.replay();
+  r.replay();
+  EXPECT_EQ(r.status().rule(), "Q-T03");
+  EXPECT_EQ(r.status().rule(), "Q-T03") << "the last call is told as often as one asks";
+  r.set_page(r.right);
+  r.replay();
+  EXPECT_THAT(r.status().message(), testing::HasSubstr("1 call with this workspace"));
+  EXPECT_TRUE(r.status().ok());
+}
+
+TEST(HipReplay, RowsOfARefusedCallAreNaNIfAsked) {
+  ASSERT_FALSE(gpu_devices().empty());
+  set_fake_device(0);
+  Replayed r;
+  r.replay({.nan_if_refused = true});
+  ASSERT_TRUE(r.status().ok()) << r.status().message();
+  ASSERT_TRUE(r.there.download(r.c).ok());
+  const Comparison right = compare(r.c.batch.output, r.c.batch.lse, reference(r.c.batch, r.c.cache, r.c.options).value());
+  EXPECT_TRUE(right.ok) << right.text;
+  r.set_page(-1);
+  r.replay({.nan_if_refused = true});
+  ASSERT_TRUE(r.there.download(r.c).ok());
+  for (const Tensor* t : {&r.c.batch.output, &r.c.batch.lse})
+    for (std::int64_t i = 0; i < t->num_elements(); ++i) ASSERT_TRUE(std::isnan(semantics::load(t->data, t->dtype, i))) << i;
 }
 
 /// Whatever is current: the call goes where its tensors are, and leaves current what was.

@@ -100,7 +100,7 @@ const Lack kLacks[] = {
     {"Kernel",
      {{"QUIRE_FAKE_HIP_FAILS", "hipModuleGetFunction"}},
      "looking for kernel quire_attend_generic in code object kernels: "},
-    {"Launch", {{"QUIRE_FAKE_HIP_FAILS", "hipModuleLaunchKernel"}}, "launching quire_validate with 1 blocks of 256 threads: "},
+    {"Launch", {{"QUIRE_FAKE_HIP_FAILS", "hipModuleLaunchKernel"}}, "launching quire_reset with 1 blocks of 256 threads: "},
     {"Memory", {{"QUIRE_FAKE_HIP_FAILS", "hipMalloc"}}, "hipMalloc: hipMalloc fails as it was told to (hipErrorOutOfMemory)"},
 };
 INSTANTIATE_TEST_SUITE_P(, HipLacks, testing::ValuesIn(kLacks), [](const auto& test) { return std::string(test.param.name); });

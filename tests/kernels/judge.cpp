@@ -34,6 +34,24 @@ Attend kernel_under_test(const std::string& kernel, bool batch_invariant) {
   };
 }
 
+namespace {
+
+/// Padding rows that are to be left hold the NaN that Guarded began with.
+void judge_left_rows(const Batch& batch, const Run& run, std::vector<std::string>& findings) {
+  if (batch.padding != Padding::left) return;
+  const std::uint32_t unwritten = semantics::float_to_bits(std::nanf(""));
+  const auto first = static_cast<std::size_t>(num_request_rows(batch) * batch.query.shape[1]);
+  const auto count_written = [&](const std::vector<std::uint32_t>& bits, std::size_t begin) {
+    return bits.end() - bits.begin() - static_cast<std::ptrdiff_t>(begin) -
+           std::count(bits.begin() + static_cast<std::ptrdiff_t>(begin), bits.end(), unwritten);
+  };
+  const std::ptrdiff_t written = count_written(run.output, first * static_cast<std::size_t>(batch.query.shape[2])) +
+                                 (run.lse.empty() ? 0 : count_written(run.lse, first));
+  if (written != 0) findings.push_back(fmt::format("padding: {} elements of padding rows were written", written));
+}
+
+}  // namespace
+
 Run run_guarded(const Case& made, const Attend& attend, Spread spread, int num_threads, const Reference* expected,
                 std::vector<std::string>& findings) {
   Case c = made;  // views only: the data stays where it is
@@ -47,7 +65,7 @@ Run run_guarded(const Case& made, const Attend& attend, Spread spread, int num_t
     findings.push_back("call failed: " + status.message());
     return {};
   }
-  const std::int64_t expected_rows = made.batch.query.shape[0] * made.batch.query.shape[1];
+  const std::int64_t expected_rows = num_request_rows(made.batch) * made.batch.query.shape[1];
   if (rows != expected_rows) findings.push_back(fmt::format("rows: counted {}, the batch has {}", rows, expected_rows));
   const std::int64_t damaged = output.damaged_canaries() + (lse ? lse->damaged_canaries() : 0);
   if (damaged != 0) findings.push_back(fmt::format("canaries: {} bytes outside the output changed", damaged));
@@ -55,11 +73,13 @@ Run run_guarded(const Case& made, const Attend& attend, Spread spread, int num_t
     const Comparison comparison = compare(c.batch.output, c.batch.lse, *expected);
     if (!comparison.ok) findings.push_back("values: " + comparison.text);
   }
-  return {output.bits(), lse ? lse->bits() : std::vector<std::uint32_t>{}};
+  Run run = {output.bits(), lse ? lse->bits() : std::vector<std::uint32_t>{}};
+  judge_left_rows(made.batch, run, findings);
+  return run;
 }
 
 void poison_with_finite_garbage(const Case& c) {
-  for (const Tensor* t : {&c.cache.k, &c.cache.v, &c.batch.key, &c.batch.value})
+  for (const Tensor* t : {&c.cache.k, &c.cache.v, &c.batch.key, &c.batch.value, &c.batch.query})
     for (std::int64_t i = 0; t->present() && i < t->num_elements(); ++i)
       if (std::isnan(semantics::load(t->data, t->dtype, i))) semantics::store(t->data, t->dtype, i, i % 2 == 0 ? 97.0f : -120.0f);
   const Tensor& table = c.batch.block_table;

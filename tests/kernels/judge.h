@@ -99,7 +99,7 @@ Run run_guarded(const Case& made, const Attend& attend, Spread spread, int num_t
                 std::vector<std::string>& findings);
 
 /// Replaces NaN by large finite garbage and impossible page ids by page 0, which is legal and wrong. Made cases hold NaN and
-/// such ids only where nothing may be read.
+/// such ids only where nothing may be read, padding rows of query included.
 void poison_with_finite_garbage(const Case& c);
 
 /// All findings about `attend` on one case: values, rows, canaries, bits under repetition, threads and other poison.

@@ -110,7 +110,7 @@ TEST(DeviceLists, TheWorkspaceHoldsItsPiecesApart) {
     const DeviceList& list = plan.lists[0];
     const std::int64_t kv_heads = plan.problem.num_kv_heads;
     const std::vector<std::pair<std::int64_t, std::int64_t>> pieces = {
-        {w.outcome, plan_detail::kOutcomeBytes},
+        {0, plan_detail::kCallStateBytes},
         {w.lists[0].parts_done, list.max_merges * kv_heads * 4},
         {w.lists[0].num_slices, 4},
         {w.lists[0].next_item, 4},
@@ -119,8 +119,8 @@ TEST(DeviceLists, TheWorkspaceHoldsItsPiecesApart) {
         {w.lists[0].partial_acc, list.max_partials * list.tile_rows * plan.problem.head_dim * 4}};
     for (std::size_t i = 0; i + 1 < pieces.size(); ++i) EXPECT_LE(pieces[i].first + pieces[i].second, pieces[i + 1].first);
     EXPECT_LE(pieces.back().first + pieces.back().second, w.bytes);
-    EXPECT_LE(w.lists[0].parts_done + list.max_merges * kv_heads * 4, w.zeroed_bytes);
-    EXPECT_GE(w.lists[0].num_slices, w.zeroed_bytes);
+    EXPECT_LE(w.lists[0].parts_done + list.max_merges * kv_heads * 4, w.reset_bytes);
+    EXPECT_GE(w.lists[0].num_slices, w.reset_bytes);
     EXPECT_EQ(workspace_bytes(plan), static_cast<std::size_t>(w.bytes));
   }
 }

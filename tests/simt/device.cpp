@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "backend/gpu/attend_generic.h"
+#include "backend/gpu/fill_rows.h"
 #include "backend/gpu/schedule.h"
 #include "backend/gpu/validate.h"
 
@@ -46,6 +47,8 @@ gpu::AttendArgs attend_args(const Case& c) {
   a.output_strides = row_strides(b.output);
   a.lse = static_cast<float*>(b.lse.data);
   if (b.lse.present()) a.lse_token = b.lse.stride[0], a.lse_head = b.lse.stride[1];
+  a.may_be_padded = b.padding != Padding::refused;
+  a.zero_padding = b.padding == Padding::zero;
   return a;
 }
 
@@ -87,6 +90,12 @@ std::string fill_list(const Device& device, const gpu::AttendArgs& a, WorkMemory
   return {};
 }
 
+std::string fill_rows(const Device& device, const gpu::AttendArgs& a) {
+  if (!a.fills_rows()) return {};
+  const std::string e = run(device.launch(device.blocks, gpu::kFillThreads, 0), [&] { gpu::fill_rows(a); });
+  return e.empty() ? e : "fill_rows: " + e;
+}
+
 std::string attend(const Device& device, gpu::AttendArgs a, gpu::Outcome& outcome, WorkMemory& memory) {
   outcome = {};
   a.outcome = &outcome;
@@ -96,7 +105,7 @@ std::string attend(const Device& device, gpu::AttendArgs a, gpu::Outcome& outcom
                           [&] { gpu::attend_generic(a, gpu::SharedArea()); });
       !e.empty())
     return "attend: " + e;
-  return {};
+  return fill_rows(device, a);
 }
 
 Status run_lists(const Device& device, gpu::AttendArgs a, std::vector<WorkMemory>& lists, std::int64_t& rows,
@@ -112,6 +121,7 @@ Status run_lists(const Device& device, gpu::AttendArgs a, std::vector<WorkMemory
     if (device.tamper) device.tamper(a);
     if (const std::string e = kernel(a); !e.empty()) return {Code::internal_error, "attend: " + e};
   }
+  if (const std::string e = fill_rows(device, a); !e.empty()) return {Code::internal_error, e};
   if (outcome.broken != 0) return {Code::contract_violation, "the device calls the batch broken"};
   rows = static_cast<std::int64_t>(outcome.rows_written);
   return {};

@@ -73,6 +73,9 @@ struct Device {
 /// The launches that fill one list; empty, or what the stand-in has against them.
 std::string fill_list(const Device& device, const gpu::AttendArgs& a, WorkMemory& memory);
 
+/// What is launched behind the attend kernels, if the call asks for it; empty, or what the stand-in has against it.
+std::string fill_rows(const Device& device, const gpu::AttendArgs& a);
+
 /// The sequence of launches of one attend call; empty, or what the stand-in has against it.
 std::string attend(const Device& device, gpu::AttendArgs a, gpu::Outcome& outcome, WorkMemory& memory);
 

@@ -3,10 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <vector>
 
 #include "backend/gpu/attend_generic.h"
+#include "backend/gpu/fill_rows.h"
+#include "backend/gpu/reset.h"
 #include "backend/gpu/resolve.h"
 #include "backend/gpu/schedule.h"
 #include "backend/gpu/validate.h"
@@ -22,7 +23,9 @@ namespace {
 class FakeWorkspace {
  public:
   explicit FakeWorkspace(const Plan& plan) : bytes_(workspace_bytes(plan)), memory_(bytes_ + 512, std::byte{0xFF}) {
-    std::memset(data(), 0, static_cast<std::size_t>(plan_detail::device_workspace(plan).zeroed_bytes));
+    const auto words = static_cast<std::int32_t>(plan_detail::device_workspace(plan).reset_bytes / 4);
+    const gpu::ResetArgs args{reinterpret_cast<gpu::CallState*>(data()), words};
+    EXPECT_EQ(simt::run({1, gpu::kResetThreads, 32, 0, 0, {}, nullptr}, [&] { gpu::reset(args); }), "");
   }
   std::byte* data() {
     const auto address = (reinterpret_cast<std::uintptr_t>(memory_.data()) + 255) / 256 * 256;
@@ -51,6 +54,7 @@ Status attend_as_planned(const Case& c, const PlanSettings& settings, int blocks
   if (error.empty())
     error = simt::run(launch(blocks, gpu::kGenericSharedBytes), [&] { gpu::attend_generic(args, gpu::SharedArea()); });
   if (!error.empty()) return {Code::internal_error, error};
+  if (error.empty() && args.fills_rows()) error = simt::run(launch(blocks, 0), [&] { gpu::fill_rows(args); });
   if (!workspace.guard_intact()) return {Code::internal_error, "something was written behind the workspace"};
   rows = static_cast<std::int64_t>(args.outcome->rows_written);
   return gpu::judge(*args.outcome, planned.value(), c.batch);

@@ -28,6 +28,21 @@ TEST(SimtValidate, AGoodBatchIsNotBrokenWhateverLiesBeyondIt) {
   EXPECT_FALSE(broken_on_device(made("q=bf16 heads=2:1 d=8 page=8 index=i32 reqs=300x1@3")));
 }
 
+/// Q-T04 and Q-T16: where query_start_loc may end depends on what the batch says of padding.
+TEST(SimtValidate, RowsBehindTheLastStartAreLegalIfTheBatchSaysSo) {
+  for (const Padding padding : {Padding::refused, Padding::left, Padding::zero})
+    for (const std::int64_t last : {7, 9, 11}) {
+      Case c = made();  // 9 rows
+      static_cast<std::int64_t*>(c.batch.query_start_loc.data)[4] = last;
+      static_cast<std::int64_t*>(c.batch.query_start_loc.data)[3] = std::min<std::int64_t>(last, 8);
+      static_cast<std::int64_t*>(c.batch.query_start_loc.data)[2] = std::min<std::int64_t>(last, 8);
+      c.batch.padding = padding;
+      const Findings findings = check(c.batch, c.cache, c.options, Depth::tables);
+      EXPECT_EQ(broken_on_device(c), !findings.ok()) << name(padding) << " " << last << ": " << findings.status().message();
+      EXPECT_EQ(findings.ok(), last == 9 || (last == 7 && padding != Padding::refused)) << findings.status().message();
+    }
+}
+
 TEST(SimtValidate, EachRuleBreaksTheCallAndNothingIsWritten) {
   for (const Mutation& mutation : mutations()) {
     Case c = made();

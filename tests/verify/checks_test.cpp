@@ -43,11 +43,72 @@ const Mutant& call_mutant(const std::string& id) {
   return *std::find_if(list.begin(), list.end(), [&](const Mutant& m) { return m.id == id; });
 }
 
+constexpr const char* kPadded = "q=f32 heads=4:2 d=16 page=8 reqs=9@20,1@33,2x0 pad=5 lse=1 seed=2";
+constexpr const char* kZeroPadded = "q=f32 heads=4:2 d=16 page=8 reqs=9@20,1@33,2x0 pad=5:zero lse=1 sinks=1 seed=2";
+
+/// Writes the reference, and `value` into the last row of the lse.
+Target touching_lse(float value) {
+  Target t = right_target();
+  const AttendCase right = t.attend;
+  t.attend = [right, value](const Case& c, std::string& kernel) {
+    if (const Status s = right(c, kernel); !s.ok()) return s;
+    const Tensor& lse = c.batch.lse;
+    static_cast<float*>(lse.data)[(lse.shape[0] - 1) * lse.stride[0]] = value;
+    return Status();
+  };
+  return t;
+}
+
+TEST(Padding, LeftRowsAreLeftInOutputAndLse) {
+  const CaseResult right = judged(right_target(), kPadded);
+  EXPECT_EQ(right.status, "pass");
+  EXPECT_LT(right.num_compared, right.num_elements) << "padding rows have no right answer";
+  const auto checks = by_name(judged(touching_lse(0), kPadded));
+  EXPECT_EQ(checks.at("rows").state, CheckState::fail);
+  EXPECT_THAT(checks.at("rows").text, ::testing::HasSubstr("the lse of a padding row was written: tokens from 10 on"));
+}
+
+TEST(Padding, ZeroRowsAreJudgedLikeAnyOther) {
+  EXPECT_EQ(judged(right_target(), kZeroPadded).status, "pass");
+  EXPECT_EQ(by_name(judged(touching_lse(0), kZeroPadded)).at("lse").state, CheckState::fail);
+  Target left = right_target();
+  left.attend = [right = left.attend](const Case& c, std::string& kernel) {
+    Case other = c;
+    other.batch.padding = Padding::left;
+    return right(other, kernel);
+  };
+  const auto checks = by_name(judged(left, kZeroPadded));
+  EXPECT_EQ(checks.at("rows").state, CheckState::fail);
+  EXPECT_EQ(checks.at("values").state, CheckState::fail);
+}
+
+/// A target that has never heard of padding rows gets the hazards without them.
+TEST(Padding, IsNotAskedOfTargetsThatDoNotTakeIt) {
+  Target t = right_target();
+  t.padding = false;
+  t.attend = [right = t.attend](const Case& c, std::string& kernel) {
+    EXPECT_EQ(c.batch.padding, Padding::refused);
+    EXPECT_EQ(c.batch.query.shape[0], num_request_rows(c.batch));
+    return right(c, kernel);
+  };
+  VerifyOptions options;
+  options.matrices = {"hazards"};
+  options.quick = true;
+  options.power = false;
+  options.types = {{DType::f32, DType::f32}};
+  options.head_dims = {16};
+  options.layouts = {CacheLayout::nhd};
+  options.disabled_checks = {"repeat", "strides", "threads", "alone", "chunks"};
+  const Result<Verdict> verdict = verify(t, options);
+  ASSERT_TRUE(verdict.ok()) << verdict.status().message();
+  EXPECT_EQ(verdict->verdict, "pass") << verdict->text;
+}
+
 TEST(Checks, FindNothingInTheReference) {
   Target right = right_target();
   right.variants = {{"again", right.attend}};
   for (const char* line : {kSmall, "q=bf16 kv=fp8_e4m3fn heads=4:2 d=16 page=8 reqs=5@9/11,1@20 kscale=head vscale=tensor",
-                           "q=f16 heads=2:1 d=8 page=4 reqs=none lse=1", "q=f32 heads=2 d=4 page=4 reqs=2x0@5"}) {
+                           "q=f16 heads=2:1 d=8 page=4 reqs=none lse=1", "q=f32 heads=2 d=4 page=4 reqs=2x0@5", kZeroPadded}) {
     const CaseResult result = judged(right, line);
     EXPECT_EQ(result.status, "pass") << line;
     for (const CheckResult& check : result.checks) EXPECT_NE(check.state, CheckState::fail) << check.check << check.text;
@@ -61,7 +122,7 @@ class CallMutants : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(CallMutants, FailTheCheckThatExistsForThem) {
   const Mutant& m = call_mutant(GetParam());
-  Entry e = entry(m.id == "reads_left_of_window" ? kLeftOfWindow : kSmall);
+  Entry e = entry(m.id == "reads_left_of_window" ? kLeftOfWindow : m.id == "writes_padding_rows" ? kPadded : kSmall);
   if (e.line.problem.sliding_window) e.special = Special::stale_pages;
   const auto checks = by_name(judged(m.target, e));
   ASSERT_TRUE(checks.contains(m.check)) << m.check;

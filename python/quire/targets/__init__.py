@@ -65,6 +65,8 @@ class Target:
     """The same bits for the same input."""
     in_place: bool = False
     """Writes into ``batch.output`` whatever its strides, and nowhere else."""
+    padding: bool = False
+    """Takes batches with padding rows (:class:`quire.Batch`) and treats them as asked. Otherwise hazards are asked without them."""
     batch_invariant: bool = False
     """A request has the same bits alone, in a batch and in chunks."""
     rounded_weights: bool = False
@@ -149,6 +151,7 @@ class Runner:
         self.deterministic = bool(getattr(target, "deterministic", True))
         self.in_place = bool(getattr(target, "in_place", False))
         self.batch_invariant = bool(getattr(target, "batch_invariant", False))
+        self.padding = bool(getattr(target, "padding", False))
         self.rounded_weights = bool(getattr(target, "rounded_weights", False))
         self.skip = dict(getattr(target, "skip", {}))
         variants = getattr(target, "variants", dict)

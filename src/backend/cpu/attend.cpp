@@ -9,6 +9,7 @@
 #include "backend/cpu/attend_args.h"
 #include "backend/cpu/entry.h"
 #include "backend/cpu/fp8_tables.h"
+#include "backend/cpu/padding.h"
 #include "backend/cpu/parallel.h"
 #include "backend/cpu/planted.h"
 #include "plan/fits.h"
@@ -169,6 +170,7 @@ Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const 
   if (rows_written != expected)
     return {Code::internal_error,
             formatted("attend: {} wrote {} output rows, the batch has {}", plan.kernel, rows_written, expected)};
+  if (batch.padding == Padding::zero) zero_rows(batch.output, batch.lse, num_request_rows(batch));
   if (attend_options.rows != nullptr) *attend_options.rows = {{plan.kernel, rows_written}};
   return {};
 }

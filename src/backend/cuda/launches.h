@@ -30,10 +30,12 @@ extern const KernelEntry kGenericEntry;  ///< attend_generic.cu
 extern const KernelEntry kMmaEntry;      ///< mma/launch.cpp
 extern const KernelEntry kSm90Entry;     ///< sm90/launch.cpp
 
-/// prepare.cu: zeroes the leading words of the workspace, sets the outcome to broken if lengths or the block table of `args`
+/// prepare.cu: resets the leading words of the workspace, sets the outcome to broken if lengths or the block table of `args`
 /// break a rule, and fills the work of up to two lists from the lengths; a list without room breaks the outcome, too.
-cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::AttendArgs> lists, std::span<std::byte> zeroed,
+cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::AttendArgs> lists, const gpu::ResetArgs& reset,
                            cudaStream_t stream);
+/// prepare.cu, too: behind the last attend kernel.
+cudaError_t launch_fill_rows(const gpu::AttendArgs& args, cudaStream_t stream);
 
 /// check_contents.cu: waits for the device, unlike the others. args.outcome is not used.
 cudaError_t find_bad_contents(const gpu::AttendArgs& args, bool& found);

@@ -1,10 +1,13 @@
 // Stage: attend. What runs before every attend kernel: reset, then one launch in which a block for each list cuts the work into
 // slices while the others validate lengths and tables; or, where that is little, one block that does it all. Neither waits for
-// the other; an attend kernel waits for both, and writes nothing if one found a broken rule.
+// the other; an attend kernel waits for both, and writes nothing if one found a broken rule. And what runs behind them, where a
+// call asks for rows that they do not write.
 #include "backend/gpu/runtime.h"
 
 #include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/launches.h"
+#include "backend/gpu/fill_rows.h"
+#include "backend/gpu/reset.h"
 #include "backend/gpu/schedule.h"
 #include "backend/gpu/validate.h"
 
@@ -12,24 +15,20 @@ namespace quire::cuda {
 namespace {
 
 constexpr int kThreads = gpu::kScheduleThreads;
-static_assert(kThreads == gpu::kValidateThreads);
+static_assert(kThreads == gpu::kValidateThreads && kThreads == gpu::kResetThreads);
 
-__device__ void zero(std::uint32_t* words, int count) {
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) words[i] = 0;
-}
-
-__global__ void __launch_bounds__(kThreads) reset_kernel(std::uint32_t* words, int count) {
+__global__ void __launch_bounds__(kThreads) reset_kernel(const __grid_constant__ gpu::ResetArgs args) {
   wait_for_dependencies();
   let_dependents_start();
-  zero(words, count);
+  gpu::reset(args);
 }
 
 /// Reset and validate in one block: where there is little to validate, a launch costs more than what others would save.
 __global__ void __launch_bounds__(kThreads)
-    prepare_alone_kernel(const __grid_constant__ gpu::AttendArgs args, std::uint32_t* words, int count) {
+    prepare_alone_kernel(const __grid_constant__ gpu::AttendArgs args, const __grid_constant__ gpu::ResetArgs leading) {
   wait_for_dependencies();
   let_dependents_start();
-  zero(words, count);
+  gpu::reset(leading);
   __syncthreads();  // `broken` is 0 before it is set
   gpu::validate(args, 0, 1);
 }
@@ -47,17 +46,24 @@ __global__ void __launch_bounds__(kThreads)
     gpu::validate(args, block - num_lists, static_cast<int>(gridDim.x) - num_lists);
 }
 
+__global__ void __launch_bounds__(gpu::kFillThreads) fill_rows_kernel(const __grid_constant__ gpu::AttendArgs args) {
+  gpu::fill_rows(args);
+}
+
 }  // namespace
 
-cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::AttendArgs> lists, std::span<std::byte> zeroed,
+cudaError_t launch_fill_rows(const gpu::AttendArgs& args, cudaStream_t stream) {
+  fill_rows_kernel<<<static_cast<unsigned>(gpu::fill_blocks(args)), gpu::kFillThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::AttendArgs> lists, const gpu::ResetArgs& reset,
                            cudaStream_t stream) {
   constexpr std::int64_t kFewBlocks = 2;
-  auto* const words = reinterpret_cast<std::uint32_t*>(zeroed.data());
-  const int num_words = static_cast<int>(zeroed.size() / 4);
   const std::int64_t validating = gpu::validate_blocks(args);
   if (lists.empty() && validating <= kFewBlocks)
-    return launch_dependent(prepare_alone_kernel, {1, kThreads, 0}, stream, args, words, num_words);
-  if (const cudaError_t error = launch_dependent(reset_kernel, {1, kThreads, 0}, stream, words, num_words); error != cudaSuccess)
+    return launch_dependent(prepare_alone_kernel, {1, kThreads, 0}, stream, args, reset);
+  if (const cudaError_t error = launch_dependent(reset_kernel, {1, kThreads, 0}, stream, reset); error != cudaSuccess)
     return error;
   const int num_lists = static_cast<int>(lists.size());
   const int blocks = num_lists + static_cast<int>(validating);

@@ -39,8 +39,8 @@ std::span<const Step> steps_of(std::size_t lists, bool divided) {
   return {kInTurn, lists};
 }
 
-/// Reset, prepare (validate and schedule), and attend for every list.
-Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, std::span<std::byte> zeroed, void* stream) {
+/// Reset, prepare (validate and schedule), attend for every list, and the rows that no list has.
+Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, const gpu::ResetArgs& reset, void* stream) {
   const KernelEntry& kernel = *find_entry(plan.kernel);
   std::array<gpu::AttendArgs, plan_detail::kMaxLists> mine, scheduled;
   std::size_t num_scheduled = 0;
@@ -53,7 +53,7 @@ Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, s
     if (kernel.deals_itself == nullptr || !kernel.deals_itself(mine[i], plan, i)) scheduled[num_scheduled++] = mine[i];
   const cudaStream_t on = cuda_stream(stream);
   // All lists are made before any is used: one without room breaks the call before a row is written.
-  if (Status s = status_of(launch_prepare(mine[0], {scheduled.data(), num_scheduled}, zeroed, on), "attend: launching prepare");
+  if (Status s = status_of(launch_prepare(mine[0], {scheduled.data(), num_scheduled}, reset, on), "attend: launching prepare");
       !s.ok())
     return s;
   for (const Step& step : steps_of(args.size(), divided)) {
@@ -61,7 +61,8 @@ Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, s
     list.work.turn = step.turn;
     if (Status s = status_of(kernel.attend(list, plan, step.list, on), "attend: launching the kernel"); !s.ok()) return s;
   }
-  return {};
+  if (!args[0].fills_rows()) return {};
+  return status_of(launch_fill_rows(args[0], on), "attend: launching fill_rows");
 }
 
 Status enqueue_append(const gpu::AppendArgs& args, void* stream) {
@@ -75,6 +76,12 @@ Status enqueue_merge(const gpu::MergeArgs& args, void* stream) {
 Status fetch(void* to, const void* from, std::size_t bytes, void* stream) {
   const cudaStream_t on = cuda_stream(stream);
   if (Status s = status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, on), "cudaMemcpyAsync"); !s.ok()) return s;
+  return status_of(cudaStreamSynchronize(on), "waiting for the stream");
+}
+
+Status put(void* to, const void* from, std::size_t bytes, void* stream) {
+  const cudaStream_t on = cuda_stream(stream);
+  if (Status s = status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, on), "cudaMemcpyAsync"); !s.ok()) return s;
   return status_of(cudaStreamSynchronize(on), "waiting for the stream");
 }
 
@@ -94,7 +101,8 @@ Status set_device(int ordinal) { return status_of(cudaSetDevice(ordinal), "cudaS
 
 }  // namespace
 
-const gpu::Vendor kVendor = {&device::kCudaRuntime, has_kernel, enqueue_attend, enqueue_append, enqueue_merge, fetch, find_bad,
-                             current_device,        set_device};
+const gpu::Vendor kVendor = {
+    &device::kCudaRuntime, has_kernel, enqueue_attend, enqueue_append, enqueue_merge, fetch, put, find_bad,
+    current_device,        set_device};
 
 }  // namespace quire::cuda

@@ -72,6 +72,36 @@ struct Outcome {
   std::int32_t broken = 0;  ///< not 0: lengths or tables break a rule, nothing may be written
   std::int32_t reserved = 0;
   unsigned long long rows_written = 0;  ///< output rows (token x query head), summed over kernels
+  unsigned long long rows_due = 0;      ///< rows of requests, by query_start_loc
+};
+
+/// Calls before the last one with a workspace whose outcome nobody has asked for. attend_status() asks.
+struct Unheard {
+  std::uint64_t seal = 0;
+  std::int32_t refused = 0;     ///< outcome.broken
+  std::int32_t miscounted = 0;  ///< rows written more or less than once
+  std::int32_t heard = 0;       ///< not 0: the last call has been asked about
+  std::int32_t reserved = 0;
+  /// What a record of these counts bears. Memory that bears something else is no record.
+  QUIRE_HD std::uint64_t own_seal() const {
+    return 0x9E3779B97F4A7C15u ^
+           (std::uint64_t{static_cast<std::uint32_t>(refused)} << 32 | static_cast<std::uint32_t>(miscounted));
+  }
+  QUIRE_HD bool is_sealed() const { return seal == own_seal(); }
+};
+
+/// Where a workspace begins, whatever the plan: what is said of a call must outlive the plan.
+constexpr int kUnheardAt = 128;
+struct CallState {
+  Outcome outcome;
+  alignas(kUnheardAt) Unheard unheard;
+};
+static_assert(sizeof(CallState) == 2 * kUnheardAt);
+
+/// reset(): the first words of a workspace, which begin every call at zero.
+struct ResetArgs {
+  CallState* state = nullptr;
+  std::int32_t num_words = 0;
 };
 
 /// When a kernel runs, of those that serve the lists of a call.
@@ -138,11 +168,18 @@ struct AttendArgs {
   float* lse = nullptr;  ///< null = absent
   std::int64_t lse_token = 0;
   std::int64_t lse_head = 0;
-  bool plain_lengths = false;  ///< as far as they exist, query_start_loc, seq_lens and cached_lens are i32, one after the other
-  bool plain_table = false;    ///< so are the entries of a row of the block table
-  bool output_pairs = false;   ///< dims 2i and 2i + 1 of an output row are one aligned 4-byte word
+  bool may_be_padded = false;   ///< query_start_loc may end before num_tokens
+  bool zero_padding = false;    ///< rows behind its end become zero
+  bool nan_if_refused = false;  ///< all rows become NaN if the outcome is broken
+  bool plain_lengths = false;   ///< as far as they exist, query_start_loc, seq_lens and cached_lens are i32, one after the other
+  bool plain_table = false;     ///< so are the entries of a row of the block table
+  bool output_pairs = false;    ///< dims 2i and 2i + 1 of an output row are one aligned 4-byte word
   Outcome* outcome = nullptr;
   WorkList work;  ///< of the kernel at hand
+  /// Rules Q-T04 and Q-T16: query_start_loc may end here.
+  QUIRE_HD bool may_end_at(std::int64_t last) const { return may_be_padded ? last <= num_tokens : last == num_tokens; }
+  /// fill_rows() has something to do, or may have.
+  bool fills_rows() const { return zero_padding || nan_if_refused; }
 };
 
 /// append(): rows of one step into their slots. Row t goes to slot slots[t]; a negative slot is skipped.

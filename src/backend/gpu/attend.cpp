@@ -28,11 +28,43 @@ Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const K
 }
 
 Status enqueue(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
-               std::byte* workspace, void* stream) {
+               std::byte* workspace, const AttendOptions& how) {
   std::array<AttendArgs, plan_detail::kMaxLists> args;
-  for (std::size_t i = 0; i < plan.lists.size(); ++i) args[i] = attend_args(plan, batch, cache, options, workspace, i);
-  const auto zeroed = static_cast<std::size_t>(plan_detail::device_workspace(plan).zeroed_bytes);
-  return vendor.enqueue_attend(plan, {args.data(), plan.lists.size()}, {workspace, zeroed}, stream);
+  for (std::size_t i = 0; i < plan.lists.size(); ++i) {
+    args[i] = attend_args(plan, batch, cache, options, workspace, i);
+    args[i].nan_if_refused = how.nan_if_refused;
+  }
+  const auto words = static_cast<std::int32_t>(plan_detail::device_workspace(plan).reset_bytes / 4);
+  return vendor.enqueue_attend(plan, {args.data(), plan.lists.size()}, {reinterpret_cast<CallState*>(workspace), words},
+                               how.stream);
+}
+
+/// The last call has been asked about; of those before, `left` is still to be told.
+Status take_note(const Vendor& vendor, Unheard left, std::byte* workspace, void* stream) {
+  left.heard = 1;
+  left.seal = left.own_seal();
+  return vendor.put(workspace + kUnheardAt, &left, sizeof left, stream);
+}
+
+std::string calls(std::int32_t n) { return n == 1 ? "1 call" : formatted("{} calls", n); }
+
+/// Of calls before the last: what their tables held is not there any more.
+Status judge_earlier(const Unheard& unheard) {
+  if (!unheard.is_sealed()) return {};
+  if (unheard.refused != 0)
+    return {
+        Code::contract_violation,
+        formatted(
+            "attend: {} with this workspace before the last one wrote no row, and nobody had asked: lengths or tables broke a "
+            "rule or exceeded the plan then, which check() could have named; call attend_status() after every call or replay, "
+            "or set nan_if_refused",
+            calls(unheard.refused))};
+  if (unheard.miscounted != 0)
+    return {Code::internal_error,
+            formatted("attend: {} with this workspace before the last one wrote rows more or less than once, and "
+                      "nobody had asked",
+                      calls(unheard.miscounted))};
+  return {};
 }
 
 /// The outcome is broken: the same question is asked on the host, where the answer has words.
@@ -50,7 +82,7 @@ Status attend(const Vendor& vendor, const Plan& plan, const Batch& batch, const 
   if (Status s = admit(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
   const CurrentDevice current(vendor, plan.device.ordinal);
   if (!current.status().ok()) return current.status();
-  return enqueue(vendor, plan, batch, cache, options, workspace.data(), attend_options.stream);
+  return enqueue(vendor, plan, batch, cache, options, workspace.data(), attend_options);
 }
 
 Status attend_status(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
@@ -58,12 +90,18 @@ Status attend_status(const Vendor& vendor, const Plan& plan, const Batch& batch,
   if (Status s = admit(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
   const CurrentDevice current(vendor, plan.device.ordinal);
   if (!current.status().ok()) return current.status();
-  Outcome outcome;
-  const std::byte* at = workspace.data() + plan_detail::device_workspace(plan).outcome;
-  if (Status s = vendor.fetch(&outcome, at, sizeof outcome, attend_options.stream); !s.ok())
+  CallState state;
+  if (Status s = vendor.fetch(&state, workspace.data(), sizeof state, attend_options.stream); !s.ok())
     return {s.code(), "attend_status: " + s.message()};
-  if (outcome.broken != 0) return explain_broken(plan, batch, cache, options, outcome);
-  if (Status s = judge(outcome, plan, batch); !s.ok()) return s;
+  const Outcome& outcome = state.outcome;
+  const Status last = outcome.broken != 0 ? explain_broken(plan, batch, cache, options, outcome) : judge(outcome, plan, batch);
+  const Status earlier = judge_earlier(state.unheard);
+  // Who is told of the last call is not told of those before: that is for the next time.
+  const Unheard left = last.ok() || earlier.ok() ? Unheard{} : state.unheard;
+  if (Status s = take_note(vendor, left, workspace.data(), attend_options.stream); !s.ok() && last.ok() && earlier.ok())
+    return {s.code(), "attend_status: " + s.message()};
+  if (!last.ok()) return last;
+  if (!earlier.ok()) return earlier;
   if (attend_options.rows != nullptr) *attend_options.rows = {{plan.kernel, static_cast<std::int64_t>(outcome.rows_written)}};
   return {};
 }

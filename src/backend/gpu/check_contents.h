@@ -1,6 +1,6 @@
 // Stage: check() at depth contents, on the device. Whether some element that attention would read is not finite once its scale is
-// applied (Q-C01 to Q-C05): every query row, new rows that the cache does not hold, and cached tokens that some row sees. Sets
-// outcome->broken; which element it is, is for the host to say.
+// applied (Q-C01 to Q-C05): every query row of a request, new rows that the cache does not hold, and cached tokens that some row
+// sees. Sets outcome->broken; which element it is, is for the host to say.
 //
 // The batch breaks no rule of lengths, tables and scales: check() has made sure. Nothing else is read, so poison is never found.
 #pragma once
@@ -146,8 +146,9 @@ QUIRE_DEVICE RowSource either(bool first, const RowSource& a, const RowSource& b
 }
 
 /// The query row of a token (i = 0), and its key and value (1, 2) if they are not in the cache. No rows if there is nothing to
-/// read.
+/// read, as of padding.
 QUIRE_DEVICE ContentBox box_of_token(const AttendArgs& a, std::int64_t token, int i) {
+  if (a.may_be_padded && token >= a.query_start_loc[a.num_reqs]) return {};
   if (i == 0) return {a.query, {}, a.num_q_heads, 1, 0, token};
   if (i > 2 || a.key.data == nullptr) return {};
   const Lengths n = lengths_of(a, request_of(a, token));

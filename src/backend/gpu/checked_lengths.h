@@ -7,7 +7,7 @@
 
 namespace quire::gpu {
 
-/// `sound` if rules Q-T01, T02, T04 and T06 to T09 hold as far as this request shows.
+/// `sound` if rules Q-T01, T02, T04, T06 to T09 and T16 hold as far as this request shows.
 struct CheckedLengths {
   std::int64_t query_len = 0, context_len = 0, seq_len = 0, cached_len = 0;
   bool sound = false;
@@ -26,9 +26,9 @@ QUIRE_DEVICE CheckedLengths checked_lengths(const AttendArgs& a, std::int32_t re
   return n;
 }
 
-/// Rules about the batch as a whole: query_start_loc begins at 0 and ends at num_tokens.
+/// Rules about the batch as a whole: query_start_loc begins at 0, and ends at num_tokens or, of a padded batch, before.
 QUIRE_DEVICE bool starts_are_sound(const AttendArgs& a) {
-  return a.query_start_loc[0] == 0 && a.query_start_loc[a.num_reqs] == a.num_tokens;
+  return a.query_start_loc[0] == 0 && a.may_end_at(a.query_start_loc[a.num_reqs]);
 }
 
 }  // namespace quire::gpu

@@ -19,13 +19,15 @@ struct Vendor {
 
   /// Whether this build has the launches of a row of the kernel table.
   bool (*has_kernel)(std::string_view name);
-  /// All launches of one attend(): zero the bytes, check lengths and tables, fill the work lists, attend. args[i] is for
-  /// plan.lists[i].
-  Status (*enqueue_attend)(const Plan& plan, std::span<const AttendArgs> args, std::span<std::byte> zeroed, void* stream);
+  /// All launches of one attend(): reset, check lengths and tables, fill the work lists, attend, fill rows where args ask for it.
+  /// args[i] is for plan.lists[i].
+  Status (*enqueue_attend)(const Plan& plan, std::span<const AttendArgs> args, const ResetArgs& reset, void* stream);
   Status (*enqueue_append)(const AppendArgs& args, void* stream);
   Status (*enqueue_merge)(const MergeArgs& args, void* stream);
   /// Copies to the host what is there when the stream has come so far, and waits for it.
   Status (*fetch)(void* to, const void* from, std::size_t bytes, void* stream);
+  /// Copies to the device when the stream has come so far, and waits for it.
+  Status (*put)(void* to, const void* from, std::size_t bytes, void* stream);
   /// Whether check_contents() finds something; waits for the answer. args.outcome is not used.
   Result<bool> (*find_bad_contents)(const AttendArgs& args);
 

@@ -11,6 +11,8 @@ namespace quire::gpu {
 constexpr int kValidateThreads = 256;
 constexpr int kValidateColumns = 4 * kValidateThreads;
 constexpr int kScheduleThreads = 256;
+constexpr int kResetThreads = 256;
+constexpr int kFillThreads = 256;
 constexpr int kAppendThreads = 256;
 constexpr int kAppendDims = 8;  ///< that a thread moves at once
 constexpr int kMergeThreads = 256;
@@ -39,6 +41,10 @@ QUIRE_HD AppendPieces append_pieces(const AppendArgs& a) {
 inline std::int64_t append_blocks(const AppendArgs& a) {
   const std::int32_t tokens = append_pieces(a).tokens_at_once;
   return blocks_for((std::int64_t{a.num_tokens} + tokens - 1) / tokens, 8192);
+}
+/// As many as fill a device: how many rows there are to fill is known there.
+inline std::int64_t fill_blocks(const AttendArgs& a) {
+  return blocks_for(std::int64_t{a.num_tokens} * a.num_q_heads * a.head_dim / kFillThreads, 512);
 }
 inline std::int64_t merge_blocks(const MergeArgs& a) {
   constexpr std::int64_t kRowsAtOnce = kMergeThreads / kMergeLanes;

@@ -10,7 +10,7 @@
 namespace quire::gpu {
 namespace {
 
-static_assert(sizeof(WorkSlice) == plan_detail::kSliceBytes && sizeof(Outcome) == plan_detail::kOutcomeBytes);
+static_assert(sizeof(WorkSlice) == plan_detail::kSliceBytes && sizeof(CallState) == plan_detail::kCallStateBytes);
 
 std::int32_t narrow(std::int64_t value) { return static_cast<std::int32_t>(value); }
 
@@ -101,13 +101,14 @@ AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& o
   a.lse_token = lse.token;
   a.lse_head = lse.head;
   a.outcome = outcome;
+  a.may_be_padded = batch.padding != Padding::refused;
+  a.zero_padding = batch.padding == Padding::zero;
   return a;
 }
 
 AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::byte* workspace,
                        std::size_t list) {
-  auto* outcome = reinterpret_cast<Outcome*>(workspace + plan_detail::device_workspace(plan).outcome);
-  AttendArgs a = batch_args(batch, cache, options, outcome);
+  AttendArgs a = batch_args(batch, cache, options, &reinterpret_cast<CallState*>(workspace)->outcome);
   a.most_rows = 0;
   for (const DeviceList& l : plan.lists) a.most_rows = std::max(a.most_rows, narrow(l.max_rows));
   a.work = work_list(plan, workspace, list);
@@ -150,8 +151,9 @@ Status judge(const Outcome& outcome, const Plan& plan, const Batch& batch) {
   if (outcome.broken != 0)
     return {Code::internal_error,
             formatted("attend: {} refused lengths and tables that break no rule and stay within the plan", plan.kernel)};
-  const auto expected =
-      static_cast<unsigned long long>(batch.query.shape[0]) * static_cast<unsigned long long>(batch.query.shape[1]);
+  // Without padding the host knows better than any tensor how many rows there are.
+  const auto all = static_cast<unsigned long long>(batch.query.shape[0]) * static_cast<unsigned long long>(batch.query.shape[1]);
+  const unsigned long long expected = batch.padding == Padding::refused ? all : outcome.rows_due;
   if (outcome.rows_written == expected) return {};
   return {Code::internal_error,
           formatted("attend: {} wrote {} output rows, the batch has {}", plan.kernel, outcome.rows_written, expected)};

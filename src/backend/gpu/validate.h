@@ -1,6 +1,6 @@
 // Stage: attend, before the first row is read. Lengths and the block table against the rules that keep every later read in bounds
-// and every row written once: Q-T01, T02, T03, T04, T06, T07, T08, T09, T10. Sets outcome->broken; which rule broke where is for
-// the host to say.
+// and every row written once: Q-T01, T02, T03, T04, T06, T07, T08, T09, T10, T16. Sets outcome->broken; which rule broke where
+// is for the host to say.
 #pragma once
 
 #include "backend/gpu/runtime.h"
@@ -43,6 +43,8 @@ QUIRE_DEVICE void validate(const AttendArgs& a, int block, int blocks) {
     broken |= has_bad_page(a, req, unit % chunks * kValidateColumns, seen.begin / a.page_size, pages);
   }
   if (broken) atomic_set(&a.outcome->broken, 1);
+  if (block == 0 && thread_index() == 0)
+    a.outcome->rows_due = static_cast<unsigned long long>(a.query_start_loc[a.num_reqs]) * static_cast<unsigned>(a.num_q_heads);
 }
 
 }  // namespace quire::gpu

@@ -5,7 +5,9 @@
 #include "backend/gpu/append.h"
 #include "backend/gpu/attend_generic.h"
 #include "backend/gpu/check_contents.h"
+#include "backend/gpu/fill_rows.h"
 #include "backend/gpu/merge.h"
+#include "backend/gpu/reset.h"
 #include "backend/gpu/schedule.h"
 #include "backend/gpu/validate.h"
 
@@ -13,6 +15,8 @@
   extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
 
 namespace gpu = quire::gpu;
+
+QUIRE_KERNEL(gpu::kResetThreads) quire_reset(const gpu::ResetArgs args) { gpu::reset(args); }
 
 QUIRE_KERNEL(gpu::kValidateThreads) quire_validate(const gpu::AttendArgs args) {
   gpu::validate(args, gpu::block_index(), gpu::num_blocks());
@@ -27,6 +31,8 @@ QUIRE_KERNEL(gpu::kGenericThreads) quire_attend_generic(const gpu::AttendArgs ar
   QUIRE_SHARED(memory, gpu::kGenericSharedBytes);
   gpu::attend_generic(args, gpu::SharedArea(memory));
 }
+
+QUIRE_KERNEL(gpu::kFillThreads) quire_fill_rows(const gpu::AttendArgs args) { gpu::fill_rows(args); }
 
 QUIRE_KERNEL(gpu::kAppendThreads) quire_validate_slots(const gpu::AppendArgs args) { gpu::validate_slots(args); }
 

@@ -45,23 +45,23 @@ Result<std::array<Launch, plan_detail::kMaxLists>> attend_launches(const Api& hi
 
 bool has_kernel(std::string_view name) { return name == "hip_matrix" || name == "hip_generic"; }
 
-/// Zeroes the counters, checks lengths and tables, makes all lists, and then uses them: a list without room breaks the call
+/// Resets the counters, checks lengths and tables, makes all lists, and then uses them: a list without room breaks the call
 /// before a row is written.
-Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, std::span<std::byte> zeroed, void* stream) {
+Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, const gpu::ResetArgs& reset, void* stream) {
   const Result<const Api*> api = hip::api();
   if (!api.ok()) return api.status();
   const Api& hip = *api.value();
   const auto attend = attend_launches(hip, plan);
   if (!attend.ok()) return attend.status();
-  const Error reset = hip.memset_async(zeroed.data(), 0, zeroed.size(), stream);
-  if (Status s = status_of(hip, reset, "attend: hipMemsetAsync"); !s.ok()) return s;
+  if (Status s = launch(hip, {kPortable, "quire_reset", gpu::kResetThreads}, 1, reset, stream); !s.ok()) return s;
   const Launch validate{kPortable, "quire_validate", gpu::kValidateThreads};
   if (Status s = launch(hip, validate, gpu::validate_blocks(args[0]), args[0], stream); !s.ok()) return s;
   for (const gpu::AttendArgs& list : args)
     if (Status s = launch(hip, {kPortable, "quire_schedule", gpu::kScheduleThreads}, 1, list, stream); !s.ok()) return s;
   for (std::size_t i = 0; i < args.size(); ++i)
     if (Status s = launch(hip, attend.value()[i], plan.lists[i].num_blocks, args[i], stream); !s.ok()) return s;
-  return {};
+  if (!args[0].fills_rows()) return {};
+  return launch(hip, {kPortable, "quire_fill_rows", gpu::kFillThreads}, gpu::fill_blocks(args[0]), args[0], stream);
 }
 
 Status enqueue_append(const gpu::AppendArgs& args, void* stream) {
@@ -81,6 +81,15 @@ Status fetch(void* to, const void* from, std::size_t bytes, void* stream) {
   if (!api.ok()) return api.status();
   const Api& hip = *api.value();
   const Error copied = hip.memcpy_async(to, from, bytes, kDeviceToHost, stream);
+  if (Status s = status_of(hip, copied, "hipMemcpyAsync"); !s.ok()) return s;
+  return status_of(hip, hip.stream_synchronize(stream), "waiting for the stream");
+}
+
+Status put(void* to, const void* from, std::size_t bytes, void* stream) {
+  const Result<const Api*> api = hip::api();
+  if (!api.ok()) return api.status();
+  const Api& hip = *api.value();
+  const Error copied = hip.memcpy_async(to, from, bytes, kHostToDevice, stream);
   if (Status s = status_of(hip, copied, "hipMemcpyAsync"); !s.ok()) return s;
   return status_of(hip, hip.stream_synchronize(stream), "waiting for the stream");
 }
@@ -122,7 +131,7 @@ Status set_device(int ordinal) {
 
 }  // namespace
 
-const gpu::Vendor kVendor = {&device::kHipRuntime, has_kernel,     enqueue_attend, enqueue_append, enqueue_merge, fetch,
+const gpu::Vendor kVendor = {&device::kHipRuntime, has_kernel,     enqueue_attend, enqueue_append, enqueue_merge, fetch, put,
                              find_bad_contents,    current_device, set_device};
 
 }  // namespace quire::hip

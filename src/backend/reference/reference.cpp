@@ -417,6 +417,12 @@ Reference reference_of(const Batch& batch, const KVCache& cache, const Options& 
   return result;
 }
 
+/// Tokens [0, num_rows) of the batch that a reference has: padding rows that are left as they are have no right answer.
+std::int64_t num_judged_rows(const Batch& batch) {
+  if (batch.padding != Padding::left) return batch.query.shape[0];
+  return index_at(batch.query_start_loc, batch.seq_lens.shape[0]);
+}
+
 Status internal_error(const std::exception& e) { return {Code::internal_error, std::string("reference: ") + e.what()}; }
 
 }  // namespace
@@ -425,9 +431,11 @@ Result<Reference> reference(const Batch& batch, const KVCache& cache, const Opti
                             const NumericsProfile& profile) try {
   if (Status s = check_profile(profile); !s.ok()) return s;
   if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
-  std::vector<Chosen> rows(static_cast<std::size_t>(batch.query.shape[0]));
+  std::vector<Chosen> rows(static_cast<std::size_t>(num_judged_rows(batch)));
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i].token = rows[i].at = static_cast<std::int64_t>(i);
-  return reference_of(batch, cache, options, std::move(rows), profile);
+  Reference result = reference_of(batch, cache, options, std::move(rows), profile);
+  result.num_left_rows = batch.query.shape[0] - result.num_tokens;
+  return result;
 } catch (const std::exception& e) {
   return internal_error(e);
 }
@@ -437,11 +445,14 @@ Result<Reference> reference(const Batch& batch, const KVCache& cache, const Opti
   if (Status s = check_profile(profile); !s.ok()) return s;
   if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
   std::vector<Chosen> rows(tokens.size());
+  const std::int64_t judged = num_judged_rows(batch);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     rows[i] = {tokens[i], static_cast<std::int64_t>(i)};
-    if (tokens[i] < 0 || tokens[i] >= batch.query.shape[0])
+    if (tokens[i] < 0 || tokens[i] >= judged)
       return Status(Code::invalid_argument, "reference: tokens[" + std::to_string(i) + "] is " + std::to_string(tokens[i]) +
-                                                ", expected 0 to num_tokens - 1 = " + std::to_string(batch.query.shape[0] - 1));
+                                                (judged < batch.query.shape[0] ? ", expected a row of a request, 0 to "
+                                                                               : ", expected 0 to num_tokens - 1 = ") +
+                                                std::to_string(judged - 1));
   }
   return reference_of(batch, cache, options, std::move(rows), profile);
 } catch (const std::exception& e) {

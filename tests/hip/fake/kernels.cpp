@@ -12,7 +12,9 @@
 #include "backend/gpu/append.h"
 #include "backend/gpu/attend_generic.h"
 #include "backend/gpu/check_contents.h"
+#include "backend/gpu/fill_rows.h"
 #include "backend/gpu/merge.h"
+#include "backend/gpu/reset.h"
 #include "backend/gpu/schedule.h"
 #include "backend/gpu/validate.h"
 #include "simt/machine.h"
@@ -24,6 +26,7 @@ namespace {
 using gpu::AppendArgs;
 using gpu::AttendArgs;
 using gpu::MergeArgs;
+using gpu::ResetArgs;
 
 struct Model {
   std::string_view name;
@@ -35,12 +38,14 @@ struct Model {
 };
 
 constexpr Model kPortable[] = {
+    {"quire_reset", sizeof(ResetArgs), false, 1, [](const void* a) { gpu::reset(*static_cast<const ResetArgs*>(a)); }},
     {"quire_validate", sizeof(AttendArgs), false, 0,
      [](const void* a) { gpu::validate(*static_cast<const AttendArgs*>(a), gpu::block_index(), gpu::num_blocks()); }},
     {"quire_schedule", sizeof(AttendArgs), true, 1,
      [](const void* a) { gpu::schedule(*static_cast<const AttendArgs*>(a), gpu::SharedArea()); }},
     {"quire_attend_generic", sizeof(AttendArgs), true, 0,
      [](const void* a) { gpu::attend_generic(*static_cast<const AttendArgs*>(a), gpu::SharedArea()); }},
+    {"quire_fill_rows", sizeof(AttendArgs), false, 0, [](const void* a) { gpu::fill_rows(*static_cast<const AttendArgs*>(a)); }},
     {"quire_validate_slots", sizeof(AppendArgs), false, 0,
      [](const void* a) { gpu::validate_slots(*static_cast<const AppendArgs*>(a)); }},
     {"quire_append", sizeof(AppendArgs), false, 0, [](const void* a) { gpu::append(*static_cast<const AppendArgs*>(a)); }},
@@ -137,6 +142,8 @@ std::string pointer_elsewhere(const std::string& kernel, const void* argument, I
     const auto& a = *static_cast<const MergeArgs*>(argument);
     pointers = {{"out_a", a.out_a.data}, {"out_b", a.out_b.data}, {"lse_a", a.lse_a.data},
                 {"lse_b", a.lse_b.data}, {"out", a.out.data},     {"lse", a.lse.data}};
+  } else if (kernel == "quire_reset") {
+    pointers = {{"state", static_cast<const ResetArgs*>(argument)->state}};
   } else {
     const auto& a = *static_cast<const AttendArgs*>(argument);
     pointers = {{"query", a.query.data},

@@ -147,7 +147,7 @@ __device__ inline std::int32_t places_of_request(const gpu::AttendArgs& a, const
                                                  gpu::Lengths& lengths, bool& unsound) {
   const bool sound = are_sound(a, req, lengths);
   const std::int32_t last = lengths.first_token + lengths.query_len;  // gpu::starts_are_sound()
-  if (!sound || (req == 0 && lengths.first_token != 0) || (req == a.num_reqs - 1 && last != a.num_tokens) ||
+  if (!sound || (req == 0 && lengths.first_token != 0) || (req == a.num_reqs - 1 && !a.may_end_at(last)) ||
       lengths.cached_len > a.block_table.columns * a.page_size || !places.has_room(lengths.query_len, lengths.context_len)) {
     unsound = true;
     return 0;

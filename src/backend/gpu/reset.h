@@ -1,0 +1,38 @@
+// Stage: attend, before anything else of a call. What the call before left in the workspace is noted, if it was no success and
+// nobody has asked; then the counters of this call begin at zero.
+#pragma once
+
+#include "backend/gpu/runtime.h"
+
+#include "backend/gpu/args.h"
+#include "backend/gpu/launch_sizes.h"
+
+namespace quire::gpu {
+
+/// Adds the outcome that is in the workspace to its record. A workspace is born with anything in it: without the seal it has no
+/// past, and the record begins here.
+QUIRE_DEVICE void note_unheard(CallState& state) {
+  Unheard unheard = state.unheard;
+  if (!unheard.is_sealed()) {
+    unheard = {};
+  } else if (unheard.heard == 0) {
+    const bool refused = state.outcome.broken != 0;
+    unheard.refused += refused ? 1 : 0;
+    unheard.miscounted += !refused && state.outcome.rows_written != state.outcome.rows_due ? 1 : 0;
+  }
+  unheard.heard = 0;
+  unheard.seal = unheard.own_seal();
+  state.unheard = unheard;
+}
+
+/// One block of kResetThreads threads.
+QUIRE_DEVICE void reset(const ResetArgs& a) {
+  if (thread_index() == 0) note_unheard(*a.state);
+  block_barrier();  // the outcome has been read
+  constexpr int first_kept = kUnheardAt / 4, end_kept = first_kept + static_cast<int>(sizeof(Unheard)) / 4;
+  auto* const words = reinterpret_cast<std::uint32_t*>(a.state);
+  for (std::int32_t i = thread_index(); i < a.num_words; i += kResetThreads)
+    if (i < first_kept || i >= end_kept) words[i] = 0;
+}
+
+}  // namespace quire::gpu
