@@ -6,16 +6,14 @@
 #include "backend/gpu/current_device.h"
 #include "backend/gpu/entry.h"
 #include "backend/gpu/resolve.h"
+#include "backend/gpu/tickets.h"
 #include "plan/device_workspace.h"
 #include "plan/fits.h"
 #include "text/formatted.h"
 
 namespace quire::gpu {
-namespace {
 
-/// Everything that can be refused without reading a tensor.
-Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
-             std::span<std::byte> workspace) {
+Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options) {
   if (const Findings findings = check(batch, cache, options, Depth::metadata); !findings.ok()) return findings.status();
   if (Status s = plan_detail::shapes_fit(plan, batch, cache, options); !s.ok()) return s;
   if (Status s = plan_detail::counts_within(plan, batch); !s.ok()) return s;
@@ -24,45 +22,78 @@ Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const K
   if (plan.device.ordinal < 0)
     return {Code::unsupported,
             formatted("attend: the plan was made for the pretended device {}; plan for gpu_device()", plan.device.name)};
+  return {};
+}
+
+namespace {
+
+Status admit_with_workspace(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache,
+                            const Options& options, std::span<std::byte> workspace) {
+  if (Status s = admit(vendor, plan, batch, cache, options); !s.ok()) return s;
   return plan_detail::workspace_fits(plan, batch, cache, options, workspace);
 }
 
+/// Who is told if the call breaks.
+struct Teller {
+  unsigned long long* word = nullptr;
+  std::uint64_t ticket = 0;
+};
+
 Status enqueue(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
-               std::byte* workspace, void* stream) {
+               std::byte* workspace, const Teller& teller, void* stream) {
   std::array<AttendArgs, plan_detail::kMaxLists> args;
-  for (std::size_t i = 0; i < plan.lists.size(); ++i) args[i] = attend_args(plan, batch, cache, options, workspace, i);
+  for (std::size_t i = 0; i < plan.lists.size(); ++i) {
+    args[i] = attend_args(plan, batch, cache, options, workspace, i);
+    args[i].ticket_word = teller.word;
+    args[i].ticket = teller.ticket;
+  }
   const auto zeroed = static_cast<std::size_t>(plan_detail::device_workspace(plan).zeroed_bytes);
   return vendor.enqueue_attend(plan, {args.data(), plan.lists.size()}, {workspace, zeroed}, stream);
-}
-
-/// The outcome is broken: the same question is asked on the host, where the answer has words.
-Status explain_broken(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
-                      const Outcome& outcome) {
-  if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
-  if (Status s = plan_detail::lengths_within(plan, batch); !s.ok()) return s;
-  return judge(outcome, plan, batch);
 }
 
 }  // namespace
 
 Status attend(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
               std::span<std::byte> workspace, const AttendOptions& attend_options) {
-  if (Status s = admit(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
+  if (Status s = admit_with_workspace(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
+  return attend_admitted(vendor, plan, batch, cache, options, workspace, attend_options);
+}
+
+Status attend_admitted(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+                       std::span<std::byte> workspace, const AttendOptions& attend_options) {
   const CurrentDevice current(vendor, plan.device.ordinal);
   if (!current.status().ok()) return current.status();
-  return enqueue(vendor, plan, batch, cache, options, workspace.data(), attend_options.stream);
+  Teller teller{nullptr, attend_options.ticket};
+  if (teller.ticket != 0) {
+    const Result<unsigned long long*> word = vendor.tickets->word(vendor, plan.device.ordinal);
+    if (!word.ok()) return word.status();
+    teller.word = word.value();
+  }
+  return enqueue(vendor, plan, batch, cache, options, workspace.data(), teller, attend_options.stream);
+}
+
+Status why_broken(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options) {
+  if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
+  return plan_detail::lengths_within(plan, batch);
 }
 
 Status attend_status(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
                      std::span<std::byte> workspace, const AttendOptions& attend_options) {
-  if (Status s = admit(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
+  if (Status s = admit_with_workspace(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
   const CurrentDevice current(vendor, plan.device.ordinal);
   if (!current.status().ok()) return current.status();
+  const Result<bool> capturing = vendor.is_capturing(attend_options.stream);
+  if (!capturing.ok()) return capturing.status();
+  if (capturing.value())
+    return {Code::invalid_argument,
+            "attend_status: stream is being captured in a graph, where nothing may wait; ask after a replay"};
   Outcome outcome;
   const std::byte* at = workspace.data() + plan_detail::device_workspace(plan).outcome;
   if (Status s = vendor.fetch(&outcome, at, sizeof outcome, attend_options.stream); !s.ok())
     return {s.code(), "attend_status: " + s.message()};
-  if (outcome.broken != 0) return explain_broken(plan, batch, cache, options, outcome);
+  if (outcome.broken != 0) {
+    if (Status s = gpu::why_broken(plan, batch, cache, options); !s.ok()) return s;
+  }
   if (Status s = judge(outcome, plan, batch); !s.ok()) return s;
   if (attend_options.rows != nullptr) *attend_options.rows = {{plan.kernel, static_cast<std::int64_t>(outcome.rows_written)}};
   return {};
