@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <cctype>
 #include <cstring>
+#include <utility>
 
 #include "arguments.hpp"
+#include "deferred.hpp"
 #include "errors.hpp"
 
 namespace quire_python {
@@ -231,6 +233,10 @@ BatchForCall PyBatch::to_read() const {
 BatchForCall PyBatch::to_write(nb::handle stream) const {
   if (!output_given_) return with_new_output(stream);
   return {.views = checked(), .output = arrays_.output};
+}
+
+void PyBatch::settle() const {
+  if (deferred_ != 0) quire_python::settle(std::exchange(deferred_, 0));
 }
 
 ArrayRef PyCache::import_scale(nb::handle scale, const char* name, float& storage) {

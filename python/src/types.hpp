@@ -44,8 +44,12 @@ class PyBatch {
   bool output_given() const { return output_given_; }
   const quire::Batch& views() const { return views_; }
   const BatchArrays& arrays() const { return arrays_; }
+  /// The ticket of the last such call with this batch; settle() forgets it.
+  std::uint64_t defer(std::uint64_t ticket) const { return deferred_ = ticket; }
+  void settle() const;
 
  private:
+  mutable std::uint64_t deferred_ = 0;
   BatchArrays arrays_;
   bool output_given_ = false;  ///< false for a case, too: its output is for kernels that write in place
   quire::Batch views_;
@@ -109,6 +113,7 @@ void bind_contract(nb::module_& m);
 void bind_pool(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_bound(nb::module_& m);
 void bind_faults(nb::module_& m);
 void bind_diagnose(nb::module_& m);
 void bind_verify(nb::module_& m);
