@@ -47,6 +47,7 @@ struct AttendOptions {
   void* stream = nullptr;                 ///< of GPU calls: a cudaStream_t or hipStream_t; null = the default stream
   bool nan_if_refused = false;  ///< on a GPU: fills output and lse with NaN if the device refuses lengths or tables. A CPU's
                                 ///< call that is refused says so itself, and writes nothing
+  std::uint64_t ticket = 0;     ///< of GPU calls: what take_broken_ticket() says if this one breaks; 0 = nothing
 };
 
 /// Softmax attention for every request of the batch (equations: batch.hpp; Milakov & Gimelshein 2018, arXiv:1805.02867 for the
@@ -60,7 +61,8 @@ struct AttendOptions {
 ///
 /// On a GPU, `workspace` is device memory and the call enqueues on `stream` and returns: it reads no tensor, waits for nothing
 /// and allocates nothing, so it can be captured in a graph and replayed with other lengths within plan.bounds. Metadata is
-/// checked here; lengths and tables are checked on the device, which writes no row if a rule is broken. attend_status() asks.
+/// checked here; lengths and tables are checked on the device, which writes no row if a rule is broken. attend_status() asks, and
+/// so does take_broken_ticket() of calls that have a ticket.
 Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
               const AttendOptions& attend_options = {});
 
@@ -76,6 +78,49 @@ Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const 
 /// attend_options.rows. With a CPU plan it is OK: attend() has said it all.
 Status attend_status(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
                      std::span<std::byte> workspace, const AttendOptions& attend_options = {});
+
+/// The ticket of an attend() that wrote no row because lengths or tables break a rule or exceed the plan's bounds; 0 if there is
+/// none. The device leaves it in a word of the host's memory, so this waits for nothing: a call that still runs may yet break.
+/// Taken, it is forgotten. Of several that broke since, one is kept.
+std::uint64_t take_broken_ticket() noexcept;
+/// Whether take_broken_ticket() would return one.
+bool has_broken_ticket() noexcept;
+
+/// Why a call whose ticket came back wrote no row: the status of check() or of the bounds, by what the tensors hold now; OK if
+/// that breaks nothing. Waits for the device.
+Status why_broken(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options);
+
+/// Waits for the GPUs that run, or ran, calls with tickets.
+Status synchronize();
+
+/// Whether a stream of that memory's GPU is being captured in a graph, where nothing may wait. False for host memory.
+Result<bool> is_capturing(Memory memory, void* stream);
+
+/// attend() with all but addresses settled: made once per step, run for each layer.
+///
+/// run() takes tensors that differ from those of make() in their addresses alone (same_call()). What follows from shapes, strides
+/// and types was checked by make(). What follows from addresses (Q-M04, Q-M05, Q-M16, Q-M37) is checked at each run, and so are
+/// lengths and tables, on a GPU there and on a CPU before the first write. Immutable: threads may share it.
+class BoundAttend {
+ public:
+  /// The status of attend(), as far as no tensor on a GPU is read.
+  static Result<BoundAttend> make(Plan plan, const Batch& batch, const KVCache& cache, const Options& options);
+  /// Types, shapes, strides, memories and options are those of make().
+  bool same_call(const Batch& batch, const KVCache& cache, const Options& options) const noexcept;
+  /// As attend(), with the same promises. invalid_argument, naming the tensor, unless same_call().
+  Status run(const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
+             const AttendOptions& attend_options = {}) const;
+  const Plan& plan() const noexcept { return plan_; }
+
+ private:
+  BoundAttend(Plan plan, const Batch& batch, const KVCache& cache, const Options& options);
+
+  Plan plan_;
+  Batch batch_;
+  KVCache cache_;
+  Options options_;
+  std::size_t workspace_bytes_ = 0;
+};
 
 struct MergeOptions {
   Executor* executor = nullptr;  ///< null = default_executor()

@@ -127,6 +127,8 @@ struct Bounds {
   std::int64_t num_tokens = 0;
   std::int64_t max_query_len = 0;
   std::int64_t max_seq_len = 0;
+  /// max_seq_len is what the table's width holds. A longer request is no fault of its own: its window may see none of the table.
+  bool seq_len_from_shapes = false;
   bool operator==(const Bounds&) const = default;
 };
 

@@ -20,6 +20,7 @@ from quire._messages import explain_methods as _explain_methods
 from quire._messages import explained as _explained
 from quire._quire import (
     Batch,
+    BoundCall,
     Case,
     CaseResult,
     CheckResult,
@@ -59,6 +60,7 @@ from quire._quire import (
     host_device,
     kernels,
     rules,
+    synchronize,
 )
 from quire._quire import version as __version__
 from quire.errors import (
@@ -83,6 +85,7 @@ append = _explained(_quire.append)
 attend = _explained(_quire.attend)
 attend_status = _explained(_quire.attend_status)
 attend_with_fault = _explained(_quire.attend_with_fault)
+bind = _explained(_quire.bind)
 check = _explained(_quire.check)
 compare = _explained(_quire.compare)
 explain = _explained(_quire.explain)
@@ -103,6 +106,7 @@ _explain_methods(Findings, PagePool, Plan, SlotLedger)
 __all__ = [
     "ArgumentError",
     "Batch",
+    "BoundCall",
     "CaptureWarning",
     "Case",
     "CaseResult",
@@ -151,6 +155,7 @@ __all__ = [
     "attend",
     "attend_status",
     "attend_with_fault",
+    "bind",
     "capture",
     "check",
     "compare",
@@ -178,6 +183,7 @@ __all__ = [
     "set_num_threads",
     "targets",
     "soak",
+    "synchronize",
     "verify",
     "vllm",
     "write_capture",

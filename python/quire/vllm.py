@@ -7,7 +7,7 @@ Code and tests written for vLLM run by changing an import. What differs, on purp
   unwritten or reads past its buffers. ``max_seq_len`` of :func:`chunked_prefill_paged_decode` and :func:`context_attention_fwd` is
   ignored, as in vLLM's prefill kernel: vLLM's own test passes 1024 there for sequences of up to 1792 tokens.
 * **fp8 is a type.** ``kv_cache_dtype`` "fp8" and "fp8_e4m3" mean ``fp8_e4m3fn`` for uint8 tensors, or ``fp8_e4m3fnuz`` if
-  :data:`fp8_flavour` is "fnuz" (gfx94x); "fp8_e5m2" means ``fp8_e5m2``. A tensor that has an fp8 dtype keeps it, and a string that
+  ``fp8_flavour`` is "fnuz" (gfx94x); "fp8_e5m2" means ``fp8_e5m2``. A tensor that has an fp8 dtype keeps it, and a string that
   contradicts it is an error. Scales apply to fp8 caches only, as in vLLM.
 * **Cache contents by row, as in vLLM.** :func:`chunked_prefill_paged_decode` reads rows of query_len 1 wholly from the cache and the
   new tokens of longer rows from ``key`` and ``value``; :func:`context_attention_fwd` takes every row's new tokens from ``k`` and ``v``;
@@ -19,9 +19,13 @@ Code and tests written for vLLM run by changing an import. What differs, on purp
 * ALiBi is relative to the query position, honours windows and sinks, and takes slopes of any sign.
 * Per-head scales reach the result, or raise where vLLM would read element 0 only.
 
-**On CUDA tensors** calls use torch's current stream, take lengths and tables where they are, and wait for the device to say what it
-found; set :data:`wait` to False to enqueue and return. ``max_query_len`` and ``max_seq_len`` are not compared with the batch then. The
-decode ops and ``skip_decode``, which answer some of the rows, read the lengths on the host.
+**On CUDA tensors** calls use torch's current stream, take lengths and tables where they are, enqueue and return. If lengths or tables
+break a rule, or exceed ``max_query_len`` or the ``max_seq_len`` that the op looks at, the device writes no row and leaves a mark: the
+next call raises it, or :func:`quire.synchronize`. ``wait=True`` waits in each call and raises there. Such calls can be captured in a
+graph with ``wait=False``. The decode ops and ``skip_decode``, which answer some of the rows, read the lengths on the host.
+
+**Two arguments of every op are not vLLM's**, by name: ``wait`` and ``fp8_flavour`` (where a cache is read). None takes what
+:func:`settings` says around the call, or else :data:`wait` and :data:`fp8_flavour` of this module.
 
 What Quire does not do raises :class:`quire.UnsupportedError` naming the argument: fp8 outputs (``output_scale``), ``causal=False``,
 block-sparse attention, ``qq_bias``, ``mm_prefix_range``, tables of pointers.
@@ -29,15 +33,17 @@ block-sparse attention, ``qq_bias``, ``mm_prefix_range``, tables of pointers.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from quire import _quire
-from quire._arrays import empty_bytes_like, empty_f32_like, is_torch
+from quire._arrays import empty_f32_like, is_torch
 from quire._messages import FLOATING_DTYPES
 from quire.errors import ArgumentError, UnsupportedError
 
@@ -52,6 +58,7 @@ __all__ = [
     "paged_attention_v2",
     "reshape_and_cache",
     "reshape_and_cache_flash",
+    "settings",
     "unified_attention",
     "wait",
 ]
@@ -59,8 +66,55 @@ __all__ = [
 fp8_flavour: str = "fn"
 """What "fp8" and "fp8_e4m3" mean for uint8 caches: "fn" (NVIDIA, gfx95x, gfx12) or "fnuz" (gfx94x)."""
 
-wait: bool = True
-"""On CUDA tensors: wait for the device and raise if lengths or tables break a rule. False: enqueue only, and nobody asks."""
+wait: bool = False
+"""On CUDA tensors, True: every call waits for the device and raises what it found. False: the next call raises it, or
+:func:`quire.synchronize`."""
+
+
+class _Settings(NamedTuple):
+    wait: bool | None = None
+    fp8_flavour: str | None = None
+
+
+_settings: contextvars.ContextVar[_Settings] = contextvars.ContextVar("quire.vllm.settings", default=_Settings())
+
+
+@contextlib.contextmanager
+def settings(*, wait: bool | None = None, fp8_flavour: str | None = None) -> Iterator[None]:
+    """What calls inside take for an argument of that name that they are not given; of this thread or asyncio task alone.
+
+    ``wait``: True waits for the device in each call and raises what it found. ``fp8_flavour``: "fn" or "fnuz". None leaves what is set.
+    """
+    if wait is not None and not isinstance(wait, bool):
+        raise ArgumentError(f"wait: {wait!r}, expected True, False or None")
+    _known_flavour(fp8_flavour)
+    outer = _settings.get()
+    token = _settings.set(
+        _Settings(outer.wait if wait is None else wait, outer.fp8_flavour if fp8_flavour is None else fp8_flavour)
+    )
+    try:
+        yield
+    finally:
+        _settings.reset(token)
+
+
+def _known_flavour(flavour: str | None) -> None:
+    if flavour not in (None, "fn", "fnuz"):
+        raise ArgumentError(f'fp8_flavour: "{flavour}" is neither "fn" nor "fnuz"')
+
+
+def _waits(given: bool | None) -> bool:
+    if given is None:
+        given = _settings.get().wait
+    return globals()["wait"] if given is None else given
+
+
+def _flavour(given: str | None) -> str:
+    if given is None:
+        given = _settings.get().fp8_flavour
+    chosen: str = globals()["fp8_flavour"] if given is None else given
+    _known_flavour(chosen)
+    return chosen
 
 padding: str | None = "left"
 """What becomes of output rows behind the last start: "left" as they are, made "zero", or None: such a batch is refused (Q-T04)."""
@@ -94,6 +148,8 @@ def _on_device(array: Any) -> bool:
 
 def _numbers(array: Any, name: str) -> np.ndarray:
     """Index tensors and scales as NumPy; those on a device are copied, which waits for it."""
+    if _on_device(array) and sys.modules["torch"].cuda.is_current_stream_capturing():
+        raise ArgumentError(f"{name}: this op reads its values on the host, which would wait; the stream is being captured in a graph")
     return _quire.bits(array.cpu() if _on_device(array) else array, name)[0]
 
 
@@ -124,12 +180,10 @@ def _view(array: Any, name: str, dtype: str | None) -> tuple[Any, str]:
     return array, dtype if _is_raw(array) and dtype is not None else _dtype_of(array, name)
 
 
-def _cache_dtype(kv_cache_dtype: str, cache: Any, name: str) -> str | None:
+def _cache_dtype(kv_cache_dtype: str, cache: Any, name: str, flavour: str) -> str | None:
     """The Quire dtype to read ``cache`` as; None = as the dtype it has."""
     if kv_cache_dtype in ("fp8", "fp8_e4m3"):
-        if fp8_flavour not in ("fn", "fnuz"):
-            raise ArgumentError(f'fp8_flavour: "{fp8_flavour}" is neither "fn" nor "fnuz"')
-        allowed, raw = _E4M3, "fp8_e4m3" + fp8_flavour
+        allowed, raw = _E4M3, "fp8_e4m3" + flavour
     elif kv_cache_dtype == "fp8_e5m2":
         allowed, raw = _E5M2, "fp8_e5m2"
     elif kv_cache_dtype == "auto" or kv_cache_dtype in _PLAIN:
@@ -173,17 +227,44 @@ def _scale(scale: Any, name: str, num_kv_heads: int) -> Any:
     raise UnsupportedError(f"{name}: shape {list(values.shape)} with different values; expected one value or one per KV head")
 
 
+_known_dtypes: dict[tuple[Any, ...], str] = {}
+"""What :func:`_dtype_of_caches` found before, by all that it looks at."""
+
+
+def _dtype_of_caches(key_cache: Any, value_cache: Any, kv_cache_dtype: str, flavour: str) -> str:
+    """The Quire dtype that both are read as."""
+    found = tuple(
+        _view(cache, name, _cache_dtype(kv_cache_dtype, cache, name, flavour))[1]
+        for cache, name in ((key_cache, "key_cache"), (value_cache, "value_cache"))
+    )
+    if found[0] != found[1]:
+        raise ArgumentError(f"value_cache: {found[1]}, but key_cache is {found[0]}")
+    return found[0]
+
+
 def _read_cache(
-    key_cache: Any, value_cache: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, heads_dim: int, scale_name: str = "scale"
-) -> _Cache:
-    k, k_dtype = _view(key_cache, "key_cache", _cache_dtype(kv_cache_dtype, key_cache, "key_cache"))
-    v, v_dtype = _view(value_cache, "value_cache", _cache_dtype(kv_cache_dtype, value_cache, "value_cache"))
-    if k_dtype != v_dtype:
-        raise ArgumentError(f"value_cache: {v_dtype}, but key_cache is {k_dtype}")
-    if not k_dtype.startswith("fp8"):
-        return _Cache(k, v, k_dtype, None, None)
-    heads = k.shape[heads_dim] if k.ndim > heads_dim else 1
-    return _Cache(k, v, k_dtype, _scale(k_scale, "k_" + scale_name, heads), _scale(v_scale, "v_" + scale_name, heads))
+    key_cache: Any, value_cache: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, heads_dim: int, scale_name: str = "scale",
+    fp8_flavour: str | None = None,
+) -> _Cache:  # fmt: skip
+    """The arrays as they are, with the dtype to read them as. Scales apply to fp8 caches only."""
+    flavour = _flavour(fp8_flavour)
+    key = (kv_cache_dtype, flavour, type(key_cache), getattr(key_cache, "dtype", None), type(value_cache), getattr(value_cache, "dtype", None))  # fmt: skip
+    dtype = _known_dtypes.get(key)
+    if dtype is None:
+        dtype = _known_dtypes[key] = _dtype_of_caches(key_cache, value_cache, kv_cache_dtype, flavour)
+    if not dtype.startswith("fp8"):
+        return _Cache(key_cache, value_cache, dtype, None, None)
+    heads = key_cache.shape[heads_dim] if key_cache.ndim > heads_dim else 1
+    return _Cache(
+        key_cache, value_cache, dtype, _scale(k_scale, "k_" + scale_name, heads), _scale(v_scale, "v_" + scale_name, heads)
+    )
+
+
+def _as_bits(cache: _Cache) -> _Cache:
+    """Host caches as NumPy, whatever library they come from."""
+    if _on_device(cache.k):
+        return cache
+    return cache._replace(k=_quire.bits(cache.k, "key_cache", cache.dtype)[0], v=_quire.bits(cache.v, "value_cache", cache.dtype)[0])
 
 
 def _has_other_x(cache: _Cache) -> bool:
@@ -200,16 +281,17 @@ def _unpacked(k: Any) -> Any:
     return _permuted(k, 0, 3, 1, 2, 4).reshape(pages, page_size, heads, chunks * x)
 
 
-def _packed_cache(cache: _Cache) -> _quire.KVCache:
+def _packed_cache(cache: _Cache) -> tuple[_Cache, str]:
     """vLLM's packed layout. x is 16 / itemsize by definition; a cache packed with another x (vLLM's own prefix-prefill test packs fp8
     with x = 8) is copied into a layout that can say so."""
     if not _has_other_x(cache):
-        return cache.view("packed")
+        return cache, "packed"
+    cache = _as_bits(cache)
     _warn_once(
         f"key_cache is packed with x = {cache.k.shape[4]} where {16 // cache.k.itemsize} is expected for {cache.dtype}; "
         "quire.vllm copies it on every call"
     )
-    return cache._replace(k=_unpacked(cache.k), v=_permuted(cache.v, 0, 3, 1, 2)).view("nhd")
+    return cache._replace(k=_unpacked(cache.k), v=_permuted(cache.v, 0, 3, 1, 2)), "nhd"
 
 
 def _f32_vector(array: Any, name: str) -> Any:
@@ -228,7 +310,11 @@ def _f32_vector(array: Any, name: str) -> Any:
 
 
 def _options(scale: float | None, window: int | None, cap: float | None, alibi_slopes: Any, sinks: Any) -> _quire.Options:
-    return _quire.Options(
+    return _quire.Options(**_option_arguments(scale, window, cap, alibi_slopes, sinks))
+
+
+def _option_arguments(scale: float | None, window: int | None, cap: float | None, alibi_slopes: Any, sinks: Any) -> dict[str, Any]:
+    return dict(
         softmax_scale=None if scale is None else float(scale),
         sliding_window=window if window is not None and window > 0 else None,
         logits_soft_cap=cap if cap is not None and cap > 0 else None,
@@ -246,28 +332,7 @@ class _Lengths(NamedTuple):
     sound: bool
 
 
-def _device_lengths(query_start_loc: Any, seq_lens: Any) -> _Lengths:
-    """The same where the tensors are, without waiting: whether they are sound is for the device to find."""
-    torch = sys.modules["torch"]
-    return _Lengths(query_start_loc, seq_lens, torch.diff(query_start_loc.to(torch.int64)), True)
-
-
-def _longest(lengths: Any) -> int:
-    """0 where nobody waits for the answer."""
-    return int(lengths.max(initial=0)) if isinstance(lengths, np.ndarray) else 0
-
-
-def _where(condition: Any, yes: Any, no: Any) -> Any:
-    return np.where(condition, yes, no) if isinstance(condition, np.ndarray) else sys.modules["torch"].where(condition, yes, no)
-
-
 def _lengths(query_start_loc: Any, seq_lens: Any) -> _Lengths:
-    if _on_device(query_start_loc) and _on_device(seq_lens):
-        return _device_lengths(query_start_loc, seq_lens)
-    return _host_lengths(query_start_loc, seq_lens)
-
-
-def _host_lengths(query_start_loc: Any, seq_lens: Any) -> _Lengths:
     qsl = _numbers(query_start_loc, "query_start_loc")
     seq = _numbers(seq_lens, "seq_lens")
     if qsl.ndim != 1 or seq.ndim != 1 or qsl.size != seq.size + 1 or qsl.dtype.kind != "i" or seq.dtype.kind != "i":
@@ -281,18 +346,79 @@ def _at_least(given: int | None, needed: int, name: str) -> None:
         raise ArgumentError(f"{name}: {given}, but the batch has {needed}; vLLM would leave rows unwritten")
 
 
+def _cached_lens(query_start_loc: Any, seq_lens: Any, whole_decode: bool) -> Any:
+    """How many tokens of each request the cache holds, where the lengths are; None if lengths of the host mean nothing.
+
+    seq_len - query_len; with ``whole_decode`` seq_len where query_len is 1. On a device nothing waits.
+    """
+    if _on_device(query_start_loc) and _on_device(seq_lens):
+        new = query_start_loc.diff().to(seq_lens.dtype)
+        return seq_lens - (new * (new != 1) if whole_decode else new)
+    lengths = _lengths(query_start_loc, seq_lens)
+    if not lengths.sound:
+        return None
+    context = lengths.seq_lens - lengths.query_lens
+    return np.where(lengths.query_lens == 1, lengths.seq_lens, context) if whole_decode else context
+
+
+class _Call(NamedTuple):
+    """What an op asks for: the arguments of ``_quire.attend_arrays``."""
+
+    arguments: dict[str, Any]
+    answered: np.ndarray | None = None
+    """Requests whose rows the op writes; None = all."""
+
+    def cache(self) -> _quire.KVCache:
+        a = self.arguments
+        return _as_bits(_Cache(a["k"], a["v"], a["cache_dtype"], a["k_scale"], a["v_scale"])).view(a["layout"])
+
+    def options(self) -> _quire.Options:
+        return _quire.Options(**{n: self.arguments[n] for n in ("softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks")})
+
+    def batch(self) -> _quire.Batch:
+        names = ("query", "output", "query_start_loc", "seq_lens", "block_table", "cached_lens", "key", "value", "padding")
+        return _quire.Batch(**{name: self.arguments.get(name) for name in names})
+
+    def inputs(self) -> Inputs:
+        a = self.arguments
+        return Inputs(self.batch(), self.cache(), self.options(), _lengths(a["query_start_loc"], a["seq_lens"]), self.answered)
+
+
+def _attend_call(call: _Call, wait: bool | None, query_len: tuple[int | None, str], seq_len: tuple[int | None, str] = (None, "")) -> None:
+    """Attends all requests. The bounds reach the plan; for lengths on the host they are looked at before."""
+    a = call.arguments
+    if not _on_device(a["query_start_loc"]):
+        _check_limits(_lengths(a["query_start_loc"], a["seq_lens"]), call, query_len, seq_len)
+    # 0 says nothing to plan(), so a bound of no token at all is one.
+    most_rows, most_keys = (None if n is None else max(int(n), 1) for n in (query_len[0], seq_len[0]))
+    _quire.attend_arrays(**a, max_query_len=most_rows, max_seq_len=most_keys, wait=_waits(wait))
+
+
+def _check_limits(lengths: _Lengths, call: _Call, query_len: tuple[int | None, str], seq_len: tuple[int | None, str]) -> None:
+    """A rule that is broken is raised first: a limit means nothing then."""
+    longest = int(lengths.query_lens.max(initial=0)), int(lengths.seq_lens.max(initial=0)) if lengths.sound else 0
+    short = [name for (given, name), needed in zip((query_len, seq_len), longest) if given is not None and given < needed]
+    if not short and lengths.sound:
+        return
+    _quire.check(call.batch(), call.cache(), call.options(), "tables").raise_if_any()
+    for (given, name), needed in zip((query_len, seq_len), longest):
+        _at_least(given, needed, name)
+
+
 def _attend(
-    batches: Sequence[_quire.Batch], cache: _quire.KVCache, options: _quire.Options, limits: Sequence[tuple[int | None, int, str]]
+    batches: Sequence[_quire.Batch],
+    cache: _quire.KVCache,
+    options: _quire.Options,
+    limits: Sequence[tuple[int | None, int, str]],
+    wait: bool | None = None,
+    **bounds: int,
 ) -> None:
     """Plans (and so checks) every batch before the first one writes."""
-    plans = [_quire.plan(batch, cache, options) for batch in batches]
+    plans = [_quire.plan(batch, cache, options, **bounds) for batch in batches]
     for given, needed, name in limits:
         _at_least(given, needed, name)
     for batch, plan in zip(batches, plans):
-        place = None
-        if not wait and _on_device(batch.query):
-            place = empty_bytes_like(batch.query, plan.workspace_bytes)
-        _quire.attend(batch, cache, options, plan, place)
+        _quire.attend(batch, cache, options, plan, wait=_waits(wait))
 
 
 def _runs(keep: np.ndarray) -> list[tuple[int, int]]:
@@ -334,56 +460,62 @@ class Inputs(NamedTuple):
     """Requests whose rows the op writes; None = all."""
 
 
-def chunked_inputs(
+def _chunked(
     *, query: Any, key: Any, value: Any, output: Any, kv_cache_dtype: str, key_cache: Any, value_cache: Any, block_table: Any,
     query_start_loc: Any, seq_lens: Any, k_scale: Any, v_scale: Any, alibi_slopes: Any = None, sliding_window: int | None = None,
     sm_scale: float | None = None, sinks: Any = None, output_scale: Any = None, is_block_table_ptr: bool = False,
-    causal: bool = True, **_: Any,
-) -> Inputs:  # fmt: skip
+    causal: bool = True, max_query_len: int | None = None, fp8_flavour: str | None = None, **_: Any,
+) -> _Call:  # fmt: skip
     _causal_only(causal)
     _unsupported(output_scale=output_scale, is_block_table_ptr=is_block_table_ptr)
-    lengths = _lengths(query_start_loc, seq_lens)
-    cached = None
-    if key is not None and lengths.sound:
-        cached = _where(lengths.query_lens == 1, lengths.seq_lens, lengths.seq_lens - lengths.query_lens)
-    batch = _quire.Batch(
-        query=query,
-        output=output,
-        query_start_loc=query_start_loc,
-        seq_lens=seq_lens,
-        block_table=block_table,
-        cached_lens=cached,
-        key=key,
-        value=value,
-        padding=padding,
+    if max_query_len == 1 and _on_device(query_start_loc):
+        key = value = None  # rows of query_len 1 read the cache alone; a longer one exceeds the bound, and is found
+    cached = None if key is None else _cached_lens(query_start_loc, seq_lens, whole_decode=True)
+    cache, layout = _packed_cache(
+        _read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour)
     )
-    cache = _packed_cache(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1))
-    return Inputs(batch, cache, _options(sm_scale, sliding_window, None, alibi_slopes, sinks), lengths)
+    return _Call(
+        dict(
+            query=query, output=output, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=block_table, cached_lens=cached,
+            key=key, value=value, k=cache.k, v=cache.v, layout=layout, cache_dtype=cache.dtype, k_scale=cache.k_scale,
+            v_scale=cache.v_scale, padding=padding, **_option_arguments(sm_scale, sliding_window, None, alibi_slopes, sinks),
+        )
+    )  # fmt: skip
 
 
-def context_inputs(
+def chunked_inputs(**arguments: Any) -> Inputs:
+    return _chunked(**arguments).inputs()
+
+
+def _context(
     *, q: Any, k: Any, v: Any, o: Any, kv_cache_dtype: str, k_cache: Any, v_cache: Any, b_loc: Any, b_start_loc: Any, b_seq_len: Any,
     k_scale: Any, v_scale: Any, alibi_slopes: Any = None, sliding_window: int | None = None, sm_scale: float | None = None,
-    skip_decode: bool = False, sinks: Any = None, fp8_out_scale: Any = None, is_block_table_ptr: bool = False, **_: Any,
-) -> Inputs:  # fmt: skip
+    skip_decode: bool = False, sinks: Any = None, fp8_out_scale: Any = None, is_block_table_ptr: bool = False,
+    fp8_flavour: str | None = None, **_: Any,
+) -> _Call:  # fmt: skip
     _unsupported(fp8_out_scale=fp8_out_scale, is_block_table_ptr=is_block_table_ptr)
-    lengths = _lengths(b_start_loc, b_seq_len)
-    cached = lengths.seq_lens - lengths.query_lens if lengths.sound else None
-    batch = _quire.Batch(
-        query=q, output=o, query_start_loc=b_start_loc, seq_lens=b_seq_len, block_table=b_loc, cached_lens=cached, key=k, value=v,
-        padding=padding,
+    cache, layout = _packed_cache(_read_cache(k_cache, v_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour))
+    return _Call(
+        dict(
+            query=q, output=o, query_start_loc=b_start_loc, seq_lens=b_seq_len, block_table=b_loc,
+            cached_lens=_cached_lens(b_start_loc, b_seq_len, whole_decode=False), key=k, value=v, k=cache.k, v=cache.v, layout=layout,
+            cache_dtype=cache.dtype, k_scale=cache.k_scale, v_scale=cache.v_scale,
+            padding=padding, **_option_arguments(sm_scale, sliding_window, None, alibi_slopes, sinks),
+        ),
+        _lengths(b_start_loc, b_seq_len).query_lens != 1 if skip_decode else None,
     )  # fmt: skip
-    cache = _packed_cache(_read_cache(k_cache, v_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1))
-    answered = lengths.query_lens != 1 if skip_decode else None
-    return Inputs(batch, cache, _options(sm_scale, sliding_window, None, alibi_slopes, sinks), lengths, answered)
 
 
-def unified_inputs(
+def context_inputs(**arguments: Any) -> Inputs:
+    return _context(**arguments).inputs()
+
+
+def _unified(
     *, q: Any, k: Any, v: Any, out: Any, cu_seqlens_q: Any, seqused_k: Any, softmax_scale: float | None, causal: bool,
     window_size: Sequence[int] | None, block_table: Any, softcap: float, q_descale: Any, k_descale: Any, v_descale: Any,
     alibi_slopes: Any = None, output_scale: Any = None, qq_bias: Any = None, sinks: Any = None, mm_prefix_range: Any = None,
-    use_alibi_sqrt: bool = False, **_: Any,
-) -> Inputs:  # fmt: skip
+    use_alibi_sqrt: bool = False, fp8_flavour: str | None = None, **_: Any,
+) -> _Call:  # fmt: skip
     _causal_only(causal)
     _unsupported(
         q_descale=q_descale,
@@ -396,22 +528,30 @@ def unified_inputs(
         raise UnsupportedError(
             "alibi_slopes with sinks: vLLM measures this op's bias from the context end, which a sink makes visible"
         )
-    lengths = _lengths(cu_seqlens_q, seqused_k)
-    batch = _quire.Batch(query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seqused_k, block_table=block_table, padding=padding)
     kv_cache_dtype = "fp8" if _is_raw(k) else "auto"
-    cache = _read_cache(k, v, kv_cache_dtype, k_descale, v_descale, heads_dim=2, scale_name="descale").view("nhd")
+    cache = _read_cache(k, v, kv_cache_dtype, k_descale, v_descale, heads_dim=2, scale_name="descale", fp8_flavour=fp8_flavour)
     window = window_size[0] + 1 if window_size is not None and window_size[0] >= 0 else None
-    return Inputs(batch, cache, _options(softmax_scale, window, softcap, alibi_slopes, sinks), lengths)
+    return _Call(
+        dict(
+            query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seqused_k, block_table=block_table, k=cache.k, v=cache.v,
+            layout="nhd", cache_dtype=cache.dtype, k_scale=cache.k_scale, v_scale=cache.v_scale,
+            padding=padding, **_option_arguments(softmax_scale, window, softcap, alibi_slopes, sinks),
+        )
+    )  # fmt: skip
+
+
+def unified_inputs(**arguments: Any) -> Inputs:
+    return _unified(**arguments).inputs()
 
 
 def decode_inputs(
     *, out: Any, query: Any, key_cache: Any, value_cache: Any, num_kv_heads: int, scale: float, block_tables: Any, seq_lens: Any,
     block_size: int, alibi_slopes: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, query_start_loc: Any = None,
-    fp8_out_scale: Any = None, blocksparse_vert_stride: int = 0, **_: Any,
+    fp8_out_scale: Any = None, blocksparse_vert_stride: int = 0, fp8_flavour: str | None = None, **_: Any,
 ) -> Inputs:  # fmt: skip
     """The whole batch of a decode-only op; it answers sequences of at least one token, and requests with exactly one row."""
     _unsupported(fp8_out_scale=fp8_out_scale, blocksparse_vert_stride=blocksparse_vert_stride > 1)
-    cache = _packed_cache(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1))
+    cache = _decode_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, fp8_flavour)
     _check_sizes(cache, num_kv_heads, block_size)
     seq = _quire.bits(seq_lens, "seq_lens")[0]
     starts = np.arange(seq.size + 1, dtype=seq.dtype) if query_start_loc is None else query_start_loc
@@ -446,6 +586,9 @@ def chunked_prefill_paged_decode(
     sinks: Any = None,
     is_block_table_ptr: bool = False,
     causal: bool = True,
+    *,
+    wait: bool | None = None,
+    fp8_flavour: str | None = None,
 ) -> None:
     """Attention for a mixed batch over a packed cache; writes ``output``.
 
@@ -454,8 +597,7 @@ def chunked_prefill_paged_decode(
     ``value_cache`` [num_blocks, num_kv_heads, head_dim, block_size]. ``sliding_window`` counts keys, the own one included; 0, None or
     negative = off. ``max_seq_len`` is ignored, ``max_query_len`` must not be too small.
     """
-    batch, cache, options, lengths, _ = chunked_inputs(**locals())
-    _attend([batch], cache, options, [(max_query_len, _longest(lengths.query_lens), "max_query_len")])
+    _attend_call(_chunked(**locals()), wait, (max_query_len, "max_query_len"))
 
 
 def context_attention_fwd(
@@ -480,25 +622,29 @@ def context_attention_fwd(
     fp8_out_scale: Any = None,
     sinks: Any = None,
     is_block_table_ptr: bool = False,
+    *,
+    wait: bool | None = None,
+    fp8_flavour: str | None = None,
 ) -> None:
     """Attention of each request's new tokens over its cached context (packed cache) and themselves (``k``, ``v``); writes ``o``.
 
     The cache is read for positions [0, seq_len - query_len) only. ``skip_decode`` leaves the rows of requests with query_len 1
     unwritten. Shapes as in :func:`chunked_prefill_paged_decode`; ``max_seq_len`` is ignored.
     """
-    batch, cache, options, lengths, _ = context_inputs(**locals())
-    batches = [batch]
-    if skip_decode:
-        lengths = _host_lengths(b_start_loc, b_seq_len)
-    if skip_decode and np.any(lengths.query_lens == 1):
-        _quire.check(batch, cache, options, "tables").raise_if_any()
-        table = b_loc if _on_device(b_loc) else _quire.bits(b_loc, "b_loc")[0]
-        runs = _runs(lengths.query_lens != 1)
-        cached = lengths.seq_lens - lengths.query_lens
-        batches = [_batch_of_run(run, lengths, table, q, o, cached_lens=cached, key=k, value=v) for run in runs]
-    _attend(batches, cache, options, [(max_input_len, _longest(lengths.query_lens), "max_input_len")])
-    if batches != [batch]:
-        _zero_padding(o, lengths)
+    call = _context(**locals())
+    if not skip_decode or np.all(call.answered):
+        return _attend_call(call, wait, (max_input_len, "max_input_len"))
+    lengths = _lengths(b_start_loc, b_seq_len)
+    cache, options = call.cache(), call.options()
+    _quire.check(call.batch(), cache, options, "tables").raise_if_any()
+    table = b_loc if _on_device(b_loc) else _quire.bits(b_loc, "b_loc")[0]
+    cached = lengths.seq_lens - lengths.query_lens
+    batches = [
+        _batch_of_run(run, lengths, table, q, o, cached_lens=cached, key=k, value=v) for run in _runs(lengths.query_lens != 1)
+    ]
+    longest = int(lengths.query_lens.max(initial=0))
+    _attend(batches, cache, options, [(max_input_len, longest, "max_input_len")], wait, max_query_len=longest)
+    _zero_padding(o, lengths)
 
 
 def unified_attention(
@@ -529,20 +675,25 @@ def unified_attention(
     sinks: Any = None,
     mm_prefix_range: Any = None,
     use_alibi_sqrt: bool = False,
+    *,
+    wait: bool | None = None,
+    fp8_flavour: str | None = None,
 ) -> None:
     """Attention over a cache that holds every token, this step's included; writes ``out``.
 
     ``k``, ``v``: caches [num_blocks, block_size, num_kv_heads, head_dim] with any strides. ``window_size`` is (W - 1, ignored), -1 = off.
-    ``softcap`` 0 = off. uint8 caches are read as e4m3 of :data:`fp8_flavour`. The split-softmax buffers are not used.
+    ``softcap`` 0 = off. uint8 caches are read as e4m3 of ``fp8_flavour``. The split-softmax buffers are not used.
 
     ALiBi with sinks raises: vLLM's bias is relative to the context end here, which only cancels without a sink.
     """
-    batch, cache, options, lengths, _ = unified_inputs(**locals())
-    limits = [
-        (max_seqlen_q, _longest(lengths.query_lens), "max_seqlen_q"),
-        (max_seqlen_k, _longest(lengths.seq_lens), "max_seqlen_k"),
-    ]
-    _attend([batch], cache, options, limits)
+    _attend_call(_unified(**locals()), wait, (max_seqlen_q, "max_seqlen_q"), (max_seqlen_k, "max_seqlen_k"))
+
+
+def _decode_cache(key_cache: Any, value_cache: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, flavour: str | None) -> _quire.KVCache:
+    cache, layout = _packed_cache(
+        _read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=flavour)
+    )
+    return cache.view(layout)
 
 
 def _check_sizes(cache: _quire.KVCache, num_kv_heads: int, block_size: int) -> None:
@@ -568,20 +719,23 @@ def _decode(
     k_scale: Any,
     v_scale: Any,
     query_start_loc: Any = None,
+    *,
+    wait: bool | None = None,
+    fp8_flavour: str | None = None,
 ) -> None:
     """The decode-only ops: one query row per sequence, or, with query_start_loc, only the requests that have exactly one."""
-    cache = _packed_cache(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1))
+    cache = _decode_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, fp8_flavour)
     _check_sizes(cache, num_kv_heads, block_size)
     options = _options(scale, None, None, alibi_slopes, None)
     table = block_tables if _on_device(block_tables) else _quire.bits(block_tables, "block_tables")[0]
     seq = _numbers(seq_lens, "seq_lens")
     if query_start_loc is None:
-        lengths = _host_lengths(np.arange(seq.size + 1, dtype=np.int64), seq)
+        lengths = _lengths(np.arange(seq.size + 1, dtype=np.int64), seq)
         if tuple(query.shape[:1]) != (seq.size,) or table.shape[:1] != (seq.size,) or seq.ndim != 1:
             raise ArgumentError(f"query: {query.shape[0]} rows for {seq.size} seq_lens and {table.shape[0]} block_tables rows")
         keep = seq > 0
     else:
-        lengths = _host_lengths(query_start_loc, seq)
+        lengths = _lengths(query_start_loc, seq)
         whole = _quire.Batch(
             query=query, output=out, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=table, padding=padding
         )
@@ -590,7 +744,8 @@ def _decode(
     if np.any(seq < 0):
         raise ArgumentError(f"seq_lens[{int(np.argmin(seq))}]: {int(seq.min())} is negative")
     batches = [_batch_of_run(run, lengths, table, query, out) for run in _runs(keep)]
-    _attend(batches, cache, options, [(max_seq_len, int(seq[keep].max(initial=0)), "max_seq_len")])
+    longest = int(seq[keep].max(initial=0))
+    _attend(batches, cache, options, [(max_seq_len, longest, "max_seq_len")], wait, max_query_len=1, max_seq_len=longest)
     if query_start_loc is None:
         for row in np.flatnonzero(~keep):
             out[int(row)] = 0
@@ -618,6 +773,9 @@ def paged_attention_v1(
     blocksparse_vert_stride: int = 0,
     blocksparse_block_size: int = 64,
     blocksparse_head_sliding_step: int = 0,
+    *,
+    wait: bool | None = None,
+    fp8_flavour: str | None = None,
 ) -> None:
     """Decode attention over a packed cache, one query row per sequence: ``query``, ``out`` [num_seqs, num_q_heads, head_dim].
 
@@ -626,7 +784,7 @@ def paged_attention_v1(
     _unsupported(blocksparse_vert_stride=blocksparse_vert_stride > 1)
     _decode(
         out, query, key_cache, value_cache, num_kv_heads, scale, block_tables, seq_lens, block_size, max_seq_len, alibi_slopes,
-        kv_cache_dtype, k_scale, v_scale,
+        kv_cache_dtype, k_scale, v_scale, wait=wait, fp8_flavour=fp8_flavour,
     )  # fmt: skip
 
 
@@ -653,12 +811,15 @@ def paged_attention_v2(
     blocksparse_vert_stride: int = 0,
     blocksparse_block_size: int = 64,
     blocksparse_head_sliding_step: int = 0,
+    *,
+    wait: bool | None = None,
+    fp8_flavour: str | None = None,
 ) -> None:
     """:func:`paged_attention_v1` with vLLM's split-softmax buffers ``exp_sum``, ``max_logits`` and ``tmp_out``, which are not touched."""
     _unsupported(blocksparse_vert_stride=blocksparse_vert_stride > 1)
     _decode(
         out, query, key_cache, value_cache, num_kv_heads, scale, block_tables, seq_lens, block_size, max_seq_len, alibi_slopes,
-        kv_cache_dtype, k_scale, v_scale,
+        kv_cache_dtype, k_scale, v_scale, wait=wait, fp8_flavour=fp8_flavour,
     )  # fmt: skip
 
 
@@ -683,12 +844,15 @@ def paged_attention_rocm(
     v_scale: Any,
     fp8_out_scale: Any = None,
     mfma_type: str = "f16",
+    *,
+    wait: bool | None = None,
+    fp8_flavour: str | None = None,
 ) -> None:
     """Decode attention of the requests whose query_len is 1 (all sequences if ``query_start_loc`` is None); other rows stay as they are."""
     _unsupported(fp8_out_scale=fp8_out_scale)
     _decode(
         out, query, key_cache, value_cache, num_kv_heads, scale, block_tables, seq_lens, block_size, max_seq_len, alibi_slopes,
-        kv_cache_dtype, k_scale, v_scale, query_start_loc,
+        kv_cache_dtype, k_scale, v_scale, query_start_loc, wait=wait, fp8_flavour=fp8_flavour,
     )  # fmt: skip
 
 
@@ -708,14 +872,15 @@ def _append_other_x(cache: _Cache, key: Any, value: Any, slots: np.ndarray) -> N
 
 
 def reshape_and_cache(
-    key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any
-) -> None:
+    key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any,
+    *, fp8_flavour: str | None = None,
+) -> None:  # fmt: skip
     """Writes ``key``, ``value`` [num_tokens, num_kv_heads, head_dim] into a packed cache: row t to slot_mapping[t]; negative = skip.
 
     fp8: stored = row / scale, rounded to nearest even, saturating. slot_mapping may be shorter than key (graph padding). All heads are
     written, whatever their number; strides of every tensor are honoured.
     """
-    cache = _read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1)
+    cache = _as_bits(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour))
     if _has_other_x(cache):
         if _on_device(key_cache):
             raise UnsupportedError("key_cache: packed with an unusual x, which is not written on a device")
@@ -726,10 +891,11 @@ def reshape_and_cache(
 
 
 def reshape_and_cache_flash(
-    key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any
-) -> None:
+    key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any,
+    *, fp8_flavour: str | None = None,
+) -> None:  # fmt: skip
     """:func:`reshape_and_cache` for caches [num_blocks, block_size, num_kv_heads, head_dim]; NHD or HND by stride. Per-head scales work."""
-    cache = _read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=2)
+    cache = _as_bits(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=2, fp8_flavour=fp8_flavour))
     _quire.append(cache.view("nhd"), key, value, slot_mapping)
 
 

@@ -237,40 +237,102 @@ Memory usable(Memory memory, const std::string& name, const std::string& device)
   return memory;
 }
 
-/// ROCm builds of torch call their devices cuda, too.
-Memory torch_memory(const std::string& type) {
-  if (type == "cpu") return Memory::cpu;
-  const bool rocm = !nb::module_::import_("torch").attr("version").attr("hip").is_none();
-  return rocm ? Memory::hip : Memory::cuda;
+/// Attributes of tensors, by names that are made once; leaked, as the classes are.
+struct TorchNames {
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* get_device = PyUnicode_InternFromString("get_device");
+  PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
+  PyObject* is_cuda = PyUnicode_InternFromString("is_cuda");
+  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
+  PyObject* layout = PyUnicode_InternFromString("layout");
+  PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
+  PyObject* shape = PyUnicode_InternFromString("shape");
+  PyObject* stride = PyUnicode_InternFromString("stride");
+};
+const TorchNames& torch_names() {
+  static const auto* const names = new TorchNames;
+  return *names;
+}
+
+nb::object attribute(nb::handle object, PyObject* name) {
+  nb::object value = nb::steal(PyObject_GetAttr(object.ptr(), name));
+  if (!value.is_valid()) throw nb::python_error();
+  return value;
+}
+nb::object result_of_method(nb::handle object, PyObject* name) {
+  nb::object value = nb::steal(PyObject_CallMethodNoArgs(object.ptr(), name));
+  if (!value.is_valid()) throw nb::python_error();
+  return value;
+}
+bool is_true(const nb::object& value) { return value.ptr() == Py_True; }
+std::int64_t integer(PyObject* value) {
+  const long long number = PyLong_AsLongLong(value);
+  if (number == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+  return number;
+}
+
+/// What torch says once and for all. Made when the first tensor comes, which is when torch is there.
+struct TorchFacts {
+  nb::object strided, is_grad_enabled;
+  Memory gpu = Memory::cuda;  ///< ROCm builds of torch call their devices cuda, too
+
+  TorchFacts() {
+    const nb::module_ torch = nb::module_::import_("torch");
+    strided = torch.attr("strided");
+    is_grad_enabled = torch.attr("is_grad_enabled");
+    if (!torch.attr("version").attr("hip").is_none()) gpu = Memory::hip;
+  }
+};
+const TorchFacts& torch_facts() {
+  static const auto* const facts = new TorchFacts;
+  return *facts;
+}
+
+/// torch's dtypes are single objects, which live for ever.
+const Element& torch_element(nb::handle dtype) {
+  static auto* const known = new std::unordered_map<PyObject*, Element>;
+  if (const auto found = known->find(dtype.ptr()); found != known->end()) return found->second;
+  const std::string text = text_of(dtype);
+  Element element{text.substr(text.find('.') + 1), nb::cast<std::int64_t>(dtype.attr("itemsize"))};
+  dtype.inc_ref();
+  return known->emplace(dtype.ptr(), std::move(element)).first->second;
+}
+
+/// Of a tensor in host memory or on a GPU: which it is, and of which GPU.
+void set_torch_place(ArrayRef& array, nb::handle object, const std::string& name) {
+  const TorchNames& names = torch_names();
+  if (is_true(attribute(object, names.is_cpu))) return;
+  const auto device = [&] { return text_of(object.attr("device")); };
+  if (!is_true(attribute(object, names.is_cuda))) refuse_device(name, device());
+  const Memory memory = torch_facts().gpu;
+  if (!quire::has_backend(memory == Memory::cuda ? Backend::cuda : Backend::hip)) refuse_device(name, device());
+  array.view.memory = memory;
+  array.ordinal = static_cast<int>(integer(result_of_method(object, names.get_device).ptr()));
 }
 
 ArrayRef from_torch(nb::handle object, const Reading& reading) {
   const std::string& name = reading.name;
-  const nb::object device = object.attr("device");
-  const auto type = nb::cast<std::string>(device.attr("type"));
-  if (type != "cpu" && type != "cuda") refuse_device(name, text_of(device));
-  const Memory memory = type == "cpu" ? Memory::cpu : usable(torch_memory(type), name, text_of(device));
-  if (text_of(object.attr("layout")) != "torch.strided") refuse(name, "torch layout is " + text_of(object.attr("layout")));
-  if (nb::cast<bool>(object.attr("is_neg")())) refuse(name, "torch's lazy negation is pending; call resolve_neg() first");
-  if (nb::cast<bool>(object.attr("requires_grad")) && nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")()))
-    refuse(name, "requires grad, but Quire does not differentiate; use torch.no_grad() or detach()");
-  std::string dtype = text_of(object.attr("dtype"));
-  dtype = dtype.substr(dtype.find('.') + 1);
-  const Element element{dtype, nb::cast<std::int64_t>(object.attr("itemsize"))};
+  const TorchNames& names = torch_names();
+  const TorchFacts& facts = torch_facts();
   ArrayRef array;
+  set_torch_place(array, object, name);
+  if (const nb::object layout = attribute(object, names.layout); !layout.is(facts.strided))
+    refuse(name, "torch layout is " + text_of(layout));
+  if (is_true(result_of_method(object, names.is_neg))) refuse(name, "torch's lazy negation is pending; call resolve_neg() first");
+  if (is_true(attribute(object, names.requires_grad)) && nb::cast<bool>(facts.is_grad_enabled()))
+    refuse(name, "requires grad, but Quire does not differentiate; use torch.no_grad() or detach()");
   array.owner = nb::borrow(object);
   array.writable = true;
-  array.view.dtype = resolve_dtype(reading, element);
-  array.view.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")()));  // NOLINT
+  array.view.dtype = resolve_dtype(reading, torch_element(attribute(object, names.dtype)));
+  array.view.data = reinterpret_cast<void*>(integer(result_of_method(object, names.data_ptr).ptr()));  // NOLINT
   array.torch_data = array.view.data;
-  array.view.memory = memory;
-  if (memory != Memory::cpu) array.ordinal = nb::cast<int>(device.attr("index"));
-  const nb::tuple shape = nb::tuple(object.attr("shape"));
-  const nb::tuple stride = nb::cast<nb::tuple>(object.attr("stride")());
-  set_rank(array.view, name, shape.size());
-  for (std::size_t d = 0; d < shape.size(); ++d) {
-    array.view.shape[d] = nb::cast<std::int64_t>(shape[d]);
-    array.view.stride[d] = nb::cast<std::int64_t>(stride[d]);
+  const nb::object shape = attribute(object, names.shape), stride = result_of_method(object, names.stride);
+  const auto rank = static_cast<std::size_t>(PyTuple_Size(shape.ptr()));
+  set_rank(array.view, name, rank);
+  for (std::size_t d = 0; d < rank; ++d) {
+    array.view.shape[d] = integer(PyTuple_GetItem(shape.ptr(), static_cast<Py_ssize_t>(d)));
+    array.view.stride[d] = integer(PyTuple_GetItem(stride.ptr(), static_cast<Py_ssize_t>(d)));
   }
   return array;
 }
@@ -439,8 +501,8 @@ void check_same_gpu(const ArrayRef& first, const char* first_name, const ArrayRe
 
 void check_still_there(const ArrayRef& array, const char* name) {
   if (array.torch_data == nullptr) return;
-  const auto now = nb::cast<std::uintptr_t>(array.object.attr("data_ptr")());
-  if (now != reinterpret_cast<std::uintptr_t>(array.torch_data))
+  const std::int64_t now = integer(result_of_method(array.object, torch_names().data_ptr).ptr());
+  if (now != static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(array.torch_data)))
     refuse(name, "the tensor's storage moved since it was passed in (resize_ or set_?); make a new object from it");
 }
 

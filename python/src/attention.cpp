@@ -3,13 +3,15 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
-#include <cstdlib>
+#include <memory>
 #include <vector>
 
+#include "deferred.hpp"
 #include "errors.hpp"
 #include "executor.hpp"
 #include "ledger.hpp"
 #include "types.hpp"
+#include "workspace.hpp"
 
 namespace quire_python {
 namespace {
@@ -19,53 +21,6 @@ using quire::Plan;
 using quire::RowCount;
 using quire::Tensor;
 using quire::WriteTag;
-
-constexpr std::size_t kAlignment = 64;
-
-/// One workspace per thread, grown to the largest plan so far: steady state allocates nothing.
-class ThreadWorkspace {
- public:
-  ~ThreadWorkspace() { std::free(data_); }
-  std::span<std::byte> at_least(std::size_t bytes) {
-    if (bytes > size_) {
-      std::free(data_);
-      size_ = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-      data_ = static_cast<std::byte*>(std::aligned_alloc(kAlignment, size_));
-      if (data_ == nullptr) {
-        size_ = 0;
-        throw std::bad_alloc();
-      }
-    }
-    return {data_, size_};
-  }
-
- private:
-  std::byte* data_ = nullptr;
-  std::size_t size_ = 0;
-};
-
-/// The stream of a GPU call as a number: the argument's, or the current one of the library that the array comes from.
-void* stream_for(nb::handle stream, const ArrayRef& like) {
-  if (like.ordinal < 0) return nullptr;
-  const nb::object number = arrays_function("stream_of")(stream, like.object, like.ordinal);
-  return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(number));  // NOLINT(performance-no-int-to-ptr)
-}
-
-std::span<std::byte> workspace_for(const Plan& plan, const ArrayRef& given) {
-  static thread_local ThreadWorkspace own;
-  if (!given) return own.at_least(quire::workspace_bytes(plan));
-  const auto bytes = static_cast<std::size_t>(given.view.num_elements() * quire::itemsize(given.view.dtype));
-  return {static_cast<std::byte*>(given.view.data), bytes};
-}
-
-/// Any contiguous writable array serves as workspace; raw bytes are the usual choice.
-ArrayRef import_workspace(nb::handle workspace) {
-  if (workspace.is_none()) return {};
-  const nb::object view = arrays_function("as_bytes")(workspace);
-  ArrayRef array = import_array(view, "workspace", Access::write, "fp8_e4m3fn");
-  if (!array.view.is_contiguous()) throw_error(Code::invalid_argument, "workspace: the array is not contiguous");
-  return array;
-}
 
 Plan plan_now(const quire::Batch& b, const quire::KVCache& c, const quire::Options& o, int num_threads) {
   quire::Result<Plan> made = quire::plan(b, c, o, {.kernel = {}, .num_threads = num_threads});
@@ -78,55 +33,62 @@ void fill_rows(const std::vector<RowCount>& counts, std::optional<nb::dict>& row
   for (const RowCount& count : counts) (*rows)[count.kernel.c_str()] = count.rows;
 }
 
-/// The workspace of a GPU call: what the caller gave, or one from the library of the query.
-ArrayRef device_workspace(const PyBatch& batch, const Plan& plan, nb::handle workspace, nb::handle stream) {
-  const ArrayRef& query = batch.arrays().query;
-  const nb::object made = workspace.is_none()
-                              ? arrays_function("empty_bytes_like")(query.object, quire::workspace_bytes(plan), stream)
-                              : nb::borrow(workspace);
-  ArrayRef array = import_workspace(made);
-  if (array.view.memory != query.view.memory)
-    throw_error(Code::invalid_argument, "workspace: is in " + std::string(quire::name(array.view.memory)) +
-                                            " memory, but the batch is in " + std::string(quire::name(query.view.memory)) +
-                                            " memory");
-  check_same_gpu(query, "query", array, "workspace");
-  return array;
+SmallArrays small_arrays(const PyBatch& batch, const PyCache& cache, const PyOptions* options) {
+  const BatchArrays& a = batch.arrays();
+  SmallArrays kept{.query_start_loc = a.query_start_loc,
+                   .seq_lens = a.seq_lens,
+                   .block_table = a.block_table,
+                   .cached_lens = a.cached_lens,
+                   .k_scale = cache.k_scale(),
+                   .v_scale = cache.v_scale()};
+  if (options != nullptr) kept.alibi_slopes = options->alibi_slopes(), kept.sinks = options->sinks();
+  return kept;
 }
 
-/// Enqueues; with a workspace of its own it also waits, because nobody could ask afterwards.
-void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& cache, const PyOptions* options, const Plan& plan,
-                   nb::handle workspace, std::optional<nb::dict>& rows, nb::handle stream, bool nan_if_refused) {
+/// Enqueues. What the device finds is asked for, or left to the next call and to synchronize().
+void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& cache, const PyOptions* options,
+                   std::shared_ptr<const Plan> plan, nb::handle workspace, std::optional<nb::dict>& rows, nb::handle stream,
+                   bool nan_if_refused, nb::handle wait) {
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   check_same_gpu(batch.arrays().query, "query", cache.k(), "k");
-  const ArrayRef place = device_workspace(batch, plan, workspace, stream);
-  const std::span<std::byte> bytes = workspace_for(plan, place);
   std::vector<RowCount> counts;
-  const quire::AttendOptions how{
-      .rows = &counts, .stream = stream_for(stream, batch.arrays().query), .nan_if_refused = nan_if_refused};
+  quire::AttendOptions how{.rows = &counts, .stream = stream_for(stream, batch.arrays().query), .nan_if_refused = nan_if_refused};
+  const bool alone = workspace.is_none();  // nobody could ask with attend_status() afterwards
+  const Wait chosen =
+      wait_of(wait, alone ? Wait::yes : Wait::no, wait.is_none() ? "workspace" : "wait", b.query.memory, how.stream);
+  raise_if_broken(b.query.memory, how.stream);
+  const ArrayRef place = device_workspace(batch.arrays().query, quire::workspace_bytes(*plan), workspace, stream);
+  const std::span<std::byte> bytes = bytes_of(place);
+  if (chosen == Wait::no) how.ticket = batch.defer(defer(b, c, o, plan, small_arrays(batch, cache, options)));
   quire::Status status;
   {
-    const bool wait = workspace.is_none();
     const nb::gil_scoped_release unlocked;
-    status = quire::attend(plan, b, c, o, bytes, how);
-    if (status.ok() && wait) status = quire::attend_status(plan, b, c, o, bytes, how);
+    status = quire::attend(*plan, b, c, o, bytes, how);
+    if (status.ok() && chosen == Wait::yes) status = quire::attend_status(*plan, b, c, o, bytes, how);
   }
   require_ok(status);
   fill_rows(counts, rows);
 }
 
+/// The plan that was given, which its Python object keeps, or one for this call.
+std::shared_ptr<const Plan> shared_plan(const Plan* given, const quire::Batch& b, const quire::KVCache& c,
+                                        const quire::Options& o) {
+  if (given == nullptr) return std::make_shared<const Plan>(unwrap(quire::plan(b, c, o)));
+  return {given, [held = nb::object(nb::find(*given))](const Plan*) {}};
+}
+
 nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace,
-                  std::optional<nb::dict> rows, nb::handle stream, bool nan_if_refused) {
+                  std::optional<nb::dict> rows, nb::handle stream, bool nan_if_refused, nb::handle wait) {
   const BatchForCall call = batch.to_write(stream);
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   if (b.query.memory != quire::Memory::cpu) {
-    std::optional<Plan> made;
-    if (plan == nullptr) made = unwrap(quire::plan(b, c, o));
-    attend_on_gpu(batch, b, cache, options, plan != nullptr ? *plan : *made, workspace, rows, stream, nan_if_refused);
+    attend_on_gpu(batch, b, cache, options, shared_plan(plan, b, c, o), workspace, rows, stream, nan_if_refused, wait);
     return result_of(batch, call);
   }
+  wait_of(wait, Wait::yes, "wait", b.query.memory, nullptr);
   const ArrayRef given = import_workspace(workspace);
   std::vector<RowCount> counts;
   quire::Status status;
@@ -136,7 +98,7 @@ nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* o
     std::optional<Plan> made;
     if (plan == nullptr) made = plan_now(b, c, o, threads.chosen);
     const Plan& use = plan != nullptr ? *plan : *made;
-    status = quire::attend(use, b, c, o, workspace_for(use, given), {.executor = threads.executor.get(), .rows = &counts});
+    status = quire::attend(use, b, c, o, host_workspace(use, given), {.executor = threads.executor.get(), .rows = &counts});
   }
   require_ok(status);
   fill_rows(counts, rows);
@@ -151,14 +113,15 @@ void attend_status(const PyBatch& batch, const PyCache& cache, const PyOptions* 
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
-  const ArrayRef place = device_workspace(batch, plan, workspace, stream);
+  const ArrayRef place = device_workspace(batch.arrays().query, quire::workspace_bytes(plan), workspace, stream);
   std::vector<RowCount> counts;
   const quire::AttendOptions how{.rows = &counts, .stream = stream_for(stream, batch.arrays().query)};
   quire::Status status;
   {
     const nb::gil_scoped_release unlocked;
-    status = quire::attend_status(plan, b, c, o, workspace_for(plan, place), how);
+    status = quire::attend_status(plan, b, c, o, bytes_of(place), how);
   }
+  batch.settle();
   require_ok(status);
   fill_rows(counts, rows);
 }
@@ -245,9 +208,11 @@ Arguments:
     rows: a dict that receives {kernel: (token x head) rows it wrote} (on a GPU, if the call waits).
     stream: of calls on a GPU: a number (cudaStream_t, hipStream_t) or a stream of torch or CuPy; None = the library's current stream.
     nan_if_refused: on a GPU, output and lse become NaN if the device refuses lengths or tables: for replays that nobody asks about.
+    wait: of calls on a GPU: True waits for the device and raises what it found; False enqueues and returns, and what the device
+        finds is raised by the next call, by attend_status() or by synchronize(). None = True without a workspace, else False.
 
-On a GPU lengths and tables are checked there, and no row is written if they break a rule. With a workspace of yours the call
-enqueues and returns (it can be captured in a graph), and attend_status() waits and raises what was found; with None it does so itself.
+On a GPU lengths and tables are checked there, and no row is written if they break a rule. A call that does not wait can be captured
+in a graph; one that would is refused there, and the capture goes on.
 
 Raises ContractError (a broken rule, named in .rule) or UnsupportedError before any output byte changes. The GIL is released.)";
 
@@ -286,10 +251,10 @@ be out_a or out_b. None allocates. +inf in an lse is an error.)";
 void bind_attention(nb::module_& m) {
   m.def("attend", &attend, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("plan") = nb::none(),
         nb::arg("workspace") = nb::none(), nb::arg("rows") = nb::none(), nb::arg("stream") = nb::none(),
-        nb::arg("nan_if_refused") = false,
+        nb::arg("nan_if_refused") = false, nb::arg("wait") = nb::none(),
         nb::sig("def attend(batch: Batch, cache: KVCache, options: Options | None = None, plan: Plan | None = None, "
                 "workspace: typing.Any | None = None, rows: dict[str, int] | None = None, stream: typing.Any | None = None, "
-                "nan_if_refused: bool = False) -> typing.Any"),
+                "nan_if_refused: bool = False, wait: bool | None = None) -> typing.Any"),
         kAttendDoc);
   m.def("attend_status", &attend_status, nb::arg("batch"), nb::arg("cache"), nb::arg("options").none(), nb::arg("plan"),
         nb::arg("workspace").none(), nb::arg("rows") = nb::none(), nb::arg("stream") = nb::none(),

@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include "deferred.hpp"
 #include "errors.hpp"
 #include "types.hpp"
 
@@ -26,6 +27,8 @@ NB_MODULE(_quire, m) {
   quire_python::bind_pool(m);
   quire_python::bind_plan(m);
   quire_python::bind_attention(m);
+  quire_python::bind_bound(m);
+  quire_python::bind_deferred(m);
   quire_python::bind_faults(m);
   quire_python::bind_diagnose(m);
   quire_python::bind_capture(m);

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <cctype>
 #include <cstring>
+#include <utility>
 
 #include "arguments.hpp"
+#include "deferred.hpp"
 #include "errors.hpp"
 
 namespace quire_python {
@@ -52,10 +54,7 @@ nb::object padding_object(quire::Padding padding) {
 
 quire::Padding read_padding(const Arguments& given) {
   if (given.get("padding").is_none()) return quire::Padding::refused;
-  const std::string text = given.text("padding", "");
-  const std::optional<quire::Padding> known = quire::padding_from_name(text);
-  if (known && *known != quire::Padding::refused) return *known;
-  throw_error(Code::invalid_argument, "padding: \"" + text + "\" is none of left, zero; None = there is none");
+  return padding_named(given.text("padding", ""));
 }
 
 std::string describe(const PyCache& cache) {
@@ -257,6 +256,10 @@ BatchForCall PyBatch::to_write(nb::handle stream) const {
   return {.views = checked(), .output = arrays_.output};
 }
 
+void PyBatch::settle() const {
+  if (deferred_ != 0) quire_python::settle(std::exchange(deferred_, 0));
+}
+
 ArrayRef PyCache::import_scale(nb::handle scale, const char* name, float& storage) {
   if (scale.is_none()) return {};
   if (!is_number(scale)) {
@@ -408,6 +411,12 @@ void bind_types(nb::module_& m) {
       .def_prop_ro(
           "sinks", [](const PyOptions& o) { return array_object(o.sinks()); }, nb::sig("def sinks(self) -> typing.Any"))
       .def("__repr__", [](const PyOptions& o) { return describe(o); });
+}
+
+quire::Padding padding_named(const std::string& text) {
+  const std::optional<quire::Padding> known = quire::padding_from_name(text);
+  if (known && *known != quire::Padding::refused) return *known;
+  throw_error(Code::invalid_argument, "padding: \"" + text + "\" is none of left, zero; None = there is none");
 }
 
 }  // namespace quire_python

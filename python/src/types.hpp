@@ -15,6 +15,9 @@
 
 namespace quire_python {
 
+/// "left" or "zero"; raises for other names.
+quire::Padding padding_named(const std::string& text);
+
 struct BatchArrays {
   ArrayRef query, output, query_start_loc, seq_lens, block_table, cached_lens, key, value, slot_mapping, lse, request_ids;
 };
@@ -44,8 +47,12 @@ class PyBatch {
   bool output_given() const { return output_given_; }
   const quire::Batch& views() const { return views_; }
   const BatchArrays& arrays() const { return arrays_; }
+  /// The ticket of the last such call with this batch; settle() forgets it.
+  std::uint64_t defer(std::uint64_t ticket) const { return deferred_ = ticket; }
+  void settle() const;
 
  private:
+  mutable std::uint64_t deferred_ = 0;
   BatchArrays arrays_;
   bool output_given_ = false;  ///< false for a case, too: its output is for kernels that write in place
   quire::Batch views_;
@@ -109,6 +116,7 @@ void bind_contract(nb::module_& m);
 void bind_pool(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_bound(nb::module_& m);
 void bind_faults(nb::module_& m);
 void bind_diagnose(nb::module_& m);
 void bind_verify(nb::module_& m);

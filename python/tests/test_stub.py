@@ -43,14 +43,15 @@ def test_stub_and_module_agree():
 
 def test_stub_knows_the_arguments_of_attend():
     (attend,) = [n for n in stub_tree().body if isinstance(n, ast.FunctionDef) and n.name == "attend"]
-    assert [a.arg for a in attend.args.args] == ["batch", "cache", "options", "plan", "workspace", "rows", "stream", "nan_if_refused"]
+    assert [a.arg for a in attend.args.args] == ["batch", "cache", "options", "plan", "workspace", "rows", "stream", "nan_if_refused",
+                                                 "wait"]
 
 
 def test_hand_written_signatures_take_what_they_say():
     """nanobind signatures given as text are not checked by the compiler: call each with every argument named."""
     case = quire.make_case("q=f32 kv=f32 heads=2:1 d=8 page=4 reqs=3@2 lse=1")
     b, c, o = case.batch, case.cache, case.options
-    quire.attend(batch=b, cache=c, options=o, plan=quire.plan(b, c, o), workspace=None, rows={}, stream=None)
+    quire.attend(batch=b, cache=c, options=o, plan=quire.plan(b, c, o), workspace=None, rows={}, stream=None, wait=None)
     quire.attend_status(batch=b, cache=c, options=o, plan=quire.plan(b, c, o), workspace=None, rows={}, stream=None)
     quire.merge(out_a=b.output, lse_a=b.lse, out_b=b.output, lse_b=b.lse, out=None, lse=None, stream=None)
     new = np.zeros((3, 1, 8), np.float32)
@@ -63,7 +64,7 @@ def test_hand_written_signatures_take_what_they_say():
 
 def test_everything_public_is_exported_and_documented():
     assert set(quire.__all__) <= set(dir(quire))
-    missing = public(_quire) - set(quire.__all__) - {"bits", "version", "diagnose_case", "diagnose_batch", "soak_target", "verify_target"}
+    missing = public(_quire) - set(quire.__all__) - {"attend_arrays", "bits", "version", "diagnose_case", "diagnose_batch", "soak_target", "verify_target"}
     assert not missing, missing
     for name in quire.__all__:
         item = getattr(quire, name)

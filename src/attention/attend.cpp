@@ -34,4 +34,47 @@ Status attend_status(const Plan& plan, const Batch& batch, const KVCache& cache,
   return gpu::attend_status(*vendor, plan, batch, cache, options, workspace, attend_options);
 }
 
+namespace {
+
+/// Of each vendor in the build.
+template <typename Visit>
+void for_each_vendor(Visit&& visit) {
+  for (const Memory memory : {Memory::cuda, Memory::hip})
+    if (const gpu::Vendor* vendor = attention::vendor_of(memory)) visit(*vendor);
+}
+
+}  // namespace
+
+std::uint64_t take_broken_ticket() noexcept {
+  std::uint64_t ticket = 0;
+  for_each_vendor([&](const gpu::Vendor& vendor) {
+    if (ticket == 0) ticket = gpu::take_broken_ticket(vendor);
+  });
+  return ticket;
+}
+
+bool has_broken_ticket() noexcept {
+  bool any = false;
+  for_each_vendor([&](const gpu::Vendor& vendor) { any |= gpu::has_broken_ticket(vendor); });
+  return any;
+}
+
+Status why_broken(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options) {
+  return gpu::why_broken(plan, batch, cache, options);
+}
+
+Status synchronize() {
+  Status status;
+  for_each_vendor([&](const gpu::Vendor& vendor) {
+    if (status.ok()) status = gpu::synchronize(vendor);
+  });
+  return status;
+}
+
+Result<bool> is_capturing(Memory memory, void* stream) {
+  const gpu::Vendor* vendor = attention::vendor_of(memory);
+  if (vendor == nullptr) return false;
+  return vendor->is_capturing(stream);
+}
+
 }  // namespace quire

@@ -48,7 +48,7 @@ Status lengths_within(const Plan& plan, const Batch& batch) {
     if (query_len > plan.bounds.max_query_len)
       return stale_plan(formatted("request {} has query_len {}, planned for at most {} (PlanSettings::max_query_len)", r,
                                   query_len, plan.bounds.max_query_len));
-    if (seq_len[r] > plan.bounds.max_seq_len)
+    if (!plan.bounds.seq_len_from_shapes && seq_len[r] > plan.bounds.max_seq_len)
       return stale_plan(formatted("request {} has seq_len {}, planned for at most {} (PlanSettings::max_seq_len)", r, seq_len[r],
                                   plan.bounds.max_seq_len));
   }

@@ -136,7 +136,9 @@ Assumed assume_bounds(const Batch& batch, const KVCache& cache, const PlanSettin
     longest += a.bounds.max_query_len;
     why += " + query_len";
   }
-  a.bounds.max_seq_len = assume(a, "seq_len", std::min<std::int64_t>(longest, INT32_MAX), why, settings.max_seq_len);
+  longest = std::min<std::int64_t>(longest, INT32_MAX);
+  a.bounds.max_seq_len = assume(a, "seq_len", longest, why, settings.max_seq_len);
+  a.bounds.seq_len_from_shapes = settings.max_seq_len <= 0 || settings.max_seq_len >= longest;
   return a;
 }
 

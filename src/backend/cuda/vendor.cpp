@@ -1,12 +1,14 @@
 // What is CUDA's own in the attention stage: which launches an attend() is made of, the stream, the current device.
 
 #include <array>
+#include <cstring>
 #include <iterator>
 #include <string_view>
 
 #include "backend/cuda/entry.h"
 #include "backend/cuda/error.h"
 #include "backend/cuda/launches.h"
+#include "backend/gpu/tickets.h"
 #include "plan/device_workspace.h"
 
 namespace quire::cuda {
@@ -99,10 +101,30 @@ Result<int> current_device() {
 
 Status set_device(int ordinal) { return status_of(cudaSetDevice(ordinal), "cudaSetDevice"); }
 
+Result<bool> is_capturing(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (Status s = status_of(cudaStreamIsCapturing(cuda_stream(stream), &status), "cudaStreamIsCapturing"); !s.ok()) return s;
+  return status != cudaStreamCaptureStatusNone;
+}
+
+/// An allocation ends a capture, unless the thread says that it knows what it does.
+Result<void*> allocate_for_host(std::size_t bytes) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  if (Status s = status_of(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode"); !s.ok()) return s;
+  void* memory = nullptr;
+  Status made = status_of(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc");
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
+  if (!made.ok()) return made;
+  std::memset(memory, 0, bytes);
+  return memory;
+}
+
+gpu::Tickets tickets;
+
 }  // namespace
 
 const gpu::Vendor kVendor = {
-    &device::kCudaRuntime, has_kernel, enqueue_attend, enqueue_append, enqueue_merge, fetch, put, find_bad,
-    current_device,        set_device};
+    &device::kCudaRuntime, has_kernel, enqueue_attend, enqueue_append,    enqueue_merge, fetch, put, find_bad,
+    current_device,        set_device, is_capturing,   allocate_for_host, &tickets};
 
 }  // namespace quire::cuda

@@ -152,6 +152,7 @@ struct AttendArgs {
   std::int32_t window = 0;  ///< 0 = none
   std::int64_t num_pages = 0;
   std::int32_t most_rows = 0x7FFFFFFF;  ///< query_len * group of any request; more than that the plan has no kernel for
+  std::int32_t most_keys = 0x7FFFFFFF;  ///< seq_len of any request: what the plan was told
   semantics::ScoreParams score;
   RowSource query;                       ///< [num_tokens, num_q_heads, head_dim]
   RowSource cache_k, cache_v;            ///< by layout
@@ -175,6 +176,8 @@ struct AttendArgs {
   bool plain_table = false;     ///< so are the entries of a row of the block table
   bool output_pairs = false;    ///< dims 2i and 2i + 1 of an output row are one aligned 4-byte word
   Outcome* outcome = nullptr;
+  unsigned long long* ticket_word = nullptr;  ///< in the host's memory; takes `ticket` if the call breaks; null = nobody looks
+  unsigned long long ticket = 0;
   WorkList work;  ///< of the kernel at hand
   /// Rules Q-T04 and Q-T16: query_start_loc may end here.
   QUIRE_HD bool may_end_at(std::int64_t last) const { return may_be_padded ? last <= num_tokens : last == num_tokens; }

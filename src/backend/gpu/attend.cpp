@@ -6,16 +6,14 @@
 #include "backend/gpu/current_device.h"
 #include "backend/gpu/entry.h"
 #include "backend/gpu/resolve.h"
+#include "backend/gpu/tickets.h"
 #include "plan/device_workspace.h"
 #include "plan/fits.h"
 #include "text/formatted.h"
 
 namespace quire::gpu {
-namespace {
 
-/// Everything that can be refused without reading a tensor.
-Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
-             std::span<std::byte> workspace) {
+Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options) {
   if (const Findings findings = check(batch, cache, options, Depth::metadata); !findings.ok()) return findings.status();
   if (Status s = plan_detail::shapes_fit(plan, batch, cache, options); !s.ok()) return s;
   if (Status s = plan_detail::counts_within(plan, batch); !s.ok()) return s;
@@ -24,15 +22,31 @@ Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const K
   if (plan.device.ordinal < 0)
     return {Code::unsupported,
             formatted("attend: the plan was made for the pretended device {}; plan for gpu_device()", plan.device.name)};
+  return {};
+}
+
+namespace {
+
+Status admit_with_workspace(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache,
+                            const Options& options, std::span<std::byte> workspace) {
+  if (Status s = admit(vendor, plan, batch, cache, options); !s.ok()) return s;
   return plan_detail::workspace_fits(plan, batch, cache, options, workspace);
 }
 
+/// Who is told if the call breaks.
+struct Teller {
+  unsigned long long* word = nullptr;
+  std::uint64_t ticket = 0;
+};
+
 Status enqueue(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
-               std::byte* workspace, const AttendOptions& how) {
+               std::byte* workspace, const AttendOptions& how, const Teller& teller) {
   std::array<AttendArgs, plan_detail::kMaxLists> args;
   for (std::size_t i = 0; i < plan.lists.size(); ++i) {
     args[i] = attend_args(plan, batch, cache, options, workspace, i);
     args[i].nan_if_refused = how.nan_if_refused;
+    args[i].ticket_word = teller.word;
+    args[i].ticket = teller.ticket;
   }
   const auto words = static_cast<std::int32_t>(plan_detail::device_workspace(plan).reset_bytes / 4);
   return vendor.enqueue_attend(plan, {args.data(), plan.lists.size()}, {reinterpret_cast<CallState*>(workspace), words},
@@ -67,11 +81,10 @@ Status judge_earlier(const Unheard& unheard) {
   return {};
 }
 
-/// The outcome is broken: the same question is asked on the host, where the answer has words.
-Status explain_broken(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
-                      const Outcome& outcome) {
-  if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
-  if (Status s = plan_detail::lengths_within(plan, batch); !s.ok()) return s;
+/// What the last call came to. If it is broken the same question is asked on the host, where the answer has words.
+Status explain(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, const Outcome& outcome) {
+  if (outcome.broken != 0)
+    if (Status s = gpu::why_broken(plan, batch, cache, options); !s.ok()) return s;
   return judge(outcome, plan, batch);
 }
 
@@ -79,22 +92,43 @@ Status explain_broken(const Plan& plan, const Batch& batch, const KVCache& cache
 
 Status attend(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
               std::span<std::byte> workspace, const AttendOptions& attend_options) {
-  if (Status s = admit(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
+  if (Status s = admit_with_workspace(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
+  return attend_admitted(vendor, plan, batch, cache, options, workspace, attend_options);
+}
+
+Status attend_admitted(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+                       std::span<std::byte> workspace, const AttendOptions& attend_options) {
   const CurrentDevice current(vendor, plan.device.ordinal);
   if (!current.status().ok()) return current.status();
-  return enqueue(vendor, plan, batch, cache, options, workspace.data(), attend_options);
+  Teller teller{nullptr, attend_options.ticket};
+  if (teller.ticket != 0) {
+    const Result<unsigned long long*> word = vendor.tickets->word(vendor, plan.device.ordinal);
+    if (!word.ok()) return word.status();
+    teller.word = word.value();
+  }
+  return enqueue(vendor, plan, batch, cache, options, workspace.data(), attend_options, teller);
+}
+
+Status why_broken(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options) {
+  if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
+  return plan_detail::lengths_within(plan, batch);
 }
 
 Status attend_status(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
                      std::span<std::byte> workspace, const AttendOptions& attend_options) {
-  if (Status s = admit(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
+  if (Status s = admit_with_workspace(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
   const CurrentDevice current(vendor, plan.device.ordinal);
   if (!current.status().ok()) return current.status();
+  const Result<bool> capturing = vendor.is_capturing(attend_options.stream);
+  if (!capturing.ok()) return capturing.status();
+  if (capturing.value())
+    return {Code::invalid_argument,
+            "attend_status: stream is being captured in a graph, where nothing may wait; ask after a replay"};
   CallState state;
   if (Status s = vendor.fetch(&state, workspace.data(), sizeof state, attend_options.stream); !s.ok())
     return {s.code(), "attend_status: " + s.message()};
   const Outcome& outcome = state.outcome;
-  const Status last = outcome.broken != 0 ? explain_broken(plan, batch, cache, options, outcome) : judge(outcome, plan, batch);
+  const Status last = explain(plan, batch, cache, options, outcome);
   const Status earlier = judge_earlier(state.unheard);
   // Who is told of the last call is not told of those before: that is for the next time.
   const Unheard left = last.ok() || earlier.ok() ? Unheard{} : state.unheard;

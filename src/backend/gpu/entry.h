@@ -12,6 +12,8 @@
 
 namespace quire::gpu {
 
+class Tickets;
+
 /// One vendor's launches and stream. A stream is the vendor's own handle. Enqueueing functions wait for nothing and allocate
 /// nothing; failures carry the driver's words.
 struct Vendor {
@@ -34,16 +36,33 @@ struct Vendor {
   /// The device that is current for this thread, and another made so.
   Result<int> (*current_device)();
   Status (*set_device)(int ordinal);
+
+  /// Whether the stream is being captured in a graph, where nothing may wait.
+  Result<bool> (*is_capturing)(void* stream);
+  /// Zeroed bytes of the host that every device of the vendor writes at the same address; allowed during a capture. Never freed.
+  Result<void*> (*allocate_for_host)(std::size_t bytes);
+  Tickets* tickets;
 };
 
 Status attend(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
               std::span<std::byte> workspace, const AttendOptions& attend_options);
 Status attend_status(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
                      std::span<std::byte> workspace, const AttendOptions& attend_options);
+/// Everything that can be refused without reading a tensor, but for the workspace.
+Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options);
+/// attend() of a call that was admitted.
+Status attend_admitted(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+                       std::span<std::byte> workspace, const AttendOptions& attend_options);
 Status append(const Vendor& vendor, const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
               const AppendOptions& options);
 Status merge(const Vendor& vendor, const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b,
              const Tensor& out, const Tensor& lse, const MergeOptions& merge_options);
+
+/// As quire/attention.hpp says, of one vendor's devices.
+std::uint64_t take_broken_ticket(const Vendor& vendor) noexcept;
+bool has_broken_ticket(const Vendor& vendor) noexcept;
+Status synchronize(const Vendor& vendor);
+Status why_broken(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options);
 
 /// As device::Runtime says.
 Result<bool> contents_are_finite(const Vendor& vendor, const Batch& batch, const KVCache& cache, const Options& options);

@@ -76,4 +76,9 @@ QUIRE_HIP_DEVICE void atomic_set(T* at, T value) {
   __hip_atomic_store(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
+template <class T>
+QUIRE_HIP_DEVICE void store_for_host(T* at, T value) {
+  __hip_atomic_store(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+
 }  // namespace quire::gpu::hip

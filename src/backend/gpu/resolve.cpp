@@ -111,6 +111,7 @@ AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cach
   AttendArgs a = batch_args(batch, cache, options, &reinterpret_cast<CallState*>(workspace)->outcome);
   a.most_rows = 0;
   for (const DeviceList& l : plan.lists) a.most_rows = std::max(a.most_rows, narrow(l.max_rows));
+  if (!plan.bounds.seq_len_from_shapes) a.most_keys = narrow(std::min<std::int64_t>(plan.bounds.max_seq_len, a.most_keys));
   a.work = work_list(plan, workspace, list);
   return a;
 }

@@ -50,6 +50,11 @@ QUIRE_DEVICE void device_fence() { __threadfence(); }
 QUIRE_DEVICE std::int32_t atomic_add(std::int32_t* at, std::int32_t value) { return atomicAdd(at, value); }
 QUIRE_DEVICE void atomic_add(unsigned long long* at, unsigned long long value) { atomicAdd(at, value); }
 QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { atomicExch(at, value); }
+/// A store that the host sees while the device goes on.
+QUIRE_DEVICE void store_for_host(unsigned long long* at, unsigned long long value) {
+  *static_cast<volatile unsigned long long*>(at) = value;
+  __threadfence_system();
+}
 QUIRE_DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 QUIRE_DEVICE float exp2(float x) { return exp2f(x); }
 QUIRE_DEVICE float f16_decode(std::uint16_t code) {
@@ -105,6 +110,7 @@ QUIRE_DEVICE void device_fence() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "age
 QUIRE_DEVICE std::int32_t atomic_add(std::int32_t* at, std::int32_t value) { return hip::atomic_add(at, value); }
 QUIRE_DEVICE void atomic_add(unsigned long long* at, unsigned long long value) { hip::atomic_add(at, value); }
 QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { hip::atomic_set(at, value); }
+QUIRE_DEVICE void store_for_host(unsigned long long* at, unsigned long long value) { hip::store_for_host(at, value); }
 QUIRE_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 QUIRE_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 QUIRE_DEVICE float f16_decode(std::uint16_t code) { return static_cast<float>(__builtin_bit_cast(_Float16, code)); }
@@ -142,6 +148,7 @@ T atomic_add(T* at, T value) {
   return before;
 }
 QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { *at = value; }
+QUIRE_DEVICE void store_for_host(unsigned long long* at, unsigned long long value) { *at = value; }
 QUIRE_DEVICE float fma(float a, float b, float c) { return a * b + c; }
 QUIRE_DEVICE float exp2(float x) { return ::exp2f(x); }
 QUIRE_DEVICE float f16_decode(std::uint16_t code) { return semantics::f16_decode(code); }

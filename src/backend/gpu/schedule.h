@@ -10,6 +10,7 @@
 
 #include "backend/gpu/args.h"
 #include "backend/gpu/block_scan.h"
+#include "backend/gpu/break_call.h"
 #include "backend/gpu/checked_lengths.h"
 #include "backend/gpu/division.h"
 #include "backend/gpu/tiles.h"
@@ -293,7 +294,7 @@ QUIRE_DEVICE void schedule(const AttendArgs& a, SharedArea shared) {
     }
   }
   if (thread_index() != 0) return;
-  if (!room) atomic_set(&a.outcome->broken, 1);
+  if (!room) break_call(a);
   *a.work.num_slices = room ? static_cast<std::int32_t>(done.places.slices.value) : 0;
   *a.work.next_item = 0;
   if (a.work.division.all_units > 0) *a.work.division.units = units_for_long(load.key_tiles, load.short_tiles, a.work.division);

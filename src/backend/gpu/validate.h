@@ -1,11 +1,12 @@
 // Stage: attend, before the first row is read. Lengths and the block table against the rules that keep every later read in bounds
-// and every row written once: Q-T01, T02, T03, T04, T06, T07, T08, T09, T10, T16. Sets outcome->broken; which rule broke where
-// is for the host to say.
+// and every row written once: Q-T01, T02, T03, T04, T06, T07, T08, T09, T10, T16; and lengths against the bounds of the plan.
+// Sets outcome->broken; which rule broke where is for the host to say.
 #pragma once
 
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/args.h"
+#include "backend/gpu/break_call.h"
 #include "backend/gpu/checked_lengths.h"
 #include "backend/gpu/launch_sizes.h"
 #include "semantics/visible_range.h"
@@ -33,7 +34,7 @@ QUIRE_DEVICE void validate(const AttendArgs& a, int block, int blocks) {
   for (std::int64_t unit = block; unit < a.num_reqs * chunks; unit += blocks) {
     const auto req = static_cast<std::int32_t>(unit / chunks);
     const CheckedLengths n = checked_lengths(a, req);
-    broken |= !n.sound || n.query_len * a.group > a.most_rows;
+    broken |= !n.sound || n.query_len * a.group > a.most_rows || n.seq_len > a.most_keys;
     if (!n.sound || n.query_len == 0) continue;
     const semantics::KeyRange seen = semantics::visible_range(n.context_len, n.seq_len - 1, a.window);
     const std::int64_t end = seen.end < n.cached_len ? seen.end : n.cached_len;
@@ -42,7 +43,7 @@ QUIRE_DEVICE void validate(const AttendArgs& a, int block, int blocks) {
     broken |= pages > a.block_table.columns;
     broken |= has_bad_page(a, req, unit % chunks * kValidateColumns, seen.begin / a.page_size, pages);
   }
-  if (broken) atomic_set(&a.outcome->broken, 1);
+  if (broken) break_call(a);
   if (block == 0 && thread_index() == 0)
     a.outcome->rows_due = static_cast<unsigned long long>(a.query_start_loc[a.num_reqs]) * static_cast<unsigned>(a.num_q_heads);
 }

@@ -43,6 +43,9 @@ struct PointerAttributes {
   char reserve[64];
 };
 constexpr int kDeviceMemory = 2, kManagedMemory = 3;
+constexpr int kNotCapturing = 0;                ///< hipStreamCaptureStatusNone
+constexpr int kCaptureModeRelaxed = 2;          ///< hipStreamCaptureModeRelaxed
+constexpr unsigned kHostMemoryOfAll = 1u | 2u;  ///< hipHostMallocPortable, hipHostMallocMapped
 
 using Module = void*;    ///< hipModule_t
 using Function = void*;  ///< hipFunction_t
@@ -69,6 +72,9 @@ using Stream = void*;    ///< hipStream_t
   QUIRE_HIP_FUNCTION(device_synchronize, hipDeviceSynchronize, Error, ())                                                       \
   QUIRE_HIP_FUNCTION(pointer_get_attributes, hipPointerGetAttributes, Error, (PointerAttributes * to, const void* address))     \
   QUIRE_HIP_FUNCTION(malloc, hipMalloc, Error, (void** address, std::size_t bytes))                                             \
+  QUIRE_HIP_FUNCTION(stream_is_capturing, hipStreamIsCapturing, Error, (Stream stream, int* status))                            \
+  QUIRE_HIP_FUNCTION(exchange_capture_mode, hipThreadExchangeStreamCaptureMode, Error, (int* mode))                             \
+  QUIRE_HIP_FUNCTION(host_malloc, hipHostMalloc, Error, (void** address, std::size_t bytes, unsigned flags))                    \
   QUIRE_HIP_FUNCTION(free, hipFree, Error, (void* address))                                                                     \
   QUIRE_HIP_FUNCTION(get_last_error, hipGetLastError, Error, ())                                                                \
   QUIRE_HIP_FUNCTION(get_error_string, hipGetErrorString, const char*, (Error error))                                           \

@@ -1,11 +1,13 @@
 // What is HIP's own in the attention stage: which launches an attend() is made of, the stream, the current device.
 
 #include <array>
+#include <cstring>
 #include <mutex>
 #include <string_view>
 
 #include "backend/gpu/generic_sizes.h"
 #include "backend/gpu/launch_sizes.h"
+#include "backend/gpu/tickets.h"
 #include "backend/hip/entry.h"
 #include "backend/hip/matrix_launch.h"
 #include "backend/hip/modules.h"
@@ -129,9 +131,36 @@ Status set_device(int ordinal) {
   return status_of(*hip.value(), hip.value()->set_device(ordinal), "hipSetDevice");
 }
 
+Result<bool> is_capturing(void* stream) {
+  const Result<const Api*> hip = api();
+  if (!hip.ok()) return hip.status();
+  int status = 0;
+  if (Status s = status_of(*hip.value(), hip.value()->stream_is_capturing(stream, &status), "hipStreamIsCapturing"); !s.ok())
+    return s;
+  return status != kNotCapturing;
+}
+
+/// An allocation ends a capture, unless the thread says that it knows what it does.
+Result<void*> allocate_for_host(std::size_t bytes) {
+  const Result<const Api*> api = hip::api();
+  if (!api.ok()) return api.status();
+  const Api& hip = *api.value();
+  int mode = kCaptureModeRelaxed;
+  if (Status s = status_of(hip, hip.exchange_capture_mode(&mode), "hipThreadExchangeStreamCaptureMode"); !s.ok()) return s;
+  void* memory = nullptr;
+  Status made = status_of(hip, hip.host_malloc(&memory, bytes, kHostMemoryOfAll), "hipHostMalloc");
+  (void)hip.exchange_capture_mode(&mode);
+  if (!made.ok()) return made;
+  std::memset(memory, 0, bytes);
+  return memory;
+}
+
+gpu::Tickets tickets;
+
 }  // namespace
 
-const gpu::Vendor kVendor = {&device::kHipRuntime, has_kernel,     enqueue_attend, enqueue_append, enqueue_merge, fetch, put,
-                             find_bad_contents,    current_device, set_device};
+const gpu::Vendor kVendor = {
+    &device::kHipRuntime, has_kernel,     enqueue_attend, enqueue_append, enqueue_merge,     fetch,   put,
+    find_bad_contents,    current_device, set_device,     is_capturing,   allocate_for_host, &tickets};
 
 }  // namespace quire::hip

@@ -4,7 +4,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <list>
 #include <utility>
+#include <vector>
 
 #include "backend/hip/api.h"
 #include "hip/fake/kernels.h"
@@ -243,6 +245,17 @@ FAKE_HIP Error hipMalloc(void** address, std::size_t bytes) {
   if (const Error e = planted("hipMalloc", kOutOfMemoryError)) return e;
   if (bytes > kMost) return say(kOutOfMemoryError, formatted("{} bytes are more than the stand-in has", bytes));
   *address = bytes > 0 ? state().allocate(bytes) : nullptr;
+  return 0;
+}
+
+FAKE_HIP Error hipStreamIsCapturing(quire::hip::Stream, int* status) {
+  *status = quire::hip::kNotCapturing;
+  return 0;
+}
+FAKE_HIP Error hipThreadExchangeStreamCaptureMode(int*) { return 0; }
+FAKE_HIP Error hipHostMalloc(void** address, std::size_t bytes, unsigned) {
+  static std::list<std::vector<std::byte>> memory;  // of the host: devices and the host alike use it
+  *address = memory.emplace_back(bytes).data();
   return 0;
 }
 

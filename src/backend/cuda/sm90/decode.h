@@ -438,7 +438,7 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
           Pieces<Memory::kSlices>(a, places, row, static_cast<int>(blockIdx.x), blocks));
     end_turn(a);
     // Prepare says so, too, but where there are too many parts.
-    if (row.all == kUnsound && threadIdx.x == Memory::kWorkers) gpu::atomic_set(&a.outcome->broken, 1);
+    if (row.all == kUnsound && threadIdx.x == Memory::kWorkers) gpu::break_call(a);
   }
 #endif
 }

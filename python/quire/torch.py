@@ -1,0 +1,141 @@
+"""Quire's calls as operators of torch: ``torch.ops.quire.attend``, ``append`` and ``merge``, defined when this module is imported.
+
+What they write is declared, and they have fake implementations, so they work in ``torch.compile(fullgraph=True)``, in CUDA graphs and
+in exported programs. They are for inference: a tensor that requires grad is refused while grad mode is on. Import of this module needs
+torch 2.4 or newer; the rest of Quire does not need it.
+
+On a GPU an operator enqueues on torch's current stream and returns. What the device finds (lengths or tables that break a rule) is
+raised by the next call or by :func:`quire.synchronize`.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from quire import _quire
+from quire.errors import ArgumentError
+
+__all__ = ["append", "attend", "merge"]
+
+_library = torch.library.Library("quire", "DEF")
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+
+
+def _define(schema: str, real: object, fake: object) -> None:
+    name = schema.split("(")[0]
+    _library.define(schema, tags=_TAGS)
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, real, key)
+    torch.library.register_fake(f"quire::{name}", fake, lib=_library)
+
+
+def _attend(
+    query: Tensor, output: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor,
+    lse: Optional[Tensor] = None, key: Optional[Tensor] = None, value: Optional[Tensor] = None, cached_lens: Optional[Tensor] = None,
+    k_scale: Optional[Tensor] = None, v_scale: Optional[Tensor] = None, alibi_slopes: Optional[Tensor] = None,
+    sinks: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "", softmax_scale: Optional[float] = None,
+    sliding_window: Optional[int] = None, logits_soft_cap: Optional[float] = None, max_query_len: int = 0, max_seq_len: int = 0,
+) -> None:  # fmt: skip
+    _quire.attend_arrays(
+        query, output, k, v, query_start_loc, seq_lens, block_table, layout.lower(), cache_dtype, cached_lens, key, value, lse, k_scale,
+        v_scale, softmax_scale, sliding_window, logits_soft_cap, alibi_slopes, sinks, max_query_len, max_seq_len, None, False,
+    )  # fmt: skip
+
+
+def _attend_fake(query: Tensor, output: Tensor, *_: object, **__: object) -> None:
+    if output.shape != query.shape or output.dtype != query.dtype:
+        raise ArgumentError(f"output: {output.dtype} {list(output.shape)}, expected {query.dtype} {list(query.shape)} as query")
+
+
+_define(
+    "attend(Tensor query, Tensor(a!) output, Tensor k, Tensor v, Tensor query_start_loc, Tensor seq_lens, Tensor block_table, "
+    "Tensor(b!)? lse=None, Tensor? key=None, Tensor? value=None, Tensor? cached_lens=None, Tensor? k_scale=None, Tensor? v_scale=None, "
+    "Tensor? alibi_slopes=None, Tensor? sinks=None, str layout='nhd', str cache_dtype='', float? softmax_scale=None, "
+    "SymInt? sliding_window=None, float? logits_soft_cap=None, SymInt max_query_len=0, SymInt max_seq_len=0) -> ()",
+    _attend,
+    _attend_fake,
+)
+
+
+def _append(
+    k: Tensor, v: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor, k_scale: Optional[Tensor] = None,
+    v_scale: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "",
+) -> None:  # fmt: skip
+    _quire.append(_quire.KVCache(k, v, layout, k_scale, v_scale, cache_dtype or None), key, value, slot_mapping)
+
+
+def _append_fake(k: Tensor, v: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor, *_: object, **__: object) -> None:
+    if key.shape != value.shape or key.dim() != 3:
+        raise ArgumentError(f"value: {list(value.shape)}, expected {list(key.shape)} = [num_tokens, num_kv_heads, head_dim] as key")
+
+
+_define(
+    "append(Tensor(a!) k, Tensor(b!) v, Tensor key, Tensor value, Tensor slot_mapping, Tensor? k_scale=None, Tensor? v_scale=None, "
+    "str layout='nhd', str cache_dtype='') -> ()",
+    _append,
+    _append_fake,
+)
+
+
+def _merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    out = torch.empty(out_a.shape, dtype=out_a.dtype, device=out_a.device)
+    lse = torch.empty(lse_a.shape, dtype=torch.float32, device=lse_a.device)
+    _quire.merge(out_a, lse_a, out_b, lse_b, out, lse)
+    return out, lse
+
+
+def _merge_fake(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    return (
+        torch.empty(out_a.shape, dtype=out_a.dtype, device=out_a.device),
+        torch.empty(lse_a.shape, dtype=torch.float32, device=lse_a.device),
+    )
+
+
+_define("merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)", _merge, _merge_fake)
+
+
+def attend(
+    query: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor, *,
+    output: Optional[Tensor] = None, lse: Optional[Tensor] = None, key: Optional[Tensor] = None, value: Optional[Tensor] = None,
+    cached_lens: Optional[Tensor] = None, k_scale: Optional[Tensor] = None, v_scale: Optional[Tensor] = None,
+    alibi_slopes: Optional[Tensor] = None, sinks: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "",
+    softmax_scale: Optional[float] = None, sliding_window: Optional[int] = None, logits_soft_cap: Optional[float] = None,
+    max_query_len: int = 0, max_seq_len: int = 0,
+) -> Tensor:  # fmt: skip
+    """Softmax attention for every request of a batch; returns ``output``, or a new tensor like ``query``.
+
+        out = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))       over visible k
+
+    Tensors, shapes and dtypes are those of :class:`quire.Batch`, :class:`quire.KVCache` and :class:`quire.Options`; all on one device.
+    ``cache_dtype``: the Quire dtype of raw uint8 caches. ``max_query_len``, ``max_seq_len``: no request is longer (tokens; 0 = not
+    said); on a GPU a tight bound makes the call faster, and a longer request breaks it: no row is written.
+
+    Raises ContractError (a broken rule; on a GPU those of lengths and tables at the next call or at :func:`quire.synchronize`),
+    ArgumentError, UnsupportedError.
+    """
+    if output is None:
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    torch.ops.quire.attend(
+        query, output, k, v, query_start_loc, seq_lens, block_table, lse, key, value, cached_lens, k_scale, v_scale, alibi_slopes, sinks,
+        layout, cache_dtype, softmax_scale, sliding_window, logits_soft_cap, max_query_len, max_seq_len,
+    )  # fmt: skip
+    return output
+
+
+def append(
+    k: Tensor, v: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor, *, k_scale: Optional[Tensor] = None,
+    v_scale: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "",
+) -> None:  # fmt: skip
+    """Writes key and value row t into slot slot_mapping[t] of the cache; stored = convert(row / scale). As :func:`quire.append`."""
+    torch.ops.quire.append(k, v, key, value, slot_mapping, k_scale, v_scale, layout, cache_dtype)
+
+
+def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """(out, lse) of attention over two disjoint key sets; -inf marks an empty side. As :func:`quire.merge`.
+
+    lse = log(exp(lse_a) + exp(lse_b)), out = out_a * exp(lse_a - lse) + out_b * exp(lse_b - lse)
+    """
+    return torch.ops.quire.merge(out_a, lse_a, out_b, lse_b)

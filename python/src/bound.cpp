@@ -1,0 +1,383 @@
+// Calls that are made ready once and run for each layer: BoundCall for the caller who keeps one, CallCache for quire.vllm and
+// quire.torch, which find theirs by what was passed. No Python runs between the arguments and the launch.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "deferred.hpp"
+#include "errors.hpp"
+#include "executor.hpp"
+#include "types.hpp"
+#include "workspace.hpp"
+
+namespace quire_python {
+namespace {
+
+using quire::BoundAttend;
+using quire::Code;
+using quire::Memory;
+using quire::Plan;
+
+/// Arrays of one layer and what keeps them alive during the call.
+struct Layer {
+  BatchArrays batch;
+  quire::Padding padding = quire::Padding::refused;
+  ArrayRef k, v, k_scale, v_scale, alibi_slopes, sinks;
+
+  quire::Batch batch_views() const {
+    return {.query = batch.query.view,
+            .output = batch.output.view,
+            .query_start_loc = batch.query_start_loc.view,
+            .seq_lens = batch.seq_lens.view,
+            .block_table = batch.block_table.view,
+            .cached_lens = batch.cached_lens.view,
+            .key = batch.key.view,
+            .value = batch.value.view,
+            .slot_mapping = batch.slot_mapping.view,
+            .lse = batch.lse.view,
+            .request_ids = batch.request_ids.view,
+            .padding = padding};
+  }
+  quire::KVCache cache_views(quire::CacheLayout layout) const {
+    return {.k = k.view, .v = v.view, .layout = layout, .k_scale = k_scale.view, .v_scale = v_scale.view};
+  }
+  SmallArrays small() const {
+    return {batch.query_start_loc, batch.seq_lens, batch.block_table, batch.cached_lens, k_scale, v_scale, alibi_slopes, sinks};
+  }
+  void check_one_gpu() const {
+    const BatchArrays& b = batch;
+    const auto one = [&](const ArrayRef& array, const char* name) { check_same_gpu(b.query, "query", array, name); };
+    one(b.output, "output"), one(b.lse, "lse"), one(b.key, "key"), one(b.value, "value");
+    one(b.query_start_loc, "query_start_loc"), one(b.seq_lens, "seq_lens"), one(b.block_table, "block_table");
+    one(b.cached_lens, "cached_lens"), one(k, "k"), one(v, "v"), one(k_scale, "k_scale"), one(v_scale, "v_scale");
+    one(alibi_slopes, "alibi_slopes"), one(sinks, "sinks");
+  }
+};
+
+/// An output that the caller did not give: new memory like the query's.
+ArrayRef new_output(const ArrayRef& query, nb::handle stream) {
+  const nb::object array = arrays_function("empty_like")(query.object, stream);
+  return import_array(array, "output", Access::write, std::string(quire::name(query.view.dtype)));
+}
+
+/// Runs a bound call where its tensors are; `waits` names the argument that asks for waiting.
+struct Run {
+  std::shared_ptr<const BoundAttend> bound;
+  nb::handle workspace;
+  nb::handle stream;
+  nb::handle wait;
+};
+
+void run_on_host(const BoundAttend& bound, const quire::Batch& b, const quire::KVCache& c, const quire::Options& o,
+                 nb::handle workspace) {
+  const ArrayRef given = import_workspace(workspace);
+  const Threads threads = current_threads();
+  quire::Status status;
+  {
+    const nb::gil_scoped_release unlocked;
+    status = bound.run(b, c, o, host_workspace(bound.plan(), given), {.executor = threads.executor.get()});
+  }
+  require_ok(status);
+}
+
+void run(const Run& how, const Layer& layer, const quire::KVCache& c, const quire::Options& o) {
+  const BoundAttend& bound = *how.bound;
+  const quire::Batch b = layer.batch_views();
+  const Memory memory = b.query.memory;
+  if (memory == Memory::cpu) {
+    wait_of(how.wait, Wait::no, "wait", memory, nullptr);
+    run_on_host(bound, b, c, o, how.workspace);
+    return;
+  }
+  layer.check_one_gpu();
+  quire::AttendOptions options{.stream = stream_for(how.stream, layer.batch.query)};
+  const Wait wait = wait_of(how.wait, Wait::no, "wait", memory, options.stream);
+  raise_if_broken(memory, options.stream);
+  const ArrayRef place = device_workspace(layer.batch.query, quire::workspace_bytes(bound.plan()), how.workspace, how.stream);
+  const std::span<std::byte> bytes = bytes_of(place);
+  if (wait == Wait::no) options.ticket = defer(b, c, o, std::shared_ptr<const Plan>(how.bound, &bound.plan()), layer.small());
+  quire::Status status;
+  {
+    const nb::gil_scoped_release unlocked;
+    status = bound.run(b, c, o, bytes, options);
+    if (status.ok() && wait == Wait::yes) status = quire::attend_status(bound.plan(), b, c, o, bytes, options);
+  }
+  require_ok(status);
+}
+
+class PyBoundCall {
+ public:
+  PyBoundCall(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan& plan, nb::handle workspace)
+      : layout_(cache.views().layout),
+        row_dtype_(quire::name(batch.views().query.dtype)),
+        cache_dtype_(quire::name(cache.views().k.dtype)) {
+    const BatchForCall call = batch.to_read();
+    layer_.batch = batch.arrays();
+    layer_.padding = batch.views().padding;
+    if (!batch.output_given()) layer_.batch.output = {};
+    layer_.k = cache.k(), layer_.v = cache.v(), layer_.k_scale = cache.k_scale(), layer_.v_scale = cache.v_scale();
+    if (options != nullptr) layer_.alibi_slopes = options->alibi_slopes(), layer_.sinks = options->sinks();
+    options_ = options_or_default(options);
+    held_ = nb::make_tuple(nb::find(batch), nb::find(cache));  // a scale that was a number lies in the cache
+    layer_.check_one_gpu();
+    bound_ = std::make_shared<const BoundAttend>(unwrap(BoundAttend::make(plan, call.views, cache.checked(), options_)));
+    workspace_ = workspace.is_none() ? nb::none() : nb::borrow(workspace);
+    if (workspace_.is_none() && layer_.batch.query.ordinal >= 0)
+      workspace_ = arrays_function("empty_bytes_like")(layer_.batch.query.object, quire::workspace_bytes(plan), nb::none());
+    if (!workspace_.is_none()) place_ = import_workspace(workspace_);
+  }
+
+  nb::object call(nb::handle query, nb::handle k, nb::handle v, nb::handle output, nb::handle lse, nb::handle key,
+                  nb::handle value, nb::handle k_scale, nb::handle v_scale, nb::handle alibi_slopes, nb::handle sinks,
+                  nb::handle stream, nb::handle wait) const {
+    Layer now = layer_;
+    const auto replace = [](ArrayRef& array, nb::handle by, const char* name, Role role, const std::string& dtype,
+                            Access access = Access::read) {
+      if (!by.is_none())
+        array = import_array(by, name, access, dtype, role);
+      else if (array)
+        check_still_there(array, name);
+    };
+    replace(now.batch.query, query, "query", Role::rows, row_dtype_);
+    replace(now.k, k, "k", Role::cache, cache_dtype_);
+    replace(now.v, v, "v", Role::cache, cache_dtype_);
+    replace(now.batch.output, output, "output", Role::rows, row_dtype_, Access::write);
+    replace(now.batch.lse, lse, "lse", Role::f32, {}, Access::write);
+    replace(now.batch.key, key, "key", Role::rows, row_dtype_);
+    replace(now.batch.value, value, "value", Role::rows, row_dtype_);
+    replace(now.k_scale, k_scale, "k_scale", Role::f32, {});
+    replace(now.v_scale, v_scale, "v_scale", Role::f32, {});
+    replace(now.alibi_slopes, alibi_slopes, "alibi_slopes", Role::f32, {});
+    replace(now.sinks, sinks, "sinks", Role::f32, {});
+    for (const auto& [array, name] : {std::pair{&now.batch.query_start_loc, "query_start_loc"},
+                                      {&now.batch.seq_lens, "seq_lens"},
+                                      {&now.batch.block_table, "block_table"},
+                                      {&now.batch.cached_lens, "cached_lens"}})
+      check_still_there(*array, name);
+    if (now.batch.query.ordinal != layer_.batch.query.ordinal)
+      throw_error(Code::invalid_argument, "query: lives on GPU " + std::to_string(now.batch.query.ordinal) + ", bound on GPU " +
+                                              std::to_string(layer_.batch.query.ordinal));
+    if (!now.batch.output) now.batch.output = new_output(now.batch.query, stream);
+    quire::Options o = options_;
+    o.alibi_slopes = now.alibi_slopes.view;
+    o.sinks = now.sinks.view;
+    run({bound_, workspace_, stream, wait}, now, now.cache_views(layout_), o);
+    return array_object(now.batch.output);
+  }
+
+  const Plan& plan() const { return bound_->plan(); }
+  nb::object workspace() const { return workspace_; }
+
+ private:
+  nb::object held_;
+  Layer layer_;
+  quire::CacheLayout layout_;
+  quire::Options options_;
+  std::shared_ptr<const BoundAttend> bound_;
+  nb::object workspace_;
+  ArrayRef place_;
+  std::string row_dtype_, cache_dtype_;
+};
+
+/// Calls that were made before, the last one first. A plan for a GPU depends on shapes and bounds alone, so a call that differs
+/// in addresses only has the same one. On a CPU it depends on lengths, and is made each time.
+class CallCache {
+ public:
+  nb::object attend(const Layer& layer, quire::CacheLayout layout, const quire::Options& o, std::int64_t max_query_len,
+                    std::int64_t max_seq_len, nb::handle stream, nb::handle wait) {
+    const quire::Batch b = layer.batch_views();
+    const quire::KVCache c = layer.cache_views(layout);
+    run({find(layer.batch.query.ordinal, b, c, o, max_query_len, max_seq_len), nb::none(), stream, wait}, layer, c, o);
+    return array_object(layer.batch.output);
+  }
+
+ private:
+  struct Known {
+    std::int64_t max_query_len = 0, max_seq_len = 0;
+    int ordinal = -1;
+    std::shared_ptr<const BoundAttend> bound;
+  };
+  static constexpr std::size_t kKnown = 32;
+
+  static std::shared_ptr<const BoundAttend> make(const quire::Batch& b, const quire::KVCache& c, const quire::Options& o,
+                                                 std::int64_t max_query_len, std::int64_t max_seq_len) {
+    const bool on_gpu = b.query.memory != Memory::cpu;
+    Plan plan = unwrap(quire::plan(
+        b, c, o,
+        {.num_threads = on_gpu ? 0 : current_threads().chosen, .max_query_len = max_query_len, .max_seq_len = max_seq_len}));
+    return std::make_shared<const BoundAttend>(unwrap(BoundAttend::make(std::move(plan), b, c, o)));
+  }
+
+  std::shared_ptr<const BoundAttend> find(int ordinal, const quire::Batch& b, const quire::KVCache& c, const quire::Options& o,
+                                          std::int64_t max_query_len, std::int64_t max_seq_len) {
+    if (b.query.memory == Memory::cpu) return make(b, c, o, max_query_len, max_seq_len);
+    const auto same = [&](const Known& k) {
+      return k.ordinal == ordinal && k.max_query_len == max_query_len && k.max_seq_len == max_seq_len &&
+             k.bound->same_call(b, c, o);
+    };
+    const auto found = std::find_if(known_.begin(), known_.end(), same);
+    if (found != known_.end()) {
+      std::rotate(known_.begin(), found, found + 1);
+      return known_.front().bound;
+    }
+    std::shared_ptr<const BoundAttend> made = make(b, c, o, max_query_len, max_seq_len);
+    if (known_.size() == kKnown) known_.pop_back();
+    known_.insert(known_.begin(), {max_query_len, max_seq_len, ordinal, made});
+    return made;
+  }
+
+  std::vector<Known> known_;
+};
+
+/// Leaked, as what it holds is shared with calls that were deferred.
+CallCache& call_cache() {
+  static auto* const cache = new CallCache;
+  return *cache;
+}
+
+/// A scale as an array: numbers become one where the cache is.
+ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& cache, float& storage) {
+  if (!is_number(scale)) return import_array(scale, name, Access::read, {}, Role::f32);
+  if (cache.ordinal >= 0) return import_array(arrays_function("full_f32_like")(cache.object, scale), name);
+  storage = static_cast<float>(nb::cast<double>(nb::float_(scale)));
+  ArrayRef array;
+  array.object = nb::borrow(scale);
+  array.view = quire::Tensor::from_shape(&storage, quire::DType::f32, {}, 0);
+  return array;
+}
+
+std::int64_t bound_or_zero(const std::optional<std::int64_t>& bound, const char* name) {
+  if (bound && *bound < 0)
+    throw_error(Code::invalid_argument, std::string(name) + ": " + std::to_string(*bound) + ", expected at least 0");
+  return bound.value_or(0);
+}
+
+/// attend() of arrays, without the objects: what quire.vllm and quire.torch call for each layer.
+nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::handle v, nb::handle query_start_loc,
+                         nb::handle seq_lens, nb::handle block_table, const std::string& layout, const std::string& cache_dtype,
+                         nb::handle cached_lens, nb::handle key, nb::handle value, nb::handle lse, nb::handle k_scale,
+                         nb::handle v_scale, std::optional<float> softmax_scale, std::optional<std::int64_t> sliding_window,
+                         std::optional<float> logits_soft_cap, nb::handle alibi_slopes, nb::handle sinks,
+                         const std::optional<std::string>& padding, std::optional<std::int64_t> max_query_len,
+                         std::optional<std::int64_t> max_seq_len, nb::handle stream, nb::handle wait) {
+  const std::optional<quire::CacheLayout> known = quire::layout_from_name(layout);
+  if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
+  if (query.is_none()) throw_error(Code::invalid_argument, "query: is None");
+  float scales[2];
+  Layer now;
+  now.batch.query = import_array(query, "query", Access::read, {}, Role::rows);
+  now.batch.output =
+      output.is_none() ? new_output(now.batch.query, stream) : import_array(output, "output", Access::write, {}, Role::rows);
+  now.batch.lse = import_array(lse, "lse", Access::write, {}, Role::f32);
+  if (padding) now.padding = padding_named(*padding);
+  now.batch.query_start_loc = import_index(query_start_loc, "query_start_loc", query);
+  now.batch.seq_lens = import_index(seq_lens, "seq_lens", query);
+  now.batch.block_table = import_index(block_table, "block_table", query);
+  now.batch.cached_lens = import_index(cached_lens, "cached_lens", query);
+  now.batch.key = import_array(key, "key", Access::read, {}, Role::rows);
+  now.batch.value = import_array(value, "value", Access::read, {}, Role::rows);
+  now.k = import_array(k, "k", Access::read, cache_dtype, Role::cache);
+  now.v = import_array(v, "v", Access::read, cache_dtype, Role::cache);
+  now.k_scale = import_scale(k_scale, "k_scale", now.k, scales[0]);
+  now.v_scale = import_scale(v_scale, "v_scale", now.k, scales[1]);
+  now.alibi_slopes = import_array(alibi_slopes, "alibi_slopes", Access::read, {}, Role::f32);
+  now.sinks = import_array(sinks, "sinks", Access::read, {}, Role::f32);
+  const quire::Options o{.softmax_scale = softmax_scale,
+                         .sliding_window = sliding_window,
+                         .logits_soft_cap = logits_soft_cap,
+                         .alibi_slopes = now.alibi_slopes.view,
+                         .sinks = now.sinks.view};
+  return call_cache().attend(now, *known, o, bound_or_zero(max_query_len, "max_query_len"),
+                             bound_or_zero(max_seq_len, "max_seq_len"), stream, wait);
+}
+
+constexpr const char* kBindDoc =
+    R"(A call of attend() with all but addresses settled; made once per step, run for each layer (BoundCall).
+
+    call = quire.bind(batch, cache, options, plan=plan)
+    for q, k, v, out in layers: call(q, k, v, out)
+
+batch, cache, options: of one layer; the others have the same shapes, strides and dtypes. plan: from plan() for this batch; None plans
+now. workspace: as in attend(), used by every run; None takes one from the library of the query, on its current stream, for the life of
+the BoundCall. Runs of one BoundCall are enqueued on one stream at a time.
+
+Raises ContractError or UnsupportedError as attend() does, as far as no tensor on a GPU is read.)";
+
+constexpr const char* kBoundDoc =
+    R"(attend() with all but addresses settled; made by bind(). str(call.plan) says what it will run.)";
+
+constexpr const char* kCallDoc = R"(Attends one layer, and returns its output.
+
+Arguments that are None are those of bind(); an output that neither gave is a new array. Arrays have the shapes, strides and dtypes of
+bind(), and lie where those do. Lengths and tables are those of bind(); their values may change in place, within the plan's bounds.
+
+    out = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))       over visible k, as attend()
+
+wait: of calls on a GPU: True waits and raises what the device found; None and False enqueue and return, and the next call or
+synchronize() raises it. stream: as in attend().
+
+Every promise of attend() holds: alignment and shared memory are looked at anew in each run, lengths and tables too (on a GPU by the
+device, which writes no row if they break a rule).
+
+Raises ArgumentError, naming the array, if a shape, stride, dtype or device is not that of bind(); ContractError for addresses
+that break a rule (output that shares memory, say) before any output byte changes. The GIL is released.)";
+
+}  // namespace
+
+void bind_bound(nb::module_& m) {
+  nb::class_<PyBoundCall>(m, "BoundCall", kBoundDoc)
+      .def(
+          "__call__", &PyBoundCall::call, nb::arg("query") = nb::none(), nb::arg("k") = nb::none(), nb::arg("v") = nb::none(),
+          nb::arg("output") = nb::none(), nb::arg("lse") = nb::none(), nb::arg("key") = nb::none(), nb::arg("value") = nb::none(),
+          nb::arg("k_scale") = nb::none(), nb::arg("v_scale") = nb::none(), nb::arg("alibi_slopes") = nb::none(),
+          nb::arg("sinks") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("wait") = nb::none(),
+          nb::sig("def __call__(self, query: typing.Any | None = None, k: typing.Any | None = None, v: typing.Any | None = None, "
+                  "output: typing.Any | None = None, lse: typing.Any | None = None, key: typing.Any | None = None, "
+                  "value: typing.Any | None = None, k_scale: typing.Any | None = None, v_scale: typing.Any | None = None, "
+                  "alibi_slopes: typing.Any | None = None, sinks: typing.Any | None = None, *, "
+                  "stream: typing.Any | None = None, wait: bool | None = None) -> typing.Any"),
+          kCallDoc)
+      .def_prop_ro("plan", &PyBoundCall::plan, nb::rv_policy::reference_internal, "The plan that every run uses.")
+      .def_prop_ro("workspace", &PyBoundCall::workspace, nb::sig("def workspace(self) -> typing.Any"),
+                   "The memory that every run uses; None on a CPU, where each thread has its own.")
+      .def("__repr__", [](const PyBoundCall& c) { return "<BoundCall " + quire::to_string(c.plan()) + ">"; });
+  m.def(
+      "bind",
+      [](const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace) {
+        if (plan != nullptr) return std::make_unique<PyBoundCall>(batch, cache, options, *plan, workspace);
+        const BatchForCall call = batch.to_read();
+        const bool on_gpu = call.views.query.memory != Memory::cpu;
+        const Plan made = unwrap(quire::plan(call.views, cache.checked(), options_or_default(options),
+                                             {.num_threads = on_gpu ? 0 : current_threads().chosen}));
+        return std::make_unique<PyBoundCall>(batch, cache, options, made, workspace);
+      },
+      nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("plan") = nb::none(),
+      nb::arg("workspace") = nb::none(),
+      nb::sig("def bind(batch: Batch, cache: KVCache, options: Options | None = None, plan: Plan | None = None, "
+              "workspace: typing.Any | None = None) -> BoundCall"),
+      kBindDoc);
+  const auto none = nb::none();
+  m.def("attend_arrays", &attend_arrays, nb::arg("query"), nb::arg("output").none(), nb::arg("k"), nb::arg("v"),
+        nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_table"), nb::arg("layout") = "nhd",
+        nb::arg("cache_dtype") = "", nb::arg("cached_lens") = none, nb::arg("key") = none, nb::arg("value") = none,
+        nb::arg("lse") = none, nb::arg("k_scale") = none, nb::arg("v_scale") = none, nb::arg("softmax_scale") = none,
+        nb::arg("sliding_window") = none, nb::arg("logits_soft_cap") = none, nb::arg("alibi_slopes") = none,
+        nb::arg("sinks") = none, nb::arg("padding") = none, nb::arg("max_query_len") = none, nb::arg("max_seq_len") = none,
+        nb::arg("stream") = none, nb::arg("wait") = none,
+        nb::sig("def attend_arrays(query: typing.Any, output: typing.Any, k: typing.Any, v: typing.Any, "
+                "query_start_loc: typing.Any, seq_lens: typing.Any, block_table: typing.Any, layout: str = 'nhd', "
+                "cache_dtype: str = '', cached_lens: typing.Any = None, key: typing.Any = None, value: typing.Any = None, "
+                "lse: typing.Any = None, k_scale: typing.Any = None, v_scale: typing.Any = None, "
+                "softmax_scale: float | None = None, sliding_window: int | None = None, logits_soft_cap: float | None = None, "
+                "alibi_slopes: typing.Any = None, sinks: typing.Any = None, padding: str | None = None, max_query_len: int | "
+                "None = None, "
+                "max_seq_len: int | None = None, stream: typing.Any = None, wait: bool | None = None) -> typing.Any"),
+        "attend() of arrays, without objects for them: for quire.vllm and quire.torch.");
+}
+
+}  // namespace quire_python

@@ -1,0 +1,30 @@
+// Calls on a GPU that nobody waits for: what is kept of them, so that the next call or synchronize() can say which rule broke.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "types.hpp"
+
+namespace quire_python {
+
+/// The arrays of a call whose values say which rule it broke: lengths, tables, scales.
+struct SmallArrays {
+  ArrayRef query_start_loc, seq_lens, block_table, cached_lens, k_scale, v_scale, alibi_slopes, sinks;
+};
+/// Remembers a call by a new ticket, for a while: its small arrays and plan. Query, output and cache are not kept alive.
+std::uint64_t defer(const quire::Batch& batch, const quire::KVCache& cache, const quire::Options& options,
+                    std::shared_ptr<const quire::Plan> plan, SmallArrays kept);
+/// Forgets a ticket: somebody waited, and has raised what there was.
+void settle(std::uint64_t ticket);
+/// Raises what became of an earlier call, if it broke. Does nothing while a stream that it may belong to is being captured.
+void raise_if_broken(quire::Memory memory, void* stream);
+
+/// What a call does about the device's findings.
+enum class Wait { no, yes };
+/// `wait` as an argument: None = `otherwise`. Raises ArgumentError, naming `argument`, if it would wait during a capture.
+Wait wait_of(nb::handle wait, Wait otherwise, const char* argument, quire::Memory memory, void* stream);
+
+void bind_deferred(nb::module_& m);
+
+}  // namespace quire_python

@@ -1,0 +1,27 @@
+// Workspaces and streams of calls, as Python hands them over.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "types.hpp"
+
+namespace quire_python {
+
+/// The stream of a GPU call as a number: the argument's, or the current one of the library that the array comes from. Null for
+/// arrays of the host.
+void* stream_for(nb::handle stream, const ArrayRef& like);
+
+/// What the caller gave, or memory of this thread, grown to the largest plan so far: steady state allocates nothing.
+std::span<std::byte> host_workspace(const quire::Plan& plan, const ArrayRef& given);
+
+/// Any contiguous writable array serves as workspace; raw bytes are the usual choice. Absent if None.
+ArrayRef import_workspace(nb::handle workspace);
+
+/// The workspace of a GPU call: what the caller gave, or one from the library of the query, which frees it when work that is
+/// enqueued by then is done.
+ArrayRef device_workspace(const ArrayRef& query, std::size_t bytes, nb::handle given, nb::handle stream);
+
+std::span<std::byte> bytes_of(const ArrayRef& workspace);
+
+}  // namespace quire_python

@@ -1,0 +1,110 @@
+"""quire.torch: operators that torch.compile, torch.export and opcheck take. CPU here; test_graphs.py has a GPU's."""
+
+import pytest
+from dense import make_job
+
+import quire
+
+torch = pytest.importorskip("torch", minversion="2.4")
+ops = pytest.importorskip("quire.torch")
+
+
+def tensors(job):
+    return [torch.from_numpy(a.copy()) for a in (job.q, job.k, job.v, job.query_start_loc, job.seq_lens, job.block_table)]
+
+
+def job_of(**kind):
+    return make_job([7, 1, 20, 1], [30, 41, 0, 9], seed=3, **kind)
+
+
+def test_eager_is_right_and_writes_what_it_is_given():
+    job = job_of()
+    q, k, v, starts, lens, table = tensors(job)
+    lse = torch.full(q.shape[:2], torch.nan)
+    out = ops.attend(q, k, v, starts, lens, table, lse=lse)
+    job.judge(out.numpy())
+    assert lse.isfinite().all()
+    mine = torch.full_like(q, torch.nan)
+    assert ops.attend(q, k, v, starts, lens, table, output=mine, max_query_len=20) is mine and torch.equal(mine, out)
+    capped = ops.attend(q, k, v, starts, lens, table, softmax_scale=0.3, sliding_window=9, logits_soft_cap=2.0)
+    job.judge(capped.numpy(), scale=0.3, window=9, cap=2.0)
+
+
+@pytest.mark.parametrize("layout", ["nhd", "hnd"])
+def test_opcheck_of_attend(layout):
+    q, k, v, starts, lens, table = tensors(job_of())
+    if layout == "hnd":
+        k, v = k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
+    output, lse, sinks = torch.empty_like(q), torch.empty(q.shape[:2]), torch.randn(4)
+    for more in ({}, {"lse": lse, "sinks": sinks, "sliding_window": 5, "max_query_len": 20}):
+        torch.library.opcheck(torch.ops.quire.attend.default, (q, output, k, v, starts, lens, table), {**more, "layout": layout})
+
+
+def test_opcheck_of_append_and_merge():
+    job = job_of()
+    _, k, v, *_ = tensors(job)
+    new_k, new_v, slots = (torch.from_numpy(a.copy()) for a in (job.new_k, job.new_v, job.slots))
+    torch.library.opcheck(torch.ops.quire.append.default, (k.nan_to_num(), v.nan_to_num(), new_k, new_v, slots))
+    a, la, b, lb = torch.randn(5, 3, 8), torch.randn(5, 3), torch.randn(5, 3, 8), torch.randn(5, 3)
+    torch.library.opcheck(torch.ops.quire.merge.default, (a, la, b, lb))
+
+
+def step(q, k, v, new_k, new_v, slots, starts, lens, table):
+    """A layer as a model has it: norms around, new rows appended, two partial results merged."""
+    q = q * 2.0
+    ops.append(k, v, new_k, new_v, slots)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    out = ops.attend(q, k, v, starts, lens, table, lse=lse, softmax_scale=0.1)
+    merged, _ = ops.merge(out, lse, out, lse)
+    return out + 1.0, merged
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_step_has_no_break_and_the_same_bits(backend):
+    job = job_of(dtype="f32")
+    q, k, v, starts, lens, table = tensors(job)
+    new = [torch.from_numpy(a.copy()) for a in (job.new_k, job.new_v, job.slots)]
+    k[:], v[:] = k.nan_to_num(), v.nan_to_num()
+    erased = k.clone(), v.clone()
+    for cache in erased:
+        cache.view(-1, *cache.shape[2:])[new[2]] = 0
+    expected = step(q, k.clone(), v.clone(), *new, starts, lens, table)
+    torch._dynamo.reset()
+    compiled = torch.compile(step, fullgraph=True, backend=backend)
+    for _ in range(2):
+        caches = [cache.clone() for cache in erased]
+        found = compiled(q, *caches, *new, starts, lens, table)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected))
+        assert torch.equal(caches[0], k) and torch.equal(caches[1], v)
+
+
+def test_an_exported_program_runs():
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v, starts, lens, table):
+            return ops.attend(q, k, v, starts, lens, table, sliding_window=11)
+
+    job = job_of()
+    arguments = tuple(tensors(job))
+    program = torch.export.export(Layer(), arguments)
+    assert "quire.attend" in str(program.graph)
+    job.judge(program.module()(*arguments).numpy(), window=11)
+
+
+def test_a_fake_call_refuses_an_output_of_another_kind_and_a_real_one_names_the_rule():
+    q, k, v, starts, lens, table = tensors(job_of())
+    with torch._subclasses.FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(t) for t in (q, k, v, starts, lens, table)]
+        with pytest.raises(quire.ArgumentError, match="output: torch.float32"):
+            torch.ops.quire.attend(fakes[0], torch.empty(q.shape), *fakes[1:])
+        assert ops.attend(*fakes).shape == q.shape
+    table[0, 0] = -7
+    with pytest.raises(quire.ContractError, match="Q-T03"):
+        ops.attend(q, k, v, starts, lens, table)
+
+
+def test_gradients_are_refused_not_dropped():
+    q, *rest = tensors(job_of())
+    with pytest.raises(quire.ArgumentError, match="requires grad"):
+        ops.attend(q.float().requires_grad_(), rest[0].float(), rest[1].float(), *rest[2:])
+    with torch.no_grad():
+        ops.attend(q.float().requires_grad_(), rest[0].float(), rest[1].float(), *rest[2:])
