@@ -32,9 +32,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -377,6 +378,16 @@ class _Call(NamedTuple):
         return Inputs(self.batch(), self.cache(), self.options(), _lengths(a["query_start_loc"], a["seq_lens"]), self.answered)
 
 
+def _inputs_of(read: Callable[..., _Call]) -> Callable[..., Inputs]:
+    """The same reading of the arguments, as quire.hooks wants what is read; it looks at the signature, too."""
+
+    @functools.wraps(read)
+    def inputs(**arguments: Any) -> Inputs:
+        return read(**arguments).inputs()
+
+    return inputs
+
+
 def _attend_call(call: _Call, wait: bool | None, query_len: tuple[int | None, str], seq_len: tuple[int | None, str] = (None, "")) -> None:
     """Attends all requests. The bounds reach the plan; for lengths on the host they are looked at before."""
     a = call.arguments
@@ -470,8 +481,7 @@ def _chunked(
     )  # fmt: skip
 
 
-def chunked_inputs(**arguments: Any) -> Inputs:
-    return _chunked(**arguments).inputs()
+chunked_inputs = _inputs_of(_chunked)
 
 
 def _context(
@@ -493,8 +503,7 @@ def _context(
     )  # fmt: skip
 
 
-def context_inputs(**arguments: Any) -> Inputs:
-    return _context(**arguments).inputs()
+context_inputs = _inputs_of(_context)
 
 
 def _unified(
@@ -527,8 +536,7 @@ def _unified(
     )  # fmt: skip
 
 
-def unified_inputs(**arguments: Any) -> Inputs:
-    return _unified(**arguments).inputs()
+unified_inputs = _inputs_of(_unified)
 
 
 def decode_inputs(

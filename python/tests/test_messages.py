@@ -238,7 +238,7 @@ def captured(case, out):
 
 
 def test_functions_have_signatures():
-    assert list(inspect.signature(quire.attend).parameters) == ["batch", "cache", "options", "plan", "workspace", "rows", "stream"]
+    assert list(inspect.signature(quire.attend).parameters) == ["batch", "cache", "options", "plan", "workspace", "rows", "stream", "wait"]
     parameters = inspect.signature(quire.plan).parameters
     assert parameters["num_threads"].default == 0 and parameters["batch_invariant"].default is False
     assert parameters["cache"].default is inspect.Parameter.empty

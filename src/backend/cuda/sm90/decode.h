@@ -19,6 +19,7 @@
 #include "backend/cuda/sm90/merge_segment.h"
 #include "backend/cuda/sm90/merge_staged.h"
 #include "backend/cuda/sm90/turns.h"
+#include "backend/gpu/break_call.h"
 
 namespace quire::cuda::sm90 {
 
