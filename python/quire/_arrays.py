@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -123,6 +125,8 @@ def empty_bytes_like(array: Any, count: int, stream: Any = None) -> Any:
     """``count`` bytes on the device of ``array``, from its library's allocator."""
     if is_torch(array):
         torch = sys.modules["torch"]
+        if stream is None:
+            return torch.empty(count, dtype=torch.uint8, device=array.device)
         with _allocating_for(stream, array):
             return torch.empty(count, dtype=torch.uint8, device=array.device)
     if is_cupy(array):
@@ -141,8 +145,18 @@ def full_f32_like(array: Any, value: float) -> Any:
     raise ArgumentError("scale: a number, but the cache is on a device; pass an f32 array there")
 
 
+@functools.cache
+def _current_torch_stream() -> Callable[[int], int]:
+    """The number of torch's current stream of a GPU; without an object for it where torch offers that, as Triton asks."""
+    torch = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw if raw is not None else lambda ordinal: int(torch.cuda.current_stream(ordinal).cuda_stream)
+
+
 def stream_of(stream: Any, array: Any, ordinal: int) -> int:
     """A stream as a number: the one given, or the current one of the library of ``array``; else the default stream."""
+    if stream is None and is_torch(array):
+        return _current_torch_stream()(ordinal)
     if isinstance(stream, int):
         return stream
     for attribute in ("cuda_stream", "ptr"):  # torch, CuPy
