@@ -38,10 +38,11 @@ def _attend(
     k_scale: Optional[Tensor] = None, v_scale: Optional[Tensor] = None, alibi_slopes: Optional[Tensor] = None,
     sinks: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "", softmax_scale: Optional[float] = None,
     sliding_window: Optional[int] = None, logits_soft_cap: Optional[float] = None, max_query_len: int = 0, max_seq_len: int = 0,
+    padding: Optional[str] = None,
 ) -> None:  # fmt: skip
     _quire.attend_arrays(
         query, output, k, v, query_start_loc, seq_lens, block_table, layout.lower(), cache_dtype, cached_lens, key, value, lse, k_scale,
-        v_scale, softmax_scale, sliding_window, logits_soft_cap, alibi_slopes, sinks, max_query_len, max_seq_len, None, False,
+        v_scale, softmax_scale, sliding_window, logits_soft_cap, alibi_slopes, sinks, padding, max_query_len, max_seq_len, None, False,
     )  # fmt: skip
 
 
@@ -54,7 +55,7 @@ _define(
     "attend(Tensor query, Tensor(a!) output, Tensor k, Tensor v, Tensor query_start_loc, Tensor seq_lens, Tensor block_table, "
     "Tensor(b!)? lse=None, Tensor? key=None, Tensor? value=None, Tensor? cached_lens=None, Tensor? k_scale=None, Tensor? v_scale=None, "
     "Tensor? alibi_slopes=None, Tensor? sinks=None, str layout='nhd', str cache_dtype='', float? softmax_scale=None, "
-    "SymInt? sliding_window=None, float? logits_soft_cap=None, SymInt max_query_len=0, SymInt max_seq_len=0) -> ()",
+    "SymInt? sliding_window=None, float? logits_soft_cap=None, SymInt max_query_len=0, SymInt max_seq_len=0, str? padding=None) -> ()",
     _attend,
     _attend_fake,
 )

@@ -261,7 +261,7 @@ nb::object attribute(nb::handle object, PyObject* name) {
   return value;
 }
 nb::object result_of_method(nb::handle object, PyObject* name) {
-  nb::object value = nb::steal(PyObject_CallMethodNoArgs(object.ptr(), name));
+  nb::object value = nb::steal(PyObject_CallMethodObjArgs(object.ptr(), name, nullptr));
   if (!value.is_valid()) throw nb::python_error();
   return value;
 }

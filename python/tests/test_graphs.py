@@ -74,7 +74,7 @@ def test_bound_calls_are_right_layer_by_layer():
     assert torch.equal(second, quire.attend(other.batch(), other.cache(), None, call.plan))
     with pytest.raises(quire.ContractError, match="Q-M16 output: shares memory with query"):
         call(d.q, d.k, d.v, d.q)
-    with pytest.raises(quire.ArgumentError, match="bound call: query is .* bind again"):
+    with pytest.raises(quire.ArgumentError, match="bound call: output is .* bind again"):
         call(d.q[:4])
 
 

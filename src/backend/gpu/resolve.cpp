@@ -111,6 +111,8 @@ AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cach
   AttendArgs a = batch_args(batch, cache, options, &reinterpret_cast<CallState*>(workspace)->outcome);
   a.most_rows = 0;
   for (const DeviceList& l : plan.lists) a.most_rows = std::max(a.most_rows, narrow(l.max_rows));
+  // Who told the plan a bound may have left out what longer requests need: they are refused, also where a kernel would take them.
+  a.most_rows = narrow(std::min<std::int64_t>(a.most_rows, plan.bounds.max_query_len * a.group));
   if (!plan.bounds.seq_len_from_shapes) a.most_keys = narrow(std::min<std::int64_t>(plan.bounds.max_seq_len, a.most_keys));
   a.work = work_list(plan, workspace, list);
   return a;

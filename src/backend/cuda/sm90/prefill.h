@@ -97,37 +97,31 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
   /// addresses once, in uniform registers.
   struct Operands {
     hopper::Matrix rows, keys;
-    bool packed;
+    int half_bytes, step_bytes;  ///< of keys: from 64 dims to the next, and from 16
   };
   __device__ Operands operands(const Query& query, const Ring& ring, bool packed) const {
     const auto& k = shared.k[ring.k.stage].halves[0];
+    packed = kPackedKeys && packed;
     hopper::wgmma_begin();
     return {hopper::Matrix(query.halves[0] + group_index() * 64 * kRowBytes, 8 * kRowBytes),
-            kPackedKeys && packed ? hopper::Matrix(k, KeyLayout::kGroupBytes, KeyLayout::kChunkBytes, hopper::Swizzle::none)
-                                  : hopper::Matrix(k, 8 * kRowBytes),
-            packed};
+            packed ? hopper::Matrix(k, KeyLayout::kGroupBytes, KeyLayout::kChunkBytes, hopper::Swizzle::none)
+                   : hopper::Matrix(k, 8 * kRowBytes),
+            packed ? 8 * KeyLayout::kChunkBytes : static_cast<int>(sizeof(Tile::halves[0])),
+            packed ? 2 * KeyLayout::kChunkBytes : 32};
   }
 
-  template <bool kPacked, int kCount>
-  __device__ static void multiply_scores(float (&s)[kCount], const Operands& from) {
+  template <int kCount>
+  __device__ static void start_scores(float (&s)[kCount], const Operands& from) {
     hopper::wgmma_begin();
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        const int keys = kPacked ? (half * 4 + step) * 2 * KeyLayout::kChunkBytes
-                                 : half * static_cast<int>(sizeof(Tile::halves[0])) + step * 32;
+        const int keys = half * from.half_bytes + step * from.step_bytes;
         hopper::multiply_shared<is_f16<T>>(s, from.rows.at(half * sizeof(Query::halves[0]) + step * 32), from.keys.at(keys),
                                            half + step);
       }
     hopper::wgmma_commit();
-  }
-  template <int kCount>
-  __device__ static void start_scores(float (&s)[kCount], const Operands& from) {
-    if (kPackedKeys && from.packed)
-      multiply_scores<kPackedKeys>(s, from);
-    else
-      multiply_scores<false>(s, from);
   }
 
   template <typename Element, int kCount, bool kPacked>
