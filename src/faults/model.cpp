@@ -297,22 +297,28 @@ static const std::vector<float>& f16_values() {
   return table;
 }
 
-void decode_as(DType dtype, const void* data, std::span<const std::int64_t> at, double* values) {
+/// Decodes `count` elements, number i at offset at(i).
+template <typename At>
+static void decode_each(DType dtype, const void* data, std::size_t count, At&& at, double* values) {
   const auto decode = [&](auto type) {
-    for (std::size_t i = 0; i < at.size(); ++i) values[i] = semantics::load(data, type(), at[i]);
+    for (std::size_t i = 0; i < count; ++i) values[i] = semantics::load(data, type(), at(i));
   };
   switch (dtype) {
     case DType::f32: return decode([] { return DType::f32; });
     case DType::f16: {
       const std::vector<float>& values_of = f16_values();
-      for (std::size_t i = 0; i < at.size(); ++i) values[i] = values_of[static_cast<const std::uint16_t*>(data)[at[i]]];
+      for (std::size_t i = 0; i < count; ++i) values[i] = values_of[static_cast<const std::uint16_t*>(data)[at(i)]];
       return;
     }
     case DType::bf16: return decode([] { return DType::bf16; });
     default: break;
   }
   const std::array<double, 256>& values_of = fp8_values(dtype);
-  for (std::size_t i = 0; i < at.size(); ++i) values[i] = values_of[static_cast<const std::uint8_t*>(data)[at[i]]];
+  for (std::size_t i = 0; i < count; ++i) values[i] = values_of[static_cast<const std::uint8_t*>(data)[at(i)]];
+}
+
+void decode_as(DType dtype, const void* data, std::span<const std::int64_t> at, double* values) {
+  decode_each(dtype, data, at.size(), [&](std::size_t i) { return at[i]; }, values);
 }
 
 void elements_as(CacheLayout layout, Side side, std::span<const std::int64_t> s, std::int64_t x, const Place& p,
@@ -386,10 +392,10 @@ void Model::settle() {
 void load_new_row(const Facts& f, Side side, std::int64_t token, std::int64_t head, std::span<double> to) {
   const Tensor& t = side == Side::key ? f.batch.key : f.batch.value;
   const bool inside = t.present() && token >= 0 && token < t.shape[0] && head >= 0 && head < t.shape[1];
-  for (std::size_t d = 0; d < to.size(); ++d)
-    to[d] = !inside ? kNaN
-                    : semantics::load(t.data, t.dtype,
-                                      token * t.stride[0] + head * t.stride[1] + static_cast<std::int64_t>(d) * t.stride[2]);
+  if (!inside) return std::fill(to.begin(), to.end(), kNaN);
+  const std::int64_t first = token * t.stride[0] + head * t.stride[1];
+  decode_each(
+      t.dtype, t.data, to.size(), [&](std::size_t d) { return first + static_cast<std::int64_t>(d) * t.stride[2]; }, to.data());
 }
 
 void load_codes(const Facts& f, DType dtype, Side side, const Place& place, std::int64_t head, std::span<double> to) {
