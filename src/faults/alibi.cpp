@@ -133,7 +133,7 @@ void add_alibi(std::vector<Fault>& list) {
                        Suspects (*suspects)(const Evidence&)) {
     list.push_back({{id, "alibi", text, seen, next}, Rank::mistake, suspects});
   };
-  const char* kSlopes = "slope_h * (k - q_pos), with the slope of the query head";
+  const char* const kSlopes = "slope_h * (k - q_pos), with the slope of the query head";
   add("alibi_ignored", "ignores the ALiBi slopes", "vllm#57614", "look at the path that serves these rows: does it take slopes?",
       ignored);
   add("alibi_sign_flipped", "adds slope * (q_pos - k)", "", kSlopes, sign);

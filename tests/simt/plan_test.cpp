@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "backend/gpu/attend_generic.h"
@@ -25,8 +26,9 @@ class FakeWorkspace {
     std::memset(data(), 0, static_cast<std::size_t>(plan_detail::device_workspace(plan).zeroed_bytes));
   }
   std::byte* data() {
-    const auto address = (reinterpret_cast<std::uintptr_t>(memory_.data()) + 255) / 256 * 256;
-    return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
+    void* start = memory_.data();
+    std::size_t room = memory_.size();
+    return static_cast<std::byte*>(std::align(256, bytes_, start, room));
   }
   bool guard_intact() {
     for (std::byte* b = data() + bytes_; b < memory_.data() + memory_.size(); ++b)
