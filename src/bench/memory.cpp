@@ -2,6 +2,7 @@
 #include "bench/memory.h"
 
 #include <fstream>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -19,8 +20,8 @@ Memory::Memory(std::int64_t bytes) : bytes_(bytes) {
   void* mapping = ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping == MAP_FAILED) return;
   mapping_ = mapping;
-  const auto address = (reinterpret_cast<std::uintptr_t>(mapping) + kHugePage - 1) / kHugePage * kHugePage;
-  data_ = reinterpret_cast<std::byte*>(address);
+  std::size_t room = mapped_;
+  data_ = static_cast<std::byte*>(std::align(kHugePage, static_cast<std::size_t>(bytes), mapping, room));
 #if defined(MADV_HUGEPAGE)
   (void)::madvise(data_, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);  // a refusal costs speed, nothing else
 #endif

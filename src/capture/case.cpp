@@ -12,11 +12,12 @@ namespace {
 /// Asks for huge pages inside a large block: hundreds of thousands of page faults cost more than reading a capture does.
 void prefer_huge_pages(std::byte* data, std::size_t bytes) {
 #ifdef MADV_HUGEPAGE
-  constexpr std::uintptr_t kHuge = std::uintptr_t{2} << 20;
-  const auto begin = (reinterpret_cast<std::uintptr_t>(data) + kHuge - 1) / kHuge * kHuge;
-  const auto end = (reinterpret_cast<std::uintptr_t>(data) + bytes) / kHuge * kHuge;
+  constexpr std::size_t kHuge = std::size_t{2} << 20;
+  const std::size_t past = reinterpret_cast<std::uintptr_t>(data) % kHuge;
+  const std::size_t before = (kHuge - past) % kHuge;  // bytes before the first huge page
+  if (bytes < before + kHuge) return;
   // Advice only: a refusal changes nothing but speed.
-  if (begin < end) static_cast<void>(::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE));
+  static_cast<void>(::madvise(data + before, (bytes - before) / kHuge * kHuge, MADV_HUGEPAGE));
 #else
   static_cast<void>(data), static_cast<void>(bytes);
 #endif

@@ -146,6 +146,7 @@ Exhibit Evidence::exhibit(const Compared& row) const {
   e.unlawful = nearly_all && where_.laws.breaks(row.token * facts_.num_q_heads + row.head, kFinite | kFill | kHull);
   e.before = before(row);
   for (std::int64_t d = 0; d < facts_.head_dim; ++d) e.observed.push_back(observed_.at(row.token, row.head, d));
+  e.zeros = std::all_of(e.observed.begin(), e.observed.end(), [](double value) { return value == 0; });
   e.observed_lse = observed_.lse.present() ? observed_.lse_at(row.token, row.head) : 0;
   return e;
 }
@@ -262,12 +263,13 @@ void Evidence::fit_unwritten(const Exhibit& e, bool some_dims, Tally& tally) con
   if (share < 1) return;
   ++tally.whole_by_own_lse;
   ++tally.whole_by_true_lse;
-  // NaN in every dim may have been computed, too.
-  tally.fit.finite += proven && (e.before == Exhibit::Before::same || !std::isnan(e.observed[0])) ? 1 : 0;
+  // NaN in every dim may have been computed, too; and so may 0, which is also what most buffers hold before a call.
+  tally.fit.finite += proven && !e.zeros && (e.before == Exhibit::Before::same || !std::isnan(e.observed[0])) ? 1 : 0;
 }
 
 void Evidence::fit_wrong(const Exhibit& e, RowResult p, bool some_dims, Tally& tally) const {
   ++tally.fit.wrong;
+  tally.fit.zeros += e.zeros ? 1 : 0;
   if (!p.written) return fit_unwritten(e, some_dims, tally);
   const RowResult expected = truth(e);
   const numerics::OutputType type = numerics::output_type(where_.reference, observed_.output.dtype);
@@ -296,9 +298,9 @@ void Evidence::fit_wrong(const Exhibit& e, RowResult p, bool some_dims, Tally& t
     tally.errors += std::isfinite(error) ? std::min(error * error, 1e8) : 1e4;
     if (std::isfinite(residual)) tally.residuals += residual * residual;
   }
-  tally.fit.finite +=
-      whole && where_.rows[Facts::at(e.reference_row)].nonfinite < where_.rows[Facts::at(e.reference_row)].wrong_dims ? 1 : 0;
-  tally.fit.finite += whole && where_.rows[Facts::at(e.reference_row)].wrong_dims == 0 ? 1 : 0;
+  const Compared& compared = where_.rows[Facts::at(e.reference_row)];
+  const bool lse_alone = compared.wrong_dims == 0, finite = compared.nonfinite < compared.wrong_dims && !e.zeros;
+  tally.fit.finite += whole && (lse_alone || finite) ? 1 : 0;
   tally.whole_by_own_lse += whole && own == 0 ? 1 : 0;
   tally.whole_by_true_lse += whole && true_lse == 0 ? 1 : 0;
 }

@@ -19,6 +19,7 @@ struct Exhibit {
   std::int64_t reference_row = 0;
   std::int64_t num_keys = 0;
   bool wrong = false;
+  bool zeros = false;     ///< holds 0 in every dim: what no visible key gives, and what a cleared buffer holds
   bool unlawful = false;  ///< breaks a law, in nearly all dims: it cannot be an attention output of this cache
   enum class Before { unknown, same, other } before = Before::unknown;  ///< its bytes, against those before the call
   std::vector<double> observed;
@@ -38,10 +39,12 @@ struct Fit {
   std::int64_t broken = 0, broken_inside = 0;  ///< right exhibits that it would make wrong
   std::int64_t right_inside = 0;               ///< right exhibits inside the scope
   double clarity = 0;                          ///< sum of squared errors over sum of squared residuals, both in tolerances
-  std::int64_t finite = 0;  ///< those among `whole` with finite wrong numbers, or whose bytes prove that they were not written
-  bool some_dims = false;   ///< is explained better if it holds for the dims of the scope only
-  bool unwritten = false;   ///< it says "never written" of some wrong row
-  bool unproven = false;    ///< it says "never written" of a row that may hold anything
+  /// Those among `whole` with finite wrong numbers, or whose bytes prove that they were not written. Rows of zeros prove nothing.
+  std::int64_t finite = 0;
+  std::int64_t zeros = 0;  ///< wrong exhibits that hold 0 in every dim
+  bool some_dims = false;  ///< is explained better if it holds for the dims of the scope only
+  bool unwritten = false;  ///< it says "never written" of some wrong row
+  bool unproven = false;   ///< it says "never written" of a row that may hold anything
 };
 
 /// How many exhibits are looked at.

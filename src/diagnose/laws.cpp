@@ -119,7 +119,7 @@ class Judge {
 const char* name(Law law) {
   switch (law) {
     case kFinite: return "not finite";
-    case kFill: return "never written (one value in every dim)";
+    case kFill: return "one value in every dim (never written, or 0 where no key is seen)";
     case kHull: return "outside the convex hull of its V rows";
   }
   return "";

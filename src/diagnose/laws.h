@@ -14,7 +14,7 @@ namespace quire::cause {
 /// Bits: which laws a (row, head) breaks.
 enum Law : std::uint8_t {
   kFinite = 1,  ///< NaN or infinity, and every V row that the request may read is finite
-  kFill = 2,    ///< all dims hold the same value: still what the buffer was filled with
+  kFill = 2,    ///< all dims hold one value: what the buffer was filled with, or the 0 of a row that sees no key
   kHull = 4,    ///< a dim lies outside [min, max] of the V rows that the request may read: never computed from this cache
 };
 inline constexpr Law kLaws[] = {kFinite, kFill, kHull};

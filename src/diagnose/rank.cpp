@@ -66,7 +66,10 @@ struct Candidate {
     });
   }
   /// Where nothing but NaN was observed, "never written" says no more than what was seen: it goes before what may have led there.
-  int place() const { return fit.unwritten && !fit.unproven && fit.finite == 0 && parts.size() == 1 ? -1 : order(); }
+  int place() const {
+    const bool says_no_more = fit.unwritten && !fit.unproven && fit.finite + fit.zeros == 0 && parts.size() == 1;
+    return says_no_more ? -1 : order();
+  }
 };
 
 class Contest {
@@ -103,8 +106,9 @@ class Contest {
     // to what another fault leaves, or to hardly a row, may describe that row and nothing else.
     if (c.parts.size() > 1 && (fit.unwritten || c.is_fitted())) return false;
     if (c.is_fitted() && rows_ < kRowsForFitted) return false;
-    // NaN explains NaN, whatever made it, and "never written" explains anything: some number has to be explained, or the batch
-    // has to hold evidence.
+    // NaN explains NaN, whatever made it; zeros are the answer of a row that sees no key, of a factor of 0, and of a cleared
+    // buffer that nobody wrote to; and "never written" explains anything: some number has to be explained, or the batch has to
+    // hold evidence.
     const bool has_evidence = fit.unwritten && c.order() == static_cast<int>(fault::Rank::mechanism);
     if ((fit.finite == 0 || fit.unproven) && !has_evidence) return false;
     if (!c.scoped) return fit.broken == 0;

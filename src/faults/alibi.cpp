@@ -9,11 +9,6 @@
 namespace quire::fault {
 namespace {
 
-double slope(const Facts& f, std::int64_t head) {
-  const Tensor& t = f.options.alibi_slopes;
-  return t.present() ? semantics::load(t.data, t.dtype, head * t.stride[0]) : 0;
-}
-
 template <typename Predicate>
 bool any_slope(const Facts& f, Predicate&& holds) {
   for (std::int64_t h = 0; h < f.num_q_heads; ++h)
@@ -24,7 +19,7 @@ bool any_slope(const Facts& f, Predicate&& holds) {
 /// Why no mistake about slopes can show; empty if one can.
 std::string hidden(const Facts& f) {
   if (!f.options.alibi_slopes.present()) return "there are no ALiBi slopes";
-  if (!any_slope(f, [&](std::int64_t h) { return slope(f, h) != 0; })) return "all ALiBi slopes are 0";
+  if (!any_slope(f, [&](std::int64_t h) { return slope_of(f, h) != 0; })) return "all ALiBi slopes are 0";
   if (longest(f) <= 1 || (f.windowed() && f.window() == 1)) return "every row sees its own key only, at distance 0";
   return {};
 }
@@ -41,14 +36,14 @@ Suspects ignored(const Evidence& e) {
 
 Suspects sign(const Evidence& e) {
   return bias(
-      e, [f = &e.facts](const Row& r, std::int64_t k) { return slope(*f, r.query_head) * static_cast<double>(r.q_pos - k); });
+      e, [f = &e.facts](const Row& r, std::int64_t k) { return slope_of(*f, r.query_head) * static_cast<double>(r.q_pos - k); });
 }
 
 Suspects negative(const Evidence& e) {
-  if (!any_slope(e.facts, [&](std::int64_t h) { return slope(e.facts, h) < 0; }))
+  if (!any_slope(e.facts, [&](std::int64_t h) { return slope_of(e.facts, h) < 0; }))
     return cannot_show(e.facts.options.alibi_slopes.present() ? "no slope is negative" : "there are no ALiBi slopes");
   return bias(e, [f = &e.facts](const Row& r, std::int64_t k) {
-    return std::max(slope(*f, r.query_head), 0.0) * static_cast<double>(k - r.q_pos);
+    return std::max(slope_of(*f, r.query_head), 0.0) * static_cast<double>(k - r.q_pos);
   });
 }
 
@@ -57,7 +52,7 @@ Suspects negative(const Evidence& e) {
 Suspects positive_masked(const Evidence& e) {
   const Facts* f = &e.facts;
   if (const std::string why = hidden(*f); !why.empty()) return cannot_show(why);
-  if (!any_slope(*f, [f](std::int64_t h) { return slope(*f, h) < 0; })) return cannot_show("no slope is negative");
+  if (!any_slope(*f, [f](std::int64_t h) { return slope_of(*f, h) < 0; })) return cannot_show("no slope is negative");
   return one([](Model& m) {
     m.bias = [before = m.bias](const Row& r, std::int64_t k) {
       const double bias = before(r, k);
@@ -69,10 +64,10 @@ Suspects positive_masked(const Evidence& e) {
 /// The slope of head `of(h)` for head h.
 Suspects of_head(const Evidence& e, const std::function<std::int64_t(std::int64_t)>& of, const char* same) {
   const Facts* f = &e.facts;
-  if (!any_slope(*f, [&](std::int64_t h) { return slope(*f, h) != slope(*f, of(h)); }))
+  if (!any_slope(*f, [&](std::int64_t h) { return slope_of(*f, h) != slope_of(*f, of(h)); }))
     return cannot_show(f->options.alibi_slopes.present() ? same : "there are no ALiBi slopes");
-  return bias(e,
-              [f, of](const Row& r, std::int64_t k) { return slope(*f, of(r.query_head)) * static_cast<double>(k - r.q_pos); });
+  return bias(
+      e, [f, of](const Row& r, std::int64_t k) { return slope_of(*f, of(r.query_head)) * static_cast<double>(k - r.q_pos); });
 }
 
 Suspects kv_head(const Evidence& e) {
@@ -96,7 +91,7 @@ Suspects origin(const Evidence& e) {
     s.list.push_back({detail,
                       [f, of](Model& m) {
                         m.bias = [f, of](const Row& r, std::int64_t k) {
-                          return slope(*f, r.query_head) * static_cast<double>(k - of(r));
+                          return slope_of(*f, r.query_head) * static_cast<double>(k - of(r));
                         };
                       },
                       false});
@@ -138,7 +133,7 @@ void add_alibi(std::vector<Fault>& list) {
                        Suspects (*suspects)(const Evidence&)) {
     list.push_back({{id, "alibi", text, seen, next}, Rank::mistake, suspects});
   };
-  const char* kSlopes = "slope_h * (k - q_pos), with the slope of the query head";
+  const char* const kSlopes = "slope_h * (k - q_pos), with the slope of the query head";
   add("alibi_ignored", "ignores the ALiBi slopes", "vllm#57614", "look at the path that serves these rows: does it take slopes?",
       ignored);
   add("alibi_sign_flipped", "adds slope * (q_pos - k)", "", kSlopes, sign);

@@ -1,6 +1,7 @@
 // Runs a batch as a kernel with one fault would: in fp64 by the changed model, each value rounded once to the output's type.
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <new>
 #include <optional>
 #include <span>
@@ -72,8 +73,10 @@ Status attend_right_rows(const Facts& f, const std::vector<RowHead>& changed) {
   const Result<Plan> planned = plan(b, f.cache, f.options);
   if (!planned.ok()) return planned.status();
   std::vector<std::byte> workspace(workspace_bytes(planned.value()) + 64);
-  const auto start = (reinterpret_cast<std::uintptr_t>(workspace.data()) + 63) / 64 * 64;
-  const std::span<std::byte> aligned(reinterpret_cast<std::byte*>(start), workspace_bytes(planned.value()));
+  void* start = workspace.data();
+  std::size_t room = workspace.size();
+  std::align(64, workspace_bytes(planned.value()), start, room);
+  const std::span<std::byte> aligned(static_cast<std::byte*>(start), workspace_bytes(planned.value()));
   if (const Status status = attend(planned.value(), b, f.cache, f.options, aligned); !status.ok()) return status;
   std::vector<bool> skip(lse.size(), false);
   for (const RowHead& at : changed) skip[static_cast<std::size_t>(at.token * f.num_q_heads + at.head)] = true;

@@ -119,7 +119,7 @@ void add_contents(std::vector<Fault>& list) {
                        Suspects (*suspects)(const Evidence&)) {
     list.push_back({{id, "contents", text, seen, next}, rank, suspects});
   };
-  const char* kAppend =
+  const char* const kAppend =
       "append the new tokens before attention, for every row; quire check with a slot ledger finds reads of unwritten slots";
   add(Rank::mistake, "own_slot_zero", "finds zeros in the slot of a decode row's own token, which was never appended", "",
       kAppend, own_slot_zero);

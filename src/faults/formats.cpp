@@ -158,7 +158,8 @@ void add_formats(std::vector<Fault>& list) {
                        Suspects (*suspects)(const Evidence&)) {
     list.push_back({{id, "formats", text, seen, next}, Rank::mistake, suspects});
   };
-  const char* kName = "name the format in full, fn or fnuz, e4m3 or e5m2, from the append to the kernel; \"fp8\" is not a type";
+  const char* const kName =
+      "name the format in full, fn or fnuz, e4m3 or e5m2, from the append to the kernel; \"fp8\" is not a type";
   add("fp8_fn_fnuz_confused", "reads OCP fp8 codes as fnuz, or the reverse", "vllm#45562, vllm#14152", kName, other_zero);
   add("fp8_e4m3_e5m2_confused", "reads e4m3 codes as e5m2, or the reverse", "", kName, other_exponent);
   add("fp8_codes_as_integers", "reads fp8 codes as integers", "mudler/vllm.cpp#2065",

@@ -79,7 +79,7 @@ void add_heads(std::vector<Fault>& list) {
                        Suspects (*suspects)(const Evidence&)) {
     list.push_back({{id, "heads", text, seen, next}, Rank::mistake, suspects});
   };
-  const char* kMapping = "query head h reads KV head h / (num_q_heads / num_kv_heads); check how K and V were repeated";
+  const char* const kMapping = "query head h reads KV head h / (num_q_heads / num_kv_heads); check how K and V were repeated";
   add("kv_head_modulo", "maps query head h to KV head h % num_kv_heads", "", kMapping, modulo);
   add("kv_head_modulo_one_side", "maps query heads to KV heads rightly for one of K and V, and by h % num_kv_heads for the other",
       "", "use repeat_interleave for both, not repeat", modulo_for_one_side);

@@ -79,7 +79,7 @@ Suspects block_table(const Evidence& e) {
 }  // namespace
 
 void add_index_width(std::vector<Fault>& list) {
-  const char* kNext =
+  const char* const kNext =
       "look for an untyped pointer cast of the tensor, and for an operation that promoted it (cumsum of int32 is int64)";
   list.push_back({{"query_start_loc_as_int32_in_decode", "index_width",
                    "reads an int64 query_start_loc as int32 when it picks the decode rows", "vllm#28490, vllm#28905", kNext},

@@ -186,8 +186,8 @@ void add_layout(std::vector<Fault>& list) {
                        Suspects (*suspects)(const Evidence&)) {
     list.push_back({{id, "layout", text, seen, next}, Rank::mistake, suspects});
   };
-  const char* kLayout = "name the layout (nhd, hnd, packed) where the cache is allocated, and compare it with the kernel's";
-  const char* kStrides = "take the strides from the tensor, not from the sizes of another one";
+  const char* const kLayout = "name the layout (nhd, hnd, packed) where the cache is allocated, and compare it with the kernel's";
+  const char* const kStrides = "take the strides from the tensor, not from the sizes of another one";
   add("cache_layout_confused", "reads the cache in another layout", "vllm#41472, vllm#39192", kLayout, misread);
   add("packed_wrong_x", "reads a packed K cache with another x", "", "x = 16 / itemsize of the cache's type, not of the query's",
       wrong_x);

@@ -72,21 +72,25 @@ double per_head(const Tensor& t, std::int64_t head, double absent) {
   return head < 0 || head >= t.shape[0] ? kNaN : semantics::load(t.data, t.dtype, head * t.stride[0]);
 }
 
+/// Calls decode(offsets, values) for the offsets that lie inside of both cache tensors; the others become NaN.
+template <typename Decode>
+void decode_inside(const Facts& f, std::span<const std::int64_t> at, Decode&& decode, std::span<double> to) {
+  const std::int64_t end = std::min(extent(f.cache.k), extent(f.cache.v));  // a fault may swap them
+  bool inside = true;
+  for (const std::int64_t i : at) inside = inside && i >= 0 && i < end;
+  if (inside) return decode(at, to.data());
+  for (std::size_t d = 0; d < to.size(); ++d) {
+    to[d] = kNaN;
+    if (at[d] >= 0 && at[d] < end) decode(at.subspan(d, 1), &to[d]);
+  }
+}
+
 /// Buffers that one evaluation reuses from row to row.
 struct Scratch {
   std::vector<Key> keys;
   std::vector<std::int64_t> at;
   std::vector<double> query, vector, scores, p;
 };
-
-void load_new_row(const Facts& f, Side side, std::int64_t token, std::int64_t head, std::span<double> to) {
-  const Tensor& t = side == Side::key ? f.batch.key : f.batch.value;
-  const bool inside = t.present() && token >= 0 && token < t.shape[0] && head >= 0 && head < t.shape[1];
-  for (std::size_t d = 0; d < to.size(); ++d)
-    to[d] = !inside ? kNaN
-                    : semantics::load(t.data, t.dtype,
-                                      token * t.stride[0] + head * t.stride[1] + static_cast<std::int64_t>(d) * t.stride[2]);
-}
 
 void load_cached(const Model& m, Side side, const Place& place, std::int64_t head, std::vector<std::int64_t>& at,
                  std::span<double> to) {
@@ -95,17 +99,8 @@ void load_cached(const Model& m, Side side, const Place& place, std::int64_t hea
   if (place.page < 0 || place.page >= m.facts->num_pages) return std::fill(to.begin(), to.end(), kNaN);
   at.resize(to.size());
   m.elements(side, place, head, at);
-  const std::int64_t end = std::min(extent(m.facts->cache.k), extent(m.facts->cache.v));  // a fault may swap them
-  bool inside = true;
-  for (const std::int64_t i : at) inside = inside && i >= 0 && i < end;
-  if (inside) {
-    m.decode(side, t.data, at, to.data());
-    return;
-  }
-  for (std::size_t d = 0; d < to.size(); ++d) {
-    to[d] = kNaN;
-    if (at[d] >= 0 && at[d] < end) m.decode(side, t.data, std::span(at).subspan(d, 1), &to[d]);
-  }
+  decode_inside(
+      *m.facts, at, [&](std::span<const std::int64_t> some, double* values) { m.decode(side, t.data, some, values); }, to);
 }
 
 /// A K or V vector as it is read: stored values and one factor, or, where a fault changes what is read, values of its own.
@@ -302,22 +297,28 @@ static const std::vector<float>& f16_values() {
   return table;
 }
 
-void decode_as(DType dtype, const void* data, std::span<const std::int64_t> at, double* values) {
+/// Decodes `count` elements, number i at offset at(i).
+template <typename At>
+static void decode_each(DType dtype, const void* data, std::size_t count, At&& at, double* values) {
   const auto decode = [&](auto type) {
-    for (std::size_t i = 0; i < at.size(); ++i) values[i] = semantics::load(data, type(), at[i]);
+    for (std::size_t i = 0; i < count; ++i) values[i] = semantics::load(data, type(), at(i));
   };
   switch (dtype) {
     case DType::f32: return decode([] { return DType::f32; });
     case DType::f16: {
       const std::vector<float>& values_of = f16_values();
-      for (std::size_t i = 0; i < at.size(); ++i) values[i] = values_of[static_cast<const std::uint16_t*>(data)[at[i]]];
+      for (std::size_t i = 0; i < count; ++i) values[i] = values_of[static_cast<const std::uint16_t*>(data)[at(i)]];
       return;
     }
     case DType::bf16: return decode([] { return DType::bf16; });
     default: break;
   }
   const std::array<double, 256>& values_of = fp8_values(dtype);
-  for (std::size_t i = 0; i < at.size(); ++i) values[i] = values_of[static_cast<const std::uint8_t*>(data)[at[i]]];
+  for (std::size_t i = 0; i < count; ++i) values[i] = values_of[static_cast<const std::uint8_t*>(data)[at(i)]];
+}
+
+void decode_as(DType dtype, const void* data, std::span<const std::int64_t> at, double* values) {
+  decode_each(dtype, data, at.size(), [&](std::size_t i) { return at[i]; }, values);
 }
 
 void elements_as(CacheLayout layout, Side side, std::span<const std::int64_t> s, std::int64_t x, const Place& p,
@@ -357,7 +358,8 @@ Model::Model(const Facts& truth) : facts(&truth), dims(truth.head_dim) {
   scale = [f](Side side, const Place& p, std::int64_t head) { return true_scale(*f, side, p, head); };
   query = [f](const Row& r, std::int64_t d) -> double {
     const Tensor& q = f->batch.query;
-    const bool inside = r.query_token >= 0 && r.query_token < q.shape[0] && r.query_head >= 0 && r.query_head < q.shape[1];
+    const bool inside = r.query_token >= 0 && r.query_token < q.shape[0] && r.query_head >= 0 && r.query_head < q.shape[1] &&
+                        d >= 0 && d < q.shape[2];
     if (!inside) return kNaN;
     return semantics::load(q.data, q.dtype, r.query_token * q.stride[0] + r.query_head * q.stride[1] + d * q.stride[2]);
   };
@@ -370,9 +372,7 @@ Model::Model(const Facts& truth) : facts(&truth), dims(truth.head_dim) {
     const double limit = *f->options.logits_soft_cap;
     return limit * std::tanh(s / limit);
   };
-  bias = [f](const Row& r, std::int64_t k) {
-    return per_head(f->options.alibi_slopes, r.query_head, 0) * static_cast<double>(k - r.q_pos);
-  };
+  bias = [f](const Row& r, std::int64_t k) { return slope_of(*f, r.query_head) * static_cast<double>(k - r.q_pos); };
   score = [](const Model& m, const Row& r, std::int64_t k, double dot) {
     return m.cap(r, m.softmax_scale(r) * dot) + m.bias(r, k);
   };
@@ -388,6 +388,25 @@ void Model::settle() {
   all(row, keys, table, place, kv_head, elements, decode, scale, vector, query, softmax_scale, cap, bias, score, sink, weight,
       softmax, finish);
 }
+
+void load_new_row(const Facts& f, Side side, std::int64_t token, std::int64_t head, std::span<double> to) {
+  const Tensor& t = side == Side::key ? f.batch.key : f.batch.value;
+  const bool inside = t.present() && token >= 0 && token < t.shape[0] && head >= 0 && head < t.shape[1];
+  if (!inside) return std::fill(to.begin(), to.end(), kNaN);
+  const std::int64_t first = token * t.stride[0] + head * t.stride[1];
+  decode_each(
+      t.dtype, t.data, to.size(), [&](std::size_t d) { return first + static_cast<std::int64_t>(d) * t.stride[2]; }, to.data());
+}
+
+void load_codes(const Facts& f, DType dtype, Side side, const Place& place, std::int64_t head, std::span<double> to) {
+  const Tensor& t = cache_tensor(f, side);
+  if (place.page < 0 || place.page >= f.num_pages) return std::fill(to.begin(), to.end(), kNaN);
+  std::vector<std::int64_t> at(to.size());
+  elements_as(f.cache.layout, side, t.stride, f.cache.k.shape[4], place, head, at);
+  decode_inside(f, at, [&](std::span<const std::int64_t> some, double* values) { decode_as(dtype, t.data, some, values); }, to);
+}
+
+double slope_of(const Facts& f, std::int64_t head) { return per_head(f.options.alibi_slopes, head, 0); }
 
 double rounded(DType type, double value) {
   float stored = 0;  // as wide as the widest floating type

@@ -161,6 +161,15 @@ void decode_as(DType dtype, const void* data, std::span<const std::int64_t> at, 
 void elements_as(CacheLayout layout, Side side, std::span<const std::int64_t> strides, std::int64_t x, const Place& place,
                  std::int64_t kv_head, std::span<std::int64_t> at);
 
+/// One row of this step's key or value; NaN if there is no such row or head.
+void load_new_row(const Facts& facts, Side side, std::int64_t token, std::int64_t head, std::span<double> to);
+
+/// The codes of one (page, offset, head) of the cache, decoded as `dtype` and not scaled; NaN outside of the cache.
+void load_codes(const Facts& facts, DType dtype, Side side, const Place& place, std::int64_t kv_head, std::span<double> to);
+
+/// The ALiBi slope of a head: 0 without slopes, NaN if there is no such head.
+double slope_of(const Facts& facts, std::int64_t head);
+
 /// K or V of one key as real values (scaled), `to.size()` leading dims.
 void load_vector(const Model& model, const Row& row, Side side, std::int64_t position, std::vector<std::int64_t>& scratch,
                  std::span<double> to);

@@ -303,9 +303,9 @@ void add_pages(std::vector<Fault>& list) {
   const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
                        Suspects (*suspects)(const Evidence&),
                        Rank rank = Rank::mistake) { list.push_back({{id, "pages", text, seen, next}, rank, suspects}); };
-  const char* kIndex = "page = block_table[request][position / page_size], offset = position % page_size";
-  const char* kStride = "pass the row stride of block_table; it is not the number of pages in use";
-  const char* kSize = "compare the allocator's page size with the kernel's";
+  const char* const kIndex = "page = block_table[request][position / page_size], offset = position % page_size";
+  const char* const kStride = "pass the row stride of block_table; it is not the number of pages in use";
+  const char* const kSize = "compare the allocator's page size with the kernel's";
   add("table_row_of_neighbour", "reads the block_table row of the neighbouring request", "", kIndex, neighbour_request);
   add("table_row_of_first_request", "reads the block_table row of request 0 for every request", "", kIndex, first_request);
   add("table_row_stride_too_short", "takes block_table rows for as long as the longest request needs", "vllm#53658", kStride,

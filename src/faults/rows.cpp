@@ -273,8 +273,8 @@ void add_rows(std::vector<Fault>& list) {
                        Suspects (*suspects)(const Evidence&)) {
     list.push_back({{id, "rows", text, seen, next}, rank, suspects});
   };
-  const char* kGrid = "compare the launch grid with the largest query_len of the batch";
-  const char* kIndex = "look at how a program finds its row: query_start_loc[r] + i for both the load and the store";
+  const char* const kGrid = "compare the launch grid with the largest query_len of the batch";
+  const char* const kIndex = "look at how a program finds its row: query_start_loc[r] + i for both the load and the store";
   add(Rank::symptom, "output_not_written", "never writes its output", "", "look for a launch that failed or was skipped",
       nothing_written);
   add(Rank::symptom, "output_zero", "writes zeros", "",

@@ -94,7 +94,7 @@ void add_scales(std::vector<Fault>& list) {
                        Suspects (*suspects)(const Evidence&)) {
     list.push_back({{id, "scales", text, seen, next}, Rank::mistake, suspects});
   };
-  const char* kPass = "print the scales that the kernel receives; a format that needs none still has one";
+  const char* const kPass = "print the scales that the kernel receives; a format that needs none still has one";
   add("k_scale_dropped", "drops k_scale", "flashinfer#1023", kPass, k_dropped);
   add("v_scale_dropped", "drops v_scale", "flashinfer#1023", kPass, v_dropped);
   add("scales_swapped", "swaps k_scale and v_scale", "", "compare the order of arguments at the call with the declaration",

@@ -155,8 +155,8 @@ void add_scores(std::vector<Fault>& list) {
                        Suspects (*suspects)(const Evidence&)) {
     list.push_back({{id, "scores", text, seen, next}, Rank::mistake, suspects});
   };
-  const char* kScale = "print the scale that the kernel receives: 1 / sqrt(head_dim) unless given, applied once";
-  const char* kOrder = "the order is scale, soft cap, ALiBi";
+  const char* const kScale = "print the scale that the kernel receives: 1 / sqrt(head_dim) unless given, applied once";
+  const char* const kOrder = "the order is scale, soft cap, ALiBi";
   add("scale_from_query_heads", "takes the default softmax_scale from the number of query heads instead of head_dim",
       "vllm#31380", "look at which dimension of query the default is computed from", from_heads);
   add("scale_ignored", "uses the default softmax_scale although another is given", "", kScale, ignored);

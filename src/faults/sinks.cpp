@@ -94,7 +94,7 @@ void add_sinks(std::vector<Fault>& list) {
                        Suspects (*suspects)(const Evidence&)) {
     list.push_back({{id, "sinks", text, seen, next}, Rank::mistake, suspects});
   };
-  const char* kSink = "the sink is one more logit of the query head, neither scaled nor capped, in the denominator only";
+  const char* const kSink = "the sink is one more logit of the query head, neither scaled nor capped, in the denominator only";
   add("sinks_dropped", "leaves the sinks out of the denominator", "vllm#52148",
       "look at the path that serves these rows: does it take sinks?", dropped);
   add("sinks_in_decode_only", "leaves the sinks out in prefill rows", "", "pass the sinks to the prefill kernel too",

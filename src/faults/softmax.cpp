@@ -180,9 +180,9 @@ void add_softmax(std::vector<Fault>& list) {
                        Suspects (*suspects)(const Evidence&)) {
     list.push_back({{id, "softmax", text, seen, next}, Rank::mistake, suspects});
   };
-  const char* kBase = "2^x needs scores times log2(e); exp(x) needs them as they are";
-  const char* kDenominator = "the denominator is sum_k exp(s_k - m), plus exp(sink - m), and nothing else";
-  const char* kLse = "lse = m + log(denominator), natural logarithm, the sink included";
+  const char* const kBase = "2^x needs scores times log2(e); exp(x) needs them as they are";
+  const char* const kDenominator = "the denominator is sum_k exp(s_k - m), plus exp(sink - m), and nothing else";
+  const char* const kLse = "lse = m + log(denominator), natural logarithm, the sink included";
   add("exp2_without_log2e", "takes 2^score for exp(score)", "", kBase, exp2_of_score);
   add("log2e_without_exp2", "multiplies the scores by log2(e) and still takes exp", "", kBase, exp_of_base_2_score);
   add("no_max_subtraction", "takes exp of a score without subtracting the maximum", "", "exp overflows f32 from 88.7 on", no_max);

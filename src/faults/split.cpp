@@ -245,7 +245,7 @@ void add_split(std::vector<Fault>& list) {
                        Suspects (*suspects)(const Evidence&)) {
     list.push_back({{id, "split", text, seen, next}, Rank::mistake, suspects});
   };
-  const char* kMerge = "out = sum_i exp(lse_i - lse) out_i with lse = log sum_i exp(lse_i), natural logarithms throughout";
+  const char* const kMerge = "out = sum_i exp(lse_i - lse) out_i with lse = log sum_i exp(lse_i), natural logarithms throughout";
   add("last_split_dropped", "leaves the last split out of the merge", "", "round the number of splits up", last_dropped);
   add("split_dropped", "leaves one split out of the merge", "", "compare the splits launched with those that the merge reads",
       other_dropped);

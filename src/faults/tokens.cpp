@@ -207,7 +207,7 @@ void add_tokens(std::vector<Fault>& list) {
                        Suspects (*suspects)(const Evidence&)) {
     list.push_back({{id, "tokens", text, seen, next}, rank, suspects});
   };
-  const char* kCount = "compare the number of keys that the kernel loops over with seq_len; round tiles and pages up";
+  const char* const kCount = "compare the number of keys that the kernel loops over with seq_len; round tiles and pages up";
   add(Rank::symptom, "last_keys_missing", "leaves out the last keys of every sequence", "", kCount, last_keys);
   add(Rank::mistake, "first_key_missing", "leaves out position 0", "", "look at the lower bound of the loop over keys",
       first_key);

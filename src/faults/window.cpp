@@ -118,7 +118,7 @@ void add_window(std::vector<Fault>& list) {
                        Suspects (*suspects)(const Evidence&)) {
     list.push_back({{id, "window", text, seen, next}, Rank::mistake, suspects});
   };
-  const char* kCount = "count the keys that row q_pos keeps: W, its own included; FlashAttention takes (W - 1, 0)";
+  const char* const kCount = "count the keys that row q_pos keeps: W, its own included; FlashAttention takes (W - 1, 0)";
   add("window_one_short", "keeps one key too few in the window, and takes a window of 1 for none", "vllm#9679", kCount,
       one_short);
   add("window_one_long", "keeps one key too many in the window", "vllm#3385", kCount, one_long);

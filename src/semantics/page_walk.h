@@ -20,8 +20,9 @@ struct IndexView {
 
 inline IndexView index_view(const Tensor& t) { return {t.data, t.dtype, t.stride[0]}; }
 
-/// Row r of a [rows, columns] index tensor.
+/// Row r of a [rows, columns] index tensor. A table without columns may have no memory, and nothing is added to null.
 inline IndexView index_row(const Tensor& t, std::int64_t r) {
+  if (t.shape[1] == 0) return {t.data, t.dtype, t.stride[1]};
   const auto* base = static_cast<const std::uint8_t*>(t.data);
   return {base + r * t.stride[0] * itemsize(t.dtype), t.dtype, t.stride[1]};
 }

@@ -22,8 +22,10 @@ Status attend_planned(const Case& c, const PlanSettings& settings, Executor& exe
   served_by = planned->kernel;
   // NaN in the workspace: partial results must be written before they are merged.
   std::vector<float> memory(workspace_bytes(planned.value()) / sizeof(float) + 32, std::nanf(""));
-  const auto address = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
-  const std::span<std::byte> workspace(reinterpret_cast<std::byte*>(address), workspace_bytes(planned.value()));
+  void* start = memory.data();
+  std::size_t room = memory.size() * sizeof(float);
+  std::align(64, workspace_bytes(planned.value()), start, room);
+  const std::span<std::byte> workspace(static_cast<std::byte*>(start), workspace_bytes(planned.value()));
   std::vector<RowCount> counts;
   AttendOptions options;
   options.executor = &executor;

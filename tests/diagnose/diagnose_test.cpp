@@ -68,11 +68,11 @@ TEST(Diagnose, NeedsAnObservedOutputOfTheRightShape) {
 }
 
 TEST(Diagnose, FindsTwoFaultsAtOnce) {
-  // KV heads are mapped by modulo, and the last row is never written.
+  // KV heads are mapped by modulo, and the last row is never written: it holds what the buffer was filled with.
   const std::string line = "q=f32 heads=8:2 d=32 page=8 reqs=20@30,9@100,7@13,5@41";
   Case c = with_fault(line, "kv_head_modulo");
   for (std::int64_t h = 0; h < 8; ++h)
-    for (std::int64_t dim = 0; dim < 32; ++dim) f32_at(c.observed, 40, h, dim) = 0;
+    for (std::int64_t dim = 0; dim < 32; ++dim) f32_at(c.observed, 40, h, dim) = 5;
   const Diagnosis d = diagnosed(c);
   ASSERT_EQ(d.verdict, "cause found") << d.text;
   EXPECT_EQ(d.patterns.size(), 2u) << d.text;

@@ -83,6 +83,29 @@ TEST(Model, ReadsOutsideTheCacheGiveNaN) {
   }
 }
 
+/// A belief about rows, heads or dims may be out of range for another belief that is planted beside it.
+TEST(Model, ReadsOutsideTheQueryTheNewRowsAndTheSlopesGiveNaN) {
+  const Case c = made("q=f32 heads=2 d=5 page=4 reqs=2@3/3,1@4 alibi=1");
+  const Facts f(c.batch, c.cache, c.options);
+  const Model m(f);
+  fault::Row row = m.row(0, 0);
+  for (std::int64_t d = 0; d < 5; ++d) EXPECT_FALSE(std::isnan(m.query(row, d)));
+  EXPECT_TRUE(std::isnan(m.query(row, -1)));
+  EXPECT_TRUE(std::isnan(m.query(row, 5)));
+  Model wrong_head(f);
+  wrong_head.kv_head = [](const fault::Row&, fault::Side) { return 2; };
+  EXPECT_TRUE(std::isnan(all_rows(f, wrong_head)[0].out[0]));
+  Model flipped(f);
+  fault::find("alibi_sign_flipped")->suspects({f, {}}).list.front().plant(flipped);
+  for (const std::int64_t head : {-1, 0, 1, 2}) {
+    const bool inside = head == 0 || head == 1;
+    row.query_head = head;
+    EXPECT_EQ(std::isnan(fault::slope_of(f, head)), !inside) << head;
+    EXPECT_EQ(std::isnan(m.bias(row, 1)), !inside) << head;
+    EXPECT_EQ(std::isnan(flipped.bias(row, 1)), !inside) << head;
+  }
+}
+
 TEST(Model, TwoFaultsCompose) {
   const Case c = made("q=f32 heads=4:2 d=16 page=8 window=20 reqs=9@30,1@50,4@12 seed=4");
   const Facts f(c.batch, c.cache, c.options);

@@ -6,13 +6,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 
 namespace quire::test {
 
 Status attend_planned(const Plan& plan, const Case& c, int num_threads, std::int64_t& rows) {
   std::vector<float> memory(workspace_bytes(plan) / sizeof(float) + 32, std::nanf(""));
-  auto address = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
-  const std::span<std::byte> workspace(reinterpret_cast<std::byte*>(address), workspace_bytes(plan));
+  void* start = memory.data();
+  std::size_t room = memory.size() * sizeof(float);
+  std::align(64, workspace_bytes(plan), start, room);
+  const std::span<std::byte> workspace(static_cast<std::byte*>(start), workspace_bytes(plan));
   const std::unique_ptr<Executor> executor = make_thread_pool(std::min(num_threads, 2));
   std::vector<RowCount> counts;
   AttendOptions options;

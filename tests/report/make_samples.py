@@ -206,7 +206,7 @@ def diagnosis(r):
     where = pattern("exactly the decode rows, all heads: 1 x 64 of 1 x 64 cells; no other cell is wrong", [{"attribute": "query_len", "test": "is", "values": [1]}], 64)
     return {"quire_diagnose": 2, "version": "0.1.0", "file": "notes_row_5336.safetensors", "problem": NOTES_LINE, "verdict": "cause found", "seconds": 1.31, "profile": PLAIN,
             "laws": [{"law": "outside the convex hull of its V rows", "text": "row 5336, head 0, dim 3 holds 1.69; the values that it may average lie in [-0.001, 0.001]", "rows": 1, "tokens": "5336"},
-                     {"law": "never written (one value in every dim)", "text": "row 5336, head 0: every dim holds 1.69", "rows": 1, "tokens": "5336"}],
+                     {"law": "one value in every dim (never written, or 0 where no key is seen)", "text": "row 5336, head 0: every dim holds 1.69", "rows": 1, "tokens": "5336"}],
             "complete": False, "compared_rows": 420, "pattern": [where], "observations": ["visible keys: smallest wrong 930, largest right 1745"], "answers": [answer(cause, where)],
             "wrong": wrong_of([(9, 1, 929, "5336", 1, "all 64 heads", 64, 8192)]), "suspicions": [cause] + refuted(r),
             "pictures": {"error": error_picture(r, NOTES, 64, 128, {(9, h): 2e6 for h in range(64)}), "pages": page_picture(r, NOTES, 640, 32, unwritten={(9, 29)}, recycled=0),

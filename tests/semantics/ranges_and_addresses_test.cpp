@@ -143,6 +143,16 @@ TEST(PageWalk, VisitsEveryPositionOnceInOrderAndReadsOnlyThePagesItNeeds) {
         }
 }
 
+// Where every token is new, a table has no columns, and tensors without elements have no memory in most frameworks.
+TEST(PageWalk, ARowOfATableWithoutColumnsAddsNothingToNull) {
+  for (const DType dtype : {DType::i32, DType::i64})
+    for (const std::int64_t stride : {0, 1, 3}) {
+      Tensor table = Tensor::contiguous(nullptr, dtype, 3, 0);
+      table.stride[0] = stride;
+      for (std::int64_t r = 0; r < 3; ++r) EXPECT_EQ(semantics::index_row(table, r).data, nullptr);
+    }
+}
+
 TEST(Score, TransformsComeInTheDocumentedOrder) {
   const double dot = 3.0, scale = 0.5, cap = 2.0, slope = -0.25;
   const semantics::ScoreParams params{static_cast<float>(scale), static_cast<float>(cap)};

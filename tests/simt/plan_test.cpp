@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <vector>
 
 #include "backend/gpu/attend_generic.h"
@@ -28,8 +29,9 @@ class FakeWorkspace {
     EXPECT_EQ(simt::run({1, gpu::kResetThreads, 32, 0, 0, {}, nullptr}, [&] { gpu::reset(args); }), "");
   }
   std::byte* data() {
-    const auto address = (reinterpret_cast<std::uintptr_t>(memory_.data()) + 255) / 256 * 256;
-    return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
+    void* start = memory_.data();
+    std::size_t room = memory_.size();
+    return static_cast<std::byte*>(std::align(256, bytes_, start, room));
   }
   bool guard_intact() {
     for (std::byte* b = data() + bytes_; b < memory_.data() + memory_.size(); ++b)

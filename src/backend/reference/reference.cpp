@@ -40,6 +40,16 @@ double scalar_or_per_head(const Tensor& t, std::int64_t head, double absent) {
   return semantics::load(t.data, t.dtype, per_head ? head * t.stride[0] : 0);
 }
 
+/// The value of every f16 code: looking one up is half the work of computing it.
+const std::vector<float>& f16_values() {
+  static const std::vector<float> table = [] {
+    std::vector<float> all(std::size_t{1} << 16);
+    for (std::size_t code = 0; code < all.size(); ++code) all[code] = semantics::f16_decode(static_cast<std::uint16_t>(code));
+    return all;
+  }();
+  return table;
+}
+
 std::int64_t index_at(const Tensor& t, std::int64_t i) { return semantics::load_index(t.data, t.dtype, i * t.stride[0]); }
 
 /// Row `at` of the result is row `token` of the batch.
@@ -199,11 +209,10 @@ class Oracle {
     const double v_scale = scalar_or_per_head(cache_.v_scale, task.kv_head, 1.0);
     const std::int64_t k_at = token_offset(/*is_key=*/true, page, slot, task.kv_head);
     const std::int64_t v_at = token_offset(/*is_key=*/false, page, slot, task.kv_head);
-    for (std::int64_t d = 0; d < head_dim_; ++d) {
-      const auto i_d = static_cast<std::size_t>(d);
-      put(out, i, d, cached(k_scale, semantics::load(cache_.k.data, cache_.k.dtype, k_at + k_dim_offset_[i_d])),
-          cached(v_scale, semantics::load(cache_.v.data, cache_.v.dtype, v_at + v_dim_offset_[i_d])));
-    }
+    put_key(
+        out, i, cache_.k, [&](std::size_t d) { return k_at + k_dim_offset_[d]; }, [&](double x) { return cached(k_scale, x); });
+    put_value(
+        out, i, cache_.v, [&](std::size_t d) { return v_at + v_dim_offset_[d]; }, [&](double x) { return cached(v_scale, x); });
   }
 
   /// The real value of a stored one. A kernel that dequantises to the query's type multiplies in f32, and rounds once more.
@@ -217,15 +226,46 @@ class Oracle {
   /// Positions [cached_len, seq_len) come from this step's own rows, unscaled.
   void decode_new(const Task& task, std::int64_t k, std::int64_t i, DecodedKeys& out) const {
     const std::int64_t token = index_at(batch_.query_start_loc, task.req) + k - context_len(task.req);
-    const auto at = [&](const Tensor& t, std::int64_t d) -> double {
-      return semantics::load(t.data, t.dtype, token * t.stride[0] + task.kv_head * t.stride[1] + d * t.stride[2]);
+    const auto at = [&](const Tensor& t) {
+      return [&t, first = token * t.stride[0] + task.kv_head * t.stride[1]](std::size_t d) {
+        return first + static_cast<std::int64_t>(d) * t.stride[2];
+      };
     };
-    for (std::int64_t d = 0; d < head_dim_; ++d) put(out, i, d, at(batch_.key, d), at(batch_.value, d));
+    const auto unscaled = [](double x) { return x; };
+    put_key(out, i, batch_.key, at(batch_.key), unscaled);
+    put_value(out, i, batch_.value, at(batch_.value), unscaled);
   }
 
-  void put(DecodedKeys& out, std::int64_t i, std::int64_t d, double k, double v) const {
-    out.k[static_cast<std::size_t>((i / kLanes * head_dim_ + d) * kLanes + i % kLanes)] = k;
-    out.v[static_cast<std::size_t>((d / kLanes * out.count + i) * kLanes + d % kLanes)] = v;
+  /// Stores real(element) of every dim of key i; at(d) is the offset of dim d in `t`.
+  template <typename At, typename Real>
+  void put_key(DecodedKeys& out, std::int64_t i, const Tensor& t, At&& at, Real&& real) const {
+    double* to = out.k.data() + i / kLanes * head_dim_ * kLanes + i % kLanes;
+    for_each_dim(t, at, [&](std::int64_t d, double x) { to[d * kLanes] = real(x); });
+  }
+  template <typename At, typename Real>
+  void put_value(DecodedKeys& out, std::int64_t i, const Tensor& t, At&& at, Real&& real) const {
+    double* to = out.v.data() + i * kLanes;
+    for_each_dim(t, at, [&](std::int64_t d, double x) { to[d / kLanes * out.count * kLanes + d % kLanes] = real(x); });
+  }
+
+  /// Calls visit(d, element) for every dim. Decoding is half of the time that a few rows take: one loop per type has the switch
+  /// over types outside.
+  template <typename At, typename Visit>
+  void for_each_dim(const Tensor& t, At&& at, Visit&& visit) const {
+    const auto loop = [&](auto type) {
+      for (std::int64_t d = 0; d < head_dim_; ++d) visit(d, semantics::load(t.data, type(), at(static_cast<std::size_t>(d))));
+    };
+    switch (t.dtype) {
+      case DType::f32: return loop([] { return DType::f32; });
+      case DType::f16: {
+        const std::vector<float>& value_of = f16_values();
+        const auto* codes = static_cast<const std::uint16_t*>(t.data);
+        for (std::int64_t d = 0; d < head_dim_; ++d) visit(d, value_of[codes[at(static_cast<std::size_t>(d))]]);
+        return;
+      }
+      case DType::bf16: return loop([] { return DType::bf16; });
+      default: return loop([&] { return t.dtype; });
+    }
   }
 
   /// Row `i` of a task counts through the query heads of the KV head first, then through the tokens.

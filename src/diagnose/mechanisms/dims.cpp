@@ -103,10 +103,11 @@ struct Order {
 
 std::vector<Order> orders(std::int64_t dims) {
   using N = std::int64_t;
+  const auto even = [](N n) { return (n + 1) / 2; };  // even dims; one more than odd ones if their number is odd
   std::vector<Order> list{
       {"halves exchanged", [](N d, N n) { return (d + n / 2) % n; }},
-      {"even dims first, then odd ones", [](N d, N n) { return d < n / 2 ? 2 * d : 2 * (d - n / 2) + 1; }},
-      {"halves interleaved", [](N d, N n) { return d % 2 == 0 ? d / 2 : n / 2 + d / 2; }},
+      {"even dims first, then odd ones", [even](N d, N n) { return d < even(n) ? 2 * d : 2 * (d - even(n)) + 1; }},
+      {"halves interleaved", [even](N d, N n) { return d % 2 == 0 ? d / 2 : even(n) + d / 2; }},
       {"reverse order", [](N d, N n) { return n - 1 - d; }},
       {"neighbours exchanged", [](N d, N n) { return std::min(d ^ 1, n - 1); }},
       {"the first half repeated", [](N d, N n) { return d % (n / 2); }},
@@ -116,8 +117,9 @@ std::vector<Order> orders(std::int64_t dims) {
       {"even dims left out", [](N d, N) { return d % 2 == 1 ? d : -1; }},
   };
   for (const N by : {1, 2, 4, 8, 16, 32})
-    for (const N shift : {by, dims - by})
-      list.push_back({formatted("rotated by {}", shift), [shift](N d, N n) { return (d + shift) % n; }});
+    if (by < dims)
+      for (const N shift : {by, dims - by})
+        list.push_back({formatted("rotated by {}", shift), [shift](N d, N n) { return (d + shift) % n; }});
   for (const N width : {4, 8, 16, 32})
     if (dims % width == 0) {
       list.push_back({formatted("reverse order in chunks of {}", width),

@@ -140,12 +140,7 @@ void propose_exchange(Proposals& list) {
   p.plant = [](Model& m) {
     m.vector = [f = m.facts](const Row&, Side side, const Place& place, std::int64_t head, std::span<double> v) {
       const Side other = side == Side::key ? Side::value : Side::key;
-      if (place.kind == Place::Kind::new_row) {
-        const Tensor& t = other == Side::key ? f->batch.key : f->batch.value;
-        for (std::size_t d = 0; d < v.size(); ++d)
-          v[d] = semantics::load(t.data, t.dtype,
-                                 place.token * t.stride[0] + head * t.stride[1] + static_cast<std::int64_t>(d) * t.stride[2]);
-      }
+      if (place.kind == Place::Kind::new_row) fault::load_new_row(*f, other, place.token, head, v);
       if (place.kind != Place::Kind::cache) return;
       const float* stored = f->decoded.slot(other, place.page, place.offset, head);
       const double scale = Model(*f).scale(other, place, head);

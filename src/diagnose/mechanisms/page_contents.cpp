@@ -50,10 +50,7 @@ Contents zeros(std::string text, std::function<bool(std::int64_t offset, std::in
 Contents of_type(DType type) {
   return {"codes of " + std::string(name(type)),
           [type](const Facts& f, Side side, const Place& place, std::int64_t head, std::span<double> v) {
-            const Tensor& t = side == Side::key ? f.cache.k : f.cache.v;
-            std::vector<std::int64_t> at(v.size());
-            fault::elements_as(f.cache.layout, side, t.stride, f.cache.k.shape[4], place, head, at);
-            fault::decode_as(type, t.data, at, v.data());
+            fault::load_codes(f, type, side, place, head, v);
             const double scale = Model(f).scale(side, place, head);
             for (double& value : v) value *= scale;
           }};
