@@ -43,6 +43,7 @@ def _attend(
     _quire.attend_arrays(
         query, output, k, v, query_start_loc, seq_lens, block_table, layout.lower(), cache_dtype, cached_lens, key, value, lse, k_scale,
         v_scale, softmax_scale, sliding_window, logits_soft_cap, alibi_slopes, sinks, padding, max_query_len, max_seq_len, None, False,
+        False,  # graphs of torch.compile own their memory, and find who else refers to it
     )  # fmt: skip
 
 

@@ -71,6 +71,7 @@ struct Run {
   nb::handle workspace;
   nb::handle stream;
   nb::handle wait;
+  bool remember = true;  ///< the small arrays, until it is known that the call was sound
 };
 
 void run_on_host(const BoundAttend& bound, const quire::Batch& b, const quire::KVCache& c, const quire::Options& o,
@@ -100,7 +101,9 @@ void run(const Run& how, const Layer& layer, const quire::KVCache& c, const quir
   raise_if_broken(memory, options.stream);
   const ArrayRef place = device_workspace(layer.batch.query, quire::workspace_bytes(bound.plan()), how.workspace, how.stream);
   const std::span<std::byte> bytes = bytes_of(place);
-  if (wait == Wait::no) options.ticket = defer(b, c, o, std::shared_ptr<const Plan>(how.bound, &bound.plan()), layer.small());
+  if (wait == Wait::no)
+    options.ticket =
+        how.remember ? defer(b, c, o, std::shared_ptr<const Plan>(how.bound, &bound.plan()), layer.small()) : defer_untold();
   quire::Status status;
   {
     const nb::gil_scoped_release unlocked;
@@ -189,10 +192,10 @@ class PyBoundCall {
 class CallCache {
  public:
   nb::object attend(const Layer& layer, quire::CacheLayout layout, const quire::Options& o, std::int64_t max_query_len,
-                    std::int64_t max_seq_len, nb::handle stream, nb::handle wait) {
+                    std::int64_t max_seq_len, nb::handle stream, nb::handle wait, bool remember) {
     const quire::Batch b = layer.batch_views();
     const quire::KVCache c = layer.cache_views(layout);
-    run({find(layer.batch.query.ordinal, b, c, o, max_query_len, max_seq_len), nb::none(), stream, wait}, layer, c, o);
+    run({find(layer.batch.query.ordinal, b, c, o, max_query_len, max_seq_len), nb::none(), stream, wait, remember}, layer, c, o);
     return array_object(layer.batch.output);
   }
 
@@ -264,7 +267,7 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
                          nb::handle v_scale, std::optional<float> softmax_scale, std::optional<std::int64_t> sliding_window,
                          std::optional<float> logits_soft_cap, nb::handle alibi_slopes, nb::handle sinks,
                          const std::optional<std::string>& padding, std::optional<std::int64_t> max_query_len,
-                         std::optional<std::int64_t> max_seq_len, nb::handle stream, nb::handle wait) {
+                         std::optional<std::int64_t> max_seq_len, nb::handle stream, nb::handle wait, bool remember) {
   const std::optional<quire::CacheLayout> known = quire::layout_from_name(layout);
   if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
   if (query.is_none()) throw_error(Code::invalid_argument, "query: is None");
@@ -293,7 +296,7 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
                          .alibi_slopes = now.alibi_slopes.view,
                          .sinks = now.sinks.view};
   return call_cache().attend(now, *known, o, bound_or_zero(max_query_len, "max_query_len"),
-                             bound_or_zero(max_seq_len, "max_seq_len"), stream, wait);
+                             bound_or_zero(max_seq_len, "max_seq_len"), stream, wait, remember);
 }
 
 constexpr const char* kBindDoc =
@@ -368,7 +371,7 @@ void bind_bound(nb::module_& m) {
         nb::arg("lse") = none, nb::arg("k_scale") = none, nb::arg("v_scale") = none, nb::arg("softmax_scale") = none,
         nb::arg("sliding_window") = none, nb::arg("logits_soft_cap") = none, nb::arg("alibi_slopes") = none,
         nb::arg("sinks") = none, nb::arg("padding") = none, nb::arg("max_query_len") = none, nb::arg("max_seq_len") = none,
-        nb::arg("stream") = none, nb::arg("wait") = none,
+        nb::arg("stream") = none, nb::arg("wait") = none, nb::arg("remember") = true,
         nb::sig("def attend_arrays(query: typing.Any, output: typing.Any, k: typing.Any, v: typing.Any, "
                 "query_start_loc: typing.Any, seq_lens: typing.Any, block_table: typing.Any, layout: str = 'nhd', "
                 "cache_dtype: str = '', cached_lens: typing.Any = None, key: typing.Any = None, value: typing.Any = None, "
@@ -376,8 +379,11 @@ void bind_bound(nb::module_& m) {
                 "softmax_scale: float | None = None, sliding_window: int | None = None, logits_soft_cap: float | None = None, "
                 "alibi_slopes: typing.Any = None, sinks: typing.Any = None, padding: str | None = None, max_query_len: int | "
                 "None = None, "
-                "max_seq_len: int | None = None, stream: typing.Any = None, wait: bool | None = None) -> typing.Any"),
-        "attend() of arrays, without objects for them: for quire.vllm and quire.torch.");
+                "max_seq_len: int | None = None, stream: typing.Any = None, wait: bool | None = None, remember: bool = True) -> "
+                "typing.Any"),
+        "attend() of arrays, without objects for them: for quire.vllm and quire.torch. remember=False keeps no reference to "
+        "them, and a "
+        "call that broke is raised without the rule.");
 }
 
 }  // namespace quire_python

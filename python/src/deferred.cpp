@@ -38,7 +38,7 @@ quire::Status status_of(std::uint64_t ticket) {
   if (call.ticket != ticket)
     return {
         quire::Code::contract_violation,
-        before + "its lengths or tables break a rule or exceed the plan's bounds; it is too long ago to say which (wait=True)"};
+        before + "its lengths or tables break a rule or exceed the plan's bounds; nothing was kept that says which (wait=True)"};
   const Deferred broken = std::exchange(call, Deferred());
   quire::Status why;
   {
@@ -88,6 +88,12 @@ std::uint64_t defer(const quire::Batch& batch, const quire::KVCache& cache, cons
   call = {ticket, batch, cache, options, std::move(plan), std::move(kept)};
   call.batch.slot_mapping = call.batch.request_ids = {};  // attend() does not look at their values
   return ticket;
+}
+
+std::uint64_t defer_untold() {
+  Remembered& all = remembered();
+  all.calls[++all.last % kRemembered] = Deferred();
+  return all.last;
 }
 
 void settle(std::uint64_t ticket) {

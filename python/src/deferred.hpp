@@ -15,6 +15,8 @@ struct SmallArrays {
 /// Remembers a call by a new ticket, for a while: its small arrays and plan. Query, output and cache are not kept alive.
 std::uint64_t defer(const quire::Batch& batch, const quire::KVCache& cache, const quire::Options& options,
                     std::shared_ptr<const quire::Plan> plan, SmallArrays kept);
+/// A ticket without what says which rule broke: for arrays of which nobody may keep a reference.
+std::uint64_t defer_untold();
 /// Forgets a ticket: somebody waited, and has raised what there was.
 void settle(std::uint64_t ticket);
 /// Raises what became of an earlier call, if it broke. Does nothing while a stream that it may belong to is being captured.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <bit>
+#include <limits>
 #include <map>
 
 #include "kernels/judge.h"
@@ -24,6 +25,8 @@ enum class Fault {
   reads_table_left_of_window,
   large_negative_stand_in,
   writes_row_for_query_len_0,
+  writes_padding_rows,
+  leaves_padding_rows,
   claims_pages,
   reads_table_past_end,
   caps_rows,
@@ -95,6 +98,7 @@ class Mutant {
       start(r);
       if (query_len_ == 0) write_row(first_token_, 0, std::vector<double>(static_cast<std::size_t>(dim_), 0.5), 0.0);
     }
+    end_padding();
     if (is(Fault::writes_past_end)) {
       const Tensor& o = b.output;
       semantics::store(o.data, o.dtype, o.shape[0] * o.stride[0], 1.0f);
@@ -293,6 +297,16 @@ class Mutant {
 
   double weight(double x) const {
     return is(Fault::no_max_subtraction) ? static_cast<double>(std::exp(static_cast<float>(x))) : std::exp(x);
+  }
+
+  /// Rows behind the last start.
+  void end_padding() const {
+    const Batch& b = c_.batch;
+    const bool zero = b.padding == Padding::zero && !is(Fault::leaves_padding_rows);
+    if (!zero && !(b.padding == Padding::left && is(Fault::writes_padding_rows))) return;
+    const std::vector<double> row(static_cast<std::size_t>(dim_), zero ? 0.0 : 0.5);
+    for (std::int64_t token = num_request_rows(b); token < b.query.shape[0]; ++token)
+      for (std::int64_t h = 0; h < heads_; ++h) write_row(token, h, row, zero ? -std::numeric_limits<double>::infinity() : 0.0);
   }
 
   void write_row(std::int64_t token, std::int64_t h, const std::vector<double>& row, double lse) const {

@@ -29,6 +29,8 @@ const Planted kPlanted[] = {
     {Fault::window_one_short, "WindowOne", "keeps window - 1 keys, and 0 means no window"},
     {Fault::large_negative_stand_in, "NoVisibleKey", "starts the maximum at -10000 instead of -inf"},
     {Fault::writes_row_for_query_len_0, "QueryLenZero", "writes a row for a request without query rows"},
+    {Fault::writes_padding_rows, "PaddedRows", "writes rows behind the last start where they are to be left"},
+    {Fault::leaves_padding_rows, "PaddedRows", "leaves rows behind the last start as they are where zeros are asked for"},
     {Fault::claims_pages, "SharedPrefixPages", "lets one request own a page"},
     {Fault::multiplies_masked_tail, "PageTailNaN", "masks the tail by weight 0 and multiplies it (0 * NaN)"},
     {Fault::leaks_finite_tail, "PageTailNaN", "reads the tail, but skips NaN: only finite garbage shows it"},

@@ -78,23 +78,17 @@ Status enqueue_merge(const gpu::MergeArgs& args, void* stream) {
   return launch(*hip.value(), {kPortable, "quire_merge", gpu::kMergeThreads}, gpu::merge_blocks(args), args, stream);
 }
 
-Status fetch(void* to, const void* from, std::size_t bytes, void* stream) {
+/// What the stream has come to, and waits for it.
+Status copy(void* to, const void* from, std::size_t bytes, MemcpyKind kind, void* stream) {
   const Result<const Api*> api = hip::api();
   if (!api.ok()) return api.status();
   const Api& hip = *api.value();
-  const Error copied = hip.memcpy_async(to, from, bytes, kDeviceToHost, stream);
+  const Error copied = hip.memcpy_async(to, from, bytes, kind, stream);
   if (Status s = status_of(hip, copied, "hipMemcpyAsync"); !s.ok()) return s;
   return status_of(hip, hip.stream_synchronize(stream), "waiting for the stream");
 }
-
-Status put(void* to, const void* from, std::size_t bytes, void* stream) {
-  const Result<const Api*> api = hip::api();
-  if (!api.ok()) return api.status();
-  const Api& hip = *api.value();
-  const Error copied = hip.memcpy_async(to, from, bytes, kHostToDevice, stream);
-  if (Status s = status_of(hip, copied, "hipMemcpyAsync"); !s.ok()) return s;
-  return status_of(hip, hip.stream_synchronize(stream), "waiting for the stream");
-}
+Status fetch(void* to, const void* from, std::size_t bytes, void* stream) { return copy(to, from, bytes, kDeviceToHost, stream); }
+Status put(void* to, const void* from, std::size_t bytes, void* stream) { return copy(to, from, bytes, kHostToDevice, stream); }
 
 /// The answer is a variable of the code object, because the library allocates nothing on a device.
 Result<bool> find_bad_contents(const gpu::AttendArgs& args) {

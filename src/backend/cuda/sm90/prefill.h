@@ -97,12 +97,13 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
   /// addresses once, in uniform registers.
   struct Operands {
     hopper::Matrix rows, keys;
-    int half_bytes, step_bytes;  ///< of keys: from 64 dims to the next, and from 16
+    int half_bytes = 0, step_bytes = 0;  ///< of keys that may be packed: from 64 dims to the next, and from 16
   };
   __device__ Operands operands(const Query& query, const Ring& ring, bool packed) const {
     const auto& k = shared.k[ring.k.stage].halves[0];
-    packed = kPackedKeys && packed;
     hopper::wgmma_begin();
+    if constexpr (!kPackedKeys)
+      return {hopper::Matrix(query.halves[0] + group_index() * 64 * kRowBytes, 8 * kRowBytes), hopper::Matrix(k, 8 * kRowBytes)};
     return {hopper::Matrix(query.halves[0] + group_index() * 64 * kRowBytes, 8 * kRowBytes),
             packed ? hopper::Matrix(k, KeyLayout::kGroupBytes, KeyLayout::kChunkBytes, hopper::Swizzle::none)
                    : hopper::Matrix(k, 8 * kRowBytes),
@@ -117,7 +118,8 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
     for (int half = 0; half < kHalves; ++half)
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        const int keys = half * from.half_bytes + step * from.step_bytes;
+        const int keys = kPackedKeys ? half * from.half_bytes + step * from.step_bytes
+                                     : half * static_cast<int>(sizeof(Tile::halves[0])) + step * 32;
         hopper::multiply_shared<is_f16<T>>(s, from.rows.at(half * sizeof(Query::halves[0]) + step * 32), from.keys.at(keys),
                                            half + step);
       }
