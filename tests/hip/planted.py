@@ -18,6 +18,7 @@ HIP, GPU = "src/backend/hip/", "src/backend/gpu/"
 ATTEND = "HipAttend.Generic/gfx942_SplitKv:HipAttend.Generic/gfx1100_QueryLongerThanTile:HipAttend.Matrix/gfx942_SplitKv:" \
          "HipAttend.Matrix/gfx1201_QueryLongerThanTile:HipCall.*"
 MOVE = "*HipMove.*"
+REPLAY = "HipReplay.*:HipAttend.Generic/gfx942_PaddedRows"
 MOST_SECONDS = 60
 
 
@@ -43,8 +44,8 @@ FAULTS = [
     Fault("nobody waits for the outcome", HIP + "vendor.cpp",
           'return status_of(hip, hip.stream_synchronize(stream), "waiting for the stream");', "return {};"),
     Fault("counters are not zeroed", GPU + "attend.cpp", ".reset_bytes / 4)", ".reset_bytes / 4 * 0)"),
-    Fault("a refused call is told again and again", GPU + "attend.cpp", "left.heard = 1;", ""),
-    Fault("padding rows are not filled", HIP + "vendor.cpp", "if (!args[0].fills_rows()) return {};", "return {};"),
+    Fault("a refused call is told again and again", GPU + "attend.cpp", "left.heard = 1;", "", REPLAY),
+    Fault("padding rows are not filled", HIP + "vendor.cpp", "if (!args[0].fills_rows()) return {};", "return {};", REPLAY),
     Fault("nobody validates", HIP + "vendor.cpp",
           "  if (Status s = launch(hip, validate, gpu::validate_blocks(args[0]), args[0], stream); !s.ok()) return s;\n", "  (void)validate;\n"),
     Fault("every kernel is given the first list", HIP + "vendor.cpp", "plan.lists[i].num_blocks, args[i], stream", "plan.lists[i].num_blocks, args[0], stream"),
