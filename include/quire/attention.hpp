@@ -66,7 +66,7 @@ struct AttendOptions {
 Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
               const AttendOptions& attend_options = {});
 
-/// What became of the last attend() with these arguments on a GPU, and of those before it with this workspace that nobody has
+/// The outcome of the last attend() with these arguments on a GPU, and of those before it with this workspace that nobody has
 /// asked about: other layers, earlier replays of a graph. Waits for `stream`; then OK if every row was written, or
 ///
 ///     contract_violation    a rule about lengths or tables is broken: the status of check(), and no row was written; or an
@@ -107,7 +107,7 @@ class BoundAttend {
   static Result<BoundAttend> make(Plan plan, const Batch& batch, const KVCache& cache, const Options& options);
   /// Types, shapes, strides, memories and options are those of make().
   bool same_call(const Batch& batch, const KVCache& cache, const Options& options) const noexcept;
-  /// As attend(), with the same promises. invalid_argument, naming the tensor, unless same_call().
+  /// attend() with the same promises. invalid_argument, naming the tensor, unless same_call().
   Status run(const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
              const AttendOptions& attend_options = {}) const;
   const Plan& plan() const noexcept { return plan_; }

@@ -16,7 +16,7 @@
 
 namespace quire {
 
-/// What is done with *padding rows*: query rows from the last start of query_start_loc on, which belong to no request. Engines
+/// The treatment of *padding rows*: query rows from the last start of query_start_loc on, which belong to no request. Engines
 /// add them to reach a size for which a graph was captured; how many there are is for query_start_loc to say, replay by replay.
 /// They are never read.
 enum class Padding : std::int32_t {

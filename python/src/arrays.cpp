@@ -272,7 +272,7 @@ std::int64_t integer(PyObject* value) {
   return number;
 }
 
-/// What torch says once and for all. Made when the first tensor comes, which is when torch is there.
+/// The facts of torch that never change. They are looked up when the first tensor comes, which is when torch is there.
 struct TorchFacts {
   nb::object strided, is_grad_enabled;
   Memory gpu = Memory::cuda;  ///< ROCm builds of torch call their devices cuda, too
@@ -299,7 +299,7 @@ const Element& torch_element(nb::handle dtype) {
   return known->emplace(dtype.ptr(), std::move(element)).first->second;
 }
 
-/// Of a tensor in host memory or on a GPU: which it is, and of which GPU.
+/// The place of a tensor: host memory, or a GPU and its number.
 void set_torch_place(ArrayRef& array, nb::handle object, const std::string& name) {
   const TorchNames& names = torch_names();
   if (is_true(attribute(object, names.is_cpu))) return;

@@ -22,7 +22,7 @@ void settle(std::uint64_t ticket);
 /// Raises what became of an earlier call, if it broke. Does nothing while a stream that it may belong to is being captured.
 void raise_if_broken(quire::Memory memory, void* stream);
 
-/// What a call does about the device's findings.
+/// The way a call deals with what the device finds.
 enum class Wait { no, yes };
 /// `wait` as an argument: None = `otherwise`. Raises ArgumentError, naming `argument`, if it would wait during a capture.
 Wait wait_of(nb::handle wait, Wait otherwise, const char* argument, quire::Memory memory, void* stream);

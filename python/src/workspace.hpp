@@ -12,7 +12,7 @@ namespace quire_python {
 /// arrays of the host.
 void* stream_for(nb::handle stream, const ArrayRef& like);
 
-/// What the caller gave, or memory of this thread, grown to the largest plan so far: steady state allocates nothing.
+/// The memory that the caller gave, or memory of this thread, grown to the largest plan so far: steady state allocates nothing.
 std::span<std::byte> host_workspace(const quire::Plan& plan, const ArrayRef& given);
 
 /// Any contiguous writable array serves as workspace; raw bytes are the usual choice. Absent if None.

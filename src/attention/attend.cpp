@@ -36,7 +36,7 @@ Status attend_status(const Plan& plan, const Batch& batch, const KVCache& cache,
 
 namespace {
 
-/// Of each vendor in the build.
+/// Calls `visit` with each vendor in the build.
 template <typename Visit>
 void for_each_vendor(Visit&& visit) {
   for (const Memory memory : {Memory::cuda, Memory::hip})

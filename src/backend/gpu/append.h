@@ -20,7 +20,7 @@ QUIRE_DEVICE void validate_slots(const AppendArgs& a) {
   if (broken) atomic_set(&a.outcome->broken, 1);
 }
 
-/// Of an element: itemsize(), for devices.
+/// The bytes of an element: itemsize(), as a device can call it.
 QUIRE_DEVICE int bytes_of(DType dtype) { return dtype == DType::f32 ? 4 : dtype == DType::f16 || dtype == DType::bf16 ? 2 : 1; }
 
 /// Neighbouring dims of a row on their way, as one word.
