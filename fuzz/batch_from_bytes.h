@@ -147,7 +147,7 @@ class Workshop {
           t.stride[0] += padding;
         break;
       }
-      case 12: draft.values.clear(); return true;
+      default: draft.values.clear(); return true;
     }
     return false;
   }
@@ -302,6 +302,7 @@ class FuzzBatch {
       case 3:
         for (std::int64_t& slot : slots) slot += slot >= 0 ? page_size_ : 0;
         break;
+      default: break;  // below(4) ends here
     }
   }
 

@@ -81,8 +81,8 @@ Result<BenchReport> run(std::span<const BenchInput> inputs, const BenchOptions& 
   const std::vector<Ceilings> at_start = ceilings.measure();
   for (std::size_t i = 0; i < entries->size() && !stopped; ++i) {
     const std::string place = formatted("case {} of {}", i + 1, entries->size());
-    Result<BenchCaseResult> result = benchmark::run_case(entries.value()[i], variants, options,
-                                                         [&](const std::string& what) { return say(place + ": " + what); });
+    Result<BenchCaseResult> result = benchmark::run_case(
+        entries.value()[i], variants, options, [&](const std::string& what) { return say(formatted("{}: {}", place, what)); });
     if (!result.ok()) return result.status();
     if (!stopped) report.cases.push_back(std::move(result).value());
   }

@@ -51,7 +51,8 @@ Result<Ceilings> measure_device_ceilings(const device::Runtime& runtime, const d
     if (!seconds.ok()) return seconds.status();
     c.reads.push_back({bytes, static_cast<double>(bytes * times) / seconds.value() * 1e-9, 0});
   }
-  const Result<double> fma = gflops_of(probe, false, sink->data()), mma = gflops_of(probe, true, sink->data());
+  const Result<double> fma = gflops_of(probe, /*tensor_cores=*/false, sink->data()),
+                       mma = gflops_of(probe, /*tensor_cores=*/true, sink->data());
   if (!fma.ok()) return fma.status();
   if (!mma.ok()) return mma.status();
   c.fma_gflops = fma.value();

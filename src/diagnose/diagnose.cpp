@@ -77,7 +77,8 @@ void unite(cause::Found& found) {
   const cause::Pattern scope = cause::counted_pattern(found.facts, found.where, common);
   cause::Part united = part_of(found.facts, found.observed, found.where, scope, /*everything=*/false);
   if (!is_certain(united)) return;
-  found.parts.assign(1, std::move(united));
+  found.parts.clear();
+  found.parts.push_back(std::move(united));
 }
 
 /// One cause for everything, if there is one; else a cause for each separate set of wrong cells.

@@ -93,8 +93,11 @@ std::string row_words(const std::vector<Condition>& conditions) {
   std::optional<Kind> noun;
   const Condition* named = nullptr;
   for (const Attribute a : {Attribute::token, Attribute::rows_from_end, Attribute::row, Attribute::query_len})
-    for (const Condition& c : conditions)
-      if (!noun && c.attribute == a && (noun = kind(c))) named = &c;
+    for (const Condition& c : conditions) {
+      if (noun || c.attribute != a) continue;
+      noun = kind(c);
+      if (noun) named = &c;
+    }
   std::string text, with, of;
   for (const Condition& c : conditions) {
     if (&c == named || c.attribute >= Attribute::head) continue;

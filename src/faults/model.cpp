@@ -139,9 +139,10 @@ double dot(const double* a, const T* b, std::size_t n) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
+/// out += weight * v. The vectors do not overlap, which the compiler must know to add several dims at once.
 template <typename T>
-void add(double weight, const T* v, std::vector<double>& out) {
-  for (std::size_t d = 0; d < out.size(); ++d) out[d] += weight * static_cast<double>(v[d]);
+void add(double weight, const T* __restrict v, double* __restrict out, std::size_t dims) {
+  for (std::size_t d = 0; d < dims; ++d) out[d] += weight * static_cast<double>(v[d]);
 }
 
 /// The score of every key, in s.scores. NaN in a masked key's K stays out.
@@ -204,9 +205,9 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
   for (std::size_t i = 0; result.lse != kNegInf && i < s.keys.size(); ++i) {
     const Loaded v = load(m, row, Side::value, s.keys[i].position, s.at, s.vector);
     if (v.stored != nullptr) {
-      add(s.p[i] * v.scale, v.stored, result.out);
+      add(s.p[i] * v.scale, v.stored, result.out.data(), result.out.size());
     } else {
-      add(s.p[i], s.vector.data(), result.out);
+      add(s.p[i], s.vector.data(), result.out.data(), result.out.size());
     }
   }
   m.finish(row, result);
@@ -333,11 +334,10 @@ void elements_as(CacheLayout layout, Side side, std::span<const std::int64_t> s,
   }
   if (side == Side::value) return strided(p.page * s[0] + head * s[1] + p.offset * s[3], s[2]);
   const std::int64_t base = p.page * s[0] + head * s[1] + p.offset * s[3];
-  std::int64_t chunk = base, inner = 0;
-  for (std::int64_t& element : at) {
-    element = chunk + inner * s[4];
-    if (++inner == x) chunk += s[2], inner = 0;
-  }
+  const auto width = static_cast<std::size_t>(std::max<std::int64_t>(x, 1));
+  for (std::size_t d = 0, chunk = 0; d < at.size(); ++chunk)
+    for (std::size_t inner = 0; inner < width && d < at.size(); ++inner, ++d)
+      at[d] = base + static_cast<std::int64_t>(chunk) * s[2] + static_cast<std::int64_t>(inner) * s[4];
 }
 
 // The functions capture the facts and never the model, so that a Model can be copied.

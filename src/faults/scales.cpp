@@ -43,9 +43,9 @@ Suspects v_dropped(const Evidence& e) { return dropped(e, Side::value); }
 Suspects either(const Evidence& e, const std::function<double(Side, std::int64_t)>& wrong, const char* why_not) {
   const bool k = differs(e.facts, Side::key, wrong), v = differs(e.facts, Side::value, wrong);
   Suspects s;
-  if (k && v) s.list.push_back({"k_scale and v_scale", replaced(wrong, true, true), false});
-  if (k) s.list.push_back({"k_scale", replaced(wrong, true, false), false});
-  if (v) s.list.push_back({"v_scale", replaced(wrong, false, true), false});
+  if (k && v) s.list.push_back({"k_scale and v_scale", replaced(wrong, /*key=*/true, /*value=*/true), false});
+  if (k) s.list.push_back({"k_scale", replaced(wrong, /*key=*/true, /*value=*/false), false});
+  if (v) s.list.push_back({"v_scale", replaced(wrong, /*key=*/false, /*value=*/true), false});
   if (s.list.empty()) s.why_not = why_not;
   return s;
 }
@@ -54,7 +54,7 @@ Suspects swapped(const Evidence& e) {
   const Facts* f = &e.facts;
   const auto wrong = [f](Side side, std::int64_t h) { return scale(*f, side == Side::key ? Side::value : Side::key, h); };
   if (!differs(*f, Side::key, wrong) && !differs(*f, Side::value, wrong)) return cannot_show("k_scale and v_scale are the same");
-  return one(replaced(wrong, true, true));
+  return one(replaced(wrong, /*key=*/true, /*value=*/true));
 }
 
 Suspects first_head(const Evidence& e) {

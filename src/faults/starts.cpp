@@ -7,7 +7,7 @@
 namespace quire::fault {
 namespace {
 
-Suspects starts_seen(const Evidence& e, std::vector<std::int64_t> seen) {
+Suspects starts_seen(const Evidence& e, const std::vector<std::int64_t>& seen) {
   return rows_only([f = &e.facts, seen](Model& m) { believe_query_start_loc(*f, seen, m); },
                    formatted("it sees query_lens {}", lengths_seen(seen)));
 }
@@ -45,7 +45,7 @@ Suspects context_is_seq_len(const Evidence& e) {
   return rows_only([](Model& m) { change_row(m, [](Row& r) { r.q_pos += r.query_len; }); });
 }
 
-Suspects seq_lens_seen(const Evidence& e, std::vector<std::int64_t> seen) {
+Suspects seq_lens_seen(const Evidence& e, const std::vector<std::int64_t>& seen) {
   return rows_only([f = &e.facts, seen](Model& m) { believe_seq_lens(*f, seen, m); },
                    formatted("it sees seq_lens {}", first_values(seen)));
 }

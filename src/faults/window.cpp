@@ -79,8 +79,8 @@ Suspects kept_in(const Evidence& e, bool in_decode) {
   if (!binds(*f, keeps)) return cannot_show(formatted("the window binds in {} rows only: this is window_ignored here", kind));
   return one(from([f, in_decode](const Row& r) { return (r.query_len == 1) == in_decode ? f->first_key(r.q_pos) : 0; }));
 }
-Suspects only_in_prefill(const Evidence& e) { return kept_in(e, false); }
-Suspects only_in_decode(const Evidence& e) { return kept_in(e, true); }
+Suspects only_in_prefill(const Evidence& e) { return kept_in(e, /*in_decode=*/false); }
+Suspects only_in_decode(const Evidence& e) { return kept_in(e, /*in_decode=*/true); }
 
 /// Rows that the window of which reaches past the first new key.
 bool binds_among_new_keys(const Facts& f) {

@@ -10,7 +10,7 @@ namespace {
 
 std::vector<std::string> sweep(const std::string& before, const std::vector<int>& values, const std::string& after) {
   std::vector<std::string> shapes;
-  for (const int value : values) shapes.push_back(before + std::to_string(value) + after);
+  for (const int value : values) shapes.push_back(formatted("{}{}{}", before, value, after));
   return shapes;
 }
 

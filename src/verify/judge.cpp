@@ -414,10 +414,16 @@ CaseResult judge(const Target& target, Prepared& p, const std::set<std::string>&
   Status status = poison(p, PoisonKind::zero);
   if (status.ok()) judge.on_zeros();
   if (!judge.refused() && status.ok()) {
-    if (asked.contains("nan_poison") && (status = poison(p, PoisonKind::nan)).ok()) judge.on_nan();
-    if (asked.contains("garbage_poison") && status.ok() && (status = poison(p, PoisonKind::finite_garbage)).ok())
-      judge.on_garbage();
-    if (status.ok() && (status = poison(p, PoisonKind::zero)).ok()) judge.on_bits();
+    if (asked.contains("nan_poison")) {
+      status = poison(p, PoisonKind::nan);
+      if (status.ok()) judge.on_nan();
+    }
+    if (asked.contains("garbage_poison") && status.ok()) {
+      status = poison(p, PoisonKind::finite_garbage);
+      if (status.ok()) judge.on_garbage();
+    }
+    if (status.ok()) status = poison(p, PoisonKind::zero);
+    if (status.ok()) judge.on_bits();
   }
   CaseResult result = judge.result();
   if (!status.ok()) {

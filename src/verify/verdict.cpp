@@ -126,7 +126,9 @@ Json power_json(const Verdict& v) {
                        {"name", m.name},
                        {"line", m.line},
                        {"finding", m.finding}});
-  return {{"killed", count(v.power, true)}, {"total", count(v.power, false)}, {"mutants", std::move(mutants)}};
+  return {{"killed", count(v.power, /*killed_only=*/true)},
+          {"total", count(v.power, /*killed_only=*/false)},
+          {"mutants", std::move(mutants)}};
 }
 
 Json peer_json(const Verdict& v) {
@@ -255,7 +257,7 @@ std::string skipped_text(const Verdict& v) {
 
 std::string power_text(const Verdict& v) {
   if (v.power.empty()) return "power: not measured\n";
-  const std::int64_t killed = count(v.power, true), total = count(v.power, false);
+  const std::int64_t killed = count(v.power, /*killed_only=*/true), total = count(v.power, /*killed_only=*/false);
   const std::int64_t hidden = std::ranges::count(v.power, false, &MutantResult::can_show);
   const std::int64_t unasked = static_cast<std::int64_t>(v.power.size()) - total - hidden;
   std::string text = formatted("power: {}/{} mutants killed", killed, total);

@@ -57,10 +57,10 @@ Judged judge_append(LaunchKernel kernel, std::uint64_t seed) {
     const std::string what = formatted("{} {} from {}{}", name(layout), name(stored), name(source), gap ? " with gaps" : "");
     compare_with_cpu(cpu, device, kernel, seed++, what, judged);
   });
-  const auto wide = [] { return AppendCase(DType::fp8_e5m2, DType::bf16, CacheLayout::packed, false, 72, 64, 1); };
+  const auto wide = [] { return AppendCase(DType::fp8_e5m2, DType::bf16, CacheLayout::packed, /*gap=*/false, 72, 64, 1); };
   compare_with_cpu(wide(), wide(), kernel, seed++, "of 72 heads", judged);
 
-  AppendCase outside(DType::bf16, DType::bf16, CacheLayout::nhd, false, 2, 8, 0);
+  AppendCase outside(DType::bf16, DType::bf16, CacheLayout::nhd, /*gap=*/false, 2, 8, 0);
   outside.slots.back() = AppendCase::kPages * AppendCase::kPageSize;
   Appended result(seed);
   append(outside, kernel, seed, result);

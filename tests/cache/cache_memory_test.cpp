@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <set>
 
 #include "cache/cache_memory.h"
@@ -84,9 +85,11 @@ TEST(PoolCache, IsAttendedToLikeACacheOfTheUsers) {
     const Findings findings = check(c.batch, owned, c.options, Depth::contents);
     EXPECT_TRUE(findings.ok()) << findings.status().message();
     const Plan plan = quire::plan(c.batch, owned, c.options).value();
-    std::vector<float> workspace(workspace_bytes(plan) / sizeof(float) + 16);
-    auto* aligned = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(workspace.data()) + 63) / 64 * 64);
-    ASSERT_TRUE(attend(plan, c.batch, owned, c.options, {aligned, workspace_bytes(plan)}).ok());
+    std::vector<std::byte> workspace(workspace_bytes(plan) + 64);
+    void* aligned = workspace.data();
+    std::size_t room = workspace.size();
+    std::align(64, workspace_bytes(plan), aligned, room);
+    ASSERT_TRUE(attend(plan, c.batch, owned, c.options, {static_cast<std::byte*>(aligned), workspace_bytes(plan)}).ok());
     const Comparison result = compare(c.batch.output, c.batch.lse, reference(c.batch, c.cache, c.options).value());
     EXPECT_TRUE(result.ok) << line << "\n" << result.text;
   }

@@ -16,7 +16,7 @@ Outcome passing() {
   Outcome outcome;
   outcome.rows = {{"cpu_avx512", 20}, {"cpu_generic", 8}};
   outcome.rows_expected = 28;
-  outcome.ours = verdict(true);
+  outcome.ours = verdict(/*ok=*/true);
   return outcome;
 }
 
@@ -38,11 +38,11 @@ TEST(Outcome, DifferentBitsFail) {
 
 TEST(Outcome, OursOrObservedOverToleranceFails) {
   Outcome outcome = passing();
-  outcome.observed = verdict(false);
+  outcome.observed = verdict(/*ok=*/false);
   EXPECT_FALSE(outcome.ok());
-  outcome.observed = verdict(true);
+  outcome.observed = verdict(/*ok=*/true);
   EXPECT_TRUE(outcome.ok());
-  outcome.ours = verdict(false);
+  outcome.ours = verdict(/*ok=*/false);
   EXPECT_FALSE(outcome.ok());
 }
 

@@ -9,7 +9,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr const char* kLine = "q=f32 heads=2:1 d=8 page=4 reqs=3@5,1@9 lse=1";
 

@@ -16,7 +16,6 @@ namespace quire::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 std::vector<std::string> ids(const Findings& findings) {

@@ -133,11 +133,12 @@ TEST(Append, EveryLayoutTypeAndStride) {
 TEST(Append, ScalesPerTensorAndPerHead) {
   const Shape s;
   Storage storage;
-  KVCache cache = make_cache(storage, s, DType::fp8_e4m3fn, CacheLayout::hnd, false);
+  KVCache cache = make_cache(storage, s, DType::fp8_e4m3fn, CacheLayout::hnd, /*gap=*/false);
   std::vector<float> per_head = {0.5f, 3.0f, 0.01f}, one = {0.25f};
   cache.k_scale = Tensor::contiguous(per_head.data(), DType::f32, 3);
   cache.v_scale = Tensor::contiguous(one.data(), DType::f32);
-  const Tensor key = make_rows(storage, s, DType::f32, false, 1), value = make_rows(storage, s, DType::f32, false, 2);
+  const Tensor key = make_rows(storage, s, DType::f32, /*gap=*/false, 1),
+               value = make_rows(storage, s, DType::f32, /*gap=*/false, 2);
   std::vector<std::int64_t> slots = shuffled_slots(s);
   ASSERT_TRUE(append(cache, key, value, Tensor::contiguous(slots.data(), DType::i64, slots.size())).ok());
   expect_appended(cache, key, value, slots, s, per_head, {0.25f, 0.25f, 0.25f});
@@ -147,8 +148,9 @@ TEST(Append, RowsWiderThanAnyThreadBlock) {
   for (const auto& [heads, dim] : {std::pair<std::int64_t, std::int64_t>{64, 128}, {40, 128}, {32, 256}, {1, 1}}) {
     const Shape s{.tokens = 3, .heads = heads, .dim = dim, .pages = 2, .page_size = 4};
     Storage storage;
-    const KVCache cache = make_cache(storage, s, DType::f16, dim == 1 ? CacheLayout::nhd : CacheLayout::packed, false);
-    const Tensor key = make_rows(storage, s, DType::f16, false, 1), value = make_rows(storage, s, DType::f16, false, 2);
+    const KVCache cache = make_cache(storage, s, DType::f16, dim == 1 ? CacheLayout::nhd : CacheLayout::packed, /*gap=*/false);
+    const Tensor key = make_rows(storage, s, DType::f16, /*gap=*/false, 1),
+                 value = make_rows(storage, s, DType::f16, /*gap=*/false, 2);
     std::vector<std::int64_t> slots = {6, 0, 3};
     ASSERT_TRUE(append(cache, key, value, Tensor::contiguous(slots.data(), DType::i64, 3)).ok());
     const std::vector<float> ones(static_cast<std::size_t>(heads), 1.0f);
@@ -159,8 +161,9 @@ TEST(Append, RowsWiderThanAnyThreadBlock) {
 TEST(Append, ShorterMappingWritesOnlyItsTokensAndInt32IsReadAsInt32) {
   const Shape s;
   Storage storage;
-  const KVCache cache = make_cache(storage, s, DType::bf16, CacheLayout::nhd, false);
-  const Tensor key = make_rows(storage, s, DType::bf16, false, 1), value = make_rows(storage, s, DType::bf16, false, 2);
+  const KVCache cache = make_cache(storage, s, DType::bf16, CacheLayout::nhd, /*gap=*/false);
+  const Tensor key = make_rows(storage, s, DType::bf16, /*gap=*/false, 1),
+               value = make_rows(storage, s, DType::bf16, /*gap=*/false, 2);
   std::vector<std::int32_t> slots = {19, -1, 4};
   ASSERT_TRUE(append(cache, key, value, Tensor::contiguous(slots.data(), DType::i32, 3)).ok());
   const std::vector<float> ones(3, 1.0f);
@@ -171,8 +174,9 @@ TEST(Append, ShorterMappingWritesOnlyItsTokensAndInt32IsReadAsInt32) {
 TEST(Append, RefusesBeforeTheFirstWrite) {
   const Shape s;
   Storage storage;
-  const KVCache cache = make_cache(storage, s, DType::bf16, CacheLayout::nhd, false);
-  const Tensor key = make_rows(storage, s, DType::bf16, false, 1), value = make_rows(storage, s, DType::bf16, false, 2);
+  const KVCache cache = make_cache(storage, s, DType::bf16, CacheLayout::nhd, /*gap=*/false);
+  const Tensor key = make_rows(storage, s, DType::bf16, /*gap=*/false, 1),
+               value = make_rows(storage, s, DType::bf16, /*gap=*/false, 2);
   std::vector<std::int64_t> out_of_range = {0, 1, s.pages * s.page_size}, twice = {3, 4, 3};
   for (auto& [slots, rule] : {std::pair{&out_of_range, "Q-S01"}, {&twice, "Q-S02"}}) {
     const Status status = append(cache, key, value, Tensor::contiguous(slots->data(), DType::i64, 3));
@@ -184,8 +188,9 @@ TEST(Append, RefusesBeforeTheFirstWrite) {
 TEST(Append, FeedsTheLedger) {
   const Shape s;
   Storage storage;
-  const KVCache cache = make_cache(storage, s, DType::bf16, CacheLayout::nhd, false);
-  const Tensor key = make_rows(storage, s, DType::bf16, false, 1), value = make_rows(storage, s, DType::bf16, false, 2);
+  const KVCache cache = make_cache(storage, s, DType::bf16, CacheLayout::nhd, /*gap=*/false);
+  const Tensor key = make_rows(storage, s, DType::bf16, /*gap=*/false, 1),
+               value = make_rows(storage, s, DType::bf16, /*gap=*/false, 2);
   std::vector<std::int64_t> slots = {6, -1, 9};
   const Tensor mapping = Tensor::contiguous(slots.data(), DType::i64, 3);
   SlotLedger ledger(s.pages, s.page_size);

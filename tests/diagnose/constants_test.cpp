@@ -59,8 +59,8 @@ TEST(Tolerance, OutputRoundoffCoversTheStoreOfEveryMagnitude) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     const numerics::OutputType type = numerics::output_type(dtype);
     for (int exponent = -149; exponent < 127; ++exponent)
-      for (double mantissa = 1.0; mantissa < 2.0; mantissa += 1.0 / 1021) {
-        const auto x = static_cast<float>(std::ldexp(mantissa, exponent));
+      for (int step = 0; step < 1021; ++step) {
+        const auto x = static_cast<float>(std::ldexp(1.0 + step / 1021.0, exponent));
         if (std::fabs(x) >= type.overflow) continue;
         std::uint32_t cell = 0;
         semantics::store(&cell, dtype, 0, x);

@@ -10,7 +10,6 @@ namespace quire::test {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 
 const char* const kLine = "q=f32 heads=8:2 d=32 page=8 lse=1 reqs=20@30,1@100,7@13,1@41";
 

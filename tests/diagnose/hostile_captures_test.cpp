@@ -55,7 +55,11 @@ class Mutator {
         case 2: element(file); break;
         case 3: header_word(file); break;
         case 4: file.resize(below(8) == 0 ? below(file.size() + 1) : file.size()); break;
-        default: file[below(std::min<std::size_t>(file.size(), 8))] ^= static_cast<char>(1 << below(8)); break;
+        default: {
+          char& byte = file[below(std::min<std::size_t>(file.size(), 8))];
+          byte = static_cast<char>(byte ^ 1 << below(8));
+          break;
+        }
       }
     return file.empty() ? std::string(1, '\0') : file;
   }

@@ -7,7 +7,6 @@
 namespace quire::test {
 namespace {
 
-using fault::Evidence;
 using fault::Facts;
 using fault::Model;
 using fault::RowHead;

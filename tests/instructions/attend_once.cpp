@@ -32,8 +32,11 @@ int attend_once(const char* text, int repeats) {
     if (!plan.ok()) return fail("plan", plan.status());
     const std::size_t bytes = quire::workspace_bytes(plan.value());
     std::vector<std::byte> memory(bytes + 64);
-    auto* aligned = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64);
-    const quire::Status status = quire::attend(plan.value(), c->batch, c->cache, c->options, {aligned, bytes}, options);
+    void* aligned = memory.data();
+    std::size_t room = memory.size();
+    std::align(64, bytes, aligned, room);
+    const quire::Status status =
+        quire::attend(plan.value(), c->batch, c->cache, c->options, {static_cast<std::byte*>(aligned), bytes}, options);
     if (!status.ok()) return fail("attend", status);
   }
   return 0;

@@ -14,7 +14,7 @@ inline std::string compare_merged(const MergeCase& c, const Tensor& out, const T
   for (std::int64_t t = 0; t < MergeCase::kTokens; ++t)
     for (std::int64_t h = 0; h < MergeCase::kHeads; ++h) {
       const double a = at(c.lse_a, {t, h}), b = at(c.lse_b, {t, h});
-      const bool a_empty = a == -INFINITY, b_empty = b == -INFINITY;
+      const bool a_empty = std::isinf(a) && a < 0, b_empty = std::isinf(b) && b < 0;
       const MergedLse merged(a, b);
       const double got_lse = at(lse, {t, h});
       const bool lse_right =

@@ -110,7 +110,7 @@ struct MergeCase {
       for (std::int64_t t = 0; t < kTokens; ++t)
         for (std::int64_t h = 0; h < kHeads; ++h) {
           const bool empty = (t == 2 && sums == &lse_a) || (t == 4 && sums == &lse_b) || t == 7;
-          set(*sums, {t, h}, empty ? -INFINITY : 3.0f * normal(random));
+          set(*sums, {t, h}, static_cast<double>(empty ? -INFINITY : 3.0f * normal(random)));
           for (std::int64_t d = 0; d < kDim; ++d) set(*values, {t, h, d}, empty ? NAN : normal(random));
         }
   }

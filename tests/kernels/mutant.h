@@ -244,7 +244,7 @@ class Mutant {
     double dot = 0;
     for (std::int64_t d = 0; d < dims; ++d)
       dot += static_cast<double>(semantics::load(q.data, q.dtype, token * q.stride[0] + h * q.stride[1] + d * q.stride[2])) *
-             element(true, k, kv_head(h), d);
+             element(/*key=*/true, k, kv_head(h), d);
     const double base = is(Fault::scale_from_heads) ? static_cast<double>(heads_) : static_cast<double>(dim_);
     double s = dot * c_.options.softmax_scale.value_or(static_cast<float>(1 / std::sqrt(base)));
     const double cap = is(Fault::ignores_soft_cap) ? 0.0 : c_.options.logits_soft_cap.value_or(0.0f);
@@ -284,7 +284,7 @@ class Mutant {
       const double p = weight(scores[j] - max);
       sum += p;
       for (std::int64_t d = 0; d < dim_; ++d) {
-        const double v = element(false, keys[j].position, kv_head(h), d);
+        const double v = element(/*key=*/false, keys[j].position, kv_head(h), d);
         // Only the faults under test multiply what they masked.
         if (keys[j].masked && !is(Fault::multiplies_masked_tail) && !is(Fault::multiplies_out_of_window)) continue;
         out[static_cast<std::size_t>(d)] += p * v;

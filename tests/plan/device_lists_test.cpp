@@ -93,7 +93,7 @@ TEST(DeviceLists, CapacitiesHoldForFixedParts) {
     const Plan plan = quire::plan(p, find_device("sm90").value(), {.batch_invariant = true}).value();
     const DeviceList& list = plan.lists.at(0);
     ASSERT_GT(list.split_keys, 0);
-    const Counts c = counts_of(tiles_of(p, list.tile_rows), list.split_keys, p.num_kv_heads, true);
+    const Counts c = counts_of(tiles_of(p, list.tile_rows), list.split_keys, p.num_kv_heads, /*from_key_0=*/true);
     EXPECT_LE(c.slices, list.max_slices) << to_string(p);
     EXPECT_LE(c.merges, list.max_merges) << to_string(p);
     EXPECT_LE(c.partials, list.max_partials) << to_string(p);

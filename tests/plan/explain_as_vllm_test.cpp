@@ -11,7 +11,6 @@
 namespace quire {
 namespace {
 
-using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;

@@ -109,7 +109,7 @@ TEST(Layout, OffsetsBeyondThirtyTwoBits) {
 // The formula published for vLLM's packed K: ((b H + h) (D / x) + d / x) page x + t x + d % x.
 TEST(Layout, PackedEqualsThePublishedFormula) {
   Storage storage;
-  const KVCache cache = cache_of(storage, CacheLayout::packed, DType::f16, false);
+  const KVCache cache = cache_of(storage, CacheLayout::packed, DType::f16, /*gap=*/false);
   const semantics::KvStrides k = semantics::k_strides(cache), v = semantics::v_strides(cache);
   const std::int64_t heads = 2, page = 5, x = 8, dim = 16;
   for (std::int64_t b = 0; b < 3; ++b)

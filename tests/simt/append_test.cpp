@@ -48,8 +48,8 @@ TEST(SimtAppend, EqualsTheCpuForEveryTypeLayoutAndStride) {
 }
 
 TEST(SimtAppend, RowsWiderThanABlock) {
-  const AppendCase cpu(DType::fp8_e5m2, DType::bf16, CacheLayout::packed, false, 72, 64, 1);
-  const AppendCase device(DType::fp8_e5m2, DType::bf16, CacheLayout::packed, false, 72, 64, 1);
+  const AppendCase cpu(DType::fp8_e5m2, DType::bf16, CacheLayout::packed, /*gap=*/false, 72, 64, 1);
+  const AppendCase device(DType::fp8_e5m2, DType::bf16, CacheLayout::packed, /*gap=*/false, 72, 64, 1);
   ASSERT_TRUE(append_on_cpu(cpu).ok());
   gpu::Outcome outcome;
   EXPECT_EQ(append_on_device(device, 32, 3, outcome), "");
@@ -61,8 +61,8 @@ TEST(SimtAppend, RowsThatEndWithinAPiece) {
   for (const DType stored : {DType::bf16, DType::fp8_e4m3fn})
     for (const DType source : {DType::bf16, DType::f32}) {
       SCOPED_TRACE(testing::Message() << name(stored) << " from " << name(source));
-      const AppendCase cpu(stored, source, CacheLayout::hnd, false, 3, 20, 2),
-          device(stored, source, CacheLayout::hnd, false, 3, 20, 2);
+      const AppendCase cpu(stored, source, CacheLayout::hnd, /*gap=*/false, 3, 20, 2),
+          device(stored, source, CacheLayout::hnd, /*gap=*/false, 3, 20, 2);
       ASSERT_TRUE(append_on_cpu(cpu).ok());
       gpu::Outcome outcome;
       EXPECT_EQ(append_on_device(device, 32, 5, outcome), "");
@@ -71,8 +71,8 @@ TEST(SimtAppend, RowsThatEndWithinAPiece) {
 }
 
 TEST(SimtAppend, ASlotBeyondTheCacheBreaksTheCallBeforeTheFirstWrite) {
-  AppendCase device(DType::bf16, DType::bf16, CacheLayout::nhd, false, 2, 8, 0);
-  const AppendCase untouched(DType::bf16, DType::bf16, CacheLayout::nhd, false, 2, 8, 0);
+  AppendCase device(DType::bf16, DType::bf16, CacheLayout::nhd, /*gap=*/false, 2, 8, 0);
+  const AppendCase untouched(DType::bf16, DType::bf16, CacheLayout::nhd, /*gap=*/false, 2, 8, 0);
   device.slots.back() = AppendCase::kPages * AppendCase::kPageSize;
   gpu::Outcome outcome;
   EXPECT_EQ(append_on_device(device, 32, 0, outcome), "");

@@ -101,7 +101,7 @@ class Stack {
     // Six registers to pop, then the address to return to; the callee expects an odd multiple of 8 below 16-byte alignment.
     void** top = reinterpret_cast<void**>(memory_.get() + bytes_ - 64);
     *top = reinterpret_cast<void*>(function);
-    context.sp = top - 6;
+    context.sp = static_cast<void*>(top - 6);
 #else
     getcontext(&context.saved);
     context.saved.uc_stack.ss_sp = memory_.get();

@@ -58,7 +58,7 @@ TEST(Shrink, OfAPlantedFaultStillFails) {
     // A right kernel with one mistake: the window counts for nothing.
     Options options = c.options;
     options.sliding_window.reset();
-    const Status s = attend_with_fault(c.batch, c.cache, c.options, "window_ignored");
+    Status s = attend_with_fault(c.batch, c.cache, c.options, "window_ignored");
     if (s.code() != Code::unsupported) return s;
     std::string kernel;
     return backend_target("cpu", 1)->attend(c, kernel);

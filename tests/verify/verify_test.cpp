@@ -290,13 +290,13 @@ TEST(Backends, MayHaveMoreThreadsThanTheirVariantsPretend) {
 TEST(Matrices, HoldWhatTheirNamesPromise) {
   EXPECT_EQ(notes_matrix(false).size(), 48u);
   EXPECT_EQ(small_notes_matrix().size(), 48u);
-  const Problem p = notes_matrix(false).front().line.problem;
+  const Problem p = notes_matrix(/*quick=*/false).front().line.problem;
   EXPECT_EQ(p.num_tokens(), 5337);
   EXPECT_EQ(p.num_q_heads, 64);
   EXPECT_EQ(p.reqs.back(), (Request{1, 929, 930}));
   std::set<std::string> quick, full;
-  for (const Entry& e : hazard_matrix(true)) quick.insert(e.name);
-  for (const Entry& e : hazard_matrix(false)) {
+  for (const Entry& e : hazard_matrix(/*quick=*/true)) quick.insert(e.name);
+  for (const Entry& e : hazard_matrix(/*quick=*/false)) {
     full.insert(e.name);
     EXPECT_FALSE(to_string(e.line).empty());
     EXPECT_GT(e.line.problem.num_q_heads, 1) << e.name;
@@ -309,8 +309,8 @@ TEST(Matrices, HazardsComeInTheTypesAndDimsThatAreAskedFor) {
   asked.types = {{DType::bf16, DType::bf16}, {DType::f16, DType::fp8_e4m3fn}};
   asked.head_dims = {64, 128, 256};
   std::set<std::string> own, names, layouts;
-  for (const Entry& e : hazard_matrix(false)) own.insert(e.name);
-  for (const Entry& e : hazard_matrix(asked, false)) {
+  for (const Entry& e : hazard_matrix(/*quick=*/false)) own.insert(e.name);
+  for (const Entry& e : hazard_matrix(asked, /*quick=*/false)) {
     const Problem& p = e.line.problem;
     const TypePair types{p.q_dtype, p.kv_dtype};
     EXPECT_TRUE(types == asked.types[0] || types == asked.types[1]) << to_string(e.line);
@@ -325,7 +325,7 @@ TEST(Matrices, HazardsComeInTheTypesAndDimsThatAreAskedFor) {
   EXPECT_EQ(names, own);
   EXPECT_EQ(layouts.size(), 18u) << "every layout meets every type and head_dim";
   asked.head_dims = {64};
-  for (const Entry& e : hazard_matrix(asked, true)) EXPECT_NE(e.name, "WideHeadsManyKeys");
+  for (const Entry& e : hazard_matrix(asked, /*quick=*/true)) EXPECT_NE(e.name, "WideHeadsManyKeys");
 }
 
 Supports only_bf16_nhd() {
@@ -390,7 +390,7 @@ TEST(Supports, LayoutsAreKept) {
   for (const CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed}) {
     const AskedTypes asked{.layouts = {layout}};
     std::set<std::string> names;
-    for (const Entry& e : hazard_matrix(asked, true)) {
+    for (const Entry& e : hazard_matrix(asked, /*quick=*/true)) {
       EXPECT_EQ(e.line.problem.layout, layout) << to_string(e.line);
       EXPECT_TRUE(parse_problem_line(to_string(e.line)).ok());
       names.insert(e.name);

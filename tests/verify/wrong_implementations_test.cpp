@@ -106,7 +106,7 @@ AttendCase lse_off(std::function<bool(const Case&, const Row&)> wrong, float by)
 }
 
 /// Right, and then one more thing.
-AttendCase and_then(std::function<void(const Case&)> more) {
+AttendCase and_then(const std::function<void(const Case&)>& more) {
   return [=](const Case& c, std::string& kernel) {
     const Status s = right()(c, kernel);
     if (s.ok() && c.batch.output.num_elements() > 0) more(c);

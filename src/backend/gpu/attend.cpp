@@ -128,8 +128,8 @@ Status attend_status(const Vendor& vendor, const Plan& plan, const Batch& batch,
   if (Status s = vendor.fetch(&state, workspace.data(), sizeof state, attend_options.stream); !s.ok())
     return {s.code(), "attend_status: " + s.message()};
   const Outcome& outcome = state.outcome;
-  const Status last = explain(plan, batch, cache, options, outcome);
-  const Status earlier = judge_earlier(state.unheard);
+  Status last = explain(plan, batch, cache, options, outcome);
+  Status earlier = judge_earlier(state.unheard);
   // Who is told of the last call is not told of those before: that is for the next time.
   const Unheard left = last.ok() || earlier.ok() ? Unheard{} : state.unheard;
   if (Status s = take_note(vendor, left, workspace.data(), attend_options.stream); !s.ok() && last.ok() && earlier.ok())

@@ -113,11 +113,13 @@ QUIRE_DEVICE bool has_bad_row(const ContentBox& box, std::int32_t head_dim) {
   // So few rows at once that a thread counts their elements in 32 bits.
   const std::int32_t most = 1 + (1 << 30) / head_dim;
   QUIRE_NO_UNROLL
-  for (std::int32_t done = 0; done < box.rows; done += most) QUIRE_NO_UNROLL
-  for (std::int32_t head = 0; head < box.heads; ++head)
-    bad |= has_bad_row({box.source, box.source.strides.row(box.page, head, box.first + done),
-                        box.rows - done < most ? box.rows - done : most, head_dim},
-                       box.scale.at(head, 1.0f));
+  for (std::int32_t done = 0; done < box.rows; done += most) {
+    QUIRE_NO_UNROLL
+    for (std::int32_t head = 0; head < box.heads; ++head)
+      bad |= has_bad_row({box.source, box.source.strides.row(box.page, head, box.first + done),
+                          box.rows - done < most ? box.rows - done : most, head_dim},
+                         box.scale.at(head, 1.0f));
+  }
   return bad;
 }
 

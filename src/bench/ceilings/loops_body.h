@@ -11,8 +11,8 @@ namespace {
 
 template <int kBytes>
 struct Vector {
-  typedef std::uint64_t Bits __attribute__((vector_size(kBytes), may_alias));
-  typedef float Floats __attribute__((vector_size(kBytes)));
+  using Bits [[gnu::vector_size(kBytes), gnu::may_alias]] = std::uint64_t;
+  using Floats [[gnu::vector_size(kBytes)]] = float;
 };
 
 constexpr int kStreams = 8;  // accumulators, so that no addition waits for the one before
@@ -63,7 +63,8 @@ float multiply_add(std::int64_t count) {
 
 template <int kBytes>
 constexpr Loops loops_of(std::string_view name) {
-  return {name, read_run<kBytes>, read_gathered<kBytes>, multiply_add<kBytes>, 2.0 * kAccumulators * (kBytes / 4)};
+  constexpr int kFloats = kBytes / 4;
+  return {name, read_run<kBytes>, read_gathered<kBytes>, multiply_add<kBytes>, 2.0 * kAccumulators * kFloats};
 }
 
 }  // namespace

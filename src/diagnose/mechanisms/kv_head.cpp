@@ -1,6 +1,7 @@
 // Another KV head. For the cheapest wrong cell of each query head every KV head is tried, for K, for V and for both; the map that
 // comes out is put into words afterwards.
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "diagnose/mechanisms/mechanism.h"
@@ -29,7 +30,8 @@ Model with_head(const Facts& f, Sides sides, std::int64_t kv_head) {
   return m;
 }
 
-std::map<std::int64_t, OpenCell> cheapest_by_head(const Scene& scene) {
+/// The cheapest wrong cell of each of the first kMostHeads query heads that have one.
+std::map<std::int64_t, const Compared*> cheapest_by_head(const Scene& scene) {
   std::map<std::int64_t, const Compared*> chosen;
   const auto keys = [&](const Compared* c) { return scene.where.reference.num_keys[Facts::at(c->reference_row)]; };
   for (const Compared* cell : scene.wrong) {
@@ -37,10 +39,8 @@ std::map<std::int64_t, OpenCell> cheapest_by_head(const Scene& scene) {
     const Compared*& own = chosen[cell->head];
     if (own == nullptr || (keys(cell) > 1 && keys(cell) < keys(own))) own = cell;
   }
-  std::map<std::int64_t, OpenCell> open;
-  for (const auto& [head, cell] : chosen)
-    if (open.size() < kMostHeads) open.emplace(head, open_cell(scene.facts, scene.observed, scene.where, *cell, kMostKeys));
-  return open;
+  while (chosen.size() > kMostHeads) chosen.erase(std::prev(chosen.end()));
+  return chosen;
 }
 
 /// The KV head that explains the cell best; -1 if none explains it.
@@ -76,11 +76,14 @@ std::string rule_of(const Facts& f, const Map& map) {
 
 void propose_kv_head(const Scene& scene, Proposals& list) {
   if (scene.facts.num_kv_heads < 2) return;
-  const std::map<std::int64_t, OpenCell> cells = cheapest_by_head(scene);
+  const std::map<std::int64_t, const Compared*> cells = cheapest_by_head(scene);
+  // A cell is opened when it is asked about: the first head refutes most batches.
+  std::map<std::int64_t, OpenCell> open;
   for (const Sides sides : kSideSets) {
     Map map;
     for (const auto& [head, cell] : cells) {
-      const std::int64_t read = head_read(scene.facts, cell, sides);
+      if (!open.contains(head)) open.emplace(head, open_cell(scene.facts, scene.observed, scene.where, *cell, kMostKeys));
+      const std::int64_t read = head_read(scene.facts, open.at(head), sides);
       if (read >= 0) map[head] = read;
       if (read < 0 && map.empty()) break;
     }

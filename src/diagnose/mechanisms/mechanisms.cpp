@@ -1,9 +1,12 @@
 // The list of mechanisms, and which of them a fault of the catalogue belongs to.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <iterator>
 #include <map>
 
 #include "diagnose/mechanisms/mechanism.h"
+#include "threads/on_threads.h"
 
 namespace quire::cause {
 namespace {
@@ -83,14 +86,18 @@ std::string mechanism_of(const FaultInfo& fault) {
 }
 
 Proposals propose_all(const Scene& scene) {
-  Proposals list;
-  for (const auto propose : {propose_factor,    propose_normalisation, propose_sink,      propose_score_value, propose_key_range,
-                             propose_key_group, propose_output_row,    propose_query_row, propose_kv_head,     propose_table_row,
-                             propose_page,      propose_page_contents, propose_positions, propose_rope,        propose_dims,
-                             propose_rounding,  propose_element_type,  propose_layout,    propose_mask,        propose_split,
-                             propose_lse})
-    propose(scene, list);
-  return list;
+  constexpr std::array kAll = {propose_factor,       propose_normalisation, propose_sink,       propose_score_value,
+                               propose_key_range,    propose_key_group,     propose_output_row, propose_query_row,
+                               propose_kv_head,      propose_table_row,     propose_page,       propose_page_contents,
+                               propose_positions,    propose_rope,          propose_dims,       propose_rounding,
+                               propose_element_type, propose_layout,        propose_mask,       propose_split,
+                               propose_lse};
+  // The order of the proposals decides between equals, whichever thread is first.
+  std::array<Proposals, kAll.size()> lists;
+  threads::for_each_index(kAll.size(), [&](std::size_t i) { kAll[i](scene, lists[i]); });
+  Proposals all;
+  for (Proposals& list : lists) std::move(list.begin(), list.end(), std::back_inserter(all));
+  return all;
 }
 
 bool all_same(const std::vector<double>& values, double relative) {

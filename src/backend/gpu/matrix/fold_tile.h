@@ -31,8 +31,10 @@ QUIRE_DEVICE void multiply_keys(typename Gpu::Sums (&s)[kBlocks], const Query& q
   }
   // The products would else be put off until their results are used, and all operands kept until then.
   QUIRE_UNROLL
-  for (int b = 0; b < kBlocks; ++b) QUIRE_UNROLL
-  for (int i = 0; i < Gpu::kSums; ++i) compute_here(s[b].x[i]);
+  for (int b = 0; b < kBlocks; ++b) {
+    QUIRE_UNROLL
+    for (int i = 0; i < Gpu::kSums; ++i) compute_here(s[b].x[i]);
+  }
 }
 
 /// Dot products to base-2 logits; keys that the row does not see, or that are not of the segment, get -inf.
@@ -44,20 +46,24 @@ QUIRE_DEVICE void finish_scores(typename Gpu::Sums (&s)[kBlocks], const AttendAr
   const float base2 = segment.scale * kLog2E;
   const int group = lane_group<Gpu>();
   QUIRE_UNROLL
-  for (int b = 0; b < kBlocks; ++b) QUIRE_UNROLL
-  for (int i = 0; i < Gpu::kSums; ++i) {
-    const auto distance = static_cast<float>(first + 16 * b + Gpu::sum_row(group, i) - row.q_pos);
-    float& x = s[b].x[i];
-    x = plain ? x * base2 : kLog2E * semantics::score<semantics::FloatOps>(x, params, row.slope, distance);
+  for (int b = 0; b < kBlocks; ++b) {
+    QUIRE_UNROLL
+    for (int i = 0; i < Gpu::kSums; ++i) {
+      const auto distance = static_cast<float>(first + 16 * b + Gpu::sum_row(group, i) - row.q_pos);
+      float& x = s[b].x[i];
+      x = plain ? x * base2 : kLog2E * semantics::score<semantics::FloatOps>(x, params, row.slope, distance);
+    }
   }
   const bool seen_by_all = first >= rows.full_begin && first + 16 * kBlocks <= rows.full_end;
   if (seen_by_all && first >= segment.begin && first + 16 * kBlocks <= segment.end) return;
   const TileRange visible = visible_keys(row, segment, first, 16 * kBlocks);
   QUIRE_UNROLL
-  for (int b = 0; b < kBlocks; ++b) QUIRE_UNROLL
-  for (int i = 0; i < Gpu::kSums; ++i) {
-    const int key = 16 * b + Gpu::sum_row(group, i);
-    if (key < visible.begin || key >= visible.end) s[b].x[i] = -INFINITY;
+  for (int b = 0; b < kBlocks; ++b) {
+    QUIRE_UNROLL
+    for (int i = 0; i < Gpu::kSums; ++i) {
+      const int key = 16 * b + Gpu::sum_row(group, i);
+      if (key < visible.begin || key >= visible.end) s[b].x[i] = -INFINITY;
+    }
   }
 }
 
@@ -69,8 +75,10 @@ template <class Gpu, class T, int kBlocks, int kOut>
 QUIRE_DEVICE void fold_weights(typename Gpu::Sums (&s)[kBlocks], RowSums<Gpu, kOut>& to) {
   float top = to.max;
   QUIRE_UNROLL
-  for (int b = 0; b < kBlocks; ++b) QUIRE_UNROLL
-  for (int i = 0; i < Gpu::kSums; ++i) top = larger(top, s[b].x[i]);
+  for (int b = 0; b < kBlocks; ++b) {
+    QUIRE_UNROLL
+    for (int i = 0; i < Gpu::kSums; ++i) top = larger(top, s[b].x[i]);
+  }
   QUIRE_UNROLL
   for (int mask = kBlockRows; mask < Gpu::kWave; mask *= 2) top = larger(top, shuffle_xor(top, mask));
   const float base = top == -INFINITY ? 0.0f : top;  // nothing seen yet: every weight below becomes 0
@@ -78,10 +86,12 @@ QUIRE_DEVICE void fold_weights(typename Gpu::Sums (&s)[kBlocks], RowSums<Gpu, kO
   to.max = top;
   float sum = 0.0f;
   QUIRE_UNROLL
-  for (int b = 0; b < kBlocks; ++b) QUIRE_UNROLL
-  for (int i = 0; i < Gpu::kSums; ++i) {
-    s[b].x[i] = exp2(s[b].x[i] - (base - T::kWeightShift));
-    sum += s[b].x[i];
+  for (int b = 0; b < kBlocks; ++b) {
+    QUIRE_UNROLL
+    for (int i = 0; i < Gpu::kSums; ++i) {
+      s[b].x[i] = exp2(s[b].x[i] - (base - T::kWeightShift));
+      sum += s[b].x[i];
+    }
   }
   to.sum = fma(to.sum, rescale, sum);
   to.scale(rescale);

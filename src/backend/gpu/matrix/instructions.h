@@ -152,12 +152,14 @@ Float2 bf8_pair(std::uint32_t codes) {
   return convert_pair_of<semantics::E5m2, kPair>(codes);
 }
 
+// NOLINTBEGIN(performance-no-int-to-ptr): the instructions take addresses as numbers
 template <int kCount>
 Words<kCount> load_global(std::uint64_t address) {
   return *reinterpret_cast<const Words<kCount>*>(address);
 }
 QUIRE_DEVICE std::uint32_t load_global_byte(std::uint64_t address) { return *reinterpret_cast<const std::uint8_t*>(address); }
 QUIRE_DEVICE std::uint32_t load_global_half(std::uint64_t address) { return *reinterpret_cast<const std::uint16_t*>(address); }
+// NOLINTEND(performance-no-int-to-ptr)
 
 QUIRE_DEVICE std::uint32_t pack_exact_f16(float low, float high) {
   return f16_encode(low) | static_cast<std::uint32_t>(f16_encode(high)) << 16;

@@ -87,8 +87,10 @@ struct RowSums {
   }
   QUIRE_DEVICE void scale(float factor, bool clear = false) {
     QUIRE_UNROLL
-    for (int b = 0; b < kBlocks; ++b) QUIRE_UNROLL
-    for (int i = 0; i < Gpu::kSums; ++i) acc[b].x[i] = clear ? 0.0f : acc[b].x[i] * factor;
+    for (int b = 0; b < kBlocks; ++b) {
+      QUIRE_UNROLL
+      for (int i = 0; i < Gpu::kSums; ++i) acc[b].x[i] = clear ? 0.0f : acc[b].x[i] * factor;
+    }
   }
   QUIRE_DEVICE void sum_over_lanes() {
     QUIRE_UNROLL
@@ -98,8 +100,10 @@ struct RowSums {
   QUIRE_DEVICE bool all_finite() const {
     float zero = 0.0f;
     QUIRE_UNROLL
-    for (int b = 0; b < kBlocks; ++b) QUIRE_UNROLL
-    for (int i = 0; i < Gpu::kSums; ++i) zero += acc[b].x[i] * 0.0f;
+    for (int b = 0; b < kBlocks; ++b) {
+      QUIRE_UNROLL
+      for (int i = 0; i < Gpu::kSums; ++i) zero += acc[b].x[i] * 0.0f;
+    }
     return zero == 0.0f;
   }
 };
