@@ -95,7 +95,6 @@ struct Scratch {
 void load_cached(const Model& m, Side side, const Place& place, std::int64_t head, std::vector<std::int64_t>& at,
                  std::span<double> to) {
   const Tensor& t = cache_tensor(*m.facts, side);
-  // An id from an entry that nobody reads may be any number, whose address would overflow.
   if (place.page < 0 || place.page >= m.facts->num_pages) return std::fill(to.begin(), to.end(), kNaN);
   at.resize(to.size());
   m.elements(side, place, head, at);
@@ -240,7 +239,8 @@ std::int64_t Facts::req_of(std::int64_t token) const {
 std::int64_t Facts::page(std::int64_t req, std::int64_t column) const {
   const Tensor& t = batch.block_table;
   if (column < 0 || column >= t.shape[1] || req < 0 || req >= t.shape[0]) return 0;
-  return semantics::load_index(t.data, t.dtype, req * t.stride[0] + column * t.stride[1]);
+  const std::int64_t id = semantics::load_index(t.data, t.dtype, req * t.stride[0] + column * t.stride[1]);
+  return id >= 0 && id < num_pages ? id : kNotAPage;
 }
 
 std::int64_t Facts::max_query_len() const {

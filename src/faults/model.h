@@ -37,7 +37,9 @@ struct Facts {
   std::int64_t context_len(std::int64_t req) const { return seq_lens[at(req)] - query_len(req); }
   /// The request that owns an output row.
   std::int64_t req_of(std::int64_t token) const;
-  /// Table entry as stored; column may lie past the row's end: then 0.
+  static constexpr std::int64_t kNotAPage = -1;
+  /// A table entry; 0 for a column past the row's end. An entry that no row reads may hold any number, with which nobody could
+  /// compute an address: what is no page id is kNotAPage.
   std::int64_t page(std::int64_t req, std::int64_t column) const;
   std::int64_t max_query_len() const;
   /// The first position that the window leaves to a row at q_pos.
