@@ -3,6 +3,8 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -10,6 +12,7 @@
 
 #include "errors.hpp"
 #include "quire/plan.hpp"
+#include "torch_exchange.hpp"
 
 namespace quire_python {
 namespace {
@@ -311,7 +314,76 @@ void set_torch_place(ArrayRef& array, nb::handle object, const std::string& name
   array.ordinal = static_cast<int>(integer(result_of_method(object, names.get_device).ptr()));
 }
 
+/// What neither attributes of memory nor DLPack say.
+void check_torch_state(nb::handle object, const std::string& name) {
+  const TorchNames& names = torch_names();
+  if (is_true(result_of_method(object, names.is_neg))) refuse(name, "torch's lazy negation is pending; call resolve_neg() first");
+  if (is_true(attribute(object, names.requires_grad)) && nb::cast<bool>(torch_facts().is_grad_enabled()))
+    refuse(name, "requires grad, but Quire does not differentiate; use torch.no_grad() or detach()");
+}
+
+/// The element type, where DLPack's and the reading's agree; empty where an error may have to be put into words.
+std::optional<DType> plain_type(nb::dlpack::dtype type, const std::string& asked) {
+  using C = nb::dlpack::dtype_code;
+  struct Row {
+    C code;
+    std::uint8_t bits;
+    DType dtype;
+  };
+  static constexpr Row kRows[] = {{C::Bfloat, 16, DType::bf16},
+                                  {C::Float, 16, DType::f16},
+                                  {C::Float, 32, DType::f32},
+                                  {C::Int, 32, DType::i32},
+                                  {C::Int, 64, DType::i64},
+                                  {C::Float8_E4M3FN, 8, DType::fp8_e4m3fn},
+                                  {C::Float8_E5M2, 8, DType::fp8_e5m2},
+                                  {C::Float8_E4M3FNUZ, 8, DType::fp8_e4m3fnuz},
+                                  {C::Float8_E5M2FNUZ, 8, DType::fp8_e5m2fnuz}};
+  const auto code = static_cast<C>(type.code);
+  const auto row =
+      std::find_if(std::begin(kRows), std::end(kRows), [&](const Row& r) { return r.code == code && r.bits == type.bits; });
+  const std::optional<DType> own = row != std::end(kRows) && type.lanes == 1 ? std::optional(row->dtype) : std::nullopt;
+  if (asked.empty()) return own;
+  const std::optional<DType> want = quire::dtype_from_name(asked);
+  if (own) return own == want ? own : std::nullopt;
+  const bool is_bits = type.lanes == 1 && (code == C::UInt || code == C::Int) && want && type.bits == 8 * quire::itemsize(*want);
+  return is_bits ? want : std::nullopt;
+}
+
+/// Where DLPack says an array is; nullopt for devices that Quire knows nothing of.
+std::optional<Memory> dlpack_memory(std::int32_t type) {
+  namespace d = nb::device;
+  if (type == d::cpu::value || type == d::cuda_host::value || type == d::rocm_host::value) return Memory::cpu;
+  if (type == d::cuda::value || type == d::cuda_managed::value) return Memory::cuda;
+  if (type == d::rocm::value) return Memory::hip;
+  return std::nullopt;
+}
+
+/// from_torch() by one C call; empty where that does not do.
+std::optional<ArrayRef> from_torch_exchange(nb::handle object, const Reading& reading) {
+  const std::optional<nb::dlpack::dltensor> tensor = read_torch(object);
+  if (!tensor || tensor->ndim > Tensor::kMaxRank || tensor->strides == nullptr) return std::nullopt;
+  const std::optional<DType> dtype = plain_type(tensor->dtype, reading.asked);
+  const std::optional<Memory> memory = dlpack_memory(tensor->device.device_type);
+  if (!dtype || !memory) return std::nullopt;
+  if (*memory != Memory::cpu && !quire::has_backend(*memory == Memory::cuda ? Backend::cuda : Backend::hip)) return std::nullopt;
+  check_torch_state(object, reading.name);
+  ArrayRef array;
+  array.owner = nb::borrow(object);
+  array.writable = true;
+  array.view.dtype = *dtype;
+  array.view.memory = *memory;
+  if (*memory != Memory::cpu) array.ordinal = tensor->device.device_id;
+  array.view.data = static_cast<std::byte*>(tensor->data) + tensor->byte_offset;
+  array.torch_data = array.view.data;
+  array.view.rank = tensor->ndim;
+  std::copy_n(tensor->shape, tensor->ndim, array.view.shape.begin());
+  std::copy_n(tensor->strides, tensor->ndim, array.view.stride.begin());
+  return array;
+}
+
 ArrayRef from_torch(nb::handle object, const Reading& reading) {
+  if (std::optional<ArrayRef> array = from_torch_exchange(object, reading)) return *std::move(array);
   const std::string& name = reading.name;
   const TorchNames& names = torch_names();
   const TorchFacts& facts = torch_facts();
@@ -319,9 +391,7 @@ ArrayRef from_torch(nb::handle object, const Reading& reading) {
   set_torch_place(array, object, name);
   if (const nb::object layout = attribute(object, names.layout); !layout.is(facts.strided))
     refuse(name, "torch layout is " + text_of(layout));
-  if (is_true(result_of_method(object, names.is_neg))) refuse(name, "torch's lazy negation is pending; call resolve_neg() first");
-  if (is_true(attribute(object, names.requires_grad)) && nb::cast<bool>(facts.is_grad_enabled()))
-    refuse(name, "requires grad, but Quire does not differentiate; use torch.no_grad() or detach()");
+  check_torch_state(object, name);
   array.owner = nb::borrow(object);
   array.writable = true;
   array.view.dtype = resolve_dtype(reading, torch_element(attribute(object, names.dtype)));
@@ -343,15 +413,6 @@ std::string device_text(std::int32_t type, std::int32_t id) {
                                            "rocm", "rocm_host", "ext",    "cuda_managed", "oneapi"};
   const bool known = type >= 0 && type < static_cast<std::int32_t>(std::size(kTypes));
   return std::string(known ? kTypes[type] : "device type " + std::to_string(type)) + ":" + std::to_string(id);
-}
-
-/// Where DLPack says an array is; nullopt for devices that Quire knows nothing of.
-std::optional<Memory> dlpack_memory(std::int32_t type) {
-  namespace d = nb::device;
-  if (type == d::cpu::value || type == d::cuda_host::value || type == d::rocm_host::value) return Memory::cpu;
-  if (type == d::cuda::value || type == d::cuda_managed::value) return Memory::cuda;
-  if (type == d::rocm::value) return Memory::hip;
-  return std::nullopt;
 }
 
 Element dlpack_element(nb::dlpack::dtype dtype) {
@@ -432,8 +493,8 @@ bool is_torch(nb::handle object) {
 
 ArrayRef import_any(nb::handle object, const Reading& reading) {
   const std::string& name = reading.name;
-  if (is_numpy(object)) return from_numpy(object, reading);
   if (is_torch(object)) return from_torch(object, reading);
+  if (is_numpy(object)) return from_numpy(object, reading);
   if (has(object, "__dlpack__")) return from_dlpack(object, reading);
   if (has(object, "__cuda_array_interface__")) refuse_device(name, "a CUDA device");
   if (has(object, "__array_interface__")) return from_other_interface(object, reading);

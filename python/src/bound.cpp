@@ -68,20 +68,20 @@ ArrayRef new_output(const ArrayRef& query, nb::handle stream) {
 /// Runs a bound call where its tensors are; `waits` names the argument that asks for waiting.
 struct Run {
   std::shared_ptr<const BoundAttend> bound;
-  nb::handle workspace;
+  const ArrayRef* workspace;  ///< null: memory of this thread, or of the query's library
   nb::handle stream;
   nb::handle wait;
   bool remember = true;  ///< the small arrays, until it is known that the call was sound
 };
 
 void run_on_host(const BoundAttend& bound, const quire::Batch& b, const quire::KVCache& c, const quire::Options& o,
-                 nb::handle workspace) {
-  const ArrayRef given = import_workspace(workspace);
+                 const ArrayRef* workspace) {
   const Threads threads = current_threads();
   quire::Status status;
   {
     const nb::gil_scoped_release unlocked;
-    status = bound.run(b, c, o, host_workspace(bound.plan(), given), {.executor = threads.executor.get()});
+    status = bound.run(b, c, o, host_workspace(bound.plan(), workspace != nullptr ? *workspace : ArrayRef()),
+                       {.executor = threads.executor.get()});
   }
   require_ok(status);
 }
@@ -99,8 +99,10 @@ void run(const Run& how, const Layer& layer, const quire::KVCache& c, const quir
   quire::AttendOptions options{.stream = stream_for(how.stream, layer.batch.query)};
   const Wait wait = wait_of(how.wait, Wait::no, "wait", memory, options.stream);
   raise_if_broken(memory, options.stream);
-  const ArrayRef place = device_workspace(layer.batch.query, quire::workspace_bytes(bound.plan()), how.workspace, how.stream);
-  const std::span<std::byte> bytes = bytes_of(place);
+  ArrayRef own;
+  if (how.workspace == nullptr)
+    own = device_workspace(layer.batch.query, quire::workspace_bytes(bound.plan()), nb::none(), how.stream);
+  const std::span<std::byte> bytes = bytes_of(how.workspace != nullptr ? *how.workspace : own);
   if (wait == Wait::no)
     options.ticket =
         how.remember ? defer(b, c, o, std::shared_ptr<const Plan>(how.bound, &bound.plan()), layer.small()) : defer_untold();
@@ -132,7 +134,9 @@ class PyBoundCall {
     workspace_ = workspace.is_none() ? nb::none() : nb::borrow(workspace);
     if (workspace_.is_none() && layer_.batch.query.ordinal >= 0)
       workspace_ = arrays_function("empty_bytes_like")(layer_.batch.query.object, quire::workspace_bytes(plan), nb::none());
-    if (!workspace_.is_none()) place_ = import_workspace(workspace_);
+    if (workspace_.is_none()) return;
+    place_ = import_workspace(workspace_);
+    check_workspace(layer_.batch.query, place_);
   }
 
   nb::object call(nb::handle query, nb::handle k, nb::handle v, nb::handle output, nb::handle lse, nb::handle key,
@@ -157,6 +161,7 @@ class PyBoundCall {
     replace(now.v_scale, v_scale, "v_scale", Role::f32, {});
     replace(now.alibi_slopes, alibi_slopes, "alibi_slopes", Role::f32, {});
     replace(now.sinks, sinks, "sinks", Role::f32, {});
+    check_still_there(place_, "workspace");
     for (const auto& [array, name] : {std::pair{&now.batch.query_start_loc, "query_start_loc"},
                                       {&now.batch.seq_lens, "seq_lens"},
                                       {&now.batch.block_table, "block_table"},
@@ -169,7 +174,7 @@ class PyBoundCall {
     quire::Options o = options_;
     o.alibi_slopes = now.alibi_slopes.view;
     o.sinks = now.sinks.view;
-    run({bound_, workspace_, stream, wait}, now, now.cache_views(layout_), o);
+    run({bound_, place_ ? &place_ : nullptr, stream, wait}, now, now.cache_views(layout_), o);
     return array_object(now.batch.output);
   }
 
@@ -195,7 +200,7 @@ class CallCache {
                     std::int64_t max_seq_len, nb::handle stream, nb::handle wait, bool remember) {
     const quire::Batch b = layer.batch_views();
     const quire::KVCache c = layer.cache_views(layout);
-    run({find(layer.batch.query.ordinal, b, c, o, max_query_len, max_seq_len), nb::none(), stream, wait, remember}, layer, c, o);
+    run({find(layer.batch.query.ordinal, b, c, o, max_query_len, max_seq_len), nullptr, stream, wait, remember}, layer, c, o);
     return array_object(layer.batch.output);
   }
 

@@ -3,9 +3,11 @@
 
 #include <cstdlib>
 #include <new>
+#include <optional>
 #include <string>
 
 #include "errors.hpp"
+#include "torch_exchange.hpp"
 
 namespace quire_python {
 namespace {
@@ -39,6 +41,8 @@ class ThreadWorkspace {
 
 void* stream_for(nb::handle stream, const ArrayRef& like) {
   if (like.ordinal < 0) return nullptr;
+  if (stream.is_none() && like.torch_data != nullptr)
+    if (const std::optional<void*> current = current_torch_stream(like.view.memory, like.ordinal)) return *current;
   static const auto* const stream_of = new nb::object(arrays_function("stream_of"));  // leaked, as the classes are
   const nb::object number = (*stream_of)(stream, like.object, like.ordinal);
   return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(number));  // NOLINT(performance-no-int-to-ptr)
@@ -62,15 +66,19 @@ ArrayRef import_workspace(nb::handle workspace) {
   return array;
 }
 
+void check_workspace(const ArrayRef& query, const ArrayRef& workspace) {
+  if (workspace.view.memory != query.view.memory)
+    throw_error(Code::invalid_argument, "workspace: is in " + std::string(quire::name(workspace.view.memory)) +
+                                            " memory, but the batch is in " + std::string(quire::name(query.view.memory)) +
+                                            " memory");
+  check_same_gpu(query, "query", workspace, "workspace");
+}
+
 ArrayRef device_workspace(const ArrayRef& query, std::size_t bytes, nb::handle given, nb::handle stream) {
   static const auto* const empty = new nb::object(arrays_function("empty_bytes_like"));  // leaked, as the classes are
   ArrayRef array = given.is_none() ? import_array((*empty)(query.object, bytes, stream), "workspace", Access::write, "fp8_e4m3fn")
                                    : import_workspace(given);
-  if (array.view.memory != query.view.memory)
-    throw_error(Code::invalid_argument, "workspace: is in " + std::string(quire::name(array.view.memory)) +
-                                            " memory, but the batch is in " + std::string(quire::name(query.view.memory)) +
-                                            " memory");
-  check_same_gpu(query, "query", array, "workspace");
+  check_workspace(query, array);
   return array;
 }
 

@@ -18,6 +18,9 @@ std::span<std::byte> host_workspace(const quire::Plan& plan, const ArrayRef& giv
 /// Any contiguous writable array serves as workspace; raw bytes are the usual choice. Absent if None.
 ArrayRef import_workspace(nb::handle workspace);
 
+/// Raises ArgumentError if the workspace is not where the query is.
+void check_workspace(const ArrayRef& query, const ArrayRef& workspace);
+
 /// The workspace of a GPU call: what the caller gave, or one from the library of the query, which frees it when work that is
 /// enqueued by then is done.
 ArrayRef device_workspace(const ArrayRef& query, std::size_t bytes, nb::handle given, nb::handle stream);

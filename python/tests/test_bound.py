@@ -149,5 +149,18 @@ def test_a_bound_torch_storage_that_moved_is_noticed():
         call()
 
 
+def test_a_bound_workspace_that_moved_is_noticed():
+    torch = pytest.importorskip("torch")
+    (job,) = layers(1)
+    batch, cache = batch_of(job), quire.KVCache(job.k, job.v)
+    plan = quire.plan(batch, cache)
+    workspace = torch.empty(plan.workspace_bytes + 64, dtype=torch.uint8)
+    call = quire.bind(batch, cache, plan=plan, workspace=workspace)
+    job.judge(call())
+    workspace.resize_(64 * plan.workspace_bytes + 2**20)
+    with pytest.raises(quire.ArgumentError, match="workspace: the tensor's storage moved"):
+        call()
+
+
 def test_synchronize_has_nothing_to_say_where_no_gpu_was_used():
     assert quire.synchronize() is None

@@ -133,3 +133,18 @@ def test_a_resized_storage_is_noticed():
     query.resize_(1 << 20)
     with pytest.raises(quire.ArgumentError, match="query: the tensor's storage moved"):
         quire.attend(batch, quire.KVCache(job.k, job.v))
+
+
+def test_a_subclass_is_read_as_the_plain_tensor_is():
+    """torch's C functions read the plain class alone; the others come in by their attributes."""
+    job = make_job([5], [9], seed=3)
+
+    def of(tensor):
+        return torch.nn.Parameter(tensor, requires_grad=False)
+
+    q, k, v = (torch.from_numpy(a) for a in (job.q, job.k, job.v))
+    batches = [batch_of(job, query=q), batch_of(job, query=of(q))]
+    caches = [quire.KVCache(k, v), quire.KVCache(of(k), of(v))]
+    outs = [quire.attend(b, c) for b, c in zip(batches, caches)]
+    assert torch.equal(*(torch.as_tensor(out) for out in outs))
+    job.judge(np.asarray(outs[1].detach()))

@@ -18,29 +18,27 @@ struct LaunchShape {
   int cluster = 1;  ///< blocks in a cluster; divides `blocks`
 };
 
-/// Of the current device. Asked once for each, as it is for every launch of every layer.
-inline bool has_dependent_launches() {
+/// Asked once for each device, as it is for every launch of every layer.
+inline bool has_dependent_launches(int device) {
   constexpr int kDevices = 64;
   static std::array<std::atomic<signed char>, kDevices> known{};  // 0 = not asked yet
-  int device = 0, major = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return false;
+  if (device >= kDevices) return false;
   std::atomic<signed char>& mine = known[static_cast<std::size_t>(device)];
   if (const signed char answer = mine.load(std::memory_order_relaxed); answer != 0) return answer > 0;
+  int major = 0;
   if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) return false;
   mine.store(major >= 9 ? 1 : -1, std::memory_order_relaxed);
   return major >= 9;
 }
 
-/// The kernel may use that much shared memory on the current device; said once for each thread, kernel and device.
-inline cudaError_t allow_shared_memory(const void* kernel, std::size_t bytes) {
+/// The kernel may use that much shared memory on the device, which is current; said once for each thread, kernel and device.
+inline cudaError_t allow_shared_memory(const void* kernel, std::size_t bytes, int device) {
   struct Said {
     const void* kernel;
     int device;
     std::size_t bytes;
   };
   static thread_local std::array<Said, 16> said{};
-  int device = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   Said& mine = said[(reinterpret_cast<std::uintptr_t>(kernel) >> 4) % said.size()];
   if (mine.kernel == kernel && mine.device == device && mine.bytes == bytes) return cudaSuccess;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
@@ -51,13 +49,15 @@ inline cudaError_t allow_shared_memory(const void* kernel, std::size_t bytes) {
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_dependent(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
                              const Arguments&... arguments) {
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   if (shape.shared_bytes > 0) {
-    const cudaError_t set = allow_shared_memory(reinterpret_cast<const void*>(kernel), shape.shared_bytes);
+    const cudaError_t set = allow_shared_memory(reinterpret_cast<const void*>(kernel), shape.shared_bytes, device);
     if (set != cudaSuccess) return set;
   }
   cudaLaunchAttribute attributes[2]{};
   int count = 0;
-  if (has_dependent_launches()) {
+  if (has_dependent_launches(device)) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }

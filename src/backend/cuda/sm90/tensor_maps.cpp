@@ -3,8 +3,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
+#include <type_traits>
+#include <vector>
 
 #include "backend/cuda/mma/whole_chunks.h"
 
@@ -30,58 +34,100 @@ CUtensorMapDataType type_of(DType dtype) {
   return dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
-/// A dimension outside the rows of a tensor: how many, elements from one to the next, and how many a box holds.
-struct Extent {
-  std::int64_t size, stride, box;
+/// All that a tensor map is made of, in words without gaps between them, so that two can be compared by their bytes.
+struct Description {
+  static constexpr std::uint32_t kMostDims = 5;
+  std::uint64_t address = 0;
+  std::uint64_t sizes[kMostDims] = {},
+                strides[kMostDims - 1] = {};  ///< elements; bytes from one to the next, of the first dim none
+  std::uint32_t box[kMostDims] = {};
+  std::uint32_t rank = 0, type = 0, swizzle = 0;
 };
+static_assert(std::has_unique_object_representations_v<Description>);
+
+bool make(CUtensorMap& map, const Description& d) {
+  static constexpr cuuint32_t kSteps[Description::kMostDims] = {1, 1, 1, 1, 1};
+  static_assert(sizeof(cuuint64_t) == sizeof(std::uint64_t));
+  void* const address = reinterpret_cast<void*>(d.address);  // NOLINT(performance-no-int-to-ptr): kept as a number to compare
+  return encoder()(&map, static_cast<CUtensorMapDataType>(d.type), d.rank, address, reinterpret_cast<const cuuint64_t*>(d.sizes),
+                   reinterpret_cast<const cuuint64_t*>(d.strides), d.box, kSteps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   static_cast<CUtensorMapSwizzle>(d.swizzle), CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/// Maps that this thread has made. A map is a function of its description alone, so one that was made is right for ever; a layer
+/// of a model has the same few in each step. 512 hold those of 100 layers, in 128 KiB.
+class KnownMaps {
+ public:
+  bool get(CUtensorMap& map, const Description& d) {
+    Entry& entry = entries_[place_of(d)];
+    if (!entry.made || std::memcmp(&entry.description, &d, sizeof d) != 0) {
+      entry.made = make(entry.map, d);
+      entry.description = d;
+    }
+    map = entry.map;
+    return entry.made;
+  }
+
+ private:
+  static constexpr std::size_t kEntries = 512;
+  struct Entry {
+    CUtensorMap map;
+    Description description;
+    bool made = false;
+  };
+  static std::size_t place_of(const Description& d) {
+    constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio: neighbouring addresses fall far apart
+    return static_cast<std::size_t>((d.address ^ d.sizes[1] << 20 ^ std::uint64_t{d.box[1]} << 8 ^ d.box[2]) * kOdd >> 55);
+  }
+  static_assert(kEntries == std::size_t{1} << (64 - 55));
+  std::vector<Entry> entries_ = std::vector<Entry>(kEntries);
+};
+
+bool encode_map(CUtensorMap& map, const Description& d) {
+  static thread_local KnownMaps known;
+  return known.get(map, d);
+}
+
+/// A dimension of a box: how many elements, from one to the next, and how many a box holds.
+struct Extent {
+  std::int64_t size, stride, box;  ///< stride in elements, of the first dimension 1
+};
+
+template <std::size_t kRank>
+bool encode_extents(CUtensorMap& map, const gpu::RowSource& rows, const Extent (&extents)[kRank], CUtensorMapSwizzle swizzle) {
+  static_assert(kRank <= Description::kMostDims);
+  Description d;
+  d.address = reinterpret_cast<std::uintptr_t>(rows.data);
+  d.rank = kRank;
+  d.type = static_cast<std::uint32_t>(type_of(rows.dtype));
+  d.swizzle = static_cast<std::uint32_t>(swizzle);
+  for (std::size_t i = 0; i < kRank; ++i) {
+    d.sizes[i] = static_cast<std::uint64_t>(extents[i].size);
+    d.box[i] = static_cast<std::uint32_t>(extents[i].box);
+    if (i > 0) d.strides[i - 1] = static_cast<std::uint64_t>(extents[i].stride * itemsize(rows.dtype));
+  }
+  return encode_map(map, d);
+}
 
 /// Boxes are 64 dims of 16 bits wide, or up to 128 codes; rows are swizzled by their width.
 bool encode_one(CUtensorMap& map, const gpu::RowSource& rows, std::int64_t head_dim, const Extent (&extents)[3]) {
   const std::int64_t bytes = itemsize(rows.dtype), box_dims = is_fp8(rows.dtype) ? std::min<std::int64_t>(head_dim, 128) : 64;
-  cuuint64_t sizes[4] = {static_cast<cuuint64_t>(head_dim)}, strides[3];
-  cuuint32_t box[4] = {static_cast<cuuint32_t>(box_dims)};
-  const cuuint32_t steps[] = {1, 1, 1, 1};
-  for (int i = 0; i < 3; ++i) {
-    sizes[i + 1] = static_cast<cuuint64_t>(extents[i].size);
-    strides[i] = static_cast<cuuint64_t>(extents[i].stride * bytes);
-    box[i + 1] = static_cast<cuuint32_t>(extents[i].box);
-  }
   const CUtensorMapSwizzle swizzle = box_dims * bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
-  return encoder()(&map, type_of(rows.dtype), 4, const_cast<void*>(rows.data), sizes, strides, box, steps,
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-/// A dimension of a box of a packed cache.
-struct PackedExtent {
-  std::int64_t size, stride, box;  ///< stride in elements, of the first 1
-};
-
-bool encode_packed(CUtensorMap& map, const gpu::RowSource& cache, const PackedExtent (&extents)[5], CUtensorMapSwizzle swizzle) {
-  cuuint64_t sizes[5], strides[4];
-  cuuint32_t box[5];
-  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
-  for (int i = 0; i < 5; ++i) {
-    sizes[i] = static_cast<cuuint64_t>(extents[i].size);
-    box[i] = static_cast<cuuint32_t>(extents[i].box);
-    if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(extents[i].stride * itemsize(cache.dtype));
-  }
-  return encoder()(&map, type_of(cache.dtype), 5, const_cast<void*>(cache.data), sizes, strides, box, steps,
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encode_extents(map, rows, {{head_dim, 1, box_dims}, extents[0], extents[1], extents[2]}, swizzle);
 }
 
 /// Boxes of `tokens` tokens of one head and page; how they lie in a tile: packed_layout.h.
 bool encode_packed_keys(CUtensorMap& map, const gpu::AttendArgs& a, std::int64_t tokens) {
   const semantics::KvStrides& s = a.cache_k.strides;
   const std::int64_t core = kPackedKeys * s.x, chunks = a.head_dim / s.x;
-  return encode_packed(map, a.cache_k,
-                       {{core, 1, core},
-                        {chunks, s.chunk, chunks},
-                        {a.page_size / kPackedKeys, core, tokens / kPackedKeys},
-                        {a.num_kv_heads, s.head, 1},
-                        {a.num_pages, s.page, 1}},
-                       CU_TENSOR_MAP_SWIZZLE_NONE);
+  return encode_extents(map, a.cache_k,
+                        {{core, 1, core},
+                         {chunks, s.chunk, chunks},
+                         {a.page_size / kPackedKeys, core, tokens / kPackedKeys},
+                         {a.num_kv_heads, s.head, 1},
+                         {a.num_pages, s.page, 1}},
+                        CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 bool encode_packed_values(CUtensorMap& map, const gpu::AttendArgs& a, std::int64_t tokens) {
   const semantics::KvStrides& s = a.cache_v.strides;
@@ -93,13 +139,13 @@ bool encode_packed_values(CUtensorMap& map, const gpu::AttendArgs& a, std::int64
                                      : tokens == 16 ? CU_TENSOR_MAP_SWIZZLE_32B
                                      : tokens == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                     : CU_TENSOR_MAP_SWIZZLE_128B;
-  return encode_packed(map, a.cache_v,
-                       {{a.page_size * dims, 1, tokens * dims},
-                        {a.head_dim / dims, s.dim * dims, a.head_dim / dims},
-                        {1, s.head, 1},
-                        {a.num_kv_heads, s.head, 1},
-                        {a.num_pages, s.page, 1}},
-                       swizzle);
+  return encode_extents(map, a.cache_v,
+                        {{a.page_size * dims, 1, tokens * dims},
+                         {a.head_dim / dims, s.dim * dims, a.head_dim / dims},
+                         {1, s.head, 1},
+                         {a.num_kv_heads, s.head, 1},
+                         {a.num_pages, s.page, 1}},
+                        swizzle);
 }
 
 /// A stride as tensor copies take it, beside what has_whole_chunks() asks.
