@@ -141,8 +141,11 @@ def run_page(name: str, page: str) -> "tuple[list[str], int, int]":
     if not blocks:
         return problems, 0, skipped
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, "-c", program_of(blocks)], capture_output=True, text=True, cwd=folder,
-                              env=environment(), timeout=SECONDS)
+        try:
+            done = subprocess.run([sys.executable, "-c", program_of(blocks)], capture_output=True, text=True, cwd=folder,
+                                  env=environment(), timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            return problems + [f"{name}: not done after {SECONDS} s"], len(blocks), skipped
     printed, separator, results = done.stdout.rpartition("\0")
     if not separator:
         return problems + [f"{name}: the program of the page died", done.stdout + done.stderr], len(blocks), skipped

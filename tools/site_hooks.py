@@ -1,13 +1,18 @@
 """Hooks of mkdocs.yml: what the site makes of the repository's pages.
 
 * Pages that live outside docs/ (CHANGELOG.md, CONTRIBUTING.md) are shown under the names in OUTSIDE.
+* The generated parts of docs/reference are filled in (site_reference.py).
 * A link to a file of the repository that is no page of the site becomes the file's path in code style: the site stands alone.
 """
 import os
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import site_reference  # noqa: E402
+
 DOCS = ROOT / "docs"
 OUTSIDE = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
@@ -52,4 +57,5 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     name = page.file.src_uri
-    return rewritten(markdown, ROOT / OUTSIDE[name] if name in OUTSIDE else DOCS / name, name)
+    markdown = rewritten(markdown, ROOT / OUTSIDE[name] if name in OUTSIDE else DOCS / name, name)
+    return site_reference.filled(markdown)

@@ -66,7 +66,6 @@ TEST(NotesBatch, IsDiagnosedAsAnIndexTensorReadWithTheWrongWidth) {
       HasSubstr("row 5336 (request 9: query_len 1, context_len 929, seq_len 930): all 64 heads, dims 0-127; 8192 elements"));
   EXPECT_THAT(d.text, HasSubstr("outside the convex hull of its V rows: 1 row (5336)"));
 
-  expect_quoted("README.md", d.text);
   expect_quoted("docs/guides/the_case.md", d.text);
 
   // The notes' own diagnosis: the decode kernel finds its own token's slot still zero.
