@@ -22,11 +22,11 @@ FIRST, STEP = 0.8, 0.28  # seconds until the first line of the answer, and from 
 STYLE = """
 .back{fill:#f6f8fa;stroke:#d0d7de}.text{fill:#1f2328;font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .key{fill:#0550ae}.good{fill:#116329;font-weight:600}.dot{fill:#d0d7de}
-.line{opacity:0;animation:show .01s linear forwards}@keyframes show{to{opacity:1}}
-@media (prefers-reduced-motion:reduce){.line{animation:none;opacity:1}}
+.line{animation:show .01s linear backwards}@keyframes show{from{opacity:0}}
+@media (prefers-reduced-motion:reduce){.line{animation:none}}
 @media (prefers-color-scheme:dark){.back{fill:#0d1117;stroke:#30363d}.text{fill:#e6edf3}.key{fill:#79c0ff}
 .good{fill:#7ee787}.dot{fill:#30363d}}
-@media print{.line{animation:none;opacity:1}}"""
+@media print{.line{animation:none}}"""
 
 
 def answer_of(quire: str) -> "list[str]":
