@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The examples of README.md are programs: this extracts them, so that the tests can run them and compare what they print.
+"""The C++ example of README.md is a program: this extracts it, so that the tests can run it and compare what it prints. The code in
+Python and the shell, here and on the other pages, is run by check_pages.py.
 
 usage: check_readme.py cpp FILE         write the C++ example to FILE
        check_readme.py expect LANG CMD  run CMD and compare its output with the text block that follows the LANG example
-       check_readme.py python           run the Python example with this interpreter and compare likewise
        check_readme.py links            every relative link of every Markdown page leads to a file
        check_readme.py --self-test      plant faults in copies and demand that they are noticed
 """
@@ -36,11 +36,6 @@ def compare(command: "list[str]", expected: str) -> "list[str]":
     return []
 
 
-def run_python(page: str) -> "list[str]":
-    source, expected = example(page, "python")
-    return compare([sys.executable, "-c", source], expected)
-
-
 def broken_links(root: Path, pages: "list[Path]") -> "list[str]":
     found = []
     for page in pages:
@@ -55,14 +50,12 @@ def markdown_pages() -> "list[Path]":
 
 
 def self_test() -> "list[str]":
-    page = "```python\nprint(6 * 7)\n```\n\n```text\n42\n```\n"
+    page = "```cpp\nint main() {}\n```\n\n```text\n42\n```\n"
     problems = []
-    if run_python(page):
-        problems.append("a right example was refused")
-    if not run_python(page.replace("42", "43")):
-        problems.append("a wrong output went unnoticed")
-    if not run_python(page.replace("print(6 * 7)", "raise ValueError")):
-        problems.append("a failing example went unnoticed")
+    for what, code, wrong in (("a right example", "print(6 * 7)", False), ("a wrong output", "print(6 * 9)", True),
+                              ("a failing example", "raise ValueError", True)):
+        if bool(compare([sys.executable, "-c", code], example(page, "cpp")[1])) != wrong:
+            problems.append(f"{what} {'went unnoticed' if wrong else 'was refused'}")
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "page.md"
         file.write_text("[here](page.md) [web](https://example.org) [gone](gone.md)\n", encoding="utf-8")
@@ -78,8 +71,6 @@ def main(arguments: "list[str]") -> int:
         return 0
     if arguments[:1] == ["expect"] and len(arguments) > 2:
         problems = compare(arguments[2:], example(page, arguments[1])[1])
-    elif arguments == ["python"]:
-        problems = run_python(page)
     elif arguments == ["links"]:
         problems = broken_links(ROOT, markdown_pages())
     elif arguments == ["--self-test"]:

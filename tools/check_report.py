@@ -6,12 +6,10 @@ usage: check_report.py RENDER_REPORT FOLDER [REPORT.json...]   render and check 
 
 Checks: nothing on the console, no request beyond the page itself, no sideways scrolling, enough contrast (WCAG AA) in both colour
 schemes, every control reachable by Tab with a visible focus, details, maps, filters and theme usable by keyboard, hostile text shown
-as text, printable. Exit status 77: no Chromium here. Speaks the DevTools protocol over a pipe, so it needs nothing but Python.
+as text, printable. Exit status 77: no Chromium or no playwright here.
 """
 
-import base64
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -25,123 +23,46 @@ SCREENS = [("light", 1280), ("dark", 1280), ("light", 500), ("dark", 400)]
 
 
 class Browser:
-    """One headless Chromium, one tab at a time."""
+    """One headless Chromium, one tab at a time; `events` is what a page said or asked for since it was opened."""
 
-    def __init__(self, program: str, profile: str):
-        # DevTools reads commands from descriptor 3 and writes answers to 4, separated by NUL.
-        to_browser, self.commands = os.pipe()
-        self.answers, from_browser = os.pipe()
-        script = f'exec 3<&{to_browser} 4>&{from_browser}; exec "$@"'
-        arguments = [
-            program,
-            "--headless=new",
-            "--remote-debugging-pipe",
-            f"--user-data-dir={profile}",
-            "--no-first-run",
-            "--disable-gpu",
-            "--mute-audio",
-            "--no-default-browser-check",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--hide-scrollbars",
-            "--force-color-profile=srgb",
-        ]
-        if hasattr(os, "geteuid") and os.geteuid() == 0:
-            arguments.append("--no-sandbox")
-        self.process = subprocess.Popen(
-            ["bash", "-c", script, "chromium", *arguments, "about:blank"],
-            pass_fds=(to_browser, from_browser),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(to_browser)
-        os.close(from_browser)
-        self.buffer, self.next_id, self.session, self.events = b"", 0, None, []
-        target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.send(f"{domain}.enable")
+    def __init__(self, playwright, program: str):
+        arguments = ["--hide-scrollbars", "--force-color-profile=srgb", "--no-sandbox"]  # the sandbox does not start as root
+        self.browser = playwright.chromium.launch(executable_path=program, args=arguments)
+        self.page, self.events = self.browser.new_page(reduced_motion="reduce"), []
+        self.page.on("pageerror", lambda error: self.events.append(f"exception: {error}"))
+        self.page.on("console", lambda message: self.events.append(f"console: {message.type} {message.text}"))
+        self.page.on("request", lambda request: self.events.append(f"request: {request.url}"))
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.commands)
-        os.close(self.answers)
-
-    def receive(self) -> dict:
-        while b"\0" not in self.buffer:
-            data = os.read(self.answers, 1 << 20)
-            if not data:
-                raise RuntimeError("Chromium ended unexpectedly")
-            self.buffer += data
-        message, self.buffer = self.buffer.split(b"\0", 1)
-        return json.loads(message)
-
-    def send(self, method: str, **parameters) -> dict:
-        self.next_id += 1
-        message = {
-            "id": self.next_id,
-            "method": method,
-            "params": parameters,
-            **({"sessionId": self.session} if self.session else {}),
-        }
-        data = json.dumps(message).encode() + b"\0"
-        while data:
-            data = data[os.write(self.commands, data) :]
-        while True:
-            answer = self.receive()
-            if answer.get("id") == self.next_id:
-                if "error" in answer:
-                    raise RuntimeError(f"{method}: {answer['error']['message']}")
-                return answer["result"]
-            if "method" in answer:
-                self.events.append(answer)
-
-    def wait_for(self, method: str) -> None:
-        while not any(event["method"] == method for event in self.events):
-            message = self.receive()
-            if "method" in message:
-                self.events.append(message)
+        self.browser.close()
 
     def script(self, expression: str):
-        answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in answer:
-            raise RuntimeError(f"{expression[:80]}: {answer['exceptionDetails']['exception'].get('description')}")
-        return answer["result"].get("value")
+        return self.page.evaluate(expression)
 
-    def press(self, key: str, shift: bool = False) -> None:
-        codes = {
-            "Tab": 9,
-            "Enter": 13,
-            "Escape": 27,
-            "End": 35,
-            "Home": 36,
-            "ArrowLeft": 37,
-            "ArrowUp": 38,
-            "ArrowRight": 39,
-            "ArrowDown": 40,
-        }
-        common = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key], "modifiers": 8 if shift else 0}
-        self.send("Input.dispatchKeyEvent", type="keyDown", **common, **({"text": "\r"} if key == "Enter" else {}))
-        self.send("Input.dispatchKeyEvent", type="keyUp", **common)
+    def press(self, key: str) -> None:
+        self.page.keyboard.press(key)
+
+    def type(self, text: str) -> None:
+        self.page.keyboard.insert_text(text)
 
     def open(self, page: Path, scheme: str, width: int) -> None:
         self.events.clear()
-        self.send(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"}],
-        )
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        self.send("Page.navigate", url=page.as_uri())
-        self.wait_for("Page.loadEventFired")
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.goto(page.as_uri())
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits until what was changed is drawn."""
         self.script("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
 
-    def screenshot(self, file: Path, whole_page: bool = True) -> None:
-        area = {}
-        if whole_page:
-            width, height = self.script("[innerWidth, Math.min(9000, document.documentElement.scrollHeight)]")
-            area = {"captureBeyondViewport": True, "clip": {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}}
-        file.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png", **area)["data"]))
+    def screenshot(self, file: Path) -> None:
+        height = self.script("Math.min(9000, document.documentElement.scrollHeight)")
+        width = self.page.viewport_size["width"]
+        self.page.screenshot(path=file, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})
+
+    def print(self, file: Path) -> None:
+        self.page.pdf(path=file)
 
 
 # Every text with its colour and what lies behind it, unless it is hidden. Returns those below WCAG AA.
@@ -191,22 +112,9 @@ UNREACHED = "(seen) => [...document.querySelectorAll('[data-control]')].filter((
 
 
 def check_quiet(browser: Browser, page: Path) -> "list[str]":
-    found = []
-    for event in browser.events:
-        parameters = event["params"]
-        if event["method"] == "Runtime.exceptionThrown":
-            found.append(
-                f"exception: {parameters['exceptionDetails'].get('exception', {}).get('description', parameters['exceptionDetails']['text'])}"
-            )
-        elif event["method"] == "Runtime.consoleAPICalled":
-            found.append(f"console: {parameters['type']} {[a.get('value') for a in parameters['args']]}")
-        elif event["method"] == "Log.entryAdded":
-            found.append(f"log: {parameters['entry']['text']}")
-        elif event["method"] == "Network.requestWillBeSent":
-            url = parameters["request"]["url"]
-            if url != page.as_uri() and not url.startswith("data:"):
-                found.append(f"request: {url}")
-    return found
+    """What the page said on the console, or asked for beyond itself."""
+    quiet = (f"request: {page.as_uri()}", "request: data:")
+    return [event for event in browser.events if event != quiet[0] and not event.startswith(quiet[1])]
 
 
 def check_layout(browser: Browser, scheme: str, width: int) -> "list[str]":
@@ -250,7 +158,7 @@ def check_folds(browser: Browser) -> "list[str]":
         browser.press("Enter")
         if not browser.script(f"{fold}.open"):
             found.append(f"Enter does not open the folded section {index}")
-    browser.script("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+    browser.settle()
     return found
 
 
@@ -279,7 +187,7 @@ def check_keyboard_use(browser: Browser, page: Path) -> "list[str]":
         "const s = document.querySelector('.expand')?.closest('section')?.querySelector('input[type=search]'); s && s.focus(); !!s"
     ):
         before = browser.script("document.activeElement.closest('section').querySelectorAll('tbody tr').length")
-        browser.send("Input.insertText", text="zzz-nothing-has-this")
+        browser.type("zzz-nothing-has-this")
         if (
             browser.script(
                 "document.activeElement.closest('section').querySelectorAll(':scope > div > .table > table > tbody > tr').length"
@@ -319,7 +227,7 @@ def check_page(browser: Browser, page: Path, screens=SCREENS) -> "list[str]":
     found += check_folds(browser)
     found += check_tab_order(browser) + check_keyboard_use(browser, page) + check_layout(browser, *screens[0])
     found += check_theme(browser) + check_hostile(browser) + check_quiet(browser, page)
-    page.with_suffix(".pdf").write_bytes(base64.b64decode(browser.send("Page.printToPDF", printBackground=False)["data"]))
+    browser.print(page.with_suffix(".pdf"))
     return list(dict.fromkeys(found))
 
 
@@ -391,8 +299,13 @@ def main() -> int:
     if program is None:
         print("skipped: no chromium")
         return SKIPPED
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        browser = Browser(program, scratch)
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        print("skipped: no playwright")
+        return SKIPPED
+    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
+        browser = Browser(playwright, program)
         try:
             if "--self-test" in sys.argv:
                 problems = self_test(browser, Path(scratch))

@@ -5,7 +5,7 @@ usage: right_outputs.py [--torch | --no-torch] [--noticed] [--json FILE]
 
 Implementations: NumPy kernels of python/tests/right_kernels.py (tiles, orders, rounded weights, scores, dequantised caches, TF32), and with
 torch its scaled_dot_product_attention in three types through every backend of this machine. Exit code 1 if there is an alarm.
---noticed prints instead the smallest error that is noticed, per type: the table of docs/numerics.md.
+--noticed prints instead the smallest error that is noticed, per type: the table of docs/reference/numerics.md.
 """
 
 import argparse

@@ -101,3 +101,12 @@ install_serving_packages() {
   say "pip install the serving example's packages into .venv"
   pip_install -r examples/serve/requirements.txt
 }
+
+# What builds the documentation site, and drives a browser.
+need_site_packages() {
+  sha256sum docs/requirements.txt "$VENV_PYTHON" | once .venv/site-installed install_site_packages
+}
+install_site_packages() {
+  say "pip install the packages of the documentation site into .venv"
+  pip_install -r docs/requirements.txt
+}

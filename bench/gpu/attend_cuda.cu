@@ -3,7 +3,7 @@
 // usage: attend_cuda [--kernel NAME] [--check | --once | --append] [--key-value] [--invariant] [--unbounded] [--one-tensor]
 // [--offset BYTES]
 //                    LINE...
-//        LINE: a problem line (docs/problem_line.md)
+//        LINE: a problem line (docs/reference/problem_line.md)
 //
 // N(0,1) data, pages in random order, K and V in as many copies as exceed the L2 cache several times, used in turn. The output is
 // compared with cuda_generic's, another implementation, on the same data: "agrees" if no element is further off than both may be
@@ -315,7 +315,7 @@ Difference difference(const Tensor& a, const Tensor& b, const Bound& bound = {})
   return found;
 }
 
-/// How far two correct kernels may be apart on this tool's data: twice the tolerance of docs/numerics.md, with bounds in place of
+/// How far two correct kernels may be apart on this tool's data: twice the tolerance of docs/reference/numerics.md, with bounds in place of
 /// what the reference would measure, and once what rounded weights cost, as cuda_generic has none. For N(0,1) data and a row of n
 /// keys: sum p |V| is at most the mean of |N(0,1)| and six standard errors of some n / e values, and no value of normal() is
 /// above 5.8; |scale| sum |q K| is at most 0.8 |scale| d, and |s - m| below 12.

@@ -1,5 +1,5 @@
 // Errors of the approximate functions that the tensor-core kernels use, over every float in the range that they can meet, against
-// f64 on the device. Prints one JSON; docs/numerics.md says what the tolerances pay for.
+// f64 on the device. Prints one JSON; docs/reference/numerics.md says what the tolerances pay for.
 //
 // usage: functions_cuda
 #include <cuda_runtime.h>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Tables of docs/kernels: times from the result file, targets and peers from targets.json.
+"""Tables of docs/lab and docs/kernels/predicted.md: times from the result file, targets and peers from targets.json.
 
-usage: targets.py             compare sm90_decode.md, sm90_prefill.md and predicted.md with bench/results/h200-attend.json
+usage: targets.py             compare the pages with bench/results/h200-attend.json
        targets.py --update    write them (as QUIRE_UPDATE_DOCS=1 does)
        targets.py --lines     print what run_h200.py times
        targets.py --self-test plant faults in the result file, the targets and a page, and demand that each is found
@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench/results/h200-attend.json"
 PEERS = ROOT / "bench/results/h200-peers.json"
 CAUSES = ROOT / "bench/results/h200-causes.json"
-PAGES = {"decode": ROOT / "docs/kernels/sm90_decode.md", "prefill": ROOT / "docs/kernels/sm90_prefill.md",
+PAGES = {"decode": ROOT / "docs/lab/2026-11-22-hopper-decode.md",
+         "prefill": ROOT / "docs/lab/2026-11-22-hopper-prefill.md",
          "others": ROOT / "docs/kernels/predicted.md"}
 
 

@@ -1,4 +1,4 @@
-"""The examples of docs/python_tools.md: run, and compared with what is printed."""
+"""The examples of docs/guides/python_tools.md: run, and compared with what is printed."""
 
 import fnmatch
 import re
@@ -12,7 +12,7 @@ import pytest
 import quire
 from quire.testing import assert_attention_close
 
-PAGE = (Path(__file__).parents[2] / "docs" / "python_tools.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "python_tools.md").read_text()
 
 
 def test_the_adapter_of_the_page(tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ def test_a_file_of_lines(capsys, tmp_path):
 
 
 def test_the_lines_of_the_conformance_page_are_valid():
-    path = Path(__file__).parents[2] / "docs" / "conformance" / "vllm_cpu.txt"
+    path = Path(__file__).parents[2] / "docs" / "guides" / "conformance" / "vllm_cpu.txt"
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     assert len(lines) == 90
     for line in lines:

@@ -97,7 +97,7 @@ def expected(q, k, v, window, slopes):
 
 
 def rounded_weights(b, first, last):
-    """What the weights of long rows lose on Hopper, where they are rounded to f16 (docs/numerics.md, "Rounded weights")."""
+    """What the weights of long rows lose on Hopper, where they are rounded to f16 (docs/reference/numerics.md, "Rounded weights")."""
     rows = (last - first) * b.query.shape[1] // b.key.shape[1]
     long = rows > 8 and b.query.shape[2] in (64, 128, 256) and torch.cuda.get_device_capability() == (9, 0)
     return 1.01 * UNIT["f16"] if long else 0.0

@@ -275,7 +275,7 @@ TEST(CaptureAccepts, ScalarsEmptyTensorsAnyOrderAndBothFnuzForms) {
 }
 
 std::string capture_page() {
-  std::ifstream file(QUIRE_SOURCE_DIR "/docs/capture.md");
+  std::ifstream file(QUIRE_SOURCE_DIR "/docs/reference/capture.md");
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 

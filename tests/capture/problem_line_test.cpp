@@ -230,7 +230,7 @@ std::vector<std::string> documented_lines(const std::string& page) {
 }
 
 TEST(ProblemLineDocs, EveryExampleParsesAndRoundTrips) {
-  const std::string page = read_text(std::filesystem::path(QUIRE_SOURCE_DIR) / "docs/problem_line.md");
+  const std::string page = read_text(std::filesystem::path(QUIRE_SOURCE_DIR) / "docs/reference/problem_line.md");
   const std::vector<std::string> lines = documented_lines(page);
   ASSERT_GE(lines.size(), 8u);
   EXPECT_EQ(lines.front(), kExample);
@@ -238,7 +238,7 @@ TEST(ProblemLineDocs, EveryExampleParsesAndRoundTrips) {
 }
 
 TEST(ProblemLineDocs, EveryDocumentedErrorIsTheRealOne) {
-  const std::string page = read_text(std::filesystem::path(QUIRE_SOURCE_DIR) / "docs/problem_line.md");
+  const std::string page = read_text(std::filesystem::path(QUIRE_SOURCE_DIR) / "docs/reference/problem_line.md");
   for (const char* bad : {"q=f16 kv=fp8", "reqs=8@100/90", "d=128 d=128"}) {
     const Result<ProblemLine> line = parse_problem_line(bad);
     ASSERT_FALSE(line.ok());
@@ -247,7 +247,7 @@ TEST(ProblemLineDocs, EveryDocumentedErrorIsTheRealOne) {
 }
 
 TEST(ProblemLineDocs, EveryKeyHasARow) {
-  const std::string page = read_text(std::filesystem::path(QUIRE_SOURCE_DIR) / "docs/problem_line.md");
+  const std::string page = read_text(std::filesystem::path(QUIRE_SOURCE_DIR) / "docs/reference/problem_line.md");
   const std::string message = parse_problem_line("?=1").status().message();
   std::stringstream keys(message.substr(message.find("keys: ") + 6));
   for (std::string key; keys >> key;) {

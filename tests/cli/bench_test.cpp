@@ -78,7 +78,7 @@ TEST(BenchCommand, EveryKeyIsDocumentedAndComparisonReadsThem) {
   ASSERT_EQ(quire({"bench", kLine, "--seconds", "0.01", "--threads", "1", "--save", file}).exit_code, 0);
   const Ran compared = quire({"bench", "compare", file, file, "--json"});
   EXPECT_EQ(compared.exit_code, 0) << compared.err;
-  const std::string page = slurp(std::string(QUIRE_SOURCE_DIR) + "/docs/bench.md");
+  const std::string page = slurp(std::string(QUIRE_SOURCE_DIR) + "/docs/reference/bench.md");
   for (const auto& json : {nlohmann::json::parse(slurp(file)), json_of(compared)}) {
     ASSERT_TRUE(json.is_object());
     EXPECT_EQ(json["ok"], true);

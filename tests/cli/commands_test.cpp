@@ -290,7 +290,7 @@ void collect_keys(const nlohmann::json& json, const std::string& prefix, std::ve
   }
 }
 
-/// The bullet list under "### `schema`" in docs/cli.md.
+/// The bullet list under "### `schema`" in docs/reference/cli.md.
 std::string documented_section(const std::string& page, const std::string& schema) {
   const std::size_t from = page.find("### `" + schema + "`");
   if (from == std::string::npos) return {};
@@ -304,7 +304,7 @@ TEST(Json, EveryKeyIsDocumented) {
   const std::string broken = folder / "b.safetensors";
   ASSERT_EQ(quire({"capture", kProblem, "-o", broken}).exit_code, 0);
   change(broken, [](quire::Case& c) { static_cast<std::int32_t*>(c.batch.block_table.data)[0] = 913; });
-  const std::string page = slurp(std::string(QUIRE_SOURCE_DIR) + "/docs/cli.md");
+  const std::string page = slurp(std::string(QUIRE_SOURCE_DIR) + "/docs/reference/cli.md");
   const std::vector<std::vector<std::string>> runs = {{"check", broken},
                                                       {"explain", kProblem, "--all"},
                                                       {"explain", kProblem, "--as", "vllm", "--device", "gfx942"},

@@ -1,4 +1,4 @@
-// docs/cli.md shows the help text of every command, word for word.
+// docs/reference/cli.md shows the help text of every command, word for word.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 const std::vector<std::string> kCommands = {"check",  "explain", "run",     "capture", "diagnose",
                                             "verify", "bench",   "devices", "kernels", "rules"};
 
-std::string docs_path() { return std::string(QUIRE_SOURCE_DIR) + "/docs/cli.md"; }
+std::string docs_path() { return std::string(QUIRE_SOURCE_DIR) + "/docs/reference/cli.md"; }
 
 /// Replaces what stands between the markers of `name`; returns the block found there before.
 std::string swap_block(std::string& page, const std::string& name, const std::string& text) {
@@ -38,7 +38,7 @@ TEST(Help, DocsShowItWordForWord) {
     EXPECT_EQ(ran.err, "");
     const std::string documented = swap_block(page, command, ran.out);
     if (updating_goldens()) continue;
-    EXPECT_EQ(documented, ran.out) << "docs/cli.md; QUIRE_UPDATE_GOLDENS=1 rewrites it";
+    EXPECT_EQ(documented, ran.out) << "docs/reference/cli.md; QUIRE_UPDATE_GOLDENS=1 rewrites it";
   }
   const std::string compare_help = quire({"bench", "compare", "--help"}).out;
   const std::string compare_documented = swap_block(page, "bench compare", compare_help);

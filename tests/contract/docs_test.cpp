@@ -1,4 +1,5 @@
-// docs/contract.md is written from rules(): this test renders it and compares. QUIRE_UPDATE_DOCS=1 rewrites the file instead.
+// docs/reference/contract.md is written from rules(): this test renders it and compares. QUIRE_UPDATE_DOCS=1 rewrites the file
+// instead.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -74,12 +75,12 @@ std::string render() {
 }
 
 TEST(Docs, ContractPageAgreesWithTheRules) {
-  const std::string path = QUIRE_SOURCE_DIR "/docs/contract.md";
+  const std::string path = QUIRE_SOURCE_DIR "/docs/reference/contract.md";
   const std::string rendered = render();
   if (std::getenv("QUIRE_UPDATE_DOCS") != nullptr) std::ofstream(path) << rendered;
   std::ostringstream stored;
   stored << std::ifstream(path).rdbuf();
-  EXPECT_EQ(stored.str(), rendered) << "docs/contract.md is out of date: QUIRE_UPDATE_DOCS=1 rewrites it";
+  EXPECT_EQ(stored.str(), rendered) << "docs/reference/contract.md is out of date: QUIRE_UPDATE_DOCS=1 rewrites it";
 }
 
 TEST(Docs, EveryRuleSaysWhatWhyAndHow) {

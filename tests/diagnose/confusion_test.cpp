@@ -1,4 +1,4 @@
-// The confusion table of docs/confusion.md: every fault of the catalogue is planted on three geometries and diagnosed.
+// The confusion table of docs/reference/confusion.md: every fault of the catalogue is planted on three geometries and diagnosed.
 //
 // At least 95 % of the captures must name the true cause first, all of them among the first three. A suspect that predicts the
 // same output shares the place of the first one, and the table names it.
@@ -126,7 +126,7 @@ std::string table() {
 }
 
 void expect_table_in_docs() {
-  const std::string path = QUIRE_SOURCE_DIR "/docs/confusion.md";
+  const std::string path = QUIRE_SOURCE_DIR "/docs/reference/confusion.md";
   std::ifstream file(path);
   std::stringstream content;
   content << file.rdbuf();

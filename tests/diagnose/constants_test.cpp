@@ -1,4 +1,4 @@
-// docs/numerics.md and the code name the same constants with the same values.
+// docs/reference/numerics.md and the code name the same constants with the same values.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,7 +13,7 @@ namespace quire::test {
 namespace {
 
 std::string numerics_page() {
-  std::ifstream file(QUIRE_SOURCE_DIR "/docs/numerics.md");
+  std::ifstream file(QUIRE_SOURCE_DIR "/docs/reference/numerics.md");
   std::stringstream text;
   text << file.rdbuf();
   return text.str();

@@ -1,5 +1,5 @@
-// The case that Quire started from (docs/the_case.md), at full size: an int64 query_start_loc read as int32, row 5336 never
-// written.
+// The case that Quire started from (docs/guides/the_case.md), at full size: an int64 query_start_loc read as int32, row 5336
+// never written.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -66,8 +66,7 @@ TEST(NotesBatch, IsDiagnosedAsAnIndexTensorReadWithTheWrongWidth) {
       HasSubstr("row 5336 (request 9: query_len 1, context_len 929, seq_len 930): all 64 heads, dims 0-127; 8192 elements"));
   EXPECT_THAT(d.text, HasSubstr("outside the convex hull of its V rows: 1 row (5336)"));
 
-  expect_quoted("README.md", d.text);
-  expect_quoted("docs/the_case.md", d.text);
+  expect_quoted("docs/guides/the_case.md", d.text);
 
   // The notes' own diagnosis: the decode kernel finds its own token's slot still zero.
   const Suspicion* slot = find(d, "all_keys_from_cache");

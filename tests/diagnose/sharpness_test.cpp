@@ -117,9 +117,9 @@ std::vector<Planted> planted_faults() {
   return list;
 }
 
-/// The guaranteed ratios of docs/numerics.md section 4, by fault: f32, f16, bf16.
+/// The guaranteed ratios of docs/reference/numerics.md section 4, by fault: f32, f16, bf16.
 std::map<std::string, std::array<double, 3>> documented_ratios() {
-  std::ifstream file(QUIRE_SOURCE_DIR "/docs/numerics.md");
+  std::ifstream file(QUIRE_SOURCE_DIR "/docs/reference/numerics.md");
   std::map<std::string, std::array<double, 3>> rows;
   for (std::string line; std::getline(file, line);) {
     std::array<double, 3> r{};
@@ -134,7 +134,7 @@ TEST(Sharpness, EveryPlantedFaultExceedsTheToleranceByTheDocumentedFactor) {
   const auto rows = documented_ratios();
   const DType dtypes[] = {DType::f32, DType::f16, DType::bf16};
   for (const Planted& fault : planted_faults()) {
-    ASSERT_TRUE(rows.contains(fault.name)) << "docs/numerics.md section 4 has no row for: " << fault.name;
+    ASSERT_TRUE(rows.contains(fault.name)) << "docs/reference/numerics.md section 4 has no row for: " << fault.name;
     for (std::size_t i = 0; i < 3; ++i) {
       const double ratio = worst_ratio(dtypes[i], fault.mutant, fault.query_len, fault.window);
       EXPECT_GE(ratio, rows.at(fault.name)[i]) << fault.name << " in " << name(dtypes[i]);

@@ -1,4 +1,4 @@
-// README.md lists the kernels of this build; the list is written from the kernel table.
+// docs/kernels/index.md lists the kernels of this build; the list is written from the kernel table.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -47,19 +47,19 @@ std::string swap(std::string& page, const std::string& text) {
   return old;
 }
 
-TEST(Readme, ListsTheKernels) {
-  const std::filesystem::path path = std::filesystem::path(QUIRE_SOURCE_DIR) / "README.md";
+TEST(KernelsPage, ListsTheKernels) {
+  const std::filesystem::path path = std::filesystem::path(QUIRE_SOURCE_DIR) / "docs/kernels/index.md";
   std::string page = read_text(path);
   const std::string documented = swap(page, table());
   if (updating_goldens()) {
     std::ofstream(path, std::ios::binary) << page;
     return;
   }
-  EXPECT_EQ(documented, table()) << "QUIRE_UPDATE_GOLDENS=1 rewrites README.md";
+  EXPECT_EQ(documented, table()) << "QUIRE_UPDATE_GOLDENS=1 rewrites the page";
 }
 
-TEST(Readme, AChangedListIsNoticed) {
-  std::string page = read_text(std::filesystem::path(QUIRE_SOURCE_DIR) / "README.md");
+TEST(KernelsPage, AChangedListIsNoticed) {
+  std::string page = read_text(std::filesystem::path(QUIRE_SOURCE_DIR) / "docs/kernels/index.md");
   swap(page, table());
   page.replace(page.find("| `cpu_generic` |"), 17, "| `cpu_special` |");
   EXPECT_NE(swap(page, table()), table());

@@ -1,4 +1,5 @@
-// docs/faults.md is written from faults(): this test renders it and compares. QUIRE_UPDATE_DOCS=1 rewrites the file instead.
+// docs/reference/faults.md is written from faults(): this test renders it and compares. QUIRE_UPDATE_DOCS=1 rewrites the file
+// instead.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -44,12 +45,12 @@ std::string render() {
 }
 
 TEST(Docs, FaultsPageAgreesWithTheCatalogue) {
-  const std::string path = QUIRE_SOURCE_DIR "/docs/faults.md";
+  const std::string path = QUIRE_SOURCE_DIR "/docs/reference/faults.md";
   const std::string rendered = render();
   if (std::getenv("QUIRE_UPDATE_DOCS") != nullptr) std::ofstream(path) << rendered;
   std::ostringstream stored;
   stored << std::ifstream(path).rdbuf();
-  EXPECT_EQ(stored.str(), rendered) << "docs/faults.md is out of date: QUIRE_UPDATE_DOCS=1 rewrites it";
+  EXPECT_EQ(stored.str(), rendered) << "docs/reference/faults.md is out of date: QUIRE_UPDATE_DOCS=1 rewrites it";
 }
 
 }  // namespace

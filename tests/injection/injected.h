@@ -11,7 +11,7 @@ namespace quire::test {
 struct Injected {
   cpu::Planted fault;
   const char* id;
-  const char* text;  ///< a kernel that ...; as in docs/testing.md
+  const char* text;  ///< a kernel that ...; as in docs/reference/testing.md
   const char* line;  ///< a problem line on which it shows
 };
 

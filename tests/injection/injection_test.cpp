@@ -58,12 +58,12 @@ TEST(TheShippedLibrary, HasNoFaultToSwitchOn) {
 TEST(TheShippedLibrary, WouldBeSeenToHaveOne) { EXPECT_NE(bytes_of(QUIRE_THIS_PROGRAM).find(symbol()), std::string::npos); }
 
 TEST(TheListOfInjectedFaults, IsTheOneInDocsTesting) {
-  std::istringstream page(bytes_of(QUIRE_SOURCE_DIR "/docs/testing.md"));
+  std::istringstream page(bytes_of(QUIRE_SOURCE_DIR "/docs/reference/testing.md"));
   std::string documented, expected;
   for (std::string row; std::getline(page, row);)
     if (row.rfind("- `", 0) == 0) documented += row + "\n";
   for (const Injected& injected : kInjected) expected += fmt::format("- `{}`: {}\n", injected.id, injected.text);
-  EXPECT_EQ(documented, expected) << "docs/testing.md, list of injected faults";
+  EXPECT_EQ(documented, expected) << "docs/reference/testing.md, list of injected faults";
 }
 
 TEST(TheListOfInjectedFaults, HoldsEveryFaultOfTheKernels) {

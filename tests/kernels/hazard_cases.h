@@ -1,4 +1,5 @@
-// The hazard suite (docs/testing.md): the shapes and types that `quire verify` asks of anybody, run here on every kernel.
+// The hazard suite (docs/reference/testing.md): the shapes and types that `quire verify` asks of anybody, run here on every
+// kernel.
 #pragma once
 
 #include <ostream>

@@ -15,7 +15,7 @@ namespace {
 struct Planted {
   Fault fault;
   const char* hazard;
-  const char* text;  ///< as in docs/testing.md
+  const char* text;  ///< as in docs/reference/testing.md
 };
 
 /// Keeps GoogleTest from printing the bytes of a parameter.
@@ -178,12 +178,12 @@ TEST(HazardTable, EveryHazardHasAPlantedFault) {
 }
 
 TEST(HazardTable, EqualsTheOneInDocsTesting) {
-  std::ifstream file(QUIRE_SOURCE_DIR "/docs/testing.md");
+  std::ifstream file(QUIRE_SOURCE_DIR "/docs/reference/testing.md");
   std::string documented, expected;
   for (std::string row; std::getline(file, row);)
     if (row.rfind("| `", 0) == 0) documented += row + "\n";
   for (const Planted& planted : kPlanted) expected += fmt::format("| `{}` | {} |\n", planted.hazard, planted.text);
-  EXPECT_EQ(documented, expected) << "docs/testing.md, table of planted faults";
+  EXPECT_EQ(documented, expected) << "docs/reference/testing.md, table of planted faults";
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes samples/*.json: reports that show every part of the page, for tools/check_report.py. Made up, but in the shapes of
-docs/report.md; numbers are drawn from a fixed seed.
+docs/reference/report.md; numbers are drawn from a fixed seed.
 
 usage: make_samples.py [FOLDER]
 """

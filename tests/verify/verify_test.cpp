@@ -518,7 +518,7 @@ TEST(Json, EveryKeyIsDocumentedAndThePageTakesIt) {
   const nlohmann::json json = nlohmann::json::parse(json_of(v));
   EXPECT_FALSE(json["cases"][0]["pictures"].is_null()) << "a failing case has pictures";
   collect_keys(json, "", keys);
-  std::ifstream file(QUIRE_SOURCE_DIR "/docs/verify.md");
+  std::ifstream file(QUIRE_SOURCE_DIR "/docs/reference/verify.md");
   std::stringstream page;
   page << file.rdbuf();
   for (const std::string& key : keys) EXPECT_THAT(page.str(), HasSubstr("`" + key + "`"));
@@ -535,7 +535,7 @@ TEST(Json, ForeignBytesStayValidJson) {
 }
 
 TEST(Docs, ListEveryCheckAndMutantOfTheCall) {
-  std::ifstream file(QUIRE_SOURCE_DIR "/docs/verify.md");
+  std::ifstream file(QUIRE_SOURCE_DIR "/docs/reference/verify.md");
   std::stringstream page;
   page << file.rdbuf();
   for (const std::string& check : check_names()) EXPECT_THAT(page.str(), HasSubstr("\n| `" + check + "` |"));

@@ -1,4 +1,4 @@
-"""Writes and reads captures (docs/capture.md) with the safetensors package alone."""
+"""Writes and reads captures (docs/reference/capture.md) with the safetensors package alone."""
 import ml_dtypes
 import numpy as np
 from safetensors import safe_open

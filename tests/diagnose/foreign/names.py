@@ -37,7 +37,7 @@ GROUPS = {
     "splits_leave_gaps": KEY_SETS,
 }
 
-# The catalogue's ids (docs/faults.md) by mechanism, for reports that name a fault alone.
+# The catalogue's ids (docs/reference/faults.md) by mechanism, for reports that name a fault alone.
 CATALOGUE = {
     "not_written": "output_not_written output_zero last_row_not_written decode_rows_not_written prefill_rows_not_written "
                    "request_not_written rows_past_max_query_len_not_written partial_row_tile_not_written heads_past_cap_not_written",

@@ -1,4 +1,4 @@
-"""Computes the right answer in fp64 with two passes, and the tolerance of docs/numerics.md, from the equations there."""
+"""Computes the right answer in fp64 with two passes, and the tolerance of docs/reference/numerics.md, from the equations there."""
 import numpy as np
 
 UNIT = 2.0 ** -24
@@ -6,7 +6,7 @@ OUTPUT = {"float32": (2.0 ** -24, 2.0 ** -149), "float16": (2.0 ** -11, 2.0 ** -
 
 
 def chain(n):
-    """Bounds the relative error of n roundings (gamma with a tilde in docs/numerics.md)."""
+    """Bounds the relative error of n roundings (gamma with a tilde in docs/reference/numerics.md)."""
     return np.exp(8 * np.sqrt(n) * UNIT + n * UNIT ** 2 / (1 - UNIT)) - 1
 
 

@@ -120,7 +120,7 @@ def test_conditions_count_as_loops_do(rights):
 
 
 def test_the_map_knows_every_catalogue_id():
-    page = (Path(__file__).parents[3] / "docs/faults.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/reference/faults.md").read_text()
     assert set(re.findall(r"^\| `([a-z0-9_]+)` \|", page, re.M)) == set(MECHANISM)
 
 
