@@ -33,6 +33,17 @@ class Plant:
         self.name, self.step = name, step
         self.done = 0  # the step in which the fault came to be
         self._late: Callable[[], None] = lambda: None
+        self._broken: list[tuple[Any, str, Any]] = []  # objects, attributes and what they held
+
+    def heal(self) -> None:
+        """Undoes what a kernel's fault changed in its layer."""
+        for owner, name, value in reversed(self._broken):
+            setattr(owner, name, value)
+        self._broken = []
+
+    def _set(self, owner: Any, name: str, value: Any) -> None:
+        self._broken.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
 
     @staticmethod
     def named(text: str) -> Plant | None:
@@ -108,7 +119,7 @@ class Plant:
             return lambda layer, query, *rest, **more: forward(layer, query.roll(impl.num_heads // impl.num_kv_heads, 1), *rest, **more)
         if self.name in ("wrong_scale", "wrong_mask") and not self.done:
             self._happened(a)
-            (_break_scale if self.name == "wrong_scale" else _break_mask)(impl)
+            self._break(impl)
         return forward
 
     # What they do.
@@ -153,6 +164,17 @@ class Plant:
 
         return with_fault
 
+    def _break(self, impl: Any) -> None:
+        scale, window = impl.scale * 1.25, getattr(impl, "sliding_window", None)
+        if self.name == "wrong_scale":
+            self._set(impl, "scale", scale)
+        elif not hasattr(impl, "call"):
+            self._set(impl, "sliding_window", (7, 0) if isinstance(window, tuple) else 8)
+        if hasattr(impl, "call"):  # Quire's own backend
+            changed = ("scale", scale) if self.name == "wrong_scale" else ("window", 8)
+            self._set(impl.call, *changed)
+            self._set(impl.call, "kind", ("planted", *impl.call.kind))
+
     def _full_page(self, a: Any, watched: Any) -> int | None:
         """A page of a live request that no step writes any more, and that the audit has had a chance to see."""
         ledger = a.ledgers[watched.group]
@@ -183,18 +205,3 @@ def _spoil(name: str, kv_cache: torch.Tensor, page: int, where: torch.Tensor) ->
     else:
         flat[where[:, 0].reshape(-1)], flat[where[:, 1].reshape(-1)] = flat[where[:, 1].reshape(-1)], flat[where[:, 0].reshape(-1)]
     kv_cache[page].copy_(flat.reshape(kv_cache[page].shape))
-
-
-def _break_scale(impl: Any) -> None:
-    impl.scale *= 1.25
-    if hasattr(impl, "call"):
-        impl.call.scale *= 1.25
-        impl.call.kind = ("planted", *impl.call.kind)
-
-
-def _break_mask(impl: Any) -> None:
-    if hasattr(impl, "call"):
-        impl.call.window = 8
-        impl.call.kind = ("planted", *impl.call.kind)
-    else:
-        impl.sliding_window = (7, 0) if isinstance(getattr(impl, "sliding_window", None), tuple) else 8
