@@ -21,6 +21,7 @@ def make_engine(**options: Any) -> Any:
     from vllm import LLM
 
     chosen = {"max_model_len": 4096, "enforce_eager": True, "seed": 0, "enable_prefix_caching": False, "disable_log_stats": True, **options}
+    chosen |= json.loads(os.environ.get("QUIRE_VLLM_OPTIONS", "{}"))
     return LLM(model=os.environ["QUIRE_VLLM_MODEL"], **chosen)
 
 
@@ -30,11 +31,13 @@ def prompts(count: int, words: int, shared: int = 0) -> list[str]:
     return [" ".join(text[:shared] + text[31 * i + 500 : 31 * i + 500 + words + 13 * (i % 5) - shared]) for i in range(count)]
 
 
-def run(engine: Any, texts: list[str], tokens: int | list[int], ignore_eos: bool = True) -> list[list[int]]:
+def run(engine: Any, texts: list[Any], tokens: int | list[int], ignore_eos: bool = True) -> list[list[int]]:
     from vllm import SamplingParams
 
     counts = tokens if isinstance(tokens, list) else [tokens] * len(texts)
     settings = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=ignore_eos) for n in counts]
+    if "skip_tokenizer_init" in os.environ.get("QUIRE_VLLM_OPTIONS", ""):
+        texts = [{"prompt_token_ids": [hash(word) % 100_000 + 3 for word in text.split()]} for text in texts]
     return [list(answer.outputs[0].token_ids) for answer in engine.generate(texts, settings, use_tqdm=False)]
 
 
