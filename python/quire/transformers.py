@@ -95,7 +95,7 @@ def _refuse(module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: f
     if torch.is_grad_enabled() and query.requires_grad:
         raise UnsupportedError("query: requires grad; Quire is for inference, call it under torch.no_grad()")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if not causal and query.shape[2] > 1:
+    if not causal and cache is None and query.shape[2] > 1:  # continuous batching says False where it built a mask, which is causal
         raise UnsupportedError("is_causal: False, expected True; rows that see later keys are not supported")
     if key.shape[-1] != value.shape[-1]:
         raise UnsupportedError(f"value: head_dim {value.shape[-1]}, expected {key.shape[-1]} as key")

@@ -107,14 +107,16 @@ def test_generate_gives_the_tokens_of_eager_attention(tiny):
 
 
 def test_generate_batch_gives_the_tokens_of_generate(tiny):
-    from transformers import GenerationConfig
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     chooser = torch.Generator().manual_seed(4)
     prompts = [torch.randint(1, 97, (n,), generator=chooser).tolist() for n in (5, 33, 17, 64)]
     tiny.set_attn_implementation("eager")
     expected = [tiny.generate(input_ids=torch.tensor([p]), max_new_tokens=24, do_sample=False)[0, len(p) :].tolist() for p in prompts]
-    config = GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=-1, pad_token_id=0, num_blocks=64, max_batch_tokens=48)
+    config = GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    small = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=48)  # else it fills the memory of the machine
     with subject.page(tiny):
-        answers = tiny.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
+        answers = tiny.generate_batch(inputs=prompts, generation_config=config, continuous_batching_config=small, progress_bar=False)
+    assert tiny.config._attn_implementation == "eager"
     by_prompt = {tuple(a.prompt_ids): a.generated_tokens for a in answers.values()}
     assert [by_prompt[tuple(p)] for p in prompts] == expected
