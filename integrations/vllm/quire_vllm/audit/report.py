@@ -20,6 +20,7 @@ KINDS = {
     "tables": "the tables are wrong",
 }
 _KEPT = 100  # alarms that a report holds in full
+_ALARM_SECONDS = 1.0  # between two writes of a report for alarms that repeat
 
 _log = logging.getLogger("vllm.quire")
 
@@ -70,7 +71,7 @@ class Report:
             _log.error("%s", alarm)
         if self.action == "quarantine" and alarm.request:
             self.quarantined.add(alarm.request)
-        self.write()
+        self.write(0.0 if self._told[alarm.kind, alarm.layer, alarm.request] == 1 or self.action == "stop" else _ALARM_SECONDS)
         if self.action == "stop":
             raise AuditError(str(alarm))
 

@@ -218,8 +218,8 @@ class Auditor:
         if len(wrong):
             i = int(wrong[0])
             page, offset = divmod(int(slots[i]), ledger.page_size)
-            text = (f"page {page}, offset {offset} (position {begin + i}) changed since step {int(before[i])}, and nobody wrote it; "
-                    f"{len(wrong)} of its {len(slots)} slots did")  # fmt: skip
+            text = (f"page {page}, offset {offset} (position {begin + i}), last written in step {int(before[i])}, has changed, and nobody "
+                    f"wrote it; so have {len(wrong)} of the request's {len(slots)} slots")  # fmt: skip
             values = rows[i].float() if rows.dtype.is_floating_point else rows[i]
             text += "; it holds only zeros now" if not bool((values != 0).any()) else ""
             self.report.alarm(Alarm("memory", self.statement.step, layer.name, request.name, text))

@@ -50,7 +50,7 @@ def tokens(given: dict[str, str]) -> dict[str, Any]:
 
 def stress(given: dict[str, str]) -> dict[str, Any]:
     """Many requests through a small cache in chunks, with shared prefixes, some aborted: preemption, hits, evictions."""
-    engine = make_engine(**{"enable_prefix_caching": True, "max_num_batched_tokens": 128, "max_num_seqs": 16, **_options(given)})
+    engine = make_engine(**{"enable_prefix_caching": True, "max_num_batched_tokens": 128, "max_num_seqs": 16, "max_model_len": 512, **_options(given)})
     texts = prompts(40, 60, shared=40)
     found = {"tokens": run(engine, texts, [16 + 5 * (i % 7) for i in range(40)])}
     found["aborted"] = _abort_some(engine, texts)
