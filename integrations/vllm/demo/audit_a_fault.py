@@ -35,7 +35,7 @@ def run(a: argparse.Namespace, name: str, plant: str) -> tuple[dict, str]:
     shutil.rmtree(folder, ignore_errors=True)
     environment = {"QUIRE_AUDIT": "1", "QUIRE_AUDIT_BUDGET": a.budget, "QUIRE_AUDIT_DIR": str(folder), "QUIRE_AUDIT_PLANT": plant,
                    "QUIRE_AUDIT_CAPTURES": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}  # fmt: skip
-    arguments = ["--dtype", "bfloat16", "--max-model-len", "4096", "--attention-backend", a.backend]
+    arguments = ["--dtype", "bfloat16", "--max-model-len", "4096", "--enforce-eager", "--attention-backend", a.backend]
     with Server(name, a.model, a.out / f"{name}.log", arguments, environment) as server:
         server.chat_all(make_jobs(a.requests, a.max_tokens), a.requests)
         metrics = [line for line in server.get("/metrics")[1].splitlines() if line.startswith("quire_audit_alarms_total")]

@@ -174,7 +174,8 @@ def test_a_wrong_scale_is_diagnosed_and_saved(engine):
     serve(running, 14)
     alarm = auditor.report.alarms[0]
     assert quire.read_capture(alarm.capture).observed is not None
-    assert "scale" in alarm.diagnosis
+    assert "by another factor" in alarm.diagnosis
+    assert "1.25" in alarm.diagnosis
 
 
 def test_a_quarantined_request_is_ended(engine):

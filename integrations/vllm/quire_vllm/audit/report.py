@@ -83,7 +83,7 @@ class Report:
             quire.write_capture(path, batch, cache, options, observed, None, {"producer": "quire audit", "finding": alarm.text, **notes})
             alarm.capture = path
             if alarm.kind == "kernel":
-                alarm.diagnosis = _first_line(quire.diagnose(batch, cache, options, observed, seconds=0.5))
+                alarm.diagnosis = _told(quire.diagnose(batch, cache, options, observed, seconds=0.5))
         except quire.Error as error:
             alarm.diagnosis = f"no diagnosis: {error}"
 
@@ -102,8 +102,13 @@ class Report:
         os.replace(path + ".new", path)
 
 
-def _first_line(diagnosis: Any) -> str:
-    return next((line.strip() for line in str(diagnosis).splitlines() if line.strip()), "")
+def _told(diagnosis: Any) -> str:
+    """A diagnosis in one sentence."""
+    if not diagnosis.suspicions:
+        return str(diagnosis.verdict)
+    best = diagnosis.suspicions[0]
+    detail = f": {best.detail}" if best.detail else ""
+    return f"{diagnosis.verdict}: a kernel that {best.text}{detail}" + (f" ({best.scope})" if best.scope else "")
 
 
 def read_reports(folder: str) -> list[dict[str, Any]]:

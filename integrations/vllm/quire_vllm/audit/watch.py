@@ -60,7 +60,7 @@ class Auditor:
         self.inside = False  # a step of the engine, not a warm-up
         self._random = np.random.default_rng(settings.seed)
         self._visits = 0
-        self._due = ""  # the layer that is visited in this step
+        self._due: set[str] = set()  # the layers that are visited in this step
         self._rows_turn = False  # this visit compares rows; else it reads memory
         self._next_row = 0
 
@@ -69,7 +69,7 @@ class Auditor:
         begun = self.budget.now()
         self.statement.begin_step(scheduler_output)
         self.inside = bool(self.statement.scheduled)
-        self._choose_layer()
+        self._choose_layers()
         self.budget.pay("statement", begun)
 
     def end_step(self) -> None:
@@ -80,17 +80,19 @@ class Auditor:
         report.facts.update(share=self.budget.used, seconds=self.budget.seconds, audit_seconds=self.budget.spent, budget=self.budget.share)
         report.write(_REPORT_SECONDS)
 
-    def _choose_layer(self) -> None:
-        self._due, self._rows_turn = "", False
-        if self.budget.full or not self.layers or not self.budget.allows("visit"):
-            return
+    def _choose_layers(self) -> None:
+        """The next ones in turn, as many as the budget allows; one visit to each reads memory, the next compares rows."""
+        self._due = set()
         names = list(self.layers)
-        self._due = names[(self._visits // 2) % len(names)]
-        self._rows_turn = self._visits % 2 == 1
-        self._visits += 1
+        some = 0 if self.budget.full or not names else self.budget.affordable("visit", len(names))
+        if some:
+            turn, first = divmod(self._visits, len(names))
+            self._rows_turn = turn % 2 == 1
+            self._due = set(names[first : first + some])
+            self._visits += len(self._due)
 
     def wants(self, layer: str) -> bool:
-        return self.inside and (self.budget.full or self._due == layer or layer not in self.layers)
+        return self.inside and (self.budget.full or layer in self._due or layer not in self.layers)
 
     # Tables.
 
