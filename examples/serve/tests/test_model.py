@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from dense import dense_logits, greedy, greedy_margins
 from gguf_model import Config, random_weights
-from model import Llama, choose_block
+from model import Llama, choose_blocks, cuts
 
 CONFIG = Config(
     num_layers=3,
@@ -88,7 +88,23 @@ def test_block_choice_refuses_blas_that_mixes_places(weights, monkeypatch):
         return out
 
     monkeypatch.setattr(model, "_product", edge_differs)
-    assert choose_block(weights) == 4
+    assert max(choose_blocks(weights.layers[0].qkv)) == 4
+
+
+def test_block_choice_refuses_sizes_with_other_bits(weights, monkeypatch):
+    import model
+
+    def small_blocks_differ(weight, rows):
+        out = (weight @ rows.T).T
+        return np.nextafter(out, np.float32(np.inf)) if len(rows) in (2, 4) else out
+
+    monkeypatch.setattr(model, "_product", small_blocks_differ)
+    assert not {2, 4} & set(choose_blocks(weights.output))
+
+
+def test_rows_are_cut_into_few_blocks():
+    sizes = {n: cuts(n, (16, 8, 2)) for n in (0, 1, 2, 3, 9, 16, 17, 40)}
+    assert sizes == {0: [], 1: [2], 2: [2], 3: [8], 9: [16], 16: [16], 17: [16, 2], 40: [16, 16, 8]}
 
 
 def test_margins_say_the_same_as_recomputing_everything(weights):

@@ -1,0 +1,244 @@
+"""Where the audit sits in vLLM: around a worker's step, a backend's metadata builder, its cache write and its attention.
+
+Backends are wrapped through vLLM's registry, whose paths then name attributes of :mod:`quire_vllm.audit.wrapped`. An audited backend
+takes no part in full CUDA graphs, in which no Python runs; vLLM then replays the model in pieces around it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire_vllm import calls, settings
+from quire_vllm.audit import rows as fp64
+from quire_vllm.audit.plant import Plant
+from quire_vllm.audit.statement import Tables
+from quire_vllm.audit.watch import Auditor, Call
+
+_PREFIX = "quire_vllm.audit.wrapped."
+_MARK = "_quire_tables"
+_state: dict[str, Any] = {}
+
+
+def install() -> None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    from vllm.v1.worker.gpu_worker import Worker
+
+    for name, member in AttentionBackendEnum.__members__.items():
+        if "MLA" in name or "SPARSE" in name:
+            continue  # another cache and another interface
+        try:
+            path = member.get_path()
+        except ValueError:
+            continue  # a slot that nobody has taken
+        if path and not path.startswith(_PREFIX):
+            _state.setdefault("paths", {})[name] = path
+            register_backend(member, _PREFIX + name)
+    _around(Worker, "execute_model", _step)
+    _around(Worker, "sample_tokens", _finish_quarantined)
+
+
+def auditor() -> Auditor:
+    """The process's auditor."""
+    if "auditor" not in _state:
+        _state["auditor"] = Auditor(settings.read())
+        _state["plant"] = Plant.named(settings.read().plant)
+    return _state["auditor"]
+
+
+def _around(cls: type, name: str, wrapper: Any) -> None:
+    original = getattr(cls, name, None)
+    if original is None or getattr(original, "_quire", False):
+        return
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, self, *args, **kwargs)
+
+    wrapped._quire = True  # type: ignore[attr-defined]
+    setattr(cls, name, wrapped)
+
+
+def _step(original: Any, worker: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    a = auditor()
+    plant = _state["plant"]
+    if plant:
+        plant.on_scheduler(a, scheduler_output)
+    _state["runner"] = worker.model_runner
+    a.begin_step(scheduler_output)
+    try:
+        return _finish_quarantined(original, worker, scheduler_output, *args, **kwargs)
+    finally:
+        a.end_step()
+
+
+def _finish_quarantined(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """Requests in quarantine get the end-of-sequence token, so that the engine finishes them."""
+    output = original(worker, *args, **kwargs)
+    bad = auditor().report.quarantined
+    if not bad or output is None:
+        return output
+    eos = getattr(worker.model_config.hf_config, "eos_token_id", None)
+    end = eos[0] if isinstance(eos, list) else eos
+    if hasattr(output, "get_output"):
+        get = output.get_output
+        output.get_output = lambda: _end(get(), bad, end)
+        return output
+    return _end(output, bad, end)
+
+
+def _end(output: Any, bad: set[str], end: int | None) -> Any:
+    for name in bad & set(getattr(output, "req_id_to_index", ())):
+        tokens = output.sampled_token_ids[output.req_id_to_index[name]]
+        if end is not None and len(tokens):
+            tokens[:] = [end] * len(tokens)
+    return output
+
+
+def audited(backend: type) -> type:
+    """A subclass of one of vLLM's backends that is looked at; its name is that of the backend."""
+    impl, builder = _audited_impl(backend.get_impl_cls(), backend), _audited_builder(backend.get_builder_cls())
+    members = {"get_impl_cls": staticmethod(lambda: impl), "get_builder_cls": staticmethod(lambda: builder)}
+    if hasattr(backend.get_impl_cls(), "writes_cache_here"):  # Quire's own writes in its own call, so that a late write could not be seen
+        members["forward_includes_kv_cache_update"] = False
+        impl.writes_cache_here = staticmethod(lambda: False)
+    return type(f"Audited{backend.__name__}", (backend,), members)
+
+
+def _audited_builder(base: type) -> type:
+    from vllm.v1.attention.backend import AttentionCGSupport
+
+    class Builder(base):  # type: ignore[misc, valid-type]
+        _cudagraph_support = AttentionCGSupport.NEVER
+
+        def build(self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+            a = auditor()
+            if not a.inside:
+                return super().build(common_prefix_len, common_attn_metadata, *args, **kwargs)
+            common = _state["plant"].on_tables(a, common_attn_metadata) if _state["plant"] else common_attn_metadata
+            metadata = super().build(common_prefix_len, common, *args, **kwargs)
+            setattr(metadata, _MARK, _see_tables(a, self.layer_names, self.kv_cache_spec, common))
+            return metadata
+
+        @classmethod
+        def get_cudagraph_support(cls, *_: Any) -> Any:
+            return AttentionCGSupport.NEVER
+
+    return type(f"Audited{base.__name__}", (Builder,), {})
+
+
+def _audited_impl(base: type, backend: type) -> type:
+    class Impl(base):  # type: ignore[misc, valid-type]
+        _quire_spec: fp64.Layer | None = None
+
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, **kwargs)
+            self._quire_kv_dtype = getattr(self, "kv_cache_dtype", "auto")
+
+        def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
+            a = auditor()
+            if not a.inside:
+                super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+                return
+            if a.wants(layer.layer_name):
+                _known(a, self, layer, kv_cache, key.dtype, super().do_kv_cache_update)
+            write = super().do_kv_cache_update
+            if _state["plant"] is None or not _state["plant"].on_write(a, layer.layer_name, write, layer, key, value, kv_cache, slot_mapping):
+                write(layer, key, value, kv_cache, slot_mapping)
+            if a.wants(layer.layer_name) and (tables := _state.get("tables", {}).get(_group(layer.layer_name))) is not None:
+                a.see_written(a.layers[layer.layer_name], key, value, kv_cache, tables)
+
+        def forward(self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, attn_metadata: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+            a, name = auditor(), layer.layer_name
+            forward = super().forward
+            if not a.inside or attn_metadata is None:
+                return forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+            if _state["plant"]:
+                forward = _state["plant"].on_attention(a, name, self, forward)
+            result = forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+            tables = getattr(attn_metadata, _MARK, None)
+            if tables is not None and a.wants(name):
+                watched = _known(a, self, layer, kv_cache, query.dtype, super().do_kv_cache_update)
+                a.visit(watched, Call(query, key, value, kv_cache, output, tables))
+            return result
+
+    return type(f"Audited{base.__name__}", (Impl,), {})
+
+
+def _known(a: Auditor, impl: Any, layer: Any, kv_cache: torch.Tensor, dtype: torch.dtype, write: Any) -> Any:
+    """The auditor's entry for a layer."""
+    if layer.layer_name in a.layers:
+        return a.layers[layer.layer_name]
+    page_size = int(kv_cache.shape[2])  # of [blocks, kv_heads, block_size, 2 * head_dim]
+
+    def into(key: torch.Tensor, value: torch.Tensor, scratch: torch.Tensor, slots: torch.Tensor) -> None:
+        write(layer, key, value, scratch, slots)
+
+    return a.know(layer.layer_name, _group(layer.layer_name), _spec(impl, layer, kv_cache, dtype), into, kv_cache, page_size, dtype)
+
+
+def _spec(impl: Any, layer: Any, kv_cache: torch.Tensor, dtype: torch.dtype) -> fp64.Layer:
+    """What the layer was made for: read from vLLM's layer and from the arguments that every backend keeps."""
+    window, cap, slopes, sinks = (getattr(impl, name, None) for name in ("sliding_window", "logits_soft_cap", "alibi_slopes", "sinks"))
+    if hasattr(impl, "call"):  # Quire's own
+        window, cap, slopes = impl.call.window, impl.call.cap, impl.call.slopes
+    if isinstance(window, tuple):  # (left, right) of FlashAttention
+        window = window[0] + 1 if window[0] >= 0 else None
+    kv_dtype = impl._quire_kv_dtype
+    fp8 = kv_dtype in calls.FP8
+    scales = [np.asarray(getattr(layer, f"_{x}_scale").detach().float().cpu()).reshape(-1) if fp8 else None for x in "kv"]
+    rounded = None if dtype == torch.float32 else {torch.bfloat16: "weights=bf16", torch.float16: "weights=f16"}[dtype]
+    return fp64.Layer(
+        impl.num_heads, impl.num_kv_heads, impl.head_size, float(impl.scale), int(window) if window and window > 0 else None, cap or None,
+        None if slopes is None else np.asarray(torch.as_tensor(slopes).float().cpu()), None if sinks is None else np.asarray(sinks.detach().float().cpu()),
+        calls.cache_dtype(kv_dtype, kv_cache), scales[0], scales[1], rounded + ",dequantised" if rounded and fp8 else rounded,
+    )  # fmt: skip
+
+
+def _group(layer_name: str) -> int:
+    """The KV cache group of a layer."""
+    if "groups" not in _state:
+        config = getattr(_state["runner"], "kv_cache_config", None)
+        groups = config.kv_cache_groups if config is not None else []
+        _state["groups"] = {name: i for i, group in enumerate(groups) for name in group.layer_names}
+    return _state["groups"].get(layer_name, 0)
+
+
+def _see_tables(a: Auditor, layer_names: list[str], spec: Any, common: Any) -> Tables:
+    """The step's tables of a KV cache group: read once a step, for the first builder that asks."""
+    group = _group(layer_names[0])
+    known = _state.setdefault("tables", {}).get(group)
+    if known is not None and known.step == a.statement.step:
+        return known
+    names = getattr(getattr(_state["runner"], "input_batch", None), "req_ids", None)
+    ratio, page_size = _ratio(group, spec.block_size), int(spec.block_size)
+    num_pages = _state["runner"].kv_cache_config.num_blocks * ratio
+    window = getattr(spec, "sliding_window", None)
+    tables = a.see_tables(group, num_pages, ratio, lambda: _read(common, page_size), names, window)
+    _state["tables"][group] = tables
+    return tables
+
+
+def _ratio(group: int, page_size: int) -> int:
+    """vLLM may hand out blocks that attention sees as several pages."""
+    config = getattr(_state["runner"], "kv_cache_config", None)
+    return 1 if config is None else max(1, config.kv_cache_groups[group].kv_cache_spec.block_size // page_size)
+
+
+def _read(common: Any, page_size: int) -> Tables:
+    n = common.num_reqs
+    starts = common.query_start_loc_cpu[: n + 1].numpy().astype(np.int64)
+    return Tables(
+        starts, common.seq_lens[:n].cpu().numpy().copy(), common.block_table_tensor[:n].cpu().numpy(),
+        common.slot_mapping[: int(starts[-1])].cpu().numpy(), page_size,
+    )  # fmt: skip
+
+
+def wrapped_class(name: str) -> type:
+    """The audited class of a member of vLLM's registry."""
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    return audited(resolve_obj_by_qualname(_state["paths"][name]))

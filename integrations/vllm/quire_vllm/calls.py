@@ -1,0 +1,118 @@
+"""One layer's calls of Quire: what a step shares is made once (on a CPU a plan and a bound call, on a GPU found by shape).
+
+No vLLM is imported here: metadata is any object with the fields of ``QuireMetadata``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import quire
+import quire.torch  # defines torch.ops.quire
+import torch
+
+FP8 = {"fp8": "fp8_e4m3fn", "fp8_e4m3": "fp8_e4m3fn", "fp8_e5m2": "fp8_e5m2"}
+"""vLLM's names of fp8 caches and Quire's types. gfx94x means fnuz by the same names: see :func:`cache_dtype`."""
+
+
+def cache_dtype(name: str, kv_cache: torch.Tensor) -> str | None:
+    """Quire's type of a cache that vLLM calls ``name``; None: the tensor's own type says it."""
+    if name not in FP8 or kv_cache.dtype is not torch.uint8:
+        return None
+    fnuz = torch.version.hip is not None and kv_cache.is_cuda and _arch(kv_cache).startswith("gfx94")
+    return FP8[name] + "uz" if fnuz else FP8[name]
+
+
+def _arch(tensor: torch.Tensor) -> str:
+    return str(torch.cuda.get_device_properties(tensor.device).gcnArchName)
+
+
+def use_threads_of_torch() -> None:
+    """Quire's threads: as many as torch's, on every core that the process may use, though vLLM binds the calling thread to one."""
+    bound = os.sched_getaffinity(0)
+    cores = set().union(*(os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")))
+    os.sched_setaffinity(0, cores)
+    try:
+        quire.set_num_threads(torch.get_num_threads())
+        _start_threads()
+    finally:
+        os.sched_setaffinity(0, bound)
+
+
+def _start_threads() -> None:
+    """Threads inherit the cores of the thread that starts them, and start with the first call."""
+    n = 64
+    batch = quire.Batch(
+        query=torch.ones(n, 1, 16), query_start_loc=torch.arange(n + 1, dtype=torch.int32),
+        seq_lens=torch.ones(n, dtype=torch.int32), block_table=torch.zeros(n, 1, dtype=torch.int32),
+    )  # fmt: skip
+    quire.attend(batch, quire.KVCache(torch.ones(1, 1, 1, 16), torch.ones(1, 1, 1, 16), "hnd"))
+
+
+class LayerCall:
+    """Appends and attends for one layer. ``window``: keys visible to a row, its own included; None = all."""
+
+    def __init__(
+        self, scale: float, head_dim: int, window: int | None, cap: float | None, slopes: torch.Tensor | None, kv_cache_dtype: str
+    ):
+        self.scale, self.head_dim, self.window, self.cap, self.slopes = scale, head_dim, window, cap, slopes
+        self.kv_cache_dtype = kv_cache_dtype
+        self.kind = (scale, head_dim, window, cap, slopes is not None)
+        self._address = 0
+        self._view: Any = None
+        self._sinks: torch.Tensor | None = None
+
+    def view(self, layer: Any, kv_cache: torch.Tensor) -> Any:
+        """The layer's cache as Quire names it; made again when vLLM has moved the cache."""
+        if self._address != kv_cache.data_ptr():
+            self.dtype = cache_dtype(self.kv_cache_dtype, kv_cache)
+            self.k, self.v = kv_cache[..., : self.head_dim], kv_cache[..., self.head_dim :]
+            fp8 = self.kv_cache_dtype in FP8
+            self.k_scale = layer._k_scale.reshape(-1) if fp8 else None
+            self.v_scale = layer._v_scale.reshape(-1) if fp8 else None
+            self._view = quire.KVCache(self.k, self.v, "hnd", self.k_scale, self.v_scale, dtype=self.dtype)
+            self._address = kv_cache.data_ptr()
+        return self._view
+
+    def append(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> None:
+        n = slots.shape[0]
+        quire.append(self.view(layer, kv_cache), key[:n], value[:n], slots[: key.shape[0]])
+
+    def attend(
+        self, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor, m: Any, output: torch.Tensor, sinks: torch.Tensor | None
+    ) -> None:
+        if sinks is not None and self._sinks is None:  # they are weights, loaded after the layer was made
+            self._sinks = sinks.float().contiguous()
+        view = self.view(layer, kv_cache)
+        if query.device.type == "cpu":
+            self._on_cpu(query[: m.num_actual_tokens], view, m, output[: m.num_actual_tokens])
+        else:
+            self._on_gpu(query, m, output)
+
+    def _on_cpu(self, query: torch.Tensor, view: Any, m: Any, output: torch.Tensor) -> None:
+        kind = (self.kind, self.k.stride(), query.stride(), output.stride())
+        bound = m.bound.get(kind)
+        if bound is None:
+            batch = quire.Batch(
+                query=query, output=output, query_start_loc=m.query_start_loc, seq_lens=m.seq_lens, block_table=m.block_table,
+                padding="left",
+            )  # fmt: skip
+            options = quire.Options(
+                softmax_scale=self.scale, sliding_window=self.window, logits_soft_cap=self.cap, alibi_slopes=self.slopes,
+                sinks=self._sinks,
+            )  # fmt: skip
+            bound = m.bound[kind] = quire.bind(batch, view, options)
+        bound(
+            query, self.k, self.v, output, k_scale=self.k_scale, v_scale=self.v_scale, alibi_slopes=self.slopes, sinks=self._sinks
+        )
+
+    def _on_gpu(self, query: torch.Tensor, m: Any, output: torch.Tensor) -> None:
+        if self.slopes is not None and self.slopes.device != query.device:
+            self.slopes = self.slopes.to(query.device)
+        torch.ops.quire.attend(
+            query, output, self.k, self.v, m.query_start_loc, m.seq_lens, m.block_table, None, None, None, None, self.k_scale,
+            self.v_scale, self.slopes, self._sinks, "hnd", self.dtype or "", self.scale, self.window, self.cap, m.max_query_len,
+            m.max_seq_len, "left",
+        )  # fmt: skip
+

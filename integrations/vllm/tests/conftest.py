@@ -1,0 +1,89 @@
+"""Paths, and stand-ins: scheduler messages as vLLM sends them, and modules named vllm for tests that run without it."""
+
+import pathlib
+import sys
+import types
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+
+class Messages:
+    """What vLLM's scheduler would send: a tiny one, with pages of a fixed size from a counter."""
+
+    def __init__(self, page_size=4):
+        self.page_size = page_size
+        self.requests = {}  # name -> [pages, computed]
+        self.free = iter(range(1, 1000))
+
+    def _grow(self, name, tokens):
+        pages, computed = self.requests[name]
+        needed = -(-(computed + tokens) // self.page_size)
+        new = [next(self.free) for _ in range(needed - len(pages))]
+        pages.extend(new)
+        return new
+
+    def step(self, new=(), go_on=(), finished=(), shared=None):
+        """new: (name, tokens) pairs; go_on: (name, tokens) pairs; shared: name -> (pages, computed) of a prefix."""
+        ns = types.SimpleNamespace
+        fresh, cached = [], ns(req_ids=[], resumed_req_ids=set(), new_block_ids=[], num_computed_tokens=[])
+        scheduled = {}
+        for name, tokens in new:
+            pages, computed = (shared or {}).get(name, ([], 0))
+            self.requests[name] = [list(pages), computed]
+            self._grow(name, tokens)
+            fresh.append(ns(req_id=name, block_ids=(list(self.requests[name][0]),), num_computed_tokens=computed))
+            scheduled[name] = tokens
+        for name, tokens in go_on:
+            more = self._grow(name, tokens)
+            cached.req_ids.append(name)
+            cached.new_block_ids.append((more,) if more else None)
+            cached.num_computed_tokens.append(self.requests[name][1])
+            scheduled[name] = tokens
+        for name, tokens in scheduled.items():
+            self.requests[name][1] += tokens
+        return ns(finished_req_ids=set(finished), scheduled_new_reqs=fresh, scheduled_cached_reqs=cached, num_scheduled_tokens=scheduled,
+                  scheduled_spec_decode_tokens={}, kv_connector_metadata=None)  # fmt: skip
+
+
+@pytest.fixture
+def messages():
+    return Messages()
+
+
+@pytest.fixture
+def fake_vllm(monkeypatch):
+    """Modules named vllm with a registry and a CPU platform, as far as registration touches them."""
+    import enum
+
+    class AttentionBackendEnum(enum.Enum):
+        CPU_ATTN = "vllm.cpu"
+        CUSTOM = None
+
+        def get_path(self):
+            return overrides.get(self, self.value)
+
+    overrides = {}
+
+    class Platform:
+        asked = 0
+
+        @classmethod
+        def get_attn_backend_cls(cls, selected_backend, attn_selector_config, num_heads=None):
+            Platform.asked += 1
+            return AttentionBackendEnum.CPU_ATTN.get_path()
+
+        def is_cpu(self):
+            return True
+
+    names = ("vllm", "vllm.platforms", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backends", "vllm.v1.attention.backends.registry")
+    modules = {name: types.ModuleType(name) for name in names}
+    modules["vllm"].__version__ = "0.32.0"
+    modules["vllm.platforms"].current_platform = Platform()
+    registry = modules["vllm.v1.attention.backends.registry"]
+    registry.AttentionBackendEnum = AttentionBackendEnum
+    registry.register_backend = lambda member, path: overrides.__setitem__(member, path)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return types.SimpleNamespace(module=modules["vllm"], platform=Platform, enum=AttentionBackendEnum, overrides=overrides)

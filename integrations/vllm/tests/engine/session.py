@@ -1,0 +1,131 @@
+"""session.py MODE OUT.json [KEY=VALUE...]: one vLLM engine in this process, one workload, its results as JSON. See test_engine.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the audit's state is in this process then
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+_TEXT = pathlib.Path(__file__).resolve().parents[4] / "examples" / "data" / "texts" / "speeches_and_charters.txt"
+
+
+def make_engine(**options: Any) -> Any:
+    from vllm import LLM
+
+    chosen = {"max_model_len": 4096, "enforce_eager": True, "seed": 0, "enable_prefix_caching": False, "disable_log_stats": True, **options}
+    chosen |= json.loads(os.environ.get("QUIRE_VLLM_OPTIONS", "{}"))
+    return LLM(model=os.environ["QUIRE_VLLM_MODEL"], **chosen)
+
+
+def prompts(count: int, words: int, shared: int = 0) -> list[str]:
+    """Passages of about ``words`` words; the first ``shared`` words are the same."""
+    text = _TEXT.read_text(encoding="utf-8").split()
+    return [" ".join(text[:shared] + text[31 * i + 500 : 31 * i + 500 + words + 13 * (i % 5) - shared]) for i in range(count)]
+
+
+def run(engine: Any, texts: list[Any], tokens: int | list[int], ignore_eos: bool = True) -> list[list[int]]:
+    from vllm import SamplingParams
+
+    counts = tokens if isinstance(tokens, list) else [tokens] * len(texts)
+    settings = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=ignore_eos) for n in counts]
+    if "skip_tokenizer_init" in os.environ.get("QUIRE_VLLM_OPTIONS", ""):
+        texts = [{"prompt_token_ids": [hash(word) % 100_000 + 3 for word in text.split()]} for text in texts]
+    return [list(answer.outputs[0].token_ids) for answer in engine.generate(texts, settings, use_tqdm=False)]
+
+
+def tokens(given: dict[str, str]) -> dict[str, Any]:
+    """Greedy tokens of eight prompts; given the audit, what it saw."""
+    engine = make_engine(**_options(given))
+    found = {"tokens": run(engine, prompts(8, int(given.get("words", 120))), int(given.get("count", 48)))}
+    return found | _audit()
+
+
+def stress(given: dict[str, str]) -> dict[str, Any]:
+    """Many requests through a small cache in chunks, with shared prefixes, some aborted: preemption, hits, evictions."""
+    engine = make_engine(**{"enable_prefix_caching": True, "max_num_batched_tokens": 128, "max_num_seqs": 16, "max_model_len": 512, **_options(given)})
+    texts = prompts(40, 60, shared=40)
+    found = {"tokens": run(engine, texts, [16 + 5 * (i % 7) for i in range(40)])}
+    found["aborted"] = _abort_some(engine, texts)
+    found["again"] = run(engine, texts[:8], 16)
+    return found | _audit()
+
+
+def _abort_some(engine: Any, texts: list[str]) -> int:
+    from vllm import SamplingParams
+
+    core = engine.llm_engine
+    for i, text in enumerate(texts[:12]):
+        core.add_request(f"abort-{i}", text, SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
+    done, step = 0, 0
+    while core.has_unfinished_requests():
+        core.step()
+        step += 1
+        if step % 4 == 0 and done < 6:
+            core.abort_request([f"abort-{done * 2}"])
+            done += 1
+    return done
+
+
+def _options(given: dict[str, str]) -> dict[str, Any]:
+    """What LLM() takes, of the arguments."""
+    names = ("dtype", "block_size", "kv_cache_dtype", "attention_backend", "num_gpu_blocks_override", "enforce_eager", "max_num_batched_tokens")
+    read = {name: given[name] for name in names if name in given}
+    return {name: (int(text) if text.isdecimal() else text == "True" if text in ("True", "False") else text) for name, text in read.items()}
+
+
+def _audit() -> dict[str, Any]:
+    if os.environ.get("QUIRE_AUDIT") != "1":
+        return {}
+    from quire_vllm.audit import hooks
+
+    report = hooks.auditor().report
+    return {"counts": dict(report.counts), "worst": report.worst, "alarms": [str(a) for a in report.alarms], "share": hooks.auditor().budget.used,
+            "facts": report.facts}  # fmt: skip
+
+
+def faults(given: dict[str, str]) -> dict[str, Any]:
+    """Each planted fault in a fresh auditor of the same engine: in which step it came to be, and in which the first alarm."""
+    import dataclasses
+
+    from quire_vllm import settings
+    from quire_vllm.audit import hooks
+    from quire_vllm.audit.plant import FAULTS, Plant
+    from quire_vllm.audit.watch import Auditor
+
+    engine = make_engine(**{"max_num_seqs": 8, **_options(given)})
+    step, after = int(given["step"]), int(given["after"])
+    found = {}
+    for name in given.get("only", ",".join(["", *FAULTS])).split(","):
+        begun = time.perf_counter()
+        hooks._state["auditor"] = auditor = Auditor(dataclasses.replace(settings.read(), captures=1, folder=f"{given['folder']}/{name or 'none'}"))
+        hooks._state["plant"] = plant = Plant.named(f"{name}@{step}" if name else "")
+        hooks._state.pop("tables", None)
+        run(engine, prompts(6, 60), [4, 4, *[step + after] * 4])
+        if plant:
+            plant.heal()
+        alarms = auditor.report.alarms
+        found[name or "none"] = {
+            "planted": plant.done if plant else 0, "first": alarms[0].step if alarms else 0, "kind": alarms[0].kind if alarms else "",
+            "text": str(alarms[0]) if alarms else "", "kinds": {k: auditor.report.counts[k] for k in ("memory", "write", "kernel", "tables")},
+            "share": auditor.budget.used, "counts": dict(auditor.report.counts), "worst": auditor.report.worst, "seconds": time.perf_counter() - begun,
+        }  # fmt: skip
+    return found
+
+
+def main() -> None:
+    mode, out, *rest = sys.argv[1:]
+    given = dict(item.split("=", 1) for item in rest)
+    result = {"tokens": tokens, "stress": stress, "faults": faults}[mode](given)
+    pathlib.Path(out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

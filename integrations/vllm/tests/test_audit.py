@@ -1,0 +1,199 @@
+"""The audit around a stand-in for vLLM: the same hooks, a scheduler, a builder and a backend of a few lines. Needs torch, not vLLM."""
+
+import dataclasses
+import enum
+import sys
+import types
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import quire  # noqa: E402
+from quire_vllm import settings  # noqa: E402
+from quire_vllm.audit import hooks  # noqa: E402
+from quire_vllm.audit.plant import FAULTS, Plant  # noqa: E402
+from quire_vllm.audit.report import AuditError  # noqa: E402
+from quire_vllm.audit.watch import Auditor  # noqa: E402
+
+PAGE, PAGES, LAYERS, HEADS, KV_HEADS, DIM = 8, 200, 3, 4, 2, 16
+
+
+@dataclasses.dataclass
+class Common:
+    query_start_loc: torch.Tensor
+    query_start_loc_cpu: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table_tensor: torch.Tensor
+    slot_mapping: torch.Tensor
+    num_reqs: int
+
+
+class StandInBuilder:
+    layer_names = [f"layers.{i}" for i in range(LAYERS)]
+    kv_cache_spec = types.SimpleNamespace(block_size=PAGE)
+
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        return types.SimpleNamespace(common=common_attn_metadata)
+
+
+class StandInImpl:
+    def __init__(self):
+        self.num_heads, self.num_kv_heads, self.head_size, self.scale = HEADS, KV_HEADS, DIM, DIM**-0.5
+        self.sliding_window = self.logits_soft_cap = self.alibi_slopes = self.sinks = None
+
+    def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping):
+        quire.append(self._cache(kv_cache), key, value, slot_mapping)
+
+    def forward(self, layer, query, key, value, kv_cache, attn_metadata, output):
+        m = attn_metadata.common
+        batch = quire.Batch(query=query, output=output, query_start_loc=m.query_start_loc, seq_lens=m.seq_lens, block_table=m.block_table_tensor)
+        quire.attend(batch, self._cache(kv_cache), quire.Options(softmax_scale=self.scale, sliding_window=self.sliding_window))
+        return output
+
+    @staticmethod
+    def _cache(kv_cache):
+        return quire.KVCache(kv_cache[..., :DIM], kv_cache[..., DIM:], "hnd")
+
+
+class StandIn:
+    forward_includes_kv_cache_update = False
+    get_impl_cls = staticmethod(lambda: StandInImpl)
+    get_builder_cls = staticmethod(lambda: StandInBuilder)
+
+
+class Engine:
+    """A worker with one model of random layers, driven by scheduler messages."""
+
+    def __init__(self, messages, backend):
+        self.messages, self.kv = messages, [torch.zeros(PAGES, KV_HEADS, PAGE, 2 * DIM) for _ in range(LAYERS)]
+        self.model_runner = types.SimpleNamespace(
+            input_batch=types.SimpleNamespace(req_ids=[]), model_config=None,
+            kv_cache_config=types.SimpleNamespace(num_blocks=PAGES, kv_cache_groups=[types.SimpleNamespace(
+                layer_names=StandInBuilder.layer_names, kv_cache_spec=StandInBuilder.kv_cache_spec)]),
+        )  # fmt: skip
+        self.model_config = types.SimpleNamespace(hf_config=types.SimpleNamespace(eos_token_id=2))
+        self.builder = backend.get_builder_cls()()
+        self.impls = [backend.get_impl_cls()() for _ in range(LAYERS)]
+        self.layers = [types.SimpleNamespace(layer_name=name) for name in StandInBuilder.layer_names]
+        self.computed, self.pages = {}, {}
+        self.random = np.random.default_rng(0)
+
+    def step(self, **work):
+        return hooks._step(Engine.execute, self, self.messages.step(**work))
+
+    def execute(self, output):
+        for new in output.scheduled_new_reqs:
+            self.pages[new.req_id], self.computed[new.req_id] = list(new.block_ids[0]), new.num_computed_tokens
+        cached = output.scheduled_cached_reqs
+        for i, name in enumerate(cached.req_ids):
+            self.pages[name] += (cached.new_block_ids[i] or ([],))[0]
+            self.computed[name] = cached.num_computed_tokens[i]
+        names = list(output.num_scheduled_tokens)
+        self.model_runner.input_batch.req_ids = names
+        metadata = self.builder.build(0, self._tables(names, output.num_scheduled_tokens))
+        rows = output.total = sum(output.num_scheduled_tokens.values())
+        out = None
+        for impl, layer, kv in zip(self.impls, self.layers, self.kv):
+            q, k, v = (torch.from_numpy(self.random.standard_normal((rows, heads, DIM)).astype(np.float32)) for heads in (HEADS, KV_HEADS, KV_HEADS))
+            out = torch.empty_like(q)
+            impl.do_kv_cache_update(layer, k, v, kv, self.slots)
+            impl.forward(layer, q, k, v, kv, metadata, out)
+        return types.SimpleNamespace(req_id_to_index={n: i for i, n in enumerate(names)}, sampled_token_ids=[[7] for _ in names])
+
+    def _tables(self, names, counts):
+        starts = torch.tensor(np.cumsum([0, *(counts[n] for n in names)]), dtype=torch.int32)
+        table = torch.zeros(len(names), max(len(self.pages[n]) for n in names), dtype=torch.int32)
+        slots = []
+        for row, name in enumerate(names):
+            table[row, : len(self.pages[name])] = torch.tensor(self.pages[name])
+            slots += [self.pages[name][p // PAGE] * PAGE + p % PAGE for p in range(self.computed[name], self.computed[name] + counts[name])]
+        self.slots = torch.tensor(slots)
+        seq_lens = torch.tensor([self.computed[n] + counts[n] for n in names], dtype=torch.int32)
+        return Common(starts, starts, seq_lens, table, self.slots, len(names))
+
+
+@pytest.fixture
+def engine(messages, tmp_path, monkeypatch):
+    """engine(budget, plant, action) -> (Engine, Auditor)"""
+    backend = types.ModuleType("vllm.v1.attention.backend")
+    backend.AttentionCGSupport = enum.Enum("AttentionCGSupport", "NEVER ALWAYS")
+    for name in ("vllm", "vllm.v1", "vllm.v1.attention"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backend", backend)
+
+    def make(budget=1.0, plant="", action="log", **more):
+        hooks._state.clear()
+        chosen = settings.Settings(audit=True, budget=budget, folder=str(tmp_path), action=action, plant=plant, **more)
+        hooks._state["auditor"], hooks._state["plant"] = Auditor(chosen), Plant.named(plant)
+        messages.page_size = PAGE
+        return Engine(messages, hooks.audited(StandIn)), hooks._state["auditor"]
+
+    yield make
+    hooks._state.clear()
+
+
+def serve(engine, steps):
+    engine.step(new=[("old", 20)])
+    engine.step(new=[("a", 30), ("b", 17), ("c", 9)], finished=["old"])
+    for _ in range(steps):
+        engine.step(go_on=[("a", 1), ("b", 1), ("c", 1)])
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.5])
+def test_a_clean_run_has_no_alarm(engine, budget):
+    running, auditor = engine(budget)
+    serve(running, 60)
+    assert auditor.report.alarms == []
+    assert auditor.report.counts["visits"] > 0
+    assert auditor.report.counts["rows"] > 0
+    assert 0 < auditor.report.worst <= 1
+
+
+KINDS = dict.fromkeys(("wrong_table_entry", "stale_block", "wrong_seq_len", "double_free"), "tables")
+KINDS |= dict.fromkeys(("foreign_write", "swapped_kv_block", "nan_block"), "memory")
+KINDS |= dict.fromkeys(("dropped_slot", "late_write"), "write")
+KINDS |= dict.fromkeys(("wrong_scale", "head_offset", "wrong_mask"), "kernel")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_planted_fault_is_found_in_its_step_and_told_from_others(engine, fault):
+    running, auditor = engine(plant=f"{fault}@12")
+    serve(running, 18)
+    first = auditor.report.alarms[0]
+    assert hooks._state["plant"].done >= 12
+    assert first.step == hooks._state["plant"].done
+    assert first.kind == KINDS[fault], str(first)
+    if KINDS[fault] in ("memory", "write", "kernel"):
+        assert first.layer == "layers.1"
+
+
+def test_a_wrong_scale_is_diagnosed_and_saved(engine):
+    running, auditor = engine(plant="wrong_scale@12")
+    serve(running, 14)
+    alarm = auditor.report.alarms[0]
+    assert quire.read_capture(alarm.capture).observed is not None
+    assert "by another factor" in alarm.diagnosis
+    assert "1.25" in alarm.diagnosis
+
+
+def test_a_quarantined_request_is_ended(engine):
+    running, auditor = engine(plant="wrong_seq_len@12", action="quarantine")
+    serve(running, 14)
+    output = running.step(go_on=[("a", 1), ("b", 1), ("c", 1)])
+    assert auditor.report.quarantined == {"a"}
+    assert output.sampled_token_ids == [[2], [7], [7]]
+
+
+def test_stop_stops_the_step(engine):
+    running, _ = engine(plant="foreign_write@12", action="stop")
+    with pytest.raises(AuditError, match="memory was overwritten: step 12, layers.1"):
+        serve(running, 14)
+
+
+def test_copies_find_what_digests_find(engine):
+    running, auditor = engine(plant="foreign_write@12", shadow=1.0)
+    serve(running, 14)
+    assert auditor.report.alarms[0].kind == "memory"
+    assert auditor.layers["layers.1"].memory.rows is not None

@@ -1,0 +1,61 @@
+"""The share of time that the audit may take, against a clock of the test's own."""
+
+from quire_vllm.audit.budget import Budget
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def _run(share, cost, steps=2000, step=0.05):
+    clock = Clock()
+    budget = Budget(share, clock)
+    looks = 0
+    for _ in range(steps):
+        budget.begin_step()
+        clock.now += step
+        if budget.allows("look"):
+            begun = budget.now()
+            clock.now += cost
+            budget.pay("look", begun)
+            looks += 1
+        budget.end_step()
+    return budget, looks
+
+
+def test_the_share_is_kept_whatever_a_look_costs():
+    for cost in (1e-5, 1e-4, 1e-3, 1e-2):
+        budget, looks = _run(0.01, cost)
+        assert looks > 0
+        assert budget.used < 0.0115, cost
+
+
+def test_cheap_looks_happen_in_every_step_and_dear_ones_as_often_as_they_fit():
+    assert _run(0.01, 1e-4)[1] > 1990
+    assert 80 < _run(0.01, 1e-2)[1] < 120
+
+
+def test_full_has_no_limit():
+    budget, looks = _run(1.0, 1.0, steps=10)
+    assert looks == 10
+    assert budget.affordable("anything", 7) == 7
+
+
+def test_nothing_is_allowed_before_time_was_earned():
+    assert not Budget(0.01, Clock()).allows("look")
+    assert Budget(0.0, Clock()).affordable("look", 3) == 0
+
+
+def test_a_long_idle_time_does_not_pay_for_a_stall():
+    clock = Clock()
+    budget = Budget(0.01, clock)
+    for _ in range(100_000):
+        budget.begin_step()
+        clock.now += 0.05
+        budget.end_step()
+    budget._costs["look"] = 1e-3
+    assert budget.affordable("look", 10_000) <= 50 * 0.01 * 0.05 / 1e-3 + 1
