@@ -27,8 +27,14 @@ graph with ``wait=False``. The decode ops and ``skip_decode``, which answer some
 **Two arguments of every op are not vLLM's**, by name: ``wait`` and ``fp8_flavour`` (where a cache is read). None takes what
 :func:`settings` says around the call, or else :data:`wait` and :data:`fp8_flavour` of this module.
 
-What Quire does not do raises :class:`quire.UnsupportedError` naming the argument: fp8 outputs (``output_scale``), ``causal=False``,
-block-sparse attention, ``qq_bias``, ``mm_prefix_range``, tables of pointers.
+**Signatures are those of vLLM 0.33**, whose names hold those of 0.11 and 0.20. Where these three disagree about positions
+(``unified_attention`` from ``seq_threshold_3D`` on, the prefill ops behind ``is_block_table_ptr``), arguments are taken by name only:
+a position that meant something else a version ago is a TypeError, not another argument.
+
+What Quire does not do raises :class:`quire.UnsupportedError` (a NotImplementedError) naming the argument, unless the argument has its
+default: ``causal`` other than True, block-sparse attention, ``qq_bias``, ``mm_prefix_range``, ``rswa_prefix_lens``, ``rswa_window``,
+``use_alibi_sqrt``, ``chunk_lookback``, scales per token and head (``kv_quant_mode``, ``k_scale_cache``, ``v_scale_cache``), tables of
+pointers. ``use_td`` and ``mm_prefix_clamp_sliding_window`` alone change no result and are ignored.
 """
 
 from __future__ import annotations
@@ -60,6 +66,7 @@ __all__ = [
     "reshape_and_cache",
     "reshape_and_cache_flash",
     "settings",
+    "triton_reshape_and_cache_flash",
     "unified_attention",
     "wait",
 ]
@@ -132,15 +139,49 @@ def _warn_once(text: str) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
+_REASONS = {
+    "blocksparse_vert_stride": "every visible key is attended to, block-sparse attention is not offered",
+    "chunk_lookback": "a window slides with the query row, windows in aligned chunks are not offered",
+    "fp8_out_scale": "outputs have the type of queries",
+    "interleaved_v": "a value cache of [num_blocks, num_kv_heads, block_size / x, head_dim, x] is read, but not written",
+    "interleaved_v_pack_factor": "a value cache of [num_blocks, num_kv_heads, block_size / x, head_dim, x] is read, but not written",
+    "is_block_table_ptr": "a block table holds page ids, tables of device pointers are not read",
+    "k_scale_cache": "a cache has one scale, or one per KV head, scales per token and head are not read",
+    "mm_prefix_range": "every row is causal, spans that see both ways are not offered",
+    "output_scale": "outputs have the type of queries",
+    "q_descale": "queries are f32, f16 or bf16",
+    "qq_bias": "scores take ALiBi slopes, a matrix of biases is not read",
+    "rswa_prefix_lens": "a window hides every older key, a prefix that stays visible is not offered",
+    "rswa_window": "a window hides every older key, a prefix that stays visible is not offered",
+    "use_alibi_sqrt": "ALiBi is linear in the distance, its square root is not offered",
+    "v_scale_cache": "a cache has one scale, or one per KV head, scales per token and head are not read",
+}
+"""Why an argument is refused."""
+
+
 def _unsupported(**arguments: Any) -> None:
+    """Raises for the first argument that is neither None nor False."""
     for name, value in arguments.items():
         if value is not None and value is not False:
-            raise UnsupportedError(f"{name}: not supported by quire.vllm")
+            raise UnsupportedError(f"{name}: not supported by quire.vllm: {_REASONS[name]}")
 
 
-def _causal_only(causal: bool) -> None:
-    if not causal:
+def _causal_only(causal: Any) -> None:
+    """vLLM 0.33 takes a bool, or a tensor with one bool per request, which is refused unread."""
+    if not isinstance(causal, (bool, int, np.bool_)) or not causal:
         raise UnsupportedError("causal: only True is supported by quire.vllm")
+
+
+_QUANT_MODES = {0: "NONE", 1: "FP8_PER_TENSOR"}
+"""The values of vLLM's KVQuantMode under which a cache has one scale, or one per KV head."""
+
+
+def _known_quant_mode(mode: Any) -> None:
+    if mode is not None and mode not in _QUANT_MODES:
+        raise UnsupportedError(
+            f"kv_quant_mode: {getattr(mode, 'name', mode)} is not supported by quire.vllm, which knows "
+            f"{', '.join(f'{name} ({value})' for value, name in _QUANT_MODES.items())}"
+        )
 
 
 def _on_device(array: Any) -> bool:
@@ -216,6 +257,8 @@ def _scale(scale: Any, name: str, num_kv_heads: int) -> Any:
     """One number, or one per KV head; more values than that only if they are all the same."""
     if scale is None or isinstance(scale, (int, float)):
         return scale
+    if is_torch(scale) and scale.ndim == 2 and scale.shape[0] > 0 and scale.stride(0) == 0:
+        scale = scale[0]  # one row, expanded over requests as vLLM does
     if _on_device(scale) and (scale.numel() == 1 or tuple(scale.shape) == (num_kv_heads,)):
         return scale.reshape(-1)  # its values stay where they are
     values = _numbers(scale, name)
@@ -223,6 +266,8 @@ def _scale(scale: Any, name: str, num_kv_heads: int) -> Any:
         return float(values.reshape(()))
     if values.shape == (num_kv_heads,):
         return values
+    if values.ndim == 2 and values.shape[0] > 0 and values.shape[1] == num_kv_heads and np.all(values == values[0]):
+        return np.ascontiguousarray(values[0])
     if values.size > 0 and np.all(values == values.flat[0]):
         return float(values.flat[0])
     raise UnsupportedError(f"{name}: shape {list(values.shape)} with different values; expected one value or one per KV head")
@@ -282,17 +327,30 @@ def _unpacked(k: Any) -> Any:
     return _permuted(k, 0, 3, 1, 2, 4).reshape(pages, page_size, heads, chunks * x)
 
 
-def _packed_cache(cache: _Cache) -> tuple[_Cache, str]:
+def _uninterleaved(v: Any, x: int) -> Any:
+    """[pages, heads, dim, page_size] that holds [pages, heads, page_size / x, dim, x] as [pages, page_size, heads, dim]; a copy."""
+    pages, heads, dim, page_size = v.shape
+    if x < 1 or page_size % x != 0:
+        raise ArgumentError(f"interleaved_v_pack_factor: {x} does not divide the block size {page_size}")
+    return _permuted(v.reshape(pages, heads, page_size // x, dim, x), 0, 2, 4, 1, 3).reshape(pages, page_size, heads, dim)
+
+
+def _packed_cache(cache: _Cache, interleaved_x: int = 0) -> tuple[_Cache, str]:
     """vLLM's packed layout. x is 16 / itemsize by definition; a cache packed with another x (vLLM's own prefix-prefill test packs fp8
-    with x = 8) is copied into a layout that can say so."""
-    if not _has_other_x(cache):
+    with x = 8), or with interleaved values, is copied into a layout that can say so."""
+    if not _has_other_x(cache) and not interleaved_x:
         return cache, "packed"
     cache = _as_bits(cache)
-    _warn_once(
-        f"key_cache is packed with x = {cache.k.shape[4]} where {16 // cache.k.itemsize} is expected for {cache.dtype}; "
-        "quire.vllm copies it on every call"
-    )
-    return cache._replace(k=_unpacked(cache.k), v=_permuted(cache.v, 0, 3, 1, 2)), "nhd"
+    if interleaved_x:
+        _warn_once("value_cache is interleaved; quire.vllm copies the cache on every call")
+        v = _uninterleaved(cache.v, interleaved_x)
+    else:
+        _warn_once(
+            f"key_cache is packed with x = {cache.k.shape[4]} where {16 // cache.k.itemsize} is expected for {cache.dtype}; "
+            "quire.vllm copies it on every call"
+        )
+        v = _permuted(cache.v, 0, 3, 1, 2)
+    return cache._replace(k=_unpacked(cache.k), v=v), "nhd"
 
 
 def _f32_vector(array: Any, name: str) -> Any:
@@ -475,7 +533,8 @@ def _chunked(
     *, query: Any, key: Any, value: Any, output: Any, kv_cache_dtype: str, key_cache: Any, value_cache: Any, block_table: Any,
     query_start_loc: Any, seq_lens: Any, k_scale: Any, v_scale: Any, alibi_slopes: Any = None, sliding_window: int | None = None,
     sm_scale: float | None = None, sinks: Any = None, output_scale: Any = None, is_block_table_ptr: bool = False,
-    causal: bool = True, max_query_len: int | None = None, fp8_flavour: str | None = None, **_: Any,
+    use_interleaved_v_cache: bool = False, causal: bool = True, max_query_len: int | None = None, fp8_flavour: str | None = None,
+    **_: Any,
 ) -> _Call:  # fmt: skip
     _causal_only(causal)
     _unsupported(output_scale=output_scale, is_block_table_ptr=is_block_table_ptr)
@@ -483,7 +542,8 @@ def _chunked(
         key = value = None  # rows of query_len 1 read the cache alone; a longer one exceeds the bound, and is found
     cached = None if key is None else _cached_lens(query_start_loc, seq_lens, whole_decode=True)
     cache, layout = _packed_cache(
-        _read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour)
+        _read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour),
+        16 // value_cache.itemsize if use_interleaved_v_cache else 0,
     )
     return _Call(
         dict(
@@ -501,15 +561,19 @@ def _context(
     *, q: Any, k: Any, v: Any, o: Any, kv_cache_dtype: str, k_cache: Any, v_cache: Any, b_loc: Any, b_start_loc: Any, b_seq_len: Any,
     k_scale: Any, v_scale: Any, alibi_slopes: Any = None, sliding_window: int | None = None, sm_scale: float | None = None,
     skip_decode: bool = False, sinks: Any = None, fp8_out_scale: Any = None, is_block_table_ptr: bool = False,
-    fp8_flavour: str | None = None, **_: Any,
+    interleaved_v_pack_factor: int = 0, causal: bool = True, fp8_flavour: str | None = None, **_: Any,
 ) -> _Call:  # fmt: skip
+    _causal_only(causal)
     _unsupported(fp8_out_scale=fp8_out_scale, is_block_table_ptr=is_block_table_ptr)
-    cache, layout = _packed_cache(_read_cache(k_cache, v_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour))
+    cache, layout = _packed_cache(
+        _read_cache(k_cache, v_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour),
+        interleaved_v_pack_factor,
+    )
     return _Call(
         dict(
             query=q, output=o, query_start_loc=b_start_loc, seq_lens=b_seq_len, block_table=b_loc,
-            cached_lens=_cached_lens(b_start_loc, b_seq_len, whole_decode=False), key=k, value=v, k=cache.k, v=cache.v, layout=layout,
-            cache_dtype=cache.dtype, k_scale=cache.k_scale, v_scale=cache.v_scale,
+            cached_lens=None if k is None else _cached_lens(b_start_loc, b_seq_len, whole_decode=False), key=k, value=v, k=cache.k,
+            v=cache.v, layout=layout, cache_dtype=cache.dtype, k_scale=cache.k_scale, v_scale=cache.v_scale,
             padding=padding, **_option_arguments(sm_scale, sliding_window, None, alibi_slopes, sinks),
         ),
         _lengths(b_start_loc, b_seq_len).query_lens != 1 if skip_decode else None,
@@ -523,15 +587,22 @@ def _unified(
     *, q: Any, k: Any, v: Any, out: Any, cu_seqlens_q: Any, seqused_k: Any, softmax_scale: float | None, causal: bool,
     window_size: Sequence[int] | None, block_table: Any, softcap: float, q_descale: Any, k_descale: Any, v_descale: Any,
     alibi_slopes: Any = None, output_scale: Any = None, qq_bias: Any = None, sinks: Any = None, mm_prefix_range: Any = None,
-    use_alibi_sqrt: bool = False, fp8_flavour: str | None = None, **_: Any,
+    rswa_prefix_lens: Any = None, rswa_window: int | None = None, use_alibi_sqrt: bool = False, kv_quant_mode: Any = 0,
+    k_scale_cache: Any = None, v_scale_cache: Any = None, chunk_lookback: int = -1, fp8_flavour: str | None = None, **_: Any,
 ) -> _Call:  # fmt: skip
     _causal_only(causal)
+    _known_quant_mode(kv_quant_mode)
     _unsupported(
         q_descale=q_descale,
         output_scale=output_scale,
         qq_bias=qq_bias,
         mm_prefix_range=mm_prefix_range,
+        rswa_prefix_lens=rswa_prefix_lens,
+        rswa_window=rswa_window,
         use_alibi_sqrt=use_alibi_sqrt,
+        k_scale_cache=k_scale_cache,
+        v_scale_cache=v_scale_cache,
+        chunk_lookback=None if chunk_lookback == -1 else chunk_lookback,
     )
     if alibi_slopes is not None and sinks is not None:
         raise UnsupportedError(
@@ -555,11 +626,12 @@ unified_inputs = _reading(_unified)
 def decode_inputs(
     *, out: Any, query: Any, key_cache: Any, value_cache: Any, num_kv_heads: int, scale: float, block_tables: Any, seq_lens: Any,
     block_size: int, alibi_slopes: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, query_start_loc: Any = None,
-    fp8_out_scale: Any = None, blocksparse_vert_stride: int = 0, fp8_flavour: str | None = None, **_: Any,
+    fp8_out_scale: Any = None, blocksparse_vert_stride: int = 0, use_interleaved_v_cache: bool = False,
+    fp8_flavour: str | None = None, **_: Any,
 ) -> Inputs:  # fmt: skip
     """The whole batch of a decode-only op; it answers sequences of at least one token, and requests with exactly one row."""
     _unsupported(fp8_out_scale=fp8_out_scale, blocksparse_vert_stride=blocksparse_vert_stride > 1)
-    cache = _decode_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, fp8_flavour)
+    cache = _decode_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, fp8_flavour, use_interleaved_v_cache)
     _check_sizes(cache, num_kv_heads, block_size)
     seq = _quire.bits(seq_lens, "seq_lens")[0]
     starts = np.arange(seq.size + 1, dtype=seq.dtype) if query_start_loc is None else query_start_loc
@@ -593,8 +665,9 @@ def chunked_prefill_paged_decode(
     output_scale: Any = None,
     sinks: Any = None,
     is_block_table_ptr: bool = False,
-    causal: bool = True,
     *,
+    use_interleaved_v_cache: bool = False,
+    causal: bool = True,
     wait: bool | None = None,
     fp8_flavour: str | None = None,
 ) -> None:
@@ -603,7 +676,8 @@ def chunked_prefill_paged_decode(
     ``query``, ``output`` [num_tokens, num_q_heads, head_dim]; ``key``, ``value`` [num_tokens, num_kv_heads, head_dim], read for rows of
     query_len > 1 only, or None if the cache holds everything; ``key_cache`` [num_blocks, num_kv_heads, head_dim / x, block_size, x];
     ``value_cache`` [num_blocks, num_kv_heads, head_dim, block_size]. ``sliding_window`` counts keys, the own one included; 0, None or
-    negative = off. ``max_seq_len`` is ignored, ``max_query_len`` must not be too small.
+    negative = off. ``max_seq_len`` is ignored, ``max_query_len`` must not be too small. ``use_interleaved_v_cache``: ``value_cache`` holds
+    [num_blocks, num_kv_heads, block_size / x, head_dim, x] with x = 16 / itemsize, and is copied on every call.
     """
     _attend_call(_chunked(**locals()), wait, (max_query_len, "max_query_len"))
 
@@ -631,13 +705,16 @@ def context_attention_fwd(
     sinks: Any = None,
     is_block_table_ptr: bool = False,
     *,
+    interleaved_v_pack_factor: int = 0,
+    causal: bool = True,
     wait: bool | None = None,
     fp8_flavour: str | None = None,
 ) -> None:
     """Attention of each request's new tokens over its cached context (packed cache) and themselves (``k``, ``v``); writes ``o``.
 
-    The cache is read for positions [0, seq_len - query_len) only. ``skip_decode`` leaves the rows of requests with query_len 1
-    unwritten. Shapes as in :func:`chunked_prefill_paged_decode`; ``max_seq_len`` is ignored.
+    The cache is read for positions [0, seq_len - query_len) only; ``k`` and ``v`` None: for every position, the new tokens included.
+    ``skip_decode`` leaves the rows of requests with query_len 1 unwritten. ``interleaved_v_pack_factor`` x > 0: ``v_cache`` holds
+    [num_blocks, num_kv_heads, block_size / x, head_dim, x], and is copied on every call. Shapes as in :func:`chunked_prefill_paged_decode`; ``max_seq_len`` is ignored.
     """
     call = _context(**locals())
     if not skip_decode or np.all(call.answered):
@@ -672,6 +749,7 @@ def unified_attention(
     q_descale: Any,
     k_descale: Any,
     v_descale: Any,
+    *,
     seq_threshold_3D: Any = None,
     num_par_softmax_segments: Any = None,
     softmax_segm_output: Any = None,
@@ -682,24 +760,36 @@ def unified_attention(
     qq_bias: Any = None,
     sinks: Any = None,
     mm_prefix_range: Any = None,
+    rswa_prefix_lens: Any = None,
+    rswa_window: int | None = None,
     use_alibi_sqrt: bool = False,
-    *,
+    kv_quant_mode: Any = 0,
+    k_scale_cache: Any = None,
+    v_scale_cache: Any = None,
+    chunk_lookback: int = -1,
+    use_td: bool = False,
+    mm_prefix_clamp_sliding_window: bool = False,
     wait: bool | None = None,
     fp8_flavour: str | None = None,
 ) -> None:
     """Attention over a cache that holds every token, this step's included; writes ``out``.
 
     ``k``, ``v``: caches [num_blocks, block_size, num_kv_heads, head_dim] with any strides. ``window_size`` is (W - 1, ignored), -1 = off.
-    ``softcap`` 0 = off. uint8 caches are read as e4m3 of ``fp8_flavour``. The split-softmax buffers are not used.
+    ``softcap`` 0 = off. uint8 caches are read as e4m3 of ``fp8_flavour``. ``kv_quant_mode``: NONE (0) or FP8_PER_TENSOR (1), of which the
+    cache's type decides. ``k_descale``, ``v_descale``: one value, [num_kv_heads], or [num_reqs, num_kv_heads] of equal rows. The
+    split-softmax buffers are not used.
 
     ALiBi with sinks raises: vLLM's bias is relative to the context end here, which only cancels without a sink.
     """
     _attend_call(_unified(**locals()), wait, (max_seqlen_q, "max_seqlen_q"), (max_seqlen_k, "max_seqlen_k"))
 
 
-def _decode_cache(key_cache: Any, value_cache: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, flavour: str | None) -> _quire.KVCache:
+def _decode_cache(
+    key_cache: Any, value_cache: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, flavour: str | None, interleaved: bool = False
+) -> _quire.KVCache:  # fmt: skip
     cache, layout = _packed_cache(
-        _read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=flavour)
+        _read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=flavour),
+        16 // value_cache.itemsize if interleaved else 0,
     )
     return cache.view(layout)
 
@@ -730,9 +820,10 @@ def _decode(
     *,
     wait: bool | None = None,
     fp8_flavour: str | None = None,
+    interleaved: bool = False,
 ) -> None:
     """The decode-only ops: one query row per sequence, or, with query_start_loc, only the requests that have exactly one."""
-    cache = _decode_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, fp8_flavour)
+    cache = _decode_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, fp8_flavour, interleaved)
     _check_sizes(cache, num_kv_heads, block_size)
     options = _options(scale, None, None, alibi_slopes, None)
     table = block_tables if _on_device(block_tables) else _quire.bits(block_tables, "block_tables")[0]
@@ -852,15 +943,19 @@ def paged_attention_rocm(
     v_scale: Any,
     fp8_out_scale: Any = None,
     mfma_type: str = "f16",
+    use_interleaved_v_cache: bool = False,
     *,
     wait: bool | None = None,
     fp8_flavour: str | None = None,
 ) -> None:
-    """Decode attention of the requests whose query_len is 1 (all sequences if ``query_start_loc`` is None); other rows stay as they are."""
+    """Decode attention of the requests whose query_len is 1 (all sequences if ``query_start_loc`` is None); other rows stay as they are.
+
+    ``use_interleaved_v_cache`` as in :func:`chunked_prefill_paged_decode`.
+    """
     _unsupported(fp8_out_scale=fp8_out_scale)
     _decode(
         out, query, key_cache, value_cache, num_kv_heads, scale, block_tables, seq_lens, block_size, max_seq_len, alibi_slopes,
-        kv_cache_dtype, k_scale, v_scale, query_start_loc, wait=wait, fp8_flavour=fp8_flavour,
+        kv_cache_dtype, k_scale, v_scale, query_start_loc, wait=wait, fp8_flavour=fp8_flavour, interleaved=use_interleaved_v_cache,
     )  # fmt: skip
 
 
@@ -881,13 +976,14 @@ def _append_other_x(cache: _Cache, key: Any, value: Any, slots: np.ndarray) -> N
 
 def reshape_and_cache(
     key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any,
-    *, fp8_flavour: str | None = None,
+    interleaved_v: bool = False, *, fp8_flavour: str | None = None,
 ) -> None:  # fmt: skip
     """Writes ``key``, ``value`` [num_tokens, num_kv_heads, head_dim] into a packed cache: row t to slot_mapping[t]; negative = skip.
 
     fp8: stored = row / scale, rounded to nearest even, saturating. slot_mapping may be shorter than key (graph padding). All heads are
     written, whatever their number; strides of every tensor are honoured.
     """
+    _unsupported(interleaved_v=interleaved_v)
     cache = _as_bits(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour))
     if _has_other_x(cache):
         if _on_device(key_cache):
@@ -905,6 +1001,17 @@ def reshape_and_cache_flash(
     """:func:`reshape_and_cache` for caches [num_blocks, block_size, num_kv_heads, head_dim]; NHD or HND by stride. Per-head scales work."""
     cache = _as_bits(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=2, fp8_flavour=fp8_flavour))
     _quire.append(cache.view("nhd"), key, value, slot_mapping)
+
+
+def triton_reshape_and_cache_flash(
+    key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any,
+    interleaved_v_pack_factor: int = 0, *, fp8_flavour: str | None = None,
+) -> None:  # fmt: skip
+    """:func:`reshape_and_cache_flash` by the name of vLLM's Triton op."""
+    _unsupported(interleaved_v_pack_factor=None if interleaved_v_pack_factor == 0 else interleaved_v_pack_factor)
+    reshape_and_cache_flash(
+        key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale, fp8_flavour=fp8_flavour
+    )
 
 
 def _log_sums(lse: Any, name: str) -> np.ndarray:
