@@ -142,14 +142,11 @@ def _warn_once(text: str) -> None:
 _REASONS = {
     "blocksparse_vert_stride": "every visible key is attended to, block-sparse attention is not offered",
     "chunk_lookback": "a window slides with the query row, windows in aligned chunks are not offered",
-    "fp8_out_scale": "outputs have the type of queries",
     "interleaved_v": "a value cache of [num_blocks, num_kv_heads, block_size / x, head_dim, x] is read, but not written",
     "interleaved_v_pack_factor": "a value cache of [num_blocks, num_kv_heads, block_size / x, head_dim, x] is read, but not written",
     "is_block_table_ptr": "a block table holds page ids, tables of device pointers are not read",
     "k_scale_cache": "a cache has one scale, or one per KV head, scales per token and head are not read",
     "mm_prefix_range": "every row is causal, spans that see both ways are not offered",
-    "output_scale": "outputs have the type of queries",
-    "q_descale": "queries are f32, f16 or bf16",
     "qq_bias": "scores take ALiBi slopes, a matrix of biases is not read",
     "rswa_prefix_lens": "a window hides every older key, a prefix that stays visible is not offered",
     "rswa_window": "a window hides every older key, a prefix that stays visible is not offered",
@@ -271,6 +268,23 @@ def _scale(scale: Any, name: str, num_kv_heads: int) -> Any:
     if values.size > 0 and np.all(values == values.flat[0]):
         return float(values.flat[0])
     raise UnsupportedError(f"{name}: shape {list(values.shape)} with different values; expected one value or one per KV head")
+
+
+def _one_scale(scale: Any, name: str) -> Any:
+    """One number, where it is."""
+    if scale is None or isinstance(scale, (int, float)):
+        return scale
+    size = scale.numel() if is_torch(scale) else np.size(scale)
+    if size != 1:
+        raise UnsupportedError(f"{name}: shape {list(scale.shape)}; expected one value, outputs have one scale per tensor")
+    return scale.reshape(-1)
+
+
+def _query_scale(scale: Any, query: Any, num_kv_heads: int) -> Any:
+    """The scale of an fp8 query. Beside other queries vLLM does not look at it."""
+    if scale is None or _dtype_of(query, "q") != "fp8_e4m3fn":
+        return None
+    return _scale(scale, "q_descale", num_kv_heads)
 
 
 _known_dtypes: dict[tuple[Any, ...], str] = {}
@@ -435,7 +449,8 @@ class _Call(NamedTuple):
         return _quire.Options(**{n: self.arguments[n] for n in ("softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks")})
 
     def batch(self) -> _quire.Batch:
-        names = ("query", "output", "query_start_loc", "seq_lens", "block_table", "cached_lens", "key", "value", "padding")
+        names = ("query", "output", "query_start_loc", "seq_lens", "block_table", "cached_lens", "key", "value", "padding", "q_scale",
+                 "output_scale")  # fmt: skip
         return _quire.Batch(**{name: self.arguments.get(name) for name in names})
 
     def inputs(self) -> Inputs:
@@ -500,7 +515,7 @@ def _batch_of_run(run: tuple[int, int], lengths: _Lengths, table: np.ndarray, qu
     """Requests [a, b) as a batch of its own, on views of the same rows."""
     a, b = run
     first, last = int(lengths.query_start_loc[a]), int(lengths.query_start_loc[b])
-    cached = new.pop("cached_lens", None)
+    cached, output_scale = new.pop("cached_lens", None), new.pop("output_scale", None)
     return _quire.Batch(
         query=query[first:last],
         output=output[first:last],
@@ -508,6 +523,7 @@ def _batch_of_run(run: tuple[int, int], lengths: _Lengths, table: np.ndarray, qu
         seq_lens=_beside(lengths.seq_lens[a:b], query),
         block_table=table[a:b],
         cached_lens=None if cached is None else _beside(cached[a:b], query),
+        output_scale=output_scale,
         **{name: rows[first:last] for name, rows in new.items() if rows is not None},
     )
 
@@ -537,7 +553,7 @@ def _chunked(
     **_: Any,
 ) -> _Call:  # fmt: skip
     _causal_only(causal)
-    _unsupported(output_scale=output_scale, is_block_table_ptr=is_block_table_ptr)
+    _unsupported(is_block_table_ptr=is_block_table_ptr)
     if max_query_len == 1 and _on_device(query_start_loc):
         key = value = None  # rows of query_len 1 read the cache alone; a longer one exceeds the bound, and is found
     cached = None if key is None else _cached_lens(query_start_loc, seq_lens, whole_decode=True)
@@ -549,7 +565,8 @@ def _chunked(
         dict(
             query=query, output=output, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=block_table, cached_lens=cached,
             key=key, value=value, k=cache.k, v=cache.v, layout=layout, cache_dtype=cache.dtype, k_scale=cache.k_scale,
-            v_scale=cache.v_scale, padding=padding, **_option_arguments(sm_scale, sliding_window, None, alibi_slopes, sinks),
+            v_scale=cache.v_scale, padding=padding, output_scale=_one_scale(output_scale, "output_scale"),
+            **_option_arguments(sm_scale, sliding_window, None, alibi_slopes, sinks),
         )
     )  # fmt: skip
 
@@ -564,7 +581,7 @@ def _context(
     interleaved_v_pack_factor: int = 0, causal: bool = True, fp8_flavour: str | None = None, **_: Any,
 ) -> _Call:  # fmt: skip
     _causal_only(causal)
-    _unsupported(fp8_out_scale=fp8_out_scale, is_block_table_ptr=is_block_table_ptr)
+    _unsupported(is_block_table_ptr=is_block_table_ptr)
     cache, layout = _packed_cache(
         _read_cache(k_cache, v_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour),
         interleaved_v_pack_factor,
@@ -574,7 +591,8 @@ def _context(
             query=q, output=o, query_start_loc=b_start_loc, seq_lens=b_seq_len, block_table=b_loc,
             cached_lens=None if k is None else _cached_lens(b_start_loc, b_seq_len, whole_decode=False), key=k, value=v, k=cache.k,
             v=cache.v, layout=layout, cache_dtype=cache.dtype, k_scale=cache.k_scale, v_scale=cache.v_scale,
-            padding=padding, **_option_arguments(sm_scale, sliding_window, None, alibi_slopes, sinks),
+            padding=padding, output_scale=_one_scale(fp8_out_scale, "fp8_out_scale"),
+            **_option_arguments(sm_scale, sliding_window, None, alibi_slopes, sinks),
         ),
         _lengths(b_start_loc, b_seq_len).query_lens != 1 if skip_decode else None,
     )  # fmt: skip
@@ -593,8 +611,6 @@ def _unified(
     _causal_only(causal)
     _known_quant_mode(kv_quant_mode)
     _unsupported(
-        q_descale=q_descale,
-        output_scale=output_scale,
         qq_bias=qq_bias,
         mm_prefix_range=mm_prefix_range,
         rswa_prefix_lens=rswa_prefix_lens,
@@ -615,7 +631,8 @@ def _unified(
         dict(
             query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seqused_k, block_table=block_table, k=cache.k, v=cache.v,
             layout="nhd", cache_dtype=cache.dtype, k_scale=cache.k_scale, v_scale=cache.v_scale,
-            padding=padding, **_option_arguments(softmax_scale, window, softcap, alibi_slopes, sinks),
+            padding=padding, output_scale=_one_scale(output_scale, "output_scale"), q_scale=_query_scale(q_descale, q, k.shape[2]),
+            **_option_arguments(softmax_scale, window, softcap, alibi_slopes, sinks),
         )
     )  # fmt: skip
 
@@ -630,7 +647,7 @@ def decode_inputs(
     fp8_flavour: str | None = None, **_: Any,
 ) -> Inputs:  # fmt: skip
     """The whole batch of a decode-only op; it answers sequences of at least one token, and requests with exactly one row."""
-    _unsupported(fp8_out_scale=fp8_out_scale, blocksparse_vert_stride=blocksparse_vert_stride > 1)
+    _unsupported(blocksparse_vert_stride=blocksparse_vert_stride > 1)
     cache = _decode_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, fp8_flavour, use_interleaved_v_cache)
     _check_sizes(cache, num_kv_heads, block_size)
     seq = _quire.bits(seq_lens, "seq_lens")[0]
@@ -638,8 +655,9 @@ def decode_inputs(
     lengths = _lengths(starts, seq)
     rows_behind = None if query_start_loc is None else padding
     batch = _quire.Batch(
-        query=query, output=out, query_start_loc=starts, seq_lens=seq_lens, block_table=block_tables, padding=rows_behind
-    )
+        query=query, output=out, query_start_loc=starts, seq_lens=seq_lens, block_table=block_tables, padding=rows_behind,
+        output_scale=_one_scale(fp8_out_scale, "fp8_out_scale"),
+    )  # fmt: skip
     answered = (lengths.query_lens == 1) & (seq > 0) if lengths.query_lens.shape == seq.shape else None
     return Inputs(batch, cache, _options(scale, None, None, alibi_slopes, None), lengths, answered)
 
@@ -723,9 +741,10 @@ def context_attention_fwd(
     cache, options = call.cache(), call.options()
     _quire.check(call.batch(), cache, options, "tables").raise_if_any()
     table = b_loc if _on_device(b_loc) else _quire.bits(b_loc, "b_loc")[0]
-    cached = lengths.seq_lens - lengths.query_lens
+    cached = None if k is None else lengths.seq_lens - lengths.query_lens
     batches = [
-        _batch_of_run(run, lengths, table, q, o, cached_lens=cached, key=k, value=v) for run in _runs(lengths.query_lens != 1)
+        _batch_of_run(run, lengths, table, q, o, cached_lens=cached, key=k, value=v, output_scale=_one_scale(fp8_out_scale, "fp8_out_scale"))
+        for run in _runs(lengths.query_lens != 1)
     ]
     longest = int(lengths.query_lens.max(initial=0))
     _attend(batches, cache, options, [(max_input_len, longest, "max_input_len")], wait, max_query_len=longest)
@@ -776,8 +795,9 @@ def unified_attention(
 
     ``k``, ``v``: caches [num_blocks, block_size, num_kv_heads, head_dim] with any strides. ``window_size`` is (W - 1, ignored), -1 = off.
     ``softcap`` 0 = off. uint8 caches are read as e4m3 of ``fp8_flavour``. ``kv_quant_mode``: NONE (0) or FP8_PER_TENSOR (1), of which the
-    cache's type decides. ``k_descale``, ``v_descale``: one value, [num_kv_heads], or [num_reqs, num_kv_heads] of equal rows. The
-    split-softmax buffers are not used.
+    cache's type decides. ``k_descale``, ``v_descale``: one value, [num_kv_heads], or [num_reqs, num_kv_heads] of equal rows; so is
+    ``q_descale``, which goes with an fp8_e4m3fn ``q`` over a cache of that type. ``output_scale`` (one value) goes with an fp8_e4m3fn
+    ``out``: stored = round to nearest even of value / scale, +-448 beyond, NaN stays NaN. The split-softmax buffers are not used.
 
     ALiBi with sinks raises: vLLM's bias is relative to the context end here, which only cancels without a sink.
     """
@@ -821,6 +841,7 @@ def _decode(
     wait: bool | None = None,
     fp8_flavour: str | None = None,
     interleaved: bool = False,
+    output_scale: Any = None,
 ) -> None:
     """The decode-only ops: one query row per sequence, or, with query_start_loc, only the requests that have exactly one."""
     cache = _decode_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, fp8_flavour, interleaved)
@@ -836,13 +857,14 @@ def _decode(
     else:
         lengths = _lengths(query_start_loc, seq)
         whole = _quire.Batch(
-            query=query, output=out, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=table, padding=padding
-        )
+            query=query, output=out, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=table, padding=padding,
+            output_scale=output_scale,
+        )  # fmt: skip
         _quire.check(whole, cache, options, "tables").raise_if_any()
         keep = lengths.query_lens == 1
     if np.any(seq < 0):
         raise ArgumentError(f"seq_lens[{int(np.argmin(seq))}]: {int(seq.min())} is negative")
-    batches = [_batch_of_run(run, lengths, table, query, out) for run in _runs(keep)]
+    batches = [_batch_of_run(run, lengths, table, query, out, output_scale=output_scale) for run in _runs(keep)]
     longest = int(seq[keep].max(initial=0))
     _attend(batches, cache, options, [(max_seq_len, longest, "max_seq_len")], wait, max_query_len=1, max_seq_len=longest)
     if query_start_loc is None:
@@ -952,10 +974,10 @@ def paged_attention_rocm(
 
     ``use_interleaved_v_cache`` as in :func:`chunked_prefill_paged_decode`.
     """
-    _unsupported(fp8_out_scale=fp8_out_scale)
     _decode(
         out, query, key_cache, value_cache, num_kv_heads, scale, block_tables, seq_lens, block_size, max_seq_len, alibi_slopes,
         kv_cache_dtype, k_scale, v_scale, query_start_loc, wait=wait, fp8_flavour=fp8_flavour, interleaved=use_interleaved_v_cache,
+        output_scale=_one_scale(fp8_out_scale, "fp8_out_scale"),
     )  # fmt: skip
 
 
@@ -1040,17 +1062,24 @@ def merge_attn_states(
 
     ``*_lse`` [num_heads, num_tokens] f32, natural logarithm; -inf or +inf marks an empty side. Rows that are empty on both sides become 0
     with lse -inf (vLLM copies prefix_output). Tokens from ``prefill_tokens_with_context`` on take the suffix as it is.
+
+    ``output_scale`` (one value) goes with an fp8_e4m3fn ``output``: stored = round to nearest even of value / scale, +-448 beyond.
     """
-    _unsupported(output_scale=output_scale)
+    scale = _one_scale(output_scale, "output_scale")
     a, b = _log_sums(prefix_lse, "prefix_lse"), _log_sums(suffix_lse, "suffix_lse")
     n = output.shape[0] if prefill_tokens_with_context is None else int(prefill_tokens_with_context)
     if not 0 <= n <= output.shape[0]:
         raise ArgumentError(f"prefill_tokens_with_context: {n} outside [0, {output.shape[0]}]")
     lse = empty_f32_like(output, (output.shape[0], output.shape[1])) if output_lse is None else output_lse.T
     if n == output.shape[0]:
-        _quire.merge(prefix_output, a, suffix_output, b, output, lse)
+        _quire.merge(prefix_output, a, suffix_output, b, output, lse, output_scale=scale)
         return
-    _quire.merge(prefix_output[:n], a[:n], suffix_output[:n], b[:n], output[:n], lse[:n])
-    output[n:] = suffix_output[n:]
+    _quire.merge(prefix_output[:n], a[:n], suffix_output[:n], b[:n], output[:n], lse[:n], output_scale=scale)
+    if scale is None:
+        output[n:] = suffix_output[n:]
+    else:  # the suffix beside an empty set, so that it is rounded by the same rule
+        rest, none = suffix_output[n:], empty_f32_like(output, (output.shape[0] - n, output.shape[1]))
+        none[:] = -np.inf
+        _quire.merge(rest, none, rest, b[n:], output[n:], empty_f32_like(output, none.shape), output_scale=scale)
     if output_lse is not None:
         output_lse[:, n:] = suffix_lse[:, n:]
