@@ -1,5 +1,7 @@
 """Outputs and queries of fp8_e4m3fn: rounding, every CPU kernel against the fp64 reference, planted faults, merge, vLLM's names, torch."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -294,3 +296,16 @@ def test_torch_operators():
     with pytest.raises(quire.ArgumentError, match="^output: None"):
         qt.attend(q8, k8, v8, *lens)
     torch.library.opcheck(torch.ops.quire.merge, (a, la, b, lb, scale), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("device, generic", [("sm90", "cuda_generic"), ("gfx942", "hip_generic")])
+def test_generic_rows_serve_on_gpus(device, generic):
+    """Tuned kernels refuse, and say why."""
+    line = "q=bf16 kv=bf16 heads=8:2 d=128 page=16 reqs=1x1@2048"
+    for changed, reason in [
+        (line + " out=fp8_e4m3fn", "out is fp8_e4m3fn, expected bf16 (as q)"),
+        (line.replace("bf16", "fp8_e4m3fn") + " out=bf16", "q is fp8_e4m3fn, expected f16 or bf16"),
+    ]:
+        text = str(quire.explain(changed, device=device))
+        assert re.search(rf"^kernel +{generic}$", text, re.MULTILINE) and reason in text
+    assert not re.search(rf"^kernel +{generic}$", str(quire.explain(line, device=device)), re.MULTILINE)
