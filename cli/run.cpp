@@ -18,12 +18,13 @@ std::size_t num_bytes(const Tensor& t) { return static_cast<std::size_t>(t.num_e
 
 Status no_memory(const char* what) { return {Code::out_of_memory, formatted("not enough memory for the {}", what)}; }
 
-/// Contiguous output (and lse) of our own: a capture's may be strided or absent.
+/// Contiguous output (and lse) of our own: a capture's may be strided.
 Status own_outputs(Case& c) {
   const Tensor& q = c.batch.query;
-  std::byte* output = c.allocate(num_bytes(q));
+  const DType dtype = c.batch.output.dtype;
+  std::byte* output = c.allocate(static_cast<std::size_t>(q.num_elements() * itemsize(dtype)));
   if (output == nullptr) return no_memory("output");
-  c.batch.output = Tensor::contiguous(output, q.dtype, q.shape[0], q.shape[1], q.shape[2]);
+  c.batch.output = Tensor::contiguous(output, dtype, q.shape[0], q.shape[1], q.shape[2]);
   if (!c.batch.lse.present()) return {};
   std::byte* lse = c.allocate(static_cast<std::size_t>(q.shape[0] * q.shape[1]) * sizeof(float));
   if (lse == nullptr) return no_memory("lse");
@@ -31,7 +32,7 @@ Status own_outputs(Case& c) {
   return {};
 }
 
-/// All bits set is NaN in f32, f16 and bf16.
+/// All bits set is NaN in f32, f16, bf16 and fp8_e4m3fn.
 void poison(const Tensor& t) {
   if (t.present() && num_bytes(t) > 0) std::memset(t.data, 0xFF, num_bytes(t));
 }

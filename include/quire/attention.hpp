@@ -125,6 +125,7 @@ class BoundAttend {
 struct MergeOptions {
   Executor* executor = nullptr;  ///< null = default_executor()
   void* stream = nullptr;        ///< of GPU calls: a cudaStream_t or hipStream_t; null = the default stream
+  Tensor output_scale;           ///< f32 scalar or [1], of an fp8_e4m3fn out (Q-G02, Q-G07), as in Batch
 };
 
 /// Combines two partial results over disjoint key sets, exactly on empty sides (lse = -inf):
@@ -132,8 +133,9 @@ struct MergeOptions {
 ///     lse = log(exp(lse_a) + exp(lse_b))      out = (out_a exp(lse_a - lse) + out_b exp(lse_b - lse))
 ///
 /// out_* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16, lse_* [num_tokens, num_q_heads] f32 natural log, any strides.
-/// out may alias out_a or out_b; lse may be absent. +inf in an lse is an error (Q-C rule), not a stand-in for empty. On a GPU the
-/// call enqueues and returns, and no value is looked at: NaN or +inf in an lse makes its row NaN.
+/// out may be fp8_e4m3fn with MergeOptions::output_scale. out may alias out_a or out_b; lse may be absent. +inf in an lse is an
+/// error (Q-C rule), not a stand-in for empty. On a GPU the call enqueues and returns, and no value is looked at: NaN or +inf in
+/// an lse makes its row NaN.
 Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
              const Tensor& lse, const MergeOptions& merge_options = {});
 

@@ -31,8 +31,10 @@ std::optional<Padding> padding_from_name(std::string_view name) noexcept;
 
 /// One step's batch. Index tensors may be int32 or int64 and are read as what they are.
 struct Batch {
-  Tensor query;            ///< [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16; rows of all requests back to back
-  Tensor output;           ///< same shape and dtype as query; written exactly once per row
+  Tensor query;            ///< [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn; rows of all requests back to
+                           ///< back; fp8_e4m3fn needs a cache of that type that holds every token
+  Tensor output;           ///< same shape as query; its dtype, or fp8_e4m3fn with output_scale; under an fp8_e4m3fn query also
+                           ///< f32 | f16 | bf16; written exactly once per row
   Tensor query_start_loc;  ///< [num_reqs + 1]; request r owns rows [qsl[r], qsl[r+1]); first 0, last num_tokens
                            ///< (with padding: at most that)
   Tensor seq_lens;         ///< [num_reqs]; tokens of r up to and including its last query row
@@ -45,6 +47,10 @@ struct Batch {
   Tensor lse;              ///< optional [num_tokens, num_q_heads] f32, written; natural log; -inf if no key is visible
   Tensor request_ids;      ///< optional [num_reqs]; stable ids that the slot ledger knows; absent = 0 .. num_reqs-1
   Padding padding = Padding::refused;  ///< whether there may be padding rows, and what becomes of them
+  Tensor q_scale;  ///< optional f32 scalar, [1] or [num_kv_heads], of an fp8_e4m3fn query: real value = stored value * scale;
+                   ///< query head h has the scale of its KV head; absent = 1; finite and > 0
+  Tensor output_scale;  ///< f32 scalar or [1], of an fp8_e4m3fn output: stored = round to nearest even of real value / scale,
+                        ///< +-448 beyond, NaN stays NaN; finite and > 0
 };
 
 /// Query rows that belong to a request: num_tokens without padding rows. Reads query_start_loc, which is in host memory and

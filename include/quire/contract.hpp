@@ -70,9 +70,10 @@ struct WriteTag;
 Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
                       Depth depth = Depth::tables, const SlotLedger* ledger = nullptr, std::span<const WriteTag> tags = {});
 
-/// Rules for one merge call (attention.hpp): shapes, dtypes and memory of both sides, and no NaN or +inf in an lse.
+/// Rules for one merge call (attention.hpp): shapes, dtypes and memory of both sides and of output_scale, its value, and no NaN
+/// or +inf in an lse.
 Findings check_merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
-                     const Tensor& lse, Depth depth = Depth::contents);
+                     const Tensor& lse, Depth depth = Depth::contents, const Tensor& output_scale = {});
 
 /// The rule for the workspace of one attend call, in the memory of the batch: it shares no byte with a tensor of the call. Of
 /// tensors that check() has found sound; attend() applies it after check().

@@ -43,10 +43,14 @@ struct Problem {
   ScaleKind k_scale = ScaleKind::none;
   ScaleKind v_scale = ScaleKind::none;
   Padding padding = Padding::refused;
-  std::int64_t num_padding_rows = 0;  ///< behind the rows of all requests; 0 if padding is refused
+  std::int64_t num_padding_rows = 0;    ///< behind the rows of all requests; 0 if padding is refused
+  DType output_dtype = DType::none;     ///< none = the query's type
+  ScaleKind q_scale = ScaleKind::none;  ///< of an fp8_e4m3fn query
   bool operator==(const Problem&) const = default;
 
   std::int64_t group() const noexcept { return num_q_heads / num_kv_heads; }
+  /// The type of output rows.
+  DType out_dtype() const noexcept { return output_dtype == DType::none ? q_dtype : output_dtype; }
   /// Rows of all requests; padding rows are not counted.
   std::int64_t num_tokens() const noexcept;
   std::int64_t max_query_len() const noexcept;
@@ -79,9 +83,9 @@ struct ProblemLine {
 /// Parses e.g. `q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 layout=nhd reqs=1x4096,64x1@2048 window=4096 cap=30 seed=7`.
 ///
 /// reqs is a comma list of [count x] query_len [@ context_len] [/ cached_len]. Other keys, all optional:
-/// scale= window= cap= alibi=0|1 sinks=0|1 lse=0|1 kscale=none|tensor|head vscale=... pad=N[:left|zero] pages= share=
-/// index=i32|i64 data=normal|tiny seed=. docs/problem_line.md is the full grammar. Errors name the key, the offending text and
-/// what was expected.
+/// out= scale= window= cap= alibi=0|1 sinks=0|1 lse=0|1 qscale=none|tensor|head kscale=... vscale=... pad=N[:left|zero] pages=
+/// share= index=i32|i64 data=normal|tiny seed=. docs/problem_line.md is the full grammar. Errors name the key, the offending text
+/// and what was expected.
 Result<ProblemLine> parse_problem_line(std::string_view text);
 /// A case file: one problem line per line; blank lines and everything from `#` on are skipped. Errors start with the line number.
 Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text);

@@ -110,8 +110,9 @@ enum {
  * context_len(r) = seq_lens[r] - query_len(r). Index tensors are i32 or i64. */
 typedef struct quire_batch {
   size_t struct_size;           /* QUIRE_BATCH_INIT */
-  quire_tensor query;           /* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 */
-  quire_tensor output;          /* same shape and dtype as query; written exactly once per row */
+  quire_tensor query;           /* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn */
+  quire_tensor output;          /* same shape and dtype as query, or fp8_e4m3fn with output_scale; under an fp8_e4m3fn query also
+                                   f32 | f16 | bf16; written exactly once per row */
   quire_tensor query_start_loc; /* [num_reqs + 1]; first 0, last num_tokens (with padding: at most), never decreasing */
   quire_tensor seq_lens;        /* [num_reqs] */
   quire_tensor block_table;     /* [num_reqs, max_pages_per_req]; entries past ceil(cached_len / page_size) are not read */
@@ -123,6 +124,9 @@ typedef struct quire_batch {
   quire_tensor request_ids;     /* optional [num_reqs]; ids that the ledger knows; absent = 0 .. num_reqs-1 */
   quire_padding padding;        /* whether there may be padding rows, and what becomes of them */
   int32_t reserved;             /* zero */
+  quire_tensor q_scale;         /* optional f32 scalar, [1] or [num_kv_heads], of an fp8_e4m3fn query: real = stored * scale */
+  quire_tensor output_scale;    /* f32 scalar or [1], of an fp8_e4m3fn output: stored = round to nearest even of real / scale,
+                                   saturated at 448, NaN stays NaN */
 } quire_batch;
 
 /* One layer's paged cache (KVCache in cache.hpp). */
@@ -323,6 +327,12 @@ quire_code quire_merge(const quire_tensor* out_a, const quire_tensor* lse_a, con
 /* The same for tensors on a GPU, enqueued on `stream` (cudaStream_t or hipStream_t; nullable = the default stream). */
 quire_code quire_merge_on_stream(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b,
                                  const quire_tensor* lse_b, const quire_tensor* out, const quire_tensor* lse, void* stream);
+
+/* The same with an fp8_e4m3fn `out`: stored = round to nearest even of the merged value / output_scale, saturated at 448.
+ * output_scale: f32 scalar or [1]; NULL = out has one of the types above. */
+quire_code quire_merge_quantised(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b,
+                                 const quire_tensor* lse_b, const quire_tensor* out, const quire_tensor* lse,
+                                 const quire_tensor* output_scale, void* stream);
 
 /* -------------------------------------------------------------------------------------------------------- diagnose ---- */
 

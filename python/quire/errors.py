@@ -38,7 +38,7 @@ class ContractError(Error, ValueError):
     code = "contract_violation"
 
 
-class UnsupportedError(Error):
+class UnsupportedError(Error, NotImplementedError):
     """Valid, but this build, device or forced kernel refuses it; the text says why."""
 
     code = "unsupported"

@@ -38,17 +38,19 @@ def _attend(
     k_scale: Optional[Tensor] = None, v_scale: Optional[Tensor] = None, alibi_slopes: Optional[Tensor] = None,
     sinks: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "", softmax_scale: Optional[float] = None,
     sliding_window: Optional[int] = None, logits_soft_cap: Optional[float] = None, max_query_len: int = 0, max_seq_len: int = 0,
-    padding: Optional[str] = None,
+    padding: Optional[str] = None, q_scale: Optional[Tensor] = None, output_scale: Optional[Tensor] = None,
 ) -> None:  # fmt: skip
     _quire.attend_arrays(
         query, output, k, v, query_start_loc, seq_lens, block_table, layout.lower(), cache_dtype, cached_lens, key, value, lse, k_scale,
         v_scale, softmax_scale, sliding_window, logits_soft_cap, alibi_slopes, sinks, padding, max_query_len, max_seq_len, None, False,
         False,  # graphs of torch.compile own their memory, and find who else refers to it
+        q_scale, output_scale,
     )  # fmt: skip
 
 
 def _attend_fake(query: Tensor, output: Tensor, *_: object, **__: object) -> None:
-    if output.shape != query.shape or output.dtype != query.dtype:
+    own_type = output.dtype == query.dtype or torch.float8_e4m3fn in (output.dtype, query.dtype)
+    if output.shape != query.shape or not own_type:
         raise ArgumentError(f"output: {output.dtype} {list(output.shape)}, expected {query.dtype} {list(query.shape)} as query")
 
 
@@ -56,7 +58,8 @@ _define(
     "attend(Tensor query, Tensor(a!) output, Tensor k, Tensor v, Tensor query_start_loc, Tensor seq_lens, Tensor block_table, "
     "Tensor(b!)? lse=None, Tensor? key=None, Tensor? value=None, Tensor? cached_lens=None, Tensor? k_scale=None, Tensor? v_scale=None, "
     "Tensor? alibi_slopes=None, Tensor? sinks=None, str layout='nhd', str cache_dtype='', float? softmax_scale=None, "
-    "SymInt? sliding_window=None, float? logits_soft_cap=None, SymInt max_query_len=0, SymInt max_seq_len=0, str? padding=None) -> ()",
+    "SymInt? sliding_window=None, float? logits_soft_cap=None, SymInt max_query_len=0, SymInt max_seq_len=0, str? padding=None, "
+    "Tensor? q_scale=None, Tensor? output_scale=None) -> ()",
     _attend,
     _attend_fake,
 )
@@ -82,21 +85,31 @@ _define(
 )
 
 
-def _merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
-    out = torch.empty(out_a.shape, dtype=out_a.dtype, device=out_a.device)
-    lse = torch.empty(lse_a.shape, dtype=torch.float32, device=lse_a.device)
-    _quire.merge(out_a, lse_a, out_b, lse_b, out, lse)
-    return out, lse
-
-
-def _merge_fake(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+def _merged_like(out_a: Tensor, lse_a: Tensor, output_scale: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+    dtype = out_a.dtype if output_scale is None else torch.float8_e4m3fn
     return (
-        torch.empty(out_a.shape, dtype=out_a.dtype, device=out_a.device),
+        torch.empty(out_a.shape, dtype=dtype, device=out_a.device),
         torch.empty(lse_a.shape, dtype=torch.float32, device=lse_a.device),
     )
 
 
-_define("merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)", _merge, _merge_fake)
+def _merge(
+    out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor, output_scale: Optional[Tensor] = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    out, lse = _merged_like(out_a, lse_a, output_scale)
+    _quire.merge(out_a, lse_a, out_b, lse_b, out, lse, output_scale=output_scale)
+    return out, lse
+
+
+def _merge_fake(
+    out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor, output_scale: Optional[Tensor] = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return _merged_like(out_a, lse_a, output_scale)
+
+
+_define(
+    "merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor? output_scale=None) -> (Tensor, Tensor)", _merge, _merge_fake
+)
 
 
 def attend(
@@ -105,9 +118,10 @@ def attend(
     cached_lens: Optional[Tensor] = None, k_scale: Optional[Tensor] = None, v_scale: Optional[Tensor] = None,
     alibi_slopes: Optional[Tensor] = None, sinks: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "",
     softmax_scale: Optional[float] = None, sliding_window: Optional[int] = None, logits_soft_cap: Optional[float] = None,
-    max_query_len: int = 0, max_seq_len: int = 0,
+    max_query_len: int = 0, max_seq_len: int = 0, q_scale: Optional[Tensor] = None, output_scale: Optional[Tensor] = None,
 ) -> Tensor:  # fmt: skip
-    """Softmax attention for every request of a batch; returns ``output``, or a new tensor like ``query``.
+    """Softmax attention for every request of a batch; returns ``output``, or a new tensor like ``query`` (float8_e4m3fn with
+    ``output_scale``).
 
         out = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))       over visible k
 
@@ -119,10 +133,13 @@ def attend(
     ArgumentError, UnsupportedError.
     """
     if output is None:
-        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if query.dtype == torch.float8_e4m3fn:
+            raise ArgumentError("output: None, expected a tensor: a float8_e4m3fn query does not say which type")
+        dtype = query.dtype if output_scale is None else torch.float8_e4m3fn
+        output = torch.empty(query.shape, dtype=dtype, device=query.device)
     torch.ops.quire.attend(
         query, output, k, v, query_start_loc, seq_lens, block_table, lse, key, value, cached_lens, k_scale, v_scale, alibi_slopes, sinks,
-        layout, cache_dtype, softmax_scale, sliding_window, logits_soft_cap, max_query_len, max_seq_len,
+        layout, cache_dtype, softmax_scale, sliding_window, logits_soft_cap, max_query_len, max_seq_len, None, q_scale, output_scale,
     )  # fmt: skip
     return output
 
@@ -135,9 +152,12 @@ def append(
     torch.ops.quire.append(k, v, key, value, slot_mapping, k_scale, v_scale, layout, cache_dtype)
 
 
-def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+def merge(
+    out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor, *, output_scale: Optional[Tensor] = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out, lse) of attention over two disjoint key sets; -inf marks an empty side. As :func:`quire.merge`.
 
-    lse = log(exp(lse_a) + exp(lse_b)), out = out_a * exp(lse_a - lse) + out_b * exp(lse_b - lse)
+    lse = log(exp(lse_a) + exp(lse_b)), out = out_a * exp(lse_a - lse) + out_b * exp(lse_b - lse); float8_e4m3fn, by the rounding of
+    :class:`quire.Batch`, with ``output_scale``.
     """
-    return torch.ops.quire.merge(out_a, lse_a, out_b, lse_b)
+    return torch.ops.quire.merge(out_a, lse_a, out_b, lse_b, output_scale)

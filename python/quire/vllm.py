@@ -27,8 +27,14 @@ graph with ``wait=False``. The decode ops and ``skip_decode``, which answer some
 **Two arguments of every op are not vLLM's**, by name: ``wait`` and ``fp8_flavour`` (where a cache is read). None takes what
 :func:`settings` says around the call, or else :data:`wait` and :data:`fp8_flavour` of this module.
 
-What Quire does not do raises :class:`quire.UnsupportedError` naming the argument: fp8 outputs (``output_scale``), ``causal=False``,
-block-sparse attention, ``qq_bias``, ``mm_prefix_range``, tables of pointers.
+**Signatures are those of vLLM 0.33**, whose names hold those of 0.11 and 0.20. Where these three disagree about positions
+(``unified_attention`` from ``seq_threshold_3D`` on, the prefill ops behind ``is_block_table_ptr``), arguments are taken by name only:
+a position that meant something else a version ago is a TypeError, not another argument.
+
+What Quire does not do raises :class:`quire.UnsupportedError` (a NotImplementedError) naming the argument, unless the argument has its
+default: ``causal`` other than True, block-sparse attention, ``qq_bias``, ``mm_prefix_range``, ``rswa_prefix_lens``, ``rswa_window``,
+``use_alibi_sqrt``, ``chunk_lookback``, scales per token and head (``kv_quant_mode``, ``k_scale_cache``, ``v_scale_cache``), tables of
+pointers. ``use_td`` and ``mm_prefix_clamp_sliding_window`` alone change no result and are ignored.
 """
 
 from __future__ import annotations
@@ -60,6 +66,7 @@ __all__ = [
     "reshape_and_cache",
     "reshape_and_cache_flash",
     "settings",
+    "triton_reshape_and_cache_flash",
     "unified_attention",
     "wait",
 ]
@@ -132,15 +139,46 @@ def _warn_once(text: str) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
+_REASONS = {
+    "blocksparse_vert_stride": "every visible key is attended to, block-sparse attention is not offered",
+    "chunk_lookback": "a window slides with the query row, windows in aligned chunks are not offered",
+    "interleaved_v": "a value cache of [num_blocks, num_kv_heads, block_size / x, head_dim, x] is read, but not written",
+    "interleaved_v_pack_factor": "a value cache of [num_blocks, num_kv_heads, block_size / x, head_dim, x] is read, but not written",
+    "is_block_table_ptr": "a block table holds page ids, tables of device pointers are not read",
+    "k_scale_cache": "a cache has one scale, or one per KV head, scales per token and head are not read",
+    "mm_prefix_range": "every row is causal, spans that see both ways are not offered",
+    "qq_bias": "scores take ALiBi slopes, a matrix of biases is not read",
+    "rswa_prefix_lens": "a window hides every older key, a prefix that stays visible is not offered",
+    "rswa_window": "a window hides every older key, a prefix that stays visible is not offered",
+    "use_alibi_sqrt": "ALiBi is linear in the distance, its square root is not offered",
+    "v_scale_cache": "a cache has one scale, or one per KV head, scales per token and head are not read",
+}
+"""Why an argument is refused."""
+
+
 def _unsupported(**arguments: Any) -> None:
+    """Raises for the first argument that is neither None nor False."""
     for name, value in arguments.items():
         if value is not None and value is not False:
-            raise UnsupportedError(f"{name}: not supported by quire.vllm")
+            raise UnsupportedError(f"{name}: not supported by quire.vllm: {_REASONS[name]}")
 
 
-def _causal_only(causal: bool) -> None:
-    if not causal:
+def _causal_only(causal: Any) -> None:
+    """vLLM 0.33 takes a bool, or a tensor with one bool per request, which is refused unread."""
+    if not isinstance(causal, (bool, int, np.bool_)) or not causal:
         raise UnsupportedError("causal: only True is supported by quire.vllm")
+
+
+_QUANT_MODES = {0: "NONE", 1: "FP8_PER_TENSOR"}
+"""The values of vLLM's KVQuantMode under which a cache has one scale, or one per KV head."""
+
+
+def _known_quant_mode(mode: Any) -> None:
+    if mode is not None and mode not in _QUANT_MODES:
+        raise UnsupportedError(
+            f"kv_quant_mode: {getattr(mode, 'name', mode)} is not supported by quire.vllm, which knows "
+            f"{', '.join(f'{name} ({value})' for value, name in _QUANT_MODES.items())}"
+        )
 
 
 def _on_device(array: Any) -> bool:
@@ -216,6 +254,8 @@ def _scale(scale: Any, name: str, num_kv_heads: int) -> Any:
     """One number, or one per KV head; more values than that only if they are all the same."""
     if scale is None or isinstance(scale, (int, float)):
         return scale
+    if is_torch(scale) and scale.ndim == 2 and scale.shape[0] > 0 and scale.stride(0) == 0:
+        scale = scale[0]  # one row, expanded over requests as vLLM does
     if _on_device(scale) and (scale.numel() == 1 or tuple(scale.shape) == (num_kv_heads,)):
         return scale.reshape(-1)  # its values stay where they are
     values = _numbers(scale, name)
@@ -223,9 +263,28 @@ def _scale(scale: Any, name: str, num_kv_heads: int) -> Any:
         return float(values.reshape(()))
     if values.shape == (num_kv_heads,):
         return values
+    if values.ndim == 2 and values.shape[0] > 0 and values.shape[1] == num_kv_heads and np.all(values == values[0]):
+        return np.ascontiguousarray(values[0])
     if values.size > 0 and np.all(values == values.flat[0]):
         return float(values.flat[0])
     raise UnsupportedError(f"{name}: shape {list(values.shape)} with different values; expected one value or one per KV head")
+
+
+def _one_scale(scale: Any, name: str) -> Any:
+    """One number, where it is."""
+    if scale is None or isinstance(scale, (int, float)):
+        return scale
+    size = scale.numel() if is_torch(scale) else np.size(scale)
+    if size != 1:
+        raise UnsupportedError(f"{name}: shape {list(scale.shape)}; expected one value, outputs have one scale per tensor")
+    return scale.reshape(-1)
+
+
+def _query_scale(scale: Any, query: Any, num_kv_heads: int) -> Any:
+    """The scale of an fp8 query. Beside other queries vLLM does not look at it."""
+    if scale is None or _dtype_of(query, "q") != "fp8_e4m3fn":
+        return None
+    return _scale(scale, "q_descale", num_kv_heads)
 
 
 _known_dtypes: dict[tuple[Any, ...], str] = {}
@@ -282,17 +341,30 @@ def _unpacked(k: Any) -> Any:
     return _permuted(k, 0, 3, 1, 2, 4).reshape(pages, page_size, heads, chunks * x)
 
 
-def _packed_cache(cache: _Cache) -> tuple[_Cache, str]:
+def _uninterleaved(v: Any, x: int) -> Any:
+    """[pages, heads, dim, page_size] that holds [pages, heads, page_size / x, dim, x] as [pages, page_size, heads, dim]; a copy."""
+    pages, heads, dim, page_size = v.shape
+    if x < 1 or page_size % x != 0:
+        raise ArgumentError(f"interleaved_v_pack_factor: {x} does not divide the block size {page_size}")
+    return _permuted(v.reshape(pages, heads, page_size // x, dim, x), 0, 2, 4, 1, 3).reshape(pages, page_size, heads, dim)
+
+
+def _packed_cache(cache: _Cache, interleaved_x: int = 0) -> tuple[_Cache, str]:
     """vLLM's packed layout. x is 16 / itemsize by definition; a cache packed with another x (vLLM's own prefix-prefill test packs fp8
-    with x = 8) is copied into a layout that can say so."""
-    if not _has_other_x(cache):
+    with x = 8), or with interleaved values, is copied into a layout that can say so."""
+    if not _has_other_x(cache) and not interleaved_x:
         return cache, "packed"
     cache = _as_bits(cache)
-    _warn_once(
-        f"key_cache is packed with x = {cache.k.shape[4]} where {16 // cache.k.itemsize} is expected for {cache.dtype}; "
-        "quire.vllm copies it on every call"
-    )
-    return cache._replace(k=_unpacked(cache.k), v=_permuted(cache.v, 0, 3, 1, 2)), "nhd"
+    if interleaved_x:
+        _warn_once("value_cache is interleaved; quire.vllm copies the cache on every call")
+        v = _uninterleaved(cache.v, interleaved_x)
+    else:
+        _warn_once(
+            f"key_cache is packed with x = {cache.k.shape[4]} where {16 // cache.k.itemsize} is expected for {cache.dtype}; "
+            "quire.vllm copies it on every call"
+        )
+        v = _permuted(cache.v, 0, 3, 1, 2)
+    return cache._replace(k=_unpacked(cache.k), v=v), "nhd"
 
 
 def _f32_vector(array: Any, name: str) -> Any:
@@ -377,7 +449,8 @@ class _Call(NamedTuple):
         return _quire.Options(**{n: self.arguments[n] for n in ("softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks")})
 
     def batch(self) -> _quire.Batch:
-        names = ("query", "output", "query_start_loc", "seq_lens", "block_table", "cached_lens", "key", "value", "padding")
+        names = ("query", "output", "query_start_loc", "seq_lens", "block_table", "cached_lens", "key", "value", "padding", "q_scale",
+                 "output_scale")  # fmt: skip
         return _quire.Batch(**{name: self.arguments.get(name) for name in names})
 
     def inputs(self) -> Inputs:
@@ -442,7 +515,7 @@ def _batch_of_run(run: tuple[int, int], lengths: _Lengths, table: np.ndarray, qu
     """Requests [a, b) as a batch of its own, on views of the same rows."""
     a, b = run
     first, last = int(lengths.query_start_loc[a]), int(lengths.query_start_loc[b])
-    cached = new.pop("cached_lens", None)
+    cached, output_scale = new.pop("cached_lens", None), new.pop("output_scale", None)
     return _quire.Batch(
         query=query[first:last],
         output=output[first:last],
@@ -450,6 +523,7 @@ def _batch_of_run(run: tuple[int, int], lengths: _Lengths, table: np.ndarray, qu
         seq_lens=_beside(lengths.seq_lens[a:b], query),
         block_table=table[a:b],
         cached_lens=None if cached is None else _beside(cached[a:b], query),
+        output_scale=output_scale,
         **{name: rows[first:last] for name, rows in new.items() if rows is not None},
     )
 
@@ -475,21 +549,24 @@ def _chunked(
     *, query: Any, key: Any, value: Any, output: Any, kv_cache_dtype: str, key_cache: Any, value_cache: Any, block_table: Any,
     query_start_loc: Any, seq_lens: Any, k_scale: Any, v_scale: Any, alibi_slopes: Any = None, sliding_window: int | None = None,
     sm_scale: float | None = None, sinks: Any = None, output_scale: Any = None, is_block_table_ptr: bool = False,
-    causal: bool = True, max_query_len: int | None = None, fp8_flavour: str | None = None, **_: Any,
+    use_interleaved_v_cache: bool = False, causal: bool = True, max_query_len: int | None = None, fp8_flavour: str | None = None,
+    **_: Any,
 ) -> _Call:  # fmt: skip
     _causal_only(causal)
-    _unsupported(output_scale=output_scale, is_block_table_ptr=is_block_table_ptr)
+    _unsupported(is_block_table_ptr=is_block_table_ptr)
     if max_query_len == 1 and _on_device(query_start_loc):
         key = value = None  # rows of query_len 1 read the cache alone; a longer one exceeds the bound, and is found
     cached = None if key is None else _cached_lens(query_start_loc, seq_lens, whole_decode=True)
     cache, layout = _packed_cache(
-        _read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour)
+        _read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour),
+        16 // value_cache.itemsize if use_interleaved_v_cache else 0,
     )
     return _Call(
         dict(
             query=query, output=output, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=block_table, cached_lens=cached,
             key=key, value=value, k=cache.k, v=cache.v, layout=layout, cache_dtype=cache.dtype, k_scale=cache.k_scale,
-            v_scale=cache.v_scale, padding=padding, **_option_arguments(sm_scale, sliding_window, None, alibi_slopes, sinks),
+            v_scale=cache.v_scale, padding=padding, output_scale=_one_scale(output_scale, "output_scale"),
+            **_option_arguments(sm_scale, sliding_window, None, alibi_slopes, sinks),
         )
     )  # fmt: skip
 
@@ -501,16 +578,21 @@ def _context(
     *, q: Any, k: Any, v: Any, o: Any, kv_cache_dtype: str, k_cache: Any, v_cache: Any, b_loc: Any, b_start_loc: Any, b_seq_len: Any,
     k_scale: Any, v_scale: Any, alibi_slopes: Any = None, sliding_window: int | None = None, sm_scale: float | None = None,
     skip_decode: bool = False, sinks: Any = None, fp8_out_scale: Any = None, is_block_table_ptr: bool = False,
-    fp8_flavour: str | None = None, **_: Any,
+    interleaved_v_pack_factor: int = 0, causal: bool = True, fp8_flavour: str | None = None, **_: Any,
 ) -> _Call:  # fmt: skip
-    _unsupported(fp8_out_scale=fp8_out_scale, is_block_table_ptr=is_block_table_ptr)
-    cache, layout = _packed_cache(_read_cache(k_cache, v_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour))
+    _causal_only(causal)
+    _unsupported(is_block_table_ptr=is_block_table_ptr)
+    cache, layout = _packed_cache(
+        _read_cache(k_cache, v_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour),
+        interleaved_v_pack_factor,
+    )
     return _Call(
         dict(
             query=q, output=o, query_start_loc=b_start_loc, seq_lens=b_seq_len, block_table=b_loc,
-            cached_lens=_cached_lens(b_start_loc, b_seq_len, whole_decode=False), key=k, value=v, k=cache.k, v=cache.v, layout=layout,
-            cache_dtype=cache.dtype, k_scale=cache.k_scale, v_scale=cache.v_scale,
-            padding=padding, **_option_arguments(sm_scale, sliding_window, None, alibi_slopes, sinks),
+            cached_lens=None if k is None else _cached_lens(b_start_loc, b_seq_len, whole_decode=False), key=k, value=v, k=cache.k,
+            v=cache.v, layout=layout, cache_dtype=cache.dtype, k_scale=cache.k_scale, v_scale=cache.v_scale,
+            padding=padding, output_scale=_one_scale(fp8_out_scale, "fp8_out_scale"),
+            **_option_arguments(sm_scale, sliding_window, None, alibi_slopes, sinks),
         ),
         _lengths(b_start_loc, b_seq_len).query_lens != 1 if skip_decode else None,
     )  # fmt: skip
@@ -523,15 +605,20 @@ def _unified(
     *, q: Any, k: Any, v: Any, out: Any, cu_seqlens_q: Any, seqused_k: Any, softmax_scale: float | None, causal: bool,
     window_size: Sequence[int] | None, block_table: Any, softcap: float, q_descale: Any, k_descale: Any, v_descale: Any,
     alibi_slopes: Any = None, output_scale: Any = None, qq_bias: Any = None, sinks: Any = None, mm_prefix_range: Any = None,
-    use_alibi_sqrt: bool = False, fp8_flavour: str | None = None, **_: Any,
+    rswa_prefix_lens: Any = None, rswa_window: int | None = None, use_alibi_sqrt: bool = False, kv_quant_mode: Any = 0,
+    k_scale_cache: Any = None, v_scale_cache: Any = None, chunk_lookback: int = -1, fp8_flavour: str | None = None, **_: Any,
 ) -> _Call:  # fmt: skip
     _causal_only(causal)
+    _known_quant_mode(kv_quant_mode)
     _unsupported(
-        q_descale=q_descale,
-        output_scale=output_scale,
         qq_bias=qq_bias,
         mm_prefix_range=mm_prefix_range,
+        rswa_prefix_lens=rswa_prefix_lens,
+        rswa_window=rswa_window,
         use_alibi_sqrt=use_alibi_sqrt,
+        k_scale_cache=k_scale_cache,
+        v_scale_cache=v_scale_cache,
+        chunk_lookback=None if chunk_lookback == -1 else chunk_lookback,
     )
     if alibi_slopes is not None and sinks is not None:
         raise UnsupportedError(
@@ -544,7 +631,8 @@ def _unified(
         dict(
             query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seqused_k, block_table=block_table, k=cache.k, v=cache.v,
             layout="nhd", cache_dtype=cache.dtype, k_scale=cache.k_scale, v_scale=cache.v_scale,
-            padding=padding, **_option_arguments(softmax_scale, window, softcap, alibi_slopes, sinks),
+            padding=padding, output_scale=_one_scale(output_scale, "output_scale"), q_scale=_query_scale(q_descale, q, k.shape[2]),
+            **_option_arguments(softmax_scale, window, softcap, alibi_slopes, sinks),
         )
     )  # fmt: skip
 
@@ -555,19 +643,21 @@ unified_inputs = _reading(_unified)
 def decode_inputs(
     *, out: Any, query: Any, key_cache: Any, value_cache: Any, num_kv_heads: int, scale: float, block_tables: Any, seq_lens: Any,
     block_size: int, alibi_slopes: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, query_start_loc: Any = None,
-    fp8_out_scale: Any = None, blocksparse_vert_stride: int = 0, fp8_flavour: str | None = None, **_: Any,
+    fp8_out_scale: Any = None, blocksparse_vert_stride: int = 0, use_interleaved_v_cache: bool = False,
+    fp8_flavour: str | None = None, **_: Any,
 ) -> Inputs:  # fmt: skip
     """The whole batch of a decode-only op; it answers sequences of at least one token, and requests with exactly one row."""
-    _unsupported(fp8_out_scale=fp8_out_scale, blocksparse_vert_stride=blocksparse_vert_stride > 1)
-    cache = _decode_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, fp8_flavour)
+    _unsupported(blocksparse_vert_stride=blocksparse_vert_stride > 1)
+    cache = _decode_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, fp8_flavour, use_interleaved_v_cache)
     _check_sizes(cache, num_kv_heads, block_size)
     seq = _quire.bits(seq_lens, "seq_lens")[0]
     starts = np.arange(seq.size + 1, dtype=seq.dtype) if query_start_loc is None else query_start_loc
     lengths = _lengths(starts, seq)
     rows_behind = None if query_start_loc is None else padding
     batch = _quire.Batch(
-        query=query, output=out, query_start_loc=starts, seq_lens=seq_lens, block_table=block_tables, padding=rows_behind
-    )
+        query=query, output=out, query_start_loc=starts, seq_lens=seq_lens, block_table=block_tables, padding=rows_behind,
+        output_scale=_one_scale(fp8_out_scale, "fp8_out_scale"),
+    )  # fmt: skip
     answered = (lengths.query_lens == 1) & (seq > 0) if lengths.query_lens.shape == seq.shape else None
     return Inputs(batch, cache, _options(scale, None, None, alibi_slopes, None), lengths, answered)
 
@@ -593,8 +683,9 @@ def chunked_prefill_paged_decode(
     output_scale: Any = None,
     sinks: Any = None,
     is_block_table_ptr: bool = False,
-    causal: bool = True,
     *,
+    use_interleaved_v_cache: bool = False,
+    causal: bool = True,
     wait: bool | None = None,
     fp8_flavour: str | None = None,
 ) -> None:
@@ -603,7 +694,8 @@ def chunked_prefill_paged_decode(
     ``query``, ``output`` [num_tokens, num_q_heads, head_dim]; ``key``, ``value`` [num_tokens, num_kv_heads, head_dim], read for rows of
     query_len > 1 only, or None if the cache holds everything; ``key_cache`` [num_blocks, num_kv_heads, head_dim / x, block_size, x];
     ``value_cache`` [num_blocks, num_kv_heads, head_dim, block_size]. ``sliding_window`` counts keys, the own one included; 0, None or
-    negative = off. ``max_seq_len`` is ignored, ``max_query_len`` must not be too small.
+    negative = off. ``max_seq_len`` is ignored, ``max_query_len`` must not be too small. ``use_interleaved_v_cache``: ``value_cache`` holds
+    [num_blocks, num_kv_heads, block_size / x, head_dim, x] with x = 16 / itemsize, and is copied on every call.
     """
     _attend_call(_chunked(**locals()), wait, (max_query_len, "max_query_len"))
 
@@ -631,13 +723,16 @@ def context_attention_fwd(
     sinks: Any = None,
     is_block_table_ptr: bool = False,
     *,
+    interleaved_v_pack_factor: int = 0,
+    causal: bool = True,
     wait: bool | None = None,
     fp8_flavour: str | None = None,
 ) -> None:
     """Attention of each request's new tokens over its cached context (packed cache) and themselves (``k``, ``v``); writes ``o``.
 
-    The cache is read for positions [0, seq_len - query_len) only. ``skip_decode`` leaves the rows of requests with query_len 1
-    unwritten. Shapes as in :func:`chunked_prefill_paged_decode`; ``max_seq_len`` is ignored.
+    The cache is read for positions [0, seq_len - query_len) only; ``k`` and ``v`` None: for every position, the new tokens included.
+    ``skip_decode`` leaves the rows of requests with query_len 1 unwritten. ``interleaved_v_pack_factor`` x > 0: ``v_cache`` holds
+    [num_blocks, num_kv_heads, block_size / x, head_dim, x], and is copied on every call. Shapes as in :func:`chunked_prefill_paged_decode`; ``max_seq_len`` is ignored.
     """
     call = _context(**locals())
     if not skip_decode or np.all(call.answered):
@@ -646,9 +741,10 @@ def context_attention_fwd(
     cache, options = call.cache(), call.options()
     _quire.check(call.batch(), cache, options, "tables").raise_if_any()
     table = b_loc if _on_device(b_loc) else _quire.bits(b_loc, "b_loc")[0]
-    cached = lengths.seq_lens - lengths.query_lens
+    cached = None if k is None else lengths.seq_lens - lengths.query_lens
     batches = [
-        _batch_of_run(run, lengths, table, q, o, cached_lens=cached, key=k, value=v) for run in _runs(lengths.query_lens != 1)
+        _batch_of_run(run, lengths, table, q, o, cached_lens=cached, key=k, value=v, output_scale=_one_scale(fp8_out_scale, "fp8_out_scale"))
+        for run in _runs(lengths.query_lens != 1)
     ]
     longest = int(lengths.query_lens.max(initial=0))
     _attend(batches, cache, options, [(max_input_len, longest, "max_input_len")], wait, max_query_len=longest)
@@ -672,6 +768,7 @@ def unified_attention(
     q_descale: Any,
     k_descale: Any,
     v_descale: Any,
+    *,
     seq_threshold_3D: Any = None,
     num_par_softmax_segments: Any = None,
     softmax_segm_output: Any = None,
@@ -682,24 +779,37 @@ def unified_attention(
     qq_bias: Any = None,
     sinks: Any = None,
     mm_prefix_range: Any = None,
+    rswa_prefix_lens: Any = None,
+    rswa_window: int | None = None,
     use_alibi_sqrt: bool = False,
-    *,
+    kv_quant_mode: Any = 0,
+    k_scale_cache: Any = None,
+    v_scale_cache: Any = None,
+    chunk_lookback: int = -1,
+    use_td: bool = False,
+    mm_prefix_clamp_sliding_window: bool = False,
     wait: bool | None = None,
     fp8_flavour: str | None = None,
 ) -> None:
     """Attention over a cache that holds every token, this step's included; writes ``out``.
 
     ``k``, ``v``: caches [num_blocks, block_size, num_kv_heads, head_dim] with any strides. ``window_size`` is (W - 1, ignored), -1 = off.
-    ``softcap`` 0 = off. uint8 caches are read as e4m3 of ``fp8_flavour``. The split-softmax buffers are not used.
+    ``softcap`` 0 = off. uint8 caches are read as e4m3 of ``fp8_flavour``. ``kv_quant_mode``: NONE (0) or FP8_PER_TENSOR (1), of which the
+    cache's type decides. ``k_descale``, ``v_descale``: one value, [num_kv_heads], or [num_reqs, num_kv_heads] of equal rows; so is
+    ``q_descale``, which goes with an fp8_e4m3fn ``q`` over a cache of that type. ``output_scale`` (one value) goes with an fp8_e4m3fn
+    ``out``: stored = round to nearest even of value / scale, +-448 beyond, NaN stays NaN. The split-softmax buffers are not used.
 
     ALiBi with sinks raises: vLLM's bias is relative to the context end here, which only cancels without a sink.
     """
     _attend_call(_unified(**locals()), wait, (max_seqlen_q, "max_seqlen_q"), (max_seqlen_k, "max_seqlen_k"))
 
 
-def _decode_cache(key_cache: Any, value_cache: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, flavour: str | None) -> _quire.KVCache:
+def _decode_cache(
+    key_cache: Any, value_cache: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, flavour: str | None, interleaved: bool = False
+) -> _quire.KVCache:  # fmt: skip
     cache, layout = _packed_cache(
-        _read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=flavour)
+        _read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=flavour),
+        16 // value_cache.itemsize if interleaved else 0,
     )
     return cache.view(layout)
 
@@ -730,9 +840,11 @@ def _decode(
     *,
     wait: bool | None = None,
     fp8_flavour: str | None = None,
+    interleaved: bool = False,
+    output_scale: Any = None,
 ) -> None:
     """The decode-only ops: one query row per sequence, or, with query_start_loc, only the requests that have exactly one."""
-    cache = _decode_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, fp8_flavour)
+    cache = _decode_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, fp8_flavour, interleaved)
     _check_sizes(cache, num_kv_heads, block_size)
     options = _options(scale, None, None, alibi_slopes, None)
     table = block_tables if _on_device(block_tables) else _quire.bits(block_tables, "block_tables")[0]
@@ -745,13 +857,14 @@ def _decode(
     else:
         lengths = _lengths(query_start_loc, seq)
         whole = _quire.Batch(
-            query=query, output=out, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=table, padding=padding
-        )
+            query=query, output=out, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=table, padding=padding,
+            output_scale=output_scale,
+        )  # fmt: skip
         _quire.check(whole, cache, options, "tables").raise_if_any()
         keep = lengths.query_lens == 1
     if np.any(seq < 0):
         raise ArgumentError(f"seq_lens[{int(np.argmin(seq))}]: {int(seq.min())} is negative")
-    batches = [_batch_of_run(run, lengths, table, query, out) for run in _runs(keep)]
+    batches = [_batch_of_run(run, lengths, table, query, out, output_scale=output_scale) for run in _runs(keep)]
     longest = int(seq[keep].max(initial=0))
     _attend(batches, cache, options, [(max_seq_len, longest, "max_seq_len")], wait, max_query_len=1, max_seq_len=longest)
     if query_start_loc is None:
@@ -852,15 +965,19 @@ def paged_attention_rocm(
     v_scale: Any,
     fp8_out_scale: Any = None,
     mfma_type: str = "f16",
+    use_interleaved_v_cache: bool = False,
     *,
     wait: bool | None = None,
     fp8_flavour: str | None = None,
 ) -> None:
-    """Decode attention of the requests whose query_len is 1 (all sequences if ``query_start_loc`` is None); other rows stay as they are."""
-    _unsupported(fp8_out_scale=fp8_out_scale)
+    """Decode attention of the requests whose query_len is 1 (all sequences if ``query_start_loc`` is None); other rows stay as they are.
+
+    ``use_interleaved_v_cache`` as in :func:`chunked_prefill_paged_decode`.
+    """
     _decode(
         out, query, key_cache, value_cache, num_kv_heads, scale, block_tables, seq_lens, block_size, max_seq_len, alibi_slopes,
-        kv_cache_dtype, k_scale, v_scale, query_start_loc, wait=wait, fp8_flavour=fp8_flavour,
+        kv_cache_dtype, k_scale, v_scale, query_start_loc, wait=wait, fp8_flavour=fp8_flavour, interleaved=use_interleaved_v_cache,
+        output_scale=_one_scale(fp8_out_scale, "fp8_out_scale"),
     )  # fmt: skip
 
 
@@ -881,13 +998,14 @@ def _append_other_x(cache: _Cache, key: Any, value: Any, slots: np.ndarray) -> N
 
 def reshape_and_cache(
     key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any,
-    *, fp8_flavour: str | None = None,
+    interleaved_v: bool = False, *, fp8_flavour: str | None = None,
 ) -> None:  # fmt: skip
     """Writes ``key``, ``value`` [num_tokens, num_kv_heads, head_dim] into a packed cache: row t to slot_mapping[t]; negative = skip.
 
     fp8: stored = row / scale, rounded to nearest even, saturating. slot_mapping may be shorter than key (graph padding). All heads are
     written, whatever their number; strides of every tensor are honoured.
     """
+    _unsupported(interleaved_v=interleaved_v)
     cache = _as_bits(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour))
     if _has_other_x(cache):
         if _on_device(key_cache):
@@ -905,6 +1023,17 @@ def reshape_and_cache_flash(
     """:func:`reshape_and_cache` for caches [num_blocks, block_size, num_kv_heads, head_dim]; NHD or HND by stride. Per-head scales work."""
     cache = _as_bits(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=2, fp8_flavour=fp8_flavour))
     _quire.append(cache.view("nhd"), key, value, slot_mapping)
+
+
+def triton_reshape_and_cache_flash(
+    key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any,
+    interleaved_v_pack_factor: int = 0, *, fp8_flavour: str | None = None,
+) -> None:  # fmt: skip
+    """:func:`reshape_and_cache_flash` by the name of vLLM's Triton op."""
+    _unsupported(interleaved_v_pack_factor=None if interleaved_v_pack_factor == 0 else interleaved_v_pack_factor)
+    reshape_and_cache_flash(
+        key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale, fp8_flavour=fp8_flavour
+    )
 
 
 def _log_sums(lse: Any, name: str) -> np.ndarray:
@@ -933,17 +1062,24 @@ def merge_attn_states(
 
     ``*_lse`` [num_heads, num_tokens] f32, natural logarithm; -inf or +inf marks an empty side. Rows that are empty on both sides become 0
     with lse -inf (vLLM copies prefix_output). Tokens from ``prefill_tokens_with_context`` on take the suffix as it is.
+
+    ``output_scale`` (one value) goes with an fp8_e4m3fn ``output``: stored = round to nearest even of value / scale, +-448 beyond.
     """
-    _unsupported(output_scale=output_scale)
+    scale = _one_scale(output_scale, "output_scale")
     a, b = _log_sums(prefix_lse, "prefix_lse"), _log_sums(suffix_lse, "suffix_lse")
     n = output.shape[0] if prefill_tokens_with_context is None else int(prefill_tokens_with_context)
     if not 0 <= n <= output.shape[0]:
         raise ArgumentError(f"prefill_tokens_with_context: {n} outside [0, {output.shape[0]}]")
     lse = empty_f32_like(output, (output.shape[0], output.shape[1])) if output_lse is None else output_lse.T
     if n == output.shape[0]:
-        _quire.merge(prefix_output, a, suffix_output, b, output, lse)
+        _quire.merge(prefix_output, a, suffix_output, b, output, lse, output_scale=scale)
         return
-    _quire.merge(prefix_output[:n], a[:n], suffix_output[:n], b[:n], output[:n], lse[:n])
-    output[n:] = suffix_output[n:]
+    _quire.merge(prefix_output[:n], a[:n], suffix_output[:n], b[:n], output[:n], lse[:n], output_scale=scale)
+    if scale is None:
+        output[n:] = suffix_output[n:]
+    else:  # the suffix beside an empty set, so that it is rounded by the same rule
+        rest, none = suffix_output[n:], empty_f32_like(output, (output.shape[0] - n, output.shape[1]))
+        none[:] = -np.inf
+        _quire.merge(rest, none, rest, b[n:], output[n:], empty_f32_like(output, none.shape), output_scale=scale)
     if output_lse is not None:
         output_lse[:, n:] = suffix_lse[:, n:]

@@ -40,7 +40,9 @@ SmallArrays small_arrays(const PyBatch& batch, const PyCache& cache, const PyOpt
                    .block_table = a.block_table,
                    .cached_lens = a.cached_lens,
                    .k_scale = cache.k_scale(),
-                   .v_scale = cache.v_scale()};
+                   .v_scale = cache.v_scale(),
+                   .q_scale = a.q_scale,
+                   .output_scale = a.output_scale};
   if (options != nullptr) kept.alibi_slopes = options->alibi_slopes(), kept.sinks = options->sinks();
   return kept;
 }
@@ -168,13 +170,17 @@ nb::object or_allocate(nb::handle given, const char* function, nb::handle like, 
 }
 
 nb::tuple merge(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle lse_b, nb::handle out, nb::handle lse,
-                nb::handle stream) {
+                nb::handle stream, nb::handle output_scale) {
   const ArrayRef oa = import_array(out_a, "out_a");
   const ArrayRef la = import_array(lse_a, "lse_a");
   const ArrayRef ob = import_array(out_b, "out_b");
   const ArrayRef lb = import_array(lse_b, "lse_b");
   if (!oa || oa.view.rank != 3) throw_error(Code::invalid_argument, "out_a: " + quire::to_string(oa.view) + ", expected rank 3");
   const nb::object rows = nb::make_tuple(oa.view.shape[0], oa.view.shape[1]);
+  if (out.is_none() && !output_scale.is_none())
+    throw_error(Code::invalid_argument, "out: None, expected an fp8_e4m3fn array beside output_scale");
+  float number = 0;
+  const ArrayRef scale = import_scale(output_scale, "output_scale", oa, number);
   const nb::object result = or_allocate(out, "empty_like", out_a, {});
   const nb::object result_lse = or_allocate(lse, "empty_f32_like", out_a, rows);
   const ArrayRef o = import_array(result, "out", Access::write);
@@ -185,7 +191,8 @@ nb::tuple merge(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle
   {
     const std::shared_ptr<quire::Executor> executor = current_executor();
     const nb::gil_scoped_release unlocked;
-    status = quire::merge(oa.view, la.view, ob.view, lb.view, o.view, l.view, {.executor = executor.get(), .stream = where});
+    status = quire::merge(oa.view, la.view, ob.view, lb.view, o.view, l.view,
+                          {.executor = executor.get(), .stream = where, .output_scale = scale.view});
   }
   require_ok(status);
   return nb::make_tuple(result, result_lse);
@@ -270,10 +277,11 @@ void bind_attention(nb::module_& m) {
         kAppendDoc);
   m.def(
       "merge", &merge, nb::arg("out_a"), nb::arg("lse_a"), nb::arg("out_b"), nb::arg("lse_b"), nb::arg("out") = nb::none(),
-      nb::arg("lse") = nb::none(), nb::arg("stream") = nb::none(),
+      nb::arg("lse") = nb::none(), nb::arg("stream") = nb::none(), nb::arg("output_scale") = nb::none(),
       nb::sig(
           "def merge(out_a: typing.Any, lse_a: typing.Any, out_b: typing.Any, lse_b: typing.Any, out: typing.Any | None = None, "
-          "lse: typing.Any | None = None, stream: typing.Any | None = None) -> tuple[typing.Any, typing.Any]"),
+          "lse: typing.Any | None = None, stream: typing.Any | None = None, output_scale: typing.Any | None = None) -> "
+          "tuple[typing.Any, typing.Any]"),
       kMergeDoc);
   m.def(
       "set_num_threads",

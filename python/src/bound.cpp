@@ -41,13 +41,16 @@ struct Layer {
             .slot_mapping = batch.slot_mapping.view,
             .lse = batch.lse.view,
             .request_ids = batch.request_ids.view,
-            .padding = padding};
+            .padding = padding,
+            .q_scale = batch.q_scale.view,
+            .output_scale = batch.output_scale.view};
   }
   quire::KVCache cache_views(quire::CacheLayout layout) const {
     return {.k = k.view, .v = v.view, .layout = layout, .k_scale = k_scale.view, .v_scale = v_scale.view};
   }
   SmallArrays small() const {
-    return {batch.query_start_loc, batch.seq_lens, batch.block_table, batch.cached_lens, k_scale, v_scale, alibi_slopes, sinks};
+    return {batch.query_start_loc, batch.seq_lens, batch.block_table, batch.cached_lens, k_scale, v_scale,
+            alibi_slopes,          sinks,          batch.q_scale,     batch.output_scale};
   }
   void check_one_gpu() const {
     const BatchArrays& b = batch;
@@ -56,6 +59,7 @@ struct Layer {
     one(b.query_start_loc, "query_start_loc"), one(b.seq_lens, "seq_lens"), one(b.block_table, "block_table");
     one(b.cached_lens, "cached_lens"), one(k, "k"), one(v, "v"), one(k_scale, "k_scale"), one(v_scale, "v_scale");
     one(alibi_slopes, "alibi_slopes"), one(sinks, "sinks");
+    one(b.q_scale, "q_scale"), one(b.output_scale, "output_scale");
   }
 };
 
@@ -120,6 +124,7 @@ class PyBoundCall {
   PyBoundCall(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan& plan, nb::handle workspace)
       : layout_(cache.views().layout),
         row_dtype_(quire::name(batch.views().query.dtype)),
+        output_dtype_(batch.output_given() ? quire::name(batch.views().output.dtype) : row_dtype_),
         cache_dtype_(quire::name(cache.views().k.dtype)) {
     const BatchForCall call = batch.to_read();
     layer_.batch = batch.arrays();
@@ -141,7 +146,7 @@ class PyBoundCall {
 
   nb::object call(nb::handle query, nb::handle k, nb::handle v, nb::handle output, nb::handle lse, nb::handle key,
                   nb::handle value, nb::handle k_scale, nb::handle v_scale, nb::handle alibi_slopes, nb::handle sinks,
-                  nb::handle stream, nb::handle wait) const {
+                  nb::handle q_scale, nb::handle output_scale, nb::handle stream, nb::handle wait) const {
     Layer now = layer_;
     const auto replace = [](ArrayRef& array, nb::handle by, const char* name, Role role, const std::string& dtype,
                             Access access = Access::read) {
@@ -153,7 +158,7 @@ class PyBoundCall {
     replace(now.batch.query, query, "query", Role::rows, row_dtype_);
     replace(now.k, k, "k", Role::cache, cache_dtype_);
     replace(now.v, v, "v", Role::cache, cache_dtype_);
-    replace(now.batch.output, output, "output", Role::rows, row_dtype_, Access::write);
+    replace(now.batch.output, output, "output", Role::rows, output_dtype_, Access::write);
     replace(now.batch.lse, lse, "lse", Role::f32, {}, Access::write);
     replace(now.batch.key, key, "key", Role::rows, row_dtype_);
     replace(now.batch.value, value, "value", Role::rows, row_dtype_);
@@ -161,6 +166,8 @@ class PyBoundCall {
     replace(now.v_scale, v_scale, "v_scale", Role::f32, {});
     replace(now.alibi_slopes, alibi_slopes, "alibi_slopes", Role::f32, {});
     replace(now.sinks, sinks, "sinks", Role::f32, {});
+    replace(now.batch.q_scale, q_scale, "q_scale", Role::f32, {});
+    replace(now.batch.output_scale, output_scale, "output_scale", Role::f32, {});
     check_still_there(place_, "workspace");
     for (const auto& [array, name] : {std::pair{&now.batch.query_start_loc, "query_start_loc"},
                                       {&now.batch.seq_lens, "seq_lens"},
@@ -189,7 +196,7 @@ class PyBoundCall {
   std::shared_ptr<const BoundAttend> bound_;
   nb::object workspace_;
   ArrayRef place_;
-  std::string row_dtype_, cache_dtype_;
+  std::string row_dtype_, output_dtype_, cache_dtype_;
 };
 
 /// Calls that were made before, the last one first. A plan for a GPU depends on shapes and bounds alone, so a call that differs
@@ -248,17 +255,6 @@ CallCache& call_cache() {
   return *cache;
 }
 
-/// A scale as an array: numbers become one where the cache is.
-ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& cache, float& storage) {
-  if (!is_number(scale)) return import_array(scale, name, Access::read, {}, Role::f32);
-  if (cache.ordinal >= 0) return import_array(arrays_function("full_f32_like")(cache.object, scale), name);
-  storage = static_cast<float>(nb::cast<double>(nb::float_(scale)));
-  ArrayRef array;
-  array.object = nb::borrow(scale);
-  array.view = quire::Tensor::from_shape(&storage, quire::DType::f32, {}, 0);
-  return array;
-}
-
 std::int64_t bound_or_zero(const std::optional<std::int64_t>& bound, const char* name) {
   if (bound && *bound < 0)
     throw_error(Code::invalid_argument, std::string(name) + ": " + std::to_string(*bound) + ", expected at least 0");
@@ -272,11 +268,12 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
                          nb::handle v_scale, std::optional<float> softmax_scale, std::optional<std::int64_t> sliding_window,
                          std::optional<float> logits_soft_cap, nb::handle alibi_slopes, nb::handle sinks,
                          const std::optional<std::string>& padding, std::optional<std::int64_t> max_query_len,
-                         std::optional<std::int64_t> max_seq_len, nb::handle stream, nb::handle wait, bool remember) {
+                         std::optional<std::int64_t> max_seq_len, nb::handle stream, nb::handle wait, bool remember,
+                         nb::handle q_scale, nb::handle output_scale) {
   const std::optional<quire::CacheLayout> known = quire::layout_from_name(layout);
   if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
   if (query.is_none()) throw_error(Code::invalid_argument, "query: is None");
-  float scales[2];
+  float scales[4];
   Layer now;
   now.batch.query = import_array(query, "query", Access::read, {}, Role::rows);
   now.batch.output =
@@ -293,6 +290,8 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
   now.v = import_array(v, "v", Access::read, cache_dtype, Role::cache);
   now.k_scale = import_scale(k_scale, "k_scale", now.k, scales[0]);
   now.v_scale = import_scale(v_scale, "v_scale", now.k, scales[1]);
+  now.batch.q_scale = import_scale(q_scale, "q_scale", now.batch.query, scales[2]);
+  now.batch.output_scale = import_scale(output_scale, "output_scale", now.batch.query, scales[3]);
   now.alibi_slopes = import_array(alibi_slopes, "alibi_slopes", Access::read, {}, Role::f32);
   now.sinks = import_array(sinks, "sinks", Access::read, {}, Role::f32);
   const quire::Options o{.softmax_scale = softmax_scale,
@@ -343,11 +342,13 @@ void bind_bound(nb::module_& m) {
           "__call__", &PyBoundCall::call, nb::arg("query") = nb::none(), nb::arg("k") = nb::none(), nb::arg("v") = nb::none(),
           nb::arg("output") = nb::none(), nb::arg("lse") = nb::none(), nb::arg("key") = nb::none(), nb::arg("value") = nb::none(),
           nb::arg("k_scale") = nb::none(), nb::arg("v_scale") = nb::none(), nb::arg("alibi_slopes") = nb::none(),
-          nb::arg("sinks") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("wait") = nb::none(),
+          nb::arg("sinks") = nb::none(), nb::kw_only(), nb::arg("q_scale") = nb::none(), nb::arg("output_scale") = nb::none(),
+          nb::arg("stream") = nb::none(), nb::arg("wait") = nb::none(),
           nb::sig("def __call__(self, query: typing.Any | None = None, k: typing.Any | None = None, v: typing.Any | None = None, "
                   "output: typing.Any | None = None, lse: typing.Any | None = None, key: typing.Any | None = None, "
                   "value: typing.Any | None = None, k_scale: typing.Any | None = None, v_scale: typing.Any | None = None, "
                   "alibi_slopes: typing.Any | None = None, sinks: typing.Any | None = None, *, "
+                  "q_scale: typing.Any | None = None, output_scale: typing.Any | None = None, "
                   "stream: typing.Any | None = None, wait: bool | None = None) -> typing.Any"),
           kCallDoc)
       .def_prop_ro("plan", &PyBoundCall::plan, nb::rv_policy::reference_internal, "The plan that every run uses.")
@@ -376,7 +377,8 @@ void bind_bound(nb::module_& m) {
         nb::arg("lse") = none, nb::arg("k_scale") = none, nb::arg("v_scale") = none, nb::arg("softmax_scale") = none,
         nb::arg("sliding_window") = none, nb::arg("logits_soft_cap") = none, nb::arg("alibi_slopes") = none,
         nb::arg("sinks") = none, nb::arg("padding") = none, nb::arg("max_query_len") = none, nb::arg("max_seq_len") = none,
-        nb::arg("stream") = none, nb::arg("wait") = none, nb::arg("remember") = true,
+        nb::arg("stream") = none, nb::arg("wait") = none, nb::arg("remember") = true, nb::arg("q_scale") = none,
+        nb::arg("output_scale") = none,
         nb::sig("def attend_arrays(query: typing.Any, output: typing.Any, k: typing.Any, v: typing.Any, "
                 "query_start_loc: typing.Any, seq_lens: typing.Any, block_table: typing.Any, layout: str = 'nhd', "
                 "cache_dtype: str = '', cached_lens: typing.Any = None, key: typing.Any = None, value: typing.Any = None, "
@@ -384,8 +386,8 @@ void bind_bound(nb::module_& m) {
                 "softmax_scale: float | None = None, sliding_window: int | None = None, logits_soft_cap: float | None = None, "
                 "alibi_slopes: typing.Any = None, sinks: typing.Any = None, padding: str | None = None, max_query_len: int | "
                 "None = None, "
-                "max_seq_len: int | None = None, stream: typing.Any = None, wait: bool | None = None, remember: bool = True) -> "
-                "typing.Any"),
+                "max_seq_len: int | None = None, stream: typing.Any = None, wait: bool | None = None, remember: bool = True, "
+                "q_scale: typing.Any = None, output_scale: typing.Any = None) -> typing.Any"),
         "attend() of arrays, without objects for them: for quire.vllm and quire.torch. remember=False keeps no reference to "
         "them, and a "
         "call that broke is raised without the rule.");

@@ -32,6 +32,8 @@ void for_each_array(const BatchArrays& a, Visit&& visit) {
   visit(a.slot_mapping, "slot_mapping");
   visit(a.lse, "lse");
   visit(a.request_ids, "request_ids");
+  visit(a.q_scale, "q_scale");
+  visit(a.output_scale, "output_scale");
 }
 
 std::string describe(const PyBatch& batch) {
@@ -91,12 +93,14 @@ Lengths, by equation::
     query head h reads KV head h // (num_q_heads // num_kv_heads)
 
 Arguments:
-    query: [num_tokens, num_q_heads, head_dim] f32, f16 or bf16; rows of all requests back to back.
+    query: [num_tokens, num_q_heads, head_dim] f32, f16, bf16 or fp8_e4m3fn; rows of all requests back to back. fp8_e4m3fn needs a
+        cache of that type that holds every token, and an output of the caller's.
     query_start_loc: [num_reqs + 1] int32 or int64; request r owns rows [qsl[r], qsl[r+1]). Index tensors may be lists, which are
         copied.
     seq_lens: [num_reqs]; tokens of r up to and including its last query row.
     block_table: [num_reqs, max_pages_per_req] page ids; entries past ceil(cached_len / page_size) are never read.
-    output: like query, written and returned by attend(). None: every call returns a new array, of the library and on the device
+    output: like query, or fp8_e4m3fn with output_scale, written and returned by attend(); under an fp8_e4m3fn query also f32, f16
+        or bf16. None: every call returns a new array, of the library and on the device
         of the query, and batch.output stays None; no two results share memory.
     cached_lens: [num_reqs]; leading tokens of r that the cache holds, context_len <= cached_len <= seq_len; None = seq_lens.
     key, value: [num_tokens, num_kv_heads, head_dim]; this step's new rows, read for positions [cached_len, seq_len).
@@ -106,6 +110,9 @@ Arguments:
     padding: "left" or "zero" if query may have more rows than query_start_loc's last value, as batches padded for a graph have. Such
         padding rows are never read. "left": their output and lse stay as they are (a new output holds what its memory held). "zero":
         output 0 and lse -inf. None: rows behind the last start break rule Q-T04.
+    q_scale: a number, or f32 [1] or [num_kv_heads], of an fp8_e4m3fn query; real value = stored value * scale; None = 1.
+    output_scale: a number or f32 [1], of an fp8_e4m3fn output; stored = round to nearest even of real value / scale, +-448 beyond,
+        NaN stays NaN.
     dtype: element type ("bf16", "f16", or NumPy's or torch's own) if query, output, key and value are raw uint16.
 
 Raises:
@@ -149,16 +156,18 @@ void bind_batch(nb::module_& m) {
       .def(
           "__init__",
           [](PyBatch* self, const nb::args& args, const nb::kwargs& kwargs) {
-            new (self) PyBatch(Arguments("Batch",
-                                         {"query", "query_start_loc", "seq_lens", "block_table", "output", "cached_lens", "key",
-                                          "value", "slot_mapping", "lse", "request_ids", "dtype", "padding"},
-                                         0, args, kwargs));
+            new (self)
+                PyBatch(Arguments("Batch",
+                                  {"query", "query_start_loc", "seq_lens", "block_table", "output", "cached_lens", "key", "value",
+                                   "slot_mapping", "lse", "request_ids", "dtype", "padding", "q_scale", "output_scale"},
+                                  0, args, kwargs));
           },
           nb::sig("def __init__(self, *, query: typing.Any, query_start_loc: typing.Any, seq_lens: typing.Any, "
                   "block_table: typing.Any, output: typing.Any | None = None, cached_lens: typing.Any | None = None, "
                   "key: typing.Any | None = None, value: typing.Any | None = None, slot_mapping: typing.Any | None = None, "
                   "lse: typing.Any | None = None, request_ids: typing.Any | None = None, dtype: typing.Any | None = None, "
-                  "padding: str | None = None) -> None"))
+                  "padding: str | None = None, q_scale: typing.Any | None = None, "
+                  "output_scale: typing.Any | None = None) -> None"))
       .def_prop_ro("query", get(&BatchArrays::query), nb::sig("def query(self) -> typing.Any"))
       .def_prop_ro("output", get(&BatchArrays::output), nb::sig("def output(self) -> typing.Any"))
       .def_prop_ro("query_start_loc", get(&BatchArrays::query_start_loc), nb::sig("def query_start_loc(self) -> typing.Any"))
@@ -170,9 +179,11 @@ void bind_batch(nb::module_& m) {
       .def_prop_ro("slot_mapping", get(&BatchArrays::slot_mapping), nb::sig("def slot_mapping(self) -> typing.Any"))
       .def_prop_ro("lse", get(&BatchArrays::lse), nb::sig("def lse(self) -> typing.Any"))
       .def_prop_ro("request_ids", get(&BatchArrays::request_ids), nb::sig("def request_ids(self) -> typing.Any"))
+      .def_prop_ro("q_scale", get(&BatchArrays::q_scale), nb::sig("def q_scale(self) -> typing.Any"))
+      .def_prop_ro("output_scale", get(&BatchArrays::output_scale), nb::sig("def output_scale(self) -> typing.Any"))
       .def_prop_ro(
           "dtype", [](const PyBatch& batch) { return std::string(quire::name(batch.views().query.dtype)); },
-          "Element type of query, output, key and value: \"f32\", \"f16\" or \"bf16\".")
+          "Element type of query, key and value: \"f32\", \"f16\", \"bf16\" or \"fp8_e4m3fn\".")
       .def_prop_ro(
           "padding", [](const PyBatch& batch) { return padding_object(batch.views().padding); },
           nb::sig("def padding(self) -> str | None"),
@@ -203,6 +214,8 @@ PyBatch::PyBatch(const Arguments& given) {
   arrays_.slot_mapping = index("slot_mapping");
   arrays_.lse = import_array(given.get("lse"), "lse", Access::write, {}, Role::f32);
   arrays_.request_ids = index("request_ids");
+  arrays_.q_scale = import_scale(given.get("q_scale"), "q_scale", arrays_.query, scalars_[0]);
+  arrays_.output_scale = import_scale(given.get("output_scale"), "output_scale", arrays_.query, scalars_[1]);
   const BatchArrays& a = arrays_;
   for_each_array(a, [&](const ArrayRef& array, const char* name) { check_same_gpu(a.query, "query", array, name); });
   views_ = {.query = a.query.view,
@@ -216,7 +229,9 @@ PyBatch::PyBatch(const Arguments& given) {
             .slot_mapping = a.slot_mapping.view,
             .lse = a.lse.view,
             .request_ids = a.request_ids.view,
-            .padding = read_padding(given)};
+            .padding = read_padding(given),
+            .q_scale = a.q_scale.view,
+            .output_scale = a.output_scale.view};
 }
 
 PyBatch::PyBatch(const quire::Batch& b, nb::handle owner) : views_(b) {
@@ -230,7 +245,9 @@ PyBatch::PyBatch(const quire::Batch& b, nb::handle owner) : views_(b) {
              .value = owned_view(b.value, owner),
              .slot_mapping = owned_view(b.slot_mapping, owner),
              .lse = owned_view(b.lse, owner),
-             .request_ids = owned_view(b.request_ids, owner)};
+             .request_ids = owned_view(b.request_ids, owner),
+             .q_scale = owned_view(b.q_scale, owner),
+             .output_scale = owned_view(b.output_scale, owner)};
 }
 
 const quire::Batch& PyBatch::checked() const {
@@ -240,8 +257,12 @@ const quire::Batch& PyBatch::checked() const {
 
 BatchForCall PyBatch::with_new_output(nb::handle stream) const {
   BatchForCall made{.views = checked(), .output = {}};
-  const nb::object array = arrays_function("empty_like")(array_object(arrays_.query), stream);
-  made.output = import_array(array, "output", Access::write, std::string(quire::name(views_.query.dtype)));
+  const ArrayRef& like = arrays_.output ? arrays_.output : arrays_.query;  // a case has an output, which is not written here
+  if (!arrays_.output && (is_fp8(views_.query.dtype) || views_.output_scale.present()))
+    throw_error(Code::invalid_argument,
+                "output: None, expected an array: with an fp8 query or output_scale its type is the caller's to say");
+  const nb::object array = arrays_function("empty_like")(array_object(like), stream);
+  made.output = import_array(array, "output", Access::write, std::string(quire::name(like.view.dtype)));
   made.views.output = made.output.view;
   return made;
 }
@@ -260,15 +281,15 @@ void PyBatch::settle() const {
   if (deferred_ != 0) quire_python::settle(std::exchange(deferred_, 0));
 }
 
-ArrayRef PyCache::import_scale(nb::handle scale, const char* name, float& storage) {
+ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside, float& storage) {
   if (scale.is_none()) return {};
   if (!is_number(scale)) {
     if (is_scalar(scale))
       throw_error(Code::invalid_argument, std::string(name) + ": " + shown(scale) + ", expected a real number");
     return import_array(scale, name, Access::read, {}, Role::f32);
   }
-  if (k_.ordinal >= 0)  // scales live where the cache does
-    return import_array(arrays_function("full_f32_like")(k_.object, scale), name);
+  if (beside.ordinal >= 0)  // scales live where the cache does
+    return import_array(arrays_function("full_f32_like")(beside.object, scale), name);
   const nb::object number = nb::steal(PyNumber_Float(scale.ptr()));
   if (!number.is_valid()) throw nb::python_error();
   storage = static_cast<float>(nb::cast<double>(number));
@@ -286,8 +307,8 @@ PyCache::PyCache(const Arguments& given) {
   const std::string dtype = given.dtype("dtype").value_or("");
   k_ = import_array(given.required("k"), "k", Access::read, dtype, Role::cache);
   v_ = import_array(given.required("v"), "v", Access::read, dtype, Role::cache);
-  k_scale_ = import_scale(given.get("k_scale"), "k_scale", scalars_[0]);
-  v_scale_ = import_scale(given.get("v_scale"), "v_scale", scalars_[1]);
+  k_scale_ = import_scale(given.get("k_scale"), "k_scale", k_, scalars_[0]);
+  v_scale_ = import_scale(given.get("v_scale"), "v_scale", k_, scalars_[1]);
   check_same_gpu(k_, "k", v_, "v");
   check_same_gpu(k_, "k", k_scale_, "k_scale");
   check_same_gpu(k_, "k", v_scale_, "v_scale");

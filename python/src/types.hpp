@@ -20,6 +20,7 @@ quire::Padding padding_named(const std::string& text);
 
 struct BatchArrays {
   ArrayRef query, output, query_start_loc, seq_lens, block_table, cached_lens, key, value, slot_mapping, lse, request_ids;
+  ArrayRef q_scale, output_scale;
 };
 
 /// A batch for one call: views with an output, and what keeps that output alive.
@@ -54,7 +55,8 @@ class PyBatch {
  private:
   mutable std::uint64_t deferred_ = 0;
   BatchArrays arrays_;
-  bool output_given_ = false;  ///< false for a case, too: its output is for kernels that write in place
+  std::array<float, 2> scalars_{};  ///< scales given as Python numbers
+  bool output_given_ = false;       ///< false for a case, too: its output is for kernels that write in place
   quire::Batch views_;
 };
 
@@ -74,8 +76,6 @@ class PyCache {
   const ArrayRef& v_scale() const { return v_scale_; }
 
  private:
-  ArrayRef import_scale(nb::handle scale, const char* name, float& storage);
-
   ArrayRef k_, v_, k_scale_, v_scale_;
   std::array<float, 2> scalars_{};  ///< scales given as Python numbers
   quire::KVCache views_;
@@ -97,6 +97,9 @@ class PyOptions {
   ArrayRef alibi_slopes_, sinks_;
   quire::Options views_;
 };
+
+/// A scale as an array: numbers, which lie in `storage`, become one where `beside` is.
+ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside, float& storage);
 
 /// Null options mean defaults.
 const quire::Options& options_or_default(const PyOptions* options);

@@ -6,7 +6,6 @@ and the ALiBi variant) follows vLLM's test_prefix_prefill.py; lengths and head c
 """
 
 import functools
-import inspect
 import warnings
 
 import ml_dtypes
@@ -189,40 +188,6 @@ def test_each_planted_fault_is_seen(fault, monkeypatch):
     ops.chunked_prefill_paged_decode(**args)
     with pytest.raises(AssertionError, match="elements wrong"):
         job.judge(out, window=16)
-
-
-# --- signatures -----------------------------------------------------------------------------------------------------------------------
-
-SIGNATURES = {
-    "chunked_prefill_paged_decode": "query key value output kv_cache_dtype key_cache value_cache block_table query_start_loc seq_lens "
-    "max_seq_len max_query_len k_scale v_scale alibi_slopes= sliding_window= sm_scale= output_scale= sinks= is_block_table_ptr= causal=",
-    "context_attention_fwd": "q k v o kv_cache_dtype k_cache v_cache b_loc b_start_loc b_seq_len max_seq_len max_input_len k_scale v_scale "
-    "alibi_slopes= sliding_window= sm_scale= skip_decode= fp8_out_scale= sinks= is_block_table_ptr=",
-    "reshape_and_cache": "key value key_cache value_cache slot_mapping kv_cache_dtype k_scale v_scale",
-    "reshape_and_cache_flash": "key value key_cache value_cache slot_mapping kv_cache_dtype k_scale v_scale",
-    "merge_attn_states": "output prefix_output prefix_lse suffix_output suffix_lse output_lse= prefill_tokens_with_context= output_scale=",
-    "paged_attention_v1": "out query key_cache value_cache num_kv_heads scale block_tables seq_lens block_size max_seq_len alibi_slopes "
-    "kv_cache_dtype k_scale v_scale tp_rank= blocksparse_local_blocks= blocksparse_vert_stride= blocksparse_block_size= "
-    "blocksparse_head_sliding_step=",
-    "paged_attention_v2": "out exp_sum max_logits tmp_out query key_cache value_cache num_kv_heads scale block_tables seq_lens block_size "
-    "max_seq_len alibi_slopes kv_cache_dtype k_scale v_scale tp_rank= blocksparse_local_blocks= blocksparse_vert_stride= "
-    "blocksparse_block_size= blocksparse_head_sliding_step=",
-    "paged_attention_rocm": "out exp_sum max_logits tmp_out query key_cache value_cache num_kv_heads scale block_tables seq_lens "
-    "query_start_loc block_size max_seq_len alibi_slopes kv_cache_dtype k_scale v_scale fp8_out_scale= mfma_type=",
-    "unified_attention": "q k v out cu_seqlens_q max_seqlen_q seqused_k max_seqlen_k softmax_scale causal window_size block_table softcap "
-    "q_descale k_descale v_descale seq_threshold_3D= num_par_softmax_segments= softmax_segm_output= softmax_segm_max= "
-    "softmax_segm_expsum= alibi_slopes= output_scale= qq_bias= sinks= mm_prefix_range= use_alibi_sqrt=",
-}
-
-
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_names_and_order_are_vllms(name):
-    parameters = inspect.signature(getattr(ops, name)).parameters.values()
-    theirs = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
-    assert " ".join(p.name + ("" if p.default is p.empty else "=") for p in theirs) == SIGNATURES[name]
-    ours = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    assert ours in ({"wait": None, "fp8_flavour": None}, {"fp8_flavour": None}, {})
-    assert name in ops.__all__
 
 
 # --- details of the chunked and the prefill op ------------------------------------------------------------------------------------------

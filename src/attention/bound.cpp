@@ -17,7 +17,7 @@ struct Pair {
   const Tensor* given;
 };
 
-using Pairs = std::array<Pair, 17>;
+using Pairs = std::array<Pair, 19>;
 
 Pairs pairs_of(const Batch& a, const KVCache& c, const Options& o, const Batch& b, const KVCache& d, const Options& p) {
   return {{{"output", &a.output, &b.output},
@@ -36,7 +36,9 @@ Pairs pairs_of(const Batch& a, const KVCache& c, const Options& o, const Batch& 
            {"alibi_slopes", &o.alibi_slopes, &p.alibi_slopes},
            {"sinks", &o.sinks, &p.sinks},
            {"slot_mapping", &a.slot_mapping, &b.slot_mapping},
-           {"request_ids", &a.request_ids, &b.request_ids}}};
+           {"request_ids", &a.request_ids, &b.request_ids},
+           {"q_scale", &a.q_scale, &b.q_scale},
+           {"output_scale", &a.output_scale, &b.output_scale}}};
 }
 constexpr std::size_t kWritten = 2;  // output and lse, the first of the pairs
 

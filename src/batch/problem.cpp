@@ -73,6 +73,8 @@ Problem problem_of(const Batch& batch, const KVCache& cache, const Options& opti
   p.k_scale = scale_kind(cache.k_scale, p.num_kv_heads);
   p.v_scale = scale_kind(cache.v_scale, p.num_kv_heads);
   p.padding = batch.padding;
+  if (batch.output.dtype != batch.query.dtype) p.output_dtype = batch.output.dtype;
+  p.q_scale = scale_kind(batch.q_scale, p.num_kv_heads);
 
   if (batch.query_start_loc.memory != Memory::cpu) return p;
   const semantics::IndexView starts = semantics::index_view(batch.query_start_loc);

@@ -31,13 +31,15 @@ Result<Lane> Lane::make(const Case& c, const BenchVariant& variant) {
   lane.variant_ = variant;
   lane.plan_ = std::move(planned).value();
   const auto workspace = static_cast<std::int64_t>(workspace_bytes(lane.plan_));
-  // The output has the query's shape: a capture's own may be absent or strided.
-  for (const std::int64_t bytes : {workspace, num_bytes(c.batch.query), num_bytes(c.batch.lse)}) {
+  // The output has the query's shape: a capture's own may be strided.
+  Tensor output = c.batch.query;
+  output.dtype = c.batch.output.dtype;
+  for (const std::int64_t bytes : {workspace, num_bytes(output), num_bytes(c.batch.lse)}) {
     lane.memory_.emplace_back(std::max<std::int64_t>(64, bytes));
     if (lane.memory_.back().data() == nullptr) return Status(Code::out_of_memory, "bench: not enough memory for the workspace");
   }
   lane.workspace_ = {lane.memory_[0].data(), static_cast<std::size_t>(workspace)};
-  lane.output_ = contiguous_like(c.batch.query, lane.memory_[1].data());
+  lane.output_ = contiguous_like(output, lane.memory_[1].data());
   lane.lse_ = contiguous_like(c.batch.lse, lane.memory_[2].data());
   lane.executor_ = make_thread_pool(variant.threads);
   return lane;
@@ -57,7 +59,8 @@ Result<Sample> Lane::run(const Case& c, Rotation& rotation, std::int64_t calls) 
 
 void Lane::poison() {
   for (const Tensor& t : {output_, lse_})
-    if (num_bytes(t) > 0) std::memset(t.data, 0xFF, static_cast<std::size_t>(num_bytes(t)));  // NaN in f32, f16 and bf16
+    if (num_bytes(t) > 0)
+      std::memset(t.data, 0xFF, static_cast<std::size_t>(num_bytes(t)));  // NaN in f32, f16, bf16 and fp8_e4m3fn
 }
 
 bool Lane::same_bits_as_first() {

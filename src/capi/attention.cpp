@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "capi/convert.h"
@@ -148,17 +149,24 @@ quire_code quire_merge(const quire_tensor* out_a, const quire_tensor* lse_a, con
 
 quire_code quire_merge_on_stream(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b,
                                  const quire_tensor* lse_b, const quire_tensor* out, const quire_tensor* lse, void* stream) {
+  return quire_merge_quantised(out_a, lse_a, out_b, lse_b, out, lse, /*output_scale=*/nullptr, stream);
+}
+
+quire_code quire_merge_quantised(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b,
+                                 const quire_tensor* lse_b, const quire_tensor* out, const quire_tensor* lse,
+                                 const quire_tensor* output_scale, void* stream) {
   return guarded([&]() -> Status {
-    Tensor t[6];
+    Tensor t[7];
     if (Status s = read_tensors({{out_a, "out_a"}, {lse_a, "lse_a"}, {out_b, "out_b"}, {lse_b, "lse_b"}, {out, "out"}}, t);
         !s.ok())
       return s;
-    if (lse != nullptr) {
-      auto read = quire::capi::read_tensor(lse, "lse");
+    for (const auto& [given, name, to] : {std::tuple{lse, "lse", &t[5]}, std::tuple{output_scale, "output_scale", &t[6]}}) {
+      if (given == nullptr) continue;
+      auto read = quire::capi::read_tensor(given, name);
       if (!read.ok()) return read.status();
-      t[5] = read.value();
+      *to = read.value();
     }
-    return quire::merge(t[0], t[1], t[2], t[3], t[4], t[5], {.stream = stream});
+    return quire::merge(t[0], t[1], t[2], t[3], t[4], t[5], {.stream = stream, .output_scale = t[6]});
   });
 }
 

@@ -96,6 +96,8 @@ Result<Batch> read_batch(const quire_batch* b) {
   out.request_ids = reader.tensor("request_ids", b->request_ids);
   out.padding = static_cast<Padding>(reader.within("padding", b->padding, QUIRE_PADDING_REFUSED, QUIRE_PADDING_ZERO));
   reader.reserved("reserved", b->reserved);
+  out.q_scale = reader.tensor("q_scale", b->q_scale);
+  out.output_scale = reader.tensor("output_scale", b->output_scale);
   if (!reader.status().ok()) return reader.status();
   return out;
 }
@@ -242,6 +244,8 @@ Status write_batch(const Batch& from, quire_batch* to) {
   b.lse = to_c(from.lse);
   b.request_ids = to_c(from.request_ids);
   b.padding = static_cast<quire_padding>(from.padding);
+  b.q_scale = to_c(from.q_scale);
+  b.output_scale = to_c(from.output_scale);
   return write_struct(b, to, "batch");
 }
 

@@ -46,6 +46,8 @@ constexpr Place kPlaces[] = {
     {"slot_mapping", false, [](Case& c) -> Tensor& { return c.batch.slot_mapping; }},
     {"lse", false, [](Case& c) -> Tensor& { return c.batch.lse; }},
     {"request_ids", false, [](Case& c) -> Tensor& { return c.batch.request_ids; }},
+    {"q_scale", false, [](Case& c) -> Tensor& { return c.batch.q_scale; }},
+    {"output_scale", false, [](Case& c) -> Tensor& { return c.batch.output_scale; }},
     {"k_cache", true, [](Case& c) -> Tensor& { return c.cache.k; }},
     {"v_cache", true, [](Case& c) -> Tensor& { return c.cache.v; }},
     {"k_scale", false, [](Case& c) -> Tensor& { return c.cache.k_scale; }},
@@ -178,9 +180,11 @@ Status read_notes(const Header& header, Case& c) {
 Status supply_output(Case& c) {
   const Tensor& query = c.batch.query;
   if (c.batch.output.present() || !is_floating(query.dtype)) return {};
-  std::byte* data = c.allocate(static_cast<std::size_t>(query.num_elements() * itemsize(query.dtype)));
+  const DType own = query.dtype == DType::fp8_e4m3fn ? DType::bf16 : query.dtype;
+  const DType dtype = c.batch.output_scale.present() ? DType::fp8_e4m3fn : own;
+  std::byte* data = c.allocate(static_cast<std::size_t>(query.num_elements() * itemsize(dtype)));
   if (data == nullptr) return broken("out of memory for output");
-  c.batch.output = Tensor::from_shape(data, query.dtype, query.shape, query.rank);
+  c.batch.output = Tensor::from_shape(data, dtype, query.shape, query.rank);
   capture::fill_value(c.batch.output, capture::quiet_nan());
   return {};
 }

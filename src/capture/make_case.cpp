@@ -80,7 +80,8 @@ double bytes_needed(const ProblemLine& line, const Sizes& s) {
   const Problem& p = line.problem;
   const auto real = [](std::int64_t n) { return static_cast<double>(n); };
   const double rows = real(s.num_tokens) * real(p.head_dim) * real(itemsize(p.q_dtype));
-  const double query = 2 * rows * real(p.num_q_heads) + (p.lse ? 4 * real(s.num_tokens) * real(p.num_q_heads) : 0);
+  const double query = rows * real(p.num_q_heads) * (1 + real(itemsize(p.out_dtype())) / real(itemsize(p.q_dtype))) +
+                       (p.lse ? 4 * real(s.num_tokens) * real(p.num_q_heads) : 0);
   const double new_rows = s.has_new_rows ? 2 * rows * real(p.num_kv_heads) : 0;
   const double slots = real(s.num_pages) * real(p.page_size);
   const double cache = 2 * slots * real(p.num_kv_heads) * real(p.head_dim) * real(itemsize(p.kv_dtype));
@@ -165,7 +166,9 @@ class Maker {
   void allocate_tensors() {
     Batch& b = c_.batch;
     b.query = tensor(p_.q_dtype, s_.num_tokens, p_.num_q_heads, p_.head_dim);
-    b.output = tensor(p_.q_dtype, s_.num_tokens, p_.num_q_heads, p_.head_dim);
+    b.output = tensor(p_.out_dtype(), s_.num_tokens, p_.num_q_heads, p_.head_dim);
+    b.q_scale = scale_tensor(p_.q_scale);
+    if (p_.out_dtype() == DType::fp8_e4m3fn) b.output_scale = tensor(DType::f32);
     b.query_start_loc = tensor(line_.index_dtype, s_.num_reqs + 1);
     b.seq_lens = tensor(line_.index_dtype, s_.num_reqs);
     b.block_table = tensor(line_.index_dtype, s_.num_reqs, s_.table_width);
@@ -202,11 +205,21 @@ class Maker {
 
   void fill_options() {
     c_.batch.padding = p_.padding;
+    fill_row_scales();
     c_.options.softmax_scale = p_.softmax_scale;
     c_.options.sliding_window = p_.sliding_window;
     c_.options.logits_soft_cap = p_.logits_soft_cap;
     if (p_.alibi) fill_slopes(static_cast<float*>(c_.options.alibi_slopes.data));
     if (p_.sinks) fill_sinks(static_cast<float*>(c_.options.sinks.data));
+  }
+
+  /// Scales that are no powers of two, and differ by head: q_scale 3/16 is N(0,1) times the peaky factor well inside 448, and
+  /// output_scale 3/1024 puts outputs between 1.3 and -1.3 into range and saturates what is beyond.
+  void fill_row_scales() const {
+    const Tensor& q = c_.batch.q_scale;
+    for (std::int64_t i = 0; i < q.num_elements(); ++i)
+      static_cast<float*>(q.data)[i] = i % 3 == 1 ? 0.375f : i % 3 == 2 ? 0.09375f : 0.1875f;
+    if (c_.batch.output_scale.present()) *static_cast<float*>(c_.batch.output_scale.data) = 0x1.8p-9f;
   }
 
   /// The published slopes (Press et al. 2021): 2^(-8 i / n) for the n heads below a power of two, the odd steps of the next
@@ -279,13 +292,19 @@ class Maker {
       const std::uint64_t key = capture::stream(line_.seed, kQuery, static_cast<std::uint64_t>(r));
       for (std::int64_t position = request(r).context_len; position < request(r).seq_len(); ++position, ++row) {
         for (std::int64_t h = 0; h < p_.num_q_heads; ++h) {
-          const float factor = peaky(h) ? kPeakyFactor : 1.0f;
+          const float factor = (peaky(h) ? kPeakyFactor : 1.0f) / q_scale_of(h);
           const std::int64_t first = (row * p_.num_q_heads + h) * p_.head_dim;
           for (std::int64_t d = 0; d < p_.head_dim; ++d)
             semantics::store(c_.batch.query.data, p_.q_dtype, first + d, factor * draw(key, position, p_.num_q_heads, h, d));
         }
       }
     }
+  }
+
+  float q_scale_of(std::int64_t h) const {
+    const Tensor& t = c_.batch.q_scale;
+    if (!t.present()) return 1.0f;
+    return static_cast<const float*>(t.data)[t.rank == 0 ? 0 : h / p_.group()];
   }
 
   float draw(std::uint64_t key, std::int64_t position, std::int64_t heads, std::int64_t h, std::int64_t d) const {

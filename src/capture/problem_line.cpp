@@ -44,7 +44,8 @@ Status set_choice(std::string_view key, std::string_view text, const Choice<Valu
   return fail(key, text, formatted("one of {}", fmt::join(names, ", ")));
 }
 
-constexpr Choice<DType> kQueryTypes[] = {{"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16}};
+constexpr Choice<DType> kQueryTypes[] = {
+    {"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16}, {"fp8_e4m3fn", DType::fp8_e4m3fn}};
 constexpr Choice<DType> kCacheTypes[] = {{"f32", DType::f32},
                                          {"f16", DType::f16},
                                          {"bf16", DType::bf16},
@@ -204,12 +205,14 @@ constexpr Key kKeys[] = {
     {"page", true, "page_size", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 1, l.problem.page_size); }},
     {"layout", false, "layout", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kLayouts, l.problem.layout); }},
     {"reqs", true, "requests", [](Text k, Text t, ProblemLine& l) { return set_reqs(k, t, l.problem); }},
+    {"out", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kQueryTypes, l.problem.output_dtype); }},
     {"scale", false, "", [](Text k, Text t, ProblemLine& l) { return set_positive(k, t, l.problem.softmax_scale); }},
     {"window", false, "", set_window},
     {"cap", false, "", [](Text k, Text t, ProblemLine& l) { return set_positive(k, t, l.problem.logits_soft_cap); }},
     {"alibi", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.alibi); }},
     {"sinks", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.sinks); }},
     {"lse", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.lse); }},
+    {"qscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.q_scale); }},
     {"kscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.k_scale); }},
     {"vscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.v_scale); }},
     {"pad", false, "", set_padding},
@@ -240,6 +243,9 @@ constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
     {"num_padding_rows", "pad"},
     {"num_pages", "pages"},
     {"num_blocks", "pages"},
+    {"output_dtype", "out"},
+    {"output", "out"},
+    {"q_scale", "qscale"},
     {"k_scale", "kscale"},
     {"v_scale", "vscale"},
     {"num_heads", "heads"},
@@ -274,20 +280,6 @@ Status set_word(std::string_view word, ProblemLine& line, std::array<bool, kNumK
   return row->set(key, *value, line);
 }
 
-Status check_combinations(const ProblemLine& line) {
-  const Problem& p = line.problem;
-  if (p.kv_dtype == DType::f32 && p.q_dtype != DType::f32) {
-    return fail("kv", "f32", formatted("the query's type ({}), a 16-bit type or an fp8 type", name(p.q_dtype)));
-  }
-  if (p.layout == CacheLayout::packed && p.head_dim % packed_x(p.kv_dtype) != 0) {
-    return fail("layout", "packed",
-                formatted("d to be a multiple of {} with kv={}; d is {}", packed_x(p.kv_dtype), name(p.kv_dtype), p.head_dim));
-  }
-  return {};
-}
-
-constexpr std::string_view kBlanks = " \t\r\n";
-
 /// "none", or runs of equal requests as count x query_len @ context_len / cached_len, the last two only where not default.
 std::string reqs_text(const std::vector<Request>& reqs) {
   if (reqs.empty()) return "none";
@@ -303,6 +295,35 @@ std::string reqs_text(const std::vector<Request>& reqs) {
   }
   return text;
 }
+
+/// What 8-bit queries and outputs go with (Q-M12, Q-M20, Q-M26, Q-M40).
+Status check_row_types(const Problem& p) {
+  const bool fp8_query = p.q_dtype == DType::fp8_e4m3fn;
+  const DType out = p.out_dtype();
+  if (!fp8_query && out != p.q_dtype && out != DType::fp8_e4m3fn)
+    return fail("out", name(out), formatted("the query's type ({}) or fp8_e4m3fn", name(p.q_dtype)));
+  if (fp8_query && p.kv_dtype != DType::fp8_e4m3fn) return fail("kv", name(p.kv_dtype), "fp8_e4m3fn, as the query is");
+  if (!fp8_query && p.q_scale != ScaleKind::none)
+    return fail("qscale", text_of(p.q_scale, kScaleKinds), formatted("none with q={}", name(p.q_dtype)));
+  for (const Request& r : p.reqs)
+    if (fp8_query && r.cached_len != r.seq_len()) return fail("reqs", reqs_text(p.reqs), "no new rows under an fp8_e4m3fn query");
+  return {};
+}
+
+Status check_combinations(const ProblemLine& line) {
+  const Problem& p = line.problem;
+  if (Status s = check_row_types(p); !s.ok()) return s;
+  if (p.kv_dtype == DType::f32 && p.q_dtype != DType::f32) {
+    return fail("kv", "f32", formatted("the query's type ({}), a 16-bit type or an fp8 type", name(p.q_dtype)));
+  }
+  if (p.layout == CacheLayout::packed && p.head_dim % packed_x(p.kv_dtype) != 0) {
+    return fail("layout", "packed",
+                formatted("d to be a multiple of {} with kv={}; d is {}", packed_x(p.kv_dtype), name(p.kv_dtype), p.head_dim));
+  }
+  return {};
+}
+
+constexpr std::string_view kBlanks = " \t\r\n";
 
 }  // namespace
 
@@ -322,6 +343,7 @@ Result<ProblemLine> parse_problem_line(std::string_view text) {
     }
     if (kKeys[i].name == "kv" && !seen[i]) line.problem.kv_dtype = line.problem.q_dtype;
   }
+  if (line.problem.output_dtype == line.problem.q_dtype) line.problem.output_dtype = DType::none;
   if (Status s = check_combinations(line); !s.ok()) return s;
   return line;
 }
@@ -343,12 +365,14 @@ Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text) {
 std::string to_string(const Problem& p) {
   std::string text = formatted("q={} kv={} heads={}:{} d={} page={} layout={} reqs={}", name(p.q_dtype), name(p.kv_dtype),
                                p.num_q_heads, p.num_kv_heads, p.head_dim, p.page_size, name(p.layout), reqs_text(p.reqs));
+  if (p.out_dtype() != p.q_dtype) text += formatted(" out={}", name(p.out_dtype()));
   if (p.softmax_scale) text += formatted(" scale={}", float_text(*p.softmax_scale));
   if (p.sliding_window) text += formatted(" window={}", *p.sliding_window);
   if (p.logits_soft_cap) text += formatted(" cap={}", float_text(*p.logits_soft_cap));
   if (p.alibi) text += " alibi=1";
   if (p.sinks) text += " sinks=1";
   if (p.lse) text += " lse=1";
+  if (p.q_scale != ScaleKind::none) text += formatted(" qscale={}", text_of(p.q_scale, kScaleKinds));
   if (p.k_scale != ScaleKind::none) text += formatted(" kscale={}", text_of(p.k_scale, kScaleKinds));
   if (p.v_scale != ScaleKind::none) text += formatted(" vscale={}", text_of(p.v_scale, kScaleKinds));
   if (p.padding != Padding::refused) text += formatted(" pad={}", p.num_padding_rows);

@@ -30,7 +30,8 @@ class HostCopies {
   /// Index tensors and small float tensors.
   void copy_tables() {
     copy({&batch_.query_start_loc, &batch_.seq_lens, &batch_.block_table, &batch_.cached_lens, &batch_.slot_mapping,
-          &batch_.request_ids, &cache_.k_scale, &cache_.v_scale, &options_.alibi_slopes, &options_.sinks});
+          &batch_.request_ids, &cache_.k_scale, &cache_.v_scale, &options_.alibi_slopes, &options_.sinks, &batch_.q_scale,
+          &batch_.output_scale});
   }
   void copy_elements() { copy({&batch_.query, &batch_.key, &batch_.value, &cache_.k, &cache_.v}); }
   Context& context() { return context_; }
@@ -70,7 +71,7 @@ bool finite_on_device(const Context& c) {
 }
 
 /// Every tensor of an attend call, present or not.
-std::array<NamedTensor, 17> tensors_of(const Context& c) {
+std::array<NamedTensor, 19> tensors_of(const Context& c) {
   const Batch& b = c.batch;
   return {{{"query", &b.query},
            {"output", &b.output},
@@ -88,11 +89,13 @@ std::array<NamedTensor, 17> tensors_of(const Context& c) {
            {"k_scale", &c.cache.k_scale},
            {"v_scale", &c.cache.v_scale},
            {"alibi_slopes", &c.options.alibi_slopes},
-           {"sinks", &c.options.sinks}}};
+           {"sinks", &c.options.sinks},
+           {"q_scale", &b.q_scale},
+           {"output_scale", &b.output_scale}}};
 }
 
 void apply_to_batch(Context& c, Depth depth) {
-  const std::array<NamedTensor, 17> tensors = tensors_of(c);
+  const std::array<NamedTensor, 19> tensors = tensors_of(c);
   apply_tensor_rules(c.report, tensors, kRequired, c.cache.k);
   apply_shape_rules(c, tensors);
   apply_option_rules(c);
@@ -145,17 +148,18 @@ void apply_to_append(Context& c, Depth depth) {
 }
 
 void apply_to_merge(contract::Merging m, Depth depth, Report& report) {
-  const NamedTensor tensors[] = {m.out_a, m.lse_a, m.out_b, m.lse_b, m.out, m.lse};
+  const NamedTensor tensors[] = {m.out_a, m.lse_a, m.out_b, m.lse_b, m.out, m.lse, m.output_scale};
   constexpr std::string_view required[] = {"out_a", "lse_a", "out_b", "lse_b", "out"};
   apply_tensor_rules(report, tensors, required, *m.out_a.tensor);
   apply_merge_rules(m, report);
   if (depth < Depth::contents) return;
   device::Staging staging;
-  Tensor lse[] = {*m.lse_a.tensor, *m.lse_b.tensor};
-  for (Tensor& t : lse)
+  Tensor read[] = {*m.lse_a.tensor, *m.lse_b.tensor, *m.output_scale.tensor};
+  for (Tensor& t : read)
     if (Status s = stage(staging, t); !s.ok()) return report.fail(std::move(s));
-  m.lse_a.tensor = &lse[0];
-  m.lse_b.tensor = &lse[1];
+  m.lse_a.tensor = &read[0];
+  m.lse_b.tensor = &read[1];
+  m.output_scale.tensor = &read[2];
   apply_merge_value_rules(m, report);
 }
 
@@ -204,9 +208,15 @@ Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& val
 }
 
 Findings check_merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
-                     const Tensor& lse, Depth depth) {
+                     const Tensor& lse, Depth depth, const Tensor& output_scale) {
   return collect([&](Report& report) {
-    apply_to_merge({{"out_a", &out_a}, {"lse_a", &lse_a}, {"out_b", &out_b}, {"lse_b", &lse_b}, {"out", &out}, {"lse", &lse}},
+    apply_to_merge({{"out_a", &out_a},
+                    {"lse_a", &lse_a},
+                    {"out_b", &out_b},
+                    {"lse_b", &lse_b},
+                    {"out", &out},
+                    {"lse", &lse},
+                    {"output_scale", &output_scale}},
                    depth, report);
   });
 }

@@ -131,10 +131,10 @@ DType new_row_dtype(const Batch& batch) noexcept;
 
 /// The tensors of one merge call, by name.
 struct Merging {
-  NamedTensor out_a, lse_a, out_b, lse_b, out, lse;
+  NamedTensor out_a, lse_a, out_b, lse_b, out, lse, output_scale;
 };
 void apply_merge_rules(const Merging& m, Report& report);
-/// Q-C06: reads lse_a and lse_b.
+/// Q-C06 and Q-T17: reads lse_a, lse_b and output_scale.
 void apply_merge_value_rules(const Merging& m, Report& report);
 
 }  // namespace quire::contract

@@ -1,5 +1,6 @@
-// Rules Q-G01 to Q-G06 and Q-C06: two partial results and the place for their union.
+// Rules Q-G01 to Q-G07, Q-C06 and Q-T17: two partial results and the place for their union.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -27,8 +28,21 @@ void g02_out_dtype(const Merging& m, Report& report) {
   for (const NamedTensor& t : {m.out_a, m.out_b, m.out}) {
     const DType dtype = t.tensor->dtype;
     if (!descriptor_ok(*t.tensor) || dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) continue;
-    report.add(G02, t.name, {}, formatted("dtype {}", name(dtype)), "f32, f16 or bf16");
+    const bool may_be_fp8 = t.tensor == m.out.tensor;
+    if (may_be_fp8 && dtype == DType::fp8_e4m3fn && m.output_scale.tensor->present()) continue;
+    report.add(G02, t.name, {}, formatted("dtype {}", name(dtype)),
+               may_be_fp8 ? "f32, f16, bf16, or fp8_e4m3fn with output_scale" : "f32, f16 or bf16");
   }
+}
+
+void g07_output_scale(const Merging& m, Report& report) {
+  const Tensor& scale = *m.output_scale.tensor;
+  if (!well_formed(scale)) return;
+  const DType out = m.out.tensor->dtype;
+  if (scale.dtype != DType::f32 || scale.rank > 1 || (scale.rank == 1 && scale.shape[0] != 1))
+    return report.add(G07, m.output_scale.name, {}, to_string(scale), "f32 scalar or [1]");
+  if (descriptor_ok(*m.out.tensor) && out != DType::fp8_e4m3fn)
+    report.add(G07, m.output_scale.name, {}, formatted("given beside out of {}", name(out)), "absent unless out is fp8_e4m3fn");
 }
 
 bool g03_ok(const Merging& m, const Tensor& lse) {
@@ -77,6 +91,8 @@ void g06_no_overlap(const Merging& m, Report& report) {
     apart(m.lse, side, /*in_place_allowed=*/true);
   }
   apart(m.out, m.lse, /*in_place_allowed=*/false);
+  apart(m.out, m.output_scale, /*in_place_allowed=*/false);
+  apart(m.lse, m.output_scale, /*in_place_allowed=*/false);
 }
 
 void c06_lse_values(Report& report, const NamedTensor& t) {
@@ -92,6 +108,14 @@ void c06_lse_values(Report& report, const NamedTensor& t) {
   }
 }
 
+void t17_output_scale(Report& report, const NamedTensor& t) {
+  const Tensor& scale = *t.tensor;
+  if (!readable(scale) || scale.dtype != DType::f32 || scale.num_elements() != 1) return;
+  const float value = *static_cast<const float*>(scale.data);
+  if (std::isfinite(value) && value > 0) return;
+  report.add(T17, t.name, {}, formatted("{}", value), "finite and > 0");
+}
+
 }  // namespace
 
 void apply_merge_rules(const Merging& m, Report& report) {
@@ -101,11 +125,13 @@ void apply_merge_rules(const Merging& m, Report& report) {
   g04_lse_dtype(m, report);
   g05_own_addresses(m, report);
   g06_no_overlap(m, report);
+  g07_output_scale(m, report);
 }
 
 void apply_merge_value_rules(const Merging& m, Report& report) {
   c06_lse_values(report, m.lse_a);
   c06_lse_values(report, m.lse_b);
+  t17_output_scale(report, m.output_scale);
 }
 
 }  // namespace quire::contract

@@ -1,4 +1,5 @@
-// Rules on options and small float tensors: Q-M31 to Q-M36 and Q-M38 (their form), Q-T13 to Q-T15 (their values).
+// Rules on options and small float tensors: Q-M31 to Q-M36 and Q-M38 to Q-M40 (their form), Q-T13 to Q-T15 and Q-T17 (their
+// values).
 #include <cmath>
 #include <string>
 
@@ -59,6 +60,28 @@ void m36_scale_form(Context& c, std::string_view tensor_name, const Tensor& t) {
                known(heads) ? formatted("f32 scalar, [1] or [{}] = [num_kv_heads]", heads) : "f32 scalar, [1] or [num_kv_heads]");
 }
 
+/// A scale whose rows must be fp8_e4m3fn.
+void scale_of_rows(Context& c, RuleId rule, std::string_view scale_name, const Tensor& scale, std::string_view rows_name,
+                   const Tensor& rows, std::int64_t heads, std::string_view form) {
+  if (!well_formed(scale)) return;
+  const bool per_head = known(heads) && scale.rank == 1 && scale.shape[0] == heads;
+  const bool shape_ok = scale.rank == 0 || (scale.rank == 1 && scale.shape[0] == 1) || per_head;
+  if (scale.dtype != DType::f32 || !shape_ok) return c.report.add(rule, scale_name, {}, to_string(scale), std::string(form));
+  if (descriptor_ok(rows) && rows.dtype != DType::fp8_e4m3fn)
+    c.report.add(rule, scale_name, {}, formatted("given beside {} of {}", rows_name, name(rows.dtype)),
+                 formatted("absent unless {} is fp8_e4m3fn", rows_name));
+}
+
+void m39_output_scale(Context& c) {
+  scale_of_rows(c, M39, "output_scale", c.batch.output_scale, "output", c.batch.output, kUnknown, "f32 scalar or [1]");
+}
+
+void m40_q_scale(Context& c) {
+  if (c.batch.q_scale.rank == 1 && !known(c.sizes.num_kv_heads)) return;
+  scale_of_rows(c, M40, "q_scale", c.batch.q_scale, "query", c.batch.query, c.sizes.num_kv_heads,
+                formatted("f32 scalar, [1] or [{}] = [num_kv_heads]", c.sizes.num_kv_heads));
+}
+
 /// Applies `fault(value)` to each element of a readable f32 tensor of rank 0 or 1; a text means a finding.
 template <typename Fault>
 void each_value(Context& c, RuleId rule, std::string_view tensor_name, const Tensor& t, std::string_view expected,
@@ -76,8 +99,8 @@ void each_value(Context& c, RuleId rule, std::string_view tensor_name, const Ten
   }
 }
 
-void t13_scales(Context& c, std::string_view tensor_name, const Tensor& t) {
-  each_value(c, T13, tensor_name, t, "finite and > 0", [](float v) { return !finite_positive(v); });
+void scale_values(Context& c, RuleId rule, std::string_view tensor_name, const Tensor& t) {
+  each_value(c, rule, tensor_name, t, "finite and > 0", [](float v) { return !finite_positive(v); });
 }
 
 void t14_slopes(Context& c) {
@@ -104,11 +127,15 @@ void apply_option_rules(Context& c) {
   m34_alibi_slopes(c);
   m35_sinks(c);
   apply_scale_shape_rules(c);
+  m39_output_scale(c);
+  m40_q_scale(c);
 }
 
 void apply_scale_rules(Context& c) {
-  t13_scales(c, "k_scale", c.cache.k_scale);
-  t13_scales(c, "v_scale", c.cache.v_scale);
+  scale_values(c, T13, "k_scale", c.cache.k_scale);
+  scale_values(c, T13, "v_scale", c.cache.v_scale);
+  scale_values(c, T17, "q_scale", c.batch.q_scale);
+  scale_values(c, T17, "output_scale", c.batch.output_scale);
   t14_slopes(c);
   t15_sinks(c);
 }

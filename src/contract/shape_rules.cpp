@@ -90,8 +90,8 @@ void m09_query_shape(Context& c) {
 
 void m10_query_dtype(Context& c) {
   const Tensor& query = c.batch.query;
-  if (!descriptor_ok(query) || is_row_dtype(query.dtype)) return;
-  c.report.add(M10, "query", {}, quoted_dtype(query.dtype), "f32, f16 or bf16");
+  if (!descriptor_ok(query) || is_row_dtype(query.dtype) || query.dtype == DType::fp8_e4m3fn) return;
+  c.report.add(M10, "query", {}, quoted_dtype(query.dtype), "f32, f16, bf16 or fp8_e4m3fn");
 }
 
 void m11_output_shape(Context& c) {
@@ -104,8 +104,15 @@ void m11_output_shape(Context& c) {
 
 void m12_output_dtype(Context& c) {
   const DType query = c.batch.query.dtype, output = c.batch.output.dtype;
-  if (!descriptor_ok(c.batch.query) || !descriptor_ok(c.batch.output) || output == query) return;
-  c.report.add(M12, "output", {}, quoted_dtype(output), formatted("{} as query", name(query)));
+  if (!descriptor_ok(c.batch.query) || !descriptor_ok(c.batch.output)) return;
+  const bool quantised = output == DType::fp8_e4m3fn;
+  if (quantised && c.batch.output_scale.present()) return;
+  if (quantised)
+    return c.report.add(M12, "output", {}, "dtype fp8_e4m3fn without output_scale", "output_scale beside an 8-bit output");
+  const bool fits = query == DType::fp8_e4m3fn ? is_row_dtype(output) : output == query;
+  if (fits) return;
+  c.report.add(M12, "output", {}, quoted_dtype(output),
+               query == DType::fp8_e4m3fn ? "f32, f16, bf16 or fp8_e4m3fn" : formatted("{} as query", name(query)));
 }
 
 void m13_lse_shape(Context& c) {
@@ -198,6 +205,8 @@ void m18_cache_v_shape(Context& c) {
 
 void m20_cache_dtype(Context& c, DType row_dtype) {
   const DType dtype = c.cache.k.dtype;
+  if (descriptor_ok(c.cache.k) && row_dtype == DType::fp8_e4m3fn && dtype != DType::fp8_e4m3fn)
+    return c.report.add(M20, "cache.k", {}, quoted_dtype(dtype), "fp8_e4m3fn as query");
   if (!descriptor_ok(c.cache.k) || dtype == DType::f16 || dtype == DType::bf16 || is_fp8(dtype)) return;
   const bool row_known = is_row_dtype(row_dtype);
   if (dtype == DType::f32 && (!row_known || row_dtype == DType::f32)) return;
@@ -247,7 +256,12 @@ void m25_new_row_shape(Context& c) {
 void m26_new_row_dtype(Context& c) {
   if (!descriptor_ok(c.batch.query)) return;
   for (const NamedTensor& t : {NamedTensor{"key", &c.batch.key}, NamedTensor{"value", &c.batch.value}}) {
-    if (!descriptor_ok(*t.tensor) || t.tensor->dtype == c.batch.query.dtype) continue;
+    if (!descriptor_ok(*t.tensor)) continue;
+    if (c.batch.query.dtype == DType::fp8_e4m3fn) {
+      c.report.add(M26, t.name, {}, quoted_dtype(t.tensor->dtype), "absent under an fp8_e4m3fn query");
+      continue;
+    }
+    if (t.tensor->dtype == c.batch.query.dtype) continue;
     c.report.add(M26, t.name, {}, quoted_dtype(t.tensor->dtype), formatted("{} as query", name(c.batch.query.dtype)));
   }
 }

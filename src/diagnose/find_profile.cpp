@@ -42,6 +42,7 @@ constexpr std::int64_t kLeastCuredCells = 12;
 /// Tightest first.
 std::vector<NumericsProfile> candidates(const Facts& f) {
   const DType type = f.batch.query.dtype;
+  if (is_fp8(type) || is_fp8(f.batch.output.dtype)) return {};  // 8 bits hide what a profile would explain
   if (type == DType::f32) return {{.tf32_products = true}, {.weights = DType::f16}, {.weights = DType::bf16}};
   std::vector<NumericsProfile> list;
   const bool converted = f.cache.k.dtype != type;

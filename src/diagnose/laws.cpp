@@ -83,6 +83,11 @@ class Judge {
       load_vector(truth_, row, fault::Side::value, k, scratch, v);
       hull.add(v);
     }
+    if (f_.batch.output.dtype == DType::fp8_e4m3fn)  // stores saturate
+      for (std::size_t d = 0; d < dims; ++d) {
+        hull.low[d] = std::clamp(hull.low[d], -numerics::kLargestE4m3fn, numerics::kLargestE4m3fn);
+        hull.high[d] = std::clamp(hull.high[d], -numerics::kLargestE4m3fn, numerics::kLargestE4m3fn);
+      }
     return hull;
   }
 

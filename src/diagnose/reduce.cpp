@@ -87,6 +87,8 @@ class Cut {
     out.cache.v = gather(out, c_.cache.v, pages_);
     out.cache.k_scale = all(out, c_.cache.k_scale);
     out.cache.v_scale = all(out, c_.cache.v_scale);
+    out.batch.q_scale = all(out, b.q_scale);
+    out.batch.output_scale = all(out, b.output_scale);
     out.batch.query = gather(out, b.query, tokens_);
     out.batch.output = gather(out, b.output, tokens_);
     out.batch.lse = gather(out, b.lse, tokens_);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "quire/diagnose.hpp"
 
@@ -26,7 +27,11 @@ inline constexpr double kStoredCapRoundings = 2;          ///< tanh, and the pro
 inline constexpr double kAccumulatorRoundingsPerKey = 2;  ///< sum and rescale of a 16-bit accumulator
 inline constexpr double kMostScoreError = 0.75;           ///< of a denominator; beyond, a profile's scores carry no information
 
+// 8-bit outputs.
+inline constexpr double kLargestE4m3fn = 448;  ///< where stores of fp8_e4m3fn saturate
+
 /// What rounding to an output type does: |round(x) - x| <= roundoff * |x| + smallest; |x| >= overflow becomes infinite.
+/// fp8_e4m3fn saturates: |x| <= kLargestE4m3fn is for the reference to see to.
 struct OutputType {
   double roundoff;
   double smallest;
@@ -36,6 +41,7 @@ inline OutputType output_type(DType dtype) {
   switch (dtype) {
     case DType::f16: return {0x1p-11, 0x1p-24, 65520.0};
     case DType::bf16: return {0x1p-8, 0x1p-133, 0x1.FFp127};
+    case DType::fp8_e4m3fn: return {0x1p-4, 0x1p-10, std::numeric_limits<double>::infinity()};
     default: return {0x1p-24, 0x1p-149, 0x1.FFFFFFp127};
   }
 }

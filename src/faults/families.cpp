@@ -130,7 +130,10 @@ double largest_change(const Facts& f, const Model& planted) {
       if (token >= 0 && token < f.num_tokens) rows.push_back({token, head});
   const std::vector<RowResult> changed = evaluate(planted, rows), right = evaluate(Model(f), rows);
   const DType type = f.batch.output.dtype;
-  const double roundoff = type == DType::bf16 ? 0x1p-8 : type == DType::f16 ? 0x1p-11 : 0x1p-16;
+  const double roundoff = type == DType::fp8_e4m3fn ? 0x1p-4
+                          : type == DType::bf16     ? 0x1p-8
+                          : type == DType::f16      ? 0x1p-11
+                                                    : 0x1p-16;
   double largest = 0;
   for (std::size_t i = 0; i < rows.size(); ++i)
     for (std::size_t d = 0; d < right[i].out.size(); ++d) {

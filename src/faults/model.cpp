@@ -121,7 +121,7 @@ Loaded load(const Model& m, const Row& row, Side side, std::int64_t position, st
     const std::int64_t head = m.kv_head(row, side);
     if (place.kind == Place::Kind::cache)
       if (const float* stored = m.facts->decoded.slot(side, place.page, place.offset, head); stored != nullptr)
-        return {stored, m.scale(side, place, head)};
+        return {stored, m.scale(side, place, head) * (side == Side::value ? m.facts->value_unit : 1)};
   }
   load_vector(m, row, side, position, at, values);
   return {};
@@ -183,6 +183,9 @@ Row within_table(const Facts& f, Row row) {
   return row;
 }
 
+constexpr double kLargestCode = 448;  // of fp8_e4m3fn
+bool saturates(const Facts& f) { return f.batch.output.dtype == DType::fp8_e4m3fn; }
+
 RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
   const Facts& f = *m.facts;
   const Row row = within_table(f, m.row(at.token, at.head));
@@ -210,6 +213,8 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
     }
   }
   m.finish(row, result);
+  if (saturates(f))
+    for (double& x : result.out) x = std::clamp(x, -kLargestCode, kLargestCode);  // NaN stays
   return result;
 }
 
@@ -217,6 +222,7 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
 
 Facts::Facts(const Batch& b, const KVCache& c, const Options& o) : batch(b), cache(c), options(o), decoded(c) {
   num_tokens = num_request_rows(b);
+  if (b.output_scale.present()) value_unit = 1 / static_cast<double>(semantics::load(b.output_scale.data, DType::f32, 0));
   num_q_heads = b.query.shape[1];
   head_dim = b.query.shape[2];
   num_kv_heads = quire::num_kv_heads(c);
@@ -361,7 +367,11 @@ Model::Model(const Facts& truth) : facts(&truth), dims(truth.head_dim) {
     const bool inside = r.query_token >= 0 && r.query_token < q.shape[0] && r.query_head >= 0 && r.query_head < q.shape[1] &&
                         d >= 0 && d < q.shape[2];
     if (!inside) return kNaN;
-    return semantics::load(q.data, q.dtype, r.query_token * q.stride[0] + r.query_head * q.stride[1] + d * q.stride[2]);
+    const Tensor& s = f->batch.q_scale;
+    const double factor = s.present() && s.rank == 1 && s.shape[0] > 1 ? per_head(s, r.query_head / f->group, 1)
+                          : s.present()                                ? semantics::load(s.data, s.dtype, 0)
+                                                                       : 1.0;
+    return factor * semantics::load(q.data, q.dtype, r.query_token * q.stride[0] + r.query_head * q.stride[1] + d * q.stride[2]);
   };
   softmax_scale = [f](const Row&) {
     return f->options.softmax_scale ? static_cast<double>(*f->options.softmax_scale)
@@ -428,6 +438,8 @@ void load_vector(const Model& m, const Row& row, Side side, std::int64_t positio
     for (double& value : to) value *= scale;
   if (place.kind == Place::Kind::cache && m.facts->dequantised_to_query)
     for (double& value : to) value = rounded(m.facts->batch.query.dtype, value);
+  if (side == Side::value && m.facts->value_unit != 1)
+    for (double& value : to) value *= m.facts->value_unit;
   if (m.vector) m.vector(row, side, place, head, to);
 }
 

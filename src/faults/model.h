@@ -32,6 +32,7 @@ struct Facts {
   DecodedPages decoded;                                              ///< K and V as numbers, page by page
   /// The kernel rounds cached K and V times their scale to the query's type before it uses them.
   bool dequantised_to_query = false;
+  double value_unit = 1;  ///< real values are multiplied by it: outputs of 8 bits are counted in their codes
 
   std::int64_t query_len(std::int64_t req) const { return query_start_loc[at(req + 1)] - query_start_loc[at(req)]; }
   std::int64_t context_len(std::int64_t req) const { return seq_lens[at(req)] - query_len(req); }

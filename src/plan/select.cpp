@@ -13,6 +13,12 @@ namespace {
 
 std::vector<std::string> refuses_nothing(const Problem&, const Device&) { return {}; }
 
+/// The tuned kernels of GPUs write rows of the query's type.
+void refuse_other_outputs(const Problem& problem, std::vector<std::string>& reasons) {
+  if (problem.out_dtype() != problem.q_dtype)
+    reasons.push_back(formatted("out is {}, expected {} (as q)", name(problem.out_dtype()), name(problem.q_dtype)));
+}
+
 /// Products of bf16 pairs are exact for bf16 and fp8 values, and for no other.
 std::vector<std::string> refuses_all_but_bf16_scores(const Problem& problem, const Device&) {
   std::vector<std::string> reasons;
@@ -35,6 +41,7 @@ std::vector<std::string> refuses_all_but_mma_shapes(const Problem& problem, cons
   if (d != 64 && d != 128 && (d != 256 || fp8))
     reasons.push_back(formatted("d is {}, expected {}", d, fp8 ? "64 or 128" : "64, 128 or 256"));
   if (device.sm < 80) reasons.push_back(formatted("needs sm80, which device {} lacks", device.name));
+  refuse_other_outputs(problem, reasons);
   return reasons;
 }
 
@@ -56,6 +63,7 @@ std::vector<std::string> refuses_all_but_sm90_shapes(const Problem& problem, con
   if (problem.page_size % tokens != 0)
     reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, tokens));
   if (device.sm != 90) reasons.push_back(formatted("needs sm90, device {} is not", device.name));
+  refuse_other_outputs(problem, reasons);
   return reasons;
 }
 
@@ -73,6 +81,7 @@ std::vector<std::string> refuses_all_but_matrix_shapes(const Problem& problem, c
     reasons.push_back(formatted("has no instance for device {}", device.name));
   if (device.name == "gfx90a" && problem.q_dtype == DType::f16)
     reasons.push_back("gfx90a takes f16 subnormals for zero in matrix products");
+  refuse_other_outputs(problem, reasons);
   return reasons;
 }
 

@@ -48,6 +48,8 @@ Case slice(const Case& c, const Tensor& output, const Tensor& lse, std::int64_t 
   one.batch.query = rows_of(b.query, first, rows);
   one.batch.output = rows_of(output, first, rows);
   one.batch.lse = rows_of(lse, first, rows);
+  one.batch.q_scale = b.q_scale;
+  one.batch.output_scale = b.output_scale;
   one.batch.key = rows_of(b.key, first, rows);
   one.batch.value = rows_of(b.value, first, rows);
   one.batch.slot_mapping = rows_of(b.slot_mapping, first, rows);

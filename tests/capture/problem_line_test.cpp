@@ -80,6 +80,9 @@ TEST(ProblemLine, RoundTripsEveryKey) {
   expect_round_trip("q=bf16 kv=f16 heads=1 d=1 page=1 reqs=none alibi=0 sinks=0 lse=0 kscale=none vscale=none index=i32");
   for (const char* pad : {"0", "7", "7:left", "0:zero", "2147483647:zero"})
     expect_round_trip(std::string("q=bf16 heads=1 d=1 page=1 reqs=1@3,2x0 pad=") + pad);
+  expect_round_trip("q=fp8_e4m3fn qscale=head heads=4:2 d=16 page=8 reqs=3@9 out=bf16");
+  expect_round_trip("q=fp8_e4m3fn heads=4:2 d=16 page=8 reqs=3@9 out=fp8_e4m3fn");
+  expect_round_trip("q=f16 heads=4:2 d=16 page=8 reqs=3@9 out=fp8_e4m3fn");
   expect_round_trip("\t q=f32\r\nheads=1\nd=1 page=1  reqs=1 scale=1.4e-45 ");
   expect_round_trip("q=f32 heads=1 d=1 page=1 reqs=1 cap=3.4028235e38 scale=0.088388346");
   for (const char* type : {"f16", "bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz"}) {
@@ -136,7 +139,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{"q=f32 heads=8 page=16 reqs=1", "key d=", "head_dim"},
         BadLine{"q=f32 heads=8 d=1 reqs=1", "key page=", "missing"}, BadLine{"q=f32 heads=8 d=1 page=4", "key reqs=", "missing"},
         BadLine{"q" REST, "\"q\"", "key=value"}, BadLine{"q=" REST, "q=\"\"", "one of f32, f16, bf16"},
-        BadLine{"q=fp8_e4m3fn" REST, "q=\"fp8_e4m3fn\"", "one of f32"},
+        BadLine{"q=fp8_e5m2" REST, "q=\"fp8_e5m2\"", "one of f32"},
+        BadLine{"q=f16 out=bf16" REST, "out=\"bf16\"", "the query's type (f16) or fp8_e4m3fn"},
+        BadLine{"q=fp8_e4m3fn kv=bf16" REST, "kv=\"bf16\"", "fp8_e4m3fn, as the query is"},
+        BadLine{"q=bf16 qscale=head" REST, "qscale=\"head\"", "none with q=bf16"},
         BadLine{"q=f32 kv=fp8" REST, "kv=\"fp8\"", "fp8_e4m3fnuz"}, BadLine{"q=bf16 kv=f32" REST, "kv=\"f32\"", "bf16"},
         BadLine{"q=f32 q=f32" REST, "q=\"f32\"", "twice"},
         BadLine{"q=f32 heads=7:2 d=1 page=1 reqs=1", "heads=\"7:2\"", "multiple"},

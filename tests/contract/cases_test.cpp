@@ -86,17 +86,31 @@ void add_tensor_cases(Cases& cases) {
                                [](B& b) { b.batch.block_table.shape[1] = std::int64_t{1} << 31; }));
 }
 
+/// An 8-bit query as the rules want it; its values mean nothing.
+void ask_in_fp8(B& b) {
+  for (Tensor* t : {&b.batch.query, &b.cache.k, &b.cache.v}) t->dtype = DType::fp8_e4m3fn;
+  b.batch.key = b.batch.value = Tensor{};
+  b.depth = Depth::metadata;
+}
+
 void add_row_cases(Cases& cases) {
   cases.push_back(broken_batch("Q-M09", "Q-M09 query: shape [6, 32], expected [num_tokens, num_q_heads >= 1, head_dim >= 1]",
                                [](B& b) { b.batch.query = Tensor::contiguous(b.query.data(), DType::f32, 6, 32); }));
-  cases.push_back(broken_batch("Q-M10", "Q-M10 query: dtype fp8_e4m3fn, expected f32, f16 or bf16", [](B& b) {
-    for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.key, &b.batch.value}) t->dtype = DType::fp8_e4m3fn;
+  cases.push_back(broken_batch("Q-M10", "Q-M10 query: dtype fp8_e5m2, expected f32, f16, bf16 or fp8_e4m3fn", [](B& b) {
+    for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.key, &b.batch.value}) t->dtype = DType::fp8_e5m2;
     b.depth = Depth::tables;  // the bytes of f32 numbers are not meant as fp8
   }));
   cases.push_back(broken_batch("Q-M11", "Q-M11 output: shape [5, 4, 8], expected [6, 4, 8] as query",
                                [](B& b) { b.batch.output.shape[0] = 5; }));
   cases.push_back(
       broken_batch("Q-M12", "Q-M12 output: dtype bf16, expected f32 as query", [](B& b) { b.batch.output.dtype = DType::bf16; }));
+  cases.push_back(
+      broken_batch("Q-M12", "Q-M12 output: dtype fp8_e4m3fn without output_scale, expected output_scale beside an 8-bit output",
+                   [](B& b) { b.batch.output.dtype = DType::fp8_e4m3fn; }));
+  cases.push_back(broken_batch("Q-M12", "Q-M12 output: dtype fp8_e5m2, expected f32, f16, bf16 or fp8_e4m3fn", [](B& b) {
+    ask_in_fp8(b);
+    b.batch.output.dtype = DType::fp8_e5m2;
+  }));
   cases.push_back(broken_batch("Q-M13", "Q-M13 lse: shape [4, 6], expected [6, 4] = [num_tokens, num_q_heads]",
                                [](B& b) { b.batch.lse = Tensor::contiguous(b.lse.data(), DType::f32, 4, 6); }));
   cases.push_back(broken_batch("Q-M14", "Q-M14 lse: dtype bf16, expected f32", [](B& b) { b.batch.lse.dtype = DType::bf16; }));
@@ -136,6 +150,10 @@ void add_cache_cases(Cases& cases) {
   cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype f32, expected f16, bf16, an fp8 format or bf16 as query", [](B& b) {
     for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.key, &b.batch.value}) t->dtype = DType::bf16;
     b.depth = Depth::tables;  // the halves of f32 numbers are not meant as bf16
+  }));
+  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype f32, expected fp8_e4m3fn as query", [](B& b) {
+    ask_in_fp8(b);
+    b.cache.k.dtype = b.cache.v.dtype = DType::f32;
   }));
   cases.push_back(broken_batch("Q-M21", "Q-M21 cache.v: dtype bf16, expected f32 as cache.k", [](B& b) {
     b.cache.v.dtype = DType::bf16;
@@ -207,6 +225,26 @@ void add_option_cases(Cases& cases) {
   }));
   cases.push_back(broken_append("Q-M36", "Q-M36 v_scale: f16 [2], expected f32 scalar, [1] or [2] = [num_kv_heads]",
                                 [](B& b) { b.cache.v_scale.dtype = DType::f16; }));
+}
+
+void add_row_scale_cases(Cases& cases) {
+  cases.push_back(broken_batch("Q-M39",
+                               "Q-M39 output_scale: given beside output of f32, expected absent unless output is fp8_e4m3fn",
+                               [](B& b) { b.batch.output_scale = Tensor::contiguous(b.v_scale.data(), DType::f32, 1); }));
+  cases.push_back(broken_batch("Q-M39", "Q-M39 output_scale: f32 [2], expected f32 scalar or [1]", [](B& b) {
+    b.batch.output.dtype = DType::fp8_e4m3fn;
+    b.batch.output_scale = Tensor::contiguous(b.v_scale.data(), DType::f32, 2);
+  }));
+  cases.push_back(broken_batch("Q-M40", "Q-M40 q_scale: given beside query of f32, expected absent unless query is fp8_e4m3fn",
+                               [](B& b) { b.batch.q_scale = Tensor::contiguous(b.v_scale.data(), DType::f32, 1); }));
+  cases.push_back(broken_batch("Q-M40", "Q-M40 q_scale: f32 [4], expected f32 scalar, [1] or [2] = [num_kv_heads]", [](B& b) {
+    ask_in_fp8(b);
+    b.batch.q_scale = Tensor::contiguous(b.alibi_slopes.data(), DType::f32, 4);
+  }));
+  cases.push_back(broken_batch("Q-T17", "Q-T17 output_scale: 0, expected finite and > 0", [](B& b) {
+    b.batch.output.dtype = DType::fp8_e4m3fn;
+    b.batch.output_scale = Tensor::contiguous(&b.alibi_slopes[3], DType::f32);
+  }));
 }
 
 void add_padding_cases(Cases& cases) {
@@ -414,6 +452,15 @@ void add_merge_cases(Cases& cases) {
                                [](M& m) { m.out_a = Tensor::contiguous(m.a.data(), DType::f32, 3, 32); }));
   cases.push_back(broken_merge("Q-G02", "Q-G02 out_a: dtype fp8_e4m3fn, expected f32, f16 or bf16",
                                [](M& m) { m.out_a.dtype = DType::fp8_e4m3fn; }));
+  cases.push_back(broken_merge("Q-G02", "Q-G02 out: dtype fp8_e4m3fn, expected f32, f16, bf16, or fp8_e4m3fn with output_scale",
+                               [](M& m) { m.out.dtype = DType::fp8_e4m3fn; }));
+  cases.push_back(broken_merge("Q-G07", "Q-G07 output_scale: given beside out of f32, expected absent unless out is fp8_e4m3fn",
+                               [](M& m) { m.output_scale = Tensor::contiguous(&m.scale, DType::f32); }));
+  cases.push_back(broken_merge("Q-T17", "Q-T17 output_scale: -1, expected finite and > 0", [](M& m) {
+    m.out.dtype = DType::fp8_e4m3fn;
+    m.scale = -1;
+    m.output_scale = Tensor::contiguous(&m.scale, DType::f32);
+  }));
   cases.push_back(broken_merge("Q-G03", "Q-G03 lse_a: shape [4, 3], expected [3, 4] = [num_tokens, num_q_heads]",
                                [](M& m) { m.lse_a = Tensor::contiguous(m.weight_a.data(), DType::f32, 4, 3); }));
   cases.push_back(broken_merge("Q-G04", "Q-G04 lse_b: dtype f16, expected f32", [](M& m) { m.lse_b.dtype = DType::f16; }));
@@ -438,6 +485,7 @@ const std::vector<BrokenCase>& broken_cases() {
     add_new_row_cases(all);
     add_index_cases(all);
     add_option_cases(all);
+    add_row_scale_cases(all);
     add_padding_cases(all);
     add_workspace_cases(all);
     add_start_cases(all);

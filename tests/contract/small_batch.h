@@ -133,9 +133,12 @@ class SmallMerge {
   Tensor lse_b = Tensor::contiguous(weight_b.data(), DType::f32, kTokens, kHeads);
   Tensor lse = Tensor::contiguous(result_lse.data(), DType::f32, kTokens, kHeads);
 
+  float scale = 0.5f;
+  Tensor output_scale;
+
   SmallMerge() { weight_b[0] = -kInf; }
   SmallMerge(const SmallMerge&) = delete;
-  Findings check() const { return check_merge(out_a, lse_a, out_b, lse_b, out, lse); }
+  Findings check() const { return check_merge(out_a, lse_a, out_b, lse_b, out, lse, Depth::contents, output_scale); }
 };
 
 }  // namespace quire::testing

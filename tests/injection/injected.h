@@ -54,6 +54,13 @@ inline constexpr Injected kInjected[] = {
                    "q=bf16 kv=fp8_e4m3fn heads=8:2 d=32 page=16 layout=packed kscale=tensor vscale=tensor lse=1 reqs=9@60,1@90"),
     QUIRE_INJECTED(query_tail_dims_dropped, "leaves the dims past a multiple of 16 out of the dot product",
                    "q=f32 kv=f32 heads=8:2 d=24 page=16 lse=1 reqs=9@60,1@90"),
+    // how results are stored
+    QUIRE_INJECTED(output_not_saturated, "stores NaN where an 8-bit output cannot hold the result",
+                   "q=bf16 kv=bf16 heads=8:2 d=32 page=16 out=fp8_e4m3fn lse=1 reqs=9@60,1@90"),
+    QUIRE_INJECTED(output_scale_multiplied, "multiplies results by output_scale",
+                   "q=bf16 kv=bf16 heads=8:2 d=32 page=16 out=fp8_e4m3fn lse=1 reqs=9@60,1@90"),
+    QUIRE_INJECTED(output_truncated, "cuts 8-bit outputs off instead of rounding them",
+                   "q=bf16 kv=bf16 heads=8:2 d=32 page=16 out=fp8_e4m3fn lse=1 reqs=9@60,1@90"),
     // what score they get
     QUIRE_INJECTED(scale_from_query_heads, "takes the default softmax_scale from the number of query heads",
                    "q=f16 kv=f16 heads=8:2 d=128 page=16 lse=1 reqs=9@60,1@90"),

@@ -38,6 +38,19 @@ TEST(SimtSpecial, EveryFp8Code) {
     }
 }
 
+TEST(SimtSpecial, QueriesAndOutputsOfEightBits) {
+  for (const std::string types :
+       {"q=bf16 kv=bf16 layout=nhd out=fp8_e4m3fn", "q=f32 kv=fp8_e5m2 layout=hnd kscale=head vscale=head out=fp8_e4m3fn",
+        "q=fp8_e4m3fn kv=fp8_e4m3fn layout=packed qscale=head kscale=tensor out=bf16",
+        "q=fp8_e4m3fn kv=fp8_e4m3fn layout=nhd qscale=tensor vscale=head out=f32",
+        "q=fp8_e4m3fn kv=fp8_e4m3fn layout=hnd qscale=head out=fp8_e4m3fn"})
+    for (const std::string shape : {"heads=4:2 d=32 reqs=5@100,1@300 pad=2:zero", "heads=2:1 d=144 reqs=40@9,1@150 window=60"}) {
+      const ProblemLine line = line_of(types, shape + " page=8 lse=1");
+      const std::vector<std::string> findings = judge_values(made(line), on_device({.wave = 64, .target_items = 12}));
+      EXPECT_TRUE(findings.empty()) << report(line, findings);
+    }
+}
+
 // Several blocks of dims and several tiles of keys at once, which no hazard of the shared list asks for.
 TEST(SimtSpecial, ManyDimsAndManyKeys) {
   for (const std::string types :

@@ -65,6 +65,8 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   a.v_scale = floats(cache.v_scale);
   a.k_scale_stride = scale_stride(cache.k_scale);
   a.v_scale_stride = scale_stride(cache.v_scale);
+  a.q_scale = floats(batch.q_scale);
+  a.q_scale_stride = scale_stride(batch.q_scale);
   a.query_start_loc = semantics::index_view(batch.query_start_loc);
   a.block_table = batch.block_table;
   a.page_size = plan.problem.page_size;
@@ -77,6 +79,7 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   a.sinks_stride = options.sinks.stride[0];
   a.output = batch.output.data;
   a.output_dtype = batch.output.dtype;
+  if (batch.output_scale.present()) a.output_scale = *floats(batch.output_scale);
   a.output_strides = rows_of(batch.output).strides;
   a.lse = batch.lse.present() ? static_cast<float*>(batch.lse.data) : nullptr;
   a.lse_token = batch.lse.stride[0];

@@ -47,8 +47,11 @@ struct AttendArgs {
   std::int64_t alibi_stride = 1;
   const float* sinks = nullptr;  ///< by sinks_stride, or null
   std::int64_t sinks_stride = 1;
+  const float* q_scale = nullptr;  ///< of an fp8 query, as k_scale; scores of cached keys take both
+  std::int64_t q_scale_stride = 0;
   void* output = nullptr;
   DType output_dtype = DType::f32;
+  float output_scale = 1.0f;  ///< of an fp8 output
   semantics::KvStrides output_strides;
   float* lse = nullptr;  ///< by lse_token, lse_head, or null
   std::int64_t lse_token = 0;

@@ -109,7 +109,7 @@ template <class V>
 void absorb_tile_directly(const ItemView& v, const TileRows& rows, const TileRows* next, std::int64_t tile_begin) {
   const AttendArgs& a = v.args;
   const bool scaled = !rows.fresh || QUIRE_PLANTED(scales_on_new_rows);
-  const float k_scale = scaled ? scale_of_head(a.k_scale, a.k_scale_stride, v.item.kv_head) : 1.0f;
+  const float k_scale = scaled ? key_scale(v) : 1.0f;
   const float v_scale = scaled ? scale_of_head(a.v_scale, a.v_scale_stride, v.item.kv_head) : 1.0f;
   semantics::ScoreParams params = a.score;
   params.scale *= k_scale;

@@ -8,16 +8,31 @@
 #include "backend/cpu/fold_rows.h"
 #include "backend/cpu/item_view.h"
 #include "backend/cpu/planted.h"
+#include "semantics/dtype.h"
 #include "semantics/softmax_state.h"
 
 namespace quire::cpu {
 namespace {
+
+/// A row of 8-bit numbers: stored = value / output_scale, rounded to nearest even, saturated.
+inline void store_fp8_row(const AttendArgs& args, std::int64_t offset, const float* row) {
+  const float factor = QUIRE_PLANTED(output_scale_multiplied) ? 1.0f / args.output_scale : args.output_scale;
+  auto* codes = static_cast<std::uint8_t*>(args.output);
+  for (std::int64_t d = 0; d < args.head_dim; ++d) {
+    const float value = row[d] / factor;
+    std::uint8_t code = semantics::fp8_encode<semantics::E4m3fn>(value);
+    if (QUIRE_PLANTED(output_truncated) && std::fabs(semantics::fp8_decode<semantics::E4m3fn>(code)) > std::fabs(value)) --code;
+    if (QUIRE_PLANTED(output_not_saturated) && std::fabs(value) > 464.0f) code |= 0x7F;
+    codes[offset + args.output_strides.element(d)] = code;
+  }
+}
 
 template <class V>
 void store_row(const AttendArgs& args, std::int64_t token, std::int64_t head, const float* row) {
   const std::int64_t head_dim = args.head_dim;
   const semantics::KvStrides& s = args.output_strides;
   const std::int64_t offset = s.row(0, head, token);
+  if (args.output_dtype == DType::fp8_e4m3fn) return store_fp8_row(args, offset, row);
   auto* words = static_cast<std::uint16_t*>(args.output) + offset;
   std::int64_t d = 0;
   if (s.dim == 1) {

@@ -20,10 +20,14 @@ struct Rows {
 
 Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
              const Tensor& lse, const MergeOptions& merge_options) {
-  if (const Findings findings = check_merge(out_a, lse_a, out_b, lse_b, out, lse); !findings.ok()) return findings.status();
+  if (const Findings findings = check_merge(out_a, lse_a, out_b, lse_b, out, lse, Depth::contents, merge_options.output_scale);
+      !findings.ok())
+    return findings.status();
   const Rows a{out_a}, b{out_b}, la{lse_a}, lb{lse_b}, result{out};
   const std::int64_t num_heads = out.shape[1];
   const std::int64_t head_dim = out.shape[2];
+  const Tensor& scale = merge_options.output_scale;
+  const float output_scale = scale.present() ? *static_cast<const float*>(scale.data) : 1.0f;
   auto task = [&](std::int64_t token, int) {
     for (std::int64_t head = 0; head < num_heads; ++head) {
       const semantics::Merged m =
@@ -35,7 +39,7 @@ Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, cons
       for (std::int64_t d = 0; d < head_dim; ++d) {
         const float from_a = wa == 0.0f ? 0.0f : wa * a.load(token, head, d);
         const float from_b = wb == 0.0f ? 0.0f : wb * b.load(token, head, d);
-        semantics::store(out.data, out.dtype, result.at(token, head) + d * out.stride[2], from_a + from_b);
+        semantics::store(out.data, out.dtype, result.at(token, head) + d * out.stride[2], (from_a + from_b) / output_scale);
       }
       if (lse.present())
         static_cast<float*>(lse.data)[token * lse.stride[0] + head * lse.stride[1]] = semantics::log_sum_exp(m.state);

@@ -30,6 +30,12 @@ inline float scale_of_head(const float* scales, std::int64_t stride, std::int64_
   return scales != nullptr ? scales[head * stride] : 1.0f;
 }
 
+/// What scores of cached keys are multiplied by, besides softmax_scale: queries with a scale have no other keys.
+inline float key_scale(const ItemView& v) {
+  const AttendArgs& a = v.args;
+  return scale_of_head(a.k_scale, a.k_scale_stride, v.item.kv_head) * scale_of_head(a.q_scale, a.q_scale_stride, v.item.kv_head);
+}
+
 inline KvRows kv_rows(const ItemView& v) { return {v.item.req, QUIRE_PLANTED(kv_head_always_zero) ? 0 : v.item.kv_head}; }
 
 /// Vectors in the dim block that starts `left` vectors before the end of a row: kCols, at the end of a row 2 or 1.
@@ -42,7 +48,7 @@ constexpr int block_vectors(std::int64_t left) {
 template <class V>
 void pack_keys(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, std::int64_t end) {
   const AttendArgs& a = v.args;
-  const float scale = scale_of_head(a.k_scale, a.k_scale_stride, v.item.kv_head);
+  const float scale = key_scale(v);
   constexpr std::int64_t kBlock = V::kCols * V::kWidth;
   const std::int64_t floats = key_floats<V>(a);
   const auto transpose_vector = [&](std::int64_t first) {  // the kWidth keys from `first` on, relative to the tile

@@ -124,7 +124,7 @@ void add_set_aside(const ItemView& v, const SetAside& aside, std::int64_t tile_b
 
 /// Scores of cached keys times k_scale, where the keys could not take it.
 inline void scale_cached_keys(const ItemView& v, float* row, TileKeys keys, std::int64_t tile_begin) {
-  const float scale = scale_of_head(v.args.k_scale, v.args.k_scale_stride, v.item.kv_head);
+  const float scale = key_scale(v);
   std::int64_t cached_end = v.args.reqs[v.item.req].cached_len - tile_begin;
   if (QUIRE_PLANTED(scales_on_new_rows) || cached_end > keys.end) cached_end = keys.end;
   for (std::int64_t j = keys.begin; j < cached_end && scale != 1.0f; ++j) row[j] *= scale;

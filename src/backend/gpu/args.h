@@ -158,6 +158,7 @@ struct AttendArgs {
   RowSource cache_k, cache_v;            ///< by layout
   RowSource key, value;                  ///< this step's rows [num_tokens, num_kv_heads, head_dim], unscaled
   PerHead k_scale, v_scale;              ///< [num_kv_heads]
+  PerHead q_scale;                       ///< [num_kv_heads], of an fp8 query, whose keys are all cached
   PerHead alibi_slopes, sinks;           ///< [num_q_heads]
   semantics::IndexView query_start_loc;  ///< [num_reqs + 1]
   semantics::IndexView seq_lens;         ///< [num_reqs]
@@ -165,6 +166,7 @@ struct AttendArgs {
   BlockTable block_table;
   void* output = nullptr;
   DType output_dtype = DType::none;
+  PerHead output_scale;  ///< one value, of an fp8 output
   semantics::KvStrides output_strides;
   float* lse = nullptr;  ///< null = absent
   std::int64_t lse_token = 0;
@@ -214,8 +216,9 @@ struct MergeArgs {
   std::int32_t head_dim = 1;
   RowSource out_a, out_b;
   LseRows lse_a, lse_b;
-  RowTarget out;  ///< may be out_a or out_b
-  LseRows lse;    ///< may be absent
+  RowTarget out;         ///< may be out_a or out_b
+  PerHead output_scale;  ///< one value, of an fp8 `out`
+  LseRows lse;           ///< may be absent
 };
 
 /// Lengths of one request, as the kernels read them.

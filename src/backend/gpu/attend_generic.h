@@ -24,7 +24,7 @@ QUIRE_DEVICE int dims_from(const AttendArgs& a, int first_dim) {
 QUIRE_DEVICE void score_tile(const AttendArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block,
                              bool first_tile) {
   DotProducts dots;
-  const float k_scale = a.k_scale.at(item.kv_head, 1.0f);
+  const float k_scale = a.k_scale.at(item.kv_head, 1.0f) * a.q_scale.at(item.kv_head, 1.0f);
   QUIRE_NO_UNROLL
   for (int first_dim = 0; first_dim < a.head_dim; first_dim += kDimBlock) {
     const int dims = dims_from(a, first_dim);

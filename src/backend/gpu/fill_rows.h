@@ -17,7 +17,7 @@ QUIRE_DEVICE void fill_rows(const AttendArgs& a, std::int64_t first, float outpu
   for (std::int64_t i = begin; i < rows * a.head_dim; i += step) {
     const std::int64_t row = i / a.head_dim, d = i % a.head_dim;
     const std::int64_t at = a.output_strides.row(0, row % a.num_q_heads, first + row / a.num_q_heads);
-    store_output(a.output, a.output_dtype, at + d * a.output_strides.dim, output);
+    store_output(a, at + d * a.output_strides.dim, output);
   }
   if (a.lse == nullptr) return;
   for (std::int64_t row = begin; row < rows; row += step)

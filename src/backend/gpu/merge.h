@@ -32,7 +32,7 @@ QUIRE_DEVICE void merge(const MergeArgs& a) {
       const float from_a = weight_a == 0.0f ? 0.0f : weight_a * a.out_a.load(token, head, d);
       const float from_b = weight_b == 0.0f ? 0.0f : weight_b * a.out_b.load(token, head, d);
       semantics::store(a.out.data, a.out.dtype, a.out.strides.row(0, head, token) + element_of(a.out.strides, d),
-                       from_a + from_b);
+                       (from_a + from_b) / a.output_scale.at(0, 1.0f));
     }
     if (lane == 0 && a.lse.data != nullptr) a.lse.data[token * a.lse.token + head * a.lse.head] = semantics::log_sum_exp(m.state);
   }

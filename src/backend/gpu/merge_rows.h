@@ -29,12 +29,14 @@ QUIRE_DEVICE void for_each_sum(const AttendArgs& a, const GenericItem& item, Acc
   }
 }
 
-/// Output rows have the types of queries.
-QUIRE_DEVICE void store_output(void* data, DType dtype, std::int64_t at, float value) {
-  if (dtype == DType::f32) {
-    static_cast<float*>(data)[at] = value;
+/// Element `at` of the output; 8-bit numbers are value / output_scale, rounded to nearest even, saturated.
+QUIRE_DEVICE void store_output(const AttendArgs& a, std::int64_t at, float value) {
+  if (a.output_dtype == DType::f32) {
+    static_cast<float*>(a.output)[at] = value;
+  } else if (a.output_dtype == DType::fp8_e4m3fn) {
+    static_cast<std::uint8_t*>(a.output)[at] = semantics::fp8_encode<semantics::E4m3fn>(value / a.output_scale.at(0, 1.0f));
   } else {
-    static_cast<std::uint16_t*>(data)[at] = dtype == DType::f16 ? f16_encode(value) : semantics::bf16_encode(value);
+    static_cast<std::uint16_t*>(a.output)[at] = a.output_dtype == DType::f16 ? f16_encode(value) : semantics::bf16_encode(value);
   }
 }
 
@@ -58,7 +60,7 @@ QUIRE_DEVICE void finish_rows(const AttendArgs& a, const GenericItem& item, cons
   for_each_sum(a, item, acc, first_dim, [&](int, int r, int d, float& element) {
     // Adding 0 makes every zero +0, whatever its history. for_each_sum() visits no row from num_rows on.
     // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult)
-    store_output(a.output, a.output_dtype, at[r] + d * a.output_strides.dim, element * weight[r] + 0.0f);
+    store_output(a, at[r] + d * a.output_strides.dim, element * weight[r] + 0.0f);
   });
 }
 

@@ -39,14 +39,15 @@ Status append(const Vendor& vendor, const KVCache& cache, const Tensor& key, con
 
 Status merge(const Vendor& vendor, const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b,
              const Tensor& out, const Tensor& lse, const MergeOptions& merge_options) {
-  if (const Findings findings = check_merge(out_a, lse_a, out_b, lse_b, out, lse, Depth::metadata); !findings.ok())
+  if (const Findings findings = check_merge(out_a, lse_a, out_b, lse_b, out, lse, Depth::metadata, merge_options.output_scale);
+      !findings.ok())
     return findings.status();
   if (out.num_elements() == 0) return {};
   const Result<int> ordinal = vendor.runtime->ordinal_of(out_a.data);
   if (!ordinal.ok()) return ordinal.status();
   const CurrentDevice current(vendor, ordinal.value());
   if (!current.status().ok()) return current.status();
-  return vendor.enqueue_merge(merge_args(out_a, lse_a, out_b, lse_b, out, lse), merge_options.stream);
+  return vendor.enqueue_merge(merge_args(out_a, lse_a, out_b, lse_b, out, lse, merge_options.output_scale), merge_options.stream);
 }
 
 }  // namespace quire::gpu

@@ -86,6 +86,7 @@ AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& o
   a.value = rows_of(batch.value);
   a.k_scale = per_head(cache.k_scale);
   a.v_scale = per_head(cache.v_scale);
+  a.q_scale = per_head(batch.q_scale);
   a.alibi_slopes = per_head(options.alibi_slopes);
   a.sinks = per_head(options.sinks);
   a.query_start_loc = index_of(batch.query_start_loc);
@@ -95,6 +96,7 @@ AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& o
   a.block_table = {table.data, table.dtype, table.stride[0], table.stride[1], table.shape[1]};
   a.output = batch.output.data;
   a.output_dtype = batch.output.dtype;
+  a.output_scale = per_head(batch.output_scale);
   a.output_strides = row_strides(batch.output);
   const LseRows lse = lse_of(batch.lse);
   a.lse = lse.data;
@@ -136,7 +138,7 @@ AppendArgs append_args(const KVCache& cache, const Tensor& key, const Tensor& va
 }
 
 MergeArgs merge_args(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
-                     const Tensor& lse) {
+                     const Tensor& lse, const Tensor& output_scale) {
   MergeArgs a;
   a.num_tokens = narrow(out.shape[0]);
   a.num_heads = narrow(out.shape[1]);
@@ -146,6 +148,7 @@ MergeArgs merge_args(const Tensor& out_a, const Tensor& lse_a, const Tensor& out
   a.lse_a = lse_of(lse_a);
   a.lse_b = lse_of(lse_b);
   a.out = {out.data, out.dtype, row_strides(out)};
+  a.output_scale = per_head(output_scale);
   a.lse = lse_of(lse);
   return a;
 }

@@ -20,7 +20,7 @@ AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& o
 AppendArgs append_args(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping);
 
 MergeArgs merge_args(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
-                     const Tensor& lse);
+                     const Tensor& lse, const Tensor& output_scale = {});
 
 /// What attend_status() says of an outcome whose lengths and tables break no rule and stay within the plan's bounds.
 Status judge(const Outcome& outcome, const Plan& plan, const Batch& batch);

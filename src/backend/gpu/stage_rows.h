@@ -70,13 +70,15 @@ QUIRE_DEVICE void stage_elements(const StagedRows& job) {
   }
 }
 
-/// All threads of the block. kRowTypes: only the types of query, key and value rows.
+/// All threads of the block. kRowTypes: only the types of query, key and value rows; fp8 queries go element by element.
 template <bool kRowTypes>
 QUIRE_DEVICE void stage_rows(const StagedRows& job) {
   if (job.begin >= job.end) return;
   const DType type = job.source.dtype;
   const int item_size = type == DType::f32 ? 4 : type == DType::f16 || type == DType::bf16 ? 2 : 1;
-  if (!in_chunks(job.source, item_size, job.head_dim)) return stage_elements(job);
+  // An fp8 query is staged once an item: element by element it needs no instance of its own.
+  const bool by_element = (kRowTypes && item_size == 1) || !in_chunks(job.source, item_size, job.head_dim);
+  if (by_element) return stage_elements(job);
   switch (type) {
     case DType::f32: return stage_chunks<DType::f32>(job);
     case DType::f16: return stage_chunks<DType::f16>(job);

@@ -95,6 +95,8 @@ class Oracle {
       : batch_(batch), cache_(cache), options_(options), result_(result) {
     rounds_kv_ = profile.dequantised_to_query;
     errors_ = numerics::score_errors(profile, batch.query.shape[2]);
+    // One rounding more than the other scores have (docs/numerics.md, "8-bit rows").
+    if (batch.q_scale.present()) errors_.per_magnitude *= 1 + numerics::kAccumulatorRoundoff / errors_.plain;
     head_dim_ = batch.query.shape[2];
     num_kv_heads_ = cache.layout == CacheLayout::nhd ? cache.k.shape[2] : cache.k.shape[1];
     page_size_ = cache.layout == CacheLayout::nhd ? cache.k.shape[1] : cache.k.shape[cache.layout == CacheLayout::hnd ? 2 : 3];
@@ -217,7 +219,7 @@ class Oracle {
 
   /// The real value of a stored one. A kernel that dequantises to the query's type multiplies in f32, and rounds once more.
   double cached(double scale, double stored) const {
-    if (!rounds_kv_) return scale * stored;
+    if (!rounds_kv_ || is_fp8(batch_.query.dtype)) return scale * stored;
     float value = 0;
     semantics::store(&value, batch_.query.dtype, 0, static_cast<float>(scale) * static_cast<float>(stored));
     return semantics::load(&value, batch_.query.dtype, 0);
@@ -279,9 +281,10 @@ class Oracle {
     row.loses = false;
     row.q.resize(static_cast<std::size_t>(head_dim_));
     const Tensor& t = batch_.query;
+    const double q_scale = scalar_or_per_head(batch_.q_scale, task.kv_head, 1.0);
     for (std::int64_t d = 0; d < head_dim_; ++d)
       row.q[static_cast<std::size_t>(d)] =
-          semantics::load(t.data, t.dtype, token * t.stride[0] + row.head * t.stride[1] + d * t.stride[2]);
+          q_scale * semantics::load(t.data, t.dtype, token * t.stride[0] + row.head * t.stride[1] + d * t.stride[2]);
     for (std::vector<double>* list : {&row.logit, &row.magnitude, &row.weight, &row.floored, &row.scored, &row.lost})
       list->resize(static_cast<std::size_t>(row.count));
     row.stored.resize(errors_.stored > 0 ? static_cast<std::size_t>(row.count) : 0);
@@ -434,6 +437,24 @@ Reference empty_result(const Batch& batch, const KVCache& cache, std::size_t num
   return result;
 }
 
+/// The result in units of an 8-bit output's codes. What a code cannot hold is its largest value; where no rounding could keep the
+/// result below that, nothing but that value is right.
+void in_codes(Reference& result, const Batch& batch) {
+  if (batch.output.dtype != DType::fp8_e4m3fn) return;
+  const double scale = scalar_or_per_head(batch.output_scale, 0, 1.0);
+  for (std::vector<double>* list : {&result.out, &result.abs_pv, &result.abs_spv, &result.abs_lost})
+    for (double& x : *list) x /= scale;
+  const numerics::OutputType type = numerics::output_type(batch.output.dtype);
+  for (std::size_t i = 0; i < result.out.size(); ++i) {
+    if (!(std::fabs(result.out[i]) > numerics::kLargestE4m3fn)) continue;
+    const auto row = static_cast<std::int64_t>(i) / result.head_dim;
+    const double tolerance = numerics::output_tolerance(result, row, static_cast<std::int64_t>(i), type);
+    const bool beyond = std::fabs(result.out[i]) - tolerance > numerics::kLargestE4m3fn;
+    result.out[i] = std::copysign(numerics::kLargestE4m3fn, result.out[i]);
+    if (beyond || !std::isfinite(tolerance)) result.abs_pv[i] = result.abs_spv[i] = result.abs_lost[i] = 0.0;
+  }
+}
+
 Status check_profile(const NumericsProfile& profile) {
   const auto known = [](DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; };
   for (const auto& [field, type] :
@@ -454,6 +475,7 @@ Reference reference_of(const Batch& batch, const KVCache& cache, const Options& 
   const std::vector<Task> tasks = oracle.tasks(rows, work);
   run_all(oracle, tasks, work < kThreadedWork ? 1 : threads::available());
   numerics::pay_for(result, profile);
+  in_codes(result, batch);
   return result;
 }
 
