@@ -7,7 +7,6 @@ the runs is an engine in a process of its own.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import pathlib
@@ -15,6 +14,7 @@ import subprocess
 import sys
 
 _TEXT = pathlib.Path(__file__).resolve().parents[3] / "examples" / "data" / "texts" / "speeches_and_charters.txt"
+_MARK = "perplexity="
 _CACHES = {"auto": "bf16", "fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 
 
@@ -22,7 +22,7 @@ def parse_arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model", type=pathlib.Path, help="folder with the files that vLLM loads")
     p.add_argument("--tokens", type=int, default=3230, help="of the text (default: %(default)s)")
-    p.add_argument("--one", nargs=2, metavar=("BACKEND", "CACHE"), help="one run, whose result is the last line of the output")
+    p.add_argument("--one", nargs=2, metavar=("BACKEND", "CACHE"), help="one run, whose result is a line of the output")
     return p.parse_args()
 
 
@@ -41,7 +41,7 @@ def measure(model: pathlib.Path, backend: str, cache: str, tokens: int) -> float
 def main() -> int:
     a = parse_arguments()
     if a.one:
-        print(json.dumps(measure(a.model, *a.one, a.tokens)))
+        print(f"{_MARK}{measure(a.model, *a.one, a.tokens)}", flush=True)
         return 0
     print(f"perplexity on {a.tokens} tokens by type of the cache (change from bf16)\n")
     print("| attention | " + " | ".join(_CACHES.values()) + " |\n|---|" + "---|" * len(_CACHES))
@@ -54,7 +54,7 @@ def main() -> int:
             if done.returncode:
                 print(done.stdout[-2000:] + done.stderr[-2000:], file=sys.stderr)
                 return 1
-            found.append(float(json.loads(done.stdout.strip().splitlines()[-1])))
+            found.append(next(float(line.removeprefix(_MARK)) for line in done.stdout.splitlines() if line.startswith(_MARK)))
         print(f"| {name} | " + " | ".join(f"{x:.2f}" + (f" ({100 * (x / found[0] - 1):+.1f} %)" if i else "") for i, x in enumerate(found)) + " |", flush=True)
     return 0
 

@@ -8,11 +8,14 @@ import http.client
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped, too
 
 _START_SECONDS = 300.0  # a first start compiles; a server that is not up by then never will be
 

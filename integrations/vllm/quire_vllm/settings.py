@@ -23,7 +23,6 @@ class Settings:
     heads: float = 1.0  # QUIRE_AUDIT_HEADS: share of KV heads that are read
     seed: int = 0  # QUIRE_AUDIT_SEED: of the choice of rows
     plant: str = ""  # QUIRE_AUDIT_PLANT: "fault@step", a planted fault, for tests and demonstrations
-    wait: bool = False  # QUIRE_WAIT: on a GPU, every call waits and raises what the device found
     explain: bool = True  # QUIRE_EXPLAIN
 
 
@@ -40,7 +39,6 @@ def read(environment: Mapping[str, str] | None = None) -> Settings:
         heads=_share(env, "QUIRE_AUDIT_HEADS", 1.0),
         seed=_count(env, "QUIRE_AUDIT_SEED", 0),
         plant=env.get("QUIRE_AUDIT_PLANT", ""),
-        wait=_flag(env, "QUIRE_WAIT", False),
         explain=_flag(env, "QUIRE_EXPLAIN", True),
     )
 

@@ -33,7 +33,7 @@ class Memory:
     """One layer's slots. ``version``: the ledger's step of the write that the entry belongs to. ``copy``: keep K and V, not digests."""
 
     def __init__(self, num_slots: int, copy: bool = False):
-        self.version = np.full(num_slots, _UNKNOWN, np.int64)
+        self.version = np.full(num_slots, _UNKNOWN, np.int32)
         self.digest = np.zeros(num_slots, np.int64)
         self.rows: torch.Tensor | None = None
         self.copy = copy

@@ -215,7 +215,7 @@ class Auditor:
         slots = ledger.slots(request, layer.group, begin, request.seq_len)
         rows = kv.reshape(-1, *kv.shape[2:])[: len(slots)]
         before = layer.memory.version[slots]
-        wrong = layer.memory.changed(slots, ledger.step[slots].astype(np.int64), rows)
+        wrong = layer.memory.changed(slots, ledger.step[slots], rows)
         self.report.counts["slots"] += len(slots)
         if len(wrong):
             i = int(wrong[0])
