@@ -111,7 +111,7 @@ Report run_kernels(const Terminal& terminal);
 /// All rules in one line each, or one rule in full.
 Report run_rules(const std::string& id, const Terminal& terminal);
 
-/// Findings as JSON (schema in docs/cli.md).
+/// Findings as JSON (schema in cli.md).
 Json findings_json(const Findings& findings);
 
 }  // namespace quire::cli

@@ -32,7 +32,7 @@ constexpr const char* kInputHelp = "a problem line, in one or several words, or 
 
 constexpr const char* kCommandFooter =
     "A problem line: q=bf16 kv=bf16 heads=32:8 d=128 page=16 layout=nhd reqs=1x4096,64x1@2048\n"
-    "(reqs = count x query_len @ context_len; full grammar: docs/problem_line.md)\n"
+    "(reqs = count x query_len @ context_len; full grammar: docs/reference/problem_line.md)\n"
     "Exit codes: 0 ok, 1 findings or mismatch, 2 usage or parse error, 3 I/O, 4 unsupported, 70 internal.\n";
 
 struct Arguments {
@@ -131,8 +131,9 @@ void add_diagnose(CLI::App& app, DiagnoseArgs& args) {
       ->type_name("S")
       ->check(CLI::Range(0.0, 1e6));
   command
-      ->add_option("--profile", args.profile,
-                   "what the kernel may round, e.g. weights=bf16, or plain (default: found by itself; docs/numerics.md)")
+      ->add_option(
+          "--profile", args.profile,
+          "what the kernel may round, e.g. weights=bf16, or plain (default: found by itself; docs/reference/numerics.md)")
       ->type_name("WORDS");
   command->add_option("--reduced", args.reduced, "where the reduced capture goes (default: FILE with .reduced before its suffix)")
       ->type_name("FILE");
@@ -144,7 +145,8 @@ void add_capture(CLI::App& app, CaptureArgs& args) {
   CLI::App* command = app.add_subcommand("capture", "Write the batch of a problem line to a capture file");
   add_input(command, args.input);
   command->add_option("-o,--output", args.output, "file to write, usually .safetensors")->type_name("FILE")->required();
-  command->add_option("--fault", args.fault, "observe the output of a kernel with this fault (docs/faults.md)")->type_name("ID");
+  command->add_option("--fault", args.fault, "observe the output of a kernel with this fault (docs/reference/faults.md)")
+      ->type_name("ID");
   command->add_option("--fill", args.fill, "what rows hold that the fault leaves unwritten: nan (the default) or garbage")
       ->type_name("WHAT")
       ->check(one_of({"nan", "garbage"}));
@@ -256,7 +258,7 @@ void build(CLI::App& app, Arguments& args) {
   std::vector<CLI::App*> commands = app.get_subcommands({});
   commands.push_back(app.get_subcommand("bench")->get_subcommand("compare"));
   for (CLI::App* command : commands) {
-    command->add_flag("--json", args.json, "print one JSON object (schema: docs/cli.md)");
+    command->add_flag("--json", args.json, "print one JSON object (schema: docs/reference/cli.md)");
     command->footer(kCommandFooter);
   }
 }

@@ -11,7 +11,7 @@ namespace quire::cli {
 
 using Json = nlohmann::ordered_json;
 
-/// Documented in docs/cli.md and in `quire --help`; never renumbered.
+/// Documented in cli.md and in `quire --help`; never renumbered.
 enum ExitCode : int {
   kOk = 0,
   kFindings = 1,     ///< findings, or an output that does not match

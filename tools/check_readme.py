@@ -4,7 +4,7 @@ Python and the shell, here and on the other pages, is run by check_pages.py.
 
 usage: check_readme.py cpp FILE         write the C++ example to FILE
        check_readme.py expect LANG CMD  run CMD and compare its output with the text block that follows the LANG example
-       check_readme.py links            every relative link of every Markdown page leads to a file
+       check_readme.py links            every relative link of a Markdown page, and every page that a source file names, is there
        check_readme.py --self-test      plant faults in copies and demand that they are noticed
 """
 import re
@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PAGE = re.compile(r"(?<![\w./*-])((?:docs/)?(?:[a-z_]+/)*[a-z0-9_]+\.md)\b")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -45,6 +46,23 @@ def broken_links(root: Path, pages: "list[Path]") -> "list[str]":
     return found
 
 
+def unknown_pages(root: Path, files: "list[Path]") -> "list[str]":
+    """Pages that comments and texts name, with or without their folder, and that do not exist."""
+    pages = ["/" + page.relative_to(root).as_posix() for page in root.glob("**/*.md") if "build" not in page.parts]
+    found = []
+    for file in files:
+        for name in PAGE.findall(file.read_text(encoding="utf-8", errors="replace")):
+            if not any(page.endswith("/" + name) for page in pages):
+                found.append(f"{file.relative_to(root)}: names {name}, which does not exist")
+    return found
+
+
+def source_files() -> "list[Path]":
+    folders = ("src", "include", "cli", "python", "cmake", "fuzz")
+    return sorted(path for folder in folders for path in ROOT.glob(f"{folder}/**/*")
+                  if path.suffix in (".h", ".hpp", ".cpp", ".cu", ".hip", ".inc", ".py", ".cmake"))
+
+
 def markdown_pages() -> "list[Path]":
     return sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("examples/**/*.md"))
 
@@ -61,6 +79,10 @@ def self_test() -> "list[str]":
         file.write_text("[here](page.md) [web](https://example.org) [gone](gone.md)\n", encoding="utf-8")
         if broken_links(Path(scratch), [file]) != ["page.md: link to gone.md, which does not exist"]:
             problems.append("a broken link went unnoticed, or a good one was refused")
+        source = Path(scratch) / "x.h"
+        source.write_text("// see page.md and docs/gone.md\n", encoding="utf-8")
+        if unknown_pages(Path(scratch), [source]) != ["x.h: names docs/gone.md, which does not exist"]:
+            problems.append("a page that does not exist went unnoticed, or one that does was refused")
     return problems
 
 
@@ -72,7 +94,7 @@ def main(arguments: "list[str]") -> int:
     if arguments[:1] == ["expect"] and len(arguments) > 2:
         problems = compare(arguments[2:], example(page, arguments[1])[1])
     elif arguments == ["links"]:
-        problems = broken_links(ROOT, markdown_pages())
+        problems = broken_links(ROOT, markdown_pages()) + unknown_pages(ROOT, source_files())
     elif arguments == ["--self-test"]:
         problems = self_test()
     else:

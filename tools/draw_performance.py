@@ -36,6 +36,7 @@ WORDS = {"32:8 d128 bf16 B1 1k": "decode, 1 request, 1k keys", "32:8 d128 bf16 B
          "32:8 d128 e4m3 B64 8k": "decode, fp8 cache, 64 × 8k", "16x1k": "prefill, 16 prompts of 1k", "16k": "prefill, 16k tokens",
          "2k@30k": "prefill, 2k tokens after 30k", "d64 4k": "prefill, head_dim 64, 4k tokens",
          "64 decode @8k + 2k chunk @6k": "64 decode rows and a 2k chunk"}
+TICKS = (2, 5, 0.5, 0.7, 3, 8, 12, 20, 1.4, 0.8, 1.2, 0.9, 1.1, 0.6, 1.6)  # the first that fit are shown
 NOISE = 0.03  # two captures of one case differ by 0.3 % in the median and 6 % at most; a smaller limit would call noise a win
 
 STYLE = """
@@ -84,6 +85,15 @@ def mark(series: int, x: float, y: float) -> str:
     return shapes[series]
 
 
+def shown_ticks(low: float, high: float, place) -> "list[float]":
+    """Ticks of the axis: 1, and as many others as have room for their words (34 px)."""
+    found = [1.0]
+    for tick in TICKS:
+        if low <= tick <= high and all(abs(place(tick) - place(other)) >= 34 for other in found):
+            found.append(tick)
+    return found
+
+
 def chart(title: str, subtitle: str, rows: "list[tuple[str, dict[str, float]]]", series: "list[str]") -> str:
     left = 40 + round(6.8 * max(len(label) for label, _ in rows))  # px of a character at 12 px, and margins
     width, row_height, top = left + 624, 26, 84
@@ -94,13 +104,12 @@ def chart(title: str, subtitle: str, rows: "list[tuple[str, dict[str, float]]]",
     bottom = top + row_height * len(rows)
     parts = [f'<rect class="back" width="{width}" height="{bottom + 52}" rx="6"/>', f'<text class="title" x="16" y="26">{escape(title)}</text>',
              f'<text class="small" x="16" y="44">{escape(subtitle)}</text>']
-    for tick in (t for t in (0.5, 0.7, 1, 1.4, 2, 3, 5, 8, 12, 20) if low <= t <= high):
+    for tick in shown_ticks(low, high, place):
         x = place(tick)
         parts.append(f'<line class="{"axis" if tick == 1 else "grid"}" x1="{x:.1f}" y1="{top - 6}" x2="{x:.1f}" y2="{bottom}"/>'
                      f'<text class="small" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick:g}×</text>')
-    one = place(1)
-    parts.append(f'<text class="small" x="{one - 8:.1f}" y="{bottom + 36}" text-anchor="end">◀ Quire is slower</text>'
-                 f'<text class="small" x="{one + 8:.1f}" y="{bottom + 36}">Quire is faster ▶  (time of the other / time of Quire)</text>')
+    parts.append(f'<text class="small" x="{left}" y="{bottom + 36}">time of the other / time of Quire: left of 1× Quire is slower, '
+                 f'right of it faster</text>')
     x = 16.0
     for i, name in enumerate(series):
         parts.append(mark(i, x + 6, 62) + f'<text x="{x + 18:.0f}" y="66">{escape(name)}</text>')

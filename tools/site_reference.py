@@ -1,4 +1,4 @@
-"""Makes the generated parts of docs/reference: Python (by mkdocstrings, from stubs and docstrings), C++ from the headers, JSON from what the commands print.
+"""Makes the generated parts of docs/reference: Python by mkdocstrings, C++ from the headers, JSON from what the commands print.
 
 site_hooks.py puts them in place of markers when the site is built, so that nothing here can be out of date.
 """
@@ -46,15 +46,21 @@ def python_reference() -> str:
     groups = {**GROUPS, "Other": [name for name in public if name not in named]}
     parts = []
     for title, names in groups.items():
-        parts += [f"## {title}\n"] + [f"::: {where(quire, name)}\n" for name in names if name in public]
+        parts += [f"## {title}\n"] + [entry(quire, name) for name in names if name in public]
     return "\n".join(parts + ["## Modules\n"] + [f"::: {module}\n" for module in MODULES])
 
 
-def where(quire, name: str) -> str:
-    """Where the stubs or sources say what a public name is: the package itself wraps some functions for better errors."""
+def entry(quire, name: str) -> str:
+    """An entry of mkdocstrings; for overloads, which it does not collect from stubs, their signatures and the docstring."""
     from quire import _quire
 
-    return f"quire._quire.{name}" if hasattr(_quire, name) else f"{getattr(quire, name).__module__}.{name}"
+    stub = Path(_quire.__file__).with_name("_quire.pyi").read_text(encoding="utf-8")
+    overloads = re.findall(rf"(?m)^@overload\n(def {name}\(.*?\) -> .*?):", stub)
+    if overloads:
+        text = (getattr(quire, name).__doc__ or "").strip()
+        return f"### {name}\n\n```python\n" + "\n".join(overloads) + f"\n```\n\n```text\n{text}\n```\n"
+    # The package wraps some functions of the compiled module for better errors; the stub has their signatures.
+    return f"::: quire._quire.{name}\n" if hasattr(_quire, name) else f"::: {getattr(quire, name).__module__}.{name}\n"
 
 
 # --- C++ --------------------------------------------------------------------------------------------------------------------------

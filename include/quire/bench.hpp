@@ -126,7 +126,7 @@ struct BenchReport {
   std::vector<Ceilings> ceilings;
   std::vector<BenchCaseResult> cases;
   std::string text;  ///< the complete report for a terminal
-  std::string json;  ///< the same as JSON (docs/bench.md)
+  std::string json;  ///< the same as JSON (bench.md)
 };
 
 /// Measures the ceilings, times every case in every variant, verifies what was timed, and measures the ceilings again.

@@ -1,4 +1,4 @@
-// A batch that owns its memory: made from a problem line, or read from and written to a capture file (docs/capture.md).
+// A batch that owns its memory: made from a problem line, or read from and written to a capture file (capture.md).
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct Case {
   std::byte* allocate(std::size_t bytes);
 };
 
-/// Fills a problem with data; the same bits from every compiler and machine (docs/capture.md, "Made cases").
+/// Fills a problem with data; the same bits from every compiler and machine (capture.md, "Made cases").
 ///
 /// Query, key and value are N(0,1); about every fourth query head is *peaky* (times 8, so that few keys dominate its softmax).
 /// Element (request, position, head, dim) depends on the seed and its own coordinates only: not on layout, page order, chunking

@@ -1,4 +1,4 @@
-// The checked contract: every assumption Quire makes about its input is a rule with an id (docs/contract.md).
+// The checked contract: every assumption Quire makes about its input is a rule with an id (contract.md).
 #pragma once
 
 #include <cstddef>
@@ -41,7 +41,7 @@ struct Findings {
   Status status() const;
 };
 
-/// A rule as documented. docs/contract.md is generated from these.
+/// A rule as documented. contract.md is generated from these.
 struct Rule {
   std::string_view id;
   Depth depth;

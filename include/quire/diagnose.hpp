@@ -15,7 +15,7 @@
 
 namespace quire {
 
-/// Rounding that a right kernel may do besides its f32 arithmetic (docs/numerics.md, "Profiles"). The default is Quire's own
+/// Rounding that a right kernel may do besides its f32 arithmetic (numerics.md, "Profiles"). The default is Quire's own
 /// kernels.
 struct NumericsProfile {
   DType weights = DType::f32;      ///< softmax weights are rounded to f16 or bf16 before they meet V (FlashAttention, Triton)
@@ -36,7 +36,7 @@ Result<NumericsProfile> parse_profile(std::string_view text);
 /// Completes "a kernel that ...": "rounds its softmax weights to bf16".
 std::string in_words(const NumericsProfile& profile);
 
-/// fp64 attention of the stored (quantised) cache, with what is needed to bound a kernel's error (docs/numerics.md).
+/// fp64 attention of the stored (quantised) cache, with what is needed to bound a kernel's error (numerics.md).
 /// Row-major [num_tokens, num_q_heads, head_dim] (out, abs_pv, abs_spv) and [num_tokens, num_q_heads] (the rest).
 /// M_k = |scale| sum_d |q_d K_kd| + |slope (k - q_pos)| + cap / 4 + |s(k) - m| measures what rounding can do to a score.
 ///
@@ -48,7 +48,7 @@ struct Reference {
   std::int64_t num_left_rows = 0;  ///< padding rows behind these that an output has too, and that nobody judges (Padding::left)
   std::vector<double> out;
   std::vector<double> lse;
-  std::vector<double> abs_pv;          ///< sum_k max(p_k, least) |V_k|, p normalised; least: docs/numerics.md
+  std::vector<double> abs_pv;          ///< sum_k max(p_k, least) |V_k|, p normalised; least: numerics.md
   std::vector<double> abs_spv;         ///< sum_k p_k M_k |V_k|
   std::vector<double> score_mag;       ///< sum_k p_k M_k, plus p_sink (|sink| + |sink - m|)
   std::vector<double> abs_lost;        ///< sum_k max(0, min(p_k, 2^-25) - 2^-11 p_k) |V_k|: what f16's subnormals lose of weights
@@ -74,7 +74,7 @@ struct Mismatch {
 };
 
 /// NaN and infinity positions are compared first; then |observed - expected| <= tolerance element by element, where the
-/// tolerance is derived in docs/numerics.md from unit roundoff, sum p|v| and the score magnitude.
+/// tolerance is derived in numerics.md from unit roundoff, sum p|v| and the score magnitude.
 struct Comparison {
   bool ok = false;
   std::int64_t num_elements = 0;
@@ -92,7 +92,7 @@ Comparison compare_lse(const Tensor& lse, const Reference& expected);
 
 /// Widens the tolerance for kernels that round each softmax weight to `weights` (f16 or bf16) before it meets V, as
 /// FlashAttention and vLLM's Triton kernels do, and of Quire's those that say so (rounds_weights()): one more error of at most u
-/// * sum_k p_k |V_k|, and what f16's subnormals lose (docs/numerics.md, "Rounded weights"). Widens expected.abs_pv; f32 changes
+/// * sum_k p_k |V_k|, and what f16's subnormals lose (numerics.md, "Rounded weights"). Widens expected.abs_pv; f32 changes
 /// nothing.
 void allow_rounded_weights(Reference& expected, DType weights);
 /// The same for some of its tokens: those whose entry of `tokens` is true.
@@ -100,7 +100,7 @@ void allow_rounded_weights(Reference& expected, DType weights, const std::vector
 
 /// One suspect of a diagnosis: a mechanism with its parameters, often an entry of faults().
 struct Suspicion {
-  std::string mechanism;    ///< id of docs/diagnose.md, e.g. "factor_out"; two joined by " + " for a combination
+  std::string mechanism;    ///< id of diagnose.md, e.g. "factor_out"; two joined by " + " for a combination
   std::string fault;        ///< id in faults(), e.g. "query_start_loc_as_int32", or empty; two joined by " + "
   std::string text;         ///< "reads an int64 query_start_loc as int32"
   std::string detail;       ///< the parameters: "logical page 3 of request 5 read from page 17"
@@ -109,7 +109,7 @@ struct Suspicion {
   double explained = 0;     ///< share of the observed error that it explains, in [0, 1], less the right rows that it would break
   double largest_move = 0;  ///< how far it moves any tested element at most
   double largest_left = 0;  ///< the largest error that it leaves unexplained
-  bool certain = false;     ///< explains every dim of every wrong row looked at and breaks no right one (docs/diagnose.md)
+  bool certain = false;     ///< explains every dim of every wrong row looked at and breaks no right one (diagnose.md)
   std::string refutation;   ///< for a refuted one: why, with numbers; empty for the cause
 };
 
@@ -122,7 +122,7 @@ struct DiagnoseOptions {
   std::function<void(const std::string& stage)> progress;
 };
 
-/// The answer of diagnose(): where an observed output is wrong, and why (docs/diagnose.md).
+/// The answer of diagnose(): where an observed output is wrong, and why (diagnose.md).
 struct Diagnosis {
   /// "right", "cause found", "mechanism likely", "unknown cause", "broken batch" (a contract rule is broken: everything after is
   /// undefined)

@@ -16,7 +16,7 @@
 
 namespace quire {
 
-/// One entry of docs/faults.md.
+/// One entry of faults.md.
 struct FaultInfo {
   std::string id;      ///< stable, lower case: "query_start_loc_as_int32"
   std::string family;  ///< the file that holds it: rows, index_width, mask, tokens, split, pages, layout, heads, scores, ...

@@ -84,7 +84,7 @@ struct ProblemLine {
 ///
 /// reqs is a comma list of [count x] query_len [@ context_len] [/ cached_len]. Other keys, all optional:
 /// out= scale= window= cap= alibi=0|1 sinks=0|1 lse=0|1 qscale=none|tensor|head kscale=... vscale=... pad=N[:left|zero] pages=
-/// share= index=i32|i64 data=normal|tiny seed=. docs/problem_line.md is the full grammar. Errors name the key, the offending text
+/// share= index=i32|i64 data=normal|tiny seed=. problem_line.md is the full grammar. Errors name the key, the offending text
 /// and what was expected.
 Result<ProblemLine> parse_problem_line(std::string_view text);
 /// A case file: one problem line per line; blank lines and everything from `#` on are skipped. Errors start with the line number.

@@ -13,7 +13,7 @@
  *    the NUL, and *length is the whole length without it, so that length >= capacity tells of a cut text.
  *  - Different threads may call at the same time; one quire_ledger must not be used by two threads at once.
  *
- * Shapes, equations and promises: batch.hpp and docs/design.md. Rules by id: docs/contract.md.
+ * Shapes, equations and promises: batch.hpp and docs/design.md. Rules by id: contract.md.
  * A whole program: tests/capi/program.c.
  */
 #ifndef QUIRE_QUIRE_H
@@ -34,7 +34,7 @@ typedef int32_t quire_code;
 enum {
   QUIRE_OK = 0,
   QUIRE_INVALID_ARGUMENT = 1,   /* NULL, or an argument outside its documented range that no contract rule covers */
-  QUIRE_CONTRACT_VIOLATION = 2, /* a rule of docs/contract.md is broken; quire_last_rule() names it */
+  QUIRE_CONTRACT_VIOLATION = 2, /* a rule of contract.md is broken; quire_last_rule() names it */
   QUIRE_UNSUPPORTED = 3,        /* valid, but this build, device or forced kernel refuses it; the message says why */
   QUIRE_PARSE_ERROR = 4,        /* malformed text or file */
   QUIRE_IO_ERROR = 5,           /* the operating system refused to open, read or write */
@@ -242,7 +242,7 @@ typedef struct quire_plan_settings {
  * and tables are not read: the plan is made from upper bounds and its text says which). options, settings: nullable. */
 quire_code quire_plan_create(const quire_batch* batch, const quire_cache* cache, const quire_options* options,
                              const quire_plan_settings* settings, quire_plan** out);
-/* Plans the problem of a problem line (docs/problem_line.md). device: nullable = this machine, or a pretend one such as
+/* Plans the problem of a problem line (problem_line.md). device: nullable = this machine, or a pretend one such as
  * "avx512" or "gfx942". settings: nullable. */
 quire_code quire_plan_for_problem_line(const char* line, const char* device, const quire_plan_settings* settings,
                                        quire_plan** out);
@@ -343,7 +343,7 @@ typedef struct quire_comparison {
 } quire_comparison;
 
 /* Judges batch->output (and batch->lse if present) against the fp64 reference of this batch, element by element, with the
- * tolerances of docs/numerics.md. options: nullable. Slow on purpose: use it on samples.
+ * tolerances of numerics.md. options: nullable. Slow on purpose: use it on samples.
  * *out: the counts; num_mismatches == 0 means right. buffer (nullable if capacity is 0), length (nullable): the verdict in
  * words. A wrong output is an answer: the call returns QUIRE_OK. */
 quire_code quire_compare(const quire_batch* batch, const quire_cache* cache, const quire_options* options, quire_comparison* out,
@@ -351,7 +351,7 @@ quire_code quire_compare(const quire_batch* batch, const quire_cache* cache, con
 
 /* ----------------------------------------------------------------------------------------------------------- cases ---- */
 
-/* A batch that owns its memory: generated from a problem line or read from a capture file (docs/capture.md). */
+/* A batch that owns its memory: generated from a problem line or read from a capture file (capture.md). */
 typedef struct quire_case quire_case;
 
 /* Fills the problem of a problem line with data: N(0,1), deterministic in its seed, NaN wherever nothing may be read. */

@@ -12,7 +12,7 @@ namespace quire {
 enum class Code : std::int32_t {
   ok = 0,
   invalid_argument = 1,    ///< an argument outside its documented range that no contract rule covers
-  contract_violation = 2,  ///< a rule of docs/contract.md is broken; `Status::rule` names it
+  contract_violation = 2,  ///< a rule of contract.md is broken; `Status::rule` names it
   unsupported = 3,         ///< valid, but this build, device or forced kernel refuses it; the message says why
   parse_error = 4,         ///< malformed text or file (problem line, capture)
   io_error = 5,            ///< the operating system refused to open, read or write

@@ -78,7 +78,7 @@ struct VerifyOptions {
 
 enum class CheckState : std::int32_t { pass = 0, fail = 1, skipped = 2 };
 
-/// One check of one case; docs/verify.md lists them: values, lse, rows, nan_poison, garbage_poison, repeat, canaries, strides,
+/// One check of one case; verify.md lists them: values, lse, rows, nan_poison, garbage_poison, repeat, canaries, strides,
 /// threads, alone, chunks.
 struct CheckResult {
   std::string check;
@@ -136,7 +136,7 @@ struct Verdict {
   std::string supported;                         ///< what VerifyOptions::supports said yes to, in words; empty without it
   std::map<std::string, std::int64_t> left_out;  ///< "hazards SoftCap": cases that have no form which is supported
   std::string text;                              ///< the complete report for a terminal
-  std::string json;                              ///< the same as JSON (docs/verify.md)
+  std::string json;                              ///< the same as JSON (verify.md)
 };
 
 /// Runs the matrices and measures the suite's own power. Errors: invalid_argument for an unknown matrix.
@@ -181,7 +181,7 @@ struct SoakResult {
   std::vector<std::string> interrupted;  ///< lines that ran when the process of an earlier run ended; they were not asked again
   bool ok() const;                       ///< no case of any run failed
   std::string text;                      ///< the complete report for a terminal
-  std::string json;                      ///< the same as JSON (docs/verify.md)
+  std::string json;                      ///< the same as JSON (verify.md)
 };
 
 /// Asks the targets fresh random batches until time is up; each batch is asked of every target. Errors: invalid_argument for no

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("--full", action="store_true", help="compare every row with the fp64 reference, however long it takes")
     diagnose.add_argument("--seconds", type=float, default=0.5, metavar="S", help="about how long comparing may take (default: 0.5)")
     diagnose.add_argument("--profile", metavar="WORDS",
-                          help="what the kernel may round, e.g. weights=bf16, or plain (default: found by itself; docs/numerics.md)")  # fmt: skip
+                          help="what the kernel may round, e.g. weights=bf16, or plain (default: found by itself; docs/reference/numerics.md)")  # fmt: skip
     diagnose.add_argument("--reduced", metavar="FILE", help="where the reduced capture goes (default: FILE with .reduced before its suffix)")
     diagnose.add_argument("--no-reduced", action="store_true", help="write no reduced capture")
     for command in (verify, diagnose):

@@ -33,7 +33,7 @@ class ArgumentError(Error, ValueError, TypeError):
 
 
 class ContractError(Error, ValueError):
-    """A rule of the contract (docs/contract.md) is broken; ``rule`` names it."""
+    """A rule of the contract (contract.md) is broken; ``rule`` names it."""
 
     code = "contract_violation"
 

@@ -49,7 +49,7 @@ def verify(
     shrink_seconds: float = 15.0,
     progress: Callable[[int, int, str], Any] | None = None,
 ) -> _quire.Verdict:
-    """Is an implementation a correct paged attention, and would this suite notice if it were not? (docs/verify.md)
+    """Is an implementation a correct paged attention, and would this suite notice if it were not? (verify.md)
 
     target: the name of a kernel of Quire ("cpu" = the planned one), the name of an adapter of :mod:`quire.targets`, or an implementation
         as described there: a callable ``f(case)`` or ``f(batch, cache, options)`` that returns the output, ``(output, lse)`` or None.
@@ -95,7 +95,7 @@ def soak(
     shrink_seconds: float = 15.0,
     progress: Callable[[str], Any] | None = None,
 ) -> _quire.SoakResult:
-    """Asks fresh random batches until time is up or Ctrl-C is pressed (docs/verify.md).
+    """Asks fresh random batches until time is up or Ctrl-C is pressed (verify.md).
 
     directory: where state.json, log.txt and findings.txt are kept; a later run with the same folder goes on from there. None: nowhere.
     minutes: of this run; 0: until ``progress`` returns False. progress: called with a text before each batch.
@@ -124,7 +124,7 @@ def diagnose(
     profile: str | None = None,
     progress: Callable[[str], Any] | None = None,
 ) -> _quire.Diagnosis:
-    """What is wrong with an observed output, where, and why (docs/diagnose.md)::
+    """What is wrong with an observed output, where, and why (diagnose.md)::
 
         quire.diagnose("bad.safetensors")
         quire.diagnose(batch, cache, options, observed=my_kernel(...))
@@ -134,7 +134,7 @@ def diagnose(
     observed: the output, like batch.query, of any array library in host memory; for a capture, instead of its own.
     lse: judged too if given, f32 [num_tokens, num_q_heads].
     full: compare every row with the reference, however long it takes; else about ``seconds`` are spent on that.
-    profile: what the kernel may round (docs/numerics.md, "Profiles"): "plain", "weights=bf16", "weights=f16,dequantised",
+    profile: what the kernel may round (numerics.md, "Profiles"): "plain", "weights=bf16", "weights=f16,dequantised",
         "products=tf32"; without it, the tightest one whose rounding looks like the error is found, and named in the report.
     progress: called with the name of each stage.
 

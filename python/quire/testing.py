@@ -45,11 +45,11 @@ def assert_attention_close(
     profile: str | None = None,
     tokens: list[int] | None = None,
 ) -> None:
-    """Asserts that ``out`` is the attention of ``batch`` over ``cache``, within the tolerance that docs/numerics.md derives.
+    """Asserts that ``out`` is the attention of ``batch`` over ``cache``, within the tolerance that numerics.md derives.
 
     out: like batch.query, of any array library in host memory. batch: a :class:`quire.Batch`, or a :class:`quire.Case` with its own cache
     and options. lse: checked too if given. weights: "f16" or "bf16" for kernels that round softmax weights to that type, as
-    FlashAttention and vLLM's kernels do. profile: all that the kernel may round, in the words of docs/numerics.md, for those that round
+    FlashAttention and vLLM's kernels do. profile: all that the kernel may round, in the words of numerics.md, for those that round
     more: "weights=bf16,scores=bf16", "weights=bf16,dequantised", "products=tf32". tokens: compare these rows only, if the fp64 reference of all takes too long.
 
     The failure message holds what is wrong and where as a rule, the cause or what is likely, or else plain observations and at most three

@@ -109,10 +109,10 @@ void bind_diagnose(nb::module_& m) {
         "The fp64 oracle: two passes, shares nothing with the kernels but dtype decode. Checks metadata and tables first "
         "(ContractError). Slow by design; the GIL is released. With tokens, row i of the result is row tokens[i] of the batch; "
         "ArgumentError for a token outside the batch. profile: what the kernel to be judged may round, in the words of "
-        "docs/numerics.md: \"weights=bf16\", \"weights=f16,dequantised\", \"products=tf32\"; compare() then pays for it.");
+        "numerics.md: \"weights=bf16\", \"weights=f16,dequantised\", \"products=tf32\"; compare() then pays for it.");
   m.def("compare", &compare, nb::arg("output"), nb::arg("lse").none(), nb::arg("reference"), nb::arg("dtype") = nb::none(),
         nb::arg("weights") = nb::none(),
-        "Compares NaN and infinity positions first, then every element against its derived tolerance (docs/numerics.md). "
+        "Compares NaN and infinity positions first, then every element against its derived tolerance (numerics.md). "
         "lse may be None. dtype: type of a raw uint16 output. weights: \"f16\" or \"bf16\" for kernels that round softmax "
         "weights to "
         "that type before they meet V, as FlashAttention and vLLM's kernels do.");

@@ -42,7 +42,7 @@ UnsupportedError if the fault cannot show on this batch (the text says why), Con
 }  // namespace
 
 void bind_faults(nb::module_& m) {
-  nb::class_<FaultInfo>(m, "Fault", "One entry of the catalogue of faults (docs/faults.md); `a kernel that {text}`.")
+  nb::class_<FaultInfo>(m, "Fault", "One entry of the catalogue of faults (faults.md); `a kernel that {text}`.")
       .def_ro("id", &FaultInfo::id, "Stable name: \"query_start_loc_as_int32\".")
       .def_ro("family", &FaultInfo::family)
       .def_ro("text", &FaultInfo::text, "Completes \"a kernel that ...\".")

@@ -119,7 +119,7 @@ std::string diagnosis_repr(const Diagnosis& d) {
 void bind_suspicion(nb::module_& m) {
   nb::class_<Suspicion>(m, "Suspicion",
                         "One suspect of a diagnosis: a mechanism with its parameters and its scope, often a fault of faults().")
-      .def_ro("mechanism", &Suspicion::mechanism, "Id of docs/diagnose.md, e.g. \"factor_out\"; two joined by \" + \".")
+      .def_ro("mechanism", &Suspicion::mechanism, "Id of diagnose.md, e.g. \"factor_out\"; two joined by \" + \".")
       .def_ro("fault", &Suspicion::fault,
               "Id in faults(), or \"\" for a mechanism outside of the catalogue; two joined by \" + \".")
       .def_ro("text", &Suspicion::text, "Completes \"a kernel that ...\".")

@@ -346,7 +346,7 @@ void bind_verify(nb::module_& m) {
       .def_ro("supported", &Verdict::supported, "What supports said yes to, in words.")
       .def_ro("left_out", &Verdict::left_out, "Cases by name that have no form which is supported.")
       .def_ro("text", &Verdict::text)
-      .def_ro("json", &Verdict::json, "The report as JSON (docs/verify.md); render_html() makes a page of it.")
+      .def_ro("json", &Verdict::json, "The report as JSON (verify.md); render_html() makes a page of it.")
       .def("__bool__", [](const Verdict& v) { return v.verdict == "pass"; })
       .def("__str__", [](const Verdict& v) { return v.text; })
       .def("__repr__", [](const Verdict& v) {

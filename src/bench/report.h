@@ -8,7 +8,7 @@
 namespace quire::benchmark {
 
 std::string text_of(const BenchReport& report);
-/// The schema "quire.bench/1" of docs/bench.md.
+/// The schema "quire.bench/1" of bench.md.
 std::string json_of(const BenchReport& report, const BenchOptions& options);
 
 /// "1.23 ms"

@@ -1,4 +1,4 @@
-// The report as JSON: everything that was measured, with what is needed to judge it. docs/bench.md lists the keys.
+// The report as JSON: everything that was measured, with what is needed to judge it. bench.md lists the keys.
 #include <chrono>
 #include <ctime>
 

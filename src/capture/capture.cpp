@@ -1,4 +1,4 @@
-// Captures: a batch as a .safetensors file (docs/capture.md).
+// Captures: a batch as a .safetensors file (capture.md).
 //
 // Reading checks the container and the names, not the contract: a capture of a broken batch must reach check(). Everything is
 // copied into 64-byte aligned memory that the case owns. Writing is canonical: equal cases give equal files.

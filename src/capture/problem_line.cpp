@@ -1,4 +1,4 @@
-// The problem line: one text form of a batch's shape for tests, bench, CLI and bug reports (docs/problem_line.md).
+// The problem line: one text form of a batch's shape for tests, bench, CLI and bug reports (problem_line.md).
 //
 // Parsing is strict: every key once, every number whole and in range, every combination one that Quire can run. What comes
 // out can be planned and filled with data without any size overflowing 64 bits.

@@ -29,7 +29,9 @@ std::string refutation(const Hypothesis& h, const Part& part) {
   if (h.fit.unwritten) {
     text = formatted("{}{}", kUnwritten, percent(h.fit.explained));
   } else if (h.fit.largest_move <= part.largest_tolerance || h.fit.largest_move < 0.5 * part.largest_error) {
-    text = formatted("moves these rows by at most {:.2g}; observed {}", h.fit.largest_move, part.observed_text);
+    text = h.fit.largest_move == 0
+               ? "cannot change these rows"
+               : formatted("moves these rows by at most {:.2g}; observed {}", h.fit.largest_move, part.observed_text);
   } else {
     text = formatted("explains {}", percent(h.share));
     if (h.fit.largest_left > 0) text += formatted(", leaves {:.3g} of {}", h.fit.largest_left, part.observed_text);
@@ -62,8 +64,8 @@ Suspicion rounding(const Part& part) {
   s.text = "rounds differently: the kernel's numerics";
   s.largest_move = part.largest_tolerance;
   s.largest_left = part.largest_error;
-  s.refutation = formatted("rounding moves these rows by at most {:.2g} (docs/numerics.md); observed {}", part.largest_tolerance,
-                           part.observed_text);
+  s.refutation = formatted("rounding moves these rows by at most {:.2g} (docs/reference/numerics.md); observed {}",
+                           part.largest_tolerance, part.observed_text);
   return s;
 }
 

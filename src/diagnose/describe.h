@@ -1,4 +1,4 @@
-// A diagnosis in words and as JSON (docs/diagnose.md).
+// A diagnosis in words and as JSON (diagnose.md).
 #pragma once
 
 #include <string>

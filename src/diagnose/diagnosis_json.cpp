@@ -1,4 +1,4 @@
-// A diagnosis as JSON (docs/diagnose.md, "JSON").
+// A diagnosis as JSON (diagnose.md, "JSON").
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>

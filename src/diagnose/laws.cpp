@@ -14,7 +14,7 @@ namespace {
 using fault::Facts;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-// Rounding can lift an average of n values over the largest by about 8 sqrt(n) 2^-24 of it (docs/numerics.md); n <= 2^20 here.
+// Rounding can lift an average of n values over the largest by about 8 sqrt(n) 2^-24 of it (numerics.md); n <= 2^20 here.
 constexpr double kSumSlack = 0x1p-11;
 
 /// Without the sign that some NaN print.

@@ -46,7 +46,7 @@ enum class Test : std::uint8_t {
   not_reads,  ///< page: no visible key lies in any of values
 };
 
-/// The name in JSON (docs/diagnose.md).
+/// The name in JSON (diagnose.md).
 const char* name(Attribute attribute);
 const char* name(Test test);
 

@@ -1,4 +1,4 @@
-// Numerics profiles: their words, and what they cost (docs/numerics.md, "Profiles").
+// Numerics profiles: their words, and what they cost (numerics.md, "Profiles").
 #include <array>
 
 #include "diagnose/tolerance.h"

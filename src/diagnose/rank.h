@@ -13,8 +13,8 @@ namespace quire::cause {
 
 /// One hypothesis with the parameters that fit best, or the reason why it cannot have happened here.
 struct Hypothesis {
-  std::string mechanism;  ///< id of docs/diagnose.md; two joined by " + " for a combination
-  std::string fault;      ///< id of docs/faults.md, or empty; two joined by " + "
+  std::string mechanism;  ///< id of diagnose.md; two joined by " + " for a combination
+  std::string fault;      ///< id of faults.md, or empty; two joined by " + "
   std::string text, detail, next;
   std::string why_not;  ///< not empty: it cannot show on this batch
   Fit fit;

@@ -1,4 +1,4 @@
-// The tolerance for kernels that keep softmax weights in 16 bits (docs/numerics.md, "Rounded weights").
+// The tolerance for kernels that keep softmax weights in 16 bits (numerics.md, "Rounded weights").
 #include "diagnose/tolerance.h"
 
 namespace quire {

@@ -1,4 +1,4 @@
-// How far a correct kernel may be from the fp64 reference. Every constant is derived in docs/numerics.md under its name here;
+// How far a correct kernel may be from the fp64 reference. Every constant is derived in numerics.md under its name here;
 // tests/diagnose compares the two. Nothing in this file is tuned to make a test pass.
 #pragma once
 

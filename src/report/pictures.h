@@ -1,5 +1,5 @@
 // The parts of a report that are pictures, as JSON of bounded size: where an output is wrong, what the cache holds, who served
-// which row. Built where the tensors are (verify, diagnose), drawn by page.js. docs/report.md describes every key.
+// which row. Built where the tensors are (verify, diagnose), drawn by page.js. report.md describes every key.
 #pragma once
 
 #include <cstdint>

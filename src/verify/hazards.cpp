@@ -1,4 +1,4 @@
-// The hazard matrix: for each hazard of docs/testing.md the smallest batches that meet it, crossed with types and layouts.
+// The hazard matrix: for each hazard of testing.md the smallest batches that meet it, crossed with types and layouts.
 #include <array>
 #include <iterator>
 

@@ -7,7 +7,7 @@
 
 namespace quire::conformance {
 
-/// Error maps, page map and who served which row, as JSON (docs/report.md, "pictures"). Runs the target once more.
+/// Error maps, page map and who served which row, as JSON (report.md, "pictures"). Runs the target once more.
 std::string pictures_of_failure(const Target& target, const Prepared& p);
 
 }  // namespace quire::conformance

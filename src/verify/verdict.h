@@ -1,4 +1,4 @@
-// The verdict as text for a terminal and as JSON (docs/verify.md). Pure functions of the verdict.
+// The verdict as text for a terminal and as JSON (verify.md). Pure functions of the verdict.
 #pragma once
 
 #include <string>

@@ -167,7 +167,7 @@ def verify_fail(r):
 
 PLAIN = {"weights": "f32", "scores": "f32", "accumulator": "f32", "products": "f32", "dequantised": "exact", "found": False, "words": "computes in f32", "worst": 0.3, "least_factor": 2e-4}
 ROUNDING = {"mechanism": "rounding", "fault": "rounding", "family": "", "text": "rounds differently: the kernel's numerics", "detail": "", "scope": "", "explained": 0.0, "certain": False,
-            "largest_move": 1e-5, "largest_left": 1.69, "refutation": "rounding moves these rows by at most 1e-05 (docs/numerics.md); observed 1.69", "next": ""}
+            "largest_move": 1e-5, "largest_left": 1.69, "refutation": "rounding moves these rows by at most 1e-05 (docs/reference/numerics.md); observed 1.69", "next": ""}
 
 
 def suspicion(mechanism, fault, text, detail, explained, *, certain=False, scope="", refutation="", next_step="", family=""):

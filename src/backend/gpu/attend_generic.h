@@ -2,7 +2,7 @@
 //
 // Arithmetic is f32. A block holds 16 score rows and goes over its keys 64 at a time; K and V pass through shared memory as f32
 // in blocks of 128 dims. Output dims beyond what the registers hold are made in further passes over the keys, with equal scores.
-// Reads the rows of visible keys and nothing else of K, V or the table. Guarantees docs/numerics.md and bits that depend only on
+// Reads the rows of visible keys and nothing else of K, V or the table. Guarantees numerics.md and bits that depend only on
 // the work list.
 #pragma once
 

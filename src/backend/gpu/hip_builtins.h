@@ -12,7 +12,7 @@ QUIRE_HIP_DEVICE void* memcpy(void* to, const void* from, size_t bytes) { return
 QUIRE_HIP_DEVICE float expf(float x) { return __builtin_amdgcn_exp2f(x * 1.44269504f); }
 QUIRE_HIP_DEVICE float logf(float x) { return __builtin_amdgcn_logf(x) * 0.693147181f; }
 /// 1 - 2 / (exp(2 |x|) + 1): three roundings of quantities of at most 1, so the absolute error stays within the 4 u of
-/// docs/numerics.md.
+/// numerics.md.
 QUIRE_HIP_DEVICE float tanhf(float x) {
   const float rest = 2.0f / (__builtin_amdgcn_exp2f(__builtin_fabsf(x) * 2.88539008f) + 1.0f);
   return __builtin_copysignf(1.0f - rest, x);

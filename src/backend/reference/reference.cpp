@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::int64_t kRowsAtOnce = 16;     // rows that share a block of K or V while it is in a near cache
 constexpr std::size_t kRowsPerTask = 512;    // rows of one request and KV head that share one decoded copy of K and V
-constexpr double kFlushedWeight = 0x1p-102;  // u = 2^-24 of it is 2^-126, below which f32 may flush (docs/numerics.md)
+constexpr double kFlushedWeight = 0x1p-102;  // u = 2^-24 of it is 2^-126, below which f32 may flush (numerics.md)
 constexpr double kLostOfParts = 0x1p-39;     // what two f16 parts of a weight may lose, if queries have 16 bits
 constexpr double kF16Roundoff = 0x1p-11;
 constexpr double kThreadedWork = 4e6;  // multiplications; below this, starting threads costs more than it saves
@@ -313,7 +313,7 @@ class Oracle {
     return cap * std::tanh(s / cap);
   }
 
-  /// What storing each step of a score in 16 bits moves it by, per unit of roundoff (docs/numerics.md, "Profiles").
+  /// What storing each step of a score in 16 bits moves it by, per unit of roundoff (numerics.md, "Profiles").
   double stored_roundings(double s, double bias) const {
     double sum = numerics::kStoredScoreRoundings * std::fabs(s);
     if (options_.logits_soft_cap) {

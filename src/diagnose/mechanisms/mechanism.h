@@ -16,7 +16,7 @@ namespace quire::cause {
 
 /// One model with the words for it.
 struct Proposal {
-  std::string mechanism;  ///< id of docs/diagnose.md: "factor_out", "key_range", ...
+  std::string mechanism;  ///< id of diagnose.md: "factor_out", "key_range", ...
   std::string text;       ///< completes "a kernel that ..."
   std::string detail;     ///< its parameters in words
   std::string next;       ///< what to look at next

@@ -2,7 +2,7 @@
 // tensor cores. (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao 2023, arXiv:2307.08691.)
 //
 // Weights enter the second product in two 16-bit parts, p = hi + lo, off by at most 2^-16 p in bf16 and 2^-22 p in f16
-// (docs/numerics.md, "left unpaid"). Where a warp has no more than 8 rows, both parts go
+// (numerics.md, "left unpaid"). Where a warp has no more than 8 rows, both parts go
 // through one product: rows 0-7 of the matrix unit hold hi, rows 8-15 hold lo (kHalves = 1).
 #pragma once
 
@@ -82,7 +82,7 @@ __device__ inline void multiply_scores(float (&s)[kM][kKeys / 8][4], const Query
 }
 
 /// FloatOps with a short tanh, 1 - 2 / (e^2|x| + 1), and a division of 2 units in the last place: the absolute error of
-/// tanh is at most 3.00 * 2^-24 on an H200, every float measured (docs/numerics.md pays for 4).
+/// tanh is at most 3.00 * 2^-24 on an H200, every float measured (numerics.md pays for 4).
 struct ShortTanh : semantics::FloatOps {
   __device__ static float div(float a, float b) { return __fdividef(a, b); }
   __device__ static float tanh(float x) {

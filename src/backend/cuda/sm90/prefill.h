@@ -9,7 +9,7 @@
 // Products overlap with softmax twice (Shah et al. 2024, arXiv:2407.08608): inside a warpgroup, O += P V of one tile runs while
 // the softmax of the next is computed; between warpgroups, turns are taken at issuing products, so that one multiplies while
 // another computes exponentials. Two blocks share tiles of keys: each copies half to both, as what all blocks read of the L2
-// cache is near its limit. Weights are rounded to the query's type (docs/numerics.md, "Rounded weights"). Pairs of blocks draw
+// cache is near its limit. Weights are rounded to the query's type (numerics.md, "Rounded weights"). Pairs of blocks draw
 // items of the list until none is left, ahead of the products; an item is begun beside the last product of the one before, and
 // its rows are written by tensor copies (prefill_end.h).
 #pragma once

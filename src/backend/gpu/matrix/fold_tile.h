@@ -3,7 +3,7 @@
 // (Online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867; Dao 2023, arXiv:2307.08691.)
 //
 // Weights enter the second product in two 16-bit parts, p = hi + lo, off by at most 2^-16 p in bf16 and 2^-22 p in f16
-// (docs/numerics.md, "left unpaid").
+// (numerics.md, "left unpaid").
 #pragma once
 
 #include "backend/gpu/matrix/query.h"
