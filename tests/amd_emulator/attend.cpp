@@ -100,6 +100,8 @@ Case place(Arrays& arrays, const Case& c) {
   input("cache.v", there.cache.v);
   input("k_scale", there.cache.k_scale);
   input("v_scale", there.cache.v_scale);
+  input("q_scale", b.q_scale);
+  input("output_scale", b.output_scale);
   input("alibi_slopes", there.options.alibi_slopes);
   input("sinks", there.options.sinks);
   b.output = arrays.place("output", b.output, Use::output);

@@ -95,7 +95,7 @@ class Oracle {
       : batch_(batch), cache_(cache), options_(options), result_(result) {
     rounds_kv_ = profile.dequantised_to_query;
     errors_ = numerics::score_errors(profile, batch.query.shape[2]);
-    // One rounding more than the other scores have (docs/numerics.md, "8-bit rows").
+    // One rounding more than the other scores have (numerics.md, "8-bit rows").
     if (batch.q_scale.present()) errors_.per_magnitude *= 1 + numerics::kAccumulatorRoundoff / errors_.plain;
     head_dim_ = batch.query.shape[2];
     num_kv_heads_ = cache.layout == CacheLayout::nhd ? cache.k.shape[2] : cache.k.shape[1];
