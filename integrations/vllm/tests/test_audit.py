@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import quire  # noqa: E402
 from quire_vllm import settings  # noqa: E402
-from quire_vllm.audit import hooks  # noqa: E402
+from quire_vllm.audit import hooks, report  # noqa: E402
 from quire_vllm.audit.plant import FAULTS, Plant  # noqa: E402
 from quire_vllm.audit.report import AuditError  # noqa: E402
 from quire_vllm.audit.watch import Auditor  # noqa: E402
@@ -146,6 +146,8 @@ def test_a_clean_run_has_no_alarm(engine, budget):
     running, auditor = engine(budget)
     serve(running, 60)
     assert auditor.report.alarms == []
+    assert not any(auditor.report.counts[kind] for kind in report.KINDS)  # what /metrics calls alarms
+    assert auditor.report.counts["table rows"] > 0
     assert auditor.report.counts["visits"] > 0
     assert auditor.report.counts["rows"] > 0
     assert 0 < auditor.report.worst <= 1

@@ -120,7 +120,7 @@ class Auditor:
                 self.report.alarm(Alarm("tables", self.statement.step, "", finding.request, finding.text))
         if some:
             self._next_row = (self._next_row + some) % count
-            self.report.counts["tables"] += some
+            self.report.counts["table rows"] += some
             self.budget.pay("row of a table", begun, some)
 
     # Layers.
