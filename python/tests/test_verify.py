@@ -226,7 +226,7 @@ def test_what_is_asked_is_checked():
 def test_a_right_target_on_a_line_of_its_own_passes():
     verdict = verify(right, power=True)
     assert verdict, verdict.text
-    assert sum(not m.can_show for m in verdict.power) > 50 and "cannot show on the lines asked" in verdict.text
+    assert sum(not m.can_show for m in verdict.power) > 50 and "cannot show on these cases" in verdict.text
 
 
 def test_soak_resumes_and_keeps_findings(tmp_path):
