@@ -201,6 +201,13 @@ class StandIn(types.ModuleType):
             State.touched.add(full)
         return Internal(full)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """monkeypatch puts an internal back after a test: the next test that looks at it is to be seen, too."""
+        if isinstance(value, Internal):
+            self.__dict__.pop(name, None)
+        else:
+            super().__setattr__(name, value)
+
 
 class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Answers imports of vllm and of what is below it."""

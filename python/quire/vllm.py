@@ -264,7 +264,7 @@ def _scale(scale: Any, name: str, num_kv_heads: int) -> Any:
     if values.shape == (num_kv_heads,):
         return values
     if values.ndim == 2 and values.shape[0] > 0 and values.shape[1] == num_kv_heads and np.all(values == values[0]):
-        return np.ascontiguousarray(values[0])
+        return scale[0].contiguous() if _on_device(scale) else np.ascontiguousarray(values[0])
     if values.size > 0 and np.all(values == values.flat[0]):
         return float(values.flat[0])
     raise UnsupportedError(f"{name}: shape {list(values.shape)} with different values; expected one value or one per KV head")
