@@ -475,6 +475,19 @@ TEST(Merge, AnEmptySideKeepsTheOthersBits) {
   EXPECT_EQ(quire_merge_on_stream(&out_a, &la, &out_b, &lb, &o, nullptr, out), QUIRE_OK) << message();
 }
 
+// 1.3 / 0.5 = 2.6 lies between the codes of 2.5 and 2.75; 1000 / 0.5 is beyond 448, the largest number of fp8_e4m3fn.
+TEST(Merge, StoresCodesOfWhatIsDividedByTheScale) {
+  const std::int64_t shape[] = {1, 1, 4};
+  float a[] = {1.3f, -0.5f, 1000.0f, 0.0f}, b[4] = {}, lse_a[] = {0.7f}, lse_b[] = {-INFINITY}, half[] = {0.5f};
+  std::uint8_t out[4] = {};
+  const quire_tensor out_a = quire_contiguous(a, QUIRE_F32, 3, shape), out_b = quire_contiguous(b, QUIRE_F32, 3, shape);
+  const quire_tensor la = quire_contiguous(lse_a, QUIRE_F32, 2, shape), lb = quire_contiguous(lse_b, QUIRE_F32, 2, shape);
+  const quire_tensor o = quire_contiguous(out, QUIRE_FP8_E4M3FN, 3, shape), scale = quire_contiguous(half, QUIRE_F32, 1, shape);
+  ASSERT_EQ(quire_merge_quantised(&out_a, &la, &out_b, &lb, &o, nullptr, &scale, nullptr), QUIRE_OK) << message();
+  EXPECT_THAT(out, ::testing::ElementsAre(0x42, 0xB8, 0x7E, 0x00));
+  EXPECT_EQ(quire_merge_quantised(&out_a, &la, &out_b, &lb, &o, nullptr, nullptr, nullptr), QUIRE_CONTRACT_VIOLATION);
+}
+
 TEST(Padding, GoesThroughCasesAndCalls) {
   Generated g("q=f32 heads=4:2 d=16 page=4 reqs=1x5,2x1@7,0 lse=1 seed=3 pad=2:zero");
   EXPECT_EQ(g.batch.padding, QUIRE_PADDING_ZERO);
