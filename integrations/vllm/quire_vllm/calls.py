@@ -13,7 +13,9 @@ import quire.torch  # defines torch.ops.quire
 import torch
 
 FP8 = {"fp8": "fp8_e4m3fn", "fp8_e4m3": "fp8_e4m3fn", "fp8_e5m2": "fp8_e5m2"}
-"""vLLM's names of fp8 caches and Quire's types. gfx94x means fnuz by the same names: see :func:`cache_dtype`."""
+"""vLLM's names of fp8 caches and Quire's types."""
+FNUZ = {"fp8_e4m3fn": "fp8_e4m3fnuz", "fp8_e5m2": "fp8_e5m2fnuz"}
+"""The types that gfx94x means by the same names."""
 
 
 def cache_dtype(name: str, kv_cache: torch.Tensor) -> str | None:
@@ -21,7 +23,7 @@ def cache_dtype(name: str, kv_cache: torch.Tensor) -> str | None:
     if name not in FP8 or kv_cache.dtype is not torch.uint8:
         return None
     fnuz = torch.version.hip is not None and kv_cache.is_cuda and _arch(kv_cache).startswith("gfx94")
-    return FP8[name] + "uz" if fnuz else FP8[name]
+    return FNUZ[FP8[name]] if fnuz else FP8[name]
 
 
 def _arch(tensor: torch.Tensor) -> str:

@@ -88,3 +88,14 @@ def test_start_says_which_kernel_serves_which_layers():
     assert full.endswith("; q=bf16 kv=fp8_e4m3fn heads=9:3 d=64 page=16 layout=hnd")
     assert windowed.startswith("quire: layers.1: prefill on cpu_")
     assert windowed.endswith("window=128")
+
+
+@pytest.mark.parametrize("name,arch,expected", [
+    ("auto", "gfx942", None), ("fp8", "gfx950", "fp8_e4m3fn"), ("fp8_e5m2", "gfx950", "fp8_e5m2"),
+    ("fp8", "gfx942", "fp8_e4m3fnuz"), ("fp8_e4m3", "gfx942", "fp8_e4m3fnuz"), ("fp8_e5m2", "gfx942", "fp8_e5m2fnuz"),
+])  # fmt: skip
+def test_gfx94x_means_the_fnuz_types(monkeypatch, name, arch, expected):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(calls, "_arch", lambda tensor: arch)
+    cache = types.SimpleNamespace(dtype=torch.uint8, is_cuda=True)
+    assert calls.cache_dtype(name, cache) == expected
