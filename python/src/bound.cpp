@@ -81,11 +81,12 @@ struct Run {
 void run_on_host(const BoundAttend& bound, const quire::Batch& b, const quire::KVCache& c, const quire::Options& o,
                  const ArrayRef* workspace) {
   const Threads threads = current_threads();
+  // Arrays are counted references, which nobody may copy without the GIL.
+  const std::span<std::byte> bytes = workspace != nullptr ? bytes_of(*workspace) : host_workspace(bound.plan(), {});
   quire::Status status;
   {
     const nb::gil_scoped_release unlocked;
-    status = bound.run(b, c, o, host_workspace(bound.plan(), workspace != nullptr ? *workspace : ArrayRef()),
-                       {.executor = threads.executor.get()});
+    status = bound.run(b, c, o, bytes, {.executor = threads.executor.get()});
   }
   require_ok(status);
 }
