@@ -266,7 +266,7 @@ def test_int64_indices_are_read_as_int64(lib):
 @pytest.mark.parametrize(
     "change, error, text",
     [
-        (dict(output_scale=np.ones(1, np.float32)), quire.UnsupportedError, "output_scale: not supported"),
+        (dict(output_scale=np.ones(1, np.float32)), quire.ContractError, "Q-M39 output_scale: given beside output of"),
         (dict(is_block_table_ptr=True), quire.UnsupportedError, "is_block_table_ptr: not supported"),
         (dict(causal=False), quire.UnsupportedError, "causal: only True"),
         (dict(kv_cache_dtype="fp8"), quire.ArgumentError, 'key_cache: the tensor is f16, but kv_cache_dtype="fp8"'),
@@ -413,7 +413,6 @@ def test_unified_attention_refusals():
     slopes = np.zeros(4, np.float32)
     uneven = np.array([[1, 1], [1, 2]], np.float32)
     for change, error, text in (
-        (dict(q_descale=1.0), quire.UnsupportedError, "q_descale"),
         (dict(qq_bias=slopes), quire.UnsupportedError, "qq_bias"),
         (dict(k_descale=uneven), quire.UnsupportedError, "k_descale: shape .* with different values"),
         (dict(alibi_slopes=slopes, sinks=slopes), quire.UnsupportedError, "alibi_slopes with sinks"),
@@ -514,5 +513,5 @@ def test_merge_attn_states_without_output_lse():
     assert np.allclose(out, 2.0)
     with pytest.raises(quire.ArgumentError, match="prefix_lse: f32"):
         ops.merge_attn_states(out, a, lse[0], a, lse)
-    with pytest.raises(quire.UnsupportedError, match="output_scale"):
+    with pytest.raises(quire.ContractError, match="Q-G07 output_scale: given beside out of f32"):
         ops.merge_attn_states(out, a, lse, a, lse, output_scale=np.ones(1, np.float32))
