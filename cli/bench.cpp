@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -83,6 +84,13 @@ bool all_refused(const BenchReport& report) {
   return true;
 }
 
+/// "case 3 of 4: ..." -> a half; 0 for other words.
+double share_done(const std::string& what) {
+  int at = 0, all = 0;
+  const bool placed = std::sscanf(what.c_str(), "case %d of %d:", &at, &all) == 2 && all > 0;
+  return placed ? static_cast<double>(at - 1) / all : 0;
+}
+
 BenchOptions options_of(const BenchArgs& args, Progress& progress) {
   BenchOptions options;
   options.device = args.device;
@@ -93,7 +101,7 @@ BenchOptions options_of(const BenchArgs& args, Progress& progress) {
   options.verify = !args.no_verify;
   options.commit = commit();
   options.progress = [&progress](const std::string& what) {
-    progress.say(what);
+    progress.say(what, share_done(what));
     return true;
   };
   return options;

@@ -106,6 +106,8 @@ struct BenchCompareArgs {
 };
 Report run_bench_compare(const BenchCompareArgs& args);
 
+/// This build, its devices, and what would run on each of them.
+Report run_info(const Terminal& terminal);
 Report run_devices(const Terminal& terminal);
 Report run_kernels(const Terminal& terminal);
 /// All rules in one line each, or one rule in full.

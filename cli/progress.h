@@ -10,13 +10,13 @@
 
 namespace quire::cli {
 
-/// Shows "what ... 12 s" from half a second on, until destroyed; then wipes the line.
+/// Shows "12 s, about 30 s left: what" from half a second on, until destroyed; then wipes the line.
 class Progress {
  public:
   Progress(const Terminal& terminal, std::string what);
   ~Progress();
-  /// What it is at now.
-  void say(std::string what);
+  /// What it is at now, and which share of the whole is done, if that is known: it gives the time left.
+  void say(std::string what, double share = 0);
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
@@ -24,6 +24,7 @@ class Progress {
   void show();
 
   std::string what_;
+  double share_ = 0;
   std::mutex mutex_;
   std::condition_variable stop_;
   bool stopped_ = false;

@@ -1,7 +1,7 @@
 # The HIP backend: kernels for AMD GPUs, compiled by clang alone and put into the library as code objects; host code that finds the HIP
 # runtime when it is used. Neither needs a ROCm package to build (docs/decisions/0012). Without clang the library is complete for
 # CPUs and plans for AMD devices all the same.
-set(QUIRE_HIP AUTO CACHE STRING "AMD kernels: AUTO (if there is a clang for them), ON or OFF")
+set(QUIRE_HIP AUTO CACHE STRING "AMD kernels: AUTO (if a GPU is visible), ON or OFF")
 set_property(CACHE QUIRE_HIP PROPERTY STRINGS AUTO ON OFF)
 set(QUIRE_HIP_TARGETS gfx90a gfx942 gfx950 gfx1100 gfx1201 CACHE STRING "AMD GPUs to compile for")
 set(QUIRE_HIP_FLAGS -x hip --offload-device-only --no-gpu-bundle-output -nogpuinc -nogpulib -O3 -std=c++20 -mcode-object-version=5
@@ -10,9 +10,11 @@ set(QUIRE_HIP_FLAGS -x hip --offload-device-only --no-gpu-bundle-output -nogpuin
 # Sets `why` to what is missing, or to nothing: a kernel for every target is compiled and linked.
 function(quire_try_hip_compiler why)
   set(${why} "" PARENT_SCOPE)
-  find_program(QUIRE_HIP_COMPILER NAMES clang++-22 DOC "clang with the amdgpu target, for AMD kernels")
+  find_program(QUIRE_HIP_COMPILER NAMES clang++-22 amdclang++ NAMES_PER_DIR HINTS ENV ROCM_PATH PATHS /opt/rocm
+               PATH_SUFFIXES bin llvm/bin lib/llvm/bin DOC "clang with the amdgpu target, for AMD kernels")
   if(NOT QUIRE_HIP_COMPILER)
-    set(${why} "clang-22 was not found (packages clang-22 and lld-22, or QUIRE_HIP_COMPILER)" PARENT_SCOPE)
+    set(${why} "neither clang-22 (packages clang-22 and lld-22) nor ROCm's amdclang++ was found; QUIRE_HIP_COMPILER names another"
+        PARENT_SCOPE)
     return()
   endif()
   set(tried "${QUIRE_HIP_COMPILER} ${QUIRE_HIP_TARGETS}")
@@ -33,18 +35,35 @@ function(quire_try_hip_compiler why)
   set(QUIRE_HIP_TRIED "${tried}" CACHE INTERNAL "the compiler and targets that quire_try_hip_compiler() found to work")
 endfunction()
 
+# Sets `found` to ON if the kernel's driver shows an AMD GPU: a node with SIMD units (the CPU is a node without).
+function(quire_visible_amd_gpu found)
+  set(${found} OFF PARENT_SCOPE)
+  file(GLOB nodes /sys/class/kfd/kfd/topology/nodes/*/properties)
+  foreach(node IN LISTS nodes)
+    file(STRINGS ${node} simds REGEX "^simd_count [1-9]")
+    if(simds)
+      set(${found} ON PARENT_SCOPE)
+    endif()
+  endforeach()
+endfunction()
+
 set(QUIRE_HAS_HIP OFF)
+quire_visible_amd_gpu(visible)
 if(QUIRE_HIP STREQUAL "OFF" OR (QUIRE_SANITIZE AND NOT QUIRE_HIP STREQUAL "ON"))
   message(STATUS "AMD kernels: off")
+elseif(NOT visible AND NOT QUIRE_HIP STREQUAL "ON")
+  message(STATUS "AMD kernels: none, because no AMD GPU is visible here; -DQUIRE_HIP=ON builds them all the same "
+                 "(pip: -C cmake.define.QUIRE_HIP=ON)")
 else()
   quire_try_hip_compiler(missing)
   if(NOT missing)
     set(QUIRE_HAS_HIP ON)
-    message(STATUS "AMD kernels: ${QUIRE_HIP_COMPILER} for ${QUIRE_HIP_TARGETS}")
+    message(STATUS "AMD kernels: ${QUIRE_HIP_COMPILER} for ${QUIRE_HIP_TARGETS}; -DQUIRE_HIP=OFF leaves them out "
+                   "(pip: -C cmake.define.QUIRE_HIP=OFF)")
   elseif(QUIRE_HIP STREQUAL "ON")
     message(FATAL_ERROR "QUIRE_HIP=ON, but ${missing}")
   else()
-    message(STATUS "AMD kernels: none, ${missing}; the CPU build is complete")
+    message(STATUS "AMD kernels: none, although an AMD GPU is visible: ${missing}; the CPU build is complete")
   endif()
 endif()
 

@@ -79,7 +79,7 @@ once() {
 # Contents of every file that the Python package is built from.
 python_inputs() {
   sha256sum "$VENV_PYTHON" pyproject.toml CMakeLists.txt
-  find include src python cmake -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum
+  find include src python cli cmake -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum
 }
 pip_install() { "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check "$@"; }
 
@@ -89,6 +89,7 @@ need_python_package() {
   { python_inputs; printf '%s\n' "$@"; } | once .venv/quire-installed install_python_package "$@"
 }
 install_python_package() {
+  "$VENV_PYTHON" -m pip uninstall --quiet --yes quire  # this package's name before it was quire-attention
   say "pip install .[test] into .venv (builds the extension module)"
   pip_install "$@" '.[test]'
 }

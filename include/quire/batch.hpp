@@ -31,26 +31,26 @@ std::optional<Padding> padding_from_name(std::string_view name) noexcept;
 
 /// One step's batch. Index tensors may be int32 or int64 and are read as what they are.
 struct Batch {
-  Tensor query;            ///< [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn; rows of all requests back to
-                           ///< back; fp8_e4m3fn needs a cache of that type that holds every token
-  Tensor output;           ///< same shape as query; its dtype, or fp8_e4m3fn with output_scale; under an fp8_e4m3fn query also
-                           ///< f32 | f16 | bf16; written exactly once per row
-  Tensor query_start_loc;  ///< [num_reqs + 1]; request r owns rows [qsl[r], qsl[r+1]); first 0, last num_tokens
-                           ///< (with padding: at most that)
-  Tensor seq_lens;         ///< [num_reqs]; tokens of r up to and including its last query row
-  Tensor block_table;      ///< [num_reqs, max_pages_per_req] page ids; entries past ceil(cached_len / page_size) are unread
-  Tensor cached_lens;      ///< optional [num_reqs]; leading tokens of r that the cache holds;
-                           ///< context_len <= cached_len <= seq_len; absent = seq_lens
-  Tensor key, value;       ///< optional [num_tokens, num_kv_heads, head_dim], dtype of query; this step's new K/V rows,
-                           ///< read (unscaled) for positions [cached_len, seq_len)
-  Tensor slot_mapping;     ///< optional [num_tokens]; slot of each new token, negative = skip; used by append and check
-  Tensor lse;              ///< optional [num_tokens, num_q_heads] f32, written; natural log; -inf if no key is visible
-  Tensor request_ids;      ///< optional [num_reqs]; stable ids that the slot ledger knows; absent = 0 .. num_reqs-1
+  Tensor query{};            ///< [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn; rows of all requests back to
+                             ///< back; fp8_e4m3fn needs a cache of that type that holds every token
+  Tensor output{};           ///< same shape as query; its dtype, or fp8_e4m3fn with output_scale; under an fp8_e4m3fn query also
+                             ///< f32 | f16 | bf16; written exactly once per row
+  Tensor query_start_loc{};  ///< [num_reqs + 1]; request r owns rows [qsl[r], qsl[r+1]); first 0, last num_tokens
+                             ///< (with padding: at most that)
+  Tensor seq_lens{};         ///< [num_reqs]; tokens of r up to and including its last query row
+  Tensor block_table{};      ///< [num_reqs, max_pages_per_req] page ids; entries past ceil(cached_len / page_size) are unread
+  Tensor cached_lens{};      ///< optional [num_reqs]; leading tokens of r that the cache holds;
+                             ///< context_len <= cached_len <= seq_len; absent = seq_lens
+  Tensor key{}, value{};     ///< optional [num_tokens, num_kv_heads, head_dim], dtype of query; this step's new K/V rows,
+                             ///< read (unscaled) for positions [cached_len, seq_len)
+  Tensor slot_mapping{};     ///< optional [num_tokens]; slot of each new token, negative = skip; used by append and check
+  Tensor lse{};              ///< optional [num_tokens, num_q_heads] f32, written; natural log; -inf if no key is visible
+  Tensor request_ids{};      ///< optional [num_reqs]; stable ids that the slot ledger knows; absent = 0 .. num_reqs-1
   Padding padding = Padding::refused;  ///< whether there may be padding rows, and what becomes of them
-  Tensor q_scale;  ///< optional f32 scalar, [1] or [num_kv_heads], of an fp8_e4m3fn query: real value = stored value * scale;
-                   ///< query head h has the scale of its KV head; absent = 1; finite and > 0
-  Tensor output_scale;  ///< f32 scalar or [1], of an fp8_e4m3fn output: stored = round to nearest even of real value / scale,
-                        ///< +-448 beyond, NaN stays NaN; finite and > 0
+  Tensor q_scale{};  ///< optional f32 scalar, [1] or [num_kv_heads], of an fp8_e4m3fn query: real value = stored value * scale;
+                     ///< query head h has the scale of its KV head; absent = 1; finite and > 0
+  Tensor output_scale{};  ///< f32 scalar or [1], of an fp8_e4m3fn output: stored = round to nearest even of real value / scale,
+                          ///< +-448 beyond, NaN stays NaN; finite and > 0
 };
 
 /// Query rows that belong to a request: num_tokens without padding rows. Reads query_start_loc, which is in host memory and
@@ -59,11 +59,11 @@ std::int64_t num_request_rows(const Batch& batch) noexcept;
 
 /// Score options. s = scale * q.k; cap * tanh(s / cap); + slope_h * (k - q_pos); then softmax over visible keys.
 struct Options {
-  std::optional<float> softmax_scale;          ///< absent = 1 / sqrt(head_dim)
-  std::optional<std::int64_t> sliding_window;  ///< keys visible to a query, its own included; >= 1; absent = all
-  std::optional<float> logits_soft_cap;        ///< > 0
-  Tensor alibi_slopes;                         ///< optional [num_q_heads] f32, any sign
-  Tensor sinks;                                ///< optional [num_q_heads] f32; one extra logit in the denominator
+  std::optional<float> softmax_scale{};          ///< absent = 1 / sqrt(head_dim)
+  std::optional<std::int64_t> sliding_window{};  ///< keys visible to a query, its own included; >= 1; absent = all
+  std::optional<float> logits_soft_cap{};        ///< > 0
+  Tensor alibi_slopes{};                         ///< optional [num_q_heads] f32, any sign
+  Tensor sinks{};                                ///< optional [num_q_heads] f32; one extra logit in the denominator
 };
 
 }  // namespace quire

@@ -21,11 +21,11 @@ std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept;
 
 /// A view of one layer's cache. k and v may interleave in one allocation; every stride is honoured.
 struct KVCache {
-  Tensor k;  ///< f32, f16, bf16 or an fp8 format; shape by layout
-  Tensor v;  ///< same dtype as k
+  Tensor k{};  ///< f32, f16, bf16 or an fp8 format; shape by layout
+  Tensor v{};  ///< same dtype as k
   CacheLayout layout = CacheLayout::nhd;
-  Tensor k_scale;  ///< f32, scalar, [1] or [num_kv_heads]; real value = stored value * scale; absent = 1; finite and > 0
-  Tensor v_scale;  ///< likewise
+  Tensor k_scale{};  ///< f32, scalar, [1] or [num_kv_heads]; real value = stored value * scale; absent = 1; finite and > 0
+  Tensor v_scale{};  ///< likewise
 };
 
 /// Sizes read from the shapes of `cache.k` by layout. Meaningful only if rule Q-M06 holds (ranks as documented).

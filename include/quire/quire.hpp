@@ -2,6 +2,7 @@
 #pragma once
 
 // clang-format off: the order is the order of the pipeline
+#include "quire/version.hpp"
 #include "quire/status.hpp"
 #include "quire/tensor.hpp"
 #include "quire/cache.hpp"
@@ -11,6 +12,7 @@
 #include "quire/page_pool.hpp"
 #include "quire/plan.hpp"
 #include "quire/executor.hpp"
+#include "quire/workspace.hpp"
 #include "quire/attention.hpp"
 #include "quire/capture.hpp"
 #include "quire/faults.hpp"

@@ -1,10 +1,12 @@
-// How every Quire call reports failure. Nothing here throws, prints or aborts.
+// How every Quire call reports failure. Nothing throws; the one thing that aborts is value() of a Result that has none.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
+
+#include "quire/version.hpp"
 
 namespace quire {
 
@@ -47,7 +49,13 @@ class [[nodiscard]] Status {
   std::string rule_;
 };
 
-/// A value, or the Status that says why there is none. `value()` may be called only if `ok()`.
+namespace detail {
+/// Prints the failure to stderr and aborts.
+[[noreturn]] void abort_without_value(const Status& status) noexcept;
+}  // namespace detail
+
+/// A value, or the Status that says why there is none. `value()` and `->` of a failure print its message to stderr and abort the
+/// process: ask ok() first.
 template <typename T>
 class [[nodiscard]] Result {
  public:
@@ -56,13 +64,19 @@ class [[nodiscard]] Result {
 
   bool ok() const noexcept { return value_.has_value(); }
   const Status& status() const noexcept { return status_; }
-  T& value() & noexcept { return *value_; }
-  const T& value() const& noexcept { return *value_; }
-  T value() && { return std::move(*value_); }  ///< a value of its own: `for (x : f().value())` may use what `f` returned
-  T* operator->() noexcept { return &*value_; }
-  const T* operator->() const noexcept { return &*value_; }
+  T& value() & noexcept { return demand(), *value_; }
+  const T& value() const& noexcept { return demand(), *value_; }
+  /// A value of its own: `for (x : f().value())` may use what `f` returned.
+  T value() && { return demand(), std::move(*value_); }
+  T* operator->() noexcept { return &value(); }
+  const T* operator->() const noexcept { return &value(); }
 
  private:
+  void demand() const noexcept {
+    if (!value_.has_value()) [[unlikely]]
+      detail::abort_without_value(status_);
+  }
+
   std::optional<T> value_;
   Status status_;
 };

@@ -14,6 +14,12 @@ raises :class:`ContractError` with the rule, tensor, index, value and expectatio
 ``quire.vllm`` has functions with vLLM's names, argument order and meaning.
 """
 
+from pathlib import Path as _Path
+
+from quire._other_package import warn_if_installed as _warn_if_installed
+
+_warn_if_installed(_Path(__file__).parent.parent)
+
 from quire import _quire
 from quire import errors as errors
 from quire._messages import explain_methods as _explain_methods

@@ -1,6 +1,7 @@
-"""``python -m quire verify`` and ``python -m quire diagnose``: the commands of the C++ program, for implementations that Python can call.
+"""The ``quire`` command of the Python package: ``quire`` and ``python -m quire`` are the same.
 
-Options, JSON and exit codes are those of ``quire``: 0 right, 1 a finding, 2 wrong usage or malformed input, 3 a file, 4 not here, 70 a bug.
+Every verb is the C++ program's, compiled into the extension module. ``quire verify`` with ``--target`` or ``--lines`` judges attention that
+Python can call, and is answered here. Exit codes: 0 right, 1 a finding, 2 wrong usage or malformed input, 3 a file, 4 not here, 70 a bug.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
-import time
+import threading
 from typing import Any
 
 import quire
-from quire import targets
+from quire import _quire, targets
 from quire._progress import Progress
 
 OK, FINDINGS, USAGE, IO, UNSUPPORTED, INTERNAL = 0, 1, 2, 3, 4, 70
@@ -28,12 +30,16 @@ _EXIT_CODES = {
     "device_error": UNSUPPORTED,
 }
 
-_LAYOUT = "\n\t"
+_PYTHON_OPTIONS = ("--target", "--lines")  # of verify; the C++ program has neither
+_HELP = f"""
+In Python's command only:
+  --target NAME               judge what Python can call: {', '.join(targets.names())}, or module:function
+  --lines FILE                a file of problem lines; blank lines and # are skipped
+"""
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m quire", description="Judge attention that Python can call, and explain wrong outputs")
-    parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")
+    parser = argparse.ArgumentParser(prog="quire", description="Judge attention that Python can call")
     commands = parser.add_subparsers(dest="command", required=True)
     verify = commands.add_parser("verify", help="judge an implementation by the conformance suite, and the suite by planted faults")
     which = verify.add_mutually_exclusive_group()
@@ -51,17 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--soak-folder", default="quire-soak", metavar="DIR", help="state, log and findings of a soak (default: quire-soak)")
     verify.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the random matrix (default: 1)")
     verify.add_argument("--cases", type=int, default=200, metavar="N", help="cases of the random matrix (default: 200)")
-    diagnose = commands.add_parser("diagnose", help="find out where the observed output of a capture is wrong, and why")
-    diagnose.add_argument("file", metavar="FILE", help="a .safetensors capture with an observed output")
-    diagnose.add_argument("--full", action="store_true", help="compare every row with the fp64 reference, however long it takes")
-    diagnose.add_argument("--seconds", type=float, default=0.5, metavar="S", help="about how long comparing may take (default: 0.5)")
-    diagnose.add_argument("--profile", metavar="WORDS",
-                          help="what the kernel may round, e.g. weights=bf16, or plain (default: found by itself; docs/reference/numerics.md)")  # fmt: skip
-    diagnose.add_argument("--reduced", metavar="FILE", help="where the reduced capture goes (default: FILE with .reduced before its suffix)")
-    diagnose.add_argument("--no-reduced", action="store_true", help="write no reduced capture")
-    for command in (verify, diagnose):
-        command.add_argument("--json", action="store_true", help="print one JSON object")
-        command.add_argument("--html", metavar="FILE", help="write one self-contained page with pictures")
+    verify.add_argument("--json", action="store_true", help="print one JSON object")
+    verify.add_argument("--html", metavar="FILE", help="write one self-contained page with pictures")
     return parser
 
 
@@ -120,64 +117,44 @@ def _verify(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
     return code, text, {"schema": "quire.verify/1", "ok": code == OK, "exit_code": code, "verdicts": [json.loads(verdict.json)]}
 
 
-def _printable(text: str, kept: str = "") -> str:
-    """Control characters, but for those that are ``kept``, as \\xNN: a capture does not write to the terminal."""
-    return "".join(f"\\x{ord(c):02x}" if (c < " " and c not in kept) or c == "\x7f" else c for c in text)
-
-
-def _reduced(args: argparse.Namespace, case: quire.Case, diagnosis: quire.Diagnosis, report: dict[str, Any]) -> str:
-    """The line about the reduced capture, or "". Not being able to write it does not change the diagnosis."""
-    if args.no_reduced or diagnosis.verdict in ("right", "broken batch"):
-        return ""
-    path: str = args.reduced or os.path.splitext(args.file)[0] + ".reduced.safetensors"
-    try:
-        reduced = quire.reduce_case(case, diagnosis)
-        quire.write_capture(path, reduced)
-    except (quire.Error, OSError) as error:
-        return f"reduced  not written: {_printable(str(error))}\n"
-    report["reduced"] = path
-    rows, pages = (f"{few} of {all_}" for few, all_ in zip(_size(reduced), _size(case)))
-    return f"reduced  {_printable(path)} ({rows} rows, {pages} pages)\n"
-
-
-def _size(case: quire.Case) -> tuple[int, int]:
-    return case.batch.query.shape[0], case.cache.num_pages
-
-
-def _diagnose(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
-    start = time.perf_counter()
-    case = quire.read_capture(args.file)
-    with Progress(not args.json) as progress:
-        diagnosis = quire.diagnose(case, full=args.full, seconds=args.seconds, profile=args.profile, progress=progress.stage)
-    code = OK if diagnosis else FINDINGS
-    report = {"schema": "quire.diagnose/1", "ok": code == OK, "exit_code": code, **json.loads(diagnosis.json), "file": args.file}
-    text = f"file     {_printable(args.file)}\n{_printable(diagnosis.text, kept=_LAYOUT)}" + _reduced(args, case, diagnosis, report)
-    report["seconds"] = time.perf_counter() - start
-    text += f"time     {report['seconds']:.2f} s\n"
-    if args.html:
-        _write_html(args.html, json.dumps(report))
-        text += f"html     {_printable(args.html)}\n"
-    return code, text, report
-
-
 def _exit_code(error: Exception) -> int:
     if isinstance(error, quire.Error):
         return _EXIT_CODES.get(error.code, INTERNAL)
     return IO if isinstance(error, OSError) else USAGE
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
-    args = _parser().parse_args(arguments)
+def _judge(words: list[str]) -> int:
+    """``quire verify`` of what Python can call."""
+    args = _parser().parse_args(words)
     try:
-        code, text, report = {"verify": _verify, "diagnose": _diagnose}[args.command](args)
+        code, text, report = _verify(args)
     except (quire.Error, ImportError, AttributeError, OSError) as error:
-        print(f"python -m quire: {error}", file=sys.stderr)
+        print(f"quire: error: {error}", file=sys.stderr)
         return _exit_code(error)
     try:
         print(json.dumps(report, indent=2, ensure_ascii=False) if args.json else text.rstrip("\n"), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _run(words: list[str]) -> int:
+    """The C++ program's verbs. Ctrl-C ends the process at once, as it ends the program: Python would wait for the call to return."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.stdout.flush()
+    return _quire.run_command_line(["quire", *words])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    verify = words[:1] == ["verify"]
+    if verify and any(word.split("=")[0] in _PYTHON_OPTIONS for word in words):
+        return _judge(words)
+    code = _run(words)
+    if verify and ("-h" in words or "--help" in words):
+        print(_HELP)
     return code
 
 

@@ -2,7 +2,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include "cli/command_line.h"
 #include "deferred.hpp"
 #include "errors.hpp"
 #include "types.hpp"
@@ -17,11 +19,22 @@ nanobind::tuple bits(nanobind::handle array, const std::string& name, const std:
   return nanobind::make_tuple(qp::to_numpy_bits(ref), std::string(quire::name(ref.view.dtype)));
 }
 
+/// The quire command with these words; returns its exit code.
+int run_command_line(std::vector<std::string> words) {
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const nanobind::gil_scoped_release released;
+  return quire::cli::run_command_line(static_cast<int>(words.size()), argv.data());
+}
+
 }  // namespace
 
 NB_MODULE(_quire, m) {
   m.doc() = "C++ core of the quire package.";
   m.attr("version") = QUIRE_VERSION;
+  // Whoever keeps a reference until the interpreter ends (torch._dynamo does) would be shown eight lines about our bindings.
+  nanobind::set_leak_warnings(false);
   quire_python::bind_types(m);
   quire_python::bind_contract(m);
   quire_python::bind_pool(m);
@@ -37,4 +50,7 @@ NB_MODULE(_quire, m) {
   m.def("bits", &bits, nanobind::arg("array"), nanobind::arg("name"), nanobind::arg("dtype") = nanobind::none(),
         nanobind::sig("def bits(array: typing.Any, name: str, dtype: str | None = None) -> tuple[numpy.ndarray, str]"),
         "(NumPy array over the same memory, Quire dtype name); bf16 and f16 as uint16, fp8 as uint8.");
+  m.def("run_command_line", &run_command_line, nanobind::arg("words"),
+        "Runs the quire command with these words, the first of which is its name; returns the exit code. Writes to the process's "
+        "stdout and stderr.");
 }

@@ -1,10 +1,11 @@
-"""python -m quire: the same exit codes and JSON as the C++ program."""
+"""The quire command of the package: every verb of the C++ program, and verify of what Python can call."""
 
+import importlib.metadata
 import json
-import re
-import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -23,18 +24,18 @@ def bad(tmp_path):
     return str(tmp_path / "bad.safetensors")
 
 
-def test_verify(capsys, tmp_path):
+def test_verify(capfd, tmp_path):
     page = tmp_path / "page.html"
     assert main(["verify", "--backend", "cpu", "--line", LINE, "--no-power", "--json", "--html", str(page)]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(capfd.readouterr().out)
     assert report["schema"] == "quire.verify/1" and report["ok"] and report["verdicts"][0]["verdict"] == "pass"
     assert page.read_text().startswith("<!")
 
 
-def test_a_file_of_lines(capsys, tmp_path):
+def test_a_file_of_lines(capfd, tmp_path):
     (tmp_path / "lines.txt").write_text(f"# two\n{LINE}\n\n{LINE} window=3  # and a window\n")
     assert main(["verify", "--lines", str(tmp_path / "lines.txt"), "--no-power", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["verdicts"][0]["cases"]) == 2
+    assert len(json.loads(capfd.readouterr().out)["verdicts"][0]["cases"]) == 2
     assert main(["verify", "--lines", str(tmp_path / "none.txt")]) == 3
 
 
@@ -46,9 +47,9 @@ def test_the_lines_of_the_conformance_page_are_valid():
         assert quire.parse_problem_line(line)
 
 
-def test_verify_a_target(capsys):
+def test_verify_a_target(capfd):
     assert main(["verify", "--target", "quire.vllm:merge_attn_states", "--line", LINE, "--no-power"]) == 1
-    assert "FAIL" in capsys.readouterr().out
+    assert "FAIL" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("arguments, code, text", [
@@ -58,72 +59,52 @@ def test_verify_a_target(capsys):
     (["verify", "--line", "q=f16 nonsense"], 2, "nonsense"),
     (["diagnose", "no_such_file.safetensors"], 3, "no_such_file"),
 ])  # fmt: skip
-def test_errors(capsys, arguments, code, text):
+def test_errors(capfd, arguments, code, text):
     assert main(arguments) == code
-    assert text in capsys.readouterr().err
+    assert text in capfd.readouterr().err
 
 
-def test_diagnose(capsys, bad, tmp_path):
+def test_diagnose(capfd, bad, tmp_path):
     assert main(["diagnose", bad]) == 1
-    out = capsys.readouterr().out
+    out = capfd.readouterr().out
     assert "cause found" in out and "query_start_loc" in out and "bad.reduced.safetensors" in out
     assert quire.diagnose(tmp_path / "bad.reduced.safetensors").suspicions[0].fault == "query_start_loc_as_int32"
     page = tmp_path / "page.html"
     assert main(["diagnose", bad, "--full", "--json", "--no-reduced", "--html", str(page)]) == 1
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(capfd.readouterr().out)
     assert report["schema"] == "quire.diagnose/1" and report["file"] == bad and "reduced" not in report
     assert page.read_text().startswith("<!")
 
 
-def test_diagnose_of_a_right_output(capsys, tmp_path):
+def test_diagnose_of_a_right_output(capfd, tmp_path):
     case = quire.make_case(LINE)
     out = quire.attend(case.batch, case.cache, case.options)
     quire.write_capture(tmp_path / "good.safetensors", case.batch, case.cache, case.options, out)
     assert main(["diagnose", str(tmp_path / "good.safetensors")]) == 0
 
 
-def the_command():
-    """The C++ program: of the development build, or an installed one."""
-    built = Path(__file__).parents[2] / "build" / "dev" / "cli" / "quire"
-    found = str(built) if built.exists() else shutil.which("quire")
-    if not found or quire.__version__ not in subprocess.run([found, "--version"], capture_output=True, text=True).stdout:
-        pytest.skip("the quire program is not built")
-    return found
+@pytest.mark.parametrize("words, text", [
+    (["check", LINE], "0 findings"), (["explain", LINE], "kernel    cpu"), (["run", LINE], "PASS"), (["info"], "built     by"),
+    (["kernels"], "cpu_generic"), (["devices"], "this machine"), (["rules", "Q-T03"], "Q-T03"), (["completions", "bash"], "complete"),
+    (["--version"], f"quire {quire.__version__}"), (["bench", LINE, "--seconds", "0.01", "--threads", "1"], "OK: 1 verified"),
+], ids=lambda value: value[0] if isinstance(value, list) else "")  # fmt: skip
+def test_every_verb_of_the_program_is_here(capfd, words, text):
+    assert main(words) == 0
+    assert text in capfd.readouterr().out
 
 
-def both(capsys, *arguments):
-    """(exit code, output) of the command and of python -m quire; times are left out."""
-    command = subprocess.run([the_command(), "diagnose", *arguments], capture_output=True, text=True)
-    code = main(["diagnose", *arguments])
-    outputs = command.stdout, capsys.readouterr().out
-    assert all(len(text) > 100 for text in outputs), command.stderr
-    if "--json" in arguments:
-        return tuple((c, {**json.loads(text), "seconds": 0}) for c, text in zip((command.returncode, code), outputs))
-    return tuple((c, re.sub(r"(?m)^time     .* s$", "", text)) for c, text in zip((command.returncode, code), outputs))
+def test_ctrl_c_ends_the_command():
+    command = [sys.executable, "-m", "quire", "verify", "--matrix", "all"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        time.sleep(3)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(10) == -signal.SIGINT
 
 
-@pytest.mark.parametrize("arguments", [(), ("--full", "--json"), ("--profile", "weights=f16"), ("--no-reduced", "--seconds", "2")], ids=str)
-def test_diagnose_prints_what_the_command_prints(capsys, bad, arguments):
-    command, module = both(capsys, bad, *arguments)
-    assert command == module
-
-
-def test_diagnose_of_broken_batches_prints_what_the_command_prints(capsys, tmp_path):
-    case = quire.make_case(LINE)
-    path = tmp_path / "broken.safetensors"
-    case.batch.block_table[1, 0] = 10**6
-    quire.write_capture(path, case.batch, case.cache, case.options, quire.make_case(LINE).batch.output)
-    command, module = both(capsys, str(path))
-    assert command == module and "Q-T03" in module[1]
-
-
-def test_foreign_text_reaches_no_terminal(capsys, tmp_path):
-    """A capture's name and notes are escaped, as the command does."""
-    case = quire.make_case(LINE)
-    path = tmp_path / "a\x1b[2Jb.safetensors"
-    quire.write_capture(path, case.batch, case.cache, case.options, quire.attend(case.batch, case.cache, case.options))
-    command, module = both(capsys, str(path))
-    assert command == module and "\x1b" not in module[1]
+def test_the_console_script():
+    """pip installs `quire` beside python; it is this module's main()."""
+    scripts = [e for e in importlib.metadata.distribution("quire-attention").entry_points if e.group == "console_scripts"]
+    assert [(e.name, e.value) for e in scripts] == [("quire", "quire.__main__:main")]
 
 
 def test_as_a_program():

@@ -1,5 +1,8 @@
 """The shortest path through the package: a case, a check, a plan, attention, the reference, a capture."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -45,3 +48,10 @@ def test_capture_round_trip(tmp_path):
     assert np.array_equal(np.asarray(back.observed).view(np.uint16), expected)
     again = quire.attend(back.batch, back.cache, back.options)
     assert np.array_equal(np.asarray(again).view(np.uint16), expected)
+
+
+def test_nothing_is_printed_at_exit():
+    """A reference that somebody keeps until the interpreter ends, as torch._dynamo does, is not our users' business."""
+    code = "import quire, ctypes; kept = quire.host_device(); ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

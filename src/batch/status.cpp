@@ -1,5 +1,8 @@
-// Names of the stable codes.
+// Names of the stable codes, and the end of a process that takes a value where there is none.
 #include "quire/status.hpp"
+
+#include <cstdio>
+#include <cstdlib>
 
 namespace quire {
 
@@ -17,6 +20,11 @@ const char* name(Code code) noexcept {
     case Code::internal_error: return "internal_error";
   }
   return "unknown";
+}
+
+void detail::abort_without_value(const Status& status) noexcept {
+  std::fprintf(stderr, "quire: value() of a failed Result (%s): %s\n", name(status.code()), status.message().c_str());
+  std::abort();
 }
 
 }  // namespace quire

@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bench/busy.h"
 #include "bench/report.h"
 #include "quire/bench.hpp"
 #include "text/formatted.h"
@@ -27,6 +28,7 @@ struct Timed {
   std::string kernel;
   bool wrong = false;
   double drift = 0;  ///< how far the machine's ceilings moved during the run
+  std::string busy;  ///< why this time is not to be compared; empty if it may be
 };
 using Key = std::tuple<std::string, std::string, int, bool>;  // line, kernel asked for, threads, batch-invariant
 
@@ -42,10 +44,11 @@ std::string machine_text(const json& m) {
                    m.at("l2_bytes").get<std::int64_t>(), m.at("l3_bytes").get<std::int64_t>());
 }
 
-double drift_of(const json& report, int threads) {
+/// Of the ceilings with so many threads: {drift, nanoseconds from core to core}.
+std::pair<double, double> unrest_of(const json& report, int threads) {
   for (const json& c : report.at("ceilings"))
-    if (c.at("threads").get<int>() == threads) return c.at("drift").get<double>();
-  return 0;
+    if (c.at("threads").get<int>() == threads) return {c.at("drift").get<double>(), c.value("ping_pong_ns", 0.0)};
+  return {0, 0};
 }
 
 /// Throws what nlohmann::json throws.
@@ -60,10 +63,17 @@ Parsed parse(std::string_view text) {
       const json& s = r.at("seconds");
       const Key key{c.at("line").get<std::string>(), r.at("asked_kernel").get<std::string>(), r.at("threads").get<int>(),
                     r.at("batch_invariant").get<bool>()};
-      const Timed t{s.at("median").get<double>(),      s.at("low").get<double>(),
-                    s.at("high").get<double>(),        r.at("floor").at("seconds").get<double>(),
-                    r.at("kernel").get<std::string>(), r.at("status") == "wrong",
-                    drift_of(report, std::get<2>(key))};
+      const auto [drift, hop_ns] = unrest_of(report, std::get<2>(key));
+      const benchmark::Disturbance unrest{r.value("calls", std::int64_t{0}), r.value("disturbed", std::int64_t{0}), drift, hop_ns,
+                                          r.value("of_floor", 0.0)};
+      const Timed t{s.at("median").get<double>(),
+                    s.at("low").get<double>(),
+                    s.at("high").get<double>(),
+                    r.at("floor").at("seconds").get<double>(),
+                    r.at("kernel").get<std::string>(),
+                    r.at("status") == "wrong",
+                    drift,
+                    benchmark::busy_text(unrest)};
       if (t.median <= 0 || t.low <= 0 || r.at("status") == "refused") continue;
       if (parsed.timed.emplace(key, t).second) parsed.order.emplace_back(key, c.at("name").get<std::string>());
     }
@@ -92,6 +102,12 @@ void judge(BenchChange& change, const Timed& before, const Timed& after) {
     change.reason = "the intervals overlap";
     return;
   }
+  if (!before.busy.empty() || !after.busy.empty()) {
+    change.verdict = "AMBIGUOUS";
+    change.reason =
+        formatted("the {} run: {}", after.busy.empty() ? "old" : "new", after.busy.empty() ? before.busy : after.busy);
+    return;
+  }
   const double drift = std::max(before.drift, after.drift);
   if (std::abs(change.ratio - 1) <= drift) {
     change.verdict = "AMBIGUOUS";
@@ -116,7 +132,8 @@ std::string text_of(const BenchComparison& comparison) {
     ++counts[c.verdict];
     text += formatted("{:<9} {:>6.1f} % [{:+.1f}, {:+.1f}]  {}  {}{}{}\n", c.verdict, 100 * (c.ratio - 1), 100 * (c.low - 1),
                       100 * (c.high - 1), benchmark::variant_text(c.variant, c.variant.kernel),
-                      c.name.empty() ? std::string() : c.name + "  ", c.line, c.reason.empty() ? "" : "  (" + c.reason + ")");
+                      c.name.empty() ? std::string() : c.name + "  ", benchmark::shortened(c.line),
+                      c.reason.empty() ? "" : "  (" + c.reason + ")");
   }
   text += formatted("time {} FAST, {} SLOW, {} SAME, {} AMBIGUOUS", counts["FAST"], counts["SLOW"], counts["SAME"],
                     counts["AMBIGUOUS"]);
@@ -162,6 +179,11 @@ Result<BenchComparison> compare_parsed(const Parsed& before, const Parsed& after
     judge(change, found->second, after.timed.at(key));
     comparison.changes.push_back(std::move(change));
   }
+  if (comparison.changes.empty())
+    return Status(Code::parse_error,
+                  formatted("bench: nothing to compare: of {} results in the old report and {} in the new one, none is of "
+                            "the same problem line, kernel and threads",
+                            before.timed.size(), after.timed.size()));
   comparison.only_old = static_cast<std::int64_t>(before.timed.size() - comparison.changes.size());
   comparison.text = text_of(comparison);
   comparison.json = json_of(comparison);

@@ -10,7 +10,7 @@
 namespace quire::benchmark {
 namespace {
 
-constexpr int kPlans = 31;
+constexpr int kPlansLane = 31;
 
 std::int64_t num_bytes(const Tensor& t) { return t.present() ? t.num_elements() * itemsize(t.dtype) : 0; }
 
@@ -72,12 +72,12 @@ bool Lane::same_bits_as_first() {
 double plan_seconds(const Problem& problem, const BenchVariant& variant) {
   const Device device = host_device();
   std::vector<double> seconds;
-  for (int i = 0; i < kPlans; ++i) {
+  for (int i = 0; i < kPlansLane; ++i) {
     const Moment begin = Moment::begin();
     const Result<Plan> planned = quire::plan(problem, device, settings_of(variant));
     const Sample sample = sample_between(begin, Moment::end(), 1, 1);
     if (!planned.ok()) return 0;
-    if (!sample.disturbed || i + 1 == kPlans) seconds.push_back(sample.seconds);
+    if (!sample.disturbed || i + 1 == kPlansLane) seconds.push_back(sample.seconds);
   }
   return median(std::move(seconds));
 }

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bench/busy.h"
 #include "bench/report.h"
 
 namespace quire::benchmark {
@@ -101,6 +102,7 @@ std::string json_of(const BenchReport& report, const BenchOptions& options) {
                      {"commit", options.commit},
                      {"date", utc_now()},
                      {"seconds_per_result", options.seconds},
+                     {"busy", busy_text(report.ceilings, report.cases)},
                      {"machine", machine_json(report.machine)},
                      {"ceilings", ceilings_json(report.ceilings)},
                      {"cases", std::move(cases)}};

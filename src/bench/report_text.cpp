@@ -1,6 +1,7 @@
 // The report for a terminal: the machine, its ceilings, a block per case.
 #include <algorithm>
 
+#include "bench/busy.h"
 #include "bench/report.h"
 #include "text/formatted.h"
 
@@ -73,12 +74,6 @@ std::string result_text(const BenchResult& r) {
   return text + "\n";
 }
 
-/// A batch of a hundred requests would bury the numbers; JSON has it whole.
-std::string shortened(const std::string& line) {
-  constexpr std::size_t kMax = 160;
-  return line.size() <= kMax ? line : line.substr(0, kMax) + "...";
-}
-
 std::string case_text(const BenchCaseResult& c) {
   const std::string kind = c.copies > 1
                                ? formatted("{} copies in turn, {} in all: from memory", c.copies, size_text(c.working_set_bytes))
@@ -91,6 +86,11 @@ std::string case_text(const BenchCaseResult& c) {
 }
 
 }  // namespace
+
+std::string shortened(const std::string& line) {
+  constexpr std::size_t kMax = 160;
+  return line.size() <= kMax ? line : line.substr(0, kMax) + "...";
+}
 
 std::string time_text(double seconds) {
   if (seconds <= 0) return "0";
@@ -106,7 +106,9 @@ std::string variant_text(const BenchVariant& v, const std::string& kernel) {
 }
 
 std::string text_of(const BenchReport& report) {
-  std::string text = machine_text(report.machine) + ceilings_text(report.ceilings);
+  const std::string busy = busy_text(report.ceilings, report.cases);
+  std::string text = busy.empty() ? std::string() : formatted("BUSY      {}\n", busy);
+  text += machine_text(report.machine) + ceilings_text(report.ceilings);
   for (const BenchCaseResult& c : report.cases) text += case_text(c);
   std::int64_t wrong = 0, refused = 0, unverified = 0, ok = 0;
   for (const BenchCaseResult& c : report.cases)

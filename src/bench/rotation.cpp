@@ -7,8 +7,8 @@
 namespace quire::benchmark {
 namespace {
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-constexpr std::int64_t kInCache = 16 * kMiB;
+constexpr std::int64_t kMiBRotation = std::int64_t{1} << 20;
+constexpr std::int64_t kInCache = 16 * kMiBRotation;
 constexpr std::int64_t kShare = 2;  // copies take at most this fraction of the memory that is left
 
 std::int64_t span_bytes(const Tensor& t) {

@@ -9,7 +9,7 @@
 namespace quire::benchmark {
 namespace {
 
-constexpr std::size_t kBlocks = 15, kFewestBlocks = 6;
+constexpr std::size_t kBlocksTurns = 15, kFewestBlocks = 6;
 constexpr double kShortestSample = 100e-6;  // far above what reading the clocks costs
 
 /// The blocks of one lane so far: a block's median by the wall without disturbed calls, by the wall with them, and by CPU time.
@@ -20,15 +20,15 @@ struct Blocks {
 struct Pace {
   std::int64_t calls_per_sample = 1;
   double block_seconds = 0;
-  std::size_t blocks = kBlocks;
+  std::size_t blocks = kBlocksTurns;
 };
 
 Pace pace_of(double call_seconds, double seconds) {
   Pace pace;
   pace.calls_per_sample = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(kShortestSample / call_seconds)));
-  pace.block_seconds = seconds / static_cast<double>(kBlocks);
+  pace.block_seconds = seconds / static_cast<double>(kBlocksTurns);
   const double affordable = seconds / std::max(call_seconds, pace.block_seconds);
-  pace.blocks = static_cast<std::size_t>(std::clamp(affordable, double{kFewestBlocks}, double{kBlocks}));
+  pace.blocks = static_cast<std::size_t>(std::clamp(affordable, double{kFewestBlocks}, double{kBlocksTurns}));
   return pace;
 }
 
@@ -83,7 +83,7 @@ std::vector<Timing> time_in_turns(const Case& c, Rotation& rotation, std::vector
     if (!call.ok()) timings[i].status = call.status();
     if (call.ok()) paces[i] = pace_of(call.value(), seconds);
   }
-  for (std::size_t round = 0; round < kBlocks && keep_going(); ++round)
+  for (std::size_t round = 0; round < kBlocksTurns && keep_going(); ++round)
     for (std::size_t turn = 0; turn < lanes.size(); ++turn) {
       // Every other round goes backwards, so that nobody always follows the same neighbour.
       const std::size_t i = round % 2 == 0 ? turn : lanes.size() - 1 - turn;

@@ -18,7 +18,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kSumSlack = 0x1p-11;
 
 /// Without the sign that some NaN print.
-std::string number(double value) { return std::isnan(value) ? "NaN" : formatted("{:.6g}", value); }
+std::string law_number(double value) { return std::isnan(value) ? "NaN" : formatted("{:.6g}", value); }
 
 /// Smallest and largest V of one request and KV head, per dim. `known` is false if some V is not finite.
 struct Hull {
@@ -54,7 +54,7 @@ class Judge {
   /// The worst element of a row: dim, value, hull.
   std::string describe(Law law, std::int64_t token, std::int64_t head) const {
     const std::string place = formatted("row {}, head {}", token, head);
-    if (law == kFill) return formatted("{}: every dim holds {}", place, number(observed_.at(token, head, 0)));
+    if (law == kFill) return formatted("{}: every dim holds {}", place, law_number(observed_.at(token, head, 0)));
     const Hull hull = hull_of(f_.req_of(token), head / f_.group);
     double worst = -1;
     std::int64_t dim = 0;
@@ -64,7 +64,7 @@ class Judge {
       if (excess > worst) worst = excess, dim = d;
     }
     const double value = observed_.at(token, head, dim);
-    if (law == kFinite) return formatted("{}, dim {} holds {}", place, dim, number(value));
+    if (law == kFinite) return formatted("{}, dim {} holds {}", place, dim, law_number(value));
     return formatted("{}, dim {} holds {:.6g}; the values that it may average lie in [{:.6g}, {:.6g}]", place, dim, value,
                      hull.low[Facts::at(dim)], hull.high[Facts::at(dim)]);
   }

@@ -24,7 +24,7 @@ constexpr double kZero = 1e-6;  // of the expected value
 struct Element {
   double observed, expected, tolerance;
 };
-struct Cell {
+struct ObservedCell {
   std::int64_t head = 0;
   std::vector<Element> elements;
   double ratio = 0;  ///< least squares
@@ -72,13 +72,13 @@ std::vector<const Compared*> sample(const Localisation& where) {
   return list;
 }
 
-std::vector<Cell> cells_with_ratios(const Observed& observed, const Localisation& where,
-                                    const std::vector<const Compared*>& from) {
+std::vector<ObservedCell> cells_with_ratios(const Observed& observed, const Localisation& where,
+                                            const std::vector<const Compared*>& from) {
   const numerics::OutputType type = numerics::output_type(where.reference, observed.output.dtype);
-  std::vector<Cell> cells;
+  std::vector<ObservedCell> cells;
   for (const Compared* at : from) {
     if (at->wrong_dims == 0 || at->nonfinite > 0) continue;
-    Cell cell{at->head, {}, 0};
+    ObservedCell cell{at->head, {}, 0};
     double numerator = 0, denominator = 0;
     for (std::int64_t d = 0; d < where.reference.head_dim; ++d) {
       const std::int64_t e = at->reference_row * where.reference.head_dim + d;
@@ -97,30 +97,30 @@ std::vector<Cell> cells_with_ratios(const Observed& observed, const Localisation
 }
 
 /// Whether out = ratio * expected within what rounding allows to both.
-bool fits(const Cell& cell, double ratio) {
+bool fits(const ObservedCell& cell, double ratio) {
   return std::all_of(cell.elements.begin(), cell.elements.end(), [&](const Element& e) {
     return std::fabs(e.observed - ratio * e.expected) <= (1 + std::fabs(ratio)) * e.tolerance;
   });
 }
 
-double median_ratio(const std::vector<const Cell*>& cells) {
+double median_ratio(const std::vector<const ObservedCell*>& cells) {
   std::vector<double> ratios;
-  for (const Cell* cell : cells) ratios.push_back(cell->ratio);
+  for (const ObservedCell* cell : cells) ratios.push_back(cell->ratio);
   const auto middle = ratios.begin() + static_cast<std::ptrdiff_t>(ratios.size() / 2);
   std::nth_element(ratios.begin(), middle, ratios.end());
   return *middle;
 }
 
-std::optional<double> common_ratio(const std::vector<const Cell*>& cells) {
+std::optional<double> common_ratio(const std::vector<const ObservedCell*>& cells) {
   const double ratio = median_ratio(cells);
-  return std::all_of(cells.begin(), cells.end(), [&](const Cell* c) { return fits(*c, ratio); }) ? std::optional(ratio)
-                                                                                                 : std::nullopt;
+  return std::all_of(cells.begin(), cells.end(), [&](const ObservedCell* c) { return fits(*c, ratio); }) ? std::optional(ratio)
+                                                                                                         : std::nullopt;
 }
 
-std::string ratio_words(const std::vector<Cell>& cells) {
-  std::vector<const Cell*> all;
-  std::map<std::int64_t, std::vector<const Cell*>> by_head;
-  for (const Cell& cell : cells) {
+std::string ratio_words(const std::vector<ObservedCell>& cells) {
+  std::vector<const ObservedCell*> all;
+  std::map<std::int64_t, std::vector<const ObservedCell*>> by_head;
+  for (const ObservedCell& cell : cells) {
     all.push_back(&cell);
     by_head[cell.head].push_back(&cell);
   }
@@ -136,9 +136,9 @@ std::string ratio_words(const std::vector<Cell>& cells) {
   }
   if (constant == by_head.size() && cells.size() > constant)
     return formatted("out / expected is one number per head: {}{}", heads, constant > kListedHeads ? ", ..." : "");
-  if (std::all_of(cells.begin(), cells.end(), [](const Cell& c) { return fits(c, c.ratio); })) {
-    const auto [low, high] =
-        std::minmax_element(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.ratio < b.ratio; });
+  if (std::all_of(cells.begin(), cells.end(), [](const ObservedCell& c) { return fits(c, c.ratio); })) {
+    const auto [low, high] = std::minmax_element(cells.begin(), cells.end(),
+                                                 [](const ObservedCell& a, const ObservedCell& b) { return a.ratio < b.ratio; });
     return formatted("out / expected is one number per (row, head), from {:.4g} to {:.4g}", low->ratio, high->ratio);
   }
   return "out / expected differs from dim to dim";
@@ -204,7 +204,7 @@ std::vector<std::string> observations(const Facts& facts, const Observed& observ
   if (nonfinite > 0)
     lines.push_back(formatted("NaN or infinite where a number is expected, or the reverse: in {} of {} wrong cells", nonfinite,
                               wrong.size()));
-  const std::vector<Cell> cells = cells_with_ratios(observed, where, wrong);
+  const std::vector<ObservedCell> cells = cells_with_ratios(observed, where, wrong);
   if (!cells.empty()) lines.push_back(ratio_words(cells));
   if (std::string text = error_words(observed, where, wrong); !text.empty()) lines.push_back(std::move(text));
   if (observed.lse.present()) lines.push_back(lse_words(observed, where, wrong));

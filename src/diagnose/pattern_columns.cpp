@@ -15,7 +15,7 @@ using fault::Facts;
 constexpr double kNear = 0.5;
 constexpr std::uint8_t kWeak = 1;
 constexpr std::uint8_t kQuarters = 4;
-constexpr double kClear = kQuarters;
+constexpr double kClearColumn = kQuarters;
 // Tiles that kernels are built of, beside the page.
 constexpr std::int64_t kTiles[] = {128, 64, 32, 16, 8, 4, 2};
 constexpr Attribute kTiled[] = {Attribute::token,   Attribute::row,      Attribute::q_pos,
@@ -115,7 +115,7 @@ void add_pages(const Facts& f, const std::vector<std::array<std::int64_t, kAttri
   }
 }
 
-double median(std::vector<double> values) {
+double column_median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -203,7 +203,7 @@ Cells::Cells(const Localisation& where, std::size_t heads)
   std::vector<double> ratios;
   for (const Compared& cell : where.rows)
     if (!cell.wrong) ratios.push_back(cell.worst_ratio);
-  const double near = std::max(kNear, 2 * median(std::move(ratios)));
+  const double near = std::max(kNear, 2 * column_median(std::move(ratios)));
   for (std::size_t i = 0; i < where.rows.size(); ++i) {
     const Compared& cell = where.rows[i];
     if (cell.wrong) {
@@ -222,7 +222,7 @@ std::vector<Tally> Cells::by_row(const Mask& in_rows, const Mask& in_heads) cons
     std::uint32_t w = 0, r = 0;
     for (std::size_t h = 0; h < heads_; ++h) w += static_cast<std::uint32_t>(in_heads[h]) * wrong[h];
     for (std::size_t h = 0; h < heads_; ++h) r += static_cast<std::uint32_t>(in_heads[h]) * right[h];
-    sums[t] = {w / kClear, r / kClear};
+    sums[t] = {w / kClearColumn, r / kClearColumn};
   }
   return sums;
 }
@@ -237,7 +237,7 @@ std::vector<Tally> Cells::by_head(const Mask& in_rows, const Mask& in_heads) con
   }
   std::vector<Tally> sums(heads_);
   for (std::size_t h = 0; h < heads_; ++h)
-    if (in_heads[h] != 0) sums[h] = {w[h] / kClear, r[h] / kClear};
+    if (in_heads[h] != 0) sums[h] = {w[h] / kClearColumn, r[h] / kClearColumn};
   return sums;
 }
 

@@ -20,7 +20,7 @@ double worst_right(const Localisation& where) {
   return worst;
 }
 
-std::string percent(double share) { return formatted("{:.2g} %", 100 * share); }
+std::string percent_text(double share) { return formatted("{:.2g} %", 100 * share); }
 
 }  // namespace
 
@@ -50,9 +50,10 @@ std::vector<std::string> profile_lines(const Localisation& where) {
   lines.push_back(formatted("{} ({}): judged as a kernel that {}", to_string(profile),
                             where.profile_found ? "found by itself: --profile plain judges without" : "as given",
                             in_words(profile)));
-  const std::string in_f32 = where.profile_found ? formatted("; in f32, from {} on", percent(where.least_factor_in_f32)) : "";
+  const std::string in_f32 =
+      where.profile_found ? formatted("; in f32, from {} on", percent_text(where.least_factor_in_f32)) : "";
   lines.push_back(formatted("it hides small errors: a wrong factor on every output shows from {} on{}",
-                            percent(least_factor(where.reference)), in_f32));
+                            percent_text(least_factor(where.reference)), in_f32));
   return lines;
 }
 

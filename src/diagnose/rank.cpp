@@ -19,8 +19,8 @@ using fault::Suspects;
 
 constexpr std::size_t kFinalists = 48;  // candidates in the second round: those that explain something, and a few more
 constexpr std::size_t kMinFinalists = 6;
-constexpr std::size_t kVerified = 12;  // candidates that are verified at a time
-constexpr double kNear = 0.05;         // a share this close to the best one is verified, too
+constexpr std::size_t kVerifiedAtOnce = 12;  // candidates that are verified at a time
+constexpr double kNearBest = 0.05;           // a share this close to the best one is verified, too
 constexpr double kExplainsSomething = 0.05;
 constexpr std::size_t kFirst = 4, kSecond = 24;  // candidates of a combination
 constexpr double kWorthCombining = 0.02;         // each of the two explains at least this
@@ -31,13 +31,13 @@ constexpr double kSame = 0.005;                  // shares closer than this are 
 constexpr double kUnproven = 0.5;
 // Errors of the wrong cells against what is left, as a ratio of squares: 10 times as large. Below, errors are so small that wrong
 // predictions of the right size fit, too.
-constexpr double kClear = 100;
+constexpr double kClearBest = 100;
 constexpr double kExplainsAll = 0.99;      // of the error, element by element; what is left is rounding
 constexpr double kScopePrecision = 0.95;   // of a scope that is a rule: nearly all that it selects is wrong
 constexpr std::size_t kRowsForFitted = 3;  // wrong rows; one row fits the words of several mechanisms
 constexpr std::int64_t kRightSeen = 16;    // right cells inside a wider scope that a hypothesis must have left alone
 
-struct Candidate {
+struct RankedCandidate {
   std::vector<const Proposal*> parts;  ///< one, or two of a combination in the order of planting
   Fit fit;
   double share = 0;
@@ -82,25 +82,25 @@ class Contest {
   }
 
   /// All rounds. Afterwards the finalists are first, best first.
-  void run(std::vector<Candidate>& list) const {
+  void run(std::vector<RankedCandidate>& list) const {
     measure(list, Stage::screening);
     sort(list);
     std::size_t count = 0;
     while (count < std::min(kFinalists, list.size()) && (count < kMinFinalists || list[count].share >= kExplainsSomething))
       ++count;
-    const std::span<Candidate> finalists(list.data(), count);
+    const std::span<RankedCandidate> finalists(list.data(), count);
     measure(finalists, Stage::ranking);
     sort(finalists);
     // A share that more exhibits lower makes room for others, which few exhibits flatter as much.
-    for (std::vector<Candidate*> next = to_verify(finalists); !next.empty(); next = to_verify(finalists)) {
+    for (std::vector<RankedCandidate*> next = to_verify(finalists); !next.empty(); next = to_verify(finalists)) {
       threads::for_each_index(next.size(), [&](std::size_t i) { measure(*next[i], Stage::verification); });
       sort(finalists);
     }
   }
 
-  bool is_certain(const Candidate& c) const {
+  bool is_certain(const RankedCandidate& c) const {
     const Fit& fit = c.fit;
-    if (!c.verified || fit.wrong == 0 || fit.whole < fit.wrong || fit.clarity < kClear || fit.explained < kExplainsAll)
+    if (!c.verified || fit.wrong == 0 || fit.whole < fit.wrong || fit.clarity < kClearBest || fit.explained < kExplainsAll)
       return false;
     // Rows that one of two faults never writes hold what the other one cannot explain, whatever it is. A number that was fitted
     // to what another fault leaves, or to hardly a row, may describe that row and nothing else.
@@ -116,34 +116,34 @@ class Contest {
   }
 
  private:
-  void measure(Candidate& c, Stage stage) const {
+  void measure(RankedCandidate& c, Stage stage) const {
     c.fit = evidence_.fit(c.model(facts_), stage);
     c.verified = stage == Stage::verification;
     judge(c);
   }
-  void measure(std::span<Candidate> list, Stage stage) const {
+  void measure(std::span<RankedCandidate> list, Stage stage) const {
     threads::for_each_index(list.size(), [&](std::size_t i) { measure(list[i], stage); });
   }
-  static void sort(std::span<Candidate> list) {
-    const auto bin = [](const Candidate& c) { return std::llround(c.share / kSame); };
-    std::stable_sort(list.begin(), list.end(), [&](const Candidate& a, const Candidate& b) {
+  static void sort(std::span<RankedCandidate> list) {
+    const auto bin = [](const RankedCandidate& c) { return std::llround(c.share / kSame); };
+    std::stable_sort(list.begin(), list.end(), [&](const RankedCandidate& a, const RankedCandidate& b) {
       return bin(a) != bin(b) ? bin(a) > bin(b) : a.place() < b.place();
     });
   }
 
   /// The first candidates of a sorted list that are not verified and as good as the best one that is.
-  static std::vector<Candidate*> to_verify(std::span<Candidate> list) {
-    std::vector<Candidate*> next;
+  static std::vector<RankedCandidate*> to_verify(std::span<RankedCandidate> list) {
+    std::vector<RankedCandidate*> next;
     double best = -1;
-    for (const Candidate& c : list)
+    for (const RankedCandidate& c : list)
       if (c.verified) best = std::max(best, c.share);
     if (best < 0 && !list.empty()) best = list.front().share;
-    for (Candidate& c : list)
-      if (!c.verified && c.share >= best - kNear && next.size() < kVerified) next.push_back(&c);
+    for (RankedCandidate& c : list)
+      if (!c.verified && c.share >= best - kNearBest && next.size() < kVerifiedAtOnce) next.push_back(&c);
     return next;
   }
 
-  void judge(Candidate& c) const {
+  void judge(RankedCandidate& c) const {
     const double credit = c.fit.unproven && c.order() > static_cast<int>(fault::Rank::mechanism) ? kUnproven : 1;
     c.share = credit * c.fit.explained - c.fit.damage;
     c.scoped = false;
@@ -159,7 +159,7 @@ class Contest {
   std::size_t rows_ = 0;
 };
 
-Hypothesis hypothesis(const Candidate& c, bool certain) {
+Hypothesis hypothesis(const RankedCandidate& c, bool certain) {
   Hypothesis h;
   const auto join = [](std::string& text, const std::string& more, const char* between) {
     if (!more.empty()) text += (text.empty() ? "" : between) + more;
@@ -179,16 +179,16 @@ Hypothesis hypothesis(const Candidate& c, bool certain) {
   return h;
 }
 
-std::vector<Candidate> combinations(const std::vector<Candidate>& singles) {
-  std::vector<Candidate> pairs, firsts, seconds;
+std::vector<RankedCandidate> combinations(const std::vector<RankedCandidate>& singles) {
+  std::vector<RankedCandidate> pairs, firsts, seconds;
   std::set<std::string> used;
-  for (const Candidate& c : singles) {
+  for (const RankedCandidate& c : singles) {
     if (c.fit.explained < kWorthCombining || !used.insert(c.parts[0]->text).second) continue;
     if (firsts.size() < kFirst) firsts.push_back(c);
     if (seconds.size() < kSecond) seconds.push_back(c);
   }
-  for (const Candidate& first : firsts)
-    for (const Candidate& second : seconds)
+  for (const RankedCandidate& first : firsts)
+    for (const RankedCandidate& second : seconds)
       if (first.parts[0] != second.parts[0]) pairs.push_back({{first.parts[0], second.parts[0]}, {}, 0, false});
   return pairs;
 }
@@ -254,13 +254,13 @@ std::vector<Hypothesis> rank(const Scene& scene, const Evidence& evidence, const
   std::move(more.begin(), more.end(), std::back_inserter(proposals));
 
   const Contest contest(scene, evidence, scope);
-  std::vector<Candidate> candidates;
+  std::vector<RankedCandidate> candidates;
   for (const Proposal& p : proposals) candidates.push_back({{&p}, {}, 0, false});
   contest.run(candidates);
 
   std::vector<Hypothesis> ranking;
   if (candidates.empty() || !contest.is_certain(candidates.front())) {
-    std::vector<Candidate> pairs = combinations(candidates);
+    std::vector<RankedCandidate> pairs = combinations(candidates);
     contest.run(pairs);
     const double alone = candidates.empty() ? 0 : candidates.front().share;
     if (!pairs.empty() && pairs.front().share > alone + kCombinationMustAdd)
@@ -268,7 +268,7 @@ std::vector<Hypothesis> rank(const Scene& scene, const Evidence& evidence, const
   }
   // Of a fault or a mechanism with several parameters the best is listed.
   std::set<std::string> listed;
-  for (const Candidate& c : candidates)
+  for (const RankedCandidate& c : candidates)
     if (listed.insert(c.parts[0]->fault != nullptr ? c.parts[0]->fault->info.id : c.parts[0]->mechanism + c.parts[0]->text)
             .second)
       ranking.push_back(hypothesis(c, contest.is_certain(c)));

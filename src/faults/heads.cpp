@@ -53,7 +53,7 @@ Suspects always_zero(const Evidence& e) {
   return one(kv_head([](std::int64_t) { return 0; }));
 }
 
-Suspects next_head(const Evidence& e) {
+Suspects next_kv_head(const Evidence& e) {
   const std::int64_t n = e.facts.num_kv_heads, group = e.facts.group;
   if (n == 1) return cannot_show(kOneHead);
   return one(kv_head([n, group](std::int64_t h) { return (h / group + 1) % n; }));
@@ -85,7 +85,7 @@ void add_heads(std::vector<Fault>& list) {
       "", "use repeat_interleave for both, not repeat", modulo_for_one_side);
   add("kv_head_shifted_group", "divides by the group size with a shift", "vllm#18093", kMapping, shifted_group);
   add("kv_head_always_zero", "reads KV head 0 for every query head", "", kMapping, always_zero);
-  add("kv_head_off_by_one", "reads the KV head after the right one", "", kMapping, next_head);
+  add("kv_head_off_by_one", "reads the KV head after the right one", "", kMapping, next_kv_head);
   add("kv_head_is_query_head", "takes the query head for the KV head, as if there were no groups", "",
       "look for a kernel written for MHA that is called with fewer KV heads", query_head);
   add("one_query_head_per_group", "computes the first query head of each group and writes it for all of them", "",

@@ -11,8 +11,8 @@
 namespace quire::fault {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr double kNegInf = -std::numeric_limits<double>::infinity();
+constexpr double kModelNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kModelNegInf = -std::numeric_limits<double>::infinity();
 
 std::vector<std::int64_t> indices(const Tensor& t) {
   std::vector<std::int64_t> values;
@@ -63,13 +63,13 @@ double true_scale(const Facts& f, Side side, const Place& place, std::int64_t he
   const Tensor& t = side == Side::key ? f.cache.k_scale : f.cache.v_scale;
   if (place.kind != Place::Kind::cache || !t.present()) return 1;
   const bool of_head = t.rank == 1 && t.shape[0] > 1;
-  if (of_head && (head < 0 || head >= t.shape[0])) return kNaN;
+  if (of_head && (head < 0 || head >= t.shape[0])) return kModelNaN;
   return semantics::load(t.data, t.dtype, of_head ? head * t.stride[0] : 0);
 }
 
 double per_head(const Tensor& t, std::int64_t head, double absent) {
   if (!t.present()) return absent;
-  return head < 0 || head >= t.shape[0] ? kNaN : semantics::load(t.data, t.dtype, head * t.stride[0]);
+  return head < 0 || head >= t.shape[0] ? kModelNaN : semantics::load(t.data, t.dtype, head * t.stride[0]);
 }
 
 /// Calls decode(offsets, values) for the offsets that lie inside of both cache tensors; the others become NaN.
@@ -80,7 +80,7 @@ void decode_inside(const Facts& f, std::span<const std::int64_t> at, Decode&& de
   for (const std::int64_t i : at) inside = inside && i >= 0 && i < end;
   if (inside) return decode(at, to.data());
   for (std::size_t d = 0; d < to.size(); ++d) {
-    to[d] = kNaN;
+    to[d] = kModelNaN;
     if (at[d] >= 0 && at[d] < end) decode(at.subspan(d, 1), &to[d]);
   }
 }
@@ -95,7 +95,7 @@ struct Scratch {
 void load_cached(const Model& m, Side side, const Place& place, std::int64_t head, std::vector<std::int64_t>& at,
                  std::span<double> to) {
   const Tensor& t = cache_tensor(*m.facts, side);
-  if (place.page < 0 || place.page >= m.facts->num_pages) return std::fill(to.begin(), to.end(), kNaN);
+  if (place.page < 0 || place.page >= m.facts->num_pages) return std::fill(to.begin(), to.end(), kModelNaN);
   at.resize(to.size());
   m.elements(side, place, head, at);
   decode_inside(
@@ -150,7 +150,7 @@ void score_keys(const Model& m, const Row& row, Scratch& s) {
   for (std::size_t d = 0; d < dims; ++d) s.query[d] = m.query(row, static_cast<std::int64_t>(d));
   for (const Key& key : s.keys) {
     if (key.weight == 0) {
-      s.scores.push_back(kNegInf);
+      s.scores.push_back(kModelNegInf);
       continue;
     }
     const Loaded k = load(m, row, Side::key, key.position, s.at, std::span(s.vector).first(dims));
@@ -164,8 +164,8 @@ double true_softmax(const Model& m, const Row& row, std::span<const Key> keys, s
                     std::vector<double>& p) {
   const double sink = m.sink(row), max = largest(scores, sink);
   p.assign(keys.size(), 0.0);
-  if (max == kNegInf) return kNegInf;
-  double denominator = sink == kNegInf ? 0 : m.weight(sink, max);
+  if (max == kModelNegInf) return kModelNegInf;
+  double denominator = sink == kModelNegInf ? 0 : m.weight(sink, max);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (keys[i].weight != 0) p[i] = keys[i].weight * m.weight(scores[i], max);
     denominator += p[i];
@@ -191,7 +191,7 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
   const Row row = within_table(f, m.row(at.token, at.head));
   RowResult result;
   result.out.assign(Facts::at(f.head_dim), 0.0);
-  result.lse = kNegInf;
+  result.lse = kModelNegInf;
   if (!row.written) {
     result.written = false;
     m.finish(row, result);
@@ -204,7 +204,7 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
   m.keys(row, s.keys);
   score_keys(m, row, s);
   result.lse = m.softmax(m, row, s.keys, s.scores, s.p);
-  for (std::size_t i = 0; result.lse != kNegInf && i < s.keys.size(); ++i) {
+  for (std::size_t i = 0; result.lse != kModelNegInf && i < s.keys.size(); ++i) {
     const Loaded v = load(m, row, Side::value, s.keys[i].position, s.at, s.vector);
     if (v.stored != nullptr) {
       add(s.p[i] * v.scale, v.stored, result.out.data(), result.out.size());
@@ -366,7 +366,7 @@ Model::Model(const Facts& truth) : facts(&truth), dims(truth.head_dim) {
     const Tensor& q = f->batch.query;
     const bool inside = r.query_token >= 0 && r.query_token < q.shape[0] && r.query_head >= 0 && r.query_head < q.shape[1] &&
                         d >= 0 && d < q.shape[2];
-    if (!inside) return kNaN;
+    if (!inside) return kModelNaN;
     const Tensor& s = f->batch.q_scale;
     const double factor = s.present() && s.rank == 1 && s.shape[0] > 1 ? per_head(s, r.query_head / f->group, 1)
                           : s.present()                                ? semantics::load(s.data, s.dtype, 0)
@@ -386,7 +386,7 @@ Model::Model(const Facts& truth) : facts(&truth), dims(truth.head_dim) {
   score = [](const Model& m, const Row& r, std::int64_t k, double dot) {
     return m.cap(r, m.softmax_scale(r) * dot) + m.bias(r, k);
   };
-  sink = [f](const Row& r) { return per_head(f->options.sinks, r.query_head, kNegInf); };
+  sink = [f](const Row& r) { return per_head(f->options.sinks, r.query_head, kModelNegInf); };
   weight = [](double s, double max) { return std::exp(s - max); };
   softmax = true_softmax;
   finish = [](const Row&, RowResult&) {};
@@ -402,7 +402,7 @@ void Model::settle() {
 void load_new_row(const Facts& f, Side side, std::int64_t token, std::int64_t head, std::span<double> to) {
   const Tensor& t = side == Side::key ? f.batch.key : f.batch.value;
   const bool inside = t.present() && token >= 0 && token < t.shape[0] && head >= 0 && head < t.shape[1];
-  if (!inside) return std::fill(to.begin(), to.end(), kNaN);
+  if (!inside) return std::fill(to.begin(), to.end(), kModelNaN);
   const std::int64_t first = token * t.stride[0] + head * t.stride[1];
   decode_each(
       t.dtype, t.data, to.size(), [&](std::size_t d) { return first + static_cast<std::int64_t>(d) * t.stride[2]; }, to.data());
@@ -410,7 +410,7 @@ void load_new_row(const Facts& f, Side side, std::int64_t token, std::int64_t he
 
 void load_codes(const Facts& f, DType dtype, Side side, const Place& place, std::int64_t head, std::span<double> to) {
   const Tensor& t = cache_tensor(f, side);
-  if (place.page < 0 || place.page >= f.num_pages) return std::fill(to.begin(), to.end(), kNaN);
+  if (place.page < 0 || place.page >= f.num_pages) return std::fill(to.begin(), to.end(), kModelNaN);
   std::vector<std::int64_t> at(to.size());
   elements_as(f.cache.layout, side, t.stride, f.cache.k.shape[4], place, head, at);
   decode_inside(f, at, [&](std::span<const std::int64_t> some, double* values) { decode_as(dtype, t.data, some, values); }, to);

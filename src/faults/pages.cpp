@@ -8,7 +8,7 @@
 namespace quire::fault {
 namespace {
 
-constexpr const char* kNotCached = "no row reads the cache";
+constexpr const char* kNotCachedPages = "no row reads the cache";
 constexpr const char* kOneRequest = "there is one request";
 
 using Table = std::function<std::int64_t(std::int64_t req, std::int64_t column)>;
@@ -34,7 +34,7 @@ bool differs(const Facts& f, const Table& wrong) {
 }
 
 Suspects if_differs(const Evidence& e, const Table& wrong, const char* why_not, std::string detail = {}) {
-  if (!any_cached(e.facts)) return cannot_show(kNotCached);
+  if (!any_cached(e.facts)) return cannot_show(kNotCachedPages);
   if (!differs(e.facts, wrong)) return cannot_show(why_not);
   return one(table(wrong), std::move(detail));
 }
@@ -65,7 +65,7 @@ Suspects shifted(const Evidence& e) {
     const Table wrong = [f, by](std::int64_t r, std::int64_t j) { return f->page(r, std::max<std::int64_t>(j + by, 0)); };
     if (differs(*f, wrong)) s.list.push_back({by == 1 ? "column j + 1" : "column j - 1", table(wrong), false});
   }
-  if (s.list.empty()) s.why_not = any_cached(*f) ? "no request reads a second page" : kNotCached;
+  if (s.list.empty()) s.why_not = any_cached(*f) ? "no request reads a second page" : kNotCachedPages;
   return s;
 }
 
@@ -87,7 +87,7 @@ bool order_shows(const Facts& f, std::int64_t req, std::int64_t j, std::int64_t 
   return false;
 }
 
-Suspects swapped(const Evidence& e) {
+Suspects swapped_pages(const Evidence& e) {
   const Facts* f = &e.facts;
   Suspects s;
   bool any = false;
@@ -123,9 +123,9 @@ Suspects reversed(const Evidence& e) {
   }));
 }
 
-Suspects ignored(const Evidence& e) {
+Suspects ignored_pages(const Evidence& e) {
   const Facts* f = &e.facts;
-  if (!any_cached(*f)) return cannot_show(kNotCached);
+  if (!any_cached(*f)) return cannot_show(kNotCachedPages);
   std::vector<std::int64_t> first(Facts::at(f->num_reqs) + 1, 0);
   for (std::int64_t r = 0; r < f->num_reqs; ++r)
     first[Facts::at(r + 1)] = first[Facts::at(r)] + ceil_div(f->seq_lens[Facts::at(r)], f->page_size);
@@ -163,7 +163,7 @@ Suspects narrow_ids(const Evidence& e) {
   add("int8", [](std::int64_t id) -> std::int64_t { return static_cast<std::int8_t>(id); });
   add("uint16", [](std::int64_t id) -> std::int64_t { return static_cast<std::uint16_t>(id); });
   add("int16", [](std::int64_t id) -> std::int64_t { return static_cast<std::int16_t>(id); });
-  if (s.list.empty()) s.why_not = any_cached(*f) ? "every page id in use fits into 7 bits" : kNotCached;
+  if (s.list.empty()) s.why_not = any_cached(*f) ? "every page id in use fits into 7 bits" : kNotCachedPages;
   return s;
 }
 
@@ -230,7 +230,7 @@ Suspects other_size(const Evidence& e) {
 Suspects slots_reversed(const Evidence& e) {
   const Facts* f = &e.facts;
   if (f->page_size == 1) return cannot_show("a page holds one token");
-  if (!any_cached(*f)) return cannot_show(kNotCached);
+  if (!any_cached(*f)) return cannot_show(kNotCachedPages);
   const auto shows = [f](std::int64_t r) {
     const Range range = columns(*f, r);
     for (std::int64_t j = range.first; j <= range.last; ++j)
@@ -314,10 +314,10 @@ void add_pages(std::vector<Fault>& list) {
   add("first_page_repeated", "reads the first page again for every later one", "", "look at how the loop over pages advances",
       first_page);
   add("two_pages_swapped", "reads two neighbouring pages in swapped order", "",
-      "compare the block table with the allocator's log; quire check with a slot ledger names misplaced reads", swapped);
+      "compare the block table with the allocator's log; quire check with a slot ledger names misplaced reads", swapped_pages);
   add("page_order_reversed", "reads the pages of a request in reverse order", "", kIndex, reversed);
   add("block_table_ignored", "takes the pages of a request for consecutive", "",
-      "look for a contiguous-cache kernel called with a paged cache", ignored);
+      "look for a contiguous-cache kernel called with a paged cache", ignored_pages);
   add("page_id_truncated", "keeps page ids in 8 or 16 bits", "",
       "look at the type of the page id between the table and the address", narrow_ids);
   add("page_size_shifted", "divides by the page size with a shift", "vllm#31380, vllm#35923",

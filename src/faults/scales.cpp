@@ -50,7 +50,7 @@ Suspects either(const Evidence& e, const std::function<double(Side, std::int64_t
   return s;
 }
 
-Suspects swapped(const Evidence& e) {
+Suspects swapped_scales(const Evidence& e) {
   const Facts* f = &e.facts;
   const auto wrong = [f](Side side, std::int64_t h) { return scale(*f, side == Side::key ? Side::value : Side::key, h); };
   if (!differs(*f, Side::key, wrong) && !differs(*f, Side::value, wrong)) return cannot_show("k_scale and v_scale are the same");
@@ -98,7 +98,7 @@ void add_scales(std::vector<Fault>& list) {
   add("k_scale_dropped", "drops k_scale", "flashinfer#1023", kPass, k_dropped);
   add("v_scale_dropped", "drops v_scale", "flashinfer#1023", kPass, v_dropped);
   add("scales_swapped", "swaps k_scale and v_scale", "", "compare the order of arguments at the call with the declaration",
-      swapped);
+      swapped_scales);
   add("scale_of_first_head", "uses the first element of per-head scales for every head", "",
       "look for a kernel that dereferences the scale pointer once", first_head);
   add("scales_inverted", "divides by the cache scales", "", "append divides by the scale, attention multiplies", inverted);

@@ -26,19 +26,19 @@ Suspects from_heads(const Evidence& e) {
   return scale(e, 1 / std::sqrt(real(e.facts.num_q_heads)), "as many query heads as dims: both defaults are the same");
 }
 
-Suspects ignored(const Evidence& e) {
+Suspects score_step_ignored(const Evidence& e) {
   if (!e.facts.options.softmax_scale) return cannot_show("softmax_scale is not given");
   return scale(e, 1 / std::sqrt(real(e.facts.head_dim)), "the softmax_scale that is given is the default");
 }
 
 Suspects unscaled(const Evidence& e) { return scale(e, 1, "softmax_scale is 1"); }
 
-Suspects twice(const Evidence& e) {
+Suspects scale_applied_twice(const Evidence& e) {
   const double right = Model(e.facts).softmax_scale(Row{});
   return scale(e, right * right, "softmax_scale is 1");
 }
 
-Suspects inverted(const Evidence& e) {
+Suspects scale_inverted(const Evidence& e) {
   const double right = Model(e.facts).softmax_scale(Row{});
   return scale(e, 1 / right, "softmax_scale is 1");
 }
@@ -159,10 +159,10 @@ void add_scores(std::vector<Fault>& list) {
   const char* const kOrder = "the order is scale, soft cap, ALiBi";
   add("scale_from_query_heads", "takes the default softmax_scale from the number of query heads instead of head_dim",
       "vllm#31380", "look at which dimension of query the default is computed from", from_heads);
-  add("scale_ignored", "uses the default softmax_scale although another is given", "", kScale, ignored);
+  add("scale_ignored", "uses the default softmax_scale although another is given", "", kScale, score_step_ignored);
   add("scale_missing", "does not scale the scores", "", kScale, unscaled);
-  add("scale_applied_twice", "applies softmax_scale twice", "", kScale, twice);
-  add("scale_inverted", "divides by softmax_scale", "", kScale, inverted);
+  add("scale_applied_twice", "applies softmax_scale twice", "", kScale, scale_applied_twice);
+  add("scale_inverted", "divides by softmax_scale", "", kScale, scale_inverted);
   add("scale_from_padded_head_dim", "takes the default softmax_scale from a padded head_dim", "", kScale, from_padded);
   add("qk_ignored", "ignores the products of query and key (uniform weights)", "",
       "look for a score buffer that is never filled; data near zero hide this from tests", qk_ignored);

@@ -71,10 +71,10 @@ Suspects of_head(const Evidence& e, const std::function<std::int64_t(std::int64_
     return truth(other);
   });
 }
-Suspects kv_head(const Evidence& e) {
+Suspects sink_of_kv_head(const Evidence& e) {
   return of_head(e, [group = e.facts.group](std::int64_t h) { return h / group; });
 }
-Suspects next_head(const Evidence& e) {
+Suspects sink_of_next_head(const Evidence& e) {
   return of_head(e, [n = e.facts.num_q_heads](std::int64_t h) { return (h + 1) % n; });
 }
 
@@ -104,8 +104,8 @@ void add_sinks(std::vector<Fault>& list) {
   add("sink_in_other_base", "mixes a sink of one base with scores of the other", "",
       "a kernel that uses 2^x needs sink * log2(e)", other_base);
   add("sink_capped", "applies the soft cap to the sink", "", kSink, capped);
-  add("sink_of_kv_head", "takes the sink at the KV head's index", "", kSink, kv_head);
-  add("sink_of_next_head", "takes the sink of the next head", "", kSink, next_head);
+  add("sink_of_kv_head", "takes the sink at the KV head's index", "", kSink, sink_of_kv_head);
+  add("sink_of_next_head", "takes the sink of the next head", "", kSink, sink_of_next_head);
 }
 
 }  // namespace quire::fault

@@ -128,7 +128,7 @@ Suspects averaged(const Evidence& e) {
   });
 }
 
-Suspects swapped(const Evidence& e) {
+Suspects swapped_split(const Evidence& e) {
   return for_sizes(e, [](std::int64_t size) {
     return merged(size, [](const std::vector<double>& lse) {
       std::vector<double> share = shares(lse);
@@ -252,7 +252,7 @@ void add_split(std::vector<Fault>& list) {
   add("split_counted_twice", "merges the last split twice", "", "compare the splits launched with those that the merge reads",
       counted_twice);
   add("splits_averaged", "averages the splits without their weights", "", kMerge, averaged);
-  add("split_weights_swapped", "gives the splits each other's weights", "vllm#15492", kMerge, swapped);
+  add("split_weights_swapped", "gives the splits each other's weights", "vllm#15492", kMerge, swapped_split);
   add("splits_overwrite_each_other", "keeps the last split's result alone", "",
       "partial results need a buffer each, and a merge after the last", overwritten);
   add("merge_with_wrong_base", "merges lse of one base as if it had the other", "sglang#40903", kMerge, wrong_base);

@@ -57,7 +57,7 @@ Suspects partial_context_page(const Evidence& e) {
 }
 
 /// A loop over seq_len / tile tiles of keys.
-Suspects partial_tile(const Evidence& e) {
+Suspects partial_tile_tokens(const Evidence& e) {
   Suspects s;
   for (const std::int64_t tile : {32, 16, 8, 4, 64, 128}) {
     if (tile == e.facts.page_size) continue;
@@ -216,7 +216,7 @@ void add_tokens(std::vector<Fault>& list) {
   add(Rank::mistake, "partial_context_page_skipped", "leaves out the last, partial page of every context", "", kCount,
       partial_context_page);
   add(Rank::mistake, "partial_key_tile_skipped", "leaves out the last, partial tile of keys of every sequence", "", kCount,
-      partial_tile);
+      partial_tile_tokens);
   add(Rank::mistake, "max_seq_len_too_small", "leaves out keys past a max_seq_len that is too small", "ROCm/vllm#22, vllm#53384",
       "compare the max_seq_len that was passed (or captured in a graph) with the largest seq_len", max_seq_len);
   add(Rank::mistake, "every_second_key_skipped", "leaves out every second key", "", "look at the stride of the loop over keys",

@@ -39,7 +39,7 @@ Suspects one_long(const Evidence& e) {
   return one(from([w](const Row& r) { return r.q_pos - w + 1; }), formatted("{} keys instead of {}", w, w - 1));
 }
 
-Suspects ignored(const Evidence& e) {
+Suspects ignored_window(const Evidence& e) {
   if (!binds(e.facts)) return never(e.facts);
   return one(from([](const Row&) { return 0; }));
 }
@@ -123,7 +123,7 @@ void add_window(std::vector<Fault>& list) {
       one_short);
   add("window_one_long", "keeps one key too many in the window", "vllm#3385", kCount, one_long);
   add("window_ignored", "ignores the sliding window", "vllm#19367, vllm#23934",
-      "look at the path that serves these rows (ALiBi prefill, a fallback): does it take a window at all?", ignored);
+      "look at the path that serves these rows (ALiBi prefill, a fallback): does it take a window at all?", ignored_window);
   add("window_from_page_start", "starts the window at the start of a page", "",
       "skip whole pages only, and mask the keys of the first page that is left", from_page_start);
   add("window_from_last_row", "measures the window from the last row of the request", "",

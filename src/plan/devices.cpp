@@ -1,5 +1,8 @@
 // Stage: plan. The pretend devices: what planning may be asked about without owning the machine.
 // Counts and cache sizes are those of one common product per architecture; they only shape tiles and splits, never results.
+#include <cctype>
+#include <utility>
+
 #include "quire/plan.hpp"
 
 namespace quire {
@@ -29,18 +32,34 @@ std::vector<Device> make_devices() {
   };
 }
 
+/// What people type for a product: NVIDIA's and AMD's names, as on the box.
+constexpr std::pair<std::string_view, std::string_view> kProducts[] = {
+    {"a100", "sm80"},     {"h100", "sm90"},     {"h200", "sm90"},     {"h20", "sm90"},      {"gh200", "sm90"},
+    {"b200", "sm100"},    {"gb200", "sm100"},   {"mi210", "gfx90a"},  {"mi250", "gfx90a"},  {"mi250x", "gfx90a"},
+    {"mi300a", "gfx942"}, {"mi300x", "gfx942"}, {"mi325x", "gfx942"}, {"mi350x", "gfx950"}, {"mi355x", "gfx950"}};
+
+std::string lower(std::string_view text) {
+  std::string out(text.substr(0, 64));
+  for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
+}
+
 }  // namespace
 
 std::vector<Device> known_devices() { return make_devices(); }
 
 Result<Device> find_device(std::string_view name) {
-  std::string names;
+  const std::string typed = lower(name);
+  std::string names, wanted = typed;
+  for (const auto& [product, device] : kProducts)
+    if (product == typed) wanted = device;
   for (Device& device : make_devices()) {
-    if (device.name == name) return std::move(device);
+    if (device.name == wanted) return std::move(device);
     if (!names.empty()) names += ", ";
     names += device.name;
   }
-  return Status(Code::invalid_argument, "no device named '" + std::string(name.substr(0, 64)) + "'; known devices: " + names);
+  return Status(Code::invalid_argument, "no device named '" + std::string(name.substr(0, 64)) + "'; known devices: " + names +
+                                            "; or a product: a100, h100, h200, b200, mi250x, mi300x, mi325x, mi355x");
 }
 
 }  // namespace quire

@@ -41,6 +41,14 @@ std::string device_line(const Device& d) {
                    human_bytes(static_cast<double>(d.l2_bytes)), d.backend == Backend::cpu ? " per core" : "");
 }
 
+/// What the chosen kernel has that a later row of the table has not.
+std::string_view why_first(std::string_view chosen) {
+  if (chosen == "cpu_amx" || chosen == "cuda_sm90" || chosen == "cuda_mma" || chosen == "hip_matrix")
+    return "it multiplies on matrix units";
+  if (chosen == "cpu_avx512bf16") return "its dot products take pairs of bf16";
+  return "its vectors are wider";
+}
+
 /// Every reason for not using a row; a row that could have served is told which one came first.
 std::vector<Refusal> refusals_of_others(const Problem& problem, const Device& device, const PlanSettings& settings,
                                         const std::string& chosen) {
@@ -51,10 +59,19 @@ std::vector<Refusal> refusals_of_others(const Problem& problem, const Device& de
     for (const std::string& reason : reasons) refusals.push_back({std::string(row.info.name), reason});
     if (!reasons.empty()) continue;
     const bool forced = !settings.kernel.empty();
-    refusals.push_back({std::string(row.info.name), forced ? formatted("takes it too, but {} is forced", settings.kernel)
-                                                           : formatted("takes it too, but {} comes first", chosen)});
+    const std::string slower = plan_detail::slower_than_the_next_row(row, device);
+    refusals.push_back({std::string(row.info.name),
+                        forced            ? formatted("takes it too, but {} is forced", settings.kernel)
+                        : !slower.empty() ? "takes it too, but " + slower
+                                          : formatted("takes it too, but {} comes first: {}", chosen, why_first(chosen))});
   }
   return refusals;
+}
+
+Backend backend_of(std::string_view kernel) {
+  for (const KernelRow& row : kernel_rows())
+    if (row.info.name == kernel) return row.info.backend;
+  return Backend::cpu;
 }
 
 bool any_row_for(Backend backend) {
@@ -134,7 +151,15 @@ std::string render(const Explanation& e, const Result<Plan>& planned) {
     const std::string& why = planned.status().message();  // its further lines repeat the refusals below
     text += formatted("kernel    none: {}\n", why.substr(0, why.find('\n')));
   }
-  for (const Refusal& r : e.refusals) text += formatted("not       {}: {}\n", r.kernel, r.reason);
+  std::vector<std::string_view> elsewhere;
+  for (const Refusal& r : e.refusals) {
+    const bool other = backend_of(r.kernel) != e.device.backend;
+    if (other)
+      elsewhere.push_back(r.kernel);
+    else
+      text += formatted("not       {}: {}\n", r.kernel, r.reason);
+  }
+  if (!elsewhere.empty()) text += formatted("not       {}: kernels of other backends\n", fmt::join(elsewhere, ", "));
   if (planned.ok()) text += plan_text(planned.value());
   return text;
 }

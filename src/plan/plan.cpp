@@ -178,7 +178,7 @@ std::string traffic_text(const Plan& plan) {
   return read ? formatted("kv_bytes={} flops={:.4g}", plan.kv_bytes, plan.flops) : "kv_bytes=? flops=?";
 }
 
-std::string device_plan_text(const Plan& plan) {
+std::string text_of_device_plan(const Plan& plan) {
   const Bounds& b = plan.bounds;
   std::string text = formatted("{} device={} reqs<={} tokens<={} query_len<={} seq_len<={}", plan.kernel, plan.device.name,
                                b.num_reqs, b.num_tokens, b.max_query_len, b.max_seq_len);
@@ -199,7 +199,7 @@ bool rounds_weights(const Plan& plan, std::int64_t query_len) noexcept {
 }
 
 std::string to_string(const Plan& plan) {
-  if (plan.device.backend != Backend::cpu) return device_plan_text(plan);
+  if (plan.device.backend != Backend::cpu) return text_of_device_plan(plan);
   return formatted(
       "{} device={} threads={} tile={}x{} split={} direct={} items={} merges={} partials={} batch_invariant={} workspace={} {}",
       plan.kernel, plan.device.name, plan.num_threads, plan.tile_q * plan.problem.group(), plan.tile_kv, plan.split_keys,

@@ -110,13 +110,6 @@ constexpr bool every_needed_feature_has_a_name() {
 // refusals_of() walks the names: a feature without one would be needed by a row and asked of no device.
 static_assert(every_needed_feature_has_a_name());
 
-/// Why a row that could run here is left to those who name it; empty: it is not.
-std::string slower_than_the_next_row(const KernelRow& row, const Device& device) {
-  const bool pairs_on_vectors = (row.info.cpu_features & (kAvx512Bf16 | kAmxBf16)) == kAvx512Bf16;
-  if (!pairs_on_vectors || (device.cpu_features & (kAvx512Bf16 | kFastBf16Dot)) != kAvx512Bf16) return {};
-  return formatted("device {} runs vdpbf16ps at half rate, f32 products are faster; runs if asked for by name", device.name);
-}
-
 }  // namespace
 
 std::span<const KernelRow> kernel_rows() noexcept { return kRows; }
@@ -131,6 +124,12 @@ std::vector<std::string> refusals_of(const KernelRow& row, const Problem& proble
   }
   for (std::string& reason : row.refuses(problem, device)) reasons.push_back(std::move(reason));
   return reasons;
+}
+
+std::string slower_than_the_next_row(const KernelRow& row, const Device& device) {
+  const bool pairs_on_vectors = (row.info.cpu_features & (kAvx512Bf16 | kAmxBf16)) == kAvx512Bf16;
+  if (!pairs_on_vectors || (device.cpu_features & (kAvx512Bf16 | kFastBf16Dot)) != kAvx512Bf16) return {};
+  return formatted("device {} runs vdpbf16ps at half rate, f32 products are faster; runs if asked for by name", device.name);
 }
 
 Selection select(const Problem& problem, const Device& device, const std::string& forced) {

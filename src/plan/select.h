@@ -21,6 +21,9 @@ std::span<const KernelRow> kernel_rows() noexcept;
 /// Every reason why this row cannot serve the problem on the device; empty if it can.
 std::vector<std::string> refusals_of(const KernelRow& row, const Problem& problem, const Device& device);
 
+/// Why a row that could run here is left to those who name it; empty: it is not.
+std::string slower_than_the_next_row(const KernelRow& row, const Device& device);
+
 /// The chosen row (null if none) and, in table order, the refusals of the rows preferred over it (all rows if none).
 struct Selection {
   const KernelRow* row = nullptr;

@@ -8,7 +8,7 @@ namespace quire::conformance {
 namespace {
 
 constexpr std::byte kCanary{0xA5};
-constexpr std::int64_t kGuard = 64;  // elements before and after
+constexpr std::int64_t kGuardElements = 64;  // elements before and after
 
 /// Quiet NaNs with a payload.
 std::uint32_t fill_bits(DType dtype) {
@@ -49,8 +49,8 @@ Guarded::Guarded(const Tensor& like, Spread spread) : view(like) {
     stride = stride * view.shape[static_cast<std::size_t>(i)] + (apart ? 3 : 0);
   }
   const std::int64_t size = itemsize(view.dtype);
-  bytes_.assign(static_cast<std::size_t>((stride + 2 * kGuard) * size) + 64, kCanary);
-  first_ = (64 - reinterpret_cast<std::uintptr_t>(bytes_.data()) % 64) % 64 + static_cast<std::size_t>(kGuard * size);
+  bytes_.assign(static_cast<std::size_t>((stride + 2 * kGuardElements) * size) + 64, kCanary);
+  first_ = (64 - reinterpret_cast<std::uintptr_t>(bytes_.data()) % 64) % 64 + static_cast<std::size_t>(kGuardElements * size);
   std::byte* data = bytes_.data() + first_;
   view.data = data;
   const std::uint32_t bits = fill_bits(view.dtype);

@@ -9,8 +9,8 @@
 namespace quire::conformance {
 namespace {
 
-constexpr std::int64_t kMaxWork = 3'000'000;       ///< visible pairs x query heads x head_dim of one case
-constexpr std::int64_t kMaxFarWork = 300'000'000;  ///< the same of a line that reaches far
+constexpr std::int64_t kMaxWorkRandom = 3'000'000;  ///< visible pairs x query heads x head_dim of one case
+constexpr std::int64_t kMaxFarWork = 300'000'000;   ///< the same of a line that reaches far
 constexpr std::int64_t kFarOneIn = 24;
 
 class Draw {
@@ -131,14 +131,14 @@ std::optional<ProblemLine> random_line(std::uint64_t seed, std::uint64_t index, 
   draw_sizes(draw, line.problem);
   draw_options(draw, line.problem);
   for (std::int64_t n = draw.between(1, 6); n > 0; --n) line.problem.reqs.push_back(draw_request(draw));
-  bound_work(line.problem, kMaxWork);
+  bound_work(line.problem, kMaxWorkRandom);
   Draw far(~seed, index);
   const bool reaches_far = far.chance(kFarOneIn);
   if (reaches_far) reach_far(far, line.problem);
   if (draw.chance(5)) line.shared_pages = draw.between(1, 4);
   line.seed = draw.bits() % 1000000;
   std::optional<ProblemLine> legal = asked.empty() ? line : in_asked(std::move(line), asked, index);
-  if (legal) bound_work(legal->problem, reaches_far ? kMaxFarWork : kMaxWork);
+  if (legal) bound_work(legal->problem, reaches_far ? kMaxFarWork : kMaxWorkRandom);
   return legal;
 }
 

@@ -27,7 +27,7 @@ constexpr double kSecondsBetweenLogs = 60;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-std::string text_of(const SoakCounts& c) {
+std::string text_of_counts(const SoakCounts& c) {
   std::string text = formatted("{}: {} cases, {} pass, {} fail, {} refused", c.target, c.cases, c.passed, c.failed, c.refused);
   if (c.num_elements > 0)
     text += formatted(", {:.4g} elements, {:.0f} % of them compared, worst error {:.3g} of tolerance",
@@ -166,7 +166,7 @@ class Soak {
   Status log_counts() {
     logged_ = Clock::now();
     for (const SoakCounts& c : state_.counts)
-      if (Status s = files_.log(text_of(c)); !s.ok()) return s;
+      if (Status s = files_.log(text_of_counts(c)); !s.ok()) return s;
     return {};
   }
 
@@ -203,7 +203,7 @@ std::string Soak::text_of_soak(const SoakResult& r) {
   std::string text = formatted("soak: lines {} to {} of seed {}, {:.0f} s ({:.0f} s with earlier runs)\n", r.first, r.next - 1,
                                r.seed, r.seconds, r.total_seconds);
   if (r.first == r.next) text = formatted("soak: no line of seed {} was asked\n", r.seed);
-  for (const SoakCounts& c : r.counts) text += "  " + text_of(c) + "\n";
+  for (const SoakCounts& c : r.counts) text += "  " + text_of_counts(c) + "\n";
   for (const SoakFinding& f : r.findings) {
     text += formatted("\nFAIL {}: {}\n  {}: {}\n", f.target, f.line, f.check, f.text);
     if (!f.reduced_line.empty()) text += formatted("  smallest: {}\n    {}\n", f.reduced_line, f.reduced_finding);

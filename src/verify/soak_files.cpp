@@ -29,7 +29,7 @@ std::string one_line(std::string text) {
   return text;
 }
 
-Json json_of(const SoakState& s) {
+Json json_of_state(const SoakState& s) {
   return {{"quire_soak", 1},
           {"seed", s.seed},
           {"next", s.next},
@@ -111,7 +111,7 @@ Status SoakFiles::save(const SoakState& state) const {
   const std::string path = directory_ + "state.json", part = path + ".part";
   {
     std::ofstream file(part, std::ios::binary | std::ios::trunc);
-    file << json_of(state).dump(1, ' ', false, Json::error_handler_t::replace) << "\n";
+    file << json_of_state(state).dump(1, ' ', false, Json::error_handler_t::replace) << "\n";
     if (!file.flush()) return io_error(part, "cannot be written");
   }
   std::error_code error;

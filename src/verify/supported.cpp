@@ -14,7 +14,7 @@ constexpr std::array kQueries = {DType::f16, DType::bf16, DType::f32};
 constexpr std::array kCaches = {DType::f16,          DType::bf16,     DType::f32,         DType::fp8_e4m3fn,
                                 DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz};
 constexpr std::array kLayouts = {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed};
-constexpr std::array kForms = {ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head};
+constexpr std::array kSupportedForms = {ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head};
 /// Of plain lines; then of lines with one other value.
 constexpr std::array<std::int64_t, 5> kPlainDims = {64, 128, 32, 16, 256};
 constexpr std::array<std::int64_t, 5> kPlainPages = {16, 32, 64, 256, 8};
@@ -76,8 +76,8 @@ void Supported::learn_types() {
     for (const std::int64_t page : kPlainPages)
       for (const CacheLayout layout : kLayouts)
         for (const std::int64_t dim : dims)
-          for (const ScaleKind k : kForms)
-            for (const ScaleKind v : kForms) {
+          for (const ScaleKind k : kSupportedForms)
+            for (const ScaleKind v : kSupportedForms) {
               ProblemLine line = plain_line(query, cache, layout, dim, page);
               line.problem.k_scale = k;
               line.problem.v_scale = v;
@@ -113,8 +113,8 @@ void Supported::learn_values() {
   for (const DType index : {DType::i32, DType::i64})
     if (works([&](ProblemLine& l) { l.index_dtype = index; })) index_.push_back(index);
   for (const bool fp8 : {false, true})
-    for (const ScaleKind k : kForms)
-      for (const ScaleKind v : kForms)
+    for (const ScaleKind k : kSupportedForms)
+      for (const ScaleKind v : kSupportedForms)
         if (std::any_of(plain_.begin(), plain_.end(), [&](ProblemLine line) {
               line.problem.k_scale = k;
               line.problem.v_scale = v;

@@ -44,11 +44,11 @@ Reach reach_of(const Verdict& v) {
 }
 
 /// The failing line that is the least to look at.
-struct Smallest {
+struct SmallestFailing {
   std::string line, finding;
 };
-Smallest smallest_of(const Verdict& v) {
-  Smallest best;
+SmallestFailing smallest_of(const Verdict& v) {
+  SmallestFailing best;
   std::int64_t least = -1;
   for (const CaseResult& c : v.cases) {
     if (c.status != "fail") continue;
@@ -348,7 +348,7 @@ std::vector<MatrixSummary> summaries(const Verdict& v) {
 }
 
 std::string text_of(const Verdict& v) {
-  const Smallest smallest = smallest_of(v);
+  const SmallestFailing smallest = smallest_of(v);
   const std::string failing = formatted("smallest failing line: {}\n  {}\n", smallest.line, smallest.finding);
   std::string text = v.verdict == "fail" ? formatted("FAIL {}\n{}\n", v.target, failing) : std::string();
   text += formatted("verify {} on {}\n", v.target, device_text());
@@ -371,7 +371,7 @@ std::string json_of(const Verdict& v) {
                         {"num_elements", s.num_elements},
                         {"num_compared", s.num_compared}});
   for (const CaseResult& c : v.cases) cases.push_back(case_json(c));
-  const Smallest smallest = smallest_of(v);
+  const SmallestFailing smallest = smallest_of(v);
   const Json json = {{"quire_verify", 1},
                      {"version", QUIRE_VERSION},
                      {"date", today()},

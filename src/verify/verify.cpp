@@ -23,11 +23,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kShrunkPerCheck = 2;  ///< failing cases that are shrunk, for each check that fails first
+constexpr int kShrunkPerCheckVerify = 2;  ///< failing cases that are shrunk, for each check that fails first
 constexpr int kPeerThreads = 2;
 constexpr int kPictures = 8;  ///< failing cases that get pictures
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since_verify(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 /// What is asked, and what has no form that the target supports.
 struct Suite {
@@ -145,7 +145,7 @@ class Run {
     if (options_.power && !stopped_) run_power();
     if (options_.peer_power && !stopped_)
       if (Status s = run_peer(); !s.ok()) return s;
-    verdict_.seconds = seconds_since(start);
+    verdict_.seconds = seconds_since_verify(start);
     conclude();
     verdict_.json = json_of(verdict_);
     verdict_.text = text_of(verdict_);
@@ -178,7 +178,7 @@ class Run {
       if (i + 1 < entries_.size()) next = start_preparing(i + 1);
       const auto start = Clock::now();
       CaseResult result = prepared.ok() ? judge(target_, prepared.value(), asked_) : refusal(entries_[i], prepared.status());
-      result.seconds = seconds_since(start);
+      result.seconds = seconds_since_verify(start);
       if (const std::string special = text_of(entries_[i].special); !special.empty()) result.special = special;
       if (result.status == "fail" && prepared.ok()) explain_failure(result, prepared.value());
       verdict_.cases.push_back(std::move(result));
@@ -207,7 +207,7 @@ class Run {
     const auto failed = std::find_if(result.checks.begin(), result.checks.end(),
                                      [](const CheckResult& c) { return c.state == CheckState::fail; });
     if (!options_.shrink || failed == result.checks.end() || p.entry.special != Special::none) return;
-    if (shrunk_[failed->check]++ >= kShrunkPerCheck) return;
+    if (shrunk_[failed->check]++ >= kShrunkPerCheckVerify) return;
     const Smallest smallest =
         smallest_that_fails(target_, p.entry.line, failed->check, options_.supports, options_.shrink_seconds);
     result.reduced_line = smallest.line;

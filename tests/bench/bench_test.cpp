@@ -150,6 +150,7 @@ TEST(Workloads, AreAllThereAndAllPlannable) {
     EXPECT_EQ(inputs->size(), name == "targets" ? 10u : 4u) << name;
     for (const BenchInput& input : inputs.value()) EXPECT_TRUE(plan(parse_problem_line(input.line)->problem, host_device()).ok());
   }
+  EXPECT_EQ(workload("W1")->front().name, "W1, Llama-3.1-8B");
   EXPECT_EQ(workload("W1")->front().line, workload("targets")->back().line);
   const Problem w1 = parse_problem_line(workload("W1")->front().line)->problem;
   EXPECT_EQ(w1.reqs.size(), 80u);

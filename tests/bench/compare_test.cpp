@@ -58,6 +58,41 @@ TEST(CompareBench, AChangeWithinTheDriftOfARunProvesNothing) {
   EXPECT_EQ(verdict(base, report(0.5, 0.49, 0.51, 0.5e-3, 0.25)), "FAST");
 }
 
+/// Every sign of other processes by itself.
+TEST(CompareBench, ABusyMachineIsNeverSlow) {
+  const json base = report(1.0, 0.99, 1.01), slow = report(2.25, 2.2, 2.3);
+  ASSERT_EQ(verdict(base, slow), "SLOW");
+  json interrupted = slow, calm = slow, hops = slow, impossible = slow;
+  interrupted["cases"][0]["results"][0].update({{"calls", 41}, {"disturbed", 26}});
+  calm["cases"][0]["results"][0].update({{"calls", 41}, {"disturbed", 2}, {"of_floor", 0.53}});
+  hops["ceilings"][0]["ping_pong_ns"] = 6178.0;
+  impossible["cases"][0]["results"][0]["of_floor"] = 1.07;
+  EXPECT_EQ(verdict(base, interrupted), "AMBIGUOUS");
+  EXPECT_EQ(verdict(interrupted, base), "AMBIGUOUS") << "whichever of the two it was";
+  EXPECT_EQ(verdict(base, hops), "AMBIGUOUS");
+  EXPECT_EQ(verdict(base, impossible), "AMBIGUOUS");
+  EXPECT_EQ(verdict(base, report(2.25, 2.2, 2.3, 0.5e-3, /*drift=*/0.57)), "AMBIGUOUS") << "although the change is larger";
+  EXPECT_EQ(verdict(base, calm), "SLOW");
+  EXPECT_THAT(compare_bench(base.dump(), interrupted.dump())->text,
+              HasSubstr("the new run: this machine was busy: 26 of 41 calls were interrupted"));
+}
+
+TEST(CompareBench, NothingInCommonIsAnError) {
+  json other = report(1.0, 0.99, 1.01);
+  other["cases"][0]["line"] = "q=f32 heads=2 d=1 page=1 reqs=1";
+  const Result<BenchComparison> nothing = compare_bench(report(1.0, 0.99, 1.01).dump(), other.dump());
+  EXPECT_EQ(nothing.status().code(), Code::parse_error);
+  EXPECT_THAT(nothing.status().message(), HasSubstr("nothing to compare: of 1 results in the old report and 1 in the new one"));
+}
+
+TEST(CompareBench, ALongProblemLineIsCutForPeople) {
+  json longer = report(1.0, 0.99, 1.01);
+  longer["cases"][0]["line"] = "q=f32 heads=1 d=1 page=1 reqs=1" + std::string(600, '7');
+  const Result<BenchComparison> same = compare_bench(longer.dump(), longer.dump());
+  EXPECT_LT(same->text.find('\n'), 260u);
+  EXPECT_EQ(same->changes[0].line.size(), 631u) << "and whole for programs";
+}
+
 TEST(CompareBench, AWrongOutputIsNeverFast) {
   json wrong = report(0.5, 0.49, 0.51);
   wrong["cases"][0]["results"][0]["status"] = "wrong";

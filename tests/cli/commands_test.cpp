@@ -312,6 +312,8 @@ TEST(Json, EveryKeyIsDocumented) {
                                                       {"run", broken},
                                                       {"capture", kProblem, "-o", folder / "c.safetensors"},
                                                       {"devices"},
+                                                      {"info"},
+                                                      {"completions", "fish"},
                                                       {"kernels"},
                                                       {"rules"},
                                                       {"rules", "Q-X1"}};

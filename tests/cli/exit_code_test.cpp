@@ -24,7 +24,6 @@ struct Case {
 };
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
-      {"no command", {}, 2, "no command given", "`quire --help` lists the commands"},
       {"unknown command", {"exlpain"}, 2, "no command 'exlpain'", "did you mean 'explain'?"},
       {"hopeless command", {"zzzzzzzzz"}, 2, "no command 'zzzzzzzzz'", "`quire --help` lists the commands"},
       {"unknown option", {"check", kProblem, "--dpeth", "tables"}, 2, "--dpeth", "did you mean '--depth'?"},

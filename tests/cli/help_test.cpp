@@ -13,8 +13,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const std::vector<std::string> kCommands = {"check",  "explain", "run",     "capture", "diagnose",
-                                            "verify", "bench",   "devices", "kernels", "rules"};
+const std::vector<std::string> kCommands = {"check", "explain", "run",         "capture", "diagnose", "verify",
+                                            "bench", "info",    "completions", "devices", "kernels",  "rules"};
 
 std::string docs_path() { return std::string(QUIRE_SOURCE_DIR) + "/docs/reference/cli.md"; }
 
@@ -58,6 +58,44 @@ TEST(Help, NamesEveryCommandAndExitCode) {
   for (const std::string& command : kCommands) EXPECT_THAT(ran.out, HasSubstr("  " + command + " ")) << command;
   for (const char* code : {"  0 ", "  1 ", "  2 ", "  3 ", "  4 ", "  70 "}) EXPECT_THAT(ran.out, HasSubstr(code));
   EXPECT_THAT(ran.out, AllOf(HasSubstr("NO_COLOR"), HasSubstr("QUIRE_CPU"), HasSubstr("QUIRE_NUM_THREADS")));
+}
+
+TEST(Help, IsWhatTheCommandAlonePrints) {
+  const Ran bare = quire({});
+  EXPECT_EQ(bare.out, quire({"--help"}).out);
+  EXPECT_EQ(bare.err, "");
+  EXPECT_EQ(bare.exit_code, 2) << "a script whose variable was empty must notice";
+}
+
+/// The scripts are run by their shells where those are installed.
+TEST(Completions, NameEveryCommandAndOption) {
+  const std::string bash = quire({"completions", "bash"}).out, fish = quire({"completions", "fish"}).out;
+  for (const std::string& command : kCommands) {
+    EXPECT_THAT(bash, HasSubstr("    " + command + ") words=")) << command;
+    EXPECT_THAT(fish, HasSubstr("-a " + command + " -d '")) << command;
+  }
+  EXPECT_THAT(bash, HasSubstr("--batch-invariant"));
+  EXPECT_THAT(quire({"completions", "zsh"}).out, HasSubstr("bashcompinit"));
+  EXPECT_EQ(quire({"completions", "tcsh"}).exit_code, 2);
+}
+
+TEST(Completions, BashOffersWhatBegins) {
+  const TempFolder folder;
+  const std::string script = folder / "quire.bash", out = folder / "offered";
+  std::ofstream(script) << quire({"completions", "bash"}).out
+                        << "COMP_WORDS=(quire exp); COMP_CWORD=1; _quire; echo \"${COMPREPLY[@]}\"\n"
+                        << "COMP_WORDS=(quire explain --exa); COMP_CWORD=2; _quire; echo \"${COMPREPLY[@]}\"\n";
+  if (std::system(("bash " + script + " > " + out).c_str()) != 0) GTEST_SKIP() << "no bash here";
+  EXPECT_EQ(slurp(out), "explain\n--exact-weights\n");
+}
+
+TEST(Info, SaysWhatWasBuiltAndWhatWouldRun) {
+  const Ran ran = quire({"info"});
+  EXPECT_EQ(ran.exit_code, 0) << ran.err;
+  EXPECT_THAT(ran.out,
+              AllOf(HasSubstr("built     by "), HasSubstr("kernels for cpu"), HasSubstr("device    scalar: this CPU, 2 threads"),
+                    HasSubstr("runs      cpu_generic"), HasSubstr("not       cpu_avx2: needs AVX2")));
+  EXPECT_THAT(ran.out, ::testing::Not(HasSubstr("is a cuda kernel")));
 }
 
 TEST(Help, Version) {

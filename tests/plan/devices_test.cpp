@@ -44,6 +44,17 @@ TEST(Devices, EveryKnownNameIsFoundAndUnique) {
   }
 }
 
+TEST(Devices, ProductsAreFoundByTheirNames) {
+  const std::pair<const char*, const char*> products[] = {{"h100", "sm90"},  {"H200", "sm90"},     {"a100", "sm80"},
+                                                          {"b200", "sm100"}, {"MI300X", "gfx942"}, {"mi355x", "gfx950"}};
+  for (const auto& [product, device] : products) {
+    const Result<Device> found = find_device(product);
+    ASSERT_TRUE(found.ok()) << product;
+    EXPECT_EQ(found->name, device);
+  }
+  EXPECT_FALSE(find_device("h10").ok());
+}
+
 TEST(Devices, UnknownNameListsTheKnownOnes) {
   const Result<Device> found = find_device("gfx94");
   ASSERT_FALSE(found.ok());

@@ -1,5 +1,6 @@
 // The CUDA runtime behind src/device: devices, addresses, copies. Failures are returned, never left pending for the next caller.
 #include "device/runtime.h"
+#include "device/images.h"
 #include "text/formatted.h"
 
 #include <cuda_runtime_api.h>
@@ -48,11 +49,20 @@ Result<std::vector<Device>> devices() {
                   formatted("no CUDA device can be used: {} ({})", cudaGetErrorString(error), cudaGetErrorName(error)));
   }
   std::vector<Device> all;
+  std::string left_out;
   for (int i = 0; i < count; ++i) {
     Result<Device> device = describe(i);
     if (!device.ok()) return device.status();
-    all.push_back(std::move(device).value());
+    if (has_image(QUIRE_CUDA_ARCHITECTURES, device->sm))
+      all.push_back(std::move(device).value());
+    else
+      left_out += formatted("{}{} ({})", left_out.empty() ? "" : ", ", device->product, device->name);
   }
+  if (all.empty() && !left_out.empty())
+    return Status(Code::unsupported,
+                  formatted("this build has kernels for CUDA architectures {}; the GPUs here are {}: build with "
+                            "-DQUIRE_CUDA_ARCHITECTURES for them",
+                            QUIRE_CUDA_ARCHITECTURES, left_out));
   if (all.empty()) return Status(Code::unsupported, "no CUDA device can be used: the driver lists none");
   known = all;
   return all;

@@ -71,13 +71,13 @@ void propose_readings(const Facts& f, Proposals& list) {
 }
 
 /// Element offsets of one (page, slot, head) inside a page whose elements are taken to lie in another order.
-struct Order {
+struct ElementOrder {
   std::string text;
   std::function<std::int64_t(const Facts&, const Place&, std::int64_t head, std::int64_t dim)>
       inside;  ///< in a page of contiguous elements
 };
 
-std::vector<Order> orders() {
+std::vector<ElementOrder> orders() {
   using N = std::int64_t;
   return {
       {"[slots, heads, dims]",
@@ -112,7 +112,7 @@ void transpose_within_head(const Facts& f, Side side, const Place& place, std::i
 
 void propose_orders(const Facts& f, Proposals& list) {
   const Facts* facts = &f;
-  for (const Order& order : orders())
+  for (const ElementOrder& order : orders())
     for (const Sides sides : kSideSets) {
       Proposal p{"layout",
                  formatted("reads {} in another layout", sides.text()),

@@ -9,7 +9,7 @@ namespace quire::cause {
 namespace {
 
 constexpr double kSameFactor = 0.02;  // relative: factors of cells whose outputs are rounded to 8 bits
-const char* const kNext =
+const char* const kNextFactor =
     "print v_scale and every factor between the sum over keys and the store, for the rows and heads that are wrong";
 
 void scale_by(fault::Model& m, std::function<double(const fault::Row&)> factor) {
@@ -21,7 +21,7 @@ void scale_by(fault::Model& m, std::function<double(const fault::Row&)> factor) 
 }
 
 void add_one_factor(double c, Proposals& list) {
-  Proposal p{"factor_out", "multiplies the output by a factor", formatted("times {:.6g}", c), kNext, 1, {}};
+  Proposal p{"factor_out", "multiplies the output by a factor", formatted("times {:.6g}", c), kNextFactor, 1, {}};
   p.plant = [c](fault::Model& m) { scale_by(m, [c](const fault::Row&) { return c; }); };
   list.push_back(std::move(p));
 }
@@ -52,7 +52,7 @@ void propose_factor(const Scene& scene, Proposals& list) {
   Proposal p{"factor_out",
              "multiplies the output by a factor that differs by head",
              heads_text(heads) + scale_taken(scene.facts, heads),
-             kNext,
+             kNextFactor,
              2,
              {}};
   p.plant = [heads](fault::Model& m) {

@@ -19,7 +19,7 @@ using fault::Row;
 
 constexpr double kWhole = 0.02;   // a coefficient this close to -1 or 1 is one
 constexpr std::size_t kBest = 2;  // groups of one cell and one way to cut
-const char* const kNext =
+const char* const kNextKeyGroup =
     "look at the loop over this group of keys: is it skipped, read twice, or merged with another group's weight?";
 
 struct Found {
@@ -74,8 +74,12 @@ class Groups {
  private:
   void insert(const std::string& what, const std::string& which, const Cut& cut, double x, const Selects& selects) {
     if (proposals_.contains(what + which)) return;
-    Proposal p{
-        cut.splits || (x == 1 && cut.name != "key") ? "split" : "key_range", what + " a group of keys", which, kNext, 1, {}};
+    Proposal p{cut.splits || (x == 1 && cut.name != "key") ? "split" : "key_range",
+               what + " a group of keys",
+               which,
+               kNextKeyGroup,
+               1,
+               {}};
     const Facts* f = &f_;
     p.plant = [f, cut, x, selects](Model& m) {
       m.keys = [f, cut, x, selects, before = m.keys](const Row& row, std::vector<Key>& keys) {
@@ -115,8 +119,9 @@ void propose_lanes(const Scene& scene, Proposals& list) {
         if (!cell.explained_by(fit.left * cell.error()) || std::fabs(fit.x + 1) > kWhole ||
             !known.insert({{modulus, lane}, true}).second)
           continue;
-        Proposal p{"key_range", "leaves out every m-th key", formatted("keys at positions k % {} = {}", modulus, lane), kNext, 1,
-                   {}};
+        Proposal p{
+            "key_range", "leaves out every m-th key", formatted("keys at positions k % {} = {}", modulus, lane), kNextKeyGroup, 1,
+            {}};
         p.plant = [modulus, lane](Model& m) {
           fault::drop_keys(m, [modulus, lane](const Row&, std::int64_t k) { return k % modulus == lane; });
         };
@@ -143,8 +148,9 @@ void propose_ends_of_tiles(const Scene& scene, Proposals& list) {
         if (!cell.explained_by(fit.left * cell.error()) || (!left_out && !twice)) continue;
         const std::string detail = formatted("the last {} of each tile of {}", keys, size);
         if (!known.insert({detail + (twice ? "2" : "0"), true}).second) continue;
-        Proposal p{"split", twice ? "counts keys twice where splits meet" : "leaves out keys where splits meet", detail, kNext, 1,
-                   {}};
+        Proposal p{"split", twice ? "counts keys twice where splits meet" : "leaves out keys where splits meet",
+                   detail,  kNextKeyGroup,
+                   1,       {}};
         p.plant = [at_end, twice](Model& m) {
           m.keys = [at_end, twice, before = m.keys](const Row& row, std::vector<Key>& all) {
             before(row, all);
@@ -187,7 +193,7 @@ void propose_middles(const Scene& scene, Proposals& list) {
       const OneCoefficient fit = fit_coefficient(cell, part.out, part.weight);
       if (std::fabs(fit.x + 1) >= kWhole || !cell.explained_by(fit.left * cell.error())) continue;
       known.insert({middle.detail, true});
-      Proposal p{"key_range", "leaves out keys in the middle", middle.detail, kNext, 1, {}};
+      Proposal p{"key_range", "leaves out keys in the middle", middle.detail, kNextKeyGroup, 1, {}};
       p.plant = [middle](Model& m) {
         fault::drop_keys(m, [middle](const Row& row, std::int64_t k) { return k >= middle.from(row) && k < middle.to(row); });
       };

@@ -18,7 +18,7 @@ using fault::Row;
 
 constexpr std::size_t kBestEnds = 3;  // of one cell: neighbours may fit equally where weights are small
 constexpr std::size_t kMostRules = 160;
-const char* const kNext =
+const char* const kNextKeyRange =
     "compare the first and the last key that the kernel loops over with the mask of docs/design.md, for one wrong row";
 
 struct Bound {
@@ -174,7 +174,7 @@ class Rules {
     const Facts* f = &f_;
     for (const auto& [detail, rule] : rules_) {
       Proposal p{"key_range", rule.end ? "ends its range of keys elsewhere" : "begins its range of keys elsewhere",
-                 detail,      kNext,
+                 detail,      kNextKeyRange,
                  1,           {}};
       p.plant = [f, ends = rule](Model& m) {
         m.keys = [f, ends](const Row& row, std::vector<Key>& keys) {

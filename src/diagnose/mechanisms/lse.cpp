@@ -11,11 +11,11 @@ namespace {
 using fault::Facts;
 
 constexpr double kSame = 2e-4;  // relative: lse is f32, its error some roundoffs of |lse|
-const char* const kNext = "lse = m + log(denominator), natural logarithm, the sink included";
+const char* const kNextLse = "lse = m + log(denominator), natural logarithm, the sink included";
 
 void add(Proposals& list, std::string text, std::string detail, int parameters,
          std::function<double(const fault::Row&, double)> lse) {
-  Proposal p{"factor_lse", std::move(text), std::move(detail), kNext, parameters, {}};
+  Proposal p{"factor_lse", std::move(text), std::move(detail), kNextLse, parameters, {}};
   p.plant = [lse = std::move(lse)](fault::Model& m) {
     m.finish = [lse, before = m.finish](const fault::Row& row, fault::RowResult& result) {
       before(row, result);

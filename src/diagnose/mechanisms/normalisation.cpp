@@ -14,7 +14,7 @@ using fault::Row;
 
 constexpr double kNoSink = 1e-12;  // of a denominator: what rounding leaves of a difference that is 0
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
-const char* const kNext =
+const char* const kNextNormalisation =
     "multiply the accumulator and the denominator by exp(old max - new max) in every tile; divide by the sum of all weights";
 
 /// The sums of one row's softmax, relative to its maximum.
@@ -149,7 +149,7 @@ std::vector<std::int64_t> tile_sizes(const fault::Facts& f) {
 void propose_normalisation(const Scene& scene, Proposals& list) {
   const bool in_lse = std::any_of(scene.wrong.begin(), scene.wrong.end(), [](const Compared* c) { return c->wrong_lse; });
   const auto add = [&](std::string text, std::string detail, const Change& change) {
-    Proposal p{"normalisation", std::move(text), std::move(detail), kNext, 0, {}};
+    Proposal p{"normalisation", std::move(text), std::move(detail), kNextNormalisation, 0, {}};
     p.plant = [change, in_lse](Model& m) { plant(m, change, in_lse); };
     list.push_back(std::move(p));
   };

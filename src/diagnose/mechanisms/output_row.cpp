@@ -83,10 +83,10 @@ class Directory {
   std::vector<Entry> entries_;
 };
 
-using Map = std::map<std::pair<std::int64_t, std::int64_t>, RowHead>;
+using RowHeadMap = std::map<std::pair<std::int64_t, std::int64_t>, RowHead>;
 
 /// "head h holds head h + 1", "row t holds row t - 3": the rule that all entries follow, if there is one.
-std::string rule_of(const Map& map) {
+std::string rule_of(const RowHeadMap& map) {
   const auto all = [&](auto&& holds) {
     return std::all_of(map.begin(), map.end(),
                        [&](const auto& entry) { return holds(entry.first.first, entry.first.second, entry.second); });
@@ -113,7 +113,7 @@ std::string rule_of(const Map& map) {
 
 void propose_output_row(const Scene& scene, Proposals& list) {
   const Directory directory(scene);
-  Map map;
+  RowHeadMap map;
   std::size_t tried = 0;
   const std::size_t step = scene.wrong.size() / kCellsTried + 1;
   for (std::size_t i = 0; i < scene.wrong.size(); i += step) {

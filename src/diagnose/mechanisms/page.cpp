@@ -19,13 +19,13 @@ using fault::Side;
 
 constexpr double kMostProducts = 3e8;  // multiply-adds of one search for a page: about 0.2 s
 constexpr std::size_t kCellsSearched = 2;
-const char* const kNext =
+const char* const kNextPage =
     "compare block_table at the time of the call with the pages that the kernel reads; quire check with a slot ledger names the "
     "writer";
 
-using Change = std::function<void(const Facts&, const Row&, std::int64_t position, Place&)>;
+using PlaceChange = std::function<void(const Facts&, const Row&, std::int64_t position, Place&)>;
 
-void change_place(Model& m, Sides sides, const Change& change) {
+void change_place(Model& m, Sides sides, const PlaceChange& change) {
   m.place = [sides, change, f = m.facts, before = m.place](const Model& model, const Row& row, Side side, std::int64_t k) {
     Place place = before(model, row, side, k);
     if (sides.has(side) && place.kind == Place::Kind::cache) change(*f, row, k, place);
@@ -33,13 +33,13 @@ void change_place(Model& m, Sides sides, const Change& change) {
   };
 }
 
-struct Rule {
+struct PageRule {
   std::string detail;
-  Change change;
+  PlaceChange change;
 };
 
-std::vector<Rule> table_rules() {
-  std::vector<Rule> rules;
+std::vector<PageRule> table_rules() {
+  std::vector<PageRule> rules;
   const auto column = [&](std::string detail, std::function<std::int64_t(std::int64_t j, std::int64_t last)> map) {
     rules.push_back({std::move(detail), [map = std::move(map)](const Facts& f, const Row& row, std::int64_t k, Place& place) {
                        const std::int64_t cached = f.batch.key.present() ? row.cached_len : row.seq_len;
@@ -87,8 +87,8 @@ std::vector<Rule> table_rules() {
   return rules;
 }
 
-std::vector<Rule> slot_rules(const Facts& facts) {
-  std::vector<Rule> rules;
+std::vector<PageRule> slot_rules(const Facts& facts) {
+  std::vector<PageRule> rules;
   using N = std::int64_t;
   const auto add = [&](std::string detail, bool full_pages, std::function<N(N offset, N size)> map) {
     rules.push_back({std::move(detail), [full_pages, map = std::move(map)](const Facts& f, const Row& row, N k, Place& place) {
@@ -120,10 +120,10 @@ std::vector<Rule> slot_rules(const Facts& facts) {
   return rules;
 }
 
-void propose_rules(const std::vector<Rule>& rules, Proposals& list) {
-  for (const Rule& rule : rules)
+void propose_rules(const std::vector<PageRule>& rules, Proposals& list) {
+  for (const PageRule& rule : rules)
     for (const Sides sides : kSideSets) {
-      Proposal p{"page", formatted("reads {} from another page or slot", sides.text()), rule.detail, kNext, 0, {}};
+      Proposal p{"page", formatted("reads {} from another page or slot", sides.text()), rule.detail, kNextPage, 0, {}};
       p.plant = [sides, change = rule.change](Model& m) { change_place(m, sides, change); };
       list.push_back(std::move(p));
     }
@@ -247,7 +247,7 @@ void propose_exchanged(const Scene& scene, const OpenCell& cell, const Search& s
       Proposal p{"page_contents",
                  formatted("finds two pages exchanged ({})", sides.text()),
                  formatted("pages {} and {}", a, b),
-                 kNext,
+                 kNextPage,
                  1,
                  {}};
       p.plant = [sides, a, b](Model& m) {
@@ -262,9 +262,13 @@ void propose_exchanged(const Scene& scene, const OpenCell& cell, const Search& s
 void propose_found(const Scene& scene, const OpenCell& cell, Sides sides, const Search::Found& found, Proposals& list) {
   const Facts& f = scene.facts;
   const std::int64_t req = cell.row.req, column = found.column, page = found.page, own = f.page(req, column);
-  const auto add = [&](std::string mechanism, std::string detail, const Change& change) {
-    Proposal p{
-        std::move(mechanism), formatted("reads {} of one page from another page", sides.text()), std::move(detail), kNext, 1, {}};
+  const auto add = [&](std::string mechanism, std::string detail, const PlaceChange& change) {
+    Proposal p{std::move(mechanism),
+               formatted("reads {} of one page from another page", sides.text()),
+               std::move(detail),
+               kNextPage,
+               1,
+               {}};
     p.plant = [sides, change](Model& m) { change_place(m, sides, change); };
     list.push_back(std::move(p));
   };

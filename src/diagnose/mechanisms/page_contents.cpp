@@ -17,9 +17,9 @@ using fault::Place;
 using fault::Row;
 using fault::Side;
 
-constexpr std::size_t kCellsSearched = 2;
-constexpr double kMostProducts = 4e8;  // multiply-adds of one search: about 0.3 s
-const char* const kNext =
+constexpr std::size_t kCellsSearchedPageContents = 2;
+constexpr double kMostProductsPageContents = 4e8;  // multiply-adds of one search: about 0.3 s
+const char* const kNextPageContents =
     "look at what wrote this page last: an append with a wrong slot, a page handed out twice, a copy that was cut short";
 
 /// What is read in place of a K or V vector of the page, given what is stored there (scaled).
@@ -91,9 +91,10 @@ std::vector<Contents> contents(const Facts& f) {
 }
 
 /// One opened cell with one of its pages changed.
-class Search {
+class ContentSearch {
  public:
-  Search(const Scene& scene, const OpenCell& cell) : f_(scene.facts), cell_(cell), truth_(scene.facts), vector_(cell.dims()) {
+  ContentSearch(const Scene& scene, const OpenCell& cell)
+      : f_(scene.facts), cell_(cell), truth_(scene.facts), vector_(cell.dims()) {
     for (std::int64_t d = 0; d < f_.head_dim; ++d) query_.push_back(truth_.query(cell.row, d));
   }
 
@@ -143,7 +144,7 @@ void propose(std::int64_t page, Sides sides, const Contents& contents, Proposals
   Proposal p{"page_contents",
              formatted("finds other contents in a page ({})", sides.text()),
              formatted("page {}: {}", page, contents.text),
-             kNext,
+             kNextPageContents,
              1,
              {}};
   p.plant = [page, sides, change = contents.change](Model& m) {
@@ -160,8 +161,8 @@ void search_cell(const Scene& scene, const OpenCell& cell, const std::vector<Con
   const Facts& f = scene.facts;
   const double cost =
       static_cast<double>((cell.to - cell.from + f.page_size) * f.head_dim * 4) * static_cast<double>(all.size() * 3);
-  if (cost > kMostProducts) return;
-  Search search(scene, cell);
+  if (cost > kMostProductsPageContents) return;
+  ContentSearch search(scene, cell);
   for (std::int64_t j = cell.from / f.page_size; j * f.page_size < cell.to; ++j) {
     if (std::max(cell.from, j * f.page_size) >= cell.row.cached_len) continue;
     const Partial own = partial(cell, std::max(cell.from, j * f.page_size), std::min(cell.to, (j + 1) * f.page_size));
@@ -182,7 +183,7 @@ void propose_new_tokens(Proposals& list) {
         New{"the slots of this step's tokens", [](const Row& r, std::int64_t k) { return k >= r.context_len(); }},
         New{"the slot of the last token", [](const Row& r, std::int64_t k) { return k == r.seq_len - 1; }}})
     for (const Sides sides : kSideSets) {
-      Proposal p{"page_contents", formatted("finds zeros in {} ({})", one.text, sides.text()), "", kNext, 0, {}};
+      Proposal p{"page_contents", formatted("finds zeros in {} ({})", one.text, sides.text()), "", kNextPageContents, 0, {}};
       p.plant = [sides, is = one.is](Model& m) {
         m.place = [sides, is, before = m.place](const Model& model, const Row& row, Side side, std::int64_t k) {
           Place place = before(model, row, side, k);
@@ -201,7 +202,7 @@ void propose_page_contents(const Scene& scene, Proposals& list) {
   const std::vector<Contents> all = contents(scene.facts);
   std::size_t searched = 0;
   for (const OpenCell& cell : scene.cells) {
-    if (searched++ == kCellsSearched) break;
+    if (searched++ == kCellsSearchedPageContents) break;
     search_cell(scene, cell, all, list);
   }
 }

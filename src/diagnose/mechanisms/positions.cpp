@@ -14,7 +14,7 @@ using fault::Model;
 using fault::Row;
 
 constexpr std::int64_t kShifts = 16;
-const char* const kNext =
+const char* const kNextPositions =
     "print the position that the kernel gives to a wrong row; it is context_len + the row's index in its request";
 
 }  // namespace
@@ -22,7 +22,7 @@ const char* const kNext =
 void propose_positions(const Scene& scene, Proposals& list) {
   const Facts* f = &scene.facts;
   const auto add = [&](std::string detail, int parameters, std::function<std::int64_t(const Row&)> position) {
-    Proposal p{"positions", "takes another position for the row's own", std::move(detail), kNext, parameters, {}};
+    Proposal p{"positions", "takes another position for the row's own", std::move(detail), kNextPositions, parameters, {}};
     p.plant = [position = std::move(position)](Model& m) {
       m.row = [position, before = m.row](std::int64_t token, std::int64_t head) {
         Row row = before(token, head);

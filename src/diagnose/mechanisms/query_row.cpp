@@ -15,8 +15,8 @@ using fault::Model;
 using fault::Row;
 using fault::RowHead;
 
-constexpr std::size_t kCellsTried = 2;
-constexpr double kMostProducts = 2e8;  // multiply-adds of one search: about 0.1 s
+constexpr std::size_t kCellsTriedQueryRow = 2;
+constexpr double kMostProductsQueryRow = 2e8;  // multiply-adds of one search: about 0.1 s
 
 struct Query {
   std::int64_t token = 0, head = 0;
@@ -26,7 +26,7 @@ struct Query {
 std::vector<Query> queries(const Scene& scene, const OpenCell& cell) {
   const Facts& f = scene.facts;
   const double cost = static_cast<double>(cell.to - cell.from) * static_cast<double>(f.head_dim) * 2;
-  const auto affordable = static_cast<std::int64_t>(kMostProducts / cost);
+  const auto affordable = static_cast<std::int64_t>(kMostProductsQueryRow / cost);
   std::vector<Query> list;
   for (std::int64_t h = 0; h < f.num_q_heads; ++h)
     if (h != cell.at.head) list.push_back({cell.at.token, h});
@@ -52,13 +52,13 @@ Model with_query(const Facts& f, Query query) {
 }
 
 /// A rule for the query's row or head that one found query suggests.
-struct Rule {
+struct QueryRowRule {
   std::string text;
   std::function<Query(const Facts&, const Row&)> query;
 };
 
 /// Rules by the row's index in its request: tiles, rows exchanged, requests padded to one length.
-void add_tile_rules(const OpenCell& cell, Query found, std::vector<Rule>& rules) {
+void add_tile_rules(const OpenCell& cell, Query found, std::vector<QueryRowRule>& rules) {
   const std::int64_t first = cell.row.first_token;
   const std::int64_t index = cell.at.token - first, other = found.token - first;
   for (std::int64_t tile = 2; tile <= 128; tile *= 2)
@@ -79,8 +79,8 @@ void add_tile_rules(const OpenCell& cell, Query found, std::vector<Rule>& rules)
                      }});
 }
 
-std::vector<Rule> row_rules(const Facts& f, const OpenCell& cell, Query found) {
-  std::vector<Rule> rules;
+std::vector<QueryRowRule> row_rules(const Facts& f, const OpenCell& cell, Query found) {
+  std::vector<QueryRowRule> rules;
   const std::int64_t by = found.token - cell.at.token, first = cell.row.first_token, last = first + cell.row.query_len - 1;
   const auto inside = [](const Facts& facts, std::int64_t token) {
     return std::clamp<std::int64_t>(token, 0, facts.num_tokens - 1);
@@ -118,8 +118,8 @@ std::vector<Rule> row_rules(const Facts& f, const OpenCell& cell, Query found) {
   return rules;
 }
 
-std::vector<Rule> head_rules(const Facts& f, const OpenCell& cell, Query found) {
-  std::vector<Rule> rules;
+std::vector<QueryRowRule> head_rules(const Facts& f, const OpenCell& cell, Query found) {
+  std::vector<QueryRowRule> rules;
   const std::int64_t by = found.head - cell.at.head, heads = f.num_q_heads, x = found.head ^ cell.at.head, group = f.group;
   rules.push_back({formatted("head h reads the query of head h {:+}", by),
                    [by, heads](const Facts&, const Row& r) { return Query{r.token, (r.head + by + heads) % heads}; }});
@@ -144,13 +144,13 @@ std::vector<Rule> head_rules(const Facts& f, const OpenCell& cell, Query found) 
 void propose_query_row(const Scene& scene, Proposals& list) {
   const Facts* f = &scene.facts;
   std::set<std::string> known;
-  for (std::size_t c = 0; c < std::min(kCellsTried, scene.cells.size()); ++c) {
+  for (std::size_t c = 0; c < std::min(kCellsTriedQueryRow, scene.cells.size()); ++c) {
     const OpenCell& cell = scene.cells[c];
     for (const Query query : queries(scene, cell)) {
       const std::vector<fault::RowResult> result = evaluate(with_query(*f, query), std::span<const RowHead>(&cell.at, 1));
       if (!cell.explained_by(cell.distance(result[0].out))) continue;
       const bool row = query.token != cell.at.token;
-      for (const Rule& rule : row ? row_rules(*f, cell, query) : head_rules(*f, cell, query)) {
+      for (const QueryRowRule& rule : row ? row_rules(*f, cell, query) : head_rules(*f, cell, query)) {
         if (!known.insert(rule.text).second) continue;
         Proposal p{row ? "query_row" : "query_head",
                    row ? "loads the query of another row" : "loads the query of another head",

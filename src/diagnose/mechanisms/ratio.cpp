@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kExplains = 0.02;                        // share of the squared error that a ratio may leave
 constexpr double kExplainsWithNoise = 0.2, kNoise = 0.3;  // as OpenCell::explained_by()
-constexpr double kNearlyAll = 0.95;                       // of the cells
+constexpr double kNearlyAllRatio = 0.95;                  // of the cells
 constexpr std::size_t kMostCells = 20000;
 
 Ratio ratio_of(const Scene& scene, const Compared& cell) {
@@ -53,7 +53,7 @@ std::vector<Ratio> explaining_ratios(const Scene& scene) {
   const std::size_t all = list.size();
   std::erase_if(list,
                 [](const Ratio& r) { return r.left > kExplains && (r.left > kExplainsWithNoise || r.left_per_dim > kNoise); });
-  if (static_cast<double>(list.size()) < kNearlyAll * static_cast<double>(all)) list.clear();
+  if (static_cast<double>(list.size()) < kNearlyAllRatio * static_cast<double>(all)) list.clear();
   return list;
 }
 

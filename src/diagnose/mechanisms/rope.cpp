@@ -15,9 +15,9 @@ using fault::Row;
 using fault::RowHead;
 using fault::Side;
 
-constexpr std::int64_t kShifts = 64;
-constexpr std::int64_t kMostKeys = 1024;  // of the cell that is searched; the search takes some hundred evaluations
-const char* const kNext = "compare the positions, the base and the pairing of dims with which queries and keys are rotated";
+constexpr std::int64_t kShiftsRope = 64;
+constexpr std::int64_t kMostKeysRope = 1024;  // of the cell that is searched; the search takes some hundred evaluations
+const char* const kNextRope = "compare the positions, the base and the pairing of dims with which queries and keys are rotated";
 
 /// The base, and the pairing of dims: (i, i + d/2), as GPT-NeoX and Llama, or (2i, 2i + 1), as GPT-J.
 struct Rotation {
@@ -128,7 +128,7 @@ std::vector<Variant> variants(const Rotation& r) {
            rotate_query(m, wrong, [](const Row& row) { return static_cast<double>(row.q_pos); });
          }});
   }
-  for (std::int64_t by = 1; by <= kShifts; ++by)
+  for (std::int64_t by = 1; by <= kShiftsRope; ++by)
     for (const std::int64_t shift : {-by, by})
       of_query(formatted("rotates query and keys {} position{} apart", shift, by == 1 ? "" : "s"),
                [shift](const Row&) { return static_cast<double>(shift); });
@@ -138,7 +138,7 @@ std::vector<Variant> variants(const Rotation& r) {
 const OpenCell* cheapest(const Scene& scene) {
   const OpenCell* best = nullptr;
   for (const OpenCell& cell : scene.cells)
-    if (cell.to - cell.from > 2 && cell.to - cell.from <= kMostKeys && cell.row.q_pos > 0 &&
+    if (cell.to - cell.from > 2 && cell.to - cell.from <= kMostKeysRope && cell.row.q_pos > 0 &&
         (best == nullptr || cell.to - cell.from < best->to - best->from))
       best = &cell;
   return best;
@@ -157,7 +157,7 @@ void propose_rope(const Scene& scene, Proposals& list) {
         variant.plant(m);
         const fault::RowResult result = evaluate(m, std::span<const RowHead>(&cell->at, 1))[0];
         if (cell->explained_by(cell->distance(result.out)))
-          list.push_back({"rope", variant.text, variant.detail, kNext, 1, variant.plant, nullptr, false});
+          list.push_back({"rope", variant.text, variant.detail, kNextRope, 1, variant.plant, nullptr, false});
       }
 }
 

@@ -15,12 +15,12 @@ using fault::Model;
 using fault::rounded;
 using fault::Row;
 
-constexpr double kNegInf = -std::numeric_limits<double>::infinity();
-constexpr std::int64_t kMostKeys = 2048;  // of a cell that is opened to tell tiles and splits apart
+constexpr double kNegInfRoundedWeights = -std::numeric_limits<double>::infinity();
+constexpr std::int64_t kMostKeysRoundedWeights = 2048;  // of a cell that is opened to tell tiles and splits apart
 // Ways to step through the keys that are proposed for each type: the best two, and more that these cells cannot tell from them.
-constexpr std::size_t kBest = 2, kMost = 6;
+constexpr std::size_t kBestRoundedWeights = 2, kMost = 6;
 constexpr double kAsGood = 0.02;  // of the error
-const char* const kNext = "keep softmax weights in f32, or in a type as fine as the query's, until they have met V";
+const char* const kNextRoundedWeights = "keep softmax weights in f32, or in a type as fine as the query's, until they have met V";
 
 /// How a kernel steps through the keys of a sequence: splits of equal length, each in tiles. tile 0: a split is one tile.
 struct Steps {
@@ -63,14 +63,15 @@ struct Way {
 template <typename Position>
 void round_weights(const Way& way, std::span<const double> scores, Position position, std::int64_t seq_len, double largest,
                    double denominator, std::vector<double>& p) {
-  double running = kNegInf, sum = denominator;
+  double running = kNegInfRoundedWeights, sum = denominator;
   for (std::size_t i = 0; i < scores.size();) {
     const std::int64_t at = position(i), end_at = way.steps.tile_end(at, position(0), seq_len);
-    if (i > 0 && way.steps.split_of(at, seq_len) != way.steps.split_of(position(i - 1), seq_len)) running = kNegInf;
+    if (i > 0 && way.steps.split_of(at, seq_len) != way.steps.split_of(position(i - 1), seq_len)) running = kNegInfRoundedWeights;
     std::size_t end = i;
     while (end < scores.size() && position(end) < end_at) running = std::max(running, scores[end++]);
     for (; i < end; ++i) {
-      const double weight = scores[i] == kNegInf ? 0 : std::exp(scores[i] - running), scale = std::exp(running - largest);
+      const double weight = scores[i] == kNegInfRoundedWeights ? 0 : std::exp(scores[i] - running),
+                   scale = std::exp(running - largest);
       p[i] = way.round(weight) * scale;
       if (way.rounded_sum) sum += p[i] - weight * scale;
     }
@@ -117,13 +118,14 @@ std::vector<OpenCell> cells_to_tell_apart(const Scene& scene) {
   const auto keys = [&](const Compared* c) { return scene.where.reference.num_keys[Facts::at(c->reference_row)]; };
   const Compared* longest = nullptr;
   for (const Compared* c : scene.wrong)
-    if (c->nonfinite == 0 && c->wrong_dims > 0 && keys(c) <= kMostKeys && (longest == nullptr || keys(c) > keys(longest)))
+    if (c->nonfinite == 0 && c->wrong_dims > 0 && keys(c) <= kMostKeysRoundedWeights &&
+        (longest == nullptr || keys(c) > keys(longest)))
       longest = c;
   std::vector<OpenCell> list;
   for (const OpenCell& cell : scene.cells)
     if (cell.end > 0 && list.size() < 2) list.push_back(cell);
   if (longest == nullptr) return list;
-  OpenCell cell = open_cell(scene.facts, scene.observed, scene.where, *longest, kMostKeys);
+  OpenCell cell = open_cell(scene.facts, scene.observed, scene.where, *longest, kMostKeysRoundedWeights);
   if (cell.end > 0) list.push_back(std::move(cell));
   return list;
 }
@@ -140,7 +142,7 @@ std::vector<Way> best_steps(const Scene& scene, const std::vector<OpenCell>& cel
   std::stable_sort(tried.begin(), tried.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<Way> best;
   for (const auto& [left, one] : tried)
-    if (best.size() < kMost && (best.size() < kBest || left <= tried.front().first + kAsGood)) best.push_back(one);
+    if (best.size() < kMost && (best.size() < kBestRoundedWeights || left <= tried.front().first + kAsGood)) best.push_back(one);
   return best;
 }
 
@@ -159,7 +161,7 @@ void propose_rounded_weights(const Scene& scene, Proposals& list) {
                    "rounds softmax weights before they meet V",
                    formatted("to {}, relative to {}{}", best.text(), best.steps.text(),
                              rounded_sum ? "; the denominator is their sum" : ""),
-                   kNext,
+                   kNextRoundedWeights,
                    0,
                    {}};
         p.plant = [best](Model& m) { plant(m, best); };

@@ -20,13 +20,14 @@ using fault::RowHead;
 using fault::Side;
 
 constexpr int kRefinements = 40;
-const char* const kNext = "keep scores and sums in f32; look for a conversion to a narrow type, and for a clamp";
+const char* const kNextRounding = "keep scores and sums in f32; look for a conversion to a narrow type, and for a clamp";
 
 constexpr DType kNarrow[] = {DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e5m2};
 
 void propose_types(const Scene& scene, Proposals& list) {
   const auto add = [&](const std::string& what, DType type, std::function<void(Model&)> plant) {
-    list.push_back({"rounded", "rounds " + what, "to " + std::string(name(type)), kNext, 0, std::move(plant), nullptr, false});
+    list.push_back(
+        {"rounded", "rounds " + what, "to " + std::string(name(type)), kNextRounding, 0, std::move(plant), nullptr, false});
   };
   for (const DType type : kNarrow) {
     const bool own = type == scene.facts.batch.query.dtype;
@@ -134,7 +135,7 @@ void propose_clamp(const Scene& scene, const OpenCell& cell, const Clamp& clamp,
   }
   const double limit = (low + high) / 2;
   if (!cell.explained_by(left(limit) * before)) return;
-  Proposal p{"rounded", "cuts " + clamp.what + " at a largest value", formatted("{:.6g}", limit), kNext, 1, {}};
+  Proposal p{"rounded", "cuts " + clamp.what + " at a largest value", formatted("{:.6g}", limit), kNextRounding, 1, {}};
   p.plant = [clamp, limit](Model& m) { clamp.plant(m, limit); };
   list.push_back(std::move(p));
 }

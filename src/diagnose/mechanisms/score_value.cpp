@@ -15,9 +15,9 @@ using fault::Facts;
 using fault::Model;
 using fault::Row;
 
-constexpr double kSameValue = 0.02;  // relative
-constexpr int kRefinements = 48;     // golden section: 1e-10 of the bracket
-constexpr std::size_t kCellsTried = 3;
+constexpr double kSameValue = 0.02;         // relative
+constexpr int kRefinementsScoreValue = 48;  // golden section: 1e-10 of the bracket
+constexpr std::size_t kCellsTriedScoreValue = 3;
 constexpr std::int64_t kMostKeysPerHead = 2048;
 
 /// A number inside the score.
@@ -65,7 +65,7 @@ double refine(std::span<const OpenCell> cells, const Quantity& quantity, double 
     return total;
   };
   double a = high - golden * (high - low), b = low + golden * (high - low), at_a = sum(a), at_b = sum(b);
-  for (int i = 0; i < kRefinements && std::fabs(high - low) > 1e-9 * std::fabs(high); ++i) {
+  for (int i = 0; i < kRefinementsScoreValue && std::fabs(high - low) > 1e-9 * std::fabs(high); ++i) {
     if (at_a < at_b) {
       high = b, b = a, at_b = at_a, a = high - golden * (high - low), at_a = sum(a);
     } else {
@@ -142,7 +142,7 @@ void try_quantity(const Scene& scene, const Quantity& q, Proposals& list) {
   std::vector<Fitted> fits;
   bool other_heads = false;
   for (const OpenCell& cell : scene.cells) {
-    if (fits.size() == kCellsTried) break;
+    if (fits.size() == kCellsTriedScoreValue) break;
     fits.push_back(fit(cell, q));
     other_heads = other_heads || cell.at.head != scene.cells.front().at.head;
     if (!cell.explained_by(fits.back().left * cell.error())) return;

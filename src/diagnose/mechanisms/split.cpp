@@ -14,18 +14,19 @@ using fault::Key;
 using fault::Model;
 using fault::Row;
 
-constexpr double kNegInf = -std::numeric_limits<double>::infinity();
-const char* const kNext = "out = sum_i exp(lse_i - lse) out_i with lse = log sum_i exp(lse_i), natural logarithms throughout";
+constexpr double kNegInfSplit = -std::numeric_limits<double>::infinity();
+const char* const kNextSplit =
+    "out = sum_i exp(lse_i - lse) out_i with lse = log sum_i exp(lse_i), natural logarithms throughout";
 
 /// One part of a row's keys.
 struct Part {
-  double max = kNegInf, sum = 0;  ///< largest score, sum of exp(score - max)
+  double max = kNegInfSplit, sum = 0;  ///< largest score, sum of exp(score - max)
   double lse() const { return max + std::log(sum); }
 };
 
 /// The largest lse and the largest score of all parts.
 struct Largest {
-  double lse = kNegInf, score = kNegInf;
+  double lse = kNegInfSplit, score = kNegInfSplit;
 };
 
 /// The number that weights are relative to: the logarithm of their sum plus it is the lse. `none` leaves the lse right.
@@ -98,11 +99,11 @@ void plant(Model& m, const Cut& cut, const Merge& merge, bool in_lse) {
   m.softmax = [cut, merge, in_lse, before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
                                                        std::span<const double> scores, std::vector<double>& p) {
     const double lse = before(model, row, keys, scores, p);
-    if (lse == kNegInf || keys.empty()) return lse;
+    if (lse == kNegInfSplit || keys.empty()) return lse;
     const Parts parts = parts_of(cut, row, keys, scores);
     if (merge.last_alone && !parts.sees_last) {
       std::fill(p.begin(), p.end(), 0.0);
-      return kNegInf;
+      return kNegInfSplit;
     }
     if (parts.list.size() < 2) return lse;
     Largest top;
@@ -130,7 +131,7 @@ void propose_split(const Scene& scene, Proposals& list) {
   for (const Cut& cut : cuts(scene.facts)) {
     if (cut.name == "key") continue;
     for (const Merge& merge : merges()) {
-      Proposal p{"split", merge.text, "a " + cut.name, kNext, 0, {}};
+      Proposal p{"split", merge.text, "a " + cut.name, kNextSplit, 0, {}};
       p.plant = [cut, merge, in_lse](Model& m) { plant(m, cut, merge, in_lse); };
       list.push_back(std::move(p));
     }

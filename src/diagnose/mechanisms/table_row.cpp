@@ -17,7 +17,7 @@ using fault::Row;
 using fault::RowHead;
 using fault::Side;
 
-constexpr std::int64_t kMostKeys = 2048;
+constexpr std::int64_t kMostKeysTableRow = 2048;
 constexpr std::size_t kMostRequests = 24;
 
 using Map = std::map<std::int64_t, std::int64_t>;  // request -> row of block_table
@@ -44,13 +44,14 @@ std::map<std::int64_t, OpenCell> cheapest_by_request(const Scene& scene) {
   std::map<std::int64_t, const Compared*> chosen;
   const auto keys = [&](const Compared* c) { return scene.where.reference.num_keys[Facts::at(c->reference_row)]; };
   for (const Compared* cell : scene.wrong) {
-    if (cell->wrong_dims == 0 || cell->nonfinite > 0 || keys(cell) > kMostKeys) continue;
+    if (cell->wrong_dims == 0 || cell->nonfinite > 0 || keys(cell) > kMostKeysTableRow) continue;
     const Compared*& own = chosen[scene.facts.req_of(cell->token)];
     if (own == nullptr || keys(cell) < keys(own)) own = cell;
   }
   std::map<std::int64_t, OpenCell> open;
   for (const auto& [req, cell] : chosen)
-    if (open.size() < kMostRequests) open.emplace(req, open_cell(scene.facts, scene.observed, scene.where, *cell, kMostKeys));
+    if (open.size() < kMostRequests)
+      open.emplace(req, open_cell(scene.facts, scene.observed, scene.where, *cell, kMostKeysTableRow));
   return open;
 }
 
@@ -67,7 +68,7 @@ std::int64_t row_read(const Facts& f, const OpenCell& cell, Sides sides, Outside
   return best;
 }
 
-std::string rule_of(const Facts& f, const Map& map) {
+std::string rule_of_table_row(const Facts& f, const Map& map) {
   const std::int64_t one = map.begin()->second, by = one - map.begin()->first;
   const auto all = [&](auto&& rule) {
     return std::all_of(map.begin(), map.end(), [&](const auto& e) { return rule(e.first) == e.second; });
@@ -89,7 +90,7 @@ void propose_rows(const Scene& scene, const std::map<std::int64_t, OpenCell>& ce
   if (map.empty() || map.size() * 10 < cells.size() * 9) return;
   Proposal p{"table_row",
              formatted("reads {} by another request's row of block_table", sides.text()),
-             rule_of(scene.facts, map),
+             rule_of_table_row(scene.facts, map),
              "look at the request index with which the kernel reads block_table",
              1,
              {}};

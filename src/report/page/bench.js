@@ -43,10 +43,12 @@ function benchPage(report) {
 }
 
 function benchVerdict(report, rows) {
+  const busy = textOf(report.busy);
   const machine = recordOf(report.machine), count = (status) => rows.filter(({r}) => r.status === status).length;
-  const wrong = count('wrong'), kind = wrong > 0 ? 'fail' : report.ok === true && count('unverified') === 0 ? 'pass' : 'unknown';
+  const wrong = count('wrong'), kind = wrong > 0 ? 'fail' : busy ? 'unknown' : report.ok === true && count('unverified') === 0 ? 'pass' : 'unknown';
   const why = wrong > 0 ?
       `${plural(wrong, 'result')} of ${whole(rows.length)} ${wrong === 1 ? 'is' : 'are'} wrong: their times mean nothing.` :
+      busy ? `${busy[0].toUpperCase()}${busy.slice(1)}.` :
       count('unverified') > 0 ? 'Outputs were not compared with the reference.' :
                                 'Every output that was timed is right.';
   const size = (bytes) => numberOf(bytes) > 0 && `${short(bytes / 1048576)} MiB`;
@@ -55,6 +57,7 @@ function benchVerdict(report, rows) {
       el('div', {class: 'verdict'}, sign(kind),
          el('h1', {class: `tone-${kSigns[kind].tone}`},
             wrong > 0           ? 'wrong' :
+                busy            ? 'verified, but the machine was busy' :
                 kind === 'pass' ? 'verified' :
                                   'not verified'),
          el('p', {class: 'why'}, why)),

@@ -45,6 +45,7 @@ const times = (ratio) => (isNumber(ratio) ? `${short(ratio)}\u00d7` : "\u2013");
 // 100 % is said only if it is all of it.
 function percent(share) {
   if (!isNumber(share)) return "\u2013";
+  if (share > 1.005) return `${Math.round(100 * share)}\u202f%`;
   if (share >= 1 || share === 0) return `${share >= 1 ? 100 : 0}\u202f%`;
   const value = share * 100;
   if (Math.abs(value) < 0.1) return `${value < 0 ? "> \u22120.1" : "< 0.1"}\u202f%`;

@@ -1,0 +1,405 @@
+// Arguments of the quire command: parses them, calls one command, writes its report. No exception leaves run_command_line().
+#include "command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+
+#include "commands.h"
+#include "completions.h"
+#include "quire/plan.hpp"
+#include "suggest.h"
+#include "text/formatted.h"
+
+namespace quire::cli {
+namespace {
+
+constexpr const char* kFooter =
+    "exit codes\n"
+    "  0   ok\n"
+    "  1   findings, or an output that does not match\n"
+    "  2   wrong usage, malformed problem line or capture\n"
+    "  3   a file cannot be opened, read or written\n"
+    "  4   valid, but no kernel, device or memory for it here\n"
+    "  70  internal error: please report it\n";
+
+constexpr const char* kEnvironment =
+    "environment\n"
+    "  QUIRE_CPU          scalar, avx2, avx512, avx512bf16 or amx: use no more of this CPU than that\n"
+    "  QUIRE_NUM_THREADS  threads to use; default: all cores this process may use\n"
+    "  QUIRE_HIP_LIBRARY  the HIP runtime to open; default: libamdhip64.so.7 or .6, if there is one\n"
+    "  NO_COLOR           if set, no colours\n";
+
+constexpr const char* kInputHelp = "a problem line, in one or several words, or the path of a .safetensors capture";
+
+constexpr const char* kCommandFooter =
+    "A problem line: q=bf16 kv=bf16 heads=32:8 d=128 page=16 layout=nhd reqs=1x4096,64x1@2048\n"
+    "(reqs = count x query_len @ context_len; full grammar: docs/reference/problem_line.md)\n"
+    "Exit codes: 0 ok, 1 findings or mismatch, 2 usage or parse error, 3 I/O, 4 unsupported, 70 internal.\n";
+
+struct Arguments {
+  bool json = false;
+  CheckArgs check;
+  ExplainArgs explain;
+  RunArgs run;
+  CaptureArgs capture;
+  DiagnoseArgs diagnose;
+  VerifyArgs verify;
+  BenchArgs bench;
+  BenchCompareArgs bench_compare;
+  std::string rule;
+  std::string shell;
+};
+
+/// Accepts exactly these words; the message names them and the nearest one.
+CLI::Validator one_of(std::vector<std::string> words) {
+  const auto check = [words = std::move(words)](const std::string& text) {
+    if (std::find(words.begin(), words.end(), text) != words.end()) return std::string();
+    const std::string near = did_you_mean(text, words);
+    return formatted("'{}' is not one of {}{}{}", text.substr(0, 64), fmt::join(words, ", "), near.empty() ? "" : "; ", near);
+  };
+  return CLI::Validator(check, "");
+}
+
+CLI::Validator whole_number(int max) {
+  const auto check = [max](const std::string& text) {
+    const bool digits = !text.empty() && text.size() <= 9 && text.find_first_not_of("0123456789") == std::string::npos;
+    const int value = digits ? std::stoi(text) : 0;
+    return value >= 1 && value <= max ? std::string()
+                                      : formatted("'{}' is not a whole number from 1 to {}", text.substr(0, 64), max);
+  };
+  return CLI::Validator(check, "");
+}
+
+void add_input(CLI::App* command, Words& words) {
+  command->add_option("PROBLEM|FILE", words, kInputHelp)->required()->type_name("");
+}
+
+void add_kernel(CLI::App* command, std::string& kernel) {
+  command->add_option("--kernel", kernel, "force this kernel (see `quire kernels`)")->type_name("NAME");
+}
+
+void add_check(CLI::App& app, CheckArgs& args) {
+  CLI::App* command = app.add_subcommand("check", "Apply the contract rules to a batch and list every finding");
+  add_input(command, args.input);
+  command
+      ->add_option_function<std::string>(
+          "--depth",
+          [&args](const std::string& text) {
+            args.depth = text == "metadata" ? Depth::metadata : text == "tables" ? Depth::tables : Depth::contents;
+          },
+          "how deep to look: metadata, tables or contents (the default)")
+      ->type_name("DEPTH")
+      ->check(one_of({"metadata", "tables", "contents"}));
+}
+
+void add_explain(CLI::App& app, ExplainArgs& args) {
+  CLI::App* command = app.add_subcommand("explain", "Say which kernel serves a problem and why every other one does not");
+  add_input(command, args.input);
+  command->add_option("--device", args.device, "ask for this device (see `quire devices`); default: this machine")
+      ->type_name("NAME");
+  add_kernel(command, args.kernel);
+  command->add_option("--as", args.as, "answer for another system: vllm (2026-01, AMD GPUs)")
+      ->type_name("SYSTEM")
+      ->check(one_of({"vllm"}));
+  command->add_flag("--all", args.all, "answer for every known device, or every vLLM architecture");
+  command->add_flag("--batch-invariant", args.batch_invariant, "plan for bits that do not depend on the rest of the batch");
+  command->add_flag("--exact-weights", args.exact_weights, "plan for softmax weights in f32's precision in every row");
+}
+
+void add_run(CLI::App& app, RunArgs& args) {
+  CLI::App* command = app.add_subcommand("run", "Check, plan and compute a batch, and compare it with the fp64 reference");
+  add_input(command, args.input);
+  add_kernel(command, args.kernel);
+  command->add_option("--threads", args.threads, "threads (default: all cores this process may use)")
+      ->type_name("N")
+      ->check(whole_number(4096));
+  command->add_flag("--batch-invariant", args.batch_invariant, "plan for bits that do not depend on the rest of the batch");
+  command->add_flag("--verify", args.verify, "compare with the fp64 reference (the default)");
+  command->add_flag("--no-verify", args.no_verify, "do not compare: faster, but nothing is proved");
+  command->add_option("--repeat", args.repeat, "compute this many times (default: 1); the bits must not change")
+      ->type_name("N")
+      ->check(whole_number(1000000));
+  command->add_option("--save", args.save, "write a capture with this run's output as its observed output")->type_name("FILE");
+}
+
+void add_diagnose(CLI::App& app, DiagnoseArgs& args) {
+  CLI::App* command = app.add_subcommand("diagnose", "Find out where the observed output of a capture is wrong, and why");
+  command->add_option("FILE", args.input, "a .safetensors capture with an observed output")
+      ->required()
+      ->type_name("")
+      ->expected(1);
+  command->add_flag("--full", args.full, "compare every row with the fp64 reference, however long it takes");
+  command->add_option("--seconds", args.seconds, "about how long comparing with the reference may take (default: 0.5)")
+      ->type_name("S")
+      ->check(CLI::Range(0.0, 1e6));
+  command
+      ->add_option(
+          "--profile", args.profile,
+          "what the kernel may round, e.g. weights=bf16, or plain (default: found by itself; docs/reference/numerics.md)")
+      ->type_name("WORDS");
+  command->add_option("--reduced", args.reduced, "where the reduced capture goes (default: FILE with .reduced before its suffix)")
+      ->type_name("FILE");
+  command->add_flag("--no-reduced", args.no_reduced, "write no reduced capture");
+  command->add_option("--html", args.html, "write the report as one self-contained page")->type_name("FILE");
+}
+
+void add_capture(CLI::App& app, CaptureArgs& args) {
+  CLI::App* command = app.add_subcommand("capture", "Write the batch of a problem line to a capture file");
+  add_input(command, args.input);
+  command->add_option("-o,--output", args.output, "file to write, usually .safetensors")->type_name("FILE")->required();
+  command->add_option("--fault", args.fault, "observe the output of a kernel with this fault (docs/reference/faults.md)")
+      ->type_name("ID");
+  command->add_option("--fill", args.fill, "what rows hold that the fault leaves unwritten: nan (the default) or garbage")
+      ->type_name("WHAT")
+      ->check(one_of({"nan", "garbage"}));
+}
+
+void add_verify(CLI::App& app, VerifyArgs& args) {
+  CLI::App* command = app.add_subcommand("verify", "Judge kernels by the conformance suite, and the suite by planted faults");
+  command
+      ->add_option("--backend", args.backends,
+                   "cpu, cuda or hip (the planned kernel there; cpu is the default), a kernel by name, or all")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
+  command->add_option("--matrix", args.matrices, "notes, hazards (the default), random or all")
+      ->type_name("NAME")
+      ->allow_extra_args(false)
+      ->check(one_of({"notes", "hazards", "random", "all"}));
+  command->add_option("--line", args.lines, "a problem line of your own, in one word of the shell; may be given again")
+      ->type_name("LINE")
+      ->allow_extra_args(false);
+  command->add_option("--types", args.types, "ask hazards and random lines in these types, as bf16:bf16,f16:fp8_e4m3fn")
+      ->type_name("Q:KV")
+      ->allow_extra_args(false)
+      ->delimiter(',');
+  command->add_option("--dims", args.dims, "ask hazards and random lines in these head_dims, as 64,128")
+      ->type_name("N")
+      ->allow_extra_args(false)
+      ->delimiter(',')
+      ->check(whole_number(1000000));
+  command->add_option("--layouts", args.layouts, "ask hazards and random lines in these cache layouts, as nhd,hnd")
+      ->type_name("NAME")
+      ->allow_extra_args(false)
+      ->delimiter(',')
+      ->check(one_of({"nhd", "hnd", "packed"}));
+  command->add_flag("--quick", args.quick, "a subset of every matrix, in less than a minute");
+  command->add_flag("--peer", args.peer, "also judge the planted faults with the data and tolerance of vLLM's own test");
+  command->add_flag("--no-power", args.no_power, "plant no faults: faster, but nobody knows what a pass is worth");
+  command->add_option("--seed", args.seed, "seed of the random matrix (default: 1)")
+      ->type_name("N")
+      ->check(whole_number(999999999));
+  command->add_option("--cases", args.cases, "cases of the random matrix (default: 200)")
+      ->type_name("N")
+      ->check(whole_number(1000000));
+  command
+      ->add_option("--soak", args.soak,
+                   "ask fresh random batches for so many minutes, or until Ctrl-C; a run with the same folder goes on from there")
+      ->type_name("MINUTES")
+      ->check(CLI::Range(0.001, 1e6));
+  command->add_option("--soak-folder", args.soak_folder, "where a soak keeps its state, log and findings (default: quire-soak)")
+      ->type_name("DIR");
+  command->add_option("--html", args.html, "write one self-contained page with pictures")->type_name("FILE");
+}
+
+void add_bench_compare(CLI::App* bench, BenchCompareArgs& args) {
+  CLI::App* command = bench->add_subcommand("compare", "Say what became faster or slower between two reports");
+  command->add_option("OLD", args.before, "what `quire bench --json` printed before")->required()->type_name("");
+  command->add_option("NEW", args.after, "and after")->required()->type_name("");
+  command->add_flag("--force", args.force, "compare reports of different machines all the same");
+}
+
+void add_bench(CLI::App& app, BenchArgs& args, BenchCompareArgs& compare) {
+  CLI::App* command = app.add_subcommand("bench", "Time kernels against the ceilings of this machine, and verify their output");
+  command->add_option("LINES|FILE", args.input, "problem lines, each in one quoted word; or the words of one; or a capture")
+      ->type_name("");
+  const auto several = [&](const char* name, std::vector<std::string>& into, const char* what, const char* type) {
+    command->add_option(name, into, what)->type_name(type)->allow_extra_args(false);
+  };
+  several("--cases", args.cases, "a file of problem lines; may be given again", "FILE");
+  several("--capture", args.captures, "a capture; may be given again", "FILE");
+  several("--workload", args.workloads, "W1 to W5, W1s to W5s (for two cores) or targets; may be given again", "NAME");
+  command->add_option("--device", args.device, "cpu (the default) or cuda: the GPU that is current there")
+      ->type_name("NAME")
+      ->check(one_of({"cpu", "cuda", "hip"}));
+  several("--kernel", args.kernels, "force this kernel; given again, they are timed in turns", "NAME");
+  command->add_option("--threads", args.threads, "threads (default: 1, and all this process may use); given again, in turns")
+      ->type_name("N")
+      ->allow_extra_args(false)
+      ->check(whole_number(4096));
+  command->add_flag("--batch-invariant", args.batch_invariant, "also time batch-invariant plans, in turns with the others");
+  command->add_option("--seconds", args.seconds, "about how long each result is timed (default: 2)")
+      ->type_name("S")
+      ->check(CLI::Range(0.001, 1e6));
+  command->add_flag("--no-verify", args.no_verify, "do not compare with the fp64 reference: faster, but nothing is proved");
+  command->add_option("--save", args.save, "also write the JSON of the report")->type_name("FILE");
+  command->add_option("--html", args.html, "write one self-contained page with roofline and thread scaling")->type_name("FILE");
+  add_bench_compare(command, compare);
+}
+
+void add_lists(CLI::App& app, Arguments& args) {
+  app.add_subcommand("info", "Show this build, its devices, and which kernel would run on each of them and why");
+  CLI::App* completions = app.add_subcommand("completions", "Print the completion script of a shell");
+  completions->add_option("SHELL", args.shell, "bash, zsh or fish; e.g. source <(quire completions bash)")
+      ->required()
+      ->type_name("")
+      ->check(one_of({"bash", "zsh", "fish"}));
+  app.add_subcommand("devices", "List this machine and the devices that can be pretended");
+  app.add_subcommand("kernels", "List the kernels of this build in order of preference");
+  CLI::App* rules = app.add_subcommand("rules", "List the contract rules, or explain one");
+  rules->add_option("id", args.rule, "a rule id such as Q-T03: statement, reason and example")->type_name("ID");
+}
+
+void build(CLI::App& app, Arguments& args) {
+  app.name("quire");
+  app.set_version_flag("--version", "quire " QUIRE_VERSION);
+  app.set_help_flag("-h,--help", "print this help and exit");
+  app.require_subcommand(1);
+  app.footer(std::string(kEnvironment) + "\n" + kFooter);
+  add_check(app, args.check);
+  add_explain(app, args.explain);
+  add_run(app, args.run);
+  add_capture(app, args.capture);
+  add_diagnose(app, args.diagnose);
+  add_verify(app, args.verify);
+  add_bench(app, args.bench, args.bench_compare);
+  add_lists(app, args);
+  std::vector<CLI::App*> commands = app.get_subcommands({});
+  commands.push_back(app.get_subcommand("bench")->get_subcommand("compare"));
+  for (CLI::App* command : commands) {
+    command->add_flag("--json", args.json, "print one JSON object (schema: docs/reference/cli.md)");
+    command->footer(kCommandFooter);
+  }
+}
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) names.push_back(command->get_name());
+  return names;
+}
+
+/// The nearest option or command to the first word that was not understood.
+std::string hint_for(const CLI::App& app, int argc, char** argv) {
+  const std::vector<std::string> commands = command_names(app);
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (std::find(commands.begin(), commands.end(), first) == commands.end()) {
+    const std::string near = did_you_mean(first, commands);
+    return near.empty() ? "`quire --help` lists the commands" : near;
+  }
+  const CLI::App* command = app.get_subcommand(first);
+  std::vector<std::string> options;
+  for (const CLI::Option* option : command->get_options())
+    for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
+  for (int i = 2; i < argc; ++i) {
+    const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
+    if (!word.starts_with("--") || std::find(options.begin(), options.end(), word) != options.end()) continue;
+    if (const std::string near = did_you_mean(word, options); !near.empty()) return near;
+  }
+  return formatted("`quire {} --help` shows its arguments", command->get_name());
+}
+
+/// CLI11 answers an unknown command with "A subcommand is required"; say which word was not understood.
+std::string usage_message(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+  const std::vector<std::string> commands = command_names(app);
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (first.empty()) return "no command given";
+  const bool known = first.starts_with("-") || std::find(commands.begin(), commands.end(), first) != commands.end();
+  return known ? error.what() : formatted("no command '{}'", first.substr(0, 64));
+}
+
+/// QUIRE_CPU and QUIRE_NUM_THREADS are ignored by the library if malformed; the command says so instead.
+std::string environment_error() {
+  const char* cpu = std::getenv("QUIRE_CPU");
+  const std::string_view level = cpu == nullptr ? "" : cpu;
+  if (!level.empty() && level != "scalar" && level != "avx2" && level != "avx512" && level != "avx512bf16" && level != "amx")
+    return formatted("QUIRE_CPU={} is not one of scalar, avx2, avx512, avx512bf16, amx", level);
+  const char* threads = std::getenv("QUIRE_NUM_THREADS");
+  const std::string count = threads == nullptr ? "" : threads;
+  const std::string error = count.empty() ? "" : whole_number(4096)(count);
+  if (!error.empty()) return formatted("QUIRE_NUM_THREADS: {}", error);
+  return {};
+}
+
+Report dispatch(const CLI::App& app, const Arguments& args, const Terminal& terminal) {
+  if (const std::string error = environment_error(); !error.empty()) return Report::usage(error);
+  const std::string& command = app.get_subcommands().front()->get_name();
+  if (command == "check") return run_check(args.check, terminal);
+  if (command == "explain") return run_explain(args.explain, terminal);
+  if (command == "run") return run_run(args.run, terminal);
+  if (command == "capture") return run_capture(args.capture, terminal);
+  if (command == "diagnose") return run_diagnose(args.diagnose, terminal);
+  if (command == "verify") return run_verify(args.verify, terminal);
+  if (command == "bench" && app.get_subcommand("bench")->got_subcommand("compare")) return run_bench_compare(args.bench_compare);
+  if (command == "bench") return run_bench(args.bench, terminal);
+  if (command == "info") return run_info(terminal);
+  if (command == "completions") return print_completions(app, args.shell);
+  if (command == "devices") return run_devices(terminal);
+  if (command == "kernels") return run_kernels(terminal);
+  return run_rules(args.rule, terminal);
+}
+
+/// `quire` alone: the help on stdout, and the exit code of a wrong call, for scripts whose variable was empty.
+Report no_command(const CLI::App& app) {
+  Report report;
+  report.text = app.help();
+  report.exit_code = kUsage;
+  return report;
+}
+
+Report parse_and_dispatch(int argc, char** argv, Terminal& terminal) {
+  CLI::App app("Paged attention in which a wrong answer cannot stay silent.");
+  Arguments args;
+  build(app, args);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    Report report;
+    report.text = app.help();
+    terminal.json = false;
+    return report;
+  } catch (const CLI::CallForVersion& version) {
+    Report report;
+    report.text = std::string(version.what()) + "\n";
+    return report;
+  } catch (const CLI::ParseError& error) {
+    if (argc == 1) return no_command(app);
+    return Report::usage(usage_message(app, error, argc, argv), hint_for(app, argc, argv));
+  }
+  terminal = detect_terminal(args.json);
+  return dispatch(app, args, terminal);
+}
+
+/// Needed before parsing succeeds, so that a usage error is JSON too.
+bool wants_json(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i)
+    if (std::string_view(argv[i]) == "--json") return true;
+  return false;
+}
+
+int run_main(int argc, char** argv) {
+  Terminal terminal = detect_terminal(wants_json(argc, argv));
+  Report report;
+  try {
+    report = parse_and_dispatch(argc, argv, terminal);
+  } catch (const std::bad_alloc&) {
+    report = Report::failure(Status(Code::out_of_memory, "not enough memory for this problem on this machine"));
+  } catch (const std::length_error&) {
+    report = Report::failure(Status(Code::out_of_memory, "this problem is larger than this machine can address"));
+  } catch (const std::exception& error) {
+    report = Report::failure(Status(Code::internal_error, formatted("unexpected {}", error.what())), "please report this");
+  }
+  return write_report(report, terminal);
+}
+
+}  // namespace
+
+int run_command_line(int argc, char** argv) noexcept {
+  try {
+    return run_main(argc, argv);
+  } catch (...) {
+    return kInternal;
+  }
+}
+
+}  // namespace quire::cli
