@@ -27,6 +27,7 @@ class Layout:
         self.where = where
         self.page_size, _, self.num_kv_heads, self.head_dim = where.shape
         self._flat = where.reshape(-1)
+        self._run = _longest_run(self._flat)
 
     def part(self, share: float) -> Layout:
         """The first KV heads alone: ``share`` of them, at least one."""
@@ -36,6 +37,21 @@ class Layout:
         """[pages, page_size, 2, kv_heads, head_dim] in the cache's stored type: a copy."""
         rows = _as_integers(kv_cache)[pages].reshape(len(pages), -1)
         return rows.index_select(1, self._flat).view(kv_cache.dtype).reshape(len(pages), *self.where.shape)
+
+    def read_slots(self, kv_cache: torch.Tensor, pages: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """[slots, 2, kv_heads, head_dim] in the cache's stored type: a copy of the slots at these offsets of these pages."""
+        stored = _as_integers(kv_cache)
+        device = stored.device
+        if not stored[0].is_contiguous():
+            some, back = torch.unique(pages, return_inverse=True)
+            return self.read(kv_cache, some.to(device))[back.to(device), offsets.to(device)]
+        run = min(self._run, 8 // stored.element_size())
+        if stored.stride(0) % run or stored.storage_offset() % run or stored[0].numel() % run:
+            run = 1
+        where = self._flat.reshape(self.page_size, -1)[:, ::run] // run
+        words = _words(stored, run)
+        index = pages.to(device)[:, None] * (stored.stride(0) // run) + where[offsets.to(device)]
+        return words[index].view(kv_cache.dtype).reshape(len(pages), *self.where.shape[1:])
 
 
 def probe(write: Write, kv_cache: torch.Tensor, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Layout:
@@ -65,3 +81,18 @@ def probe(write: Write, kv_cache: torch.Tensor, page_size: int, num_kv_heads: in
 def _as_integers(cache: torch.Tensor) -> torch.Tensor:
     """torch cannot index every fp8 type, and must not change the bits of a NaN."""
     return cache.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[cache.element_size()])
+
+
+def _longest_run(where: torch.Tensor) -> int:
+    """The most elements (8, 4, 2 or 1) that always lie side by side, aligned: they are read as one word."""
+    for run in (8, 4, 2):
+        groups = where.reshape(-1, run) if where.numel() % run == 0 else where[:0]
+        if len(groups) and bool((groups[:, 0] % run == 0).all()) and bool((groups == groups[:, :1] + torch.arange(run, device=where.device)).all()):
+            return run
+    return 1
+
+
+def _words(stored: torch.Tensor, run: int) -> torch.Tensor:
+    """A cache of integers, from its first element to its last, as words of ``run`` elements."""
+    row = stored.as_strided(((len(stored) - 1) * stored.stride(0) + stored[0].numel(),), (1,))
+    return row if run == 1 else row.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[stored.element_size() * run])

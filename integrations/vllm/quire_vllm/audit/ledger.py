@@ -44,6 +44,12 @@ class Ledger:
         positions = np.arange(begin, min(end, len(pages) * self.page_size))
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
 
+    def slot(self, request: Request, group: int, position: int) -> int:
+        """Where the scheduler wants one position."""
+        page, offset = divmod(position, self.page_size)
+        given, part = divmod(page, self.ratio)
+        return (request.pages[group][given] * self.ratio + part) * self.page_size + offset
+
     def record(self, tables: Tables, group: int) -> None:
         """This step's writes, as the scheduler wants them."""
         slots: list[int] = []

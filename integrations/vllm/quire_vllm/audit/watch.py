@@ -145,92 +145,106 @@ class Auditor:
             return None
 
     def see_written(self, layer: Watched, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, tables: Tables) -> None:
-        """What the cache holds right behind a write, before attention: some tokens of this step."""
+        """What the cache holds right behind a write, before attention: some tokens of every request of this step."""
         if layer.layout is None or (self._rows_turn and not self.budget.full):
             return
         begun = self.budget.now()
-        ledger = self.ledgers[layer.group]
-        for row in self._some_requests(tables, "token written"):
-            request = tables.rows[row]
-            if request is not None:
-                self._judge_written(layer, request, int(tables.query_start_loc[row]), key, value, kv_cache, ledger)
-        self.budget.pay("token written", begun, len(tables.rows))
+        chosen = self._requests(tables)
+        chosen = chosen[: max(1, self.budget.affordable("request written", len(chosen)))]
+        if chosen:
+            self._judge_written(layer, [(r, t) for r in chosen for t in self._some_tokens(tables.rows[r], 4)], key, value, kv_cache, tables)
+        self.budget.pay("request written", begun, len(chosen))
 
     def _judge_written(
-        self, layer: Watched, request: Request, first: int, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, ledger: Ledger
+        self, layer: Watched, tokens: list[tuple[int, int]], key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, tables: Tables
     ) -> None:
+        """``tokens``: row of the tables, token of that request's part of the step."""
         assert layer.layout is not None
-        tokens = self._some_tokens(request, 4 if self.budget.full else 1)
-        slots = ledger.slots(request, layer.group, request.computed, request.seq_len)[tokens]
-        pages, offsets = torch.from_numpy(slots // ledger.page_size), slots % ledger.page_size
-        stored = layer.layout.read(kv_cache, pages.to(kv_cache.device))[torch.arange(len(slots)), torch.from_numpy(offsets)].cpu()
-        taken = torch.from_numpy(np.asarray(tokens) + first).to(key.device)
+        ledger, size = self.ledgers[layer.group], self.ledgers[layer.group].page_size
+        positions = [tables.rows[row].computed + token for row, token in tokens]
+        slots = np.array([ledger.slot(tables.rows[row], layer.group, at) for (row, _), at in zip(tokens, positions)])
+        taken = torch.tensor([int(tables.query_start_loc[row]) + token for row, token in tokens]).to(key.device)
+        stored = layer.layout.read_slots(kv_cache, torch.from_numpy(slots // size), torch.from_numpy(slots % size)).cpu()
         heads = layer.layout.num_kv_heads
         wrong = fp64.written_wrong(layer.spec, stored, key[taken, :heads].cpu(), value[taken, :heads].cpu())
         self.report.counts["tokens"] += len(tokens)
-        if len(wrong):
-            position = request.computed + tokens[int(wrong[0])]
-            text = f"slot {int(slots[int(wrong[0])])} does not hold the K and V of position {position} right after they were written"
-            self.report.alarm(Alarm("write", self.statement.step, layer.name, request.name, text))
+        for row, i in {tokens[int(i)][0]: int(i) for i in wrong[::-1]}.items():  # the first of each request
+            text = f"slot {int(slots[i])} does not hold the K and V of position {positions[i]} right after they were written"
+            self.report.alarm(Alarm("write", self.statement.step, layer.name, tables.rows[row].name, text))
 
     def visit(self, layer: Watched, call: Call) -> None:
-        """Memory and rows of some requests, behind the layer's attention."""
+        """Memory or rows of some requests, behind the layer's attention; at full budget both, of all requests."""
         begun = self.budget.now()
-        if layer.layout is not None:
-            some = self._some_requests(call.tables, "row" if self._rows_turn else "slot")
-            for row in some:
-                self._visit_request(layer, call, row)
-            if some:
-                self.report.counts["visits"] += 1
+        chosen = self._requests(call.tables) if layer.layout is not None else []
+        if chosen:
+            if self.budget.full or not self._rows_turn:
+                self._visit_memory(layer, call, chosen)
+            for row in chosen if self.budget.full else chosen[:1] if self._rows_turn else []:
+                self._visit_rows(layer, call, row)
+            self.report.counts["visits"] += 1
         self.budget.pay("visit", begun)
 
-    def _some_requests(self, tables: Tables, kind: str) -> list[int]:
-        """All rows at full budget; else as many as were affordable, from a random one on: at least one."""
+    def _requests(self, tables: Tables) -> list[int]:
+        """Rows of the tables that take part in this step, from a random one on."""
         count = len(tables.rows)
-        if self.budget.full or count == 0:
-            return list(range(count))
-        first = int(self._random.integers(count))
-        most = 1 if kind == "row" else count
-        return [(first + i) % count for i in range(max(1, min(most, self.budget.affordable(kind, count))))]
+        first = 0 if self.budget.full or count == 0 else int(self._random.integers(count))
+        order = ((first + i) % count for i in range(count))
+        return [row for row in order if tables.rows[row] is not None and tables.rows[row].scheduled]
 
-    def _visit_request(self, layer: Watched, call: Call, row: int) -> None:
-        request, tables, ledger = call.tables.rows[row], call.tables, self.ledgers[layer.group]
-        if request is None or request.scheduled == 0:
-            return
-        assert layer.layout is not None
+    def _visit_memory(self, layer: Watched, call: Call, chosen: list[int]) -> None:
+        """The slots of as many of these requests as are affordable, at least one, in one reading."""
         begun = self.budget.now()
-        window = layer.spec.window
-        first = 0 if window is None else max(0, request.computed + 1 - window) // ledger.page_size
-        pages = ledger.pages(request, layer.group, -(-request.seq_len // ledger.page_size))[first:]
-        kv = layer.layout.read(call.kv_cache, torch.from_numpy(pages).to(call.kv_cache.device))
-        if self.budget.full or not self._rows_turn:
-            self._judge_memory(layer, request, ledger, kv, first * ledger.page_size)
-            self.budget.pay("slot", begun)
-        if self.budget.full or self._rows_turn:
-            begun = self.budget.now()
-            self._judge_rows(layer, call, request, tables, row, kv.cpu(), first * ledger.page_size)
-            self.budget.pay("row", begun)
+        ledger, requests = self.ledgers[layer.group], [call.tables.rows[row] for row in chosen]
+        slots = [ledger.slots(r, layer.group, self._begin(layer, r), r.seq_len) for r in requests]
+        ends = np.cumsum([len(s) for s in slots])
+        some = max(1, int(np.searchsorted(ends, self.budget.affordable("slot", int(ends[-1])), "right")))
+        self._judge_memory(layer, requests[:some], slots[:some], call.kv_cache)
+        self.budget.pay("slot", begun, int(ends[some - 1]))
 
-    def _judge_memory(self, layer: Watched, request: Request, ledger: Ledger, kv: torch.Tensor, begin: int) -> None:
-        slots = ledger.slots(request, layer.group, begin, request.seq_len)
-        rows = kv.reshape(-1, *kv.shape[2:])[: len(slots)]
-        before = layer.memory.version[slots]
-        wrong = layer.memory.changed(slots, ledger.step[slots], rows)
-        self.report.counts["slots"] += len(slots)
-        if len(wrong):
-            i = int(wrong[0])
-            page, offset = divmod(int(slots[i]), ledger.page_size)
-            text = (f"page {page}, offset {offset} (position {begin + i}), last written in step {int(before[i])}, has changed, and nobody "
-                    f"wrote it; so have {len(wrong)} of the request's {len(slots)} slots")  # fmt: skip
-            values = rows[i].float() if rows.dtype.is_floating_point else rows[i]
-            text += "; it holds only zeros now" if not bool((values != 0).any()) else ""
-            self.report.alarm(Alarm("memory", self.statement.step, layer.name, request.name, text))
+    def _begin(self, layer: Watched, request: Request) -> int:
+        """The first position of a page that a window of the layer leaves in sight."""
+        page_size = self.ledgers[layer.group].page_size
+        return 0 if layer.spec.window is None else max(0, request.computed + 1 - layer.spec.window) // page_size * page_size
+
+    def _judge_memory(self, layer: Watched, requests: list[Request], slots: list[np.ndarray], kv_cache: torch.Tensor) -> None:
+        assert layer.layout is not None
+        ledger, owner = self.ledgers[layer.group], np.repeat(np.arange(len(slots)), [len(s) for s in slots])
+        every = np.concatenate(slots)
+        offsets = torch.from_numpy(every % ledger.page_size)
+        rows = layer.layout.read_slots(kv_cache, torch.from_numpy(every // ledger.page_size), offsets)
+        before = layer.memory.version[every]
+        wrong = layer.memory.changed(every, ledger.step[every], rows)
+        self.report.counts["slots"] += len(every)
+        for i in np.unique(owner[wrong]) if len(wrong) else ():
+            mine = wrong[owner[wrong] == i]
+            self._tell_memory(layer, requests[i], rows[mine[0]], int(every[mine[0]]), int(before[mine[0]]), len(mine), len(slots[i]))
+
+    def _tell_memory(self, layer: Watched, request: Request, row: torch.Tensor, slot: int, step: int, wrong: int, count: int) -> None:
+        ledger = self.ledgers[layer.group]
+        page, offset = divmod(slot, ledger.page_size)
+        text = (f"page {page}, offset {offset} (position {int(ledger.position[slot])}), last written in step {step}, has changed, and nobody "
+                f"wrote it; so have {wrong} of the request's {count} slots")  # fmt: skip
+        values = row.float() if row.dtype.is_floating_point else row
+        text += "; it holds only zeros now" if not bool((values != 0).any()) else ""
+        self.report.alarm(Alarm("memory", self.statement.step, layer.name, request.name, text))
+
+    def _visit_rows(self, layer: Watched, call: Call, row: int) -> None:
+        request, ledger = call.tables.rows[row], self.ledgers[layer.group]
+        assert request is not None and layer.layout is not None
+        begun = self.budget.now()
+        begin = self._begin(layer, request)
+        pages = ledger.pages(request, layer.group, -(-request.seq_len // ledger.page_size))[begin // ledger.page_size :]
+        kv = layer.layout.read(call.kv_cache, torch.from_numpy(pages).to(call.kv_cache.device))
+        self._judge_rows(layer, call, request, call.tables, row, kv.cpu(), begin)
+        self.budget.pay("row", begun)
 
     def _judge_rows(self, layer: Watched, call: Call, request: Request, tables: Tables, row: int, kv: torch.Tensor, begin: int) -> None:
         first = int(tables.query_start_loc[row])
         part = slice(first, first + request.scheduled)
         query, output = call.query[part].cpu(), call.output[part].reshape(call.query[part].shape).cpu()
-        tokens = self._some_tokens(request, _ROWS)[: _ROWS if self.budget.full else 1]
+        tokens = self._some_tokens(request, _ROWS)
+        if not self.budget.full:
+            tokens = [tokens[int(self._random.integers(len(tokens)))]]
         heads = range(kv.shape[3])
         if not self.budget.full:
             one = int(self._random.integers(kv.shape[3]))
@@ -250,6 +264,6 @@ class Auditor:
     def _some_tokens(self, request: Request, count: int) -> list[int]:
         """The last row of the step, and others at random."""
         last = request.scheduled - 1
-        if last == 0 or count == 1:
-            return [last if self.budget.full or self._random.random() < 0.5 else int(self._random.integers(last + 1))]
+        if last == 0:
+            return [0]
         return sorted({last, *(int(i) for i in self._random.integers(last + 1, size=count - 1))})
