@@ -36,7 +36,29 @@ def test_the_share_is_kept_whatever_a_look_costs():
 
 def test_cheap_looks_happen_in_every_step_and_dear_ones_as_often_as_they_fit():
     assert _run(0.01, 1e-4)[1] > 1990
-    assert 80 < _run(0.01, 1e-2)[1] < 120
+    assert 64 < _run(0.01, 1e-2)[1] < 96  # layers have four fifths
+
+
+def test_cheap_looks_at_tables_leave_the_layers_theirs():
+    clock = Clock()
+    budget, visits, rows = Budget(0.01, clock), 0, 0
+    for _ in range(2000):
+        budget.begin_step()
+        clock.now += 0.05
+        if budget.allows("visit"):
+            begun = budget.now()
+            clock.now += 1e-3
+            budget.pay("visit", begun)
+            visits += 1
+        for _ in range(budget.affordable("row of a table", 100)):
+            begun = budget.now()
+            clock.now += 1e-4
+            budget.pay("row of a table", begun)
+            rows += 1
+        budget.end_step()
+    assert 640 < visits < 960
+    assert 1600 < rows < 2400
+    assert budget.used < 0.0115
 
 
 def test_full_has_no_limit():

@@ -28,6 +28,7 @@ class Layout:
         self.page_size, _, self.num_kv_heads, self.head_dim = where.shape
         self._flat = where.reshape(-1)
         self._run = _longest_run(self._flat)
+        self._slots: dict[int, torch.Tensor] = {}
 
     def part(self, share: float) -> Layout:
         """The first KV heads alone: ``share`` of them, at least one."""
@@ -48,10 +49,18 @@ class Layout:
         run = min(self._run, 8 // stored.element_size())
         if stored.stride(0) % run or stored.storage_offset() % run or stored[0].numel() % run:
             run = 1
-        where = self._flat.reshape(self.page_size, -1)[:, ::run] // run
-        words = _words(stored, run)
-        index = pages.to(device)[:, None] * (stored.stride(0) // run) + where[offsets.to(device)]
-        return words[index].view(kv_cache.dtype).reshape(len(pages), *self.where.shape[1:])
+        words, where, each = _words(stored, run), self._words_of_slots(run), stored.stride(0) // run
+        if device.type == "cpu":  # NumPy takes one core and no barrier: torch's threads are the engine's, and busy
+            found = torch.from_numpy(words.numpy()[pages.numpy()[:, None] * each + where.numpy()[offsets.numpy()]])
+        else:
+            found = words[pages.to(device)[:, None] * each + where[offsets.to(device)]]
+        return found.view(kv_cache.dtype).reshape(len(pages), *self.where.shape[1:])
+
+    def _words_of_slots(self, run: int) -> torch.Tensor:
+        """[page_size, words of a slot]: where in a page each word of ``run`` elements lies."""
+        if run not in self._slots:
+            self._slots[run] = (self._flat.reshape(self.page_size, -1)[:, ::run] // run).contiguous()
+        return self._slots[run]
 
 
 def probe(write: Write, kv_cache: torch.Tensor, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Layout:

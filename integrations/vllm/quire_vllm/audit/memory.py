@@ -16,7 +16,10 @@ def slot_digests(rows: torch.Tensor) -> torch.Tensor:
     if width % 8:
         flat = torch.nn.functional.pad(flat.view(torch.uint8), (0, 8 - width % 8))
     words = flat.view(torch.int64)
-    return (words * _weights(words.shape[1], words.device)).sum(-1)
+    weights = _weights(words.shape[1], words.device)
+    if words.device.type == "cpu":  # as in Layout.read_slots
+        return torch.from_numpy((words.numpy() * weights.numpy()).sum(-1))
+    return (words * weights).sum(-1)
 
 
 _known: dict[tuple[int, str], torch.Tensor] = {}

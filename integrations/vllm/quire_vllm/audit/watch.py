@@ -163,10 +163,10 @@ class Auditor:
         ledger, size = self.ledgers[layer.group], self.ledgers[layer.group].page_size
         positions = [tables.rows[row].computed + token for row, token in tokens]
         slots = np.array([ledger.slot(tables.rows[row], layer.group, at) for (row, _), at in zip(tokens, positions)])
-        taken = torch.tensor([int(tables.query_start_loc[row]) + token for row, token in tokens]).to(key.device)
+        taken = np.array([int(tables.query_start_loc[row]) + token for row, token in tokens])
         stored = layer.layout.read_slots(kv_cache, torch.from_numpy(slots // size), torch.from_numpy(slots % size)).cpu()
         heads = layer.layout.num_kv_heads
-        wrong = fp64.written_wrong(layer.spec, stored, key[taken, :heads].cpu(), value[taken, :heads].cpu())
+        wrong = fp64.written_wrong(layer.spec, stored, fp64.taken(key, taken, heads), fp64.taken(value, taken, heads))
         self.report.counts["tokens"] += len(tokens)
         for row, i in {tokens[int(i)][0]: int(i) for i in wrong[::-1]}.items():  # the first of each request
             text = f"slot {int(slots[i])} does not hold the K and V of position {positions[i]} right after they were written"
@@ -199,7 +199,7 @@ class Auditor:
         ends = np.cumsum([len(s) for s in slots])
         some = max(1, int(np.searchsorted(ends, self.budget.affordable("slot", int(ends[-1])), "right")))
         self._judge_memory(layer, requests[:some], slots[:some], call.kv_cache)
-        self.budget.pay("slot", begun, int(ends[some - 1]))
+        self.budget.learn("slot", begun, int(ends[some - 1]))
 
     def _begin(self, layer: Watched, request: Request) -> int:
         """The first position of a page that a window of the layer leaves in sight."""
@@ -234,9 +234,10 @@ class Auditor:
         begun = self.budget.now()
         begin = self._begin(layer, request)
         pages = ledger.pages(request, layer.group, -(-request.seq_len // ledger.page_size))[begin // ledger.page_size :]
-        kv = layer.layout.read(call.kv_cache, torch.from_numpy(pages).to(call.kv_cache.device))
-        self._judge_rows(layer, call, request, call.tables, row, kv.cpu(), begin)
-        self.budget.pay("row", begun)
+        offsets = np.tile(np.arange(ledger.page_size), len(pages))
+        kv = layer.layout.read_slots(call.kv_cache, torch.from_numpy(pages.repeat(ledger.page_size)), torch.from_numpy(offsets)).cpu()
+        self._judge_rows(layer, call, request, call.tables, row, kv.reshape(len(pages), ledger.page_size, *kv.shape[1:]), begin)
+        self.budget.learn("row", begun)
 
     def _judge_rows(self, layer: Watched, call: Call, request: Request, tables: Tables, row: int, kv: torch.Tensor, begin: int) -> None:
         first = int(tables.query_start_loc[row])
