@@ -138,10 +138,14 @@ double dot(const double* a, const T* b, std::size_t n) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-/// out += weight * v. The vectors do not overlap, which the compiler must know to add several dims at once.
+/// out += weight * v. The vectors do not overlap and a step has a fixed length: GCC 12 vectorises no other loop at -O2.
 template <typename T>
 void add(double weight, const T* __restrict v, double* __restrict out, std::size_t dims) {
-  for (std::size_t d = 0; d < dims; ++d) out[d] += weight * static_cast<double>(v[d]);
+  constexpr std::size_t kStep = 8;
+  std::size_t d = 0;
+  for (; d + kStep <= dims; d += kStep)
+    for (std::size_t j = 0; j < kStep; ++j) out[d + j] += weight * static_cast<double>(v[d + j]);
+  for (; d < dims; ++d) out[d] += weight * static_cast<double>(v[d]);
 }
 
 /// The score of every key, in s.scores. NaN in a masked key's K stays out.

@@ -194,27 +194,34 @@ class Oracle {
     out.v.resize(static_cast<std::size_t>(blocks(head_dim_) * out.count * kLanes));
     const std::int64_t cached =
         batch_.cached_lens.present() ? index_at(batch_.cached_lens, task.req) : index_at(batch_.seq_lens, task.req);
-    for (std::int64_t i = 0; i < out.count; ++i) {
-      const std::int64_t k = out.first + i;
-      if (k < cached) {
-        decode_cached(task, k, i, out);
-      } else {
-        decode_new(task, k, i, out);
-      }
-    }
+    const std::int64_t stored =
+        std::clamp<std::int64_t>(cached - out.first, 0, out.count);  // keys whose K and V are in the cache
+    for (std::int64_t first = 0; first < stored; first += kLanes)
+      decode_cached(task, first, std::min(kLanes, stored - first), out);
+    for (std::int64_t i = stored; i < out.count; ++i) decode_new(task, out.first + i, i, out);
   }
 
-  void decode_cached(const Task& task, std::int64_t k, std::int64_t i, DecodedKeys& out) const {
-    const std::int64_t page = page_of(task.req, k);
-    const std::int64_t slot = k % page_size_;
+  /// Keys [first, first + count) of the task, a block of lanes. K is written dim by dim, as it lies in the block: key by key,
+  /// each element would be in another cache line.
+  void decode_cached(const Task& task, std::int64_t first, std::int64_t count, DecodedKeys& out) const {
     const double k_scale = scalar_or_per_head(cache_.k_scale, task.kv_head, 1.0);
     const double v_scale = scalar_or_per_head(cache_.v_scale, task.kv_head, 1.0);
-    const std::int64_t k_at = token_offset(/*is_key=*/true, page, slot, task.kv_head);
-    const std::int64_t v_at = token_offset(/*is_key=*/false, page, slot, task.kv_head);
-    put_key(
-        out, i, cache_.k, [&](std::size_t d) { return k_at + k_dim_offset_[d]; }, [&](double x) { return cached(k_scale, x); });
-    put_value(
-        out, i, cache_.v, [&](std::size_t d) { return v_at + v_dim_offset_[d]; }, [&](double x) { return cached(v_scale, x); });
+    std::int64_t k_at[kLanes], v_at[kLanes];
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t k = out.first + first + i, page = page_of(task.req, k), slot = k % page_size_;
+      k_at[i] = token_offset(/*is_key=*/true, page, slot, task.kv_head);
+      v_at[i] = token_offset(/*is_key=*/false, page, slot, task.kv_head);
+    }
+    double* block = out.k.data() + first * head_dim_;
+    with_decoder(cache_.k, [&](auto&& element) {
+      for (std::int64_t d = 0; d < head_dim_; ++d)
+        for (std::int64_t i = 0; i < count; ++i)
+          block[d * kLanes + i] = cached(k_scale, element(k_at[i] + k_dim_offset_[static_cast<std::size_t>(d)]));
+    });
+    for (std::int64_t i = 0; i < count; ++i)
+      put_value(
+          out, first + i, cache_.v, [&](std::size_t d) { return v_at[i] + v_dim_offset_[d]; },
+          [&](double x) { return cached(v_scale, x); });
   }
 
   /// The real value of a stored one. A kernel that dequantises to the query's type multiplies in f32, and rounds once more.
@@ -250,23 +257,27 @@ class Oracle {
     for_each_dim(t, at, [&](std::int64_t d, double x) { to[d / kLanes * out.count * kLanes + d % kLanes] = real(x); });
   }
 
-  /// Calls visit(d, element) for every dim. Decoding is half of the time that a few rows take: one loop per type has the switch
-  /// over types outside.
+  /// Calls visit(d, element) for every dim.
   template <typename At, typename Visit>
   void for_each_dim(const Tensor& t, At&& at, Visit&& visit) const {
-    const auto loop = [&](auto type) {
-      for (std::int64_t d = 0; d < head_dim_; ++d) visit(d, semantics::load(t.data, type(), at(static_cast<std::size_t>(d))));
-    };
+    with_decoder(t, [&](auto&& element) {
+      for (std::int64_t d = 0; d < head_dim_; ++d) visit(d, element(at(static_cast<std::size_t>(d))));
+    });
+  }
+
+  /// Calls loop(element), where element(offset) is a value of `t`. Decoding is half of the time that a few rows take: one loop
+  /// per type has the switch over types outside.
+  template <typename Loop>
+  static void with_decoder(const Tensor& t, Loop&& loop) {
     switch (t.dtype) {
-      case DType::f32: return loop([] { return DType::f32; });
+      case DType::f32: return loop([&](std::int64_t at) { return semantics::load(t.data, DType::f32, at); });
       case DType::f16: {
-        const std::vector<float>& value_of = f16_values();
+        const float* value_of = f16_values().data();
         const auto* codes = static_cast<const std::uint16_t*>(t.data);
-        for (std::int64_t d = 0; d < head_dim_; ++d) visit(d, value_of[codes[at(static_cast<std::size_t>(d))]]);
-        return;
+        return loop([=](std::int64_t at) { return static_cast<double>(value_of[codes[at]]); });
       }
-      case DType::bf16: return loop([] { return DType::bf16; });
-      default: return loop([&] { return t.dtype; });
+      case DType::bf16: return loop([&](std::int64_t at) { return semantics::load(t.data, DType::bf16, at); });
+      default: return loop([&](std::int64_t at) { return semantics::load(t.data, t.dtype, at); });
     }
   }
 
