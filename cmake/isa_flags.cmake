@@ -7,20 +7,19 @@ if(QUIRE_SANITIZE)
 endif()
 set(QUIRE_AVX2_FLAGS ${QUIRE_KERNEL_FLAGS} -mavx2 -mfma -mf16c)
 set(QUIRE_AVX512_FLAGS -mavx512f -mavx512bw -mavx512vl -mavx512dq ${QUIRE_AVX2_FLAGS})
-set(QUIRE_AMX_FLAGS -mavx512vbmi)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC 12's own AVX-512 headers trip these two warnings (GCC bug 105593).
   list(APPEND QUIRE_AVX512_FLAGS -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
 
-set(QUIRE_AVX512BF16_FLAGS -mavx512bf16 ${QUIRE_AVX512_FLAGS})
+set(QUIRE_AVX512BF16_FLAGS -mavx512bf16 -mavx512vbmi ${QUIRE_AVX512_FLAGS})
 
 set_source_files_properties(src/backend/cpu/scalar.cpp src/backend/cpu/arm_neon.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_KERNEL_FLAGS}")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set_source_files_properties(src/backend/cpu/x86_avx2.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX2_FLAGS}")
   set_source_files_properties(src/backend/cpu/x86_avx512.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX512_FLAGS}")
   set_source_files_properties(src/backend/cpu/x86_avx512bf16.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX512BF16_FLAGS}")
-  set_source_files_properties(src/backend/cpu/x86_amx.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX512_FLAGS};${QUIRE_AMX_FLAGS}")
+  set_source_files_properties(src/backend/cpu/x86_amx.cpp PROPERTIES COMPILE_OPTIONS "${QUIRE_AVX512_FLAGS};-mavx512vbmi")
 endif()
 
 # The oracle's loops give the same bits for every vector width: no product may be contracted with a sum.

@@ -31,11 +31,10 @@ std::uint32_t features_from_cpuid(const CpuidWords& words) {
   const bool avx2 = saves_ymm && bit(words.leaf1_ecx, 28) && bit(words.leaf1_ecx, 12) && bit(words.leaf1_ecx, 29) &&
                     bit(words.leaf7_ebx, 5);  // AVX, FMA, F16C, AVX2
   const bool avx512 = avx2 && saves_zmm && bit(words.leaf7_ebx, 16) && bit(words.leaf7_ebx, 17) && bit(words.leaf7_ebx, 30) &&
-                      bit(words.leaf7_ebx, 31);  // F, DQ, BW, VL
-  const bool bf16 = avx512 && bit(words.leaf7_1_eax, 5);
-  const bool saves_tiles = (words.xcr0 & 0x60000u) == 0x60000u;  // TILECFG, TILEDATA
-  const bool amx = bf16 && saves_tiles && bit(words.leaf7_edx, 22) && bit(words.leaf7_edx, 24) &&
-                   bit(words.leaf7_ecx, 1);  // AMX-BF16, AMX-TILE, AVX512-VBMI
+                      bit(words.leaf7_ebx, 31);                                                  // F, DQ, BW, VL
+  const bool bf16 = avx512 && bit(words.leaf7_1_eax, 5) && bit(words.leaf7_ecx, 1);              // AVX512-BF16, AVX512-VBMI
+  const bool saves_tiles = (words.xcr0 & 0x60000u) == 0x60000u;                                  // TILECFG, TILEDATA
+  const bool amx = bf16 && saves_tiles && bit(words.leaf7_edx, 22) && bit(words.leaf7_edx, 24);  // AMX-BF16, AMX-TILE
   // No CPUID bit tells the rate: AMD's Zen 4 and 5 were measured at the full one, Intel's Emerald Rapids at half of it.
   constexpr std::uint32_t kAuth = 0x68747541u;  // "Auth" of AuthenticAMD
   const bool fast_bf16 = bf16 && words.leaf0_ebx == kAuth;

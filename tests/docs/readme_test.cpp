@@ -22,7 +22,7 @@ std::string needs(const Kernel& kernel) {
   };
   add(kAvx2, "AVX2 + FMA + F16C");
   add(kAvx512, "AVX-512 F, BW, VL, DQ");
-  add(kAvx512Bf16, "AVX512-BF16");
+  add(kAvx512Bf16, "AVX512-BF16, AVX512-VBMI");
   add(kAmxBf16, "AMX-BF16, AVX512-VBMI");
   add(kNeon, "NEON");
   return text.empty() ? "-" : text;

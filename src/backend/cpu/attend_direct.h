@@ -22,6 +22,7 @@ namespace quire::cpu {
 namespace {
 
 constexpr std::int64_t kDirectKeys = 4;  // keys scored together
+constexpr std::int64_t kFloat = sizeof(float);
 
 // ---- scores -------------------------------------------------------------------------------------------------------------------
 
@@ -73,6 +74,8 @@ void direct_scores(const ItemView& v, const TileRows& rows, const RowSource& sou
   const bool pieces = readable_as_pieces(source, v.args);
   const bool in_place = (pieces || readable_in_place(source, v.args)) && (V::kPairs == 1 || pairs);
   const DType type = in_place && !pairs ? source.dtype : DType::f32;  // pairs are loaded like floats
+  static_assert(!V::kWidensFp8 || V::kPairs == 2, "widened keys are pairs");
+  const Fp8Widener<V> widen(source, v.args);
   const auto* base = static_cast<const std::uint8_t*>(source.data);
   const std::int64_t size = itemsize(source.dtype);
   for (std::int64_t j = rows.begin / kDirectKeys * kDirectKeys; j < rows.end; j += kDirectKeys) {
@@ -82,7 +85,10 @@ void direct_scores(const ItemView& v, const TileRows& rows, const RowSource& sou
       offsets[c] = rows.k[j + c < rows.begin ? rows.begin : j + c < rows.end ? j + c : rows.end - 1];
       keys[c] = in_place ? base + offsets[c] * size : reinterpret_cast<const std::uint8_t*>(v.staging + c * v.stride);
     }
-    if (!in_place) load_keys<V>(v.staging, /*temp=*/v.v_panel, source, offsets, kDirectKeys, v.args);
+    if (widen.takes())
+      widen(offsets, kDirectKeys, v.staging, key_floats<V>(v.args) * kFloat, v.stride * kFloat);
+    else if (!in_place)
+      load_keys<V>(v.staging, /*temp=*/v.v_panel, source, offsets, kDirectKeys, v.args);
     ahead.advance(kDirectKeys);
     if (in_place && pieces) {
       const std::int64_t step = source.strides.chunk * size;

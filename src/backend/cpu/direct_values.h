@@ -143,10 +143,11 @@ template <class V>
 void direct_values(const ItemView& v, const TileRows& rows, const RowSource& source, const TileKeys* keys, float* corrections,
                    PrefetchWalk& ahead) {
   const bool in_place = readable_in_place(source, v.args), turned = are_turned_words<V>(source, v.args);
+  const Fp8Widener<V> widen(source, v.args);
   Operands values;
-  values.type = in_place || turned ? source.dtype : DType::f32;
+  values.type = widen.takes() ? DType::bf16 : in_place || turned ? source.dtype : DType::f32;
   const auto* base = in_place ? static_cast<const std::uint8_t*>(source.data) : reinterpret_cast<const std::uint8_t*>(v.v_panel);
-  const std::int64_t size = in_place ? itemsize(source.dtype) : v.stride * static_cast<std::int64_t>(turned ? 2 : sizeof(float));
+  const std::int64_t size = in_place ? itemsize(source.dtype) : v.stride * itemsize(values.type);
   const std::int64_t blocks = (v.num_rows + kDirectValueRows - 1) / kDirectValueRows;
   const std::int64_t block = (v.num_rows + blocks - 1) / blocks;
   // Groups end where pages do, which hold a multiple of a group or are a part of one. Converted rows of one group take the place
@@ -158,7 +159,10 @@ void direct_values(const ItemView& v, const TileRows& rows, const RowSource& sou
     auto* const words = reinterpret_cast<std::uint16_t*>(v.v_panel);
     if (turned && !turn_words<V>(words, source, rows.v + first, last - first, v.args))
       gather_words(words, source, rows.v + first, last - first, v.args);
-    if (!in_place && !turned) load_rows<V>(v.v_panel, source, rows.v + first, last - first, v.args);
+    if (widen.takes())
+      widen(rows.v + first, last - first, words, size, size);
+    else if (!in_place && !turned)
+      load_rows<V>(v.v_panel, source, rows.v + first, last - first, v.args);
     ahead.advance(last - first);
     for (std::int64_t m = 0; m < v.num_rows; m += block)
       direct_accumulate_rows<V>(v, m, v.num_rows - m < block ? v.num_rows - m : block, values, {first, last}, keys, corrections);

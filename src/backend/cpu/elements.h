@@ -45,6 +45,16 @@ inline bool readable_in_place(const RowSource& source, const AttendArgs& a) {
   return direct_type && source.strides.dim == 1 && source.strides.x >= a.head_dim && a.head_dim == a.stride;
 }
 
+/// fp8 rows as rows of bf16 words, by whole vectors, where the dims of a row lie side by side. This one is of instruction sets
+/// without the byte permutes that it takes (fp8_words.h): it takes none.
+template <class V, bool kHere = V::kWidensFp8>
+class Fp8Widener {
+ public:
+  Fp8Widener(const RowSource&, const AttendArgs&) {}
+  static constexpr bool takes() { return false; }
+  void operator()(const std::int64_t*, std::int64_t, void*, std::int64_t, std::int64_t) const {}
+};
+
 /// Calls visit(kType{}) with the type that the elements of `source` are loaded as.
 template <DType kType>
 struct TypeConstant {

@@ -19,6 +19,7 @@ struct Avx2Simd {
 
   static constexpr int kPairs = 1;
   static constexpr bool kTransposesWords = false;
+  static constexpr bool kWidensFp8 = false;  // Fp8Codes, fp8_rows_as_bf16()
   using Reg = __m256;
 
   static Reg set1(float x) { return _mm256_set1_ps(x); }

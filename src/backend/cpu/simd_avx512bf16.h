@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "backend/cpu/elements.h"
+#include "backend/cpu/fp8_words.h"
 #include "backend/cpu/simd_avx512.h"
 #ifdef QUIRE_EMULATE_BF16_DOT
 #include "backend/cpu/bf16_dot_model.h"
@@ -34,11 +36,42 @@ struct Avx512Bf16Simd : Avx512Simd {
     return _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
 #endif
+#if defined(__AVX512VBMI__) && !defined(QUIRE_EMULATE_BF16_DOT)
+  static constexpr bool kWidensFp8 = true;
+#endif
   /// The upper halves, which are all there is of a bf16 or fp8 value.
   static void store_exact_bf16(std::uint16_t* p, Reg a) {
     const __m512i upper = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(upper));
   }
 };
+
+#ifdef __AVX512VBMI__
+namespace {
+
+/// See elements.h.
+template <class V>
+class Fp8Widener<V, true> {
+ public:
+  Fp8Widener(const RowSource& source, const AttendArgs& a)
+      : codes_(source.fp8_bf16 != nullptr ? source.fp8_bf16 : kNoCodes), source_(source), head_dim_(a.head_dim) {}
+  bool takes() const { return source_.fp8_bf16 != nullptr && source_.strides.dim == 1 && source_.strides.x >= head_dim_; }
+
+  /// Up to 16 rows at offsets[0 .. count), see fp8_rows_as_bf16().
+  void operator()(const std::int64_t* offsets, std::int64_t count, void* to, std::int64_t bytes, std::int64_t pitch) const {
+    const std::uint8_t* rows[16];
+    for (std::int64_t r = 0; r < count; ++r) rows[r] = static_cast<const std::uint8_t*>(source_.data) + offsets[r];
+    fp8_rows_as_bf16(codes_, rows, count, head_dim_, static_cast<std::uint8_t*>(to), bytes, pitch);
+  }
+
+ private:
+  static constexpr std::uint16_t kNoCodes[256] = {};
+  Fp8Codes codes_;
+  const RowSource& source_;
+  std::int64_t head_dim_;
+};
+
+}  // namespace
+#endif
 
 }  // namespace quire::cpu
