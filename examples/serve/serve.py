@@ -165,7 +165,6 @@ def report_of(server: Server, arguments: argparse.Namespace, seconds: float) -> 
         "quire": quire.__version__,
         "device": str(quire.host_device()),
         "settings": {k: str(v) if isinstance(v, pathlib.Path) else v for k, v in vars(arguments).items()},
-        "row_blocks": {"x".join(map(str, shape)): sizes for shape, sizes in server.engine.llama.blocks.items()},
         "requests_finished": sum(t.request.state is State.DONE for t in server.tracks),
         "steps": len(server.steps),
         "mixed_steps": sum(s["prefill_rows"] > 0 and s["decode_rows"] > 0 for s in server.steps),

@@ -1,10 +1,10 @@
-"""The decoder against the dense oracle on a random model: rotation, grouping, residuals, blocks. No download, no cache."""
+"""The decoder against the dense oracle on a random model: rotation, grouping, residuals, tiles. No download, no cache."""
 
 import numpy as np
 import pytest
 from dense import dense_logits, greedy, greedy_margins
 from gguf_model import Config, random_weights
-from model import Llama, choose_blocks, cuts
+from model import Llama, shares
 
 CONFIG = Config(
     num_layers=3,
@@ -79,32 +79,22 @@ def test_rows_do_not_depend_on_their_neighbours(weights):
     np.testing.assert_array_equal(shuffled, together[shuffle])
 
 
-def test_block_choice_refuses_blas_that_mixes_places(weights, monkeypatch):
+def test_tiles_and_threads_cover_every_output(weights, monkeypatch):
     import model
 
-    def edge_differs(weight, rows):
-        out = (weight @ rows.T).T.copy()
-        out[4:] = np.nextafter(out[4:], np.float32(np.inf))  # as if rows from the fifth on took another kernel
-        return out
-
-    monkeypatch.setattr(model, "_product", edge_differs)
-    assert max(choose_blocks(weights.layers[0].qkv)) == 4
-
-
-def test_block_choice_refuses_sizes_with_other_bits(weights, monkeypatch):
-    import model
-
-    def small_blocks_differ(weight, rows):
-        out = (weight @ rows.T).T
-        return np.nextafter(out, np.float32(np.inf)) if len(rows) in (2, 4) else out
-
-    monkeypatch.setattr(model, "_product", small_blocks_differ)
-    assert not {2, 4} & set(choose_blocks(weights.output))
+    rows = np.random.default_rng(4).standard_normal((5, CONFIG.hidden)).astype(np.float32)
+    want = Llama(weights).linear(rows, weights.output)
+    np.testing.assert_allclose(want, rows @ weights.output.T, rtol=0, atol=1e-4)
+    for tile, threads in ((32, 1), (64, 2), (16, 3)):
+        monkeypatch.setattr(model, "TILE", tile)
+        monkeypatch.setattr(model, "THREADS", threads)
+        np.testing.assert_allclose(Llama(weights).linear(rows, weights.output), want, rtol=0, atol=1e-5)
 
 
-def test_rows_are_cut_into_few_blocks():
-    sizes = {n: cuts(n, (16, 8, 2)) for n in (0, 1, 2, 3, 9, 16, 17, 40)}
-    assert sizes == {0: [], 1: [2], 2: [2], 3: [8], 9: [16], 16: [16], 17: [16, 2], 40: [16, 16, 8]}
+def test_shares_cover_everything_once():
+    for size, parts in ((10, 3), (2, 4), (0, 2), (48, 1)):
+        covered = [i for begin, end in shares(size, parts) for i in range(begin, end)]
+        assert covered == list(range(size))
 
 
 def test_margins_say_the_same_as_recomputing_everything(weights):
