@@ -22,7 +22,7 @@ endmacro()
 
 quire_dependency(fmt libfmt-dev https://github.com/fmtlib/fmt/archive/refs/tags/9.1.0.tar.gz)
 quire_dependency(nlohmann_json nlohmann-json3-dev https://github.com/nlohmann/json/archive/refs/tags/v3.11.2.tar.gz)
-if(QUIRE_BUILD_CLI OR QUIRE_BUILD_PYTHON)
+if(QUIRE_TOOLS AND (QUIRE_BUILD_CLI OR QUIRE_BUILD_PYTHON))
   quire_dependency(CLI11 libcli11-dev https://github.com/CLIUtils/CLI11/archive/refs/tags/v2.3.2.tar.gz)
 endif()
 if(missing)

@@ -22,6 +22,10 @@ _warn_if_installed(_Path(__file__).parent.parent)
 
 from quire import _quire
 from quire import errors as errors
+from quire._attention_only import stand_in as _stand_in
+
+_stand_in(_quire)
+
 from quire._messages import explain_methods as _explain_methods
 from quire._messages import explained as _explained
 from quire._quire import (

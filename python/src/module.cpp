@@ -4,7 +4,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#if QUIRE_TOOLS
 #include "cli/command_line.h"
+#endif
 #include "deferred.hpp"
 #include "errors.hpp"
 #include "types.hpp"
@@ -19,6 +21,7 @@ nanobind::tuple bits(nanobind::handle array, const std::string& name, const std:
   return nanobind::make_tuple(qp::to_numpy_bits(ref), std::string(quire::name(ref.view.dtype)));
 }
 
+#if QUIRE_TOOLS
 /// The quire command with these words; returns its exit code.
 int run_command_line(std::vector<std::string> words) {
   std::vector<char*> argv;
@@ -27,6 +30,17 @@ int run_command_line(std::vector<std::string> words) {
   const nanobind::gil_scoped_release released;
   return quire::cli::run_command_line(static_cast<int>(words.size()), argv.data());
 }
+
+void bind_tools(nanobind::module_& m) {
+  quire_python::bind_faults(m);
+  quire_python::bind_capture(m);
+  quire_python::bind_verify(m);
+  quire_python::bind_report(m);
+  m.def("run_command_line", &run_command_line, nanobind::arg("words"),
+        "Runs the quire command with these words, the first of which is its name; returns the exit code. Writes to the process's "
+        "stdout and stderr.");
+}
+#endif
 
 }  // namespace
 
@@ -42,15 +56,11 @@ NB_MODULE(_quire, m) {
   quire_python::bind_attention(m);
   quire_python::bind_bound(m);
   quire_python::bind_deferred(m);
-  quire_python::bind_faults(m);
   quire_python::bind_diagnose(m);
-  quire_python::bind_capture(m);
-  quire_python::bind_verify(m);
-  quire_python::bind_report(m);
+#if QUIRE_TOOLS
+  bind_tools(m);
+#endif
   m.def("bits", &bits, nanobind::arg("array"), nanobind::arg("name"), nanobind::arg("dtype") = nanobind::none(),
         nanobind::sig("def bits(array: typing.Any, name: str, dtype: str | None = None) -> tuple[numpy.ndarray, str]"),
         "(NumPy array over the same memory, Quire dtype name); bf16 and f16 as uint16, fp8 as uint8.");
-  m.def("run_command_line", &run_command_line, nanobind::arg("words"),
-        "Runs the quire command with these words, the first of which is its name; returns the exit code. Writes to the process's "
-        "stdout and stderr.");
 }
