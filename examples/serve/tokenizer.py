@@ -104,12 +104,17 @@ class Tokenizer:
     def control(self, name: str) -> int:
         return self.controls[name]
 
+    def turn(self, role: str, text: str) -> list[int]:
+        """One complete ChatML turn."""
+        start, end = self.control("<|im_start|>"), self.control("<|im_end|>")
+        return [start, *self.encode(f"{role}\n{text}"), end, *self.encode("\n")]
+
+    def answer_begins(self) -> list[int]:
+        return [self.control("<|im_start|>"), *self.encode("assistant\n")]
+
     def chat(self, system: str, user: str) -> list[int]:
         """The ChatML prompt of one turn, ending where the assistant speaks."""
-        start, end = self.control("<|im_start|>"), self.control("<|im_end|>")
-        turn = [start, *self.encode("system\n" + system), end, *self.encode("\n")]
-        turn += [start, *self.encode("user\n" + user), end, *self.encode("\n")]
-        return [*turn, start, *self.encode("assistant\n")]
+        return [*self.turn("system", system), *self.turn("user", user), *self.answer_begins()]
 
     def token_bytes(self, token: int) -> bytes:
         text = self.tokens[token]

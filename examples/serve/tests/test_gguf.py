@@ -26,7 +26,7 @@ def test_a_right_file_is_read_right(tmp_path):
     np.testing.assert_array_equal(w.embedding, g.tensor("token_embd.weight").data)
     np.testing.assert_array_equal(w.layers[1].qkv[8:12], g.tensor("blk.1.attn_k.weight").data)
     np.testing.assert_array_equal(w.layers[0].gate_up[12:], g.tensor("blk.0.ffn_up.weight").data)
-    assert w.output is w.embedding
+    np.testing.assert_array_equal(w.output, w.embedding)
 
 
 @pytest.mark.parametrize("qtype", ["Q4_1", "Q4_0", "Q8_0", "F16", "BF16"])

