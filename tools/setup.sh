@@ -4,6 +4,7 @@
 
 BUILD_PACKAGES=(g++ cmake ninja-build ccache libfmt-dev nlohmann-json3-dev libcli11-dev libgtest-dev libgmock-dev
                 pkg-config)
+RUN_PACKAGES=(g++ cmake ninja-build ccache libfmt-dev nlohmann-json3-dev)
 VENV_PYTHON=.venv/bin/python
 
 say() { printf '\n== %s\n' "$*"; }
@@ -22,8 +23,8 @@ need_packages() {
   fi
   say "apt-get install ${missing[*]}"
   export DEBIAN_FRONTEND=noninteractive
-  apt-get update -qq
-  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
+    die "apt could not install ${missing[*]}; the first time needs the network"
 }
 
 # want_packages PACKAGE...: installs what can be had. What cannot is skipped, and named, by the tests that would use it.
@@ -57,7 +58,7 @@ find_python() {
 }
 
 need_venv() {
-  if ! "$VENV_PYTHON" -m pip --version >/dev/null 2>&1; then
+  if ! "$VENV_PYTHON" -c 'import pip' >/dev/null 2>&1; then
     find_python
     say "creating .venv with $("$PYTHON" --version)"
     rm -rf .venv
@@ -92,6 +93,59 @@ install_python_package() {
   "$VENV_PYTHON" -m pip uninstall --quiet --yes quire  # this package's name before it was quire-attention
   say "pip install .[test] into .venv (builds the extension module)"
   pip_install "$@" '.[test]'
+}
+
+# show_progress WHAT: ninja's lines "[done/total] ..." from stdin as one bar; without a terminal, a line for each quarter.
+show_progress() {
+  local line last=0 started=$SECONDS columns room filled
+  while IFS= read -r line; do
+    [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]] || continue
+    local finished=${BASH_REMATCH[1]} total=${BASH_REMATCH[2]}
+    if [ -t 1 ]; then
+      columns=$(stty size </dev/tty 2>/dev/null | cut -d' ' -f2)
+      room=$((${columns:-80} - ${#1} - 24))
+      room=$((room < 5 ? 5 : room > 50 ? 50 : room))
+      filled=$((room * finished / total))
+      printf '\r%s %s%s %d/%d, %d s \033[K' "$1" "$(printf '%*s' "$filled" '' | tr ' ' '#')" \
+        "$(printf '%*s' $((room - filled)) '' | tr ' ' '.')" "$finished" "$total" $((SECONDS - started))
+    elif [ $((4 * finished / total)) -gt "$last" ]; then
+      last=$((4 * finished / total))
+      printf '%s %d/%d, %d s\n' "$1" "$finished" "$total" $((SECONDS - started))
+    fi
+  done
+  if [ -t 1 ]; then printf '\n'; fi
+}
+
+# Quire with attention, contract and reference only, for this machine's CPU: build/run/site/quire. Packages and the model that
+# examples/serve needs are fetched meanwhile.
+need_attention() {
+  need_venv
+  mkdir -p build/run
+  sha256sum "$VENV_PYTHON" | once .venv/nanobind-installed install_nanobind
+  fetch_for_serving >build/run/fetch.log 2>&1 &
+  local fetching=$!
+  python_inputs | once build/run/built build_attention
+  wait "$fetching" || die "$(grep -v '^ ' build/run/fetch.log | tail -n 1)
+The first ./run needs the network for Python packages and the model (93 MB); build/run/fetch.log has more."
+  printf '%s\n' "$PWD/build/run/site" >"$("$VENV_PYTHON" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/quire-run.pth"
+}
+install_nanobind() {
+  pip_install 'nanobind>=2.4' || die "pip could not fetch nanobind from PyPI; the first ./run needs the network"
+}
+fetch_for_serving() {
+  need_serving_packages && "$VENV_PYTHON" examples/serve/gguf_model.py
+}
+build_attention() {
+  say "Quire's attention is compiled for this CPU: about a minute on two cores, once"
+  local log=build/run/build.log
+  cmake -G Ninja -S . -B build/run -DCMAKE_BUILD_TYPE=Release -DQUIRE_TOOLS=OFF -DQUIRE_BUILD_PYTHON=ON -DQUIRE_BUILD_CLI=OFF \
+    -DQUIRE_CUDA=OFF -DQUIRE_HIP=OFF -DPython_EXECUTABLE="$PWD/$VENV_PYTHON" >"$log" 2>&1 || { cat "$log"; die "cmake failed"; }
+  NINJA_STATUS='[%f/%t] ' cmake --build build/run --target _quire 2>&1 | tee "$log" | show_progress compiling ||
+    { cat "$log"; die "compiling failed"; }
+  rm -rf build/run/site
+  mkdir -p build/run/site
+  cp -r python/quire build/run/site/
+  cp build/run/python/_quire*.so build/run/site/quire/
 }
 
 # What examples/serve needs besides quire.
