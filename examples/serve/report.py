@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 
 import numpy as np
@@ -129,7 +130,7 @@ def summary(r: dict, path: pathlib.Path) -> dict[str, str]:
         "planted bug": "A page of another request was slipped into a request on purpose. Quire "
         + (f"found it: {r['planted_bug']}" if r["planted_bug"] else "DID NOT FIND IT."),
         "the model": MODEL_WARNING,
-        "report": str(path),
+        "report": os.path.relpath(path),
     }
     if r["speed"] is None:
         del entries["planted bug"]

@@ -179,7 +179,7 @@ class Server:
 
 def introduce(display: Display, file: GgufFile, llama: Llama, a: argparse.Namespace) -> None:
     c = llama.config
-    name = file.metadata.get("general.name", file.path)
+    name = pathlib.Path(file.path).stem
     threads = "1 CPU thread" if THREADS == 1 else f"{THREADS} CPU threads"
     what = "answers you" if a.chat else "answers all requests side by side"
     display.say(
