@@ -11,9 +11,11 @@ Arrays are NumPy (bf16 and fp8 through ml_dtypes), torch CPU tensors, or anythin
 is copied, strides are honoured, and results come from the library of the query. Every assumption is a checked rule: a broken one
 raises :class:`ContractError` with the rule, tensor, index, value and expectation, before anything is written.
 
-``quire.vllm`` has functions with vLLM's names, argument order and meaning.
+``quire.vllm`` has functions with vLLM's names, argument order and meaning. The logger "quire" says what :func:`capture` patches and
+writes, and what :func:`verify`, :func:`soak` and :func:`diagnose` found.
 """
 
+import logging as _logging
 from pathlib import Path as _Path
 
 from quire._other_package import warn_if_installed as _warn_if_installed
@@ -28,6 +30,8 @@ _stand_in(_quire)
 
 from quire._messages import explain_methods as _explain_methods
 from quire._messages import explained as _explained
+from quire._messages import show_constructors as _show_constructors
+from quire._notebook import show_in_notebooks as _show_in_notebooks
 from quire._quire import (
     Batch,
     BoundCall,
@@ -112,6 +116,9 @@ render_html = _explained(_quire.render_html)
 set_num_threads = _explained(_quire.set_num_threads)
 write_capture = _explained(_quire.write_capture)
 _explain_methods(Findings, PagePool, Plan, SlotLedger)
+_show_constructors(Batch, KVCache, Options, PagePool, SlotLedger)
+_show_in_notebooks(globals())
+_logging.getLogger("quire").addHandler(_logging.NullHandler())
 
 __all__ = [
     "ArgumentError",

@@ -104,7 +104,7 @@ def _parameters(text: str, defaults: tuple[Any, ...] | None) -> list[_Parameter]
 
 def _types(annotation: str) -> tuple[str, ...]:
     types = tuple(t.strip() for t in annotation.split(" | ")) if "[" not in annotation or " | " in annotation else (annotation,)
-    return () if not annotation or {"object", "typing.Any", "Any"} & set(types) else types
+    return () if not annotation or {"object", "typing.Any", "Any", "numpy.typing.ArrayLike"} & set(types) else types
 
 
 def _is(value: Any, wanted: str) -> bool:
@@ -117,6 +117,8 @@ def _is(value: Any, wanted: str) -> bool:
         return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if wanted in ("bool", "str"):
         return isinstance(value, {"bool": bool, "str": str}[wanted])
+    if wanted.startswith("typing.Literal"):
+        return isinstance(value, str)  # another text is refused by the function itself, in its own words
     if wanted.startswith(("dict", "collections.abc.Mapping")):
         return isinstance(value, dict)
     if wanted.startswith(("list", "collections.abc.Sequence")):
@@ -134,6 +136,8 @@ def _words(types: Iterable[str]) -> str:
             return "a list of integers" if wanted.endswith("[int]") else "a list"
         if wanted.startswith("collections.abc.Mapping"):
             return "a dict"
+        if wanted.startswith("typing.Literal"):
+            return "text"
         return _WORDS.get(wanted.partition("[")[0], f"a quire.{wanted}")
 
     return " or ".join(one(t) for t in types)
@@ -181,13 +185,38 @@ def explained(function: F, *, method: bool = False, name: str = "") -> F:
                 raise
             raise ArgumentError(f"{name or function.__name__}(): {mistakes[-1]}") from None
 
+    call.__signature__ = _signature(signatures[-1], method)  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+def _signature(parameters: list[_Parameter], method: bool = False) -> inspect.Signature:
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     shown_parameters = [
         inspect.Parameter(p.name, kinds[p.positional], default=inspect.Parameter.empty if p.required else p.default)
-        for p in signatures[-1]
+        for p in parameters
     ]
     first = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)] if method else []
-    call.__signature__ = inspect.Signature([*first, *shown_parameters])  # type: ignore[attr-defined]
+    return inspect.Signature([*first, *shown_parameters])
+
+
+def show_constructors(*classes: type) -> None:
+    """Gives nanobind classes the signature that call tips and inspect.signature() show."""
+    for cls in classes:
+        text, defaults = cls.__init__.__nb_signature__[-1][0], cls.__init__.__nb_signature__[-1][2]  # type: ignore[misc]
+        cls.__signature__ = _signature(_parameters(text, defaults))  # type: ignore[attr-defined]
+
+
+def keywords_checked(function: F) -> F:
+    """The same Python function, but an unknown keyword raises an :class:`ArgumentError` that names the one that is meant."""
+    names = [p.name for p in inspect.signature(function).parameters.values()]
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in names:
+                raise ArgumentError(f"{function.__name__}(): {unknown_argument(name, names)}")
+        return function(*args, **kwargs)
+
     return call  # type: ignore[return-value]
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import logging
 import os
 import sys
 import threading
@@ -32,10 +33,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from quire import _adapter, _calls, _quire, vllm
+from quire._messages import keywords_checked
 from quire._sampling import Part, Sampler
 from quire.errors import ArgumentError
 
 __all__ = ["CaptureWarning", "Recorder", "capture", "record"]
+
+_log = logging.getLogger("quire.hooks")
 
 F = TypeVar("F", bound=Callable[..., Any])
 _inside = threading.local()
@@ -245,6 +249,7 @@ class _Watch:
         except Exception:
             self._recorder.forget(path)
             raise
+        _log.info("capture: call %d of %s written to %s", self._number, self._name, path)
         what = notes.get("finding") or notes.get("raised")
         if what:
             self._recorder.warn(f"quire.capture: {self._name}: {what}; saved {path} (look with: quire diagnose {path})", once=False)
@@ -294,6 +299,7 @@ class _Capture:
         patches = [_Patch(place, recorder, self._adapter) for place in self._places]
         for patch in patches:
             patch.apply()
+        _log.info("capture: patched %s", ", ".join(place.text for place in self._places))
         self._active.append(patches)
         return recorder
 
@@ -350,6 +356,7 @@ def _imported(place: _Place) -> Any:
     return module
 
 
+@keywords_checked
 def capture(
     path: Any,
     when: str | int = "mismatch",
@@ -383,6 +390,7 @@ def capture(
     return _Capture(places, make, adapter)
 
 
+@keywords_checked
 def record(
     path: Any,
     when: str | int = "mismatch",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from quire import _quire, targets
-from quire._messages import DTYPES, explained, shown
+from quire._messages import DTYPES, explained, keywords_checked, shown
 from quire._progress import Progress
 from quire._supports import TypePairs, as_function, type_pairs
 from quire.errors import ArgumentError
 
 __all__ = ["diagnose", "soak", "verify"]
+
+_log = logging.getLogger("quire.judging")
 
 
 def _runner(target: Any) -> Any:
@@ -30,6 +33,7 @@ def _several(names: str | Iterable[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
+@keywords_checked
 def verify(
     target: Any,
     *,
@@ -75,12 +79,15 @@ def verify(
     runner = _runner(target)
     says = _supports_of(target, supports)
     with Progress(progress is None) as line:
-        return _quire.verify_target(
+        verdict = _quire.verify_target(
             runner, _several(matrices), _several(lines), quick, power, peer_power, seed, random_cases, type_pairs(types), list(dims), _several(layouts),
             says, _several(disabled_checks), shrink, shrink_seconds, line.case if progress is None else progress,
         )  # fmt: skip
+    _log.info("verify: %r", verdict)
+    return verdict
 
 
+@keywords_checked
 def soak(
     target: Any,
     minutes: float,
@@ -106,12 +113,15 @@ def soak(
     runner = _runner(target)
     says = _supports_of(target, supports)
     with Progress(progress is None) as line:
-        return _quire.soak_target(
+        result = _quire.soak_target(
             runner, minutes, "" if directory is None else os.fspath(directory), seed, type_pairs(types), list(dims), _several(layouts), says,
             shrink, shrink_seconds, line.stage if progress is None else progress,
         )  # fmt: skip
+    _log.info("soak: %r", result)
+    return result
 
 
+@keywords_checked
 def diagnose(
     batch: Any,
     cache: _quire.KVCache | None = None,
@@ -151,10 +161,15 @@ def diagnose(
                 raise ArgumentError("lse: is given without observed, the output that it belongs to")
             if case.observed is None:
                 raise ArgumentError(_no_output("the case has none of its own", case.batch))
-            return _diagnose_case(case, full, seconds, progress, profile)
+            return _logged(_diagnose_case(case, full, seconds, progress, profile))
         batch, cache, options = case.batch, case.cache, case.options
     _check_inputs(batch, cache, options, observed)
-    return _diagnose_batch(batch, cache, options, observed, lse, full, seconds, progress, profile)
+    return _logged(_diagnose_batch(batch, cache, options, observed, lse, full, seconds, progress, profile))
+
+
+def _logged(found: _quire.Diagnosis) -> _quire.Diagnosis:
+    _log.info("diagnose: %r", found)
+    return found
 
 
 _diagnose_case = explained(_quire.diagnose_case, name="diagnose")

@@ -271,9 +271,10 @@ void bind_attention(nb::module_& m) {
   m.def("append", &append, nb::arg("cache"), nb::arg("key").none(), nb::arg("value").none(), nb::arg("slot_mapping").none(),
         nb::arg("ledger") = nb::none(), nb::arg("request_ids") = nb::none(), nb::arg("positions") = nb::none(),
         nb::arg("dtype") = nb::none(), nb::arg("stream") = nb::none(),
-        nb::sig("def append(cache: KVCache, key: typing.Any, value: typing.Any, slot_mapping: typing.Any, "
-                "ledger: SlotLedger | None = None, request_ids: typing.Any | None = None, positions: typing.Any | None = None, "
-                "dtype: str | None = None, stream: typing.Any | None = None) -> None"),
+        nb::sig("def append(cache: KVCache, key: typing.Any, value: typing.Any, slot_mapping: numpy.typing.ArrayLike, "
+                "ledger: SlotLedger | None = None, request_ids: numpy.typing.ArrayLike | None = None, "
+                "positions: numpy.typing.ArrayLike | None = None, dtype: str | None = None, "
+                "stream: typing.Any | None = None) -> None"),
         kAppendDoc);
   m.def(
       "merge", &merge, nb::arg("out_a"), nb::arg("lse_a"), nb::arg("out_b"), nb::arg("lse_b"), nb::arg("out") = nb::none(),

@@ -162,12 +162,14 @@ void bind_batch(nb::module_& m) {
                                    "slot_mapping", "lse", "request_ids", "dtype", "padding", "q_scale", "output_scale"},
                                   0, args, kwargs));
           },
-          nb::sig("def __init__(self, *, query: typing.Any, query_start_loc: typing.Any, seq_lens: typing.Any, "
-                  "block_table: typing.Any, output: typing.Any | None = None, cached_lens: typing.Any | None = None, "
-                  "key: typing.Any | None = None, value: typing.Any | None = None, slot_mapping: typing.Any | None = None, "
-                  "lse: typing.Any | None = None, request_ids: typing.Any | None = None, dtype: typing.Any | None = None, "
-                  "padding: str | None = None, q_scale: typing.Any | None = None, "
-                  "output_scale: typing.Any | None = None) -> None"))
+          // Index tensors and scales may be lists and numbers; the other arrays are viewed, whatever library they are of.
+          nb::sig("def __init__(self, *, query: typing.Any, query_start_loc: numpy.typing.ArrayLike, "
+                  "seq_lens: numpy.typing.ArrayLike, block_table: numpy.typing.ArrayLike, output: typing.Any | None = None, "
+                  "cached_lens: numpy.typing.ArrayLike | None = None, key: typing.Any | None = None, "
+                  "value: typing.Any | None = None, slot_mapping: numpy.typing.ArrayLike | None = None, "
+                  "lse: typing.Any | None = None, request_ids: numpy.typing.ArrayLike | None = None, "
+                  "dtype: typing.Any | None = None, padding: typing.Literal['left', 'zero'] | None = None, "
+                  "q_scale: numpy.typing.ArrayLike | None = None, output_scale: numpy.typing.ArrayLike | None = None) -> None"))
       .def_prop_ro("query", get(&BatchArrays::query), nb::sig("def query(self) -> typing.Any"))
       .def_prop_ro("output", get(&BatchArrays::output), nb::sig("def output(self) -> typing.Any"))
       .def_prop_ro("query_start_loc", get(&BatchArrays::query_start_loc), nb::sig("def query_start_loc(self) -> typing.Any"))
@@ -186,7 +188,7 @@ void bind_batch(nb::module_& m) {
           "Element type of query, key and value: \"f32\", \"f16\", \"bf16\" or \"fp8_e4m3fn\".")
       .def_prop_ro(
           "padding", [](const PyBatch& batch) { return padding_object(batch.views().padding); },
-          nb::sig("def padding(self) -> str | None"),
+          nb::sig("def padding(self) -> typing.Literal['left', 'zero'] | None"),
           "What becomes of padding rows: \"left\", \"zero\", or None if there are none.")
       .def("__repr__", [](const PyBatch& batch) { return describe(batch); });
 }
@@ -396,8 +398,10 @@ void bind_types(nb::module_& m) {
           [](PyCache* self, const nb::args& args, const nb::kwargs& kwargs) {
             new (self) PyCache(Arguments("KVCache", {"k", "v", "layout", "k_scale", "v_scale", "dtype"}, 6, args, kwargs));
           },
-          nb::sig("def __init__(self, k: typing.Any, v: typing.Any, layout: str = 'nhd', k_scale: typing.Any | None = None, "
-                  "v_scale: typing.Any | None = None, dtype: typing.Any | None = None) -> None"))
+          nb::sig("def __init__(self, k: typing.Any, v: typing.Any, "
+                  "layout: typing.Literal['nhd', 'hnd', 'packed', 'NHD', 'HND', 'PACKED'] = 'nhd', "
+                  "k_scale: numpy.typing.ArrayLike | None = None, v_scale: numpy.typing.ArrayLike | None = None, "
+                  "dtype: typing.Any | None = None) -> None"))
       .def_prop_ro(
           "k", [](const PyCache& c) { return array_object(c.k()); }, nb::sig("def k(self) -> typing.Any"))
       .def_prop_ro(
