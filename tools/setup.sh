@@ -72,7 +72,7 @@ once() {
   shift
   digest=$(sha256sum | cut -c1-64)
   [ "$(cat "$stamp" 2>/dev/null)" = "$digest" ] && return 0
-  "$@"
+  "$@" || return  # also where the shell does not stop by itself, as before a ||
   mkdir -p "$(dirname "$stamp")"
   printf '%s\n' "$digest" >"$stamp"
 }

@@ -34,9 +34,10 @@ def report_of(server, arguments: argparse.Namespace, seconds: float, speed: Spee
     stats = kv.pool.stats
     prompt_tokens = sum(len(t.request.prompt) for t in server.tracks)
     new_tokens = sum(len(t.request.generated) for t in server.tracks)
+    working = sum(s["seconds"] for s in server.steps)  # without a person's thinking and typing
     rows = sum(s["prefill_rows"] + s["decode_rows"] for s in server.steps)
     parts = {name: audit.seconds[name] for name in ("append", "plan", "attend", "check", "verify")}
-    parts["model"] = sum(s["seconds"] for s in server.steps) - sum(parts.values())
+    parts["model"] = working - sum(parts.values())
     return {
         "quire": quire.__version__,
         "device": str(quire.host_device()),
@@ -50,8 +51,8 @@ def report_of(server, arguments: argparse.Namespace, seconds: float, speed: Spee
         "prompt_tokens": prompt_tokens,
         "new_tokens": new_tokens,
         "rows_computed": rows,
-        "new_tokens_per_second": new_tokens / seconds,
-        "rows_per_second": rows / seconds,
+        "new_tokens_per_second": new_tokens / working,
+        "rows_per_second": rows / working,
         "speed": None if speed is None else vars(speed) | {"batch": BATCH},
         "planted_bug": planted,
         "contract": {
