@@ -83,6 +83,10 @@ class PagedKV:
             ledger.begin_step(self.steps)
         return Step(self, chunks)
 
+    def verifies_now(self) -> bool:
+        """One step in `verify_every`, from the middle of the first ones on: short runs have one, too."""
+        return self.verify_every > 0 and (self.steps + self.verify_every // 2) % self.verify_every == 0
+
     @property
     def slots_written(self) -> int:
         return sum(ledger.slots_written for ledger in self.ledgers)
@@ -138,7 +142,7 @@ class Step:
             audit.kernels[self.plan.kernel] += 1
         with _Timer(audit, "attend"):
             quire.attend(batch, cache, kv.options, plan=self.plan)
-        if kv.verify_every and kv.steps % kv.verify_every == 0 and layer == self.sampled_layer:
+        if layer == self.sampled_layer and kv.verifies_now():
             with _Timer(audit, "verify"):
                 self._verify(batch, cache, layer, out, lse)
         return out

@@ -109,12 +109,17 @@ def _speed_words(r: dict) -> str:
 
 def _checked_words(r: dict) -> str:
     contract, verified = r["contract"], r["verified"]
-    return (
+    words = (
         f"{contract['checks']:,} attention calls, each before it ran: sizes, page tables, and that all {r['slots_read']:,} cache "
         f"slots read had been written by the request that reads them, or by one that shares its prompt. "
-        f"Problems found: {contract['findings']}. {verified['attend_calls']} calls were computed again in double precision, "
-        f"{verified['elements']:,} numbers; the largest difference was {100 * verified['worst_error_over_tolerance']:.0f} % of "
-        f"what rounding may cost. Wrong: {len(verified['mismatches'])}."
+        f"Problems found: {contract['findings']}."
+    )
+    if not verified["attend_calls"]:
+        return words
+    return words + (
+        f" Computed again in double precision: {verified['attend_calls']} of them, {verified['elements']:,} numbers; the "
+        f"largest difference was {100 * verified['worst_error_over_tolerance']:.0f} % of what rounding may cost. "
+        f"Wrong: {len(verified['mismatches'])}."
     )
 
 
