@@ -119,6 +119,16 @@ def test_ctrl_c_prints_the_summary(tiny_model, tmp_path, monkeypatch, capsys):
     assert "Problems found: 0." in " ".join(printed.split()) and "Ctrl-C: the rest was not served." in printed
 
 
+def test_ctrl_c_after_the_last_answer_still_prints_the_summary(tiny_model, tmp_path, monkeypatch, capsys):
+    def interrupted(llama):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serve, "measure", interrupted)
+    status, report = serve_tiny(tiny_model, tmp_path)
+    assert status == 0 and report["speed"] is None
+    assert "4 of 4 requests in" in " ".join(capsys.readouterr().out.split())
+
+
 def test_no_network_is_a_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("QUIRE_MODEL_DIR", str(tmp_path))
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
