@@ -141,6 +141,9 @@ Tensor scale_tensor(ScaleKind kind, std::int64_t num_kv_heads) {
   return kind == ScaleKind::none ? Tensor{} : float_range(kind == ScaleKind::per_tensor ? 1 : num_kv_heads, 0.5f, 1.0f);
 }
 
+/// Of 8-bit outputs.
+constexpr float kOutputScale = 0x1p-8f;
+
 double median_ms(cudaStream_t stream, cudaGraphExec_t graph, int rounds) {
   cudaEvent_t begin, end;
   must(cudaEventCreate(&begin));
@@ -256,7 +259,9 @@ Work make_work(const ProblemLine& line, const Asked& asked) {
   }
   const std::int64_t tokens = p.num_tokens();
   w.batch.query = random_tensor(p.q_dtype, {tokens, p.num_q_heads, p.head_dim}, 3, line.seed + 1);
-  w.batch.output = random_tensor(p.q_dtype, {tokens, p.num_q_heads, p.head_dim}, 3, 0);
+  w.batch.q_scale = scale_tensor(p.q_scale, p.num_kv_heads);
+  w.batch.output = random_tensor(p.out_dtype(), {tokens, p.num_q_heads, p.head_dim}, 3, 0);
+  if (p.out_dtype() == DType::fp8_e4m3fn) w.batch.output_scale = float_range(1, kOutputScale, kOutputScale);
   w.batch.query_start_loc = index_tensor(starts, {num_reqs + 1}, 1);
   w.batch.seq_lens = index_tensor(lens, {num_reqs}, 1);
   w.batch.block_table = index_tensor(table, {num_reqs, width}, 2);
@@ -315,10 +320,10 @@ Difference difference(const Tensor& a, const Tensor& b, const Bound& bound = {})
   return found;
 }
 
-/// How far two correct kernels may be apart on this tool's data: twice the tolerance of docs/reference/numerics.md, with bounds in place of
-/// what the reference would measure, and once what rounded weights cost, as cuda_generic has none. For N(0,1) data and a row of n
-/// keys: sum p |V| is at most the mean of |N(0,1)| and six standard errors of some n / e values, and no value of normal() is
-/// above 5.8; |scale| sum |q K| is at most 0.8 |scale| d, and |s - m| below 12.
+/// How far two correct kernels may be apart on this tool's data: twice the tolerance of docs/reference/numerics.md, with bounds
+/// in place of what the reference would measure, and once what rounded weights cost, as cuda_generic has none. For N(0,1) data
+/// and a row of n keys: sum p |V| is at most the mean of |N(0,1)| and six standard errors of some n / e values, and no value of
+/// normal() is above 5.8; |scale| sum |q K| is at most 0.8 |scale| d, and |s - m| below 12.
 Bound bound_of(const Problem& p, const Plan& plan) {
   std::int64_t most = 1, fewest = INT64_MAX;
   bool rounds = false;
@@ -331,10 +336,12 @@ Bound bound_of(const Problem& p, const Plan& plan) {
   const double weighted = std::min(5.8, 0.8 + 3.6 * std::sqrt(2.72 / static_cast<double>(fewest)));
   const double scale = p.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
   const double score = numerics::score_error(p.head_dim) * (0.8 * scale * static_cast<double>(p.head_dim) + 12);
-  const double sum = numerics::sum_error(most), roundoff = numerics::output_type(p.q_dtype).roundoff;
+  const numerics::OutputType output = numerics::output_type(p.out_dtype());
+  const double sum = numerics::sum_error(most), unit = p.out_dtype() == DType::fp8_e4m3fn ? kOutputScale : 1;
+  const double of_weights = rounds ? numerics::output_type(p.q_dtype == DType::bf16 ? DType::bf16 : DType::f16).roundoff : 0;
   const double of_pv = sum + numerics::kWeightRoundings * numerics::kAccumulatorRoundoff + score;
-  return {static_cast<float>(numerics::kSecondOrder * (2 * of_pv + (rounds ? roundoff : 0)) * weighted),
-          static_cast<float>(numerics::kSecondOrder * 2 * (sum + score + roundoff))};
+  return {static_cast<float>(numerics::kSecondOrder * (2 * of_pv + of_weights) * weighted / unit + 2 * output.smallest),
+          static_cast<float>(numerics::kSecondOrder * 2 * (sum + score + output.roundoff))};
 }
 
 /// Lengths as the device holds them, each seq_len shortened by r % 41 tokens of context.

@@ -5,14 +5,15 @@ usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] 
                       [--seed N] [--caches NAMES] [--jobs N]
        conformance.py --self-test    verdicts are made up, one with each fault
        --only: sections by name, with commas between them; --count: that many lines instead of the 240 and 160 below; --jobs: as many
-       `quire verify` at once, by default one for each two processors: the reference is what takes long
+       `quire verify` at once, by default one for each two processors: the reference is what takes long; --eight-bits: of the lines of
+       sm90 and prefill so many have 8-bit outputs or queries, by default 0.3
 
   hazards      all hazard cases by the planned kernel, with power: every planted fault must be caught
   notes        the notes' 48 cases, full size (3 minutes: the fp64 reference runs on the CPU)
   random       200 random cases
   python       DIR/test_vllm_cuda.py (vLLM's 96 ids on torch tensors) and DIR/test_cuda.py, with the quire that python3 imports
   sm90         240 random lines of what cuda_sm90's decode takes; a refusal counts as a failure
-  prefill      160 random lines of what its prefill takes; --caches: of these cache types alone
+  prefill      160 random lines of what its prefill takes; --caches: both of these cache types alone
   sm90_hazards the hazards in its types and head_dims, with power: every planted fault must be caught but those of other head_dims
   mma_hazards  the hazards in the types and head_dims of cuda_mma, and larger batches; a refusal counts as a failure
 """
@@ -29,7 +30,7 @@ import sys
 from pathlib import Path
 
 # Of cuda_sm90, and the faults that change nothing at its head_dims: they take a head_dim for the next power of two.
-SM90_TYPES = ["bf16", "f16", "bf16:fp8_e4m3fn", "bf16:fp8_e5m2", "f16:fp8_e4m3fn", "f16:fp8_e5m2"]
+SM90_TYPES = ["bf16", "f16", "bf16:fp8_e4m3fn", "bf16:fp8_e5m2", "f16:fp8_e4m3fn", "f16:fp8_e5m2", "fp8_e4m3fn"]
 FAULTS_OF_OTHER_DIMS = {"cache_strides_from_padded_head_dim", "scale_from_padded_head_dim"}
 # What `quire kernels` says that cuda_mma takes.
 MMA_TYPES = [(["--types", "bf16,f16"], ["--dims", "64,128,256"]),
@@ -42,6 +43,8 @@ MMA_BATCHES = [
     "q=f16 kv=fp8_e5m2 heads=8:8 d=64 page=48 reqs=3x1@2000,300@400/500,64@64 window=333 lse=1 seed=904",
     "q=bf16 kv=bf16 heads=8:1 d=256 page=16 reqs=3x1@5000,2@3000,140@900 cap=4 alibi=1 lse=1 seed=905",
     "q=f16 kv=f16 heads=34:2 d=128 page=16 layout=packed reqs=1@1000,200@300/350 kscale=head vscale=head lse=1 seed=906",
+    "q=bf16 kv=bf16 out=fp8_e4m3fn heads=8:1 d=256 page=16 reqs=3x1@5000,2@3000,140@900 lse=1 seed=907",
+    "q=f16 kv=fp8_e4m3fn out=fp8_e4m3fn heads=8:2 d=64 page=16 reqs=3x1@5000,300@400/400 vscale=head seed=908",
 ]
 
 
@@ -52,7 +55,16 @@ def cache_shape(pick: random.Random) -> str:
     return f"page={pick.choice(pages)} layout={layout}"
 
 
-def prefill_lines(count: int, seed: int, caches: "list[str]" = ()) -> "list[str]":
+def row_types(pick: random.Random, dtype: str, cache: str, all_cached: bool, rate: float) -> str:
+    """Types of a line; at that rate of 8-bit outputs, and queries where the cache holds e4m3fn and every key."""
+    if pick.random() >= rate:
+        return f"q={dtype} kv={cache}"
+    if cache != "fp8_e4m3fn" or not all_cached:
+        return f"q={dtype} kv={cache} out=fp8_e4m3fn"
+    return f"q=fp8_e4m3fn kv={cache} out={pick.choice(['bf16', 'bf16', 'f16', 'fp8_e4m3fn'])} qscale={pick.choice(['none', 'tensor', 'head'])}"
+
+
+def prefill_lines(count: int, seed: int, caches: "list[str]" = (), eight_bits: float = 0.3) -> "list[str]":
     """Chunks of every length, decode rows among them, over everything that cuda_sm90's prefill takes."""
     pick = random.Random(seed)
     lines = []
@@ -74,13 +86,14 @@ def prefill_lines(count: int, seed: int, caches: "list[str]" = ()) -> "list[str]
         cache = pick.choice(caches or [dtype, dtype, "fp8_e4m3fn", "fp8_e5m2"])
         if cache != dtype or pick.random() < 0.3:
             options += [f"{scale}={kind}" for scale in ("kscale", "vscale") if (kind := pick.choice(["none", "tensor", "head"])) != "none"]
-        lines.append(f"q={dtype} kv={cache} heads={kv_heads * group}:{kv_heads} d={pick.choice([64, 128, 256])} "
+        types = row_types(pick, dtype, cache, not any("/" in req for req in reqs), eight_bits)
+        lines.append(f"{types} heads={kv_heads * group}:{kv_heads} d={pick.choice([64, 128, 256])} "
                      f"{cache_shape(pick)} reqs={','.join(reqs)} "
                      f"{' '.join(options)} seed={seed + i}")
     return lines
 
 
-def sm90_lines(count: int, seed: int) -> "list[str]":
+def sm90_lines(count: int, seed: int, caches: "list[str]" = (), eight_bits: float = 0.3) -> "list[str]":
     """Decode batches, with longer rows among them now and then, over everything that cuda_sm90 takes."""
     pick = random.Random(seed)
     lines = []
@@ -103,10 +116,11 @@ def sm90_lines(count: int, seed: int) -> "list[str]":
             reqs.append(f"{longest}@{length}/{pick.randint(length, length + longest)}")
         options = [f"window={pick.choice([1, 7, 64, 100, 1000])}"] * pick.choice([0, 0, 1]) + ["alibi=1"] * pick.choice([0, 0, 1])
         options += ["cap=5"] * pick.choice([0, 0, 0, 1]) + ["sinks=1"] * pick.choice([0, 0, 1]) + ["lse=1"]
-        cache = pick.choice([dtype, dtype, "fp8_e4m3fn", "fp8_e5m2"])
+        cache = pick.choice(caches or [dtype, dtype, "fp8_e4m3fn", "fp8_e5m2"])
         if cache != dtype or pick.random() < 0.3:
             options += [f"{scale}={kind}" for scale in ("kscale", "vscale") if (kind := pick.choice(["none", "tensor", "head"])) != "none"]
-        lines.append(f"q={dtype} kv={cache} heads={kv_heads * group}:{kv_heads} d={dim} "
+        types = row_types(pick, dtype, cache, not any("/" in req for req in reqs), eight_bits)
+        lines.append(f"{types} heads={kv_heads * group}:{kv_heads} d={dim} "
                      f"{cache_shape(pick)} reqs={','.join(reqs)} "
                      f"{' '.join(options)} seed={seed + i}")
     return lines
@@ -211,11 +225,13 @@ def main() -> int:
     parser.add_argument("--count", type=int)
     parser.add_argument("--python-tests")
     parser.add_argument("--caches", type=lambda names: names.split(","), default=[])
+    parser.add_argument("--eight-bits", type=float, default=0.3)
     parser.add_argument("--seed", type=int, default=1, help="of the random lines for cuda_sm90")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2))
     args = parser.parse_args()
     # Of each section, the arguments of its calls of `quire verify`.
-    of_decode, of_prefill = sm90_lines(args.count or 240, args.seed), prefill_lines(args.count or 160, args.seed, args.caches)
+    of_decode = sm90_lines(args.count or 240, args.seed, args.caches, args.eight_bits)
+    of_prefill = prefill_lines(args.count or 160, args.seed, args.caches, args.eight_bits)
     sections = {
         "sm90_hazards": [["--backend", "cuda", "--types", types, "--dims", "64,128,256"] for types in SM90_TYPES],
         "hazards": [["--backend", "cuda", "--matrix", "hazards"]],

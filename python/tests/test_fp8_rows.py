@@ -298,14 +298,18 @@ def test_torch_operators():
     torch.library.opcheck(torch.ops.quire.merge, (a, la, b, lb, scale), test_utils=("test_schema", "test_faketensor"))
 
 
-@pytest.mark.parametrize("device, generic", [("sm90", "cuda_generic"), ("gfx942", "hip_generic")])
-def test_generic_rows_serve_on_gpus(device, generic):
-    """Tuned kernels refuse, and say why."""
+@pytest.mark.parametrize(
+    "device, kernel_of_output, kernel_of_query",
+    [("sm90", "cuda_sm90", "cuda_sm90"), ("sm80", "cuda_mma", "cuda_generic"), ("gfx942", "hip_generic", "hip_generic")],
+)
+def test_kernels_on_gpus(device, kernel_of_output, kernel_of_query):
+    """Those of Hopper take both, others refuse and say why."""
     line = "q=bf16 kv=bf16 heads=8:2 d=128 page=16 reqs=1x1@2048"
-    for changed, reason in [
-        (line + " out=fp8_e4m3fn", "out is fp8_e4m3fn, expected bf16 (as q)"),
-        (line.replace("bf16", "fp8_e4m3fn") + " out=bf16", "q is fp8_e4m3fn, expected f16 or bf16"),
+    for changed, kernel, reason in [
+        (line + " out=fp8_e4m3fn", kernel_of_output, "out is fp8_e4m3fn, expected bf16 (as q)"),
+        (line.replace("bf16", "fp8_e4m3fn") + " out=bf16", kernel_of_query, "q is fp8_e4m3fn, expected f16 or bf16"),
     ]:
         text = str(quire.explain(changed, device=device))
-        assert re.search(rf"^kernel +{generic}$", text, re.MULTILINE) and reason in text
-    assert not re.search(rf"^kernel +{generic}$", str(quire.explain(line, device=device)), re.MULTILINE)
+        assert re.search(rf"^kernel +{kernel}$", text, re.MULTILINE)
+        assert (reason in text) == kernel.endswith("_generic")
+    assert not re.search(r"^kernel +\w+_generic$", str(quire.explain(line, device=device)), re.MULTILINE)

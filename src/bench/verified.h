@@ -23,6 +23,7 @@ class Expected {
  private:
   Expected() = default;
 
+  DType query_ = DType::none;
   std::vector<std::int64_t> tokens_;  ///< empty: all
   Reference reference_;
 };

@@ -183,7 +183,8 @@ std::vector<DeviceList> lists_of(const Plan& plan) {
 /// Score rows of the lowest tiles that the device may make instead of the list's, where tensors do not suit tensor copies:
 /// cuda_mma's, or cuda_generic's for what that has no instance for.
 std::int64_t lowest_tile_rows(const DeviceList& list, const Plan& plan) {
-  const bool no_mma = plan.kernel == "cuda_sm90" && plan.problem.head_dim == 256 && itemsize(plan.problem.kv_dtype) == 1;
+  const Problem& p = plan.problem;
+  const bool no_mma = plan.kernel == "cuda_sm90" && !has_mma_instance(p.q_dtype, p.kv_dtype, p.head_dim);
   if (no_mma) return std::min(list.tile_rows, kGenericTileRows);
   return std::min(list.tile_rows, list.rounded_weights ? kTallTileRows : list.tile_rows);
 }

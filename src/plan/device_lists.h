@@ -36,6 +36,10 @@ constexpr std::int64_t sm90_decode_blocks(std::int64_t head_dim, std::int64_t ca
   if (tile_rows != kShortTileRows || head_dim > 128) return 1;
   return cache_itemsize == 1 ? 4 : 2;
 }
+/// Whether cuda_mma takes what cuda_sm90 does not, of that row's types: it has no instance for an 8-bit query.
+inline bool has_mma_instance(DType query, DType cache, std::int64_t head_dim) {
+  return !is_fp8(query) && !(is_fp8(cache) && head_dim == 256);
+}
 /// Of cuda_generic's tiles.
 inline constexpr std::int64_t kGenericTileRows = 16;
 inline constexpr std::int64_t kGenericTileKeys = 64;

@@ -13,7 +13,7 @@ namespace {
 
 std::vector<std::string> refuses_nothing(const Problem&, const Device&) { return {}; }
 
-/// The tuned kernels of GPUs write rows of the query's type.
+/// hip_matrix writes rows of the query's type.
 void refuse_other_outputs(const Problem& problem, std::vector<std::string>& reasons) {
   if (problem.out_dtype() != problem.q_dtype)
     reasons.push_back(formatted("out is {}, expected {} (as q)", name(problem.out_dtype()), name(problem.q_dtype)));
@@ -41,15 +41,14 @@ std::vector<std::string> refuses_all_but_mma_shapes(const Problem& problem, cons
   if (d != 64 && d != 128 && (d != 256 || fp8))
     reasons.push_back(formatted("d is {}, expected {}", d, fp8 ? "64 or 128" : "64, 128 or 256"));
   if (device.sm < 80) reasons.push_back(formatted("needs sm80, which device {} lacks", device.name));
-  refuse_other_outputs(problem, reasons);
   return reasons;
 }
 
 /// What src/backend/cuda/sm90/ reads by tensor copies.
 std::vector<std::string> refuses_all_but_sm90_shapes(const Problem& problem, const Device& device) {
   std::vector<std::string> reasons;
-  if (problem.q_dtype != DType::f16 && problem.q_dtype != DType::bf16)
-    reasons.push_back(formatted("q is {}, expected f16 or bf16", name(problem.q_dtype)));
+  if (problem.q_dtype != DType::f16 && problem.q_dtype != DType::bf16 && problem.q_dtype != DType::fp8_e4m3fn)
+    reasons.push_back(formatted("q is {}, expected f16, bf16 or fp8_e4m3fn", name(problem.q_dtype)));
   const bool fp8 = problem.kv_dtype == DType::fp8_e4m3fn || problem.kv_dtype == DType::fp8_e5m2;
   if (problem.kv_dtype != problem.q_dtype && !fp8)
     reasons.push_back(
@@ -63,7 +62,8 @@ std::vector<std::string> refuses_all_but_sm90_shapes(const Problem& problem, con
   if (problem.page_size % tokens != 0)
     reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, tokens));
   if (device.sm != 90) reasons.push_back(formatted("needs sm90, device {} is not", device.name));
-  refuse_other_outputs(problem, reasons);
+  if (problem.q_dtype == DType::fp8_e4m3fn && problem.out_dtype() == DType::f32)
+    reasons.push_back("out is f32, expected f16, bf16 or fp8_e4m3fn");
   return reasons;
 }
 

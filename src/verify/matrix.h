@@ -42,11 +42,11 @@ const std::vector<Hazard>& hazards();
 /// Every query type, cache type, layout, scale form and index type; type_matrix() has the pairs that do not meet here.
 const std::vector<std::string>& type_combinations();
 
-/// The shape's line for one combination. A head_dim that packed chunks do not divide falls back to nhd; an empty line (no heads)
-/// if the text cannot be parsed.
+/// The shape's line for one combination. A head_dim that packed chunks do not divide falls back to nhd, and under an 8-bit query
+/// every key is cached; an empty line (no heads) if the text cannot be parsed.
 ProblemLine hazard_line(const std::string& combination, const std::string& shape, std::uint64_t seed);
 
-/// Every hazard with every combination, or with a few that take turns; then far_matrix() and type_matrix().
+/// Every hazard with every combination, or with a few that take turns; then far_matrix(), type_matrix() and row_type_matrix().
 std::vector<Entry> hazard_matrix(bool quick);
 
 /// Types, head_dims and layouts that take the place of a line's own; an empty list leaves them as they are.
@@ -67,6 +67,10 @@ bool reaches_far(const Entry& entry);
 /// A small batch in every cache type, layout and scale form: each value of k_scale and of v_scale meets each pair of the others,
 /// and each query type and index type meets each of them.
 std::vector<Entry> type_matrix(const AskedTypes& asked);
+
+/// Queries and outputs of 8 bits, over several caches and shapes. Of asked types it has those of 8-bit queries: others say
+/// nothing of outputs.
+std::vector<Entry> row_type_matrix(const AskedTypes& asked, bool quick);
 
 /// invalid_argument for types or dims that no problem has.
 Status check_asked(const AskedTypes& asked);

@@ -78,7 +78,7 @@ std::vector<bool> rounded_rows(const Plan& plan, const Problem& problem) {
   return rows;
 }
 
-void allow_rounded_rows(Reference& expected, DType weights, const std::vector<bool>& rounded,
+void allow_rounded_rows(Reference& expected, DType query, const std::vector<bool>& rounded,
                         const std::vector<std::int64_t>& tokens) {
   std::vector<bool> chosen;
   if (tokens.empty()) {
@@ -86,7 +86,7 @@ void allow_rounded_rows(Reference& expected, DType weights, const std::vector<bo
     chosen.resize(static_cast<std::size_t>(expected.num_tokens), false);  // padding rows weigh nothing
   }
   for (const std::int64_t token : tokens) chosen.push_back(rounded[static_cast<std::size_t>(token)]);
-  allow_rounded_weights(expected, weights, chosen);
+  allow_rounded_weights(expected, is_fp8(query) ? DType::f16 : query, chosen);
 }
 
 RoundedRows rounded_rows_of(const Target& target) {

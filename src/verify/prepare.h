@@ -35,8 +35,9 @@ using RoundedRows = std::function<std::vector<bool>(const Case&)>;
 /// As plan() says, for the rows of a problem.
 std::vector<bool> rounded_rows(const Plan& plan, const Problem& problem);
 
-/// Widens the tolerance of the rows that `rounded` says are. `tokens`: rows that `expected` holds, or empty: all.
-void allow_rounded_rows(Reference& expected, DType weights, const std::vector<bool>& rounded,
+/// Widens the tolerance of the rows that `rounded` says are, under a query of this type: an 8-bit one is multiplied, and weights
+/// are rounded, as f16. `tokens`: rows that `expected` holds, or empty: all.
+void allow_rounded_rows(Reference& expected, DType query, const std::vector<bool>& rounded,
                         const std::vector<std::int64_t>& tokens);
 
 /// What a target says of itself; null if it rounds none.

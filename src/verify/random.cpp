@@ -12,6 +12,8 @@ namespace {
 constexpr std::int64_t kMaxWorkRandom = 3'000'000;  ///< visible pairs x query heads x head_dim of one case
 constexpr std::int64_t kMaxFarWork = 300'000'000;   ///< the same of a line that reaches far
 constexpr std::int64_t kFarOneIn = 24;
+constexpr std::int64_t kEightBitsOneIn = 8;
+constexpr std::uint64_t kRowTypesStream = 0x8B175;
 
 class Draw {
  public:
@@ -40,6 +42,18 @@ void draw_types(Draw& draw, ProblemLine& line) {
   p.k_scale = draw.of(kinds);
   p.v_scale = draw.of(kinds);
   line.index_dtype = draw.chance(2) ? DType::i64 : DType::i32;
+}
+
+/// Now and then rows of 8 bits: outputs, or, where every key is cached, queries. A stream of its own leaves other lines as they
+/// are.
+void draw_row_types(Draw draw, Problem& p) {
+  if (!draw.chance(kEightBitsOneIn)) return;
+  p.output_dtype = DType::fp8_e4m3fn;
+  if (p.kv_dtype != DType::fp8_e4m3fn) return;
+  p.q_dtype = DType::fp8_e4m3fn;
+  p.output_dtype = draw.of(std::array{DType::fp8_e4m3fn, DType::bf16, DType::f16, DType::f32});
+  p.q_scale = draw.of(std::array{ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head});
+  for (Request& r : p.reqs) r.cached_len = r.seq_len();
 }
 
 void draw_sizes(Draw& draw, Problem& p) {
@@ -137,6 +151,7 @@ std::optional<ProblemLine> random_line(std::uint64_t seed, std::uint64_t index, 
   if (reaches_far) reach_far(far, line.problem);
   if (draw.chance(5)) line.shared_pages = draw.between(1, 4);
   line.seed = draw.bits() % 1000000;
+  if (asked.empty()) draw_row_types(Draw(seed ^ kRowTypesStream, index), line.problem);
   std::optional<ProblemLine> legal = asked.empty() ? line : in_asked(std::move(line), asked, index);
   if (legal) bound_work(legal->problem, reaches_far ? kMaxFarWork : kMaxWorkRandom);
   return legal;

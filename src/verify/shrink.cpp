@@ -76,6 +76,8 @@ void drop_options(Candidates& list, const ProblemLine& line) {
   add(list, line, [](ProblemLine& l) { l.problem.lse = false; });
   add(list, line, [](ProblemLine& l) { l.problem.k_scale = ScaleKind::none; });
   add(list, line, [](ProblemLine& l) { l.problem.v_scale = ScaleKind::none; });
+  add(list, line, [](ProblemLine& l) { l.problem.q_scale = ScaleKind::none; });
+  add(list, line, [](ProblemLine& l) { l.problem.output_dtype = DType::none; });
   add(list, line, [](ProblemLine& l) { l.problem.padding = Padding::refused, l.problem.num_padding_rows = 0; });
   for (const std::int64_t rows : smaller_lengths(line.problem.num_padding_rows, 0))
     add(list, line, [&](ProblemLine& l) { l.problem.num_padding_rows = rows; });

@@ -153,6 +153,8 @@ std::optional<ProblemLine> Supported::changed(const Entry& entry, bool may_drop_
            (entry.special == Special::minus_infinite_scores && is_fp8(t.cache));
   });
   if (types.empty()) return std::nullopt;
+  p.output_dtype = DType::none;
+  p.q_scale = ScaleKind::none;
   if (type > 0 || !holds(types, TypePair{p.q_dtype, p.kv_dtype})) {
     const TypePair& chosen = types[(turn_ + type) % types.size()];
     p.q_dtype = chosen.query;

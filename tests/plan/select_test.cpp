@@ -35,6 +35,7 @@ TEST(Select, TensorCoreKernelRefusesWithReasons) {
       {"q=f16 kv=bf16 heads=8:2 d=128 page=16 reqs=1@9", "kv is bf16, expected f16 (as q), fp8_e4m3fn or fp8_e5m2"},
       {"q=bf16 kv=fp8_e4m3fnuz heads=8:2 d=128 page=16 reqs=1@9", "kv is fp8_e4m3fnuz, expected bf16 (as q)"},
       {"q=bf16 kv=bf16 heads=8:2 d=80 page=16 reqs=1@9", "d is 80, expected 64, 128 or 256"},
+      {"q=fp8_e4m3fn kv=fp8_e4m3fn heads=8:2 d=128 page=20 reqs=1@9", "q is fp8_e4m3fn, expected f16 or bf16"},
       {"q=bf16 kv=fp8_e5m2 heads=8:2 d=256 page=8 layout=packed reqs=1@9", "d is 256, expected 64 or 128"}};
   for (const auto& [line, reason] : refused) {
     const Plan p = plan(parse(line), find_device("sm90").value()).value();
@@ -46,7 +47,8 @@ TEST(Select, TensorCoreKernelRefusesWithReasons) {
 
 TEST(Select, HopperKernelRefusesWithReasons) {
   const std::pair<const char*, const char*> refused[] = {
-      {"q=f32 kv=f32 heads=8:2 d=128 page=16 reqs=1@9", "q is f32, expected f16 or bf16"},
+      {"q=f32 kv=f32 heads=8:2 d=128 page=16 reqs=1@9", "q is f32, expected f16, bf16 or fp8_e4m3fn"},
+      {"q=fp8_e4m3fn kv=fp8_e4m3fn out=f32 heads=8:2 d=128 page=16 reqs=1@9", "out is f32, expected f16, bf16 or fp8_e4m3fn"},
       {"q=bf16 kv=fp8_e4m3fnuz heads=8:2 d=128 page=16 reqs=1@9",
        "kv is fp8_e4m3fnuz, expected bf16 (as q), fp8_e4m3fn or fp8_e5m2"},
       {"q=bf16 kv=bf16 heads=8:2 d=192 page=16 reqs=1@9", "d is 192, expected 64, 128 or 256"},
@@ -68,6 +70,9 @@ TEST(Select, HopperKernelRefusesWithReasons) {
                                "q=bf16 kv=bf16 heads=8:2 d=128 page=16 layout=packed reqs=1@9",
                                "q=f16 kv=fp8_e5m2 heads=8:2 d=256 page=32 layout=packed reqs=1@9",
                                "q=f16 kv=fp8_e4m3fn heads=16:1 d=256 page=24 reqs=2@9",
+                               "q=fp8_e4m3fn kv=fp8_e4m3fn heads=32:8 d=128 page=16 qscale=head reqs=1@9",
+                               "q=fp8_e4m3fn kv=fp8_e4m3fn out=bf16 heads=8:8 d=256 page=16 layout=packed reqs=200@9",
+                               "q=bf16 kv=bf16 out=fp8_e4m3fn heads=8:2 d=64 page=16 reqs=1@9,70@9",
                                "q=bf16 kv=fp8_e5m2 heads=66:2 d=256 page=16 reqs=1@9",
                                "q=bf16 kv=fp8_e4m3fn heads=256:2 d=256 page=16 reqs=3@9",
                                "q=bf16 kv=bf16 heads=8:2 d=128 page=16 kscale=head vscale=tensor reqs=1@9",
@@ -75,6 +80,23 @@ TEST(Select, HopperKernelRefusesWithReasons) {
   for (const char* line : taken) EXPECT_EQ(plan(parse(line), find_device("sm90").value())->kernel, "cuda_sm90") << line;
   const Plan on_sm100 = plan(kDecode, find_device("sm100").value()).value();
   EXPECT_EQ(on_sm100.kernel, "cuda_mma");
+}
+
+TEST(Select, TensorCoreKernelWritesEightBitOutputs) {
+  for (const char* line : {"q=bf16 kv=bf16 out=fp8_e4m3fn heads=8:2 d=256 page=5 reqs=1@9,70@9",
+                           "q=f16 kv=fp8_e5m2 out=fp8_e4m3fn heads=8:2 d=128 page=5 reqs=1@9"})
+    EXPECT_EQ(plan(parse(line), find_device("sm80").value())->kernel, "cuda_mma") << line;
+}
+
+// Where tensors rule out tensor copies, 8-bit queries go to cuda_generic, whose tiles are lower than cuda_mma's.
+TEST(DeviceLists, MakeRoomForWhatServesEightBitQueriesInstead) {
+  const Device device = find_device("sm90").value();
+  const char* const rest = " heads=32:8 d=128 page=16 reqs=512@900";
+  const Plan of_16_bits = plan(parse((std::string("q=f16 kv=fp8_e4m3fn") + rest).c_str()), device).value();
+  const Plan of_8_bits = plan(parse((std::string("q=fp8_e4m3fn kv=fp8_e4m3fn") + rest).c_str()), device).value();
+  const std::int64_t score_rows = 512 * 4;
+  EXPECT_EQ(of_8_bits.lists.back().tile_rows, of_16_bits.lists.back().tile_rows);
+  EXPECT_GE(of_8_bits.lists.back().max_slices - of_16_bits.lists.back().max_slices, score_rows / 16 - score_rows / 64);
 }
 
 TEST(DeviceLists, BatchInvariantPlansHaveOneListForAllRows) {

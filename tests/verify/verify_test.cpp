@@ -323,10 +323,31 @@ TEST(Matrices, HazardsComeInTheTypesAndDimsThatAreAskedFor) {
     names.insert(e.name);
     layouts.insert(formatted("{} {} {}", p.head_dim, name(p.layout), name(p.kv_dtype)));
   }
+  EXPECT_EQ(own.erase("EightBitRows"), 1u);  // types of 16-bit queries say nothing of outputs
   EXPECT_EQ(names, own);
   EXPECT_EQ(layouts.size(), 18u) << "every layout meets every type and head_dim";
   asked.head_dims = {64};
   for (const Entry& e : hazard_matrix(asked, /*quick=*/true)) EXPECT_NE(e.name, "WideHeadsManyKeys");
+}
+
+TEST(Matrices, EightBitRowsAreAskedOfEightBitQueries) {
+  AskedTypes asked;
+  asked.types = {{DType::fp8_e4m3fn, DType::fp8_e4m3fn}};
+  asked.head_dims = {64, 128};
+  std::set<std::string> outputs;
+  for (const Entry& e : hazard_matrix(asked, /*quick=*/false)) {
+    EXPECT_EQ(e.line.problem.q_dtype, DType::fp8_e4m3fn) << to_string(e.line);
+    if (e.name == "EightBitRows") outputs.insert(std::string(name(e.line.problem.out_dtype())));
+  }
+  EXPECT_EQ(outputs, (std::set<std::string>{"bf16", "f16", "f32", "fp8_e4m3fn"}));
+  std::size_t with_query = 0, with_output = 0;
+  for (const Entry& e : random_matrix(/*seed=*/5, /*count=*/400)) {
+    with_query += e.line.problem.q_dtype == DType::fp8_e4m3fn ? 1 : 0;
+    with_output += e.line.problem.out_dtype() == DType::fp8_e4m3fn ? 1 : 0;
+    EXPECT_TRUE(parse_problem_line(to_string(e.line)).ok()) << to_string(e.line);
+  }
+  EXPECT_GT(with_query, 3u);
+  EXPECT_GT(with_output, 20u);
 }
 
 Supports only_bf16_nhd() {

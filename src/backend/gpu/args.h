@@ -176,7 +176,7 @@ struct AttendArgs {
   bool nan_if_refused = false;  ///< all rows become NaN if the outcome is broken
   bool plain_lengths = false;   ///< as far as they exist, query_start_loc, seq_lens and cached_lens are i32, one after the other
   bool plain_table = false;     ///< so are the entries of a row of the block table
-  bool output_pairs = false;    ///< dims 2i and 2i + 1 of an output row are one aligned 4-byte word
+  bool output_pairs = false;    ///< dims 2i and 2i + 1 of an output row are one aligned word
   Outcome* outcome = nullptr;
   unsigned long long* ticket_word = nullptr;  ///< in the host's memory; takes `ticket` if the call breaks; null = nobody looks
   unsigned long long ticket = 0;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backend/cuda/mma/element.h"
+#include "backend/cuda/mma/output_pair.h"
 #include "backend/cuda/mma/rows.h"
 #include "backend/gpu/args.h"
 #include "semantics/softmax_state.h"
@@ -41,6 +42,16 @@ struct OutputRow {
   std::int64_t offset;
   float factor;
 };
+
+/// A row's factor in units of an 8-bit output. It stays finite, so that zeros stay zeros; NaN stays NaN.
+__device__ inline float in_output_units(const gpu::AttendArgs& a, float factor) {
+  if (a.output_scale.data == nullptr) return factor;
+  constexpr float kMost = 0x1.FFFFFEp127f;
+  const float scaled = factor / *a.output_scale.data;
+  return scaled > kMost ? kMost : scaled;
+}
+
+template <Output kOutput = Output::any>
 __device__ inline OutputRow finish_row(const gpu::AttendArgs& a, const Item& item, int query_row, int head_of_group,
                                        const semantics::SoftmaxState& state, bool writes_lse) {
   const int head = item.kv_head * a.group + head_of_group;
@@ -49,25 +60,21 @@ __device__ inline OutputRow finish_row(const gpu::AttendArgs& a, const Item& ite
   if (a.sinks.data != nullptr) with_sink = semantics::combine_sink(state, a.sinks.data[head * a.sinks.stride]);
   if (writes_lse && a.lse != nullptr) a.lse[token * a.lse_token + head * a.lse_head] = semantics::log_sum_exp(with_sink.state);
   const float sum = with_sink.state.sum;
-  return {a.output_strides.row(0, head, token), sum == 0.0f ? 0.0f : with_sink.weight_a / sum};
+  const float factor = sum == 0.0f ? 0.0f : with_sink.weight_a / sum;
+  return {a.output_strides.row(0, head, token), kOutput == Output::any ? in_output_units(a, factor) : factor};
 }
 
+template <Output kOutput = Output::any>
 __device__ inline OutputRow finish_row(const gpu::AttendArgs& a, const Item& item, int row, const semantics::SoftmaxState& state,
                                        bool writes_lse) {
-  return finish_row(a, item, row / a.group, row % a.group, state, writes_lse);
+  return finish_row<kOutput>(a, item, row / a.group, row % a.group, state, writes_lse);
 }
 
 /// Dims dim and dim + 1 (dim even) of a row. An empty row has factor 0 and accumulators 0.
-template <typename T>
+template <typename T, Output kOutput = Output::any>
 __device__ inline void store_pair(const gpu::AttendArgs& a, const OutputRow& row, int dim, float x, float y) {
-  const std::uint32_t pair = T::pack(x * row.factor, y * row.factor);
-  auto* to = static_cast<std::uint16_t*>(a.output) + row.offset;
-  if (a.output_pairs) {
-    *reinterpret_cast<std::uint32_t*>(to + dim) = pair;
-  } else {
-    to[dim * a.output_strides.dim] = static_cast<std::uint16_t>(pair);
-    to[(dim + 1) * a.output_strides.dim] = static_cast<std::uint16_t>(pair >> 16);
-  }
+  const std::int64_t at = row.offset + (a.output_pairs ? dim : dim * a.output_strides.dim);
+  store_pair<T, kOutput>(a, at, a.output_strides.dim, a.output_pairs, x * row.factor, y * row.factor);
 }
 
 __device__ inline std::int64_t partial_tile(const gpu::AttendArgs& a, const Item& item, int part) {

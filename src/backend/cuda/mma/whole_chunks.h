@@ -27,7 +27,7 @@ inline bool has_whole_chunks(const gpu::AttendArgs& a) {
 inline bool has_output_pairs(const gpu::AttendArgs& a) {
   const semantics::KvStrides& s = a.output_strides;
   return s.dim == 1 && s.x >= a.head_dim && s.head % 2 == 0 && s.token % 2 == 0 &&
-         reinterpret_cast<std::uintptr_t>(a.output) % 4 == 0;
+         reinterpret_cast<std::uintptr_t>(a.output) % (2 * itemsize(a.output_dtype)) == 0;
 }
 
 }  // namespace quire::cuda::mma

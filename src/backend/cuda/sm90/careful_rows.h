@@ -69,6 +69,15 @@ __device__ inline void load_key_row(float (&to)[kDim / 32], const gpu::AttendArg
     load_pairs<T, kDim>(to, cached ? cache.data : fresh.data, row);
 }
 
+/// Of the query.
+template <typename T, int kDim, bool kCodes>
+__device__ inline void load_query_row(float (&to)[kDim / 32], const gpu::AttendArgs& a, std::int64_t row) {
+  if (kCodes && a.query.dtype == DType::fp8_e4m3fn)
+    load_codes<kDim>(to, a.query.data, row, /*e4m3=*/true);
+  else
+    load_pairs<T, kDim>(to, a.query.data, row);
+}
+
 /// Score row `row` of the item against its keys.
 template <typename T, int kDim, bool kCodes, bool kPacked>
 __device__ inline CarefulRow<kDim> careful_row(const gpu::AttendArgs& a, const mma::Item& item, int row) {
@@ -78,8 +87,9 @@ __device__ inline CarefulRow<kDim> careful_row(const gpu::AttendArgs& a, const m
   const int end = min(static_cast<int>(seen.end), item.slice.key_end);
   const float slope = a.alibi_slopes.at(head, 0.0f);
   float query[kDim / 32], k[kDim / 32], v[kDim / 32];
-  load_pairs<T, kDim>(query, a.query.data, a.query.strides.row(0, head, item.lengths.first_token + row / a.group));
-  const float cached_k_scale = a.k_scale.at(item.kv_head, 1.0f), cached_v_scale = a.v_scale.at(item.kv_head, 1.0f);
+  load_query_row<T, kDim, kCodes>(query, a, a.query.strides.row(0, head, item.lengths.first_token + row / a.group));
+  const float cached_k_scale = a.k_scale.at(item.kv_head, 1.0f) * a.q_scale.at(item.kv_head, 1.0f);
+  const float cached_v_scale = a.v_scale.at(item.kv_head, 1.0f);
   CarefulRow<kDim> out{};
   float max2 = -INFINITY;
 #pragma unroll 1

@@ -13,6 +13,8 @@
 // pages that no row sees are copied and not used; no other memory of the cache is read.)
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/mma/finish.h"
 #include "backend/cuda/sm90/decode_copy.h"
 #include "backend/cuda/sm90/decode_tiles.h"
@@ -178,16 +180,18 @@ struct DecodeWork : DecodeTiles<T, Memory> {
   }
 
   /// The state of a score row to what scales it, its place, and lse.
+  template <mma::Output kOutput>
   __device__ mma::OutputRow end_of_row(const mma::Item& item, int score_row, const float2& state, bool writes_lse) const {
     const int query_row = this->query_row(score_row);
-    return mma::finish_row(a, item, query_row, score_row - query_row * a.group, mma::natural_state<Weight>(state.x, state.y),
-                           writes_lse);
+    return mma::finish_row<kOutput>(a, item, query_row, score_row - query_row * a.group,
+                                    mma::natural_state<Weight>(state.x, state.y), writes_lse);
   }
+  template <mma::Output kOutput>
   __device__ void end_rows(const DecodeJob& w) const {
     sync_group();  // states are there
     const int row = thread();
     if (row < num_rows(w)) {
-      const mma::OutputRow end = end_of_row(w.item, first_row(w) + row, shared.states[end_index()][row], true);
+      const mma::OutputRow end = end_of_row<kOutput>(w.item, first_row(w) + row, shared.states[end_index()][row], true);
       shared.ends[end_index()][row] = {end.offset, end.factor};
     }
     sync_group();
@@ -197,27 +201,33 @@ struct DecodeWork : DecodeTiles<T, Memory> {
     return {end.offset, end.factor};
   }
 
+  /// Calls write(which types of output it is to write). Wide tiles have one piece of code for all.
+  template <typename Write>
+  __device__ void with_output(Write&& write) const {
+    if (!Memory::kSlices && mma::is_own_output<T>(a))
+      write(std::integral_constant<mma::Output, mma::Output::own>{});
+    else
+      write(std::integral_constant<mma::Output, mma::Output::any>{});
+  }
+
   /// Rows of a segment that is whole.
+  template <mma::Output kOutput>
   __device__ void write_rows(const State& state, const DecodeJob& w) const {
     const Place me;
     keep_states(state, shared.states[end_index()]);
-    end_rows(w);
-    auto* const output = static_cast<std::uint16_t*>(a.output);
+    end_rows<kOutput>(w);
+    const bool words = Tiles::kDimsInPairs && a.output_pairs;
+    const std::int64_t stride = a.output_strides.dim;
 #pragma unroll
     for (int q = 0; q < kColumns; ++q) {
       if (me.column(q) >= num_rows(w)) continue;
       const mma::OutputRow to = end_of(me.column(q));
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        const std::uint32_t pair =
-            T::pack(state.out[half][q / 2 * 4 + q % 2] * to.factor, state.out[half][q / 2 * 4 + 2 + q % 2] * to.factor);
+        const float x = state.out[half][q / 2 * 4 + q % 2], y = state.out[half][q / 2 * 4 + 2 + q % 2];
         const int dim = me.dim(half, 0);
-        if (Tiles::kDimsInPairs && a.output_pairs) {
-          *reinterpret_cast<std::uint32_t*>(output + to.offset + dim) = pair;
-        } else {
-          output[to.offset + dim * a.output_strides.dim] = static_cast<std::uint16_t>(pair);
-          output[to.offset + me.dim(half, 1) * a.output_strides.dim] = static_cast<std::uint16_t>(pair >> 16);
-        }
+        mma::store_pair<T, kOutput>(a, to.offset + (words ? dim : dim * stride), (me.dim(half, 1) - dim) * stride, words,
+                                    x * to.factor, y * to.factor);
       }
     }
   }
@@ -237,12 +247,14 @@ struct DecodeWork : DecodeTiles<T, Memory> {
       const float4 total = merge.fold(chunk, state);
       const int row = merge.row_of(chunk);
       const bool exists = row < merge.rows;
-      const mma::OutputRow end = end_of_row(w.item, first_row(w) + (exists ? row : 0), state, exists && merge.dim() == 0);
+      const mma::OutputRow end =
+          end_of_row<mma::Output::any>(w.item, first_row(w) + (exists ? row : 0), state, exists && merge.dim() == 0);
       if (exists) merge.store(total, end);
     }
   }
 
   /// Segments that this block completed, when its share is done: the memory of tiles is free, and nothing waits behind them.
+  template <mma::Output kOutput>
   __device__ void merge_last(int count) const {
     using Merge = StagedMerge<kDim, kRows, sizeof(shared.k) + sizeof(shared.v)>;
     static_assert(sizeof(typename Merge::Weights) <= sizeof(shared.weights[0]));
@@ -254,10 +266,11 @@ struct DecodeWork : DecodeTiles<T, Memory> {
                         reinterpret_cast<typename Merge::Weights&>(shared.weights[0]));
       merge.run([&](const typename Merge::Row& row, int number) {
         const bool exists = number < w.rows;
-        const mma::OutputRow end = end_of_row(w.item, exists ? number : 0, {row.max, row.sum}, exists && merge.dim() == 0);
+        const mma::OutputRow end =
+            end_of_row<kOutput>(w.item, exists ? number : 0, {row.max, row.sum}, exists && merge.dim() == 0);
         if (!exists) return;
-        mma::store_pair<T>(a, end, merge.dim(), row.total.x, row.total.y);
-        mma::store_pair<T>(a, end, merge.dim() + 2, row.total.z, row.total.w);
+        mma::store_pair<T, kOutput>(a, end, merge.dim(), row.total.x, row.total.y);
+        mma::store_pair<T, kOutput>(a, end, merge.dim() + 2, row.total.z, row.total.w);
       });
     }
   }
@@ -342,7 +355,7 @@ struct DecodeWork : DecodeTiles<T, Memory> {
     sync_group();  // all sums are there
     if (!sound) return;
     if (!split) {
-      write_rows(state, w);
+      with_output([&](auto output) { write_rows<output()>(state, w); });
     } else {
       keep_states(state, reinterpret_cast<float2*>(a.work.partial_states) + rows_before(w));
       if (!is_last_part(w)) return;
@@ -406,7 +419,7 @@ struct DecodeWork : DecodeTiles<T, Memory> {
       }
       Memory::arrive_warp(shared.job_free[jobs.stage()]);
     }
-    if constexpr (Memory::kMergesLast) merge_last(unmerged);
+    if constexpr (Memory::kMergesLast) with_output([&](auto output) { merge_last<output()>(unmerged); });
     end_turn(a);
   }
 };

@@ -65,7 +65,7 @@ __device__ inline void fill_job(DecodeJob& job, const gpu::AttendArgs& a, const 
   job.span = span_of<kSlices>(a, walk.lengths(), slice);
   job.whole_begin = job.span.full_begin, job.whole_end = min(job.span.full_end, walk.lengths().cached_len);
   job.end_in_tiles = job.fresh_in_tiles ? job.span.any_end : walk.lengths().cached_len;
-  const float scale = a.score.scale * a.k_scale.at(walk.kv_head(), 1.0f);
+  const float scale = a.score.scale * a.k_scale.at(walk.kv_head(), 1.0f) * a.q_scale.at(walk.kv_head(), 1.0f);
   job.logits = {scale, a.score.soft_cap, scale * mma::kLog2e, a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr};
 }
 

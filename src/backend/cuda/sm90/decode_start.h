@@ -56,9 +56,10 @@ cudaError_t start_type(const DecodeLaunch& launch) {
   return cudaErrorInvalidValue;
 }
 
+/// 8-bit queries become f16.
 template <typename Family>
 cudaError_t start_decode(const DecodeLaunch& launch) {
-  return launch.args.query.dtype == DType::f16 ? start_type<Family, mma::F16>(launch) : start_type<Family, mma::Bf16>(launch);
+  return launch.args.query.dtype == DType::bf16 ? start_type<Family, mma::Bf16>(launch) : start_type<Family, mma::F16>(launch);
 }
 
 }  // namespace quire::cuda::sm90

@@ -23,6 +23,8 @@ struct DecodeTiles {
   static constexpr int kDim = Memory::kDim, kHalves = Memory::kHalves, kRows = Memory::kRows, kGroups = Memory::kGroups;
   static constexpr int kColumns = kRows / 4;  ///< of a thread
   static constexpr int kQueryBytes = Memory::kQueryBytes, kWeightBytes = Memory::kWeightBytes;
+  /// e4m3fn queries are taken, too: they become f16.
+  static constexpr bool kTakesCodes = Tiles::kElementBytes == 1 && T::kDType == DType::f16;
   static constexpr int kEveryone = 8;  ///< barrier of all warpgroups; 1, 2, ... are of one each
   /// How far logits may exceed what weights refer to, in base 2: f16 weights are 2^14 times as large and end at 2^16.
   static constexpr float kHeadroom = Weight::kDType == DType::f16 ? 1.0f : 8.0f;
@@ -137,9 +139,15 @@ struct DecodeTiles {
       const int row = i / kChunks, chunk = i % kChunks, from = first + (row < rows ? row : 0);
       const int query_row = this->query_row(from);
       const std::int64_t token = w.item.lengths.first_token + query_row;
-      const auto* dims = static_cast<const std::uint16_t*>(a.query.data) +
-                         a.query.strides.row(0, w.item.kv_head * a.group + from - query_row * a.group, token) + chunk * 8;
+      const std::int64_t at = a.query.strides.row(0, w.item.kv_head * a.group + from - query_row * a.group, token) + chunk * 8;
+      const auto* dims = static_cast<const std::uint16_t*>(a.query.data) + at;
       Byte* const row_to = to + (chunk / 8 * kRows + row) * kQueryBytes;
+      if constexpr (kTakesCodes) {
+        if (a.query.dtype == DType::fp8_e4m3fn) {
+          Tiles::put_codes(row_to, row % 8, chunk % 8, static_cast<const Byte*>(a.query.data) + at, row < rows);
+          continue;
+        }
+      }
       if constexpr (Tiles::kScalesQuery) {
         const float unit = Tiles::put_query(row_to, row % 8, chunk % 8, dims, row < rows);
         if (chunk == 0) query_units(w)[row] = unit;

@@ -115,6 +115,15 @@ struct Fp8Tiles {
       *reinterpret_cast<std::uint32_t*>(query_pair(row, swizzle, chunk, i)) = pair_to_f16(pairs[i], factor);
     return inverse_power(factor);
   }
+  /// The same of e4m3fn codes.
+  __device__ static void put_codes(Byte* row, int swizzle, int chunk, const Byte* dims, bool exists) {
+    const uint2 codes = exists ? *reinterpret_cast<const uint2*>(dims) : uint2{};
+    std::uint32_t pairs[4];
+    convert<true>(codes.x, pairs[0], pairs[1]);
+    convert<true>(codes.y, pairs[2], pairs[3]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) *reinterpret_cast<std::uint32_t*>(query_pair(row, swizzle, chunk, i)) = pairs[i];
+  }
   /// The row of a key among the weights.
   __device__ static std::uint32_t weight_row(std::uint32_t key) { return key; }
   /// The dim of accumulator rows lane / 4 + 8 i of a warp's block `block`.

@@ -38,7 +38,8 @@ enum class Server { decode, prefill, mma, generic };
 Server server_of(const gpu::AttendArgs& args, const Plan& plan, std::size_t list) {
   if (is_sm90_decode(plan.lists[list]) && takes_boxes(args) && fits_row(args)) return Server::decode;
   if (plan.lists[list].rounded_weights && takes_prefill_boxes(args)) return Server::prefill;
-  return args.head_dim == 256 && is_fp8(args.cache_k.dtype) ? Server::generic : Server::mma;
+  const bool mma = plan_detail::has_mma_instance(args.query.dtype, args.cache_k.dtype, args.head_dim);
+  return mma ? Server::mma : Server::generic;
 }
 
 /// Decode keeps memory busy and prefill the tensor cores. In this order, each launch starting before the one ahead of it is done:

@@ -534,6 +534,28 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
     if constexpr (kCodes) fold_alone<kPlain, T>(state, job, w, border, job.tiles(), query, ring);
   }
 
+  /// The warpgroup's rows of an e4m3fn query to where tensor copies put 16-bit ones, as f16. Rows that do not exist become zeros.
+  __device__ void convert_query(Query& query, const PrefillJob& job, const Rows& rows) const {
+    constexpr int kChunks = kDim / 16, kTurns = 64 * kChunks / 128;  // chunks of 16 codes
+    uint4 codes[kTurns];
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const int at = static_cast<int>(threadIdx.x) % 128 + i * 128, row = at / kChunks;
+      const bool exists = rows.first + row < rows.end;
+      const auto place = this->place_of(job, rows.first - job.item.slice.row_begin + (exists ? row : 0));
+      const std::int64_t from = a.query.strides.row(0, place.head, place.token) + at % kChunks * 16;
+      codes[i] = exists ? *reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(a.query.data) + from) : uint4{};
+    }
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const int at = static_cast<int>(threadIdx.x) % 128 + i * 128, row = at / kChunks, chunk = at % kChunks * 2;
+      unsigned char* const to = query.halves[chunk / 8] + (group_index() * 64 + row) * kRowBytes;
+      PrefillConvert<T, kDim, kCache>::template convert_chunk<mma::F16, true>(to, (chunk % 8 ^ row % 8) * 16, codes[i]);
+    }
+    hopper::fence_shared();
+    hopper::sync_at(5 + group_index(), 128);
+  }
+
   /// Tiles that this warpgroup has no rows for.
   __device__ void skip_tiles(const PrefillJob& job, Ring& ring) const {
     for (int n = 0; n < job.tiles(); ++n) {
@@ -555,13 +577,16 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
       const PrefillJob& job = shared.jobs[jobs.stage];
       if (job.cached_tiles == kNoMoreJobs) return;
       const Rows rows = rows_of(job.item.slice);
+      Query& query = shared.query[jobs.stage % Memory::kQueries];
+      if constexpr (kCodes && is_f16<T>)
+        if (a.query.dtype == DType::fp8_e4m3fn && rows.first < rows.end) convert_query(query, job, rows);
       State state;
       if (rows.first >= rows.end)
         skip_tiles(job, ring);
       else if (job.plain)
-        fold_job<true>(state, job, work_of(job), shared.query[jobs.stage % Memory::kQueries], ring);
+        fold_job<true>(state, job, work_of(job), query, ring);
       else
-        fold_job<false>(state, job, work_of(job), shared.query[jobs.stage % Memory::kQueries], ring);
+        fold_job<false>(state, job, work_of(job), query, ring);
       if (this->close(state, jobs.stage)) this->give_back_written(jobs.stage);
     }
   }

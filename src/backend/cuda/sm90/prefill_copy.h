@@ -93,7 +93,9 @@ struct PrefillItems {
                              box.page);
   }
 
+  /// Codes are read by the warpgroups that multiply (prefill.h).
   __device__ void copy_query(const PrefillJob& job, const JobRing& jobs) const {
+    if (Memory::kCodes && a.query.dtype == DType::fp8_e4m3fn) return hopper::arrive(&shared.job_full[jobs.stage]);
     const int tokens = a.work.tile_rows / kPair / a.group,
               first = job.item.lengths.first_token + job.item.slice.row_begin / a.group + rank * tokens;
     hopper::Barrier* const full = &shared.job_full[jobs.stage];

@@ -116,9 +116,10 @@ struct PrefillEnd {
   }
 
   /// What the rows' sums are multiplied by; their lse is written.
+  template <mma::Output kOutput>
   __device__ void finish_rows(float (&factor)[2], const State& state, const PrefillJob& job, const Rows& w) const {
     const float scale = job.out_scale;
-    if (a.sinks.data == nullptr && a.lse == nullptr) {  // nothing but sums to look at
+    if (kOutput == mma::Output::own && a.sinks.data == nullptr && a.lse == nullptr) {  // nothing but sums to look at
 #pragma unroll
       for (int h = 0; h < 2; ++h) factor[h] = state.sum[h] == 0.0f ? 0.0f : ptx::reciprocal_approx(state.sum[h]) * scale;
       return;
@@ -128,7 +129,7 @@ struct PrefillEnd {
       const int row = w.first + row_in_group() + 8 * h;
       factor[h] = 0.0f;
       if (row < w.end)
-        factor[h] = mma::finish_row(a, job.item, row, natural_state(state, h), threadIdx.x % 4 == 0).factor * scale;
+        factor[h] = mma::finish_row<kOutput>(a, job.item, row, natural_state(state, h), threadIdx.x % 4 == 0).factor * scale;
     }
   }
 
@@ -137,7 +138,8 @@ struct PrefillEnd {
     return staging.halves[chunk / 8] + row * kRowBytes + (chunk % 8 ^ row % 8) * 16;
   }
 
-  /// The warp's rows, from `row_of_warp` of the block's on.
+  /// The warp's rows, from `row_of_warp` of the block's on. Element: of the output.
+  template <typename Element>
   __device__ static void stage(Query& staging, int row_of_warp, const State& state, const float (&factor)[2]) {
     int lane = threadIdx.x % 32;
     hopper::compute_here(lane);
@@ -148,10 +150,25 @@ struct PrefillEnd {
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
         const int i = 4 * (2 * j + m / 2) + 2 * (m % 2);
-        pairs[m] = T::pack(state.out[i] * factor[m % 2], state.out[i + 1] * factor[m % 2]);
+        pairs[m] = Element::pack(state.out[i] * factor[m % 2], state.out[i + 1] * factor[m % 2]);
       }
       hopper::store_matrices((at ^ j % 4 * 32) + j / 4 * static_cast<int>(sizeof(staging.halves[0])), pairs);
     }
+  }
+
+  /// The same as codes.
+  __device__ static void stage_codes(Query& staging, int row_of_warp, const State& state, const float (&factor)[2]) {
+    int lane = threadIdx.x % 32;
+    hopper::compute_here(lane);
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) {
+        const float* const dims = state.out + 4 * i + 2 * h;
+        unsigned char* const chunk = staged(staging, row_of_warp + lane / 4 + 8 * h, i / 2);
+        *reinterpret_cast<std::uint16_t*>(chunk + i % 2 * 8 + lane % 4 * 2) =
+            mma::pack_codes(dims[0] * factor[h], dims[1] * factor[h]);
+      }
   }
 
   /// The warp reads and writes nothing of the slot any more; copies may.
@@ -183,19 +200,23 @@ struct PrefillEnd {
   }
 
   /// Chunk `chunk` of the output row at `offset`, where rows cannot be written 16 bytes at a time.
+  template <typename Element>
   __device__ void write_singly(std::int64_t offset, int chunk, const uint4& words) const {
-    auto* const row = static_cast<std::uint16_t*>(a.output) + offset;
-    const std::uint32_t pairs[] = {words.x, words.y, words.z, words.w};
+    constexpr int kOfChunk = 16 / sizeof(Element), kOfWord = 4 / sizeof(Element);
+    auto* const row = static_cast<Element*>(a.output) + offset;
+    const std::uint32_t elements[] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      row[(chunk * 8 + i) * a.output_strides.dim] = static_cast<std::uint16_t>(pairs[i / 2] >> i % 2 * 16);
+    for (int i = 0; i < kOfChunk; ++i)
+      row[(chunk * kOfChunk + i) * a.output_strides.dim] =
+          static_cast<Element>(elements[i / kOfWord] >> i % kOfWord * 8 * sizeof(Element));
   }
 
   /// Staged rows by ordinary writes, those that exist. The slot is given back before they are written, as the fence waits for all
-  /// writes on their way.
+  /// writes on their way. Element: of the output, as bits.
+  template <typename Element>
   __device__ void write_rows(Query& staging, int row_of_warp, const PrefillJob& job, const Rows& w, int slot) const {
     constexpr std::int64_t kNowhere = INT64_MIN;
-    constexpr int kChunks = kDim / 8, kTurns = kChunks / 2;
+    constexpr int kChunks = kDim * sizeof(Element) / 16, kTurns = kChunks / 2;
     int lane = threadIdx.x % 32;
     hopper::compute_here(lane);
     const int row = w.first + warp_in_group() * 16 + lane % 16;
@@ -219,10 +240,20 @@ struct PrefillEnd {
     };
     if (maps.output_chunks)  // asked once: code for the rest between these writes would cost more than they do
       write([&](std::int64_t to, int chunk, const uint4& x) {
-        *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(a.output) + to + chunk * 8) = x;
+        *reinterpret_cast<uint4*>(static_cast<Element*>(a.output) + to + chunk * (16 / sizeof(Element))) = x;
       });
     else
-      write([&](std::int64_t to, int chunk, const uint4& x) { write_singly(to, chunk, x); });
+      write([&](std::int64_t to, int chunk, const uint4& x) { write_singly<Element>(to, chunk, x); });
+  }
+
+  /// Finished rows as codes.
+  __device__ void store_codes(const State& state, const PrefillJob& job, const Rows& w, int slot) const {
+    Query& staging = shared.query[slot % Memory::kQueries];
+    const int row_of_warp = group_index() * 64 + warp_in_group() * 16;
+    float factor[2];
+    finish_rows<mma::Output::any>(factor, state, job, w);
+    stage_codes(staging, row_of_warp, state, factor);
+    write_rows<std::uint8_t>(staging, row_of_warp, job, w, slot);
   }
 
   /// Finished rows. `alone`: they are not written again. True if the slot is not given back: its memory is being read.
@@ -230,14 +261,17 @@ struct PrefillEnd {
     Query& staging = shared.query[slot % Memory::kQueries];
     const int row_of_warp = group_index() * 64 + warp_in_group() * 16, first = w.first + warp_in_group() * 16;
     float factor[2];
-    finish_rows(factor, state, job, w);
+    finish_rows<mma::Output::own>(factor, state, job, w);
     hopper::settle(factor);  // or all products with a factor of 0 are computed beside those with another
-    stage(staging, row_of_warp, state, factor);
+    if (Memory::kCodes && T::kDType == DType::f16 && a.output_dtype == DType::bf16)  // under a query of codes
+      stage<mma::Bf16>(staging, row_of_warp, state, factor);
+    else
+      stage<T>(staging, row_of_warp, state, factor);
     const bool boxes = maps.output_boxes && alone && first + 16 <= w.end;
     if (boxes)
       write_box(staging, row_of_warp, place_of(job, first - job.item.slice.row_begin));
     else
-      write_rows(staging, row_of_warp, job, w, slot);
+      write_rows<std::uint16_t>(staging, row_of_warp, job, w, slot);
     return boxes;
   }
 
@@ -264,6 +298,8 @@ struct PrefillEnd {
       const float scale = job.out_scale;
       give_back(slot);
       store_partial(state, item, w, scale);
+    } else if (mma::writes_codes(a)) {
+      store_codes(state, job, w, slot);
     } else {
       reads = store_rows(state, job, w, slot, again == 0);
     }

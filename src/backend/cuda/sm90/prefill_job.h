@@ -28,7 +28,7 @@ struct PrefillJob {
   int cached_tiles;
   int first_query;                ///< query row of the request that the tile's first score row belongs to
   int first_fresh, first_cached;  ///< tiles
-  float k_scale;                  ///< of cached keys
+  float k_scale;                  ///< of cached keys, times that of an 8-bit query
   float v_scale;                  ///< of cached values, if fresh tiles come after them: then what was summed is multiplied by it
   int scaled_at;                  ///< in this tile; -1: in none
   float out_scale;                ///< what is summed of all tiles is multiplied by it
@@ -53,7 +53,7 @@ __device__ inline PrefillJob prefill_job(const gpu::AttendArgs& a, int index, bo
   const bool cached_first = apart || a.k_scale.data != nullptr || a.v_scale.data != nullptr;
   job.first_fresh = cached_first ? job.cached_tiles : 0;
   job.first_cached = cached_first ? 0 : job.fresh_tiles;
-  job.k_scale = a.k_scale.at(job.item.kv_head, 1.0f);
+  job.k_scale = a.k_scale.at(job.item.kv_head, 1.0f) * a.q_scale.at(job.item.kv_head, 1.0f);
   job.v_scale = a.v_scale.at(job.item.kv_head, 1.0f);
   const bool apart_tiles = cached_first && job.fresh_tiles > 0;
   job.scaled_at = apart_tiles && job.cached_tiles > 0 ? job.first_fresh : -1;

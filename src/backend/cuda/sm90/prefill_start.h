@@ -24,10 +24,11 @@ cudaError_t start_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, 
   }
 }
 
+/// 8-bit queries become f16.
 template <CacheKind kCache>
 cudaError_t start_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
-  return args.query.dtype == DType::f16 ? start_prefill<mma::F16, kCache>(args, maps, blocks, stream)
-                                        : start_prefill<mma::Bf16, kCache>(args, maps, blocks, stream);
+  return args.query.dtype == DType::bf16 ? start_prefill<mma::Bf16, kCache>(args, maps, blocks, stream)
+                                         : start_prefill<mma::F16, kCache>(args, maps, blocks, stream);
 }
 
 }  // namespace quire::cuda::sm90

@@ -176,11 +176,12 @@ bool has_boxes_of_rows(const gpu::AttendArgs& a) {
   return true;
 }
 
-/// Boxes of the output are 16 score rows: those of a warp of prefill.h. False where no such box is part of a tile, or rows do
-/// not lie as tensor copies take them: they are written otherwise then.
+/// Boxes of the output are 16 score rows: those of a warp of prefill.h. False where no such box is part of a tile, rows do
+/// not lie as tensor copies take them, or are codes: they are written otherwise then.
 bool encode_output(CUtensorMap& map, const gpu::AttendArgs& a, const gpu::RowSource& output) {
   constexpr std::int64_t kRows = 16;
-  if ((kRows % a.group != 0 && a.group % kRows != 0) || !mma::has_whole_chunks(output, a.head_dim) || !has_box_strides(output))
+  if (is_fp8(output.dtype) || (kRows % a.group != 0 && a.group % kRows != 0) || !mma::has_whole_chunks(output, a.head_dim) ||
+      !has_box_strides(output))
     return false;
   const std::int64_t heads = std::min<std::int64_t>(a.group, kRows);
   return encode_one(map, output, a.head_dim,
@@ -216,7 +217,7 @@ bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
   return one(maps.k, a.cache_k) && one(maps.v, a.cache_v);
 }
 
-/// Boxes of the query hold whole groups. This step's rows, if there are none, are never asked for.
+/// Boxes of the query hold whole groups; there are none of codes. This step's rows, if there are none, are never asked for.
 bool encode(PrefillMaps& maps, const gpu::AttendArgs& a) {
   const semantics::KvStrides& q = a.query.strides;
   const gpu::RowSource output{a.output, a.output_dtype, a.output_strides};
@@ -230,8 +231,9 @@ bool encode(PrefillMaps& maps, const gpu::AttendArgs& a) {
                       {{a.num_tokens, s.token, kFreshTokens}, {a.num_kv_heads, s.head, 1}, {1, s.token, 1}});
   };
   return encode(maps.cache, a) && fresh(maps.key, a.key) && fresh(maps.value, a.value) &&
-         encode_one(maps.query, a.query, a.head_dim,
-                    {{a.num_q_heads, q.head, a.group}, {a.num_tokens, q.token, tokens}, {1, q.token, 1}});
+         (is_fp8(a.query.dtype) ||
+          encode_one(maps.query, a.query, a.head_dim,
+                     {{a.num_q_heads, q.head, a.group}, {a.num_tokens, q.token, tokens}, {1, q.token, 1}}));
 }
 
 }  // namespace quire::cuda::sm90
