@@ -112,9 +112,9 @@ if(QUIRE_HAS_CUDA)
 endif()
 
 # Tools for the device at hand; part of developer builds so that they keep compiling: attend_cuda times attend() and checks repeats and
-# replays, functions_cuda measures errors of hardware functions.
+# replays, functions_cuda and fp8_products measure errors of hardware functions and products.
 if(QUIRE_HAS_CUDA AND QUIRE_BUILD_TESTS)
-  foreach(tool attend_cuda functions_cuda)
+  foreach(tool attend_cuda functions_cuda fp8_products)
     add_executable(${tool} bench/gpu/${tool}.cu)
     target_include_directories(${tool} PRIVATE src)
     target_link_libraries(${tool} PRIVATE quire CUDA::cudart_static)

@@ -200,23 +200,19 @@ struct PrefillEnd {
   }
 
   /// Chunk `chunk` of the output row at `offset`, where rows cannot be written 16 bytes at a time.
-  template <typename Element>
   __device__ void write_singly(std::int64_t offset, int chunk, const uint4& words) const {
-    constexpr int kOfChunk = 16 / sizeof(Element), kOfWord = 4 / sizeof(Element);
-    auto* const row = static_cast<Element*>(a.output) + offset;
-    const std::uint32_t elements[] = {words.x, words.y, words.z, words.w};
+    auto* const row = static_cast<std::uint16_t*>(a.output) + offset;
+    const std::uint32_t pairs[] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-    for (int i = 0; i < kOfChunk; ++i)
-      row[(chunk * kOfChunk + i) * a.output_strides.dim] =
-          static_cast<Element>(elements[i / kOfWord] >> i % kOfWord * 8 * sizeof(Element));
+    for (int i = 0; i < 8; ++i)
+      row[(chunk * 8 + i) * a.output_strides.dim] = static_cast<std::uint16_t>(pairs[i / 2] >> i % 2 * 16);
   }
 
   /// Staged rows by ordinary writes, those that exist. The slot is given back before they are written, as the fence waits for all
-  /// writes on their way. Element: of the output, as bits.
-  template <typename Element>
+  /// writes on their way.
   __device__ void write_rows(Query& staging, int row_of_warp, const PrefillJob& job, const Rows& w, int slot) const {
     constexpr std::int64_t kNowhere = INT64_MIN;
-    constexpr int kChunks = kDim * sizeof(Element) / 16, kTurns = kChunks / 2;
+    constexpr int kChunks = kDim / 8, kTurns = kChunks / 2;
     int lane = threadIdx.x % 32;
     hopper::compute_here(lane);
     const int row = w.first + warp_in_group() * 16 + lane % 16;
@@ -240,10 +236,31 @@ struct PrefillEnd {
     };
     if (maps.output_chunks)  // asked once: code for the rest between these writes would cost more than they do
       write([&](std::int64_t to, int chunk, const uint4& x) {
-        *reinterpret_cast<uint4*>(static_cast<Element*>(a.output) + to + chunk * (16 / sizeof(Element))) = x;
+        *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(a.output) + to + chunk * 8) = x;
       });
     else
-      write([&](std::int64_t to, int chunk, const uint4& x) { write_singly<Element>(to, chunk, x); });
+      write([&](std::int64_t to, int chunk, const uint4& x) { write_singly(to, chunk, x); });
+  }
+
+  /// Staged rows of codes, those that exist. In few instructions: all of them stand beside the loop over tiles.
+  __device__ void write_codes(Query& staging, int row_of_warp, const PrefillJob& job, const Rows& w) const {
+    constexpr int kChunks = kDim / 16;
+    const int first = w.first + warp_in_group() * 16;
+    __syncwarp();
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) % 32; i < 16 * kChunks && first + i / kChunks < w.end; i += 32) {
+      const Place place = place_of(job, first + i / kChunks - job.item.slice.row_begin);
+      const unsigned char* const codes = staged(staging, row_of_warp + i / kChunks, i % kChunks);
+      const std::int64_t dim = a.output_strides.dim;
+      auto* const to = static_cast<unsigned char*>(a.output) + a.output_strides.row(0, place.head, place.token) +
+                       i % kChunks * 16 * (maps.output_chunks ? 1 : dim);
+      if (maps.output_chunks) {
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(codes);
+      } else {
+#pragma unroll 1
+        for (int d = 0; d < 16; ++d) to[d * dim] = codes[d];
+      }
+    }
   }
 
   /// Finished rows as codes.
@@ -253,7 +270,8 @@ struct PrefillEnd {
     float factor[2];
     finish_rows<mma::Output::any>(factor, state, job, w);
     stage_codes(staging, row_of_warp, state, factor);
-    write_rows<std::uint8_t>(staging, row_of_warp, job, w, slot);
+    write_codes(staging, row_of_warp, job, w);
+    give_back(slot);
   }
 
   /// Finished rows. `alone`: they are not written again. True if the slot is not given back: its memory is being read.
@@ -271,7 +289,7 @@ struct PrefillEnd {
     if (boxes)
       write_box(staging, row_of_warp, place_of(job, first - job.item.slice.row_begin));
     else
-      write_rows<std::uint16_t>(staging, row_of_warp, job, w, slot);
+      write_rows(staging, row_of_warp, job, w, slot);
     return boxes;
   }
 
