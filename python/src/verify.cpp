@@ -165,6 +165,7 @@ Target target_of(const nb::object& runner, Interrupt& interrupt) {
   target.in_place = nb::cast<bool>(runner.attr("in_place"));
   target.batch_invariant = nb::cast<bool>(runner.attr("batch_invariant"));
   target.padding = nb::cast<bool>(runner.attr("padding"));
+  target.eight_bit_rows = nb::cast<bool>(runner.attr("eight_bit_rows"));
   for (auto [name, function] : nb::cast<nb::dict>(runner.attr("variants")))
     target.variants.emplace_back(nb::cast<std::string>(name), attend_with(nb::borrow(function), interrupt));
   target.skip = nb::cast<std::map<std::string, std::string>>(runner.attr("skip"));

@@ -79,6 +79,9 @@ Status check_asked(const AskedTypes& asked);
 /// code occurs in fp8 caches and infinite scores in others.
 std::vector<Entry> hazard_matrix(const AskedTypes& asked, bool quick);
 
+/// Whether a problem has a query or an output of fp8_e4m3fn (decision 20).
+inline bool has_eight_bit_rows(const Problem& p) { return is_fp8(p.q_dtype) || is_fp8(p.out_dtype()); }
+
 /// The problems of vLLM's test_prefix_prefill.py with its lengths of seed 0, at full size; quick: a few at an eighth.
 std::vector<Entry> notes_matrix(bool quick);
 

@@ -56,6 +56,7 @@ Target call(std::string name, AttendCase attend) {
   t.name = std::move(name);
   t.attend = std::move(attend);
   t.padding = true;
+  t.eight_bit_rows = true;
   t.batch_invariant = true;
   return t;
 }

@@ -126,6 +126,11 @@ class Soak {
   /// False if the case failed.
   Result<bool> ask_one(std::size_t i, const Prepared& shared) {
     const Target& target = targets_[i];
+    if (!target.eight_bit_rows && has_eight_bit_rows(shared.entry.line.problem)) {
+      ++state_.counts[i].cases;
+      ++state_.counts[i].refused;
+      return true;
+    }
     Prepared p = shared;  // the tolerance is the target's own
     if (const RoundedRows rounded = rounded_rows_of(target))
       allow_rounded_rows(p.expected, p.c.batch.query.dtype, rounded(p.c), p.tokens);

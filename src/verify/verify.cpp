@@ -95,12 +95,18 @@ void drop_padding(std::vector<Entry>& entries) {
   }
 }
 
+/// A target that takes 8-bit queries is asked for them by types, too.
+void drop_eight_bit_rows(std::vector<Entry>& entries) {
+  std::erase_if(entries, [](const Entry& entry) { return has_eight_bit_rows(entry.line.problem); });
+}
+
 Result<Suite> suite_of(const Target& target, const VerifyOptions& options) {
   if (Status s = check_names_of(options); !s.ok()) return s;
   Suite suite;
   for (const std::string& name : options.matrices)
     if (Status s = add_matrix(suite.entries, name, options); !s.ok()) return s;
   if (!target.padding) drop_padding(suite.entries);
+  if (!target.eight_bit_rows && options.types.empty()) drop_eight_bit_rows(suite.entries);
   if (options.supports && !suite.entries.empty())
     if (Status s = bring_into_form(suite, options); !s.ok()) return s;
   for (const std::string& text : options.lines) {

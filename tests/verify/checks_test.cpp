@@ -82,6 +82,25 @@ TEST(Padding, ZeroRowsAreJudgedLikeAnyOther) {
   EXPECT_EQ(checks.at("values").state, CheckState::fail);
 }
 
+/// A target that has never heard of 8-bit queries and outputs gets hazards and random lines without them.
+TEST(EightBitRows, AreNotAskedOfTargetsThatDoNotTakeThem) {
+  for (const bool takes : {false, true}) {
+    Target t = right_target();
+    t.eight_bit_rows = takes;
+    int asked = 0;
+    t.attend = [&asked](const Case& c, std::string&) {
+      asked += is_fp8(c.batch.output.dtype) ? 1 : 0;
+      return Status(Code::unsupported, "only counted");
+    };
+    VerifyOptions options;
+    options.matrices = {"hazards", "random"};
+    options.quick = true;
+    options.power = false;
+    ASSERT_TRUE(verify(t, options).ok());
+    EXPECT_EQ(asked > 0, takes);
+  }
+}
+
 /// A target that has never heard of padding rows gets the hazards without them.
 TEST(Padding, IsNotAskedOfTargetsThatDoNotTakeIt) {
   Target t = right_target();

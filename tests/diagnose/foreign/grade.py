@@ -235,6 +235,7 @@ def main():
     arguments = parser.parse_args()
     rows = grade(arguments.quire, arguments.folder, arguments.jobs, arguments.limit)
     out = arguments.out or arguments.folder
+    out.mkdir(parents=True, exist_ok=True)
     (out / "grade.json").write_text(json.dumps(rows, indent=1))
     (out / "grade.md").write_text(markdown(rows) + "\n" + not_right(rows))
     print(markdown(rows))
