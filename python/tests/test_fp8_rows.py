@@ -311,5 +311,5 @@ def test_kernels_on_gpus(device, kernel_of_output, kernel_of_query):
     ]:
         text = str(quire.explain(changed, device=device))
         assert re.search(rf"^kernel +{kernel}$", text, re.MULTILINE)
-        assert (reason in text) == kernel.endswith("_generic")
+        assert reason in text or not kernel.endswith("_generic")
     assert not re.search(r"^kernel +\w+_generic$", str(quire.explain(line, device=device)), re.MULTILINE)
