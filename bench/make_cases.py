@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes the standing workloads bench/cases/W1.txt .. W5.txt and W1s.txt .. W5s.txt from request-length traces.
 
 usage: make_cases.py --conv azure_conv.csv --code azure_code.csv --mooncake conversation.jsonl [--out bench/cases]

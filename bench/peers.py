@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times other implementations on the problem lines that `quire bench` is given, beside it, in turns, and writes one JSON.
 
 usage: peers.py --quire PATH [--python PYTHON] [--threads N]... [--rounds N] [--seconds S] [--peer NAME]... [--cases FILE]...

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quire bench: how fast, as a fraction of what this machine can do; and the comparison of two such reports.
 #include "quire/bench.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quire check: applies the contract and lists every finding.
 #include "commands.h"
 #include "progress.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arguments of the quire command: parses them, calls one command, writes its report. No exception leaves run_command_line().
 #include "command_line.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The whole quire command as one function, for the program and for the Python package's console script.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The commands. Each takes its parsed arguments and returns a report; none writes to stdout itself.
 #pragma once
 

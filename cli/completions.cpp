@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Completion scripts are made from the parser itself, so that no option can be missing from them.
 #include "completions.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quire completions: what a shell offers behind `quire <Tab>`.
 #pragma once
 

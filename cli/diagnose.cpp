@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quire diagnose: where the observed output of a capture is wrong, and why. Writes a reduced capture that shows the same cause.
 #include <chrono>
 #include <filesystem>

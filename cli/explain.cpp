@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quire explain: which kernel serves a problem, here, on a named device, or in vLLM, and why.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes beside the target and renames, so that a full disk leaves no half page.
 #include "html.h"
 

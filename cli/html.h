@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // --html: the report of a command as one page.
 #pragma once
 

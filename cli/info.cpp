@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quire info: what one is asked for in a bug report, and the answer to "what would run here, and why".
 #include "commands.h"
 #include "commit.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns the words after a command into a problem or a batch: one capture file, or a problem line in one or many words.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quire devices, kernels and rules: what there is to choose from and to break.
 #include <algorithm>
 

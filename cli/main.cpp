@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The quire program.
 #include "command_line.h"
 

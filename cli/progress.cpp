@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The library calls do not report progress, so the line shows elapsed time, drawn by a thread of its own.
 #include "progress.h"
 #include "text/formatted.h"

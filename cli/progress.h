@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A line on stderr that says what takes long; nothing at all unless stderr is a terminal.
 #pragma once
 

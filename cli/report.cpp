@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The only file of the command that writes to stdout and stderr (progress lines apart).
 #include "report.h"
 #include "text/formatted.h"

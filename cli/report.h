@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a command hands back to main(): text for people, JSON for programs, and the exit code that goes with both.
 #pragma once
 

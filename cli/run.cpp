@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quire run: check, plan, attend, compare with the fp64 reference. A pass means: every rule holds, every output row was written
 // exactly once, repeats gave the same bits, and every element is within the derived tolerance.
 #include <algorithm>

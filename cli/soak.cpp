@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quire verify --soak: fresh random batches for every kernel named, until time is up or somebody presses Ctrl-C.
 #include <csignal>
 #include <memory>

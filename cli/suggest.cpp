@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Nearest names by Levenshtein distance (Wagner & Fischer 1974).
 #include "suggest.h"
 

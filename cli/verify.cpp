@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quire verify: asks our kernels what it would ask anybody's, and says how many planted faults it would have noticed.
 #include "quire/verify.hpp"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The CUDA backend: built where a GPU is visible, or where QUIRE_CUDA=ON asks for it. Without it the library is complete for CPUs, plans
 # for CUDA devices all the same, and says "this build has no CUDA kernels" where one would be needed.
 set(QUIRE_CUDA AUTO CACHE STRING "CUDA kernels: AUTO (if a GPU is visible), ON or OFF")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Header-only libraries that Quire's own sources use; users of an installed Quire need none of them. Taken from the system, or fetched with
 # QUIRE_FETCH=ON where the system has none, as in the containers that wheels are built in.
 option(QUIRE_FETCH "Fetch fmt, nlohmann-json and CLI11 from GitHub if the system has none" OFF)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What developers get and users of the library do not: warnings, sanitizers, ccache.
 if(PROJECT_IS_TOP_LEVEL)
   find_program(QUIRE_CCACHE ccache)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Turns bench/cases/*.txt into one C++ source, so that `quire bench --workload` needs no file at run time. Included by
 # CMakeLists.txt; runs itself as a script at build time.
 if(NOT CMAKE_SCRIPT_MODE_FILE)

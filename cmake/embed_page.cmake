@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Turns src/report/page into one C++ source, so that the library needs no file at run time: styles and scripts go into
 # page.html, and the result is split where the data belongs. Included by CMakeLists.txt; runs itself as a script at build time.
 set(QUIRE_PAGE_SCRIPTS dom.js table.js grid_map.js pictures.js verify.js suspects.js diagnose.js bench.js main.js)

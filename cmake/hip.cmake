@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The HIP backend: kernels for AMD GPUs, compiled by clang alone and put into the library as code objects; host code that finds the HIP
 # runtime when it is used. Neither needs a ROCm package to build (docs/decisions/0012). Without clang the library is complete for
 # CPUs and plans for AMD devices all the same.

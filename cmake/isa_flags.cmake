@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # One translation unit per instruction set: the flags follow the file name, nothing else in the library gets them.
 # -O3 whatever the build type: at -O2 GCC keeps the loops over a block's registers, and with them the registers in memory.
 # A product is contracted with a sum only where the source says fma: combine() of softmax states is commutative to the bit.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A toolchain for wheels that run on every Linux with glibc 2.28 (manylinux_2_28): the compiler of this machine, as tested, and zig's linker,
 # which knows the symbols of older glibcs. libstdc++ is linked statically; libgcc_s, which unwinds exceptions, is everywhere.
 # QUIRE_ZIG in the environment: a Python with the package ziglang. tools/build_wheels.sh uses this.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Several sources in one translation unit: the headers of the standard library, fmt and nlohmann-json are read and instantiated once for
 # a group of files, which takes a third of the CPU time (docs/decisions/0021). The groups are those of every build, so that a name which
 # two files of a group give to different things is noticed where it is written.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Four invalid batches and what Quire says about each. Nothing is computed for an invalid batch."""
 import numpy as np
 

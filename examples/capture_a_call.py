@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records a wrong call of a function while a program runs, and diagnoses the file."""
 import tempfile
 import types

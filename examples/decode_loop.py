@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continuous decoding of three requests with quire.PagePool: pages on demand, a shared prompt, and an end."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which kernel would serve a batch, here and on machines that are not here, and why the others would not."""
 import quire
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An attention kernel with a bug, and quire.diagnose naming it. Try bugs of your own in `kernel`."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One prompt of five tokens over a paged cache, checked against the fp64 reference."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Split-KV by hand: attention over two halves of the keys, merged exactly by their lse."""
 import numpy as np
 

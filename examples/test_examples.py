@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every example runs, says something, and is short; the notebook runs."""
 import importlib.util
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A prompt and a decode row in torch, on a GPU if there is one. Tensors go in, a tensor comes out, nothing is copied."""
 import torch
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The conformance suite on a small kernel of one's own, in the form that it supports."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes become a batch: a small valid one, broken in up to a few places, whose tensors tell the truth about their memory.
 //
 // Every tensor gets exactly the bytes that its shape and strides span (so that a sanitizer sees one byte too many), or null data

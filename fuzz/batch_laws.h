@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What must hold for any batch whatsoever. A broken law is text; none is "".
 //
 //   1. check() is memory-safe at every depth, and a deeper check finds no less.

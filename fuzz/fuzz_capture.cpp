@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzzes the capture reader: no input crashes, reads out of bounds or allocates beyond its own size; a case that comes out can be
 // checked, and if its tables hold, every byte that it promises is there.
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libFuzzer target: bytes to a batch, and the laws that hold for any batch (batch_laws.h).
 #include <cstdio>
 #include <cstdlib>

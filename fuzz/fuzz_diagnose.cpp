@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzzes the search for a cause: whatever a capture holds, diagnose() answers or refuses with a reason. It never crashes, reads
 // outside the case, reports an internal error or a share that is none; what it calls wrong can be reduced and diagnosed again.
 #include <cmath>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Coverage-guided fuzzing of the serving example's GGUF reader (atheris, libFuzzer underneath; `pip install atheris`).
 
     PYTHONPATH=examples/serve:examples/serve/tests python fuzz/fuzz_gguf.py -max_total_time=600 CORPUS

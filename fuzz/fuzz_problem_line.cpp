@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzzes the problem line: no input crashes; what parses has a canonical text that parses back to the same value.
 #include <cstdint>
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libFuzzer target: bytes to a sound batch with a wrong output, which is diagnosed and reduced (reduce_law.h).
 #include <cstdint>
 #include <cstdio>

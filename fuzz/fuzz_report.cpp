@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzzes the report page: no JSON crashes, every error is short, and nothing in the data can end its block or begin a tag.
 #include <cstdint>
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The law of outputs with one wrong element: diagnose() finds the element, and reduce_case() makes a clean case of pages of the
 // cache. The other laws stand apart, because this one needs more of the library and more time.
 #pragma once

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds the wheels of a release and tests each in a fresh virtual environment of every Python here from 3.10 to 3.13.
 #
 #   tools/build_wheels.sh [cpu] [gpu]    default: cpu
@@ -67,7 +68,7 @@ kinds=("${@:-cpu}")
 need_packages "${BUILD_PACKAGES[@]}"
 need_tools
 for kind in "${kinds[@]}"; do
-  case $kind in cpu | gpu) ;; *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;; esac
+  case $kind in cpu | gpu) ;; *) sed -n '3,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;; esac
   rm -rf "${OUT:?}/$kind"
   for version in 3.10 3.11 3.12; do build_wheel "$kind" "$version"; done
   test_wheels "$kind"

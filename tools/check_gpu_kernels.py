@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compiles the GPU kernels for five AMD targets and the portable ones, where there is nvcc, for NVIDIA; prints what each kernel needs.
 With --cuda, the same of what a build has compiled for Hopper, and how long that took.
 

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Who may include whom (docs/design.md, "Who may include whom"). Prints every forbidden include and fails if there is one.
+# SPDX-License-Identifier: Apache-2.0
+"""Who may include whom (docs/design.md, "Who may include whom"), and that every source file names its licence. Prints every
+forbidden include and every file without a licence line, and fails if there is one.
 
 usage: check_layers.py              check the repository
        check_layers.py --self-test  plant one violation of every kind in a scratch tree and demand that each is reported
@@ -13,6 +15,12 @@ ROOT = Path(__file__).resolve().parent.parent
 SUFFIXES = {".h", ".hpp", ".c", ".cc", ".cpp", ".cu", ".cuh", ".hip", ".inc"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+
+# The first line of a source file, or its second below a #! line, says this in a comment.
+LICENCE = "SPDX-License-Identifier: Apache-2.0"
+LICENSED_SUFFIXES = SUFFIXES | {".py", ".sh", ".cmake"}
+LICENSED_NAMES = {"CMakeLists.txt", "run", "test"}
+SOURCE_FOLDERS = ("include", "src", "cli", "python", "examples", "fuzz", "tests", "tools", "bench", "cmake", "integrations")
 
 PUBLIC = ["include/quire/"]
 PUBLIC_TYPES = [f"include/quire/{name}.hpp" for name in ("status", "tensor", "cache", "batch")]
@@ -106,6 +114,36 @@ def violations(root: Path) -> "list[str]":
     return found
 
 
+def needs_licence(file: Path) -> bool:
+    return file.is_file() and (file.suffix in LICENSED_SUFFIXES or file.name in LICENSED_NAMES)
+
+
+def unlicensed(root: Path) -> "list[str]":
+    files = [*root.glob("*"), *(file for top in SOURCE_FOLDERS for file in (root / top).rglob("*"))]
+    found = []
+    for file in sorted(filter(needs_licence, files)):
+        lines = file.read_text(encoding="utf-8").split("\n", 2)
+        line = lines[1] if lines[0].startswith("#!") and len(lines) > 1 else lines[0]
+        if line.strip("/*# ") != LICENCE:
+            found.append(f"{file.relative_to(root).as_posix()}:1: does not begin with a comment that says {LICENCE}")
+    return found
+
+
+def unlicensed_self_test() -> "list[str]":
+    """Returns files without a licence line that went unnoticed, and files with one that did not."""
+    planted = {"src/a.cpp": "// What it is.\n", "tools/b.sh": f"#!/bin/sh\n# What it is.\n# {LICENCE}\n", "run": "#!/bin/sh\n",
+               "tests/c.py": "# SPDX-License-Identifier: MIT\n", "cmake/d.cmake": ""}
+    allowed = {"src/e.cpp": f"// {LICENCE}\n", "src/h.c": f"/* {LICENCE} */\n", "tools/f.sh": f"#!/bin/sh\n# {LICENCE}\n",
+               "CMakeLists.txt": f"# {LICENCE}\n", "src/g.txt": "no source\n"}
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch).resolve()
+        for name, text in {**planted, **allowed}.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text, encoding="utf-8")
+        reported = {line.split(":")[0] for line in unlicensed(root)}
+    return [f"licence: wrongly judged: {name}" for name in sorted(reported ^ set(planted))]
+
+
 def self_test() -> "list[str]":
     """One forbidden include per line of design.md's rules; returns those that went unnoticed."""
     headers = ["include/quire/tensor.hpp", "include/quire/plan.hpp", "include/quire/contract.hpp", "src/semantics/dtype.h",
@@ -156,7 +194,8 @@ def self_test() -> "list[str]":
 
 
 def main() -> int:
-    problems = self_test() if "--self-test" in sys.argv else violations(ROOT)
+    testing = "--self-test" in sys.argv
+    problems = self_test() + unlicensed_self_test() if testing else violations(ROOT) + unlicensed(ROOT)
     print("\n".join(problems) or "ok")
     return 1 if problems else 0
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs the code of the pages and compares what it prints with what the pages say.
 
 usage: check_pages.py [PAGE...]    run the blocks of these pages; default: README.md, docs/ and examples/

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The C++ example of README.md is a program: this extracts it, so that the tests can run it and compare what it prints. The code in
 Python and the shell, here and on the other pages, is run by check_pages.py.
 

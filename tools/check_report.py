@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Opens report pages in a headless Chromium and uses them as a reader would. Saves screenshots beside the pages.
 
 usage: check_report.py RENDER_REPORT FOLDER [REPORT.json...]   render and check the samples (tests/report/make_samples.py), or these

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Looks at the built site as a reader does: from a folder, without a server and without a network, in a browser.
 
 usage: check_site.py SITE               check the site; screenshots land in SITE/../screenshots

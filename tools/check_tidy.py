@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs clang-tidy over every C++ file of the repository that the build compiles; any finding fails.
 
 usage: check_tidy.py BUILD_DIR [FILE...]    BUILD_DIR holds compile_commands.json; FILEs narrow the run

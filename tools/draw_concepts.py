@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the drawings of docs/concepts and docs/kernels: docs/assets/drawings/*.svg.
 
 usage: draw_concepts.py            write them

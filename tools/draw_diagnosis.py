@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws docs/assets/diagnose.svg: a terminal in which `quire diagnose` finds a cause. The text is what the command printed.
 
 usage: draw_diagnosis.py QUIRE          run the command QUIRE and write the drawing

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the charts and tables of docs/performance/ from the result files in bench/results.
 
 usage: draw_performance.py              write docs/performance/*.svg and the tables of docs/performance/index.md

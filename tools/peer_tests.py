@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's own tests of its attention ops, run unmodified on Quire.
 
     python tools/peer_tests.py SNAPSHOT [--device cuda|cpu] [--files prefix_prefill,cache] [--every N] [--shard I/N] [--json OUT]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Judges right outputs of foreign implementations by `quire.diagnose`, with the profile found by itself, and counts alarms.
 
 usage: right_outputs.py [--torch | --no-torch] [--noticed] [--json FILE]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash disable=SC2034
 # Shared by ./test and ./run (sourced, not run): system packages, the virtual environment, short messages.
 # Nothing outside the repository is changed except missing Debian/Ubuntu packages, and those only as root.

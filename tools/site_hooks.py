@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hooks of mkdocs.yml: what the site makes of the repository's pages.
 
 * Pages that live outside docs/ (CHANGELOG.md, CONTRIBUTING.md) are shown under the names in OUTSIDE.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the generated parts of docs/reference: Python by mkdocstrings, C++ from the headers, JSON from what the commands print.
 
 site_hooks.py puts them in place of markers when the site is built, so that nothing here can be out of date.

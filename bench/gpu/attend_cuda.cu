@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times attend() on a CUDA device: the whole call, as captured in a CUDA graph and replayed.
 //
 // usage: attend_cuda [--kernel NAME] [--check | --once | --append] [--key-value] [--invariant] [--unbounded] [--one-tensor]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What keeps a kernel of cuda_sm90 from being faster, by Nsight Compute (ncu), on the lines that targets.json marks with "ncu".
 
 usage: causes.py --attend PATH --out DIR [--commit TEXT] [--ncu PATH] [--limit SECONDS]    -> DIR/h200-causes.json

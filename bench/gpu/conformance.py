@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Asks the GPU at hand everything that Quire knows to ask, with `quire verify`, and writes one JSON.
 
 usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] [--only NAMES] [--count N] [--python-tests DIR]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Fits the constants of src/plan/device_costs.h to times of attend_cuda.
 
 usage: fit_costs.py --quire PATH RESULT... [--write]

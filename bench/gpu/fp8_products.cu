@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How exactly Hopper's wgmma sums products of e4m3fn numbers, beside those of the same numbers as f16. Prints one JSON;
 // docs/kernels/sm90_decode.md, "8-bit queries", says what follows.
 //

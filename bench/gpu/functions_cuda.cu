@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors of the approximate functions that the tensor-core kernels use, over every float in the range that they can meet, against
 // f64 on the device. Prints one JSON; docs/reference/numerics.md says what the tolerances pay for.
 //

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Microseconds of the host for one layer of a step, on a GPU with torch: what a call costs before its kernels run.
 
 usage: host_cost.py [--commit TEXT] [--out FILE] [--calls N] [--repeats N]      prints JSON, and writes it to FILE

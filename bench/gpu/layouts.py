@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times attend() on the layouts that engines have, beside nhd, on the same lines in one run.
 
 usage: layouts.py --attend PATH --out FILE [--commit TEXT]    on a GPU: times everything, writes FILE

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times torch's attention on the prefill lines of targets.json, as attend_cuda times ours: CUDA-graph replay, the median of 20, K and V
 in as many copies as exceed the L2 cache several times, used in turn.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The figures of cuda_sm90 on the GPU at hand: correctness first, then times. Without the one there are none of the other.
 
 usage: run_h200.py --quire PATH --attend PATH --out DIR [--commit TEXT] [--quick] [--tables decode,prefill,others] [--seed N]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """compute-sanitizer on the kernels of cuda_sm90: memcheck, synccheck, initcheck and racecheck, on lines that take every kind of tile.
 
 usage: sanitize.py --attend PATH --out DIR [--commit TEXT] [--sanitizer PATH]    -> DIR/h200-sanitizer.json

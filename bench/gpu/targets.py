@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tables of docs/lab and docs/kernels/predicted.md: times from the result file, targets and peers from targets.json.
 
 usage: targets.py             compare the pages with bench/results/h200-attend.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # /usr/include itself must not be searched by a cross compiler: a folder of links stands for it.
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/headers)
 file(CREATE_LINK /usr/include/fmt ${CMAKE_BINARY_DIR}/headers/fmt SYMBOLIC)

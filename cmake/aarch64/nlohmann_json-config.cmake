@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/headers)
 file(CREATE_LINK /usr/include/nlohmann ${CMAKE_BINARY_DIR}/headers/nlohmann SYMBOLIC)
 if(NOT TARGET nlohmann_json::nlohmann_json)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A conversation on the terminal. Each turn is a request whose prompt is everything said so far; what earlier turns computed is
 found in the cache, as a shared prefix."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle: the same model without a cache, pages, chunks or blocks. One sequence at a time, all positions at once.
 
 Written apart from model.py on purpose (complex numbers for the rotation, whole-matrix products, a full score matrix with a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model, paged cache and scheduler in one: `step()` computes one mixed batch and hands out one token per finished row."""
 
 from __future__ import annotations

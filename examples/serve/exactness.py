@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same text, token for token, however it is computed.
 
 Eight prompts are continued greedily by 64 tokens with an f32 cache: for chunks of 16, 64 and 512 rows, pages of 8, 16 and 32

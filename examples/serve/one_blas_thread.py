@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Import this before numpy: BLAS gets one thread, model.py brings its own two."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The paged cache of a whole model and what one step does with it: append, check, plan once, attend, now and then verify.
 
 Every layer has its own K and V pages and its own slot ledger; all layers share the block tables of one quire.PagePool. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a narrow cache costs: perplexity of a fixed real text with f32, bf16 and fp8 pages, against a dense forward in f32.
 
 Perplexity is exp of the mean negative log-likelihood of each next token. The text goes through the paged cache in chunks, so

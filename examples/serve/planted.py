@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One bug on purpose: a request is given a page of another one, and Quire must say so.
 
 Such a bug is what a mistake in a page allocator gives. The numbers stay finite, the text stays fluent, and it is the text of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run comes to: out/serve.json for programs, and a few sentences for people."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continuous batching: which rows of which requests the next step computes. All page decisions are quire.PagePool's.
 
 Every step has a budget of rows. Running requests come first, oldest first: one row for a request that decodes, up to `chunk`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serves SmolLM2-135M-Instruct with continuous batching through one paged KV cache, every contract rule switched on.
 
 Requests arrive at the times of a real chat service, share prompt prefixes, run out of pages and are preempted; each layer of

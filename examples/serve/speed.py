@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast this machine is here: tokens per second alone and batched, beside what reading the weights allows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Byte-level BPE from the vocabulary inside a GGUF file ("gpt2" model, "smollm" pre-tokenizer).
 
 Text becomes words (every digit alone, then GPT-2's rule), words become bytes, bytes are merged by rank. Control tokens such

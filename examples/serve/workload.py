@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is served: real prompts, brought to the lengths and arrival times of a real chat service (examples/data)."""
 
 from __future__ import annotations

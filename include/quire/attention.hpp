@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The work itself: append new tokens to the cache, attend, merge partial results.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the caller asks: one ragged batch of chunked-prefill and decode requests, and the score options.
 //
 // All lengths are defined here, once, by equation:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How fast, as a fraction of what this machine can do: ceilings and kernels timed in one run, with verified outputs and
 // intervals.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The paged KV cache: where a slot lives in memory for each layout.
 #pragma once
 

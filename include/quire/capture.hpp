@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A batch that owns its memory: made from a problem line, or read from and written to a capture file (capture.md).
 #pragma once
 

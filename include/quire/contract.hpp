@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The checked contract: every assumption Quire makes about its input is a rule with an id (contract.md).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The oracle, the comparison that judges an output, and the search for the cause of a wrong one.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who runs CPU work. Quire brings a persistent thread pool; an engine may bring its own threads instead.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The catalogue of known faults: mistakes that attention kernels and their callers have shipped, each as a mutant of the
 // reference.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who owns which page: a reference-counted pool with prefix sharing, for engines that have no block manager of their own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Choosing is a value: plan() is a pure function from a problem and a device to a printable plan.
 #pragma once
 

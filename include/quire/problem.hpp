@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shape of a batch without its data, and the one-line text form ("problem line") shared by tests, bench, CLI and reports.
 #pragma once
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The C interface to Quire: the same pipeline (batch, contract, plan, attention, diagnose) without a C++ type in sight.
  *
  * Conventions, true of every function here:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Everything, in the order in which data flows.
 #pragma once
 

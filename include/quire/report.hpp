@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pictures for people: one HTML page from the JSON of verify(), diagnose() or bench().
 #pragma once
 

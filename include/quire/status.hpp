@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How every Quire call reports failure. Nothing throws; the one thing that aborts is value() of a Result that has none.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A non-owning strided view of one tensor, and the element types that Quire knows.
 #pragma once
 

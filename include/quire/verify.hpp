@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conformance: is an implementation, ours or anybody's, a correct paged attention, and would this suite notice if it were not?
 #pragma once
 

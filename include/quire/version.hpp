@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The version of these headers, for the preprocessor; CMake and the Python package read it from here.
 #pragma once
 

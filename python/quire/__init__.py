@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quire: paged attention for mixed prefill and decode batches, where a wrong answer cannot stay silent.
 
 One call computes softmax attention for a batch of requests over a paged KV cache::

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ``quire`` command of the Python package: ``quire`` and ``python -m quire`` are the same.
 
 Every verb is the C++ program's, compiled into the extension module. ``quire verify`` with ``--target`` or ``--lines`` judges attention that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of a signature that Quire does not know: the user's adapter turns their arguments into Quire's.
 
 What an adapter returns becomes arguments by name, so that calls of any signature are copied, cut and judged as those of known ops are.

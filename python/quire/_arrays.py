@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the bindings need from the array libraries: results that look like the inputs. Imports none of them but NumPy."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds without the tools (QUIRE_TOOLS=OFF, as ./run makes them): what they lack says so when it is called."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a call of somebody's attention op asks for, read from its arguments: the inputs of :mod:`quire.hooks`.
 
 Ops are known by their name. Arguments are found by name in the op's own signature, or, for compiled ops, in that of quire.vllm's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Words for wrong calls: which argument, what it is, what was expected. Costs nothing until a call fails.
 
 nanobind's TypeErrors list every signature and the types of the call, and leave the search to the reader.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Another package on PyPI is called quire, too; both install a folder of that name, and whoever comes last overwrites files of the other."""
 
 from __future__ import annotations

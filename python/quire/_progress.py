@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One line on a terminal that says how far a long call has come; nothing elsewhere."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Is this output right? A few rows against the reference, chosen so that a fault shows and the cost stays within a budget."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exceptions of Quire. ``str(error)`` is the text of the C++ ``Status``; ``error.code`` is its stable code.
 
 ``error.rule`` is the contract rule that was broken (``"Q-T03"``), or ``""``. All of them derive from :class:`Error`.

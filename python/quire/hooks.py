@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recording the calls of somebody's attention op: what went in and what came out, as capture files.
 
 ::

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """verify(), soak() and diagnose(): is an implementation right, and what is wrong with an output."""
 
 from __future__ import annotations

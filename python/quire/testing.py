@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pytest plugin: attention outputs judged by the derived tolerance, and a diagnosis in the failure message.
 
 ::

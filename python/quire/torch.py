@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quire's calls as operators of torch: ``torch.ops.quire.attend``, ``append`` and ``merge``, defined when this module is imported.
 
 What they write is declared, and they have fake implementations, so they work in ``torch.compile(fullgraph=True)``, in CUDA graphs and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quire as an attention implementation of transformers: :func:`register`, then ``attn_implementation="quire"``.
 
 ``generate`` runs its decoder layers on Quire. So does ``generate_batch``, over transformers' own paged cache, for a model that was

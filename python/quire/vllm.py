@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's paged-attention ops on Quire: the same names, argument order and meaning, for NumPy, torch CPU and torch CUDA tensors.
 
 Code and tests written for vLLM run by changing an import. What differs, on purpose:

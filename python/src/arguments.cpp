@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See arguments.hpp.
 #include "arguments.hpp"
 

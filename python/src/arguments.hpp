@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arguments of a constructor by name. A wrong call gets an error that names the argument and what was expected; nanobind's own
 // lists types. (Functions and methods: quire/_messages.py.)
 #pragma once

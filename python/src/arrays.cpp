@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Importing arrays: one function per way in, all ending in a checked view.
 #include "arrays.hpp"
 

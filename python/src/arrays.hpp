@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays of any library in, views out: nothing is copied, and whoever keeps a view keeps the array alive.
 //
 // NumPy (ml_dtypes included) and torch tensors are read through their own attributes, because DLPack refuses some of their

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // append(), attend() and merge(): the calls that write.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls that are made ready once and run for each layer: BoundCall for the caller who keeps one, CallCache for quire.vllm and
 // quire.torch, which find theirs by what was passed. No Python runs between the arguments and the launch.
 #include <nanobind/nanobind.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Captures and generated cases: a batch that owns its memory.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // check(), findings, the rule list and the slot ledger.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

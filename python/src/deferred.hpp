@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls on a GPU that nobody waits for: what is kept of them, so that the next call or synchronize() can say which rule broke.
 #pragma once
 

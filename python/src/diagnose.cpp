@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fp64 reference and the comparison that judge an output.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

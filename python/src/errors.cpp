@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Builds the exception instances; the classes themselves are Python (quire/errors.py), so that they can mix in ValueError.
 #include "errors.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Status to exception: every failure of the library becomes one of the classes of quire/errors.py, with the same text.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pool behind every Python call. Threads do not survive fork(), so a child that inherits a pool makes its own.
 #include "executor.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who runs the work: the process-wide pool, or the one that set_num_threads() made.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The catalogue of known faults, and batches computed as a kernel with one of them would.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The slot ledger as Python holds it; shared by check, append and the page pool.
 #pragma once
 

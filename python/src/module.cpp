@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The extension module: types first, then the pipeline in its order.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // plan(), explain() and the lists of devices and kernels.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>

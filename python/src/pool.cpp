@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quire.PagePool: pages, prefix sharing and preemption for engines without a block manager of their own.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

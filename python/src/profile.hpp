@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A numerics profile as Python writes it: words with commas between.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // diagnose(), reduce_case() and the HTML page.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See torch_exchange.hpp.
 #include "torch_exchange.hpp"
 

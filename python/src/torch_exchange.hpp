@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors and streams of torch through C functions: the exchange API of DLPack 1.3 (dlpack.h, DLPackExchangeAPI), which torch has
 // since 2.10. One C call reads what ten attributes say, each of which costs a tenth of a microsecond.
 #pragma once

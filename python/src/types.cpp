@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Batch, KVCache and Options: arrays in, views kept, defaults made explicit.
 #include "types.hpp"
 

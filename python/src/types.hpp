@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Python side of Batch, KVCache and Options: the C++ views plus references to the arrays behind them.
 //
 // The objects are immutable and address-stable: nanobind constructs them in place, and views may point into them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // verify() over a Python callable: the calls in, with the GIL and their exceptions, and the verdict out.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Workspaces and streams of calls, as Python hands them over.
 #pragma once
 

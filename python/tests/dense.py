@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An oracle of its own: dense fp64 attention in NumPy, and paged batches whose dense keys and values are known."""
 
 from dataclasses import dataclass, field

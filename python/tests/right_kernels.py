@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Right attention kernels of other people's numerics, in NumPy: what they round, and nothing else, may differ from the truth.
 
 Written from the equations of docs/design.md; no code is shared with Quire but the decoding of element types by ml_dtypes. Each takes a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions of any signature, recorded through an adapter; and what is said where one is missing."""
 
 import sys

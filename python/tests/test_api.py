@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every call of the package beside the array handling: check, plan, explain, append, merge, ledger, pool, threads, errors."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays in and out: nothing copied, strides and dtypes kept, every refusal named, no dangling memory."""
 
 import array

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A build without the tools: it can be imported, and what it lacks says so when it is called."""
 
 import types

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bound calls: one plan, other addresses for each layer; every promise of attend() holds for each of them."""
 
 import gc

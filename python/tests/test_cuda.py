@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays on a GPU: what is said where there is none, and the same answers as the CPU where there is one."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """quire.diagnose in memory: what it takes, what it refuses, and what a Diagnosis holds."""
 
 import html

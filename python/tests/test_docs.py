@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The examples of docs/guides/python_tools.md: run, and compared with what is printed."""
 
 import fnmatch

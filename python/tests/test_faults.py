@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The catalogue of faults from Python, and the reference of chosen rows."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Outputs and queries of fp8_e4m3fn: rounding, every CPU kernel against the fp64 reference, planted faults, merge, vLLM's names, torch."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """On a GPU: calls that are not waited for, captured steps, and compiled functions. Every output is compared with the fp64 reference."""
 
 import numpy as np

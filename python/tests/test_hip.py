@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays on an AMD GPU (DLPack device type kDLROCM): through the C++ tests' stand-in for the HIP runtime, whose device memory only it
 may touch. In a process of its own, because the runtime is opened once."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """quire.capture and quire.record: what they write, what they notice, what they leave alone, and what they cost."""
 
 import time

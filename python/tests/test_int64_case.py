@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The failing batch of the engineering notes: query_start_loc from torch.cumsum, int64, read through an untyped pointer as int32.
 
 Misread on purpose it breaks a rule; passed honestly as int64 it is computed right, the last row (the lone decode row that was never

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The quire command of the package: every verb of the C++ program, and verify of what Python can call."""
 
 import importlib.metadata

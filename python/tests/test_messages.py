@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What wrong calls say: the argument, what it is, what was expected; and the spellings that are taken."""
 
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an editor and a notebook show: signatures, types in the stub, `_repr_html_`; and what the logger says."""
 
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """quire-attention beside the other package of PyPI that is called quire."""
 
 import subprocess

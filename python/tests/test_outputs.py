@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose memory a result is: attend() returns a new array on every call, or the output that the caller gave."""
 
 import gc

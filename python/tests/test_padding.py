@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Padding rows from Python: Batch(padding=), quire.vllm with batches padded for graphs, captures."""
 
 import numpy as np

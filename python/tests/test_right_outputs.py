@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Right outputs of kernels with numerics of their own: none is an alarm, and the profile found is no wider than the kernel's.
 
 tools/right_outputs.py asks many more, and torch's backends.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shortest path through the package: a case, a check, a plan, attention, the reference, a capture."""
 
 import subprocess

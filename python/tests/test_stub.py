@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stub, the module and the package name the same things, and everything public is documented."""
 
 import ast

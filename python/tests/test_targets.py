@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapters: each computes through its library where that runs here, else through a stand-in that records what it was given."""
 
 import math

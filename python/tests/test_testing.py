@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pytest plugin, from inside and by running pytest in pytest."""
 
 import importlib.metadata

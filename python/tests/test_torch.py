@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch CPU tensors: the same memory, every dtype, torch in and torch out. Skipped if torch is not installed."""
 
 import gc

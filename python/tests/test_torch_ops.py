@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """quire.torch: operators that torch.compile, torch.export and opcheck take. CPU here; test_graphs.py has a GPU's."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """quire.transformers: attention as transformers asks for it, and generation where transformers is installed."""
 
 import types

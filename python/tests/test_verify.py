@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """quire.verify on Python's callables: what passes, what is found, what is refused, and what callbacks may do."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """quire.vllm on torch tensors of a GPU: every id of vLLM's test_prefix_prefill.py at its own sizes, 72 with windows and 24 with ALiBi.
 
 Shapes, parameters, layouts and calls are rebuilt from a description of that test. Its data is not: values are N(0,1) instead of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """quire.vllm against the dense oracle: the matrix of vLLM's prefix-prefill test, on data that can see a fault.
 
 The shape of the matrix (ops x sliding window x cache dtype x head size x queries per KV head, a mixed batch with one decode row,

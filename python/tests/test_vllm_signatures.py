@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names, positions and defaults of quire.vllm's ops beside those recorded of vLLM 0.11, 0.20 and 0.33 (vllm_signatures.json)."""
 
 import inspect

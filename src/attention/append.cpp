@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attention. append() goes to where the cache is. A ledger and the tags that it records come together.
 #include "attention/dispatch.h"
 #include "backend/cpu/entry.h"

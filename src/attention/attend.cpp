@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attention. attend() and attend_status() go to the backend that the plan was made for.
 
 #include "attention/dispatch.h"

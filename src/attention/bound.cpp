@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attention. A call with all but addresses settled: what may change is looked at for each layer, the rest once.
 #include <algorithm>
 #include <array>

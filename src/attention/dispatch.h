@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a call of the attention stage goes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attention. merge() goes to where the partial results are.
 #include "attention/dispatch.h"
 #include "backend/cpu/entry.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes of a cache, read from its shapes by layout.
 #include "quire/cache.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Padding rows: names of what becomes of them, and where they begin.
 #include "quire/batch.hpp"
 #include "semantics/page_walk.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The facts of a batch that planning depends on, and what follows from them by arithmetic.
 #include "quire/problem.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names of the stable codes, and the end of a process that takes a value where there is none.
 #include "quire/status.hpp"
 

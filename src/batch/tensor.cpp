@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Element type facts and tensor views.
 #include "quire/tensor.hpp"
 #include "text/formatted.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // bench(): ceilings, cases, ceilings again.
 #include <algorithm>
 #include <cstring>

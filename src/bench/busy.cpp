@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Limits on what a calm machine shows (2 cores of a shared Xeon, 2026-11: calm runs have 0 to 5 % of calls disturbed, 1 to 8 %
 // drift and hops of 54 ns; busy ones 60 %, 57 % and 6178 ns). Too strict a limit calls a usable run busy; too loose a one lets
 // SLOW be said of noise.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether other processes disturbed a run so much that its times cannot be compared.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See clocks.h.
 #include "bench/clocks.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long something took, and whether the thread had its core for all of that time.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two reports, result by result. Noise must not be called FAST: the intervals hold what changed between blocks, and the machine's
 // own ceilings say what changed during a run and between runs.
 #include <algorithm>

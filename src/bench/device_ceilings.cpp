@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See device_ceilings.h.
 #include "bench/device_ceilings.h"
 

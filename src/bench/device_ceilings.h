@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a GPU reaches: plain reads of several working sets, and multiply-adds in registers.
 #pragma once
 

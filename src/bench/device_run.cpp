@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See device_run.h.
 #include "bench/device_run.h"
 

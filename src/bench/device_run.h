@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // bench() on a GPU: the same report, timed by the device itself.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One case from its input to its results; bench() strings them together.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a problem costs at least: bytes, FLOPs, and which ceilings apply.
 #pragma once
 

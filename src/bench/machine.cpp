@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who this machine is, as far as speed depends on it.
 #include <fstream>
 #include <sstream>

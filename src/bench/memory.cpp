@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See memory.h.
 #include "bench/memory.h"
 

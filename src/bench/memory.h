@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory as a serving engine would take it: page-aligned to 2 MiB, with huge pages asked for.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The report as JSON: everything that was measured, with what is needed to judge it. bench.md lists the keys.
 #include <chrono>
 #include <ctime>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keeps K and V no warmer than they are in serving: there, between two calls for one layer lie the calls for all the others.
 #pragma once
 

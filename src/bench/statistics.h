@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Medians and what is known about them.
 #pragma once
 

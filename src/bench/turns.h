@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times the variants of a case in turns, so that whatever happens to the machine happens to all of them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See verified.h.
 #include "bench/verified.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Is what was timed also right? The output of the last timed call against the fp64 reference.
 #pragma once
 

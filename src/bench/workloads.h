@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The files of bench/cases, inside the library: it reads no file at run time. Made by cmake/embed_cases.cmake.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Huge pages come by madvise(2): without them a gather over random pages misses the TLB at every page of the cache. A system that
 // refuses costs speed and nothing else, so a refusal is remembered, not reported as an error.
 #include "cache/cache_memory.h"

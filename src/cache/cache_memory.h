@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory for the caches that a page pool owns: zeroed, aligned to 2 MiB, huge pages asked for. Knows bytes, not pages or
 // requests.
 #pragma once

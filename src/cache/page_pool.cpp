@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Page ownership for engines: reference counts, prefix sharing, least-recently-used reuse, preemption. Guarantees that a page a
 // request still has to write is held by that request alone, and that a refused call changes nothing. May own the memory of K and
 // V, but never reads or writes it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C ABI: append, attend and merge, on Quire's threads or the caller's.
 #include "quire/attention.hpp"
 

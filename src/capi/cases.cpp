@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C ABI: batches that own their memory.
 #include "capi/convert.h"
 #include "capi/guard.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C ABI: the ledger, check() and its findings.
 #include "quire/contract.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C ABI: conversions. A struct is read member by member into its C++ twin; the first implausible member ends it.
 #include "capi/convert.h"
 #include "text/formatted.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C ABI: from the plain structs of quire.h to the C++ types and back. Every number is checked before it becomes an enum.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C ABI: judge an output against the fp64 reference.
 #include "quire/diagnose.hpp"
 

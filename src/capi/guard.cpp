@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C ABI: the per-thread error slot, and the functions that read it.
 #include "capi/guard.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C ABI, the wall: nothing thrown gets past guarded(), and every failure leaves its text in the calling thread's slot.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C ABI: what the opaque handles of quire.h are.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C ABI: plans, from a batch or from a problem line, and explain().
 #include "quire/plan.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Captures: a batch as a .safetensors file (capture.md).
 //
 // Reading checks the container and the names, not the contract: a capture of a broken batch must reach check(). Everything is

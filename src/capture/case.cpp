@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory behind a case.
 #include <sys/mman.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // POSIX file access behind captures.
 #include "capture/file_io.h"
 #include "text/formatted.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bytes in and out of files: reads at an offset with full error texts, writes that appear as a whole or not at all.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Filling tensors with the values that must never be read: NaN, finite garbage, impossible page ids.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a problem line to a batch with data, in which everything that must not be read is poisoned.
 //
 // Guarantees: the same line gives the same bytes everywhere; nothing is left uninitialised; sizes that cannot be held are

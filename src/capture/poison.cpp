@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Poisoning: overwrite everything that no correct kernel reads, so that whoever reads it is found out.
 //
 // What may be read follows from the equations of batch.hpp: positions of a request that some row sees, from the cache below

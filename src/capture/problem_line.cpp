@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The problem line: one text form of a batch's shape for tests, bench, CLI and bug reports (problem_line.md).
 //
 // Parsing is strict: every key once, every number whole and in range, every combination one that Quire can run. What comes

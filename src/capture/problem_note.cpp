@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares a capture's problem line with its tensors.
 #include "capture/problem_note.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The note "problem" of a capture: a problem line is shown as the batch's, so it has to be the batch's.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading and writing safetensors headers. Every check says where in the header it failed, what it found and what it expected.
 #include "capture/safetensors.h"
 

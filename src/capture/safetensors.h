@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The container of a capture: the safetensors format, read as hostile input and written in one canonical way.
 //
 //   8 bytes N, little-endian | N bytes of JSON: {"name": {"dtype", "shape", "data_offsets": [begin, end)}, "__metadata__": {..}}

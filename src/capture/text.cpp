@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Strict numbers, quoting and nearest names for the text that people and files hand to Quire.
 #include "capture/text.h"
 #include "text/formatted.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small text helpers shared by the problem line and the capture file: strict numbers, quoting for messages, nearest names.
 //
 // Everything here is total: no input makes it throw, and nothing is accepted that is only partly a number.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The entry points: which rule families apply to which call, and in what order.
 #include <array>
 #include <exception>

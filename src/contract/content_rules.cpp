@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rules Q-C01 to Q-C05: every element that attention reads is finite. O(bytes): rows are scanned by bit pattern first.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading lengths and pages, once the rules vouch for them.
 #include "contract/context.h"
 

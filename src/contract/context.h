@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the rules of one call share: the arguments, the sizes established so far, and where findings go.
 //
 // A size is `kUnknown` until the rules that define it hold; rules that need an unknown size are left out. That is what keeps

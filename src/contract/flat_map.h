@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A hash map from int64 keys, filled once and then asked many times. One allocation, sized on construction.
 #pragma once
 

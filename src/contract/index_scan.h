@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Walking index tensors at the speed of memory: a call is checked every time, and a table has an entry for each page in use.
 // Contiguous int32 and int64 go by blocks of fixed length, which compilers turn into vector code; any other stride goes one by
 // one.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rules Q-L01 to Q-L06: every visible cached slot was written, for this reader and position, since its page was handed out; and
 // an append says for whom it writes.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rules Q-G01 to Q-G07, Q-C06 and Q-T17: two partial results and the place for their union.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collects findings for one call: counts every one, lists the first few of each rule, writes their text.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rule table as data, and how findings become text and status.
 #include <algorithm>
 #include <string>

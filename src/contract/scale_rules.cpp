@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rules on options and small float tensors: Q-M31 to Q-M36 and Q-M38 to Q-M40 (their form), Q-T13 to Q-T15 and Q-T17 (their
 // values).
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rules Q-M01 to Q-M30: descriptors, shapes, dtypes and overlap. Establishes the sizes that later rules rely on.
 #include <algorithm>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rules Q-T01 to Q-T12 and Q-T16: what the index tensors say. O(num_reqs + pages in use); allocates only for findings and request
 // ids.
 #include <algorithm>

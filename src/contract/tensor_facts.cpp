@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Descriptor arithmetic: spans, nesting and overlap of strided views.
 #include "contract/tensor_facts.h"
 #include "text/formatted.h"

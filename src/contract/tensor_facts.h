@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a tensor's descriptor alone says: whether it can be trusted, where its bytes are, whether views collide.
 // Nothing here reads tensor data, and nothing overflows whatever the descriptor holds.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the bench asks of a device beside its Runtime: time as the device sees it, and loops that show what it can do.
 #pragma once
 

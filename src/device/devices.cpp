@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which GPUs there are, of those that this build has kernels for.
 
 #include "device/bench_probe.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which CUDA devices a build has code for, by the architectures that it was compiled for.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What host code needs of a device: where its memory is, bytes moved in and out of it, and the one question that check() asks
 // there.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device tensors for host eyes: copies in host memory with the same shape, strides and values.
 #pragma once
 

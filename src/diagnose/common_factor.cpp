@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See common_factor.h.
 #include "diagnose/common_factor.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tells rounding from a wrong factor: errors of rounding have no common sign, those of a factor are one multiple of what the
 // factor changes, per KV head.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Words: what is wrong, as a rule; which laws it breaks; the cause; what is refuted and by how much.
 #include "diagnose/describe.h"
 

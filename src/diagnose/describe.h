@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A diagnosis in words and as JSON (diagnose.md).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The search for a cause: contract, laws, localisation, pattern, hypotheses, words.
 #include <algorithm>
 #include <new>

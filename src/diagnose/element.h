@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Is one element right? NaN and infinity by class, everything else by its tolerance.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See emulate.h. Weights are rounded relative to their row's largest one, as an online softmax leaves them.
 #include "diagnose/emulate.h"
 

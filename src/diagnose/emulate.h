@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a right kernel with a numerics profile writes, by the second model: to see how its rounding shows on this very batch.
 #pragma once
 

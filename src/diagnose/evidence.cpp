@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chooses exhibits from every request, and measures how much of their error a prediction explains.
 #include "diagnose/evidence.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cells on which hypotheses are tested: some wrong ones, which a cause must explain, and some right ones, which it must not
 // break. Right cells inside the scope of a pattern are kept apart from those outside, so that one evaluation judges a hypothesis
 // with and without it.

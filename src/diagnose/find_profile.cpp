@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See find_profile.h. Rounding is in every row with several keys, a fault is where it is: that tells one from the other.
 #include "diagnose/find_profile.h"
 

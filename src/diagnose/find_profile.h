@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which rounding, that a right kernel may do, looks like the error that was observed.
 #pragma once
 

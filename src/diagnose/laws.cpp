@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finite, not a fill value, inside the convex hull of V: one pass per request.
 #include "diagnose/laws.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chooses the rows that are worth computing again, and judges them.
 #include "diagnose/localise.h"
 

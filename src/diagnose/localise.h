@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where an output is wrong: laws over every row, and the fp64 reference over all rows or, in a large batch, over chosen ones.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plain observations: what anybody would measure first, without a hypothesis.
 #include <algorithm>
 #include <cmath>

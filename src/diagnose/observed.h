@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The output under suspicion, element by element.
 #pragma once
 

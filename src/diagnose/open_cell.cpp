@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the K and V of one (row, head) through the true model.
 #include "diagnose/open_cell.h"
 

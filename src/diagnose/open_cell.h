@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A wrong (row, head) laid open key by key: what the truth multiplies, adds and divides. An inversion asks of these numbers which
 // change of them gives the observed output.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From rules over rows and heads to patterns: merged bounds, dims, counts.
 #include "diagnose/pattern.h"
 

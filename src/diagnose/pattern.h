@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Patterns: the shortest rules over the batch's attributes that select the wrong cells. A cell is a (token, head).
 //
 // A rule is a conjunction: at most two conditions on the row, two on the head, one on the dims. Each condition has a price in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attributes of cells and what a condition asks of them.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Columns are computed once per diagnosis; every search step is a histogram over them.
 #include "diagnose/pattern_columns.h"
 

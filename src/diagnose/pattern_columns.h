@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The compared cells as columns: what each row's attributes are, and what evidence each cell gives for or against a rule.
 #pragma once
 

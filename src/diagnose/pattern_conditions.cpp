@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Histograms of evidence over the values of an attribute; every test of it is one scan over them.
 #include "diagnose/pattern_conditions.h"
 

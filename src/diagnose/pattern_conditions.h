@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Candidates: for each kind of condition the one that describes the wrong cells most cheaply.
 #pragma once
 

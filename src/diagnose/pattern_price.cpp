@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prices order rules that select the same cells by how people say it; they never outweigh clear evidence.
 #include "diagnose/pattern_price.h"
 

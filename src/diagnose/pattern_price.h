@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prices in bits: of a condition (common words are cheap, numbers cost their choice) and of the exceptions to a rule.
 #pragma once
 

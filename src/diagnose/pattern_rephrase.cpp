@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The same rows in plainer words: of all conditions that hold for every row of a rule, the cheapest one or two that hold for no
 // other.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The search for the cheapest rule over rows and heads, and for as many rules as there are separate sets of wrong cells.
 #pragma once
 

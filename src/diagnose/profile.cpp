@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numerics profiles: their words, and what they cost (numerics.md, "Profiles").
 #include <array>
 

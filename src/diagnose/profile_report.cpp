@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See profile_report.h.
 #include "diagnose/profile_report.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The profile by which an output was judged, in words and as JSON, and what it hides.
 #pragma once
 

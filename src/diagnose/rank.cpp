@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Three rounds: every candidate on a few exhibits, the best ones on more, the best of these on all.
 #include "diagnose/rank.h"
 

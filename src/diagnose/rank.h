@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every fault of the catalogue and every proposal of a mechanism as a hypothesis, with and without the scope of a pattern, ranked
 // by what they explain and break.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cuts a case down to what still shows the same cause, so that it can be mailed: a few requests, and only the pages that they
 // read.
 #include <algorithm>

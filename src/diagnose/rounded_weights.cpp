@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tolerance for kernels that keep softmax weights in 16 bits (numerics.md, "Rounded weights").
 #include "diagnose/tolerance.h"
 

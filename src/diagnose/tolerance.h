@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How far a correct kernel may be from the fp64 reference. Every constant is derived in numerics.md under its name here;
 // tests/diagnose compares the two. Nothing in this file is tuned to make a test pass.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ALiBi: slope_h * (k - q_pos), any sign of slope, added after the soft cap.
 
 #include <algorithm>

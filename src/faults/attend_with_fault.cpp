@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs a batch as a kernel with one fault would: in fp64 by the changed model, each value rounded once to the output's type.
 #include <algorithm>
 #include <limits>

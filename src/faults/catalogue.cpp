@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The catalogue: every family once, in the order in which data flows through a kernel.
 
 #include "faults/families.h"

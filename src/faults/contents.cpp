@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What stands in the slots: new tokens that were never appended, or read from the wrong one of the two places where they are.
 #include <algorithm>
 

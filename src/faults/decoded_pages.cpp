@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decodes a page at the first read of one of its slots.
 #include "faults/decoded_pages.h"
 

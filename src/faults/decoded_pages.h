@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // K and V of the cache as numbers. A search for a cause computes the same rows under hundreds of models; most of them read the
 // cache as it is, so each page is decoded once for all of them.
 #pragma once

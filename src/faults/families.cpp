@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Beliefs and questions about a batch that several families share.
 #include "faults/families.h"
 #include "text/formatted.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The families of the catalogue, one file each, and what several of them need.
 #pragma once
 

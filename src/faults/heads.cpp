@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which KV head a query head reads: h / (num_q_heads / num_kv_heads), for any group size.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Index tensors read with the wrong width: an int64 tensor taken through an untyped pointer to int32. On a little-endian machine
 // every second value is then 0 (vllm#28905: torch.cumsum of an int32 tensor returns int64).
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where in a page an element lies: order of dimensions, strides, x of the packed layout, K and V mixed up.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The causal mask: which keys above and below the own position a row folds in.
 #include <algorithm>
 

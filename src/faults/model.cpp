@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The truth as a Model, and its evaluation row by row.
 #include "faults/model.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A plain fp64 attention whose every belief can be changed: the reference under a hypothesis.
 //
 // A Model is a list of small functions, one per thing that a kernel has to get right, in the order in which data flows: which

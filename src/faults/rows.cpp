@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which output rows are written, with which query row, and where the result goes.
 #include <algorithm>
 #include <numeric>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // k_scale and v_scale: real value = stored value * scale, for cached tokens only.
 #include <cmath>
 

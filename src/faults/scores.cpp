@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The score of a key: scale * dot, soft cap. (ALiBi: alibi.cpp; the softmax over scores: softmax.cpp.)
 #include <algorithm>
 #include <cmath>

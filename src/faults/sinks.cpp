@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention sinks: one more logit per query head in the denominator, with no value.
 
 #include <algorithm>

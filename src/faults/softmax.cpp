@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From scores to weights: maximum, exp, denominator, and the lse that is written beside the output.
 #include <algorithm>
 #include <cmath>

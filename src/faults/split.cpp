@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Split KV: the sequence is cut into runs of keys whose partial results are merged by their lse.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One logical page of one request read from another physical page: recycled too early, or a table entry not yet updated.
 //
 // Which one is searched for: every page of the cache is folded once into a partial softmax of a wrong row, and every logical page

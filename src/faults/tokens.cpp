@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which positions take part: keys left out, keys past the end, keys counted twice.
 #include <algorithm>
 #include <cmath>

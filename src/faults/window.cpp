@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sliding window: W keys, the own one included, counted from each row (vllm#3385: 2048 or 2049 keys).
 #include <algorithm>
 

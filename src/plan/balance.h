@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sharing items among threads: what list scheduling makes of a list, and which tiles must be split for it to come out even.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a piece of work costs, in bytes: the one model by which plans order, split and balance work. It decides who does what and
 // when, never what is computed.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: explain. What work costs on the GPUs that were measured. Predictions are made from it and nothing else: no plan depends
 // on it, no bit of an output.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Capacities of a GPU plan. Planning knows bounds, the device knows lengths; what follows holds for every batch within the
 // bounds.
 //

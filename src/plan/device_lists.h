@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPU plans: how much room the device's own planning needs, whatever lengths it finds.
 #pragma once
 

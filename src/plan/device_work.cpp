@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See device_work.h.
 #include "plan/device_work.h"
 

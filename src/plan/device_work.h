@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: explain. What the device will make of one list of a GPU plan when lengths are known: how much its busiest unit has to
 // do.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: plan. The pretend devices: what planning may be asked about without owning the machine.
 // Counts and cache sizes are those of one common product per architecture; they only shape tiles and splits, never results.
 #include <cctype>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: plan. Says which kernel serves a problem on a device, why every other one does not, and what the plan will do.
 // It asks the same rows and the same plan() that attend() relies on, so it cannot tell another story.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: plan. The checks between a plan and the batch that it is used for.
 #include "plan/fits.h"
 #include "text/formatted.h"

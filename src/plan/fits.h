@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether a plan may be used for a call: what every backend asks of the arguments, without reading a tensor.
 #pragma once
 

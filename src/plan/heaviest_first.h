@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ordering by falling cost without comparing: costs are bucketed by the top bits of their float form (steps of less than 1 %),
 // equal buckets keep their order. Linear time, one allocation; equal inputs give equal orders.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of host_device() that are pure functions, so that tests can ask about machines that are not there.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // plan(): from a problem and a device to the printable value that says all that attend() will do.
 #include "quire/plan.hpp"
 

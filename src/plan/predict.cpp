@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: explain. How long a plan takes on a device whose costs are known (device_costs.h).
 #include <algorithm>
 #include <string_view>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one description of attend()'s workspace, shared by planning (how big) and the CPU backend (where what is).
 #pragma once
 

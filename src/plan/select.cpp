@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernel table as data, and the walk through it.
 #include "plan/select.h"
 #include "plan/device_lists.h"

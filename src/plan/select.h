@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Choosing a kernel: the table's rows with their predicates, and the reasons of those that refuse.
 #pragma once
 

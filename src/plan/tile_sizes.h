@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How large the pieces are that a CPU kernel works on.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: plan. The peer's known hazards, one function per topic. Facts are from vLLM's sources of 2026-01 (commit 48d3f0b) and
 // its issue threads, whose numbers are given; nothing here influences what Quire runs.
 #include "plan/vllm_hazards.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is known to go wrong in vLLM (2026-01, AMD) with a given kernel choice and problem.
 #pragma once
 

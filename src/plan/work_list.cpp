@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles: (request, query rows, keys), split over keys where one item would keep a thread busy alone, heaviest items first. A tile
 // stands for the items of all KV heads and segments, so the list stays short; item() and merge() count them out.
 #include "plan/work_list.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cutting a problem into the tiles and split-KV segments that threads share.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where an output is wrong: |error| / tolerance by request x head, and by cell x dim for the worst cells. A cell is one head of
 // one row.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What pictures need to know about a batch's requests, read once from its index tensors (as the type that they are).
 //
 // A report is also drawn of batches that break the contract, so nothing here trusts a value: a length may be negative, owners of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The page that every report is, in two pieces: the data goes between them. Made from src/report/page by cmake/embed_page.cmake.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every physical page of the cache is to a batch: who reads it, how full it is, and whether its contents agree.
 //
 // Contents are judged by a few elements of KV head 0 in each slot: a slot that nobody wrote holds zeros (a fresh allocation) or

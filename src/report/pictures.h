@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of a report that are pictures, as JSON of bounded size: where an output is wrong, what the cache holds, who served
 // which row. Built where the tensors are (verify, diagnose), drawn by page.js. report.md describes every key.
 #pragma once

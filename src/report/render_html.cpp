@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From the JSON of a verdict, a diagnosis or a bench run to a page: checks that it is one, and embeds it so that no text in it
 // can end the data block or begin a tag.
 #include <algorithm>

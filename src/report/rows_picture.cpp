@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which kernel wrote how many rows, beside the requests that they belong to, runs of equal requests in one line.
 #include "report/pictures.h"
 #include "text/formatted.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading and writing one element of any floating type as f32. Decoding is exact; encoding rounds to nearest even.
 //
 // f16 and bf16 stores follow IEEE 754 (overflow gives infinity); fp8 stores saturate (see fp8.h). NaN stays NaN everywhere.

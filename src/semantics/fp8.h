@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The four 8-bit floating-point formats: decode (exact) and encode (round to nearest even, saturating, NaN kept).
 //
 // Sources: OCP 8-bit Floating Point Specification (OFP8) rev. 1.0, tables 1-2, for e4m3fn and e5m2;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one macro that lets semantics headers compile for the host, CUDA and HIP alike.
 #pragma once
 

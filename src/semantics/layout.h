@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where an element of the cache lives: one address formula for the three layouts and for plain [tokens, heads, dim] rows.
 #pragma once
 

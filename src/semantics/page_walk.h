@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From token positions to slots: the block table, read as the index type it has.
 #pragma once
 

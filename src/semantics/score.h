@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a raw dot product to a logit: scale, soft cap, ALiBi, in this order. Masks are elsewhere (visible_range.h).
 #pragma once
 

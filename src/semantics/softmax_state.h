@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The running softmax: a maximum and a sum, and how two of them combine. The only softmax merging in Quire.
 //
 // A state stands for a set of keys: max = max s(k), sum = sum exp(s(k) - max). The empty set is (-inf, 0).

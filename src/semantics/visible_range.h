@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which keys a query row sees. The only place in Quire's kernels that knows causality and the sliding window.
 #pragma once
 

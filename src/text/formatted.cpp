@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one place of the library where fmt's formatter is instantiated (see formatted.h).
 #include "text/formatted.h"
 

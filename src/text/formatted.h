@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Text from a pattern and values, for messages and reports of every stage.
 //
 // Guarantee: formatted(...) == fmt::format(...), pattern checked when compiling. fmt's formatter is instantiated in formatted.cpp

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Starting and joining: std::jthread joins whatever happens, and nothing leaves a thread but through `error`.
 #include "threads/on_threads.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Independent work on a few threads that live as long as the call. Everybody but the kernels uses this; they have the caller's
 // Executor.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hazards in types, head_dims and layouts that the caller names, for kernels that take few: each shape once in every type and
 // head_dim, with layouts, scale forms and index types in turn.
 #include <array>

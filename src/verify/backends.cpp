@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Our own kernels as targets: planned per case, counted row by row, with NaN in the workspace.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "verify/device_case.h"
 #include "text/formatted.h"
 

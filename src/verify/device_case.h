@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A case on a device: every tensor copied there with its strides, the outputs copied back, with guards round what is written.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory for an output under test: canaries before, behind and between the elements, and in the elements a NaN that no
 // computation produces, so that "never written" and "NaN was written" are two findings.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hazard matrix: for each hazard of testing.md the smallest batches that meet it, crossed with types and layouts.
 #include <array>
 #include <iterator>

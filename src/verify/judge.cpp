@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See judge.h.
 #include "verify/judge.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The checks: one target, one case, a verdict per check. Implementations under test and planted faults go through the same code.
 //
 // A Judge runs in phases, because poison is put into the one case that all judges of it share: on_zeros, then (with the case

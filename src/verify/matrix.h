@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cases that verify() asks about: three matrices of problem lines, some with data that no line can describe.
 //
 // An entry is a few words and numbers; prepare.h gives it data. tests/kernels runs the same hazards on every kernel.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See mutants.h.
 #include "verify/mutants.h"
 

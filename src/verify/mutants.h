@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Planted faults as targets: the catalogue of faults(), and the mistakes of a caller that no changed formula can express (bits
 // that vary, bytes beyond the output, a promise that is not kept).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The notes matrix: the problems of vLLM's test_prefix_prefill.py (64 heads, 1 or 64 queries per KV head, head_dim 24 and 128,
 // pages of 32, windows 0, 16 and 2048, f16 queries over f16, e4m3fn and e5m2 caches; contexted and with ALiBi), its lengths of
 // seed 0, and data in which faults can show: N(0,1) values, real fp8 scales, N(0,1)-sized ALiBi scores.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The same catalogue under the data and tolerance of vLLM's test_prefix_prefill.py: what that test would notice.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See pictures_of_case.h.
 #include "verify/pictures_of_case.h"
 

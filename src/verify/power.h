@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The suite's power: every planted fault goes through the checks that the target went through, until one of them notices it.
 #pragma once
 

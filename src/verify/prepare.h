@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An entry with data and with what it is judged against: the fp64 reference of all rows, or of chosen rows where all of them
 // would take too long.
 #pragma once

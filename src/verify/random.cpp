@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The random matrix: problem lines over the whole grammar. std::mt19937_64 and integer arithmetic only, so that a seed means the
 // same lines everywhere.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a run asked: the range of each attribute over the cases that were served. Beyond it, nothing was seen.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See shrink.h.
 #include "verify/shrink.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shrinking: from a failing problem line to the smallest one that still fails.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Part of a batch as a batch of its own: one request, or a chunk of its rows.
 #pragma once
 

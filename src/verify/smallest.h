@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a failing case to the smallest problem line on which the same check of the same target fails.
 #pragma once
 

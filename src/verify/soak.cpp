@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // soak(): fresh random batches for as long as one likes, each asked of every target, resumable after any end.
 #include <algorithm>
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See soak_files.h.
 #include "verify/soak_files.h"
 

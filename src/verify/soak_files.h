@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The folder of a soak: a state that a later run goes on from, a log for people, and findings as a case file.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hazards whose data a problem line cannot describe: every fp8 code, scores of -inf, NaN in a visible key, offsets beyond 32
 // bits, stale table entries.
 //

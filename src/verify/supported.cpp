@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See supported.h.
 #include "verify/supported.h"
 

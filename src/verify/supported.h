@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a target supports, learnt from a function that says yes or no to problem lines; other lines are brought into a form that
 // it supports.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The verdict as text for a terminal and as JSON (verify.md). Pure functions of the verdict.
 #pragma once
 

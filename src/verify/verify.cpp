@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // verify(): runs the matrices, shrinks what fails, measures the suite's own power, and writes the verdict.
 #include <algorithm>
 #include <chrono>

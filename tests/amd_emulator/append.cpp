@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See move.h: append.
 #include "amd_emulator/move.h"
 #include "backend/gpu/resolve.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory of one call on the pretended device: every tensor of a case copied between guard pages, inputs read-only.
 #pragma once
 

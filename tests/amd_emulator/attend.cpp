@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See attend.h.
 #include "amd_emulator/attend.h"
 

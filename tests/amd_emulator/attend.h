@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A pretended AMD GPU as a target of verify: a case is planned for it, laid out between guard pages and launched.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The attention kernels of the code objects: what each takes, and how it is reached from a plan. A new one is an entry of the
 // table.
 #pragma once

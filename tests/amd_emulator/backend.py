@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The HIP backend as a user calls it, down to the instructions: plan(), attend() and attend_status() through the library's own host code,
 on the HIP runtime of tests/hip, which has the code objects that the library carries executed in the emulator.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See move.h: batches that break a rule.
 #include "amd_emulator/move.h"
 #include "kernels/broken_batches.h"

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compares the layouts of our matrix models with AMD's Matrix Instruction Calculator, element by element.
 
 usage: check_layouts.py --library LIBRARY

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An AMD code object in host memory: segments mapped, relocations applied, kernels with their descriptors and metadata.
 
 Layouts as in LLVM's "User Guide for AMDGPU Backend", code object V5: ELF header, kernel descriptor (64 bytes), metadata note.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversions between f32 and fp8. gfx942 computes with the FNUZ formats, gfx950 and gfx12 with OCP's.
 #include <cmath>
 #include <iterator>

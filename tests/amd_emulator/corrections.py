@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Corrections of tinygrad's emulator (commit a9069c1), applied to its modules in memory; docs/kernels/amd_emulated.md lists the
 faults, probes.py shows that each correction is needed and enough. An anchor that does not match exactly once is an error: the
 checkout is another version."""

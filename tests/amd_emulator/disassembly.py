@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What LLVM's disassembler says of a code object: an opinion independent of the emulator's decoder, and the reason to refuse
 objects whose instructions the emulator is known to get wrong."""
 import re

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What Python calls: the list of cases, and one case after the other judged on the emulated device.
 #include <nlohmann/json.hpp>
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Executes kernels of a code object on the run loop of machine.cpp. What an instruction does is compiled by tinygrad's emulator
 from AMD's pseudocode, or is one of our own models where that is wrong; what has no effect without caches and pipelines is
 skipped."""

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays with an unmapped page on both sides: a read or write outside is a fault at once, and the fault can say of which array.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How C++ reaches the one who executes code objects: a function that Python provides.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which element of a matrix is where in the registers of a wave, for the dense matrix instructions with f32 accumulators.
 //
 // From AMD's instruction set manuals; check_layouts.py compares every entry with AMD's Matrix Instruction Calculator, which does

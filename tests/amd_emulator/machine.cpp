@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See machine.h.
 #include "amd_emulator/machine.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The run loop of the emulated AMD device: waves of several workgroups side by side, preempted at random, on host memory.
 //
 // What one instruction does is a C function that somebody else provides (emulator.py lets tinygrad's emulator compile one from

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MFMA and WMMA with f32 accumulators. Sums are taken in double and rounded once: hardware's order and width of accumulation are
 // not published in full, so last bits are nobody's promise.
 #include <algorithm>

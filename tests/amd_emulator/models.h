@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Our own models of instructions that tinygrad's emulator gets wrong or lacks, called like its functions: they read their
 // operands from the instruction at the program counter, act on the wave's registers and move on.
 #pragma once

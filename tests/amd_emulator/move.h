@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // append(), merge() and check_contents() on the emulated device, and batches that break a rule. Each function returns findings,
 // none if all is well.
 #pragma once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults planted in copies of the kernels' sources, compiled and executed like them, and corrections of the emulator left out: each
 must be found, and nothing without one."""
 import argparse

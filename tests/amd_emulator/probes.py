@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The probes of probes.hip: what each must give, from the instruction set manuals and the definitions of the fp8 formats."""
 import ctypes
 import math

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Executes the compiled AMD kernels in an ISA emulator over the hazard matrix, against the fp64 reference.
 
 usage: run.py --library LIBRARY --target TARGET|all [--whole] [--out FILE] [--commit TEXT]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One target in one process: the kernels compiled and loaded, the C++ side asked to judge case after case on them."""
 import ctypes
 import json

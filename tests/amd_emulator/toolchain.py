@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an emulated run needs beside the repository, and how kernels are compiled for it."""
 import os
 import re

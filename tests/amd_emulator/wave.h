@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state of one wave: registers in the layout that instruction functions expect, full of garbage but for what the kernel
 // descriptor promises.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // bench() end to end on small problems, its JSON, and the standing workloads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Verdicts on reports whose difference is known.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Floors of problems that can be worked by hand, and the copies that keep K and V cold.
 #include "bench/floors.h"
 

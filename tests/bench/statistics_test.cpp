@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Medians and intervals on samples whose answer is known, and how often the interval holds the true median.
 #include "bench/statistics.h"
 

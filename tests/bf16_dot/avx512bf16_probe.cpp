@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bf16_dot/dot_probe.h"
 
 #if defined(__AVX512BF16__)

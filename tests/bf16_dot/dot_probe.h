@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The instruction itself, called from a unit compiled for it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_avx512bf16 on processors without AVX512-BF16: the model of the instruction against the instruction, where there is one, and
 // the kernel's hazard cases with the model in the instruction's place. This program holds its own copy of the kernels, compiled
 // with QUIRE_EMULATE_BF16_DOT; it needs AVX-512.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Caches in memory of the pool's: attended to like any other, aligned, apart from each other, alive as long as somebody holds
 // them.
 #include <gmock/gmock.h>

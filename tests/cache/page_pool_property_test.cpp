@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PagePool under random operations, against a simulated cache: each slot remembers the exact token prefix that was written to
 // it, so reading a request back through its block table shows at once if a page was given to the wrong request.
 #include <gtest/gtest.h>

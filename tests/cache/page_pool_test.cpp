@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PagePool: each documented call on small pools, worked by hand.
 #include "quire/page_pool.hpp"
 

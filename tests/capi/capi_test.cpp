@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C ABI's own promises: codes, texts per thread, NULL is an error, no option is dropped, structs may grow.
 #include "quire/quire.h"
 

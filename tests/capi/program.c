@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Quire from plain C11: one step with two requests, computed by hand, then by the library.
  *
  * The cache has 3 pages of 2 tokens, one KV head, head_dim 2. Request 0 is new: 2 tokens (prefill). Request 1 has 2 tokens in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Captures: what is written is read back to the byte, and the file itself is fixed by a golden.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

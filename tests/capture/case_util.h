@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Helpers of the capture tests: every tensor of a case by name, element decoding, a brute-force list of what may be read.
 //
 // The brute force repeats the equations of batch.hpp row by row and key by key and shares no code with make_case.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The case files of tests/cases, one per hazard, for any test that wants to run over them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The case files: every line parses, is canonical in content, can be made, keeps the contract, and really has its hazard.
 #include "capture/cases.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Captures made to hurt: each is refused with a parse_error that says where, what was found and what was expected.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // make_case: the same bytes everywhere, N(0,1) where a kernel reads, poison where it must not.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

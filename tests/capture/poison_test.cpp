@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // poison_case: spoils exactly what may not be read, judged by a brute-force walk over rows and keys.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The problem line: round trips, the documented examples, and one test per way to be wrong.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

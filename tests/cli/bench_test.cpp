@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quire bench: exit codes, text, JSON with every key documented, comparison, and what it refuses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

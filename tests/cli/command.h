@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the built `quire` as a user would and collects what it wrote.
 #pragma once
 

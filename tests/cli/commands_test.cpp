@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What each command prints: goldens with what varies taken out, the JSON schema, and faults that must be reported.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

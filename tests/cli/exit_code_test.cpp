@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every class of error: its exit code, its text on stderr with a hint, and the same as JSON.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // docs/reference/cli.md shows the help text of every command, word for word.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The verdict of `quire run`: each fault that the library is never seen to commit is planted here and must fail the run.
 #include "../cli/outcome.h"
 

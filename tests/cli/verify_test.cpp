@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quire verify: exit codes, text, JSON, the page, and what it refuses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

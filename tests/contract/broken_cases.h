@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One mutation per way to break a rule, with the one finding it must give.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The mutations themselves. In the order of src/contract/rules.inc.
 #include "contract/broken_cases.h"
 

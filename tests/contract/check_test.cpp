@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What check() promises beyond single rules: what it must not read, what it leaves out, how it lists and how it survives.
 #include <gmock/gmock.h>
 #include <sys/mman.h>

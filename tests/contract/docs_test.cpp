@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // docs/reference/contract.md is written from rules(): this test renders it and compares. QUIRE_UPDATE_DOCS=1 rewrites the file
 // instead.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The block-wise scans say what going one by one would, at every position, type and stride.
 #include <gmock/gmock.h>
 

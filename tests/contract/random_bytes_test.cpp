@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The laws that the fuzzer checks (fuzz/batch_laws.h), on seeded random bytes: a small, deterministic share of a fuzz run.
 #include <gtest/gtest.h>
 

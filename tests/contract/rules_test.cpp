@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A valid call gives no finding; each mutation gives exactly its one finding; every rule has a mutation.
 #include <gmock/gmock.h>
 

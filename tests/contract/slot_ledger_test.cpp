@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The slot ledger by itself: what it remembers, and what append() and a page pool tell it.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small valid batch that uses every optional tensor, owns its memory, and is easy to break in one place.
 //
 // Four requests over pages of 4 tokens: a prefill chunk, a decode row, a fresh prompt read from key/value, and one without rows.

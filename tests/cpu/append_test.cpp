@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // append(): every layout and type against element-wise expectation; skipped slots, strides, wide rows, scales, the ledger.
 #include <gmock/gmock.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend() as a call: what it refuses before it writes, who ran what, and that threads, executors and cuts never change a bit.
 #include <gmock/gmock.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #if defined(__AVX2__)
 #include "backend/cpu/simd_avx2.h"
 #endif

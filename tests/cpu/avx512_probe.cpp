@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #if defined(__AVX512F__)
 #include "backend/cpu/simd_avx512.h"
 #endif

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Callers' executors: one that skips, repeats, invents or mixes up tasks and thread numbers fails the call; nothing crashes, and
 // nobody's answer is silently incomplete.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // merge(): against fp64, exact on empty sides whatever they hold, commutative to the bit, and equal to attending in one go.
 #include <gmock/gmock.h>
 

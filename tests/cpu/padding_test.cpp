@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend() on a CPU with rows behind the last start: never read, and left or made zero, whatever the strides of the output.
 #include <gtest/gtest.h>
 

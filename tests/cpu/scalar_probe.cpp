@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/cpu/simd_scalar.h"
 #include "cpu/simd_probe_body.h"
 

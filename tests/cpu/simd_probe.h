@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls into the vector types from units compiled with their instruction set, so that the tests themselves stay portable.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The probe's functions for one vector type. Included once per instruction set; anonymous so that each unit keeps its own. Probes
 // are constants: code that made them when the program starts would have the instruction set of its unit.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every vector type against plain arithmetic: conversions exhaustive, exp and tanh against fp64, NaN and infinities kept.
 #include <gmock/gmock.h>
 

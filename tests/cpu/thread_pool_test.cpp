@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pool runs every task exactly once, never shares a thread number, publishes results, and survives concurrent callers.
 #include <gmock/gmock.h>
 #include <sys/wait.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The model of the AMX instructions (emulated_tiles.h) against the hardware, bit for bit; skipped where there is none.
 #include <gtest/gtest.h>
 

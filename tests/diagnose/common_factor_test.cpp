@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The analysis of variance that tells a wrong factor from rounding.
 #include "diagnose/common_factor.h"
 

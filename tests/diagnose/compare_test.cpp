@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // compare(): classes before magnitudes, strides honoured, the worst element named.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The confusion table of docs/reference/confusion.md: every fault of the catalogue is planted on three geometries and diagnosed.
 //
 // At least 95 % of the captures must name the true cause first, all of them among the first three. A suspect that predicts the

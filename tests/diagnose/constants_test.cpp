@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // docs/reference/numerics.md and the code name the same constants with the same values.
 #include <gtest/gtest.h>
 

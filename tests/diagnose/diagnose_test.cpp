@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What diagnose() says about outputs whose fault is known.
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cases with a wrong observed output, in memory.
 #pragma once
 

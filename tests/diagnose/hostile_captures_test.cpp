@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Broken captures: bytes, numbers and words of good ones are changed at random, and check, explain and diagnose are asked. None
 // of them may crash, take long, or take much memory. QUIRE_HOSTILE_CAPTURES asks for more than the 600 of every run.
 #include <gtest/gtest.h>

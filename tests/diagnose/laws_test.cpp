@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The laws that need no oracle: each holds on right outputs of every kind, and each notices its own fault.
 #include <fmt/format.h>
 #include <gmock/gmock.h>

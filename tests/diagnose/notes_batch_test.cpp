@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The case that Quire started from (docs/guides/the_case.md), at full size: an int64 query_start_loc read as int32, row 5336
 // never written.
 #include <fmt/format.h>

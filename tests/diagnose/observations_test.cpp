@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plain observations: what was planted in an output is what the lines say, for factors, offsets, zeros, NaN and lse.
 #include <functional>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Diagnosis of padded batches: padding rows are nobody's, so nothing in a left one is wrong, and anything but 0 in a zero one is.
 #include <gmock/gmock.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Patterns: planted sets of wrong cells of every kind come back as the rule that planted them, with noise and in pairs; scattered
 // cells get no rule.
 #include "diagnose/pattern.h"

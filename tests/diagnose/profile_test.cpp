@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numerics profiles: their words, what they pay, and that diagnose finds the one that a kernel has, and no other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hypotheses read inside the tensors of the capture, for every head_dim, also where two of them are planted in one model.
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reduce_case() of batches whose tables hold anything where nobody reads: the reduced capture holds pages of this cache and no
 // other bytes, and is quick whatever a length claims.
 #include <gmock/gmock.h>

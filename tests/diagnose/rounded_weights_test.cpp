@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tolerance for kernels that round softmax weights: it pays for that rounding, exactly, and for no more.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows that hold 0 in every dim: the answer of a row that sees no key (docs/design.md, section 1), what a cleared buffer holds
 // where nobody wrote, and what anything times 0 gives. Nothing is the cause of them for certain.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A mechanism inside a scope: faults of the catalogue and fitted parameters, in some rows or heads of a batch that is right
 // elsewhere.
 #include <gmock/gmock.h>

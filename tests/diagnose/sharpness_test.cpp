@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A tolerance is worth what it rejects: faults that a published suite let pass (max |q|, |k|, |v| of 1e-3, atol 1e-4) against
 // ours on N(0,1) data, and an honest single-precision kernel that must stay inside.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cases whose observed output comes from a model: a profile's, or one that a test has changed.
 #pragma once
 

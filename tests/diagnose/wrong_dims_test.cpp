@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Localisation keeps which dims of a compared (row, head) are wrong, beyond 64 dims and next to right neighbours.
 #include <set>
 #include <utility>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // docs/kernels/index.md lists the kernels of this build; the list is written from the kernel table.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The catalogue keeps its promises: every fault shows, on at least three geometries, in an output that compare() rejects; where
 // it says that it cannot show, it says why.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // docs/reference/faults.md is written from faults(): this test renders it and compares. QUIRE_UPDATE_DOCS=1 rewrites the file
 // instead.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A geometry made into a case, planted and judged.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small batches on which planted faults must show: together they have every layout, cache type, group shape and option. Shared by
 // the tests of the catalogue and of what builds on it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // element_offset_32_bit on caches whose pages lie 2^30 elements apart, in address space without memory behind it.
 #include <gtest/gtest.h>
 #include <sys/mman.h>

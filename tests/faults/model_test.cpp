@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The model without a fault is the reference: two implementations, one truth.
 #include <cmath>
 #include <random>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // diagnose() plants two faults at once, in either order: whatever one believes, the other must stay inside the batch. What they
 // compute is nobody's promise; AddressSanitizer watches (./test asan).
 #include <gtest/gtest.h>

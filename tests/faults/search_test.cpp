@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Faults with parameters find them from a few wrong rows.
 #include <gmock/gmock.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend() through the HIP host code: every hazard on each of the fake devices and for both rows of the kernel table, against the
 // fp64 reference; broken lengths and tables are reported and nothing is written.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which AMD GPUs there are, and what is said when there is none: what is missing, by name.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every test of this program runs on the fake runtime: it is named before anybody asks for a device.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // append(), merge() and the look at contents through the HIP host code.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

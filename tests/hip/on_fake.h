@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The HIP backend on the fake runtime: which device is current there, and a call on it as a kernel under test of tests/kernels.
 #pragma once
 

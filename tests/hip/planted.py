@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Plants faults in copies of the HIP host code, links test_hip with each, and demands that its tests fail.
 
 usage: planted.py BUILD_FOLDER

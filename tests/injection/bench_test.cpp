@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A kernel that is fast and wrong does not pass `quire bench`.
 #include "quire/bench.hpp"
 

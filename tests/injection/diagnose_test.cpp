@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Faults switched on in our own kernels, and what diagnose() makes of the output: it sees nothing but the batch and the numbers.
 #include <gtest/gtest.h>
 

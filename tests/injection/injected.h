@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The faults that can be switched on in our own kernels, and for each a batch on which it shows.
 #pragma once
 

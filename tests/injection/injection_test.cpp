@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Faults switched on at run time in our own kernels (src/backend/cpu/planted.h): the suite must catch each, on every instruction
 // set. This program holds its own copy of the kernels; the last tests show that the library that is shipped knows nothing of it.
 #include <gtest/gtest.h>

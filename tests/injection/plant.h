@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Switches one fault of our own kernels on.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What counts.py runs under callgrind: plans and attends a problem line for the pretend device avx2 on one thread, so that the
 // count of instructions is a property of the code and not of the machine.
 //

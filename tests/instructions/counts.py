@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Instructions of plan() and attend() on small problems, by callgrind, against counts.json: a regression in what the code does
 shows on the busiest machine. More than 3 % above the golden count fails; so does 10 % below, so that the golden is renewed.
 

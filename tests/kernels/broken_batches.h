@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Batches that break one rule of lengths or tables each: a device must notice, and write nothing.
 #pragma once
 

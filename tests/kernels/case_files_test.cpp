@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every line of tests/cases on every kernel of this machine: values against the fp64 reference, rows, canaries, bits under
 // repetition, threads and other poison. HugeOffsets is left out: 5 GiB a line (see the file).
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a device made of a MergeCase, element by element against fp64.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hazard suite (docs/reference/testing.md): the shapes and types that `quire verify` asks of anybody, run here on every
 // kernel.
 #pragma once

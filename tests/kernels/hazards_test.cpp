@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every CPU kernel this machine can run x every hazard x every type and layout, against the fp64 reference.
 #include <gtest/gtest.h>
 

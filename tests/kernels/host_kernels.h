@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rows of the kernel table that this machine can run.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The promises about bits: a request alone or in a batch, whole or in chunks.
 #pragma once
 

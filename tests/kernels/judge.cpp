@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See judge.h. Compiled once, for the tests of every backend.
 #include "kernels/judge.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One judgement for kernels and mutants alike: made data with poison, guarded outputs, the fp64 reference, repeats to the bit.
 //
 // A kernel under test is a function; a finding is a sentence. Hazard tests demand none, planted-fault tests demand some.

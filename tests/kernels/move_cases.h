@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors for append() and merge(), whose results must be the same bits on every backend: every type, layout and stride.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A plain attention with switchable faults, each a mistake that real kernels have shipped. Tests of the tests only: a hazard's
 // check must find its fault, and must find nothing without one.
 #pragma once

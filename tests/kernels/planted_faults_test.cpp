@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The suite's own power: for each hazard, a fault that its check must find; without a fault, it must find nothing.
 #include <gtest/gtest.h>
 

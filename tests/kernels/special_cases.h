@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hazards whose data a problem line cannot describe: scores of -inf, every fp8 code, stale table entries, offsets beyond 32 bits.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hazards that need data of their own, and the promises about bits: alone or in a batch, whole or in chunks.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A C++ user: generate a case, check, plan, attend, compare. Only installed headers.
 #include <cstdio>
 #include <cstdlib>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # One packaging test: cmake -DSTEP=... -P step.cmake. Fails with the output of the first command that fails.
 function(must)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE code OUTPUT_VARIABLE text ERROR_VARIABLE text)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPU plans: bounds, capacities and the workspace, for batches whose lengths planning does not read. tests/simt/plan_test.cpp
 // runs the device's own planning within them.
 #include <gmock/gmock.h>

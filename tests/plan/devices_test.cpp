@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Devices: every name is found, real ones are detected from CPUID words, overrides only narrow.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

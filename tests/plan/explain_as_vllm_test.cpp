@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // explain_as_vllm(): the predicate condition by condition, the table of typical shapes, and each hazard note.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

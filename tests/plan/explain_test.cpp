@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // explain(): goldens for pretend devices, and the laws that tie it to the table and to plan().
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // workspace_fits(): what attend() asks of a workspace on any device, by addresses alone.
 #include "plan/fits.h"
 

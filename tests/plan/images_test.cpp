@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Devices that a build has code for: a GPU without an image must not be listed, since its kernels would write nothing.
 #include "device/images.h"
 

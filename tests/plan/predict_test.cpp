@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // predict(): what it counts, what it refuses, and that more work is never less time.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which kernel a device gets, pinned for pretend devices; forcing; and every refusal with its reason.
 #include <gmock/gmock.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The work list covers every (row, KV head, visible key) exactly once, whatever the problem, and cutting is a pure function.
 #include <gmock/gmock.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reference of chosen rows: the bits of the full reference, errors that name the index, and a cost that follows the rows.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

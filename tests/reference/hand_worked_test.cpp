@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The oracle against results worked out by hand (the numbers are in the comments, not computed by any code of ours).
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The oracle's two loops: every instruction set of this machine gives the bits of a loop that anybody can read.
 #include "backend/reference/lanes.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Padding rows in the oracle: zero is a right answer like any other, left has none.
 #include <gmock/gmock.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small cases drawn at random, for every test that asks the oracle the same question in two ways.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The oracle against a second formulation: long double, an explicit dense mask matrix, log-sum-exp, and logical values that
 // never went through pages or strides.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // error_picture(): planted errors appear where they were planted, with compare()'s judgement, and its size is bounded.
 #include <gtest/gtest.h>
 

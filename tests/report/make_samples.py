@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes samples/*.json: reports that show every part of the page, for tools/check_report.py. Made up, but in the shapes of
 docs/reference/report.md; numbers are drawn from a fixed seed.
 

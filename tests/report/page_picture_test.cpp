@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // page_picture(): owners, fill and states of pages against cases made by hand, in every layout; bounded on huge caches.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes the page of a report's JSON to a file, for tools/check_report.py.
 #include <cstdio>
 #include <fstream>

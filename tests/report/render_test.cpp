@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // render_html(): what it refuses, that text cannot leave the data block, that the page asks nobody for anything.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Element conversions, exhaustive over all codes, against values computed here from the definition of each format.
 #include "semantics/dtype.h"
 

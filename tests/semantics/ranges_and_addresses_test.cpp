@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // visible_range against brute force; the address formula of every layout is injective; the page walk covers each position once.
 #include <gtest/gtest.h>
 

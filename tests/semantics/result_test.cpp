@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // value() of a failure must not be silent: the process ends with the failure's own words.
 #include <gtest/gtest.h>
 

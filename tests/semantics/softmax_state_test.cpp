@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Laws of the running softmax: identity, commutative, associative within n ulp, empty-safe.
 #include "semantics/softmax_state.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // append() and merge() on the stand-in: the same bits as the CPU's, for every type, layout and stride.
 #include <gtest/gtest.h>
 

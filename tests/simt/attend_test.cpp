@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The portable attention kernel on the stand-in: every hazard against the fp64 reference, with poison, guards, shuffled threads.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // check_contents() on the stand-in: it agrees with check() at depth contents on any element of any tensor, in every type and
 // layout.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fp8 to 16-bit operands: all 256 codes of the four formats, for devices without conversion instructions, with those of fnuz
 // formats and with those of OCP formats.
 #include <gtest/gtest.h>

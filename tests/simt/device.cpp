@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See device.h. The portable kernels are compiled for the stand-in here, once for all tests.
 #include "simt/device.h"
 

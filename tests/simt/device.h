@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The host side of the stand-in: device arguments from tensors, work lists with room, and a call as its sequence of launches.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stacks that take turns on one thread: x86-64 by a switch of a dozen instructions, other machines by ucontext. AddressSanitizer
 // is told.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The stand-in: threads as fibers, blocks, waves, and the hooks that src/backend/gpu/runtime.h calls.
 #include "simt/machine.h"
 

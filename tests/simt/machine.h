@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A GPU made of one CPU thread: runs a kernel of src/backend/gpu with all its blocks resident at once, and says what it did
 // wrong.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The stand-in itself: what it lets pass, and each mistake of a kernel that it must name.
 #include "simt/machine.h"
 

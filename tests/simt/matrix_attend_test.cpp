@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix kernels on the stand-in, with the fragments of each generation: every hazard in the types and head_dims that they
 // take, against the fp64 reference, with poison, guards, shuffled threads.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A call on the matrix kernels of the stand-in: both lists as a plan has them, and who takes what.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix kernels with the fragments of gfx1100.
 #include "simt/matrix_instances.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix kernels compiled for the stand-in, one table per device.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Included by the matrix_gfx*.cpp files alone.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Faults that the matrix kernels' tests must not let pass: each barrier removed in turn, shared arrays one element short, fences
 // without effect, a wrong lane map in the matrix unit, keys read that must not be.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix kernels on the stand-in: random problems, hazards whose data no line describes, and the promises about bits.
 #include <gtest/gtest.h>
 

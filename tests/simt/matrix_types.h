@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The types that the matrix kernels take, as parts of problem lines.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The products of the stand-in's matrix units.
 //
 // Products of 16-bit elements are exact in f32. Their sum is taken in the order of k with a rounding after each, no better than

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix instructions of the stand-in, as tables: which element of A, B and D lies in which lane and register. The tables
 // follow AMD's matrix instruction calculator; matrix_unit_test.cpp compares them with what it prints (layouts/).
 #pragma once

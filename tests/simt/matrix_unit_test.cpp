@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The stand-in's matrix instructions: their layouts against AMD's calculator, and products of random matrices.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The stand-in as a kernel under test of tests/kernels.
 #pragma once
 

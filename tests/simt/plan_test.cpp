@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // plan() for a GPU and the host side of its backends, on the stand-in: capacities suffice, the workspace holds everything,
 // arguments are resolved rightly. No device is needed for any of it.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Faults that the stand-in must not let pass, planted in the machine and not in the kernels: each barrier removed in turn, fences
 // without effect, shared arrays one element short, partial results merged too early.
 #include <gmock/gmock.h>

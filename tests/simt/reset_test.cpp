@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reset() and fill_rows() on the stand-in: what a refused call leaves behind, and which rows are filled with what.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // schedule() on the stand-in: every visible key of every row exactly once, parts at absolute cuts, room respected, equal to what
 // a few lines of host code say.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The portable attention kernel on the stand-in: hazards whose data no line describes, and the promises about bits.
 #include <gtest/gtest.h>
 

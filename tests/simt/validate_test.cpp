@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // validate() on the stand-in: one mutation per rule, agreement with check() on random mutations, and nothing written when broken.
 #include <gtest/gtest.h>
 

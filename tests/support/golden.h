@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Golden files: expected text kept in the source tree. QUIRE_UPDATE_GOLDENS=1 rewrites them instead of comparing.
 #pragma once
 

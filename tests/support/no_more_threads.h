@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A system that grants no thread, or only a few, as long as one of these lives.
 #pragma once
 

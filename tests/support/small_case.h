@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A batch small enough to know by heart: logical values [request][position][head][dim] on one side, the paged, strided,
 // quantised tensors on the other. Written apart from src/capture, so that tests of the reference trust nothing but dtype stores.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The loop that diagnose, verify, the reference and captures share: everything runs once, failures wait for all threads, and a
 // system that grants no thread only makes it slower.
 #include "threads/on_threads.h"

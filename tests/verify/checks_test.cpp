@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Each check of the suite fails when its fault is planted, and none cries wolf.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

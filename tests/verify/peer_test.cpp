@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The peer's power on small cases, and the chosen rows of a planted fault that it rests on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

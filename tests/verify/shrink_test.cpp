@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shrinking: from a large failing line to a small one that still fails.
 #include <gtest/gtest.h>
 

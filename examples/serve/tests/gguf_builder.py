@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes small GGUF files byte by byte, right ones and wrong ones: every count and offset can be lied about."""
 
 from __future__ import annotations

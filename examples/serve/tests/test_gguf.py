@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A damaged or hostile model file ends in one error that names the place; a right one is read right."""
 
 import struct

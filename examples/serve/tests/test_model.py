@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The decoder against the dense oracle on a random model: rotation, grouping, residuals, tiles. No download, no cache."""
 
 import numpy as np

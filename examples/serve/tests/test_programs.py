@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """serve.py, exactness.py and perplexity.py from end to end on a tiny model file, and what they do when something is wrong."""
 
 import io

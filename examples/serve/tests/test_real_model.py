@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small version of exactness.py on SmolLM2 itself; skipped with a reason if the model file is not there."""
 
 import pytest

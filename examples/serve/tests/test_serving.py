@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scheduler and paged cache on a small random model: the text is the dense oracle's whatever the batch, chunk, page size,
 sharing or shortage of pages; and a fault planted into the cache is found. No download."""
 

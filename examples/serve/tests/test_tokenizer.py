@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tokenizer on a small vocabulary by hand, and on SmolLM2's against answers of the `tokenizers` package."""
 
 import pytest

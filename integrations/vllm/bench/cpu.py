@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cpu.py [OUT.json]: attention and cache write of a layer on a CPU, vLLM's own and Quire's, in turns, in CPU time of all threads.
 
 No engine runs: both get the same tensors, as vLLM's layers would hand them over. CPU time is compared, so that a busy machine hurts both

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gpu.py OUT.json [--quick]: vLLM on one GPU with Quire's attention, FLASH_ATTN and TRITON_ATTN, in one run, shuffled.
 
 A model of Llama-3-8B's shape with random weights N(0, 0.02): real speed, no text. Each backend has an engine in a process of its own that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """./run audit: vLLM on its own attention, with a fault planted in it, watched by Quire. The report names the fault.
 
 First the same load runs without a fault, where an alarm would be a false one. Exit status 0 only if there is none, and the planted

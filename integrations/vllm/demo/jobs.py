@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The example's prompts with lengths from its trace of a real chat service: what ./run vllm and ./run audit ask for."""
 
 from __future__ import annotations

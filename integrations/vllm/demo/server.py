@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A vLLM server as a subprocess, and a client that streams chat completions from it. Standard library only."""
 
 from __future__ import annotations

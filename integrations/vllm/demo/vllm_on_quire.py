@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """./run vllm: vLLM on Quire beside vLLM on its own attention. The same prompts go to both, in turns, over the OpenAI API.
 
 Exit status 0 only if every request was answered and Quire's audit of its own attention has no finding.

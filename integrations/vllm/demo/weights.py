@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """weights.py GGUF FOLDER: the files that vLLM loads, made from a GGUF. vLLM reads no GGUF from 0.32 on; transformers does."""
 
 import pathlib

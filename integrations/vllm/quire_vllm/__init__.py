@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quire in vLLM: an attention backend (``--attention-backend CUSTOM``) and an audit of any backend (``QUIRE_AUDIT=1``).
 
 vLLM calls :func:`register` in every process, before it parses arguments. Environment variables configure both, because no

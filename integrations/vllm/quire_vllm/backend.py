@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's attention backend CUSTOM on Quire: one code for CPU, CUDA and ROCm, and for the interfaces of vLLM 0.26 to 0.33.
 
 The cache is vLLM's one tensor a layer, [blocks, kv_heads, block_size, 2 * head_dim], K then V in the last dim, in any physical

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One layer's calls of Quire: what a step shares is made once (on a CPU a plan and a bound call, on a GPU found by shape).
 
 No vLLM is imported here: metadata is any object with the fields of ``QuireMetadata``.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One line at start for each kind of layer: which kernel of Quire serves it, for prefill and for decode."""
 
 from __future__ import annotations

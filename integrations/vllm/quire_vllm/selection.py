@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How vLLM finds the backend. CUDA and ROCm ask vLLM's registry; vLLM's CPU platform has one answer, and is asked to look first.
 
 The slot is CUSTOM: a name of our own would not survive the pickle of the configuration to the processes that vLLM spawns.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Paths, and stand-ins: scheduler messages as vLLM sends them, and modules named vllm for tests that run without it."""
 
 import pathlib

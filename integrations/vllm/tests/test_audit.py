@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The audit around a stand-in for vLLM: the same hooks, a scheduler, a builder and a backend of a few lines. Needs torch, not vLLM."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The share of time that the audit may take, against a clock of the test's own."""
 
 from quire_vllm.audit.budget import Budget

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layer's calls against fp64, on vLLM's one tensor for K and V; and the lines at start. Needs torch, not vLLM."""
 
 import types

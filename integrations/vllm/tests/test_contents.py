@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What slots hold and what rows come out: layouts by probe, digests, fp64. Needs torch, not vLLM."""
 
 import numpy as np

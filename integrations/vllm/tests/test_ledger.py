@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables against the scheduler's words: clean histories raise nothing, and every way to break a table is named."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the plugin does when vLLM loads it: with stand-ins for vLLM."""
 
 import logging

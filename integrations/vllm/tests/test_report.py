@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Alarms: counted, written, exported, and raised where that was asked for."""
 
 import json

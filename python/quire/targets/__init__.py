@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Implementations of paged attention that :func:`quire.verify` can judge. Each adapter imports its library when it is made.
 
 ==================  =================================================================================

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What adapters share: a case's lengths, its cache in another layout, and everything that a request reads, as NumPy bits.
 
 Nothing is rounded here: values move as bits, poison included. What cannot be moved without rounding is refused.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NumPy bits as torch tensors of the type that Quire knows them by."""
 
 from __future__ import annotations

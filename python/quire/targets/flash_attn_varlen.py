@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash_attn_varlen_func with a block table: FlashAttention 2, and FlashAttention 3 as vLLM builds it.
 
 Not run against the real libraries by this project's tests, which have no GPU: they use a module with the same function that records its

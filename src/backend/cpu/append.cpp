@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu::append(): this step's K/V rows into their slots, converted to the cache's type.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_neon: the kernel body for AArch64 Advanced SIMD, which every AArch64 processor has.
 #if defined(__aarch64__)
 #include "backend/cpu/attend_body.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu::attend(): check, resolve pointers, run the plan's items, merge what was split, count the rows.
 
 #include <algorithm>

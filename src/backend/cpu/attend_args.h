@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Everything a CPU attention kernel needs, resolved once per call: plain pointers, element strides, no optionals.
 // Kernels see no std types: an out-of-line std template compiled for AVX-512 could end up serving the whole program.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU attention kernel, once: one work item = one KV head of one request, a tile of query rows, a range of keys.
 //
 // Algorithm (FlashAttention-2 order, Dao 2023, arXiv:2307.08691): for each segment of split_keys keys, for each tile of tile_kv

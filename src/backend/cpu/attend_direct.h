@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. Few score rows, many keys: K and V go from the cache into the products, each read once, whatever the group, and
 // what comes next is prefetched.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. One row of the cache (or of this step's rows) as f32, whatever its type and layout; and which rows a tile holds.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One lane of VDPBF16PS in portable arithmetic, to the bit (NaN payloads excepted).
 #pragma once
 

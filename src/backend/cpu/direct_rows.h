@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. Where the rows of a tile's keys lie in the cache, and bringing the next tile's towards L2 meanwhile.
 //
 // Pages are scattered, so hardware prefetchers see nothing. Reading eight pages side by side, line by line, keeps more DRAM banks

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. Few score rows gain the values of a tile, which are read where they lie: acc = acc * correction + P V.
 //
 // Every element of an accumulator is one chain over the keys that its row sees, in order: the chain of the tile path, which adds

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. Rows that registers take as they lie in the cache, by type: no scratch, no scale.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU backend as the attention stage calls it. Arguments as in quire/attention.hpp; every rule is checked here.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. From accumulators to output rows, lse and split-KV partials, and from partials to output rows.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. A finished segment of a row joins what the row has so far; the weights are semantics/softmax_state.h's.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Built once from semantics/fp8.h.
 #include "backend/cpu/fp8_tables.h"
 

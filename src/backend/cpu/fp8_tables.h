@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The f32 value of every fp8 code, for kernels that decode by table look-up (subnormals included, unlike bf16 bit tricks).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. fp8 codes as bf16 words, 64 at a time: the two bytes of a word are looked up by byte permutes (AVX512-VBMI).
 // Every fp8 value is a bf16, NaN included: nothing is rounded.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. One work item as the kernels see it: which rows, which keys each of them sees, where in scratch things lie.
 // Knows nothing of vectors or tiles' arithmetic.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu::merge(): two finished partial results over disjoint key sets become one.
 #include "backend/cpu/entry.h"
 #include "backend/cpu/parallel.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. Rows behind the last start, where the batch asks for zeros.
 #pragma once
 

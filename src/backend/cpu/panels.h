@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. A tile of keys and values as panels: the right-hand sides of the two products, contiguous in the order of their
 // use.
 //

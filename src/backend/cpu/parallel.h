@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Running a lambda as an Executor's tasks: each exactly once, or the call fails.
 #pragma once
 

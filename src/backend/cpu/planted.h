@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Faults that a test can switch on in the real kernels (tests/injection, testing.md). Only that test compiles these sources
 // with QUIRE_PLANT_FAULTS; everywhere else the question is the constant false and leaves no code behind.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Judging an executor by what it did. Flags only change from waiting to begun to done, so whoever changes one first has the task.
 #include "backend/cpu/roll_call.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an executor does with the tasks of one run, noted task by task: the executor may be the caller's, and a task that it skips
 // is output that nobody writes.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_generic: the kernel body in portable C++.
 #include "backend/cpu/attend_body.h"
 #include "backend/cpu/simd_scalar.h"

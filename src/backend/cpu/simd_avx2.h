@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The vector interface of attend_body.h on AVX2 + FMA + F16C. Operation names follow the Intel Intrinsics Guide.
 #pragma once
 

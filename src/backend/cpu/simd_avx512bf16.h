@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The vector interface of attend_body.h on AVX-512 with AVX512-BF16: scores are dot products of bf16 pairs, all else is f32.
 //
 // VDPBF16PS (Intel SDM vol. 2C): the product of the odd elements, then that of the even ones, is added with one rounding to

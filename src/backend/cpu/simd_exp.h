@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // exp and tanh for vector types, from the type's own arithmetic: one polynomial for every instruction set.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The vector interface of attend_body.h on AArch64 Advanced SIMD (NEON), base architecture only: f16 is converted by its
 // instructions, bf16 by shifts. Operation names follow Arm's intrinsics reference.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The vector interface of attend_body.h in portable C++: four lanes that any compiler can map to what it has.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. From raw dot products of one row to probabilities, and the row's running softmax.
 // Keys that the row does not see become exact zeros and do not count. What comes out depends on the row and the absolute
 // positions of its keys alone.

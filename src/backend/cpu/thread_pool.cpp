@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A persistent thread pool: workers spin briefly for the next run, then sleep in the kernel; tasks come from one atomic counter.
 //
 // A run never waits for a worker that has not come yet. Workers enter through a gate that the caller opens and, once no task is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. Many score rows over a tile of packed keys: S = Q K^T, softmax, acc = acc * correction + P V.
 //
 // A block of up to kRows rows goes through all three steps while its scores are in L1; K and V panels stream from L2 once for

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_amx: bf16 products on the AMX tile unit. Compiled for AVX-512 with VBMI; called only if CPUID shows them and the system
 // granted the tile registers.
 #if defined(__x86_64__)

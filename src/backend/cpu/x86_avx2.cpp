@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_avx2: the kernel body for AVX2 + FMA + F16C. Compiled with those flags; called only if CPUID shows them.
 #if defined(__x86_64__)
 #include "backend/cpu/attend_body.h"

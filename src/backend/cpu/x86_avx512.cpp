@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_avx512: the kernel body for AVX-512 F/BW/VL/DQ. Compiled with those flags; called only if CPUID shows them.
 #if defined(__x86_64__)
 #include "backend/cpu/attend_body.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. The kernel that takes every valid problem: src/backend/gpu/attend_generic.h on CUDA.
 #include "backend/gpu/runtime.h"
 

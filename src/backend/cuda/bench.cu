@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The loops of the bench's ceilings: a plain read, and multiply-adds in registers.
 #include <cuda_runtime.h>
 

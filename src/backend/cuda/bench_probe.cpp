@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What `quire bench` asks of a CUDA device: graphs replayed and timed by events, and the loops of its ceilings.
 #include "device/bench_probe.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: check() at depth contents on CUDA: src/backend/gpu/check_contents.h.
 #include "backend/gpu/runtime.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches that may begin before the kernel ahead of them in the stream is done (programmatic dependent launch, sm90). What
 // depends on that kernel waits inside. On older devices a launch like any other.
 #pragma once

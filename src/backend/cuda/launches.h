@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA kernels as host code sees them. Each function enqueues and returns the runtime's word; none allocates.
 //
 // A kernel of the table (src/plan/kernels.inc) is one entry: its attend launch draws the items of one list of the plan, which

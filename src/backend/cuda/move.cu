@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attention. append() and merge() on CUDA: src/backend/gpu/append.h and merge.h.
 #include "backend/gpu/runtime.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. What runs before every attend kernel: reset, then one launch in which a block for each list cuts the work into
 // slices while the others validate lengths and tables; or, where that is little, one block that does it all. Neither waits for
 // the other; an attend kernel waits for both, and writes nothing if one found a broken rule. And what runs behind them, where a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One named line per PTX instruction that the CUDA kernels use (PTX ISA 8.x, sections "Warp Level Matrix Instructions" and
 // "Asynchronous Copy"). All are plain sm_80.
 #pragma once

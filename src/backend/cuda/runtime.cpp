@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA runtime behind src/device: devices, addresses, copies. Failures are returned, never left pending for the next caller.
 #include "device/runtime.h"
 #include "device/images.h"

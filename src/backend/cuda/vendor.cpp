@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is CUDA's own in the attention stage: which launches an attend() is made of, the stream, the current device.
 
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // append(): this step's K/V rows into their slots, converted to the cache's type. Every layout, type and stride, any number of
 // heads and dims. A thread moves kAppendDims of a row, where they are neighbours as one word. The same bits as on the CPU:
 // conversion is semantics/dtype.h, division is exact to the last bit.

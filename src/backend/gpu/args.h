@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every GPU kernel is given: device pointers, element strides, no optionals; and the work list that one kernel writes and
 // the others read. Passed by value at launch, so that nothing needs copying and a captured graph replays with new lengths.
 #pragma once

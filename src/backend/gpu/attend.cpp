@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend(): check the metadata, resolve pointers, enqueue what the vendor launches.
 // attend_status(): what the device found and wrote.
 

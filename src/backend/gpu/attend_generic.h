@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. The kernel that takes every valid problem: any types, layout, strides, head_dim, page_size, group and options.
 //
 // Arithmetic is f32. A block holds 16 score rows and goes over its keys 64 at a time; K and V pass through shared memory as f32

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums over the threads of one block, the same in any order of threads: integers only.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. What a kernel does that finds a call broken.
 #pragma once
 

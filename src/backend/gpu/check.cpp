@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // contents_are_finite(): what check() asks the device before it copies a cache.
 
 #include "backend/gpu/current_device.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: check() at depth contents, on the device. Whether some element that attention would read is not finite once its scale is
 // applied (Q-C01 to Q-C05): every query row of a request, new rows that the cache does not hold, and cached tokens that some row
 // sees. Sets outcome->broken; which element it is, is for the host to say.

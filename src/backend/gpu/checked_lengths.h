@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. The lengths of one request as they come, in 64 bits: nothing is known of the values yet.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes one device current while it lives. Costs one query if it already is.
 #pragma once
 

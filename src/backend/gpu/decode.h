@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sixteen bytes of stored elements, decoded to f32: exactly what semantics/dtype.h says, by instructions where there are some.
 #pragma once
 

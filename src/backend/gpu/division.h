@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend, schedule. How a device is divided between two lists that are served at the same time: long requests, whose
 // kernel keeps the tensor cores busy, and short ones, whose kernel keeps memory busy. A multiprocessor works for one of them.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The attention stage on any GPU: rules, arguments and outcomes are checked here, once; what is a vendor's own is a Vendor.
 // Arguments as in quire/attention.hpp.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend, behind all of its kernels, in calls that ask for it. Padding rows become zero; of a call that was refused, all
 // rows become NaN.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend_generic: what a block of threads holds in shared memory, and which rows and keys are in it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend_generic: the two products of a tile, in f32. Each sum is taken in one order that depends on nothing but its own row.
 #pragma once
 

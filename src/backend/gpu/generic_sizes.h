@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend_generic: the sizes that its launch and its parts share.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend_generic: dot products of a tile into weights, and the running softmax of each row. Keys that a row does not see are left
 // out.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AMD device code from the compiler's builtins alone: what runtime.h is made of there, and device forms of the C functions that
 // the semantics headers call. Must come before any standard header, so that std:: sees the device overloads, too.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // merge(): two finished partial results over disjoint key sets become one. An empty side (lse = -inf) is not read.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend: the end of an item. Rows of one part are finished at once; parts of a split tile are kept until the last of them is
 // done, and whoever finishes that one folds all of them in key order: the result does not depend on timing.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // append() and merge(): check the metadata, enqueue. With a ledger append() looks at the slots too, and waits.
 
 #include "backend/gpu/current_device.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend, before anything else of a call. What the call before left in the workspace is noted, if it was no success and
 // nobody has asked; then the counters of this call begin at zero.
 #pragma once

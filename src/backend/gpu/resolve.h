@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host side of every GPU backend: from the public types to what kernels are given. Touches no device, so it is tested without
 // one.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The only vendor shim: what kernels need of CUDA, of AMD's compiler (without ROCm's headers or device libraries), and of the x86
 // stand-in that runs the same sources in tests (QUIRE_SIMT, tests/simt). One-dimensional blocks and grids. Include it first.
 #pragma once

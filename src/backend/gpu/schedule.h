@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend, before the attend kernels. Writes one work list from the lengths on the device: one block per list. Reads
 // lengths and nothing else, and checks them itself, so it may run beside validate().
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of stored elements into shared memory as f32, scaled. Reads exactly the rows and dims asked for.
 //
 // Sixteen bytes a thread where strides and addresses allow, an element a thread elsewhere; neighbouring threads read neighbouring

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What became of calls that nobody waits for: one word in the host's memory, which devices write and the host reads at any time.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend, schedule. The tiles of score rows of one work list.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the HIP runtime. See api.h.
 #include "backend/hip/api.h"
 

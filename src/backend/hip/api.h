@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The HIP runtime as we call it: a table of functions of libamdhip64 found at run time, so that neither building nor loading
 // Quire needs a ROCm package.
 //

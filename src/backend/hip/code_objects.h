@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The compiled kernels that this library carries: one ELF code object for each source (*.hip) and target, put into a generated
 // file by cmake/hip.cmake.
 #pragma once

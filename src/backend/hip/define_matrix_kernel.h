@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Included by matrix_f16.hip and matrix_bf16.hip alone, which choose rows of matrix_kernels.inc.
 #pragma once
 

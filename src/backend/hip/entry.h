@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The HIP backend as the attention stage calls it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The portable kernels for AMD GPUs, by the names that vendor.cpp loads them under. Compiled by clang alone, without ROCm; checked for
 // resources by tools/check_gpu_kernels.py; executed under emulation, never on AMD hardware.
 #include "backend/gpu/runtime.h"

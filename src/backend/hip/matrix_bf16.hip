@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix kernels for bf16 queries. Compiled and checked by tools/check_gpu_kernels.py, never run on AMD hardware.
 #include "backend/hip/define_matrix_kernel.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See matrix_launch.h.
 #include "backend/hip/matrix_launch.h"
 

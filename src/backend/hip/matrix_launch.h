@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which matrix kernel serves a list of a plan, and in blocks of how many threads.
 #pragma once
 

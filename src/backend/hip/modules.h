@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels of a device as functions that can be launched: code objects are loaded when the first of their kernels is asked
 // for, once for a device, and stay.
 #pragma once

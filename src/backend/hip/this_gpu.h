@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fragments of the device that is compiled for.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The loops that take nearly all of the oracle's time: one row of q against a block of keys, and its weights against a block of
 // dims. Lanes never meet: each is the plain sum, in index order, so the width of a vector cannot change a bit.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The oracle: fp64, two passes over the scores, plain loops, written from the equations of docs/design.md section 2.
 //
 // It shares nothing with the kernels but the decoding of one element (semantics/dtype.h): masking, paging, layouts, softmax

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Takes memory out of every cache, so that reading it again reads from memory.
 #pragma once
 

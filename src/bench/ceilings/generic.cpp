@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Instantiates the ceiling loops for what every machine of this architecture has.
 #include "bench/ceilings/loops_body.h"
 

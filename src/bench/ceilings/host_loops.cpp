@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Picks the ceiling loops for this machine. QUIRE_CPU narrows what kernels may use, so it narrows their ceilings too.
 #include "bench/ceilings/loops.h"
 #include "quire/plan.hpp"

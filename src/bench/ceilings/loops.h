@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The loops whose speed is a ceiling, one table per instruction set, and which of them this machine may run.
 //
 // Each loop does nothing but what it measures: a kernel that also computes something cannot be faster. Sums are returned so that

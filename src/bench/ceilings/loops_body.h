@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The body of the loops for vectors of kBytes bytes; a file per instruction set instantiates it with that set's flags.
 // In an anonymous namespace: two instruction sets must not share one instantiation.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See measure.h. Every ceiling is the best of many short trials: what disturbs a trial can only make it slower.
 #include "bench/ceilings/measure.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ceilings of this machine, as a run measures them.
 #pragma once
 

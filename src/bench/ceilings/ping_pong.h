@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long a core waits for what another one has written.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads that do the same thing at the same time, for ceilings only: nothing of the thread pool under test is used.
 #pragma once
 

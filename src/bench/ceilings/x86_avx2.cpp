@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Instantiates the ceiling loops for AVX2 + FMA.
 #if defined(__x86_64__)
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes and counts that kernels use: powers of two, pages, and up to 16 splits.
 #include "diagnose/mechanisms/cut.h"
 

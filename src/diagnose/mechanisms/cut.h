@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ways to cut the visible keys of a row into groups: pages, tiles, splits. Shared by what drops a group and by what merges them
 // wrongly.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dims of the output (or of V, which is the same) stored elsewhere, repeated, or dropped; and dims of the dot product in another
 // order. The map of output dims is read off the wrong cells; orders of q and K are a short list.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The output is the right one times a factor: of everything, of a head, or of the rows of one request. A factor on V, on v_scale
 // and on the output are the same number.
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A group of keys with another weight: a page, a tile or a split that is left out, counted twice, or weighed by another factor.
 // The weight of each group of an opened cell follows from least squares in one unknown.
 #include <algorithm>

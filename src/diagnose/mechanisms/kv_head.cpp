@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Another KV head. For the cheapest wrong cell of each query head every KV head is tried, for K, for V and for both; the map that
 // comes out is put into words afterwards.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The output is right and its lse is not: another base, a term that is missing or added, a factor.
 #include <algorithm>
 #include <cmath>

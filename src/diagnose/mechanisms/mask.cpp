@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keys that the mask should hide and does not: with their score, or with score 0. (Ranges that are cut are in key_range.cpp.)
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A mechanism proposes models: ways in which a kernel could have made the observed numbers. Its parameters come from an inversion
 // of a few wrong cells, or from a short list; whether a proposal holds is decided elsewhere (evidence.h), over many cells.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The list of mechanisms, and which of them a fault of the catalogue belongs to.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sum over keys is right, and what it is divided by is not; or one of the two is not rescaled when the maximum rises.
 #include <algorithm>
 #include <cmath>

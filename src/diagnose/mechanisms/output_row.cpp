@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A wrong cell that holds another cell's right answer: rows or heads are stored in another order. Every wrong cell is looked up
 // among all expected ones by one projection, so any permutation is found, not only known ones.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A position read from another page or slot, for K, for V or for both: rules for the table and the slot, and one page in place of
 // another, which is searched for among all pages of the cache.
 #include <algorithm>

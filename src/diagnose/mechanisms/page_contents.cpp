@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One physical page holds something else than it should: zeros, half of itself, K for V, rotated slots, another type. Every page
 // that an opened cell reads is tried with every such content; only the sums over that page are made anew.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A row believes to sit at another position: shifted, at the start of its chunk, or where another request's row sits. Mask,
 // window and ALiBi follow the position together, which tells it from a range of keys that is cut.
 #include <algorithm>

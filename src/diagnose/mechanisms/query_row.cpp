@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Own keys, another query: of another row or head. Every row and head is tried on one opened cell, at the cost of its dot
 // products.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Least squares of one factor per cell, in units of the tolerance.
 #include "diagnose/mechanisms/ratio.h"
 

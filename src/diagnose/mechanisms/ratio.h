@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // observed / expected of whole cells: the one inversion that needs neither keys nor weights, so that it covers every wrong cell.
 #pragma once
 

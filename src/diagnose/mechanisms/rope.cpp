@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rotary position embedding that is missing, applied twice, shifted, or of another base. The cache and the query hold rotated
 // vectors; a kernel that rotates by other angles multiplies by the rotation between the two (Su et al. 2021, "RoFormer",
 // section 3.2).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Softmax weights rounded to a narrow type before they meet V. What a weight is rounded to depends on the maximum that the kernel
 // knows at that time: of the row, or of the tiles that a split has seen so far.
 #include <algorithm>

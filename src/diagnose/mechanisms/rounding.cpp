@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operands, scores or weights rounded to a narrow type, or cut at a largest value. What is rounded is elementwise and so can be
 // predicted; the order of sums in a narrow accumulator cannot.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One number inside the score is another: the factor on q . K (softmax_scale, k_scale, a scaled q), the soft cap, the ALiBi
 // slope. The number is fitted to wrong cells one by one; cells that agree name one number, cells that agree by head name one per
 // head.

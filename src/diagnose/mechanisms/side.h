@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // K, V, or both: a mechanism that reads the cache elsewhere may do so on one side only.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Another sink. A sink scales the output and nothing else, so each wrong cell names the sink that it saw.
 #include <cmath>
 

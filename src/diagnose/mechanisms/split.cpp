@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Partial results that are each right and merged with the wrong weights: out = sum_i w_i out_i / sum_i w_i with w_i = exp(lse_i)
 // is the truth.
 #include <algorithm>

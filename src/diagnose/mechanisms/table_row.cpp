@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Another request's row of block_table, with the own length. Every request is tried on the cheapest wrong cell of each request.
 #include <algorithm>
 #include <map>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computes paged attention from the equations as a kernel does: tiles of keys, a running softmax, splits that are merged.
 
 A `View` holds what one request reads; a mechanism edits it. `Numerics` holds each step at which a kernel's arithmetic

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes random batches: mixed decode and chunked prefill, RoPE'd keys with outlier channels, GQA, many types and options."""
 from dataclasses import dataclass
 

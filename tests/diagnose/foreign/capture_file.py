@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes and reads captures (docs/reference/capture.md) with the safetensors package alone."""
 import ml_dtypes
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluates conditions of the report's schema on a batch: which (token, head) cells a scope or a pattern selects."""
 import numpy as np
 

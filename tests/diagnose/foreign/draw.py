@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws random parameters; a third of every choice and of every range belongs to the held-out part alone."""
 import numpy as np
 

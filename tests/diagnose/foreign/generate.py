@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes captures with planted faults, and the truth of each beside it.
 
     python generate.py --out FOLDER --count 1000 [--part development|later|held_out] [--first 0]

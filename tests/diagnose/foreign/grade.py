@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs `quire diagnose --json` on generated captures and grades what it says against their truth.
 
     python grade.py PATH/quire FOLDER [--out FOLDER] [--jobs 2] [--limit N]

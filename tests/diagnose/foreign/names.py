@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says which answers name a planted fault: its own mechanism, and those that predict the same on a batch.
 
 A group holds mechanisms that can predict the same, depending on their parameters. Such an answer is accepted if it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants faults that no mechanism of a grammar explains: noise, races, wrong data, flipped bits, mixtures."""
 import numpy as np
 

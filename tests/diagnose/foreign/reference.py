@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computes the right answer in fp64 with two passes, and the tolerance of docs/reference/numerics.md, from the equations there."""
 import numpy as np
 

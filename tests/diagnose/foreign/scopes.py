@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws scopes: which rows, heads and dims a fault happens to, as conditions of the report's schema."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests the generator and the grader: right outputs are right, every variant shows somewhere, a wrong answer is not graded right.
 
 With QUIRE (the path of the program) in the environment, also what diagnose says of a few captures.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See code_object.h.
 #include "hip/fake/code_object.h"
 

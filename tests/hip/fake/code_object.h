@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the fake runtime reads of the code object that it is given: for which GPU, and what each kernel's metadata wants of a
 // launch (LLVM, "User Guide for AMDGPU Backend": ELF header flags, code object V5 metadata in a MessagePack note).
 #pragma once

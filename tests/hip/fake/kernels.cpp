@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See kernels.h.
 #include "hip/fake/kernels.h"
 

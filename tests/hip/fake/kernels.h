@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels' sources on the stand-in for a GPU (tests/simt), by the names that code objects have them under.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libamdhip64 without a GPU: the functions of src/backend/hip/api.h over host memory and the stand-in of tests/simt. Every launch
 // is held against the metadata of the code object that it came from; what is wrong with it are the words of the error.
 #include <array>

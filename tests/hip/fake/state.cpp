@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See state.h. QUIRE_FAKE_HIP names the devices ("gfx942 gfx1100", empty: none), QUIRE_FAKE_HIP_FAILS a function that fails,
 // QUIRE_FAKE_HIP_DUMP a folder where loaded code objects are to be seen.
 #include "hip/fake/state.h"

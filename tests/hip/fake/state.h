@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the fake runtime knows: devices, their memory, loaded modules, and what was given to streams and is not done yet.
 //
 // Device memory lies between unmapped pages and cannot be touched at all but by what runs on the device, so a host that reads it,

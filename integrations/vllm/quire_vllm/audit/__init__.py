@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The audit of any attention backend of vLLM: QUIRE_AUDIT=1. The parts know nothing of vLLM; :mod:`.hooks` puts them into it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much looking is allowed: a share of the engine's own time, spent as it is earned."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the audit sits in vLLM: around a worker's step, a backend's metadata builder, its cache write and its attention.
 
 Backends are wrapped through vLLM's registry, whose paths then name attributes of :mod:`quire_vllm.audit.wrapped`. An audited backend

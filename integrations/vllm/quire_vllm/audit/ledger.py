@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ledger of one KV cache group: for every slot who wrote it, for which position, in which step; and what follows for the tables.
 
 Two questions, of numbers alone (no K, no V): are the tables what the scheduler said, and does every slot that a row will see hold the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every slot of a layer holds: a digest of its K and V, or a copy. A slot that changes although nobody wrote it was overwritten."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planted faults: QUIRE_AUDIT_PLANT=name@step does to a running engine what bugs do, so that the audit can be seen to find it.
 
 Faults of tables and of kernels stay from that step on. Faults of memory happen once.

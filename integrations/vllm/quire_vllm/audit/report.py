@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Alarms: the four kinds, what is said about each, the file that a process writes, and the counters of /metrics."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of an output against fp64 attention over the K and V that the cache holds, and what was just written against its source."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The auditor: which layer, request and row is looked at in which step, and what follows. No vLLM is imported here.
 
 A step has three parts. The scheduler's words and the ledger are kept up to date always. The tables of as many rows as the budget allows

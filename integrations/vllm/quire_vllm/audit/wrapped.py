@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attributes of this module are audited backends, by the names of vLLM's registry: ``wrapped.FLASH_ATTN``."""
 
 from __future__ import annotations

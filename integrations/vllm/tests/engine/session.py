@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """session.py MODE OUT.json [KEY=VALUE...]: one vLLM engine in this process, one workload, its results as JSON. See test_engine.py."""
 
 from __future__ import annotations

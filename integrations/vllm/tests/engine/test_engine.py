@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plugin inside vLLM on a CPU: ./test vllm. Each test starts engines in subprocesses; a start takes half a minute."""
 
 import json

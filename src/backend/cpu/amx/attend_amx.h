@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU attention kernel on Intel AMX: one work item = one KV head of one request, a tile of query rows, a range of keys.
 //
 // The same algorithm and the same cuts as attend_body.h; the two products run on the tile unit in bf16 with f32 sums. K and V are

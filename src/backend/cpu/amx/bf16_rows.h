@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. Rows of a tile as rows of bf16 codes, padded with zeros to whole vectors of 32: in place where the cache holds
 // them like that, through scratch where it does not. Every bf16 and fp8 code is a bf16; nothing is rounded.
 #pragma once

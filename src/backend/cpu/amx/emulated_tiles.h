@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tile instructions in portable C++, bit for bit: for tests on machines without AMX.
 //
 // The order of TDPBF16PS's additions is that of the manual's pseudocode: the products of even and of odd elements are summed in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. Rows of bf16 -> B operands of TDPBF16PS: row k of such a tile holds elements 2k and 2k + 1 of each column, side
 // by side. Columns are keys (panel of K), score rows (panel of Q) or dims (panel of V).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. acc += weights V for so few rows that V is the right operand where it lies: no element of V is moved.
 //
 // A row of V holds dims 2n and 2n + 1 side by side where TDPBF16PS wants two keys. With a key's weight in the even place of a

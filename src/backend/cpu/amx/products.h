@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. The two matrix products of a tile on the AMX unit: scores = Q K^T and acc = acc * correction + weights V.
 //
 // An element's chain of additions is the same whatever the blocking: dims in steps of 32 for a score; chunks of 32 keys, and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. Where the K and V rows of one tile of keys lie, as addresses, and bringing them towards the core in time.
 #pragma once
 

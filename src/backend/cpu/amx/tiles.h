@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The eight tile registers of Intel AMX and the four instructions on them that the kernel uses.
 //
 // Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18, and volume 2: LDTILECFG, TILELOADD,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend. Scores -> softmax weights, as A operands of TDPBF16PS.
 //
 // A weight is an f32 p = exp(s - max). Cut after its 8th and 16th significant bit it is the sum of three bf16 numbers, exactly,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decode: tiles of up to 8 score rows (query rows x group). The four warps of a block share the rows and part the keys: warp w
 // folds every fourth tile through a pipeline of its own, so that no warp ever waits for another before the end.
 #pragma once

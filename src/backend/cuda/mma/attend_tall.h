@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prefill: tiles of 64 score rows. Four warps own 16 rows each and share tiles of keys in shared memory, loaded
 // one tile ahead. Every row folds the keys in tiles that begin at multiples of kKeys, so its bits do not depend on its place.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Instance: query bf16, cache of the same type, head_dim 64.
 #include "backend/cuda/mma/define_instance.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fp8 rows to 16-bit operands, exactly: every value of the two OCP formats is an f16 and a bf16.
 #pragma once
 

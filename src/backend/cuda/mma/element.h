@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The 16-bit types of matrix operands: packing f32 pairs, and the product instruction of each.
 #pragma once
 

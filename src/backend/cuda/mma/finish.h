@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of an item: partial results to the workspace or rows to the output, and the merge by whoever arrives last.
 #pragma once
 

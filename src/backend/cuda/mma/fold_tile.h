@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One tile of keys folded into the rows of a warp: scores on the tensor cores, online softmax, weights times values on the
 // tensor cores. (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao 2023, arXiv:2307.08691.)
 //

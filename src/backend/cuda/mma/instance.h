@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One file per query type, head_dim and cache element size instantiates the two kernels (short and tall tiles) and exports their
 // launches. Instance budget: 2 query types x (head_dim 64, 128, 256 for 16-bit caches + 64, 128 for fp8) x 2 tile shapes = 20
 // kernels. All else is a run-time value, the fp8 format included.

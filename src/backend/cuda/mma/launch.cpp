@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The entry of cuda_mma: picks the instance by query type and head_dim, and the kernel by the list's tile shape.
 #include "backend/cuda/launches.h"
 #include "backend/cuda/mma/instance.h"

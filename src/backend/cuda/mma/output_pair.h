@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pairs of results as elements of the output: of the query's type; under an fp8 query of either 16-bit type; or as 8-bit codes,
 // which saturate (decision 20).
 #pragma once

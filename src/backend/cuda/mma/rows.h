@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a thread knows about its score rows: which keys they see, and the running softmax.
 //
 // A warp holds kM blocks of 16 score rows in the layout of mma accumulators: thread l has rows l / 4 and l / 4 + 8 of each.

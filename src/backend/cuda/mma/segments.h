@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The keys of an item by their scales: what the cache holds is scaled, this step's own rows are not. Where types are
 // the same and there are no scales there is one segment, so that a row folds the same tiles wherever cached_len lies.
 #pragma once

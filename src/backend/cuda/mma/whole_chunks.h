@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether rows can be copied 16 bytes at a time, and written 4.
 #pragma once
 

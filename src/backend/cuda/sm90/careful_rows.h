@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Score rows in f32, key by key, a warp a row: what prefill does again where a product of tiles came out infinite or NaN. There a
 // key with weight 0 whose value is infinite or NaN spoils rows that do not see it; here no row touches a key that it does not
 // see.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decode on Hopper: slices of score rows (query rows x group) of one request and KV head against its keys, 64 at a time.
 //
 // Roles: decode_memory.h. A warpgroup multiplies by wgmma with keys and dims as the 64 rows of the matrix unit and score rows as

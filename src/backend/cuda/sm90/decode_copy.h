@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The copying warps of decode.h: they fill the rings of key and value tiles by tensor copies, a box a lane (issuing a copy takes
 // a warp some 100 cycles, and a tile may be 32 of them), and tell the warpgroups what they work on.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a block of decode.h has in shared memory, and which threads do what.
 //
 // kGroups warpgroups work. Of a piece of up to kRows score rows they take tiles in turn, and join what they found at its end; of

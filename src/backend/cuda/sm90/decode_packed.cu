@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The instances of decode.h for packed caches: query type x head_dim x (cache of the same type, fp8) x rows of a warpgroup.
 // Budget: 2 x 3 x 2 x 2 = 24 kernels.
 #include "backend/cuda/sm90/decode_start.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the instances of decode.h are launched: decode.cu has those for rows of dims, decode_packed.cu those for packed caches.
 #pragma once
 

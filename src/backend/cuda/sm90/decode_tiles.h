@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One tile of decode.h folded into the running softmax of a warpgroup: scores, weights, what not all rows see, values.
 //
 // Weights enter the second product in two 16-bit parts as in cuda_mma. What no row sees is zero in it. Infinities and NaN that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles of fp8 caches: codes in shared memory, converted in registers, from where wgmma takes keys and values.
 //
 // Keys and values are the A operand of both products ("swap-AB"), and A may come from registers: nothing converted is written

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One named line per PTX instruction of Hopper (sm_90a) that the sm90 kernels use: mbarriers, tensor copies (TMA), dependent
 // launches and wgmma (PTX ISA 8.x, "mbarrier", "cp.async.bulk.tensor", "griddepcontrol", "Asynchronous warpgroup level matrix
 // instructions").

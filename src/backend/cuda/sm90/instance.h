@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hopper kernels as host code sees them.
 #pragma once
 

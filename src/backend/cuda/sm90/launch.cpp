@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The entry of cuda_sm90: decode rows by decode.h and others by prefill.h where tensors can be read by tensor copies, what is
 // left by cuda_mma's kernels, and by cuda_generic's where that has no instance.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of a split segment of wide tiles: partial results of its parts to rows of the output, by the warpgroup that completes
 // it and then goes on with its share.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of a split segment where no tile is needed any more: partial results to rows of the output, by way of shared memory.
 //
 // What it costs is round trips to memory and then some 25 bytes a cycle. So parts stream through the memory that tiles had, as

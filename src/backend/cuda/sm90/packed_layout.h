@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How tiles of packed caches (vLLM's layout: K [pages, kv_heads, head_dim / x, page_size, x] with x of 16 bytes, V [pages,
 // kv_heads, head_dim, page_size]) lie in shared memory.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles of packed caches for decode: packed_layout.h says how they lie. What is said of keys and values in plain_tiles.h and
 // fp8_tiles.h holds here, but for where their elements are.
 #pragma once

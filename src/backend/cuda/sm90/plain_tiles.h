@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles of 16-bit caches: both products read keys and values where the copy put them.
 //
 // A tile is one box of 64 keys x 64 dims for each 64 dims, its rows of 128 bytes swizzled by 128 bytes. This step's rows have the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prefill on Hopper: tiles of 128 score rows (query rows x group) of one request and KV head against tiles of 128 keys.
 //
 // Roles: four warps draw items and copy by the tensor copy engine (TMA), a box a page (fp8 codes: prefill_convert.h); two

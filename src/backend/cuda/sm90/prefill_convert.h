@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The copying and converting warps of prefill.h where the cache holds fp8 codes: the ones copy codes, and the others write what
 // they stand for as the tiles of 16-bit elements from where wgmma takes keys and values.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The copying warps of prefill.h: they draw items, and fill the rings of key and value tiles.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of an item of prefill.h: its rows to the output or its partial results to the workspace, and the merge by whoever
 // completes the last part.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One item of prefill work as all roles of a block see it: a tile of score rows of one request and KV head, and the tiles of keys
 // that it meets, last first.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a block of prefill.h has in shared memory, and who has how many threads and registers.
 #pragma once
 

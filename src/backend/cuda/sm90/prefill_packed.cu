@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The instances of prefill.h for packed 16-bit caches: query type x head_dim. Budget: 2 x 3 = 6 kernels.
 #include "backend/cuda/sm90/prefill_start.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the instances of prefill.h are launched: prefill.cu has those for 16-bit caches, prefill_codes.cu those for fp8 ones, and
 // prefill_packed.cu and prefill_packed_codes.cu the same for packed caches.
 #pragma once

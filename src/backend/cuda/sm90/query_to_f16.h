@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of a bf16 query as f16, so that codes of an fp8 cache have to become nothing else: one instruction makes f16 of a pair of
 // them, and four make bf16.
 //

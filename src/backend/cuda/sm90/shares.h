@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decode's work, dealt without a list: all key tiles of all requests and KV heads in one row, cut into equal shares, one a block.
 // Every block finds its own share from the lengths, so nothing has to run before it.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See tensor_maps.h. Limits: CUDA driver API, cuTensorMapEncodeTiled.
 #include "backend/cuda/sm90/tensor_maps.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor maps: what the Hopper kernels' tensor copies (TMA) take of the caller's tensors, and whether they can.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whom a kernel waits for, and whom it lets start, by its turn (gpu::Turn; launch.cpp says why they take turns).
 //
 // alone: the kernel waits for prepare where it must, and nobody waits for it in a special way. Otherwise, of first, beside and

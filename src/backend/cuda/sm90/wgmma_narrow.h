@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgmma products of 64 rows by 8, 16, 32 or 64 columns, as decode uses them (PTX ISA 8.x, "Asynchronous warpgroup level matrix
 // instructions"). Prefill's wide ones are in wgmma.h.
 #pragma once

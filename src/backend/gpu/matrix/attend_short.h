@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend, decode. Tiles of 16 score rows, shared by the waves of a block, which part the keys: each folds tiles of 16 of
 // its own, so that none waits for another before the end. K and V of a tile pass through the same piece of shared memory, one
 // after the other; K is fetched one tile ahead, V while the scores are made.

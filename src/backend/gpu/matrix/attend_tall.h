@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stage: attend, prefill. Tiles of 64 score rows: each wave owns 16 and all share tiles of keys in shared memory. While a
 // tile is folded the next one is on its way into registers, and the table entries of the one after it are looked up.
 #pragma once

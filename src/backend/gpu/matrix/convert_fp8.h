@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fp8 codes to 16-bit operands, exactly: every value of the four formats is an f16 and a bf16. (-0 may become +0.)
 //
 // By the device's instructions where they read the format: e4m3fn on gfx950 and gfx1201, the fnuz formats on gfx942, and there

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of an item on the matrix units: rows to the output, or partial results to the workspace and their merge by whoever
 // completes the last part of a tile.
 #pragma once

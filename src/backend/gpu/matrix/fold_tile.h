@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One tile of keys folded into the rows of a wave. Both products are transposed, S^T = K Q^T and O^T = V^T P^T, so that a score
 // row is a column: the result of the first is in place as operand of the second, and all that concerns a row stays in its lanes.
 // (Online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867; Dao 2023, arXiv:2307.08691.)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What AMD's matrix kernels need of the instruction set beside runtime.h: products of 16x16 matrices and fp8 conversions.
 // Compiled for AMD each is one builtin; in tests/simt each is a model that all lanes of a wave enter together.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Blocks draw items of a work list until it is empty, and what an item goes through whatever the shape of its tile.
 #pragma once
 

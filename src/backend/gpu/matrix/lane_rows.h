@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every lane belongs to one score row: it holds part of the row's scores, its running softmax, and part of its output. So what
 // belongs to a row (maximum, rescaling, visible keys) needs no exchange but one between the lanes of the row.
 #pragma once

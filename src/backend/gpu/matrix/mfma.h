@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fragments of v_mfma_f32_16x16x16 (CDNA2 to CDNA4: gfx90a, gfx942, gfx950), wave of 64.
 //
 // What every fragment file says of D = A * B, all 16x16: lane l brings row l % 16 of A and column l % 16 of B, and holds elements

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Query rows of a wave as operands of the first product; runs are explained in mfma.h.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The keys of an item by how they are stored: what the cache holds has its type and scales, this step's own rows are 16-bit and
 // unscaled. Where both are the same there is one segment, so that a row folds the same tiles wherever cached_len lies.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sizes that launches, work lists and kernels of the matrix units share. Two shapes of tiles:
 //
 //   short  kShortRows score rows (decode: the heads of a group, times few query rows). The waves of a block share the rows and

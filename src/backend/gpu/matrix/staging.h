@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of a tile on their way from global to shared memory: fetched into registers as they are stored, and later converted and
 // written, so that loads are under way while something else is computed.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A tile of V in shared memory, transposed on its way there: an operand needs neighbouring keys of one dim in one register.
 //
 // values[quad * kColumns + column] holds one dim of keys 4 * quad to 4 * quad + 3. Neighbouring dims of a chunk are 16 columns

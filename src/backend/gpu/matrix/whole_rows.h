@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether rows can be read and written sixteen bytes at a time, and how they are read where not.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fragments of v_wmma_f32_16x16x16 on RDNA3 (gfx1100), wave of 32. The names are explained in mfma.h.
 //
 // Each lane brings all 16 elements of k, in order; lanes 16 to 31 repeat what lanes 0 to 15 bring. D has even rows in group 0 and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fragments of v_wmma_f32_16x16x16 on RDNA4 (gfx1201), wave of 32. The names are explained in mfma.h.
 //
 // A lane brings 8 elements of k; the hardware interleaves those of the two groups, which no kernel need know. D has rows 0 to 7

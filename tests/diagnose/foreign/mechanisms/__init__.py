@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collects the mechanisms: each file plants one family of faults, with random parameters."""
 from mechanisms import (alibi, contents, dims, element_type, factor, head, keys, layout, mask, normalisation, page,  # noqa: F401
                         positions, rope, rounded, row, sink, soft_cap, split, table, written)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants faults of ALiBi slopes: missing, another head's, another sign or number of heads."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants wrong contents of a page or a slot: zero, stale, another's, scaled, of another type; K or V alone."""
 import ml_dtypes
 import numpy as np

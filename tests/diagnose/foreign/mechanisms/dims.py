@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants wrong dims: dropped, repeated, permuted, tail zero; of the output, of V, or of the dot product."""
 import numpy as np
 

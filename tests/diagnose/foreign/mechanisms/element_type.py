@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants caches that are read as another type or byte order."""
 import ml_dtypes
 import numpy as np

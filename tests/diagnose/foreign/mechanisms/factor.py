@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants factors: on V or the output, on the lse, on queries, keys or softmax_scale."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Holds what a planted fault is, and the registry that each mechanism's file adds its variants to."""
 from dataclasses import dataclass, field
 from typing import Callable

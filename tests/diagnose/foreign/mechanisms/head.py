@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants reads of another KV head or another query head."""
 import numpy as np
 

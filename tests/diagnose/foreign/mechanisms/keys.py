@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants wrong sets of keys: widened, narrowed or shifted by tokens, tiles or pages."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants pages that a copy or a write left in part: slots, heads or elements that are another's, a scale forgotten."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants groups of heads, scales of heads and slopes that are computed for another number of heads."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants sets of keys that warps, windows, contexts and tiles of rows get wrong."""
 from mechanisms.fault import plants
 from mechanisms.keys import mask, only

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants words, swizzled chunks, heads and pools that are read in another order."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants pages of another size, stages that are not advanced, prefixes of another prompt."""
 import numpy as np
 

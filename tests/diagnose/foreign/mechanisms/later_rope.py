@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants rotations of some dims alone, by rounded positions, by another base, or for another place of the prompt."""
 import ml_dtypes
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants weights and operands in few integer steps, and sums and partial results of low precision."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants rows that tiles, packed groups and padded batches read from or write to the wrong place."""
 import numpy as np
 

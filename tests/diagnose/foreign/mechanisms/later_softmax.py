@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants denominators of too few keys or of another row, and wrong functions in the softmax."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants splits that overlap or leave gaps, are weighted in the wrong unit, or take a neighbour's partial result."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants block tables that are read with another width or type, or by a stale order of requests."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants conversions of cached elements that lose bits, take another bias or another zero."""
 import numpy as np
 

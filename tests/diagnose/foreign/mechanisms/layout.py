@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants tensors read in the wrong order of dimensions."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants wrong causal masks."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants faults of the running softmax and its division."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants reads of the wrong page or slot."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants wrong positions of query rows: shifted, from 0 in a chunk, another request's."""
 import numpy as np
 

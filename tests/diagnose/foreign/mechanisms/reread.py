@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads K, V or both from a cache whose bytes were taken another way."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants wrong rotations (RoPE) of keys or queries: missing, twice, shifted, another base or style."""
 import numpy as np
 

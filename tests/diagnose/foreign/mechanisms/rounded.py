@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants rounding and saturation of weights, scores, accumulators, queries, keys and values."""
 import ml_dtypes
 import numpy as np

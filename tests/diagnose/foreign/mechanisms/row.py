@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants rows that are another's: of the query, or of the output."""
 import numpy as np
 

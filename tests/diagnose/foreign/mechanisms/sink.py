@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants faults of sinks: missing, another head's, counted again by every split, in the wrong unit."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants faults of the soft cap: missing, another layer's, at the wrong place."""
 import numpy as np
 

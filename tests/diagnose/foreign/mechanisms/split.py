@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants faults of split-KV: a split dropped or doubled, merged in the wrong base, averaged, without its weights."""
 import numpy as np
 

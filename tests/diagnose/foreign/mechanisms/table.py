@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants reads of another request's row of the block table, or another request's lengths."""
 import numpy as np
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants rows that are never written: the buffer keeps what it held, or zeros, or NaN."""
 import numpy as np
 
