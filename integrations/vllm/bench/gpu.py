@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 SHAPE = {
@@ -29,7 +30,6 @@ SHAPE = {
     "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "torch_dtype": "bfloat16", "hidden_act": "silu", "tie_word_embeddings": False,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-_LEVELS = [(2048, (128, 64, 16, 1)), (32768, (4, 1)), (8192, (64, 16, 1)), (8192, (128,))]  # context, and counts of requests that generate
 _ROUNDS, _BURST = 3, 10  # bursts of an engine in each task, and timed steps of a burst
 _ROOM = 208  # tokens that a request may generate
 _SIZES = [1, 2, 4, 8, 16, 32, 64, 96, 128]  # batches that have a graph; others are padded
@@ -216,20 +216,22 @@ def worker(backend: str, cache: str, model: str) -> None:
 class Phase:
     """All tasks with one type of cache."""
 
-    def __init__(self, cache: str, workers: list[Worker], out: pathlib.Path, results: dict[str, Any], tokens: int, quick: bool):
-        self.cache, self.workers, self.out, self.results, self.tokens, self.quick = cache, workers, out, results, tokens, quick
+    def __init__(self, cache: str, workers: list[Worker], a: argparse.Namespace, results: dict[str, Any], tokens: int):
+        self.cache, self.workers, self.out, self.results, self.tokens, self.quick = cache, workers, a.out, results, tokens, a.quick
+        self.levels = levels_of("2048:16,1" if a.quick else a.levels)
         self._shuffle = random.Random(7).shuffle
 
-    def run(self) -> None:
+    def run(self, before: Callable[[], None]) -> None:
         for each in self.workers:  # they start beside one another, and the first task compiles what is compiled late
             each.send(do="prefill", count=1, context=300)
         for each in self.workers:
             each.answer()
         self.say("engines are up")
+        before()  # nothing else runs from here on
         for count, context in ((4, 2048), (1, 8192)):
             self.turns(f"prefill {count}x{context}", 1 if self.quick else 4, do="prefill", count=count, context=context)
         self.greedy()
-        for context, counts in [(2048, (16,))] if self.quick else _LEVELS:
+        for context, counts in self.levels:
             if fitting := [n for n in counts if n * (context + _ROOM + 16) <= self.tokens]:
                 self.level(context, fitting)
 
@@ -263,7 +265,7 @@ class Phase:
             found[each.backend] = each.ask(do="profile", count=4)
 
     def greedy(self) -> None:
-        answers = {each.backend: each.ask(do="greedy", count=9 if self.quick else 65, tokens=92) for each in self.workers}
+        answers = {each.backend: each.ask(do="greedy", count=9 if self.quick else 33, tokens=92) for each in self.workers}
         self.results["tokens"][self.cache] = compare_tokens(answers)
         self.say(f"tokens: {self.results['tokens'][self.cache]}")
 
@@ -272,34 +274,54 @@ class Phase:
         print(f"{time.perf_counter() - self.results['begun']:6.1f} s {self.cache} {text}", flush=True)
 
 
+def levels_of(text: str) -> list[tuple[int, list[int]]]:
+    """ "CONTEXT:COUNT,COUNT;..." """
+    return [(int(context), [int(n) for n in counts.split(",")]) for context, counts in (level.split(":") for level in text.split(";"))]
+
+
 def compare_tokens(found: dict[str, dict[str, Any]], tie: float = 0.05) -> dict[str, Any]:
     """Of each pair of backends, requests: equal, parted at a tie (the second one's lead there is under ``tie``), parted otherwise."""
     names, result = list(found), {}
     for a, b in [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]:
-        counts = {"equal": 0, "tie": 0, "parted": 0, "tokens before parting": 0, "leads": []}
+        counts = {"equal": 0, "tie": 0, "parted": 0, "tokens before parting": 0, "largest lead": 0.0}
         for x, y, leads in zip(found[a]["tokens"], found[b]["tokens"], found[b]["leads"]):
             at = next((i for i, (s, t) in enumerate(zip(x, y)) if s != t), None)
             counts["equal" if at is None else "tie" if leads[at] < tie else "parted"] += 1
             counts["tokens before parting"] += len(x) if at is None else at
-            counts["leads"] += [] if at is None else [round(leads[at], 4)]
+            counts["largest lead"] = max(counts["largest lead"], 0.0 if at is None else round(leads[at], 4))
         result[f"{a}, {b}"] = counts
     return result
 
 
-def audit(model: str, out: pathlib.Path) -> dict[str, Any]:
-    """The planted faults around FLASH_ATTN."""
-    session = pathlib.Path(__file__).resolve().parents[1] / "tests" / "engine" / "session.py"
-    folder = tempfile.mkdtemp(prefix="quire-audit-")
-    options = {"load_format": "dummy", "skip_tokenizer_init": True, "kv_cache_memory_bytes": 4 << 30, "gpu_memory_utilization": 0.2}
-    environment = {**os.environ, "QUIRE_VLLM_MODEL": model, "QUIRE_VLLM_OPTIONS": json.dumps(options), "QUIRE_AUDIT": "1",
-                   "QUIRE_AUDIT_BUDGET": "full", "QUIRE_AUDIT_DIR": folder}  # fmt: skip
-    target = out.with_suffix(".faults.json")
-    command = [sys.executable, str(session), "faults", str(target), "dtype=bfloat16", "block_size=16", "attention_backend=FLASH_ATTN", "step=20",
-               "after=12", f"folder={folder}"]  # fmt: skip
-    with open(out.with_suffix(".faults.log"), "w", encoding="utf-8") as log:
-        done = subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-    found = json.loads(target.read_text()) if target.exists() else {}
-    return found if done.returncode == 0 else {**found, "failed": done.returncode}
+class Audit:
+    """The planted faults around FLASH_ATTN, shared out to engines that run beside the start of the others."""
+
+    def __init__(self, model: str, out: pathlib.Path, shares: int = 4, limit: float = 600):
+        self._until, self._found = time.perf_counter() + limit, []
+        self._runs = [self._start(model, out.with_suffix(f".faults{i}.json"), f"{i}/{shares}") for i in range(shares)]
+
+    def _start(self, model: str, target: pathlib.Path, share: str) -> Any:
+        session = pathlib.Path(__file__).resolve().parents[1] / "tests" / "engine" / "session.py"
+        folder = tempfile.mkdtemp(prefix="quire-audit-")
+        options = {"load_format": "dummy", "skip_tokenizer_init": True, "kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.02}
+        environment = {**os.environ, "QUIRE_VLLM_MODEL": model, "QUIRE_VLLM_OPTIONS": json.dumps(options), "QUIRE_AUDIT": "1",
+                       "QUIRE_AUDIT_BUDGET": "full", "QUIRE_AUDIT_DIR": folder}  # fmt: skip
+        command = [sys.executable, str(session), "faults", str(target), "dtype=bfloat16", "block_size=16", "attention_backend=FLASH_ATTN",
+                   "step=20", "after=12", f"folder={folder}", f"share={share}"]  # fmt: skip
+        self._found.append(target)
+        return subprocess.Popen(command, env=environment, stdout=open(target.with_suffix(".log"), "w"), stderr=subprocess.STDOUT)
+
+    def result(self) -> dict[str, Any]:
+        """Of each fault what session.py found; of those that took too long, nothing."""
+        for run in self._runs:
+            try:
+                run.wait(max(0.1, self._until - time.perf_counter()))
+            except subprocess.TimeoutExpired:
+                run.kill()
+        found: dict[str, Any] = {"statuses": [run.wait() for run in self._runs]}
+        for target in self._found:
+            found |= json.loads(target.read_text()) if target.exists() else {}
+        return found
 
 
 def show(results: dict[str, Any]) -> None:
@@ -320,11 +342,11 @@ def write_model(layers: int, **other: Any) -> str:
     return model
 
 
-def phase(cache: str, model: str, a: argparse.Namespace, results: dict[str, Any]) -> None:
+def phase(cache: str, model: str, a: argparse.Namespace, results: dict[str, Any], before: Callable[[], None]) -> None:
     size = a.layers * 2 * SHAPE["num_key_value_heads"] * SHAPE["head_dim"] * (2 if cache == "auto" else 1)  # bytes of a token
     workers = [Worker(backend, cache, model, a.out.with_suffix(f".{backend}.{cache}.log")) for backend in a.backends.split(",")]
     try:
-        Phase(cache, workers, a.out, results, int(a.kv_gib * 2**30) // size, a.quick).run()
+        Phase(cache, workers, a, results, int(a.kv_gib * 2**30) // size).run(before)
     finally:
         for each in workers:
             each.close()
@@ -339,17 +361,25 @@ def main() -> None:
     p.add_argument("--quick", action="store_true", help="a few tasks")
     p.add_argument("--only", default="auto,fp8,faults", help="parts of the run (default: %(default)s)")
     p.add_argument("--backends", default="CUSTOM,FLASH_ATTN,TRITON_ATTN", help="default: %(default)s")
+    p.add_argument("--audit-limit", type=float, default=600, help="seconds for the planted faults (default: %(default)s)")
+    p.add_argument("--levels", default="2048:128,64,16,1;32768:4,1;8192:64,16,1;8192:128",
+                   help="contexts, and counts of requests that generate, falling; what does not fit is left out (default: %(default)s)")  # fmt: skip
     p.add_argument("--layers", type=int, default=16, help="layers of the model: fewer leave more room for requests (default: %(default)s)")
     p.add_argument("--kv-gib", type=float, default=33, help="cache of each engine: 33 fits thrice beside the weights in 139 GiB (default: %(default)s)")
     a = p.parse_args()
     os.environ.setdefault("QUIRE_VLLM_OPTIONS", json.dumps({"kv_cache_memory_bytes": int(a.kv_gib * 2**30)}))
     results: dict[str, Any] = {"layers": a.layers, "begun": time.perf_counter(), "times": {}, "tokens": {}, "kernels": {}}
     parts, model = a.only.split(","), write_model(a.layers)
+    audit = Audit(write_model(4), a.out, limit=a.audit_limit) if "faults" in parts else None
+
+    def end_of_audit() -> None:
+        if audit and "faults" not in results:
+            results["faults"] = audit.result()
+
     for cache in ("auto", "fp8"):
         if cache in parts:
-            phase(cache, model, a, results)
-    if "faults" in parts:
-        results["faults"] = audit(write_model(8), a.out)
+            phase(cache, model, a, results, end_of_audit)
+    end_of_audit()
     a.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     show(results)
 

@@ -119,7 +119,9 @@ def faults(given: dict[str, str]) -> dict[str, Any]:
     engine = make_engine(**{"max_num_seqs": 8, **_options(given)})
     step, after = int(given["step"]), int(given["after"])
     found = {}
-    for name in given.get("only", ",".join(["", *FAULTS])).split(","):
+    names = given["only"].split(",") if "only" in given else ["", *FAULTS]
+    share, shares = (int(n) for n in given.get("share", "0/1").split("/"))
+    for name in names[share::shares]:
         begun = time.perf_counter()
         hooks._state["auditor"] = auditor = Auditor(dataclasses.replace(settings.read(), captures=1, folder=f"{given['folder']}/{name or 'none'}"))
         hooks._state["plant"] = plant = Plant.named(f"{name}@{step}" if name else "")
