@@ -201,7 +201,7 @@ def test_copies_find_what_digests_find(engine):
     assert auditor.layers["layers.1"].memory.rows is not None
 
 
-def test_an_audited_backend_is_found_where_it_says_that_it_is(monkeypatch):
+def test_an_audited_backend_is_found_where_it_says_that_it_is(engine, monkeypatch):
     """vLLM's GPU platforms load the class, and pass on the path that it has of itself."""
     import abc
     import importlib
@@ -213,8 +213,7 @@ def test_an_audited_backend_is_found_where_it_says_that_it_is(monkeypatch):
 
     imports = types.ModuleType("vllm.utils.import_utils")
     imports.resolve_obj_by_qualname = lambda path: Abstract
-    for name in ("vllm", "vllm.utils"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.utils", types.ModuleType("vllm.utils"))
     monkeypatch.setitem(sys.modules, "vllm.utils.import_utils", imports)
     monkeypatch.setitem(hooks._state, "paths", {"FLASH_ATTN": "vllm.v1.attention.backends.flash_attn.FlashAttentionBackend"})
     try:
