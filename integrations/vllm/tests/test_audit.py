@@ -200,3 +200,26 @@ def test_copies_find_what_digests_find(engine):
     serve(running, 14)
     assert auditor.report.alarms[0].kind == "memory"
     assert auditor.layers["layers.1"].memory.rows is not None
+
+
+def test_an_audited_backend_is_found_where_it_says_that_it_is(engine, monkeypatch):
+    """vLLM's GPU platforms load the class, and pass on the path that it has of itself."""
+    import abc
+    import importlib
+
+    from quire_vllm.audit import wrapped
+
+    class Abstract(StandIn, metaclass=abc.ABCMeta):  # as vLLM's backends are: their subclasses are born in the module abc
+        pass
+
+    imports = types.ModuleType("vllm.utils.import_utils")
+    imports.resolve_obj_by_qualname = lambda path: Abstract
+    monkeypatch.setitem(sys.modules, "vllm.utils", types.ModuleType("vllm.utils"))
+    monkeypatch.setitem(sys.modules, "vllm.utils.import_utils", imports)
+    monkeypatch.setitem(hooks._state, "paths", {"FLASH_ATTN": "vllm.v1.attention.backends.flash_attn.FlashAttentionBackend"})
+    try:
+        found = wrapped.FLASH_ATTN
+        assert getattr(importlib.import_module(found.__module__), found.__qualname__) is found
+        assert issubclass(found, Abstract)
+    finally:
+        wrapped.__dict__.pop("FLASH_ATTN", None)

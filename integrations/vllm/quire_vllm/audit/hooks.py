@@ -242,4 +242,7 @@ def wrapped_class(name: str) -> type:
     """The audited class of a member of vLLM's registry."""
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
-    return audited(resolve_obj_by_qualname(_state["paths"][name]))
+    made = audited(resolve_obj_by_qualname(_state["paths"][name]))
+    # vLLM's CUDA and ROCm platforms ask the class where it is, and look there.
+    made.__module__, made.__qualname__ = _PREFIX.rstrip("."), name
+    return made
