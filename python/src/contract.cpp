@@ -185,11 +185,13 @@ void bind_contract(nb::module_& m) {
   bind_findings(m);
   bind_rules(m);
   bind_ledger(m);
-  m.def("check", &check, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("depth") = "contents",
-        nb::arg("ledger") = nb::none(),
-        nb::sig("def check(batch: Batch, cache: KVCache, options: Options | None = None, "
-                "depth: typing.Literal['metadata', 'tables', 'contents'] = 'contents', ledger: SlotLedger | None = None) -> Findings"),
-        R"(Applies every rule up to `depth` and returns all findings; never raises for a broken rule, writes nothing.
+  m.def(
+      "check", &check, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("depth") = "contents",
+      nb::arg("ledger") = nb::none(),
+      nb::sig(
+          "def check(batch: Batch, cache: KVCache, options: Options | None = None, "
+          "depth: typing.Literal['metadata', 'tables', 'contents'] = 'contents', ledger: SlotLedger | None = None) -> Findings"),
+      R"(Applies every rule up to `depth` and returns all findings; never raises for a broken rule, writes nothing.
 
 depth: "metadata" (dtypes, shapes, strides, options), "tables" (index tensors and scales as well), "contents" (every visible
 query, key and value element is finite as well; and the ledger, if given). The GIL is released.)");

@@ -20,7 +20,7 @@ struct Avx512Simd {
 
   static constexpr int kPairs = 1;
   static constexpr bool kTransposesWords = true;  // transpose_words()
-  static constexpr bool kWidensFp8 = false;  // Fp8Codes, fp8_rows_as_bf16()
+  static constexpr bool kWidensFp8 = false;       // Fp8Codes, fp8_rows_as_bf16()
   using Reg = __m512;
 
   static Reg set1(float x) { return _mm512_set1_ps(x); }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cpu_avx512bf16: the kernel body for AVX-512 with AVX512-BF16 and AVX512-VBMI. Compiled with those flags; called only if CPUID shows them.
+// cpu_avx512bf16: the kernel body for AVX-512 with AVX512-BF16 and AVX512-VBMI. Compiled with those flags; called only if CPUID
+// shows them.
 #if defined(__x86_64__)
 #include "backend/cpu/attend_body.h"
 #include "backend/cpu/simd_avx512bf16.h"
