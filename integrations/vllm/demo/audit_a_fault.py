@@ -14,6 +14,7 @@ import shutil
 import sys
 
 from jobs import make_jobs
+from quire_vllm.audit.report import KINDS
 from server import Server
 
 
@@ -69,7 +70,7 @@ def main() -> int:
         for name in ("diagnosis", "capture"):
             if first[name]:
                 print(f"  {name}: {first[name]}")
-        print(f"  alarms: {sum(faulty['counts'].get(k, 0) for k in ('memory', 'write', 'kernel', 'tables'))}; /metrics: {metrics}")
+        print(f"  alarms: {sum(faulty['counts'].get(k, 0) for k in KINDS)}; /metrics: {metrics}")
     return 0 if first is not None and not clean["alarms"] and clean["counts"].get("visits") else 1
 
 
