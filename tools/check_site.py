@@ -198,7 +198,7 @@ def main(arguments: "list[str]") -> int:
             pages = [path for path in sorted(site.rglob("*.html")) if path.name != "404.html"]
             problems = broken_links(site) + unreachable(site) + look(site, browser, shots, pages)
         browser.close()
-    print("\n".join(problems) or "ok")
+    print("\n".join(dict.fromkeys(problems)) or "ok")  # a problem of all pages is printed once
     return bool(problems)
 
 
