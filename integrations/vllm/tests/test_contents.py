@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What slots hold and what rows come out: layouts by probe, digests, fp64. Needs torch, not vLLM."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ import quire  # noqa: E402
 from quire_vllm.audit import rows as fp64  # noqa: E402
 from quire_vllm.audit.layout import LayoutError, probe  # noqa: E402
 from quire_vllm.audit.memory import Memory, slot_digests  # noqa: E402
+from quire_vllm.audit.values import Values, not_finite  # noqa: E402
 
 PAGE, HEADS, DIM = 8, 2, 16
 
@@ -85,8 +88,8 @@ def test_right_rows_pass_and_a_wrong_head_does_not():
     assert fp64.judge(layer, query, output, kv, 43, [0, 2], range(0, 2)).ok
     wrong = output.clone()
     wrong[2, 3] = output[2, 0]
-    assert fp64.judge(layer, query, wrong, kv, 43, [0, 2], range(0, 1)).ok  # heads 0 and 1 are right
-    judged = fp64.judge(layer, query, wrong, kv, 43, [0, 2], range(1, 2))
+    assert fp64.judge(layer, query, wrong, kv[:, :, :, :1], 43, [0, 2], range(0, 1)).ok  # heads 0 and 1 are right
+    judged = fp64.judge(layer, query, wrong, kv[:, :, :, 1:], 43, [0, 2], range(1, 2))
     assert not judged.ok
     assert not judged.rounding
 
@@ -111,3 +114,36 @@ def test_fp8_rows_may_be_rounded_either_way_and_no_further():
     far = nearest.clone()
     far[2, 0, 0, 0] ^= 0x08
     assert fp64.written_wrong(layer, far, key, value).tolist() == [2]
+
+
+def test_one_head_is_read_as_that_part_of_all():
+    cache = torch.randn(5, HEADS, PAGE, 2 * DIM)
+    layout = probe(_packed, cache, PAGE, HEADS, DIM, torch.float32)
+    pages, offsets = torch.tensor([3, 1, 4]), torch.tensor([0, 7, 2])
+    every = layout.read_slots(cache, pages, offsets)
+    for head in range(HEADS):
+        assert torch.equal(layout.head(head).read_slots(cache, pages, offsets), every[:, :, head : head + 1])
+
+
+@pytest.mark.parametrize(("dtype", "raw"), [(torch.float16, None), (torch.bfloat16, None), (torch.float8_e4m3fn, None), (torch.uint8, "fp8_e4m3fn")])
+def test_slots_that_are_not_finite_are_named(dtype, raw):
+    rows = torch.randn(6, 2, HEADS, DIM).to(torch.float8_e4m3fn if raw else dtype).view(dtype)
+    assert not_finite(rows, raw).tolist() == []
+    (rows.view(torch.uint8) if rows.element_size() == 1 else rows)[4, 1, 0, 3] = 0x7F if rows.element_size() == 1 else float("nan")
+    assert not_finite(rows, raw).tolist() == [4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_rows_that_are_not_finite_are_told_once(dtype, value):
+    request = [types.SimpleNamespace(name=n, number=i, scheduled=2) for i, n in enumerate("abc")]
+    tables = types.SimpleNamespace(rows=[request[0], None, request[1], request[2]], query_start_loc=np.array([0, 2, 4, 6, 8]))
+    values, output = Values(), torch.randn(8, HEADS, DIM).to(dtype)
+    values.see(output, tables)
+    assert values.read() == []
+    output[3, 0, 0] = output[4, 0, 0] = value  # a row of nobody, and one that is not a request's last
+    output[5, 1, DIM - 1] = value
+    values.see(output, tables)
+    assert values.read() == [request[1]]
+    values.see(output, tables)
+    assert values.read() == []

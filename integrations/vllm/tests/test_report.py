@@ -77,5 +77,5 @@ def test_metrics_are_sums_over_processes(tmp_path):
     finally:
         for name, module in real.items():
             sys.modules.pop(name) if module is None else sys.modules.__setitem__(name, module)
-    assert families["quire_audit_alarms"] == {"memory": 0, "write": 0, "kernel": 5, "tables": 0}
+    assert families["quire_audit_alarms"] == {"memory": 0, "write": 0, "kernel": 5, "tables": 0, "values": 0}
     assert families["quire_audit_visits"] == {"": 20}

@@ -161,6 +161,8 @@ def _audited_impl(base: type, backend: type) -> type:
                 forward = _state["plant"].on_attention(a, name, self, forward)
             result = forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
             tables = getattr(attn_metadata, _MARK, None)
+            if tables is not None:
+                a.see_output(name, output, tables)
             if tables is not None and a.wants(name):
                 watched = _known(a, self, layer, kv_cache, query.dtype, super().do_kv_cache_update)
                 a.visit(watched, Call(query, key, value, kv_cache, output, tables))

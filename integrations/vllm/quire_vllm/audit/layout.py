@@ -7,8 +7,6 @@ element of a page is which (K or V, token, KV head, dim).
 
 from __future__ import annotations
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -30,10 +28,17 @@ class Layout:
         self._flat = where.reshape(-1)
         self._run = _longest_run(self._flat)
         self._slots: dict[int, torch.Tensor] = {}
+        self._heads: dict[int, Layout] = {}
 
     def part(self, share: float) -> Layout:
         """The first KV heads alone: ``share`` of them, at least one."""
         return Layout(self.where[:, :, : max(1, round(share * self.num_kv_heads))])
+
+    def head(self, kv_head: int) -> Layout:
+        """One KV head alone."""
+        if kv_head not in self._heads:
+            self._heads[kv_head] = Layout(self.where[:, :, kv_head : kv_head + 1])
+        return self._heads[kv_head]
 
     def read(self, kv_cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
         """[pages, page_size, 2, kv_heads, head_dim] in the cache's stored type: a copy."""

@@ -181,7 +181,7 @@ class Plant:
         ledger = a.ledgers[watched.group]
         for request in a.statement.scheduled:
             pages = ledger.pages(request, watched.group, request.computed // ledger.page_size)
-            seen = [int(p) for p in pages if watched.memory.version[int(p) * ledger.page_size] >= 0]
+            seen = [int(p) for p in pages if (watched.memory.version.reshape(-1, ledger.page_size)[p] >= 0).any()]
             if seen:
                 return seen[0]
         return None

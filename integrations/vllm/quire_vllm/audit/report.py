@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Alarms: the four kinds, what is said about each, the file that a process writes, and the counters of /metrics."""
+"""Alarms: their kinds, what is said about each, the file that a process writes, and the counters of /metrics."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ KINDS = {
     "write": "the cache write is wrong",
     "kernel": "the kernel is wrong",
     "tables": "the tables are wrong",
+    "values": "a value is not finite",
 }
 _KEPT = 100  # alarms that a report holds in full
 _ALARM_SECONDS = 1.0  # between two writes of a report for alarms that repeat

@@ -60,7 +60,7 @@ class Judged:
 def judge(layer: Layer, query: torch.Tensor, output: torch.Tensor, kv: torch.Tensor, seq_len: int, tokens: list[int], kv_heads: range) -> Judged:
     """Rows ``tokens`` of one request, for some of its KV heads.
 
-    query, output: [rows of the request, num_q_heads, head_dim] on the host; kv: [pages, page_size, 2, kv heads, head_dim] as stored.
+    query, output: [rows of the request, num_q_heads, head_dim] on the host; kv: [pages, page_size, 2, len(kv_heads), head_dim] as stored.
     """
     group = layer.num_q_heads // layer.num_kv_heads
     heads = slice(kv_heads.start * group, kv_heads.stop * group)
@@ -80,7 +80,7 @@ def judge(layer: Layer, query: torch.Tensor, output: torch.Tensor, kv: torch.Ten
 def _cache(layer: Layer, kv: torch.Tensor, kv_heads: range) -> Any:
     part = slice(kv_heads.start, kv_heads.stop)
     scales = [None if s is None else (s if len(s) == 1 else s[part].copy()) for s in (layer.k_scale, layer.v_scale)]
-    return quire.KVCache(kv[:, :, 0, part], kv[:, :, 1, part], "nhd", *scales, dtype=layer.cache_dtype)
+    return quire.KVCache(kv[:, :, 0], kv[:, :, 1], "nhd", *scales, dtype=layer.cache_dtype)
 
 
 def written_wrong(layer: Layer, stored: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> np.ndarray:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The auditor: which layer, request and row is looked at in which step, and what follows. No vLLM is imported here.
 
-A step has three parts. The scheduler's words and the ledger are kept up to date always. The tables of as many rows as the budget allows
-are judged. One layer (all of them at full budget) is visited: what was just written, what nobody should have written, and some rows.
+A step has three parts. The scheduler's words and the ledger are kept up to date always, and the last layer's output is asked to be finite.
+The tables of as many rows as the budget allows are judged. Some layers (all of them at full budget) are visited: what was just written,
+what nobody should have written, and some rows. A request whose output is not finite is hunted: whatever the budget, the next step looks at
+all of its slots and rows in every layer.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from quire_vllm.audit.ledger import Ledger
 from quire_vllm.audit.memory import Memory
 from quire_vllm.audit.report import Alarm, Report
 from quire_vllm.audit.statement import Request, Statement, Tables
+from quire_vllm.audit.values import Values, not_finite
 
 _ROWS = 2  # rows of each request that a visit at full budget compares with fp64
+_PAGE_STRIDE = 5  # tokens by which the slot that stands for a page moves from page to page; odd, so that every offset takes part
 _REPORT_SECONDS = 10.0
 
 
@@ -58,12 +62,20 @@ class Auditor:
         self.report = Report(settings.folder, settings.captures, settings.action)
         self.ledgers: dict[int, Ledger] = {}
         self.layers: dict[str, Watched] = {}
+        self.values = Values()
         self.inside = False  # a step of the engine, not a warm-up
         self._random = np.random.default_rng(settings.seed)
         self._visits = 0
         self._due: set[str] = set()  # the layers that are visited in this step
         self._rows_turn = False  # this visit compares rows; else it reads memory
         self._next_row = 0
+        self._last = ""  # the last layer's name
+        self._hunted: set[str] = set()  # requests of which all is looked at in this step
+        self._found: set[int] = set()  # numbers of those for which the first layer with a NaN is known
+
+    @property
+    def _everything(self) -> bool:
+        return self.budget.full or bool(self._hunted)
 
     def begin_step(self, scheduler_output: Any) -> None:
         self.budget.begin_step()
@@ -71,6 +83,7 @@ class Auditor:
         self.statement.begin_step(scheduler_output)
         self.inside = bool(self.statement.scheduled)
         self._choose_layers()
+        self._choose_requests()
         self.budget.pay("statement", begun)
 
     def end_step(self) -> None:
@@ -85,6 +98,7 @@ class Auditor:
         """The next ones in turn, as many as the budget allows; one visit to each reads memory, the next compares rows."""
         self._due = set()
         names = list(self.layers)
+        self._last = names[-1] if names else ""
         some = 0 if self.budget.full or not names else self.budget.affordable("visit", len(names))
         if some:
             turn, first = divmod(self._visits, len(names))
@@ -92,8 +106,25 @@ class Auditor:
             self._due = set(names[first : first + some])
             self._visits += len(self._due)
 
+    def _choose_requests(self) -> None:
+        """Those whose output of the step before was not finite."""
+        broken = self.values.read()
+        self._hunted = {request.name for request in broken}
+        for name in sorted(self._hunted):
+            text = "the row of its last token is not finite; all of the request is looked at in the next step"
+            self.report.alarm(Alarm("values", self.statement.step - 1, self._last, name, text))
+
     def wants(self, layer: str) -> bool:
-        return self.inside and (self.budget.full or layer in self._due or layer not in self.layers)
+        return self.inside and (self._everything or layer in self._due or layer not in self.layers)
+
+    # Values.
+
+    def see_output(self, layer: str, output: torch.Tensor, tables: Tables) -> None:
+        """Of the last layer, in every step."""
+        if layer == self._last:
+            begun = self.budget.now()
+            self.values.see(output, tables)
+            self.budget.pay("statement", begun)
 
     # Tables.
 
@@ -147,11 +178,12 @@ class Auditor:
 
     def see_written(self, layer: Watched, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, tables: Tables) -> None:
         """What the cache holds right behind a write, before attention: some tokens of every request of this step."""
-        if layer.layout is None or (self._rows_turn and not self.budget.full):
+        if layer.layout is None or (self._rows_turn and not self._everything):
             return
         begun = self.budget.now()
         chosen = self._requests(tables)
-        chosen = chosen[: max(1, self.budget.affordable("request written", len(chosen)))]
+        if not self._everything:
+            chosen = chosen[: max(1, self.budget.affordable("request written", len(chosen)))]
         if chosen:
             self._judge_written(layer, [(r, t) for r in chosen for t in self._some_tokens(tables.rows[r], 4)], key, value, kv_cache, tables)
         self.budget.pay("request written", begun, len(chosen))
@@ -174,33 +206,45 @@ class Auditor:
             self.report.alarm(Alarm("write", self.statement.step, layer.name, tables.rows[row].name, text))
 
     def visit(self, layer: Watched, call: Call) -> None:
-        """Memory or rows of some requests, behind the layer's attention; at full budget both, of all requests."""
+        """Memory or rows of some requests, behind the layer's attention; both, of all or of those that are hunted, at full budget or in a hunt."""
         begun = self.budget.now()
         chosen = self._requests(call.tables) if layer.layout is not None else []
         if chosen:
-            if self.budget.full or not self._rows_turn:
+            if self._everything or not self._rows_turn:
                 self._visit_memory(layer, call, chosen)
-            for row in chosen if self.budget.full else chosen[:1] if self._rows_turn else []:
+            for row in chosen if self._everything else chosen[:1] if self._rows_turn else []:
                 self._visit_rows(layer, call, row)
             self.report.counts["visits"] += 1
         self.budget.pay("visit", begun)
 
     def _requests(self, tables: Tables) -> list[int]:
-        """Rows of the tables that take part in this step, from a random one on."""
+        """Rows of the tables that take part in this step, from a random one on; in a hunt those of the hunted."""
         count = len(tables.rows)
-        first = 0 if self.budget.full or count == 0 else int(self._random.integers(count))
+        first = 0 if self._everything or count == 0 else int(self._random.integers(count))
         order = ((first + i) % count for i in range(count))
-        return [row for row in order if tables.rows[row] is not None and tables.rows[row].scheduled]
+        some = [row for row in order if tables.rows[row] is not None and tables.rows[row].scheduled]
+        return some if self.budget.full or not self._hunted else [row for row in some if tables.rows[row].name in self._hunted]
 
     def _visit_memory(self, layer: Watched, call: Call, chosen: list[int]) -> None:
-        """The slots of as many of these requests as are affordable, at least one, in one reading."""
+        """The slots of these requests in one reading; where they cost too much, two of each page, of as many requests as are affordable."""
         begun = self.budget.now()
         ledger, requests = self.ledgers[layer.group], [call.tables.rows[row] for row in chosen]
         slots = [ledger.slots(r, layer.group, self._begin(layer, r), r.seq_len) for r in requests]
+        count = sum(len(s) for s in slots)
+        some = count if self._everything else self.budget.affordable("slot", count)
+        if some < count:
+            slots = [self._two_of_each_page(layer, s) for s in slots]
         ends = np.cumsum([len(s) for s in slots])
-        some = max(1, int(np.searchsorted(ends, self.budget.affordable("slot", int(ends[-1])), "right")))
-        self._judge_memory(layer, requests[:some], slots[:some], call.kv_cache)
-        self.budget.learn("slot", begun, int(ends[some - 1]))
+        taken = max(1, int(np.searchsorted(ends, some, "right")))
+        self._judge_memory(layer, requests[:taken], slots[:taken], call.kv_cache)
+        self.budget.learn("slot", begun, int(ends[taken - 1]))
+
+    def _two_of_each_page(self, layer: Watched, slots: np.ndarray) -> np.ndarray:
+        """One that is the same in all visits, so that a page that changes as a whole shows at the second; one that moves on by turns."""
+        size = self.ledgers[layer.group].page_size
+        page, offset = np.divmod(slots, size)
+        moved = (offset - _PAGE_STRIDE * page - layer.index) % size
+        return slots[(moved == 0) | (moved == 1 + layer.memory.visits % max(1, size - 1))]
 
     def _begin(self, layer: Watched, request: Request) -> int:
         """The first position of a page that a window of the layer leaves in sight."""
@@ -215,10 +259,26 @@ class Auditor:
         rows = layer.layout.read_slots(kv_cache, torch.from_numpy(every // ledger.page_size), offsets)
         before = layer.memory.version[every]
         wrong = layer.memory.changed(every, ledger.step[every], rows)
+        layer.memory.visits += 1
         self.report.counts["slots"] += len(every)
         for i in np.unique(owner[wrong]) if len(wrong) else ():
             mine = wrong[owner[wrong] == i]
             self._tell_memory(layer, requests[i], rows[mine[0]], int(every[mine[0]]), int(before[mine[0]]), len(mine), len(slots[i]))
+        if self._hunted:
+            self._judge_values(layer, requests, every, owner, rows)
+
+    def _judge_values(self, layer: Watched, requests: list[Request], slots: np.ndarray, owner: np.ndarray, rows: torch.Tensor) -> None:
+        """In a hunt: the first layer whose cache holds what is not finite, request by request."""
+        ledger, bad = self.ledgers[layer.group], not_finite(rows, layer.spec.cache_dtype)
+        for i in np.unique(owner[bad]):
+            mine = bad[owner[bad] == i]
+            if requests[i].name in self._hunted and requests[i].number not in self._found:
+                self._found.add(requests[i].number)
+                slot = int(slots[mine[0]])
+                page, offset = divmod(slot, ledger.page_size)
+                text = (f"page {page}, offset {offset} (position {int(ledger.position[slot])}), last written in step {int(ledger.step[slot])}, holds "
+                        f"a K or V that is not finite; {len(mine)} such slots; no layer before has one")  # fmt: skip
+                self.report.alarm(Alarm("values", self.statement.step, layer.name, requests[i].name, text))
 
     def _tell_memory(self, layer: Watched, request: Request, row: torch.Tensor, slot: int, step: int, wrong: int, count: int) -> None:
         ledger = self.ledgers[layer.group]
@@ -230,36 +290,35 @@ class Auditor:
         self.report.alarm(Alarm("memory", self.statement.step, layer.name, request.name, text))
 
     def _visit_rows(self, layer: Watched, call: Call, row: int) -> None:
+        """Some rows of a request and all KV heads at full budget or in a hunt, else one row and one KV head."""
         request, ledger = call.tables.rows[row], self.ledgers[layer.group]
         assert request is not None and layer.layout is not None
         begun = self.budget.now()
-        begin = self._begin(layer, request)
-        pages = ledger.pages(request, layer.group, -(-request.seq_len // ledger.page_size))[begin // ledger.page_size :]
-        offsets = np.tile(np.arange(ledger.page_size), len(pages))
-        kv = layer.layout.read_slots(call.kv_cache, torch.from_numpy(pages.repeat(ledger.page_size)), torch.from_numpy(offsets)).cpu()
-        self._judge_rows(layer, call, request, call.tables, row, kv.reshape(len(pages), ledger.page_size, *kv.shape[1:]), begin)
+        first, end, tokens = int(call.tables.query_start_loc[row]), request.seq_len, self._some_tokens(request, _ROWS)
+        part, layout, heads = slice(first, first + request.scheduled), layer.layout, range(layer.layout.num_kv_heads)
+        if not self._everything:
+            token, one = tokens[int(self._random.integers(len(tokens)))], int(self._random.integers(len(heads)))
+            part, end, tokens = slice(first + token, first + token + 1), request.computed + token + 1, [0]
+            layout, heads = layout.head(one), range(one, one + 1)
+        begin, size = self._begin(layer, request), ledger.page_size
+        pages = ledger.pages(request, layer.group, -(-end // size))[begin // size :]
+        offsets = np.tile(np.arange(size), len(pages))
+        kv = layout.read_slots(call.kv_cache, torch.from_numpy(pages.repeat(size)), torch.from_numpy(offsets)).cpu()
+        query = call.query[part].cpu()
+        output = call.output[part].reshape(call.query[part].shape).cpu()
+        judged = fp64.judge(layer.spec, query, output, kv.reshape(len(pages), size, *kv.shape[1:]), end - begin, tokens, heads)
+        self._judge_rows(layer, request, judged, part.start + tokens[0], len(tokens))
         self.budget.learn("row", begun)
 
-    def _judge_rows(self, layer: Watched, call: Call, request: Request, tables: Tables, row: int, kv: torch.Tensor, begin: int) -> None:
-        first = int(tables.query_start_loc[row])
-        part = slice(first, first + request.scheduled)
-        query, output = call.query[part].cpu(), call.output[part].reshape(call.query[part].shape).cpu()
-        tokens = self._some_tokens(request, _ROWS)
-        if not self.budget.full:
-            tokens = [tokens[int(self._random.integers(len(tokens)))]]
-        heads = range(kv.shape[3])
-        if not self.budget.full:
-            one = int(self._random.integers(kv.shape[3]))
-            heads = range(one, one + 1)
-        judged = fp64.judge(layer.spec, query, output, kv, request.seq_len - begin, tokens, heads)
-        self.report.counts["rows"] += len(tokens)
+    def _judge_rows(self, layer: Watched, request: Request, judged: fp64.Judged, row: int, count: int) -> None:
+        self.report.counts["rows"] += count
         self.report.counts["elements"] += judged.elements
         if judged.rounding:
             self.report.counts["rounding"] += 1
         if judged.ok or judged.rounding:
             self.report.worst = max(self.report.worst, judged.ratio)
             return
-        text = f"row {first + tokens[0]} is {judged.ratio:.3g} tolerances from fp64 attention over what the cache holds, whose slots are right"
+        text = f"row {row} is {judged.ratio:.3g} tolerances from fp64 attention over what the cache holds, whose slots are right"
         notes = {"layer": layer.name, "request": request.name, "pages": " ".join(map(str, request.pages[layer.group][:200]))}
         self.report.alarm(Alarm("kernel", self.statement.step, layer.name, request.name, text), judged.problem, notes)
 

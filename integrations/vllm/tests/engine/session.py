@@ -115,6 +115,7 @@ def faults(given: dict[str, str]) -> dict[str, Any]:
     from quire_vllm import settings
     from quire_vllm.audit import hooks
     from quire_vllm.audit.plant import FAULTS, Plant
+    from quire_vllm.audit.report import KINDS
     from quire_vllm.audit.watch import Auditor
 
     engine = make_engine(**{"max_num_seqs": 8, **_options(given)})
@@ -133,7 +134,7 @@ def faults(given: dict[str, str]) -> dict[str, Any]:
         alarms = auditor.report.alarms
         found[name or "none"] = {
             "planted": plant.done if plant else 0, "first": alarms[0].step if alarms else 0, "kind": alarms[0].kind if alarms else "",
-            "text": str(alarms[0]) if alarms else "", "kinds": {k: auditor.report.counts[k] for k in ("memory", "write", "kernel", "tables")},
+            "text": str(alarms[0]) if alarms else "", "kinds": {k: auditor.report.counts[k] for k in KINDS},
             "share": auditor.budget.used, "counts": dict(auditor.report.counts), "worst": auditor.report.worst, "seconds": time.perf_counter() - begun,
         }  # fmt: skip
         _write(given["out"], found)  # a run that is cut off leaves what it has

@@ -62,7 +62,7 @@ def test_the_audit_finds_every_planted_fault_and_nothing_else(tmp_path, budget, 
 
 KINDS = {
     "wrong_table_entry": ("tables",), "stale_block": ("tables",), "wrong_seq_len": ("tables",), "double_free": ("tables",),
-    "foreign_write": ("memory",), "swapped_kv_block": ("memory",), "nan_block": ("memory",),
+    "foreign_write": ("memory",), "swapped_kv_block": ("memory",), "nan_block": ("memory", "values"),
     "dropped_slot": ("write",), "late_write": ("write", "kernel"),
     "wrong_scale": ("kernel",), "head_offset": ("kernel",), "wrong_mask": ("kernel",),
 }  # fmt: skip
