@@ -27,7 +27,7 @@ constexpr const char* kFooter =
 
 constexpr const char* kEnvironment =
     "environment\n"
-    "  QUIRE_CPU          scalar, avx2, avx512, avx512bf16 or amx: use no more of this CPU than that\n"
+    "  QUIRE_CPU          scalar, avx2, avx512, avx512bf16 or amx: use no newer CPU instructions than these\n"
     "  QUIRE_NUM_THREADS  threads to use; default: all cores this process may use\n"
     "  QUIRE_HIP_LIBRARY  the HIP runtime to open; default: libamdhip64.so.7 or .6, if there is one\n"
     "  NO_COLOR           if set, no colours\n";
@@ -98,15 +98,16 @@ void add_check(CLI::App& app, CheckArgs& args) {
 void add_explain(CLI::App& app, ExplainArgs& args) {
   CLI::App* command = app.add_subcommand("explain", "Say which kernel serves a problem and why every other one does not");
   add_input(command, args.input);
-  command->add_option("--device", args.device, "ask for this device (see `quire devices`); default: this machine")
+  command->add_option("--device", args.device, "plan for this device (see `quire devices`); default: this machine")
       ->type_name("NAME");
   add_kernel(command, args.kernel);
   command->add_option("--as", args.as, "answer for another system: vllm (2026-01, AMD GPUs)")
       ->type_name("SYSTEM")
       ->check(one_of({"vllm"}));
   command->add_flag("--all", args.all, "answer for every known device, or every vLLM architecture");
-  command->add_flag("--batch-invariant", args.batch_invariant, "plan for bits that do not depend on the rest of the batch");
-  command->add_flag("--exact-weights", args.exact_weights, "plan for softmax weights in f32's precision in every row");
+  command->add_flag("--batch-invariant", args.batch_invariant,
+                    "plan so that a request's bits do not depend on the rest of the batch");
+  command->add_flag("--exact-weights", args.exact_weights, "plan with softmax weights in f32 precision in every row");
 }
 
 void add_run(CLI::App& app, RunArgs& args) {
@@ -116,9 +117,10 @@ void add_run(CLI::App& app, RunArgs& args) {
   command->add_option("--threads", args.threads, "threads (default: all cores this process may use)")
       ->type_name("N")
       ->check(whole_number(4096));
-  command->add_flag("--batch-invariant", args.batch_invariant, "plan for bits that do not depend on the rest of the batch");
+  command->add_flag("--batch-invariant", args.batch_invariant,
+                    "plan so that a request's bits do not depend on the rest of the batch");
   command->add_flag("--verify", args.verify, "compare with the fp64 reference (the default)");
-  command->add_flag("--no-verify", args.no_verify, "do not compare: faster, but nothing is proved");
+  command->add_flag("--no-verify", args.no_verify, "do not compare with the reference: faster");
   command->add_option("--repeat", args.repeat, "compute this many times (default: 1); the bits must not change")
       ->type_name("N")
       ->check(whole_number(1000000));
@@ -132,13 +134,12 @@ void add_diagnose(CLI::App& app, DiagnoseArgs& args) {
       ->type_name("")
       ->expected(1);
   command->add_flag("--full", args.full, "compare every row with the fp64 reference, however long it takes");
-  command->add_option("--seconds", args.seconds, "about how long comparing with the reference may take (default: 0.5)")
+  command->add_option("--seconds", args.seconds, "time limit, about, for the comparison with the reference (default: 0.5)")
       ->type_name("S")
       ->check(CLI::Range(0.0, 1e6));
   command
-      ->add_option(
-          "--profile", args.profile,
-          "what the kernel may round, e.g. weights=bf16, or plain (default: found by itself; docs/reference/numerics.md)")
+      ->add_option("--profile", args.profile,
+                   "what the kernel may round, e.g. weights=bf16, or plain (default: inferred; docs/reference/numerics.md)")
       ->type_name("WORDS");
   command->add_option("--reduced", args.reduced, "where the reduced capture goes (default: FILE with .reduced before its suffix)")
       ->type_name("FILE");
@@ -150,15 +151,15 @@ void add_capture(CLI::App& app, CaptureArgs& args) {
   CLI::App* command = app.add_subcommand("capture", "Write the batch of a problem line to a capture file");
   add_input(command, args.input);
   command->add_option("-o,--output", args.output, "file to write, usually .safetensors")->type_name("FILE")->required();
-  command->add_option("--fault", args.fault, "observe the output of a kernel with this fault (docs/reference/faults.md)")
+  command->add_option("--fault", args.fault, "store the output of a kernel with this fault (docs/reference/faults.md)")
       ->type_name("ID");
-  command->add_option("--fill", args.fill, "what rows hold that the fault leaves unwritten: nan (the default) or garbage")
+  command->add_option("--fill", args.fill, "content of rows that the fault leaves unwritten: nan (the default) or garbage")
       ->type_name("WHAT")
       ->check(one_of({"nan", "garbage"}));
 }
 
 void add_verify(CLI::App& app, VerifyArgs& args) {
-  CLI::App* command = app.add_subcommand("verify", "Judge kernels by the conformance suite, and the suite by planted faults");
+  CLI::App* command = app.add_subcommand("verify", "Test kernels with the conformance suite, and the suite with planted bugs");
   command
       ->add_option("--backend", args.backends,
                    "cpu, cuda or hip (the planned kernel there; cpu is the default), a kernel by name, or all")
@@ -168,26 +169,28 @@ void add_verify(CLI::App& app, VerifyArgs& args) {
       ->type_name("NAME")
       ->allow_extra_args(false)
       ->check(one_of({"notes", "hazards", "random", "all"}));
-  command->add_option("--line", args.lines, "a problem line of your own, in one word of the shell; may be given again")
+  command->add_option("--line", args.lines, "a problem line of your own, in quotes; may be given again")
       ->type_name("LINE")
       ->allow_extra_args(false);
-  command->add_option("--types", args.types, "ask hazards and random lines in these types, as bf16:bf16,f16:fp8_e4m3fn")
+  command->add_option("--types", args.types, "cases in these query:cache types only, as bf16:bf16,f16:fp8_e4m3fn")
       ->type_name("Q:KV")
       ->allow_extra_args(false)
       ->delimiter(',');
-  command->add_option("--dims", args.dims, "ask hazards and random lines in these head_dims, as 64,128")
+  command->add_option("--dims", args.dims, "cases with these head_dims only, as 64,128")
       ->type_name("N")
       ->allow_extra_args(false)
       ->delimiter(',')
       ->check(whole_number(1000000));
-  command->add_option("--layouts", args.layouts, "ask hazards and random lines in these cache layouts, as nhd,hnd")
+  command->add_option("--layouts", args.layouts, "cases in these cache layouts only, as nhd,hnd")
       ->type_name("NAME")
       ->allow_extra_args(false)
       ->delimiter(',')
       ->check(one_of({"nhd", "hnd", "packed"}));
   command->add_flag("--quick", args.quick, "a subset of every matrix, in less than a minute");
-  command->add_flag("--peer", args.peer, "also judge the planted faults with the data and tolerance of vLLM's own test");
-  command->add_flag("--no-power", args.no_power, "plant no faults: faster, but nobody knows what a pass is worth");
+  command->add_flag("--peer", args.peer,
+                    "also count the planted bugs that vLLM's own test would catch with its data and tolerance");
+  command->add_flag("--no-power", args.no_power,
+                    "plant no bugs: faster, but the report does not say which bugs the cases would catch");
   command->add_option("--seed", args.seed, "seed of the random matrix (default: 1)")
       ->type_name("N")
       ->check(whole_number(999999999));
@@ -196,7 +199,7 @@ void add_verify(CLI::App& app, VerifyArgs& args) {
       ->check(whole_number(1000000));
   command
       ->add_option("--soak", args.soak,
-                   "ask fresh random batches for so many minutes, or until Ctrl-C; a run with the same folder goes on from there")
+                   "test new random batches for this many minutes, or until Ctrl-C; the same folder continues an earlier soak")
       ->type_name("MINUTES")
       ->check(CLI::Range(0.001, 1e6));
   command->add_option("--soak-folder", args.soak_folder, "where a soak keeps its state, log and findings (default: quire-soak)")
@@ -206,9 +209,9 @@ void add_verify(CLI::App& app, VerifyArgs& args) {
 
 void add_bench_compare(CLI::App* bench, BenchCompareArgs& args) {
   CLI::App* command = bench->add_subcommand("compare", "Say what became faster or slower between two reports");
-  command->add_option("OLD", args.before, "what `quire bench --json` printed before")->required()->type_name("");
-  command->add_option("NEW", args.after, "and after")->required()->type_name("");
-  command->add_flag("--force", args.force, "compare reports of different machines all the same");
+  command->add_option("OLD", args.before, "what `quire bench --json` printed before the change")->required()->type_name("");
+  command->add_option("NEW", args.after, "what it printed after the change")->required()->type_name("");
+  command->add_flag("--force", args.force, "also compare reports of different machines");
 }
 
 void add_bench(CLI::App& app, BenchArgs& args, BenchCompareArgs& compare) {
@@ -221,11 +224,11 @@ void add_bench(CLI::App& app, BenchArgs& args, BenchCompareArgs& compare) {
   several("--cases", args.cases, "a file of problem lines; may be given again", "FILE");
   several("--capture", args.captures, "a capture; may be given again", "FILE");
   several("--workload", args.workloads, "W1 to W5, W1s to W5s (for two cores) or targets; may be given again", "NAME");
-  command->add_option("--device", args.device, "cpu (the default) or cuda: the GPU that is current there")
+  command->add_option("--device", args.device, "cpu (the default) or cuda (the current GPU)")
       ->type_name("NAME")
       ->check(one_of({"cpu", "cuda", "hip"}));
-  several("--kernel", args.kernels, "force this kernel; given again, they are timed in turns", "NAME");
-  command->add_option("--threads", args.threads, "threads (default: 1, and all this process may use); given again, in turns")
+  several("--kernel", args.kernels, "force this kernel; may be given again", "NAME");
+  command->add_option("--threads", args.threads, "threads (default: 1, and all this process may use); may be given again")
       ->type_name("N")
       ->allow_extra_args(false)
       ->check(whole_number(4096));
@@ -233,7 +236,7 @@ void add_bench(CLI::App& app, BenchArgs& args, BenchCompareArgs& compare) {
   command->add_option("--seconds", args.seconds, "about how long each result is timed (default: 2)")
       ->type_name("S")
       ->check(CLI::Range(0.001, 1e6));
-  command->add_flag("--no-verify", args.no_verify, "do not compare with the fp64 reference: faster, but nothing is proved");
+  command->add_flag("--no-verify", args.no_verify, "do not compare with the fp64 reference: faster");
   command->add_option("--save", args.save, "also write the JSON of the report")->type_name("FILE");
   command->add_option("--html", args.html, "write one self-contained page with roofline and thread scaling")->type_name("FILE");
   add_bench_compare(command, compare);
@@ -246,7 +249,7 @@ void add_lists(CLI::App& app, Arguments& args) {
       ->required()
       ->type_name("")
       ->check(one_of({"bash", "zsh", "fish"}));
-  app.add_subcommand("devices", "List this machine and the devices that can be pretended");
+  app.add_subcommand("devices", "List this machine and the other devices that `quire explain` knows by name");
   app.add_subcommand("kernels", "List the kernels of this build in order of preference");
   CLI::App* rules = app.add_subcommand("rules", "List the contract rules, or explain one");
   rules->add_option("id", args.rule, "a rule id such as Q-T03: statement, reason and example")->type_name("ID");
@@ -349,7 +352,7 @@ Report no_command(const CLI::App& app) {
 }
 
 Report parse_and_dispatch(int argc, char** argv, Terminal& terminal) {
-  CLI::App app("Paged attention in which a wrong answer cannot stay silent.");
+  CLI::App app("Paged attention for LLM inference, and a debugger for attention kernels.");
   Arguments args;
   build(app, args);
   try {

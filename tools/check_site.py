@@ -15,9 +15,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 SKIPPED = 77
+ANIMATION = 5000  # ms until the animated terminal of the front page is complete
 SHOTS = [("index.html", "light", 1280), ("index.html", "dark", 1280), ("index.html", "light", 390), ("get_started.html", "light", 1280),
-         ("get_started.html", "dark", 390), ("concepts/paged_attention.html", "dark", 1280), ("performance/index.html", "light", 1280),
-         ("performance/index.html", "light", 390), ("reference/python.html", "light", 1280)]
+         ("get_started.html", "dark", 390), ("concepts/paged_attention.html", "dark", 1280), ("concepts/index.html", "dark", 390),
+         ("performance/index.html", "light", 1280), ("performance/index.html", "light", 390), ("guides/conformance.html", "light", 390),
+         ("reference/python.html", "light", 1280)]
 PHONE = 390  # px: an iPhone 14's width; wide tables scroll inside their own box
 SEARCH = ("block table", "reference/contract.html")  # words, and a page that must be among the first results
 PATIENCE = 15_000  # ms for a page or the search; a page takes 0.2 s on an idle core
@@ -67,6 +69,21 @@ def broken_links(site: Path) -> "list[str]":
             elif parts.fragment and file in pages and unquote(parts.fragment) not in pages[file].ids | {"__search", "__drawer"}:
                 found.append(f"{name}: link to {target}, which has no such anchor")
     return found
+
+
+def unreachable(site: Path) -> "list[str]":
+    """Pages to which no path of links leads from the front page."""
+    pages, front = read_pages(site), site / "index.html"
+    seen, queue = {front}, [front]
+    while queue:
+        page = queue.pop()
+        for target in pages[page].targets:
+            parts = urlsplit(target)
+            file = (page.parent / unquote(parts.path)).resolve()
+            if not parts.scheme and not parts.netloc and file in pages and file not in seen:
+                seen.add(file)
+                queue.append(file)
+    return [f"{page.relative_to(site)}: no link leads here" for page in pages if page not in seen and page.name != "404.html"]
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------------------
@@ -119,6 +136,7 @@ def look(site: Path, browser, shots: "Path | None", pages: "list[Path]") -> "lis
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
         page = context.new_page()
         page.goto((site / name).as_uri())
+        page.wait_for_timeout(ANIMATION if name == "index.html" else 0)
         page.screenshot(path=shots / f"{name.replace('/', '-')[:-5]}-{scheme}-{width}.png")
         context.close()
     return found
@@ -133,7 +151,7 @@ def self_test(site: Path, browser) -> "list[str]":
               "a script error": "<script>throw new Error('planted')</script>"}
     problems = []
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "site"
+        copy = Path(folder).resolve() / "site"
         shutil.copytree(site, copy)
 
         def noticed(text: str) -> "list[str]":
@@ -142,9 +160,17 @@ def self_test(site: Path, browser) -> "list[str]":
 
         problems += [f"a right page was refused: {what}" for what in noticed(front)]
         problems += [f"{what} went unnoticed" for what, text in faults.items() if not noticed(front.replace("</article>", text + "</article>"))]
-        (copy / "search/search_index.js").write_text("var __index = {config:{lang:['en'],separator:' '},docs:[]}", encoding="utf-8")
+        problems += [f"a right site was refused: {what}" for what in unreachable(copy)]
+        (copy / "alone.html").write_text(front, encoding="utf-8")
+        if unreachable(copy) != ["alone.html: no link leads here"]:
+            problems.append("a page that no link leads to went unnoticed")
+        index = copy / "search/search_index.js"
+        index.write_text("var __index = {config:{lang:['en'],separator:' '},docs:[]}", encoding="utf-8")
         if not noticed(front):
             problems.append("a search that finds nothing went unnoticed")
+        index.unlink()
+        if not noticed(front):
+            problems.append("a search without its index went unnoticed")
     return problems
 
 
@@ -170,9 +196,9 @@ def main(arguments: "list[str]") -> int:
             shots = site.parent / "screenshots"
             shots.mkdir(exist_ok=True)
             pages = [path for path in sorted(site.rglob("*.html")) if path.name != "404.html"]
-            problems = broken_links(site) + look(site, browser, shots, pages)
+            problems = broken_links(site) + unreachable(site) + look(site, browser, shots, pages)
         browser.close()
-    print("\n".join(problems) or "ok")
+    print("\n".join(dict.fromkeys(problems)) or "ok")  # a problem of all pages is printed once
     return bool(problems)
 
 

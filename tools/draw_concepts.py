@@ -14,7 +14,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent.parent / "docs/assets/drawings"
 STYLE = """
 text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:#1f2328}.b{fill:#fff}.t{font-weight:600}.m{text-anchor:middle}
-.e{text-anchor:end}.s{font-size:11px;fill:#57606a}.box{fill:#f6f8fa;stroke:#8c959f}.no{fill:#eaeef2;stroke:#d0d7de}
+.e{text-anchor:end}.s,.on{font-size:11px}.s{fill:#57606a}.box{fill:#f6f8fa;stroke:#8c959f}.no{fill:#eaeef2;stroke:#d0d7de}
 .r0{fill:#9ecae9;stroke:#4c78a8}.r1{fill:#ffbf79;stroke:#c96a12}.r2{fill:#98d8a0;stroke:#3d8c4c}.bad{fill:#ffb3ad;stroke:#cf222e}
 .a{stroke:#57606a;fill:none;stroke-width:1.5;marker-end:url(#head)}.h{fill:#57606a}
 @media (prefers-color-scheme:dark){text{fill:#e6edf3}.b{fill:#0d1117}.s{fill:#9198a1}.box{fill:#161b22;stroke:#6e7681}
@@ -139,12 +139,12 @@ def pipeline() -> Drawing:
         x = 20 + 148 * i
         d.box(x, 50, 128, 60, "r0" if i == 3 else "box")
         d.text(x + 64, 76, name, "m t")
-        d.text(x + 64, 96, what, "m s")
+        d.text(x + 64, 96, what, "m on" if i == 3 else "m s")
         d.text(x + 64, 132, command, "m s")
         if i:
             d.arrow(x - 20, 80, x - 3, 80)
     d.box(168, 148, 128, 28, "bad", "", 3)
-    d.text(232, 166, "error with rule id", "m s")
+    d.text(232, 166, "error with rule id", "m on")
     d.arrow(286, 112, 286, 146)
     d.text(20, 34, "A broken rule stops the call before any row is written", "t")
     return d
@@ -152,8 +152,8 @@ def pipeline() -> Drawing:
 
 def power() -> Drawing:
     d = Drawing(760, 196, "Bugs are planted one by one; the suite must notice each")
-    d.text(20, 34, "Does this test suite notice bugs? Plant them, one at a time, and count", "t")
-    d.text(30, 50, "bug", "s")
+    d.text(20, 26, "Does this test suite notice bugs? Plant them, one at a time, and count", "t")
+    d.text(30, 48, "bug", "s")
     for i in range(12):
         x = 30 + 58 * i
         caught = i not in (4, 9)

@@ -91,7 +91,7 @@ need_python_package() {
   { python_inputs; printf '%s\n' "$@"; } | once .venv/quire-installed install_python_package "$@"
 }
 install_python_package() {
-  "$VENV_PYTHON" -m pip uninstall --quiet --yes quire  # this package's name before it was quire-attention
+  "$VENV_PYTHON" -m pip uninstall -qq --yes quire  # this package's name before it was quire-attention
   say "pip install .[test] into .venv (builds the extension module)"
   pip_install "$@" '.[test]'
 }

@@ -34,15 +34,15 @@ _EXIT_CODES = {
 _PYTHON_OPTIONS = ("--target", "--lines")  # of verify; the C++ program has neither
 _HELP = f"""
 In Python's command only:
-  --target NAME               judge what Python can call: {', '.join(targets.names())}, or module:function
+  --target NAME               test what Python can call: {', '.join(targets.names())}, or module:function
   --lines FILE                a file of problem lines; blank lines and # are skipped
 """
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="quire", description="Judge attention that Python can call")
+    parser = argparse.ArgumentParser(prog="quire", description="Test attention that Python can call")
     commands = parser.add_subparsers(dest="command", required=True)
-    verify = commands.add_parser("verify", help="judge an implementation by the conformance suite, and the suite by planted faults")
+    verify = commands.add_parser("verify", help="test an implementation with the conformance suite, and the suite with planted bugs")
     which = verify.add_mutually_exclusive_group()
     which.add_argument("--target", metavar="NAME", help=f"{', '.join(targets.names())}, or module:function")
     which.add_argument("--backend", metavar="NAME", default="cpu", help="a kernel of Quire by name, or cpu (the default)")
@@ -50,11 +50,11 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--line", metavar="LINE", action="append", default=[], help="a problem line of your own; may be given again")
     verify.add_argument("--lines", metavar="FILE", action="append", default=[], help="a file of problem lines; blank lines and # are skipped")
     verify.add_argument("--quick", action="store_true", help="a subset of every matrix, in less than a minute")
-    verify.add_argument("--no-power", action="store_true", help="plant no faults: faster, but nobody knows what a pass is worth")
-    verify.add_argument("--types", metavar="Q:KV", help="ask hazards and random lines in these types, as bf16:bf16,f16:fp8_e4m3fn")
-    verify.add_argument("--dims", metavar="N", help="ask hazards and random lines in these head_dims, as 64,128")
-    verify.add_argument("--layouts", metavar="NAME", help="ask hazards and random lines in these cache layouts, as nhd,hnd")
-    verify.add_argument("--soak", type=float, metavar="MINUTES", help="ask fresh random batches for so long, or until Ctrl-C; resumable")
+    verify.add_argument("--no-power", action="store_true", help="plant no bugs: faster, but the report does not say which bugs the cases would catch")
+    verify.add_argument("--types", metavar="Q:KV", help="cases in these query:cache types only, as bf16:bf16,f16:fp8_e4m3fn")
+    verify.add_argument("--dims", metavar="N", help="cases with these head_dims only, as 64,128")
+    verify.add_argument("--layouts", metavar="NAME", help="cases in these cache layouts only, as nhd,hnd")
+    verify.add_argument("--soak", type=float, metavar="MINUTES", help="test new random batches for this many minutes, or until Ctrl-C; resumable")
     verify.add_argument("--soak-folder", default="quire-soak", metavar="DIR", help="state, log and findings of a soak (default: quire-soak)")
     verify.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the random matrix (default: 1)")
     verify.add_argument("--cases", type=int, default=200, metavar="N", help="cases of the random matrix (default: 200)")

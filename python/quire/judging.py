@@ -63,7 +63,7 @@ def verify(
     quick: a subset of every matrix, in under a minute.
     power: plant the catalogue of faults and count how many the suite notices. peer_power: also with vLLM's test data and tolerance.
     seed, random_cases: of the random matrix.
-    types, dims, layouts: ask hazards and random lines in these alone: types as "bf16" or "bf16:fp8_e4m3fn" (query and cache), head_dims,
+    types, dims, layouts: make hazard and random cases in these alone: types as "bf16" or "bf16:fp8_e4m3fn" (query and cache), head_dims,
         layouts "nhd", "hnd", "packed".
     supports: what the implementation takes, for hazards and random lines to be brought into that form instead of being refused. A dict of
         attributes, ``{"query": ["f16", "bf16"], "kv": ["f16", "bf16"], "layout": "nhd", "sinks": False, "page_size": [16, 32]}``, each a

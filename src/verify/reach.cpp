@@ -106,7 +106,7 @@ std::string Reach::text() const {
   flush();
   const std::vector<std::string> missing = never();
   if (missing.empty()) return text;
-  put("never asked: " + missing.front());
+  put("not tested: " + missing.front());
   for (std::size_t i = 1; i < missing.size(); ++i) put(missing[i]);
   flush();
   return text;

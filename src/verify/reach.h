@@ -18,7 +18,7 @@ class Reach {
   void add(const ProblemLine& line);
 
   bool empty() const { return cases_ == 0; }
-  /// Lines of "  rows of a request    1 to 4200", and which values of types, layouts and options were never asked.
+  /// Lines of "  rows of a request    1 to 4200", and which values of types, layouts and options were not tested.
   std::string text() const;
   /// "rows of a request" -> (least, largest).
   const std::map<std::string, std::pair<double, double>>& ranges() const { return ranges_; }

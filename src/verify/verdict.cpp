@@ -252,7 +252,7 @@ std::string skipped_text(const Verdict& v) {
     }
   std::string text;
   for (const auto& [check, why] : reason)
-    if (!made.contains(check)) text += formatted("  not asked: {} ({})\n", check, why);
+    if (!made.contains(check)) text += formatted("  not checked: {} ({})\n", check, why);
   return text;
 }
 
@@ -287,11 +287,11 @@ std::string peer_text(const Verdict& v) {
 std::string unseen_text(const Verdict& v) {
   const Reach reach = reach_of(v);
   if (reach.empty()) return {};
-  std::string text = "\nthis run says nothing beyond what it asked:\n" + reach.text();
-  if (!v.supported.empty()) text += formatted("  asked in what is supported: {}\n", v.supported);
+  std::string text = "\nonly this was tested:\n" + reach.text();
+  if (!v.supported.empty()) text += formatted("  in supported forms only: {}\n", v.supported);
   std::string left_out;
   for (const auto& [name, cases] : v.left_out) left_out += formatted("{}{} ({})", left_out.empty() ? "" : ", ", name, cases);
-  if (!left_out.empty()) text += formatted("  left out, without a form that is supported: {}\n", left_out);
+  if (!left_out.empty()) text += formatted("  left out, because no supported form exists: {}\n", left_out);
   std::map<std::string, std::int64_t> families;
   for (const MutantResult& m : v.power)
     if (!m.can_show) ++families[m.family];

@@ -8,7 +8,7 @@ usage: run.py --library LIBRARY --target TARGET|all [--whole] [--out FILE] [--co
 LIBRARY is libquire_amd_emulator.so of the build. TINYGRAD names a checkout of tinygrad (docs/kernels/amd_emulated.md); without
 one nothing is executed and the exit status is 77. One process runs one target, since its emulator starts slowly. --whole asks
 every hazard in every combination of types, layouts and scales instead of in four of them. With --target all, --out also writes
-the tables of docs/kernels/amd_emulated.md.
+the table of docs/kernels/amd_emulated.md.
 """
 import argparse
 import collections
@@ -93,13 +93,9 @@ def results_table(reports: "list[dict]") -> str:
         asked = sum(count for status, count in cases.items() if status != "refused")
         return f"{cases.get('pass', 0)} of {asked}" + ("" if worst is None else f", {worst:.2f}")
     names = list(dict.fromkeys(name for report in reports for name in report["judged"]))
-    kernels = list(dict.fromkeys(name for report in reports for name in report["code"]))
-    share = lambda report, name: f"{report['code'][name]['of_these_executed'] * 100 // report['code'][name]['instructions_in_code']} %"
     lines = ["Cases passed, and the worst error relative to its tolerance:", "",
              "| judged | " + " | ".join(report["target"] for report in reports) + " |", "|---" * (len(reports) + 1) + "|"]
     lines += [f"| {name} | " + " | ".join(cell(report["judged"].get(name)) for report in reports) + " |" for name in names]
-    lines += ["", "Instructions of each kernel that some case executed:", "", lines[2].replace("judged", "kernel"), lines[3]]
-    lines += [f"| `{name}` | " + " | ".join(share(report, name) for report in reports) + " |" for name in kernels]
     return "\n".join(lines)
 
 

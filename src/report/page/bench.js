@@ -47,7 +47,7 @@ function benchVerdict(report, rows) {
   const machine = recordOf(report.machine), count = (status) => rows.filter(({r}) => r.status === status).length;
   const wrong = count('wrong'), kind = wrong > 0 ? 'fail' : busy ? 'unknown' : report.ok === true && count('unverified') === 0 ? 'pass' : 'unknown';
   const why = wrong > 0 ?
-      `${plural(wrong, 'result')} of ${whole(rows.length)} ${wrong === 1 ? 'is' : 'are'} wrong: their times mean nothing.` :
+      `${plural(wrong, 'result')} of ${whole(rows.length)} ${wrong === 1 ? 'is' : 'are'} wrong: do not use their times.` :
       busy ? `${busy[0].toUpperCase()}${busy.slice(1)}.` :
       count('unverified') > 0 ? 'Outputs were not compared with the reference.' :
                                 'Every output that was timed is right.';

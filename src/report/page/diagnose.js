@@ -171,7 +171,7 @@ function lawRows(law) {
 
 function lawsSection(laws) {
   return laws.length > 0 &&
-      folded("laws", "Impossible values", "wrong for any attention, and seen without the reference",
+      folded("laws", "Impossible values", "values that no attention can produce, found without the reference",
              el("p", {class: "note"},
                 "An output is an average of the V rows that its row may see. It is finite, lies between the smallest and the largest ",
                 "of them, and differs from dim to dim as they do. These rows do not:"),

@@ -82,7 +82,7 @@ function refutedTable(parts) {
   return dataTable({label: "Refuted suspects", columns: columns.filter(Boolean), rows: refutedRows(parts), compact: true}).node;
 }
 
-// Faults that this batch gives no chance to show, each once, by the reason.
+// Faults that cannot show on this batch, each once, by the reason.
 function noCaseReasons(suspicions) {
   const reasons = new Map();
   for (const s of suspicions.filter(isNoCase)) {
@@ -110,6 +110,6 @@ function refutedSections(parts) {
   return [
     refuted > 0 && folded("refuted", "Refuted", plural(refuted, "hypothesis", "hypotheses") + sets, refutedTable(parts)),
     hidden > 0 &&
-        folded("cannot", "Cannot show", plural(hidden, "fault") + " that this batch gives no chance", noCaseTable(reasons)),
+        folded("cannot", "Cannot show", plural(hidden, "fault") + " that cannot show on this batch", noCaseTable(reasons)),
   ];
 }

@@ -93,7 +93,7 @@ function powerSection(power, peers) {
       unasked > 0 &&
           el("p", {class: "note"},
              `${plural(unasked, "fault")} not counted: only a refused case or a skipped check would show them.`),
-      hidden > 0 && el("p", {class: "note"}, `${plural(hidden, "fault")} not counted: no line that was asked can show them.`),
+      hidden > 0 && el("p", {class: "note"}, `${plural(hidden, "fault")} not counted: no case of this run can show them.`),
       survivors.length > 0 &&
           callout(
               "warn", `${plural(survivors.length, "survivor")}: planted, and not noticed`,
