@@ -196,7 +196,7 @@ def test_stop_stops_the_step(engine):
         serve(running, 14)
 
 
-def test_a_nan_is_seen_in_its_step_at_any_budget_and_traced_to_its_layer_in_the_next(engine):
+def test_a_nan_is_seen_within_four_steps_at_any_budget_and_traced_to_its_layer_in_the_next(engine):
     running, auditor = engine(0.01)
     serve(running, 12)
     auditor.budget.share = 1e-9  # no visit from here on
@@ -205,24 +205,24 @@ def test_a_nan_is_seen_in_its_step_at_any_budget_and_traced_to_its_layer_in_the_
     step = auditor.statement.step + 1
     page = running.pages["b"][1]
     running.kv[1][page, 1, 3, 5] = float("nan")
-    for _ in range(3):
+    for _ in range(5):
         running.step(go_on=[("a", 1), ("b", 1), ("c", 1)])
     seen, traced = [alarm for alarm in auditor.report.alarms if alarm.kind == "values"]
-    assert (seen.step, seen.layer, seen.request) == (step, "layers.2", "b")
-    assert (traced.step, traced.layer, traced.request) == (step + 1, "layers.1", "b")
+    assert seen.step in range(step, step + 4)
+    assert (seen.layer, seen.request) == ("layers.2", "b")
+    assert (traced.step, traced.layer, traced.request) == (seen.step + 1, "layers.1", "b")
     assert f"page {page}, offset 3 (position {PAGE + 3})" in traced.text
     assert all(alarm.kind in ("memory", "values") for alarm in auditor.report.alarms)
 
 
-def test_two_slots_of_each_page_show_a_page_that_changed(engine, monkeypatch):
+def test_two_slots_of_each_page_show_a_page_that_changed(engine):
     running, auditor = engine(0.5)
-    monkeypatch.setattr(auditor.budget, "affordable", lambda kind, most: min(most, {"slot": 40, "row": 0}.get(kind, most)))
-    serve(running, 4)
-    before = auditor.layers["layers.1"].memory.visits
-    assert before >= 1
+    while not (auditor.layers and (auditor.layers["layers.1"].memory.version >= 0).any()):
+        serve(running, 0) if not auditor.statement.step else running.step(go_on=[("a", 1), ("b", 1), ("c", 1)])
+    known = auditor.layers["layers.1"].memory.version.copy()
     for page in running.pages["a"][:3]:
         running.kv[1][page].zero_()
-    while auditor.layers["layers.1"].memory.visits == before:
+    while np.array_equal(auditor.layers["layers.1"].memory.version, known):  # until the next look at that memory
         running.step(go_on=[("a", 1), ("b", 1), ("c", 1)])
     assert {(alarm.kind, alarm.layer) for alarm in auditor.report.alarms} >= {("memory", "layers.1")}
 

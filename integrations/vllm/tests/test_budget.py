@@ -19,7 +19,7 @@ def _run(share, cost, steps=2000, step=0.05):
     for _ in range(steps):
         budget.begin_step()
         clock.now += step
-        if budget.allows("look"):
+        if budget.batch("look", 1):
             begun = budget.now()
             clock.now += cost
             budget.pay("look", begun)
@@ -46,12 +46,12 @@ def test_cheap_looks_at_tables_leave_the_layers_theirs():
     for _ in range(2000):
         budget.begin_step()
         clock.now += 0.05
-        if budget.allows("visit"):
+        if budget.batch("visit", 1):
             begun = budget.now()
             clock.now += 1e-3
             budget.pay("visit", begun)
             visits += 1
-        for _ in range(budget.affordable("row of a table", 100)):
+        for _ in range(budget.batch("row of a table", 1)):
             begun = budget.now()
             clock.now += 1e-4
             budget.pay("row of a table", begun)
@@ -65,12 +65,12 @@ def test_cheap_looks_at_tables_leave_the_layers_theirs():
 def test_full_has_no_limit():
     budget, looks = _run(1.0, 1.0, steps=10)
     assert looks == 10
-    assert budget.affordable("anything", 7) == 7
+    assert budget.batch("anything", 7) == 7
 
 
 def test_nothing_is_allowed_before_time_was_earned():
-    assert not Budget(0.01, Clock()).allows("look")
-    assert Budget(0.0, Clock()).affordable("look", 3) == 0
+    assert Budget(0.01, Clock()).batch("look", 1) == 0
+    assert Budget(0.0, Clock()).batch("look", 3) == 0
 
 
 def test_a_long_idle_time_does_not_pay_for_a_stall():
@@ -81,4 +81,23 @@ def test_a_long_idle_time_does_not_pay_for_a_stall():
         clock.now += 0.05
         budget.end_step()
     budget._costs["look"] = 1e-3
-    assert budget.affordable("look", 10_000) <= 50 * 0.01 * 0.05 / 1e-3 + 1
+    assert budget.batch("look", 10_000) <= 50 * 0.01 * 0.05 / 1e-3 + 1
+
+
+def test_looks_are_saved_up_to_be_done_together_unless_so_many_never_fit():
+    clock = Clock()
+    budget, batches = Budget(0.01, clock), []
+    for _ in range(2000):
+        budget.begin_step()
+        clock.now += 0.05
+        some = budget.batch("look", 8)
+        for _ in range(some):
+            begun = budget.now()
+            clock.now += 2e-4
+            budget.pay("look", begun)
+        batches.append(some)
+        budget.end_step()
+    assert set(batches[10:]) == {0, 8}
+    assert 480 < batches.count(8) < 505  # 0.4 ms are earned in a step, and a batch takes 1.6
+    budget._costs["look"] = 1.0
+    assert budget.batch("look", 8) <= 1

@@ -30,7 +30,7 @@ class Engine:
         if spoil:
             spoil(tables)
         tables.rows = self.statement.in_order([q.name for q in requests], tables, 0)
-        self.ledger.record(tables, 0)
+        self.ledger.record(requests, 0, self.statement.step)
         return [str(f.text) for row in range(len(requests)) for f in self.ledger.judge(tables, 0, row)]
 
 

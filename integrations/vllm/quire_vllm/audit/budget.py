@@ -10,8 +10,8 @@ _SMOOTHING = 0.2  # weight of the newest cost in an estimate; a wrong value make
 _ARREARS = 50.0  # steps whose unused time is kept: a quiet minute must not pay for a stall later
 _PURSES = {"tables": 0.2, "layers": 0.8}
 """Parts of the time. With one purse the cheaper look, of a table's row, would spend it in every step, and no layer be visited again."""
-_PURSE = {"row of a table": "tables"}  # of a kind of work; the others are of layers
-_ALWAYS = ("statement", "tables")  # kinds that every step does: all purses pay
+_PURSE = {"tables": "tables", "row of a table": "tables"}  # of a kind of work; the others are of layers
+_ALWAYS = ("statement",)  # kinds that every step does: all purses pay
 
 
 class Budget:
@@ -35,38 +35,37 @@ class Budget:
         self.seconds += took
         self._step = took if self._step == 0 else self._step + _SMOOTHING * (took - self._step)
         for purse, part in _PURSES.items():
-            earned = part * self.share
-            self._credit[purse] = min(self._credit[purse] + earned * took, _ARREARS * earned * self._step)
+            self._credit[purse] = min(self._credit[purse] + part * self.share * took, self._limit(purse))
 
-    def allows(self, kind: str, amount: float = 1.0) -> bool:
-        """Whether ``amount`` units of work of this kind fit. Work that was never done before is allowed once there is credit."""
-        credit = self._credit[_PURSE.get(kind, "layers")]
-        return self.full or credit >= self._costs.get(kind, 0.0) * amount and credit > 0.0
+    def batch(self, kind: str, most: int) -> int:
+        """How many units to do now: ``most`` once they fit, fewer only where so many never would; 0 while credit is saved up.
 
-    def affordable(self, kind: str, most: int) -> int:
-        """How many units fit, at most ``most``; at least one where any credit is left, or an estimate would never be made."""
-        if self.full:
+        Units that are done together cost less than one by one: what they share is made once, and stays in the processor's caches."""
+        if self.full or most == 0:
             return most
-        cost, credit = self._costs.get(kind, 0.0), self._credit[_PURSE.get(kind, "layers")]
-        if credit <= 0.0 or most == 0:
+        purse, cost = _PURSE.get(kind, "layers"), self._costs.get(kind, 0.0)
+        credit, limit = self._credit[purse], self._limit(purse)
+        if credit <= 0.0:
             return 0
-        return most if cost <= 0.0 else max(0, min(most, int(credit / cost)))
+        if cost <= 0.0:
+            return 1  # an estimate is made first
+        wanted = max(1, min(most, int(limit / cost)))
+        return wanted if credit >= min(wanted * cost, limit) else 0
+
+    def _limit(self, purse: str) -> float:
+        """The most credit that a purse holds."""
+        return _ARREARS * _PURSES[purse] * self.share * self._step
 
     def pay(self, kind: str, begun: float, amount: float = 1.0) -> None:
         """Work of this kind has run since ``begun`` (of :meth:`now`)."""
-        took = self.learn(kind, begun, amount)
-        self.spent += took
-        parts = _PURSES if kind in _ALWAYS else {_PURSE.get(kind, "layers"): 1.0}
-        for purse, part in parts.items():
-            self._credit[purse] -= part * took
-
-    def learn(self, kind: str, begun: float, amount: float = 1.0) -> float:
-        """As :meth:`pay`, for work that is part of some other kind, which pays. Returns seconds."""
         took = self._clock() - begun
         each = took / max(amount, 1.0)
         known = self._costs.get(kind)
         self._costs[kind] = each if known is None else known + _SMOOTHING * (each - known)
-        return took
+        self.spent += took
+        parts = _PURSES if kind in _ALWAYS else {_PURSE.get(kind, "layers"): 1.0}
+        for purse, part in parts.items():
+            self._credit[purse] -= part * took
 
     def now(self) -> float:
         return self._clock()

@@ -121,7 +121,8 @@ def _audited_builder(base: type) -> type:
                 return super().build(common_prefix_len, common_attn_metadata, *args, **kwargs)
             common = _state["plant"].on_tables(a, common_attn_metadata) if _state["plant"] else common_attn_metadata
             metadata = super().build(common_prefix_len, common, *args, **kwargs)
-            setattr(metadata, _MARK, _see_tables(a, self.layer_names, self.kv_cache_spec, common))
+            if a.looks():
+                setattr(metadata, _MARK, _see_tables(a, self.layer_names, self.kv_cache_spec, common))
             return metadata
 
         @classmethod
@@ -149,7 +150,8 @@ def _audited_impl(base: type, backend: type) -> type:
             write = super().do_kv_cache_update
             if _state["plant"] is None or not _state["plant"].on_write(a, layer.layer_name, write, layer, key, value, kv_cache, slot_mapping):
                 write(layer, key, value, kv_cache, slot_mapping)
-            if a.wants(layer.layer_name) and (tables := _state.get("tables", {}).get(_group(layer.layer_name))) is not None:
+            tables = _state.get("tables", {}).get(_group(layer.layer_name))
+            if a.wants(layer.layer_name) and tables is not None and tables.step == a.statement.step:
                 a.see_written(a.layers[layer.layer_name], key, value, kv_cache, tables)
 
         def forward(self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, attn_metadata: Any, output: Any, *args: Any, **kwargs: Any) -> Any:

@@ -51,14 +51,12 @@ class Ledger:
         given, part = divmod(page, self.ratio)
         return (request.pages[group][given] * self.ratio + part) * self.page_size + offset
 
-    def record(self, tables: Tables, group: int) -> None:
-        """This step's writes, as the scheduler wants them."""
+    def record(self, requests: list[Request], group: int, step: int) -> None:
+        """A step's writes, as the scheduler wants them."""
         slots: list[int] = []
         owners: list[int] = []
         positions: list[int] = []
-        for request in tables.rows:
-            if request is None:
-                continue
+        for request in requests:
             if request.scheduled == 1 and self.ratio == 1:  # decode: a step has hundreds of these, and NumPy costs more than it saves
                 page, offset = divmod(request.computed, self.page_size)
                 new = [request.pages[group][page] * self.page_size + offset] if page < len(request.pages[group]) else []
@@ -67,7 +65,7 @@ class Ledger:
             slots += new
             owners += [request.number] * len(new)
             positions += range(request.computed, request.computed + len(new))
-        self.owner[slots], self.position[slots], self.step[slots] = owners, positions, tables.step
+        self.owner[slots], self.position[slots], self.step[slots] = owners, positions, step
 
     def judge(self, tables: Tables, group: int, row: int, exact: bool = True, window: int | None = None) -> list[TableFinding]:
         """Row ``row`` of the tables against the scheduler's words and the ledger; call it after :meth:`record`."""

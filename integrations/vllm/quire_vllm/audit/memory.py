@@ -41,7 +41,6 @@ class Memory:
         self.digest = np.zeros(num_slots, np.int64)
         self.rows: torch.Tensor | None = None
         self.copy = copy
-        self.visits = 0
 
     def changed(self, slots: np.ndarray, versions: np.ndarray, rows: torch.Tensor) -> np.ndarray:
         """Indices into ``slots`` whose contents differ from what they held at the same version. ``rows``: [slots, ...] as read now."""

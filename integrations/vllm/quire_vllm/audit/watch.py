@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The auditor: which layer, request and row is looked at in which step, and what follows. No vLLM is imported here.
 
-A step has three parts. The scheduler's words and the ledger are kept up to date always, and the last layer's output is asked to be finite.
-The tables of as many rows as the budget allows are judged. Some layers (all of them at full budget) are visited: what was just written,
-what nobody should have written, and some rows. A request whose output is not finite is hunted: whatever the budget, the next step looks at
-all of its slots and rows in every layer.
+The scheduler's words and the ledger are kept up to date in every step. Everything else has its turn when the budget has saved up for it:
+rows of the tables; some layers at once, of which one turn reads what was just written and what nobody should have written, and the next
+compares rows with fp64. At full budget all of it has its turn in every step. Every few steps the last layer's output is asked to be finite;
+a request whose output is not is hunted: whatever the budget, the next step looks at all of its slots and rows in every layer.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from quire_vllm.audit.layout import Layout, LayoutError, Write, probe
 from quire_vllm.audit.ledger import Ledger
 from quire_vllm.audit.memory import Memory
 from quire_vllm.audit.report import Alarm, Report
+from quire_vllm.audit.sample import Held, Written, held_slots, requests_in_turn, some_tokens, window_begin, written_tokens
 from quire_vllm.audit.statement import Request, Statement, Tables
 from quire_vllm.audit.values import Values, not_finite
 
 _ROWS = 2  # rows of each request that a visit at full budget compares with fp64
-_PAGE_STRIDE = 5  # tokens by which the slot that stands for a page moves from page to page; odd, so that every offset takes part
+_LAYERS_AT_ONCE = 8  # that a step visits within a budget; more make single steps longer, fewer make each visit dearer
+_TABLE_ROWS_AT_ONCE = 8
+_VALUES_EVERY = 4  # steps; a NaN in a cache stays, so that it is seen that much later
 _REPORT_SECONDS = 10.0
 
 
@@ -67,9 +70,13 @@ class Auditor:
         self._random = np.random.default_rng(settings.seed)
         self._visits = 0
         self._due: set[str] = set()  # the layers that are visited in this step
-        self._rows_turn = False  # this visit compares rows; else it reads memory
+        self._rows_turn = False  # these visits compare rows; else they read memory
+        self._table_rows = 0  # that are judged in this step
         self._next_row = 0
+        self._values_turn = False
         self._last = ""  # the last layer's name
+        self._samples: dict[tuple[int, int | None, str], Any] = {}  # of this step, by group, window and what it is
+        self._written_seconds = 0.0  # of the layer that is being visited
         self._hunted: set[str] = set()  # requests of which all is looked at in this step
         self._found: set[int] = set()  # numbers of those for which the first layer with a NaN is known
 
@@ -81,8 +88,11 @@ class Auditor:
         self.budget.begin_step()
         begun = self.budget.now()
         self.statement.begin_step(scheduler_output)
+        for group, ledger in self.ledgers.items():
+            ledger.record(self.statement.scheduled, group, self.statement.step)
         self.inside = bool(self.statement.scheduled)
-        self._choose_layers()
+        self._samples = {}
+        self._take_turns()
         self._choose_requests()
         self.budget.pay("statement", begun)
 
@@ -94,17 +104,20 @@ class Auditor:
         report.facts.update(share=self.budget.used, seconds=self.budget.seconds, audit_seconds=self.budget.spent, budget=self.budget.share)
         report.write(_REPORT_SECONDS)
 
-    def _choose_layers(self) -> None:
-        """The next ones in turn, as many as the budget allows; one visit to each reads memory, the next compares rows."""
-        self._due = set()
+    def _take_turns(self) -> None:
+        """What has its turn in this step: values, rows of tables, and the next layers, in turn for their memory and for rows."""
         names = list(self.layers)
         self._last = names[-1] if names else ""
-        some = 0 if self.budget.full or not names else self.budget.affordable("visit", len(names))
-        if some:
+        self._values_turn = self.budget.full or self.statement.step % _VALUES_EVERY == 0
+        scheduled = len(self.statement.scheduled)
+        self._table_rows = self.budget.batch("row of a table", scheduled if self.budget.full else min(scheduled, _TABLE_ROWS_AT_ONCE))
+        self._due = set()
+        if names and not self.budget.full:
             turn, first = divmod(self._visits, len(names))
             self._rows_turn = turn % 2 == 1
+            some = self.budget.batch("rows" if self._rows_turn else "memory", min(_LAYERS_AT_ONCE, len(names) - first))
             self._due = set(names[first : first + some])
-            self._visits += len(self._due)
+            self._visits += some
 
     def _choose_requests(self) -> None:
         """Those whose output of the step before was not finite."""
@@ -114,14 +127,18 @@ class Auditor:
             text = "the row of its last token is not finite; all of the request is looked at in the next step"
             self.report.alarm(Alarm("values", self.statement.step - 1, self._last, name, text))
 
+    def looks(self) -> bool:
+        """Whether this step needs its tables."""
+        return self.inside and bool(self._everything or self._due or self._table_rows or self._values_turn or not self.layers)
+
     def wants(self, layer: str) -> bool:
         return self.inside and (self._everything or layer in self._due or layer not in self.layers)
 
     # Values.
 
     def see_output(self, layer: str, output: torch.Tensor, tables: Tables) -> None:
-        """Of the last layer, in every step."""
-        if layer == self._last:
+        """Of the last layer."""
+        if layer == self._last and self._values_turn:
             begun = self.budget.now()
             self.values.see(output, tables)
             self.budget.pay("statement", begun)
@@ -137,14 +154,14 @@ class Auditor:
         ledger = self.ledgers.get(group)
         if ledger is None:
             ledger = self.ledgers[group] = Ledger(num_pages, tables.page_size, ratio)
-        ledger.record(tables, group)
-        self.budget.pay("tables", begun)
+            ledger.record(self.statement.scheduled, group, self.statement.step)
+        self.budget.pay("tables of a visit" if self._due else "tables", begun)
         self._judge_tables(tables, group, ledger, window)
         return tables
 
     def _judge_tables(self, tables: Tables, group: int, ledger: Ledger, window: int | None) -> None:
         count = len(tables.rows)
-        some = self.budget.affordable("row of a table", count)
+        some = min(self._table_rows, count)
         begun = self.budget.now()
         for i in range(some):
             row = (self._next_row + i) % count
@@ -177,93 +194,68 @@ class Auditor:
             return None
 
     def see_written(self, layer: Watched, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, tables: Tables) -> None:
-        """What the cache holds right behind a write, before attention: some tokens of every request of this step."""
+        """What the cache holds right behind a write, before attention: some tokens of this step's requests."""
         if layer.layout is None or (self._rows_turn and not self._everything):
             return
         begun = self.budget.now()
-        chosen = self._requests(tables)
-        if not self._everything:
-            chosen = chosen[: max(1, self.budget.affordable("request written", len(chosen)))]
-        if chosen:
-            self._judge_written(layer, [(r, t) for r in chosen for t in self._some_tokens(tables.rows[r], 4)], key, value, kv_cache, tables)
-        self.budget.pay("request written", begun, len(chosen))
+        written = self._sample("written", layer, tables)
+        if written is not None:
+            self._judge_written(layer, written, key, value, kv_cache)
+        self._written_seconds = self.budget.now() - begun  # paid with the visit
 
-    def _judge_written(
-        self, layer: Watched, tokens: list[tuple[int, int]], key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, tables: Tables
-    ) -> None:
-        """``tokens``: row of the tables, token of that request's part of the step."""
+    def _sample(self, what: str, layer: Watched, tables: Tables) -> Any:
+        """What this step looks at in layers of that group and window: Held, Written, or for "rows" rows of the tables; None if there is none."""
+        key = layer.group, layer.spec.window, what
+        if key not in self._samples:
+            first = 0 if self._everything or not tables.rows else int(self._random.integers(len(tables.rows)))
+            hunted = self._hunted if self._hunted and not self.budget.full else None
+            rows = requests_in_turn(tables, first, hunted)
+            self._samples[key] = self._choose(what, layer, tables, rows) if rows else None
+        return self._samples[key]
+
+    def _choose(self, what: str, layer: Watched, tables: Tables, rows: list[int]) -> Any:
+        ledger = self.ledgers[layer.group]
+        if what == "written":
+            return written_tokens(tables, rows, ledger, layer.group, self._random, limited=not self._everything)
+        if what == "held":
+            turn = None if self._everything else self._visits // (2 * max(1, len(self.layers)))
+            return held_slots([tables.rows[row] for row in rows], ledger, layer.group, layer.spec.window, turn)
+        return rows
+
+    def _judge_written(self, layer: Watched, written: Written, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor) -> None:
         assert layer.layout is not None
-        ledger, size = self.ledgers[layer.group], self.ledgers[layer.group].page_size
-        positions = [tables.rows[row].computed + token for row, token in tokens]
-        slots = np.array([ledger.slot(tables.rows[row], layer.group, at) for (row, _), at in zip(tokens, positions)])
-        taken = np.array([int(tables.query_start_loc[row]) + token for row, token in tokens])
-        stored = layer.layout.read_slots(kv_cache, torch.from_numpy(slots // size), torch.from_numpy(slots % size)).cpu()
-        heads = layer.layout.num_kv_heads
-        wrong = fp64.written_wrong(layer.spec, stored, fp64.taken(key, taken, heads), fp64.taken(value, taken, heads))
-        self.report.counts["tokens"] += len(tokens)
-        for row, i in {tokens[int(i)][0]: int(i) for i in wrong[::-1]}.items():  # the first of each request
-            text = f"slot {int(slots[i])} does not hold the K and V of position {positions[i]} right after they were written"
-            self.report.alarm(Alarm("write", self.statement.step, layer.name, tables.rows[row].name, text))
+        places, heads = written.places, layer.layout.num_kv_heads
+        stored = layer.layout.read_slots(kv_cache, places.pages, places.offsets).cpu()
+        wrong = fp64.written_wrong(layer.spec, stored, fp64.taken(key, written.rows, heads), fp64.taken(value, written.rows, heads))
+        self.report.counts["tokens"] += len(written.requests)
+        for request, i in {written.requests[int(i)].name: int(i) for i in wrong[::-1]}.items():  # the first of each request
+            text = f"slot {int(places.slots[i])} does not hold the K and V of position {written.positions[i]} right after they were written"
+            self.report.alarm(Alarm("write", self.statement.step, layer.name, request, text))
 
     def visit(self, layer: Watched, call: Call) -> None:
-        """Memory or rows of some requests, behind the layer's attention; both, of all or of those that are hunted, at full budget or in a hunt."""
-        begun = self.budget.now()
-        chosen = self._requests(call.tables) if layer.layout is not None else []
-        if chosen:
+        """Memory or a row, behind the layer's attention; at full budget or in a hunt both, of all requests or of those that are hunted."""
+        begun = self.budget.now() - self._written_seconds
+        self._written_seconds = 0.0
+        rows = self._sample("rows", layer, call.tables) if layer.layout is not None else None
+        if rows:
             if self._everything or not self._rows_turn:
-                self._visit_memory(layer, call, chosen)
-            for row in chosen if self._everything else chosen[:1] if self._rows_turn else []:
-                self._visit_rows(layer, call, row)
+                self._judge_memory(layer, self._sample("held", layer, call.tables), call.kv_cache)
+            if self._everything or self._rows_turn:
+                for row in rows if self._everything else [rows[layer.index % len(rows)]]:
+                    self._visit_rows(layer, call, row)
             self.report.counts["visits"] += 1
-        self.budget.pay("visit", begun)
+        self.budget.pay("rows" if self._rows_turn else "memory", begun)
 
-    def _requests(self, tables: Tables) -> list[int]:
-        """Rows of the tables that take part in this step, from a random one on; in a hunt those of the hunted."""
-        count = len(tables.rows)
-        first = 0 if self._everything or count == 0 else int(self._random.integers(count))
-        order = ((first + i) % count for i in range(count))
-        some = [row for row in order if tables.rows[row] is not None and tables.rows[row].scheduled]
-        return some if self.budget.full or not self._hunted else [row for row in some if tables.rows[row].name in self._hunted]
-
-    def _visit_memory(self, layer: Watched, call: Call, chosen: list[int]) -> None:
-        """The slots of these requests in one reading; where they cost too much, two of each page, of as many requests as are affordable."""
-        begun = self.budget.now()
-        ledger, requests = self.ledgers[layer.group], [call.tables.rows[row] for row in chosen]
-        slots = [ledger.slots(r, layer.group, self._begin(layer, r), r.seq_len) for r in requests]
-        count = sum(len(s) for s in slots)
-        some = count if self._everything else self.budget.affordable("slot", count)
-        if some < count:
-            slots = [self._two_of_each_page(layer, s) for s in slots]
-        ends = np.cumsum([len(s) for s in slots])
-        taken = max(1, int(np.searchsorted(ends, some, "right")))
-        self._judge_memory(layer, requests[:taken], slots[:taken], call.kv_cache)
-        self.budget.learn("slot", begun, int(ends[taken - 1]))
-
-    def _two_of_each_page(self, layer: Watched, slots: np.ndarray) -> np.ndarray:
-        """One that is the same in all visits, so that a page that changes as a whole shows at the second; one that moves on by turns."""
-        size = self.ledgers[layer.group].page_size
-        page, offset = np.divmod(slots, size)
-        moved = (offset - _PAGE_STRIDE * page - layer.index) % size
-        return slots[(moved == 0) | (moved == 1 + layer.memory.visits % max(1, size - 1))]
-
-    def _begin(self, layer: Watched, request: Request) -> int:
-        """The first position of a page that a window of the layer leaves in sight."""
-        page_size = self.ledgers[layer.group].page_size
-        return 0 if layer.spec.window is None else max(0, request.computed + 1 - layer.spec.window) // page_size * page_size
-
-    def _judge_memory(self, layer: Watched, requests: list[Request], slots: list[np.ndarray], kv_cache: torch.Tensor) -> None:
+    def _judge_memory(self, layer: Watched, held: Held, kv_cache: torch.Tensor) -> None:
         assert layer.layout is not None
-        ledger, owner = self.ledgers[layer.group], np.repeat(np.arange(len(slots)), [len(s) for s in slots])
-        every = np.concatenate(slots)
-        offsets = torch.from_numpy(every % ledger.page_size)
-        rows = layer.layout.read_slots(kv_cache, torch.from_numpy(every // ledger.page_size), offsets)
+        every, owner, requests = held.places.slots, held.owner, held.requests
+        rows = layer.layout.read_slots(kv_cache, held.places.pages, held.places.offsets)
         before = layer.memory.version[every]
-        wrong = layer.memory.changed(every, ledger.step[every], rows)
-        layer.memory.visits += 1
+        wrong = layer.memory.changed(every, held.versions, rows)
         self.report.counts["slots"] += len(every)
         for i in np.unique(owner[wrong]) if len(wrong) else ():
-            mine = wrong[owner[wrong] == i]
-            self._tell_memory(layer, requests[i], rows[mine[0]], int(every[mine[0]]), int(before[mine[0]]), len(mine), len(slots[i]))
+            mine, count = wrong[owner[wrong] == i], int((owner == i).sum())
+            self._tell_memory(layer, requests[i], rows[mine[0]], int(every[mine[0]]), int(before[mine[0]]), len(mine), count)
         if self._hunted:
             self._judge_values(layer, requests, every, owner, rows)
 
@@ -284,7 +276,7 @@ class Auditor:
         ledger = self.ledgers[layer.group]
         page, offset = divmod(slot, ledger.page_size)
         text = (f"page {page}, offset {offset} (position {int(ledger.position[slot])}), last written in step {step}, has changed, and nobody "
-                f"wrote it; so have {wrong} of the request's {count} slots")  # fmt: skip
+                f"wrote it; so have {wrong} of {count} slots of the request that were read")  # fmt: skip
         values = row.float() if row.dtype.is_floating_point else row
         text += "; it holds only zeros now" if not bool((values != 0).any()) else ""
         self.report.alarm(Alarm("memory", self.statement.step, layer.name, request.name, text))
@@ -293,14 +285,14 @@ class Auditor:
         """Some rows of a request and all KV heads at full budget or in a hunt, else one row and one KV head."""
         request, ledger = call.tables.rows[row], self.ledgers[layer.group]
         assert request is not None and layer.layout is not None
-        begun = self.budget.now()
-        first, end, tokens = int(call.tables.query_start_loc[row]), request.seq_len, self._some_tokens(request, _ROWS)
+        first, end, tokens = int(call.tables.query_start_loc[row]), request.seq_len, some_tokens(request, _ROWS, self._random)
         part, layout, heads = slice(first, first + request.scheduled), layer.layout, range(layer.layout.num_kv_heads)
         if not self._everything:
             token, one = tokens[int(self._random.integers(len(tokens)))], int(self._random.integers(len(heads)))
             part, end, tokens = slice(first + token, first + token + 1), request.computed + token + 1, [0]
             layout, heads = layout.head(one), range(one, one + 1)
-        begin, size = self._begin(layer, request), ledger.page_size
+        size = ledger.page_size
+        begin = window_begin(request, layer.spec.window, size)
         pages = ledger.pages(request, layer.group, -(-end // size))[begin // size :]
         offsets = np.tile(np.arange(size), len(pages))
         kv = layout.read_slots(call.kv_cache, torch.from_numpy(pages.repeat(size)), torch.from_numpy(offsets)).cpu()
@@ -308,7 +300,6 @@ class Auditor:
         output = call.output[part].reshape(call.query[part].shape).cpu()
         judged = fp64.judge(layer.spec, query, output, kv.reshape(len(pages), size, *kv.shape[1:]), end - begin, tokens, heads)
         self._judge_rows(layer, request, judged, part.start + tokens[0], len(tokens))
-        self.budget.learn("row", begun)
 
     def _judge_rows(self, layer: Watched, request: Request, judged: fp64.Judged, row: int, count: int) -> None:
         self.report.counts["rows"] += count
@@ -321,10 +312,3 @@ class Auditor:
         text = f"row {row} is {judged.ratio:.3g} tolerances from fp64 attention over what the cache holds, whose slots are right"
         notes = {"layer": layer.name, "request": request.name, "pages": " ".join(map(str, request.pages[layer.group][:200]))}
         self.report.alarm(Alarm("kernel", self.statement.step, layer.name, request.name, text), judged.problem, notes)
-
-    def _some_tokens(self, request: Request, count: int) -> list[int]:
-        """The last row of the step, and others at random."""
-        last = request.scheduled - 1
-        if last == 0:
-            return [0]
-        return sorted({last, *(int(i) for i in self._random.integers(last + 1, size=count - 1))})
