@@ -8,7 +8,7 @@ from typing import Any
 
 _SMOOTHING = 0.2  # weight of the newest cost in an estimate; a wrong value makes the share overshoot for some steps, not in the end
 _ARREARS = 50.0  # steps whose unused time is kept: a quiet minute must not pay for a stall later
-_PURSES = {"tables": 0.2, "layers": 0.8}
+_PURSES = {"tables": 0.1, "layers": 0.9}
 """Parts of the time. With one purse the cheaper look, of a table's row, would spend it in every step, and no layer be visited again."""
 _PURSE = {"tables": "tables", "row of a table": "tables"}  # of a kind of work; the others are of layers
 _ALWAYS = ("statement",)  # kinds that every step does: all purses pay
@@ -37,13 +37,14 @@ class Budget:
         for purse, part in _PURSES.items():
             self._credit[purse] = min(self._credit[purse] + part * self.share * took, self._limit(purse))
 
-    def batch(self, kind: str, most: int) -> int:
+    def batch(self, kind: str, most: int, *more: str) -> int:
         """How many units to do now: ``most`` once they fit, fewer only where so many never would; 0 while credit is saved up.
 
-        Units that are done together cost less than one by one: what they share is made once, and stays in the processor's caches."""
+        ``more``: kinds of work that each unit also needs. Units that are done together cost less than one by one: what they share is made
+        once, and stays in the processor's caches."""
         if self.full or most == 0:
             return most
-        purse, cost = _PURSE.get(kind, "layers"), self._costs.get(kind, 0.0)
+        purse, cost = _PURSE.get(kind, "layers"), sum(self._costs.get(k, 0.0) for k in (kind, *more))
         credit, limit = self._credit[purse], self._limit(purse)
         if credit <= 0.0:
             return 0
@@ -57,7 +58,7 @@ class Budget:
         return _ARREARS * _PURSES[purse] * self.share * self._step
 
     def pay(self, kind: str, begun: float, amount: float = 1.0) -> None:
-        """Work of this kind has run since ``begun`` (of :meth:`now`)."""
+        """``amount`` units of work of this kind have run since ``begun`` (of :meth:`now`)."""
         took = self._clock() - begun
         each = took / max(amount, 1.0)
         known = self._costs.get(kind)

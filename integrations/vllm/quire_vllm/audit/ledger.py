@@ -27,9 +27,28 @@ class Ledger:
         """``ratio``: pages of attention for each page of the scheduler."""
         self.page_size, self.ratio = page_size, ratio
         slots = num_pages * page_size
-        self.owner = np.full(slots, _NOBODY, np.int64)
-        self.position = np.full(slots, -1, np.int32)
-        self.step = np.zeros(slots, np.int32)
+        self._owner = np.full(slots, _NOBODY, np.int64)
+        self._position = np.full(slots, -1, np.int32)
+        self._step = np.zeros(slots, np.int32)
+        self._new: tuple[list[int], ...] = ([], [], [], [])  # slots, owners, positions, steps that the arrays do not have yet
+
+    @property
+    def owner(self) -> np.ndarray:
+        """[slots] number of the request that wrote the slot last, or -1."""
+        self._bring_up_to_date()
+        return self._owner
+
+    @property
+    def position(self) -> np.ndarray:
+        """[slots] for which position."""
+        self._bring_up_to_date()
+        return self._position
+
+    @property
+    def step(self) -> np.ndarray:
+        """[slots] in which step."""
+        self._bring_up_to_date()
+        return self._step
 
     def pages(self, request: Request, group: int, count: int) -> np.ndarray:
         """The first ``count`` pages that the scheduler gave the request."""
@@ -53,9 +72,7 @@ class Ledger:
 
     def record(self, requests: list[Request], group: int, step: int) -> None:
         """A step's writes, as the scheduler wants them."""
-        slots: list[int] = []
-        owners: list[int] = []
-        positions: list[int] = []
+        slots, owners, positions, steps = self._new
         for request in requests:
             if request.scheduled == 1 and self.ratio == 1:  # decode: a step has hundreds of these, and NumPy costs more than it saves
                 page, offset = divmod(request.computed, self.page_size)
@@ -65,7 +82,14 @@ class Ledger:
             slots += new
             owners += [request.number] * len(new)
             positions += range(request.computed, request.computed + len(new))
-        self.owner[slots], self.position[slots], self.step[slots] = owners, positions, step
+            steps += [step] * len(new)
+
+    def _bring_up_to_date(self) -> None:
+        """Most steps look at nothing; their writes are kept as numbers, and a slot that was written twice keeps the last."""
+        slots, owners, positions, steps = self._new
+        if slots:
+            self._owner[slots], self._position[slots], self._step[slots] = owners, positions, steps
+            self._new = ([], [], [], [])
 
     def judge(self, tables: Tables, group: int, row: int, exact: bool = True, window: int | None = None) -> list[TableFinding]:
         """Row ``row`` of the tables against the scheduler's words and the ledger; call it after :meth:`record`."""

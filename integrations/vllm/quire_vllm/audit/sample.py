@@ -64,11 +64,11 @@ def window_begin(request: Request, window: int | None, page_size: int) -> int:
 
 
 def held_slots(requests: list[Request], ledger: Ledger, group: int, window: int | None, turn: int | None) -> Held:
-    """All slots of the requests that a window leaves in sight; with a ``turn`` two of each page, of as many requests as fit."""
+    """All slots of the requests that a window leaves in sight; with a ``turn`` one or two of each page, of as many requests as fit."""
     slots, count = [], 0
     for request in requests:
         held = ledger.slots(request, group, window_begin(request, window, ledger.page_size), request.seq_len)
-        slots.append(held if turn is None else _two_of_each_page(held, ledger.page_size, turn))
+        slots.append(held if turn is None else _some_of_each_page(held, ledger.page_size, turn))
         count += len(slots[-1])
         if turn is not None and count >= _SLOTS:
             break
@@ -76,11 +76,12 @@ def held_slots(requests: list[Request], ledger: Ledger, group: int, window: int 
     return Held(requests, Places.of(every, ledger.page_size), owner, ledger.step[every])
 
 
-def _two_of_each_page(slots: np.ndarray, size: int, turn: int) -> np.ndarray:
-    """One that is the same in all turns, so that a page that changes as a whole shows at the next; one that moves on from turn to turn."""
+def _some_of_each_page(slots: np.ndarray, size: int, turn: int) -> np.ndarray:
+    """One that is the same in all turns, so that a page that changes as a whole shows at the next; in every fourth turn another one, too."""
     page, offset = np.divmod(slots, size)
     moved = (offset - _PAGE_STRIDE * page) % size
-    return slots[(moved == 0) | (moved == 1 + turn % max(1, size - 1))]
+    other = 1 + turn // 4 % max(1, size - 1) if turn % 4 == 3 else 0
+    return slots[(moved == 0) | (moved == other)]
 
 
 def written_tokens(tables: Tables, rows: list[int], ledger: Ledger, group: int, random: np.random.Generator, limited: bool) -> Written:

@@ -3,7 +3,8 @@
 
 The scheduler's words and the ledger are kept up to date in every step. Everything else has its turn when the budget has saved up for it:
 rows of the tables; some layers at once, of which one turn reads what was just written and what nobody should have written, and the next
-compares rows with fp64. At full budget all of it has its turn in every step. Every few steps the last layer's output is asked to be finite;
+compares rows with fp64. Memory is read, and rows are compared, when the step has ended: together they stay in the processor's caches. At
+full budget all of it has its turn in every step, behind its layer. Every few steps the last layer's output is asked to be finite;
 a request whose output is not is hunted: whatever the budget, the next step looks at all of its slots and rows in every layer.
 """
 
@@ -57,6 +58,19 @@ class Call:
     tables: Tables
 
 
+@dataclasses.dataclass
+class Rows:
+    """Rows of a call, kept until they are judged: ``tokens`` are indices into ``query``, ``end`` is one behind the last row's position."""
+
+    request: Request
+    query: torch.Tensor
+    output: torch.Tensor
+    tokens: list[int]
+    first: int  # of ``query`` in the step's rows
+    end: int
+    heads: range  # KV heads
+
+
 class Auditor:
     def __init__(self, settings: Any, clock: Callable[[], float] | None = None):
         self.settings = settings
@@ -77,6 +91,7 @@ class Auditor:
         self._last = ""  # the last layer's name
         self._samples: dict[tuple[int, int | None, str], Any] = {}  # of this step, by group, window and what it is
         self._written_seconds = 0.0  # of the layer that is being visited
+        self._waiting: list[tuple[Watched, torch.Tensor, Held | None, Rows | None]] = []  # visits whose judgement waits for the step's end
         self._hunted: set[str] = set()  # requests of which all is looked at in this step
         self._found: set[int] = set()  # numbers of those for which the first layer with a NaN is known
 
@@ -97,6 +112,7 @@ class Auditor:
         self.budget.pay("statement", begun)
 
     def end_step(self) -> None:
+        self._judge_waiting()
         self.inside = False
         self.budget.end_step()
         report = self.report
@@ -115,7 +131,8 @@ class Auditor:
         if names and not self.budget.full:
             turn, first = divmod(self._visits, len(names))
             self._rows_turn = turn % 2 == 1
-            some = self.budget.batch("rows" if self._rows_turn else "memory", min(_LAYERS_AT_ONCE, len(names) - first))
+            kind = "rows" if self._rows_turn else "memory"
+            some = self.budget.batch(kind, min(_LAYERS_AT_ONCE, len(names) - first), kind + " judged")
             self._due = set(names[first : first + some])
             self._visits += some
 
@@ -233,18 +250,31 @@ class Auditor:
             self.report.alarm(Alarm("write", self.statement.step, layer.name, request, text))
 
     def visit(self, layer: Watched, call: Call) -> None:
-        """Memory or a row, behind the layer's attention; at full budget or in a hunt both, of all requests or of those that are hunted."""
+        """Behind the layer's attention. At full budget or in a hunt memory and rows are judged here; else one of both waits for the step's end."""
         begun = self.budget.now() - self._written_seconds
         self._written_seconds = 0.0
         rows = self._sample("rows", layer, call.tables) if layer.layout is not None else None
-        if rows:
-            if self._everything or not self._rows_turn:
-                self._judge_memory(layer, self._sample("held", layer, call.tables), call.kv_cache)
-            if self._everything or self._rows_turn:
-                for row in rows if self._everything else [rows[layer.index % len(rows)]]:
-                    self._visit_rows(layer, call, row)
-            self.report.counts["visits"] += 1
+        if rows and self._everything:
+            self._judge_memory(layer, self._sample("held", layer, call.tables), call.kv_cache)
+            for row in rows:
+                self._judge_rows(layer, self._all_rows(layer, call, row), call.kv_cache)
+        elif rows and self._rows_turn:
+            self._waiting.append((layer, call.kv_cache, None, self._one_row(layer, call, rows[layer.index % len(rows)])))
+        elif rows:
+            self._waiting.append((layer, call.kv_cache, self._sample("held", layer, call.tables), None))
+        self.report.counts["visits"] += 1 if rows else 0
         self.budget.pay("rows" if self._rows_turn else "memory", begun)
+
+    def _judge_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        begun = self.budget.now()
+        for layer, kv_cache, held, rows in waiting:
+            if held is not None:
+                self._judge_memory(layer, held, kv_cache)
+            if rows is not None:
+                self._judge_rows(layer, rows, kv_cache)
+        if waiting:
+            self.budget.pay("rows judged" if self._rows_turn else "memory judged", begun, len(waiting))
 
     def _judge_memory(self, layer: Watched, held: Held, kv_cache: torch.Tensor) -> None:
         assert layer.layout is not None
@@ -281,27 +311,40 @@ class Auditor:
         text += "; it holds only zeros now" if not bool((values != 0).any()) else ""
         self.report.alarm(Alarm("memory", self.statement.step, layer.name, request.name, text))
 
-    def _visit_rows(self, layer: Watched, call: Call, row: int) -> None:
-        """Some rows of a request and all KV heads at full budget or in a hunt, else one row and one KV head."""
-        request, ledger = call.tables.rows[row], self.ledgers[layer.group]
+    def _all_rows(self, layer: Watched, call: Call, row: int) -> Rows:
+        """A request's rows of this step, some of which are judged, and all KV heads."""
+        request, first = call.tables.rows[row], int(call.tables.query_start_loc[row])
         assert request is not None and layer.layout is not None
-        first, end, tokens = int(call.tables.query_start_loc[row]), request.seq_len, some_tokens(request, _ROWS, self._random)
-        part, layout, heads = slice(first, first + request.scheduled), layer.layout, range(layer.layout.num_kv_heads)
-        if not self._everything:
-            token, one = tokens[int(self._random.integers(len(tokens)))], int(self._random.integers(len(heads)))
-            part, end, tokens = slice(first + token, first + token + 1), request.computed + token + 1, [0]
-            layout, heads = layout.head(one), range(one, one + 1)
+        part = slice(first, first + request.scheduled)
+        tokens = some_tokens(request, _ROWS, self._random)
+        return Rows(request, call.query[part], call.output[part], tokens, first, request.seq_len, range(layer.layout.num_kv_heads))
+
+    def _one_row(self, layer: Watched, call: Call, row: int) -> Rows:
+        """A copy of one row and the query heads of one KV head."""
+        request, first = call.tables.rows[row], int(call.tables.query_start_loc[row])
+        assert request is not None and layer.layout is not None
+        tokens, head = some_tokens(request, _ROWS, self._random), int(self._random.integers(layer.layout.num_kv_heads))
+        token = tokens[int(self._random.integers(len(tokens)))]
+        part = slice(first + token, first + token + 1)
+        query, output = call.query[part].clone(), call.output[part].clone()
+        return Rows(request, query, output, [0], part.start, request.computed + token + 1, range(head, head + 1))
+
+    def _judge_rows(self, layer: Watched, rows: Rows, kv_cache: torch.Tensor) -> None:
+        ledger, request = self.ledgers[layer.group], rows.request
+        assert layer.layout is not None
+        layout = layer.layout.head(rows.heads.start) if len(rows.heads) == 1 else layer.layout
         size = ledger.page_size
         begin = window_begin(request, layer.spec.window, size)
-        pages = ledger.pages(request, layer.group, -(-end // size))[begin // size :]
+        pages = ledger.pages(request, layer.group, -(-rows.end // size))[begin // size :]
         offsets = np.tile(np.arange(size), len(pages))
-        kv = layout.read_slots(call.kv_cache, torch.from_numpy(pages.repeat(size)), torch.from_numpy(offsets)).cpu()
-        query = call.query[part].cpu()
-        output = call.output[part].reshape(call.query[part].shape).cpu()
-        judged = fp64.judge(layer.spec, query, output, kv.reshape(len(pages), size, *kv.shape[1:]), end - begin, tokens, heads)
-        self._judge_rows(layer, request, judged, part.start + tokens[0], len(tokens))
+        kv = layout.read_slots(kv_cache, torch.from_numpy(pages.repeat(size)), torch.from_numpy(offsets)).cpu()
+        query = rows.query.cpu()
+        output = rows.output.reshape(rows.query.shape).cpu()
+        kv = kv.reshape(len(pages), size, *kv.shape[1:])
+        judged = fp64.judge(layer.spec, query, output, kv, rows.end - begin, rows.tokens, rows.heads)
+        self._tell_rows(layer, request, judged, rows.first + rows.tokens[0], len(rows.tokens))
 
-    def _judge_rows(self, layer: Watched, request: Request, judged: fp64.Judged, row: int, count: int) -> None:
+    def _tell_rows(self, layer: Watched, request: Request, judged: fp64.Judged, row: int, count: int) -> None:
         self.report.counts["rows"] += count
         self.report.counts["elements"] += judged.elements
         if judged.rounding:

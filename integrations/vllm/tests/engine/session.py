@@ -128,14 +128,17 @@ def faults(given: dict[str, str]) -> dict[str, Any]:
         hooks._state["auditor"] = auditor = Auditor(dataclasses.replace(settings.read(), captures=1, folder=f"{given['folder']}/{name or 'none'}"))
         hooks._state["plant"] = plant = Plant.named(f"{name}@{step}" if name else "")
         hooks._state.pop("tables", None)
-        run(engine, prompts(6, 60), [4, 4, *[step + after] * 4])
+        run(engine, prompts(6, 60), [step - 6, step - 4, *[step + after] * 4])  # two end just before: stale_block needs their pages
         if plant:
             plant.heal()
+            for cache in hooks._state["runner"].kv_caches:  # a NaN in a freed page reaches outputs of vLLM's CPU attention
+                cache.zero_()
         alarms = auditor.report.alarms
         found[name or "none"] = {
             "planted": plant.done if plant else 0, "first": alarms[0].step if alarms else 0, "kind": alarms[0].kind if alarms else "",
             "text": str(alarms[0]) if alarms else "", "kinds": {k: auditor.report.counts[k] for k in KINDS},
             "share": auditor.budget.used, "counts": dict(auditor.report.counts), "worst": auditor.report.worst, "seconds": time.perf_counter() - begun,
+            "costs": {kind: round(1e6 * cost) for kind, cost in auditor.budget._costs.items()},
         }  # fmt: skip
         _write(given["out"], found)  # a run that is cut off leaves what it has
     return found
