@@ -16,6 +16,8 @@ usage: check_gpu_kernels.py              check src/backend
        check_gpu_kernels.py --built DIR  the same, with the AMD code objects that a build has left in DIR
        check_gpu_kernels.py --cuda DIR   the same, and the objects of the Hopper kernels in the build folder DIR
        check_gpu_kernels.py --self-test  plant kernels with each fault in a scratch folder and demand that each is reported
+       check_gpu_kernels.py --hashes FILE [--cuda DIR] [--built DIR] [--update]
+                                         compare the machine code of a build with the hashes in FILE (kernel_hashes.py), or write them
 """
 import re
 import shutil
@@ -26,6 +28,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import kernel_hashes
 from gpu_objects import amd_kernels, attributes, cubins, sections, symbols, unpack
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -325,12 +328,17 @@ extern "C" __global__ void attend_prefill(float* p) { __shared__ float x[2000]; 
 HOPPER_WORDS = ["decode: no HGMMA", "decode: no UTMALDG", "bytes of local memory (spills), at most 0", "prefill: 8000 bytes of static shared memory"]
 
 
+def compile_hopper(source: Path, out: Path) -> "str | None":
+    """Makes an object; the compiler's words if it does not."""
+    run = subprocess.run([nvcc(), "-std=c++20", "-gencode=arch=compute_90a,code=sm_90a", "-c", source, "-o", out], capture_output=True, text=True)
+    return None if run.returncode == 0 else run.stderr.strip()[:2000]
+
+
 def hopper_self_test(scratch: Path) -> "list[str]":
     source, out = scratch / "hopper.cu", scratch / "hopper.cu.o"
     source.write_text(HOPPER_FAULTS)
-    run = subprocess.run([nvcc(), "-gencode=arch=compute_90a,code=sm_90a", "-c", source, "-o", out], capture_output=True, text=True)
-    if run.returncode != 0:
-        return [f"hopper.cu does not compile: {run.stderr.strip()[:2000]}"]
+    if error := compile_hopper(source, out):
+        return [f"hopper.cu does not compile: {error}"]
     complaints = check_hopper([out])[1]
     missed = [f"not reported for sm_90a: {word}: {complaints}" for word in HOPPER_WORDS if not any(word in c for c in complaints)]
     good = {"name": "decode", "registers": 168, "threads": 160, "shared": SYSTEM_SHARED, "local": 0, "HGMMA": 8, "UTMALDG": 2, "STL": 0, "LDL": 0}
@@ -341,6 +349,24 @@ def hopper_self_test(scratch: Path) -> "list[str]":
         missed.append("a good Hopper kernel is complained about")
     if not check_hopper([])[1]:
         missed.append("no Hopper kernels at all are not reported")
+    return missed
+
+
+# What the sources of kernel_hashes.py mean by its words.
+CUDA_WORDS = "#define GLOBAL __global__\n#define CONSTANT __constant__\n"
+AMD_WORDS = """#define GLOBAL __attribute__((global))
+#define CONSTANT __attribute__((constant)) const
+#define __launch_bounds__(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
+"""
+
+
+def hashes_self_test(scratch: Path) -> "list[str]":
+    missed = kernel_hashes.compare_self_test()
+    if clang():
+        missed += kernel_hashes.compiled_self_test(".hip", AMD_WORDS, lambda source, out: compile_amd(source, "gfx942", out), scratch)
+        missed += kernel_hashes.run_self_test(scratch)
+    if nvcc():
+        missed += kernel_hashes.compiled_self_test(".cu", CUDA_WORDS, compile_hopper, scratch)
     return missed
 
 
@@ -362,6 +388,7 @@ def self_test() -> "list[str]":
             if not any(word in c for c in complaints):
                 missed.append(f"not reported for sm_90: {word}: {complaints}")
         missed += hopper_self_test(scratch) if nvcc() else []
+        missed += hashes_self_test(scratch)
     good = {".group_segment_fixed_size": 0, ".wavefront_size": 64}
     for bad in ({".vgpr_spill_count": 3}, {".uses_dynamic_stack": True}, {".group_segment_fixed_size": 70000}, {".wavefront_size": 32}):
         if not amd_complaints({**good, **bad}, 64):
@@ -370,12 +397,16 @@ def self_test() -> "list[str]":
 
 
 def main() -> int:
+    folders = {word: Path(sys.argv[i + 1]) for i, word in enumerate(sys.argv) if word in ("--built", "--cuda", "--hashes")}
+    if "--hashes" in folders:
+        lines, status = kernel_hashes.run(folders["--hashes"], folders.get("--cuda"), folders.get("--built"), "--update" in sys.argv)
+        print("\n".join(lines))
+        return status
     for name, found in (("clang-22 with lld-22", clang()), ("nvcc", nvcc())):
         if not found:
             print(f"skipped: no {name}")
     if not clang() and not nvcc():
         return SKIPPED
-    folders = {word: Path(sys.argv[i + 1]) for i, word in enumerate(sys.argv) if word in ("--built", "--cuda")}
     problems = self_test() if "--self-test" in sys.argv else check_repository(folders.get("--built"), folders.get("--cuda"))
     print("\n".join(problems) or "ok")
     return 1 if problems else 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readers of what GPU compilers write: ELF files, the metadata of AMD code objects, NVIDIA's fat binaries. Imported by
-check_gpu_kernels.py. Python alone reads them: no disassembler and no ELF tool is needed.
+check_gpu_kernels.py and kernel_hashes.py. Python alone reads them: no disassembler and no ELF tool is needed.
 """
 import re
 import struct
