@@ -16,6 +16,8 @@ usage: check_gpu_kernels.py              check src/backend
        check_gpu_kernels.py --built DIR  the same, with the AMD code objects that a build has left in DIR
        check_gpu_kernels.py --cuda DIR   the same, and the objects of the Hopper kernels in the build folder DIR
        check_gpu_kernels.py --self-test  plant kernels with each fault in a scratch folder and demand that each is reported
+       check_gpu_kernels.py --hashes FILE [--cuda DIR] [--built DIR] [--update]
+                                         compare the machine code of a build with the hashes in FILE (kernel_hashes.py), or write them
 """
 import re
 import shutil
@@ -25,6 +27,9 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import kernel_hashes
+from gpu_objects import amd_kernels, attributes, cubins, sections, symbols, unpack
 
 ROOT = Path(__file__).resolve().parent.parent
 AMD_FOLDER = ROOT / "src/backend/hip"
@@ -45,57 +50,7 @@ def nvcc() -> "str | None":
     return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
 
-# --- AMD code objects: an ELF file whose note of type 32 holds a MessagePack map --------------------------------------------------
-
-def unpack(data: bytes, at: int = 0):
-    """The MessagePack value at `at`, and where it ends. Only what compilers write: no floats, no extensions."""
-    tag = data[at]
-    if tag < 0x80:
-        return tag, at + 1
-    if tag >= 0xE0:
-        return tag - 256, at + 1
-    sized = {0xD9: ">B", 0xDA: ">H", 0xDB: ">I", 0xC4: ">B", 0xC5: ">H", 0xC6: ">I", 0xDC: ">H", 0xDD: ">I", 0xDE: ">H", 0xDF: ">I",
-             0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}
-    if tag in (0xC0, 0xC2, 0xC3):
-        return {0xC0: None, 0xC2: False, 0xC3: True}[tag], at + 1
-    if tag in sized:
-        number = struct.unpack_from(sized[tag], data, at + 1)[0]
-        at += 1 + struct.calcsize(sized[tag])
-        if 0xCC <= tag <= 0xD3:
-            return number, at
-        kind = "text" if 0xD9 <= tag <= 0xDB else "bytes" if tag <= 0xC6 else "list" if tag <= 0xDD else "map"
-    else:
-        kind = "map" if tag < 0x90 else "list" if tag < 0xA0 else "text" if tag < 0xC0 else ""
-        number, at = tag & (0x1F if kind == "text" else 0x0F), at + 1
-    if kind == "text":
-        return data[at:at + number].decode(), at + number
-    if kind == "bytes":
-        return data[at:at + number], at + number
-    values = []
-    for _ in range(number * (2 if kind == "map" else 1)):
-        value, at = unpack(data, at)
-        values.append(value)
-    return (dict(zip(values[::2], values[1::2])) if kind == "map" else values), at
-
-
-def notes(elf: bytes):
-    """(type, description) of every note in the file's program headers (64-bit little-endian ELF)."""
-    assert elf[:6] == b"\x7fELF\x02\x01", "not a 64-bit little-endian ELF file"
-    table, = struct.unpack_from("<Q", elf, 32)
-    size, count = struct.unpack_from("<HH", elf, 54)
-    for i in range(count):
-        kind, _, begin, _, _, length = struct.unpack_from("<IIQQQQ", elf, table + i * size)
-        at = begin
-        while kind == 4 and at < begin + length:
-            name_size, text_size, note_type = struct.unpack_from("<III", elf, at)
-            text = at + 12 + (name_size + 3) // 4 * 4
-            yield note_type, elf[text:text + text_size]
-            at = text + (text_size + 3) // 4 * 4
-
-
-def amd_kernels(elf: bytes) -> "list[dict]":
-    return [kernel for kind, text in notes(elf) if kind == 32 for kernel in unpack(text)[0]["amdhsa.kernels"]]
-
+# --- AMD code objects -------------------------------------------------------------------------------------------------------------
 
 def amd_complaints(kernel: dict, wave: int) -> "list[str]":
     found = [f"{kernel[key]} {what}" for key, what in ((".vgpr_spill_count", "vector registers spilled"),
@@ -237,45 +192,6 @@ LOCAL_BYTES = {"decode B?[Ff]16 PlainTiles 128 32": 56, "decode Bf16 Fp8Tiles 12
 OPCODES = {0x1F0: "HGMMA", 0x1B4: "UTMALDG", 0x187: "STL", 0x183: "LDL"}
 
 
-def cubins(data: bytes) -> "list[bytes]":
-    """The machine code in the fat binaries of an object file."""
-    found = []
-    for start in (m.start() for m in re.finditer(re.escape(struct.pack("<IH", 0xBA55ED50, 1)), data)):
-        at, = struct.unpack_from("<H", data, start + 6)
-        length, = struct.unpack_from("<Q", data, start + 8)
-        at += start
-        end = at + length
-        while at < end:
-            kind, _, header, size = struct.unpack_from("<HHIQ", data, at)
-            if kind == 2:
-                found.append(data[at + header:at + header + size])
-            at += header + size
-    return found
-
-
-def sections(elf: bytes) -> "list[tuple[str, bytes, int]]":
-    """Name, bytes and type of every section; one of type 8 has a size and no bytes."""
-    table, = struct.unpack_from("<Q", elf, 40)
-    size, count, of_names = struct.unpack_from("<HHH", elf, 58)
-    raw = [struct.unpack_from("<IIQQQQ", elf, table + i * size) for i in range(count)]
-    names = raw[of_names][4]
-    return [(elf[names + name:elf.index(b"\0", names + name)].decode(), bytes(length) if kind == 8 else elf[begin:begin + length], kind)
-            for name, kind, _, _, begin, length in raw]
-
-
-def attributes(info: bytes):
-    """(attribute, 32-bit words) of a .nv.info section; of short ones, the word."""
-    at = 0
-    while at + 4 <= len(info):
-        form, attribute, value = struct.unpack_from("<BBH", info, at)
-        at += 4
-        if form == 4:
-            yield attribute, struct.unpack(f"<{value // 4}I", info[at:at + value // 4 * 4])
-            at += value
-        else:
-            yield attribute, (value,)
-
-
 def short_name(mangled: str) -> str:
     """attend_decode<Bf16, PlainTiles<Bf16, 128>> as decode Bf16 PlainTiles 128, attend_prefill<Bf16, 128, CacheKind::codes> as prefill
     Bf16 codes 128."""
@@ -288,19 +204,18 @@ def short_name(mangled: str) -> str:
 
 def hopper_kernels(elf: bytes) -> "list[dict]":
     """What each kernel of a cubin needs."""
-    found = {name: (data, kind) for name, data, kind in sections(elf)}
-    symbols, text = found[".symtab"][0], found[".strtab"][0]
-    names = [text[at:text.index(b"\0", at)].decode() for at, in (struct.unpack_from("<I", symbols, i) for i in range(0, len(symbols), 24))]
-    of_all = {(attribute, names[words[0]]): words[1] for attribute, words in attributes(found[".nv.info"][0]) if len(words) == 2}
+    all_sections = sections(elf)
+    found, names = {section.name: section.data for section in all_sections}, [symbol.name for symbol in symbols(all_sections)]
+    of_all = {(attribute, names[words[0]]): words[1] for attribute, words in attributes(found[".nv.info"]) if len(words) == 2}
     kernels = []
-    for section, (code, _) in found.items():
+    for section, code in found.items():
         if not section.startswith(".text."):
             continue
         name = section[len(".text."):]
         opcodes = [word & 0x1FF for word, _ in struct.iter_unpack("<QQ", code)]
-        threads = next((w for a, w in attributes(found[f".nv.info.{name}"][0]) if a == 0x05), (1024, 1, 1))
+        threads = next((w for a, w in attributes(found[f".nv.info.{name}"]) if a == 0x05), (1024, 1, 1))
         kernels.append({"name": short_name(name), "registers": of_all[0x2F, name], "local": of_all.get((0x11, name), 0),
-                        "threads": threads[0] * threads[1] * threads[2], "shared": len(found.get(f".nv.shared.{name}", (b"", 8))[0]),
+                        "threads": threads[0] * threads[1] * threads[2], "shared": len(found.get(f".nv.shared.{name}", b"")),
                         "code": len(code), **{what: opcodes.count(opcode) for opcode, what in OPCODES.items()}})
     return kernels
 
@@ -413,12 +328,17 @@ extern "C" __global__ void attend_prefill(float* p) { __shared__ float x[2000]; 
 HOPPER_WORDS = ["decode: no HGMMA", "decode: no UTMALDG", "bytes of local memory (spills), at most 0", "prefill: 8000 bytes of static shared memory"]
 
 
+def compile_hopper(source: Path, out: Path) -> "str | None":
+    """Makes an object; the compiler's words if it does not."""
+    run = subprocess.run([nvcc(), "-std=c++20", "-gencode=arch=compute_90a,code=sm_90a", "-c", source, "-o", out], capture_output=True, text=True)
+    return None if run.returncode == 0 else run.stderr.strip()[:2000]
+
+
 def hopper_self_test(scratch: Path) -> "list[str]":
     source, out = scratch / "hopper.cu", scratch / "hopper.cu.o"
     source.write_text(HOPPER_FAULTS)
-    run = subprocess.run([nvcc(), "-gencode=arch=compute_90a,code=sm_90a", "-c", source, "-o", out], capture_output=True, text=True)
-    if run.returncode != 0:
-        return [f"hopper.cu does not compile: {run.stderr.strip()[:2000]}"]
+    if error := compile_hopper(source, out):
+        return [f"hopper.cu does not compile: {error}"]
     complaints = check_hopper([out])[1]
     missed = [f"not reported for sm_90a: {word}: {complaints}" for word in HOPPER_WORDS if not any(word in c for c in complaints)]
     good = {"name": "decode", "registers": 168, "threads": 160, "shared": SYSTEM_SHARED, "local": 0, "HGMMA": 8, "UTMALDG": 2, "STL": 0, "LDL": 0}
@@ -429,6 +349,24 @@ def hopper_self_test(scratch: Path) -> "list[str]":
         missed.append("a good Hopper kernel is complained about")
     if not check_hopper([])[1]:
         missed.append("no Hopper kernels at all are not reported")
+    return missed
+
+
+# What the sources of kernel_hashes.py mean by its words.
+CUDA_WORDS = "#define GLOBAL __global__\n#define CONSTANT __constant__\n"
+AMD_WORDS = """#define GLOBAL __attribute__((global))
+#define CONSTANT __attribute__((constant)) const
+#define __launch_bounds__(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
+"""
+
+
+def hashes_self_test(scratch: Path) -> "list[str]":
+    missed = kernel_hashes.compare_self_test()
+    if clang():
+        missed += kernel_hashes.compiled_self_test(".hip", AMD_WORDS, lambda source, out: compile_amd(source, "gfx942", out), scratch)
+        missed += kernel_hashes.run_self_test(scratch)
+    if nvcc():
+        missed += kernel_hashes.compiled_self_test(".cu", CUDA_WORDS, compile_hopper, scratch)
     return missed
 
 
@@ -450,6 +388,7 @@ def self_test() -> "list[str]":
             if not any(word in c for c in complaints):
                 missed.append(f"not reported for sm_90: {word}: {complaints}")
         missed += hopper_self_test(scratch) if nvcc() else []
+        missed += hashes_self_test(scratch)
     good = {".group_segment_fixed_size": 0, ".wavefront_size": 64}
     for bad in ({".vgpr_spill_count": 3}, {".uses_dynamic_stack": True}, {".group_segment_fixed_size": 70000}, {".wavefront_size": 32}):
         if not amd_complaints({**good, **bad}, 64):
@@ -458,12 +397,16 @@ def self_test() -> "list[str]":
 
 
 def main() -> int:
+    folders = {word: Path(sys.argv[i + 1]) for i, word in enumerate(sys.argv) if word in ("--built", "--cuda", "--hashes")}
+    if "--hashes" in folders:
+        lines, status = kernel_hashes.run(folders["--hashes"], folders.get("--cuda"), folders.get("--built"), "--update" in sys.argv)
+        print("\n".join(lines))
+        return status
     for name, found in (("clang-22 with lld-22", clang()), ("nvcc", nvcc())):
         if not found:
             print(f"skipped: no {name}")
     if not clang() and not nvcc():
         return SKIPPED
-    folders = {word: Path(sys.argv[i + 1]) for i, word in enumerate(sys.argv) if word in ("--built", "--cuda")}
     problems = self_test() if "--self-test" in sys.argv else check_repository(folders.get("--built"), folders.get("--cuda"))
     print("\n".join(problems) or "ok")
     return 1 if problems else 0
