@@ -8,8 +8,8 @@ One call computes softmax attention for a batch of requests over a paged KV cach
     batch = quire.Batch(query=q, query_start_loc=qsl, seq_lens=lens, block_table=table)
     out = quire.attend(batch, cache)
 
-Arrays are NumPy (bf16 and fp8 through ml_dtypes), torch CPU tensors, or anything with DLPack or the NumPy array interface; nothing
-is copied, strides are honoured, and results come from the library of the query. Every assumption is a checked rule: a broken one
+Arrays are NumPy (bf16 and fp8 through ml_dtypes), torch or CuPy, in host memory or on a GPU that the build serves, or anything with
+DLPack or the NumPy array interface; nothing is copied, strides are honoured, and results come from the library of the query. Every assumption is a checked rule: a broken one
 raises :class:`ContractError` with the rule, tensor, index, value and expectation, before anything is written.
 
 ``quire.vllm`` has functions with vLLM's names, argument order and meaning. The logger "quire" says what :func:`capture` patches and

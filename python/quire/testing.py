@@ -61,6 +61,8 @@ def assert_attention_close(
         if cache is not None or options is not None:
             raise ArgumentError("cache, options: a Case has its own")
         batch, cache, options = batch.batch, batch.cache, batch.options
+    if out is None:
+        raise ArgumentError("out: is None; pass the output that the kernel returned or wrote")
     if cache is None:
         raise ArgumentError("cache: is None; give batch, cache and options, or a quire.Case")
     if weights is not None:

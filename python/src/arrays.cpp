@@ -67,6 +67,7 @@ struct Reading {
   const std::string& name;   ///< of the tensor
   const std::string& asked;  ///< dtype of raw bits, may be empty
   Role role;
+  bool torch = false;  ///< a torch tensor, which has other words for a conversion
 };
 
 [[noreturn]] void refuse(const std::string& name, const std::string& why) {
@@ -103,13 +104,14 @@ std::optional<DType> typed(const std::string& name) {
     const bool byte = element.itemsize == 1;
     hint = std::string("; for raw bits, name the type: dtype=\"") + (byte ? "fp8_e4m3fn" : "bf16") + "\" or the like";
   } else if (expected.convert_to != nullptr && is_real(element.name)) {
-    hint = "; convert it: " + reading.name + ".astype(" + expected.convert_to + ")";
+    const std::string type = expected.convert_to;  // "np.float32"
+    hint = "; convert it: " + reading.name + (reading.torch ? ".to(torch" + type.substr(type.find('.')) : ".astype(" + type) + ")";
   }
   refuse(reading.name, "dtype " + element.name + ", expected " + expected.dtypes + hint);
 }
 
 DType resolve_dtype(const Reading& reading, const Element& element) {
-  const auto& [name, asked, role] = reading;
+  const auto& [name, asked, role, torch] = reading;
   const std::optional<DType> own = typed(element.name);
   if (asked.empty()) {
     if (own) return *own;
@@ -395,7 +397,7 @@ ArrayRef from_torch(nb::handle object, const Reading& reading) {
   check_torch_state(object, name);
   array.owner = nb::borrow(object);
   array.writable = true;
-  array.view.dtype = resolve_dtype(reading, torch_element(attribute(object, names.dtype)));
+  array.view.dtype = resolve_dtype({reading.name, reading.asked, reading.role, true}, torch_element(attribute(object, names.dtype)));
   array.view.data = reinterpret_cast<void*>(integer(result_of_method(object, names.data_ptr).ptr()));  // NOLINT
   array.torch_data = array.view.data;
   const nb::object shape = attribute(object, names.shape), stride = result_of_method(object, names.stride);
@@ -535,7 +537,8 @@ ArrayRef import_array(nb::handle object, const std::string& name, Access access,
 ArrayRef import_index(nb::handle object, const std::string& name, nb::handle like) {
   if (PyList_Check(object.ptr()) == 0 && PyTuple_Check(object.ptr()) == 0)
     return import_array(object, name, Access::read, {}, Role::index);
-  const nb::object array = arrays_function("index_array")(object, name, like);
+  const nb::object none = nb::none();
+  const nb::object array = arrays_function("index_array")(object, name, like.is_valid() ? like : nb::handle(none));
   return import_array(array, name, Access::read, {}, Role::index);
 }
 

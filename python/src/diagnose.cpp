@@ -45,7 +45,7 @@ Comparison compare(nb::handle output, nb::handle lse, const Reference& expected,
                    const std::optional<std::string>& weights) {
   const ArrayRef out = import_array(output, "output", Access::read, dtype.value_or(""));
   const ArrayRef log_sum = import_array(lse, "lse");
-  if (!out) throw_error(quire::Code::invalid_argument, "output: is None");
+  if (!out) throw_error(quire::Code::invalid_argument, "output: is None, expected an array like the query");
   const std::optional<quire::DType> rounded = weights ? quire::dtype_from_name(*weights) : quire::DType::f32;
   if (rounded != quire::DType::f32 && rounded != quire::DType::f16 && rounded != quire::DType::bf16)
     throw_error(quire::Code::invalid_argument, "weights: \"" + *weights + "\" is none of f32, f16, bf16");
@@ -111,7 +111,7 @@ void bind_diagnose(nb::module_& m) {
         "(ContractError). Slow by design; the GIL is released. With tokens, row i of the result is row tokens[i] of the batch; "
         "ArgumentError for a token outside the batch. profile: what the kernel to be judged may round, in the words of "
         "numerics.md: \"weights=bf16\", \"weights=f16,dequantised\", \"products=tf32\"; compare() then pays for it.");
-  m.def("compare", &compare, nb::arg("output"), nb::arg("lse").none(), nb::arg("reference"), nb::arg("dtype") = nb::none(),
+  m.def("compare", &compare, nb::arg("output").none(), nb::arg("lse").none(), nb::arg("reference"), nb::arg("dtype") = nb::none(),
         nb::arg("weights") = nb::none(),
         "Compares NaN and infinity positions first, then every element against its derived tolerance (numerics.md). "
         "lse may be None. dtype: type of a raw uint16 output. weights: \"f16\" or \"bf16\" for kernels that round softmax "

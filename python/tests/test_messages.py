@@ -245,3 +245,36 @@ def test_functions_have_signatures():
     assert parameters["num_threads"].default == 0 and parameters["batch_invariant"].default is False
     assert parameters["cache"].default is inspect.Parameter.empty
     assert list(inspect.signature(quire.PagePool.slots).parameters) == ["self", "request", "begin", "end"]
+
+
+def test_a_list_of_slots_for_a_cache_of_a_pool():
+    pool = quire.PagePool(num_pages=4, page_size=16, num_layers=1, num_kv_heads=2, head_dim=64, dtype="f16")
+    rows = np.random.default_rng(0).standard_normal((2, 2, 64)).astype(np.float16)
+    quire.append(pool.cache(0), rows, rows, [5, 17])
+    k = np.asarray(pool.cache(0).k)
+    assert np.array_equal(k[0, :, 5], rows[0])
+    assert np.array_equal(k[1, :, 1], rows[1])
+
+
+def test_a_pool_without_memory_says_what_it_lacks():
+    with pytest.raises(quire.Error, match="has no cache memory; create it with num_layers"):
+        quire.PagePool(num_pages=4, page_size=16).cache(0)
+
+
+@pytest.mark.parametrize(("name", "text"), [("causal", "always causal"), ("sliding_window", r"belongs in options=quire\.Options\(sliding_window=")])
+def test_an_option_in_the_wrong_place_is_told_its_own(job, name, text):
+    with pytest.raises(quire.errors.ArgumentError, match=text):
+        quire.attend(batch_of(job), cache_of(job), **{name: 4})
+
+
+def test_a_float64_tensor_is_told_in_words_of_torch(job):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(quire.errors.ArgumentError, match=r"convert it: query\.to\(torch\.float32\)"):
+        quire.Batch(query=torch.zeros(1, 4, 64, dtype=torch.float64), seq_lens=[1], query_start_loc=[0, 1], block_table=[[0]])
+
+
+def test_no_output_to_compare_is_said(job):
+    with pytest.raises(quire.errors.ArgumentError, match="output: is None"):
+        quire.compare(None, None, quire.reference(batch_of(job), cache_of(job)))
+    with pytest.raises(quire.errors.ArgumentError, match="out: is None"):
+        quire.testing.assert_attention_close(None, batch_of(job), cache_of(job))

@@ -377,7 +377,9 @@ PagePool::Stats PagePool::stats() const { return state_->stats; }
 Result<KVCache> PagePool::cache(std::int64_t layer) const {
   const PagePoolOptions& o = state_->options;
   if (layer < 0 || layer >= o.cache.num_layers)
-    return bad(formatted("PagePool::cache layer: {} outside [0, {})", layer, o.cache.num_layers));
+    return bad(o.cache.num_layers == 0
+                   ? "PagePool::cache: the pool has no cache memory; create it with num_layers, num_kv_heads and head_dim"
+                   : formatted("PagePool::cache layer: {} outside [0, {})", layer, o.cache.num_layers));
   const std::int64_t half = o.page_size * o.cache.head_dim;  // elements of K of one head in one page; V follows
   std::byte* first = state_->memory.data.get() + layer * *layer_bytes(o);
   KVCache cache;

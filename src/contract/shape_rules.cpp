@@ -211,9 +211,12 @@ void m20_cache_dtype(Context& c, DType row_dtype) {
   if (!descriptor_ok(c.cache.k) || dtype == DType::f16 || dtype == DType::bf16 || is_fp8(dtype)) return;
   const bool row_known = is_row_dtype(row_dtype);
   if (dtype == DType::f32 && (!row_known || row_dtype == DType::f32)) return;
+  const bool f32_too = row_dtype == DType::f32;
   c.report.add(M20, "cache.k", {}, quoted_dtype(dtype),
-               formatted("f16, bf16, an fp8 format{}",
-                         row_known ? formatted(" or {} as {}", name(row_dtype), c.batch.query.present() ? "query" : "key") : ""));
+               formatted("{}f16, bf16 or an fp8 format{}", f32_too ? "f32, " : "",
+                         row_known && dtype == DType::f32 && !f32_too
+                             ? formatted("; f32 needs {} of f32, which is {}", c.batch.query.present() ? "a query" : "a key", name(row_dtype))
+                             : ""));
 }
 
 void m21_cache_v_dtype(Context& c) {

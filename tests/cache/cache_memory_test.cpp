@@ -139,7 +139,7 @@ TEST(PoolCache, SaysWhatTheSystemGave) {
 
 TEST(PoolCache, OwnsNothingUnlessAsked) {
   const PagePool pool = PagePool::create({.num_pages = 4}).value();
-  EXPECT_THAT(pool.cache(0).status().message(), HasSubstr("PagePool::cache layer: 0 outside [0, 0)"));
+  EXPECT_THAT(pool.cache(0).status().message(), HasSubstr("PagePool::cache: the pool has no cache memory"));
   EXPECT_EQ(pool.cache_owner(), nullptr);
   EXPECT_EQ(pool.cache_memory().bytes, 0);
 }

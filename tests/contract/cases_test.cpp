@@ -146,9 +146,9 @@ void add_cache_cases(Cases& cases) {
         b.cache.k = Tensor::contiguous(b.k.data(), DType::fp8_e4m3fn, 16, 2, 1, 4, 16);
         b.cache.v = Tensor::contiguous(b.v.data(), DType::fp8_e4m3fn, 16, 2, 16, 4);
       }));
-  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype i32, expected f16, bf16, an fp8 format or f32 as query",
+  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype i32, expected f32, f16, bf16 or an fp8 format",
                                [](B& b) { b.cache.k.dtype = b.cache.v.dtype = DType::i32; }));
-  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype f32, expected f16, bf16, an fp8 format or bf16 as query", [](B& b) {
+  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype f32, expected f16, bf16 or an fp8 format; f32 needs a query of f32, which is bf16", [](B& b) {
     for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.key, &b.batch.value}) t->dtype = DType::bf16;
     b.depth = Depth::tables;  // the halves of f32 numbers are not meant as bf16
   }));
