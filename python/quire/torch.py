@@ -11,15 +11,19 @@ raised by the next call or by :func:`quire.synchronize`.
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire import _quire
 from quire.errors import ArgumentError
 
-__all__ = ["append", "attend", "merge"]
+__all__ = ["append", "as_tensor", "attend", "merge"]
+
+_BITS = {1: np.uint8, 2: np.int16}  # by bytes: types whose bits torch takes from NumPy
+_NUMPY_LACKS = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")  # torch's names and ml_dtypes'
 
 _library = torch.library.Library("quire", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
@@ -162,3 +166,16 @@ def merge(
     :class:`quire.Batch`, with ``output_scale``.
     """
     return torch.ops.quire.merge(out_a, lse_a, out_b, lse_b, output_scale)
+
+
+def as_tensor(array: Any, device: Any = "cpu") -> Tensor:
+    """An array of a :class:`quire.Case` as a tensor: NumPy's, with the types of ml_dtypes (bfloat16 and float8) that torch.from_numpy refuses.
+
+    On the CPU it shares the array's memory and strides. Returns a tensor as it is, but on ``device``.
+    """
+    if isinstance(array, Tensor):
+        return array.to(device)
+    array = np.asarray(array)
+    if array.dtype.name not in _NUMPY_LACKS:
+        return torch.from_numpy(array).to(device)
+    return torch.from_numpy(array.view(_BITS[array.dtype.itemsize])).view(getattr(torch, array.dtype.name)).to(device)

@@ -105,7 +105,8 @@ std::optional<DType> typed(const std::string& name) {
     hint = std::string("; for raw bits, name the type: dtype=\"") + (byte ? "fp8_e4m3fn" : "bf16") + "\" or the like";
   } else if (expected.convert_to != nullptr && is_real(element.name)) {
     const std::string type = expected.convert_to;  // "np.float32"
-    hint = "; convert it: " + reading.name + (reading.torch ? ".to(torch" + type.substr(type.find('.')) : ".astype(" + type) + ")";
+    hint =
+        "; convert it: " + reading.name + (reading.torch ? ".to(torch" + type.substr(type.find('.')) : ".astype(" + type) + ")";
   }
   refuse(reading.name, "dtype " + element.name + ", expected " + expected.dtypes + hint);
 }
@@ -397,7 +398,8 @@ ArrayRef from_torch(nb::handle object, const Reading& reading) {
   check_torch_state(object, name);
   array.owner = nb::borrow(object);
   array.writable = true;
-  array.view.dtype = resolve_dtype({reading.name, reading.asked, reading.role, true}, torch_element(attribute(object, names.dtype)));
+  array.view.dtype =
+      resolve_dtype({reading.name, reading.asked, reading.role, true}, torch_element(attribute(object, names.dtype)));
   array.view.data = reinterpret_cast<void*>(integer(result_of_method(object, names.data_ptr).ptr()));  // NOLINT
   array.torch_data = array.view.data;
   const nb::object shape = attribute(object, names.shape), stride = result_of_method(object, names.stride);

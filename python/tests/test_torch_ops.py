@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """quire.torch: operators that torch.compile, torch.export and opcheck take. CPU here; test_graphs.py has a GPU's."""
 
+import numpy as np
 import pytest
 from dense import make_job
 
@@ -109,3 +110,18 @@ def test_gradients_are_refused_not_dropped():
         ops.attend(q.float().requires_grad_(), rest[0].float(), rest[1].float(), *rest[2:])
     with torch.no_grad():
         ops.attend(q.float().requires_grad_(), rest[0].float(), rest[1].float(), *rest[2:])
+
+
+@pytest.mark.parametrize("kv", ["f32", "f16", "bf16", "fp8_e4m3fn", "fp8_e5m2"])
+@pytest.mark.parametrize("layout", ["nhd", "hnd", "packed"])
+def test_a_case_as_tensors_has_the_same_bits_and_memory(kv, layout):
+    query = "bf16" if kv.startswith("fp8") else kv
+    case = quire.make_case(f"q={query} kv={kv} heads=4:2 d=64 page=16 layout={layout} reqs=3@20,1@9 seed=1")
+    q, k, v = (ops.as_tensor(x) for x in (case.batch.query, case.cache.k, case.cache.v))
+    loc, lens, table = (ops.as_tensor(x) for x in (case.batch.query_start_loc, case.batch.seq_lens, case.batch.block_table))
+    assert str(k.dtype) == "torch." + np.asarray(case.cache.k).dtype.name
+    assert k.data_ptr() == quire.KVCache(k, v, layout).k.data_ptr() == np.asarray(case.cache.k).__array_interface__["data"][0]
+    out = quire.attend(quire.Batch(query=q, query_start_loc=loc, seq_lens=lens, block_table=table), quire.KVCache(k, v, layout), case.options)
+    expected = quire.attend(case.batch, case.cache, case.options)
+    assert torch.equal(out, ops.as_tensor(expected))
+    assert ops.as_tensor(out) is out

@@ -134,8 +134,8 @@ Status BoundAttend::run(const Batch& batch, const KVCache& cache, const Options&
   if (!same_call(batch, cache, options)) return other_call(pairs);
   const gpu::Vendor* vendor = attention::vendor_of(batch.query.memory);
   if (vendor == nullptr) return attend(plan_, batch, cache, options, workspace, attend_options);
-  const bool sound = workspace.size() >= workspace_bytes_ && reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 == 0 &&
-                     plainly_sound(pairs, workspace);
+  const bool sound = workspace.size() >= workspace_bytes_ && workspace.data() != nullptr &&
+                     reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 == 0 && plainly_sound(pairs, workspace);
   if (!sound) return attend(plan_, batch, cache, options, workspace, attend_options);  // it has the words, or finds it sound
   return gpu::attend_admitted(*vendor, plan_, batch, cache, options, workspace, attend_options);
 }

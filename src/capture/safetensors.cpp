@@ -300,7 +300,8 @@ Result<std::uint64_t> parse_header_length(std::span<const std::byte> prefix, std
   }
   std::uint64_t length = 0;
   for (std::size_t i = kLengthBytes; i-- > 0;) length = length << 8 | std::to_integer<std::uint64_t>(prefix[i]);
-  if (length > kMaxHeaderBytes) return broken(formatted("header length {}: expected at most {}; this is not a safetensors file", length, kMaxHeaderBytes));
+  if (length > kMaxHeaderBytes)
+    return broken(formatted("header length {}: expected at most {}; this is not a safetensors file", length, kMaxHeaderBytes));
   if (length > file_size - kLengthBytes) {
     return broken(formatted("header length {}: the file has only {} bytes after the length (truncated?)", length,
                             file_size - kLengthBytes));

@@ -215,7 +215,8 @@ void m20_cache_dtype(Context& c, DType row_dtype) {
   c.report.add(M20, "cache.k", {}, quoted_dtype(dtype),
                formatted("{}f16, bf16 or an fp8 format{}", f32_too ? "f32, " : "",
                          row_known && dtype == DType::f32 && !f32_too
-                             ? formatted("; f32 needs {} of f32, which is {}", c.batch.query.present() ? "a query" : "a key", name(row_dtype))
+                             ? formatted("; f32 needs {} of f32, which is {}", c.batch.query.present() ? "a query" : "a key",
+                                         name(row_dtype))
                              : ""));
 }
 

@@ -44,10 +44,11 @@ std::string device_line(const Device& d) {
 
 /// What the chosen kernel has that a later row of the table has not.
 std::string_view why_first(std::string_view chosen) {
-  if (chosen == "cpu_amx" || chosen == "cuda_sm90" || chosen == "cuda_mma" || chosen == "hip_matrix")
-    return "it multiplies on matrix units";
+  if (chosen == "cuda_sm90") return "it is made for Hopper (copies by TMA, products by wgmma)";
+  if (chosen == "cpu_amx" || chosen == "cuda_mma" || chosen == "hip_matrix") return "it multiplies on matrix units";
   if (chosen == "cpu_avx512bf16") return "its dot products take pairs of bf16";
-  return "its vectors are wider";
+  if (chosen == "cpu_avx512" || chosen == "cpu_avx2" || chosen == "cpu_neon") return "its vectors are wider";
+  return "its row comes first in the table";
 }
 
 /// Every reason for not using a row; a row that could have served is told which one came first.

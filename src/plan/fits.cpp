@@ -61,8 +61,10 @@ Status lengths_within(const Plan& plan, const Batch& batch) {
 Status workspace_fits(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
                       std::span<const std::byte> workspace) {
   if (workspace.size() < workspace_bytes(plan))
-    return {Code::invalid_argument,
-            formatted("attend: workspace has {} bytes, the plan needs {}", workspace.size(), workspace_bytes(plan))};
+    return {Code::invalid_argument, formatted("attend: workspace has {} bytes, the plan needs {} (workspace_bytes(plan))",
+                                              workspace.size(), workspace_bytes(plan))};
+  if (workspace.data() == nullptr && workspace_bytes(plan) > 0)
+    return {Code::invalid_argument, formatted("attend: workspace is null, expected {} bytes", workspace_bytes(plan))};
   if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 != 0)
     return {Code::invalid_argument, "attend: workspace is not aligned to 64 bytes"};
   return check_workspace(batch, cache, options, workspace).status();

@@ -148,10 +148,12 @@ void add_cache_cases(Cases& cases) {
       }));
   cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype i32, expected f32, f16, bf16 or an fp8 format",
                                [](B& b) { b.cache.k.dtype = b.cache.v.dtype = DType::i32; }));
-  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype f32, expected f16, bf16 or an fp8 format; f32 needs a query of f32, which is bf16", [](B& b) {
-    for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.key, &b.batch.value}) t->dtype = DType::bf16;
-    b.depth = Depth::tables;  // the halves of f32 numbers are not meant as bf16
-  }));
+  cases.push_back(broken_batch(
+      "Q-M20", "Q-M20 cache.k: dtype f32, expected f16, bf16 or an fp8 format; f32 needs a query of f32, which is bf16",
+      [](B& b) {
+        for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.key, &b.batch.value}) t->dtype = DType::bf16;
+        b.depth = Depth::tables;  // the halves of f32 numbers are not meant as bf16
+      }));
   cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype f32, expected fp8_e4m3fn as query", [](B& b) {
     ask_in_fp8(b);
     b.cache.k.dtype = b.cache.v.dtype = DType::f32;

@@ -26,7 +26,7 @@ TEST_P(Kernels, Hazard) {
       if (!takes(kernel, line.problem)) continue;
       ++judged;
       const std::vector<std::string> findings = judge(line, attend);
-      EXPECT_TRUE(findings.empty()) << kernel << " " << hazard.name << "\n" << report(line, findings);
+      EXPECT_TRUE(findings.empty()) << kernel << " " << hazard.name << "\n" << report(line, findings, kernel);
     }
   EXPECT_GT(judged, 0) << kernel << " takes no combination of types";
 }

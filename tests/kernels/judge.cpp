@@ -118,8 +118,8 @@ std::vector<std::string> judge(const ProblemLine& line, const Attend& attend) {
   return judge(c.value(), attend);
 }
 
-std::string report(const ProblemLine& line, const std::vector<std::string>& findings) {
-  std::string text = "rerun: quire run '" + to_string(line) + "'";
+std::string report(const ProblemLine& line, const std::vector<std::string>& findings, const std::string& kernel) {
+  std::string text = "rerun: quire run " + (kernel.empty() ? "" : "--kernel " + kernel + " ") + "'" + to_string(line) + "'";
   for (const std::string& finding : findings) text += "\n  " + finding;
   return text;
 }

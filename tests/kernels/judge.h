@@ -110,6 +110,6 @@ std::vector<std::string> judge(const Case& c, const Attend& attend);
 std::vector<std::string> judge(const ProblemLine& line, const Attend& attend);
 
 /// The message of a failing test: what is wrong, and the line that reruns it.
-std::string report(const ProblemLine& line, const std::vector<std::string>& findings);
+std::string report(const ProblemLine& line, const std::vector<std::string>& findings, const std::string& kernel = {});
 
 }  // namespace quire::test

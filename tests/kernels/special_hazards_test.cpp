@@ -33,7 +33,7 @@ TEST_P(SpecialKernels, NoVisibleKeyOnlyMinusInfiniteScores) {
     for (const std::string sinks : {"0", "1"}) {
       const ProblemLine line = line_of(types, "heads=4:2 d=16 page=8 lse=1 reqs=3@20,1@9 sinks=" + sinks);
       const std::vector<std::string> findings = judge_values(only_minus_infinite_scores(make(line)), attend_);
-      EXPECT_TRUE(findings.empty()) << "K_0 = -inf for request 0 of\n" << report(line, findings);
+      EXPECT_TRUE(findings.empty()) << "K_0 = -inf for request 0 of\n" << report(line, findings, GetParam());
     }
 }
 
@@ -45,7 +45,7 @@ TEST_P(SpecialKernels, Fp8Extremes) {
         const ProblemLine line =
             line_of(rest + " kv=" + kv + " layout=" + layout, "heads=4:2 d=32 page=8 lse=1 reqs=5@100,1@300");
         const std::vector<std::string> findings = judge(every_fp8_code(make(line)), attend_);
-        EXPECT_TRUE(findings.empty()) << "every finite code in\n" << report(line, findings);
+        EXPECT_TRUE(findings.empty()) << "every finite code in\n" << report(line, findings, GetParam());
       }
 }
 
@@ -53,7 +53,7 @@ TEST_P(SpecialKernels, StalePagesLeftOfWindow) {
   for (const ProblemLine& taken : stale_page_lines()) {
     const ProblemLine line = as_taken_by(GetParam(), taken);
     const std::vector<std::string> findings = judge(with_stale_pages(make(line)), attend_);
-    EXPECT_TRUE(findings.empty()) << "stale table entries in\n" << report(line, findings);
+    EXPECT_TRUE(findings.empty()) << "stale table entries in\n" << report(line, findings, GetParam());
   }
 }
 
@@ -65,7 +65,7 @@ TEST_P(SpecialKernels, HugeOffsets) {
     const HugeCase huge(make(line));
     ASSERT_TRUE(huge.ok()) << "no address space for a sparse cache";
     const std::vector<std::string> findings = judge_values(huge.view(), attend_);
-    EXPECT_TRUE(findings.empty()) << "pages moved beyond 2^32 elements\n" << report(line, findings);
+    EXPECT_TRUE(findings.empty()) << "pages moved beyond 2^32 elements\n" << report(line, findings, GetParam());
   }
 }
 
@@ -75,7 +75,7 @@ TEST_P(SpecialKernels, ARequestHasTheSameBitsAloneAndInABatch) {
       const ProblemLine line = line_of(combination, shape);
       for (const Attend& attend : {attend_, invariant_}) {
         const std::vector<std::string> findings = judge_alone(make(line), attend);
-        EXPECT_TRUE(findings.empty()) << report(line, findings);
+        EXPECT_TRUE(findings.empty()) << report(line, findings, GetParam());
       }
     }
 }
@@ -85,7 +85,7 @@ TEST_P(SpecialKernels, ChunkingDoesNotChangeBits) {
     for (const char* shape : kInvarianceShapes) {
       const ProblemLine line = line_of(combination, shape);
       const std::vector<std::string> findings = judge_chunked(make(line), invariant_);
-      EXPECT_TRUE(findings.empty()) << report(line, findings);
+      EXPECT_TRUE(findings.empty()) << report(line, findings, GetParam());
     }
 }
 
@@ -93,7 +93,7 @@ TEST_P(SpecialKernels, ChunksOf512DoNotChangeBits) {
   for (const char* shape : kLongPromptShapes) {
     const ProblemLine line = line_of("", shape);
     const std::vector<std::string> findings = judge_chunked(make(line), invariant_);
-    EXPECT_TRUE(findings.empty()) << report(line, findings);
+    EXPECT_TRUE(findings.empty()) << report(line, findings, GetParam());
   }
 }
 
@@ -122,7 +122,7 @@ TEST_P(SpecialKernels, NaNInAVisibleKeyOrValueReachesItsRowsAndNoOthers) {
     const Tensor& cache = in_key ? c.cache.k : c.cache.v;
     semantics::store(cache.data, cache.dtype, ((page * 8 + 50 % 8) * 2 + 1) * 16 + 3, std::nanf(""));
     const std::vector<std::string> findings = judge_values(c, attend_);
-    EXPECT_TRUE(findings.empty()) << "NaN in a " << (in_key ? "key" : "value") << " of\n" << report(line, findings);
+    EXPECT_TRUE(findings.empty()) << "NaN in a " << (in_key ? "key" : "value") << " of\n" << report(line, findings, GetParam());
   }
 }
 
@@ -137,7 +137,7 @@ TEST_P(SpecialKernels, ChunkingDoesNotChangeBitsWhereAValueIsNotFinite) {
     const std::int64_t slot = c.cache.layout == CacheLayout::nhd ? (page * 8 + 50 % 8) * 2 + 1 : (page * 2 + 1) * 8 + 50 % 8;
     semantics::store(v.data, v.dtype, slot * 96 + 3, INFINITY);
     const std::vector<std::string> findings = judge_chunked(c, invariant_);
-    EXPECT_TRUE(findings.empty()) << report(line, findings);
+    EXPECT_TRUE(findings.empty()) << report(line, findings, GetParam());
   }
 }
 

@@ -45,5 +45,16 @@ TEST(WorkspaceFits, OnAGpuAddressesAreComparedToo) {
   }
 }
 
+TEST(WorkspaceFits, NoMemoryIsRefusedBeforeAnyKernelRuns) {
+  const Case c = make_case(parse_problem_line("q=bf16 heads=8:2 d=64 page=16 reqs=300@2000,1@70").value()).value();
+  const Result<Plan> planned = plan(problem_of(c.batch, c.cache, c.options), host_device());
+  ASSERT_TRUE(planned.ok()) << planned.status().message();
+  ASSERT_GT(workspace_bytes(planned.value()), 0u);
+  const Status status = plan_detail::workspace_fits(planned.value(), c.batch, c.cache, c.options,
+                                                    {static_cast<std::byte*>(nullptr), workspace_bytes(planned.value())});
+  EXPECT_EQ(status.code(), Code::invalid_argument);
+  EXPECT_THAT(status.message(), testing::HasSubstr("workspace is null"));
+}
+
 }  // namespace
 }  // namespace quire

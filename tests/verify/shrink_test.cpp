@@ -82,5 +82,31 @@ TEST(Shrink, OfAPlantedFaultStillFails) {
   EXPECT_EQ(again->verdict, "fail") << failing.reduced_line;
 }
 
+// A kernel that is right but for the strides of the output, which only the call with gaps shows.
+TEST(Shrink, OfAKernelThatIgnoresStridesIsDoneToo) {
+  Target wrong;
+  wrong.name = "wrong";
+  wrong.attend = [](const Case& c, std::string& kernel) {
+    Case plain{.batch = c.batch, .cache = c.cache, .options = c.options};
+    Tensor& out = plain.batch.output;
+    out = Tensor::contiguous(out.data, out.dtype, out.shape[0], out.shape[1], out.shape[2]);
+    return backend_target("cpu", 1)->attend(plain, kernel);
+  };
+  VerifyOptions options;
+  options.matrices = {};
+  options.lines = {"q=f32 heads=4:2 d=32 page=8 reqs=3@9,1@21 seed=5"};
+  options.power = false;
+  const Result<Verdict> verdict = verify(wrong, options);
+  ASSERT_TRUE(verdict.ok()) << verdict.status().message();
+  ASSERT_EQ(verdict->verdict, "fail");
+  const CaseResult& failing = verdict->cases.at(0);
+  EXPECT_LE(parse(failing.reduced_line).problem.reqs.size(), 1u) << failing.reduced_line;
+  for (const CheckResult& check : failing.checks) {
+    if (check.state != CheckState::fail) continue;
+    EXPECT_EQ(check.check, "strides");
+    EXPECT_NE(check.text.find("in_place"), std::string::npos) << check.text;
+  }
+}
+
 }  // namespace
 }  // namespace quire::conformance

@@ -306,7 +306,7 @@ class Auditor:
         ledger = self.ledgers[layer.group]
         page, offset = divmod(slot, ledger.page_size)
         text = (f"page {page}, offset {offset} (position {int(ledger.position[slot])}), last written in step {step}, has changed, and nobody "
-                f"wrote it; so have {wrong} of {count} slots of the request that were read")  # fmt: skip
+                f"wrote it; so have {wrong} of {count} slots that were read")  # fmt: skip
         values = row.float() if row.dtype.is_floating_point else row
         text += "; it holds only zeros now" if not bool((values != 0).any()) else ""
         self.report.alarm(Alarm("memory", self.statement.step, layer.name, request.name, text))
