@@ -99,10 +99,28 @@ std::string named(const Suspicion& s) {
   return formatted("{} ({}){}", s.text, id, s.detail.empty() ? "" : ": " + s.detail);
 }
 
+constexpr std::ptrdiff_t kFew =
+    2;  ///< causes as good as the named one, up to which a reader sees at a glance that there are others
+
+std::ptrdiff_t number_as_good(std::span<const Suspicion> own) {
+  return std::find_if(own.begin() + 1, own.end(), [](const Suspicion& s) { return !s.refutation.empty(); }) - own.begin() - 1;
+}
+
 void add_as_good(std::span<const Suspicion> own, Lines& lines) {
   for (std::size_t i = 1; i < own.size() && own[i].refutation.empty(); ++i)
     lines.add("as good", formatted("{}: {} on this batch", named(own[i]), percent(own[i].explained)));
 }
+
+/// Whether no wrong element is finite.
+bool all_nonfinite(const Localisation& where) {
+  return std::all_of(where.rows.begin(), where.rows.end(),
+                     [](const Compared& row) { return !row.wrong || (row.wrong_dims > 0 && row.nonfinite == row.wrong_dims); });
+}
+
+constexpr const char* kNextAfterNaN =
+    "NaN does not tell a read of what must not be read from a row that was never written; repeat with finite garbage in place of "
+    "NaN "
+    "(poisoned_cache does, in its second run)";
 
 /// Nothing is certain: the likely mechanism, or how little the best one explains.
 void add_uncertain(std::span<const Suspicion> own, Lines& lines) {
@@ -135,6 +153,10 @@ void add_cause(const Part& part, std::span<const Suspicion> own, bool several, L
       formatted("explains {} of the error{}{}", percent(best.explained), best.scope.empty() ? "" : ", in " + best.scope + " only",
                 part.ranking.front().combined ? "; two faults at once, found greedily: the second on top of the first" : ""));
   if (!best.detail.empty()) lines.more(best.detail);
+  const std::ptrdiff_t others = number_as_good(own);
+  if (others > kFew)
+    lines.more(formatted("{} other causes predict the same numbers on this batch; in f32 or with other lengths they may differ",
+                         others));
   add_as_good(own, lines);
   if (!best.next.empty()) lines.add("next", best.next);
 }
@@ -214,6 +236,7 @@ std::string text_of(const Found& found, const Diagnosis& d) {
   for (const Part& part : found.parts) {
     const std::span<const Suspicion> own(d.suspicions.data() + from, part.ranking.size() + 1);
     add_cause(part, own, found.parts.size() > 1, lines);
+    if (!own.front().certain && number_as_good(own) > kFew && all_nonfinite(found.where)) lines.add("next", kNextAfterNaN);
     add_refuted(own, known, lines);
     from += own.size();
   }
