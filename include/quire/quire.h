@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The C interface to Quire: the same pipeline (batch, contract, plan, attention, diagnose) without a C++ type in sight.
+/* The C interface to Quire: check, slot ledger, plan, explain, append, attend, merge, compare, cases and capture files, without a
+ * C++ type in sight. Page pool, bound calls, diagnose, faults, verify, bench and reports are in C++ only.
  *
  * Conventions, true of every function here:
  *  - It returns a quire_code unless stated otherwise; QUIRE_OK is 0. Codes and enumerators keep their numbers for ever.

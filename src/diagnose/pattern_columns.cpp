@@ -12,8 +12,12 @@ namespace {
 
 using fault::Facts;
 
-// A right cell this near its tolerance may belong to a fault that hardly shows there.
+// Error / tolerance. A right cell this near its tolerance may belong to a fault that hardly shows there, so it is weak evidence.
+// Found by trial on the development captures: less makes evidence of right cells weak everywhere, more takes cells in which the
+// fault hardly shows for exceptions to its rule.
 constexpr double kNear = 0.5;
+// Evidence is counted in quarters of a cell, in 8 bits. kQuarters: of a clear cell, one whole. kWeak: of a weak one, a quarter of
+// a clear cell; found by trial likewise.
 constexpr std::uint8_t kWeak = 1;
 constexpr std::uint8_t kQuarters = 4;
 constexpr double kClearColumn = kQuarters;

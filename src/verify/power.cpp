@@ -133,7 +133,8 @@ class Power {
     }
   }
 
-  /// A mutant that only unasked checks or refused cases notice is no survivor: nobody could have asked.
+  /// Sets `asked` and `can_show`. A mutant that only skipped checks or refused cases notice does not count as missed: no check
+  /// that the target was asked, on a case that it served, could have caught the mutant.
   void settle(std::size_t i) {
     MutantResult& r = results_[i];
     const std::string& check = mutants_[i].check;

@@ -158,8 +158,9 @@ struct DecodeWork : DecodeTiles<T, Memory> {
           make_float4(state.max[q], sum_of(sums, me.column(q)), state.max[q + 1], sum_of(sums, me.column(q + 1)));
   }
 
-  /// Whether prepare, for which this waits, found no broken rule. What it says takes a round trip to memory: it is asked before
-  /// work that does not depend on it. Partial results are nobody's business before they are counted.
+  /// Whether prepare found no broken rule; a launch that is alone waits for prepare here (turns.h). Reading the flag takes a
+  /// round trip to memory, so callers read it before work that does not need it. Partial results may be written without asking:
+  /// no block reads a partial result before its part is counted, and is_last_part() reads the flag when it counts.
   __device__ bool is_sound() const {
     if (a.work.turn == gpu::Turn::alone) hopper::wait_for_dependencies();
     return *static_cast<volatile const std::int32_t*>(&a.outcome->broken) == 0;

@@ -392,8 +392,9 @@ struct DecodeTiles {
     if (w.span.any_begin != w.span.full_begin || w.span.any_end != w.span.full_end) set_non_finite_apart(state, w, v, first);
   }
 
-  /// Waits until a stage holds the tile at hand. Where another warpgroup had the tile before it there, that one has to be done
-  /// with it, for a barrier tells a phase from the next and not from the one after.
+  /// Waits until a stage holds the tile at hand. A wait names a phase of a barrier by its parity only, so the phase of two rounds
+  /// ago would pass for the phase of this round. A warpgroup that used the stage itself in the last round cannot be so far ahead.
+  /// If another warpgroup used it, this warpgroup waits first until that one has freed the stage.
   __device__ static void wait_for(hopper::Barrier& full, hopper::Barrier& free, const Ring& ring) {
     if (Memory::kStages % kGroups != 0) hopper::wait(&free, ring.parity() ^ 1);
     hopper::wait(&full, ring.parity());

@@ -16,9 +16,11 @@ using Byte = unsigned char;
 constexpr int kTileKeys = 64;
 constexpr int kPackedKeys = 8;     ///< tokens of a core matrix of packed keys
 constexpr int kPackedValues = 16;  ///< tokens of a row of packed values, at least
-/// Tiles of a share of wide tiles, at least: one warpgroup merges all parts of up to 32 rows, at some 1.5 us a part.
+/// The least number of tiles in a block's share of wide tiles. Smaller shares make more parts, and one warpgroup merges all parts
+/// of up to 32 rows, at some 1.5 us a part (measured on an H200).
 constexpr int kWideShare = 8;
-/// Of narrow tiles: a share may grow by a part in so many to be a whole number of segments (shares.h).
+/// Of narrow tiles: whole_share() (shares.h) may lengthen a share by at most 1 / kWholeShare of its length, 3 %, so that a share
+/// is a whole number of segments, or a segment a whole number of shares.
 constexpr int kWholeShare = 34;
 constexpr int kFewRequests = 64;  ///< that one warp counts
 constexpr int kRowEntries = 960;  ///< of the row of tiles that a block counts in shared memory

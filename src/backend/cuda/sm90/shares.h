@@ -42,10 +42,11 @@ template <bool kSlices>
 struct Places {
   const gpu::AttendArgs& a;
   std::int32_t part_tiles = 0;  ///< tiles from cut to cut; 0: only shares cut
-  std::int32_t of_piece = 0;    ///< that a piece takes beside its tiles
+  std::int32_t of_piece = 0;    ///< places in the row that a piece takes in addition to one for each of its tiles: 0 or 1
 
-  /// Pieces cost about as much as a tile. That evens out blocks that have whole segments; a block that has a few tiles of one
-  /// segment would only have its pieces moved away from where segments begin.
+  /// Starting and ending a piece takes about as long as a tile. Where a block has whole segments, the additional place gives
+  /// blocks with many short segments fewer tiles. Where a segment is spread over blocks, the additional place would only move
+  /// the cuts away from where segments begin, so pieces take none.
   __device__ Places(const gpu::AttendArgs& args, int blocks)
       : a(args),
         part_tiles(kSlices ? a.work.split_keys / kTileKeys : 0),

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whom a kernel waits for, and whom it lets start, by its turn (gpu::Turn; launch.cpp says why they take turns).
 //
-// alone: the kernel waits for prepare where it must, and nobody waits for it in a special way. Otherwise, of first, beside and
-// last: each starts once all blocks of the one ahead of it have, which the first do after they have waited for prepare; so what
-// prepare wrote is there. None waits for the one ahead of it to be complete, but one block of each, at its end: what comes after
-// the last of them comes after all.
+// alone: the kernel waits for prepare where it must, and lets no launch start before all its blocks have ended.
+//
+// first, beside and last are three launches that run at the same time, in this order in the stream. `beside` starts when all
+// blocks of `first` have let it start (launch_dependents), and `last` likewise after `beside`. Blocks of `first` let it start
+// after they have waited for prepare, so `beside` and `last` find what prepare wrote. Block 0 of each launch waits, at its end,
+// until the launch ahead is complete; the other blocks do not wait. So `last` is complete only after `first` and `beside` are,
+// and what follows `last` in the stream follows all three.
 #pragma once
 
 #include "backend/cuda/sm90/hopper.h"
