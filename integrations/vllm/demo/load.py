@@ -23,7 +23,7 @@ from jobs import make_jobs
 from server import Server
 
 _MODEL_LEN = 1024  # tokens; prompts of the kind "too long" have more
-_BLOCKS = 320  # of 16 tokens: a fifth of what the running requests would fill, so that vLLM preempts and evicts
+_BLOCKS = 160  # of 16 tokens: less than the running requests would fill, so that vLLM preempts and evicts
 _KINDS = {"whole": 0.75, "hang up": 0.2, "too long": 0.05}  # what a client does next, by probability
 _GROWTH = 1.05  # of memory from the first to the last third behind the warm-up; allocators round, caches fill
 
