@@ -19,6 +19,12 @@ ATTRIBUTES = (
     "num_padding_rows", "shared_pages", "line",
 )  # fmt: skip
 _COLLECTIONS = (list, tuple, set, frozenset, range)
+_CACHES = ("f32", "f16", "bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz")
+_VALUES = {
+    "query": ("f32", "f16", "bf16", "fp8_e4m3fn"), "kv": _CACHES, "layout": ("nhd", "hnd", "packed"), "index": ("i32", "i64"),
+    "padding": (None, "left", "zero"), "alibi": (False, True), "sinks": (False, True), "lse": (False, True),
+}  # fmt: skip
+"""Attributes with few values: another one would exclude every case without a word."""
 
 
 def type_pairs(given: TypePairs) -> list[tuple[str, str]]:
@@ -43,10 +49,19 @@ def as_function(supports: Any) -> Callable[[dict[str, Any]], bool] | None:
     return lambda attributes: bool(supports(SimpleNamespace(**attributes)))
 
 
+def _check_values(name: str, wanted: Any) -> None:
+    if callable(wanted) or name not in _VALUES:
+        return
+    for value in wanted if isinstance(wanted, _COLLECTIONS) else [wanted]:
+        if value not in _VALUES[name]:
+            raise ArgumentError(f"supports: {name} is never {value!r}; it is one of {', '.join(map(repr, _VALUES[name]))}")
+
+
 def _of_dict(allowed: Mapping[str, Any]) -> Callable[[dict[str, Any]], bool]:
     for name in allowed:
         if name not in ATTRIBUTES:
             raise ArgumentError(f'supports: no attribute is called "{name}"; there are {", ".join(ATTRIBUTES)}')
+        _check_values(name, allowed[name])
 
     def accepts(value: Any, wanted: Any) -> bool:
         if callable(wanted):

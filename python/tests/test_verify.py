@@ -273,3 +273,10 @@ def test_progress_is_one_line_of_a_terminal():
             line.case(3, 9, "hazards " + "x" * 500)
     shown = terminal.getvalue().split("\r\x1b[K")
     assert shown[1].startswith("3 of 9, 0 s: hazards xxx") and len(shown[1]) < 500 and shown[-1] == "" and file.getvalue() == ""
+
+
+def test_supports_refuses_values_that_no_case_has():
+    for supports, text in (({"padding": "refused"}, "padding is never 'refused'; it is one of None, 'left', 'zero'"),
+                           ({"query": ["bf16", "fp16"]}, "query is never 'fp16'")):  # fmt: skip
+        with pytest.raises(quire.ArgumentError, match=text):
+            quire.verify(right, quick=True, power=False, supports=supports)
