@@ -16,7 +16,7 @@ if "QUIRE_VLLM_MODEL" not in os.environ:
 _SESSION = pathlib.Path(__file__).with_name("session.py")
 
 
-def session(folder, mode, environment=None, **given):
+def session(folder, mode, environment=None, /, **given):
     out = folder / f"{mode}-{len(list(folder.iterdir()))}.json"
     command = [sys.executable, str(_SESSION), mode, str(out), *(f"{name}={value}" for name, value in given.items())]
     done = subprocess.run(command, env={**os.environ, **(environment or {})}, capture_output=True, text=True)
