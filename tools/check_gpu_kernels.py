@@ -352,7 +352,7 @@ def hopper_self_test(scratch: Path) -> "list[str]":
     return missed
 
 
-# What the sources of kernel_hashes.py mean by its words.
+# Macros that give the words GLOBAL and CONSTANT of kernel_hashes.py's test sources a meaning for each compiler.
 CUDA_WORDS = "#define GLOBAL __global__\n#define CONSTANT __constant__\n"
 AMD_WORDS = """#define GLOBAL __attribute__((global))
 #define CONSTANT __attribute__((constant)) const

@@ -99,8 +99,8 @@ std::string named(const Suspicion& s) {
   return formatted("{} ({}){}", s.text, id, s.detail.empty() ? "" : ": " + s.detail);
 }
 
-constexpr std::ptrdiff_t kFew =
-    2;  ///< causes as good as the named one, up to which a reader sees at a glance that there are others
+/// Causes as good as the named one, up to which their number is not printed: a reader sees at a glance that there are others.
+constexpr std::ptrdiff_t kFew = 2;
 
 std::ptrdiff_t number_as_good(std::span<const Suspicion> own) {
   return std::find_if(own.begin() + 1, own.end(), [](const Suspicion& s) { return !s.refutation.empty(); }) - own.begin() - 1;
@@ -118,9 +118,8 @@ bool all_nonfinite(const Localisation& where) {
 }
 
 constexpr const char* kNextAfterNaN =
-    "NaN does not tell a read of what must not be read from a row that was never written; repeat with finite garbage in place of "
-    "NaN "
-    "(poisoned_cache does, in its second run)";
+    "NaN does not tell a read of what must not be read from a row that was never written; repeat with finite garbage in place "
+    "of NaN (poisoned_cache does, in its second run)";
 
 /// Nothing is certain: the likely mechanism, or how little the best one explains.
 void add_uncertain(std::span<const Suspicion> own, Lines& lines) {

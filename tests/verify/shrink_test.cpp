@@ -51,6 +51,19 @@ TEST(Shrink, EveryCandidateIsALegalLine) {
     });
 }
 
+/// The case of one line that a wrong target fails, with its smallest line.
+CaseResult failed_case(const Target& wrong, const std::string& line) {
+  VerifyOptions options;
+  options.matrices = {};
+  options.lines = {line};
+  options.power = false;
+  const Result<Verdict> verdict = verify(wrong, options);
+  EXPECT_TRUE(verdict.ok()) << verdict.status().message();
+  if (!verdict.ok()) return {};
+  EXPECT_EQ(verdict->verdict, "fail") << line;
+  return verdict->cases.at(0);
+}
+
 // The whole way: a planted fault, its failing case, the smallest line, and the fault still fails there.
 TEST(Shrink, OfAPlantedFaultStillFails) {
   Target wrong;
@@ -64,22 +77,13 @@ TEST(Shrink, OfAPlantedFaultStillFails) {
     std::string kernel;
     return backend_target("cpu", 1)->attend(c, kernel);
   };
-  VerifyOptions options;
-  options.matrices = {};
-  options.lines = {"q=f16 heads=8:2 d=64 page=16 reqs=20@300,1@50,7@9 window=33 lse=1 seed=5"};
-  options.power = false;
-  const Result<Verdict> verdict = verify(wrong, options);
-  ASSERT_TRUE(verdict.ok()) << verdict.status().message();
-  ASSERT_EQ(verdict->verdict, "fail");
-  const CaseResult& failing = verdict->cases.at(0);
+  const CaseResult failing = failed_case(wrong, "q=f16 heads=8:2 d=64 page=16 reqs=20@300,1@50,7@9 window=33 lse=1 seed=5");
+  ASSERT_FALSE(failing.reduced_line.empty());
   const Problem smallest = parse(failing.reduced_line).problem;
   EXPECT_LE(smallest.num_q_heads * smallest.head_dim, 4) << failing.reduced_line;
   EXPECT_EQ(smallest.reqs.size(), 1u) << failing.reduced_line;
   EXPECT_LE(smallest.max_seq_len(), 4) << failing.reduced_line;
-  options.lines = {failing.reduced_line};
-  const Result<Verdict> again = verify(wrong, options);
-  ASSERT_TRUE(again.ok());
-  EXPECT_EQ(again->verdict, "fail") << failing.reduced_line;
+  failed_case(wrong, failing.reduced_line);
 }
 
 // A kernel that is right but for the strides of the output, which only the call with gaps shows.
@@ -92,14 +96,8 @@ TEST(Shrink, OfAKernelThatIgnoresStridesIsDoneToo) {
     out = Tensor::contiguous(out.data, out.dtype, out.shape[0], out.shape[1], out.shape[2]);
     return backend_target("cpu", 1)->attend(plain, kernel);
   };
-  VerifyOptions options;
-  options.matrices = {};
-  options.lines = {"q=f32 heads=4:2 d=32 page=8 reqs=3@9,1@21 seed=5"};
-  options.power = false;
-  const Result<Verdict> verdict = verify(wrong, options);
-  ASSERT_TRUE(verdict.ok()) << verdict.status().message();
-  ASSERT_EQ(verdict->verdict, "fail");
-  const CaseResult& failing = verdict->cases.at(0);
+  const CaseResult failing = failed_case(wrong, "q=f32 heads=4:2 d=32 page=8 reqs=3@9,1@21 seed=5");
+  ASSERT_FALSE(failing.reduced_line.empty());
   EXPECT_LE(parse(failing.reduced_line).problem.reqs.size(), 1u) << failing.reduced_line;
   for (const CheckResult& check : failing.checks) {
     if (check.state != CheckState::fail) continue;

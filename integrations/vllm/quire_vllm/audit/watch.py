@@ -29,7 +29,7 @@ from quire_vllm.audit.values import Values, not_finite
 
 _ROWS = 2  # rows of each request that a visit at full budget compares with fp64
 _LAYERS_AT_ONCE = 8  # that a step visits within a budget; more make single steps longer, fewer make each visit dearer
-_TABLE_ROWS_AT_ONCE = 8
+_TABLE_ROWS_AT_ONCE = 8  # that a step judges within a budget; fewer make each dearer, because the tables are read for them
 _VALUES_EVERY = 4  # steps; a NaN in a cache stays, so that it is seen that much later
 _REPORT_SECONDS = 10.0
 
@@ -154,7 +154,7 @@ class Auditor:
     # Values.
 
     def see_output(self, layer: str, output: torch.Tensor, tables: Tables) -> None:
-        """Of the last layer."""
+        """Keeps whether the last layer's output is finite; other layers' outputs are not looked at."""
         if layer == self._last and self._values_turn:
             begun = self.budget.now()
             self.values.see(output, tables)
@@ -263,7 +263,7 @@ class Auditor:
         elif rows:
             self._waiting.append((layer, call.kv_cache, self._sample("held", layer, call.tables), None))
         self.report.counts["visits"] += 1 if rows else 0
-        self.budget.pay("rows" if self._rows_turn else "memory", begun)
+        self.budget.pay("hunt" if self._hunted else "rows" if self._rows_turn else "memory", begun)
 
     def _judge_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
