@@ -11,6 +11,7 @@ namespace quire::test {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 const char* const kLine = "q=f32 heads=8:2 d=32 page=8 lse=1 reqs=20@30,1@100,7@13,1@41";
 
@@ -44,6 +45,20 @@ TEST(Diagnose, SaysUnknownWhenNoFaultExplainsTheError) {
   EXPECT_GT(d.suspicions.size(), faults().size());
   EXPECT_FALSE(d.observations.empty());
   for (const Suspicion& s : d.suspicions) EXPECT_FALSE(s.refutation.empty()) << s.fault;
+}
+
+// Rows of NaN fit all causes that read what is poisoned, and those that write nothing.
+TEST(Diagnose, SaysHowToTellTheCausesOfNaNApart) {
+  const Diagnosis nan = diagnosed(with_fault("q=bf16 heads=8:2 d=64 page=16 window=64 reqs=3x1@200", "window_ignored"));
+  EXPECT_EQ(nan.verdict, "mechanism likely");
+  EXPECT_THAT(nan.text, HasSubstr("next     NaN does not tell a read of what must not be read"));
+  EXPECT_THAT(diagnosed(with_fault(kLine, "one_query_head_per_group")).text, Not(HasSubstr("NaN does not tell")));
+}
+
+TEST(Diagnose, CountsManyCausesThatPredictTheSame) {
+  const Diagnosis many = diagnosed(with_fault("q=f32 heads=8:2 d=64 page=16 reqs=3x1@200,50@7", "seq_lens_off_by_one"));
+  EXPECT_EQ(many.verdict, "cause found");
+  EXPECT_THAT(many.text, HasSubstr("4 other causes predict the same numbers on this batch"));
 }
 
 TEST(Diagnose, NamesTheRuleOfABrokenBatch) {
