@@ -19,6 +19,7 @@ HIP, GPU = "src/backend/hip/", "src/backend/gpu/"
 ATTEND = "HipAttend.Generic/gfx942_SplitKv:HipAttend.Generic/gfx1100_QueryLongerThanTile:HipAttend.Matrix/gfx942_SplitKv:" \
          "HipAttend.Matrix/gfx1201_QueryLongerThanTile:HipCall.*"
 MOVE = "*HipMove.*"
+STEP = "*HipStep.*"
 REPLAY = "HipReplay.*:HipAttend.Generic/gfx942_PaddedRows"
 MOST_SECONDS = 60
 
@@ -58,6 +59,13 @@ FAULTS = [
     Fault("the wrong kernel for merge", HIP + "vendor.cpp", '"quire_merge", gpu::kMergeThreads', '"quire_append", gpu::kMergeThreads', MOVE),
     Fault("the answer about contents is not cleared", HIP + "vendor.cpp",
           "hip.memcpy(answer.value(), &outcome, sizeof outcome, kHostToDevice)", "kSuccess", MOVE),
+    Fault("a layer prepares, too", HIP + "vendor.cpp", "part != gpu::Part::layer", "true", STEP),
+    Fault("nobody confirms a layer", HIP + "vendor.cpp", "list.prepared && i == 0", "false", STEP),
+    Fault("every list confirms the layer", HIP + "vendor.cpp", "list.prepared && i == 0", "list.prepared", STEP),
+    Fault("a preparation counts as a layer", GPU + "attend.cpp", "part == Part::call ? 1 : 0", "1", STEP),
+    Fault("all permits are alike", GPU + "attend.cpp", "permit_of(lists);", "0 * permit_of(lists);", STEP),
+    Fault("a changed length is told as a broken rule", GPU + "attend.cpp", " && outcome.stale == 0", "", STEP),
+    Fault("unprepared layers are sound", GPU + "resolve.cpp", "outcome.unprepared != 0", "false", STEP),
     Fault("append to the keys alone", GPU + "resolve.cpp", "a.value = rows_of(value);", "a.value = rows_of(key);", MOVE),
     Fault("a host address as device memory", HIP + "runtime.cpp",
           "if (attributes.type != quire::hip::kDeviceMemory && attributes.type != quire::hip::kManagedMemory)", "if (attributes.device < 0)",
