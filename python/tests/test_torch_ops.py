@@ -71,7 +71,7 @@ def test_a_compiled_step_prepares_and_attends():
     job = job_of(dtype="f32")
     q, k, v, starts, lens, table = tensors(job)
     expected = ops.attend(q, k, v, starts, lens, table)
-    workspace = torch.empty(ops.workspace_bytes(q, q, k, v, starts, lens, table), dtype=torch.uint8)
+    workspace = torch.empty(ops.workspace_bytes(q, torch.empty_like(q), k, v, starts, lens, table), dtype=torch.uint8)
 
     def layers(q, k, v, starts, lens, table, workspace):
         ops.prepare(q, k, v, starts, lens, table, workspace=workspace)

@@ -80,8 +80,9 @@ bool has_clusters() {
   return cudaGetDevice(&device) == cudaSuccess && has_dependent_launches(device);
 }
 
-/// One cluster checks this in about the time that a launch takes: a few rounds of its blocks, a round trip to memory each.
-bool is_little(std::int64_t validating) { return validating <= 3 * kCluster; }
+/// One cluster checks this in about the time that a launch takes: a few rounds of its blocks, a microsecond each. Decode on
+/// Hopper, for which nothing is scheduled, has longer: it asks when its first segment is done.
+bool is_little(std::int64_t validating, std::size_t num_lists) { return validating <= (num_lists == 0 ? 8 : 3) * kCluster; }
 
 }  // namespace
 
@@ -96,7 +97,7 @@ cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::Att
   const std::int64_t validating = gpu::validate_blocks(args);
   if (lists.empty() && validating <= kFewBlocks)
     return launch_dependent(prepare_alone_kernel, {1, kThreads, 0}, stream, args, reset);
-  if (is_little(validating) && has_clusters()) {
+  if (is_little(validating, lists.size()) && has_clusters()) {
     const int num_lists = static_cast<int>(lists.size());
     const int blocks = num_lists + static_cast<int>(std::min<std::int64_t>(validating, kCluster - num_lists));
     return launch_dependent(prepare_together_kernel, {blocks, kThreads, 0, blocks}, stream, args,
