@@ -82,8 +82,8 @@ Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const 
 /// Everything that attend() promises holds: prepare() refuses what attend() would refuse on the host; where the device finds a
 /// broken rule, no layer writes a row. attend_status() and the ticket of prepare() tell of it, and rows are counted over all
 /// layers. A layer is refused on the device, and writes no row, if the workspace holds no preparation, or that of another plan,
-/// other addresses or tensors of another alignment; a layer that finds other lengths than prepare() did breaks the step, after
-/// the fact. attend_status() and the layer's ticket tell of both: kTicketNotPrepared. Both calls may be captured in one graph, or
+/// other addresses or tensors of another alignment; rows of a layer that finds other lengths than prepare() did are wrong.
+/// attend_status() and the layer's ticket tell of both: kTicketNotPrepared. Both calls may be captured in one graph, or
 /// the layers alone: then prepare() comes before each replay.
 ///
 /// On a CPU it checks what attend() would check, and enqueues nothing: layers do all of their work themselves.

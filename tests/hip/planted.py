@@ -64,7 +64,7 @@ FAULTS = [
     Fault("every list confirms the layer", HIP + "vendor.cpp", "list.prepared && i == 0", "list.prepared", STEP),
     Fault("a preparation counts as a layer", GPU + "attend.cpp", "part == Part::call ? 1 : 0", "1", STEP),
     Fault("all permits are alike", GPU + "attend.cpp", "permit_of(lists);", "0 * permit_of(lists);", STEP),
-    Fault("a changed length is told as a broken rule", GPU + "attend.cpp", " && outcome.stale == 0", "", STEP),
+    Fault("changed lengths are sound", GPU + "resolve.cpp", "outcome.stale != 0", "false", STEP),
     Fault("unprepared layers are sound", GPU + "resolve.cpp", "outcome.unprepared != 0", "false", STEP),
     Fault("append to the keys alone", GPU + "resolve.cpp", "a.value = rows_of(value);", "a.value = rows_of(key);", MOVE),
     Fault("a host address as device memory", HIP + "runtime.cpp",

@@ -77,7 +77,7 @@ struct Outcome {
   unsigned long long permit = 0;        ///< layers that bear another one write no row; kRefused if `broken`
   std::int32_t lengths = 0;             ///< their fingerprint; see layer.h
   std::int32_t unprepared = 0;          ///< layers that found another permit and no broken rule
-  std::int32_t stale = 0;               ///< not 0: lengths were no longer those of the preparation
+  std::int32_t stale = 0;               ///< layers that found other lengths than the preparation did
   std::int32_t reserved = 0;
 };
 /// What no AttendArgs::permit is.

@@ -91,7 +91,7 @@ Status judge_earlier(const Unheard& unheard) {
 
 /// What the last call came to. If it is broken the same question is asked on the host, where the answer has words.
 Status explain(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, const Outcome& outcome) {
-  if (outcome.broken != 0 && outcome.stale == 0)
+  if (outcome.broken != 0)
     if (Status s = gpu::why_broken(plan, batch, cache, options); !s.ok()) return s;
   return judge(outcome, plan, batch);
 }

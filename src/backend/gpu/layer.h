@@ -58,8 +58,9 @@ QUIRE_DEVICE void confirm_layer(const AttendArgs& a, int lane) {
   state.outcome.layers += 1;
   state.unheard.heard = 0;
   if (is_refused(a) || lengths == state.outcome.lengths) return;
-  state.outcome.stale = 1;
-  break_call(a, a.ticket | kNotPrepared);
+  // The permit stays: threads that have read it and threads that will must agree, or some wait for the others without end.
+  state.outcome.stale += 1;
+  if (a.ticket_word != nullptr) store_for_host(a.ticket_word, a.ticket | kNotPrepared);
 }
 
 }  // namespace quire::gpu

@@ -19,9 +19,9 @@ QUIRE_DEVICE void note_unheard(CallState& state) {
   } else if (unheard.heard == 0) {
     const bool refused = state.outcome.broken != 0;
     const std::int32_t layers = state.outcome.layers;
-    unheard.refused += (refused ? (layers > 1 ? layers : 1) : 0) + state.outcome.unprepared;
+    unheard.refused += (refused ? (layers > 1 ? layers : 1) : 0) + state.outcome.unprepared + state.outcome.stale;
     const unsigned long long due = state.outcome.rows_due * static_cast<unsigned>(layers);
-    unheard.miscounted += !refused && state.outcome.rows_written != due ? 1 : 0;
+    unheard.miscounted += !refused && state.outcome.stale == 0 && state.outcome.rows_written != due ? 1 : 0;
   }
   unheard.heard = 0;
   unheard.seal = unheard.own_seal();

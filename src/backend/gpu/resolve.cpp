@@ -157,9 +157,10 @@ MergeArgs merge_args(const Tensor& out_a, const Tensor& lse_a, const Tensor& out
 Status judge(const Outcome& outcome, const Plan& plan, const Batch& batch) {
   if (outcome.stale != 0)
     return {Code::invalid_argument,
-            formatted("attend: after {} prepared layers lengths were not those that prepare() had read, so rows of the last are "
-                      "wrong; prepare again whenever query_start_loc, seq_lens or cached_lens change",
-                      outcome.layers)};
+            formatted(
+                "attend: {} of {} prepared layers found other lengths than prepare() did, so their rows are wrong; prepare again "
+                "whenever query_start_loc, seq_lens or cached_lens change",
+                outcome.stale, outcome.layers)};
   if (outcome.unprepared != 0)
     return {Code::invalid_argument,
             formatted("attend: {} prepared layers wrote no row: the workspace was not prepared for this plan, these addresses of "
