@@ -38,7 +38,10 @@ build_wheel() {
   local kind=$1 version=$2 raw=build/wheels-raw/$1-$2 options=(-C cmake.define.QUIRE_CUDA=OFF -C cmake.define.QUIRE_HIP=OFF)
   if [ "$kind" = gpu ]; then
     options=(-C cmake.define.QUIRE_CUDA=ON -C "cmake.define.QUIRE_CUDA_ARCHITECTURES=${QUIRE_CUDA_ARCHITECTURES:-}" -C cmake.define.QUIRE_HIP=ON
-             -C wheel.build-tag=1gpu)
+             -C wheel.build-tag=1gpu
+             # Flags of the dev build: the wheel has the objects that the tests ran, and the compiler cache has them. Debug information of the
+             # host's part is stripped.
+             -C "cmake.define.CMAKE_CUDA_FLAGS_RELEASE=-O2 -g -DNDEBUG")
   fi
   rm -rf "$raw" "$raw-venv"
   "$(python_of "$version")" -m venv "$raw-venv"
