@@ -36,13 +36,19 @@ import types
 NAMES = ("mistral_common", "openai_harmony", "xgrammar", "llguidance", "outlines_core", "tilelang")
 
 
+def any_value(cls, source, handler):
+    from pydantic_core import core_schema
+
+    return core_schema.any_schema()
+
+
 class Stub(types.ModuleType):
     __path__ = []
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        made = type(name, (), {"__module__": self.__name__})
+        made = type(name, (), {"__module__": self.__name__, "__get_pydantic_core_schema__": classmethod(any_value)})
         setattr(self, name, made)
         return made
 

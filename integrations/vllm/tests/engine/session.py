@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import random
 import sys
 import time
 import traceback
@@ -92,6 +93,48 @@ def _abort_some(engine: Any, texts: list[str]) -> int:
     return done
 
 
+def clean(given: dict[str, str]) -> dict[str, Any]:
+    """``minutes`` of requests without a planted fault, an equal part of them at each of the ``budgets``; what the audit saw in each part."""
+    import dataclasses
+
+    from quire_vllm import settings
+    from quire_vllm.audit import hooks
+    from quire_vllm.audit.watch import Auditor
+
+    sizes = {"max_num_batched_tokens": 128, "max_num_seqs": 8, "max_model_len": 512}
+    engine = make_engine(**{"enable_prefix_caching": True, **sizes, **_options(given)})
+    budgets, found = given["budgets"].split(","), {}
+    for budget in budgets:
+        engine.reset_prefix_cache()  # a new ledger does not know who wrote it
+        chosen = dataclasses.replace(settings.read({**os.environ, "QUIRE_AUDIT_BUDGET": budget}), folder=f"{given['folder']}/{budget}")
+        hooks._state["auditor"], hooks._state["plant"] = Auditor(chosen), None
+        hooks._state.pop("tables", None)
+        done = _serve(engine.llm_engine, 60 * float(given["minutes"]) / len(budgets), int(given.get("streams", 4)))
+        found[budget] = {**done, **_audit()}
+        _write(given["out"], found)
+    return found
+
+
+def _serve(core: Any, seconds: float, streams: int) -> dict[str, Any]:
+    """Requests with shared prefixes, ``streams`` at a time, of which one in eight is aborted."""
+    from vllm import SamplingParams
+
+    choose, texts, end, number, aborted, left = random.Random(0), prompts(40, 60, shared=40), time.monotonic() + seconds, 0, 0, {}
+    while time.monotonic() < end or core.has_unfinished_requests():
+        while len(left) < streams and time.monotonic() < end:
+            number += 1
+            left[f"{number}"] = None
+            core.add_request(f"{number}", choose.choice(texts), SamplingParams(temperature=0.0, max_tokens=choose.randint(4, 96), ignore_eos=True))
+        for answer in core.step():
+            if answer.finished:
+                left.pop(answer.request_id, None)
+            elif choose.random() < 1 / 400:  # in each of a request's 50 steps: one request in eight
+                core.abort_request([answer.request_id])
+                left.pop(answer.request_id, None)
+                aborted += 1
+    return {"requests": number, "aborted": aborted, "seconds": seconds}
+
+
 def _options(given: dict[str, str]) -> dict[str, Any]:
     """What LLM() takes, of the arguments."""
     names = ("dtype", "block_size", "kv_cache_dtype", "attention_backend", "num_gpu_blocks_override", "enforce_eager", "max_num_batched_tokens")
@@ -161,7 +204,7 @@ def _fault(engine: Any, name: str, given: dict[str, str]) -> dict[str, Any]:
 def main() -> None:
     mode, out, *rest = sys.argv[1:]
     given = {"out": out, **dict(item.split("=", 1) for item in rest)}
-    result = {"tokens": tokens, "stress": stress, "faults": faults}[mode](given)
+    result = {"tokens": tokens, "stress": stress, "faults": faults, "clean": clean}[mode](given)
     _write(out, result)
 
 
