@@ -164,7 +164,7 @@ def peers_text(case: dict) -> str:
 
 
 def torch_text(line: str, peers: "list[dict]") -> str:
-    """What peers_torch.py measured on this line."""
+    """TFLOP/s of torch by cuDNN and by FlashAttention-2 on this line, from PEERS."""
     found = {row["peer"].split()[-1]: row.get("tflop_per_s") for row in peers if row["line"] == line}
     return " / ".join(f"{found[name]:.0f}" if found.get(name) else "-" for name in ("cudnn", "flash")) if any(found.values()) else "-"
 
