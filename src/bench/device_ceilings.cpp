@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "verify/device_case.h"
+#include "cases/device_case.h"
 
 namespace quire::benchmark {
 namespace {
@@ -34,9 +34,9 @@ Result<double> gflops_of(const device::BenchProbe& probe, bool tensor_cores, voi
 
 Result<Ceilings> measure_device_ceilings(const device::Runtime& runtime, const device::BenchProbe& probe,
                                          const std::vector<std::int64_t>& rungs) {
-  const Result<conformance::DeviceBytes> sink = conformance::DeviceBytes::make(runtime, sizeof(float));
+  const Result<cases::DeviceBytes> sink = cases::DeviceBytes::make(runtime, sizeof(float));
   if (!sink.ok()) return sink.status();
-  const Result<conformance::DeviceBytes> memory = conformance::DeviceBytes::make(runtime, static_cast<std::size_t>(rungs.back()));
+  const Result<cases::DeviceBytes> memory = cases::DeviceBytes::make(runtime, static_cast<std::size_t>(rungs.back()));
   if (!memory.ok()) return memory.status();
   Ceilings c;
   c.threads = kWholeDevice;

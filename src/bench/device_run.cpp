@@ -12,18 +12,18 @@
 #include "bench/report.h"
 #include "bench/statistics.h"
 #include "bench/verified.h"
+#include "cases/chosen_rows.h"
+#include "cases/device_case.h"
 #include "device/staging.h"
 #include "quire/attention.hpp"
 #include "quire/plan.hpp"
 #include "text/formatted.h"
-#include "verify/device_case.h"
-#include "verify/prepare.h"
 
 namespace quire::benchmark {
 namespace {
 
-using conformance::DeviceBytes;
-using conformance::DeviceCase;
+using cases::DeviceBytes;
+using cases::DeviceCase;
 
 constexpr std::size_t kBlocks = 15;
 constexpr std::int64_t kMostCopies = 64, kFewestCalls = 4;  // a graph holds as many calls as there are copies
@@ -242,7 +242,7 @@ BenchResult result_of(DeviceLane& lane, const BenchCaseResult& of, const Expecte
   } else if (!lane.same_bits) {
     r.status = "wrong", r.reason = "the bits of the output changed between blocks";
   } else if (expected != nullptr && !lane.blocks.empty()) {
-    const Comparison comparison = expected->judge(lane.output(), lane.lse(), conformance::rounded_rows(lane.plan, problem));
+    const Comparison comparison = expected->judge(lane.output(), lane.lse(), cases::rounded_rows(lane.plan, problem));
     r.rows_compared = expected->rows();
     r.worst_ratio = comparison.worst_ratio;
     r.status = comparison.ok ? "ok" : "wrong";

@@ -7,7 +7,7 @@
 #include <map>
 #include <random>
 
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "text/formatted.h"
 
 namespace quire::cause {

@@ -7,9 +7,9 @@
 #include <map>
 
 #include "diagnose/common_factor.h"
-#include "diagnose/element.h"
 #include "diagnose/emulate.h"
-#include "diagnose/tolerance.h"
+#include "numerics/element.h"
+#include "numerics/tolerance.h"
 #include "threads/on_threads.h"
 
 namespace quire::cause {
@@ -146,7 +146,10 @@ class Trial {
       cell.on_scores.add(error, steeper[Facts::at(d)]);
       const std::int64_t e = cell.plain->reference_row * f_.head_dim + d;
       const double tolerance = numerics::output_tolerance(plain_.reference, cell.plain->reference_row, e, type);
-      off += judge(emulated_value, plain_.reference.out[Facts::at(e)], tolerance, type.overflow) != ElementVerdict::fine ? 1 : 0;
+      off += numerics::judge(emulated_value, plain_.reference.out[Facts::at(e)], tolerance, type.overflow) !=
+                     numerics::ElementVerdict::fine
+                 ? 1
+                 : 0;
     }
     if (expected > 0) cell.size = std::sqrt(observed / expected);
     cell.on_output.noise = cell.on_scores.noise = expected;

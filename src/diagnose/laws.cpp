@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "text/formatted.h"
 #include "threads/on_threads.h"
 

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cases/chosen_rows.h"
 #include "text/formatted.h"
 #include "verify/judge.h"
 #include "verify/smallest.h"
@@ -134,7 +135,7 @@ class Soak {
     }
     Prepared p = shared;  // the tolerance is the target's own
     if (const RoundedRows rounded = rounded_rows_of(target))
-      allow_rounded_rows(p.expected, p.c.batch.query.dtype, rounded(p.c), p.tokens);
+      cases::allow_rounded_rows(p.expected, p.c.batch.query.dtype, rounded(p.c), p.tokens);
     const CaseResult r = judge(target, p, asked_checks(target, {}));
     SoakCounts& counts = state_.counts[i];
     ++counts.cases;

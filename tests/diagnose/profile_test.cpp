@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "diagnose/emulate.h"
-#include "diagnose/tolerance.h"
 #include "diagnose/written_by.h"
+#include "numerics/tolerance.h"
 
 namespace quire::test {
 namespace {

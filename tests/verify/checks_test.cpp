@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 
+#include "cases/chosen_rows.h"
 #include "quire/faults.hpp"
 #include "verify/guarded.h"
 #include "verify/judge.h"
@@ -263,8 +264,8 @@ TEST(Checks, ThePlanForTheSameBitsIsJudgedByItsValues) {
 // A sample of the rows is compared; every row must be written and finite all the same.
 TEST(Samples, AreStratifiedAndNameRealRows) {
   const Problem p = parse_problem_line("q=f32 heads=1 d=1 page=32 reqs=880@430,1@929,539@613").value().problem;
-  EXPECT_TRUE(choose_rows(p, 1'000'000'000, 1).empty()) << "all rows";
-  const std::vector<std::int64_t> rows = choose_rows(p, 100'000, 1);
+  EXPECT_TRUE(cases::choose_rows(p, 1'000'000'000, 1).empty()) << "all rows";
+  const std::vector<std::int64_t> rows = cases::choose_rows(p, 100'000, 1);
   EXPECT_TRUE(std::is_sorted(rows.begin(), rows.end()));
   EXPECT_LT(rows.size(), 400u);
   for (const std::int64_t row : {0, 1, 879, 880, 881, 882, 1419, 63, 64, 17, 18, 49, 50})

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "verify/device_case.h"
-#include "text/formatted.h"
+// See device_case.h.
+#include "cases/device_case.h"
 
 #include <algorithm>
 
 #include "device/staging.h"
+#include "text/formatted.h"
 
-namespace quire::conformance {
+namespace quire::cases {
 namespace {
 
 // On both sides of every tensor, and a multiple of every alignment that kernels ask for.
@@ -89,4 +90,4 @@ Status DeviceCase::download(const Case& c) const {
   return fetch(batch_.lse, c.batch.lse);
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::cases

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "diagnose/element.h"
-#include "diagnose/tolerance.h"
+#include "numerics/element.h"
+#include "numerics/tolerance.h"
 #include "quire/diagnose.hpp"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
@@ -12,8 +12,8 @@
 namespace quire {
 namespace {
 
-using cause::ElementVerdict;
-using cause::judge;
+using numerics::ElementVerdict;
+using numerics::judge;
 
 constexpr std::size_t kListed = 16;
 

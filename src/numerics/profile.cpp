@@ -2,7 +2,7 @@
 // Numerics profiles: their words, and what they cost (numerics.md, "Profiles").
 #include <array>
 
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "text/formatted.h"
 
 namespace quire {

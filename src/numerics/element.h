@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-namespace quire::cause {
+namespace quire::numerics {
 
 enum class ElementVerdict { fine, over_tolerance, wrong_class };
 
@@ -21,4 +21,4 @@ inline ElementVerdict judge(double observed, double expected, double tolerance, 
   return std::fabs(observed - expected) <= tolerance ? ElementVerdict::fine : ElementVerdict::over_tolerance;
 }
 
-}  // namespace quire::cause
+}  // namespace quire::numerics

@@ -8,7 +8,7 @@
 #include "device/runtime.h"
 #include "quire/capture.hpp"
 
-namespace quire::conformance {
+namespace quire::cases {
 
 /// One allocation, freed with it.
 class DeviceBytes {
@@ -48,4 +48,4 @@ class DeviceCase {
   std::vector<DeviceBytes> bytes_;
 };
 
-}  // namespace quire::conformance
+}  // namespace quire::cases

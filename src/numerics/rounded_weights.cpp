@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tolerance for kernels that keep softmax weights in 16 bits (numerics.md, "Rounded weights").
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 
 namespace quire {
 
