@@ -33,7 +33,7 @@ math(EXPR rest "${at} + ${skip}")
 string(SUBSTRING "${page}" 0 ${at} before)
 string(SUBSTRING "${page}" ${rest} -1 after)
 file(WRITE ${OUTPUT} "// Made by cmake/embed_page.cmake from src/report/page.
-#include \"report/page.h\"
+#include \"report/html/page.h\"
 
 namespace quire::report {
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 
 #include "diagnose/common_factor.h"
@@ -254,6 +255,19 @@ Result<std::optional<NumericsProfile>> find_profile(const Facts& facts, const Ob
     least = unlike - (right ? kClearlyLess : 0);
   }
   return best;
+}
+
+double least_factor(const Reference& expected) {
+  const numerics::OutputType type = numerics::output_type(expected.output);
+  double least = std::numeric_limits<double>::infinity();
+  for (std::int64_t row = 0; row < expected.num_tokens * expected.num_q_heads; ++row) {
+    const numerics::RowErrors errors = numerics::row_errors(expected, row);
+    for (std::int64_t i = row * expected.head_dim; i < (row + 1) * expected.head_dim; ++i) {
+      const double out = std::fabs(expected.out[static_cast<std::size_t>(i)]);
+      if (out > 0) least = std::min(least, numerics::output_tolerance(expected, errors, i, type) / out);
+    }
+  }
+  return least;
 }
 
 }  // namespace quire::cause

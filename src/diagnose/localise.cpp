@@ -10,7 +10,6 @@
 #include <set>
 
 #include "diagnose/find_profile.h"
-#include "diagnose/profile_report.h"
 #include "numerics/element.h"
 #include "numerics/tolerance.h"
 #include "threads/on_threads.h"

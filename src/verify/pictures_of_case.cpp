@@ -2,13 +2,9 @@
 // See pictures_of_case.h.
 #include "verify/pictures_of_case.h"
 
-#include <nlohmann/json.hpp>
-
-#include "report/pictures.h"
-
 namespace quire::conformance {
 
-std::string pictures_of_failure(const Target& target, const Prepared& p) {
+report::SharedPictures pictures_of_failure(const Target& target, const Prepared& p) {
   Judge again(target, p, {"values"});
   again.on_zeros();
   if (again.refused()) return {};
@@ -16,7 +12,7 @@ std::string pictures_of_failure(const Target& target, const Prepared& p) {
   json["error"] = report::error_picture(again.output(), {}, p.expected, p.c.batch, p.tokens);
   if (!p.sparse) json["pages"] = report::page_picture(p.c.batch, p.c.cache, p.c.options);
   json["rows"] = report::rows_picture(p.entry.line.problem, again.result().kernel);
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return std::make_shared<const report::Pictures>(report::Pictures{std::move(json)});
 }
 
 }  // namespace quire::conformance

@@ -30,7 +30,4 @@ struct PowerOptions {
 /// One result per fault, in the order of the catalogue. Empty if stopped.
 std::vector<MutantResult> measure_power(std::vector<PowerCase> cases, const PowerOptions& options);
 
-/// Which of the results count against the suite: faults that move an element of a case that was asked, and that nobody noticed.
-bool survived(const MutantResult& m);
-
 }  // namespace quire::conformance

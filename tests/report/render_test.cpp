@@ -9,7 +9,7 @@
 #include <string>
 
 #include "quire/report.hpp"
-#include "report/page.h"
+#include "report/html/page.h"
 
 namespace quire::test {
 namespace {

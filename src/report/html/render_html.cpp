@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the JSON of a verdict, a diagnosis or a bench run to a page: checks that it is one, and embeds it so that no text in it
-// can end the data block or begin a tag.
+// From the JSON of a verdict, a diagnosis or a bench run to a page: text from a file is checked, values of this process are not.
+// They are embedded so that no text in them can end the data block or begin a tag.
 #include <algorithm>
 #include <new>
 #include <nlohmann/json.hpp>
 
 #include "quire/report.hpp"
-#include "report/page.h"
+#include "report/html/page.h"
+#include "report/json/json.h"
 #include "text/formatted.h"
 
 namespace quire {
@@ -57,6 +58,13 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
+std::string page_with(const json& document) {
+  std::string page(report::page_before_data());
+  page += escaped(document.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace));
+  page += report::page_after_data();
+  return page;
+}
+
 Status not_a_report(const json& document) {
   std::string found = "an object without such a key";
   if (!document.is_object()) found = formatted("a JSON {}", document.type_name());
@@ -74,13 +82,16 @@ Result<std::string> render(std::string_view text) {
   for (const Schema& schema : kSchemas)
     known = known || (document.is_object() && document.value(schema.key, json()) == schema.version);
   if (!known) return not_a_report(document);
-  std::string page(report::page_before_data());
-  page += escaped(document.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace));
-  page += report::page_after_data();
-  return page;
+  return page_with(document);
 }
 
 }  // namespace
+
+std::string report::page_of(const Json& document) { return page_with(json(document)); }  // keys are sorted then
+
+std::string to_html(const Diagnosis& diagnosis) { return report::page_of(report::json_of(diagnosis)); }
+std::string to_html(const Verdict& verdict) { return report::page_of(report::json_of(verdict)); }
+std::string to_html(const BenchReport& measured) { return report::page_of(report::json_of(measured)); }
 
 Result<std::string> render_html(std::string_view json_text) {
   try {

@@ -1,26 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The report as JSON: everything that was measured, with what is needed to judge it. bench.md lists the keys.
-#include <chrono>
-#include <ctime>
+#include <utility>
 
-#include <nlohmann/json.hpp>
+#include "quire/report.hpp"
+#include "report/json/json.h"
 
-#include "bench/busy.h"
-#include "bench/report.h"
-
-namespace quire::benchmark {
+namespace quire::report {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-std::string utc_now() {
-  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
 
 Json machine_json(const BenchMachine& m) {
   return {{"cpu", m.cpu},           {"features", m.features}, {"cores", m.cores},      {"l1_bytes", m.l1_bytes},
@@ -57,13 +43,13 @@ Json result_json(const BenchResult& r) {
   return {{"asked_kernel", r.variant.kernel},
           {"threads", r.variant.threads},
           {"batch_invariant", r.variant.batch_invariant},
-          {"status", r.status},
+          {"status", name(r.status)},
           {"reason", r.reason},
           {"kernel", r.kernel},
           {"plan", r.plan},
           {"plan_seconds", r.plan_seconds},
           {"seconds", interval_json(r.seconds)},
-          {"clock", r.clock},
+          {"clock", name(r.clock)},
           {"calls", r.calls},
           {"disturbed", r.disturbed},
           {"block_seconds", r.block_seconds},
@@ -77,7 +63,7 @@ Json result_json(const BenchResult& r) {
           {"worst_ratio", r.worst_ratio}};
 }
 
-Json case_json(const BenchCaseResult& c) {
+Json bench_case_json(const BenchCaseResult& c) {
   Json results = Json::array();
   for (const BenchResult& r : c.results) results.push_back(result_json(r));
   return {{"name", c.name},
@@ -93,21 +79,46 @@ Json case_json(const BenchCaseResult& c) {
 
 }  // namespace
 
-std::string json_of(const BenchReport& report, const BenchOptions& options) {
+Json json_of(const BenchReport& report) {
   Json cases = Json::array();
-  for (const BenchCaseResult& c : report.cases) cases.push_back(case_json(c));
-  const Json json = {{"schema", "quire.bench/1"},
-                     {"quire_bench", 1},
-                     {"ok", report.ok},
-                     {"version", QUIRE_VERSION},
-                     {"commit", options.commit},
-                     {"date", utc_now()},
-                     {"seconds_per_result", options.seconds},
-                     {"busy", busy_text(report.ceilings, report.cases)},
-                     {"machine", machine_json(report.machine)},
-                     {"ceilings", ceilings_json(report.ceilings)},
-                     {"cases", std::move(cases)}};
-  return json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+  for (const BenchCaseResult& c : report.cases) cases.push_back(bench_case_json(c));
+  return {{"schema", "quire.bench/1"},
+          {"quire_bench", 1},
+          {"ok", report.ok},
+          {"version", QUIRE_VERSION},
+          {"commit", report.commit},
+          {"date", report.date},
+          {"seconds_per_result", report.seconds_per_result},
+          {"busy", report.busy},
+          {"machine", machine_json(report.machine)},
+          {"ceilings", ceilings_json(report.ceilings)},
+          {"cases", std::move(cases)}};
 }
 
-}  // namespace quire::benchmark
+Json json_of(const BenchComparison& comparison) {
+  Json changes = Json::array();
+  for (const BenchChange& c : comparison.changes)
+    changes.push_back({{"name", c.name},
+                       {"line", c.line},
+                       {"asked_kernel", c.variant.kernel},
+                       {"threads", c.variant.threads},
+                       {"batch_invariant", c.variant.batch_invariant},
+                       {"ratio", c.ratio},
+                       {"low", c.low},
+                       {"high", c.high},
+                       {"verdict", name(c.verdict)},
+                       {"reason", c.reason}});
+  return {{"schema", "quire.bench_compare/1"},
+          {"changes", std::move(changes)},
+          {"only_old", comparison.only_old},
+          {"only_new", comparison.only_new}};
+}
+
+}  // namespace quire::report
+
+namespace quire {
+
+std::string to_json(const BenchReport& report) { return report::printed(report::json_of(report)); }
+std::string to_json(const BenchComparison& comparison) { return report::printed(report::json_of(comparison)); }
+
+}  // namespace quire
