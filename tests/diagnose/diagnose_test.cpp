@@ -115,7 +115,7 @@ TEST(Diagnose, WritesJsonThatSaysTheSame) {
   const Diagnosis d = diagnosed(with_fault(kLine, "scale_from_query_heads"));
   const nlohmann::json json = nlohmann::json::parse(to_json(d));
   EXPECT_EQ(json["quire_diagnose"], 2);
-  EXPECT_EQ(json["verdict"], d.verdict);
+  EXPECT_EQ(json["verdict"], name(d.verdict));
   EXPECT_EQ(json["suspicions"].size(), d.suspicions.size());
   EXPECT_EQ(json["suspicions"][0]["fault"], d.suspicions[0].fault);
   EXPECT_TRUE(json["pictures"].contains("error"));
