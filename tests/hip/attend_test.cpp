@@ -78,9 +78,9 @@ TEST(HipCall, BrokenBatchesAreReportedAndLeaveTheOutputAsItWas) {
 struct Replayed {
   Case c =
       make_case(parse_problem_line("q=bf16 kv=bf16 heads=4:2 d=64 page=16 reqs=3@20,1@70,2x0 lse=1 pad=2:zero").value()).value();
-  conformance::DeviceCase there = conformance::DeviceCase::upload(c, Memory::hip).value();
+  cases::DeviceCase there = cases::DeviceCase::upload(c, Memory::hip).value();
   Plan planned = plan(there.batch(), there.cache(), there.options()).value();
-  conformance::DeviceBytes memory = there.poisoned(workspace_bytes(planned)).value();
+  cases::DeviceBytes memory = there.poisoned(workspace_bytes(planned)).value();
   std::span<std::byte> workspace{memory.data(), workspace_bytes(planned)};
   std::int32_t right = static_cast<const std::int32_t*>(c.batch.block_table.data)[0];
 
@@ -373,7 +373,7 @@ TEST(HipCall, GoesToTheDeviceOfItsTensors) {
   const Result<Reference> expected = reference(c.batch, c.cache, c.options);
   ASSERT_TRUE(expected.ok());
   set_fake_device(1);
-  const auto there = conformance::DeviceCase::upload(c, Memory::hip);
+  const auto there = cases::DeviceCase::upload(c, Memory::hip);
   ASSERT_TRUE(there.ok());
   const Result<Plan> planned = plan(there->batch(), there->cache(), there->options());
   ASSERT_TRUE(planned.ok()) << planned.status().message();
@@ -397,7 +397,7 @@ TEST(HipCall, AWorkspaceThatSharesMemoryWithATensorIsRefused) {
   ASSERT_FALSE(gpu_devices().empty());
   set_fake_device(0);
   const Case c = make_case(parse_problem_line("q=bf16 kv=bf16 heads=4:2 d=64 page=16 reqs=3@20,1@70 lse=1").value()).value();
-  const auto there = conformance::DeviceCase::upload(c, Memory::hip);
+  const auto there = cases::DeviceCase::upload(c, Memory::hip);
   ASSERT_TRUE(there.ok());
   const Result<Plan> planned = plan(there->batch(), there->cache(), there->options());
   ASSERT_TRUE(planned.ok()) << planned.status().message();
@@ -418,7 +418,7 @@ TEST(HipCall, PlansOfOtherMemoriesAreRefused) {
   const Case c = make_case(parse_problem_line("q=f16 kv=f16 heads=2:1 d=64 page=16 reqs=1@5").value()).value();
   ASSERT_FALSE(gpu_devices().empty());
   set_fake_device(0);
-  const auto there = conformance::DeviceCase::upload(c, Memory::hip);
+  const auto there = cases::DeviceCase::upload(c, Memory::hip);
   ASSERT_TRUE(there.ok());
   std::vector<std::byte> none;
   const Result<Plan> here = plan(c.batch, c.cache, c.options);
