@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// See device_run.h.
-#include "bench/device_run.h"
+// bench() on a GPU: every case on the device, its variants in turns, as a replayed graph of calls.
 
 #include <algorithm>
 #include <cstring>
 
 #include "bench/ceilings/measure.h"
-#include "bench/clocks.h"
-#include "bench/device_ceilings.h"
+#include "bench/driver.h"
 #include "bench/floors.h"
-#include "bench/statistics.h"
+#include "bench/timing.h"
 #include "bench/verified.h"
 #include "cases/chosen_rows.h"
 #include "cases/device_case.h"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,9 @@ std::vector<BenchVariant> variants_of(const BenchOptions& options, int cores);
 /// to stop.
 Result<BenchCaseResult> run_case(const Entry& entry, const std::vector<BenchVariant>& variants, const BenchOptions& options,
                                  const std::function<bool(const std::string&)>& say);
+
+/// options.device names a GPU backend. unsupported, with the reason, where there is none.
+Result<BenchReport> run_on_device(std::span<const BenchInput> inputs, const BenchOptions& options);
 
 /// Sets what follows from results and options: ok, commit, date, seconds of a result, and whether the machine was busy.
 void conclude(BenchReport& report, const BenchOptions& options);

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "bench/statistics.h"
+#include "bench/timing.h"
 
 namespace quire::benchmark {
 namespace {

@@ -10,8 +10,8 @@
 #include "cases/chosen_rows.h"
 #include "quire/report.hpp"
 #include "text/formatted.h"
+#include "verify/failure.h"
 #include "verify/judge.h"
-#include "verify/smallest.h"
 #include "verify/soak_files.h"
 #include "verify/supported.h"
 

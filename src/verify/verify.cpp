@@ -12,12 +12,10 @@
 #include "quire/faults.hpp"
 #include "quire/plan.hpp"
 #include "text/formatted.h"
+#include "verify/failure.h"
 #include "verify/judge.h"
-#include "verify/peer.h"
-#include "verify/pictures_of_case.h"
 #include "verify/power.h"
 #include "verify/reach.h"
-#include "verify/smallest.h"
 #include "verify/supported.h"
 
 namespace quire {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Medians and intervals on samples whose answer is known, and how often the interval holds the true median.
-#include "bench/statistics.h"
+#include "bench/timing.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See device_ceilings.h.
-#include "bench/device_ceilings.h"
+// What a GPU reaches: plain reads of several working sets, and multiply-adds in registers.
+#include "bench/ceilings/measure.h"
 
 #include <algorithm>
 
@@ -9,11 +9,11 @@
 namespace quire::benchmark {
 namespace {
 
-constexpr int kTrials = 24;
+constexpr int kDeviceTrials = 24;
 
 /// Seconds of the fastest trial.
 Result<double> best_of(const device::BenchProbe& probe, const std::function<Status(void*)>& enqueue) {
-  const Result<std::vector<double>> seconds = probe.replay_seconds(enqueue, kTrials);
+  const Result<std::vector<double>> seconds = probe.replay_seconds(enqueue, kDeviceTrials);
   if (!seconds.ok()) return seconds.status();
   return *std::min_element(seconds->begin(), seconds->end());
 }

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long something took, and whether the thread had its core for all of that time.
+// How long something took, whether the thread had its core for all of that time, and medians of such times.
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "quire/bench.hpp"
 
 namespace quire::benchmark {
 
@@ -22,5 +25,12 @@ struct Sample {
   bool disturbed = false;  ///< something else ran on one of its cores
 };
 Sample sample_between(const Moment& begin, const Moment& end, std::int64_t calls, int threads);
+
+/// The middle value, or the mean of the two in the middle; 0 for none.
+double median(std::vector<double> values);
+
+/// The median of block medians and its 95 % confidence interval by order statistics: no assumption about how times are
+/// distributed. With fewer than 6 blocks the interval is all that was seen, widened on both sides by its own length.
+Interval interval_of(const std::vector<double>& blocks);
 
 }  // namespace quire::benchmark

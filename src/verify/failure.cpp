@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See smallest.h.
-#include "verify/smallest.h"
+// See failure.h.
+#include "verify/failure.h"
 
 #include "text/formatted.h"
 #include "verify/judge.h"
@@ -23,6 +23,17 @@ Smallest smallest_that_fails(const Target& target, const ProblemLine& line, cons
       shrink(line, [&](const ProblemLine& smaller) { return !finding(smaller).empty(); }, {.seconds = seconds});
   Smallest result{to_string(smallest), finding(smallest)};
   return result.finding.empty() ? Smallest{} : result;  // a call that fails now and then
+}
+
+report::SharedPictures pictures_of_failure(const Target& target, const Prepared& p) {
+  Judge again(target, p, {"values"});
+  again.on_zeros();
+  if (again.refused()) return {};
+  nlohmann::json json;
+  json["error"] = report::error_picture(again.output(), {}, p.expected, p.c.batch, p.tokens);
+  if (!p.sparse) json["pages"] = report::page_picture(p.c.batch, p.c.cache, p.c.options);
+  json["rows"] = report::rows_picture(p.entry.line.problem, again.result().kernel);
+  return std::make_shared<const report::Pictures>(report::Pictures{std::move(json)});
 }
 
 }  // namespace quire::conformance

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a failing case to the smallest problem line on which the same check of the same target fails.
+// What is made of a failing case: the smallest problem line on which the same check of the same target fails, and pictures.
 #pragma once
 
 #include <string>
 
 #include "quire/verify.hpp"
+#include "report/pictures.h"
 #include "verify/prepare.h"
 
 namespace quire::conformance {
@@ -18,5 +19,8 @@ struct Smallest {
 /// `seconds` are spent.
 Smallest smallest_that_fails(const Target& target, const ProblemLine& line, const std::string& check, const Supports& supports,
                              double seconds);
+
+/// Error maps, page map and who served which row. Runs the target once more; null if it refuses then.
+report::SharedPictures pictures_of_failure(const Target& target, const Prepared& p);
 
 }  // namespace quire::conformance
