@@ -242,8 +242,8 @@ def table_of_host(report: dict) -> str:
 
 
 def source(report: dict) -> str:
-    return (f"{report['device']}, {report['date']}, commit {report['commit']}, read ceiling {report['read_tb_per_s']:.2f} TB/s, problem lines "
-            f"`{LINES[0][1].split(' reqs=')[0]} reqs=...` ([{RESULTS.name}](../../bench/results/{RESULTS.name}), `bench/gpu/prepared.py`).")
+    return (f"{report['device']}, {report['date']}, commit {report['commit']}, read ceiling {report['read_tb_per_s']:.2f} TB/s,\nproblem lines "
+            f"`{LINES[0][1].split(' reqs=')[0]} reqs=...`\n([{RESULTS.name}](../../bench/results/{RESULTS.name}), `bench/gpu/prepared.py`).")
 
 
 def compare_pages(update: bool) -> int:
