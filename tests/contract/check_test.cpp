@@ -17,6 +17,7 @@ namespace quire::testing {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::UnorderedElementsAre;
 using ::testing::StartsWith;
 
 std::vector<std::string> ids(const Findings& findings) {
@@ -79,6 +80,17 @@ TEST(Padding, DoesNotHideHalves) {
   b.query_start_loc = {0, 0, 3, 0, 4};
   b.batch.padding = Padding::left;
   EXPECT_THAT(ids(b.check()), ElementsAre("Q-T05"));
+}
+
+/// Q-T05 of a table is a guess: a page id that is wrong in any case is told as well.
+TEST(Halves, OfATableDoNotHideAWrongPage) {
+  SmallBatch b;
+  b.options.sliding_window.reset();
+  for (std::size_t column = 0; column < 6; ++column)
+    for (std::size_t r = 0; r < 4; ++r) b.block_table[r * 6 + column] = column % 2 == 0 ? 4 : 0;
+  EXPECT_THAT(ids(b.check()), ElementsAre("Q-T05"));
+  b.block_table[1 * 6 + 2] = 1 << 20;
+  EXPECT_THAT(ids(b.check()), UnorderedElementsAre("Q-T05", "Q-T03"));
 }
 
 // --- the failing batch of a well-known bug report -----------------------------------------------------------------------
