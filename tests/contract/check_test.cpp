@@ -17,8 +17,8 @@ namespace quire::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::UnorderedElementsAre;
 using ::testing::StartsWith;
+using ::testing::UnorderedElementsAre;
 
 std::vector<std::string> ids(const Findings& findings) {
   std::vector<std::string> all;
