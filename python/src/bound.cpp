@@ -105,10 +105,10 @@ void run(const Run& how, const Layer& layer, const quire::KVCache& c, const quir
   quire::AttendOptions options{.stream = stream_for(how.stream, layer.batch.query)};
   const Wait wait = wait_of(how.wait, Wait::no, "wait", memory, options.stream);
   raise_if_broken(memory, options.stream);
-  ArrayRef own;
+  DeviceWorkspace own;
   if (how.workspace == nullptr)
     own = device_workspace(layer.batch.query, quire::workspace_bytes(bound.plan()), nb::none(), how.stream);
-  const std::span<std::byte> bytes = bytes_of(how.workspace != nullptr ? *how.workspace : own);
+  const std::span<std::byte> bytes = how.workspace != nullptr ? bytes_of(*how.workspace) : own.bytes;
   if (wait == Wait::no)
     options.ticket =
         how.remember ? defer(b, c, o, std::shared_ptr<const Plan>(how.bound, &bound.plan()), layer.small()) : defer_untold();
@@ -263,6 +263,15 @@ std::int64_t bound_or_zero(const std::optional<std::int64_t>& bound, const char*
   return bound.value_or(0);
 }
 
+/// cached_lens of derive_cached_lens(), beside the others.
+ArrayRef derived_cached_lens(const BatchArrays& batch, nb::handle stream) {
+  const nb::object array = arrays_function("empty_like")(batch.seq_lens.object, stream);
+  ArrayRef made = import_array(array, "cached_lens", Access::write, {}, Role::index);
+  require_ok(
+      quire::derive_cached_lens(batch.query_start_loc.view, batch.seq_lens.view, made.view, stream_for(stream, batch.query)));
+  return made;
+}
+
 /// attend() of arrays, without the objects: what quire.vllm and quire.torch call for each layer.
 nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::handle v, nb::handle query_start_loc,
                          nb::handle seq_lens, nb::handle block_table, const std::string& layout, const std::string& cache_dtype,
@@ -285,7 +294,8 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
   now.batch.query_start_loc = import_index(query_start_loc, "query_start_loc", query);
   now.batch.seq_lens = import_index(seq_lens, "seq_lens", query);
   now.batch.block_table = import_index(block_table, "block_table", query);
-  now.batch.cached_lens = import_index(cached_lens, "cached_lens", query);
+  now.batch.cached_lens = nb::isinstance<nb::str>(cached_lens) ? derived_cached_lens(now.batch, stream)
+                                                               : import_index(cached_lens, "cached_lens", query);
   now.batch.key = import_array(key, "key", Access::read, {}, Role::rows);
   now.batch.value = import_array(value, "value", Access::read, {}, Role::rows);
   now.k = import_array(k, "k", Access::read, cache_dtype, Role::cache);
@@ -391,8 +401,9 @@ void bind_bound(nb::module_& m) {
                 "max_seq_len: int | None = None, stream: typing.Any = None, wait: bool | None = None, remember: bool = True, "
                 "q_scale: typing.Any = None, output_scale: typing.Any = None) -> typing.Any"),
         "attend() of arrays, without objects for them: for quire.vllm and quire.torch. remember=False keeps no reference to "
-        "them, and a "
-        "call that broke is raised without the rule.");
+        "them, and a call that broke is raised without the rule. cached_lens \"decode\", on a CUDA device: seq_len where "
+        "query_len is "
+        "1, else seq_len - query_len.");
 }
 
 }  // namespace quire_python
