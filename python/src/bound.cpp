@@ -23,6 +23,7 @@ using quire::BoundAttend;
 using quire::Code;
 using quire::Memory;
 using quire::Plan;
+using quire::Tensor;
 
 /// Arrays of one layer and what keeps them alive during the call.
 struct Layer {
@@ -263,10 +264,25 @@ std::int64_t bound_or_zero(const std::optional<std::int64_t>& bound, const char*
   return bound.value_or(0);
 }
 
+/// Memory like seq_lens, on the current stream of its library where there is no other.
+ArrayRef like_seq_lens(const ArrayRef& seq_lens, nb::handle stream) {
+  ArrayRef made;
+  made.view = Tensor::contiguous(nullptr, seq_lens.view.dtype, seq_lens.view.rank == 1 ? seq_lens.view.shape[0] : 0);
+  const auto bytes = static_cast<std::size_t>(made.view.shape[0] * quire::itemsize(made.view.dtype));
+  TorchBytes fresh;
+  if (stream.is_none() && seq_lens.torch_data != nullptr) fresh = new_torch_bytes(seq_lens.view.memory, seq_lens.ordinal, bytes);
+  if (!fresh)
+    return import_array(arrays_function("empty_like")(seq_lens.object, stream), "cached_lens", Access::write, {}, Role::index);
+  made.view.data = fresh.data();
+  made.view.memory = seq_lens.view.memory;
+  made.ordinal = seq_lens.ordinal;
+  made.owner = nb::capsule(new TorchBytes(std::move(fresh)), [](void* p) noexcept { delete static_cast<TorchBytes*>(p); });
+  return made;
+}
+
 /// cached_lens of derive_cached_lens(), beside the others.
 ArrayRef derived_cached_lens(const BatchArrays& batch, nb::handle stream) {
-  const nb::object array = arrays_function("empty_like")(batch.seq_lens.object, stream);
-  ArrayRef made = import_array(array, "cached_lens", Access::write, {}, Role::index);
+  ArrayRef made = like_seq_lens(batch.seq_lens, stream);
   require_ok(
       quire::derive_cached_lens(batch.query_start_loc.view, batch.seq_lens.view, made.view, stream_for(stream, batch.query)));
   return made;
