@@ -97,6 +97,17 @@ def index_array(values: Any, name: str, like: Any) -> Any:
     return sys.modules["cupy"].asarray(array) if is_cupy(like) else array
 
 
+def flag_array(values: Any, name: str, like: Any) -> Any:
+    """A list or tuple of True and False as an array where ``like`` is."""
+    for i, value in enumerate(values):
+        if not isinstance(value, (bool, np.bool_)):
+            raise ArgumentError(f"{name}[{i}]: {value!r}, expected True or False")
+    array = np.array(values, dtype=np.bool_)
+    if is_torch(like) and like.device.type != "cpu":
+        return sys.modules["torch"].from_numpy(array).to(like.device)
+    return sys.modules["cupy"].asarray(array) if is_cupy(like) else array
+
+
 def _item(values: Any, index: tuple[int, ...]) -> Any:
     for i in index:
         values = values[i]

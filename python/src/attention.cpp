@@ -43,7 +43,10 @@ SmallArrays small_arrays(const PyBatch& batch, const PyCache& cache, const PyOpt
                    .k_scale = cache.k_scale(),
                    .v_scale = cache.v_scale(),
                    .q_scale = a.q_scale,
-                   .output_scale = a.output_scale};
+                   .output_scale = a.output_scale,
+                   .causal = a.causal,
+                   .q_begin = a.q_begin,
+                   .key_begin = a.key_begin};
   if (options != nullptr) kept.alibi_slopes = options->alibi_slopes(), kept.sinks = options->sinks();
   return kept;
 }

@@ -61,7 +61,7 @@ void add_tensor_cases(Cases& cases) {
       broken_batch("Q-M02", "Q-M02 seq_lens: extent 0 is -1, expected >= 0", [](B& b) { b.batch.seq_lens.shape[0] = -1; }));
   cases.push_back(broken_batch("Q-M02", "Q-M02 key: rank 6 outside [0, 5]", [](B& b) { b.batch.key.rank = 6; }));
   cases.push_back(broken_batch("Q-M02",
-                               "Q-M02 sinks: dtype invalid (77), expected one of f32, f16, bf16, the fp8 formats, i32, i64",
+                               "Q-M02 sinks: dtype invalid (77), expected one of f32, f16, bf16, the fp8 formats, i32, i64, u8",
                                [](B& b) { b.options.sinks.dtype = static_cast<DType>(77); }));
   cases.push_back(broken_batch(
       "Q-M03", "Q-M03 query: shape [2147483647, 2147483647, 8] strides [32, 8, 1], expected byte sizes and offsets below 2^63",
@@ -448,6 +448,54 @@ void add_content_cases(Cases& cases) {
                                [](M& m) { m.weight_b[11] = kNaN; }));
 }
 
+/// broken_batch() with causal, q_begin and key_begin.
+template <typename Edit>
+BrokenCase broken_masks(const char* rule, const char* message, Edit edit) {
+  return broken_batch(rule, message, [edit](B& b) {
+    b.ask_for_masks();
+    edit(b);
+  });
+}
+
+void add_mask_cases(Cases& cases) {
+  cases.push_back(
+      broken_masks("Q-M27", "Q-M27 q_begin: dtype f32, expected i32 or i64", [](B& b) { b.batch.q_begin.dtype = DType::f32; }));
+  cases.push_back(broken_masks("Q-M29", "Q-M29 key_begin: shape [3], expected [4] = [num_reqs]",
+                               [](B& b) { b.batch.key_begin.shape[0] = 3; }));
+  cases.push_back(broken_masks("Q-M29", "Q-M29 causal: shape [6], expected [4] = [num_reqs]", [](B& b) {
+    b.causal.resize(6);
+    b.batch.causal = Tensor::contiguous(b.causal.data(), DType::u8, 6);
+  }));
+  cases.push_back(broken_batch("Q-M41", "Q-M41 causal: dtype i32, expected u8 (bool)",
+                               [](B& b) { b.batch.causal = Tensor::contiguous(b.q_begin.data(), DType::i32, 4); }));
+  cases.push_back(broken_masks("Q-M42", "Q-M42 causal: options.causal = false beside batch.causal, expected one of the two",
+                               [](B& b) { b.options.causal = false; }));
+  cases.push_back(broken_batch("Q-M43", "Q-M43 window_right: -1, expected >= 0, or absent for no window", [](B& b) {
+    b.options.causal = false;
+    b.options.window_right = -1;
+  }));
+  cases.push_back(broken_batch(
+      "Q-M44", "Q-M44 window_right: 4 where every request is causal, expected absent, or a request that is not causal",
+      [](B& b) { b.options.window_right = 4; }));
+  cases.push_back(broken_masks("Q-T06", "Q-T06 seq_lens[3]: -1, expected at least 0", [](B& b) { b.seq_lens[3] = -1; }));
+  cases.push_back(broken_masks("Q-T18", "Q-T18 causal[2]: 255, expected 0 or 1", [](B& b) { b.causal[2] = 255; }));
+  cases.push_back(
+      broken_masks("Q-T19", "Q-T19 q_begin[0]: -4 outside [0, 2147483644] (query_len = 3)", [](B& b) { b.q_begin[0] = -4; }));
+  cases.push_back(broken_masks("Q-T19", "Q-T19 q_begin[1]: 2147483647 outside [0, 2147483646] (query_len = 1)",
+                               [](B& b) { b.q_begin[1] = 2147483647; }));
+  cases.push_back(broken_masks("Q-T20", "Q-T20 key_begin[1]: -16 outside [0, 2147483630] (seq_len = 17)",
+                               [](B& b) { b.key_begin[1] = -16; }));
+  cases.push_back(broken_masks("Q-T21",
+                               "Q-T21 q_begin[2]: 100, expected key_begin + context_len = 0, or cached_len = seq_len (keys from "
+                               "cached_len on are rows of key, at the end of the sequence)",
+                               [](B& b) { b.q_begin[2] = 100; }));
+  cases.push_back(
+      broken_masks("Q-T21",
+                   "Q-T21 cached_lens[2]: 0, expected seq_len = 1, which is less than query_len = 2 (rows of key would "
+                   "stand for keys that are not there)",
+                   [](B& b) { b.seq_lens[2] = 1; }));
+}
+
 void add_merge_cases(Cases& cases) {
   cases.push_back(
       broken_merge("Q-G01", "Q-G01 out_b: shape [2, 4, 8], expected [3, 4, 8] as out_a", [](M& m) { m.out_b.shape[0] = 2; }));
@@ -490,6 +538,7 @@ const std::vector<BrokenCase>& broken_cases() {
     add_option_cases(all);
     add_row_scale_cases(all);
     add_padding_cases(all);
+    add_mask_cases(all);
     add_workspace_cases(all);
     add_start_cases(all);
     add_halves_cases(all);

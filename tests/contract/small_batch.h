@@ -31,6 +31,8 @@ class SmallBatch {
   std::vector<std::int32_t> block_table = poisoned_table();
   std::vector<std::int64_t> slot_mapping{3 * 4 + 1, 3 * 4 + 2, 3 * 4 + 3, 9 * 4, 10 * 4, 10 * 4 + 1};
   std::vector<std::int64_t> request_ids{70, 71, 72, 73};
+  std::vector<std::uint8_t> causal{1, 0, 1, 1};  ///< not in the batch until ask_for_masks()
+  std::vector<std::int32_t> q_begin{5, 16, 0, 3}, key_begin{0, 0, 0, 0};
   std::vector<float> query = normal(kTokens * kHeads * kDim, 1), output = std::vector<float>(query.size(), kNaN);
   std::vector<float> key = normal(kTokens * kKvHeads * kDim, 2), value = normal(kTokens * kKvHeads * kDim, 3);
   std::vector<float> k = std::vector<float>(kPages * kPage * kKvHeads * kDim, kNaN), v = k;
@@ -77,6 +79,21 @@ class SmallBatch {
   }
   float& v_at(std::int64_t page, std::int64_t offset) {
     return v[static_cast<std::size_t>((page * kPage + offset) * kKvHeads * kDim)];
+  }
+
+  /// causal, q_begin and key_begin as they are without being given, but that request 1 is not causal.
+  void ask_for_masks() {
+    batch.causal = Tensor::contiguous(causal.data(), DType::u8, kReqs);
+    batch.q_begin = Tensor::contiguous(q_begin.data(), DType::i32, kReqs);
+    batch.key_begin = Tensor::contiguous(key_begin.data(), DType::i32, kReqs);
+  }
+  /// The cache of request 1 loses its first eight tokens: pages 7, 8, 9 are its first.
+  void drop_head_of_request_1() {
+    ask_for_masks();
+    for (int i = 0; i < 3; ++i) block_table[static_cast<std::size_t>(6 + i)] = 7 + i;
+    for (int i = 3; i < 6; ++i) block_table[static_cast<std::size_t>(6 + i)] = kHugePage;
+    seq_lens[1] = cached_lens[1] = 9;
+    key_begin[1] = 8;
   }
 
   Findings check() const { return quire::check(batch, cache, options, depth, use_ledger ? &ledger : nullptr); }

@@ -106,6 +106,12 @@ AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& o
   a.outcome = outcome;
   a.may_be_padded = batch.padding != Padding::refused;
   a.zero_padding = batch.padding == Padding::zero;
+  a.has_masks = !options.causal || batch.causal.present() || batch.q_begin.present();
+  a.causal_by_default = options.causal;
+  if (batch.causal.present()) a.causal = semantics::flag_view(batch.causal);
+  a.q_begin = index_of(batch.q_begin);
+  a.key_begin = index_of(batch.key_begin);
+  a.window_right = options.window_right.value_or(-1);
   return a;
 }
 
