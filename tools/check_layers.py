@@ -41,6 +41,7 @@ ALLOWED = {
     "src/cache/": PUBLIC + SEMANTICS,
     "src/plan/": PUBLIC + SEMANTICS + ["src/device/"],
     "src/attention/": PUBLIC + TEXT + ["src/device/", *(f"src/backend/{name}/entry.h" for name in ("cpu", "gpu", "cuda", "hip"))],
+    "src/distributed/": PUBLIC + TEXT,
     "src/capture/": PUBLIC + SEMANTICS + THREADS,
     # Faults and the judges of outputs: nothing of the kernels but dtype decode, so that they stay a second opinion.
     "src/faults/": PUBLIC + DTYPE_DECODE + THREADS,

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HEADERS = ROOT / "include/quire"
 # Python names by what a reader looks for. A public name that is in no group is listed under "Other".
 GROUPS = {
-    "Attention": ["attend", "append", "merge", "plan", "bind", "synchronize", "Batch", "KVCache", "Options", "Plan", "BoundCall"],
+    "Attention": ["attend", "append", "merge", "merge_many", "plan", "bind", "synchronize", "Batch", "KVCache", "Options", "Plan", "BoundCall"],
     "Checking": ["check", "Findings", "Finding", "SlotLedger", "LedgerEntry", "rules", "Rule"],
     "Right or wrong, and why": ["reference", "compare", "diagnose", "Reference", "Comparison", "Mismatch", "Diagnosis", "Suspicion",
                                 "faults", "Fault"],
@@ -24,9 +24,9 @@ GROUPS = {
     "Pages": ["PagePool", "PoolStats", "PoolMemory"],
     "What would run, and where": ["explain", "kernels", "devices", "gpu_devices", "host_device", "Explanation", "Kernel", "Device"],
     "Errors": ["Error", "ArgumentError", "ContractError", "UnsupportedError", "OutOfPagesError", "OutOfMemoryError", "ParseError",
-               "FileError", "DeviceError", "InternalError"],
+               "FileError", "DeviceError", "RankError", "InternalError"],
 }
-MODULES = ["quire.vllm", "quire.testing", "quire.targets"]
+MODULES = ["quire.distributed", "quire.vllm", "quire.testing", "quire.targets"]
 LINE = "q=f32 heads=2:1 d=8 page=4 reqs=2x1@5"
 COMMANDS = {"check": ["check", LINE], "explain": ["explain", LINE], "run": ["run", LINE], "rules": ["rules"], "kernels": ["kernels"],
             "devices": ["devices"], "diagnose": ["diagnose", "--no-reduced", "FILE"], "verify": ["verify", "--line", LINE, "--no-power"],

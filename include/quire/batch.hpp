@@ -35,10 +35,10 @@ std::optional<Padding> padding_from_name(std::string_view name) noexcept;
 
 /// One step's batch. Index tensors may be int32 or int64 and are read as what they are.
 struct Batch {
-  Tensor query{};            ///< [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn; rows of all requests back to
-                             ///< back; fp8_e4m3fn needs a cache of that type that holds every token
-  Tensor output{};           ///< same shape as query; its dtype, or fp8_e4m3fn with output_scale; under an fp8_e4m3fn query also
-                             ///< f32 | f16 | bf16; written exactly once per row
+  Tensor query{};   ///< [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn; rows of all requests back to
+                    ///< back; fp8_e4m3fn needs a cache of that type that holds every token
+  Tensor output{};  ///< same shape as query; its dtype or f32, or fp8_e4m3fn with output_scale; under an fp8_e4m3fn query also
+                    ///< f32 | f16 | bf16; written exactly once per row
   Tensor query_start_loc{};  ///< [num_reqs + 1]; request r owns rows [qsl[r], qsl[r+1]); first 0, last num_tokens
                              ///< (with padding: at most that)
   Tensor seq_lens{};         ///< [num_reqs]; keys of r: its tokens up to and including its last query row. Fewer than query_len,

@@ -43,6 +43,7 @@ enum {
   QUIRE_OUT_OF_PAGES = 6,       /* the page pool cannot serve the request now */
   QUIRE_OUT_OF_MEMORY = 7,      /* the host's or a device's memory is used up */
   QUIRE_DEVICE_ERROR = 8,       /* a GPU or its driver reported a failure */
+  QUIRE_RANK_FAILED = 9,        /* another rank of a group failed, or did not come in time (C++ and Python only) */
   QUIRE_INTERNAL_ERROR = 99     /* Quire broke one of its own promises; please report it */
 };
 
@@ -112,10 +113,10 @@ enum {
 /* One step's batch (Batch in batch.hpp). query_len(r) = query_start_loc[r+1] - query_start_loc[r],
  * context_len(r) = seq_lens[r] - query_len(r). Index tensors are i32 or i64. */
 typedef struct quire_batch {
-  size_t struct_size;           /* QUIRE_BATCH_INIT */
-  quire_tensor query;           /* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn */
-  quire_tensor output;          /* same shape and dtype as query, or fp8_e4m3fn with output_scale; under an fp8_e4m3fn query also
-                                   f32 | f16 | bf16; written exactly once per row */
+  size_t struct_size;  /* QUIRE_BATCH_INIT */
+  quire_tensor query;  /* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn */
+  quire_tensor output; /* same shape as query; its dtype or f32, or fp8_e4m3fn with output_scale; under an fp8_e4m3fn query also
+                          f32 | f16 | bf16; written exactly once per row */
   quire_tensor query_start_loc; /* [num_reqs + 1]; first 0, last num_tokens (with padding: at most), never decreasing */
   quire_tensor seq_lens;        /* [num_reqs]; keys of each request */
   quire_tensor block_table;     /* [num_reqs, max_pages_per_req]; entries past ceil(cached_len / page_size) are not read */
@@ -342,6 +343,12 @@ quire_code quire_merge_on_stream(const quire_tensor* out_a, const quire_tensor* 
 quire_code quire_merge_quantised(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b,
                                  const quire_tensor* lse_b, const quire_tensor* out, const quire_tensor* lse,
                                  const quire_tensor* output_scale, void* stream);
+
+/* Combines a stack of partial results over disjoint key sets in one pass, in the order of the first axis: outs [num_parts,
+ * num_tokens, num_q_heads, head_dim], lses [num_parts, num_tokens, num_q_heads] f32 natural log. out, lse (nullable) and
+ * output_scale (nullable) as above, in memory of their own. Equal parts in equal order give equal bits. */
+quire_code quire_merge_many(const quire_tensor* outs, const quire_tensor* lses, const quire_tensor* out, const quire_tensor* lse,
+                            const quire_tensor* output_scale, void* stream);
 
 /* -------------------------------------------------------------------------------------------------------- diagnose ---- */
 

@@ -114,6 +114,16 @@ def _item(values: Any, index: tuple[int, ...]) -> Any:
     return values
 
 
+def empty_part_like(array: Any, shape: tuple[int, ...]) -> Any:
+    """An uninitialised array of the library and dtype of ``array``, of another shape."""
+    if is_torch(array):
+        return sys.modules["torch"].empty(shape, dtype=array.dtype, device=array.device)
+    if is_cupy(array):
+        return sys.modules["cupy"].empty(shape, dtype=array.dtype)
+    _only_on_the_host(array, "out")
+    return np.empty(shape, dtype=array.dtype if isinstance(array, np.ndarray) else np.dtype(str(array.dtype)))
+
+
 def in_library_of(query: Any, output: np.ndarray) -> Any:
     """A new output as an array of the query's library, if that is neither NumPy, torch nor CuPy. Nobody else holds its memory."""
     namespace = getattr(query, "__array_namespace__", None)

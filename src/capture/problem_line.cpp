@@ -428,8 +428,8 @@ Status check_masks(const Problem& p) {
 Status check_row_types(const Problem& p) {
   const bool fp8_query = p.q_dtype == DType::fp8_e4m3fn;
   const DType out = p.out_dtype();
-  if (!fp8_query && out != p.q_dtype && out != DType::fp8_e4m3fn)
-    return fail("out", name(out), formatted("the query's type ({}) or fp8_e4m3fn", name(p.q_dtype)));
+  if (!fp8_query && out != p.q_dtype && out != DType::fp8_e4m3fn && out != DType::f32)
+    return fail("out", name(out), formatted("the query's type ({}), f32 or fp8_e4m3fn", name(p.q_dtype)));
   if (fp8_query && p.kv_dtype != DType::fp8_e4m3fn) return fail("kv", name(p.kv_dtype), "fp8_e4m3fn, as the query is");
   if (!fp8_query && p.q_scale != ScaleKind::none)
     return fail("qscale", text_of(p.q_scale, kScaleKinds), formatted("none with q={}", name(p.q_dtype)));

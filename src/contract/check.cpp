@@ -167,6 +167,21 @@ void apply_to_merge(contract::Merging m, Depth depth, Report& report) {
   apply_merge_value_rules(m, report);
 }
 
+void apply_to_merge_many(contract::MergingMany m, Depth depth, Report& report) {
+  const NamedTensor tensors[] = {m.outs, m.lses, m.out, m.lse, m.output_scale};
+  constexpr std::string_view required[] = {"outs", "lses", "out"};
+  apply_tensor_rules(report, tensors, required, *m.outs.tensor);
+  apply_merge_many_rules(m, report);
+  if (depth < Depth::contents) return;
+  device::Staging staging;
+  Tensor read[] = {*m.lses.tensor, *m.output_scale.tensor};
+  for (Tensor& t : read)
+    if (Status s = stage(staging, t); !s.ok()) return report.fail(std::move(s));
+  m.lses.tensor = &read[0];
+  m.output_scale.tensor = &read[1];
+  apply_merge_many_value_rules(m, report);
+}
+
 /// Memory may run out while findings are collected; that must not look like "no findings".
 template <typename Apply>
 Findings collect(Apply&& apply) noexcept {
@@ -222,6 +237,14 @@ Findings check_merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out
                     {"lse", &lse},
                     {"output_scale", &output_scale}},
                    depth, report);
+  });
+}
+
+Findings check_merge_many(const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse, Depth depth,
+                          const Tensor& output_scale) {
+  return collect([&](Report& report) {
+    apply_to_merge_many({{"outs", &outs}, {"lses", &lses}, {"out", &out}, {"lse", &lse}, {"output_scale", &output_scale}}, depth,
+                        report);
   });
 }
 

@@ -157,4 +157,12 @@ void apply_merge_rules(const Merging& m, Report& report);
 /// Q-C06 and Q-T17: reads lse_a, lse_b and output_scale.
 void apply_merge_value_rules(const Merging& m, Report& report);
 
+/// The tensors of one merge_many call, by name.
+struct MergingMany {
+  NamedTensor outs, lses, out, lse, output_scale;
+};
+void apply_merge_many_rules(const MergingMany& m, Report& report);
+/// Q-C06 and Q-T17: reads lses and output_scale.
+void apply_merge_many_value_rules(const MergingMany& m, Report& report);
+
 }  // namespace quire::contract

@@ -110,10 +110,12 @@ void m12_output_dtype(Context& c) {
   if (quantised && c.batch.output_scale.present()) return;
   if (quantised)
     return c.report.add(M12, "output", {}, "dtype fp8_e4m3fn without output_scale", "output_scale beside an 8-bit output");
-  const bool fits = query == DType::fp8_e4m3fn ? is_row_dtype(output) : output == query;
+  const bool fits = query == DType::fp8_e4m3fn ? is_row_dtype(output) : output == query || output == DType::f32;
   if (fits) return;
   c.report.add(M12, "output", {}, quoted_dtype(output),
-               query == DType::fp8_e4m3fn ? "f32, f16, bf16 or fp8_e4m3fn" : formatted("{} as query", name(query)));
+               query == DType::fp8_e4m3fn ? "f32, f16, bf16 or fp8_e4m3fn"
+               : query == DType::f32      ? "f32 as query"
+                                          : formatted("{} as query, or f32", name(query)));
 }
 
 void m13_lse_shape(Context& c) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "quire/distributed.hpp"
+
 namespace quire::testing {
 namespace {
 
@@ -37,6 +39,22 @@ BrokenCase broken_merge(std::string rule, std::string message, Mutate mutate) {
             return m.check();
           },
           /*is_check=*/false};
+}
+
+template <typename Mutate>
+BrokenCase broken_stack(std::string rule, std::string message, Mutate mutate) {
+  return {std::move(rule), std::move(message),
+          [mutate](Depth) {
+            SmallStack s;
+            mutate(s);
+            return s.check();
+          },
+          /*is_check=*/false};
+}
+
+template <typename Check>
+BrokenCase broken_shard(std::string rule, std::string message, Check check) {
+  return {std::move(rule), std::move(message), [check](Depth) { return check(); }, /*is_check=*/false};
 }
 
 /// The workspace is `bytes` bytes from where `place` says.
@@ -525,6 +543,58 @@ void add_merge_cases(Cases& cases) {
                                [](M& m) { m.lse.data = m.out_b.data; }));
 }
 
+void add_stack_cases(Cases& cases) {
+  using S = SmallStack;
+  cases.push_back(broken_stack("Q-G08", "Q-G08 out: shape [2, 4, 8], expected [3, 4, 8] as a part of outs",
+                               [](S& s) { s.out.shape[0] = 2; }));
+  cases.push_back(broken_stack("Q-G08",
+                               "Q-G08 outs: shape [0, 3, 4, 8], expected [num_parts >= 1, num_tokens, num_q_heads, head_dim]",
+                               [](S& s) { s.outs.shape[0] = s.lses.shape[0] = 0; }));
+  cases.push_back(broken_stack("Q-G09", "Q-G09 lses: shape [3, 4, 2], expected [2, 3, 4] = [num_parts, num_tokens, num_q_heads]",
+                               [](S& s) { s.lses = Tensor::contiguous(s.weights.data(), DType::f32, 3, 4, 2); }));
+  cases.push_back(broken_stack("Q-G09", "Q-G09 lse: shape [4, 3], expected [3, 4] = [num_tokens, num_q_heads]",
+                               [](S& s) { s.lse = Tensor::contiguous(s.result_lse.data(), DType::f32, 4, 3); }));
+  cases.push_back(broken_stack("Q-G10", "Q-G10 out: shares memory with outs, expected memory of its own",
+                               [](S& s) { s.out.data = s.rows.data(); }));
+  cases.push_back(broken_stack("Q-G02", "Q-G02 outs: dtype fp8_e4m3fn, expected f32, f16 or bf16",
+                               [](S& s) { s.outs.dtype = DType::fp8_e4m3fn; }));
+  cases.push_back(broken_stack("Q-G04", "Q-G04 lses: dtype bf16, expected f32", [](S& s) { s.lses.dtype = DType::bf16; }));
+  cases.push_back(broken_stack("Q-C06", "Q-C06 lses[1][2][3]: inf, expected finite, or -inf for an empty part",
+                               [](S& s) { s.weights[23] = kInf; }));
+}
+
+void add_shard_cases(Cases& cases) {
+  cases.push_back(
+      broken_shard("Q-D01", "Q-D01 rank: 2 outside [0, 2)", [] { return check_shard(ContextShard{.rank = 2, .world = 2}); }));
+  cases.push_back(
+      broken_shard("Q-D01", "Q-D01 world: 0, expected at least 1", [] { return check_shard(HeadShard{.rank = 0, .world = 0}); }));
+  cases.push_back(broken_shard("Q-D02", "Q-D02 interleave: 0, expected at least 1",
+                               [] { return check_shard(ContextShard{.interleave = 0}, 16); }));
+  cases.push_back(broken_shard("Q-D02", "Q-D02 span: -3, expected at least 0 (0 = interleaved)",
+                               [] { return check_shard(ContextShard{.span = -3}); }));
+  cases.push_back(broken_shard("Q-D03", "Q-D03 world: 3, expected a divisor or a multiple of num_kv_heads = 8",
+                               [] { return check_shard(HeadShard{0, 3, 32, 8}); }));
+  cases.push_back(broken_shard("Q-D03", "Q-D03 world: 16, expected a divisor of num_q_heads = 24",
+                               [] { return check_shard(HeadShard{0, 16, 24, 8}); }));
+  cases.push_back(broken_shard("Q-D03", "Q-D03 num_q_heads: 12, expected a multiple of num_kv_heads = 8",
+                               [] { return check_shard(HeadShard{0, 2, 12, 8}); }));
+  cases.push_back(broken_shard("Q-D04", "Q-D04 interleave: 8, expected a multiple of page_size = 16",
+                               [] { return check_shard(ContextShard{.world = 2, .interleave = 8}, 16); }));
+  cases.push_back(broken_shard("Q-D05", "Q-D05 page_size: 32 on rank 1, expected 16 as on rank 0", [] {
+    const std::string names[] = {"num_reqs", "page_size"};
+    const std::int64_t facts[] = {3, 16, 3, 32, 3, 16};
+    return check_ranks(names, facts);
+  }));
+  const auto slots = [](std::int64_t second, std::int64_t third) {
+    const std::int64_t slot_mapping[] = {70, second, third}, positions[] = {0, 1, 2};
+    return check_shard_slots({.rank = 0, .world = 2}, slot_mapping, positions);
+  };
+  cases.push_back(broken_shard("Q-D06", "Q-D06 slot_mapping[1]: 71 for position 1, expected -1, because rank 1 holds it",
+                               [slots] { return slots(71, 72); }));
+  cases.push_back(broken_shard("Q-D06", "Q-D06 slot_mapping[2]: -1 for position 2, expected a slot, because rank 0 holds it",
+                               [slots] { return slots(-1, -1); }));
+}
+
 }  // namespace
 
 const std::vector<BrokenCase>& broken_cases() {
@@ -548,6 +618,8 @@ const std::vector<BrokenCase>& broken_cases() {
     add_ledger_cases(all);
     add_content_cases(all);
     add_merge_cases(all);
+    add_stack_cases(all);
+    add_shard_cases(all);
     return all;
   }();
   return cases;

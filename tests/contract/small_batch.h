@@ -159,4 +159,22 @@ class SmallMerge {
   Findings check() const { return check_merge(out_a, lse_a, out_b, lse_b, out, lse, Depth::contents, output_scale); }
 };
 
+/// A stack of two partial results of 3 rows, and a place for their union.
+class SmallStack {
+ public:
+  static constexpr std::int64_t kParts = 2, kTokens = 3, kHeads = 4, kDim = 8;
+  std::vector<float> rows = SmallBatch::normal(kParts * kTokens * kHeads * kDim, 4),
+                     weights = SmallBatch::normal(kParts * kTokens * kHeads, 6),
+                     result = std::vector<float>(kTokens * kHeads * kDim, kNaN),
+                     result_lse = std::vector<float>(kTokens * kHeads, kNaN);
+  Tensor outs = Tensor::contiguous(rows.data(), DType::f32, kParts, kTokens, kHeads, kDim);
+  Tensor lses = Tensor::contiguous(weights.data(), DType::f32, kParts, kTokens, kHeads);
+  Tensor out = Tensor::contiguous(result.data(), DType::f32, kTokens, kHeads, kDim);
+  Tensor lse = Tensor::contiguous(result_lse.data(), DType::f32, kTokens, kHeads);
+
+  SmallStack() { weights[0] = -kInf; }
+  SmallStack(const SmallStack&) = delete;
+  Findings check() const { return check_merge_many(outs, lses, out, lse); }
+};
+
 }  // namespace quire::testing

@@ -76,6 +76,10 @@ Status enqueue_merge(const gpu::MergeArgs& args, void* stream) {
   return status_of(launch_merge(args, cuda_stream(stream)), "merge: launching the kernel");
 }
 
+Status enqueue_merge_many(const gpu::MergeManyArgs& args, void* stream) {
+  return status_of(launch_merge_many(args, cuda_stream(stream)), "merge_many: launching the kernel");
+}
+
 Status fetch(void* to, const void* from, std::size_t bytes, void* stream) {
   const cudaStream_t on = cuda_stream(stream);
   if (Status s = status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, on), "cudaMemcpyAsync"); !s.ok()) return s;
@@ -125,7 +129,7 @@ gpu::Tickets tickets;
 }  // namespace
 
 const gpu::Vendor kVendor = {
-    &device::kCudaRuntime, has_kernel, enqueue_attend, enqueue_append,    enqueue_merge, fetch, put, find_bad,
+    &device::kCudaRuntime, has_kernel, enqueue_attend, enqueue_append,    enqueue_merge, enqueue_merge_many, fetch, put, find_bad,
     current_device,        set_device, is_capturing,   allocate_for_host, &tickets};
 
 }  // namespace quire::cuda

@@ -230,6 +230,20 @@ struct MergeArgs {
   LseRows lse;           ///< may be absent
 };
 
+/// merge_many(): a stack of finished partial results over disjoint keys.
+struct MergeManyArgs {
+  std::int32_t num_parts = 1;
+  std::int32_t num_tokens = 0;
+  std::int32_t num_heads = 1;
+  std::int32_t head_dim = 1;
+  RowSource outs;  ///< a part is a page of its strides
+  LseRows lses;    ///< of part 0
+  std::int64_t lse_part = 0;
+  RowTarget out;
+  PerHead output_scale;  ///< one value, of an fp8 `out`
+  LseRows lse;           ///< may be absent
+};
+
 /// Lengths of one request, as the kernels read them.
 struct Lengths {
   std::int32_t first_token = 0;

@@ -27,6 +27,7 @@ struct Vendor {
   Status (*enqueue_attend)(const Plan& plan, std::span<const AttendArgs> args, const ResetArgs& reset, void* stream);
   Status (*enqueue_append)(const AppendArgs& args, void* stream);
   Status (*enqueue_merge)(const MergeArgs& args, void* stream);
+  Status (*enqueue_merge_many)(const MergeManyArgs& args, void* stream);
   /// Copies to the host what is there when the stream has come so far, and waits for it.
   Status (*fetch)(void* to, const void* from, std::size_t bytes, void* stream);
   /// Copies to the device when the stream has come so far, and waits for it.
@@ -58,6 +59,8 @@ Status append(const Vendor& vendor, const KVCache& cache, const Tensor& key, con
               const AppendOptions& options);
 Status merge(const Vendor& vendor, const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b,
              const Tensor& out, const Tensor& lse, const MergeOptions& merge_options);
+Status merge_many(const Vendor& vendor, const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse,
+                  const MergeOptions& merge_options);
 
 /// As quire/attention.hpp says, of one vendor's devices.
 std::uint64_t take_broken_ticket(const Vendor& vendor) noexcept;

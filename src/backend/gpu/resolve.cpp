@@ -160,6 +160,22 @@ MergeArgs merge_args(const Tensor& out_a, const Tensor& lse_a, const Tensor& out
   return a;
 }
 
+MergeManyArgs merge_many_args(const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse,
+                              const Tensor& output_scale) {
+  MergeManyArgs a;
+  a.num_parts = narrow(outs.shape[0]);
+  a.num_tokens = narrow(out.shape[0]);
+  a.num_heads = narrow(out.shape[1]);
+  a.head_dim = narrow(out.shape[2]);
+  a.outs = {outs.data, outs.dtype, {outs.stride[0], outs.stride[2], outs.stride[1], 0, outs.stride[3], outs.shape[3]}};
+  a.lses = {static_cast<float*>(lses.data), lses.stride[1], lses.stride[2]};
+  a.lse_part = lses.stride[0];
+  a.out = {out.data, out.dtype, row_strides(out)};
+  a.output_scale = per_head(output_scale);
+  a.lse = lse_of(lse);
+  return a;
+}
+
 Status judge(const Outcome& outcome, const Plan& plan, const Batch& batch) {
   if (outcome.broken != 0)
     return {Code::internal_error,
