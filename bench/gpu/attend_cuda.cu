@@ -40,7 +40,7 @@
 #include <string>
 #include <vector>
 
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "quire/quire.hpp"
 #include "semantics/dtype.h"
 

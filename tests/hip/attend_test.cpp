@@ -149,9 +149,9 @@ TEST(HipReplay, RowsOfARefusedCallAreNaNIfAsked) {
 /// A step of one preparation and several layers, as an engine enqueues it.
 struct Prepared {
   Case c;
-  conformance::DeviceCase there = conformance::DeviceCase::upload(c, Memory::hip).value();
+  cases::DeviceCase there = cases::DeviceCase::upload(c, Memory::hip).value();
   Plan planned;
-  conformance::DeviceBytes memory = there.poisoned(workspace_bytes(planned)).value();
+  cases::DeviceBytes memory = there.poisoned(workspace_bytes(planned)).value();
   std::span<std::byte> workspace{memory.data(), workspace_bytes(planned)};
   std::vector<RowCount> counts;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page that every report is, in two pieces: the data goes between them. Made from src/report/html/page by cmake/embed_page.cmake.
+// The page that every report is, in two pieces: the data goes between them. cmake/embed_page.cmake makes them of
+// src/report/html/page.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
