@@ -45,6 +45,11 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
   using ValueLayout = PackedValues<kDim, 2>;
   /// Jobs are begun before the one before them is closed: there are slots for their queries, and all tiles have the same types.
   static constexpr bool kBeside = !kCodes && Memory::kJobs > 1;
+#ifdef QUIRE_LAB_BEFORE
+  static constexpr bool kComputeBefore = true;
+#else
+  static constexpr bool kComputeBefore = Memory::kPacked;  ///< exponentials are kept before the wait for products
+#endif
   template <typename Element>
   static constexpr bool is_f16 = Element::kDType == DType::f16;
 
@@ -470,6 +475,7 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
     Totals totals;
     empty = true;
     weigh<true>(s, totals, job, w, 0, rescale, empty);
+    if constexpr (kComputeBefore) hopper::compute_before(s, w.factor < 0.0f, shared.query);
     if (job.tiles() > 1) await_keys(ring);
     add_up(totals.sum, s);  // none is above kMostSum: maxima of a first tile are looked at
     hopper::wgmma_wait<0>();
@@ -497,6 +503,7 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
       hopper::settle(s);
       free_keys(ring);
       const bool moved = weigh<kPlain>(s, state, job, w, n, rescale, empty);
+      if constexpr (kPlain && kComputeBefore) hopper::compute_before(s, w.factor < 0.0f, shared.query);
       if (n + 1 < end) await_keys(ring);
       hopper::wgmma_wait<0>();
       hopper::settle(state.out);

@@ -118,6 +118,20 @@ __device__ inline void settle(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i]));
 }
 
+/// What is computed of these registers is computed before this place: they are stored if `never`, which is false. ptxas moves
+/// exponentials down over a loop, to where their results are added up, and behind a wait for products that ought to run beside
+/// them. The branch costs two instructions.
+template <int kCount>
+__device__ inline void compute_before(const float (&d)[kCount], bool never, void* shared) {
+  if (!never) return;
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4)
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(ptx::shared_address(shared) + 4 * i), "f"(d[i]), "f"(d[i + 1]), "f"(d[i + 2]), "f"(d[i + 3])
+                 : "memory");
+}
+
 /// 0, from shared memory: what is added to it is not added before this place. ptxas moves additions up between exponentials,
 /// where each waits for one that was just begun and holds up the next.
 __device__ inline float zero_from_here(const float* shared) {
