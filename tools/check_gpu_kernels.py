@@ -190,6 +190,10 @@ LOCAL_BYTES = {"decode B?[Ff]16 PlainTiles 128 32": 56, "decode Bf16 Fp8Tiles 12
                "prefill B?[Ff]16 codes 128": 8}
 # Instructions by the low 9 bits of their words (the bits above say where operands come from), and by what nvdisasm calls them.
 OPCODES = {0x1F0: "HGMMA", 0x1B4: "UTMALDG", 0x187: "STL", 0x183: "LDL"}
+MUFU, WARPGROUP = 0x108, 0x1C5
+WAIT, PENDING = 0x8000 << 32, 0x700  # of WARPGROUP words: DEPBAR, and in the second word how many products may be left
+# Exponentials of a thread beside a product, where ptxas has been told so: half of a tile of 128 or 64 keys at least.
+BESIDE = {"prefill B?[Ff]16 packed( codes)? (64|128|256)": 32}
 
 
 def short_name(mangled: str) -> str:
@@ -200,6 +204,20 @@ def short_name(mangled: str) -> str:
     kind = re.search(r"CacheKindE(\d)E", mangled)
     codes = ["", "codes", "packed", "packed codes"][int(kind.group(1))].split() if kind else []
     return " ".join([kernel.group(1) if kernel else mangled, *dict.fromkeys(words), *codes, *re.findall(r"Li(\d+)E", mangled)])
+
+
+def beside_products(code: bytes) -> "int | None":
+    """The fewest exponentials that stand between a wait which leaves one product in flight and the next that leaves none."""
+    fewest = counted = None
+    for word, more in struct.iter_unpack("<QQ", code):
+        opcode = word & 0x1FF
+        if opcode == WARPGROUP and word & WAIT:
+            if not more & PENDING and counted is not None:
+                fewest = counted if fewest is None else min(fewest, counted)
+            counted = 0 if more & PENDING else None
+        elif opcode == MUFU and counted is not None:
+            counted += 1
+    return fewest
 
 
 def hopper_kernels(elf: bytes) -> "list[dict]":
@@ -216,7 +234,7 @@ def hopper_kernels(elf: bytes) -> "list[dict]":
         threads = next((w for a, w in attributes(found[f".nv.info.{name}"]) if a == 0x05), (1024, 1, 1))
         kernels.append({"name": short_name(name), "registers": of_all[0x2F, name], "local": of_all.get((0x11, name), 0),
                         "threads": threads[0] * threads[1] * threads[2], "shared": len(found.get(f".nv.shared.{name}", b"")),
-                        "code": len(code), **{what: opcodes.count(opcode) for opcode, what in OPCODES.items()}})
+                        "code": len(code), "beside": beside_products(code), **{what: opcodes.count(opcode) for opcode, what in OPCODES.items()}})
     return kernels
 
 
@@ -231,6 +249,9 @@ def blocks_of(kernel: str) -> int:
 def hopper_complaints(kernel: dict, blocks: int) -> "list[str]":
     allowed = next((most for name, most in LOCAL_BYTES.items() if re.fullmatch(name, kernel["name"])), 0)
     found = [f"no {what}" for what in ("HGMMA", "UTMALDG") if kernel[what] == 0]
+    wanted = next((least for name, least in BESIDE.items() if re.fullmatch(name, kernel["name"])), 0)
+    if wanted and (kernel.get("beside") or 0) < wanted:
+        found.append(f"{kernel.get('beside')} exponentials beside a product, at least {wanted}: ptxas has put them behind the wait")
     if kernel["local"] > allowed:
         found.append(f"{kernel['local']} bytes of local memory (spills), at most {allowed}")
     if kernel["local"] == 0 and kernel["STL"] + kernel["LDL"] > 0:
@@ -342,7 +363,7 @@ def hopper_self_test(scratch: Path) -> "list[str]":
     complaints = check_hopper([out])[1]
     missed = [f"not reported for sm_90a: {word}: {complaints}" for word in HOPPER_WORDS if not any(word in c for c in complaints)]
     good = {"name": "decode", "registers": 168, "threads": 160, "shared": SYSTEM_SHARED, "local": 0, "HGMMA": 8, "UTMALDG": 2, "STL": 0, "LDL": 0}
-    for bad in ({"registers": 255}, {"STL": 1}, {"local": 8}, {"HGMMA": 0}):
+    for bad in ({"registers": 255}, {"STL": 1}, {"local": 8}, {"HGMMA": 0}, {"name": "prefill F16 packed 128", "beside": 2}):
         if not hopper_complaints({**good, **bad}, 2):
             missed.append(f"not reported: {bad}")
     if hopper_complaints(good, 2):
