@@ -15,6 +15,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +86,7 @@ def time_all(attend: str, commit: str) -> dict:
     run = subprocess.run([attend, *asked], capture_output=True, text=True, check=False, env={**os.environ, "QUIRE_COMMIT": commit})
     if run.returncode != 0:
         sys.exit(f"attend_cuda: exit {run.returncode}\n{run.stderr[-2000:]}")
-    report = json.loads(run.stdout)
+    report = json.loads(re.sub(r": (-?)(nan|inf)\b", r': "\1\2"', run.stdout))  # of a wrong output: it is named below
     names = [(kind, name, column) for kind, (lines, columns) in TABLES.items() for name, _, _ in lines for column, _, _ in columns]
     for row, (kind, name, column) in zip(report["results"], names, strict=True):
         row["table"], row["case"], row["column"] = kind, name, column

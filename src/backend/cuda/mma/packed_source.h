@@ -30,15 +30,16 @@ template <int kDim, int kKeys>
 struct DimValues {
   using Layout = DimRows<kKeys>;
   const std::uint16_t* v;
-  std::uint32_t lane_row;  ///< shared address of the lane's row of the first operand
+  int lane_row;  ///< bytes from the tile's begin to the lane's row of the first operand
   __device__ explicit DimValues(const std::uint16_t* tile) : v(tile) {
     const int lane = threadIdx.x % 32;
-    lane_row = ptx::shared_address(tile) + 2 * Layout::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    lane_row = 2 * Layout::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
   }
   /// Keys 16 `step` and on, dims 16 `pair` and on: b[0], b[1] of the first eight dims, b[2], b[3] of the others. 16 rows further
   /// on pieces are swapped alike.
   __device__ void load(std::uint32_t (&b)[4], int step, int pair) const {
-    ptx::load_matrices(b, (lane_row ^ static_cast<std::uint32_t>(step * 32)) + static_cast<std::uint32_t>(pair * 16 * kKeys * 2));
+    const auto at = static_cast<std::uint32_t>((lane_row ^ step * 32) + pair * 16 * kKeys * 2);
+    ptx::load_matrices(b, ptx::shared_address(v) + at);
   }
   __device__ std::uint32_t at(int key, int dim) const { return v[Layout::element(dim, key)]; }
 };
