@@ -116,7 +116,7 @@ def ask(args, tool: str, line: "list[str]") -> dict:
     command = [args.sanitizer, "--tool", tool, "--print-limit", "100000"]
     command += ["--racecheck-report", "analysis"] if tool == "racecheck" else []
     try:
-        run = subprocess.run([*command, args.attend, "--once", *line], capture_output=True, text=True, check=False, timeout=90)
+        run = subprocess.run([*command, args.attend, "--once", *line], capture_output=True, text=True, check=False, timeout=args.timeout)
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"others": [str(error)]}
     return read_answer(tool, run.stdout + run.stderr)
@@ -159,6 +159,7 @@ def main() -> int:
     parser.add_argument("--sanitizer", default="compute-sanitizer")
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--timeout", type=int, default=90, help="seconds of a run")
     args = parser.parse_args()
     asked = [(tool, line) for line in LINES if args.only in " ".join(line) for tool in TOOLS]
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
