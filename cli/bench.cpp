@@ -14,11 +14,15 @@
 #include "html.h"
 #include "progress.h"
 #include "quire/plan.hpp"
+#include "quire/report.hpp"
+#include "report/json/json.h"
 #include "suggest.h"
 #include "text/formatted.h"
 
 namespace quire::cli {
 namespace {
+
+using report::json_of;
 
 Result<std::string> read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -72,7 +76,7 @@ Result<std::vector<BenchInput>> inputs_of(const BenchArgs& args) {
 }
 
 std::string coloured(const BenchReport& report, const Terminal& terminal) {
-  const std::string text = printable(report.text);
+  const std::string text = printable(to_string(report));
   const std::size_t last = text.rfind('\n', text.size() - 2) + 1;
   const std::string line = text.substr(last, text.size() - last - 1);
   return text.substr(0, last) + (report.ok ? green(line, terminal) : red(line, terminal)) + "\n";
@@ -81,7 +85,7 @@ std::string coloured(const BenchReport& report, const Terminal& terminal) {
 bool all_refused(const BenchReport& report) {
   for (const BenchCaseResult& c : report.cases)
     for (const BenchResult& r : c.results)
-      if (r.status != "refused") return false;
+      if (r.status != BenchStatus::refused) return false;
   return true;
 }
 
@@ -132,7 +136,7 @@ Report run_bench(const BenchArgs& args, const Terminal& terminal) {
   Report report;
   report.exit_code = measured->ok ? kOk : all_refused(measured.value()) ? kUnsupported : kFindings;
   report.text = coloured(measured.value(), terminal);
-  report.json = Json::parse(measured->json);
+  report.json = json_of(measured.value());
   report.json["exit_code"] = report.exit_code;
   if (!args.save.empty()) {
     if (const Status s = write_file(args.save, report.json.dump(2, ' ', false, Json::error_handler_t::replace)); !s.ok())
@@ -156,10 +160,10 @@ Report run_bench_compare(const BenchCompareArgs& args) {
                            comparison.status().code() == Code::invalid_argument ? "--force compares them all the same" : "");
   Report report;
   const bool slower = std::any_of(comparison->changes.begin(), comparison->changes.end(),
-                                  [](const BenchChange& c) { return c.verdict == "SLOW"; });
+                                  [](const BenchChange& c) { return c.verdict == BenchChangeVerdict::slow; });
   report.exit_code = slower ? kFindings : kOk;
-  report.text = printable(comparison->text);
-  report.json = Json::parse(comparison->json);
+  report.text = printable(to_string(comparison.value()));
+  report.json = json_of(comparison.value());
   report.json["ok"] = !slower;
   report.json["exit_code"] = report.exit_code;
   return report;

@@ -2,9 +2,18 @@
 // The whole quire command as one function, for the program and for the Python package's console script.
 #pragma once
 
+#include <string>
+
+#include "quire/verify.hpp"
+
 namespace quire::cli {
 
 /// Runs the command of argv[1..argc): writes to stdout and stderr, and returns the exit code (docs/reference/cli.md).
 int run_command_line(int argc, char** argv) noexcept;
+
+/// What `quire verify --json` prints of one verdict, and `quire verify --soak --json` of a soak whose files are in `folder`:
+/// Python judges what Python can call, and prints the same.
+std::string verify_json(const Verdict& verdict, int exit_code);
+std::string soak_json(const SoakResult& result, const std::string& folder, int exit_code);
 
 }  // namespace quire::cli

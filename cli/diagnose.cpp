@@ -7,7 +7,8 @@
 #include "commands.h"
 #include "html.h"
 #include "progress.h"
-#include "quire/diagnose.hpp"
+#include "quire/report.hpp"
+#include "report/json/json.h"
 #include "text/formatted.h"
 
 namespace quire::cli {
@@ -40,7 +41,7 @@ std::string beside(const std::string& file) {
 
 /// The line about the reduced capture. Not being able to write it does not change the diagnosis.
 std::string write_reduced(const Case& c, const Diagnosis& d, const DiagnoseArgs& args, Json& json) {
-  if (args.no_reduced || d.verdict == "right" || d.verdict == "broken batch") return {};
+  if (args.no_reduced || d.verdict == DiagnosisVerdict::right || d.verdict == DiagnosisVerdict::broken_batch) return {};
   const std::string path = args.reduced.empty() ? beside(args.input.front()) : args.reduced;
   const Result<Case> reduced = reduce_case(c, d);
   const Status status = reduced.ok() ? write_capture(path, reduced.value()) : reduced.status();
@@ -59,11 +60,11 @@ Report run_diagnose(const DiagnoseArgs& args, const Terminal& terminal) {
   const Result<Diagnosis> d = diagnose_with_progress(c.value(), args, terminal);
   if (!d.ok()) return Report::failure(d.status());
   Report report;
-  report.exit_code = d->verdict == "right" ? kOk : kFindings;
+  report.exit_code = d->verdict == DiagnosisVerdict::right ? kOk : kFindings;
   report.json = {{"schema", "quire.diagnose/1"}, {"ok", report.exit_code == kOk}, {"exit_code", report.exit_code}};
-  report.json.update(Json::parse(d->json));
+  report.json.update(report::json_of(d.value()));
   report.json["file"] = title_of(args.input);
-  report.text = formatted("file     {}\n", printable_line(title_of(args.input))) + printable(d->text);
+  report.text = formatted("file     {}\n", printable_line(title_of(args.input))) + printable(to_string(d.value()));
   report.text += write_reduced(c.value(), d.value(), args, report.json);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   report.json["seconds"] = elapsed.count();

@@ -3,9 +3,11 @@
 #include <csignal>
 #include <memory>
 
+#include "command_line.h"
 #include "commands.h"
 #include "progress.h"
-#include "quire/verify.hpp"
+#include "quire/report.hpp"
+#include "report/json/json.h"
 #include "text/formatted.h"
 
 namespace quire::cli {
@@ -44,6 +46,15 @@ std::string contradiction(const VerifyArgs& args) {
   return {};
 }
 
+/// What `quire verify --soak --json` prints.
+Json soak_envelope(const SoakResult& result, const std::string& folder, int exit_code) {
+  return {{"schema", "quire.soak/1"},
+          {"ok", exit_code == kOk},
+          {"exit_code", exit_code},
+          {"folder", folder},
+          {"soak", report::json_of(result)}};
+}
+
 }  // namespace
 
 Report run_soak(const VerifyArgs& args, const VerifyOptions& asked, const std::vector<std::string>& backends,
@@ -74,13 +85,13 @@ Report run_soak(const VerifyArgs& args, const VerifyOptions& asked, const std::v
   if (!result.ok()) return Report::failure(result.status());
   Report report;
   report.exit_code = result->ok() ? kOk : kFindings;
-  report.text = printable(result->text) + formatted("state, log and findings: {}\n", printable(options.directory));
-  report.json = {{"schema", "quire.soak/1"},
-                 {"ok", report.exit_code == kOk},
-                 {"exit_code", report.exit_code},
-                 {"folder", options.directory},
-                 {"soak", Json::parse(result->json)}};
+  report.text = printable(to_string(result.value())) + formatted("state, log and findings: {}\n", printable(options.directory));
+  report.json = soak_envelope(result.value(), options.directory, report.exit_code);
   return report;
+}
+
+std::string soak_json(const SoakResult& result, const std::string& folder, int exit_code) {
+  return soak_envelope(result, folder, exit_code).dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace quire::cli

@@ -5,15 +5,20 @@
 #include <algorithm>
 #include <memory>
 
+#include "command_line.h"
 #include "commands.h"
 #include "html.h"
 #include "progress.h"
 #include "quire/plan.hpp"
+#include "quire/report.hpp"
+#include "report/json/json.h"
 #include "suggest.h"
 #include "text/formatted.h"
 
 namespace quire::cli {
 namespace {
+
+using report::json_of;
 
 /// "all" stands for every row of the kernel table that this machine can run.
 std::vector<std::string> backends_of(const VerifyArgs& args) {
@@ -63,11 +68,16 @@ Result<VerifyOptions> options_of(const VerifyArgs& args) {
 
 /// "  hazards ..." lines keep their plain form; the last line gets its colour: green for a pass on every case.
 std::string coloured(const Verdict& v, const Terminal& terminal) {
-  const std::string text = printable(v.text);
+  const std::string text = printable(to_string(v));
   const std::size_t last = text.rfind('\n', text.size() - 2) + 1;
-  const bool refused = std::any_of(v.cases.begin(), v.cases.end(), [](const CaseResult& c) { return c.status == "refused"; });
+  const bool refused =
+      std::any_of(v.cases.begin(), v.cases.end(), [](const CaseResult& c) { return c.status == CaseStatus::refused; });
   const std::string line = text.substr(last, text.size() - last - 1);
-  return text.substr(0, last) + (v.verdict != "pass" ? red(line, terminal) : refused ? line : green(line, terminal)) + "\n";
+  return text.substr(0, last) +
+         (v.verdict != VerifyVerdict::pass ? red(line, terminal)
+          : refused                        ? line
+                                           : green(line, terminal)) +
+         "\n";
 }
 
 Result<Verdict> verify_backend(const std::string& name, VerifyOptions options, const Terminal& terminal) {
@@ -79,6 +89,11 @@ Result<Verdict> verify_backend(const std::string& name, VerifyOptions options, c
     return true;
   };
   return verify(target.value(), options);
+}
+
+/// What `quire verify --json` prints.
+Json envelope(Json verdicts, int exit_code) {
+  return {{"schema", "quire.verify/1"}, {"ok", exit_code == kOk}, {"exit_code", exit_code}, {"verdicts", std::move(verdicts)}};
 }
 
 }  // namespace
@@ -103,17 +118,18 @@ Report run_verify(const VerifyArgs& args, const Terminal& terminal) {
     if (!verdict.ok()) return no_backend(name, verdict.status());
     if (!report.text.empty()) report.text += "\n";
     report.text += coloured(verdict.value(), terminal);
-    if (verdict->verdict != "pass") report.exit_code = kFindings;
-    verdicts.push_back(Json::parse(verdict->json));
+    if (verdict->verdict != VerifyVerdict::pass) report.exit_code = kFindings;
+    verdicts.push_back(json_of(verdict.value()));
     if (args.html.empty()) continue;
     if (const Status s = write_html(args.html, verdicts.back()); !s.ok()) return Report::failure(s);
     report.text += formatted("wrote {}\n", printable_line(args.html));
   }
-  report.json = {{"schema", "quire.verify/1"},
-                 {"ok", report.exit_code == kOk},
-                 {"exit_code", report.exit_code},
-                 {"verdicts", std::move(verdicts)}};
+  report.json = envelope(std::move(verdicts), report.exit_code);
   return report;
+}
+
+std::string verify_json(const Verdict& verdict, int exit_code) {
+  return envelope(Json::array({json_of(verdict)}), exit_code).dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace quire::cli

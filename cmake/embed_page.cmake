@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# Turns src/report/page into one C++ source, so that the library needs no file at run time: styles and scripts go into
+# Turns src/report/html/page into one C++ source, so that the library needs no file at run time: styles and scripts go into
 # page.html, and the result is split where the data belongs. Included by CMakeLists.txt; runs itself as a script at build time.
 set(QUIRE_PAGE_SCRIPTS dom.js table.js grid_map.js pictures.js verify.js suspects.js diagnose.js bench.js main.js)
 
 if(NOT CMAKE_SCRIPT_MODE_FILE)
-  set(QUIRE_PAGE_DIR ${CMAKE_CURRENT_SOURCE_DIR}/src/report/page)
+  set(QUIRE_PAGE_DIR ${CMAKE_CURRENT_SOURCE_DIR}/src/report/html/page)
   set(QUIRE_PAGE_SOURCE ${CMAKE_CURRENT_BINARY_DIR}/report_page.cpp)
   # clang's -Wpedantic counts characters: one string holds the whole page.
   set_source_files_properties(${QUIRE_PAGE_SOURCE} PROPERTIES COMPILE_OPTIONS "$<$<CXX_COMPILER_ID:Clang>:-Wno-overlength-strings>")
@@ -32,8 +32,8 @@ string(LENGTH "{{data}}" skip)
 math(EXPR rest "${at} + ${skip}")
 string(SUBSTRING "${page}" 0 ${at} before)
 string(SUBSTRING "${page}" ${rest} -1 after)
-file(WRITE ${OUTPUT} "// Made by cmake/embed_page.cmake from src/report/page.
-#include \"report/page.h\"
+file(WRITE ${OUTPUT} "// Made by cmake/embed_page.cmake from src/report/html/page.
+#include \"report/html/page.h\"
 
 namespace quire::report {
 

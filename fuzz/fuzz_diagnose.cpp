@@ -10,6 +10,7 @@
 #include "quire/capture.hpp"
 #include "quire/contract.hpp"
 #include "quire/diagnose.hpp"
+#include "quire/report.hpp"
 #include "semantics/page_walk.h"
 
 namespace {
@@ -36,9 +37,10 @@ void demand_reason(const quire::Status& status) {
 }
 
 void demand_sense(const quire::Diagnosis& d) {
-  demand(d.verdict == "right" || d.verdict == "cause found" || d.verdict == "mechanism likely" || d.verdict == "unknown cause" ||
-         d.verdict == "broken batch");
-  demand(!d.text.empty() && d.json.size() > 2 && d.json.front() == '{' && d.json.back() == '}');
+  demand(d.verdict == quire::DiagnosisVerdict::right || d.verdict == quire::DiagnosisVerdict::cause_found ||
+         d.verdict == quire::DiagnosisVerdict::mechanism_likely || d.verdict == quire::DiagnosisVerdict::unknown_cause ||
+         d.verdict == quire::DiagnosisVerdict::broken_batch);
+  demand(!to_string(d).empty() && to_json(d).size() > 2 && to_json(d).front() == '{' && to_json(d).back() == '}');
   for (const quire::Suspicion& s : d.suspicions) {
     demand(s.explained <= 1 && !std::isnan(s.explained));
     demand(!s.mechanism.empty() && !s.text.empty());
@@ -68,7 +70,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     return 0;
   }
   demand_sense(d.value());
-  demand(sound == (d->verdict != "broken batch"));
+  demand(sound == (d->verdict != quire::DiagnosisVerdict::broken_batch));
   const auto reduced = quire::reduce_case(c.value(), d.value());
   if (!reduced.ok()) {
     demand_reason(reduced.status());

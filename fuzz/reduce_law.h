@@ -43,7 +43,7 @@ inline std::string broken_reduce_law(std::span<const std::uint8_t> data, std::in
   semantics::store(c.observed.data, c.observed.dtype, 0, 1e4f);
   const Result<Diagnosis> d = diagnose(c, {.full = false, .seconds = 0.01, .progress = {}});
   if (!d.ok()) return "clean, but diagnose: " + d.status().message();
-  if (d->verdict == "right") return "an element of 10000 is called right";
+  if (d->verdict == DiagnosisVerdict::right) return "an element of 10000 is called right";
   const Result<Case> reduced = reduce_case(c, d.value());
   if (!reduced.ok()) return "clean, but reduce_case: " + reduced.status().message();
   const Findings findings = check(reduced->batch, reduced->cache, reduced->options, Depth::contents);

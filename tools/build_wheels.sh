@@ -6,15 +6,18 @@
 #
 # cpu: kernels for CPUs. gpu: CUDA and AMD kernels too (QUIRE_CUDA_ARCHITECTURES narrows them, e.g. 90a), with the build number 1gpu: pip
 # prefers it to the wheel for CPUs of the same version where both are offered.
-# One wheel for 3.10, one for 3.11, and one (abi3) for 3.12 and newer. auditwheel says whether they are manylinux_2_28. Wheels land in
-# build/wheels. Needs the network for PyPI: scikit-build-core, nanobind, ziglang, auditwheel, NumPy.
+# One wheel for 3.10, one for 3.11, and one (abi3) for 3.12 and newer; QUIRE_WHEEL_PYTHONS=3.12 makes the last one alone. auditwheel says
+# whether the wheels are manylinux_2_28. Wheels land in build/wheels. Needs the network for PyPI: scikit-build-core, nanobind, ziglang,
+# auditwheel, NumPy.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/setup.sh
 
 OUT=build/wheels
 TOOLS=build/wheel-tools
-PYTHONS=(3.10 3.11 3.12 3.13)
+read -ra BUILT_BY <<<"${QUIRE_WHEEL_PYTHONS:-3.10 3.11 3.12}"
+TESTED_ON=("${BUILT_BY[@]}")
+[[ " ${BUILT_BY[*]} " == *" 3.12 "* ]] && TESTED_ON+=(3.13)
 
 # python_of VERSION: the path of such a Python, of the system or of pyenv; nothing if there is none.
 python_of() {
@@ -35,7 +38,10 @@ build_wheel() {
   local kind=$1 version=$2 raw=build/wheels-raw/$1-$2 options=(-C cmake.define.QUIRE_CUDA=OFF -C cmake.define.QUIRE_HIP=OFF)
   if [ "$kind" = gpu ]; then
     options=(-C cmake.define.QUIRE_CUDA=ON -C "cmake.define.QUIRE_CUDA_ARCHITECTURES=${QUIRE_CUDA_ARCHITECTURES:-}" -C cmake.define.QUIRE_HIP=ON
-             -C wheel.build-tag=1gpu)
+             -C wheel.build-tag=1gpu
+             # Flags of the dev build: the wheel has the objects that the tests ran, and the compiler cache has them. Debug information of the
+             # host's part is stripped.
+             -C "cmake.define.CMAKE_CUDA_FLAGS_RELEASE=-O2 -g -DNDEBUG")
   fi
   rm -rf "$raw" "$raw-venv"
   "$(python_of "$version")" -m venv "$raw-venv"
@@ -50,7 +56,7 @@ build_wheel() {
 # test_wheels KIND: the wheel that pip picks, in an environment that has nothing else.
 test_wheels() {
   local kind=$1 version venv python
-  for version in "${PYTHONS[@]}"; do
+  for version in "${TESTED_ON[@]}"; do
     python=$(python_of "$version")
     [ -n "$python" ] || { say "no Python $version here"; continue; }
     venv=build/wheel-venvs/$kind-$version
@@ -70,7 +76,7 @@ need_tools
 for kind in "${kinds[@]}"; do
   case $kind in cpu | gpu) ;; *) sed -n '3,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;; esac
   rm -rf "${OUT:?}/$kind"
-  for version in 3.10 3.11 3.12; do build_wheel "$kind" "$version"; done
+  for version in "${BUILT_BY[@]}"; do build_wheel "$kind" "$version"; done
   test_wheels "$kind"
 done
 say "wheels"

@@ -178,7 +178,7 @@ REGISTERS = 65536  # of a multiprocessor, given out to warps
 SYSTEM_SHARED = 1024  # that every block of this architecture has, whatever it asks for
 # Bytes a thread may keep in local memory: what it keeps now, which is the least that has been reached but for wide tiles of decode
 # (16 at most, of head_dim 128 alone, before they took slices of requests). Who is not named may keep none.
-LOCAL_BYTES = {"decode B?[Ff]16 PlainTiles 128 32": 56, "decode Bf16 Fp8Tiles 128 32": 56, "decode F16 Fp8Tiles 128 32": 48,
+LOCAL_BYTES = {"decode B?[Ff]16 PlainTiles 128 32": 64, "decode Bf16 Fp8Tiles 128 32": 56, "decode F16 Fp8Tiles 128 32": 48,
                "decode B?[Ff]16 PlainTiles 64 32": 48, "decode Bf16 Fp8Tiles 64 32": 48, "decode F16 Fp8Tiles 64 32": 56,
                "decode B?[Ff]16 PlainTiles 256 16": 48, "decode B?[Ff]16 Fp8Tiles 256 16": 40,
                "decode B?[Ff]16 (Plain|Fp8)Tiles 256 8": 32,
@@ -187,7 +187,7 @@ LOCAL_BYTES = {"decode B?[Ff]16 PlainTiles 128 32": 56, "decode Bf16 Fp8Tiles 12
                "decode B?[Ff]16 Packed(Fp8)?Tiles 256 8": 24,
                # Outside the loop over tiles: the place of a tile's values where this step's rows and packed ones meet.
                "prefill B?[Ff]16 packed (128|256)": 64, "prefill B?[Ff]16 packed codes (128|256)": 96,
-               "prefill B?[Ff]16 codes 128": 8}
+               "prefill B?[Ff]16 codes (128|256)": 8}
 # Instructions by the low 9 bits of their words (the bits above say where operands come from), and by what nvdisasm calls them.
 OPCODES = {0x1F0: "HGMMA", 0x1B4: "UTMALDG", 0x187: "STL", 0x183: "LDL"}
 MUFU, WARPGROUP = 0x108, 0x1C5

@@ -27,6 +27,7 @@ PUBLIC_TYPES = [f"include/quire/{name}.hpp" for name in ("status", "tensor", "ca
 TEXT = ["src/text/"]
 THREADS = ["src/threads/"]
 SEMANTICS = ["src/semantics/", *TEXT]
+NUMERICS = ["src/numerics/"]
 DTYPE_DECODE = [*(f"src/semantics/{name}.h" for name in ("dtype", "fp8", "host_device")), *TEXT]
 
 # Folder -> what its files may include besides their own folder. The longest matching folder counts.
@@ -42,20 +43,25 @@ ALLOWED = {
     "src/plan/": PUBLIC + SEMANTICS + ["src/device/"],
     "src/attention/": PUBLIC + TEXT + ["src/device/", *(f"src/backend/{name}/entry.h" for name in ("cpu", "gpu", "cuda", "hip"))],
     "src/capture/": PUBLIC + SEMANTICS + THREADS,
+    # How far a right kernel may be from the reference, and the comparison by it.
+    "src/numerics/": PUBLIC + DTYPE_DECODE,
+    # What verify and bench share of a case: which rows are compared, and the case on a device.
+    "src/cases/": PUBLIC + TEXT + ["src/device/"],
     # Faults and the judges of outputs: nothing of the kernels but dtype decode, so that they stay a second opinion.
     "src/faults/": PUBLIC + DTYPE_DECODE + THREADS,
-    "src/report/": PUBLIC + DTYPE_DECODE + ["src/diagnose/tolerance.h"],
-    "src/diagnose/": PUBLIC + DTYPE_DECODE + THREADS + ["src/faults/", "src/report/"],
-    "src/verify/": PUBLIC + DTYPE_DECODE + THREADS + ["src/report/", "src/device/"],
-    "src/bench/": PUBLIC + TEXT + ["src/verify/prepare.h", "src/verify/device_case.h", "src/device/"],
+    "src/report/": PUBLIC + DTYPE_DECODE + NUMERICS,
+    "src/diagnose/": PUBLIC + DTYPE_DECODE + NUMERICS + THREADS + ["src/faults/", "src/report/"],
+    "src/verify/": PUBLIC + DTYPE_DECODE + THREADS + ["src/report/", "src/device/", "src/cases/"],
+    "src/bench/": PUBLIC + TEXT + ["src/cases/", "src/device/"],
     # The oracle: a bug shared with the kernels' masking or paging could hide there.
-    "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp", "src/diagnose/tolerance.h"] + DTYPE_DECODE + THREADS,
+    "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp"] + NUMERICS + DTYPE_DECODE + THREADS,
     "src/backend/cpu/": PUBLIC + SEMANTICS + ["src/plan/"],
     "src/backend/gpu/": PUBLIC + SEMANTICS + ["src/plan/", "src/device/"],
     "src/backend/cuda/": PUBLIC + SEMANTICS + ["src/plan/", "src/device/", "src/backend/gpu/"],
     "src/backend/hip/": PUBLIC + SEMANTICS + ["src/plan/", "src/device/", "src/backend/gpu/"],
     "src/capi/": PUBLIC + TEXT,
-    "cli/": PUBLIC + TEXT,
+    # The command prints JSON values of results, with what it knows beside them, and pages of both.
+    "cli/": PUBLIC + TEXT + ["src/report/json/json.h", "src/report/html/page.h"],
     "python/": PUBLIC + ["cli/command_line.h"],
     "examples/": PUBLIC,
     # Like a test, a fuzzer judges results by means of its own and of the library.
@@ -149,7 +155,7 @@ def self_test() -> "list[str]":
     headers = ["include/quire/tensor.hpp", "include/quire/plan.hpp", "include/quire/contract.hpp", "src/semantics/dtype.h",
                "src/semantics/visible_range.h", "src/plan/select.h", "src/contract/report.h", "src/backend/cpu/tile.h",
                "src/backend/gpu/runtime.h", "src/backend/reference/attend.h", "src/capi/guard.h", "src/text/formatted.h",
-               "src/device/runtime.h", "src/backend/cpu/entry.h"]
+               "src/device/runtime.h", "src/backend/cpu/entry.h", "src/diagnose/rank.h", "src/verify/judge.h"]
     planted = {
         "include/quire/cache.hpp": '#include "semantics/dtype.h"',
         "include/quire/batch.hpp": "#include <fmt/format.h>",
@@ -166,6 +172,9 @@ def self_test() -> "list[str]":
         "src/backend/cuda/cpu.cu": '#include "backend/cpu/tile.h"',
         "src/capi/plan.cpp": '#include "plan/select.h"',
         "src/diagnose/walk.cpp": '#include "semantics/visible_range.h"',
+        "src/report/cause.cpp": '#include "diagnose/rank.h"',
+        "src/bench/judge.cpp": '#include "verify/judge.h"',
+        "src/numerics/cause.cpp": '#include "diagnose/rank.h"',
         "cli/run.cpp": '#include "capi/guard.h"',
         "python/module.cpp": '#include "semantics/dtype.h"',
         "src/attention/tile.cpp": '#include "backend/cpu/tile.h"',

@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the generated parts of docs/reference: Python by mkdocstrings, C++ from the headers, JSON from what the commands print.
+"""Makes the generated parts of docs/reference: Python by mkdocstrings, C++ from the headers, JSON from the schemas.
 
 site_hooks.py puts them in place of markers when the site is built, so that nothing here can be out of date.
 """
 import json
-import os
 import re
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADERS = ROOT / "include/quire"
+SCHEMAS = ROOT / "docs/reference/schemas"
 # Python names by what a reader looks for. A public name that is in no group is listed under "Other".
 GROUPS = {
     "Attention": ["attend", "append", "merge", "plan", "bind", "synchronize", "Batch", "KVCache", "Options", "Plan", "BoundCall"],
@@ -27,11 +24,6 @@ GROUPS = {
                "FileError", "DeviceError", "InternalError"],
 }
 MODULES = ["quire.vllm", "quire.testing", "quire.targets"]
-LINE = "q=f32 heads=2:1 d=8 page=4 reqs=2x1@5"
-COMMANDS = {"check": ["check", LINE], "explain": ["explain", LINE], "run": ["run", LINE], "rules": ["rules"], "kernels": ["kernels"],
-            "devices": ["devices"], "diagnose": ["diagnose", "--no-reduced", "FILE"], "verify": ["verify", "--line", LINE, "--no-power"],
-            "bench": ["bench", "--seconds", "0.01", LINE]}
-MOST_KEYS = 60  # of one table; deeper keys are left to the command's own page
 
 
 # --- Python -----------------------------------------------------------------------------------------------------------------------
@@ -94,47 +86,49 @@ def cpp_reference() -> str:
 
 # --- JSON -------------------------------------------------------------------------------------------------------------------------
 
-def kind(value) -> str:
-    kinds = {bool: "true or false", int: "whole number", float: "number", str: "text", list: "list", dict: "object", type(None): "null"}
-    return kinds[type(value)]
+def resolved(schema: dict, root: dict) -> dict:
+    """A schema with its $ref followed, inside its own file or to another one."""
+    target = schema.get("$ref", "")
+    if target.startswith("#/$defs/"):
+        return root["$defs"][target.removeprefix("#/$defs/")]
+    return {"type": "object", "description": f"see [{target.removeprefix('quire:')}](#{target.removeprefix('quire:')})"} if target else schema
 
 
-def keys_of(value, path: str, found: "dict[str, tuple[str, str]]") -> None:
-    """Every key with its type and the first value seen, as `cases[].checks[].state`."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            name = f"{path}.{key}" if path else key
-            example = "" if isinstance(inner, (dict, list)) else json.dumps(inner)
-            found.setdefault(name, (kind(inner), example if len(example) < 60 else example[:56] + '..."'))
-            keys_of(inner, name, found)
-    elif isinstance(value, list):
-        for inner in value[:20]:
-            keys_of(inner, path + "[]", found)
+def kind(schema: dict) -> str:
+    """Its type in words: "text", "whole number or null"."""
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{json.dumps(value)}`" for value in schema.get("enum", [schema.get("const")]))
+    if "anyOf" in schema:
+        return " or ".join(kind(part) for part in schema["anyOf"])
+    names = {"boolean": "true or false", "integer": "whole number", "number": "number", "string": "text", "array": "list", "object": "object",
+             "null": "null"}
+    types = schema.get("type", "object")
+    return " or ".join(names[name] for name in ([types] if isinstance(types, str) else types))
 
 
-def printed_json(quire: str, words: "list[str]") -> "dict | list":
-    with tempfile.TemporaryDirectory() as folder:
-        if "FILE" in words:
-            file = f"{folder}/wrong.safetensors"
-            subprocess.run([quire, "capture", *LINE.split(), "--fault", "output_zero", "-o", file], check=True, capture_output=True)
-            words = [file if word == "FILE" else word for word in words]
-        words = [part for word in words for part in (word.split() if word == LINE and "--line" not in words else [word])]
-        done = subprocess.run([quire, *words, "--json"], capture_output=True, text=True, cwd=folder)
-    return json.loads(done.stdout)
+def rows_of(schema: dict, path: str, root: dict) -> "list[str]":
+    """A row for every key below a schema, as `cases[].checks[].state`."""
+    schema = resolved(schema, root)
+    if "anyOf" in schema:
+        return [row for part in schema["anyOf"] for row in rows_of(part, path, root)]
+    if isinstance(schema.get("items"), dict):
+        return rows_of(schema["items"], path + "[]", root)
+    rows = []
+    for key, inner in schema.get("properties", {}).items():
+        name, part = f"{path}.{key}" if path else key, resolved(inner, root)
+        meaning = inner.get("description", part.get("description", "")).replace("|", "\\|")
+        rows.append(f"| `{name}` | {kind(part)} | {meaning} |")
+        rows += rows_of(inner, name, root)
+    return rows
 
 
 def json_reference() -> str:
-    quire = os.environ.get("QUIRE") or shutil.which("quire")
-    if not quire:
-        return "*The command was not there when this page was built.*\n"
+    """A table for each file of docs/reference/schemas."""
     parts = []
-    for name, words in COMMANDS.items():
-        found: "dict[str, tuple[str, str]]" = {}
-        keys_of(printed_json(str(Path(quire).resolve()), words), "", found)
-        shown = list(found.items())[:MOST_KEYS]
-        rows = [f"| `{key}` | {what} | {f'`{example}`' if example and '|' not in example else ''} |" for key, (what, example) in shown]
-        more = f"\n\nand {len(found) - len(shown)} deeper keys." if len(found) > len(shown) else ""
-        parts.append(f"## quire {name} --json\n\n| key | type | example |\n|---|---|---|\n" + "\n".join(rows) + more + "\n")
+    for path in sorted(SCHEMAS.glob("*.json")):
+        schema = json.loads(path.read_text(encoding="utf-8"))
+        rows = "\n".join(rows_of(schema, "", schema))
+        parts.append(f"## {path.stem}\n\n{schema['title']} ([schema](schemas/{path.name}))\n\n| key | type | meaning |\n|---|---|---|\n{rows}\n")
     return "\n".join(parts)
 
 

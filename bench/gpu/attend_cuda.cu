@@ -2,7 +2,7 @@
 // Times attend() on a CUDA device: the whole call, as captured in a CUDA graph and replayed.
 //
 // usage: attend_cuda [--kernel NAME] [--check | --once | --append] [--key-value] [--invariant] [--unbounded] [--one-tensor]
-// [--offset BYTES]
+// [--prepared] [--columns N] [--layers N] [--offset BYTES]
 //                    LINE...
 //        LINE: a problem line (docs/reference/problem_line.md)
 //
@@ -12,7 +12,11 @@
 // the next line holds the context alone and this step's rows come from `key` and `value`. --offset: K and V begin so many bytes
 // after a multiple of 2 MiB, in all lines that follow. --invariant: so are the plans of the next line (batch_invariant);
 // --unbounded: they know no max_query_len and no max_seq_len. --one-tensor: K and V of the next line (nhd or hnd) are the halves
-// of the last dimension of one tensor, as vLLM keeps them since 0.26. Prints one JSON object, with the bandwidth of a plain read
+// of the last dimension of one tensor, as vLLM keeps them since 0.26. --prepared: layers of the next line are prepared once
+// (quire::prepare), and "us" is of a layer alone. --columns:
+// the block table of the next line has so many columns and max_seq_len is what they hold, as an engine captures a graph for its
+// longest context. --layers: lines that follow have a "step_us", too: of one of so many calls in a graph, which begins with the
+// preparation if they are prepared. Prints one JSON object, with the bandwidth of a plain read
 // measured in the same run.
 // --check: times nothing, but asks whether 20 repeats give the same bits, whether a graph captured once is right when it is
 // replayed after every request has become shorter by up to 40 tokens of context, and whether an infinite value that half of a
@@ -196,8 +200,8 @@ double read_ceiling() {
 /// How the lines that follow are asked.
 struct Asked {
   std::string kernel;
-  bool key_value = false, invariant = false, unbounded = false, one_tensor = false;
-  std::int64_t offset = 0;
+  bool key_value = false, invariant = false, unbounded = false, one_tensor = false, prepared = false;
+  std::int64_t offset = 0, columns = 0, layers = 0;
 };
 
 struct Work {
@@ -242,6 +246,7 @@ Work make_work(const ProblemLine& line, const Asked& asked) {
     const std::int64_t needed = (r.seq_len() + p.page_size - 1) / p.page_size;
     width = std::max(width, needed), pages += needed;
   }
+  width = std::max(width, asked.columns);
   std::vector<std::int32_t> order(static_cast<std::size_t>(pages));
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), std::mt19937_64(line.seed));
@@ -299,7 +304,7 @@ Prepared prepare(const Work& w, const Problem& problem, const Asked& asked) {
   settings.kernel = asked.kernel;
   if (!asked.unbounded) {
     settings.max_query_len = problem.max_query_len();
-    settings.max_seq_len = problem.max_seq_len();
+    settings.max_seq_len = std::max(problem.max_seq_len(), asked.columns * problem.page_size);
   }
   Prepared p{must(plan(w.batch, w.caches[0], w.options, settings)), {}};
   const std::size_t bytes = workspace_bytes(p.plan);
@@ -383,6 +388,10 @@ void check_line(const std::string& text, const Asked& asked, bool first) {
   const auto run = [&](const Prepared& how, const Batch& batch, cudaStream_t stream) {
     AttendOptions options;
     options.stream = stream;
+    if (asked.prepared && &how == &p) must(prepare(how.plan, batch, w.caches[0], w.options, how.workspace, options));
+    options.prepared = asked.prepared && &how == &p;
+    // A layer before the one that is compared, into the same output: counters are used by then.
+    if (options.prepared) must(attend(how.plan, batch, w.caches.back(), w.options, how.workspace, options));
     must(attend(how.plan, batch, w.caches[0], w.options, how.workspace, options));
   };
   const auto finish = [&](const Prepared& how, const Batch& batch) {
@@ -425,9 +434,14 @@ void check_line(const std::string& text, const Asked& asked, bool first) {
   std::printf("}");
 }
 
-/// One call, and whether it broke a rule.
-void run(const Work& w, const Prepared& how, const Batch& batch) {
-  must(attend(how.plan, batch, w.caches[0], w.options, how.workspace));
+/// One call, or a step of three layers, and whether it broke a rule.
+void run(const Work& w, const Prepared& how, const Batch& batch, bool prepared = false) {
+  AttendOptions options;
+  options.prepared = prepared;
+  if (prepared) must(prepare(how.plan, batch, w.caches[0], w.options, how.workspace));
+  for (int layer = 0; layer < (prepared ? 2 : 0); ++layer)
+    must(attend(how.plan, batch, w.caches.back(), w.options, how.workspace, options));
+  must(attend(how.plan, batch, w.caches[0], w.options, how.workspace, options));
   must(attend_status(how.plan, batch, w.caches[0], w.options, how.workspace));
 }
 
@@ -437,7 +451,7 @@ void run_once(const std::string& text, const Asked& asked, bool first) {
   const Prepared p = prepare(w, line.problem, asked), other = prepare(w, line.problem, {.kernel = "cuda_generic"});
   Batch check = w.batch;
   check.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 99);
-  run(w, p, w.batch), run(w, other, check);
+  run(w, p, w.batch, asked.prepared), run(w, other, check);
   const auto [off, largest, outside] = difference(w.batch.output, check.output, bound_of(line.problem, p.plan));
   std::printf("%s\n  {\"line\": \"%s\", \"kernel\": \"%s\", \"agrees\": %s, \"max_difference_from_generic\": %.3g}",
               first ? "" : ",", text.c_str(), p.plan.kernel.c_str(), outside == 0 ? "true" : "false", static_cast<double>(off));
@@ -498,16 +512,25 @@ void run_line(const std::string& text, const Asked& asked, double ceiling, bool 
   Batch check = w.batch, once = w.batch;
   check.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 99);
   once.output = random_tensor(w.batch.output.dtype, w.batch.output.shape, 3, 98);
-  run(w, p, once), run(w, other, check);
+  run(w, p, once, asked.prepared), run(w, other, check);
   const auto [off, largest, outside] = difference(once.output, check.output, bound_of(line.problem, p.plan));
 
   const int calls = std::max<int>(4, static_cast<int>(w.caches.size()));
-  const double ms = graph_ms(calls, [&](int i, cudaStream_t stream) {
+  bool prepares = false;  // the graph's first layer
+  const auto enqueue = [&](int i, cudaStream_t stream) {
     AttendOptions options;
     options.stream = stream;
-    must(attend(p.plan, w.batch, w.caches[static_cast<std::size_t>(i) % w.caches.size()], w.options, p.workspace, options));
-  });
-  run(w, p, w.batch);
+    const KVCache& cache = w.caches[static_cast<std::size_t>(i) % w.caches.size()];
+    if (i == 0 && prepares) must(prepare(p.plan, w.batch, cache, w.options, p.workspace, options));
+    options.prepared = asked.prepared;
+    must(attend(p.plan, w.batch, cache, w.options, p.workspace, options));
+  };
+  if (asked.prepared) must(prepare(p.plan, w.batch, w.caches[0], w.options, p.workspace));
+  const double ms = graph_ms(calls, enqueue);
+  prepares = asked.prepared;
+  const double step_ms = asked.layers > 0 ? graph_ms(static_cast<int>(asked.layers), enqueue) : ms;
+  must(attend_status(p.plan, w.batch, w.caches[0], w.options, p.workspace));
+  run(w, p, w.batch, asked.prepared);
   const bool repeats = difference(w.batch.output, once.output).off == 0;
   double kv_bytes = 0;
   for (const Request& r : line.problem.reqs) {
@@ -521,15 +544,17 @@ void run_line(const std::string& text, const Asked& asked, double ceiling, bool 
   std::printf(
       "%s\n  {\"line\": \"%s\", \"key_value\": %s, \"batch_invariant\": %s, \"unbounded\": %s, \"one_tensor\": %s, "
       "\"asked_kernel\": \"%s\", \"kernel\": \"%s\", "
+      "\"prepared\": %s, \"columns\": %lld, \"layers\": %lld, \"step_us\": %.2f, "
       "\"us\": %.2f, \"predicted_us\": "
       "%.2f, "
       "\"kv_tb_per_s\": %.3f, \"of_read\": %.3f, \"tflop_per_s\": %.1f, \"agrees\": %s, \"repeats\": %s, "
       "\"max_difference_from_generic\": %.3g, \"max_output\": %.3g, \"served_by\": [%s]}",
       first ? "" : ",", text.c_str(), asked.key_value ? "true" : "false", asked.invariant ? "true" : "false",
       asked.unbounded ? "true" : "false", asked.one_tensor ? "true" : "false", asked.kernel.c_str(), p.plan.kernel.c_str(),
-      ms * 1000, predict(known).seconds * 1e6, kv_bytes / ms * 1e-9, kv_bytes / ms * 1e-9 / ceiling, flops / ms * 1e-9,
-      outside == 0 ? "true" : "false", repeats ? "true" : "false", static_cast<double>(off), static_cast<double>(largest),
-      served_by(predict(known)).c_str());
+      asked.prepared ? "true" : "false", static_cast<long long>(asked.columns), static_cast<long long>(asked.layers),
+      step_ms * 1000, ms * 1000, predict(known).seconds * 1e6, kv_bytes / ms * 1e-9, kv_bytes / ms * 1e-9 / ceiling,
+      flops / ms * 1e-9, outside == 0 ? "true" : "false", repeats ? "true" : "false", static_cast<double>(off),
+      static_cast<double>(largest), served_by(predict(known)).c_str());
   std::fflush(stdout);
 }
 
@@ -562,6 +587,12 @@ int main(int argc, char** argv) {
       asked.kernel = argv[++i];
     else if (word == "--offset" && i + 1 < argc)
       asked.offset = std::atoll(argv[++i]);
+    else if (word == "--columns" && i + 1 < argc)
+      asked.columns = std::atoll(argv[++i]);
+    else if (word == "--layers" && i + 1 < argc)
+      asked.layers = std::atoll(argv[++i]);
+    else if (word == "--prepared")
+      asked.prepared = true;
     else if (word == "--key-value")
       asked.key_value = true;
     else if (word == "--invariant")
@@ -578,7 +609,8 @@ int main(int argc, char** argv) {
       if (question == Question::once) run_once(word, asked, first);
       if (question == Question::append) append_line(word, asked, first);
       free_line();
-      asked.key_value = asked.invariant = asked.unbounded = asked.one_tensor = first = false;
+      asked.key_value = asked.invariant = asked.unbounded = asked.one_tensor = asked.prepared = first = false;
+      asked.columns = 0;
     }
   }
   std::printf("\n]}\n");

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fits the constants of src/plan/device_costs.h to times of attend_cuda.
+"""Fits the constants of src/plan/device_costs.h to times of attend_cuda. The result files name the device; all of a call have one.
 
 usage: fit_costs.py --quire PATH RESULT... [--write]
        fit_costs.py --quire PATH RESULT... --predict    fit nothing: put what `quire explain` predicts now into the result files
        fit_costs.py --quire PATH RESULT... --agree      fit nothing: is seconds_of() what `quire explain` computes, and does fitting to
                                                         times that follow the model find its constants
 
-`quire explain --device sm90 --json` says what each line gives to its busiest unit; the constants are those with the least sum of
+`quire explain --device h100 --json` (or h200) says what each line gives to its busiest unit; the constants are those with the least sum of
 squares of log(predicted / measured) over every other line of each result file (and one for each row of constants that none of those
 asks for), found by turning one of them at a time. Prints how far
 the lines are off, those that were fitted to and the others apart. --write puts the constants into the header; then rebuild, and look
@@ -33,12 +33,28 @@ PREFILL_ROWS = 256  # that the matrix units are given, whatever the group leaves
 WITHIN = 0.15
 
 
-def read_header() -> "tuple[dict, dict]":
+def device_of(paths: "list[str]") -> str:
+    """The product that the result files name, as `quire explain --device` takes it."""
+    named = {json.loads(Path(path).read_text(encoding="utf-8"))["device"] for path in paths}
+    if len(named) != 1:
+        sys.exit(f"result files of one device are needed, not of {sorted(named)}")
+    driver = named.pop()
+    for product, known in re.findall(r'= \{"(\w+)",\s*"([^"]+)"', HEADER.read_text(encoding="utf-8")):
+        if known == driver:
+            return product
+    sys.exit(f"{HEADER.name} has no constants of {driver}")
+
+
+def struct_of(product: str) -> "re.Match":
+    """The device's part of the header: its numbers, and the rows of its bodies."""
+    return re.search(r'= \{"' + product + r'",\s*"[^"]+",\s*\d+' + r",\s*([\d.]+)" * 4 + r",\s*\{\{(.*?)\}\}\}", HEADER.read_text(encoding="utf-8"), re.S)
+
+
+def read_header(product: str) -> "tuple[dict, dict]":
     """The device's constants, and those of each body."""
-    text = HEADER.read_text(encoding="utf-8")
-    numbers = re.search(r'\{"H200",\s*\d+' + r",\s*([\d.]+)" * 4, text).groups()
+    *numbers, rows = struct_of(product).groups()
     bodies = {(body, fp8 == "true", int(dim)): dict(zip(NAMES, (float(x) for x in numbers.split(","))))
-              for body, fp8, dim, numbers in ROW.findall(text)}
+              for body, fp8, dim, numbers in ROW.findall(rows)}
     return dict(zip(("ceiling", "call", "launch", "beside"), (float(x) for x in numbers))), bodies
 
 
@@ -46,27 +62,28 @@ def number(x: float) -> str:
     return f"{x:.3g}"
 
 
-def write_header(bodies: dict) -> None:
+def write_header(product: str, bodies: dict) -> None:
     def row(match: "re.Match") -> str:
         costs = bodies[match[1], match[2] == "true", int(match[3])]
         return f"{{Body::{match[1]}, {match[2]}, {match[3]}, {', '.join(number(costs[name]) for name in NAMES)}}}"
 
-    HEADER.write_text(ROW.sub(row, HEADER.read_text(encoding="utf-8")), encoding="utf-8")
+    text, (begin, end) = HEADER.read_text(encoding="utf-8"), struct_of(product).span()
+    HEADER.write_text(text[:begin] + ROW.sub(row, text[begin:end]) + text[end:], encoding="utf-8")
 
 
-def prediction_of(quire: str, result: dict) -> "dict | None":
+def prediction_of(quire: str, product: str, result: dict) -> "dict | None":
     kernel = ["--kernel", result["asked_kernel"]] if result.get("asked_kernel") else []
-    run = subprocess.run([quire, "explain", "--device", "sm90", "--json", *kernel, result["line"]], capture_output=True, text=True,
+    run = subprocess.run([quire, "explain", "--device", product.lower(), "--json", *kernel, result["line"]], capture_output=True, text=True,
                          check=False)
     if run.returncode != 0:
         sys.exit(f"quire explain: exit {run.returncode}\n{run.stderr}")
     return json.loads(run.stdout)["explanations"][0]["plan"]["prediction"]
 
 
-def predict_again(quire: str, path: Path) -> None:
+def predict_again(quire: str, product: str, path: Path) -> None:
     run = json.loads(path.read_text(encoding="utf-8"))
     for row in run["results"]:
-        prediction = prediction_of(quire, row)
+        prediction = prediction_of(quire, product, row)
         row["predicted_us"] = round(prediction["us"], 2) if prediction else 0
         row["served_by"] = [one["served_by"] for one in prediction["lists"] if one["items"]] if prediction else []
     run_h200.save(path, run)
@@ -166,18 +183,19 @@ def main() -> int:
     parser.add_argument("--agree", action="store_true")
     parser.add_argument("results", nargs="+")
     args = parser.parse_args()
+    product = device_of(args.results)
     if args.predict:
         for path in args.results:
-            predict_again(args.quire, Path(path))
+            predict_again(args.quire, product, Path(path))
         return 0
-    device, bodies = read_header()
+    device, bodies = read_header(product)
     fitted, others = [], []
     for path in args.results:
         run = json.loads(Path(path).read_text(encoding="utf-8"))
         ceiling = device["ceiling"] if args.agree else run["read_tb_per_s"]
         known = [{**row, "lists": prediction["lists"], "together": prediction["saved_us"] > 0, "explained": prediction["us"],
                   "ceiling": ceiling, "fp8": "kv=fp8" in row["line"], "dim": int(re.search(r"d=(\d+)", row["line"])[1])}
-                 for row in run["results"] if not row.get("key_value") and (prediction := prediction_of(args.quire, row))]
+                 for row in run["results"] if not row.get("key_value") and (prediction := prediction_of(args.quire, product, row))]
         fitted += known[::2]
         others += known[1::2]
     for key in asked_rows(others, bodies) - asked_rows(fitted, bodies):
@@ -195,7 +213,7 @@ def main() -> int:
     for (body, fp8, dim), costs in bodies.items():
         print(f"{body:13} {'fp8' if fp8 else '   '} {dim or '':3}  " + "  ".join(f"{name} {number(costs[name])}" for name in NAMES))
     if args.write:
-        write_header(bodies)
+        write_header(product, bodies)
     return 0
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of docs/lab and docs/kernels/predicted.md: times from the result file, targets and peers from targets.json.
+"""Tables of docs/lab and docs/kernels/predicted.md: times from the result files, targets and peers from targets.json.
 
-usage: targets.py             compare the pages with bench/results/h200-attend.json
+usage: targets.py             compare the pages with bench/results/h200-attend.json and h100-attend.json
        targets.py --update    write them (as QUIRE_UPDATE_DOCS=1 does)
        targets.py --lines     print what run_h200.py times
        targets.py --self-test plant faults in the result file, the targets and a page, and demand that each is found
@@ -11,6 +11,7 @@ A table stands between <!-- table: NAME --> and <!-- /table: NAME -->.
 """
 import copy
 import json
+import math
 import os
 import re
 import sys
@@ -18,11 +19,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench/results/h200-attend.json"
+H100 = ROOT / "bench/results/h100-attend.json"
 PEERS = ROOT / "bench/results/h200-peers.json"
 CAUSES = ROOT / "bench/results/h200-causes.json"
 PAGES = {"decode": ROOT / "docs/lab/2026-11-22-hopper-decode.md",
          "prefill": ROOT / "docs/lab/2026-11-22-hopper-prefill.md",
          "others": ROOT / "docs/kernels/predicted.md"}
+H100_PAGE = ROOT / "docs/lab/2026-11-25-h100-predicted.md"
 
 
 # --- the cases --------------------------------------------------------------------------------------------------------------------
@@ -161,7 +164,7 @@ def peers_text(case: dict) -> str:
 
 
 def torch_text(line: str, peers: "list[dict]") -> str:
-    """What peers_torch.py measured on this line."""
+    """TFLOP/s of torch by cuDNN and by FlashAttention-2 on this line, from PEERS."""
     found = {row["peer"].split()[-1]: row.get("tflop_per_s") for row in peers if row["line"] == line}
     return " / ".join(f"{found[name]:.0f}" if found.get(name) else "-" for name in ("cudnn", "flash")) if any(found.values()) else "-"
 
@@ -170,9 +173,11 @@ def summary(cases: "list[dict]", rows: "dict[tuple, dict]") -> str:
     shares = [share for case in cases if (share := reached(case, rows)) is not None]
     ratios = [row["predicted_us"] / row["us"] for case in cases if (row := rows.get(key_of(case))) and row.get("predicted_us")]
     texts = [f"{sum(share >= 1 for share in shares)} of {len(shares)} targets met."] if shares else []
-    if ratios:
-        texts.append(f"Predicted within 15 % of measured: {sum(abs(r - 1) <= 0.15 for r in ratios)} of {len(ratios)}.")
-    return " ".join(texts)
+    return " ".join(texts + [within_text(ratios)] if ratios else texts)
+
+
+def within_text(ratios: "list[float]") -> str:
+    return f"Predicted within 15 % of measured: {sum(abs(r - 1) <= 0.15 for r in ratios)} of {len(ratios)}."
 
 
 def render(table: str, cases: "list[dict]", report: dict, peers: "list[dict]") -> str:
@@ -215,6 +220,18 @@ def causes_text(table: str, cases: "list[dict]", report: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def predictions_text(cases: "list[dict]", report: dict) -> str:
+    """Predicted and measured times of every case, the case that is furthest off first."""
+    rows = {key_of(row): row for row in report["results"]}
+    found = [(case, row, row["predicted_us"] / row["us"]) for case in cases if (row := rows.get(key_of(case))) and row["predicted_us"]]
+    lines = [f"{report['device']}, {report['date']}, commit {report['commit']}, read ceiling of the run {report['read_tb_per_s']:.2f} TB/s. "
+             + within_text([ratio for _, _, ratio in found]), "", "| case | served by | measured, us | predicted, us | predicted / measured |", "|---" * 5 + "|"]
+    for case, row, ratio in sorted(found, key=lambda one: -abs(math.log(one[2]))):
+        name = f"{case['group']}: {case['case']}"
+        lines.append(f"| {name} | {' + '.join(row['served_by'])} | {row['us']:.1f} | {row['predicted_us']:.1f} | {ratio:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
 def swap(page: str, table: str, text: str) -> "tuple[str, str]":
     """The page with `text` between the markers, and what was there."""
     begin, end = f"<!-- table: {table} -->\n", f"<!-- /table: {table} -->"
@@ -229,6 +246,8 @@ def check(update: bool) -> int:
     peers, causes = json.loads(PEERS.read_text(encoding="utf-8"))["results"], json.loads(CAUSES.read_text(encoding="utf-8"))
     tables = [(table, path, RESULTS, render(table, cases, report, peers)) for table, path in PAGES.items()]
     tables += [(f"causes of {table}", PAGES[table], CAUSES, causes_text(table, cases, causes)) for table in ("decode", "prefill")]
+    h100 = json.loads(H100.read_text(encoding="utf-8"))
+    tables.append(("every line", H100_PAGE, H100, predictions_text(cases, h100)))
     for table, path, source, text in tables:
         page, there = swap(path.read_text(encoding="utf-8"), table, text)
         if update:
@@ -256,6 +275,8 @@ def self_test() -> int:
         "a changed time": changed(us=6.1) != render("decode", cases, good, []),
         "a prediction": "| 1.05 |" in render("decode", cases, good, []) and "within 15 % of measured: 1 of 1" in changed(),
         "a prediction that is off": "within 15 % of measured: 0 of 1" in changed(us=5.0),
+        "a prediction of the H100": "| 32:8 bf16: B1 1k | sm90_decode | 6.0 | 6.3 | 1.05 |" in predictions_text(
+            cases, {**report, "results": [{**row, "served_by": ["sm90_decode"]}]}),
         "a line that is not there": "not measured" in render("decode", cases, {**good, "results": []}, []),
         "a page that says something else": swap("<!-- table: x -->\nold\n<!-- /table: x -->", "x", "new\n")[1] == "old\n",
         "torch beside us": torch_text("l", [{"line": "l", "peer": "torch cudnn", "refused": "no"},

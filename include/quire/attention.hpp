@@ -48,7 +48,8 @@ struct AttendOptions {
   void* stream = nullptr;                 ///< of GPU calls: a cudaStream_t or hipStream_t; null = the default stream
   bool nan_if_refused = false;  ///< on a GPU: fills output and lse with NaN if the device refuses lengths or tables. A CPU's
                                 ///< call that is refused says so itself, and writes nothing
-  std::uint64_t ticket = 0;     ///< of GPU calls: what take_broken_ticket() says if this one breaks; 0 = nothing
+  std::uint64_t ticket = 0;     ///< of GPU calls: what take_broken_ticket() says if this one breaks; 0 = nothing, below 2^63
+  bool prepared = false;        ///< prepare() came before: this layer only attends. No difference on a CPU
 };
 
 /// Softmax attention for every request of the batch (equations: batch.hpp; Milakov & Gimelshein 2018, arXiv:1805.02867 for the
@@ -67,12 +68,35 @@ struct AttendOptions {
 Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
               const AttendOptions& attend_options = {});
 
+/// What the layers of one step share, done once: lengths and tables are checked, and work lists are made in `workspace`. Layers
+/// follow with attend() and AttendOptions::prepared, which enqueues the attention itself and nothing else:
+///
+///     prepare(plan, batch, cache, options, workspace, {.stream = s});
+///     for each layer: attend(plan, batch of the layer, its cache, its options, workspace, {.stream = s, .prepared = true});
+///
+/// A layer has the step's plan, workspace, sliding_window, lengths and tables: the addresses of query_start_loc, seq_lens,
+/// cached_lens and block_table, and what they hold, which stays the same until the last layer is done. Query, output, lse, cache,
+/// key, value, scales, sinks and slopes may lie elsewhere, with the strides and the alignment (to 16 bytes) of the first. Any
+/// number of layers. An attend() that is not prepared prepares the layers behind it, too.
+///
+/// Everything that attend() promises holds: prepare() refuses what attend() would refuse on the host; where the device finds a
+/// broken rule, no layer writes a row. attend_status() and the ticket of prepare() tell of it, and rows are counted over all
+/// layers. A layer is refused on the device, and writes no row, if the workspace holds no preparation, or that of another plan,
+/// other addresses or tensors of another alignment; rows of a layer that finds other lengths than prepare() did are wrong.
+/// attend_status() and the layer's ticket tell of both: kTicketNotPrepared. Both calls may be captured in one graph, or
+/// the layers alone: then prepare() comes before each replay.
+///
+/// On a CPU it checks what attend() would check, and enqueues nothing: layers do all of their work themselves.
+Status prepare(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
+               const AttendOptions& attend_options = {});
+
 /// The outcome of the last attend() with these arguments on a GPU, and of those before it with this workspace that nobody has
-/// asked about: other layers, earlier replays of a graph. Waits for `stream`; then OK if every row was written, or
+/// asked about: other layers, earlier replays of a graph. After prepare(), of all layers so far together. Waits for `stream`;
+/// then OK if every row was written, or
 ///
 ///     contract_violation    a rule about lengths or tables is broken: the status of check(), and no row was written; or an
 ///                           earlier call was refused for what its lengths and tables held then
-///     invalid_argument      the lengths exceed the plan's bounds, and no row was written
+///     invalid_argument      the lengths exceed the plan's bounds, and no row was written; or a layer was not prepared
 ///     internal_error        rows were written more or less than once
 ///
 /// and device_error for the device's own failures. A failure is told once, except that of the last call. Fills
@@ -82,8 +106,10 @@ Status attend_status(const Plan& plan, const Batch& batch, const KVCache& cache,
 
 /// The ticket of an attend() that wrote no row because lengths or tables break a rule or exceed the plan's bounds; 0 if there is
 /// none. The device leaves it in a word of the host's memory, so this waits for nothing: a call that still runs may yet break.
-/// Taken, it is forgotten. Of several that broke since, one is kept.
+/// Taken, it is forgotten. Of several that broke since, one is kept. kTicketNotPrepared is set in it if the call was a layer
+/// without its preparation, or found other lengths.
 std::uint64_t take_broken_ticket() noexcept;
+inline constexpr std::uint64_t kTicketNotPrepared = std::uint64_t{1} << 63;
 /// Whether take_broken_ticket() would return one.
 bool has_broken_ticket() noexcept;
 
@@ -111,10 +137,15 @@ class BoundAttend {
   /// attend() with the same promises. invalid_argument, naming the tensor, unless same_call().
   Status run(const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
              const AttendOptions& attend_options = {}) const;
+  /// prepare() with the same promises, for runs with AttendOptions::prepared.
+  Status prepare(const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
+                 const AttendOptions& attend_options = {}) const;
   const Plan& plan() const noexcept { return plan_; }
 
  private:
   BoundAttend(Plan plan, const Batch& batch, const KVCache& cache, const Options& options);
+  Status given(bool preparation, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
+               const AttendOptions& attend_options) const;
 
   Plan plan_;
   Batch batch_;

@@ -73,15 +73,30 @@ struct BenchVariant {
   bool batch_invariant = false;
 };
 
+enum class BenchStatus : std::int32_t {
+  ok,
+  wrong,
+  refused,
+  unverified,  ///< BenchOptions::verify was false
+};
+/// What a time was read from.
+enum class BenchClock : std::int32_t {
+  wall,
+  device,      ///< events round a replayed CUDA graph
+  thread_cpu,  ///< where other processes disturbed too many calls of a single thread
+};
+/// "ok", "wrong", "refused", "unverified"; "wall", "device", "thread cpu".
+std::string_view name(BenchStatus status) noexcept;
+std::string_view name(BenchClock clock) noexcept;
+
 struct BenchResult {
   BenchVariant variant;
-  std::string status;  ///< ok, wrong, refused, or unverified (options.verify was false)
+  BenchStatus status = BenchStatus::unverified;
   std::string reason;  ///< why it was refused, or what is wrong
   std::string kernel;  ///< that served it
   std::string plan;    ///< to_string(plan)
   Interval seconds;    ///< of one attend()
-  std::string clock;  ///< "wall"; "device" (events round a replayed CUDA graph); "thread cpu" where other processes disturbed too
-                      ///< many calls of a single thread
+  BenchClock clock = BenchClock::wall;
   std::int64_t calls = 0, disturbed = 0;  ///< calls timed; of these, not counted because the thread was off its core
   double plan_seconds = 0;                ///< median of plan()
   double gbs = 0, gflops = 0;             ///< kv_bytes and flops over the median
@@ -121,13 +136,15 @@ struct BenchOptions {
   std::function<bool(const std::string& what)> progress;
 };
 
+/// Data only: report.hpp makes text, JSON and a page of it.
 struct BenchReport {
   bool ok = false;  ///< nothing is wrong, and at least one result was timed
   BenchMachine machine;
   std::vector<Ceilings> ceilings;
   std::vector<BenchCaseResult> cases;
-  std::string text;  ///< the complete report for a terminal
-  std::string json;  ///< the same as JSON (bench.md)
+  std::string commit, date;       ///< BenchOptions::commit; "2026-11-23T10:00:00Z"
+  double seconds_per_result = 0;  ///< BenchOptions::seconds
+  std::string busy;               ///< why these times are not to be compared, or empty
 };
 
 /// Measures the ceilings, times every case in every variant, verifies what was timed, and measures the ceilings again.
@@ -145,27 +162,31 @@ std::vector<std::string> workload_names();
 /// invalid_argument, with the names, for an unknown one.
 Result<std::vector<BenchInput>> workload(std::string_view name);
 
+enum class BenchChangeVerdict : std::int32_t { same, fast, slow, ambiguous };
+/// "SAME", "FAST", "SLOW", "AMBIGUOUS".
+std::string_view name(BenchChangeVerdict verdict) noexcept;
+
 /// How one result of the new report relates to the old one.
 struct BenchChange {
   std::string name, line;
   BenchVariant variant;
   double ratio = 1;          ///< new median time / old median time
   double low = 1, high = 1;  ///< what the intervals allow it to be
-  std::string verdict;       ///< SAME, FAST, SLOW, AMBIGUOUS
+  BenchChangeVerdict verdict = BenchChangeVerdict::ambiguous;
   std::string reason;
 };
 struct BenchComparison {
   std::vector<BenchChange> changes;
   std::int64_t only_old = 0, only_new = 0;  ///< results without a counterpart
-  std::string text;
-  std::string json;
 };
-/// Compares two reports by JSON, result by result.
+/// Compares two reports, result by result.
 ///
 /// FAST and SLOW: the intervals do not overlap and the medians differ by at least 2 %, and the machine's own ceilings moved
 /// less, during the runs and between them. SAME: less than 2 %, and the intervals allow no more than 5 %. Everything else is
 /// AMBIGUOUS, and so is a result whose output is wrong on either side. Reports of different machines are refused
-/// (invalid_argument, with what differs) unless `force`; parse_error for what is no report.
+/// (invalid_argument, with what differs) unless `force`; parse_error if no result is in both.
+Result<BenchComparison> compare_bench(const BenchReport& before, const BenchReport& after, bool force = false);
+/// The same for the JSON of two reports; parse_error for what is no report.
 Result<BenchComparison> compare_bench(std::string_view old_json, std::string_view new_json, bool force = false);
 
 }  // namespace quire

@@ -2,8 +2,10 @@
 // The oracle, the comparison that judges an output, and the search for the cause of a wrong one.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,6 +14,7 @@
 
 #include "quire/batch.hpp"
 #include "quire/capture.hpp"
+#include "quire/contract.hpp"
 #include "quire/status.hpp"
 
 namespace quire {
@@ -99,10 +102,102 @@ void allow_rounded_weights(Reference& expected, DType weights);
 /// The same for some of its tokens: those whose entry of `tokens` is true.
 void allow_rounded_weights(Reference& expected, DType weights, const std::vector<bool>& tokens);
 
+/// An attribute of a cell, which is one head of one output row (diagnose.md, "Patterns").
+enum class CellAttribute : std::uint8_t {
+  request,
+  token,          ///< output row
+  row,            ///< index in its request
+  rows_from_end,  ///< query_len - 1 - row
+  query_len,
+  seq_len,
+  context_len,
+  q_pos,
+  num_keys,     ///< visible ones
+  page_offset,  ///< q_pos % page_size
+  num_pages,    ///< logical pages that the visible keys lie in
+  page,         ///< physical pages of the cache that the visible keys lie in
+  head,
+  kv_head,
+  head_in_group,
+  dim,
+};
+enum class CellTest : std::uint8_t {
+  is,         ///< one of values
+  from,       ///< >= values[0]
+  to,         ///< <= values[0]
+  between,    ///< values[0] <= v <= values[1]
+  modulo,     ///< v % values[0] is one of the other values
+  reads,      ///< page: a visible key lies in one of values
+  not_reads,  ///< page: no visible key lies in any of values
+};
+std::string_view name(CellAttribute attribute) noexcept;
+std::string_view name(CellTest test) noexcept;
+
+struct CellCondition {
+  CellAttribute attribute = CellAttribute::request;
+  CellTest test = CellTest::is;
+  std::vector<std::int64_t> values;
+
+  /// For every attribute but `page`.
+  bool holds(std::int64_t value) const;
+  bool operator==(const CellCondition&) const = default;
+};
+
+/// A rule that selects cells: all of its conditions hold.
+struct CellPattern {
+  std::vector<CellCondition> conditions;  ///< none: every cell, or no rule was found
+  bool rule = true;                       ///< false: the attributes of the batch do not select the wrong cells
+  std::int64_t cells = 0;                 ///< compared cells that the rule selects
+  std::int64_t wrong_cells = 0;           ///< the wrong ones among them
+  std::int64_t wrong_total = 0;           ///< wrong_cells and the wrong cells that no pattern selects
+  std::string text;        ///< "exactly the decode rows, heads 16-31: 7 x 16 of 7 x 16 cells; no other cell is wrong"
+  std::string scope_text;  ///< "the decode rows, heads 16-31"
+
+  double precision() const { return cells == 0 ? 0 : static_cast<double>(wrong_cells) / static_cast<double>(cells); }
+  double recall() const { return wrong_total == 0 ? 0 : static_cast<double>(wrong_cells) / static_cast<double>(wrong_total); }
+  bool exact() const { return rule && wrong_cells == cells && wrong_cells == wrong_total; }
+};
+
+/// Laws that every attention output obeys, whatever the scores were.
+enum class OutputLaw : std::uint8_t {
+  finite,     ///< broken: NaN or infinity, and every V row that the request may read is finite
+  one_value,  ///< broken: all dims hold one value, which the buffer was filled with, or the 0 of a row that sees no key
+  hull,       ///< broken: a dim lies outside [min, max] of the V rows that the request may read
+};
+std::string_view name(OutputLaw law) noexcept;
+
+/// The rows that break one law.
+struct LawFinding {
+  OutputLaw law = OutputLaw::finite;
+  std::vector<std::int64_t> tokens;  ///< rows with at least one head that breaks it, ascending
+  std::string text;                  ///< "row 5336, head 0, dim 12 holds 1.69; the values it may average lie in [-0.001, 0.001]"
+};
+
+/// The wrong elements of one request.
+struct WrongRequest {
+  std::int64_t req = 0, query_len = 0, context_len = 0, seq_len = 0;
+  std::vector<std::int64_t> tokens;  ///< rows with a wrong element, ascending
+  std::vector<bool> heads;           ///< [num_q_heads], whether the head has a wrong element
+  std::int64_t cells = 0;
+  std::int64_t elements = 0, nonfinite = 0;    ///< of the output: wrong ones; of these NaN or infinite out of place
+  std::int64_t first_dim = -1, last_dim = -1;  ///< of the wrong ones; -1: lse only
+  bool lse = false;                            ///< an lse is wrong
+  double largest_error = 0;                    ///< finite ones
+};
+
+/// Why a suspect is not the cause.
+enum class Standing : std::uint8_t {
+  open,         ///< it may be the cause: the best one of its part, or one that explains as much
+  refuted,      ///< it explains less, or breaks right elements
+  unproven,     ///< it says "never written" of rows whose bytes do not prove that
+  cannot_show,  ///< it changes nothing on this batch
+};
+
 /// One suspect of a diagnosis: a mechanism with its parameters, often an entry of faults().
 struct Suspicion {
   std::string mechanism;    ///< id of diagnose.md, e.g. "factor_out"; two joined by " + " for a combination
   std::string fault;        ///< id in faults(), e.g. "query_start_loc_as_int32", or empty; two joined by " + "
+  std::string family;       ///< of the fault in faults(), or empty
   std::string text;         ///< "reads an int64 query_start_loc as int32"
   std::string detail;       ///< the parameters: "logical page 3 of request 5 read from page 17"
   std::string scope;        ///< where it holds, if not in the whole batch: "the decode rows, heads 16-31"
@@ -111,7 +206,17 @@ struct Suspicion {
   double largest_move = 0;  ///< how far it moves any tested element at most
   double largest_left = 0;  ///< the largest error that it leaves unexplained
   bool certain = false;     ///< explains every dim of every wrong row looked at and breaks no right one (diagnose.md)
-  std::string refutation;   ///< for a refuted one: why, with numbers; empty for the cause
+  bool combined = false;    ///< two faults at once, found greedily: the second on top of the first
+  Standing standing = Standing::open;
+  std::string refutation;  ///< why it is not the cause, with numbers; empty if `standing` is open
+};
+
+/// The suspects of one separate set of wrong cells.
+struct DiagnosisPart {
+  CellPattern pattern;      ///< the cells
+  bool everything = false;  ///< the suspects are those of all wrong cells, although `pattern` is but the first of several
+  std::size_t first = 0;    ///< of Diagnosis::suspicions
+  std::size_t count = 0;    ///< suspects from there on, best first; the last one is rounding, which is always refuted
 };
 
 struct DiagnoseOptions {
@@ -123,22 +228,46 @@ struct DiagnoseOptions {
   std::function<void(const std::string& stage)> progress;
 };
 
-/// The answer of diagnose(): where an observed output is wrong, and why (diagnose.md).
+enum class DiagnosisVerdict : std::int32_t {
+  right,
+  cause_found,
+  mechanism_likely,
+  unknown_cause,
+  broken_batch,  ///< a contract rule is broken: everything after is undefined
+};
+/// "right", "cause found", "mechanism likely", "unknown cause", "broken batch".
+std::string_view name(DiagnosisVerdict verdict) noexcept;
+
+namespace report {
+struct Pictures;  // what a page draws (src/report/pictures.h)
+}
+
+/// The answer of diagnose(): where an observed output is wrong, and why (diagnose.md). Data only: report.hpp makes text, JSON and
+/// a page of it.
 struct Diagnosis {
-  /// "right", "cause found", "mechanism likely", "unknown cause", "broken batch" (a contract rule is broken: everything after is
-  /// undefined)
-  std::string verdict;
-  /// Best first; suspicions[0] is the cause if the verdict is "cause found". Wrong cells in separate scopes have a cause each:
-  /// the best of each scope come first then.
+  DiagnosisVerdict verdict = DiagnosisVerdict::right;
+  /// Best first; suspicions[0] is the cause if the verdict is cause_found. Wrong cells in separate scopes have a cause each: the
+  /// suspects of one part follow those of the other.
   std::vector<Suspicion> suspicions;
-  std::vector<std::string> patterns;       ///< which cells are wrong, as rules: one sentence per separate set
+  std::vector<DiagnosisPart> parts;        ///< one, or one for each of `patterns`; none if nothing is wrong
+  std::vector<CellPattern> patterns;       ///< which cells are wrong: one rule for each separate set
   std::vector<std::string> observations;   ///< at most five facts that need no hypothesis
+  std::vector<LawFinding> laws;            ///< laws that are broken somewhere
+  std::vector<WrongRequest> wrong;         ///< of the compared rows
   std::vector<std::int64_t> wrong_tokens;  ///< rows known to be wrong
+  bool nothing_finite = false;             ///< every wrong cell is wrong by NaN or infinity alone
+  std::string wrong_padding;               ///< what is wrong with rows that belong to no request, or empty
+  std::int64_t num_tokens = 0;             ///< rows of the output
+  std::int64_t compared_rows = 0;          ///< rows that were compared with the reference
   bool complete = false;                   ///< every element was compared with the reference
   NumericsProfile profile;                 ///< what the tolerance paid for; not plain: given, or found by itself
+  bool profile_found = false;              ///< nobody named that profile: the data did
+  double worst_right = 0;                  ///< largest |error| / tolerance of the rows that are right
+  double least_factor = 0;                 ///< smallest relative error that shows if all outputs have it; infinite if all are 0
+  double least_factor_in_f32 = 0;          ///< the same without the profile, if it was found
   std::string problem;                     ///< the problem line
-  std::string text;                        ///< the complete report for a terminal
-  std::string json;                        ///< the same as JSON, with error maps and page map
+  std::vector<Finding> findings;           ///< of a broken batch: what check() found; nothing else is set then
+  std::shared_ptr<const report::Pictures> pictures;  ///< error maps and page map; null for a broken batch
 };
 
 /// Localises, applies laws that need no oracle, describes the wrong cells by a rule, inverts a few of them, tests mechanisms and

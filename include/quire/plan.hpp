@@ -39,7 +39,7 @@ struct Device {
   std::int64_t l2_bytes = 1 << 20;  ///< per core on CPUs, per device on GPUs
   int sm = 0;                       ///< CUDA compute capability, 10 * major + minor; 0 for all others
   int ordinal = -1;                 ///< which of this machine's GPUs; -1 for CPUs and pretended devices
-  std::string product;              ///< as the driver calls it; empty for CPUs and pretended devices
+  std::string product;              ///< as the driver calls it; empty for CPUs and architectures such as sm90
   bool operator==(const Device&) const = default;
 };
 /// This machine's CPU, features read with CPUID once; QUIRE_CPU=scalar|avx2|avx512|avx512bf16|amx narrows it (never widens).

@@ -299,7 +299,7 @@ typedef struct quire_attend_options {
   int64_t* rows_written;  /* nullable; receives the number of (token, query head) rows written (GPU: by the status call) */
   void* stream;           /* of a plan for a GPU: cudaStream_t or hipStream_t; nullable = the default stream */
   int32_t nan_if_refused; /* 1: on a GPU, output and lse become NaN if the device refuses lengths or tables */
-  int32_t reserved;       /* zero */
+  int32_t prepared;       /* 1: quire_prepare came before, and this layer only attends */
 } quire_attend_options;
 #define QUIRE_ATTEND_OPTIONS_INIT QUIRE_INIT(quire_attend_options)
 
@@ -311,6 +311,15 @@ typedef struct quire_attend_options {
  * batch->lse, padding rows as batch->padding says; metadata and tables are checked before any write. */
 quire_code quire_attend(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache, const quire_options* options,
                         void* workspace, size_t workspace_bytes, const quire_attend_options* attend_options);
+
+/* What the layers of one step share, done once: lengths and tables are checked and work lists are made in `workspace`. Layers
+ * follow with quire_attend and attend_options->prepared = 1: with this plan, workspace, sliding_window, lengths and block_table
+ * (same addresses, and what they hold stays until the last layer is done), and other query, output, lse, cache, key, value,
+ * scales, sinks and slopes of the same strides and alignment. Any number of layers. Arguments and codes are those of
+ * quire_attend. Layers that were not prepared write no row, and quire_attend_status says so. On a CPU it checks, and layers do
+ * all of their work. */
+quire_code quire_prepare(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache, const quire_options* options,
+                         void* workspace, size_t workspace_bytes, const quire_attend_options* attend_options);
 
 /* What became of the last quire_attend with these arguments on a GPU, where that call enqueues and returns, and of calls before
  * it with this workspace that nobody has asked about, such as earlier replays of a graph: waits for the stream, then QUIRE_OK if

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,10 @@
 #include "quire/status.hpp"
 
 namespace quire {
+
+namespace report {
+struct Pictures;  // what a page draws (src/report/pictures.h)
+}
 
 /// Writes c.batch.output, and c.batch.lse if it is present. `kernel` may be set to what served the call. Code::unsupported means
 /// refused (listed with its reason, not failed); every other error is a finding.
@@ -79,6 +85,17 @@ struct VerifyOptions {
 };
 
 enum class CheckState : std::int32_t { pass = 0, fail = 1, skipped = 2 };
+enum class CaseStatus : std::int32_t { pass = 0, fail = 1, refused = 2 };
+enum class VerifyVerdict : std::int32_t {
+  pass = 0,
+  fail = 1,        ///< outranks mistrust
+  mistrusted = 2,  ///< a planted fault survived or no case was served: a pass would mean nothing
+  stopped = 3,     ///< VerifyOptions::progress returned false
+};
+/// "pass", "fail", ...: as the enumerators are called.
+std::string_view name(CheckState state) noexcept;
+std::string_view name(CaseStatus status) noexcept;
+std::string_view name(VerifyVerdict verdict) noexcept;
 
 /// One check of one case; verify.md lists them: values, lse, rows, nan_poison, garbage_poison, repeat, canaries, strides,
 /// threads, alone, chunks.
@@ -91,16 +108,16 @@ struct CheckResult {
 
 struct CaseResult {
   std::string matrix, name, line;  ///< "hazards", "WindowOne", the problem line that reruns it
-  std::string status;              ///< pass, fail, refused
-  std::string special;             ///< what was done to the data where the line cannot say it, or empty
-  std::string kernel, reason;      ///< what served it; why it was refused
+  CaseStatus status = CaseStatus::pass;
+  std::string special;         ///< what was done to the data where the line cannot say it, or empty
+  std::string kernel, reason;  ///< what served it; why it was refused
   double seconds = 0;
   std::int64_t num_elements = 0;  ///< of the output
   std::int64_t num_compared = 0;  ///< of these, compared with the fp64 reference; all were demanded to be written and finite
   std::vector<CheckResult> checks;
-  std::string reduced_line;     ///< of a failing case: the smallest problem line that still fails, or empty
-  std::string reduced_finding;  ///< the check that fails there and what it says
-  std::string pictures;         ///< of a failing case: JSON of error maps and page map for the report
+  std::string reduced_line;                          ///< of a failing case: the smallest problem line that still fails, or empty
+  std::string reduced_finding;                       ///< the check that fails there and what it says
+  std::shared_ptr<const report::Pictures> pictures;  ///< error maps and page map of a failing case, or null
 };
 
 /// What became of one planted fault.
@@ -110,6 +127,9 @@ struct MutantResult {
   bool asked = true;     ///< false: noticed only by a case that the target refused or a check that it skips; not counted
   bool can_show = true;  ///< false: on no case that was asked would it move an element; not counted
   std::string check, name, line, finding;  ///< who noticed it (the check and the case), and where
+
+  /// Counts against the suite: it moved an element of a case that was asked, and nobody noticed.
+  bool survived() const { return asked && can_show && !killed; }
 };
 
 /// The same catalogue under the data and tolerance of vLLM's test_prefix_prefill.py.
@@ -127,18 +147,26 @@ struct PeerPower {
   std::vector<Mutant> mutants;
 };
 
-/// verdict: "pass", "fail", "mistrusted" when a planted fault survived or no case was served (then a pass would mean nothing), or
-/// "stopped". A failure outranks mistrust.
+/// Attributes of the cases that were served. A verdict says nothing about others.
+struct Reach {
+  std::map<std::string, std::pair<double, double>> ranges;  ///< "rows of a request" -> (least, largest)
+  std::vector<std::string> never;                           ///< "layout packed", "sinks", ...: what no served case had
+};
+
+/// Data only: report.hpp makes text, JSON and a page of it.
 struct Verdict {
-  std::string target, verdict;
+  std::string target;
+  VerifyVerdict verdict = VerifyVerdict::stopped;
+  std::string date, device;  ///< "2026-11-23", UTC; this machine in words
   double seconds = 0;
   std::vector<CaseResult> cases;
   std::vector<MutantResult> power;
   std::vector<PeerPower> peer;
   std::string supported;                         ///< what VerifyOptions::supports said yes to, in words; empty without it
   std::map<std::string, std::int64_t> left_out;  ///< "hazards SoftCap": cases that have no form which is supported
-  std::string text;                              ///< the complete report for a terminal
-  std::string json;                              ///< the same as JSON (verify.md)
+  Reach reach;                                   ///< nothing if no case was served
+  std::string smallest_line;                     ///< of the failing lines the least to look at, with what was done to its data
+  std::string smallest_finding;                  ///< the check that fails there and what it says
 };
 
 /// Runs the matrices and measures the suite's own power. Errors: invalid_argument for an unknown matrix.
@@ -181,9 +209,7 @@ struct SoakResult {
   std::vector<SoakCounts> counts;
   std::vector<SoakFinding> findings;     ///< of this run
   std::vector<std::string> interrupted;  ///< lines that ran when the process of an earlier run ended; they were not asked again
-  bool ok() const;                       ///< no case of any run failed
-  std::string text;                      ///< the complete report for a terminal
-  std::string json;                      ///< the same as JSON (verify.md)
+  bool ok() const;                       ///< some case was served, and no case of any run failed
 };
 
 /// Asks the targets fresh random batches until time is up; each batch is asked of every target. Errors: invalid_argument for no

@@ -8,7 +8,6 @@ Python can call, and is answered here. Exit codes: 0 right, 1 a finding, 2 wrong
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -63,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _write_html(path: str, text: str) -> None:
+def _write_html(path: str, verdict: quire.Verdict) -> None:
     with open(path + ".part", "w", encoding="utf-8") as page:
-        page.write(quire.render_html(text))
+        page.write(verdict.html)
     os.replace(path + ".part", path)
 
 
@@ -86,7 +85,7 @@ def _dims(text: str | None) -> list[int]:
         raise quire.ArgumentError(f"--dims {text}: expected whole numbers, as 64,128") from error
 
 
-def _soak(args: argparse.Namespace, target: Any) -> tuple[int, str, dict[str, Any]]:
+def _soak(args: argparse.Namespace, target: Any) -> tuple[int, str]:
     """Ctrl-C ends it like time does."""
     with Progress(not args.json) as progress:
         result = quire.soak(
@@ -94,11 +93,13 @@ def _soak(args: argparse.Namespace, target: Any) -> tuple[int, str, dict[str, An
             layouts=_words(args.layouts), progress=progress.stage,
         )  # fmt: skip
     code = OK if result else FINDINGS
-    report = {"schema": "quire.soak/1", "ok": code == OK, "exit_code": code, "folder": args.soak_folder, "soak": json.loads(result.json)}
-    return code, f"{result.text}state, log and findings: {args.soak_folder}\n", report
+    if args.json:
+        return code, _quire.soak_json(result, args.soak_folder, code)
+    return code, f"{result.text}state, log and findings: {args.soak_folder}"
 
 
-def _verify(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
+def _verify(args: argparse.Namespace) -> tuple[int, str]:
+    """The exit code and what to print."""
     target = targets.load(args.target) if args.target else args.backend
     if args.soak is not None:
         return _soak(args, target)
@@ -111,11 +112,11 @@ def _verify(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
             progress=progress.case,
         )  # fmt: skip
     code = OK if verdict else FINDINGS
-    text = verdict.text
     if args.html:
-        _write_html(args.html, verdict.json)
-        text += f"wrote {args.html}\n"
-    return code, text, {"schema": "quire.verify/1", "ok": code == OK, "exit_code": code, "verdicts": [json.loads(verdict.json)]}
+        _write_html(args.html, verdict)
+    if args.json:
+        return code, _quire.verify_json(verdict, code)
+    return code, verdict.text + (f"wrote {args.html}" if args.html else "")
 
 
 def _exit_code(error: Exception) -> int:
@@ -128,12 +129,12 @@ def _judge(words: list[str]) -> int:
     """``quire verify`` of what Python can call."""
     args = _parser().parse_args(words)
     try:
-        code, text, report = _verify(args)
+        code, text = _verify(args)
     except (quire.Error, ImportError, AttributeError, OSError) as error:
         print(f"quire: error: {error}", file=sys.stderr)
         return _exit_code(error)
     try:
-        print(json.dumps(report, indent=2, ensure_ascii=False) if args.json else text.rstrip("\n"), flush=True)
+        print(text.rstrip("\n"), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from quire import _quire, targets
+from quire._crash_note import CrashNote
 from quire._messages import DTYPES, explained, keywords_checked, shown
 from quire._progress import Progress
 from quire._supports import TypePairs, as_function, type_pairs
@@ -19,10 +20,10 @@ __all__ = ["diagnose", "soak", "verify"]
 _log = logging.getLogger("quire.judging")
 
 
-def _runner(target: Any) -> Any:
+def _runner(target: Any, before: Callable[[str], None] | None = None) -> Any:
     if isinstance(target, str) and (target in targets.ADAPTERS or ":" in target):
         target = targets.load(target)
-    return target if isinstance(target, str) else targets.Runner(target)
+    return target if isinstance(target, str) else targets.Runner(target, before)
 
 
 def _supports_of(target: Any, given: Any) -> Callable[[dict[str, Any]], bool] | None:
@@ -52,6 +53,7 @@ def verify(
     disabled_checks: str | Iterable[str] = (),
     shrink: bool = True,
     shrink_seconds: float = 15.0,
+    crash_file: str | os.PathLike[str] | None = "quire-verify-crash-{pid}.txt",
     progress: Callable[[int, int, str], Any] | None = None,
 ) -> _quire.Verdict:
     """Is an implementation a correct paged attention, and would this suite notice if it were not? (verify.md)
@@ -73,13 +75,15 @@ def verify(
         ``target.supports``, if there is one.
     disabled_checks: checks to leave out, by name.
     shrink: reduce failing cases to the smallest line that fails, for about shrink_seconds each.
+    crash_file: holds the problem line of the case at work, and is removed at the end. A target that ends the process leaves the file
+        behind. ``{pid}`` stands for the number of the process. None: no file.
     progress: called with (done, total, what comes next); return False to stop. Default: a line on stderr, if that is a terminal.
 
     An exception in the callable is a finding with its text; UnsupportedError and NotImplementedError refuse the case.
     """
-    runner = _runner(target)
     says = _supports_of(target, supports)
-    with Progress(progress is None) as line:
+    with Progress(progress is None) as line, CrashNote(crash_file) as note:
+        runner = _runner(target, note.write)
         verdict = _quire.verify_target(
             runner, _several(matrices), _several(lines), quick, power, peer_power, seed, random_cases, type_pairs(types), list(dims), _several(layouts),
             says, _several(disabled_checks), shrink, shrink_seconds, line.case if progress is None else progress,

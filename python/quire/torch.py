@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quire's calls as operators of torch: ``torch.ops.quire.attend``, ``append`` and ``merge``, defined when this module is imported.
+"""Quire's calls as operators of torch: ``torch.ops.quire.attend``, ``prepare``, ``append`` and ``merge``, defined when this module is imported.
 
 What they write is declared, and they have fake implementations, so they work in ``torch.compile(fullgraph=True)``, in CUDA graphs and
 in exported programs. They are for inference: a tensor that requires grad is refused while grad mode is on. Import of this module needs
@@ -20,7 +20,7 @@ from torch import Tensor
 from quire import _quire
 from quire.errors import ArgumentError
 
-__all__ = ["append", "as_tensor", "attend", "merge"]
+__all__ = ["append", "as_tensor", "attend", "merge", "prepare", "workspace_bytes"]
 
 _BITS = {1: np.uint8, 2: np.int16}  # by bytes: types whose bits torch takes from NumPy
 _NUMPY_LACKS = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")  # torch's names and ml_dtypes'
@@ -44,12 +44,13 @@ def _attend(
     sinks: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "", softmax_scale: Optional[float] = None,
     sliding_window: Optional[int] = None, logits_soft_cap: Optional[float] = None, max_query_len: int = 0, max_seq_len: int = 0,
     padding: Optional[str] = None, q_scale: Optional[Tensor] = None, output_scale: Optional[Tensor] = None,
-) -> None:  # fmt: skip
-    _quire.attend_arrays(
+    workspace: Optional[Tensor] = None, prepared: bool = False, part: str = "",
+) -> Any:  # fmt: skip
+    return _quire.attend_arrays(
         query, output, k, v, query_start_loc, seq_lens, block_table, layout.lower(), cache_dtype, cached_lens, key, value, lse, k_scale,
         v_scale, softmax_scale, sliding_window, logits_soft_cap, alibi_slopes, sinks, padding, max_query_len, max_seq_len, None, False,
         False,  # graphs of torch.compile own their memory, and find who else refers to it
-        q_scale, output_scale,
+        q_scale, output_scale, workspace, part or ("layer" if prepared else "call"),
     )  # fmt: skip
 
 
@@ -59,15 +60,25 @@ def _attend_fake(query: Tensor, output: Tensor, *_: object, **__: object) -> Non
         raise ArgumentError(f"output: {output.dtype} {list(output.shape)}, expected {query.dtype} {list(query.shape)} as query")
 
 
-_define(
-    "attend(Tensor query, Tensor(a!) output, Tensor k, Tensor v, Tensor query_start_loc, Tensor seq_lens, Tensor block_table, "
-    "Tensor(b!)? lse=None, Tensor? key=None, Tensor? value=None, Tensor? cached_lens=None, Tensor? k_scale=None, Tensor? v_scale=None, "
-    "Tensor? alibi_slopes=None, Tensor? sinks=None, str layout='nhd', str cache_dtype='', float? softmax_scale=None, "
-    "SymInt? sliding_window=None, float? logits_soft_cap=None, SymInt max_query_len=0, SymInt max_seq_len=0, str? padding=None, "
-    "Tensor? q_scale=None, Tensor? output_scale=None) -> ()",
-    _attend,
-    _attend_fake,
+def _attend_op(*arguments: Any, **named: Any) -> None:
+    _attend(*arguments, **named)
+
+
+def _prepare_op(*arguments: Any, **named: Any) -> None:
+    _attend(*arguments, **named, part="preparation")
+
+
+_OF_A_CALL = (
+    "Tensor k, Tensor v, Tensor query_start_loc, Tensor seq_lens, Tensor block_table, Tensor{lse}? lse=None, Tensor? key=None, "
+    "Tensor? value=None, Tensor? cached_lens=None, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? alibi_slopes=None, "
+    "Tensor? sinks=None, str layout='nhd', str cache_dtype='', float? softmax_scale=None, SymInt? sliding_window=None, "
+    "float? logits_soft_cap=None, SymInt max_query_len=0, SymInt max_seq_len=0, str? padding=None, Tensor? q_scale=None, "
+    "Tensor? output_scale=None, Tensor(c!)? workspace=None"
 )
+_define(
+    f"attend(Tensor query, Tensor(a!) output, {_OF_A_CALL.format(lse='(b!)')}, bool prepared=False) -> ()", _attend_op, _attend_fake
+)
+_define(f"prepare(Tensor query, Tensor output, {_OF_A_CALL.format(lse='')}) -> ()", _prepare_op, _attend_fake)
 
 
 def _append(
@@ -124,6 +135,7 @@ def attend(
     alibi_slopes: Optional[Tensor] = None, sinks: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "",
     softmax_scale: Optional[float] = None, sliding_window: Optional[int] = None, logits_soft_cap: Optional[float] = None,
     max_query_len: int = 0, max_seq_len: int = 0, q_scale: Optional[Tensor] = None, output_scale: Optional[Tensor] = None,
+    workspace: Optional[Tensor] = None, prepared: bool = False,
 ) -> Tensor:  # fmt: skip
     """Softmax attention for every request of a batch; returns ``output``, or a new tensor like ``query`` (float8_e4m3fn with
     ``output_scale``).
@@ -132,7 +144,9 @@ def attend(
 
     Tensors, shapes and dtypes are those of :class:`quire.Batch`, :class:`quire.KVCache` and :class:`quire.Options`; all on one device.
     ``cache_dtype``: the Quire dtype of raw uint8 caches. ``max_query_len``, ``max_seq_len``: no request is longer (tokens; 0 = not
-    said); on a GPU a tight bound makes the call faster, and a longer request breaks it: no row is written.
+    said); on a GPU a tight bound makes the call faster, and a longer request breaks it: no row is written. ``workspace``: bytes on the
+    device, of :func:`prepare`; None takes new ones. ``prepared``: :func:`prepare` came before with the same arguments but for addresses,
+    and the layer only attends.
 
     Raises ContractError (a broken rule; on a GPU those of lengths and tables at the next call or at :func:`quire.synchronize`),
     ArgumentError, UnsupportedError.
@@ -145,8 +159,36 @@ def attend(
     torch.ops.quire.attend(
         query, output, k, v, query_start_loc, seq_lens, block_table, lse, key, value, cached_lens, k_scale, v_scale, alibi_slopes, sinks,
         layout, cache_dtype, softmax_scale, sliding_window, logits_soft_cap, max_query_len, max_seq_len, None, q_scale, output_scale,
+        workspace, prepared,
     )  # fmt: skip
     return output
+
+
+def prepare(
+    query: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor, *,
+    output: Optional[Tensor] = None, workspace: Optional[Tensor] = None, **options: Any,
+) -> Tensor:  # fmt: skip
+    """What the layers of one step share, done once: lengths and tables are checked and work lists are made. Returns ``workspace``, or a
+    new tensor of bytes, for the layers::
+
+        workspace = quire.torch.prepare(q, k, v, starts, lens, table, max_query_len=1)
+        for q, k, v, out in layers:
+            quire.torch.attend(q, k, v, starts, lens, table, output=out, max_query_len=1, workspace=workspace, prepared=True)
+
+    Arguments: those of :func:`attend` for one layer. The others have the same lengths, tables, bounds and window, and tensors of the same
+    shapes, strides and dtypes. Lengths and tables hold the same values until the last layer is done; where they break a rule, no layer
+    writes a row. The operator is ``torch.ops.quire.prepare``, which wants ``output`` and ``workspace``; without a workspace this function
+    asks for its size, so give one inside ``torch.compile``.
+
+    Raises as :func:`attend` does. A layer without its preparation is raised by the next call or by :func:`quire.synchronize`.
+    """
+    if output is None:  # its shape and type are asked for, and nothing is written
+        output = torch.empty_like(query)
+    if workspace is None:
+        size = workspace_bytes(query, output, k, v, query_start_loc, seq_lens, block_table, **options)
+        workspace = torch.empty(size, dtype=torch.uint8, device=query.device)
+    torch.ops.quire.prepare(query, output, k, v, query_start_loc, seq_lens, block_table, **options, workspace=workspace)
+    return workspace
 
 
 def append(
@@ -166,6 +208,11 @@ def merge(
     :class:`quire.Batch`, with ``output_scale``.
     """
     return torch.ops.quire.merge(out_a, lse_a, out_b, lse_b, output_scale)
+
+
+def workspace_bytes(*arguments: Any, **named: Any) -> int:
+    """Bytes of ``workspace`` for the operators' arguments as far as they precede it."""
+    return int(_attend(*arguments, **named, part="workspace_bytes"))
 
 
 def as_tensor(array: Any, device: Any = "cpu") -> Tensor:

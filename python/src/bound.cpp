@@ -70,6 +70,9 @@ ArrayRef new_output(const ArrayRef& query, nb::handle stream) {
   return import_array(array, "output", Access::write, std::string(quire::name(query.view.dtype)));
 }
 
+/// Of attend(): all of it, what the layers of a step share, or what each layer has of its own.
+enum class Part { call, preparation, layer };
+
 /// Runs a bound call where its tensors are; `waits` names the argument that asks for waiting.
 struct Run {
   std::shared_ptr<const BoundAttend> bound;
@@ -77,17 +80,22 @@ struct Run {
   nb::handle stream;
   nb::handle wait;
   bool remember = true;  ///< the small arrays, until it is known that the call was sound
+  Part part = Part::call;
+  quire::Status operator()(const quire::Batch& b, const quire::KVCache& c, const quire::Options& o, std::span<std::byte> bytes,
+                           quire::AttendOptions options) const {
+    options.prepared = part == Part::layer;
+    return part == Part::preparation ? bound->prepare(b, c, o, bytes, options) : bound->run(b, c, o, bytes, options);
+  }
 };
 
-void run_on_host(const BoundAttend& bound, const quire::Batch& b, const quire::KVCache& c, const quire::Options& o,
-                 const ArrayRef* workspace) {
+void run_on_host(const Run& how, const quire::Batch& b, const quire::KVCache& c, const quire::Options& o) {
   const Threads threads = current_threads();
   // Arrays are counted references, which nobody may copy without the GIL.
-  const std::span<std::byte> bytes = workspace != nullptr ? bytes_of(*workspace) : host_workspace(bound.plan(), {});
+  const std::span<std::byte> bytes = how.workspace != nullptr ? bytes_of(*how.workspace) : host_workspace(how.bound->plan(), {});
   quire::Status status;
   {
     const nb::gil_scoped_release unlocked;
-    status = bound.run(b, c, o, bytes, {.executor = threads.executor.get()});
+    status = how(b, c, o, bytes, {.executor = threads.executor.get()});
   }
   require_ok(status);
 }
@@ -98,7 +106,7 @@ void run(const Run& how, const Layer& layer, const quire::KVCache& c, const quir
   const Memory memory = b.query.memory;
   if (memory == Memory::cpu) {
     wait_of(how.wait, Wait::no, "wait", memory, nullptr);
-    run_on_host(bound, b, c, o, how.workspace);
+    run_on_host(how, b, c, o);
     return;
   }
   layer.check_one_gpu();
@@ -109,13 +117,16 @@ void run(const Run& how, const Layer& layer, const quire::KVCache& c, const quir
   if (how.workspace == nullptr)
     own = device_workspace(layer.batch.query, quire::workspace_bytes(bound.plan()), nb::none(), how.stream);
   const std::span<std::byte> bytes = bytes_of(how.workspace != nullptr ? *how.workspace : own);
-  if (wait == Wait::no)
+  // The preparation has said what a layer's lengths and tables break.
+  if (wait == Wait::no && how.part == Part::layer)
+    options.ticket = kTicketOfLayers;
+  else if (wait == Wait::no)
     options.ticket =
         how.remember ? defer(b, c, o, std::shared_ptr<const Plan>(how.bound, &bound.plan()), layer.small()) : defer_untold();
   quire::Status status;
   {
     const nb::gil_scoped_release unlocked;
-    status = bound.run(b, c, o, bytes, options);
+    status = how(b, c, o, bytes, options);
     if (status.ok() && wait == Wait::yes) status = quire::attend_status(bound.plan(), b, c, o, bytes, options);
   }
   require_ok(status);
@@ -148,7 +159,9 @@ class PyBoundCall {
 
   nb::object call(nb::handle query, nb::handle k, nb::handle v, nb::handle output, nb::handle lse, nb::handle key,
                   nb::handle value, nb::handle k_scale, nb::handle v_scale, nb::handle alibi_slopes, nb::handle sinks,
-                  nb::handle q_scale, nb::handle output_scale, nb::handle stream, nb::handle wait) const {
+                  nb::handle q_scale, nb::handle output_scale, nb::handle stream, nb::handle wait, bool prepared) const {
+    if (prepared && !prepared_)
+      throw_error(Code::invalid_argument, "prepared: True, but prepare() of this BoundCall was never called");
     Layer now = layer_;
     const auto replace = [](ArrayRef& array, nb::handle by, const char* name, Role role, const std::string& dtype,
                             Access access = Access::read) {
@@ -170,12 +183,7 @@ class PyBoundCall {
     replace(now.sinks, sinks, "sinks", Role::f32, {});
     replace(now.batch.q_scale, q_scale, "q_scale", Role::f32, {});
     replace(now.batch.output_scale, output_scale, "output_scale", Role::f32, {});
-    check_still_there(place_, "workspace");
-    for (const auto& [array, name] : {std::pair{&now.batch.query_start_loc, "query_start_loc"},
-                                      {&now.batch.seq_lens, "seq_lens"},
-                                      {&now.batch.block_table, "block_table"},
-                                      {&now.batch.cached_lens, "cached_lens"}})
-      check_still_there(*array, name);
+    check_shared_arrays();
     if (now.batch.query.ordinal != layer_.batch.query.ordinal)
       throw_error(Code::invalid_argument, "query: lives on GPU " + std::to_string(now.batch.query.ordinal) + ", bound on GPU " +
                                               std::to_string(layer_.batch.query.ordinal));
@@ -183,14 +191,35 @@ class PyBoundCall {
     quire::Options o = options_;
     o.alibi_slopes = now.alibi_slopes.view;
     o.sinks = now.sinks.view;
-    run({bound_, place_ ? &place_ : nullptr, stream, wait}, now, now.cache_views(layout_), o);
+    run({bound_, place_ ? &place_ : nullptr, stream, wait, true, prepared ? Part::layer : Part::call}, now,
+        now.cache_views(layout_), o);
     return array_object(now.batch.output);
+  }
+
+  void prepare(nb::handle stream, nb::handle wait) {
+    Layer first = layer_;
+    // Where each call makes an output of its own, there is none yet: the query's memory has its shape, and nothing is written.
+    if (!first.batch.output) first.batch.output = new_output(first.batch.query, stream);
+    check_shared_arrays();
+    run({bound_, place_ ? &place_ : nullptr, stream, wait, true, Part::preparation}, first, first.cache_views(layout_), options_);
+    prepared_ = true;
   }
 
   const Plan& plan() const { return bound_->plan(); }
   nb::object workspace() const { return workspace_; }
 
  private:
+  /// What all layers have in common is where it was.
+  void check_shared_arrays() const {
+    check_still_there(place_, "workspace");
+    for (const auto& [array, name] : {std::pair{&layer_.batch.query_start_loc, "query_start_loc"},
+                                      {&layer_.batch.seq_lens, "seq_lens"},
+                                      {&layer_.batch.block_table, "block_table"},
+                                      {&layer_.batch.cached_lens, "cached_lens"}})
+      check_still_there(*array, name);
+  }
+
+  bool prepared_ = false;
   nb::object held_;
   Layer layer_;
   quire::CacheLayout layout_;
@@ -206,11 +235,19 @@ class PyBoundCall {
 class CallCache {
  public:
   nb::object attend(const Layer& layer, quire::CacheLayout layout, const quire::Options& o, std::int64_t max_query_len,
-                    std::int64_t max_seq_len, nb::handle stream, nb::handle wait, bool remember) {
+                    std::int64_t max_seq_len, nb::handle stream, nb::handle wait, bool remember, const ArrayRef* workspace,
+                    Part part) {
     const quire::Batch b = layer.batch_views();
     const quire::KVCache c = layer.cache_views(layout);
-    run({find(layer.batch.query.ordinal, b, c, o, max_query_len, max_seq_len), nullptr, stream, wait, remember}, layer, c, o);
+    run({find(layer.batch.query.ordinal, b, c, o, max_query_len, max_seq_len), workspace, stream, wait, remember, part}, layer, c,
+        o);
     return array_object(layer.batch.output);
+  }
+  /// workspace_bytes() of the plan that attend() has for the same arguments.
+  std::size_t workspace_bytes(const Layer& layer, quire::CacheLayout layout, const quire::Options& o, std::int64_t max_query_len,
+                              std::int64_t max_seq_len) {
+    return quire::workspace_bytes(
+        find(layer.batch.query.ordinal, layer.batch_views(), layer.cache_views(layout), o, max_query_len, max_seq_len)->plan());
   }
 
  private:
@@ -263,6 +300,17 @@ std::int64_t bound_or_zero(const std::optional<std::int64_t>& bound, const char*
   return bound.value_or(0);
 }
 
+/// What attend_arrays() is asked for; nothing: the bytes of a workspace.
+std::optional<Part> part_named(const std::string& name, nb::handle workspace) {
+  if (name == "workspace_bytes") return std::nullopt;
+  const Part part = name == "preparation" ? Part::preparation : name == "layer" ? Part::layer : Part::call;
+  if (part == Part::call && name != "call")
+    throw_error(Code::invalid_argument, "part: \"" + name + "\" is none of call, preparation, layer, workspace_bytes");
+  if (part != Part::call && workspace.is_none())
+    throw_error(Code::invalid_argument, "workspace: None, expected the one that all layers of a prepared step have in common");
+  return part;
+}
+
 /// attend() of arrays, without the objects: what quire.vllm and quire.torch call for each layer.
 nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::handle v, nb::handle query_start_loc,
                          nb::handle seq_lens, nb::handle block_table, const std::string& layout, const std::string& cache_dtype,
@@ -271,7 +319,8 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
                          std::optional<float> logits_soft_cap, nb::handle alibi_slopes, nb::handle sinks,
                          const std::optional<std::string>& padding, std::optional<std::int64_t> max_query_len,
                          std::optional<std::int64_t> max_seq_len, nb::handle stream, nb::handle wait, bool remember,
-                         nb::handle q_scale, nb::handle output_scale) {
+                         nb::handle q_scale, nb::handle output_scale, nb::handle workspace, const std::string& part) {
+  const std::optional<Part> asked = part_named(part, workspace);
   const std::optional<quire::CacheLayout> known = quire::layout_from_name(layout);
   if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
   if (query.is_none()) throw_error(Code::invalid_argument, "query: is None");
@@ -301,8 +350,12 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
                          .logits_soft_cap = logits_soft_cap,
                          .alibi_slopes = now.alibi_slopes.view,
                          .sinks = now.sinks.view};
-  return call_cache().attend(now, *known, o, bound_or_zero(max_query_len, "max_query_len"),
-                             bound_or_zero(max_seq_len, "max_seq_len"), stream, wait, remember);
+  const std::int64_t most_rows = bound_or_zero(max_query_len, "max_query_len");
+  const std::int64_t most_keys = bound_or_zero(max_seq_len, "max_seq_len");
+  if (!asked) return nb::int_(call_cache().workspace_bytes(now, *known, o, most_rows, most_keys));
+  const ArrayRef place = import_workspace(workspace);
+  if (place) check_workspace(now.batch.query, place);
+  return call_cache().attend(now, *known, o, most_rows, most_keys, stream, wait, remember, place ? &place : nullptr, *asked);
 }
 
 constexpr const char* kBindDoc =
@@ -310,6 +363,11 @@ constexpr const char* kBindDoc =
 
     call = quire.bind(batch, cache, options, plan=plan)
     for q, k, v, out in layers: call(q, k, v, out)
+
+On a GPU, layers that share lengths and tables are faster if those are read once:
+
+    call.prepare()
+    for q, k, v, out in layers: call(q, k, v, out, prepared=True)
 
 batch, cache, options: of one layer; the others have the same shapes, strides and dtypes. plan: from plan() for this batch; None plans
 now. workspace: as in attend(), used by every run; None takes one from the library of the query, on its current stream, for the life of
@@ -320,6 +378,15 @@ Raises ContractError or UnsupportedError as attend() does, as far as no tensor o
 constexpr const char* kBoundDoc =
     R"(attend() with all but addresses settled; made by bind(). str(call.plan) says what it will run.)";
 
+constexpr const char* kPrepareDoc =
+    R"(Checks lengths and tables and makes work lists, once for the layers that follow with prepared=True.
+
+May be captured in a CUDA graph with its layers, or called before each replay of a graph that holds the layers alone; then lengths and
+tables hold what the layers are to see. Where they break a rule, no layer writes a row, and it is raised as wait says in a call. Any
+number of layers. stream: that of the layers. On a CPU it raises what a call would raise, and does nothing else.
+
+Raises as a call does.)";
+
 constexpr const char* kCallDoc = R"(Attends one layer, and returns its output.
 
 Arguments that are None are those of bind(); an output that neither gave is a new array. Arrays have the shapes, strides and dtypes of
@@ -328,7 +395,9 @@ bind(), and lie where those do. Lengths and tables are those of bind(); their va
     out = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))       over visible k, as attend()
 
 wait: of calls on a GPU: True waits and raises what the device found; None and False enqueue and return, and the next call or
-synchronize() raises it. stream: as in attend().
+synchronize() raises it. stream: as in attend(). prepared: prepare() came before, and lengths and tables hold what they held then; the
+layer only attends. A layer that was not prepared on the device (a graph whose preparation is not replayed, a workspace that another
+call has used since) writes no row, and one that finds other lengths breaks: both are raised as above. No difference on a CPU.
 
 Every promise of attend() holds: alignment and shared memory are looked at anew in each run, lengths and tables too (on a GPU by the
 device, which writes no row if they break a rule).
@@ -345,14 +414,16 @@ void bind_bound(nb::module_& m) {
           nb::arg("output") = nb::none(), nb::arg("lse") = nb::none(), nb::arg("key") = nb::none(), nb::arg("value") = nb::none(),
           nb::arg("k_scale") = nb::none(), nb::arg("v_scale") = nb::none(), nb::arg("alibi_slopes") = nb::none(),
           nb::arg("sinks") = nb::none(), nb::kw_only(), nb::arg("q_scale") = nb::none(), nb::arg("output_scale") = nb::none(),
-          nb::arg("stream") = nb::none(), nb::arg("wait") = nb::none(),
+          nb::arg("stream") = nb::none(), nb::arg("wait") = nb::none(), nb::arg("prepared") = false,
           nb::sig("def __call__(self, query: typing.Any | None = None, k: typing.Any | None = None, v: typing.Any | None = None, "
                   "output: typing.Any | None = None, lse: typing.Any | None = None, key: typing.Any | None = None, "
                   "value: typing.Any | None = None, k_scale: typing.Any | None = None, v_scale: typing.Any | None = None, "
                   "alibi_slopes: typing.Any | None = None, sinks: typing.Any | None = None, *, "
                   "q_scale: typing.Any | None = None, output_scale: typing.Any | None = None, "
-                  "stream: typing.Any | None = None, wait: bool | None = None) -> typing.Any"),
+                  "stream: typing.Any | None = None, wait: bool | None = None, prepared: bool = False) -> typing.Any"),
           kCallDoc)
+      .def("prepare", &PyBoundCall::prepare, nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("wait") = nb::none(),
+           nb::sig("def prepare(self, *, stream: typing.Any | None = None, wait: bool | None = None) -> None"), kPrepareDoc)
       .def_prop_ro("plan", &PyBoundCall::plan, nb::rv_policy::reference_internal, "The plan that every run uses.")
       .def_prop_ro("workspace", &PyBoundCall::workspace, nb::sig("def workspace(self) -> typing.Any"),
                    "The memory that every run uses; None on a CPU, where each thread has its own.")
@@ -373,26 +444,28 @@ void bind_bound(nb::module_& m) {
               "workspace: typing.Any | None = None) -> BoundCall"),
       kBindDoc);
   const auto none = nb::none();
-  m.def("attend_arrays", &attend_arrays, nb::arg("query"), nb::arg("output").none(), nb::arg("k"), nb::arg("v"),
-        nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_table"), nb::arg("layout") = "nhd",
-        nb::arg("cache_dtype") = "", nb::arg("cached_lens") = none, nb::arg("key") = none, nb::arg("value") = none,
-        nb::arg("lse") = none, nb::arg("k_scale") = none, nb::arg("v_scale") = none, nb::arg("softmax_scale") = none,
-        nb::arg("sliding_window") = none, nb::arg("logits_soft_cap") = none, nb::arg("alibi_slopes") = none,
-        nb::arg("sinks") = none, nb::arg("padding") = none, nb::arg("max_query_len") = none, nb::arg("max_seq_len") = none,
-        nb::arg("stream") = none, nb::arg("wait") = none, nb::arg("remember") = true, nb::arg("q_scale") = none,
-        nb::arg("output_scale") = none,
-        nb::sig("def attend_arrays(query: typing.Any, output: typing.Any, k: typing.Any, v: typing.Any, "
-                "query_start_loc: typing.Any, seq_lens: typing.Any, block_table: typing.Any, layout: str = 'nhd', "
-                "cache_dtype: str = '', cached_lens: typing.Any = None, key: typing.Any = None, value: typing.Any = None, "
-                "lse: typing.Any = None, k_scale: typing.Any = None, v_scale: typing.Any = None, "
-                "softmax_scale: float | None = None, sliding_window: int | None = None, logits_soft_cap: float | None = None, "
-                "alibi_slopes: typing.Any = None, sinks: typing.Any = None, padding: str | None = None, max_query_len: int | "
-                "None = None, "
-                "max_seq_len: int | None = None, stream: typing.Any = None, wait: bool | None = None, remember: bool = True, "
-                "q_scale: typing.Any = None, output_scale: typing.Any = None) -> typing.Any"),
-        "attend() of arrays, without objects for them: for quire.vllm and quire.torch. remember=False keeps no reference to "
-        "them, and a "
-        "call that broke is raised without the rule.");
+  m.def(
+      "attend_arrays", &attend_arrays, nb::arg("query"), nb::arg("output").none(), nb::arg("k"), nb::arg("v"),
+      nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_table"), nb::arg("layout") = "nhd",
+      nb::arg("cache_dtype") = "", nb::arg("cached_lens") = none, nb::arg("key") = none, nb::arg("value") = none,
+      nb::arg("lse") = none, nb::arg("k_scale") = none, nb::arg("v_scale") = none, nb::arg("softmax_scale") = none,
+      nb::arg("sliding_window") = none, nb::arg("logits_soft_cap") = none, nb::arg("alibi_slopes") = none,
+      nb::arg("sinks") = none, nb::arg("padding") = none, nb::arg("max_query_len") = none, nb::arg("max_seq_len") = none,
+      nb::arg("stream") = none, nb::arg("wait") = none, nb::arg("remember") = true, nb::arg("q_scale") = none,
+      nb::arg("output_scale") = none, nb::arg("workspace") = none, nb::arg("part") = "call",
+      nb::sig("def attend_arrays(query: typing.Any, output: typing.Any, k: typing.Any, v: typing.Any, "
+              "query_start_loc: typing.Any, seq_lens: typing.Any, block_table: typing.Any, layout: str = 'nhd', "
+              "cache_dtype: str = '', cached_lens: typing.Any = None, key: typing.Any = None, value: typing.Any = None, "
+              "lse: typing.Any = None, k_scale: typing.Any = None, v_scale: typing.Any = None, "
+              "softmax_scale: float | None = None, sliding_window: int | None = None, logits_soft_cap: float | None = None, "
+              "alibi_slopes: typing.Any = None, sinks: typing.Any = None, padding: str | None = None, max_query_len: int | "
+              "None = None, "
+              "max_seq_len: int | None = None, stream: typing.Any = None, wait: bool | None = None, remember: bool = True, "
+              "q_scale: typing.Any = None, output_scale: typing.Any = None, workspace: typing.Any = None, part: str = 'call') -> "
+              "typing.Any"),
+      "attend() of arrays, without objects for them: for quire.vllm and quire.torch. remember=False keeps no reference to "
+      "them, and a "
+      "call that broke is raised without the rule.");
 }
 
 }  // namespace quire_python

@@ -35,6 +35,10 @@ Remembered& remembered() {
 /// In the words of check(), if the tensors still hold what broke the call.
 quire::Status status_of(std::uint64_t ticket) {
   const std::string before = "an earlier attend() on a GPU wrote no row, and was not waited for: ";
+  if ((ticket & quire::kTicketNotPrepared) != 0)
+    return {quire::Code::invalid_argument,
+            "an earlier prepared layer on a GPU found no preparation of its own in its workspace (and wrote no row), or other "
+            "lengths than its preparation did: prepare() before the layers, and in each replay or before it"};
   Deferred& call = remembered().calls[ticket % kRemembered];
   if (call.ticket != ticket)
     return {

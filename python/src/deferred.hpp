@@ -18,6 +18,8 @@ std::uint64_t defer(const quire::Batch& batch, const quire::KVCache& cache, cons
                     std::shared_ptr<const quire::Plan> plan, SmallArrays kept);
 /// A ticket without what says which rule broke: for arrays of which nobody may keep a reference.
 std::uint64_t defer_untold();
+/// The ticket of all layers that were prepared: what their lengths and tables break, the preparation's ticket says.
+inline constexpr std::uint64_t kTicketOfLayers = std::uint64_t{1} << 62;
 /// Forgets a ticket: somebody waited, and has raised what there was.
 void settle(std::uint64_t ticket);
 /// Raises what became of an earlier call, if it broke. Does nothing while a stream that it may belong to is being captured.

@@ -10,7 +10,9 @@
 
 #include "case.hpp"
 #include "errors.hpp"
+#include "literal.hpp"
 #include "profile.hpp"
+#include "quire/report.hpp"
 #include "types.hpp"
 
 namespace quire_python {
@@ -88,7 +90,7 @@ std::string render_html(const std::string& json) { return unwrap(quire::render_h
 /// The page in a frame of its own: its styles do not reach the notebook, and nothing in it can leave the attribute.
 std::string html_frame(const Diagnosis& d) {
   std::string escaped;
-  for (const char c : render_html(d.json)) {
+  for (const char c : quire::to_html(d)) {
     switch (c) {
       case '&': escaped += "&amp;"; break;
       case '"': escaped += "&quot;"; break;
@@ -111,10 +113,18 @@ std::string suspicion_repr(const Suspicion& s) {
 }
 
 std::string diagnosis_repr(const Diagnosis& d) {
-  const bool named = (d.verdict == "cause found" || d.verdict == "mechanism likely") && !d.suspicions.empty();
-  return "<Diagnosis " + d.verdict + (named ? ": " + called(d.suspicions.front()) : "") + ", " +
+  using quire::DiagnosisVerdict;
+  const bool named =
+      (d.verdict == DiagnosisVerdict::cause_found || d.verdict == DiagnosisVerdict::mechanism_likely) && !d.suspicions.empty();
+  return "<Diagnosis " + std::string(name(d.verdict)) + (named ? ": " + called(d.suspicions.front()) : "") + ", " +
          std::to_string(d.wrong_tokens.size()) + " wrong rows" +
          (d.profile.plain() ? "" : ", profile " + quire::to_string(d.profile)) + ">";
+}
+
+std::vector<std::string> pattern_texts(const Diagnosis& d) {
+  std::vector<std::string> texts;
+  for (const quire::CellPattern& pattern : d.patterns) texts.push_back(pattern.text);
+  return texts;
 }
 
 void bind_suspicion(nb::module_& m) {
@@ -136,14 +146,15 @@ void bind_suspicion(nb::module_& m) {
 }
 
 void bind_diagnosis(nb::module_& m) {
-  nb::class_<Diagnosis>(
+  nb::class_<Diagnosis> diagnosis(
       m, "Diagnosis",
-      "What is wrong with an output, where and why; str() is the report for a terminal, and notebooks show the page.")
-      .def_ro("verdict", &Diagnosis::verdict,
-              "\"right\", \"cause found\", \"mechanism likely\", \"unknown cause\" or \"broken batch\".")
+      "What is wrong with an output, where and why; str() is the report for a terminal, and notebooks show the page.");
+  def_literal(diagnosis, "verdict", &Diagnosis::verdict,
+              "\"right\", \"cause found\", \"mechanism likely\", \"unknown cause\" or \"broken batch\".");
+  diagnosis
       .def_ro("suspicions", &Diagnosis::suspicions,
               "Best first; the first is the cause if one was found. Wrong cells in separate scopes have a cause each.")
-      .def_ro("patterns", &Diagnosis::patterns, "Which cells are wrong, as rules: one sentence per separate set.")
+      .def_prop_ro("patterns", &pattern_texts, "Which cells are wrong, as rules: one sentence per separate set.")
       .def_ro("observations", &Diagnosis::observations, "At most five facts that need no hypothesis.")
       .def_ro("wrong_tokens", &Diagnosis::wrong_tokens)
       .def_ro("complete", &Diagnosis::complete, "Every element was compared with the reference.")
@@ -151,11 +162,14 @@ void bind_diagnosis(nb::module_& m) {
           "profile", [](const Diagnosis& d) { return quire::to_string(d.profile); },
           "What the tolerance paid for besides f32 arithmetic: \"plain\", \"weights=bf16\", ...; given, or found by itself.")
       .def_ro("problem", &Diagnosis::problem, "The problem line.")
-      .def_ro("text", &Diagnosis::text)
-      .def_ro("json", &Diagnosis::json)
+      .def_prop_ro("text", [](const Diagnosis& d) { return to_string(d); })
+      .def_prop_ro(
+          "html", [](const Diagnosis& d) { return to_html(d); }, "One self-contained page with pictures.")
+      .def_prop_ro(
+          "json", [](const Diagnosis& d) { return to_json(d); }, "The report as JSON (json.md), made at each access.")
       .def("_repr_html_", &html_frame)
-      .def("__bool__", [](const Diagnosis& d) { return d.verdict == "right"; })
-      .def("__str__", [](const Diagnosis& d) { return d.text; })
+      .def("__bool__", [](const Diagnosis& d) { return d.verdict == quire::DiagnosisVerdict::right; })
+      .def("__str__", [](const Diagnosis& d) { return to_string(d); })
       .def("__repr__", &diagnosis_repr);
 }
 

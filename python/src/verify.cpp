@@ -10,8 +10,11 @@
 #include <exception>
 
 #include "case.hpp"
+#include "cli/command_line.h"
 #include "errors.hpp"
 #include "executor.hpp"
+#include "literal.hpp"
+#include "quire/report.hpp"
 #include "types.hpp"
 
 namespace quire_python {
@@ -245,36 +248,26 @@ quire::SoakResult soak_target(const nb::object& target, double minutes, std::str
   return unwrap(std::move(result));
 }
 
-const char* name_of(quire::CheckState state) {
-  switch (state) {
-    case quire::CheckState::pass: return "pass";
-    case quire::CheckState::fail: return "fail";
-    case quire::CheckState::skipped: break;
-  }
-  return "skipped";
-}
-
 void bind_results(nb::module_& m) {
-  nb::class_<CheckResult>(m, "CheckResult", "One check of one case.")
-      .def_ro("check", &CheckResult::check)
-      .def_prop_ro(
-          "state", [](const CheckResult& c) { return name_of(c.state); }, "\"pass\", \"fail\" or \"skipped\".")
+  nb::class_<CheckResult> check(m, "CheckResult", "One check of one case.");
+  def_literal(check, "state", &CheckResult::state, "\"pass\", \"fail\" or \"skipped\".");
+  check.def_ro("check", &CheckResult::check)
       .def_ro("worst_ratio", &CheckResult::worst_ratio, "Largest |error| / tolerance, where the check measures one.")
       .def_ro("text", &CheckResult::text, "What failed, or why it was skipped.")
-      .def("__repr__", [](const CheckResult& c) { return "<CheckResult " + c.check + ": " + name_of(c.state) + ">"; });
-  nb::class_<CaseResult>(m, "CaseResult", "One case of a matrix.")
-      .def_ro("matrix", &CaseResult::matrix)
+      .def("__repr__", [](const CheckResult& c) { return "<CheckResult " + c.check + ": " + std::string(name(c.state)) + ">"; });
+  nb::class_<CaseResult> one_case(m, "CaseResult", "One case of a matrix.");
+  def_literal(one_case, "status", &CaseResult::status, "\"pass\", \"fail\" or \"refused\".");
+  one_case.def_ro("matrix", &CaseResult::matrix)
       .def_ro("name", &CaseResult::name)
       .def_ro("line", &CaseResult::line, "The problem line that reruns it.")
       .def_ro("special", &CaseResult::special, "What was done to the data where the line cannot say it, or empty.")
-      .def_ro("status", &CaseResult::status, "\"pass\", \"fail\" or \"refused\".")
       .def_ro("kernel", &CaseResult::kernel)
       .def_ro("reason", &CaseResult::reason, "Why it was refused.")
       .def_ro("seconds", &CaseResult::seconds)
       .def_ro("checks", &CaseResult::checks)
       .def_ro("reduced_line", &CaseResult::reduced_line, "Of a failing case: the smallest problem line that still fails.")
       .def_ro("reduced_finding", &CaseResult::reduced_finding)
-      .def("__repr__", [](const CaseResult& c) { return "<CaseResult " + c.status + ": " + c.line + ">"; });
+      .def("__repr__", [](const CaseResult& c) { return "<CaseResult " + std::string(name(c.status)) + ": " + c.line + ">"; });
   nb::class_<MutantResult>(m, "MutantResult", "What became of one planted fault.")
       .def_ro("id", &MutantResult::id)
       .def_ro("family", &MutantResult::family)
@@ -329,31 +322,39 @@ void bind_soak(nb::module_& m) {
       .def_ro("counts", &SoakResult::counts)
       .def_ro("findings", &SoakResult::findings)
       .def_ro("interrupted", &SoakResult::interrupted, "Lines that ran when the process of an earlier run ended.")
-      .def_ro("text", &SoakResult::text)
-      .def_ro("json", &SoakResult::json)
+      .def_prop_ro("text", [](const SoakResult& r) { return to_string(r); })
+      .def_prop_ro(
+          "json", [](const SoakResult& r) { return to_json(r); }, "The report as JSON (json.md), made at each access.")
       .def("__bool__", &SoakResult::ok)
-      .def("__str__", [](const SoakResult& r) { return r.text; });
+      .def("__str__", [](const SoakResult& r) { return to_string(r); });
 }
 
 void bind_verify(nb::module_& m) {
   bind_results(m);
   bind_soak(m);
-  nb::class_<Verdict>(m, "Verdict", "The result of verify(); true if it is a pass, str() is the report for a terminal.")
-      .def_ro("target", &Verdict::target)
-      .def_ro("verdict", &Verdict::verdict, "\"pass\", \"fail\", \"mistrusted\" or \"stopped\".")
+  nb::class_<Verdict> verdict(m, "Verdict", "The result of verify(); true if it is a pass, str() is the report for a terminal.");
+  def_literal(verdict, "verdict", &Verdict::verdict, "\"pass\", \"fail\", \"mistrusted\" or \"stopped\".");
+  verdict.def_ro("target", &Verdict::target)
       .def_ro("seconds", &Verdict::seconds)
       .def_ro("cases", &Verdict::cases)
       .def_ro("power", &Verdict::power, "Every planted fault, and the check that noticed it.")
       .def_ro("peer", &Verdict::peer)
       .def_ro("supported", &Verdict::supported, "What supports said yes to, in words.")
       .def_ro("left_out", &Verdict::left_out, "Cases by name that have no form which is supported.")
-      .def_ro("text", &Verdict::text)
-      .def_ro("json", &Verdict::json, "The report as JSON (verify.md); render_html() makes a page of it.")
-      .def("__bool__", [](const Verdict& v) { return v.verdict == "pass"; })
-      .def("__str__", [](const Verdict& v) { return v.text; })
+      .def_prop_ro("text", [](const Verdict& v) { return to_string(v); })
+      .def_prop_ro(
+          "html", [](const Verdict& v) { return to_html(v); }, "One self-contained page with pictures.")
+      .def_prop_ro(
+          "json", [](const Verdict& v) { return to_json(v); },
+          "The report as JSON (json.md), made at each access; render_html() makes a page of it.")
+      .def("__bool__", [](const Verdict& v) { return v.verdict == quire::VerifyVerdict::pass; })
+      .def("__str__", [](const Verdict& v) { return to_string(v); })
       .def("__repr__", [](const Verdict& v) {
-        return "<Verdict " + v.verdict + " of " + v.target + ": " + std::to_string(v.cases.size()) + " cases>";
+        return "<Verdict " + std::string(name(v.verdict)) + " of " + v.target + ": " + std::to_string(v.cases.size()) + " cases>";
       });
+  m.def("verify_json", &quire::cli::verify_json, nb::arg("verdict"), nb::arg("exit_code"), "What `quire verify --json` prints.");
+  m.def("soak_json", &quire::cli::soak_json, nb::arg("result"), nb::arg("folder"), nb::arg("exit_code"),
+        "What `quire verify --soak --json` prints.");
   m.def("verify_target", &verify_target, nb::arg("target"), nb::arg("matrices"), nb::arg("lines"), nb::arg("quick"),
         nb::arg("power"), nb::arg("peer_power"), nb::arg("seed"), nb::arg("random_cases"), nb::arg("types"), nb::arg("dims"),
         nb::arg("layouts"), nb::arg("supports").none(), nb::arg("disabled_checks"), nb::arg("shrink"), nb::arg("shrink_seconds"),

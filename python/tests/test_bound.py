@@ -48,6 +48,22 @@ def test_each_layer_is_right_and_has_the_bits_of_attend(kv, layout):
         assert np.array_equal(out, quire.attend(batch_of(job), view(job), plan=plan))
 
 
+def test_a_prepared_step_is_the_same_call_on_a_cpu():
+    jobs = layers(3)
+    call = quire.bind(batch_of(jobs[0]), quire.KVCache(jobs[0].k, jobs[0].v))
+    with pytest.raises(quire.ArgumentError, match="prepared: True, but prepare\\(\\) of this BoundCall was never called"):
+        call(prepared=True)
+    assert call.prepare() is None
+    for job in jobs:
+        out = np.full(job.q.shape, np.nan, job.q.dtype)
+        call(job.q, job.k, job.v, out, prepared=True)
+        job.judge(out)
+        assert np.array_equal(out, call(job.q, job.k, job.v))
+    jobs[0].block_table[0, 0] = -1
+    with pytest.raises(quire.ContractError, match="Q-T03"):
+        call.prepare()
+
+
 def test_what_is_not_given_is_that_of_bind_and_a_new_output_is_new():
     (job,) = layers(1)
     lse = np.empty(job.q.shape[:2], np.float32)

@@ -63,6 +63,87 @@ def nothing_is_left_over():
     quire.synchronize()
 
 
+def bound_and_captured(d, inside):
+    """A step of three layers that share one preparation, captured with it or without it; and the three outputs."""
+    call = quire.bind(d.batch(), d.cache(), plan=quire.plan(d.batch(), d.cache(), max_query_len=1, max_seq_len=COLUMNS * PAGE))
+    outs = [torch.full_like(d.q, torch.nan) for _ in range(3)]
+    call.prepare()
+    for out in outs:
+        call(d.q, d.k, d.v, out, prepared=True)
+    quire.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        if inside:
+            call.prepare()
+        for out in outs:
+            call(d.q, d.k, d.v, out, prepared=True)
+    return call, graph, outs
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_prepared_step_replays_with_other_lengths(inside):
+    d = Decode()
+    call, graph, outs = bound_and_captured(d, inside)
+    for lens in ([128] * REQS, [1, 9, 16, 17, 64, 100, 127, 128], [128, 1] * 4):
+        d.set_lens(lens)
+        for out in outs:
+            out.fill_(torch.nan)
+        if not inside:
+            call.prepare()
+        graph.replay()
+        quire.synchronize()
+        for out in outs:
+            d.job.judge(out.cpu().numpy())
+            assert torch.equal(out, outs[0])
+
+
+def test_a_broken_table_refuses_every_layer_of_a_prepared_step():
+    d = Decode()
+    call, graph, outs = bound_and_captured(d, True)
+    d.table[3, 2] = -1
+    for out in outs:
+        out.fill_(7.0)
+    graph.replay()
+    with pytest.raises(quire.ContractError, match="Q-T03 block_table"):
+        quire.synchronize()
+    assert all((out == 7.0).all() for out in outs)
+    call.workspace.zero_()  # nobody asks for its record, which the next owner of the memory would hear of
+
+
+def test_layers_without_their_preparation_are_heard():
+    d = Decode()
+    call, graph, outs = bound_and_captured(d, False)
+    d.set_lens([128] * REQS)
+    call.prepare()
+    graph.replay()
+    quire.synchronize()
+    d.set_lens([100] * REQS)  # and nobody prepares
+    graph.replay()
+    with pytest.raises(quire.ArgumentError, match="prepare\\(\\) before the layers"):
+        quire.synchronize()
+    call.workspace.zero_()
+    outs[0].fill_(7.0)
+    call(d.q, d.k, d.v, outs[0], prepared=True)
+    with pytest.raises(quire.ArgumentError, match="prepare\\(\\) before the layers"):
+        quire.synchronize()
+    assert (outs[0] == 7.0).all()
+    call.workspace.zero_()
+
+
+def test_operators_share_a_preparation():
+    ops = pytest.importorskip("quire.torch")
+    d = Decode()
+    workspace = ops.prepare(d.q, d.k, d.v, d.starts, d.lens, d.table, max_query_len=1)
+    for _ in range(3):
+        out = ops.attend(d.q, d.k, d.v, d.starts, d.lens, d.table, max_query_len=1, workspace=workspace, prepared=True)
+        d.job.judge(out.cpu().numpy())
+    other = torch.zeros_like(workspace)
+    ops.attend(d.q, d.k, d.v, d.starts, d.lens, d.table, workspace=other, prepared=True, max_query_len=1)
+    with pytest.raises(quire.ArgumentError, match="prepare\\(\\) before the layers"):
+        quire.synchronize()
+    other.zero_()
+
+
 def test_bound_calls_are_right_layer_by_layer():
     d, other = Decode(), Decode()
     call = quire.bind(d.batch(), d.cache(), plan=quire.plan(d.batch(), d.cache(), max_query_len=1, max_seq_len=COLUMNS * PAGE))

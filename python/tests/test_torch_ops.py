@@ -42,6 +42,46 @@ def test_opcheck_of_attend(layout):
         torch.library.opcheck(torch.ops.quire.attend.default, (q, output, k, v, starts, lens, table), {**more, "layout": layout})
 
 
+def test_a_prepared_step_is_the_same_call_on_a_cpu():
+    job = job_of()
+    q, k, v, starts, lens, table = tensors(job)
+    expected = ops.attend(q, k, v, starts, lens, table, sliding_window=9)
+    workspace = ops.prepare(q, k, v, starts, lens, table, sliding_window=9)
+    for _ in range(2):
+        out = ops.attend(q, k, v, starts, lens, table, sliding_window=9, workspace=workspace, prepared=True)
+        assert torch.equal(out, expected)
+    assert ops.prepare(q, k, v, starts, lens, table, output=out, workspace=workspace, sliding_window=9) is workspace
+    with pytest.raises(quire.ArgumentError, match="workspace: None"):
+        ops.attend(q, k, v, starts, lens, table, prepared=True)
+    table[0, 0] = -1
+    with pytest.raises(quire.ContractError, match="Q-T03"):
+        ops.prepare(q, k, v, starts, lens, table, workspace=workspace)
+
+
+def test_opcheck_of_prepare():
+    q, k, v, starts, lens, table = tensors(job_of())
+    output = torch.empty_like(q)
+    arguments = (q, output, k, v, starts, lens, table)
+    workspace = torch.empty(ops.workspace_bytes(*arguments), dtype=torch.uint8)
+    torch.library.opcheck(torch.ops.quire.prepare.default, arguments, {"workspace": workspace})
+    torch.library.opcheck(torch.ops.quire.attend.default, arguments, {"workspace": workspace, "prepared": True})
+
+
+def test_a_compiled_step_prepares_and_attends():
+    job = job_of(dtype="f32")
+    q, k, v, starts, lens, table = tensors(job)
+    expected = ops.attend(q, k, v, starts, lens, table)
+    workspace = torch.empty(ops.workspace_bytes(q, torch.empty_like(q), k, v, starts, lens, table), dtype=torch.uint8)
+
+    def layers(q, k, v, starts, lens, table, workspace):
+        ops.prepare(q, k, v, starts, lens, table, workspace=workspace)
+        return [ops.attend(q, k, v, starts, lens, table, workspace=workspace, prepared=True) for _ in range(2)]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layers, fullgraph=True, backend="aot_eager")
+    assert all(torch.equal(out, expected) for out in compiled(q, k, v, starts, lens, table, workspace))
+
+
 def test_opcheck_of_append_and_merge():
     job = job_of()
     _, k, v, *_ = tensors(job)

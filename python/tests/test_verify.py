@@ -2,6 +2,9 @@
 """quire.verify on Python's callables: what passes, what is found, what is refused, and what callbacks may do."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -256,6 +259,36 @@ def test_ctrl_c_ends_a_soak_with_its_counts():
 
     result = quire.soak("cpu", 0, progress=progress)
     assert result.next == 3 and result.counts[0].cases == 3
+
+
+CRASHES = """
+import os, quire
+def kernel(case):
+    if len(case.batch.seq_lens) == 3:
+        os.abort()
+    return quire.attend(case.batch, case.cache, case.options)
+quire.verify(kernel, matrices=[], lines=["q=f32 heads=2:1 d=8 page=8 reqs=2x1@9", "q=f32 heads=2:1 d=8 page=8 reqs=3x1@9"], power=False)
+"""
+
+
+def test_a_target_that_ends_the_process_leaves_its_case(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", CRASHES], cwd=tmp_path, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGABRT, ended.stderr
+    (left,) = tmp_path.iterdir()
+    line = left.read_text().splitlines()[-1]
+    assert left.name.startswith("quire-verify-crash-") and "reqs=3x1@9" in line
+    assert quire.verify(right, matrices=[], lines=[line], power=False), "the line asks for the case again"
+
+
+def test_a_run_that_ends_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    verdict = verify(lambda batch, cache, options: seen.extend(tmp_path.iterdir()) or right(batch, cache, options))
+    assert verdict and seen and not list(tmp_path.iterdir())
+    with pytest.raises(ZeroDivisionError):
+        verify(right, progress=lambda *_: 1 / 0)
+    assert not list(tmp_path.iterdir())
+    assert verify(right, crash_file=tmp_path / "no folder" / "x"), "a run without a place for the file is a run all the same"
 
 
 def test_progress_is_one_line_of_a_terminal():

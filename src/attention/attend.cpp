@@ -27,6 +27,15 @@ Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const 
   return cpu::attend(plan, batch, cache, options, workspace, attend_options);
 }
 
+Status prepare(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
+               const AttendOptions& attend_options) {
+  const gpu::Vendor* vendor = attention::vendor_of(batch.query.memory);
+  if (!has_backend(plan.device.backend) || vendor != attention::vendor_of(device::memory_of(plan.device.backend)))
+    return attend(plan, batch, cache, options, workspace, attend_options);  // it refuses, in its own words
+  if (vendor != nullptr) return gpu::prepare(*vendor, plan, batch, cache, options, workspace, attend_options);
+  return cpu::prepare(plan, batch, cache, options, workspace, attend_options);
+}
+
 Status attend_status(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
                      std::span<std::byte> workspace, const AttendOptions& attend_options) {
   const gpu::Vendor* vendor = attention::vendor_of(device::memory_of(plan.device.backend));

@@ -130,14 +130,26 @@ bool BoundAttend::same_call(const Batch& batch, const KVCache& cache, const Opti
 
 Status BoundAttend::run(const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
                         const AttendOptions& attend_options) const {
+  return given(false, batch, cache, options, workspace, attend_options);
+}
+
+Status BoundAttend::prepare(const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
+                            const AttendOptions& attend_options) const {
+  return given(true, batch, cache, options, workspace, attend_options);
+}
+
+Status BoundAttend::given(bool preparation, const Batch& batch, const KVCache& cache, const Options& options,
+                          std::span<std::byte> workspace, const AttendOptions& attend_options) const {
   const Pairs pairs = pairs_of(batch_, cache_, options_, batch, cache, options);
   if (!same_call(batch, cache, options)) return other_call(pairs);
   const gpu::Vendor* vendor = attention::vendor_of(batch.query.memory);
-  if (vendor == nullptr) return attend(plan_, batch, cache, options, workspace, attend_options);
+  const auto whole = preparation ? &quire::prepare : &attend;
+  if (vendor == nullptr) return whole(plan_, batch, cache, options, workspace, attend_options);
   const bool sound = workspace.size() >= workspace_bytes_ && workspace.data() != nullptr &&
                      reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 == 0 && plainly_sound(pairs, workspace);
-  if (!sound) return attend(plan_, batch, cache, options, workspace, attend_options);  // it has the words, or finds it sound
-  return gpu::attend_admitted(*vendor, plan_, batch, cache, options, workspace, attend_options);
+  if (!sound) return whole(plan_, batch, cache, options, workspace, attend_options);  // it has the words, or finds it sound
+  const gpu::Part part = preparation ? gpu::Part::preparation : gpu::part_of(attend_options);
+  return gpu::enqueue_admitted(*vendor, plan_, batch, cache, options, workspace, part, attend_options);
 }
 
 }  // namespace quire

@@ -6,7 +6,6 @@
 #include <system_error>
 
 #include "bench/ceilings/measure.h"
-#include "bench/device_run.h"
 #include "bench/driver.h"
 #include "quire/bench.hpp"
 #include "quire/executor.hpp"

@@ -1,29 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// See device_run.h.
-#include "bench/device_run.h"
+// bench() on a GPU: every case on the device, its variants in turns, as a replayed graph of calls.
 
 #include <algorithm>
 #include <cstring>
 
 #include "bench/ceilings/measure.h"
-#include "bench/clocks.h"
-#include "bench/device_ceilings.h"
+#include "bench/driver.h"
 #include "bench/floors.h"
-#include "bench/report.h"
-#include "bench/statistics.h"
+#include "bench/timing.h"
 #include "bench/verified.h"
+#include "cases/chosen_rows.h"
+#include "cases/device_case.h"
 #include "device/staging.h"
 #include "quire/attention.hpp"
 #include "quire/plan.hpp"
 #include "text/formatted.h"
-#include "verify/device_case.h"
-#include "verify/prepare.h"
 
 namespace quire::benchmark {
 namespace {
 
-using conformance::DeviceBytes;
-using conformance::DeviceCase;
+using cases::DeviceBytes;
+using cases::DeviceCase;
 
 constexpr std::size_t kBlocks = 15;
 constexpr std::int64_t kMostCopies = 64, kFewestCalls = 4;  // a graph holds as many calls as there are copies
@@ -229,23 +226,22 @@ BenchResult result_of(DeviceLane& lane, const BenchCaseResult& of, const Expecte
   r.plan_seconds = lane.plan_seconds;
   r.block_seconds = lane.blocks;
   r.seconds = interval_of(lane.blocks);
-  r.clock = "device";
+  r.clock = BenchClock::device;
   r.calls = lane.calls;
   r.rows_total = problem.num_tokens();
-  r.status = "unverified";
   if (r.seconds.median > 0) {
     r.gbs = static_cast<double>(of.kv_bytes) / r.seconds.median * 1e-9;
     r.gflops = of.flops / r.seconds.median * 1e-9;
   }
   if (!lane.status.ok()) {
-    r.status = "wrong", r.reason = "attend() failed: " + lane.status.message();
+    r.status = BenchStatus::wrong, r.reason = "attend() failed: " + lane.status.message();
   } else if (!lane.same_bits) {
-    r.status = "wrong", r.reason = "the bits of the output changed between blocks";
+    r.status = BenchStatus::wrong, r.reason = "the bits of the output changed between blocks";
   } else if (expected != nullptr && !lane.blocks.empty()) {
-    const Comparison comparison = expected->judge(lane.output(), lane.lse(), conformance::rounded_rows(lane.plan, problem));
+    const Comparison comparison = expected->judge(lane.output(), lane.lse(), cases::rounded_rows(lane.plan, problem));
     r.rows_compared = expected->rows();
     r.worst_ratio = comparison.worst_ratio;
-    r.status = comparison.ok ? "ok" : "wrong";
+    r.status = comparison.ok ? BenchStatus::ok : BenchStatus::wrong;
     if (!comparison.ok) r.reason = comparison.text;
   }
   return r;
@@ -277,7 +273,7 @@ Result<BenchCaseResult> run_case_on(const Gpu& gpu, const Entry& entry, const st
     }
     BenchResult refused;
     refused.variant = variant;
-    refused.status = "refused";
+    refused.status = BenchStatus::refused;
     refused.reason = lane.status().message();
     result.results.push_back(std::move(refused));
   }

@@ -3,11 +3,12 @@
 #include "bench/driver.h"
 
 #include <algorithm>
+#include <ctime>
 
+#include "bench/busy.h"
 #include "bench/ceilings/measure.h"
 #include "bench/floors.h"
 #include "bench/lane.h"
-#include "bench/report.h"
 #include "bench/turns.h"
 #include "bench/verified.h"
 #include "text/formatted.h"
@@ -30,13 +31,13 @@ BenchResult timed_result(const Lane& lane, const Timing& timing, const BenchCase
   r.calls = timing.calls;
   r.disturbed = timing.disturbed;
   r.block_seconds = timing.blocks;
-  r.status = "unverified";
   if (r.seconds.median > 0) {
     r.gbs = static_cast<double>(of.kv_bytes) / r.seconds.median * 1e-9;
     r.gflops = of.flops / r.seconds.median * 1e-9;
   }
-  if (!timing.status.ok()) r.status = "wrong", r.reason = "attend() failed: " + timing.status.message();
-  if (timing.status.ok() && !timing.same_bits) r.status = "wrong", r.reason = "the bits of the output changed between blocks";
+  if (!timing.status.ok()) r.status = BenchStatus::wrong, r.reason = "attend() failed: " + timing.status.message();
+  if (timing.status.ok() && !timing.same_bits)
+    r.status = BenchStatus::wrong, r.reason = "the bits of the output changed between blocks";
   return r;
 }
 
@@ -44,9 +45,18 @@ void judge(BenchResult& r, const Lane& lane, const Expected& expected) {
   const Comparison comparison = expected.judge(lane.output(), lane.lse());
   r.rows_compared = expected.rows();
   r.worst_ratio = comparison.worst_ratio;
-  if (r.status == "wrong") return;
-  r.status = comparison.ok ? "ok" : "wrong";
+  if (r.status == BenchStatus::wrong) return;
+  r.status = comparison.ok ? BenchStatus::ok : BenchStatus::wrong;
   if (!comparison.ok) r.reason = comparison.text;
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
 }
 
 /// The lanes that could be planned; the others become refused results.
@@ -60,7 +70,7 @@ std::vector<Lane> make_lanes(const Case& c, const std::vector<BenchVariant>& var
     }
     BenchResult refused;
     refused.variant = variant;
-    refused.status = "refused";
+    refused.status = BenchStatus::refused;
     refused.reason = lane.status().message();
     result.results.push_back(std::move(refused));
   }
@@ -166,12 +176,18 @@ void finish(BenchCaseResult& result, const Problem& problem, const std::vector<C
 
 void conclude(BenchReport& report, const BenchOptions& options) {
   const auto any = [](const BenchCaseResult& c, auto&& is) { return std::any_of(c.results.begin(), c.results.end(), is); };
-  const auto wrong = [&](const BenchCaseResult& c) { return any(c, [](const BenchResult& r) { return r.status == "wrong"; }); };
-  const auto timed = [&](const BenchCaseResult& c) { return any(c, [](const BenchResult& r) { return r.status != "refused"; }); };
+  const auto wrong = [&](const BenchCaseResult& c) {
+    return any(c, [](const BenchResult& r) { return r.status == BenchStatus::wrong; });
+  };
+  const auto timed = [&](const BenchCaseResult& c) {
+    return any(c, [](const BenchResult& r) { return r.status != BenchStatus::refused; });
+  };
   report.ok = std::none_of(report.cases.begin(), report.cases.end(), wrong) &&
               std::any_of(report.cases.begin(), report.cases.end(), timed);
-  report.text = text_of(report);
-  report.json = json_of(report, options);
+  report.commit = options.commit;
+  report.date = utc_now();
+  report.seconds_per_result = options.seconds;
+  report.busy = busy_text(report.ceilings, report.cases);
 }
 
 }  // namespace quire::benchmark

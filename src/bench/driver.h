@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,10 @@ std::vector<BenchVariant> variants_of(const BenchOptions& options, int cores);
 Result<BenchCaseResult> run_case(const Entry& entry, const std::vector<BenchVariant>& variants, const BenchOptions& options,
                                  const std::function<bool(const std::string&)>& say);
 
-/// Sets what follows from the results: ok, text and JSON.
+/// options.device names a GPU backend. unsupported, with the reason, where there is none.
+Result<BenchReport> run_on_device(std::span<const BenchInput> inputs, const BenchOptions& options);
+
+/// Sets what follows from results and options: ok, commit, date, seconds of a result, and whether the machine was busy.
 void conclude(BenchReport& report, const BenchOptions& options);
 
 /// Fills in what depends on the ceilings.

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "bench/statistics.h"
+#include "bench/timing.h"
 #include "quire/plan.hpp"
 
 namespace quire::benchmark {

@@ -6,9 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "bench/clocks.h"
 #include "bench/memory.h"
-#include "bench/rotation.h"
+#include "bench/timing.h"
 #include "quire/attention.hpp"
 #include "quire/bench.hpp"
 #include "quire/capture.hpp"

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory as a serving engine would take it: page-aligned to 2 MiB, with huge pages asked for.
+// Memory as a serving engine would take it, page-aligned to 2 MiB, and copies of a cache in it. They keep K and V no warmer than
+// in serving: there, between two calls for one layer lie the calls for all the others.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
+
+#include "quire/capture.hpp"
 
 namespace quire::benchmark {
 
+/// With huge pages, where the system grants them.
 class Memory {
  public:
   /// `data()` is null if the system has no more. Contents are zeros.
@@ -29,5 +34,26 @@ class Memory {
 
 /// Bytes that this process may still take without swapping; a guess of 1 GiB where the system does not say.
 std::int64_t available_memory();
+
+/// Copies of the cache in turn. One copy if the visible bytes are few: such a case is measured in cache, and says so.
+class Rotation {
+ public:
+  /// Copies until `copies` or the machine's memory is used up; at least one, in memory of its own.
+  Rotation(const KVCache& cache, std::int64_t copies);
+
+  /// The copy that was used longest ago.
+  const KVCache& next() { return caches_[turn_++ % caches_.size()]; }
+  /// False if there was no memory for even one copy.
+  bool ok() const { return !caches_.empty(); }
+  std::int64_t copies() const { return static_cast<std::int64_t>(caches_.size()); }
+
+ private:
+  std::vector<Memory> memory_;
+  std::vector<KVCache> caches_;
+  std::size_t turn_ = 0;
+};
+
+/// How many copies make up `cold` bytes, if the case is one that no cache holds in serving: more than min(16 MiB, half of L3).
+std::int64_t copies_for(std::int64_t visible_bytes, std::int64_t l3_bytes, std::int64_t cold);
 
 }  // namespace quire::benchmark

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "bench/statistics.h"
+#include "bench/timing.h"
 
 namespace quire::benchmark {
 namespace {
@@ -68,7 +68,7 @@ Result<double> call_seconds(const Case& c, Rotation& rotation, Lane& lane) {
 void choose_clock(const Blocks& blocks, int threads, Timing& timing) {
   const bool enough = blocks.quiet.size() >= std::min(kFewestBlocks, blocks.all.size());
   timing.blocks = enough ? blocks.quiet : threads == 1 ? blocks.cpu : blocks.all;
-  if (!enough && threads == 1) timing.clock = "thread cpu";
+  if (!enough && threads == 1) timing.clock = BenchClock::thread_cpu;
   timing.seconds = interval_of(timing.blocks);
 }
 

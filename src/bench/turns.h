@@ -14,7 +14,7 @@ namespace quire::benchmark {
 struct Timing {
   Interval seconds;
   std::vector<double> blocks;  ///< medians behind `seconds`
-  std::string clock = "wall";
+  BenchClock clock = BenchClock::wall;
   std::int64_t calls = 0, disturbed = 0;
   bool same_bits = true;
   Status status;  ///< of the call that failed, if one did

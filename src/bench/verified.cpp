@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "verify/prepare.h"
+#include "cases/chosen_rows.h"
 
 namespace quire::benchmark {
 namespace {
@@ -38,7 +38,7 @@ Tensor rows_of(const Tensor& t, void* data, std::size_t rows) {
 Result<Expected> Expected::make(const Case& c, const Problem& problem, std::uint64_t seed) {
   Expected expected;
   expected.query_ = problem.q_dtype;
-  expected.tokens_ = conformance::choose_rows(problem, kBudget, seed);
+  expected.tokens_ = cases::choose_rows(problem, kBudget, seed);
   Result<Reference> computed = expected.tokens_.empty() ? reference(c.batch, c.cache, c.options)
                                                         : reference(c.batch, c.cache, c.options, expected.tokens_);
   if (!computed.ok()) return computed.status();
@@ -49,7 +49,7 @@ Result<Expected> Expected::make(const Case& c, const Problem& problem, std::uint
 Comparison Expected::judge(const Tensor& output, const Tensor& lse, const std::vector<bool>& rounded) const {
   if (std::find(rounded.begin(), rounded.end(), true) != rounded.end()) {
     Expected wider = *this;
-    conformance::allow_rounded_rows(wider.reference_, query_, rounded, tokens_);
+    cases::allow_rounded_rows(wider.reference_, query_, rounded, tokens_);
     return wider.judge(output, lse);
   }
   if (tokens_.empty()) return compare(output, lse, reference_);

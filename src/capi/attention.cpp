@@ -60,7 +60,7 @@ Status read_tensors(std::initializer_list<std::pair<const quire_tensor*, const c
   return {};
 }
 
-/// attend() and attend_status() take the same arguments.
+/// attend(), prepare() and attend_status() take the same arguments.
 using WithPlan = Status (*)(const quire::Plan&, const quire::Batch&, const quire::KVCache&, const quire::Options&,
                             std::span<std::byte>, const quire::AttendOptions&);
 
@@ -82,7 +82,8 @@ quire_code call_with_plan(WithPlan call, const quire_plan* plan, const quire_bat
              {.executor = o.executor ? &*o.executor : nullptr,
               .rows = o.rows_written != nullptr ? &rows : nullptr,
               .stream = o.stream,
-              .nan_if_refused = o.nan_if_refused});
+              .nan_if_refused = o.nan_if_refused,
+              .prepared = o.prepared});
     if (o.rows_written != nullptr) {
       *o.rows_written = 0;
       for (const quire::RowCount& count : rows) *o.rows_written += count.rows;
@@ -135,6 +136,11 @@ quire_code quire_append(const quire_cache* cache, const quire_tensor* key, const
 quire_code quire_attend(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache, const quire_options* options,
                         void* workspace, size_t workspace_bytes, const quire_attend_options* attend_options) {
   return call_with_plan(&quire::attend, plan, batch, cache, options, workspace, workspace_bytes, attend_options);
+}
+
+quire_code quire_prepare(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache, const quire_options* options,
+                         void* workspace, size_t workspace_bytes, const quire_attend_options* attend_options) {
+  return call_with_plan(&quire::prepare, plan, batch, cache, options, workspace, workspace_bytes, attend_options);
 }
 
 quire_code quire_attend_status(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache,

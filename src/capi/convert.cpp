@@ -201,7 +201,7 @@ Result<CallOptions> read_call_options(const quire_attend_options* o) {
   out.rows_written = o->rows_written;
   out.stream = o->stream;
   out.nan_if_refused = reader.within("nan_if_refused", o->nan_if_refused, 0, 1) == 1;
-  reader.reserved("reserved", o->reserved);
+  out.prepared = reader.within("prepared", o->prepared, 0, 1) == 1;
   if (!reader.status().ok()) return reader.status();
   return out;
 }

@@ -52,6 +52,7 @@ struct CallOptions {
   std::int64_t* rows_written = nullptr;
   void* stream = nullptr;
   bool nan_if_refused = false;
+  bool prepared = false;
 };
 /// Null gives the defaults.
 Result<CallOptions> read_call_options(const quire_attend_options* options);

@@ -181,10 +181,9 @@ void apply_page_rules(Context& c) {
   if (!c.lengths_sound || !known(c.sizes.num_pages) || c.report.broken({M30, M32}) || !readable(table) || table.rank != 2) return;
   if (table.dtype != DType::i32 && table.dtype != DType::i64) return;
   c.pages_sound = true;
-  if (table_looks_like_halves(c)) {
+  if (table_looks_like_halves(c)) {  // a guess: other findings of the table are told as well
     add_halves_finding(c, "block_table", semantics::index_row(table, 0), table.shape[1]);
     c.pages_sound = false;
-    return;
   }
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
     const Lengths lengths = lengths_of(c, r);

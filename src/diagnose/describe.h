@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A diagnosis in words and as JSON (diagnose.md).
+// From what was found out to the data of a diagnosis.
 #pragma once
 
 #include <string>
@@ -30,25 +30,7 @@ struct Found {
   std::string padding;      ///< what is wrong with rows that belong to no request, or empty
 };
 
-/// Fills suspicions, patterns, observations, text and json of a diagnosis whose verdict and wrong_tokens are set.
+/// Fills what follows from `found`; verdict, problem and profile are set.
 void describe(const Found& found, Diagnosis& diagnosis);
-
-/// The JSON of a diagnosis whose other fields are set.
-std::string json_of(const Found& found, const Diagnosis& diagnosis);
-
-/// What the wrong rows of one request have in common.
-struct WrongRequest {
-  std::int64_t req = 0;
-  std::vector<std::int64_t> tokens;
-  std::vector<bool> heads;
-  std::int64_t elements = 0, rows = 0, first_dim = 1 << 30, last_dim = -1, nonfinite = 0;
-  bool lse = false;
-  double largest_error = 0;
-};
-std::vector<WrongRequest> wrong_requests(const fault::Facts& facts, const Localisation& where);
-std::string heads_text(const std::vector<bool>& wrong);
-
-/// "5-8, 11, 20-31" from ascending numbers; at most `most` runs.
-std::string runs(const std::vector<std::int64_t>& numbers, std::size_t most = 6);
 
 }  // namespace quire::cause

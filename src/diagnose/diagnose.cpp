@@ -2,7 +2,6 @@
 // The search for a cause: contract, laws, localisation, pattern, hypotheses, words.
 #include <algorithm>
 #include <new>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "diagnose/describe.h"
@@ -28,15 +27,8 @@ Status check_observed(const Case& c) {
 /// A batch that breaks a rule has no right output: the rule is the answer.
 Diagnosis broken_batch(const Findings& findings) {
   Diagnosis d;
-  d.verdict = "broken batch";
-  d.text = "verdict  broken batch: what a kernel makes of it is undefined\n";
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const Finding& finding : findings.items) {
-    d.text += formatted("{:<9}{}\n", "rule", finding.message);
-    list.push_back(finding.message);
-  }
-  d.json = nlohmann::ordered_json({{"quire_diagnose", 2}, {"version", QUIRE_VERSION}, {"verdict", d.verdict}, {"findings", list}})
-               .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  d.verdict = DiagnosisVerdict::broken_batch;
+  d.findings = findings.items;
   return d;
 }
 
@@ -114,9 +106,10 @@ std::string wrong_padding(const Case& c) {
                    found.num_mismatches, found.num_elements);
 }
 
-std::string verdict_of(const std::vector<cause::Part>& parts) {
-  if (std::all_of(parts.begin(), parts.end(), is_certain)) return "cause found";
-  return std::any_of(parts.begin(), parts.end(), is_likely) ? "mechanism likely" : "unknown cause";
+DiagnosisVerdict verdict_of(const std::vector<cause::Part>& parts) {
+  if (std::all_of(parts.begin(), parts.end(), is_certain)) return DiagnosisVerdict::cause_found;
+  return std::any_of(parts.begin(), parts.end(), is_likely) ? DiagnosisVerdict::mechanism_likely
+                                                            : DiagnosisVerdict::unknown_cause;
 }
 
 Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
@@ -127,13 +120,10 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
   Diagnosis d;
   const auto line = c.notes.find("problem");
   d.problem = line != c.notes.end() ? line->second : to_string(problem_of(c.batch, c.cache, c.options));
-  d.complete = where->complete;
   d.profile = where->reference.profile;
   facts.dequantised_to_query = d.profile.dequantised_to_query;
-  d.wrong_tokens = where->wrong_tokens();
-  d.verdict = "right";
   cause::Found found{c, facts, observed, where.value(), {}, {}, wrong_padding(c)};
-  if (!found.padding.empty()) d.verdict = "unknown cause";
+  if (!found.padding.empty()) d.verdict = DiagnosisVerdict::unknown_cause;
   if (where->any_wrong()) {
     if (options.progress) options.progress("pattern");
     found.patterns = cause::find_patterns(facts, where.value());

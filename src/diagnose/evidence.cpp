@@ -7,7 +7,7 @@
 #include <map>
 #include <random>
 
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "text/formatted.h"
 
 namespace quire::cause {
@@ -144,7 +144,7 @@ Exhibit Evidence::exhibit(const Compared& row) const {
   e.num_keys = where_.reference.num_keys[Facts::at(row.reference_row)];
   e.wrong = row.wrong;
   const bool nearly_all = static_cast<double>(row.wrong_dims) >= kNearlyAllDims * static_cast<double>(facts_.head_dim);
-  e.unlawful = nearly_all && where_.laws.breaks(row.token * facts_.num_q_heads + row.head, kFinite | kFill | kHull);
+  e.unlawful = nearly_all && where_.laws.breaks_any(row.token * facts_.num_q_heads + row.head);
   e.before = before(row);
   for (std::int64_t d = 0; d < facts_.head_dim; ++d) e.observed.push_back(observed_.at(row.token, row.head, d));
   e.zeros = std::all_of(e.observed.begin(), e.observed.end(), [](double value) { return value == 0; });
@@ -252,7 +252,7 @@ void Evidence::fit_unwritten(const Exhibit& e, bool some_dims, Tally& tally) con
     all_nan = all_nan && (std::isnan(e.observed[d]) || (some_dims && !dims_[d]));
   const bool unlawful = e.unlawful || all_nan;
   double share = unlawful ? 1 : kExplainsLawfulRow;
-  const bool one_value = all_nan || where_.laws.breaks(e.at.token * facts_.num_q_heads + e.at.head, kFill);
+  const bool one_value = all_nan || where_.laws.breaks(e.at.token * facts_.num_q_heads + e.at.head, Law::one_value);
   if (e.before != Exhibit::Before::unknown) share = e.before == Exhibit::Before::same ? 1 : 0;
   const bool proven = e.before == Exhibit::Before::same || (e.before == Exhibit::Before::unknown && unlawful && one_value);
   tally.fit.unwritten = true;

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 
 #include "diagnose/common_factor.h"
-#include "diagnose/element.h"
 #include "diagnose/emulate.h"
-#include "diagnose/tolerance.h"
+#include "numerics/element.h"
+#include "numerics/tolerance.h"
 #include "threads/on_threads.h"
 
 namespace quire::cause {
@@ -146,7 +147,10 @@ class Trial {
       cell.on_scores.add(error, steeper[Facts::at(d)]);
       const std::int64_t e = cell.plain->reference_row * f_.head_dim + d;
       const double tolerance = numerics::output_tolerance(plain_.reference, cell.plain->reference_row, e, type);
-      off += judge(emulated_value, plain_.reference.out[Facts::at(e)], tolerance, type.overflow) != ElementVerdict::fine ? 1 : 0;
+      off += numerics::judge(emulated_value, plain_.reference.out[Facts::at(e)], tolerance, type.overflow) !=
+                     numerics::ElementVerdict::fine
+                 ? 1
+                 : 0;
     }
     if (expected > 0) cell.size = std::sqrt(observed / expected);
     cell.on_output.noise = cell.on_scores.noise = expected;
@@ -251,6 +255,19 @@ Result<std::optional<NumericsProfile>> find_profile(const Facts& facts, const Ob
     least = unlike - (right ? kClearlyLess : 0);
   }
   return best;
+}
+
+double least_factor(const Reference& expected) {
+  const numerics::OutputType type = numerics::output_type(expected.output);
+  double least = std::numeric_limits<double>::infinity();
+  for (std::int64_t row = 0; row < expected.num_tokens * expected.num_q_heads; ++row) {
+    const numerics::RowErrors errors = numerics::row_errors(expected, row);
+    for (std::int64_t i = row * expected.head_dim; i < (row + 1) * expected.head_dim; ++i) {
+      const double out = std::fabs(expected.out[static_cast<std::size_t>(i)]);
+      if (out > 0) least = std::min(least, numerics::output_tolerance(expected, errors, i, type) / out);
+    }
+  }
+  return least;
 }
 
 }  // namespace quire::cause

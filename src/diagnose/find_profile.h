@@ -15,4 +15,8 @@ namespace quire::cause {
 Result<std::optional<NumericsProfile>> find_profile(const fault::Facts& facts, const Observed& observed,
                                                     const Localisation& plain, const std::vector<std::int64_t>& tokens);
 
+/// The smallest relative error that some element shows if all outputs have it: min over elements of tolerance / |out|. Infinite
+/// if all outputs are 0.
+double least_factor(const Reference& expected);
+
 }  // namespace quire::cause

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "text/formatted.h"
 #include "threads/on_threads.h"
 
@@ -55,7 +55,7 @@ class Judge {
   /// The worst element of a row: dim, value, hull.
   std::string describe(Law law, std::int64_t token, std::int64_t head) const {
     const std::string place = formatted("row {}, head {}", token, head);
-    if (law == kFill) return formatted("{}: every dim holds {}", place, law_number(observed_.at(token, head, 0)));
+    if (law == Law::one_value) return formatted("{}: every dim holds {}", place, law_number(observed_.at(token, head, 0)));
     const Hull hull = hull_of(f_.req_of(token), head / f_.group);
     double worst = -1;
     std::int64_t dim = 0;
@@ -65,7 +65,7 @@ class Judge {
       if (excess > worst) worst = excess, dim = d;
     }
     const double value = observed_.at(token, head, dim);
-    if (law == kFinite) return formatted("{}, dim {} holds {}", place, dim, law_number(value));
+    if (law == Law::finite) return formatted("{}, dim {} holds {}", place, dim, law_number(value));
     return formatted("{}, dim {} holds {:.6g}; the values that it may average lie in [{:.6g}, {:.6g}]", place, dim, value,
                      hull.low[Facts::at(dim)], hull.high[Facts::at(dim)]);
   }
@@ -110,8 +110,9 @@ class Judge {
     }
     // Equal V rows give equal dims lawfully only if V itself is the same in every dim.
     const bool may_be_same = hull.low == hull.high;
-    return static_cast<std::uint8_t>((same && !may_be_same ? kFill : 0) | (!finite && hull.known ? kFinite : 0) |
-                                     (!inside && hull.known ? kHull : 0));
+    return static_cast<std::uint8_t>((same && !may_be_same ? bit(Law::one_value) : 0) |
+                                     (!finite && hull.known ? bit(Law::finite) : 0) |
+                                     (!inside && hull.known ? bit(Law::hull) : 0));
   }
 
   const Facts& f_;
@@ -121,15 +122,6 @@ class Judge {
 };
 
 }  // namespace
-
-const char* name(Law law) {
-  switch (law) {
-    case kFinite: return "not finite";
-    case kFill: return "one value in every dim (never written, or 0 where no key is seen)";
-    case kHull: return "outside the convex hull of its V rows";
-  }
-  return "";
-}
 
 Laws apply_laws(const Facts& facts, const Observed& observed) {
   const Judge judge(facts, observed);

@@ -9,30 +9,21 @@
 
 #include "diagnose/observed.h"
 #include "faults/model.h"
+#include "quire/diagnose.hpp"
 
 namespace quire::cause {
 
-/// Bits: which laws a (row, head) breaks.
-enum Law : std::uint8_t {
-  kFinite = 1,  ///< NaN or infinity, and every V row that the request may read is finite
-  kFill = 2,    ///< all dims hold one value: what the buffer was filled with, or the 0 of a row that sees no key
-  kHull = 4,    ///< a dim lies outside [min, max] of the V rows that the request may read: never computed from this cache
-};
-inline constexpr Law kLaws[] = {kFinite, kFill, kHull};
-const char* name(Law law);
-
-/// What the broken rows of one law have in common.
-struct LawFinding {
-  Law law = kFinite;
-  std::vector<std::int64_t> tokens;  ///< rows with at least one head that breaks it, ascending
-  std::string text;                  ///< "row 5336, head 0, dim 12 holds 1.69; the values it may average lie in [-0.001, 0.001]"
-};
+using Law = OutputLaw;
+inline constexpr Law kLaws[] = {Law::finite, Law::one_value, Law::hull};
+/// A law in Laws::broken.
+constexpr std::uint8_t bit(Law law) { return static_cast<std::uint8_t>(1 << static_cast<int>(law)); }
 
 struct Laws {
-  std::vector<std::uint8_t> broken;  ///< [num_tokens * num_q_heads] bits of Law
+  std::vector<std::uint8_t> broken;  ///< [num_tokens * num_q_heads] bits of laws
   std::vector<LawFinding> findings;  ///< only laws that are broken somewhere
 
-  bool breaks(std::int64_t row, int laws) const { return (broken[static_cast<std::size_t>(row)] & laws) != 0; }
+  bool breaks(std::int64_t row, Law law) const { return (broken[static_cast<std::size_t>(row)] & bit(law)) != 0; }
+  bool breaks_any(std::int64_t row) const { return broken[static_cast<std::size_t>(row)] != 0; }
 };
 
 /// Looks at every element of the output. The hull of a row is that of its whole request: wider than the truth, never narrower.

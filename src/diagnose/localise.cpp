@@ -9,16 +9,16 @@
 #include <random>
 #include <set>
 
-#include "diagnose/element.h"
 #include "diagnose/find_profile.h"
-#include "diagnose/profile_report.h"
-#include "diagnose/tolerance.h"
+#include "numerics/element.h"
+#include "numerics/tolerance.h"
 #include "threads/on_threads.h"
 
 namespace quire::cause {
 namespace {
 
 using fault::Facts;
+using numerics::ElementVerdict;
 
 // Conservative costs of the reference on one core; they decide how many rows are compared, never what a comparison says.
 constexpr double kSecondsPerDecode = 2e-9;     // one element of K or V
@@ -87,7 +87,7 @@ std::size_t words_per_row(std::int64_t head_dim) { return Facts::at((head_dim + 
 
 /// Returns whether the element is wrong.
 bool add_element(Compared& row, std::int64_t dim, double observed, double expected, double tolerance, double overflow) {
-  const ElementVerdict verdict = judge(observed, expected, tolerance, overflow);
+  const ElementVerdict verdict = numerics::judge(observed, expected, tolerance, overflow);
   const double error = std::fabs(observed - expected);
   if (std::isfinite(error) && error > 0) {
     row.largest_error = std::max(row.largest_error, error);

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "diagnose/pattern.h"
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "text/formatted.h"
 
 namespace quire::cause {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 
 namespace quire::cause {
 namespace {

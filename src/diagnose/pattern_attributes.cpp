@@ -4,32 +4,22 @@
 
 #include "diagnose/pattern.h"
 
-namespace quire::cause {
+namespace quire {
 
-using fault::Facts;
-
-const char* name(Attribute attribute) {
-  constexpr const char* kNames[kAttributes] = {
-      "request",  "token",       "row",       "rows_from_end", "query_len", "seq_len", "context_len",   "q_pos",
-      "num_keys", "page_offset", "num_pages", "page",          "head",      "kv_head", "head_in_group", "dim"};
-  return kNames[static_cast<std::size_t>(attribute)];
-}
-
-const char* name(Test test) {
-  constexpr const char* kNames[] = {"is", "from", "to", "between", "modulo", "reads", "not reads"};
-  return kNames[static_cast<std::size_t>(test)];
-}
-
-bool Condition::holds(std::int64_t value) const {
+bool CellCondition::holds(std::int64_t value) const {
   switch (test) {
-    case Test::is: return std::find(values.begin(), values.end(), value) != values.end();
-    case Test::from: return value >= values[0];
-    case Test::to: return value <= values[0];
-    case Test::between: return value >= values[0] && value <= values[1];
-    case Test::modulo: return std::find(values.begin() + 1, values.end(), value % values[0]) != values.end();
+    case CellTest::is: return std::find(values.begin(), values.end(), value) != values.end();
+    case CellTest::from: return value >= values[0];
+    case CellTest::to: return value <= values[0];
+    case CellTest::between: return value >= values[0] && value <= values[1];
+    case CellTest::modulo: return std::find(values.begin() + 1, values.end(), value % values[0]) != values.end();
     default: return false;
   }
 }
+
+namespace cause {
+
+using fault::Facts;
 
 CellAttributes attributes_of(const Facts& f, std::int64_t token, std::int64_t head, bool with_pages) {
   CellAttributes cell;
@@ -56,8 +46,8 @@ CellAttributes attributes_of(const Facts& f, std::int64_t token, std::int64_t he
   return cell;
 }
 
-bool Pattern::selects(const CellAttributes& cell) const {
-  return std::all_of(conditions.begin(), conditions.end(), [&](const Condition& c) {
+bool selects(const Pattern& pattern, const CellAttributes& cell) {
+  return std::ranges::all_of(pattern.conditions, [&](const Condition& c) {
     if (c.attribute == Attribute::dim) return true;
     if (c.attribute != Attribute::page) return c.holds(cell.value[static_cast<std::size_t>(c.attribute)]);
     const bool reads = std::any_of(cell.pages.begin(), cell.pages.end(), [&](std::int64_t p) {
@@ -70,7 +60,8 @@ bool Pattern::selects(const CellAttributes& cell) const {
 bool contains(const Facts& f, const Pattern& pattern, std::int64_t token, std::int64_t head) {
   const bool pages = std::any_of(pattern.conditions.begin(), pattern.conditions.end(),
                                  [](const Condition& c) { return c.attribute == Attribute::page; });
-  return pattern.selects(attributes_of(f, token, head, pages));
+  return selects(pattern, attributes_of(f, token, head, pages));
 }
 
-}  // namespace quire::cause
+}  // namespace cause
+}  // namespace quire

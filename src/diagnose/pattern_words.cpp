@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "diagnose/describe.h"
 #include "text/formatted.h"
+#include "text/runs.h"
 
 namespace quire::cause {
 namespace {
@@ -18,7 +18,7 @@ constexpr std::size_t kListed = 8;  // runs of numbers
 std::string listed(const std::vector<std::int64_t>& values) { return runs(values, kListed); }
 
 /// "q_pos >= 512", "seq_len % 16 > 0": any condition on a number.
-std::string comparison(const std::string& what, const Condition& c) {
+std::string comparison(std::string_view what, const Condition& c) {
   const std::vector<std::int64_t>& v = c.values;
   switch (c.test) {
     case Test::is: return v.size() == 1 ? formatted("{} = {}", what, v[0]) : formatted("{} in {}", what, listed(v));
@@ -134,7 +134,7 @@ std::string next_value(const Facts& f, const Localisation& where, const Pattern&
   for (const std::int64_t token : where.tokens) {
     const CellAttributes cell = attributes_of(f, token, 0);
     const std::int64_t v = cell.value[static_cast<std::size_t>(bound.attribute)];
-    if (bound.holds(v) || !rest.selects(cell)) continue;
+    if (bound.holds(v) || !selects(rest, cell)) continue;
     if (!nearest || (from ? v > *nearest : v < *nearest)) nearest = v;
   }
   if (!nearest || std::abs(*nearest - bound.values[0]) <= 1) return "";

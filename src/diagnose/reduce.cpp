@@ -179,8 +179,8 @@ bool shows_the_same(const Case& part, const Diagnosis& whole) {
   DiagnoseOptions options;
   options.seconds = kSecondsForCheck;
   const Result<Diagnosis> again = diagnose(part, options);
-  if (!again.ok() || again->verdict == "right") return false;
-  if (whole.verdict != "cause found") return true;
+  if (!again.ok() || again->verdict == DiagnosisVerdict::right) return false;
+  if (whole.verdict != DiagnosisVerdict::cause_found) return true;
   if (again->verdict != whole.verdict) return false;
   const Suspicion &one = whole.suspicions.front(), &other = again->suspicions.front();
   return one.mechanism == other.mechanism && one.fault == other.fault;
@@ -189,7 +189,7 @@ bool shows_the_same(const Case& part, const Diagnosis& whole) {
 }  // namespace
 
 Result<Case> reduce_case(const Case& c, const Diagnosis& diagnosis) try {
-  if (diagnosis.verdict == "broken batch")
+  if (diagnosis.verdict == DiagnosisVerdict::broken_batch)
     return Status(Code::invalid_argument, "a batch that breaks the contract cannot be reduced: mail it whole");
   const Facts facts(c.batch, c.cache, c.options);
   Case few = Cut(c, facts, worth_keeping(facts, diagnosis.wrong_tokens)).make();

@@ -114,6 +114,13 @@ bool guesses_query_len(const Plan& plan) {
   return !plan.assumptions.empty() && plan.bounds.num_reqs > 1 && plan.bounds.max_query_len == plan.bounds.num_tokens;
 }
 
+/// Nobody said how long a request's query is at most, and all may be decode rows: no request needs more than `rows` score rows
+/// for all tokens to be spoken for. So it is in most steps of an engine, and a division would cost them what it may save in
+/// others.
+bool may_be_decode_alone(const Plan& plan, std::int64_t rows) {
+  return guesses_query_len(plan) && plan.bounds.num_tokens * plan.problem.group() <= plan.bounds.num_reqs * rows;
+}
+
 /// cuda_sm90's decode, without its number of blocks. Narrow tiles, or wide ones: where a group does not fit a narrow one, or
 /// where all requests of the plan are known to fit the slices of wide ones and not all a narrow tile (speculative decoding).
 DeviceList sm90_decode_list(const Plan& plan) {
@@ -169,7 +176,7 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
   DeviceList rest = mma_lists(plan).back();
   rest.min_rows = has_decode ? decode.max_rows : 0;
   if (has_rounded_prefill(plan)) make_prefill_list(rest, plan);
-  rest.beside = has_decode && has_rounded_prefill(plan) && is_worth_dividing(plan);
+  rest.beside = has_decode && has_rounded_prefill(plan) && is_worth_dividing(plan) && !may_be_decode_alone(plan, decode.max_rows);
   return has_decode ? std::vector{decode, rest} : std::vector{rest};
 }
 

@@ -2,6 +2,8 @@
 // Stage: plan. The pretend devices: what planning may be asked about without owning the machine.
 // Counts and cache sizes are those of one common product per architecture; they only shape tiles and splits, never results.
 #include <cctype>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "quire/plan.hpp"
@@ -33,11 +35,26 @@ std::vector<Device> make_devices() {
   };
 }
 
-/// What people type for a product: NVIDIA's and AMD's names, as on the box.
-constexpr std::pair<std::string_view, std::string_view> kProducts[] = {
-    {"a100", "sm80"},     {"h100", "sm90"},     {"h200", "sm90"},     {"h20", "sm90"},      {"gh200", "sm90"},
-    {"b200", "sm100"},    {"gb200", "sm100"},   {"mi210", "gfx90a"},  {"mi250", "gfx90a"},  {"mi250x", "gfx90a"},
-    {"mi300a", "gfx942"}, {"mi300x", "gfx942"}, {"mi325x", "gfx942"}, {"mi350x", "gfx950"}, {"mi355x", "gfx950"}};
+/// A product: what people type, the architecture, and the name that the driver gives, by which device_costs.h finds its times.
+struct Product {
+  std::string_view typed, device, driver;
+};
+
+constexpr Product kProducts[] = {{"a100", "sm80", "NVIDIA A100"},
+                                 {"h100", "sm90", "NVIDIA H100 80GB HBM3"},
+                                 {"h200", "sm90", "NVIDIA H200"},
+                                 {"h20", "sm90", "NVIDIA H20"},
+                                 {"gh200", "sm90", "NVIDIA GH200"},
+                                 {"b200", "sm100", "NVIDIA B200"},
+                                 {"gb200", "sm100", "NVIDIA GB200"},
+                                 {"mi210", "gfx90a", "AMD Instinct MI210"},
+                                 {"mi250", "gfx90a", "AMD Instinct MI250"},
+                                 {"mi250x", "gfx90a", "AMD Instinct MI250X"},
+                                 {"mi300a", "gfx942", "AMD Instinct MI300A"},
+                                 {"mi300x", "gfx942", "AMD Instinct MI300X"},
+                                 {"mi325x", "gfx942", "AMD Instinct MI325X"},
+                                 {"mi350x", "gfx950", "AMD Instinct MI350X"},
+                                 {"mi355x", "gfx950", "AMD Instinct MI355X"}};
 
 std::string lower(std::string_view text) {
   std::string out(text.substr(0, 64));
@@ -51,11 +68,15 @@ std::vector<Device> known_devices() { return make_devices(); }
 
 Result<Device> find_device(std::string_view name) {
   const std::string typed = lower(name);
-  std::string names, wanted = typed;
-  for (const auto& [product, device] : kProducts)
-    if (product == typed) wanted = device;
+  std::string names, product;
+  std::string_view wanted = typed;
+  for (const Product& known : kProducts)
+    if (known.typed == typed) wanted = known.device, product = known.driver;
   for (Device& device : make_devices()) {
-    if (device.name == wanted) return std::move(device);
+    if (device.name == wanted) {
+      device.product = product;
+      return std::move(device);
+    }
     if (!names.empty()) names += ", ";
     names += device.name;
   }

@@ -38,8 +38,9 @@ std::string human_flops(double flops) {
 
 std::string device_line(const Device& d) {
   const char* unit = d.backend == Backend::cpu ? "threads" : d.backend == Backend::cuda ? "multiprocessors" : "compute units";
-  return formatted("{} ({}, {} {}, L2 {}{})", d.name, name(d.backend), d.num_threads, unit,
-                   human_bytes(static_cast<double>(d.l2_bytes)), d.backend == Backend::cpu ? " per core" : "");
+  return formatted("{}{}{} ({}, {} {}, L2 {}{})", d.name, d.product.empty() ? "" : ", ", d.product, name(d.backend),
+                   d.num_threads, unit, human_bytes(static_cast<double>(d.l2_bytes)),
+                   d.backend == Backend::cpu ? " per core" : "");
 }
 
 /// What the chosen kernel has that a later row of the table has not.

@@ -29,10 +29,9 @@ std::string_view name_of(Body body) {
 }
 
 const DeviceCosts* costs_of(const Device& device) {
-  for (const DeviceCosts& costs : plan_detail::kDeviceCosts) {
-    const bool is_it = device.product.find(costs.product) != std::string::npos;
-    const bool stands_for_it = device.product.empty() && device.sm == costs.sm && costs.sm != 0;
-    if (is_it || stands_for_it) return &costs;
+  for (const DeviceCosts* costs : plan_detail::kDeviceCosts) {
+    const bool stands_for_it = device.product.empty() && device.sm == costs->sm && costs->sm != 0;
+    if (device.product == costs->driver || stands_for_it) return costs;
   }
   return nullptr;
 }

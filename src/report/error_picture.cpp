@@ -8,7 +8,7 @@
 #include <cmath>
 #include <set>
 
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "report/lengths.h"
 #include "report/pictures.h"
 #include "text/formatted.h"

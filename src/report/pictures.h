@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -15,6 +16,17 @@
 #include "quire/problem.hpp"
 
 namespace quire::report {
+
+/// What a page draws of a case: "error", "pages", "rows", each as the functions below make them (report.md, "pictures").
+struct Pictures {
+  nlohmann::json parts;
+};
+using SharedPictures = std::shared_ptr<const Pictures>;
+
+/// Null where there are none.
+inline nlohmann::ordered_json pictures_json(const Pictures* pictures) {
+  return pictures == nullptr ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(pictures->parts);
+}
 
 inline constexpr std::int64_t kMaxRequests = 64;  ///< rows of the request x head map; beyond: the worst ones, or bins
 inline constexpr std::int64_t kMaxHeads = 128;    ///< its columns; beyond: bins of neighbours

@@ -4,12 +4,12 @@
 #include <cmath>
 #include <memory>
 
+#include "cases/chosen_rows.h"
+#include "cases/device_case.h"
 #include "device/runtime.h"
 #include "quire/attention.hpp"
 #include "quire/verify.hpp"
 #include "text/formatted.h"
-#include "verify/device_case.h"
-#include "verify/prepare.h"
 
 namespace quire {
 namespace {
@@ -41,7 +41,7 @@ Status attend_planned(const Case& c, const PlanSettings& settings, Executor& exe
 
 /// The same on the GPU that is current: the case goes there and its outputs come back.
 Status attend_on_device(const Case& c, const PlanSettings& settings, Memory memory, std::string& served_by) {
-  const Result<conformance::DeviceCase> there = conformance::DeviceCase::upload(c, memory);
+  const Result<cases::DeviceCase> there = cases::DeviceCase::upload(c, memory);
   if (!there.ok()) return there.status();
   // As engines do, and as rounded_on() knows: which kernel serves a row may depend on how long requests can be.
   PlanSettings bounded = settings;
@@ -49,7 +49,7 @@ Status attend_on_device(const Case& c, const PlanSettings& settings, Memory memo
   const Result<Plan> planned = plan(there->batch(), there->cache(), there->options(), bounded);
   if (!planned.ok()) return planned.status();
   served_by = planned->kernel;
-  const Result<conformance::DeviceBytes> memory_of_call = there->poisoned(workspace_bytes(planned.value()));
+  const Result<cases::DeviceBytes> memory_of_call = there->poisoned(workspace_bytes(planned.value()));
   if (!memory_of_call.ok()) return memory_of_call.status();
   const std::span<std::byte> workspace(memory_of_call->data(), workspace_bytes(planned.value()));
   if (Status s = attend(planned.value(), there->batch(), there->cache(), there->options(), workspace); !s.ok()) return s;
@@ -61,7 +61,7 @@ Status attend_on_device(const Case& c, const PlanSettings& settings, Memory memo
 std::vector<bool> rounded_on(const Case& c, const Device& device, const PlanSettings& settings) {
   const Problem problem = problem_of(c.batch, c.cache, c.options);
   const Result<Plan> planned = plan(problem, device, settings);
-  if (planned.ok()) return conformance::rounded_rows(planned.value(), problem);
+  if (planned.ok()) return cases::rounded_rows(planned.value(), problem);
   return std::vector<bool>(static_cast<std::size_t>(c.batch.query.shape[0]), false);  // refused: nothing will be judged
 }
 

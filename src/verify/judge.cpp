@@ -401,7 +401,7 @@ CaseResult Judge::result() const {
   r.line = to_string(e.line);
   r.kernel = first_.kernel;
   r.reason = reason_;
-  r.status = refused_ ? "refused" : failed() ? "fail" : "pass";
+  r.status = refused_ ? CaseStatus::refused : failed() ? CaseStatus::fail : CaseStatus::pass;
   const Tensor& out = p_.c.batch.output;
   r.num_elements = out.num_elements();
   if (!refused_) r.num_compared = p_.expected.num_tokens * out.shape[1] * out.shape[2];
@@ -431,7 +431,7 @@ CaseResult judge(const Target& target, Prepared& p, const std::set<std::string>&
   }
   CaseResult result = judge.result();
   if (!status.ok()) {
-    result.status = "fail";
+    result.status = CaseStatus::fail;
     result.checks.push_back({"values", CheckState::fail, 0, "the case could not be poisoned: " + status.message()});
   }
   return result;

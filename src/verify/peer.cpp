@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See peer.h. Facts about the test: vLLM (Apache-2.0), tests/kernels/attention/test_prefix_prefill.py of November 2025.
-#include "verify/peer.h"
+// See power.h. Facts about the test: vLLM (Apache-2.0), tests/kernels/attention/test_prefix_prefill.py of November 2025.
+#include "verify/power.h"
 
 #include <algorithm>
 #include <cmath>

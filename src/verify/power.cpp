@@ -158,6 +158,4 @@ std::vector<MutantResult> measure_power(std::vector<PowerCase> cases, const Powe
   return Power(std::move(cases), options).measure();
 }
 
-bool survived(const MutantResult& m) { return m.asked && m.can_show && !m.killed; }
-
 }  // namespace quire::conformance

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The suite's power: every planted fault goes through the checks that the target went through, until one of them notices it.
+// The suite's power: every planted fault goes through the checks that the target went through, until one of them notices it;
+// and the same faults under the data and tolerance of vLLM's test_prefix_prefill.py.
 #pragma once
 
 #include <functional>
@@ -30,7 +31,17 @@ struct PowerOptions {
 /// One result per fault, in the order of the catalogue. Empty if stopped.
 std::vector<MutantResult> measure_power(std::vector<PowerCase> cases, const PowerOptions& options);
 
-/// Which of the results count against the suite: faults that move an element of a case that was asked, and that nobody noticed.
-bool survived(const MutantResult& m);
+/// One kind of case of that test.
+struct PeerCase {
+  std::string name, line;
+  double atol = 0;
+};
+const std::vector<PeerCase>& peer_cases();
+
+/// Ids in faults() of the ten faults of a published study of that test.
+const std::vector<std::string>& study_faults();
+
+/// Every fault that can show on the case, judged by max |output - reference| > atol on a sample of rows.
+Result<PeerPower> measure_peer(const PeerCase& c, int num_threads);
 
 }  // namespace quire::conformance

@@ -9,7 +9,6 @@
 
 #include "quire/capture.hpp"
 #include "quire/diagnose.hpp"
-#include "quire/plan.hpp"
 #include "quire/status.hpp"
 #include "quire/verify.hpp"
 #include "verify/matrix.h"
@@ -33,14 +32,6 @@ Result<Prepared> prepare(const Entry& entry, std::int64_t budget = kReferenceBud
 /// For every query row of a case, whether its softmax weights are rounded to the type of the query.
 using RoundedRows = std::function<std::vector<bool>(const Case&)>;
 
-/// As plan() says, for the rows of a problem.
-std::vector<bool> rounded_rows(const Plan& plan, const Problem& problem);
-
-/// Widens the tolerance of the rows that `rounded` says are, under a query of this type: an 8-bit one is multiplied, and weights
-/// are rounded, as f16. `tokens`: rows that `expected` holds, or empty: all.
-void allow_rounded_rows(Reference& expected, DType query, const std::vector<bool>& rounded,
-                        const std::vector<std::int64_t>& tokens);
-
 /// What a target says of itself; null if it rounds none.
 RoundedRows rounded_rows_of(const Target& target);
 
@@ -49,10 +40,6 @@ Result<Prepared> with_tolerance(Result<Prepared> prepared, const RoundedRows& ro
 
 /// The same with data that the caller brings.
 Result<Prepared> prepare_case(Entry entry, Case c, std::int64_t budget = kReferenceBudget);
-
-/// A stratified choice of rows worth `budget`: the first, second and last of every request, all rows of short requests, rows at
-/// borders of pages and of tiles of 64, random ones for the rest. Ascending. Empty if the budget pays for all rows.
-std::vector<std::int64_t> choose_rows(const Problem& problem, std::int64_t budget, std::uint64_t seed);
 
 /// Changes the values of a made case as the special says. False if there is no memory for it.
 bool apply(Special special, Case& c);

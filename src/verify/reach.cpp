@@ -30,17 +30,16 @@ constexpr const char* kOptions[] = {"sliding_window", "logits_soft_cap",        
 
 }  // namespace
 
-void Reach::range(const char* name, double value) {
+void ReachCount::range(const char* name, double value) {
   const auto [at, fresh] = ranges_.try_emplace(name, value, value);
   at->second.first = std::min(at->second.first, value);
   at->second.second = std::max(at->second.second, value);
 }
 
-void Reach::option(const char* name, bool present) { options_[name] += present ? 1 : 0; }
+void ReachCount::option(const char* name, bool present) { options_[name] += present ? 1 : 0; }
 
-void Reach::add(const ProblemLine& line) {
+void ReachCount::add(const ProblemLine& line) {
   const Problem& p = line.problem;
-  ++cases_;
   seen_.insert(formatted("{} over {}", name(p.q_dtype), name(p.kv_dtype)));
   seen_.insert(formatted("layout {}", name(p.layout)));
   seen_.insert(formatted("k_scale {}", kForms[static_cast<int>(p.k_scale)]));
@@ -75,41 +74,15 @@ void Reach::add(const ProblemLine& line) {
   for (std::size_t i = 0; i < std::size(kOptions); ++i) option(kOptions[i], present[i]);
 }
 
-std::vector<std::string> Reach::never() const {
-  std::vector<std::string> list;
+Reach ReachCount::reach() const {
+  Reach reach{ranges_, {}};
   for (const std::string& value : all_values())
-    if (!seen_.contains(value)) list.push_back(value);
+    if (!seen_.contains(value)) reach.never.push_back(value);
   for (const char* name : kOptions) {
     const auto at = options_.find(name);
-    if (at == options_.end() || at->second == 0) list.emplace_back(name);
+    if (at == options_.end() || at->second == 0) reach.never.emplace_back(name);
   }
-  return list;
-}
-
-std::string Reach::text() const {
-  constexpr const char* kOrder[] = {"requests",       "rows of the batch", "rows of a request", "context of a request",
-                                    "head_dim",       "page_size",         "KV heads",          "query heads per KV head",
-                                    "sliding_window", "logits_soft_cap",   "softmax_scale"};
-  std::string text, line;
-  const auto flush = [&] {
-    if (!line.empty()) text += "  " + line + "\n";
-    line.clear();
-  };
-  const auto put = [&](const std::string& word) {
-    if (line.size() + word.size() > 110) flush();
-    line += (line.empty() ? "" : "; ") + word;
-  };
-  for (const char* name : kOrder)
-    if (const auto at = ranges_.find(name); at != ranges_.end())
-      put(at->second.first == at->second.second ? formatted("{} {:.10g}", name, at->second.first)
-                                                : formatted("{} {:.10g} to {:.10g}", name, at->second.first, at->second.second));
-  flush();
-  const std::vector<std::string> missing = never();
-  if (missing.empty()) return text;
-  put("not tested: " + missing.front());
-  for (std::size_t i = 1; i < missing.size(); ++i) put(missing[i]);
-  flush();
-  return text;
+  return reach;
 }
 
 }  // namespace quire::conformance

@@ -5,37 +5,27 @@
 #include <cmath>
 #include <map>
 #include <new>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cases/chosen_rows.h"
+#include "quire/report.hpp"
 #include "text/formatted.h"
+#include "verify/failure.h"
 #include "verify/judge.h"
-#include "verify/smallest.h"
 #include "verify/soak_files.h"
 #include "verify/supported.h"
-#include "verify/verdict.h"
 
 namespace quire {
 namespace conformance {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Json = nlohmann::ordered_json;
 
 constexpr int kShrunkPerCheck = 5;          ///< findings of one target and check that are shrunk; more of them are listed whole
 constexpr std::size_t kFindingsKept = 200;  ///< in memory; the files have all of them
 constexpr double kSecondsBetweenLogs = 60;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-std::string text_of_counts(const SoakCounts& c) {
-  std::string text = formatted("{}: {} cases, {} pass, {} fail, {} refused", c.target, c.cases, c.passed, c.failed, c.refused);
-  if (c.num_elements > 0)
-    text += formatted(", {:.4g} elements, {:.0f} % of them compared, worst error {:.3g} of tolerance",
-                      static_cast<double>(c.num_elements),
-                      100 * static_cast<double>(c.num_compared) / static_cast<double>(c.num_elements), c.worst_ratio);
-  return text;
-}
 
 class Soak {
  public:
@@ -134,17 +124,17 @@ class Soak {
     }
     Prepared p = shared;  // the tolerance is the target's own
     if (const RoundedRows rounded = rounded_rows_of(target))
-      allow_rounded_rows(p.expected, p.c.batch.query.dtype, rounded(p.c), p.tokens);
+      cases::allow_rounded_rows(p.expected, p.c.batch.query.dtype, rounded(p.c), p.tokens);
     const CaseResult r = judge(target, p, asked_checks(target, {}));
     SoakCounts& counts = state_.counts[i];
     ++counts.cases;
-    ++(r.status == "pass" ? counts.passed : r.status == "fail" ? counts.failed : counts.refused);
-    if (r.status == "refused") return true;
+    ++(r.status == CaseStatus::pass ? counts.passed : r.status == CaseStatus::fail ? counts.failed : counts.refused);
+    if (r.status == CaseStatus::refused) return true;
     counts.num_elements += r.num_elements;
     counts.num_compared += r.num_compared;
     for (const CheckResult& c : r.checks)
       if (std::isfinite(c.worst_ratio)) counts.worst_ratio = std::max(counts.worst_ratio, c.worst_ratio);
-    if (r.status != "fail") return true;
+    if (r.status != CaseStatus::fail) return true;
     if (Status s = note(target, p.entry.line, r); !s.ok()) return s;
     return false;
   }
@@ -172,7 +162,7 @@ class Soak {
   Status log_counts() {
     logged_ = Clock::now();
     for (const SoakCounts& c : state_.counts)
-      if (Status s = files_.log(text_of_counts(c)); !s.ok()) return s;
+      if (Status s = files_.log(to_string(c)); !s.ok()) return s;
     return {};
   }
 
@@ -185,13 +175,8 @@ class Soak {
     result_.total_seconds = state_.seconds;
     result_.counts = state_.counts;
     result_.interrupted = state_.interrupted;
-    result_.text = text_of_soak(result_);
-    result_.json = json_of_soak(result_);
     return {};
   }
-
-  static std::string text_of_soak(const SoakResult& r);
-  static std::string json_of_soak(const SoakResult& r);
 
   const std::vector<Target>& targets_;
   const SoakOptions& options_;
@@ -204,44 +189,6 @@ class Soak {
   double before_ = 0;
   std::map<std::string, int> shrunk_;
 };
-
-std::string Soak::text_of_soak(const SoakResult& r) {
-  std::string text = formatted("soak: lines {} to {} of seed {}, {:.0f} s ({:.0f} s with earlier runs)\n", r.first, r.next - 1,
-                               r.seed, r.seconds, r.total_seconds);
-  if (r.first == r.next) text = formatted("soak: no line of seed {} was asked\n", r.seed);
-  for (const SoakCounts& c : r.counts) text += "  " + text_of_counts(c) + "\n";
-  for (const SoakFinding& f : r.findings) {
-    text += formatted("\nFAIL {}: {}\n  {}: {}\n", f.target, f.line, f.check, f.text);
-    if (!f.reduced_line.empty()) text += formatted("  smallest: {}\n    {}\n", f.reduced_line, f.reduced_finding);
-  }
-  for (const std::string& line : r.interrupted) text += formatted("\nthe process of an earlier run ended during: {}\n", line);
-  std::int64_t failed = 0, served = 0;
-  for (const SoakCounts& c : r.counts) failed += c.failed, served += c.passed;
-  return text + (failed > 0    ? formatted("FAIL in {} cases\n", failed)
-                 : served == 0 ? "MISTRUSTED: no case was served\n"
-                               : "PASS\n");
-}
-
-std::string Soak::json_of_soak(const SoakResult& r) {
-  Json findings = Json::array();
-  for (const SoakFinding& f : r.findings)
-    findings.push_back({{"target", f.target},
-                        {"check", f.check},
-                        {"text", f.text},
-                        {"line", f.line},
-                        {"reduced_line", f.reduced_line},
-                        {"reduced_finding", f.reduced_finding}});
-  const Json json = {{"quire_soak", 1},
-                     {"seed", r.seed},
-                     {"first", r.first},
-                     {"next", r.next},
-                     {"seconds", r.seconds},
-                     {"total_seconds", r.total_seconds},
-                     {"counts", json_of(r.counts)},
-                     {"findings", std::move(findings)},
-                     {"interrupted", r.interrupted}};
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
 
 }  // namespace
 }  // namespace conformance

@@ -6,15 +6,15 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "report/json/json.h"
 #include "text/formatted.h"
 
 namespace quire::conformance {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using report::Json;
 
 std::string now() {
   const std::time_t seconds = std::time(nullptr);
@@ -37,7 +37,7 @@ Json json_of_state(const SoakState& s) {
           {"seconds", s.seconds},
           {"running", s.running},
           {"interrupted", s.interrupted},
-          {"counts", quire::conformance::json_of(s.counts)}};
+          {"counts", report::json_of(s.counts)}};
 }
 
 /// Throws where a key is missing or of another type.
@@ -68,20 +68,6 @@ SoakState state_of(const Json& json) {
 Status io_error(const std::string& path, const char* what) { return {Code::io_error, formatted("{}: {}", path, what)}; }
 
 }  // namespace
-
-Json json_of(const std::vector<SoakCounts>& counts) {
-  Json list = Json::array();
-  for (const SoakCounts& c : counts)
-    list.push_back({{"target", c.target},
-                    {"cases", c.cases},
-                    {"passed", c.passed},
-                    {"failed", c.failed},
-                    {"refused", c.refused},
-                    {"num_elements", c.num_elements},
-                    {"num_compared", c.num_compared},
-                    {"worst_ratio", c.worst_ratio}});
-  return list;
-}
 
 Result<SoakFiles> SoakFiles::open(const std::string& directory) {
   if (directory.empty()) return SoakFiles({});

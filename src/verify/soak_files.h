@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -20,9 +19,6 @@ struct SoakState {
   std::string running;                   ///< the line that is asked at the moment; empty in a state that was left by a clean stop
   std::vector<std::string> interrupted;  ///< lines that ran when their process ended
 };
-
-/// The counts of every target, as a state and a report hold them.
-nlohmann::ordered_json json_of(const std::vector<SoakCounts>& counts);
 
 /// Does nothing at all without a folder.
 class SoakFiles {

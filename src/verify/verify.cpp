@@ -2,6 +2,7 @@
 // verify(): runs the matrices, shrinks what fails, measures the suite's own power, and writes the verdict.
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <future>
 #include <map>
 #include <new>
@@ -9,14 +10,13 @@
 #include <utility>
 
 #include "quire/faults.hpp"
+#include "quire/plan.hpp"
 #include "text/formatted.h"
+#include "verify/failure.h"
 #include "verify/judge.h"
-#include "verify/peer.h"
-#include "verify/pictures_of_case.h"
 #include "verify/power.h"
-#include "verify/smallest.h"
+#include "verify/reach.h"
 #include "verify/supported.h"
-#include "verify/verdict.h"
 
 namespace quire {
 namespace conformance {
@@ -29,6 +29,18 @@ constexpr int kPeerThreads = 2;
 constexpr int kPictures = 8;  ///< failing cases that get pictures
 
 double seconds_since_verify(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  return formatted("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
+}
+
+std::string this_machine() {
+  const Device d = host_device();
+  return formatted("{}, {} thread{}", d.name, d.num_threads, d.num_threads == 1 ? "" : "s");
+}
 
 /// What is asked, and what has no form that the target supports.
 struct Suite {
@@ -141,6 +153,8 @@ class Run {
         asked_(asked_checks(target, options.disabled_checks)),
         rounded_rows_(rounded_rows_of(target)) {
     verdict_.target = target.name;
+    verdict_.date = today();
+    verdict_.device = this_machine();
     verdict_.supported = std::move(suite.supported);
     for (const Entry& e : left_out_) ++verdict_.left_out[e.matrix + " " + e.name];
     total_ = static_cast<std::int64_t>(entries_.size() + (options.power ? faults().size() : 0));
@@ -154,8 +168,6 @@ class Run {
       if (Status s = run_peer(); !s.ok()) return s;
     verdict_.seconds = seconds_since_verify(start);
     conclude();
-    verdict_.json = json_of(verdict_);
-    verdict_.text = text_of(verdict_);
     return std::move(verdict_);
   }
 
@@ -187,7 +199,7 @@ class Run {
       CaseResult result = prepared.ok() ? judge(target_, prepared.value(), asked_) : refusal(entries_[i], prepared.status());
       result.seconds = seconds_since_verify(start);
       if (const std::string special = text_of(entries_[i].special); !special.empty()) result.special = special;
-      if (result.status == "fail" && prepared.ok()) explain_failure(result, prepared.value());
+      if (result.status == CaseStatus::fail && prepared.ok()) explain_failure(result, prepared.value());
       verdict_.cases.push_back(std::move(result));
     }
     go_on(static_cast<std::int64_t>(entries_.size()), options_.power ? "planting faults" : "done");
@@ -204,7 +216,7 @@ class Run {
     r.name = entry.name;
     r.line = to_string(entry.line);
     // Only room may be missing; anything else is a defect of the suite and must not look like a refusal.
-    r.status = status.code() == Code::unsupported ? "refused" : "fail";
+    r.status = status.code() == Code::unsupported ? CaseStatus::refused : CaseStatus::fail;
     r.reason = status.message();
     return r;
   }
@@ -226,12 +238,12 @@ class Run {
     // Faults that show on the far ones show on others, which cost less.
     const auto takes_part = [](const Entry& e) { return e.matrix != "notes" && !reaches_far(e); };
     for (std::size_t i = 0; i < entries_.size(); ++i)
-      if (takes_part(entries_[i])) cases.push_back({entries_[i], verdict_.cases[i].status != "refused"});
+      if (takes_part(entries_[i])) cases.push_back({entries_[i], verdict_.cases[i].status != CaseStatus::refused});
     for (const Entry& e : left_out_)
       if (takes_part(e)) cases.push_back({e, false});
     // The notes' own batches are too large to plant 80 faults in; small ones stand in for them if some of them were served.
     const bool notes = std::any_of(verdict_.cases.begin(), verdict_.cases.end(),
-                                   [](const CaseResult& c) { return c.matrix == "notes" && c.status != "refused"; });
+                                   [](const CaseResult& c) { return c.matrix == "notes" && c.status != CaseStatus::refused; });
     if (notes)
       for (Entry& e : small_notes_matrix()) cases.push_back({std::move(e), true});
     PowerOptions power;
@@ -258,11 +270,36 @@ class Run {
   }
 
   void conclude() {
-    const auto is = [](const char* status) { return [status](const CaseResult& c) { return c.status == status; }; };
-    const bool fails = std::any_of(verdict_.cases.begin(), verdict_.cases.end(), is("fail"));
-    const bool served = std::any_of(verdict_.cases.begin(), verdict_.cases.end(), is("pass"));
-    const bool survivors = std::any_of(verdict_.power.begin(), verdict_.power.end(), survived);
-    verdict_.verdict = fails ? "fail" : stopped_ ? "stopped" : survivors || !served ? "mistrusted" : "pass";
+    const auto any = [&](CaseStatus status) { return std::ranges::count(verdict_.cases, status, &CaseResult::status) > 0; };
+    const bool mistrusted = !any(CaseStatus::pass) || std::ranges::any_of(verdict_.power, &MutantResult::survived);
+    verdict_.verdict = any(CaseStatus::fail) ? VerifyVerdict::fail
+                       : stopped_            ? VerifyVerdict::stopped
+                       : mistrusted          ? VerifyVerdict::mistrusted
+                                             : VerifyVerdict::pass;
+    ReachCount reach;
+    for (const CaseResult& c : verdict_.cases)
+      if (const Result<ProblemLine> line = parse_problem_line(c.line); c.status != CaseStatus::refused && line.ok())
+        reach.add(line.value());
+    verdict_.reach = reach.reach();
+    find_smallest();
+  }
+
+  /// The failing line that is the least to look at.
+  void find_smallest() {
+    std::int64_t least = -1;
+    for (const CaseResult& c : verdict_.cases) {
+      if (c.status != CaseStatus::fail) continue;
+      const auto failed = std::ranges::find(c.checks, CheckState::fail, &CheckResult::state);
+      const std::string& text = c.reduced_line.empty() ? c.line : c.reduced_line;
+      const Result<ProblemLine> line = parse_problem_line(text);
+      const Problem* p = line.ok() ? &line->problem : nullptr;
+      const std::int64_t size = p == nullptr ? 0 : (p->visible_pairs() + p->num_tokens()) * p->num_q_heads * p->head_dim;
+      if (least >= 0 && size >= least) continue;
+      least = size;
+      const std::string own = failed == c.checks.end() ? c.reason : formatted("{}: {}", failed->check, failed->text);
+      verdict_.smallest_line = text + (c.special.empty() ? "" : formatted(" ({})", c.special));
+      verdict_.smallest_finding = c.reduced_line.empty() ? own : c.reduced_finding;
+    }
   }
 
   const Target& target_;

@@ -9,6 +9,7 @@
 #include "bench/verified.h"
 #include "quire/bench.hpp"
 #include "quire/plan.hpp"
+#include "quire/report.hpp"
 #include "semantics/dtype.h"
 
 namespace quire::test {
@@ -36,11 +37,11 @@ TEST(Bench, TimesAndVerifiesEveryVariant) {
   const std::vector<BenchInput> inputs = {{.name = "mixed", .line = kMixed, .capture = {}}};
   const Result<BenchReport> report = bench(inputs, options);
   ASSERT_TRUE(report.ok()) << report.status().message();
-  EXPECT_TRUE(report->ok) << report->text;
+  EXPECT_TRUE(report->ok) << to_string(report.value());
   ASSERT_EQ(report->cases.size(), 1u);
   EXPECT_EQ(report->cases[0].results.size(), 8u);
   for (const BenchResult& r : report->cases[0].results) {
-    EXPECT_EQ(r.status, "ok") << r.reason;
+    EXPECT_EQ(r.status, BenchStatus::ok) << r.reason;
     EXPECT_EQ(r.rows_compared, 10);
     EXPECT_GT(r.worst_ratio, 0);
     EXPECT_GT(r.seconds.low, 0);
@@ -52,7 +53,7 @@ TEST(Bench, TimesAndVerifiesEveryVariant) {
     EXPECT_THAT(r.plan, HasSubstr(r.kernel));
   }
   EXPECT_EQ(report->cases[0].results[2].kernel, "cpu_generic");
-  EXPECT_THAT(report->text, HasSubstr("OK: 8 verified"));
+  EXPECT_THAT(to_string(report.value()), HasSubstr("OK: 8 verified"));
 }
 
 TEST(Bench, RowsThatRoundWeightsAreJudgedByTheToleranceThatPaysForIt) {
@@ -74,7 +75,7 @@ TEST(Bench, JsonSaysWhatTheReportSays) {
   const std::vector<BenchInput> inputs = {{.name = {}, .line = kMixed, .capture = {}}};
   const Result<BenchReport> report = bench(inputs, quick());
   ASSERT_TRUE(report.ok());
-  const json parsed = json::parse(report->json);
+  const json parsed = json::parse(to_json(report.value()));
   EXPECT_EQ(parsed["schema"], "quire.bench/1");
   EXPECT_EQ(parsed["machine"]["cpu"], report->machine.cpu);
   const json& result = parsed["cases"][0]["results"][0];
@@ -84,11 +85,11 @@ TEST(Bench, JsonSaysWhatTheReportSays) {
   EXPECT_EQ(result["block_seconds"].get<std::vector<double>>(), r.block_seconds);
   EXPECT_EQ(result["of_floor"].get<double>(), r.of_floor);
   EXPECT_EQ(parsed["ceilings"][0]["reads"].size(), report->ceilings[0].reads.size());
-  const Result<BenchComparison> same = compare_bench(report->json, report->json);
+  const Result<BenchComparison> same = compare_bench(report.value(), report.value());
   ASSERT_TRUE(same.ok()) << same.status().message();
   ASSERT_EQ(same->changes.size(), 1u);
   EXPECT_EQ(same->changes[0].ratio, 1.0);
-  EXPECT_THAT(same->changes[0].verdict, AnyOf("SAME", "AMBIGUOUS"));
+  EXPECT_THAT(same->changes[0].verdict, AnyOf(BenchChangeVerdict::same, BenchChangeVerdict::ambiguous));
 }
 
 TEST(Bench, RefusesWhatCannotBeTimed) {
@@ -108,7 +109,7 @@ TEST(Bench, AKernelThatIsNotHereIsRefusedAndNothingIsOk) {
   const Result<BenchReport> report = bench(inputs, options);
   ASSERT_TRUE(report.ok());
   EXPECT_FALSE(report->ok);
-  EXPECT_EQ(report->cases[0].results[0].status, "refused");
+  EXPECT_EQ(report->cases[0].results[0].status, BenchStatus::refused);
   EXPECT_THAT(report->cases[0].results[0].reason, HasSubstr("no kernel of that name"));
 }
 

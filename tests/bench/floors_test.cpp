@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "bench/ceilings/measure.h"
-#include "bench/rotation.h"
+#include "bench/memory.h"
 #include "quire/plan.hpp"
 
 namespace quire::benchmark {

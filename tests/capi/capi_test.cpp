@@ -131,6 +131,7 @@ TEST(Null, EveryRequiredPointerIsAnErrorNotACrash) {
       quire_explain(kLine, nullptr, nullptr, nullptr, 8, nullptr),
       quire_attend(nullptr, &g.batch, &g.cache, nullptr, nullptr, 0, nullptr),
       quire_attend_status(nullptr, &g.batch, &g.cache, nullptr, nullptr, 0, nullptr),
+      quire_prepare(nullptr, &g.batch, &g.cache, nullptr, nullptr, 0, nullptr),
       quire_merge_on_stream(nullptr, &t, &t, &t, &t, nullptr, nullptr),
       quire_merge(nullptr, &t, &t, &t, &t, nullptr),
       quire_merge(&t, nullptr, &t, &t, &t, nullptr),
@@ -311,6 +312,26 @@ TEST(Attend, IsRightAndCountsItsRows) {
   ASSERT_EQ(quire_compare(&g.batch, &g.cache, &g.options, &comparison, text, sizeof text, nullptr), QUIRE_OK) << message();
   EXPECT_EQ(comparison.num_mismatches, 0) << text;
   EXPECT_LE(comparison.worst_ratio, 1.0);
+}
+
+TEST(Attend, LayersOfAPreparedStepAreRight) {
+  Generated g, alone;
+  ASSERT_EQ(attend(alone), QUIRE_OK) << message();
+  quire_plan* plan = nullptr;
+  ASSERT_EQ(quire_plan_create(&g.batch, &g.cache, &g.options, nullptr, &plan), QUIRE_OK) << message();
+  Workspace w(plan);
+  ASSERT_EQ(quire_prepare(plan, &g.batch, &g.cache, &g.options, w.data, w.bytes, nullptr), QUIRE_OK) << message();
+  quire_attend_options how = QUIRE_ATTEND_OPTIONS_INIT;
+  how.prepared = 1;
+  ASSERT_EQ(quire_attend(plan, &g.batch, &g.cache, &g.options, w.data, w.bytes, &how), QUIRE_OK) << message();
+  EXPECT_EQ(std::memcmp(g.batch.output.data, alone.batch.output.data, 7 * 4 * 16 * sizeof(float)), 0);
+  static_cast<int32_t*>(g.batch.block_table.data)[0] = -1;
+  EXPECT_EQ(quire_prepare(plan, &g.batch, &g.cache, &g.options, w.data, w.bytes, nullptr), QUIRE_CONTRACT_VIOLATION);
+  EXPECT_THAT(message(), HasSubstr("Q-T03"));
+  how.prepared = 2;
+  EXPECT_EQ(quire_attend(plan, &g.batch, &g.cache, &g.options, w.data, w.bytes, &how), QUIRE_INVALID_ARGUMENT);
+  EXPECT_THAT(message(), HasSubstr("prepared"));
+  quire_plan_free(plan);
 }
 
 TEST(Attend, CompareSeesOneWrongElement) {

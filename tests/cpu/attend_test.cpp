@@ -57,6 +57,32 @@ TEST(Attend, MatchesTheReferenceAndCountsRows) {
   EXPECT_EQ(rows[0].kernel, r.plan.kernel);
 }
 
+/// Callers write one code for CPUs and GPUs: prepare() refuses what attend() refuses, and layers are calls like any other.
+TEST(Prepare, ChecksOnACpuAndLayersDoTheirWork) {
+  Runner r(kMixed), alone(kMixed);
+  const auto given = [&](const BoundAttend* bound, bool layer) {
+    const Case& c = r.data;
+    if (bound == nullptr) return layer ? r.run({.prepared = true}) : prepare(r.plan, c.batch, c.cache, c.options, r.workspace);
+    return layer ? bound->run(c.batch, c.cache, c.options, r.workspace, {.prepared = true})
+                 : bound->prepare(c.batch, c.cache, c.options, r.workspace);
+  };
+  const std::vector<std::byte> before = r.output();
+  const BoundAttend bound = BoundAttend::make(r.plan, r.data.batch, r.data.cache, r.data.options).value();
+  ASSERT_TRUE(alone.run().ok());
+  for (const BoundAttend* how : {static_cast<const BoundAttend*>(nullptr), &bound}) {
+    ASSERT_TRUE(given(how, false).ok());
+    ASSERT_TRUE(given(how, true).ok());
+    EXPECT_EQ(r.output(), alone.output());
+  }
+  static_cast<std::int32_t*>(r.data.batch.block_table.data)[0] = -1;
+  for (const BoundAttend* how : {static_cast<const BoundAttend*>(nullptr), &bound})
+    for (const bool layer : {false, true}) EXPECT_EQ(given(how, layer).rule(), "Q-T03");
+  Runner fresh(kMixed);
+  ASSERT_TRUE(prepare(fresh.plan, fresh.data.batch, fresh.data.cache, fresh.data.options, fresh.workspace).ok());
+  EXPECT_EQ(fresh.output(), before) << "prepare() wrote a row";
+  EXPECT_FALSE(prepare(fresh.plan, fresh.data.batch, fresh.data.cache, fresh.data.options, {}).ok());
+}
+
 /// The same numbers in another layout: every sum keeps its order, whichever way its operands are fetched.
 TEST(Attend, LayoutsGiveTheSameBits) {
   for (const char* kernel : {"cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_avx512bf16", "cpu_neon"})

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "quire/diagnose.hpp"
 #include "support/small_case.h"
 

@@ -34,7 +34,7 @@ bool try_fault(const std::string& fault, const std::string& geometry, Case c, Tr
   EXPECT_TRUE(status.ok()) << status.message();
   observe_output(c);
   const Diagnosis d = diagnosed(c);
-  if (d.verdict == "right") return false;
+  if (d.verdict == DiagnosisVerdict::right) return false;
   trial = {fault, geometry, place_of(d, fault), 0, {}, {}};
   for (const Suspicion& s : d.suspicions) {
     if (s.fault == fault) trial.explained = s.explained;

@@ -7,7 +7,7 @@
 #include <sstream>
 #include <string>
 
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "semantics/dtype.h"
 
 namespace quire::test {

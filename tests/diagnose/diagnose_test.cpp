@@ -17,10 +17,10 @@ const char* const kLine = "q=f32 heads=8:2 d=32 page=8 lse=1 reqs=20@30,1@100,7@
 
 TEST(Diagnose, CallsARightOutputRight) {
   const Diagnosis d = diagnosed(right(kLine));
-  EXPECT_EQ(d.verdict, "right");
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::right);
   EXPECT_TRUE(d.complete);
   EXPECT_TRUE(d.suspicions.empty());
-  EXPECT_THAT(d.text, HasSubstr("every one of the 29 rows was compared"));
+  EXPECT_THAT(to_string(d), HasSubstr("every one of the 29 rows was compared"));
 }
 
 TEST(Diagnose, FindsOneWrongElementAndSaysWhere) {
@@ -28,7 +28,7 @@ TEST(Diagnose, FindsOneWrongElementAndSaysWhere) {
   f32_at(c.observed, 25, 3, 17) += 0.01f;
   const Diagnosis d = diagnosed(c);
   EXPECT_EQ(d.wrong_tokens, std::vector<std::int64_t>{25});
-  EXPECT_THAT(d.text,
+  EXPECT_THAT(to_string(d),
               HasSubstr("row 25 (request 2: query_len 7, context_len 13, seq_len 20): 1 of 8 heads (3), dims 17-17; 1 elements"));
 }
 
@@ -40,8 +40,8 @@ TEST(Diagnose, SaysUnknownWhenNoFaultExplainsTheError) {
       for (std::int64_t dim = 0; dim < 32; ++dim)
         f32_at(c.observed, t, h, dim) += 0.05f * static_cast<float>((t * 7 + h * 5 + dim * 3) % 11 - 5);
   const Diagnosis d = diagnosed(c);
-  EXPECT_EQ(d.verdict, "unknown cause");
-  EXPECT_THAT(d.text, HasSubstr("faults and mechanisms explains more than "));
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::unknown_cause);
+  EXPECT_THAT(to_string(d), HasSubstr("faults and mechanisms explains more than "));
   EXPECT_GT(d.suspicions.size(), faults().size());
   EXPECT_FALSE(d.observations.empty());
   for (const Suspicion& s : d.suspicions) EXPECT_FALSE(s.refutation.empty()) << s.fault;
@@ -50,23 +50,23 @@ TEST(Diagnose, SaysUnknownWhenNoFaultExplainsTheError) {
 // Rows of NaN fit all causes that read what is poisoned, and those that write nothing.
 TEST(Diagnose, SaysHowToTellTheCausesOfNaNApart) {
   const Diagnosis nan = diagnosed(with_fault("q=bf16 heads=8:2 d=64 page=16 window=64 reqs=3x1@200", "window_ignored"));
-  EXPECT_EQ(nan.verdict, "mechanism likely");
-  EXPECT_THAT(nan.text, HasSubstr("next     NaN does not tell a read of what must not be read"));
-  EXPECT_THAT(diagnosed(with_fault(kLine, "one_query_head_per_group")).text, Not(HasSubstr("NaN does not tell")));
+  EXPECT_EQ(nan.verdict, DiagnosisVerdict::mechanism_likely);
+  EXPECT_THAT(to_string(nan), HasSubstr("next     NaN does not tell a read of what must not be read"));
+  EXPECT_THAT(to_string(diagnosed(with_fault(kLine, "one_query_head_per_group"))), Not(HasSubstr("NaN does not tell")));
 }
 
 TEST(Diagnose, CountsManyCausesThatPredictTheSame) {
   const Diagnosis many = diagnosed(with_fault("q=f32 heads=8:2 d=64 page=16 reqs=3x1@200,50@7", "seq_lens_off_by_one"));
-  EXPECT_EQ(many.verdict, "cause found");
-  EXPECT_THAT(many.text, HasSubstr("4 other causes predict the same numbers on this batch"));
+  EXPECT_EQ(many.verdict, DiagnosisVerdict::cause_found);
+  EXPECT_THAT(to_string(many), HasSubstr("4 other causes predict the same numbers on this batch"));
 }
 
 TEST(Diagnose, NamesTheRuleOfABrokenBatch) {
   Case c = right(kLine);
   static_cast<std::int32_t*>(c.batch.block_table.data)[0] = 12345;
   const Diagnosis d = diagnosed(c);
-  EXPECT_EQ(d.verdict, "broken batch");
-  EXPECT_THAT(d.text, HasSubstr("Q-T03 block_table[0][0]: page 12345"));
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::broken_batch);
+  EXPECT_THAT(to_string(d), HasSubstr("Q-T03 block_table[0][0]: page 12345"));
   const Result<Case> reduced = reduce_case(c, d);
   EXPECT_FALSE(reduced.ok());
 }
@@ -89,33 +89,33 @@ TEST(Diagnose, FindsTwoFaultsAtOnce) {
   for (std::int64_t h = 0; h < 8; ++h)
     for (std::int64_t dim = 0; dim < 32; ++dim) f32_at(c.observed, 40, h, dim) = 5;
   const Diagnosis d = diagnosed(c);
-  ASSERT_EQ(d.verdict, "cause found") << d.text;
-  EXPECT_EQ(d.patterns.size(), 2u) << d.text;
+  ASSERT_EQ(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
+  EXPECT_EQ(d.patterns.size(), 2u) << to_string(d);
   EXPECT_EQ(d.suspicions[0].fault, "kv_head_modulo");
-  EXPECT_THAT(d.text, HasSubstr("the last row of request 3"));
-  EXPECT_THAT(d.text, HasSubstr("not_written"));
+  EXPECT_THAT(to_string(d), HasSubstr("the last row of request 3"));
+  EXPECT_THAT(to_string(d), HasSubstr("not_written"));
 }
 
 TEST(Diagnose, RefutesWithNumbersAndWithReasons) {
   const Diagnosis d = diagnosed(with_fault(kLine, "scale_from_query_heads"));
-  EXPECT_EQ(d.verdict, "cause found") << d.text;
-  EXPECT_THAT(d.text, HasSubstr("explains"));
-  EXPECT_THAT(d.text, HasSubstr("rounding moves these rows by at most"));
-  EXPECT_THAT(d.text, HasSubstr("no case"));
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
+  EXPECT_THAT(to_string(d), HasSubstr("explains"));
+  EXPECT_THAT(to_string(d), HasSubstr("rounding moves these rows by at most"));
+  EXPECT_THAT(to_string(d), HasSubstr("no case"));
   for (const Suspicion& s : d.suspicions) EXPECT_TRUE(!s.refutation.empty() || s.explained > d.suspicions[0].explained - 0.011);
 }
 
 TEST(Diagnose, IsTheSameEveryTime) {
   const Case c = with_fault(kLine, "scale_from_query_heads");
-  EXPECT_EQ(diagnosed(c).text, diagnosed(c).text);
-  EXPECT_EQ(diagnosed(c).json, diagnosed(c).json);
+  EXPECT_EQ(to_string(diagnosed(c)), to_string(diagnosed(c)));
+  EXPECT_EQ(to_json(diagnosed(c)), to_json(diagnosed(c)));
 }
 
 TEST(Diagnose, WritesJsonThatSaysTheSame) {
   const Diagnosis d = diagnosed(with_fault(kLine, "scale_from_query_heads"));
-  const nlohmann::json json = nlohmann::json::parse(d.json);
+  const nlohmann::json json = nlohmann::json::parse(to_json(d));
   EXPECT_EQ(json["quire_diagnose"], 2);
-  EXPECT_EQ(json["verdict"], d.verdict);
+  EXPECT_EQ(json["verdict"], name(d.verdict));
   EXPECT_EQ(json["suspicions"].size(), d.suspicions.size());
   EXPECT_EQ(json["suspicions"][0]["fault"], d.suspicions[0].fault);
   EXPECT_TRUE(json["pictures"].contains("error"));
@@ -129,7 +129,7 @@ TEST(Diagnose, ComparesAFewRowsWhenTimeIsShort) {
   const Diagnosis d = diagnosed(c, {.seconds = 1e-4});
   EXPECT_FALSE(d.complete);
   EXPECT_EQ(d.wrong_tokens, std::vector<std::int64_t>{123});
-  EXPECT_THAT(d.text, HasSubstr("laws cover all 350 rows"));
+  EXPECT_THAT(to_string(d), HasSubstr("laws cover all 350 rows"));
   EXPECT_TRUE(diagnosed(c, {.full = true}).complete);
 }
 
@@ -143,8 +143,8 @@ TEST(Diagnose, ComparesEverythingBeforeCallingItRight) {
 }
 
 TEST(Diagnose, AnEmptyBatchIsRight) {
-  EXPECT_EQ(diagnosed(right("q=f32 heads=4:2 d=16 page=8 reqs=none")).verdict, "right");
-  EXPECT_EQ(diagnosed(right("q=f32 heads=4:2 d=16 page=8 reqs=0@5,0")).verdict, "right");
+  EXPECT_EQ(diagnosed(right("q=f32 heads=4:2 d=16 page=8 reqs=none")).verdict, DiagnosisVerdict::right);
+  EXPECT_EQ(diagnosed(right("q=f32 heads=4:2 d=16 page=8 reqs=0@5,0")).verdict, DiagnosisVerdict::right);
 }
 
 TEST(ReduceCase, KeepsTheCauseWithFewerPages) {

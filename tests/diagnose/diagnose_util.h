@@ -12,6 +12,7 @@
 #include "quire/capture.hpp"
 #include "quire/diagnose.hpp"
 #include "quire/faults.hpp"
+#include "quire/report.hpp"
 #include "semantics/dtype.h"
 
 namespace quire::test {

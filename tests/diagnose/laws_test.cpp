@@ -19,7 +19,7 @@ cause::Laws laws_of(const Case& c) {
 
 std::vector<Law> broken(const Case& c) {
   std::vector<Law> list;
-  for (const cause::LawFinding& finding : laws_of(c).findings) list.push_back(finding.law);
+  for (const LawFinding& finding : laws_of(c).findings) list.push_back(finding.law);
   return list;
 }
 
@@ -38,7 +38,7 @@ INSTANTIATE_TEST_SUITE_P(, RightOutputs,
 TEST(Laws, NoticeNaN) {
   Case c = right(kLine);
   f32_at(c.observed, 7, 2, 3) = std::nanf("");
-  EXPECT_THAT(broken(c), testing::ElementsAre(Law::kFinite));
+  EXPECT_THAT(broken(c), testing::ElementsAre(Law::finite));
   EXPECT_EQ(laws_of(c).findings[0].text, "row 7, head 2, dim 3 holds NaN");
 }
 
@@ -53,14 +53,14 @@ TEST(Laws, LetNaNPassWhereVHoldsIt) {
 TEST(Laws, NoticeAFillValue) {
   Case c = right(kLine);
   for (std::int64_t d = 0; d < 16; ++d) f32_at(c.observed, 20, 1, d) = 0.25f;
-  EXPECT_THAT(broken(c), testing::ElementsAre(Law::kFill));
+  EXPECT_THAT(broken(c), testing::ElementsAre(Law::one_value));
   EXPECT_EQ(laws_of(c).findings[0].text, "row 20, head 1: every dim holds 0.25");
 }
 
 TEST(Laws, NoticeAValueOutsideTheHull) {
   Case c = right(kLine);
   f32_at(c.observed, 3, 0, 9) = 40.0f;
-  EXPECT_THAT(broken(c), testing::ElementsAre(Law::kHull));
+  EXPECT_THAT(broken(c), testing::ElementsAre(Law::hull));
   EXPECT_THAT(laws_of(c).findings[0].text,
               testing::StartsWith("row 3, head 0, dim 9 holds 40; the values that it may average lie in ["));
 }
@@ -69,7 +69,7 @@ TEST(Laws, TakeTheHullOfVisibleKeysOnly) {
   // Window 1: the output is the own V row, so any other value of V is outside.
   Case c = right("q=f32 heads=2 d=16 page=8 window=1 reqs=1@30");
   f32_at(c.observed, 0, 1, 4) += 0.01f;
-  EXPECT_THAT(broken(c), testing::ElementsAre(Law::kHull));
+  EXPECT_THAT(broken(c), testing::ElementsAre(Law::hull));
 }
 
 TEST(Laws, ListEveryRow) {

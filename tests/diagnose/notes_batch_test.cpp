@@ -57,17 +57,17 @@ TEST(NotesBatch, IsDiagnosedAsAnIndexTensorReadWithTheWrongWidth) {
   observe_output(c);
 
   const Diagnosis d = diagnosed(c, {.seconds = 0.5});
-  ASSERT_EQ(d.verdict, "cause found") << d.text;
+  ASSERT_EQ(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
   EXPECT_EQ(d.suspicions[0].fault, "query_start_loc_as_int32_in_decode");
   EXPECT_EQ(d.suspicions[0].explained, 1);
   EXPECT_THAT(d.suspicions[0].detail, HasSubstr("0 880 -880 1290 -1290 2082 -2082 3009 -3009 3455"));
   EXPECT_EQ(d.wrong_tokens, std::vector<std::int64_t>{5336});
   EXPECT_THAT(
-      d.text,
+      to_string(d),
       HasSubstr("row 5336 (request 9: query_len 1, context_len 929, seq_len 930): all 64 heads, dims 0-127; 8192 elements"));
-  EXPECT_THAT(d.text, HasSubstr("outside the convex hull of its V rows: 1 row (5336)"));
+  EXPECT_THAT(to_string(d), HasSubstr("outside the convex hull of its V rows: 1 row (5336)"));
 
-  expect_quoted("docs/guides/the_case.md", d.text);
+  expect_quoted("docs/guides/the_case.md", to_string(d));
 
   // The notes' own diagnosis: the decode kernel finds its own token's slot still zero.
   const Suspicion* slot = find(d, "all_keys_from_cache");
@@ -92,7 +92,7 @@ TEST(NotesBatch, RefutesTheFp8FormatWithNumbers) {
   ASSERT_TRUE(status.ok()) << status.message();
   observe_output(c);
   const Diagnosis d = diagnosed(c);
-  EXPECT_EQ(d.suspicions[0].fault, "query_start_loc_as_int32_in_decode") << d.text;
+  EXPECT_EQ(d.suspicions[0].fault, "query_start_loc_as_int32_in_decode") << to_string(d);
   const Suspicion *bias = find(d, "fp8_fn_fnuz_confused"), *split = find(d, "fp8_e4m3_e5m2_confused");
   ASSERT_TRUE(bias != nullptr && split != nullptr);
   EXPECT_THAT(bias->refutation, HasSubstr("moves these rows by at most"));

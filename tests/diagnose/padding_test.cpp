@@ -6,6 +6,7 @@
 
 #include "quire/capture.hpp"
 #include "quire/diagnose.hpp"
+#include "quire/report.hpp"
 
 namespace quire {
 namespace {
@@ -28,20 +29,20 @@ TEST(Padding, WhatALeftRowHoldsIsRight) {
   for (const float behind : {std::nanf(""), 97.0f, 0.0f}) {
     const Result<Diagnosis> d = diagnose(observed("pad=7", behind), {.full = true});
     ASSERT_TRUE(d.ok()) << d.status().message();
-    EXPECT_EQ(d->verdict, "right") << d->text;
+    EXPECT_EQ(d->verdict, DiagnosisVerdict::right) << to_string(d.value());
     EXPECT_TRUE(d->complete);
   }
 }
 
 TEST(Padding, AZeroRowThatIsNotZeroIsNamed) {
   Case c = observed("pad=7:zero", 0);
-  EXPECT_EQ(diagnose(c, {.full = true})->verdict, "right");
+  EXPECT_EQ(diagnose(c, {.full = true})->verdict, DiagnosisVerdict::right);
   static_cast<float*>(c.observed.data)[(22 + 6) * 64 + 5] = 1e-20f;
   const Result<Diagnosis> d = diagnose(c, {.full = true});
   ASSERT_TRUE(d.ok()) << d.status().message();
-  EXPECT_EQ(d->verdict, "unknown cause");
-  EXPECT_THAT(d->text, HasSubstr("padding rows 22 to 28 were to become 0 with lse -inf: 1 of 448 elements"));
-  EXPECT_THAT(d->json, HasSubstr("padding rows 22 to 28"));
+  EXPECT_EQ(d->verdict, DiagnosisVerdict::unknown_cause);
+  EXPECT_THAT(to_string(d.value()), HasSubstr("padding rows 22 to 28 were to become 0 with lse -inf: 1 of 448 elements"));
+  EXPECT_THAT(to_json(d.value()), HasSubstr("padding rows 22 to 28"));
 }
 
 /// A fault in rows of requests is found as without padding, and padding rows are no evidence.
@@ -50,7 +51,7 @@ TEST(Padding, DoesNotHideAFault) {
   for (std::int64_t i = 0; i < 64; ++i) static_cast<float*>(c.observed.data)[9 * 64 + i] = 3.0f;
   const Result<Diagnosis> d = diagnose(c, {.full = true});
   ASSERT_TRUE(d.ok()) << d.status().message();
-  EXPECT_NE(d->verdict, "right");
+  EXPECT_NE(d->verdict, DiagnosisVerdict::right);
   EXPECT_EQ(d->wrong_tokens, std::vector<std::int64_t>{9});
 }
 

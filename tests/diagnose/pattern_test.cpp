@@ -200,7 +200,8 @@ TEST_P(PatternKinds, IsFoundExactly) {
   EXPECT_EQ(p.precision(), 1) << p.text;
   EXPECT_EQ(p.recall(), 1) << p.text;
   for (const At& a : planted.cells)
-    EXPECT_EQ(contains(planted.facts, p, a.token, a.head), GetParam().wrong(a)) << p.text << ": " << a.token << ", " << a.head;
+    EXPECT_EQ(cause::contains(planted.facts, p, a.token, a.head), GetParam().wrong(a))
+        << p.text << ": " << a.token << ", " << a.head;
 }
 INSTANTIATE_TEST_SUITE_P(Rows, PatternKinds, testing::ValuesIn(row_kinds()));
 INSTANTIATE_TEST_SUITE_P(Heads, PatternKinds, testing::ValuesIn(head_kinds()));
@@ -316,7 +317,7 @@ TEST(Pattern, SeparatesTwoSets) {
     for (const Pattern& p : patterns) EXPECT_TRUE(p.exact()) << p.text;
     for (const At& a : planted.cells) {
       const bool selected = std::any_of(patterns.begin(), patterns.end(),
-                                        [&](const Pattern& p) { return contains(planted.facts, p, a.token, a.head); });
+                                        [&](const Pattern& p) { return cause::contains(planted.facts, p, a.token, a.head); });
       EXPECT_EQ(selected, first(a) || second(a)) << all_texts(patterns);
     }
   }

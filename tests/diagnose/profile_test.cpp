@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "diagnose/emulate.h"
-#include "diagnose/tolerance.h"
 #include "diagnose/written_by.h"
+#include "numerics/tolerance.h"
 
 namespace quire::test {
 namespace {
@@ -92,11 +92,11 @@ TEST(Profile, IsFoundByItself) {
                        {kFp8, {.weights = DType::bf16, .dequantised_to_query = true}},
                        {kF32, {.tf32_products = true}}}) {
     const Diagnosis d = diagnosed(written_by(t.line, t.kernel));
-    EXPECT_EQ(d.verdict, "right") << to_string(t.kernel) << d.text;
+    EXPECT_EQ(d.verdict, DiagnosisVerdict::right) << to_string(t.kernel) << to_string(d);
     EXPECT_EQ(d.profile, t.kernel) << to_string(d.profile);
-    EXPECT_THAT(d.text, HasSubstr("right for a kernel that " + in_words(t.kernel)));
-    EXPECT_THAT(d.text, HasSubstr("it hides small errors"));
-    EXPECT_EQ(nlohmann::json::parse(d.json)["profile"]["found"], true);
+    EXPECT_THAT(to_string(d), HasSubstr("right for a kernel that " + in_words(t.kernel)));
+    EXPECT_THAT(to_string(d), HasSubstr("it hides small errors"));
+    EXPECT_EQ(nlohmann::json::parse(to_json(d))["profile"]["found"], true);
   }
 }
 
@@ -110,7 +110,7 @@ TEST(Profile, LeavesAFaultStanding) {
   scale_row(c, 3, 1.1);
   const Diagnosis d = diagnosed(c);
   EXPECT_EQ(to_string(d.profile), "weights=bf16");
-  EXPECT_NE(d.verdict, "right");
+  EXPECT_NE(d.verdict, DiagnosisVerdict::right);
   EXPECT_EQ(d.wrong_tokens, std::vector<std::int64_t>{3});
 }
 
@@ -120,7 +120,7 @@ TEST(Profile, IsNotFoundForASmallFactorOnScores) {
     m.softmax_scale = [exact = m.softmax_scale](const fault::Row& row) { return exact(row) * (row.head < 4 ? 1.0033 : 0.9967); };
   }));
   EXPECT_TRUE(d.profile.plain()) << to_string(d.profile);
-  EXPECT_NE(d.verdict, "right");
+  EXPECT_NE(d.verdict, DiagnosisVerdict::right);
 }
 
 /// Nearly every cell is wrong by far. The few others are wrong by as much as rounded weights make them, and that is enough.
@@ -128,9 +128,9 @@ TEST(Profile, IsFoundBesideAFaultOfNearlyAllRows) {
   Case c = written_by("q=bf16 heads=8:2 d=64 page=16 reqs=40@300,1@300,70@113,330@500", {.weights = DType::bf16});
   for (std::int64_t token = 40; token < c.observed.shape[0]; ++token) scale_row(c, token, -1);
   const Diagnosis d = diagnosed(c);
-  EXPECT_EQ(to_string(d.profile), "weights=bf16") << d.text;
-  EXPECT_EQ(d.verdict, "cause found") << d.text;
-  EXPECT_EQ(d.wrong_tokens.size(), static_cast<std::size_t>(c.observed.shape[0] - 40)) << d.text;
+  EXPECT_EQ(to_string(d.profile), "weights=bf16") << to_string(d);
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
+  EXPECT_EQ(d.wrong_tokens.size(), static_cast<std::size_t>(c.observed.shape[0] - 40)) << to_string(d);
 }
 
 /// A factor that the tolerance of rounded weights would hide is no rounding: it has a sign.
@@ -139,15 +139,15 @@ TEST(Profile, IsNotFoundForASmallFactorOnEverything) {
   for (std::int64_t token = 0; token < c.observed.shape[0]; ++token) scale_row(c, token, 1.003);
   const Diagnosis d = diagnosed(c);
   EXPECT_TRUE(d.profile.plain()) << to_string(d.profile);
-  EXPECT_NE(d.verdict, "right");
+  EXPECT_NE(d.verdict, DiagnosisVerdict::right);
 }
 
 TEST(Profile, ThatIsGivenIsTheOneThatJudges) {
   const Case c = written_by(kPlain16, {.weights = DType::bf16});
-  EXPECT_NE(diagnosed(c, {.profile = NumericsProfile{}}).verdict, "right");
+  EXPECT_NE(diagnosed(c, {.profile = NumericsProfile{}}).verdict, DiagnosisVerdict::right);
   const Diagnosis d = diagnosed(c, {.profile = NumericsProfile{.weights = DType::bf16}});
-  EXPECT_EQ(d.verdict, "right");
-  EXPECT_THAT(d.text, HasSubstr("(as given)"));
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::right);
+  EXPECT_THAT(to_string(d), HasSubstr("(as given)"));
 }
 
 /// Sums in f16 widen every tolerance, and nothing else.

@@ -168,8 +168,8 @@ TEST(ReadsInside, ADiagnosisReadsNothingBehindAnyTensor) {
         semantics::store(c.observed.data, c.observed.dtype, i, 1e4f);
       const BeforeAWall query(c.batch.query), table(c.batch.block_table), k(c.cache.k), v(c.cache.v);
       const Diagnosis d = diagnosed(c);
-      EXPECT_NE(d.verdict, "right") << d.text;
-      EXPECT_NE(d.verdict, "cause found") << d.text;
+      EXPECT_NE(d.verdict, DiagnosisVerdict::right) << to_string(d);
+      EXPECT_NE(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
     }
 }
 

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "diagnose/emulate.h"
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "quire/capture.hpp"
 #include "quire/diagnose.hpp"
 #include "semantics/dtype.h"

@@ -79,22 +79,22 @@ TEST(RowsOfZeros, OfRowsThatSeeNoKeyAreNotCalledUnwritten) {
           }
       }
       const Diagnosis d = diagnosed(c);
-      EXPECT_NE(d.verdict, "cause found") << d.text;
-      EXPECT_NE(d.verdict, "right") << d.text;
+      EXPECT_NE(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
+      EXPECT_NE(d.verdict, DiagnosisVerdict::right) << to_string(d);
     }
 }
 
 TEST(RowsOfZeros, OfAClearedBufferHaveNoCertainCause) {
   const Diagnosis d = diagnosed(left_over(kLine, 0.0f));
-  EXPECT_EQ(d.verdict, "mechanism likely") << d.text;
-  EXPECT_EQ(d.suspicions.front().mechanism, "not_written") << d.text;
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::mechanism_likely) << to_string(d);
+  EXPECT_EQ(d.suspicions.front().mechanism, "not_written") << to_string(d);
 }
 
 /// The power of the tests above: bytes that no sum of V rows gives prove it.
 TEST(RowsOfZeros, AreToldFromRowsThatKeepAnotherNumber) {
   const Diagnosis d = diagnosed(left_over(kLine, 7.0f));
-  EXPECT_EQ(d.verdict, "cause found") << d.text;
-  EXPECT_EQ(d.suspicions.front().mechanism, "not_written") << d.text;
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
+  EXPECT_EQ(d.suspicions.front().mechanism, "not_written") << to_string(d);
 }
 
 }  // namespace

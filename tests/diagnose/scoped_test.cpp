@@ -44,11 +44,11 @@ void scale(Case& c, std::int64_t token, std::int64_t head, double factor) {
 TEST(Scoped, AFaultInDecodeRowsIsNamedWithItsScope) {
   Case c = made(kLine);
   const Diagnosis d = diagnosed(with_fault_in(kLine, "v_scale_dropped", decode_rows(c)));
-  ASSERT_EQ(d.verdict, "cause found") << d.text;
+  ASSERT_EQ(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
   EXPECT_EQ(d.suspicions[0].fault, "v_scale_dropped");
   EXPECT_THAT(d.suspicions[0].scope, HasSubstr("decode rows"));
   ASSERT_EQ(d.patterns.size(), 1u);
-  EXPECT_THAT(d.patterns[0], HasSubstr("exactly the decode rows, all heads: 3 x 8 of 3 x 8 cells; no other cell is wrong"));
+  EXPECT_THAT(d.patterns[0].text, HasSubstr("exactly the decode rows, all heads: 3 x 8 of 3 x 8 cells; no other cell is wrong"));
 }
 
 TEST(Scoped, AFactorThatNoListHoldsIsFitted) {
@@ -56,10 +56,10 @@ TEST(Scoped, AFactorThatNoListHoldsIsFitted) {
   for (std::int64_t t = 0; t < c.observed.shape[0]; ++t)
     for (const std::int64_t head : {4, 5}) scale(c, t, head, 0.37);
   const Diagnosis d = diagnosed(c);
-  ASSERT_EQ(d.verdict, "cause found") << d.text;
+  ASSERT_EQ(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
   EXPECT_EQ(d.suspicions[0].mechanism, "factor_out");
   EXPECT_THAT(d.suspicions[0].detail, HasSubstr("times 0.3"));
-  EXPECT_THAT(d.patterns[0], HasSubstr("heads 4-5"));
+  EXPECT_THAT(d.patterns[0].text, HasSubstr("heads 4-5"));
 }
 
 /// Two faults in different scopes are two patterns, each with its cause.
@@ -67,10 +67,10 @@ TEST(Scoped, TwoFaultsInTwoScopesAreNamedOneByOne) {
   Case c = with_fault_in(kLine, "causal_excludes_own_key", decode_rows(made(kLine)));
   for (std::int64_t t = 0; t < 20; ++t) scale(c, t, 7, -1);
   const Diagnosis d = diagnosed(c);
-  EXPECT_EQ(d.verdict, "cause found") << d.text;
-  EXPECT_EQ(d.patterns.size(), 2u) << d.text;
-  EXPECT_THAT(d.text, HasSubstr("factor_out"));
-  EXPECT_THAT(d.text, HasSubstr("causal_excludes_own_key"));
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
+  EXPECT_EQ(d.patterns.size(), 2u) << to_string(d);
+  EXPECT_THAT(to_string(d), HasSubstr("factor_out"));
+  EXPECT_THAT(to_string(d), HasSubstr("causal_excludes_own_key"));
 }
 
 /// The share of the error alone would call this found: nine dims of ten follow the fault, the others hold something else.
@@ -83,7 +83,7 @@ TEST(Scoped, WhatDoesNotExplainEveryDimIsNotTheCause) {
         semantics::store(c.observed.data, c.observed.dtype, at, static_cast<float>(3 + d + head));
       }
   const Diagnosis d = diagnosed(c);
-  EXPECT_NE(d.verdict, "cause found") << d.text;
+  EXPECT_NE(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
 }
 
 /// NaN may have been computed, or never overwritten: bytes from before the call decide, and without them nothing does.
@@ -102,12 +102,12 @@ TEST(Scoped, NaNProvesNothingUnlessTheBytesWereThereBefore) {
   kept.batch.output = before;
   keep(kept, /*as_nan=*/false);
   const Diagnosis proven = diagnosed(kept);
-  EXPECT_EQ(proven.verdict, "cause found") << proven.text;
+  EXPECT_EQ(proven.verdict, DiagnosisVerdict::cause_found) << to_string(proven);
   EXPECT_EQ(proven.suspicions[0].mechanism, "not_written");
   Case computed = right(kLine);
   computed.batch.output = before;
   keep(computed, /*as_nan=*/true);
-  EXPECT_NE(diagnosed(computed).verdict, "cause found");
+  EXPECT_NE(diagnosed(computed).verdict, DiagnosisVerdict::cause_found);
 }
 
 /// Only the last tile of each sequence counts: rows that see none of it hold 0. A few of them alone look as if nothing had been
@@ -121,8 +121,8 @@ TEST(Scoped, ACauseIsCertainAfterAllCellsWereLookedAt) {
           std::erase_if(keys, [&](const fault::Key& k) { return k.position < first; });
         };
       }));
-  ASSERT_EQ(d.verdict, "cause found") << d.text;
-  for (const Suspicion& s : d.suspicions) EXPECT_FALSE(s.certain && s.mechanism == "not_written") << d.text;
+  ASSERT_EQ(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
+  for (const Suspicion& s : d.suspicions) EXPECT_FALSE(s.certain && s.mechanism == "not_written") << to_string(d);
 }
 
 }  // namespace

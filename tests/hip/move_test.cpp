@@ -55,7 +55,7 @@ TEST_P(HipMove, CheckFindsNaNInContents) {
     Case c =
         make_case(parse_problem_line("q=f16 kv=fp8_e4m3fn heads=4:2 d=16 page=8 window=40 reqs=9@30/33,1@90").value()).value();
     ASSERT_TRUE(!planted || conformance::apply(conformance::Special::nan_in_a_key, c));
-    const auto there = conformance::DeviceCase::upload(c, Memory::hip);
+    const auto there = cases::DeviceCase::upload(c, Memory::hip);
     ASSERT_TRUE(there.ok()) << there.status().message();
     const Result<bool> finite =
         device::runtime_of(Memory::hip)->contents_are_finite(there->batch(), there->cache(), there->options());

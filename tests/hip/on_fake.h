@@ -7,10 +7,10 @@
 
 #include <string>
 
+#include "cases/device_case.h"
 #include "device/runtime.h"
 #include "device/staging.h"
 #include "kernels/judge.h"
-#include "verify/device_case.h"
 
 namespace quire::test {
 
@@ -36,7 +36,7 @@ class Uploaded {
   Tensor put(const Tensor& t) {
     if (!t.present()) return t;
     const auto [begin, end] = device::span_of(t);
-    Result<conformance::DeviceBytes> made = conformance::DeviceBytes::make(runtime_, static_cast<std::size_t>(end - begin));
+    Result<cases::DeviceBytes> made = cases::DeviceBytes::make(runtime_, static_cast<std::size_t>(end - begin));
     EXPECT_TRUE(made.ok()) << made.status().message();
     const auto* from = static_cast<const std::byte*>(t.data) + begin;
     EXPECT_TRUE(runtime_.copy_to_device(made->data(), from, static_cast<std::size_t>(end - begin)).ok());
@@ -56,16 +56,16 @@ class Uploaded {
 
  private:
   const device::Runtime& runtime_ = *device::runtime_of(Memory::hip);
-  std::vector<conformance::DeviceBytes> bytes_;
+  std::vector<cases::DeviceBytes> bytes_;
 };
 
 /// plan(), attend(), attend_status() there, with NaN in the workspace.
 inline Status attend_on_fake(const Case& c, const PlanSettings& settings, std::int64_t& rows) {
-  const Result<conformance::DeviceCase> there = conformance::DeviceCase::upload(c, Memory::hip);
+  const Result<cases::DeviceCase> there = cases::DeviceCase::upload(c, Memory::hip);
   if (!there.ok()) return there.status();
   const Result<Plan> planned = plan(there->batch(), there->cache(), there->options(), settings);
   if (!planned.ok()) return planned.status();
-  const Result<conformance::DeviceBytes> memory = there->poisoned(workspace_bytes(planned.value()));
+  const Result<cases::DeviceBytes> memory = there->poisoned(workspace_bytes(planned.value()));
   if (!memory.ok()) return memory.status();
   const std::span<std::byte> workspace(memory->data(), workspace_bytes(planned.value()));
   if (Status s = attend(planned.value(), there->batch(), there->cache(), there->options(), workspace); !s.ok()) return s;

@@ -19,6 +19,7 @@ HIP, GPU = "src/backend/hip/", "src/backend/gpu/"
 ATTEND = "HipAttend.Generic/gfx942_SplitKv:HipAttend.Generic/gfx1100_QueryLongerThanTile:HipAttend.Matrix/gfx942_SplitKv:" \
          "HipAttend.Matrix/gfx1201_QueryLongerThanTile:HipCall.*"
 MOVE = "*HipMove.*"
+STEP = "*HipStep.*"
 REPLAY = "HipReplay.*:HipAttend.Generic/gfx942_PaddedRows"
 MOST_SECONDS = 60
 
@@ -35,7 +36,7 @@ class Fault:
 FAULTS = [
     Fault("blocks of too few threads", HIP + "vendor.cpp", "gpu::kScheduleThreads}", "gpu::kScheduleThreads / 2}"),
     Fault("matrix blocks of 64 lanes where a wave has 32", HIP + "matrix_launch.cpp", "return of_64_lanes ?", "return true ?"),
-    Fault("a grid without blocks", HIP + "vendor.cpp", "plan.lists[i].num_blocks, args[i]", "plan.lists[i].num_blocks * 0, args[i]"),
+    Fault("a grid without blocks", HIP + "vendor.cpp", "plan.lists[i].num_blocks, list", "plan.lists[i].num_blocks * 0, list"),
     Fault("two blocks schedule", HIP + "vendor.cpp", "gpu::kScheduleThreads}, 1, list", "gpu::kScheduleThreads}, 2, list"),
     Fault("grid and block in each other's place", HIP + "vendor.cpp",
           "static_cast<unsigned>(blocks), 1, 1, static_cast<unsigned>(what.threads)",
@@ -49,15 +50,22 @@ FAULTS = [
     Fault("padding rows are not filled", HIP + "vendor.cpp", "if (!args[0].fills_rows()) return {};", "return {};", REPLAY),
     Fault("nobody validates", HIP + "vendor.cpp",
           "  if (Status s = launch(hip, validate, gpu::validate_blocks(args[0]), args[0], stream); !s.ok()) return s;\n", "  (void)validate;\n"),
-    Fault("every kernel is given the first list", HIP + "vendor.cpp", "plan.lists[i].num_blocks, args[i], stream", "plan.lists[i].num_blocks, args[0], stream"),
+    Fault("every kernel is given the first list", HIP + "vendor.cpp", "gpu::AttendArgs list = args[i];", "gpu::AttendArgs list = args[0];"),
     Fault("partial sums where the states are", GPU + "resolve.cpp", "workspace + at.partial_acc", "workspace + at.partial_states"),
     Fault("a workspace 256 bytes further", GPU + "attend.cpp",
-          "workspace.data(), attend_options, teller", "workspace.data() + 256, attend_options, teller"),
+          "workspace.data(), part, attend_options, teller", "workspace.data() + 256, part, attend_options, teller"),
     Fault("another device's functions", HIP + "modules.cpp", "key{ordinal.value(), kernel}", "key{0, kernel}"),
     Fault("the device of the tensors is not made current", HIP + "vendor.cpp", "hip.value()->set_device(ordinal)", "hip.value()->set_device(0 * ordinal)"),
     Fault("the wrong kernel for merge", HIP + "vendor.cpp", '"quire_merge", gpu::kMergeThreads', '"quire_append", gpu::kMergeThreads', MOVE),
     Fault("the answer about contents is not cleared", HIP + "vendor.cpp",
           "hip.memcpy(answer.value(), &outcome, sizeof outcome, kHostToDevice)", "kSuccess", MOVE),
+    Fault("a layer prepares, too", HIP + "vendor.cpp", "part != gpu::Part::layer", "true", STEP),
+    Fault("nobody confirms a layer", HIP + "vendor.cpp", "list.prepared && i == 0", "false", STEP),
+    Fault("every list confirms the layer", HIP + "vendor.cpp", "list.prepared && i == 0", "list.prepared", STEP),
+    Fault("a preparation counts as a layer", GPU + "attend.cpp", "part == Part::call ? 1 : 0", "1", STEP),
+    Fault("all permits are alike", GPU + "attend.cpp", "permit_of(lists);", "0 * permit_of(lists);", STEP),
+    Fault("changed lengths are sound", GPU + "resolve.cpp", "outcome.stale != 0", "false", STEP),
+    Fault("unprepared layers are sound", GPU + "resolve.cpp", "outcome.unprepared != 0", "false", STEP),
     Fault("append to the keys alone", GPU + "resolve.cpp", "a.value = rows_of(value);", "a.value = rows_of(key);", MOVE),
     Fault("a host address as device memory", HIP + "runtime.cpp",
           "if (attributes.type != quire::hip::kDeviceMemory && attributes.type != quire::hip::kManagedMemory)", "if (attributes.device < 0)",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A kernel that is fast and wrong does not pass `quire bench`.
 #include "quire/bench.hpp"
+#include "quire/report.hpp"
 
 #include <gtest/gtest.h>
 
@@ -20,12 +21,12 @@ TEST(Bench, FailsOnAKernelThatIsWrong) {
     const std::vector<BenchInput> inputs = {{.name = {}, .line = injected.line, .capture = {}}};
     const Result<BenchReport> right = bench(inputs, options);
     ASSERT_TRUE(right.ok()) << right.status().message();
-    EXPECT_TRUE(right->ok) << right->text;
+    EXPECT_TRUE(right->ok) << to_string(right.value());
     const Plant plant(injected.fault);
     const Result<BenchReport> wrong = bench(inputs, options);
     ASSERT_TRUE(wrong.ok()) << wrong.status().message();
-    EXPECT_FALSE(wrong->ok) << injected.id << "\n" << wrong->text;
-    EXPECT_EQ(wrong->cases[0].results[0].status, "wrong") << injected.id;
+    EXPECT_FALSE(wrong->ok) << injected.id << "\n" << to_string(wrong.value());
+    EXPECT_EQ(wrong->cases[0].results[0].status, BenchStatus::wrong) << injected.id;
   }
 }
 

@@ -43,7 +43,9 @@ class DiagnosedInjection : public testing::TestWithParam<Injected> {};
 TEST_P(DiagnosedInjection, IsNeverCalledRightAndNamedIfTheCatalogueHasIt) {
   const Result<Diagnosis> d = diagnose(observed_from(GetParam()));
   ASSERT_TRUE(d.ok()) << d.status().message();
-  EXPECT_TRUE(d->verdict == "cause found" || d->verdict == "mechanism likely" || d->verdict == "unknown cause") << d->verdict;
+  EXPECT_TRUE(d->verdict == DiagnosisVerdict::cause_found || d->verdict == DiagnosisVerdict::mechanism_likely ||
+              d->verdict == DiagnosisVerdict::unknown_cause)
+      << name(d->verdict);
   if (!in_catalogue(GetParam().id)) return;
   const auto rank =
       std::find_if(d->suspicions.begin(), d->suspicions.end(), [&](const Suspicion& s) { return s.fault == GetParam().id; }) -

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "plan/device_lists.h"
 #include "plan/device_workspace.h"
 #include "plan/fits.h"
 #include "quire/attention.hpp"
@@ -167,6 +168,24 @@ TEST(DeviceLists, DecodeBesidePrefillWhereThereIsEnoughOfBoth) {
   EXPECT_FALSE(is_beside("q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=64x1@8191,2048@6144")) << "fp8";
   EXPECT_FALSE(is_beside("q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191,2048@6144", {.exact_weights = true}));
   EXPECT_FALSE(is_beside("q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191,2048@6144", {.kernel = "cuda_mma"}));
+}
+
+// Who says nothing of query lengths has decode steps most of the time: those are not divided. More tokens than that are.
+TEST(DeviceLists, DecodeIsNotDividedForRequestsThatMayNotBeThere) {
+  const Device sm90 = find_device("sm90").value();
+  const auto is_beside = [&](std::int64_t tokens, std::int64_t max_query_len) {
+    Problem p = parse_problem_line("q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191")->problem;
+    Plan unread = plan(p, sm90).value();
+    unread.assumptions = {"lengths were not read"};
+    unread.bounds.num_tokens = tokens;
+    unread.bounds.max_query_len = max_query_len == 0 ? tokens : max_query_len;
+    EXPECT_TRUE(plan_detail::size_lists(unread).ok());
+    return unread.lists.size() == 2 && unread.lists[1].beside;
+  };
+  EXPECT_FALSE(is_beside(64, 0)) << "a row each";
+  EXPECT_FALSE(is_beside(128, 0)) << "two rows each still fit a tile of decode";
+  EXPECT_TRUE(is_beside(129, 0)) << "somebody has more";
+  EXPECT_TRUE(is_beside(64, 33)) << "the caller says that somebody may have";
 }
 
 // A query row of a group that fits no tile of decode is prefill's where its weights may be rounded: it takes all rows, and

@@ -46,13 +46,22 @@ TEST(Devices, EveryKnownNameIsFoundAndUnique) {
 }
 
 TEST(Devices, ProductsAreFoundByTheirNames) {
-  const std::pair<const char*, const char*> products[] = {{"h100", "sm90"},  {"H200", "sm90"},     {"a100", "sm80"},
-                                                          {"b200", "sm100"}, {"MI300X", "gfx942"}, {"mi355x", "gfx950"}};
-  for (const auto& [product, device] : products) {
-    const Result<Device> found = find_device(product);
-    ASSERT_TRUE(found.ok()) << product;
-    EXPECT_EQ(found->name, device);
+  struct {
+    const char *typed, *name, *product;
+  } const products[] = {{"h100", "sm90", "NVIDIA H100 80GB HBM3"},
+                        {"H200", "sm90", "NVIDIA H200"},
+                        {"h20", "sm90", "NVIDIA H20"},
+                        {"a100", "sm80", "NVIDIA A100"},
+                        {"b200", "sm100", "NVIDIA B200"},
+                        {"MI300X", "gfx942", "AMD Instinct MI300X"},
+                        {"mi355x", "gfx950", "AMD Instinct MI355X"}};
+  for (const auto& one : products) {
+    const Result<Device> found = find_device(one.typed);
+    ASSERT_TRUE(found.ok()) << one.typed;
+    EXPECT_EQ(found->name, one.name);
+    EXPECT_EQ(found->product, one.product);
   }
+  EXPECT_EQ(find_device("sm90")->product, "") << "an architecture is no product";
   EXPECT_FALSE(find_device("h10").ok());
 }
 

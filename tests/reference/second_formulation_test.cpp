@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "quire/diagnose.hpp"
 #include "reference/random_spec.h"
 #include "support/small_case.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "report/pictures.h"
 #include "support/small_case.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "quire/report.hpp"
-#include "report/page.h"
+#include "report/html/page.h"
 
 namespace quire::test {
 namespace {
@@ -94,7 +94,7 @@ TEST(RenderHtml, SameJsonSameBytes) {
 }
 
 std::string read_file(const std::string& name) {
-  std::ifstream in(std::string(QUIRE_SOURCE_DIR) + "/src/report/page/" + name, std::ios::binary);
+  std::ifstream in(std::string(QUIRE_SOURCE_DIR) + "/src/report/html/page/" + name, std::ios::binary);
   EXPECT_TRUE(in.good()) << name;
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }

@@ -113,7 +113,7 @@ TEST(WithoutThreads, ReferenceDiagnoseAndVerifyGiveTheSameAnswer) {
     EXPECT_TRUE(d.ok()) << d.status().message();
     const Result<Verdict> v = verify(backend_target("cpu_generic", 4).value(), few);
     EXPECT_TRUE(v.ok()) << v.status().message();
-    return std::tuple(r.ok() ? r->out : std::vector<double>(), d.ok() ? d->verdict : "", v.ok() ? v->verdict : "");
+    return std::tuple(r.ok() ? r->out : std::vector<double>(), name(d->verdict), name(v->verdict));
   };
   const auto with_threads = answers();
   {

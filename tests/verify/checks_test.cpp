@@ -7,7 +7,9 @@
 #include <cmath>
 #include <map>
 
+#include "cases/chosen_rows.h"
 #include "quire/faults.hpp"
+#include "quire/report.hpp"
 #include "verify/guarded.h"
 #include "verify/judge.h"
 #include "verify/mutants.h"
@@ -62,7 +64,7 @@ Target touching_lse(float value) {
 
 TEST(Padding, LeftRowsAreLeftInOutputAndLse) {
   const CaseResult right = judged(right_target(), kPadded);
-  EXPECT_EQ(right.status, "pass");
+  EXPECT_EQ(right.status, CaseStatus::pass);
   EXPECT_LT(right.num_compared, right.num_elements) << "padding rows have no right answer";
   const auto checks = by_name(judged(touching_lse(0), kPadded));
   EXPECT_EQ(checks.at("rows").state, CheckState::fail);
@@ -70,7 +72,7 @@ TEST(Padding, LeftRowsAreLeftInOutputAndLse) {
 }
 
 TEST(Padding, ZeroRowsAreJudgedLikeAnyOther) {
-  EXPECT_EQ(judged(right_target(), kZeroPadded).status, "pass");
+  EXPECT_EQ(judged(right_target(), kZeroPadded).status, CaseStatus::pass);
   EXPECT_EQ(by_name(judged(touching_lse(0), kZeroPadded)).at("lse").state, CheckState::fail);
   Target left = right_target();
   left.attend = [right = left.attend](const Case& c, std::string& kernel) {
@@ -121,7 +123,7 @@ TEST(Padding, IsNotAskedOfTargetsThatDoNotTakeIt) {
   options.disabled_checks = {"repeat", "strides", "threads", "alone", "chunks"};
   const Result<Verdict> verdict = verify(t, options);
   ASSERT_TRUE(verdict.ok()) << verdict.status().message();
-  EXPECT_EQ(verdict->verdict, "pass") << verdict->text;
+  EXPECT_EQ(verdict->verdict, VerifyVerdict::pass) << to_string(verdict.value());
 }
 
 TEST(Checks, FindNothingInTheReference) {
@@ -130,7 +132,7 @@ TEST(Checks, FindNothingInTheReference) {
   for (const char* line : {kSmall, "q=bf16 kv=fp8_e4m3fn heads=4:2 d=16 page=8 reqs=5@9/11,1@20 kscale=head vscale=tensor",
                            "q=f16 heads=2:1 d=8 page=4 reqs=none lse=1", "q=f32 heads=2 d=4 page=4 reqs=2x0@5", kZeroPadded}) {
     const CaseResult result = judged(right, line);
-    EXPECT_EQ(result.status, "pass") << line;
+    EXPECT_EQ(result.status, CaseStatus::pass) << line;
     for (const CheckResult& check : result.checks) EXPECT_NE(check.state, CheckState::fail) << check.check << check.text;
     EXPECT_EQ(result.num_elements, result.num_compared);
   }
@@ -175,7 +177,7 @@ TEST(Checks, WithoutAPromiseOfBitsOnlyValuesCount) {
   Target noise = call_mutant("noise").target;
   noise.deterministic = false;
   const CaseResult result = judged(noise);
-  EXPECT_EQ(result.status, "pass");
+  EXPECT_EQ(result.status, CaseStatus::pass);
   EXPECT_EQ(by_name(result).at("repeat").state, CheckState::skipped);
 }
 
@@ -203,7 +205,7 @@ TEST(Checks, SkippedLseIsNotAskedFor) {
     EXPECT_FALSE(c.batch.lse.present());
     return right(c, kernel);
   };
-  EXPECT_EQ(judged(no_lse).status, "pass");
+  EXPECT_EQ(judged(no_lse).status, CaseStatus::pass);
 }
 
 TEST(Checks, RefusalsAreNoFailures) {
@@ -211,7 +213,7 @@ TEST(Checks, RefusalsAreNoFailures) {
   refuses.name = "nothing";
   refuses.attend = [](const Case&, std::string&) { return Status(Code::unsupported, "head_dim 8 is too small"); };
   const CaseResult result = judged(refuses);
-  EXPECT_EQ(result.status, "refused");
+  EXPECT_EQ(result.status, CaseStatus::refused);
   EXPECT_EQ(result.reason, "head_dim 8 is too small");
 }
 
@@ -227,15 +229,15 @@ TEST(Checks, ErrorsAndExceptionsAreFindings) {
 TEST(Checks, OnlyStalePagesShowALookUpLeftOfTheWindow) {
   const Target& target = call_mutant("reads_left_of_window").target;
   Entry e = entry(kLeftOfWindow);
-  EXPECT_EQ(judged(target, e).status, "pass");
+  EXPECT_EQ(judged(target, e).status, CaseStatus::pass);
   e.special = Special::stale_pages;
   EXPECT_THAT(by_name(judged(target, e)).at("values").text, HasSubstr("request 0: the page of position 128 is out of range"));
-  EXPECT_EQ(judged(right_target(), e).status, "pass");
+  EXPECT_EQ(judged(right_target(), e).status, CaseStatus::pass);
 }
 
 TEST(Checks, DisabledOnesAreNotMade) {
   const CaseResult result = judged(call_mutant("writes_past_end").target, kSmall, {"canaries"});
-  EXPECT_EQ(result.status, "pass");
+  EXPECT_EQ(result.status, CaseStatus::pass);
   EXPECT_FALSE(by_name(result).contains("canaries"));
 }
 
@@ -263,8 +265,8 @@ TEST(Checks, ThePlanForTheSameBitsIsJudgedByItsValues) {
 // A sample of the rows is compared; every row must be written and finite all the same.
 TEST(Samples, AreStratifiedAndNameRealRows) {
   const Problem p = parse_problem_line("q=f32 heads=1 d=1 page=32 reqs=880@430,1@929,539@613").value().problem;
-  EXPECT_TRUE(choose_rows(p, 1'000'000'000, 1).empty()) << "all rows";
-  const std::vector<std::int64_t> rows = choose_rows(p, 100'000, 1);
+  EXPECT_TRUE(cases::choose_rows(p, 1'000'000'000, 1).empty()) << "all rows";
+  const std::vector<std::int64_t> rows = cases::choose_rows(p, 100'000, 1);
   EXPECT_TRUE(std::is_sorted(rows.begin(), rows.end()));
   EXPECT_LT(rows.size(), 400u);
   for (const std::int64_t row : {0, 1, 879, 880, 881, 882, 1419, 63, 64, 17, 18, 49, 50})

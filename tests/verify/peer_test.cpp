@@ -11,7 +11,7 @@
 #include "quire/faults.hpp"
 #include "quire/problem.hpp"
 #include "verify/matrix.h"
-#include "verify/peer.h"
+#include "verify/power.h"
 
 namespace quire::conformance {
 namespace {

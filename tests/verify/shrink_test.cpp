@@ -60,7 +60,7 @@ CaseResult failed_case(const Target& wrong, const std::string& line) {
   const Result<Verdict> verdict = verify(wrong, options);
   EXPECT_TRUE(verdict.ok()) << verdict.status().message();
   if (!verdict.ok()) return {};
-  EXPECT_EQ(verdict->verdict, "fail") << line;
+  EXPECT_EQ(verdict->verdict, VerifyVerdict::fail) << line;
   return verdict->cases.at(0);
 }
 

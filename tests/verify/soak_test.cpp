@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "quire/diagnose.hpp"
+#include "quire/report.hpp"
 #include "quire/verify.hpp"
 #include "semantics/dtype.h"
 #include "verify/matrix.h"
@@ -76,7 +77,7 @@ TEST(Soak, GoesOnWhereTheLastRunStopped) {
   const Folder folder;
   std::vector<std::string> lines;
   const SoakResult first = run(listening(lines), cases(5, folder.path()));
-  EXPECT_TRUE(first.ok()) << first.text;
+  EXPECT_TRUE(first.ok()) << to_string(first);
   EXPECT_EQ(first.next, 5);
   const SoakResult second = run(listening(lines), cases(4, folder.path()));
   EXPECT_EQ(second.first, 5);
@@ -111,7 +112,7 @@ TEST(Soak, FindsShrinksAndWritesWhatIsWrong) {
   ASSERT_TRUE(smallest.ok()) << f.reduced_line;
   EXPECT_EQ(smallest->problem.num_tokens(), 1) << f.reduced_line;
   EXPECT_TRUE(smallest->problem.sliding_window.has_value());
-  EXPECT_THAT(r.text, AllOf(HasSubstr("\nFAIL in "), HasSubstr("smallest: " + f.reduced_line)));
+  EXPECT_THAT(to_string(r), AllOf(HasSubstr("\nFAIL in "), HasSubstr("smallest: " + f.reduced_line)));
   const Result<std::vector<ProblemLine>> written = parse_problem_lines(folder.read("findings.txt"));
   ASSERT_TRUE(written.ok()) << written.status().message();
   EXPECT_EQ(written->size(), r.findings.size());
@@ -132,7 +133,7 @@ TEST(Soak, SaysWhichLineRanWhenAProcessEnded) {
   EXPECT_EQ(r.interrupted, std::vector<std::string>{random_text(2)});
   EXPECT_EQ(r.first, 3);
   EXPECT_EQ(lines.at(2), random_text(3)) << "the line is not asked again";
-  EXPECT_THAT(r.text, HasSubstr("the process of an earlier run ended during: " + random_text(2)));
+  EXPECT_THAT(to_string(r), HasSubstr("the process of an earlier run ended during: " + random_text(2)));
 }
 
 TEST(Soak, TheLineThatRunsIsInTheState) {
@@ -169,7 +170,7 @@ TEST(Soak, EndsWhenTimeIsUpAndNeedsNoFolder) {
   SoakOptions options;
   options.minutes = 0.005;
   const SoakResult r = run(right_target(), options);
-  EXPECT_TRUE(r.ok()) << r.text;
+  EXPECT_TRUE(r.ok()) << to_string(r);
   EXPECT_GE(r.seconds, 0.3);
   EXPECT_GT(r.counts.at(0).cases, 0);
 }
@@ -180,7 +181,7 @@ TEST(Soak, ATargetThatRefusesEverythingDoesNotPass) {
   t.attend = [](const Case&, std::string&) { return Status(Code::unsupported, "not today"); };
   const SoakResult r = run(t, cases(2, ""));
   EXPECT_FALSE(r.ok());
-  EXPECT_THAT(r.text, HasSubstr("MISTRUSTED: no case was served"));
+  EXPECT_THAT(to_string(r), HasSubstr("MISTRUSTED: no case was served"));
 }
 
 TEST(Soak, AFailureDoesNotSpoilTheNextTarget) {
@@ -194,7 +195,7 @@ TEST(Soak, AFailureDoesNotSpoilTheNextTarget) {
   const Result<SoakResult> r = soak({spoils, right_target()}, cases(2, ""));
   ASSERT_TRUE(r.ok()) << r.status().message();
   EXPECT_EQ(r->counts.at(0).failed, 2);
-  EXPECT_EQ(r->counts.at(1).failed, 0) << r->text;
+  EXPECT_EQ(r->counts.at(1).failed, 0) << to_string(r.value());
 }
 
 }  // namespace

@@ -21,7 +21,6 @@
 #include "verify/matrix.h"
 #include "verify/mutants.h"
 #include "verify/power.h"
-#include "verify/verdict.h"
 
 namespace quire::conformance {
 namespace {
@@ -52,14 +51,14 @@ TEST(Power, TheQuickSuiteKillsEveryMutant) {
   VerifyOptions options;
   options.quick = true;
   const Verdict v = run(cpu(), options);
-  EXPECT_EQ(v.verdict, "pass") << v.text;
+  EXPECT_EQ(v.verdict, VerifyVerdict::pass) << to_string(v);
   EXPECT_EQ(v.power.size(), faults().size() + call_mutants().size());
   for (const MutantResult& m : v.power) {
     EXPECT_TRUE(m.killed) << m.id << ": a kernel that " << m.text;
     EXPECT_NE(m.check, "") << m.id;
     EXPECT_NE(m.line, "") << m.id;
   }
-  EXPECT_THAT(v.text, AllOf(HasSubstr("power: "), HasSubstr("planted bugs were caught"), HasSubstr("PASS (")));
+  EXPECT_THAT(to_string(v), AllOf(HasSubstr("power: "), HasSubstr("planted bugs were caught"), HasSubstr("PASS (")));
 }
 
 TEST(Power, ADisabledCheckLetsAMutantSurviveAndIsMistrusted) {
@@ -70,10 +69,10 @@ TEST(Power, ADisabledCheckLetsAMutantSurviveAndIsMistrusted) {
     options.quick = true;
     options.disabled_checks = checks;
     const Verdict v = run(cpu(), options);
-    EXPECT_EQ(v.verdict, "mistrusted") << checks[0];
-    EXPECT_THAT(v.text, AllOf(HasSubstr("missed: "), HasSubstr("MISTRUSTED: passed, but the cases do not exercise: ")))
+    EXPECT_EQ(v.verdict, VerifyVerdict::mistrusted) << checks[0];
+    EXPECT_THAT(to_string(v), AllOf(HasSubstr("missed: "), HasSubstr("MISTRUSTED: passed, but the cases do not exercise: ")))
         << checks[0];
-    EXPECT_EQ(nlohmann::json::parse(v.json)["verdict"], "mistrusted");
+    EXPECT_EQ(nlohmann::json::parse(to_json(v))["verdict"], "mistrusted");
   }
 }
 
@@ -82,7 +81,7 @@ TEST(Power, FaultsThatCannotShowOnTheLinesAskedAreNoSurvivors) {
   VerifyOptions options = line_only();
   options.power = true;
   const Verdict v = run(cpu(), options);
-  EXPECT_EQ(v.verdict, "pass") << v.text;
+  EXPECT_EQ(v.verdict, VerifyVerdict::pass) << to_string(v);
   const auto hidden = std::ranges::count(v.power, false, &MutantResult::can_show);
   const auto killed = std::ranges::count(v.power, true, &MutantResult::killed);
   EXPECT_GT(hidden, 50);
@@ -91,8 +90,8 @@ TEST(Power, FaultsThatCannotShowOnTheLinesAskedAreNoSurvivors) {
     EXPECT_FALSE(m.killed && !m.can_show) << m.id;
     EXPECT_FALSE(m.family == "window" && m.can_show) << m.id;
   }
-  EXPECT_THAT(v.text, AllOf(HasSubstr(formatted("{} cannot show on these cases", hidden)), Not(HasSubstr("missed: ")),
-                            HasSubstr("planted bugs that these cases cannot show, by family: ")));
+  EXPECT_THAT(to_string(v), AllOf(HasSubstr(formatted("{} cannot show on these cases", hidden)), Not(HasSubstr("missed: ")),
+                                  HasSubstr("planted bugs that these cases cannot show, by family: ")));
 }
 
 // A check that would have noticed them is left out: what they move shows, and nobody looks.
@@ -101,7 +100,7 @@ TEST(Power, AFaultThatMovesTheOutputUnnoticedIsASurvivor) {
   options.power = true;
   options.disabled_checks = {"values", "rows", "nan_poison", "garbage_poison", "canaries"};
   const Verdict v = run(cpu(), options);
-  EXPECT_EQ(v.verdict, "mistrusted") << v.text;
+  EXPECT_EQ(v.verdict, VerifyVerdict::mistrusted) << to_string(v);
   const auto ignored = std::ranges::find(v.power, "qk_ignored", &MutantResult::id);
   ASSERT_NE(ignored, v.power.end());
   EXPECT_TRUE(ignored->can_show);
@@ -113,12 +112,12 @@ TEST(Power, ChecksThatATargetCannotBeAskedAreNotCounted) {
   VerifyOptions options;
   options.quick = true;
   const Verdict v = run(t, options);
-  EXPECT_EQ(v.verdict, "pass") << v.text;
+  EXPECT_EQ(v.verdict, VerifyVerdict::pass) << to_string(v);
   std::set<std::string> not_asked;
   for (const MutantResult& m : v.power)
     if (!m.asked) not_asked.insert(m.id);
   EXPECT_EQ(not_asked, (std::set<std::string>{"batch_changes_bits", "chunk_changes_bits"}));
-  EXPECT_THAT(v.text, HasSubstr("does not apply: chunk_changes_bits"));
+  EXPECT_THAT(to_string(v), HasSubstr("does not apply: chunk_changes_bits"));
 }
 
 TEST(Power, FaultsThatOnlyARefusedCaseShowsAreNotCounted) {
@@ -131,12 +130,12 @@ TEST(Power, FaultsThatOnlyARefusedCaseShowsAreNotCounted) {
   VerifyOptions options;
   options.quick = true;
   const Verdict v = run(t, options);
-  EXPECT_EQ(v.verdict, "pass") << v.text;
+  EXPECT_EQ(v.verdict, VerifyVerdict::pass) << to_string(v);
   const auto cap = std::find_if(v.power.begin(), v.power.end(),
                                 [](const MutantResult& m) { return m.text.find("cap") != std::string::npos && !m.asked; });
   ASSERT_NE(cap, v.power.end());
   EXPECT_NE(cap->line, "") << "where it would have been noticed";
-  EXPECT_THAT(v.text, HasSubstr("x no soft cap"));
+  EXPECT_THAT(to_string(v), HasSubstr("x no soft cap"));
 }
 
 TEST(Verdicts, ATargetThatRefusesEverythingIsMistrusted) {
@@ -144,8 +143,8 @@ TEST(Verdicts, ATargetThatRefusesEverythingIsMistrusted) {
   t.name = "nothing";
   t.attend = [](const Case&, std::string&) { return Status(Code::unsupported, "not today"); };
   const Verdict v = run(t, line_only());
-  EXPECT_EQ(v.verdict, "mistrusted");
-  EXPECT_THAT(v.text, AllOf(HasSubstr("1 refused"), HasSubstr("1 x not today"), HasSubstr("no case was served")));
+  EXPECT_EQ(v.verdict, VerifyVerdict::mistrusted);
+  EXPECT_THAT(to_string(v), AllOf(HasSubstr("1 refused"), HasSubstr("1 x not today"), HasSubstr("no case was served")));
 }
 
 TEST(Verdicts, HazardsThatATargetSkipsAreRefusedWithItsReason) {
@@ -157,11 +156,11 @@ TEST(Verdicts, HazardsThatATargetSkipsAreRefusedWithItsReason) {
   const Verdict v = run(t, options);
   std::int64_t refused = 0;
   for (const CaseResult& c : v.cases) {
-    EXPECT_EQ(c.status == "refused", c.name == "HugeOffsets");
+    EXPECT_EQ(c.status == CaseStatus::refused, c.name == "HugeOffsets");
     refused += c.reason == "its memory is elsewhere" ? 1 : 0;
   }
   EXPECT_EQ(refused, 3);
-  EXPECT_EQ(v.verdict, "pass");
+  EXPECT_EQ(v.verdict, VerifyVerdict::pass);
 }
 
 TEST(Verdicts, SayOnHowManyCasesTheyRest) {
@@ -173,15 +172,15 @@ TEST(Verdicts, SayOnHowManyCasesTheyRest) {
   options.quick = true;
   options.power = false;
   const Verdict v = run(t, options);
-  EXPECT_EQ(v.verdict, "pass") << v.text;
-  const auto json = nlohmann::json::parse(v.json);
+  EXPECT_EQ(v.verdict, VerifyVerdict::pass) << to_string(v);
+  const auto json = nlohmann::json::parse(to_json(v));
   const std::size_t served = json["num_served"], refused = json["num_refused"];
   EXPECT_EQ(served + refused, v.cases.size());
   EXPECT_GT(served, 10u);
   EXPECT_GT(refused, 100u);
-  EXPECT_THAT(v.text, HasSubstr(formatted("\nPASS on {} of {} cases, {} refused (", served, v.cases.size(), refused)));
+  EXPECT_THAT(to_string(v), HasSubstr(formatted("\nPASS on {} of {} cases, {} refused (", served, v.cases.size(), refused)));
   t.attend = call_mutants().front().target.attend;
-  EXPECT_THAT(run(t, line_only()).text, HasSubstr("\nFAIL in 1 of 1 cases ("));
+  EXPECT_THAT(to_string(run(t, line_only())), HasSubstr("\nFAIL in 1 of 1 cases ("));
 }
 
 TEST(Verdicts, AFailureOutranksMistrust) {
@@ -190,8 +189,8 @@ TEST(Verdicts, AFailureOutranksMistrust) {
   VerifyOptions options = line_only();
   options.power = true;
   const Verdict v = run(t, options);
-  EXPECT_EQ(v.verdict, "fail");
-  EXPECT_THAT(v.text, AllOf(HasSubstr("FAIL lines Line: q=f32"), HasSubstr("smallest: ")));
+  EXPECT_EQ(v.verdict, VerifyVerdict::fail);
+  EXPECT_THAT(to_string(v), AllOf(HasSubstr("FAIL lines Line: q=f32"), HasSubstr("smallest: ")));
 }
 
 TEST(Verdicts, AFailureComesFirstAndLast) {
@@ -201,12 +200,12 @@ TEST(Verdicts, AFailureComesFirstAndLast) {
   VerifyOptions options = line_only("q=f32 heads=4:2 d=8 page=4 reqs=90@70,1@12 lse=1 seed=1");
   options.lines.emplace_back(kLine);
   const Verdict v = run(t, options);
-  const auto json = nlohmann::json::parse(v.json);
+  const auto json = nlohmann::json::parse(to_json(v));
   const std::string line = json["smallest_line"], finding = json["smallest_finding"];
   EXPECT_EQ(parse_problem_line(line)->problem.num_tokens(), 1) << line;
   const std::string failing = formatted("smallest failing line: {}\n  {}\n", line, finding);
-  EXPECT_TRUE(v.text.starts_with("FAIL wrong\n" + failing)) << v.text;
-  EXPECT_THAT(v.text, HasSubstr(failing + "FAIL in 2 of 2 cases ("));
+  EXPECT_TRUE(to_string(v).starts_with("FAIL wrong\n" + failing)) << to_string(v);
+  EXPECT_THAT(to_string(v), HasSubstr(failing + "FAIL in 2 of 2 cases ("));
 }
 
 TEST(Verdicts, SayWhatTheyCouldNotHaveSeen) {
@@ -218,13 +217,13 @@ TEST(Verdicts, SayWhatTheyCouldNotHaveSeen) {
     return c.batch.query.dtype == DType::f32 ? Status(Code::unsupported, "f32") : served(c, kernel);
   };
   const Verdict v = run(t, options);
-  EXPECT_THAT(v.text, AllOf(HasSubstr("only this was tested:\n"), HasSubstr("rows of a request 1 to 9;"),
-                            HasSubstr("context of a request 7 to 70"), HasSubstr("head_dim 8 to 16"),
-                            HasSubstr("query heads per KV head 2 to 8"), HasSubstr("sliding_window 5"),
-                            HasSubstr("not tested: f32 over f32"), HasSubstr("layout packed"), HasSubstr("i64 indices"),
-                            HasSubstr("sinks"), HasSubstr("requests without rows")));
-  EXPECT_THAT(v.text, AllOf(Not(HasSubstr("layout hnd;")), Not(HasSubstr("k_scale head;"))));
-  const auto json = nlohmann::json::parse(v.json)["reach"];
+  EXPECT_THAT(to_string(v), AllOf(HasSubstr("only this was tested:\n"), HasSubstr("rows of a request 1 to 9;"),
+                                  HasSubstr("context of a request 7 to 70"), HasSubstr("head_dim 8 to 16"),
+                                  HasSubstr("query heads per KV head 2 to 8"), HasSubstr("sliding_window 5"),
+                                  HasSubstr("not tested: f32 over f32"), HasSubstr("layout packed"), HasSubstr("i64 indices"),
+                                  HasSubstr("sinks"), HasSubstr("requests without rows")));
+  EXPECT_THAT(to_string(v), AllOf(Not(HasSubstr("layout hnd;")), Not(HasSubstr("k_scale head;"))));
+  const auto json = nlohmann::json::parse(to_json(v))["reach"];
   EXPECT_THAT(json["never"].dump(), HasSubstr("ALiBi"));
 }
 
@@ -238,10 +237,10 @@ TEST(Verdicts, StopWhenAskedTo) {
     return ++calls < 5;
   };
   const Verdict v = run(cpu(), options);
-  EXPECT_EQ(v.verdict, "stopped");
+  EXPECT_EQ(v.verdict, VerifyVerdict::stopped);
   EXPECT_EQ(v.cases.size(), 4u);
   EXPECT_TRUE(v.power.empty());
-  EXPECT_THAT(v.text, HasSubstr("STOPPED: not every case was run"));
+  EXPECT_THAT(to_string(v), HasSubstr("STOPPED: not every case was run"));
 }
 
 TEST(Verdicts, RefuseUnknownNamesAndEmptySuites) {
@@ -279,14 +278,14 @@ TEST(Backends, KnowTheirNames) {
     if (!here) continue;
     const std::string line = to_string(test::as_taken_by(std::string(kernel.name), parse_problem_line(kLine).value()));
     const Verdict v = run(target.value(), line_only(line));
-    ASSERT_EQ(v.verdict, "pass") << v.text;
+    ASSERT_EQ(v.verdict, VerifyVerdict::pass) << to_string(v);
     EXPECT_EQ(v.cases[0].kernel, kernel.name);
   }
 }
 
 TEST(Backends, MayHaveMoreThreadsThanTheirVariantsPretend) {
   const Verdict v = run(backend_target("cpu", 20).value(), line_only());
-  EXPECT_EQ(v.verdict, "pass") << v.text;
+  EXPECT_EQ(v.verdict, VerifyVerdict::pass) << to_string(v);
 }
 
 TEST(Matrices, HoldWhatTheirNamesPromise) {
@@ -375,9 +374,9 @@ TEST(Supports, BringsHazardsIntoAFormThatIsTaken) {
   options.power = false;
   options.supports = only_bf16_nhd();
   const Verdict v = run(t, options);
-  EXPECT_EQ(v.verdict, "pass") << v.text;
+  EXPECT_EQ(v.verdict, VerifyVerdict::pass) << to_string(v);
   EXPECT_GT(v.cases.size(), 100u);
-  EXPECT_THAT(v.text, Not(HasSubstr("refused, not failed")));
+  EXPECT_THAT(to_string(v), Not(HasSubstr("refused, not failed")));
   std::set<std::string> names;
   for (const CaseResult& c : v.cases) names.insert(c.name);
   EXPECT_TRUE(names.contains("WindowOne") && names.contains("ManyRequests") && names.contains("HugeOffsets"));
@@ -385,7 +384,7 @@ TEST(Supports, BringsHazardsIntoAFormThatIsTaken) {
   EXPECT_TRUE(v.left_out.contains("hazards SinkDominates"));
   EXPECT_THAT(v.supported,
               AllOf(HasSubstr("bf16 over bf16; layout nhd; head_dim 64, 128; pages of 16, 32"), HasSubstr("no sinks, lse")));
-  EXPECT_THAT(v.text, AllOf(HasSubstr("in supported forms only: bf16 over bf16"), HasSubstr("hazards SinkDominates (4)")));
+  EXPECT_THAT(to_string(v), AllOf(HasSubstr("in supported forms only: bf16 over bf16"), HasSubstr("hazards SinkDominates (4)")));
 }
 
 TEST(Supports, TheSmallestFailingLineIsSupported) {
@@ -406,7 +405,7 @@ TEST(Supports, MustSayYesToSomething) {
   options.matrices = {};
   options.lines = {kLine};
   options.power = false;
-  EXPECT_EQ(run(cpu(), options).verdict, "pass") << "lines of one's own are asked all the same";
+  EXPECT_EQ(run(cpu(), options).verdict, VerifyVerdict::pass) << "lines of one's own are asked all the same";
 }
 
 TEST(Supports, LayoutsAreKept) {
@@ -438,9 +437,9 @@ TEST(Matrices, AskedTypesFindWhatIsWrongInOneOfThem) {
   options.power = options.shrink = false;
   options.types = {{DType::bf16, DType::fp8_e5m2}};
   options.head_dims = {80};
-  EXPECT_EQ(run(t, options).verdict, "pass");
+  EXPECT_EQ(run(t, options).verdict, VerifyVerdict::pass);
   options.head_dims = {80, 96};
-  EXPECT_EQ(run(t, options).verdict, "fail");
+  EXPECT_EQ(run(t, options).verdict, VerifyVerdict::fail);
 }
 
 TEST(Matrices, RandomLinesAreFixedLegalAndOfBoundedCost) {
@@ -536,16 +535,16 @@ TEST(Json, EveryKeyIsDocumentedAndThePageTakesIt) {
   options.power = true;
   Verdict v = run(t, options);
   v.peer.push_back({"16-bit cache", kLine, 1e-4, 1, 2, 1, 1, 5, 100, {{"qk_ignored", false, 1e-8}}});
-  EXPECT_THAT(text_of(v), HasSubstr("16-bit cache"));
+  EXPECT_THAT(to_string(v), HasSubstr("16-bit cache"));
   std::set<std::string> keys;
-  const nlohmann::json json = nlohmann::json::parse(json_of(v));
+  const nlohmann::json json = nlohmann::json::parse(to_json(v));
   EXPECT_FALSE(json["cases"][0]["pictures"].is_null()) << "a failing case has pictures";
   collect_keys(json, "", keys);
   std::ifstream file(QUIRE_SOURCE_DIR "/docs/reference/verify.md");
   std::stringstream page;
   page << file.rdbuf();
   for (const std::string& key : keys) EXPECT_THAT(page.str(), HasSubstr("`" + key + "`"));
-  const Result<std::string> html = render_html(v.json);
+  const Result<std::string> html = render_html(to_json(v));
   ASSERT_TRUE(html.ok()) << html.status().message();
   EXPECT_THAT(html.value(), HasSubstr("last_row_unwritten"));
 }
@@ -554,7 +553,7 @@ TEST(Json, ForeignBytesStayValidJson) {
   Target t;
   t.name = "\xff\xfe";
   t.attend = [](const Case&, std::string&) { return Status(Code::unsupported, "\x80"); };
-  EXPECT_TRUE(nlohmann::json::accept(run(t, line_only()).json));
+  EXPECT_TRUE(nlohmann::json::accept(to_json(run(t, line_only()))));
 }
 
 TEST(Docs, ListEveryCheckAndMutantOfTheCall) {
@@ -585,10 +584,10 @@ Target off_by_rounded_weights() {
 TEST(Verify, RoundedWeightsAreJudgedByTheToleranceThatPaysForThem) {
   const VerifyOptions options = line_only("q=f16 heads=4:2 d=8 page=4 reqs=9@30,1@12 seed=1");
   Target t = off_by_rounded_weights();
-  EXPECT_EQ(run(t, options).verdict, "fail");
+  EXPECT_EQ(run(t, options).verdict, VerifyVerdict::fail);
   t.rounded_weights = true;
   const Verdict v = run(t, options);
-  EXPECT_EQ(v.cases.at(0).status, "pass") << v.text;
+  EXPECT_EQ(v.cases.at(0).status, CaseStatus::pass) << to_string(v);
 }
 
 TEST(Verify, RowsThatRoundNoWeightsAreJudgedWithoutThatTolerance) {
@@ -601,10 +600,10 @@ TEST(Verify, RowsThatRoundNoWeightsAreJudgedWithoutThatTolerance) {
   };
   t.rounded_rows = only_first;
   const Verdict v = run(t, options);
-  EXPECT_EQ(v.cases.at(0).status, "fail");
-  EXPECT_THAT(v.text, HasSubstr("output[token 9,")) << "the only row that is judged strictly";
+  EXPECT_EQ(v.cases.at(0).status, CaseStatus::fail);
+  EXPECT_THAT(to_string(v), HasSubstr("output[token 9,")) << "the only row that is judged strictly";
   t.rounded_rows = [](const Case& c) { return std::vector<bool>(static_cast<std::size_t>(c.batch.query.shape[0]), true); };
-  EXPECT_EQ(run(t, options).cases.at(0).status, "pass");
+  EXPECT_EQ(run(t, options).cases.at(0).status, CaseStatus::pass);
 }
 
 }  // namespace

@@ -258,7 +258,7 @@ std::set<std::string> missed(const std::vector<Entry>& entries) {
       t.name = w.name;
       t.attend = w.attend;
       t.in_place = w.in_place;
-      if (judge(t, p.value(), asked_checks(t, {})).status != "fail") return false;
+      if (judge(t, p.value(), asked_checks(t, {})).status != CaseStatus::fail) return false;
       p = prepare(entry);  // a wrong call may have changed it
       return true;
     });

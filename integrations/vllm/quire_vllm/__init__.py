@@ -27,7 +27,10 @@ def register() -> None:
         return
     from quire_vllm import selection, settings
 
-    selection.offer()
+    if missing := selection.missing_kernels():
+        _log.warning(missing)
+    else:
+        selection.offer()
     if settings.read().audit:
         from quire_vllm.audit import install
 

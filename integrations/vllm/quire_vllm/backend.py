@@ -91,7 +91,7 @@ class QuireMetadata:
     slot_mapping: torch.Tensor
     max_query_len: int
     max_seq_len: int
-    bound: dict[Any, Any] = field(default_factory=dict)  # calls that were made ready in this step: one for each kind of layer
+    bound: dict[Any, Any] = field(default_factory=dict)  # what the layers of this step share: one for each kind of layer
 
 
 class QuireMetadataBuilder(AttentionMetadataBuilder[QuireMetadata]):

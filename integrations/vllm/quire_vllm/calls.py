@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One layer's calls of Quire: what a step shares is made once (on a CPU a plan and a bound call, on a GPU found by shape).
+"""One layer's calls of Quire: what a step shares is made once (on a CPU a plan and a bound call, on a GPU work lists and checks).
 
 No vLLM is imported here: metadata is any object with the fields of ``QuireMetadata``.
 """
@@ -113,9 +113,26 @@ class LayerCall:
     def _on_gpu(self, query: torch.Tensor, m: Any, output: torch.Tensor) -> None:
         if self.slopes is not None and self.slopes.device != query.device:
             self.slopes = self.slopes.to(query.device)
-        torch.ops.quire.attend(
+        shared = (
             query, output, self.k, self.v, m.query_start_loc, m.seq_lens, m.block_table, None, None, None, None, self.k_scale,
             self.v_scale, self.slopes, self._sinks, "hnd", self.dtype or "", self.scale, self.window, self.cap, m.max_query_len,
-            m.max_seq_len, "left",
+            m.max_seq_len, "left", None, None,
         )  # fmt: skip
+        kind = (self.window, self.k.shape, self.k.stride(), self.k.dtype, query.shape, query.stride(), output.stride())
+        workspace = self._prepared(m.bound, kind)
+        if workspace is None:
+            size = quire.torch.workspace_bytes(*shared)
+            workspace = torch.empty(size, dtype=torch.uint8, device=query.device)
+            torch.ops.quire.prepare(*shared, workspace)
+            m.bound[kind] = (workspace, {id(self)})
+        torch.ops.quire.attend(*shared, workspace, True)
+
+    def _prepared(self, steps: dict[Any, Any], kind: Any) -> torch.Tensor | None:
+        """The workspace that an earlier layer of this pass has prepared. A layer that comes again begins another pass: a capture after a
+        warm-up, or a draft model's next token, where lengths may be others."""
+        workspace, seen = steps.get(kind, (None, set()))
+        if id(self) in seen:
+            return None
+        seen.add(id(self))
+        return workspace
 

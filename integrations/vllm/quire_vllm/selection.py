@@ -21,6 +21,25 @@ def offer() -> None:
         _ask_first(type(current_platform), AttentionBackendEnum.CUSTOM)
 
 
+def missing_kernels() -> str | None:
+    """Why this build of Quire serves no layer on vLLM's device, or None. A GPU host without nvcc builds a Quire for CPUs."""
+    from vllm.platforms import current_platform
+
+    for backend, asked, option in (("cuda", current_platform.is_cuda(), "QUIRE_CUDA"), ("hip", current_platform.is_rocm(), "QUIRE_HIP")):
+        if asked and not _has_backend(backend):
+            return (
+                f"this build of quire has no {backend} kernels: vLLM's own attention backends stay in place. "
+                f"pip install . -C cmake.define.{option}=ON builds them, or says which compiler is missing"
+            )
+    return None
+
+
+def _has_backend(backend: str) -> bool:
+    import quire
+
+    return quire.has_backend(backend)
+
+
 def _ask_first(platform: Any, custom: Any) -> None:
     """The platform's ``get_attn_backend_cls`` with a look at the choice before it."""
     original = platform.__dict__["get_attn_backend_cls"].__func__

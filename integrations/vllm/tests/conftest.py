@@ -78,6 +78,12 @@ def fake_vllm(monkeypatch):
         def is_cpu(self):
             return True
 
+        def is_cuda(self):
+            return False
+
+        def is_rocm(self):
+            return False
+
     names = ("vllm", "vllm.platforms", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backends", "vllm.v1.attention.backends.registry")
     modules = {name: types.ModuleType(name) for name in names}
     modules["vllm"].__version__ = "0.32.0"

@@ -64,6 +64,16 @@ class StandIn:
     get_builder_cls = staticmethod(lambda: StandInBuilder)
 
 
+class SecondRunner:
+    """vLLM's V2 model runner, as far as the audit asks: it keeps no batch, and its order is not the scheduler's."""
+
+    def __init__(self, first):
+        self.kv_cache_config = first.kv_cache_config
+
+    def prepare_inputs(self, output):
+        return types.SimpleNamespace(req_ids=sorted(output.num_scheduled_tokens, reverse=True))
+
+
 class Engine:
     """A worker with one model of random layers, driven by scheduler messages."""
 
@@ -91,8 +101,10 @@ class Engine:
         for i, name in enumerate(cached.req_ids):
             self.pages[name] += (cached.new_block_ids[i] or ([],))[0]
             self.computed[name] = cached.num_computed_tokens[i]
-        names = list(output.num_scheduled_tokens)
-        self.model_runner.input_batch.req_ids = names
+        if isinstance(self.model_runner, SecondRunner):
+            names = self.model_runner.prepare_inputs(output).req_ids
+        else:
+            names = self.model_runner.input_batch.req_ids = list(output.num_scheduled_tokens)
         metadata = self.builder.build(0, self._tables(names, output.num_scheduled_tokens))
         rows = output.total = sum(output.num_scheduled_tokens.values())
         out = None
@@ -173,6 +185,15 @@ def test_every_planted_fault_is_found_in_its_step_and_told_from_others(engine, f
         assert first.layer == "layers.1"
 
 
+def test_the_second_model_runners_rows_are_named_as_it_orders_them(engine):
+    running, auditor = engine(plant="wrong_table_entry@12")
+    running.model_runner = SecondRunner(running.model_runner)
+    serve(running, 14)
+    first = auditor.report.alarms[0]
+    assert (first.step, first.kind, first.request) == (12, "tables", "c")
+    assert "block_table[0][0]" in first.text
+
+
 def test_a_wrong_scale_is_diagnosed_and_saved(engine):
     running, auditor = engine(plant="wrong_scale@12")
     serve(running, 14)
@@ -213,6 +234,27 @@ def test_a_nan_is_seen_within_four_steps_at_any_budget_and_traced_to_its_layer_i
     assert (traced.step, traced.layer, traced.request) == (seen.step + 1, "layers.1", "b")
     assert f"page {page}, offset 3 (position {PAGE + 3})" in traced.text
     assert all(alarm.kind in ("memory", "values") for alarm in auditor.report.alarms)
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["preempted", "ended"])
+def test_a_nan_of_a_request_that_the_next_step_does_not_schedule_is_traced_before_its_pages_are_written(engine, ended):
+    running, auditor = engine(0.01)
+    serve(running, 10)
+    auditor.budget.share = 1e-9  # no visit from here on
+    while (auditor.statement.step + 1) % 4:
+        running.step(go_on=[("a", 1), ("b", 1), ("c", 1)])
+    page = running.pages["b"][1]
+    running.kv[1][page, 1, 3, 5] = float("nan")
+    running.step(go_on=[("a", 1), ("b", 1), ("c", 1)])
+    step = auditor.statement.step
+    running.messages.free = iter([page, *range(150, 200)])
+    running.step(new=[("d", 2 * PAGE)], go_on=[("a", 1), ("c", 1)], finished=["b"] if ended else [])
+    for _ in range(5):
+        running.step(go_on=[("a", 1), ("c", 1), ("d", 1)])
+    seen, traced = auditor.report.alarms
+    assert (seen.kind, seen.step, seen.layer, seen.request) == ("values", step, "layers.2", "b")
+    assert (traced.kind, traced.step, traced.layer, traced.request) == ("values", step + 1, "layers.1", "b")
+    assert f"page {page}, offset 3 (position {PAGE + 3})" in traced.text
 
 
 def test_two_slots_of_each_page_show_a_page_that_changed(engine):

@@ -6,6 +6,7 @@ import types
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import quire  # noqa: E402
 from quire_vllm import calls, explaining  # noqa: E402
@@ -63,6 +64,53 @@ def test_a_layer_is_right(order, dtype, cache, options):
         stored = kv[int(m.block_table[1, 2]), :, 0]  # position 32 of the second request
         assert torch.equal(stored[:, :DIM], key[5])
         assert torch.equal(stored[:, DIM:], value[5])
+
+
+class Counted(TorchDispatchMode):
+    """The operators of Quire that run, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+        if function.namespace == "quire":
+            self.names.append(function._opname)
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_first_layer_of_a_pass_prepares_for_the_others():
+    """The way of a GPU, on a CPU: operators are the same there."""
+    torch.manual_seed(3)
+    m = _metadata(9)
+    m.max_query_len, m.max_seq_len = 5, 40
+    layers = [calls.LayerCall(0.2, DIM, window, None, None, "auto") for window in (None, None, 9, None)]
+    kvs = [torch.randn(13, KV_HEADS, PAGE, 2 * DIM) for _ in layers]
+    query = torch.randn(9, HEADS, DIM)
+
+    def forward():
+        found = []
+        for layer, kv in zip(layers, kvs):
+            layer.view(types.SimpleNamespace(), kv)
+            found.append(torch.full((9, HEADS, DIM), 7.0))
+            layer._on_gpu(query, m, found[-1])
+        return found
+
+    with Counted() as counted:
+        outputs = forward()
+        assert counted.names == ["prepare", "attend", "attend", "prepare", "attend", "attend"]
+        m.seq_lens[1] = 20  # the same metadata again: a capture after a warm-up, a draft model's next token
+        again = forward()
+    assert counted.names[6:] == counted.names[:6]
+    for lens, outs in ((33, outputs), (20, again)):
+        m.seq_lens[1] = lens
+        batch = quire.Batch(query=query[:7], query_start_loc=m.query_start_loc, seq_lens=m.seq_lens, block_table=m.block_table)
+        for layer, kv, out in zip(layers, kvs, outs):
+            options = quire.Options(softmax_scale=0.2, sliding_window=layer.window)
+            expected = quire.reference(batch, quire.KVCache(kv[..., :DIM], kv[..., DIM:], "hnd"), options)
+            comparison = quire.compare(out[:7], None, expected)
+            assert comparison.ok, comparison.text
+            assert torch.all(out[7:] == 7.0)
 
 
 def test_a_moved_cache_is_found_again():

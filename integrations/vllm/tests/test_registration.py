@@ -35,6 +35,19 @@ def test_another_version_keeps_its_own_backends(fake_vllm, version, caplog):
     assert f"needs vllm>=0.26,<0.34 and found {version}" in caplog.text
 
 
+@pytest.mark.parametrize(("device", "option"), [("cuda", "QUIRE_CUDA=ON"), ("rocm", "QUIRE_HIP=ON")])
+def test_a_build_without_the_devices_kernels_is_not_offered(fake_vllm, monkeypatch, caplog, device, option):
+    monkeypatch.setattr(fake_vllm.platform, f"is_{device}", lambda self: True)
+    monkeypatch.setattr(fake_vllm.platform, "is_cpu", lambda self: False)
+    monkeypatch.setattr(selection, "_has_backend", lambda backend: False)
+    with caplog.at_level(logging.WARNING, "vllm.quire"):
+        quire_vllm.register()
+    assert not fake_vllm.overrides and option in caplog.text
+    monkeypatch.setattr(selection, "_has_backend", lambda backend: True)
+    quire_vllm.register()
+    assert fake_vllm.overrides
+
+
 @pytest.mark.parametrize("version", ["0.26.0", "0.33.1.dev3", "0.32.0+cpu", "dev", "0.0.0.dev1"])
 def test_these_versions_are_served(version):
     assert quire_vllm.refusal_of(version) is None

@@ -142,9 +142,11 @@ def call(function: Callable[..., Any], case: Any, takes_case: bool) -> None:
 
 
 class Runner:
-    """A target as the C++ side calls it: names, promises and functions that take a case and return the kernel's name."""
+    """A target as the C++ side calls it: names, promises and functions that take a case and return the kernel's name. `before` gets the
+    problem line of a case before the target gets the case."""
 
-    def __init__(self, target: Any):
+    def __init__(self, target: Any, before: Callable[[str], None] | None = None):
+        self._before = before
         attend = getattr(target, "attend", None)
         function = attend if callable(attend) else target
         if not callable(function):
@@ -166,6 +168,8 @@ class Runner:
         takes_case = _takes_case(function)
 
         def run(case: Any) -> str:
+            if self._before is not None:
+                self._before(case.notes.get("problem", ""))
             call(function, case, takes_case)
             return str(getattr(self._target, "kernel", "") or "")
 

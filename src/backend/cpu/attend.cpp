@@ -159,11 +159,20 @@ Status run_items(const Plan& plan, const AttendArgs& args, float* workspace, Exe
   return status;
 }
 
+Executor& executor_of(const AttendOptions& attend_options) {
+  return attend_options.executor != nullptr ? *attend_options.executor : default_executor();
+}
+
 }  // namespace
+
+Status prepare(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
+               const AttendOptions& attend_options) {
+  return admit(plan, batch, cache, options, workspace, executor_of(attend_options));
+}
 
 Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
               const AttendOptions& attend_options) {
-  Executor& executor = attend_options.executor != nullptr ? *attend_options.executor : default_executor();
+  Executor& executor = executor_of(attend_options);
   if (Status s = admit(plan, batch, cache, options, workspace, executor); !s.ok()) return s;
 
   auto* floats_of_workspace = reinterpret_cast<float*>(workspace.data());

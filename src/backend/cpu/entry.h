@@ -8,6 +8,9 @@ namespace quire::cpu {
 
 Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
               const AttendOptions& attend_options);
+/// What attend() refuses before it writes, and nothing else.
+Status prepare(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
+               const AttendOptions& attend_options);
 Status append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
               const AppendOptions& options);
 Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,

@@ -15,12 +15,19 @@
 
 namespace quire::cuda {
 
+/// Of the launches for two lists.
+enum class Order {
+  in_turn,   ///< one after the other
+  trailing,  ///< likewise, the second on its way while the first ends
+  divided    ///< at the same time, each on multiprocessors of its own
+};
+
 struct KernelEntry {
   const char* name;
   /// `list` indexes plan.lists; args.work is that list.
   cudaError_t (*attend)(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream);
-  /// If the two lists are to be served at the same time, says so in both. Null: they never are.
-  bool (*divide)(std::span<gpu::AttendArgs> args, const Plan& plan);
+  /// How the launches for two lists follow each other; if they are divided, says so in both. Null: in_turn.
+  Order (*order)(std::span<gpu::AttendArgs> args, const Plan& plan);
   /// The kernel finds its work from the lengths: args.work needs no slices. Null: it never does.
   bool (*deals_itself)(const gpu::AttendArgs& args, const Plan& plan, std::size_t list);
   /// Tiles of args.work other than the plan's, where the tensors ask for it; no smaller than it made room for. Null: never.

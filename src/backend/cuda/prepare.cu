@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: attend. What runs before every attend kernel: reset, then one launch in which a block for each list cuts the work into
-// slices while the others validate lengths and tables; or, where that is little, one block that does it all. Neither waits for
-// the other; an attend kernel waits for both, and writes nothing if one found a broken rule. And what runs behind them, where a
-// call asks for rows that they do not write.
+// Stage: attend. What runs before the attend kernels of a call or of a step: reset, then one launch in which a block for each
+// list cuts the work into slices while the others validate lengths and tables; or, where that is little, one launch of one block,
+// or of one cluster, that does it all. An attend kernel waits for it, and writes nothing if it found a broken rule. And what runs
+// behind them, where a call asks for rows that they do not write.
 #include "backend/gpu/runtime.h"
+
+#include <algorithm>
 
 #include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/launches.h"
@@ -47,9 +49,40 @@ __global__ void __launch_bounds__(kThreads)
     gpu::validate(args, block - num_lists, static_cast<int>(gridDim.x) - num_lists);
 }
 
+/// All of it in one launch, by one cluster of blocks: nobody may find a broken rule before the outcome is reset.
+__global__ void __launch_bounds__(kThreads)
+    prepare_together_kernel(const __grid_constant__ gpu::AttendArgs args, const __grid_constant__ gpu::AttendArgs first,
+                            const __grid_constant__ gpu::AttendArgs second, int num_lists,
+                            const __grid_constant__ gpu::ResetArgs leading) {
+#if __CUDA_ARCH__ >= 900
+  QUIRE_SHARED(memory, gpu::kScheduleSharedBytes);
+  wait_for_dependencies();
+  let_dependents_start();
+  const int block = static_cast<int>(blockIdx.x);
+  if (block == 0) gpu::reset(leading);
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  if (block < num_lists)
+    gpu::schedule(block == 0 ? first : second, gpu::SharedArea(memory));
+  else
+    gpu::validate(args, block - num_lists, static_cast<int>(gridDim.x) - num_lists);
+#endif
+}
+
 __global__ void __launch_bounds__(gpu::kFillThreads) fill_rows_kernel(const __grid_constant__ gpu::AttendArgs args) {
   gpu::fill_rows(args);
 }
+
+constexpr int kCluster = 8;  ///< blocks that every device with clusters can hold in one
+
+/// Of the current device: since sm90, as dependent launches.
+bool has_clusters() {
+  int device = 0;
+  return cudaGetDevice(&device) == cudaSuccess && has_dependent_launches(device);
+}
+
+/// One cluster checks this in about the time that a launch takes: a few rounds of its blocks, a microsecond each. Decode on
+/// Hopper, for which nothing is scheduled, has longer: it asks when its first segment is done.
+bool is_little(std::int64_t validating, std::size_t num_lists) { return validating <= (num_lists == 0 ? 8 : 3) * kCluster; }
 
 }  // namespace
 
@@ -60,10 +93,16 @@ cudaError_t launch_fill_rows(const gpu::AttendArgs& args, cudaStream_t stream) {
 
 cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::AttendArgs> lists, const gpu::ResetArgs& reset,
                            cudaStream_t stream) {
-  constexpr std::int64_t kFewBlocks = 2;
+  constexpr std::int64_t kFewBlocks = 2;  // what one block validates in turn
   const std::int64_t validating = gpu::validate_blocks(args);
   if (lists.empty() && validating <= kFewBlocks)
     return launch_dependent(prepare_alone_kernel, {1, kThreads, 0}, stream, args, reset);
+  if (is_little(validating, lists.size()) && has_clusters()) {
+    const int num_lists = static_cast<int>(lists.size());
+    const int blocks = num_lists + static_cast<int>(std::min<std::int64_t>(validating, kCluster - num_lists));
+    return launch_dependent(prepare_together_kernel, {blocks, kThreads, 0, blocks}, stream, args,
+                            lists.empty() ? args : lists.front(), lists.empty() ? args : lists.back(), num_lists, reset);
+  }
   if (const cudaError_t error = launch_dependent(reset_kernel, {1, kThreads, 0}, stream, reset); error != cudaSuccess)
     return error;
   const int num_lists = static_cast<int>(lists.size());

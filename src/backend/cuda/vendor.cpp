@@ -9,6 +9,7 @@
 #include "backend/cuda/entry.h"
 #include "backend/cuda/error.h"
 #include "backend/cuda/launches.h"
+#include "backend/gpu/permit.h"
 #include "backend/gpu/tickets.h"
 #include "plan/device_workspace.h"
 
@@ -33,39 +34,71 @@ struct Step {
 };
 
 /// The launches for `lists` lists, in their order in the stream.
-std::span<const Step> steps_of(std::size_t lists, bool divided) {
+std::span<const Step> steps_of(std::size_t lists, Order order) {
   using gpu::Turn;
+  static constexpr Step kTrailing[] = {{0, Turn::leading}, {1, Turn::trailing}};
   static constexpr Step kTogether[] = {{1, Turn::first}, {0, Turn::beside}, {1, Turn::last}};
   static constexpr Step kInTurn[] = {{0, Turn::alone}, {1, Turn::alone}};
   static_assert(std::size(kInTurn) == plan_detail::kMaxLists);
-  if (divided) return kTogether;
+  if (order == Order::divided) return kTogether;
+  if (order == Order::trailing) return kTrailing;
   return {kInTurn, lists};
 }
 
-/// Reset, prepare (validate and schedule), attend for every list, and the rows that no list has.
-Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, const gpu::ResetArgs& reset, void* stream) {
-  const KernelEntry& kernel = *find_entry(plan.kernel);
-  std::array<gpu::AttendArgs, plan_detail::kMaxLists> mine, scheduled;
+/// A call as its launches: what each list's kernel is given, in which order, and which lists are made ahead.
+struct Launches {
+  const KernelEntry& kernel;
+  std::array<gpu::AttendArgs, plan_detail::kMaxLists> lists;
+  std::size_t num_lists;
+  std::array<gpu::AttendArgs, plan_detail::kMaxLists> scheduled;
   std::size_t num_scheduled = 0;
-  for (std::size_t i = 0; i < args.size(); ++i) {
-    mine[i] = args[i];
-    if (kernel.reshape != nullptr) kernel.reshape(mine[i], plan, i);
+  Order order = Order::in_turn;
+
+  Launches(const Plan& plan, std::span<const gpu::AttendArgs> args) : kernel(*find_entry(plan.kernel)), num_lists(args.size()) {
+    for (std::size_t i = 0; i < num_lists; ++i) {
+      lists[i] = args[i];
+      if (kernel.reshape != nullptr) kernel.reshape(lists[i], plan, i);
+    }
+    if (num_lists == 2 && kernel.order != nullptr) order = kernel.order(lists, plan);
+    // A layer may be served as its preparation was, and no otherwise.
+    unsigned long long served = static_cast<unsigned>(order);
+    for (std::size_t i = 0; i < num_lists; ++i) {
+      const bool ahead = kernel.deals_itself == nullptr || !kernel.deals_itself(lists[i], plan, i);
+      served = served * 1024 + static_cast<unsigned>(lists[i].work.tile_rows) * 2 + (ahead ? 1 : 0);
+      if (ahead) scheduled[num_scheduled++] = lists[i];
+    }
+    for (std::size_t i = 0; i < num_lists; ++i) lists[i].permit = gpu::permit_with(args[0].permit, served);
+    for (std::size_t i = 0; i < num_scheduled; ++i) scheduled[i].permit = lists[0].permit;
   }
-  const bool divided = args.size() == 2 && kernel.divide != nullptr && kernel.divide(mine, plan);
-  for (std::size_t i = 0; i < args.size(); ++i)
-    if (kernel.deals_itself == nullptr || !kernel.deals_itself(mine[i], plan, i)) scheduled[num_scheduled++] = mine[i];
+
+  /// Reset, validate and schedule. All lists are made before any is used: one without room breaks the call before a row is
+  /// written.
+  Status prepare(gpu::ResetArgs reset, cudaStream_t on) const {
+    reset.permit = lists[0].permit;
+    return status_of(launch_prepare(lists[0], {scheduled.data(), num_scheduled}, reset, on), "attend: launching prepare");
+  }
+  /// Attend for every list, and the rows that no list has.
+  Status attend(const Plan& plan, cudaStream_t on) {
+    bool confirms = lists[0].prepared;
+    for (const Step& step : steps_of(num_lists, order)) {
+      gpu::AttendArgs& list = lists[step.list];
+      list.work.turn = step.turn;
+      list.confirms = confirms;
+      confirms = false;
+      if (Status s = status_of(kernel.attend(list, plan, step.list, on), "attend: launching the kernel"); !s.ok()) return s;
+    }
+    if (!lists[0].fills_rows()) return {};
+    return status_of(launch_fill_rows(lists[0], on), "attend: launching fill_rows");
+  }
+};
+
+Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, const gpu::ResetArgs& reset, gpu::Part part,
+                      void* stream) {
+  Launches launches(plan, args);
   const cudaStream_t on = cuda_stream(stream);
-  // All lists are made before any is used: one without room breaks the call before a row is written.
-  if (Status s = status_of(launch_prepare(mine[0], {scheduled.data(), num_scheduled}, reset, on), "attend: launching prepare");
-      !s.ok())
-    return s;
-  for (const Step& step : steps_of(args.size(), divided)) {
-    gpu::AttendArgs& list = mine[step.list];
-    list.work.turn = step.turn;
-    if (Status s = status_of(kernel.attend(list, plan, step.list, on), "attend: launching the kernel"); !s.ok()) return s;
-  }
-  if (!args[0].fills_rows()) return {};
-  return status_of(launch_fill_rows(args[0], on), "attend: launching fill_rows");
+  if (part != gpu::Part::layer)
+    if (Status s = launches.prepare(reset, on); !s.ok()) return s;
+  return part == gpu::Part::preparation ? Status() : launches.attend(plan, on);
 }
 
 Status enqueue_append(const gpu::AppendArgs& args, void* stream) {

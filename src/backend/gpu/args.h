@@ -68,13 +68,22 @@ struct WorkSlice {
   std::int32_t key_end = 0;
 };
 
-/// Shared by all lists of one call; zeroed before validate() runs.
+/// Of a call, or of a preparation and the layers behind it; begun anew before validate() runs.
 struct Outcome {
-  std::int32_t broken = 0;  ///< not 0: lengths or tables break a rule, nothing may be written
+  std::int32_t broken = 0;              ///< not 0: lengths or tables break a rule, nothing may be written
+  std::int32_t layers = 0;              ///< that attended: 1 of a call that was not prepared
+  unsigned long long rows_written = 0;  ///< output rows (token x query head), summed over kernels and layers
+  unsigned long long rows_due = 0;      ///< of a layer: rows of requests, by query_start_loc
+  unsigned long long permit = 0;        ///< layers that bear another one write no row; kRefused if `broken`
+  std::int32_t lengths = 0;             ///< their fingerprint; see layer.h
+  std::int32_t unprepared = 0;          ///< layers that found another permit and no broken rule
+  std::int32_t stale = 0;               ///< layers that found other lengths than the preparation did
   std::int32_t reserved = 0;
-  unsigned long long rows_written = 0;  ///< output rows (token x query head), summed over kernels
-  unsigned long long rows_due = 0;      ///< rows of requests, by query_start_loc
 };
+/// What no AttendArgs::permit is.
+constexpr unsigned long long kRefused = ~0ull;
+/// Set in a ticket: the call was a layer without its preparation, or lengths had changed since.
+constexpr unsigned long long kNotPrepared = 1ull << 63;
 
 /// Calls before the last one with a workspace whose outcome nobody has asked for. attend_status() asks.
 struct Unheard {
@@ -103,14 +112,18 @@ static_assert(sizeof(CallState) == 2 * kUnheardAt);
 struct ResetArgs {
   CallState* state = nullptr;
   std::int32_t num_words = 0;
+  std::int32_t layers = 1;        ///< Outcome::layers, to begin with
+  unsigned long long permit = 0;  ///< of the call
 };
 
 /// When a kernel runs, of those that serve the lists of a call.
 enum class Turn : std::int32_t {
-  alone,   ///< after whatever is before it
-  first,   ///< of the long list, on its multiprocessors; lets the next start
-  beside,  ///< of the short list, on the others; lets the next start
-  last     ///< of the long list again, on those that become free
+  alone,     ///< after whatever is before it
+  first,     ///< of the long list, on its multiprocessors; lets the next start
+  beside,    ///< of the short list, on the others; lets the next start
+  last,      ///< of the long list again, on those that become free
+  leading,   ///< of the short list, alone; lets the next start when it ends
+  trailing,  ///< of the long list, which may be empty, behind `leading`
 };
 
 /// How multiprocessors are divided between two lists; see division.h.
@@ -181,7 +194,10 @@ struct AttendArgs {
   Outcome* outcome = nullptr;
   unsigned long long* ticket_word = nullptr;  ///< in the host's memory; takes `ticket` if the call breaks; null = nobody looks
   unsigned long long ticket = 0;
-  WorkList work;  ///< of the kernel at hand
+  unsigned long long permit = 0;  ///< of the plan, the tables and how they are served (permit.h); what Outcome::permit must be
+  bool prepared = false;          ///< a layer: the stream holds nothing of this call before its first attend kernel
+  bool confirms = false;          ///< of a layer, its first launch: one wave calls confirm_layer()
+  WorkList work;                  ///< of the kernel at hand
   /// Rules Q-T04 and Q-T16: query_start_loc may end here.
   QUIRE_HD bool may_end_at(std::int64_t last) const { return may_be_padded ? last <= num_tokens : last == num_tokens; }
   /// fill_rows() has something to do, or may have.

@@ -6,6 +6,7 @@
 
 #include "backend/gpu/current_device.h"
 #include "backend/gpu/entry.h"
+#include "backend/gpu/permit.h"
 #include "backend/gpu/resolve.h"
 #include "backend/gpu/tickets.h"
 #include "plan/device_workspace.h"
@@ -13,6 +14,8 @@
 #include "text/formatted.h"
 
 namespace quire::gpu {
+
+static_assert(kTicketNotPrepared == kNotPrepared);
 
 Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options) {
   if (const Findings findings = check(batch, cache, options, Depth::metadata); !findings.ok()) return findings.status();
@@ -41,17 +44,21 @@ struct Teller {
 };
 
 Status enqueue(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
-               std::byte* workspace, const AttendOptions& how, const Teller& teller) {
+               std::byte* workspace, Part part, const AttendOptions& how, const Teller& teller) {
   std::array<AttendArgs, plan_detail::kMaxLists> args;
   for (std::size_t i = 0; i < plan.lists.size(); ++i) {
     args[i] = attend_args(plan, batch, cache, options, workspace, i);
     args[i].nan_if_refused = how.nan_if_refused;
     args[i].ticket_word = teller.word;
     args[i].ticket = teller.ticket;
+    args[i].prepared = part == Part::layer;
   }
+  const std::span<AttendArgs> lists(args.data(), plan.lists.size());
+  const unsigned long long permit = permit_of(lists);
+  for (AttendArgs& list : lists) list.permit = permit;
   const auto words = static_cast<std::int32_t>(plan_detail::device_workspace(plan).reset_bytes / 4);
-  return vendor.enqueue_attend(plan, {args.data(), plan.lists.size()}, {reinterpret_cast<CallState*>(workspace), words},
-                               how.stream);
+  const ResetArgs reset{reinterpret_cast<CallState*>(workspace), words, part == Part::call ? 1 : 0, permit};
+  return vendor.enqueue_attend(plan, lists, reset, part, how.stream);
 }
 
 /// The last call has been asked about; of those before, `left` is still to be told.
@@ -94,11 +101,17 @@ Status explain(const Plan& plan, const Batch& batch, const KVCache& cache, const
 Status attend(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
               std::span<std::byte> workspace, const AttendOptions& attend_options) {
   if (Status s = admit_with_workspace(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
-  return attend_admitted(vendor, plan, batch, cache, options, workspace, attend_options);
+  return enqueue_admitted(vendor, plan, batch, cache, options, workspace, part_of(attend_options), attend_options);
 }
 
-Status attend_admitted(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
-                       std::span<std::byte> workspace, const AttendOptions& attend_options) {
+Status prepare(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+               std::span<std::byte> workspace, const AttendOptions& attend_options) {
+  if (Status s = admit_with_workspace(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
+  return enqueue_admitted(vendor, plan, batch, cache, options, workspace, Part::preparation, attend_options);
+}
+
+Status enqueue_admitted(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+                        std::span<std::byte> workspace, Part part, const AttendOptions& attend_options) {
   const CurrentDevice current(vendor, plan.device.ordinal);
   if (!current.status().ok()) return current.status();
   Teller teller{nullptr, attend_options.ticket};
@@ -107,7 +120,7 @@ Status attend_admitted(const Vendor& vendor, const Plan& plan, const Batch& batc
     if (!word.ok()) return word.status();
     teller.word = word.value();
   }
-  return enqueue(vendor, plan, batch, cache, options, workspace.data(), attend_options, teller);
+  return enqueue(vendor, plan, batch, cache, options, workspace.data(), part, attend_options, teller);
 }
 
 Status why_broken(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options) {

@@ -10,6 +10,7 @@
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/args.h"
+#include "backend/gpu/draw.h"
 #include "backend/gpu/generic_block.h"
 #include "backend/gpu/generic_products.h"
 #include "backend/gpu/generic_softmax.h"
@@ -117,11 +118,12 @@ QUIRE_DEVICE void attend_item(const AttendArgs& a, const GenericItem& item, cons
 /// Persistent: any number of blocks of kGenericThreads threads draw items from the work list until it is empty.
 QUIRE_DEVICE void attend_generic(const AttendArgs& a, SharedArea shared) {
   const GenericBlock block(shared);
-  if (a.outcome->broken != 0) return;
+  confirm_if_first(a);
+  if (is_refused(a)) return;
   const std::int32_t num_items = *a.work.num_slices * a.num_kv_heads;
   for (;;) {
     // The item before has had barriers since its number was read.
-    if (thread_index() == 0) *block.next_item = atomic_add(a.work.next_item, 1);
+    if (thread_index() == 0) *block.next_item = draw_item(a, num_items);
     block_barrier();  // the item's number is there; rows of the item before are used up
     const std::int32_t index = *block.next_item;
     if (index >= num_items) return;

@@ -9,9 +9,16 @@
 namespace quire::gpu {
 
 /// No row of the call is written after this. The host finds the ticket without waiting: at the next call, say.
-QUIRE_DEVICE void break_call(const AttendArgs& a) {
+QUIRE_DEVICE void break_call(const AttendArgs& a, unsigned long long ticket) {
   atomic_set(&a.outcome->broken, 1);
-  if (a.ticket_word != nullptr) store_for_host(a.ticket_word, a.ticket);
+  atomic_set(&a.outcome->permit, kRefused);
+  if (a.ticket_word != nullptr) store_for_host(a.ticket_word, ticket);
+}
+QUIRE_DEVICE void break_call(const AttendArgs& a) { break_call(a, a.ticket); }
+
+/// Nothing may be written: the call is broken, or the workspace was not prepared for it.
+QUIRE_DEVICE bool is_refused(const AttendArgs& a) {
+  return *static_cast<const volatile unsigned long long*>(&a.outcome->permit) != a.permit;
 }
 
 }  // namespace quire::gpu

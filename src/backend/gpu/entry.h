@@ -15,6 +15,9 @@ namespace quire::gpu {
 
 class Tickets;
 
+/// Of attend(): all of it, or what the layers of a step share, or what each layer has of its own.
+enum class Part { call, preparation, layer };
+
 /// One vendor's launches and stream. A stream is the vendor's own handle. Enqueueing functions wait for nothing and allocate
 /// nothing; failures carry the driver's words.
 struct Vendor {
@@ -22,9 +25,9 @@ struct Vendor {
 
   /// Whether this build has the launches of a row of the kernel table.
   bool (*has_kernel)(std::string_view name);
-  /// All launches of one attend(): reset, check lengths and tables, fill the work lists, attend, fill rows where args ask for it.
-  /// args[i] is for plan.lists[i].
-  Status (*enqueue_attend)(const Plan& plan, std::span<const AttendArgs> args, const ResetArgs& reset, void* stream);
+  /// The launches of `part`. Of a preparation: reset, check lengths and tables, fill the work lists. Of a layer: attend, fill
+  /// rows where args ask for it. args[i] is for plan.lists[i].
+  Status (*enqueue_attend)(const Plan& plan, std::span<const AttendArgs> args, const ResetArgs& reset, Part part, void* stream);
   Status (*enqueue_append)(const AppendArgs& args, void* stream);
   Status (*enqueue_merge)(const MergeArgs& args, void* stream);
   /// Copies to the host what is there when the stream has come so far, and waits for it.
@@ -47,13 +50,17 @@ struct Vendor {
 
 Status attend(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
               std::span<std::byte> workspace, const AttendOptions& attend_options);
+Status prepare(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+               std::span<std::byte> workspace, const AttendOptions& attend_options);
 Status attend_status(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
                      std::span<std::byte> workspace, const AttendOptions& attend_options);
 /// Everything that can be refused without reading a tensor, but for the workspace.
 Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options);
-/// attend() of a call that was admitted.
-Status attend_admitted(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
-                       std::span<std::byte> workspace, const AttendOptions& attend_options);
+/// `part` of an attend() that was admitted.
+Status enqueue_admitted(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
+                        std::span<std::byte> workspace, Part part, const AttendOptions& attend_options);
+/// What attend() enqueues with these options.
+inline Part part_of(const AttendOptions& attend_options) { return attend_options.prepared ? Part::layer : Part::call; }
 Status append(const Vendor& vendor, const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
               const AppendOptions& options);
 Status merge(const Vendor& vendor, const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b,

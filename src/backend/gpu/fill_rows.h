@@ -6,6 +6,7 @@
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/args.h"
+#include "backend/gpu/break_call.h"
 #include "backend/gpu/launch_sizes.h"
 #include "backend/gpu/merge_rows.h"
 
@@ -27,7 +28,7 @@ QUIRE_DEVICE void fill_rows(const AttendArgs& a, std::int64_t first, float outpu
 
 /// Any number of blocks of kFillThreads threads.
 QUIRE_DEVICE void fill_rows(const AttendArgs& a) {
-  if (a.outcome->broken != 0) {
+  if (is_refused(a)) {
     // Starts that break a rule do not say which rows are whose.
     if (a.nan_if_refused) fill_rows(a, 0, semantics::bits_to_float(0x7FC00000u), semantics::bits_to_float(0x7FC00000u));
     return;

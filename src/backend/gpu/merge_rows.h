@@ -5,6 +5,7 @@
 
 #include "backend/gpu/runtime.h"
 
+#include "backend/gpu/draw.h"
 #include "backend/gpu/generic_block.h"
 #include "backend/gpu/generic_products.h"
 #include "semantics/dtype.h"
@@ -123,7 +124,7 @@ QUIRE_DEVICE bool is_last_part(const AttendArgs& a, const GenericItem& item, std
   block_barrier();  // all threads have done so
   if (thread_index() == 0) {
     const std::int64_t counter = static_cast<std::int64_t>(item.slice.merge) * a.num_kv_heads + item.kv_head;
-    *is_last = atomic_add(&a.work.parts_done[counter], 1) + 1 == item.slice.num_parts ? 1 : 0;
+    *is_last = count_part(a.work.parts_done + counter, item.slice.num_parts) ? 1 : 0;
   }
   block_barrier();  // the answer is there
   const bool last = *is_last != 0;

@@ -18,8 +18,10 @@ QUIRE_DEVICE void note_unheard(CallState& state) {
     unheard = {};
   } else if (unheard.heard == 0) {
     const bool refused = state.outcome.broken != 0;
-    unheard.refused += refused ? 1 : 0;
-    unheard.miscounted += !refused && state.outcome.rows_written != state.outcome.rows_due ? 1 : 0;
+    const std::int32_t layers = state.outcome.layers;
+    unheard.refused += (refused ? (layers > 1 ? layers : 1) : 0) + state.outcome.unprepared + state.outcome.stale;
+    const unsigned long long due = state.outcome.rows_due * static_cast<unsigned>(layers);
+    unheard.miscounted += !refused && state.outcome.stale == 0 && state.outcome.rows_written != due ? 1 : 0;
   }
   unheard.heard = 0;
   unheard.seal = unheard.own_seal();
@@ -34,6 +36,10 @@ QUIRE_DEVICE void reset(const ResetArgs& a) {
   auto* const words = reinterpret_cast<std::uint32_t*>(a.state);
   for (std::int32_t i = thread_index(); i < a.num_words; i += kResetThreads)
     if (i < first_kept || i >= end_kept) words[i] = 0;
+  block_barrier();  // the outcome is zero
+  if (thread_index() != 0) return;
+  a.state->outcome.layers = a.layers;
+  a.state->outcome.permit = a.permit;
 }
 
 }  // namespace quire::gpu

@@ -155,15 +155,28 @@ MergeArgs merge_args(const Tensor& out_a, const Tensor& lse_a, const Tensor& out
 }
 
 Status judge(const Outcome& outcome, const Plan& plan, const Batch& batch) {
+  if (outcome.stale != 0)
+    return {Code::invalid_argument,
+            formatted(
+                "attend: {} of {} prepared layers found other lengths than prepare() did, so their rows are wrong; prepare again "
+                "whenever query_start_loc, seq_lens or cached_lens change",
+                outcome.stale, outcome.layers)};
+  if (outcome.unprepared != 0)
+    return {Code::invalid_argument,
+            formatted("attend: {} prepared layers wrote no row: the workspace was not prepared for this plan, these addresses of "
+                      "lengths and block_table, or tensors aligned and strided as theirs; call prepare() with them first",
+                      outcome.unprepared)};
   if (outcome.broken != 0)
     return {Code::internal_error,
             formatted("attend: {} refused lengths and tables that break no rule and stay within the plan", plan.kernel)};
   // Without padding the host knows better than any tensor how many rows there are.
   const auto all = static_cast<unsigned long long>(batch.query.shape[0]) * static_cast<unsigned long long>(batch.query.shape[1]);
-  const unsigned long long expected = batch.padding == Padding::refused ? all : outcome.rows_due;
+  const unsigned long long of_layer = batch.padding == Padding::refused ? all : outcome.rows_due;
+  const unsigned long long expected = of_layer * static_cast<unsigned>(outcome.layers);
   if (outcome.rows_written == expected) return {};
   return {Code::internal_error,
-          formatted("attend: {} wrote {} output rows, the batch has {}", plan.kernel, outcome.rows_written, expected)};
+          formatted("attend: {} wrote {} output rows, the batch has {}", plan.kernel, outcome.rows_written, expected) +
+              (outcome.layers == 1 ? "" : formatted(" in {} layers", outcome.layers))};
 }
 
 }  // namespace quire::gpu

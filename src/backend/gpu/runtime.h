@@ -51,6 +51,7 @@ QUIRE_DEVICE void device_fence() { __threadfence(); }
 QUIRE_DEVICE std::int32_t atomic_add(std::int32_t* at, std::int32_t value) { return atomicAdd(at, value); }
 QUIRE_DEVICE void atomic_add(unsigned long long* at, unsigned long long value) { atomicAdd(at, value); }
 QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { atomicExch(at, value); }
+QUIRE_DEVICE void atomic_set(unsigned long long* at, unsigned long long value) { atomicExch(at, value); }
 /// A store that the host sees while the device goes on.
 QUIRE_DEVICE void store_for_host(unsigned long long* at, unsigned long long value) {
   *static_cast<volatile unsigned long long*>(at) = value;
@@ -111,6 +112,7 @@ QUIRE_DEVICE void device_fence() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "age
 QUIRE_DEVICE std::int32_t atomic_add(std::int32_t* at, std::int32_t value) { return hip::atomic_add(at, value); }
 QUIRE_DEVICE void atomic_add(unsigned long long* at, unsigned long long value) { hip::atomic_add(at, value); }
 QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { hip::atomic_set(at, value); }
+QUIRE_DEVICE void atomic_set(unsigned long long* at, unsigned long long value) { hip::atomic_set(at, value); }
 QUIRE_DEVICE void store_for_host(unsigned long long* at, unsigned long long value) { hip::store_for_host(at, value); }
 QUIRE_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 QUIRE_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
@@ -149,6 +151,7 @@ T atomic_add(T* at, T value) {
   return before;
 }
 QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { *at = value; }
+QUIRE_DEVICE void atomic_set(unsigned long long* at, unsigned long long value) { *at = value; }
 QUIRE_DEVICE void store_for_host(unsigned long long* at, unsigned long long value) { *at = value; }
 QUIRE_DEVICE float fma(float a, float b, float c) { return a * b + c; }
 QUIRE_DEVICE float exp2(float x) { return ::exp2f(x); }

@@ -10,6 +10,7 @@
 #include "backend/gpu/break_call.h"
 #include "backend/gpu/checked_lengths.h"
 #include "backend/gpu/launch_sizes.h"
+#include "backend/gpu/layer.h"
 #include "semantics/visible_range.h"
 
 namespace quire::gpu {
@@ -36,6 +37,7 @@ QUIRE_DEVICE void validate(const AttendArgs& a, int block, int blocks) {
     const auto req = static_cast<std::int32_t>(unit / chunks);
     const CheckedLengths n = checked_lengths(a, req);
     broken |= !n.sound || n.query_len * a.group > a.most_rows || n.seq_len > a.most_keys;
+    if (unit % chunks == 0 && thread_index() == 0) atomic_add(&a.outcome->lengths, fingerprint(a, req));
     if (!n.sound || n.query_len == 0) continue;
     const semantics::KeyRange seen = semantics::visible_range(n.context_len, n.seq_len - 1, a.window);
     const std::int64_t end = seen.end < n.cached_len ? seen.end : n.cached_len;

@@ -48,21 +48,32 @@ Result<std::array<Launch, plan_detail::kMaxLists>> attend_launches(const Api& hi
 
 bool has_kernel(std::string_view name) { return name == "hip_matrix" || name == "hip_generic"; }
 
-/// Resets the counters, checks lengths and tables, makes all lists, and then uses them: a list without room breaks the call
-/// before a row is written.
-Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, const gpu::ResetArgs& reset, void* stream) {
-  const Result<const Api*> api = hip::api();
-  if (!api.ok()) return api.status();
-  const Api& hip = *api.value();
-  const auto attend = attend_launches(hip, plan);
-  if (!attend.ok()) return attend.status();
+/// Resets the counters, checks lengths and tables and makes all lists before any is used: one without room breaks the call before
+/// a row is written.
+Status enqueue_preparation(const Api& hip, std::span<const gpu::AttendArgs> args, const gpu::ResetArgs& reset, void* stream) {
   if (Status s = launch(hip, {kPortable, "quire_reset", gpu::kResetThreads}, 1, reset, stream); !s.ok()) return s;
   const Launch validate{kPortable, "quire_validate", gpu::kValidateThreads};
   if (Status s = launch(hip, validate, gpu::validate_blocks(args[0]), args[0], stream); !s.ok()) return s;
   for (const gpu::AttendArgs& list : args)
     if (Status s = launch(hip, {kPortable, "quire_schedule", gpu::kScheduleThreads}, 1, list, stream); !s.ok()) return s;
-  for (std::size_t i = 0; i < args.size(); ++i)
-    if (Status s = launch(hip, attend.value()[i], plan.lists[i].num_blocks, args[i], stream); !s.ok()) return s;
+  return {};
+}
+
+Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, const gpu::ResetArgs& reset, gpu::Part part,
+                      void* stream) {
+  const Result<const Api*> api = hip::api();
+  if (!api.ok()) return api.status();
+  const Api& hip = *api.value();
+  const auto attend = attend_launches(hip, plan);
+  if (!attend.ok()) return attend.status();
+  if (part != gpu::Part::layer)
+    if (Status s = enqueue_preparation(hip, args, reset, stream); !s.ok()) return s;
+  if (part == gpu::Part::preparation) return {};
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    gpu::AttendArgs list = args[i];
+    list.confirms = list.prepared && i == 0;
+    if (Status s = launch(hip, attend.value()[i], plan.lists[i].num_blocks, list, stream); !s.ok()) return s;
+  }
   if (!args[0].fills_rows()) return {};
   return launch(hip, {kPortable, "quire_fill_rows", gpu::kFillThreads}, gpu::fill_blocks(args[0]), args[0], stream);
 }

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "backend/reference/lanes.h"
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "quire/contract.hpp"
 #include "quire/diagnose.hpp"
 #include "semantics/dtype.h"

@@ -8,9 +8,7 @@
 #include <random>
 #include <set>
 
-#include "bench/ceilings/flush.h"
 #include "bench/ceilings/loops.h"
-#include "bench/ceilings/ping_pong.h"
 #include "bench/ceilings/team.h"
 
 namespace quire::benchmark {
@@ -23,6 +21,23 @@ constexpr std::int64_t kSmallest = 64 << 10;
 constexpr int kTrials = 24;
 
 std::atomic<std::uint64_t> sink;  // what the loops return has to go somewhere
+
+/// Writes back and drops the lines of [data, data + bytes). Where user code has no instruction for it, lines stay.
+void flush(const std::byte* data, std::int64_t bytes) {
+  constexpr std::int64_t kLine = 64;
+  for (std::int64_t at = 0; at < bytes; at += kLine) {
+#if defined(__x86_64__)
+    __builtin_ia32_clflush(data + at);
+#elif defined(__aarch64__)
+    asm volatile("dc civac, %0" : : "r"(data + at) : "memory");
+#endif
+  }
+#if defined(__x86_64__)
+  __builtin_ia32_mfence();
+#elif defined(__aarch64__)
+  asm volatile("dsb sy" : : : "memory");
+#endif
+}
 
 /// A thread's part of the working set, and how a trial walks it: a piece per trial, or all of it several times.
 struct Part {

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "bench/memory.h"
+#include "device/bench_probe.h"
+#include "device/runtime.h"
 #include "quire/bench.hpp"
 
 namespace quire::benchmark {
@@ -18,6 +20,15 @@ std::vector<std::int64_t> rungs_for(const std::vector<std::int64_t>& working_set
 
 /// One measurement with this many threads. `memory` is at least as large as the largest rung, and written.
 Ceilings measure_ceilings(int threads, const std::vector<std::int64_t>& rungs, const Memory& memory);
+
+/// Nanoseconds that a cache line takes from one core to another, one way, the best of several series; 0 if this process may use
+/// one core only.
+double ping_pong_ns(int cores);
+
+/// The same of a GPU: plain reads, and multiply-adds in registers.
+/// The best of several trials. `rungs` ascending; where the device has no memory for the last, of what it has.
+Result<Ceilings> measure_device_ceilings(const device::Runtime& runtime, const device::BenchProbe& probe,
+                                         const std::vector<std::int64_t>& rungs);
 
 /// The better of both, number by number, and how far they are apart.
 Ceilings better_of(const Ceilings& start, const Ceilings& end);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See ping_pong.h. Splits and merges of split-KV pay this latency; on rented machines it also shows whether two cores share a
-// cache.
-#include "bench/ceilings/ping_pong.h"
+// How long a core waits for what another one has written. Splits and merges of split-KV pay this latency; on rented machines it
+// also shows whether two cores share a cache.
+#include "bench/ceilings/measure.h"
 
 #include <algorithm>
 #include <atomic>

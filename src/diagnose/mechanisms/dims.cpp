@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "diagnose/mechanisms/mechanism.h"
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "text/formatted.h"
 
 namespace quire::cause {

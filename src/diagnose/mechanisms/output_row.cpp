@@ -7,7 +7,7 @@
 #include <random>
 
 #include "diagnose/mechanisms/mechanism.h"
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "text/formatted.h"
 
 namespace quire::cause {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "diagnose/tolerance.h"
+#include "numerics/tolerance.h"
 #include "text/formatted.h"
 
 namespace quire::cause {

@@ -185,7 +185,7 @@ FAKE_HIP Error hipModuleGetFunction(quire::hip::Function* to, quire::hip::Module
 FAKE_HIP Error hipModuleGetGlobal(void** address, std::size_t* bytes, quire::hip::Module module, const char* name) {
   auto& from = *static_cast<Module*>(module);
   if (std::strcmp(name, "quire_contents_answer") != 0) return say(kNotFound, "named symbol not found");
-  constexpr std::size_t kOutcomeBytes = 24;
+  constexpr std::size_t kOutcomeBytes = 48;
   void*& at = from.variables[name];
   if (at == nullptr) at = state().allocate(kOutcomeBytes);
   *address = at;

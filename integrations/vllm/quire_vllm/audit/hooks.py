@@ -69,11 +69,27 @@ def _step(original: Any, worker: Any, scheduler_output: Any, *args: Any, **kwarg
     if plant:
         plant.on_scheduler(a, scheduler_output)
     _state["runner"] = worker.model_runner
+    _around(type(worker.model_runner), "prepare_inputs", _keep_order)
     a.begin_step(scheduler_output)
     try:
         return _finish_quarantined(original, worker, scheduler_output, *args, **kwargs)
     finally:
         a.end_step()
+
+
+def _keep_order(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """vLLM's V2 model runner keeps no batch between steps. Its ``prepare_inputs`` returns one, which has the requests in the tables' order."""
+    batch = original(runner, *args, **kwargs)
+    _state["order"] = auditor().statement.step, getattr(batch, "req_ids", None)
+    return batch
+
+
+def _names() -> list[str] | None:
+    """The requests of this step in the order of the tables' rows; None: unknown."""
+    step, names = _state.get("order", (0, None))
+    if names is not None and step == auditor().statement.step:
+        return list(names)
+    return getattr(getattr(_state["runner"], "input_batch", None), "req_ids", None)
 
 
 def _finish_quarantined(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
@@ -218,11 +234,10 @@ def _see_tables(a: Auditor, layer_names: list[str], spec: Any, common: Any) -> T
     known = _state.setdefault("tables", {}).get(group)
     if known is not None and known.step == a.statement.step:
         return known
-    names = getattr(getattr(_state["runner"], "input_batch", None), "req_ids", None)
     ratio, page_size = _ratio(group, spec.block_size), int(spec.block_size)
     num_pages = _state["runner"].kv_cache_config.num_blocks * ratio
     window = getattr(spec, "sliding_window", None)
-    tables = a.see_tables(group, num_pages, ratio, lambda: _read(common, page_size), names, window)
+    tables = a.see_tables(group, num_pages, ratio, lambda: _read(common, page_size), _names(), window)
     _state["tables"][group] = tables
     return tables
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The auditor: which layer, request and row is looked at in which step, and what follows. No vLLM is imported here.
+"""The auditor: which layer, request and row is looked at in which step. :mod:`quire_vllm.audit.judge` looks. No vLLM is imported here.
 
 The scheduler's words and the ledger are kept up to date in every step. Everything else has its turn when the budget has saved up for it:
 rows of the tables; some layers at once, of which one turn reads what was just written and what nobody should have written, and the next
@@ -19,31 +19,20 @@ import torch
 
 from quire_vllm.audit import rows as fp64
 from quire_vllm.audit.budget import Budget
+from quire_vllm.audit.judge import Judge, Rows, Watched
 from quire_vllm.audit.layout import Layout, LayoutError, Write, probe
 from quire_vllm.audit.ledger import Ledger
 from quire_vllm.audit.memory import Memory
 from quire_vllm.audit.report import Alarm, Report
-from quire_vllm.audit.sample import Held, Written, held_slots, requests_in_turn, some_tokens, window_begin, written_tokens
-from quire_vllm.audit.statement import Request, Statement, Tables
-from quire_vllm.audit.values import Values, not_finite
+from quire_vllm.audit.sample import Held, held_slots, requests_in_turn, some_tokens, written_tokens
+from quire_vllm.audit.statement import Statement, Tables
+from quire_vllm.audit.values import Values
 
 _ROWS = 2  # rows of each request that a visit at full budget compares with fp64
 _LAYERS_AT_ONCE = 8  # that a step visits within a budget; more make single steps longer, fewer make each visit dearer
 _TABLE_ROWS_AT_ONCE = 8  # that a step judges within a budget; fewer make each dearer, because the tables are read for them
 _VALUES_EVERY = 4  # steps; a NaN in a cache stays, so that it is seen that much later
 _REPORT_SECONDS = 10.0
-
-
-@dataclasses.dataclass
-class Watched:
-    """A layer that has been seen."""
-
-    name: str
-    index: int
-    group: int
-    spec: fp64.Layer
-    layout: Layout | None
-    memory: Memory
 
 
 @dataclasses.dataclass
@@ -58,19 +47,6 @@ class Call:
     tables: Tables
 
 
-@dataclasses.dataclass
-class Rows:
-    """Rows of a call, kept until they are judged: ``tokens`` are indices into ``query``, ``end`` is one behind the last row's position."""
-
-    request: Request
-    query: torch.Tensor
-    output: torch.Tensor
-    tokens: list[int]
-    first: int  # of ``query`` in the step's rows
-    end: int
-    heads: range  # KV heads
-
-
 class Auditor:
     def __init__(self, settings: Any, clock: Callable[[], float] | None = None):
         self.settings = settings
@@ -78,6 +54,7 @@ class Auditor:
         self.statement = Statement()
         self.report = Report(settings.folder, settings.captures, settings.action)
         self.ledgers: dict[int, Ledger] = {}
+        self.judge = Judge(self.report, self.ledgers)
         self.layers: dict[str, Watched] = {}
         self.values = Values()
         self.inside = False  # a step of the engine, not a warm-up
@@ -93,7 +70,6 @@ class Auditor:
         self._written_seconds = 0.0  # of the layer that is being visited
         self._waiting: list[tuple[Watched, torch.Tensor, Held | None, Rows | None]] = []  # visits whose judgement waits for the step's end
         self._hunted: set[str] = set()  # requests of which all is looked at in this step
-        self._found: set[int] = set()  # numbers of those for which the first layer with a NaN is known
 
     @property
     def _everything(self) -> bool:
@@ -103,12 +79,13 @@ class Auditor:
         self.budget.begin_step()
         begun = self.budget.now()
         self.statement.begin_step(scheduler_output)
+        self.judge.step = self.statement.step
+        self._choose_requests()
         for group, ledger in self.ledgers.items():
             ledger.record(self.statement.scheduled, group, self.statement.step)
         self.inside = bool(self.statement.scheduled)
         self._samples = {}
         self._take_turns()
-        self._choose_requests()
         self.budget.pay("statement", begun)
 
     def end_step(self) -> None:
@@ -137,12 +114,18 @@ class Auditor:
             self._visits += some
 
     def _choose_requests(self) -> None:
-        """Those whose output of the step before was not finite."""
-        broken = self.values.read()
-        self._hunted = {request.name for request in broken}
-        for name in sorted(self._hunted):
-            text = "the row of its last token is not finite; all of the request is looked at in the next step"
-            self.report.alarm(Alarm("values", self.statement.step - 1, self._last, name, text))
+        """Those whose output of the step before was not finite. One that this step does not schedule (it has ended, or was preempted) is
+        traced at once: its pages may get new owners, who have written nothing yet."""
+        broken = sorted(self.values.read(), key=lambda request: request.name)
+        scheduled = {request.number for request in self.statement.scheduled}
+        self._hunted = {request.name for request in broken if request.number in scheduled}
+        for request in broken:
+            hunted = request.name in self._hunted
+            when = "in the next step" if hunted else "now, because the next step does not schedule it"
+            text = f"the row of its last token is not finite; all of the request is looked at {when}"
+            self.report.alarm(Alarm("values", self.statement.step - 1, self._last, request.name, text))
+            if not hunted:
+                self.judge.lost(list(self.layers.values()), request)
 
     def looks(self) -> bool:
         """Whether this step needs its tables."""
@@ -197,7 +180,8 @@ class Auditor:
             index = len(self.layers)
             copied = int((index + 1) * self.settings.shadow) > int(index * self.settings.shadow)
             memory = Memory(kv_cache.shape[0] * page_size, copied)
-            self.layers[name] = Watched(name, index, group, spec, self._layout(name, spec, write, kv_cache, page_size, dtype), memory)
+            layout = self._layout(name, spec, write, kv_cache, page_size, dtype)
+            self.layers[name] = Watched(name, index, group, spec, layout, memory, kv_cache)
         return self.layers[name]
 
     def _layout(self, name: str, spec: fp64.Layer, write: Write, kv_cache: torch.Tensor, page_size: int, dtype: torch.dtype) -> Layout | None:
@@ -217,7 +201,7 @@ class Auditor:
         begun = self.budget.now()
         written = self._sample("written", layer, tables)
         if written is not None:
-            self._judge_written(layer, written, key, value, kv_cache)
+            self.judge.written(layer, written, key, value, kv_cache)
         self._written_seconds = self.budget.now() - begun  # paid with the visit
 
     def _sample(self, what: str, layer: Watched, tables: Tables) -> Any:
@@ -239,25 +223,16 @@ class Auditor:
             return held_slots([tables.rows[row] for row in rows], ledger, layer.group, layer.spec.window, turn)
         return rows
 
-    def _judge_written(self, layer: Watched, written: Written, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor) -> None:
-        assert layer.layout is not None
-        places, heads = written.places, layer.layout.num_kv_heads
-        stored = layer.layout.read_slots(kv_cache, places.pages, places.offsets).cpu()
-        wrong = fp64.written_wrong(layer.spec, stored, fp64.taken(key, written.rows, heads), fp64.taken(value, written.rows, heads))
-        self.report.counts["tokens"] += len(written.requests)
-        for request, i in {written.requests[int(i)].name: int(i) for i in wrong[::-1]}.items():  # the first of each request
-            text = f"slot {int(places.slots[i])} does not hold the K and V of position {written.positions[i]} right after they were written"
-            self.report.alarm(Alarm("write", self.statement.step, layer.name, request, text))
-
     def visit(self, layer: Watched, call: Call) -> None:
         """Behind the layer's attention. At full budget or in a hunt memory and rows are judged here; else one of both waits for the step's end."""
         begun = self.budget.now() - self._written_seconds
         self._written_seconds = 0.0
+        layer.kv_cache = call.kv_cache
         rows = self._sample("rows", layer, call.tables) if layer.layout is not None else None
         if rows and self._everything:
-            self._judge_memory(layer, self._sample("held", layer, call.tables), call.kv_cache)
+            self.judge.memory(layer, self._sample("held", layer, call.tables), call.kv_cache, self._hunted)
             for row in rows:
-                self._judge_rows(layer, self._all_rows(layer, call, row), call.kv_cache)
+                self.judge.rows(layer, self._all_rows(layer, call, row), call.kv_cache)
         elif rows and self._rows_turn:
             self._waiting.append((layer, call.kv_cache, None, self._one_row(layer, call, rows[layer.index % len(rows)])))
         elif rows:
@@ -270,46 +245,11 @@ class Auditor:
         begun = self.budget.now()
         for layer, kv_cache, held, rows in waiting:
             if held is not None:
-                self._judge_memory(layer, held, kv_cache)
+                self.judge.memory(layer, held, kv_cache, self._hunted)
             if rows is not None:
-                self._judge_rows(layer, rows, kv_cache)
+                self.judge.rows(layer, rows, kv_cache)
         if waiting:
             self.budget.pay("rows judged" if self._rows_turn else "memory judged", begun, len(waiting))
-
-    def _judge_memory(self, layer: Watched, held: Held, kv_cache: torch.Tensor) -> None:
-        assert layer.layout is not None
-        every, owner, requests = held.places.slots, held.owner, held.requests
-        rows = layer.layout.read_slots(kv_cache, held.places.pages, held.places.offsets)
-        before = layer.memory.version[every]
-        wrong = layer.memory.changed(every, held.versions, rows)
-        self.report.counts["slots"] += len(every)
-        for i in np.unique(owner[wrong]) if len(wrong) else ():
-            mine, count = wrong[owner[wrong] == i], int((owner == i).sum())
-            self._tell_memory(layer, requests[i], rows[mine[0]], int(every[mine[0]]), int(before[mine[0]]), len(mine), count)
-        if self._hunted:
-            self._judge_values(layer, requests, every, owner, rows)
-
-    def _judge_values(self, layer: Watched, requests: list[Request], slots: np.ndarray, owner: np.ndarray, rows: torch.Tensor) -> None:
-        """In a hunt: the first layer whose cache holds what is not finite, request by request."""
-        ledger, bad = self.ledgers[layer.group], not_finite(rows, layer.spec.cache_dtype)
-        for i in np.unique(owner[bad]):
-            mine = bad[owner[bad] == i]
-            if requests[i].name in self._hunted and requests[i].number not in self._found:
-                self._found.add(requests[i].number)
-                slot = int(slots[mine[0]])
-                page, offset = divmod(slot, ledger.page_size)
-                text = (f"page {page}, offset {offset} (position {int(ledger.position[slot])}), last written in step {int(ledger.step[slot])}, holds "
-                        f"a K or V that is not finite; {len(mine)} such slots; no layer before has one")  # fmt: skip
-                self.report.alarm(Alarm("values", self.statement.step, layer.name, requests[i].name, text))
-
-    def _tell_memory(self, layer: Watched, request: Request, row: torch.Tensor, slot: int, step: int, wrong: int, count: int) -> None:
-        ledger = self.ledgers[layer.group]
-        page, offset = divmod(slot, ledger.page_size)
-        text = (f"page {page}, offset {offset} (position {int(ledger.position[slot])}), last written in step {step}, has changed, and nobody "
-                f"wrote it; so have {wrong} of {count} slots that were read")  # fmt: skip
-        values = row.float() if row.dtype.is_floating_point else row
-        text += "; it holds only zeros now" if not bool((values != 0).any()) else ""
-        self.report.alarm(Alarm("memory", self.statement.step, layer.name, request.name, text))
 
     def _all_rows(self, layer: Watched, call: Call, row: int) -> Rows:
         """A request's rows of this step, some of which are judged, and all KV heads."""
@@ -328,30 +268,3 @@ class Auditor:
         part = slice(first + token, first + token + 1)
         query, output = call.query[part].clone(), call.output[part].clone()
         return Rows(request, query, output, [0], part.start, request.computed + token + 1, range(head, head + 1))
-
-    def _judge_rows(self, layer: Watched, rows: Rows, kv_cache: torch.Tensor) -> None:
-        ledger, request = self.ledgers[layer.group], rows.request
-        assert layer.layout is not None
-        layout = layer.layout.head(rows.heads.start) if len(rows.heads) == 1 else layer.layout
-        size = ledger.page_size
-        begin = window_begin(request, layer.spec.window, size)
-        pages = ledger.pages(request, layer.group, -(-rows.end // size))[begin // size :]
-        offsets = np.tile(np.arange(size), len(pages))
-        kv = layout.read_slots(kv_cache, torch.from_numpy(pages.repeat(size)), torch.from_numpy(offsets)).cpu()
-        query = rows.query.cpu()
-        output = rows.output.reshape(rows.query.shape).cpu()
-        kv = kv.reshape(len(pages), size, *kv.shape[1:])
-        judged = fp64.judge(layer.spec, query, output, kv, rows.end - begin, rows.tokens, rows.heads)
-        self._tell_rows(layer, request, judged, rows.first + rows.tokens[0], len(rows.tokens))
-
-    def _tell_rows(self, layer: Watched, request: Request, judged: fp64.Judged, row: int, count: int) -> None:
-        self.report.counts["rows"] += count
-        self.report.counts["elements"] += judged.elements
-        if judged.rounding:
-            self.report.counts["rounding"] += 1
-        if judged.ok or judged.rounding:
-            self.report.worst = max(self.report.worst, judged.ratio)
-            return
-        text = f"row {row} is {judged.ratio:.3g} tolerances from fp64 attention over what the cache holds, whose slots are right"
-        notes = {"layer": layer.name, "request": request.name, "pages": " ".join(map(str, request.pages[layer.group][:200]))}
-        self.report.alarm(Alarm("kernel", self.statement.step, layer.name, request.name, text), judged.problem, notes)

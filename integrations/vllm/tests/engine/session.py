@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import random
 import sys
 import time
+import traceback
 from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the audit's state is in this process then
@@ -54,7 +56,7 @@ def run(engine: Any, texts: list[Any], tokens: int | list[int], ignore_eos: bool
     counts = tokens if isinstance(tokens, list) else [tokens] * len(texts)
     settings = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=ignore_eos) for n in counts]
     if "skip_tokenizer_init" in os.environ.get("QUIRE_VLLM_OPTIONS", ""):
-        texts = [{"prompt_token_ids": [hash(word) % 100_000 + 3 for word in text.split()]} for text in texts]
+        texts = [{"prompt_token_ids": [hash(word) % 30_000 + 3 for word in text.split()]} for text in texts]
     return [list(answer.outputs[0].token_ids) for answer in engine.generate(texts, settings, use_tqdm=False)]
 
 
@@ -91,6 +93,48 @@ def _abort_some(engine: Any, texts: list[str]) -> int:
     return done
 
 
+def clean(given: dict[str, str]) -> dict[str, Any]:
+    """``minutes`` of requests without a planted fault, an equal part of them at each of the ``budgets``; what the audit saw in each part."""
+    import dataclasses
+
+    from quire_vllm import settings
+    from quire_vllm.audit import hooks
+    from quire_vllm.audit.watch import Auditor
+
+    sizes = {"max_num_batched_tokens": 128, "max_num_seqs": 8, "max_model_len": 512}
+    engine = make_engine(**{"enable_prefix_caching": True, **sizes, **_options(given)})
+    budgets, found = given["budgets"].split(","), {}
+    for budget in budgets:
+        engine.reset_prefix_cache()  # a new ledger does not know who wrote it
+        chosen = dataclasses.replace(settings.read({**os.environ, "QUIRE_AUDIT_BUDGET": budget}), folder=f"{given['folder']}/{budget}")
+        hooks._state["auditor"], hooks._state["plant"] = Auditor(chosen), None
+        hooks._state.pop("tables", None)
+        done = _serve(engine.llm_engine, 60 * float(given["minutes"]) / len(budgets), int(given.get("streams", 4)))
+        found[budget] = {**done, **_audit()}
+        _write(given["out"], found)
+    return found
+
+
+def _serve(core: Any, seconds: float, streams: int) -> dict[str, Any]:
+    """Requests with shared prefixes, ``streams`` at a time, of which one in eight is aborted."""
+    from vllm import SamplingParams
+
+    choose, texts, end, number, aborted, left = random.Random(0), prompts(40, 60, shared=40), time.monotonic() + seconds, 0, 0, {}
+    while time.monotonic() < end or core.has_unfinished_requests():
+        while len(left) < streams and time.monotonic() < end:
+            number += 1
+            left[f"{number}"] = None
+            core.add_request(f"{number}", choose.choice(texts), SamplingParams(temperature=0.0, max_tokens=choose.randint(4, 96), ignore_eos=True))
+        for answer in core.step():
+            if answer.finished:
+                left.pop(answer.request_id, None)
+            elif choose.random() < 1 / 400:  # in each of a request's 50 steps: one request in eight
+                core.abort_request([answer.request_id])
+                left.pop(answer.request_id, None)
+                aborted += 1
+    return {"requests": number, "aborted": aborted, "seconds": seconds}
+
+
 def _options(given: dict[str, str]) -> dict[str, Any]:
     """What LLM() takes, of the arguments."""
     names = ("dtype", "block_size", "kv_cache_dtype", "attention_backend", "num_gpu_blocks_override", "enforce_eager", "max_num_batched_tokens")
@@ -110,44 +154,57 @@ def _audit() -> dict[str, Any]:
 
 def faults(given: dict[str, str]) -> dict[str, Any]:
     """Each planted fault in a fresh auditor of the same engine: in which step it came to be, and in which the first alarm."""
-    import dataclasses
-
-    from quire_vllm import settings
-    from quire_vllm.audit import hooks
-    from quire_vllm.audit.plant import FAULTS, Plant
-    from quire_vllm.audit.report import KINDS
-    from quire_vllm.audit.watch import Auditor
+    from quire_vllm.audit.plant import FAULTS
 
     engine = make_engine(**{"max_num_seqs": 8, **_options(given)})
-    step, after = int(given["step"]), int(given["after"])
-    found = {}
+    found: dict[str, Any] = {}
     names = given["only"].split(",") if "only" in given else ["", *FAULTS]
     share, shares = (int(n) for n in given.get("share", "0/1").split("/"))
     for name in names[share::shares]:
         begun = time.perf_counter()
-        hooks._state["auditor"] = auditor = Auditor(dataclasses.replace(settings.read(), captures=1, folder=f"{given['folder']}/{name or 'none'}"))
-        hooks._state["plant"] = plant = Plant.named(f"{name}@{step}" if name else "")
-        hooks._state.pop("tables", None)
+        try:
+            found[name or "none"] = _fault(engine, name, given)
+        except Exception as error:  # the others go on
+            traceback.print_exc()
+            found[name or "none"] = {"planted": 0, "first": 0, "kind": "", "error": f"{type(error).__name__}: {error}"[:1000]}
+        found[name or "none"]["seconds"] = time.perf_counter() - begun
+        _write(given["out"], found)  # a run that is cut off leaves what it has
+    return found
+
+
+def _fault(engine: Any, name: str, given: dict[str, str]) -> dict[str, Any]:
+    import dataclasses
+
+    from quire_vllm import settings
+    from quire_vllm.audit import hooks
+    from quire_vllm.audit.plant import Plant
+    from quire_vllm.audit.report import KINDS
+    from quire_vllm.audit.watch import Auditor
+
+    step, after = int(given["step"]), int(given["after"])
+    hooks._state["auditor"] = auditor = Auditor(dataclasses.replace(settings.read(), captures=1, folder=f"{given['folder']}/{name or 'none'}"))
+    hooks._state["plant"] = plant = Plant.named(f"{name}@{step}" if name else "")
+    hooks._state.pop("tables", None)
+    try:
         run(engine, prompts(6, 60), [step - 6, step - 4, *[step + after] * 4])  # two end just before: stale_block needs their pages
+    finally:
         if plant:
             plant.heal()
             for cache in hooks._state["runner"].kv_caches:  # a NaN in a freed page reaches outputs of vLLM's CPU attention
                 cache.zero_()
-        alarms = auditor.report.alarms
-        found[name or "none"] = {
-            "planted": plant.done if plant else 0, "first": alarms[0].step if alarms else 0, "kind": alarms[0].kind if alarms else "",
-            "text": str(alarms[0]) if alarms else "", "kinds": {k: auditor.report.counts[k] for k in KINDS},
-            "share": auditor.budget.used, "counts": dict(auditor.report.counts), "worst": auditor.report.worst, "seconds": time.perf_counter() - begun,
-            "costs": {kind: round(1e6 * cost) for kind, cost in auditor.budget._costs.items()},
-        }  # fmt: skip
-        _write(given["out"], found)  # a run that is cut off leaves what it has
-    return found
+    alarms = auditor.report.alarms
+    return {
+        "planted": plant.done if plant else 0, "first": alarms[0].step if alarms else 0, "kind": alarms[0].kind if alarms else "",
+        "text": str(alarms[0]) if alarms else "", "kinds": {k: auditor.report.counts[k] for k in KINDS},
+        "share": auditor.budget.used, "counts": dict(auditor.report.counts), "worst": auditor.report.worst,
+        "costs": {kind: round(1e6 * cost) for kind, cost in auditor.budget._costs.items()},
+    }  # fmt: skip
 
 
 def main() -> None:
     mode, out, *rest = sys.argv[1:]
     given = {"out": out, **dict(item.split("=", 1) for item in rest)}
-    result = {"tokens": tokens, "stress": stress, "faults": faults}[mode](given)
+    result = {"tokens": tokens, "stress": stress, "faults": faults, "clean": clean}[mode](given)
     _write(out, result)
 
 

@@ -8,6 +8,7 @@
 #include "backend/cuda/mma/output_pair.h"
 #include "backend/cuda/mma/rows.h"
 #include "backend/gpu/args.h"
+#include "backend/gpu/draw.h"
 #include "semantics/softmax_state.h"
 
 namespace quire::cuda::mma {
@@ -141,12 +142,13 @@ __device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item, i
 
 /// True in every thread of the block that completes the last part of its tile and head; the others' partials are visible then.
 __device__ inline bool is_last_part(const gpu::AttendArgs& a, const Item& item) {
-  __shared__ int done;
+  __shared__ bool done;
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) done = atomicAdd(a.work.parts_done + item.slice.merge * a.num_kv_heads + item.kv_head, 1) + 1;
+  if (threadIdx.x == 0)
+    done = gpu::count_part(a.work.parts_done + item.slice.merge * a.num_kv_heads + item.kv_head, item.slice.num_parts);
   __syncthreads();
-  const bool last = done == item.slice.num_parts;
+  const bool last = done;
   __threadfence();
   return last;
 }
@@ -161,9 +163,10 @@ __device__ inline void count_rows(const gpu::AttendArgs& a, const Item& item) {
 template <typename Run>
 __device__ inline void for_each_item(const gpu::AttendArgs& a, Item (&items)[2], Run&& run) {
   __shared__ bool more[2];
-  const int num_items = a.outcome->broken != 0 ? 0 : *a.work.num_slices * a.num_kv_heads;
+  gpu::confirm_if_first(a);
+  const int num_items = gpu::is_refused(a) ? 0 : *a.work.num_slices * a.num_kv_heads;
   const auto draw = [&](int slot) {
-    const int index = atomicAdd(a.work.next_item, 1);
+    const int index = gpu::draw_item(a, num_items);
     more[slot] = index < num_items;
     if (more[slot]) items[slot] = item_at(a, index);
   };

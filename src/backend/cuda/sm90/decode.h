@@ -158,12 +158,12 @@ struct DecodeWork : DecodeTiles<T, Memory> {
           make_float4(state.max[q], sum_of(sums, me.column(q)), state.max[q + 1], sum_of(sums, me.column(q + 1)));
   }
 
-  /// Whether prepare found no broken rule; a launch that is alone waits for prepare here (turns.h). Reading the flag takes a
-  /// round trip to memory, so callers read it before work that does not need it. Partial results may be written without asking:
-  /// no block reads a partial result before its part is counted, and is_last_part() reads the flag when it counts.
+  /// Whether prepare found no broken rule; a launch of which none is beside waits for prepare here (turns.h). Reading the flag
+  /// takes a round trip to memory, so callers read it before work that does not need it. Partial results may be written without
+  /// asking: no block reads a partial result before its part is counted, and is_last_part() reads the flag when it counts.
   __device__ bool is_sound() const {
-    if (a.work.turn == gpu::Turn::alone) hopper::wait_for_dependencies();
-    return *static_cast<volatile const std::int32_t*>(&a.outcome->broken) == 0;
+    if (a.work.turn != gpu::Turn::beside) hopper::wait_for_dependencies();
+    return !gpu::is_refused(a);
   }
 
   /// True in every thread of the warpgroup that completes the last part of the segment, if it may be written. One thread's fence
@@ -175,7 +175,8 @@ struct DecodeWork : DecodeTiles<T, Memory> {
     if (thread() == 0) {
       const bool sound = is_sound();
       hopper::fence_device();
-      last = hopper::count(a.work.parts_done + w.parts.counter + of_rows) == w.parts.count - 1 && sound;
+      const int last_part = w.parts.count - 1;
+      last = hopper::count(a.work.parts_done + w.parts.counter + of_rows, last_part) == last_part && sound;
     }
     sync_group();
     return last != 0;
@@ -446,12 +447,14 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
   if (few) __syncthreads();  // mbarriers are there
   if (warp < 0) {
     if constexpr (Memory::kMoveRegisters) hopper::take_registers<Memory::kWorkRegisters>();
+    gpu::confirm_if_first(a);
     DecodeWork<T, Memory>{{a, shared}}.run();
   } else {
     if constexpr (Memory::kMoveRegisters) hopper::keep_registers<Memory::kCopyRegisters>();
     if (copies)
       DecodeCopy<Memory>{a, maps, shared, warp}.run(
           Pieces<Memory::kSlices>(a, places, row, static_cast<int>(blockIdx.x), blocks));
+    let_trailing_start(a);
     end_turn(a);
     // Prepare says so, too, but where there are too many parts.
     if (row.all == kUnsound && threadIdx.x == Memory::kWorkers) gpu::break_call(a);

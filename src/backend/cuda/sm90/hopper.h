@@ -150,10 +150,11 @@ __device__ inline void fence_shared() { asm volatile("fence.proxy.async.shared::
 /// of all such fences), and takes longer.
 __device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-/// Adds 1, and returns what was there; what others wrote before they counted, and a fence before that, is seen after it.
-__device__ inline std::int32_t count(std::int32_t* counter) {
+/// Adds 1, or begins at 0 again where `last` is reached, and returns what was there; what others wrote before they counted, and a
+/// fence before that, is seen after it.
+__device__ inline std::int32_t count(std::int32_t* counter, std::int32_t last) {
   std::int32_t before;
-  asm volatile("atom.acquire.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  asm volatile("atom.acquire.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
   return before;
 }
 

@@ -46,15 +46,15 @@ Server server_of(const gpu::AttendArgs& args, const Plan& plan, std::size_t list
 /// Decode keeps memory busy and prefill the tensor cores. In this order, each launch starting before the one ahead of it is done:
 /// prefill on the multiprocessors that are its, decode on those that it leaves, prefill again on those that decode leaves. A
 /// block of either fills what the other would need, so none of them shares a multiprocessor.
-bool divide(std::span<gpu::AttendArgs> args, const Plan& plan) {
-  if (!plan.lists[1].beside || server_of(args[0], plan, 0) != Server::decode || server_of(args[1], plan, 1) != Server::prefill)
-    return false;
+Order order(std::span<gpu::AttendArgs> args, const Plan& plan) {
+  if (server_of(args[0], plan, 0) != Server::decode || server_of(args[1], plan, 1) != Server::prefill) return Order::in_turn;
+  if (!plan.lists[1].beside) return Order::trailing;
   // What took an H200 as long (docs/kernels/sm90_prefill.md, "Beside decode").
   gpu::Division& division = args[1].work.division;
   division.all_units = static_cast<std::int32_t>(plan.lists[1].num_blocks);
   division.long_weight = args[1].head_dim == 256 ? 3 : 5;
   args[0].work.division = division;
-  return true;
+  return Order::divided;
 }
 
 bool deals_itself(const gpu::AttendArgs& args, const Plan& plan, std::size_t list) {
@@ -111,6 +111,6 @@ cudaError_t launch(const gpu::AttendArgs& args, const Plan& plan, std::size_t li
 }  // namespace
 }  // namespace sm90
 
-const KernelEntry kSm90Entry = {"cuda_sm90", sm90::launch, sm90::divide, sm90::deals_itself, sm90::reshape};
+const KernelEntry kSm90Entry = {"cuda_sm90", sm90::launch, sm90::order, sm90::deals_itself, sm90::reshape};
 
 }  // namespace quire::cuda

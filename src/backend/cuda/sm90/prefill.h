@@ -669,6 +669,7 @@ __global__ void __launch_bounds__(PrefillMemory<kDim, kCache>::kThreads, 1)
   using Copy = std::conditional_t<Memory::kCodes, PrefillCodes<kDim, kCache>, PrefillCopy<kDim, kCache>>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);
+  if (trails_nothing(a)) return end_turn(a);
   if (threadIdx.x == 0) {
     shared.zero = 0.0f;
     shared.group_inverse = (65536 + a.group - 1) / a.group;

@@ -4,6 +4,7 @@
 
 #include "backend/cuda/sm90/packed_layout.h"
 #include "backend/cuda/sm90/prefill_memory.h"
+#include "backend/cuda/sm90/turns.h"
 
 namespace quire::cuda::sm90 {
 
@@ -120,7 +121,7 @@ struct PrefillItems {
   /// The next item of the pair: its first block draws and tells the second, once that one has read what lay in the slot.
   __device__ int draw(const JobRing& jobs) const {
     if (rank == 0) {
-      const int index = atomicAdd(a.work.next_item, 1);
+      const int index = draw_of_pair(a, shared.num_items);
       hopper::wait(&shared.index_free[jobs.stage], jobs.parity ^ 1);
       hopper::send(&shared.index[jobs.stage], index, &shared.index_full[jobs.stage], 1);
       return index;
@@ -151,7 +152,7 @@ struct PrefillItems {
   /// Draws items until there are none; one thread. Not before it must: what is drawn waits for this pair while others may have
   /// nothing to do.
   __device__ void draw_all() const {
-    shared.num_items = a.outcome->broken != 0 ? 0 : *a.work.num_slices * a.num_kv_heads;
+    shared.num_items = gpu::is_refused(a) ? 0 : *a.work.num_slices * a.num_kv_heads;
     std::uint32_t parity = 0;
     for (JobRing jobs;; jobs.advance()) {
       start_job(jobs);
@@ -164,7 +165,7 @@ struct PrefillItems {
   /// Calls each(job, its place in the ring) until there are no items. kDraws: this warp's first thread draws them.
   template <bool kDraws, typename Each>
   __device__ void for_each_job(Each&& each) const {
-    if (kDraws && threadIdx.x == kWorkers) shared.num_items = a.outcome->broken != 0 ? 0 : *a.work.num_slices * a.num_kv_heads;
+    if (kDraws && threadIdx.x == kWorkers) shared.num_items = gpu::is_refused(a) ? 0 : *a.work.num_slices * a.num_kv_heads;
     JobRing jobs;
     for (;; jobs.advance()) {
       const PrefillJob& job = shared.jobs[jobs.stage];

@@ -335,7 +335,7 @@ struct PrefillEnd {
     if (threadIdx.x == 0) {
       __threadfence();
       shared.last =
-          atomicAdd(a.work.parts_done + item.slice.merge * a.num_kv_heads + item.kv_head, 1) == kPair * item.slice.num_parts - 1;
+          gpu::count_part(a.work.parts_done + item.slice.merge * a.num_kv_heads + item.kv_head, kPair * item.slice.num_parts);
       __threadfence();
     }
     sync_workers();

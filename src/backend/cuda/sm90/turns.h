@@ -8,16 +8,23 @@
 // after they have waited for prepare, so `beside` and `last` find what prepare wrote. Block 0 of each launch waits, at its end,
 // until the launch ahead is complete; the other blocks do not wait. So `last` is complete only after `first` and `beside` are,
 // and what follows `last` in the stream follows all three.
+//
+// leading and trailing are decode and prefill one after the other, where the plan does not know whether a request is long. Blocks
+// of `trailing` come as soon as those of `leading` leave, and leave at once if the list is empty. Block 0 waits for `leading` to
+// be complete, and so do all blocks before they begin where there is work.
 #pragma once
 
 #include "backend/cuda/sm90/hopper.h"
+#include "backend/cuda/sm90/instance.h"
 #include "backend/gpu/args.h"
+#include "backend/gpu/draw.h"
 
 namespace quire::cuda::sm90 {
 
 /// At the end of every thread, or of what it writes.
 __device__ inline void end_turn(const gpu::AttendArgs& a) {
-  if (a.work.turn == gpu::Turn::alone || blockIdx.x == 0) hopper::wait_for_dependencies();
+  const bool alone = a.work.turn == gpu::Turn::alone || a.work.turn == gpu::Turn::leading;
+  if (alone || blockIdx.x == 0) hopper::wait_for_dependencies();
 }
 
 /// Of prefill: false in blocks that leave their multiprocessor to decode, or that find nothing left: a list that began on all
@@ -29,16 +36,52 @@ __device__ inline bool begin_turn(const gpu::AttendArgs& a) {
     return left;
   }
   hopper::wait_for_dependencies();
-  if (a.work.turn == gpu::Turn::alone) return true;
+  const bool first = a.work.turn == gpu::Turn::first;
+  if (first) {
+    __threadfence();
+    hopper::launch_dependents();
+  }
+  gpu::confirm_if_first(a);
+  return !first || static_cast<int>(blockIdx.x) < *a.work.division.units;
+}
+
+/// Of prefill: it is the second launch of a call without long requests. Asked first of all, as the launch is there for requests
+/// that may come, and most often none has.
+__device__ inline bool trails_nothing(const gpu::AttendArgs& a) {
+  if (a.work.turn != gpu::Turn::trailing) return false;
+  return *static_cast<const volatile std::int32_t*>(a.work.num_slices) == 0;
+}
+
+/// Of prefill: how many pairs of blocks draw items from the list, in both of its launches where it has two.
+__device__ inline int drawing_pairs(const gpu::AttendArgs& a) {
+  const int all = static_cast<int>(gridDim.x) / kPair;
+  if (a.work.turn != gpu::Turn::first && a.work.turn != gpu::Turn::last) return all;
+  const int units = *static_cast<const volatile std::int32_t*>(a.work.division.units);
+  return units / kPair + (units < a.work.division.all_units ? all : 0);
+}
+
+/// Number of the item that a pair takes; as gpu::draw_item().
+__device__ inline int draw_of_pair(const gpu::AttendArgs& a, int num_items) {
+  const int index = atomicAdd(a.work.next_item, 1);
+  if (index >= num_items && index == num_items + drawing_pairs(a) - 1) atomicExch(a.work.next_item, 0);
+  return index;
+}
+
+/// Of decode with `leading`, when a block has nothing left to copy: the launch behind may take its place, as all blocks of this
+/// one have theirs. It finds what prepare wrote.
+__device__ inline void let_trailing_start(const gpu::AttendArgs& a) {
+  if (a.work.turn != gpu::Turn::leading) return;
+  hopper::wait_for_dependencies();
   __threadfence();
   hopper::launch_dependents();
-  return static_cast<int>(blockIdx.x) < *a.work.division.units;
 }
 
 /// Of decode, kBlocks of it a multiprocessor: how many blocks there is work for.
 template <int kBlocks>
 __device__ inline int begin_decode_turn(const gpu::AttendArgs& a) {
-  if (a.work.turn == gpu::Turn::alone) return static_cast<int>(gridDim.x);
+  // A layer finds nothing of its call ahead of it, so what it reads may still be written.
+  if (a.prepared && a.work.turn != gpu::Turn::beside) hopper::wait_for_dependencies();
+  if (a.work.turn != gpu::Turn::beside) return static_cast<int>(gridDim.x);
   hopper::launch_dependents();
   const int units = *static_cast<const volatile std::int32_t*>(a.work.division.units);
   return (a.work.division.all_units - units) * kBlocks;

@@ -2,6 +2,7 @@
 // Blocks draw items of a work list until it is empty, and what an item goes through whatever the shape of its tile.
 #pragma once
 
+#include "backend/gpu/draw.h"
 #include "backend/gpu/matrix/finish.h"
 #include "backend/gpu/matrix/whole_rows.h"
 
@@ -28,14 +29,15 @@ QUIRE_DEVICE GenericItem uniform_item(const AttendArgs& a, std::int32_t index) {
 /// Persistent: any number of blocks. attend(args, item, whole_rows) is called by all threads of the block.
 template <class T, int kDim, int kThreads, class Attend>
 QUIRE_DEVICE void for_each_item(const AttendArgs& args, Signals* signals, Attend&& attend) {
-  if (args.outcome->broken != 0) return;
+  confirm_if_first(args);
+  if (is_refused(args)) return;
   const std::int32_t num_items = *args.work.num_slices * args.num_kv_heads;
   const bool whole_rows = has_whole_rows(args);
   if (thread_here() == 0) signals->non_finite = 0;
   for (;;) {
     const AttendArgs& a = args_here(args);
     // The item before has had barriers since its number was read.
-    if (thread_here() == 0) signals->next_item = atomic_add(a.work.next_item, 1);
+    if (thread_here() == 0) signals->next_item = draw_item(a, num_items);
     block_barrier();  // the item's number is there; shared memory of the item before is used up
     const std::int32_t index = wave_uniform(signals->next_item);
     if (index >= num_items) return;

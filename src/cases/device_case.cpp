@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// See device_case.h.
+#include "cases/device_case.h"
+
+#include <algorithm>
+
+#include "device/staging.h"
+#include "text/formatted.h"
+
+namespace quire::cases {
+namespace {
+
+// On both sides of every tensor, and a multiple of every alignment that kernels ask for.
+constexpr std::int64_t kGuard = 1024;
+constexpr std::byte kGuardByte{0xA5};
+
+}  // namespace
+
+Result<DeviceBytes> DeviceBytes::make(const device::Runtime& runtime, std::size_t bytes) {
+  Result<void*> address = runtime.allocate(std::max<std::size_t>(bytes, 1));
+  if (!address.ok()) return address.status();
+  DeviceBytes made;
+  made.address_ = std::shared_ptr<void>(address.value(), runtime.release);
+  return made;
+}
+
+Status DeviceCase::place(Tensor& t) {
+  if (!t.present()) return {};
+  const device::ByteSpan span = device::span_of(t);
+  // The address keeps its place within a line of memory: alignment is part of what a case is about.
+  const std::int64_t within_line = static_cast<std::int64_t>((reinterpret_cast<std::uintptr_t>(t.data) + span.begin) % 256);
+  const std::int64_t before = kGuard + within_line, bytes = span.end - span.begin;
+  Result<DeviceBytes> made = DeviceBytes::make(*runtime_, static_cast<std::size_t>(before + bytes + kGuard));
+  if (!made.ok()) return made.status();
+  std::byte* at = made->data();
+  const std::vector<std::byte> guard(static_cast<std::size_t>(before), kGuardByte);
+  if (Status s = runtime_->copy_to_device(at, guard.data(), guard.size()); !s.ok()) return s;
+  if (Status s = runtime_->copy_to_device(at + before + bytes, guard.data(), kGuard); !s.ok()) return s;
+  if (bytes > 0)
+    if (Status s = runtime_->copy_to_device(at + before, static_cast<const std::byte*>(t.data) + span.begin,
+                                            static_cast<std::size_t>(bytes));
+        !s.ok())
+      return s;
+  t.data = at + before - span.begin;
+  t.memory = memory_;
+  bytes_.push_back(std::move(made).value());
+  return {};
+}
+
+Result<DeviceCase> DeviceCase::upload(const Case& c, Memory memory) {
+  DeviceCase d;
+  d.runtime_ = device::runtime_of(memory);
+  d.memory_ = memory;
+  if (d.runtime_ == nullptr) return Status(Code::unsupported, formatted("this build has no {} kernels", name(memory)));
+  d.batch_ = c.batch;
+  d.cache_ = c.cache;
+  d.options_ = c.options;
+  Batch& b = d.batch_;
+  for (Tensor* t : {&b.query, &b.output, &b.query_start_loc, &b.seq_lens, &b.block_table, &b.cached_lens, &b.key, &b.value,
+                    &b.slot_mapping, &b.lse, &b.request_ids, &d.cache_.k, &d.cache_.v, &d.cache_.k_scale, &d.cache_.v_scale,
+                    &b.q_scale, &b.output_scale, &d.options_.alibi_slopes, &d.options_.sinks})
+    if (Status s = d.place(*t); !s.ok()) return s;
+  return d;
+}
+
+Result<DeviceBytes> DeviceCase::poisoned(std::size_t bytes) const {
+  Result<DeviceBytes> made = DeviceBytes::make(*runtime_, bytes);
+  if (!made.ok()) return made.status();
+  const std::vector<std::byte> nan(bytes, std::byte{0xFF});
+  if (Status s = runtime_->copy_to_device(made->data(), nan.data(), bytes); !s.ok()) return s;
+  return made;
+}
+
+Status DeviceCase::fetch(const Tensor& from, const Tensor& to) const {
+  if (!from.present()) return {};
+  const device::ByteSpan span = device::span_of(from);
+  const auto bytes = static_cast<std::size_t>(span.end - span.begin);
+  const std::byte* at = static_cast<const std::byte*>(from.data) + span.begin;
+  std::vector<std::byte> guard(2 * kGuard);
+  if (Status s = runtime_->copy_to_host(guard.data(), at - kGuard, kGuard); !s.ok()) return s;
+  if (Status s = runtime_->copy_to_host(guard.data() + kGuard, at + bytes, kGuard); !s.ok()) return s;
+  if (std::any_of(guard.begin(), guard.end(), [](std::byte b) { return b != kGuardByte; }))
+    return {Code::internal_error, "bytes before or after an output on the device were overwritten"};
+  if (bytes == 0) return {};
+  return runtime_->copy_to_host(static_cast<std::byte*>(to.data) + span.begin, at, bytes);
+}
+
+Status DeviceCase::download(const Case& c) const {
+  if (Status s = fetch(batch_.output, c.batch.output); !s.ok()) return s;
+  return fetch(batch_.lse, c.batch.lse);
+}
+
+}  // namespace quire::cases

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Results as JSON values: to_json() prints them, pages hold them, and the command adds what it knows. docs/reference/schemas
+// describes them.
+#pragma once
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "quire/bench.hpp"
+#include "quire/diagnose.hpp"
+#include "quire/verify.hpp"
+
+namespace quire::report {
+
+using Json = nlohmann::ordered_json;
+
+Json json_of(const Diagnosis& diagnosis);
+Json json_of(const Verdict& verdict);
+Json json_of(const SoakResult& result);
+Json json_of(const BenchReport& report);
+Json json_of(const BenchComparison& comparison);
+
+/// The counts of every target, as a soak's report and its state hold them.
+Json json_of(const std::vector<SoakCounts>& counts);
+
+/// Null for NaN and infinity, which JSON lacks.
+inline Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+/// In one line. Text may come from a foreign target or file: bytes that are not UTF-8 are replaced, never thrown at.
+inline std::string printed(const Json& json) {
+  return json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+}
+
+}  // namespace quire::report

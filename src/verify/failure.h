@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is made of a failing case: the smallest problem line on which the same check of the same target fails, and pictures.
+#pragma once
+
+#include <string>
+
+#include "quire/verify.hpp"
+#include "report/pictures.h"
+#include "verify/prepare.h"
+
+namespace quire::conformance {
+
+struct Smallest {
+  std::string line;     ///< empty where the finding is not reproduced by the line alone
+  std::string finding;  ///< "values: 3 of 12 elements are wrong ..."
+};
+
+/// `check` failed on a case of `line` without special data. Lines that are not supported are not tried; null: all are. About
+/// `seconds` are spent.
+Smallest smallest_that_fails(const Target& target, const ProblemLine& line, const std::string& check, const Supports& supports,
+                             double seconds);
+
+/// Error maps, page map and who served which row. Runs the target once more; null if it refuses then.
+report::SharedPictures pictures_of_failure(const Target& target, const Prepared& p);
+
+}  // namespace quire::conformance
