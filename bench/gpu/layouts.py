@@ -3,19 +3,17 @@
 """Times attend() on the layouts that engines have, beside nhd, on the same lines in one run.
 
 usage: layouts.py --attend PATH --out FILE [--commit TEXT]    on a GPU: times everything, writes FILE
-       layouts.py                                             asks whether the tables of docs/kernels/layouts.md are those of
-                                                              RESULTS; --update makes it so
+       layouts.py                                             asks whether the table of docs/kernels/layouts.md is that of
+                                                              bench/results/h200-layouts.json; --update makes it so
 
-Of each line of LINES: nhd with bounds (max_query_len, max_seq_len), packed (vLLM's layout of chunked_prefill_paged_decode), nhd and hnd as
-one tensor (K and V side by side in the last dimension, vLLM since 0.26), and nhd without bounds. Of each line of MMA_LINES: nhd and
-packed by cuda_mma, and nhd by cuda_sm90. PATH is attend_cuda, which says
+Of each line: nhd with bounds (max_query_len, max_seq_len), packed (vLLM's layout of chunked_prefill_paged_decode), nhd and hnd as
+one tensor (K and V side by side in the last dimension, vLLM since 0.26), and nhd without bounds. PATH is attend_cuda, which says
 what is timed and compared. Exit 1 if an output is wrong or does not repeat.
 """
 import argparse
 import datetime
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,61 +49,36 @@ COLUMNS = [
     ("hnd, one tensor", "hnd", ["--one-tensor"]),
     ("nhd without bounds", "nhd", ["--unbounded"]),
 ]
-# By cuda_mma: what runs on other devices than Hopper's, and there for packed caches whose page is no multiple of 16.
-MMA_LINES = [
-    ("decode B8 8k bf16", "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=8x1@8191", False),
-    ("decode B64 8k bf16", "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191", False),
-    ("decode B64 8k e4m3", "q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=64x1@8191", False),
-    ("decode B64 8k bf16 d64", "q=bf16 kv=bf16 heads=32:8 d=64 page=16 reqs=64x1@8191", False),
-    ("decode B64 8k bf16, page 8", "q=bf16 kv=bf16 heads=32:8 d=128 page=8 reqs=64x1@8191", False),
-    ("decode B64 8k bf16, page 24", "q=bf16 kv=bf16 heads=32:8 d=128 page=24 reqs=64x1@8191", False),
-    ("decode B64 8k e4m3, page 8", "q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=8 reqs=64x1@8191", False),
-    ("4 x 2k on 8k bf16", "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=4x2048@8192", False),
-    ("4 x 2k on 8k e4m3", "q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=4x2048@8192", False),
-    ("4 x 2k on 8k bf16, page 8", "q=bf16 kv=bf16 heads=32:8 d=128 page=8 reqs=4x2048@8192", False),
-    ("notes MHA f16", f"q=f16 kv=f16 heads=64:64 d=128 page=32 reqs={NOTES}", True),
-]
-MMA_COLUMNS = [
-    ("nhd", "nhd", ["--kernel", "cuda_mma"]),
-    ("packed", "packed", ["--kernel", "cuda_mma"]),
-    ("nhd, cuda_sm90", "nhd", ["--kernel", "cuda_sm90"]),
-]
-TABLES = {"layouts": (LINES, COLUMNS), "layouts_mma": (MMA_LINES, MMA_COLUMNS)}
 
 
-def words(lines: list, columns: list) -> "list[str]":
-    found = ["--kernel", ""]  # the plan's choice; a choice holds until the next
-    for _, line, key_value in lines:
-        for _, layout, flags in columns:
+def words() -> "list[str]":
+    found = []
+    for _, line, key_value in LINES:
+        for _, layout, flags in COLUMNS:
             found += [*flags, *(["--key-value"] if key_value else []), f"{line} layout={layout}"]
     return found
 
 
 def time_all(attend: str, commit: str) -> dict:
-    asked = [word for lines, columns in TABLES.values() for word in words(lines, columns)]
-    run = subprocess.run([attend, *asked], capture_output=True, text=True, check=False, env={**os.environ, "QUIRE_COMMIT": commit})
+    run = subprocess.run([attend, *words()], capture_output=True, text=True, check=False, env={**os.environ, "QUIRE_COMMIT": commit})
     if run.returncode != 0:
         sys.exit(f"attend_cuda: exit {run.returncode}\n{run.stderr[-2000:]}")
-    report = json.loads(re.sub(r": (-?)(nan|inf)\b", r': "\1\2"', run.stdout))  # of a wrong output: it is named below
-    names = [(kind, name, column) for kind, (lines, columns) in TABLES.items() for name, _, _ in lines for column, _, _ in columns]
-    for row, (kind, name, column) in zip(report["results"], names, strict=True):
-        row["table"], row["case"], row["column"] = kind, name, column
+    report = json.loads(run.stdout)
+    names = [(name, column) for name, _, _ in LINES for column, _, _ in COLUMNS]
+    for row, (name, column) in zip(report["results"], names, strict=True):
+        row["case"], row["column"] = name, column
     return {"commit": commit, "date": datetime.date.today().isoformat(), **report}
 
 
-def table(report: dict, kind: str) -> str:
-    cases, all_columns = TABLES[kind]
-    columns = [column for column, _, _ in all_columns]
-    rows = [row for row in report["results"] if row["table"] == kind]
-    us = {(row["case"], row["column"]): row["us"] for row in rows}
+def table(report: dict) -> str:
+    columns = [column for column, _, _ in COLUMNS]
+    us = {(row["case"], row["column"]): row["us"] for row in report["results"]}
     lines = ["| us | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
-    for name, _, _ in cases:
+    for name, _, _ in LINES:
         base = us[name, "nhd"]
         cells = [f"{base:.1f}"] + [f"{us[name, column]:.1f} ({us[name, column] / base:.2f})" for column in columns[1:]]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    line = {row["case"]: row["line"] for row in rows}
-    if kind != "layouts":
-        return "\n".join(lines) + "\n"
+    line = {row["case"]: row["line"] for row in report["results"]}
     lines += ["", f"{report['device']}, {report['date']}, read ceiling {report['read_tb_per_s']:.2f} TB/s. In brackets: times nhd. Lines:", ""]
     lines += [f"- {name}: `{line[name].rsplit(' layout=', 1)[0]}`" + (", this step's rows from `key` and `value`" if fresh else "")
               for name, _, fresh in LINES if not name.startswith("notes")]
@@ -114,14 +87,12 @@ def table(report: dict, kind: str) -> str:
 
 
 def check(update: bool) -> int:
-    report = json.loads(RESULTS.read_text(encoding="utf-8"))
-    page = before = PAGE.read_text(encoding="utf-8")
-    for kind in TABLES:
-        page, _ = swap(page, kind, table(report, kind))
+    text = table(json.loads(RESULTS.read_text(encoding="utf-8")))
+    page, there = swap(PAGE.read_text(encoding="utf-8"), "layouts", text)
     if update:
         PAGE.write_text(page, encoding="utf-8")
-    print("ok" if update or page == before else f"{PAGE}: its tables are not those of {RESULTS}; bench/gpu/layouts.py --update")
-    return 0 if update or page == before else 1
+    print("ok" if update or there == text else f"{PAGE}: its table is not that of {RESULTS}; bench/gpu/layouts.py --update")
+    return 0 if update or there == text else 1
 
 
 def main() -> int:
@@ -135,7 +106,7 @@ def main() -> int:
         return check(args.update)
     report = time_all(args.attend, args.commit)
     save(Path(args.out), report)
-    print("\n".join(table(report, kind) for kind in TABLES))
+    print(table(report))
     wrong = [row["case"] + ", " + row["column"] for row in report["results"] if not (row["agrees"] and row["repeats"])]
     if wrong:
         print("WRONG:", wrong)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""compute-sanitizer on the kernels of cuda_sm90, and of cuda_mma on packed caches: memcheck, synccheck, initcheck and racecheck, on lines that take every kind of tile.
+"""compute-sanitizer on the kernels of cuda_sm90: memcheck, synccheck, initcheck and racecheck, on lines that take every kind of tile.
 
 usage: sanitize.py --attend PATH --out FILE [--commit TEXT] [--sanitizer PATH] [--only WORD] [--jobs N]
                    writes FILE; --only: lines with this word; --jobs: so many runs at once
@@ -36,9 +36,6 @@ LINES = [
     ["--key-value", "q=f16 kv=fp8_e4m3fn heads=8:2 d=128 page=32 layout=packed reqs=1x300@500,2x1@900"],
     ["q=f16 kv=f16 heads=32:2 d=64 page=64 layout=packed window=300 reqs=2x2@1000"],
     ["q=bf16 kv=fp8_e5m2 heads=16:2 d=256 page=16 layout=packed reqs=1x200@300,2x1@900"],
-    # cuda_mma, which takes packed pages that are no multiple of 16: this step's rows beside cached ones, and codes.
-    ["--key-value", "q=f16 kv=f16 heads=8:2 d=128 page=24 layout=packed reqs=1x100@300,2x1@900"],
-    ["q=bf16 kv=fp8_e4m3fn heads=8:2 d=64 page=8 layout=packed window=200 reqs=1x100@300,2x1@900"],
 ]
 TOOLS = ["memcheck", "synccheck", "initcheck", "racecheck"]
 # File and function of the two accesses, in either order; what orders them.

@@ -9,12 +9,9 @@ namespace quire::cuda::ptx {
 
 __device__ inline std::uint32_t shared_address(const void* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
 
-/// 16 (8, 4) bytes from global to shared memory without passing registers; `bytes` = 0 writes zeros and reads nothing.
+/// 16 (4) bytes from global to shared memory without passing registers; `bytes` = 0 writes zeros and reads nothing.
 __device__ inline void copy_async_16(void* shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes));
-}
-__device__ inline void copy_async_8(void* shared, const void* global, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes));
 }
 __device__ inline void copy_async_4(void* shared, const void* global, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes));

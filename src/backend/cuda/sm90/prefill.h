@@ -45,11 +45,7 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
   using ValueLayout = PackedValues<kDim, 2>;
   /// Jobs are begun before the one before them is closed: there are slots for their queries, and all tiles have the same types.
   static constexpr bool kBeside = !kCodes && Memory::kJobs > 1;
-#ifdef QUIRE_LAB_BEFORE
-  static constexpr bool kComputeBefore = true;
-#else
   static constexpr bool kComputeBefore = Memory::kPacked;  ///< exponentials are kept before the wait for products
-#endif
   template <typename Element>
   static constexpr bool is_f16 = Element::kDType == DType::f16;
 
