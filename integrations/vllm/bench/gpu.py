@@ -35,7 +35,7 @@ SHAPE = {
 }  # fmt: skip
 _ROUNDS, _BURST = 3, 10  # bursts of an engine in each task, and timed steps of a burst
 _ROOM = 224  # tokens that a request may need beside its prompt: gpu_engine.py's _ROOM and a block
-_START_SECONDS, _TASK_SECONDS = 240.0, 60.0  # after which an engine is given up: until its first answer, and until each other
+_START_SECONDS, _TASK_SECONDS = 150.0, 60.0  # after which an engine is given up: until its first answer, and until each other
 
 
 class Worker:
@@ -193,7 +193,7 @@ def compare_tokens(found: dict[str, dict[str, Any]], tie: float = 0.05) -> dict[
 class Audit:
     """The planted faults around a backend, shared out to engines that run beside the start of the others."""
 
-    def __init__(self, model: str, out: pathlib.Path, backend: str, shares: int = 4, limit: float = 600):
+    def __init__(self, model: str, out: pathlib.Path, backend: str, shares: int = 6, limit: float = 600):
         self._until, self._found, self._backend = time.perf_counter() + limit, [], backend
         self._runs = [self._start(model, out.with_suffix(f".faults{i}.json"), f"{i}/{shares}") for i in range(shares)]
 
@@ -201,10 +201,10 @@ class Audit:
         session = pathlib.Path(__file__).resolve().parents[1] / "tests" / "engine" / "session.py"
         folder = tempfile.mkdtemp(prefix="quire-audit-")
         options = {"load_format": "dummy", "skip_tokenizer_init": True, "kv_cache_memory_bytes": 1 << 28, "gpu_memory_utilization": 0.02}
-        environment = {**os.environ, "QUIRE_VLLM_MODEL": model, "QUIRE_VLLM_OPTIONS": json.dumps(options), "QUIRE_AUDIT": "1",
+        environment = {**os.environ, "OMP_NUM_THREADS": "2", "QUIRE_VLLM_MODEL": model, "QUIRE_VLLM_OPTIONS": json.dumps(options), "QUIRE_AUDIT": "1",
                        "QUIRE_AUDIT_BUDGET": "full", "QUIRE_AUDIT_DIR": folder}  # fmt: skip
         command = [sys.executable, str(session), "faults", str(target), "dtype=bfloat16", "block_size=16", f"attention_backend={self._backend}",
-                   "step=20", "after=12", f"folder={folder}", f"share={share}"]  # fmt: skip
+                   "step=14", "after=12", f"folder={folder}", f"share={share}"]  # fmt: skip
         self._found.append(target)
         return subprocess.Popen(command, env=environment, stdout=open(target.with_suffix(".log"), "w"), stderr=subprocess.STDOUT)
 

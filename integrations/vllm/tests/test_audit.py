@@ -194,6 +194,26 @@ def test_the_second_model_runners_rows_are_named_as_it_orders_them(engine):
     assert "block_table[0][0]" in first.text
 
 
+def test_a_wrong_mask_is_planted_where_the_window_comes_with_the_metadata(engine, monkeypatch):
+    """FlashAttention of vLLM 0.26 has a window in its metadata, and looks at its layer's own only if there is none."""
+
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        return types.SimpleNamespace(common=common_attn_metadata, sliding_window=(-1, -1))
+
+    def forward(self, layer, query, key, value, kv_cache, attn_metadata, output):
+        left = attn_metadata.sliding_window[0]
+        return own(types.SimpleNamespace(scale=self.scale, sliding_window=left + 1 if left >= 0 else None, _cache=self._cache),
+                   layer, query, key, value, kv_cache, attn_metadata, output)  # fmt: skip
+
+    own = StandInImpl.forward
+    monkeypatch.setattr(StandInBuilder, "build", build)
+    monkeypatch.setattr(StandInImpl, "forward", forward)
+    running, auditor = engine(plant="wrong_mask@12")
+    serve(running, 14)
+    first = auditor.report.alarms[0]
+    assert (first.step, first.kind, first.layer) == (12, "kernel", "layers.1")
+
+
 def test_a_wrong_scale_is_diagnosed_and_saved(engine):
     running, auditor = engine(plant="wrong_scale@12")
     serve(running, 14)

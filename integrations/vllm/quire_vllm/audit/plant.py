@@ -6,6 +6,7 @@ Faults of tables and of kernels stay from that step on. Faults of memory happen 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -121,7 +122,7 @@ class Plant:
         if self.name in ("wrong_scale", "wrong_mask") and not self.done:
             self._happened(a)
             self._break(impl)
-        return forward
+        return _masked(forward) if self.name == "wrong_mask" else forward
 
     # What they do.
 
@@ -193,6 +194,18 @@ class Plant:
             return result
 
         return late
+
+
+def _masked(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """FlashAttention takes the window of its metadata before that of its layer (vLLM 0.26)."""
+
+    def masked(layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, metadata: Any, *rest: Any, **more: Any) -> Any:
+        if isinstance(getattr(metadata, "sliding_window", None), tuple):
+            metadata = copy.copy(metadata)
+            metadata.sliding_window = (7, 0)
+        return forward(layer, query, key, value, kv_cache, metadata, *rest, **more)
+
+    return masked
 
 
 def _spoil(name: str, kv_cache: torch.Tensor, page: int, where: torch.Tensor) -> None:
