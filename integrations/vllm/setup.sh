@@ -30,7 +30,7 @@ install_vllm_engine() {
   "$VLLM_PYTHON" -c 'import torch' 2>/dev/null ||
     vllm_pip --no-deps nvidia-cufile nvidia-cusparselt-cu13 nvidia-nvshmem-cu13 nvidia-nccl-cu13
   "$VLLM_PYTHON" -c 'import torch' 2>/dev/null || vllm_pip "$(grep '^torch==' .venv/vllm/no-deps.txt)"
-  vllm_pip --no-deps torchvision
+  vllm_pip --no-deps "$("$VLLM_PYTHON" "$VLLM_DEMO/requirements.py" --torchvision)"
 }
 
 install_quire_beside_vllm() {

