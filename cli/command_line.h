@@ -11,8 +11,8 @@ namespace quire::cli {
 /// Runs the command of argv[1..argc): writes to stdout and stderr, and returns the exit code (docs/reference/cli.md).
 int run_command_line(int argc, char** argv) noexcept;
 
-/// What `quire verify --json` prints of one verdict, and `quire verify --soak --json` of a soak whose files are in `folder`:
-/// Python judges what Python can call, and prints the same.
+/// The JSON that `quire verify --json` prints for one verdict, and that `quire verify --soak --json` prints for a soak with its
+/// files in `folder`. Python judges Python's callables and prints the same JSON by these.
 std::string verify_json(const Verdict& verdict, int exit_code);
 std::string soak_json(const SoakResult& result, const std::string& folder, int exit_code);
 

@@ -46,7 +46,7 @@ std::string contradiction(const VerifyArgs& args) {
   return {};
 }
 
-/// What `quire verify --soak --json` prints.
+/// The object that `quire verify --soak --json` prints.
 Json soak_envelope(const SoakResult& result, const std::string& folder, int exit_code) {
   return {{"schema", "quire.soak/1"},
           {"ok", exit_code == kOk},

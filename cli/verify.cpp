@@ -91,7 +91,7 @@ Result<Verdict> verify_backend(const std::string& name, VerifyOptions options, c
   return verify(target.value(), options);
 }
 
-/// What `quire verify --json` prints.
+/// The object that `quire verify --json` prints.
 Json envelope(Json verdicts, int exit_code) {
   return {{"schema", "quire.verify/1"}, {"ok", exit_code == kOk}, {"exit_code", exit_code}, {"verdicts", std::move(verdicts)}};
 }

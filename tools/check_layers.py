@@ -45,7 +45,7 @@ ALLOWED = {
     "src/capture/": PUBLIC + SEMANTICS + THREADS,
     # How far a right kernel may be from the reference, and the comparison by it.
     "src/numerics/": PUBLIC + DTYPE_DECODE,
-    # What verify and bench share of a case: which rows are compared, and the case on a device.
+    # Parts of a case that verify and bench share: the rows that are compared, and the case on a device.
     "src/cases/": PUBLIC + TEXT + ["src/device/"],
     # Faults and the judges of outputs: nothing of the kernels but dtype decode, so that they stay a second opinion.
     "src/faults/": PUBLIC + DTYPE_DECODE + THREADS,

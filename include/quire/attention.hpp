@@ -68,8 +68,8 @@ struct AttendOptions {
 Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
               const AttendOptions& attend_options = {});
 
-/// What the layers of one step share, done once: lengths and tables are checked, and work lists are made in `workspace`. Layers
-/// follow with attend() and AttendOptions::prepared, which enqueues the attention itself and nothing else:
+/// Does once what the layers of one step share: checks lengths and tables, and makes work lists in `workspace`. Layers follow
+/// with attend() and AttendOptions::prepared, which enqueues the attention itself and nothing else:
 ///
 ///     prepare(plan, batch, cache, options, workspace, {.stream = s});
 ///     for each layer: attend(plan, batch of the layer, its cache, its options, workspace, {.stream = s, .prepared = true});

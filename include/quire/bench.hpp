@@ -79,7 +79,7 @@ enum class BenchStatus : std::int32_t {
   refused,
   unverified,  ///< BenchOptions::verify was false
 };
-/// What a time was read from.
+/// The clock that a time was read from.
 enum class BenchClock : std::int32_t {
   wall,
   device,      ///< events round a replayed CUDA graph
@@ -186,7 +186,7 @@ struct BenchComparison {
 /// AMBIGUOUS, and so is a result whose output is wrong on either side. Reports of different machines are refused
 /// (invalid_argument, with what differs) unless `force`; parse_error if no result is in both.
 Result<BenchComparison> compare_bench(const BenchReport& before, const BenchReport& after, bool force = false);
-/// The same for the JSON of two reports; parse_error for what is no report.
+/// Compares the reports in two JSON texts likewise; parse_error if a text is no report.
 Result<BenchComparison> compare_bench(std::string_view old_json, std::string_view new_json, bool force = false);
 
 }  // namespace quire

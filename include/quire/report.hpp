@@ -39,8 +39,8 @@ std::string to_html(const Diagnosis& diagnosis);
 std::string to_html(const Verdict& verdict);
 std::string to_html(const BenchReport& report);
 
-/// The same page from the JSON of a file: an object with "quire_verify" 1, "quire_diagnose" 2 or "quire_bench" 1 (report.md lists
-/// the keys). Parts that are missing are not shown. Errors: parse_error for malformed JSON or another schema.
+/// Makes the page from a file's JSON: an object with "quire_verify" 1, "quire_diagnose" 2 or "quire_bench" 1 (report.md lists the
+/// keys). Parts that are missing are not shown. Errors: parse_error for malformed JSON or another schema.
 Result<std::string> render_html(std::string_view json);
 
 }  // namespace quire

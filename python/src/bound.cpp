@@ -70,7 +70,7 @@ ArrayRef new_output(const ArrayRef& query, nb::handle stream) {
   return import_array(array, "output", Access::write, std::string(quire::name(query.view.dtype)));
 }
 
-/// Of attend(): all of it, what the layers of a step share, or what each layer has of its own.
+/// Part of attend() that a call does: all of it, the work that the layers of a step share, or the work of one layer.
 enum class Part { call, preparation, layer };
 
 /// Runs a bound call where its tensors are; `waits` names the argument that asks for waiting.
@@ -198,7 +198,7 @@ class PyBoundCall {
 
   void prepare(nb::handle stream, nb::handle wait) {
     Layer first = layer_;
-    // Where each call makes an output of its own, there is none yet: the query's memory has its shape, and nothing is written.
+    // No output exists yet if each call makes its own. prepare() writes none, so any memory of the query's shape will do.
     if (!first.batch.output) first.batch.output = new_output(first.batch.query, stream);
     check_shared_arrays();
     run({bound_, place_ ? &place_ : nullptr, stream, wait, true, Part::preparation}, first, first.cache_views(layout_), options_);
@@ -209,7 +209,7 @@ class PyBoundCall {
   nb::object workspace() const { return workspace_; }
 
  private:
-  /// What all layers have in common is where it was.
+  /// Throws if an array that all layers share has moved.
   void check_shared_arrays() const {
     check_still_there(place_, "workspace");
     for (const auto& [array, name] : {std::pair{&layer_.batch.query_start_loc, "query_start_loc"},
@@ -300,7 +300,7 @@ std::int64_t bound_or_zero(const std::optional<std::int64_t>& bound, const char*
   return bound.value_or(0);
 }
 
-/// What attend_arrays() is asked for; nothing: the bytes of a workspace.
+/// Part of attend() that attend_arrays() is asked for; nullopt: the caller asks for the bytes of a workspace.
 std::optional<Part> part_named(const std::string& name, nb::handle workspace) {
   if (name == "workspace_bytes") return std::nullopt;
   const Part part = name == "preparation" ? Part::preparation : name == "layer" ? Part::layer : Part::call;

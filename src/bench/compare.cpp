@@ -28,7 +28,7 @@ struct Timed {
 };
 using Key = std::tuple<std::string, std::string, int, bool>;  // line, kernel asked for, threads, batch-invariant
 
-/// What is compared of one report.
+/// The parts of one report that are compared.
 struct Times {
   std::map<Key, Timed> timed;
   std::vector<std::pair<Key, std::string>> order;  ///< with the case's name

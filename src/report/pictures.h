@@ -17,7 +17,7 @@
 
 namespace quire::report {
 
-/// What a page draws of a case: "error", "pages", "rows", each as the functions below make them (report.md, "pictures").
+/// Pictures that a page draws of a case: "error", "pages", "rows", each as the functions below make them (report.md, "pictures").
 struct Pictures {
   nlohmann::json parts;
 };

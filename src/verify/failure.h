@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is made of a failing case: the smallest problem line on which the same check of the same target fails, and pictures.
+// A failing case becomes the smallest problem line on which the same check of the same target fails, and pictures.
 #pragma once
 
 #include <string>

@@ -169,7 +169,7 @@ struct Prepared {
     counts.clear();
     return attend_status(planned, there.batch(), there.cache(), there.options(), workspace, {.rows = &counts});
   }
-  /// What the device holds in place of a host array.
+  /// Sets an element of the device's copy of a host array.
   template <typename T>
   void set(const Tensor& t, std::size_t i, T value) {
     auto* const at = static_cast<T*>(t.data) + i;

@@ -170,7 +170,7 @@ TEST(DeviceLists, DecodeBesidePrefillWhereThereIsEnoughOfBoth) {
   EXPECT_FALSE(is_beside("q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191,2048@6144", {.kernel = "cuda_mma"}));
 }
 
-// Who says nothing of query lengths has decode steps most of the time: those are not divided. More tokens than that are.
+// A caller that gives no query lengths has decode steps most of the time, so these are not divided; larger batches are.
 TEST(DeviceLists, DecodeIsNotDividedForRequestsThatMayNotBeThere) {
   const Device sm90 = find_device("sm90").value();
   const auto is_beside = [&](std::int64_t tokens, std::int64_t max_query_len) {

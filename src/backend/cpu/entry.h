@@ -8,7 +8,7 @@ namespace quire::cpu {
 
 Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
               const AttendOptions& attend_options);
-/// What attend() refuses before it writes, and nothing else.
+/// Checks what attend() checks before it writes, and writes nothing.
 Status prepare(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
                const AttendOptions& attend_options);
 Status append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,

@@ -15,7 +15,7 @@
 
 namespace quire::cuda {
 
-/// Of the launches for two lists.
+/// Order of the launches for two lists.
 enum class Order {
   in_turn,   ///< one after the other
   trailing,  ///< likewise, the second on its way while the first ends

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(gpu::kFillThreads) fill_rows_kernel(const __gr
 
 constexpr int kCluster = 8;  ///< blocks that every device with clusters can hold in one
 
-/// Of the current device: since sm90, as dependent launches.
+/// Whether the current device has clusters: sm90 brought them, together with dependent launches.
 bool has_clusters() {
   int device = 0;
   return cudaGetDevice(&device) == cudaSuccess && has_dependent_launches(device);

@@ -68,7 +68,7 @@ struct WorkSlice {
   std::int32_t key_end = 0;
 };
 
-/// Of a call, or of a preparation and the layers behind it; begun anew before validate() runs.
+/// Outcome of a call, or of a preparation and the layers behind it. reset() clears it before validate() runs.
 struct Outcome {
   std::int32_t broken = 0;              ///< not 0: lengths or tables break a rule, nothing may be written
   std::int32_t layers = 0;              ///< that attended: 1 of a call that was not prepared
@@ -80,7 +80,7 @@ struct Outcome {
   std::int32_t stale = 0;               ///< layers that found other lengths than the preparation did
   std::int32_t reserved = 0;
 };
-/// What no AttendArgs::permit is.
+/// A permit that no layer bears.
 constexpr unsigned long long kRefused = ~0ull;
 /// Set in a ticket: the call was a layer without its preparation, or lengths had changed since.
 constexpr unsigned long long kNotPrepared = 1ull << 63;

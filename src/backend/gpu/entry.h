@@ -15,7 +15,7 @@ namespace quire::gpu {
 
 class Tickets;
 
-/// Of attend(): all of it, or what the layers of a step share, or what each layer has of its own.
+/// Part of attend() that is enqueued: all of it, the work that the layers of a step share, or the work of one layer.
 enum class Part { call, preparation, layer };
 
 /// One vendor's launches and stream. A stream is the vendor's own handle. Enqueueing functions wait for nothing and allocate
@@ -59,7 +59,7 @@ Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const K
 /// `part` of an attend() that was admitted.
 Status enqueue_admitted(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
                         std::span<std::byte> workspace, Part part, const AttendOptions& attend_options);
-/// What attend() enqueues with these options.
+/// The part that attend() enqueues with these options.
 inline Part part_of(const AttendOptions& attend_options) { return attend_options.prepared ? Part::layer : Part::call; }
 Status append(const Vendor& vendor, const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
               const AppendOptions& options);

@@ -25,7 +25,7 @@ QUIRE_DEVICE std::int32_t fingerprint(const AttendArgs& a, std::int32_t req) {
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(x ^ (x >> 31)));
 }
 
-/// Of all requests, in every lane of the wave that asks together.
+/// Fingerprint of all requests' lengths. All lanes of a wave call this together and get the same value.
 QUIRE_DEVICE std::int32_t fingerprint_by_wave(const AttendArgs& a, int lane) {
   std::uint32_t sum = 0;
   QUIRE_NO_UNROLL

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a GPU reaches: plain reads of several working sets, and multiply-adds in registers.
+// Ceilings of a GPU: plain reads of several working sets, and multiply-adds in registers.
 #include "bench/ceilings/measure.h"
 
 #include <algorithm>

@@ -25,7 +25,7 @@ Ceilings measure_ceilings(int threads, const std::vector<std::int64_t>& rungs, c
 /// one core only.
 double ping_pong_ns(int cores);
 
-/// The same of a GPU: plain reads, and multiply-adds in registers.
+/// Measures the ceilings of a GPU: plain reads, and multiply-adds in registers.
 /// The best of several trials. `rungs` ascending; where the device has no memory for the last, of what it has.
 Result<Ceilings> measure_device_ceilings(const device::Runtime& runtime, const device::BenchProbe& probe,
                                          const std::vector<std::int64_t>& rungs);

@@ -153,7 +153,7 @@ std::string diagnosis_verdict_text(const Diagnosis& d) {
   return formatted("right for a kernel that {} (worst {:.2f} of the tolerance)", in_words(d.profile), d.worst_right);
 }
 
-/// Which profile, who named it, and what it hides. Nothing for the plain one.
+/// Adds the profile's name, who named it, and what it hides. Adds nothing for the plain profile.
 void add_profile(const Diagnosis& d, Lines& lines) {
   if (d.profile.plain()) return;
   lines.add("profile",

@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kFailuresShown = 20;
 constexpr std::size_t kReasonsShown = 12;
 
-/// What one hazard or matrix came to, in one line.
+/// Result of one hazard or matrix, in one line.
 std::string summary_line(const std::string& name, const report::MatrixSummary& s) {
   std::string text = formatted("  {:<22}{:>6} case{} {:>6} pass {:>5} fail {:>5} refused", name, s.cases,
                                s.cases == 1 ? " " : "s", s.passed, s.failed, s.refused);
@@ -147,7 +147,7 @@ std::string reach_text(const Reach& reach) {
   return text;
 }
 
-/// What a pass says nothing about.
+/// Lists inputs that no case had, so that a pass says nothing about them.
 std::string unseen_text(const Verdict& v) {
   if (v.reach.ranges.empty()) return {};
   std::string text = "\nonly this was tested:\n" + reach_text(v.reach);

@@ -17,6 +17,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+from gpu_engine import refill  # noqa: E402
+
 _TEXT = pathlib.Path(__file__).resolve().parents[4] / "examples" / "data" / "texts" / "speeches_and_charters.txt"
 
 
@@ -27,21 +30,8 @@ def make_engine(**options: Any) -> Any:
     chosen |= json.loads(os.environ.get("QUIRE_VLLM_OPTIONS", "{}"))
     engine = LLM(model=os.environ["QUIRE_VLLM_MODEL"], **chosen)
     if chosen.get("load_format") == "dummy":
-        engine.collective_rpc(_refill)
+        engine.collective_rpc(refill)
     return engine
-
-
-def _refill(worker: Any) -> None:
-    """Random weights of ordinary size: attention over vLLM's tiny dummy ones is a mean of V, whatever the scale."""
-    import torch
-
-    with torch.no_grad():
-        for i, (name, weight) in enumerate(worker.model_runner.model.named_parameters()):
-            generator = torch.Generator(device=weight.device).manual_seed(i)
-            if weight.dim() > 1:
-                weight.normal_(0.0, 0.02, generator=generator)
-            elif "norm" in name:
-                weight.fill_(1.0)
 
 
 def prompts(count: int, words: int, shared: int = 0) -> list[str]:

@@ -45,14 +45,14 @@ __device__ inline bool begin_turn(const gpu::AttendArgs& a) {
   return !first || static_cast<int>(blockIdx.x) < *a.work.division.units;
 }
 
-/// Of prefill: it is the second launch of a call without long requests. Asked first of all, as the launch is there for requests
-/// that may come, and most often none has.
+/// Whether prefill has nothing to do: it is the second launch of a call, for long requests that may come, and none came. A block
+/// asks this before anything else, because most calls have none.
 __device__ inline bool trails_nothing(const gpu::AttendArgs& a) {
   if (a.work.turn != gpu::Turn::trailing) return false;
   return *static_cast<const volatile std::int32_t*>(a.work.num_slices) == 0;
 }
 
-/// Of prefill: how many pairs of blocks draw items from the list, in both of its launches where it has two.
+/// Number of pairs of blocks that draw items from prefill's list, in all launches of prefill together.
 __device__ inline int drawing_pairs(const gpu::AttendArgs& a) {
   const int all = static_cast<int>(gridDim.x) / kPair;
   if (a.work.turn != gpu::Turn::first && a.work.turn != gpu::Turn::last) return all;
@@ -67,8 +67,8 @@ __device__ inline int draw_of_pair(const gpu::AttendArgs& a, int num_items) {
   return index;
 }
 
-/// Of decode with `leading`, when a block has nothing left to copy: the launch behind may take its place, as all blocks of this
-/// one have theirs. It finds what prepare wrote.
+/// Lets the trailing launch start. A decode block calls this when it has nothing left to copy: all blocks of decode have a
+/// multiprocessor by then, and the trailing launch finds what prepare wrote.
 __device__ inline void let_trailing_start(const gpu::AttendArgs& a) {
   if (a.work.turn != gpu::Turn::leading) return;
   hopper::wait_for_dependencies();
@@ -76,7 +76,7 @@ __device__ inline void let_trailing_start(const gpu::AttendArgs& a) {
   hopper::launch_dependents();
 }
 
-/// Of decode, kBlocks of it a multiprocessor: how many blocks there is work for.
+/// Number of decode blocks that have work, with kBlocks of them on a multiprocessor.
 template <int kBlocks>
 __device__ inline int begin_decode_turn(const gpu::AttendArgs& a) {
   // A layer finds nothing of its call ahead of it, so what it reads may still be written.
