@@ -13,6 +13,7 @@
 
 #if defined(QUIRE_SIMT)
 #include <cmath>
+#include <type_traits>
 
 /// The stand-in, defined by tests/simt. File and line tell calls apart: threads must meet at the same call.
 namespace quire::simt {
@@ -144,10 +145,12 @@ QUIRE_DEVICE int block_index() { return simt::block_index(); }
 QUIRE_DEVICE int num_blocks() { return simt::num_blocks(); }
 QUIRE_DEVICE void block_barrier(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { simt::barrier(file, line); }
 QUIRE_DEVICE void device_fence() { simt::fence(); }
+/// GPUs add modulo 2^32 and 2^64 (PTX ISA, "atom"); sums of fingerprints (layer.h) pass 2^31.
 template <class T>
 T atomic_add(T* at, T value) {
+  using Unsigned = std::make_unsigned_t<T>;
   const T before = *at;
-  *at += value;
+  *at = static_cast<T>(static_cast<Unsigned>(before) + static_cast<Unsigned>(value));
   return before;
 }
 QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { *at = value; }
