@@ -3,6 +3,7 @@
 """vLLM's own tests of its attention ops, run unmodified on Quire.
 
     python tools/peer_tests.py SNAPSHOT [--device cuda|cpu] [--files prefix_prefill,cache] [--every N] [--shard I/N] [--json OUT]
+                               [--processes N] [--limit SECONDS]
 
 SNAPSHOT is an unpacked vLLM source tree, such as the source distribution of a release on PyPI. Nothing of it is copied or changed, and
 vLLM need not be installed: an importer answers ``import vllm...``. The ops are those of :mod:`quire.vllm`; a few helpers are loaded
@@ -15,6 +16,9 @@ Each test ends in one of five ways, which are counted by file:
     answered    the test demands an error for a call that Quire can answer
     skipped     the test skips itself
     wrong       anything else
+
+The tests make their data token by token and their references request by request, so a GPU waits for Python: --processes runs them side by
+side (tools/peer_workers.py). --limit ends the run; what was not run is counted, and the exit status is 3.
 
 The exit status is 1 if a test is wrong, 2 if tests could not be collected. Needs torch, pytest and quire.
 """
@@ -41,6 +45,7 @@ from typing import Any
 import pytest
 import torch
 
+import peer_workers
 import quire
 import quire.vllm
 
@@ -69,6 +74,8 @@ class State:
     """What is going on: stand-ins may be imported, decorated with and subclassed freely until tests run."""
 
     running = False
+    shared = False
+    """Other processes test on the same GPU."""
     touched: set[str] = set()
 
 
@@ -304,6 +311,8 @@ def first_line(text: str) -> str:
 def ending_of(error: BaseException) -> tuple[str, str]:
     """How a test that raised has ended, and why."""
     for cause in causes(error):
+        if State.shared and isinstance(cause, torch.OutOfMemoryError):
+            return "no room", ""
         if isinstance(cause, quire.UnsupportedError):
             return "refused", str(cause)
         if isinstance(cause, UsesInternal):
@@ -320,8 +329,8 @@ def ending_of(error: BaseException) -> tuple[str, str]:
 class Counter:
     """A pytest plugin: chooses tests and counts how they end."""
 
-    def __init__(self, wanted: argparse.Namespace):
-        self.wanted = wanted
+    def __init__(self, wanted: argparse.Namespace, worker: peer_workers.Worker | None = None):
+        self.wanted, self.worker = wanted, worker
         self.ends: dict[str, dict[str, collections.Counter]] = {}
         self.wrong: list[tuple[str, str]] = []
         self.left_out = 0
@@ -346,9 +355,14 @@ class Counter:
         items[:] = kept
 
     def add(self, item: Any, how: str, why: str) -> None:
-        self.ends.setdefault(item.path.name, {}).setdefault(how, collections.Counter())[why] += 1
+        if self.worker is not None:
+            self.worker.ends(item, how, why)
+        self.count(item.path.name, item.name, how, why)
+
+    def count(self, file: str, name: str, how: str, why: str) -> None:
+        self.ends.setdefault(file, {}).setdefault(how, collections.Counter())[why] += 1
         if how == "wrong":
-            self.wrong.append((item.name, why))
+            self.wrong.append((name, why))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
@@ -401,9 +415,66 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--files", default=",".join(TESTS), help=f"comma list of {', '.join(TESTS)}")
     parser.add_argument("--every", type=int, default=1, help="of each test function, every Nth id, the first included")
     parser.add_argument("--shard", type=shard_of, default=(1, 1), metavar="I/N", help="the Ith of N equal parts of the ids")
+    parser.add_argument("--processes", type=int, default=1, help="run so many tests side by side")
+    parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS", help="begin no test after that; with --processes")
+    parser.add_argument("--worker", metavar="FOLDER:NUMBER", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=pathlib.Path, help="a file for the counts")
     parser.add_argument("-k", default="", help="as in pytest")
     return parser.parse_args()
+
+
+def write_json(file: pathlib.Path, wanted: argparse.Namespace, counter: Counter, **more: Any) -> None:
+    counts = {name: {how: dict(whys) for how, whys in ends.items()} for name, ends in counter.ends.items()}
+    device = Platform(wanted.device).get_device_name()
+    file.write_text(json.dumps(
+        {"snapshot": wanted.snapshot.resolve().name, "device": device, "quire": quire.__version__, "torch": torch.__version__,
+         "every": wanted.every, **more, "counts": counts, "wrong": counter.wrong}, indent=1) + "\n")  # fmt: skip
+
+
+def run_here(wanted: argparse.Namespace, counter: Counter) -> int:
+    """pytest in this process."""
+    snapshot = wanted.snapshot.resolve()
+    folder = snapshot / "tests" / "kernels" / "attention"
+    sys.meta_path.insert(0, Importer(snapshot, wanted.device))
+    sys.path.insert(0, str(snapshot))
+    library = define_cache_ops()  # unloads its operators when it is collected
+    quire.vllm.wait = True  # a call that breaks is raised by the test that made it
+    if wanted.device == "cpu":
+        pretend_accelerator()
+    fixtures = importlib.util.spec_from_file_location("peer_fixtures", folder / "conftest.py")
+    fixtures_module = importlib.util.module_from_spec(fixtures)
+    fixtures.loader.exec_module(fixtures_module)
+    files = [str(folder / TESTS[name][0]) for name in wanted.files.split(",")]
+    options = ["--noconftest", "--import-mode=importlib", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:quire",
+               "-p", "no:warnings", "-c", "/dev/null", "--rootdir", str(snapshot), "-r", "N", "--capture=sys"]  # fmt: skip
+    plugins = [counter, fixtures_module, *([counter.worker] if counter.worker is not None else [])]
+    status = pytest.main([*options, *(["-k", wanted.k] if wanted.k else []), *files], plugins=plugins)
+    del library
+    return 2 if status in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR) else 0
+
+
+def run_side_by_side(wanted: argparse.Namespace) -> int:
+    begin = time.monotonic()
+    outcome = peer_workers.run(wanted.processes, wanted.limit)
+    counter = Counter(wanted)
+    for line in outcome.ends:
+        counter.count(line["file"], line["name"], line["how"], line["why"])
+    print_counts(counter)
+    took = round(time.monotonic() - begin, 1)
+    for function, (count, seconds) in sorted(outcome.seconds().items(), key=lambda one: -one[1][1]):
+        print(f"  {function}: {count} tests, {seconds:.0f} s of one process")
+    print(f"{outcome.total} ids, {outcome.total - len(outcome.not_run)} run, in {took} s by {wanted.processes} processes")
+    for nodeid, why in list(outcome.not_run.items())[:20]:
+        print(f"  not run: {nodeid} ({why})")
+    for log in outcome.failed:
+        print(f"  a process failed:\n{log}", file=sys.stderr)
+    if wanted.json:
+        by_function = {name: {"tests": count, "seconds": round(s, 1)} for name, (count, s) in outcome.seconds().items()}
+        write_json(wanted.json, wanted, counter, processes=wanted.processes, seconds=took, by_function=by_function,
+                   not_run=outcome.not_run)  # fmt: skip
+    if counter.wrong:
+        return 1
+    return 2 if outcome.failed or outcome.total == 0 else 3 if outcome.not_run else 0
 
 
 def main() -> int:
@@ -412,31 +483,18 @@ def main() -> int:
     if not folder.is_dir():
         print(f"{folder}: no such folder; SNAPSHOT is a vLLM source tree", file=sys.stderr)
         return 2
-    importer = Importer(wanted.snapshot.resolve(), wanted.device)
-    sys.meta_path.insert(0, importer)
-    sys.path.insert(0, str(importer.snapshot))
-    library = define_cache_ops()  # unloads its operators when it is collected
-    quire.vllm.wait = True  # a call that breaks is raised by the test that made it
-    if wanted.device == "cpu":
-        pretend_accelerator()
-    fixtures = importlib.util.spec_from_file_location("peer_fixtures", folder / "conftest.py")
-    fixtures_module = importlib.util.module_from_spec(fixtures)
-    fixtures.loader.exec_module(fixtures_module)
+    if wanted.worker:
+        State.shared = True
+        where, number = wanted.worker.rsplit(":", 1)
+        return run_here(wanted, Counter(wanted, peer_workers.Worker(pathlib.Path(where), int(number), peer_workers.deadline())))
+    if wanted.processes > 1:
+        return run_side_by_side(wanted)
     counter = Counter(wanted)
-    files = [str(folder / TESTS[name][0]) for name in wanted.files.split(",")]
-    options = ["--noconftest", "--import-mode=importlib", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:quire",
-               "-p", "no:warnings", "-c", "/dev/null", "--rootdir", str(importer.snapshot), "-r", "N", "--capture=sys"]  # fmt: skip
-    status = pytest.main([*options, *(["-k", wanted.k] if wanted.k else []), *files], plugins=[counter, fixtures_module])
+    status = run_here(wanted, counter)
     print_counts(counter)
     if wanted.json:
-        counts = {file: {how: dict(whys) for how, whys in ends.items()} for file, ends in counter.ends.items()}
-        wanted.json.write_text(json.dumps(
-            {"snapshot": wanted.snapshot.name, "device": importer.shims["current_platform"].get_device_name(), "quire": quire.__version__,
-             "torch": torch.__version__, "every": wanted.every, "counts": counts, "wrong": counter.wrong}, indent=1) + "\n")  # fmt: skip
-    del library
-    if status in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR):
-        return 2
-    return 1 if counter.wrong else 0
+        write_json(wanted.json, wanted, counter)
+    return status or (1 if counter.wrong else 0)
 
 
 if __name__ == "__main__":

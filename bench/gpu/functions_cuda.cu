@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Errors of the approximate functions that the tensor-core kernels use, over every float in the range that they can meet, against
-// f64 on the device. Prints one JSON; docs/reference/numerics.md says what the tolerances pay for.
+// f64 on the device; docs/reference/numerics.md says what the tolerances pay for. And where append()'s conversions have other
+// bits than the portable ones: codes of every float, and quotients of every 16-bit row by many scales. Prints one JSON; the exit
+// status is 1 if a bit differs.
 //
 // usage: functions_cuda
 #include <cuda_runtime.h>
@@ -13,6 +15,7 @@
 #include <ctime>
 
 #include "backend/cuda/mma/fold_tile.h"
+#include "backend/gpu/append_words.h"
 
 namespace {
 
@@ -53,6 +56,56 @@ __global__ void tanh_errors(unsigned long long* worst, std::uint32_t first, std:
   keep_largest(worst, mine);
 }
 
+/// Floats whose code differs from fp8_encode(), all 2^32 of them, in the low and in the high half of a pair.
+template <quire::DType kStored, class Format>
+__global__ void code_differences(unsigned long long* found) {
+  unsigned long long mine = 0;
+  const std::uint64_t step = std::uint64_t{gridDim.x} * blockDim.x;
+  for (std::uint64_t i = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < std::uint64_t{1} << 32; i += step) {
+    const float x = __uint_as_float(static_cast<std::uint32_t>(i)), other = __uint_as_float(static_cast<std::uint32_t>(~i));
+    const unsigned pair = quire::gpu::encode_pair<kStored>(x, other);
+    const unsigned expected = quire::semantics::fp8_encode<Format>(x) | quire::semantics::fp8_encode<Format>(other) << 8;
+    mine += pair != expected;
+  }
+  if (mine > 0) atomicAdd(found, mine);
+}
+
+/// Quotients of every f16 and bf16 code that divide_all() gives other bits than a division. Scales: every 4099th mantissa of 2^-3
+/// to 2^3, and every exponent.
+__global__ void quotient_differences(unsigned long long* found) {
+  unsigned long long mine = 0;
+  for (std::uint32_t s = blockIdx.x; s < 14336 + 254; s += gridDim.x) {
+    const std::uint32_t code = s < 14336 ? 0x3E000000u + 4099u * s : (s - 14336 + 1) << 23 | 0x00355555u;
+    const float scale = __uint_as_float(code);
+    for (std::uint32_t first = 8 * threadIdx.x; first < 1u << 17; first += 8 * blockDim.x) {
+      float got[quire::gpu::kAppendDims], row[quire::gpu::kAppendDims];
+      for (std::uint32_t i = 0; i < 8; ++i) {
+        const std::uint32_t c = (first + i) & 0xFFFFu;
+        row[i] = first >> 16 == 0 ? quire::gpu::decode_row<quire::DType::bf16>(c) : quire::gpu::decode_row<quire::DType::f16>(c);
+        got[i] = row[i];
+      }
+      quire::gpu::divide_all(got, scale);
+      for (std::uint32_t i = 0; i < 8; ++i) {
+        const float expected = __fdiv_rn(row[i], scale);
+        mine += __float_as_uint(got[i]) != __float_as_uint(expected) && expected == expected;
+      }
+    }
+  }
+  if (mine > 0) atomicAdd(found, mine);
+}
+
+template <typename Kernel>
+unsigned long long count_of(Kernel* kernel) {
+  unsigned long long *count, found = 0;
+  must(cudaMalloc(&count, sizeof *count));
+  must(cudaMemset(count, 0, sizeof *count));
+  kernel<<<1024, 256>>>(count);
+  must(cudaGetLastError());
+  must(cudaMemcpy(&found, count, sizeof found, cudaMemcpyDeviceToHost));
+  must(cudaFree(count));
+  return found;
+}
+
 std::uint32_t bits(float x) {
   std::uint32_t b;
   std::memcpy(&b, &x, sizeof b);
@@ -85,5 +138,13 @@ int main() {
   const double u = 1.0 / (1 << 24);
   std::printf("{\"device\": \"%s\", \"date\": \"%s\", \"unit\": \"2^-24\",\n", device.name, date);
   std::printf(" \"exp2_approx on [-126, 0], relative\": %.4f,\n", worst_of(exp2_errors, bits(-0.0f), bits(-126.0f)) / u);
-  std::printf(" \"ShortTanh::tanh on [0, inf), absolute\": %.4f}\n", worst_of(tanh_errors, bits(0.0f), bits(INFINITY)) / u);
+  std::printf(" \"ShortTanh::tanh on [0, inf), absolute\": %.4f,\n", worst_of(tanh_errors, bits(0.0f), bits(INFINITY)) / u);
+  const unsigned long long e4m3 = count_of(code_differences<quire::DType::fp8_e4m3fn, quire::semantics::E4m3fn>);
+  const unsigned long long e5m2 = count_of(code_differences<quire::DType::fp8_e5m2, quire::semantics::E5m2>);
+  const unsigned long long quotients = count_of(quotient_differences);
+  std::printf(
+      " \"differences from the portable bits\": {\"e4m3fn, 2^32 floats\": %llu, \"e5m2, 2^32 floats\": %llu, "
+      "\"quotients, 2^17 rows by 14590 scales\": %llu}}\n",
+      e4m3, e5m2, quotients);
+  return e4m3 + e5m2 + quotients > 0 ? 1 : 0;
 }

@@ -71,7 +71,7 @@ class Step:
         for r, seq in enumerate(lens):
             for p in range(seq - (starts[r + 1] - starts[r]), seq):
                 slots.append(table[r][p // self.page] * self.page + p % self.page)
-        at = torch.tensor(slots, device="cuda")
+        self.slots = at = torch.tensor(slots, device="cuda")
         return k.reshape(-1, *k.shape[2:])[at], v.reshape(-1, *v.shape[2:])[at]
 
     def batch(self, layer: int = 0) -> "quire.Batch":
@@ -126,6 +126,10 @@ def ways(step: Step) -> dict:
         "vllm.unified_attention, wait=True": (lambda: unified(True), True),
         "vllm.chunked_prefill_paged_decode": (lambda: chunked(None), True),
         "vllm.chunked_prefill_paged_decode, wait=True": (lambda: chunked(True), True),
+        "append": (lambda: quire.append(cache, step.key, step.value, step.slots), False),
+        "vllm.reshape_and_cache_flash": (
+            lambda: quire.vllm.reshape_and_cache_flash(step.key, step.value, k, v, step.slots, "auto", None, None), False,
+        ),
     }
     try:
         import quire.torch as ops

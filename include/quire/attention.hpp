@@ -36,6 +36,15 @@ struct AppendOptions {
 Status append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
               const AppendOptions& options = {});
 
+/// The cached_lens of a step in which requests of one row read the cache alone, and longer ones bring theirs in `key` and
+/// `value`:
+///
+///     cached_lens[r] = seq_lens[r] if query_len(r) is 1, else seq_lens[r] - query_len(r)
+///
+/// query_start_loc [num_reqs + 1], seq_lens and cached_lens [num_reqs], i32 or i64, any strides, on one CUDA device. Enqueues one
+/// kernel and returns. invalid_argument names a tensor that is none of that; unsupported elsewhere.
+Status derive_cached_lens(const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& cached_lens, void* stream);
+
 /// Output rows (token x query head) that each kernel wrote.
 struct RowCount {
   std::string kernel;

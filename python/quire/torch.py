@@ -85,7 +85,7 @@ def _append(
     k: Tensor, v: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor, k_scale: Optional[Tensor] = None,
     v_scale: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "",
 ) -> None:  # fmt: skip
-    _quire.append(_quire.KVCache(k, v, layout, k_scale, v_scale, cache_dtype or None), key, value, slot_mapping)
+    _quire.append_arrays(k, v, key, value, slot_mapping, layout.lower(), cache_dtype, k_scale, v_scale)
 
 
 def _append_fake(k: Tensor, v: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor, *_: object, **__: object) -> None:

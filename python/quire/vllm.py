@@ -303,16 +303,23 @@ def _dtype_of_caches(key_cache: Any, value_cache: Any, kv_cache_dtype: str, flav
     return found[0]
 
 
-def _read_cache(
-    key_cache: Any, value_cache: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any, heads_dim: int, scale_name: str = "scale",
-    fp8_flavour: str | None = None,
-) -> _Cache:  # fmt: skip
-    """The arrays as they are, with the dtype to read them as. Scales apply to fp8 caches only."""
+def _dtype_of_both(key_cache: Any, value_cache: Any, kv_cache_dtype: str | None, fp8_flavour: str | None) -> str:
+    """:func:`_dtype_of_caches`, remembered. ``kv_cache_dtype`` None: raw bytes are fp8, other caches what they are."""
     flavour = _flavour(fp8_flavour)
     key = (kv_cache_dtype, flavour, type(key_cache), getattr(key_cache, "dtype", None), type(value_cache), getattr(value_cache, "dtype", None))  # fmt: skip
     dtype = _known_dtypes.get(key)
     if dtype is None:
-        dtype = _known_dtypes[key] = _dtype_of_caches(key_cache, value_cache, kv_cache_dtype, flavour)
+        asked = kv_cache_dtype if kv_cache_dtype is not None else "fp8" if _is_raw(key_cache) else "auto"
+        dtype = _known_dtypes[key] = _dtype_of_caches(key_cache, value_cache, asked, flavour)
+    return dtype
+
+
+def _read_cache(
+    key_cache: Any, value_cache: Any, kv_cache_dtype: str | None, k_scale: Any, v_scale: Any, heads_dim: int, scale_name: str = "scale",
+    fp8_flavour: str | None = None,
+) -> _Cache:  # fmt: skip
+    """The arrays as they are, with the dtype to read them as. Scales apply to fp8 caches only."""
+    dtype = _dtype_of_both(key_cache, value_cache, kv_cache_dtype, fp8_flavour)
     if not dtype.startswith("fp8"):
         return _Cache(key_cache, value_cache, dtype, None, None)
     heads = key_cache.shape[heads_dim] if key_cache.ndim > heads_dim else 1
@@ -435,6 +442,17 @@ def _cached_lens(query_start_loc: Any, seq_lens: Any, whole_decode: bool) -> Any
     return np.where(lengths.query_lens == 1, lengths.seq_lens, context) if whole_decode else context
 
 
+@functools.cache
+def _on_cuda() -> bool:
+    """Devices of this process' torch are NVIDIA's."""
+    return sys.modules["torch"].version.hip is None
+
+
+def _decode_lens(query_start_loc: Any, seq_lens: Any) -> Any:
+    """:func:`_cached_lens` with ``whole_decode``, of lengths on a device: left to one kernel of Quire's on CUDA."""
+    return "decode" if _on_cuda() else _cached_lens(query_start_loc, seq_lens, whole_decode=True)
+
+
 class _Call(NamedTuple):
     """What an op asks for: the arguments of ``_quire.attend_arrays``."""
 
@@ -467,6 +485,54 @@ def _reading(read: Callable[..., _Call]) -> Callable[..., Inputs]:
         return read(**arguments).inputs()
 
     return inputs
+
+
+def _window(window_size: Sequence[int] | None) -> int | None:
+    """vLLM's (W - 1, ignored) as a count of keys."""
+    return window_size[0] + 1 if window_size is not None and window_size[0] >= 0 else None
+
+
+# Engines call an op for each layer of each step. Where tensors are on a device and arguments are plain, an op hands them to
+# _quire.attend_arrays() as they are, in a twentieth of the time that _unified() and _chunked() take to describe any call.
+
+
+def _all_on_device(*tensors: Any) -> bool:
+    for tensor in tensors:
+        if getattr(tensor, "is_cpu", True):
+            return False
+    return True
+
+
+def _is_plain_scale(scale: Any) -> bool:
+    """Needs no other shape."""
+    return scale is None or type(scale) is float or (_all_on_device(scale) and scale.ndim < 2 and scale.numel() == 1)
+
+
+def _attend_plain(
+    query: Any, output: Any, k: Any, v: Any, starts: Any, seq_lens: Any, table: Any, layout: str, dtype: str, k_scale: Any, v_scale: Any,
+    softmax_scale: Any, window: int | None, cap: float | None, alibi_slopes: Any, sinks: Any, most_rows: int, most_keys: int | None,
+    wait: bool | None, cached_lens: Any = None, key: Any = None, value: Any = None,
+) -> bool:  # fmt: skip
+    """Attends, and returns True, if the arguments are plain. Negative and absent bounds, scales of many values, numbers of other
+    libraries and slopes of other types are not."""
+    if not dtype.startswith("fp8"):
+        k_scale = v_scale = None
+    if not (
+        _all_on_device(query, k, starts, seq_lens)
+        and (softmax_scale is None or type(softmax_scale) is float)
+        and type(most_rows) is int
+        and most_rows > 0
+        and (most_keys is None or (type(most_keys) is int and most_keys > 0))
+        and _is_plain_scale(k_scale)
+        and _is_plain_scale(v_scale)
+    ):
+        return False
+    _quire.attend_arrays(
+        query, output, k, v, starts, seq_lens, table, layout, dtype, cached_lens, key, value, None, k_scale, v_scale, softmax_scale, window,
+        cap if cap is not None and cap > 0 else None, _f32_vector(alibi_slopes, "alibi_slopes"), _f32_vector(sinks, "sinks"), padding, most_rows, most_keys, None,
+        _waits(wait),
+    )  # fmt: skip
+    return True
 
 
 def _attend_call(call: _Call, wait: bool | None, query_len: tuple[int | None, str], seq_len: tuple[int | None, str] = (None, "")) -> None:
@@ -625,9 +691,8 @@ def _unified(
         raise UnsupportedError(
             "alibi_slopes with sinks: vLLM measures this op's bias from the context end, which a sink makes visible"
         )
-    kv_cache_dtype = "fp8" if _is_raw(k) else "auto"
-    cache = _read_cache(k, v, kv_cache_dtype, k_descale, v_descale, heads_dim=2, scale_name="descale", fp8_flavour=fp8_flavour)
-    window = window_size[0] + 1 if window_size is not None and window_size[0] >= 0 else None
+    cache = _read_cache(k, v, None, k_descale, v_descale, heads_dim=2, scale_name="descale", fp8_flavour=fp8_flavour)
+    window = _window(window_size)
     return _Call(
         dict(
             query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seqused_k, block_table=block_table, k=cache.k, v=cache.v,
@@ -698,6 +763,19 @@ def chunked_prefill_paged_decode(
     negative = off. ``max_seq_len`` is ignored, ``max_query_len`` must not be too small. ``use_interleaved_v_cache``: ``value_cache`` holds
     [num_blocks, num_kv_heads, block_size / x, head_dim, x] with x = 16 / itemsize, and is copied on every call.
     """
+    if (
+        causal is True and not is_block_table_ptr and not use_interleaved_v_cache and output_scale is None
+        and _all_on_device(query_start_loc) and key_cache.ndim == 5 and key_cache.shape[4] * key_cache.itemsize == 16
+    ):  # fmt: skip
+        # Rows of query_len 1 read the cache alone; a longer one exceeds the bound, and is found.
+        new = key is not None and max_query_len != 1
+        if _attend_plain(
+            query, output, key_cache, value_cache, query_start_loc, seq_lens, block_table, "packed",
+            _dtype_of_both(key_cache, value_cache, kv_cache_dtype, fp8_flavour), k_scale, v_scale, sm_scale,
+            sliding_window if sliding_window is not None and sliding_window > 0 else None, None, alibi_slopes, sinks, max_query_len, None,
+            wait, _decode_lens(query_start_loc, seq_lens) if new else None, key if new else None, value if new else None,
+        ):  # fmt: skip
+            return
     _attend_call(_chunked(**locals()), wait, (max_query_len, "max_query_len"))
 
 
@@ -802,6 +880,16 @@ def unified_attention(
 
     ALiBi with sinks raises: vLLM's bias is relative to the context end here, which only cancels without a sink.
     """
+    if (
+        q_descale is None and output_scale is None and qq_bias is None and mm_prefix_range is None and rswa_prefix_lens is None
+        and rswa_window is None and k_scale_cache is None and v_scale_cache is None and (alibi_slopes is None or sinks is None)
+        and causal is True and not use_alibi_sqrt and chunk_lookback == -1 and kv_quant_mode in _QUANT_MODES
+        and _attend_plain(
+            q, out, k, v, cu_seqlens_q, seqused_k, block_table, "nhd", _dtype_of_both(k, v, None, fp8_flavour), k_descale, v_descale,
+            softmax_scale, _window(window_size), softcap, alibi_slopes, sinks, max_seqlen_q, max_seqlen_k, wait,
+        )
+    ):  # fmt: skip
+        return
     _attend_call(_unified(**locals()), wait, (max_seqlen_q, "max_seqlen_q"), (max_seqlen_k, "max_seqlen_k"))
 
 
@@ -997,6 +1085,18 @@ def _append_other_x(cache: _Cache, key: Any, value: Any, slots: np.ndarray) -> N
     cache.v[pages] = copy.v.transpose(0, 2, 3, 1)
 
 
+def _append_plain(
+    key: Any, value: Any, k: Any, v: Any, slots: Any, layout: str, dtype: str, k_scale: Any, v_scale: Any
+) -> bool:  # fmt: skip
+    """Appends, and returns True, if the tensors are on a device and the scales plain."""
+    if not dtype.startswith("fp8"):
+        k_scale = v_scale = None
+    if not (_all_on_device(key, k, slots) and _is_plain_scale(k_scale) and _is_plain_scale(v_scale)):
+        return False
+    _quire.append_arrays(k, v, key, value, slots, layout, dtype, k_scale, v_scale)
+    return True
+
+
 def reshape_and_cache(
     key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, kv_cache_dtype: str, k_scale: Any, v_scale: Any,
     interleaved_v: bool = False, *, fp8_flavour: str | None = None,
@@ -1007,6 +1107,11 @@ def reshape_and_cache(
     written, whatever their number; strides of every tensor are honoured.
     """
     _unsupported(interleaved_v=interleaved_v)
+    if key_cache.ndim == 5 and key_cache.shape[4] * key_cache.itemsize == 16 and _append_plain(
+        key, value, key_cache, value_cache, slot_mapping, "packed", _dtype_of_both(key_cache, value_cache, kv_cache_dtype, fp8_flavour),
+        k_scale, v_scale,
+    ):  # fmt: skip
+        return
     cache = _as_bits(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour))
     if _has_other_x(cache):
         if _on_device(key_cache):
@@ -1022,6 +1127,11 @@ def reshape_and_cache_flash(
     *, fp8_flavour: str | None = None,
 ) -> None:  # fmt: skip
     """:func:`reshape_and_cache` for caches [num_blocks, block_size, num_kv_heads, head_dim]; NHD or HND by stride. Per-head scales work."""
+    if _append_plain(
+        key, value, key_cache, value_cache, slot_mapping, "nhd", _dtype_of_both(key_cache, value_cache, kv_cache_dtype, fp8_flavour),
+        k_scale, v_scale,
+    ):  # fmt: skip
+        return
     cache = _as_bits(_read_cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=2, fp8_flavour=fp8_flavour))
     _quire.append(cache.view("nhd"), key, value, slot_mapping)
 

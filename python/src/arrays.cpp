@@ -566,10 +566,16 @@ void check_same_gpu(const ArrayRef& first, const char* first_name, const ArrayRe
          "lives on GPU " + std::to_string(array.ordinal) + ", but " + first_name + " on GPU " + std::to_string(first.ordinal));
 }
 
+/// Where a torch tensor's first element is now.
+static const void* torch_data_of(nb::handle tensor) {
+  if (const std::optional<nb::dlpack::dltensor> now = read_torch(tensor))
+    return static_cast<const std::byte*>(now->data) + now->byte_offset;
+  const std::int64_t address = integer(result_of_method(tensor, torch_names().data_ptr).ptr());
+  return reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
 void check_still_there(const ArrayRef& array, const char* name) {
-  if (array.torch_data == nullptr) return;
-  const std::int64_t now = integer(result_of_method(array.object, torch_names().data_ptr).ptr());
-  if (now != static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(array.torch_data)))
+  if (array.torch_data != nullptr && array.torch_data != torch_data_of(array.object))
     refuse(name, "the tensor's storage moved since it was passed in (resize_ or set_?); make a new object from it");
 }
 

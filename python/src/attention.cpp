@@ -61,8 +61,8 @@ void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& c
   const Wait chosen =
       wait_of(wait, alone ? Wait::yes : Wait::no, wait.is_none() ? "workspace" : "wait", b.query.memory, how.stream);
   raise_if_broken(b.query.memory, how.stream);
-  const ArrayRef place = device_workspace(batch.arrays().query, quire::workspace_bytes(*plan), workspace, stream);
-  const std::span<std::byte> bytes = bytes_of(place);
+  const DeviceWorkspace place = device_workspace(batch.arrays().query, quire::workspace_bytes(*plan), workspace, stream);
+  const std::span<std::byte> bytes = place.bytes;
   if (chosen == Wait::no) how.ticket = batch.defer(defer(b, c, o, plan, small_arrays(batch, cache, options)));
   quire::Status status;
   {
@@ -116,13 +116,13 @@ void attend_status(const PyBatch& batch, const PyCache& cache, const PyOptions* 
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
-  const ArrayRef place = device_workspace(batch.arrays().query, quire::workspace_bytes(plan), workspace, stream);
+  const DeviceWorkspace place = device_workspace(batch.arrays().query, quire::workspace_bytes(plan), workspace, stream);
   std::vector<RowCount> counts;
   const quire::AttendOptions how{.rows = &counts, .stream = stream_for(stream, batch.arrays().query)};
   quire::Status status;
   {
     const nb::gil_scoped_release unlocked;
-    status = quire::attend_status(plan, b, c, o, bytes_of(place), how);
+    status = quire::attend_status(plan, b, c, o, place.bytes, how);
   }
   batch.settle();
   require_ok(status);
@@ -160,6 +160,37 @@ void append(const PyCache& cache, nb::handle key, nb::handle value, nb::handle s
     status = quire::append(
         c, k.view, v.view, slots.view,
         {.executor = executor.get(), .ledger = ledger != nullptr ? &ledger->ledger : nullptr, .tags = tags, .stream = where});
+  }
+  require_ok(status);
+}
+
+/// append() of arrays, without the objects: what quire.vllm and quire.torch call for each layer.
+void append_arrays(nb::handle k, nb::handle v, nb::handle key, nb::handle value, nb::handle slot_mapping,
+                   const std::string& layout, const std::string& cache_dtype, nb::handle k_scale, nb::handle v_scale) {
+  const std::optional<quire::CacheLayout> known = quire::layout_from_name(layout);
+  if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
+  float scales[2];
+  const ArrayRef cache_k = import_array(k, "k", Access::write, cache_dtype, Role::cache);
+  const ArrayRef cache_v = import_array(v, "v", Access::write, cache_dtype, Role::cache);
+  const ArrayRef ks = import_scale(k_scale, "k_scale", cache_k, scales[0]);
+  const ArrayRef vs = import_scale(v_scale, "v_scale", cache_k, scales[1]);
+  const ArrayRef rows_k = import_array(key, "key", Access::read, {}, Role::rows);
+  const ArrayRef rows_v = import_array(value, "value", Access::read, {}, Role::rows);
+  const ArrayRef slots = import_index(slot_mapping, "slot_mapping", k);
+  for (const auto& [array, name] : {std::pair{&cache_v, "v"},
+                                    {&ks, "k_scale"},
+                                    {&vs, "v_scale"},
+                                    {&rows_k, "key"},
+                                    {&rows_v, "value"},
+                                    {&slots, "slot_mapping"}})
+    check_same_gpu(cache_k, "k", *array, name);
+  const quire::KVCache c{.k = cache_k.view, .v = cache_v.view, .layout = *known, .k_scale = ks.view, .v_scale = vs.view};
+  void* const where = stream_for(nb::none(), cache_k);
+  quire::Status status;
+  {
+    const std::shared_ptr<quire::Executor> executor = current_executor();
+    const nb::gil_scoped_release unlocked;
+    status = quire::append(c, rows_k.view, rows_v.view, slots.view, {.executor = executor.get(), .stream = where});
   }
   require_ok(status);
 }
@@ -277,6 +308,12 @@ void bind_attention(nb::module_& m) {
                 "positions: numpy.typing.ArrayLike | None = None, dtype: str | None = None, "
                 "stream: typing.Any | None = None) -> None"),
         kAppendDoc);
+  const auto none = nb::none();
+  m.def("append_arrays", &append_arrays, nb::arg("k"), nb::arg("v"), nb::arg("key"), nb::arg("value"), nb::arg("slot_mapping"),
+        nb::arg("layout") = "nhd", nb::arg("cache_dtype") = "", nb::arg("k_scale") = none, nb::arg("v_scale") = none,
+        nb::sig("def append_arrays(k: typing.Any, v: typing.Any, key: typing.Any, value: typing.Any, slot_mapping: typing.Any, "
+                "layout: str = 'nhd', cache_dtype: str = '', k_scale: typing.Any = None, v_scale: typing.Any = None) -> None"),
+        "append() of arrays, without objects for them: for quire.vllm and quire.torch.");
   m.def(
       "merge", &merge, nb::arg("out_a"), nb::arg("lse_a"), nb::arg("out_b"), nb::arg("lse_b"), nb::arg("out") = nb::none(),
       nb::arg("lse") = nb::none(), nb::arg("stream") = nb::none(), nb::arg("output_scale") = nb::none(),

@@ -23,6 +23,7 @@ using quire::BoundAttend;
 using quire::Code;
 using quire::Memory;
 using quire::Plan;
+using quire::Tensor;
 
 /// Arrays of one layer and what keeps them alive during the call.
 struct Layer {
@@ -113,10 +114,10 @@ void run(const Run& how, const Layer& layer, const quire::KVCache& c, const quir
   quire::AttendOptions options{.stream = stream_for(how.stream, layer.batch.query)};
   const Wait wait = wait_of(how.wait, Wait::no, "wait", memory, options.stream);
   raise_if_broken(memory, options.stream);
-  ArrayRef own;
+  DeviceWorkspace own;
   if (how.workspace == nullptr)
     own = device_workspace(layer.batch.query, quire::workspace_bytes(bound.plan()), nb::none(), how.stream);
-  const std::span<std::byte> bytes = bytes_of(how.workspace != nullptr ? *how.workspace : own);
+  const std::span<std::byte> bytes = how.workspace != nullptr ? bytes_of(*how.workspace) : own.bytes;
   // The preparation has said what a layer's lengths and tables break.
   if (wait == Wait::no && how.part == Part::layer)
     options.ticket = kTicketOfLayers;
@@ -300,6 +301,30 @@ std::int64_t bound_or_zero(const std::optional<std::int64_t>& bound, const char*
   return bound.value_or(0);
 }
 
+/// Memory like seq_lens, on the current stream of its library where there is no other.
+ArrayRef like_seq_lens(const ArrayRef& seq_lens, nb::handle stream) {
+  ArrayRef made;
+  made.view = Tensor::contiguous(nullptr, seq_lens.view.dtype, seq_lens.view.rank == 1 ? seq_lens.view.shape[0] : 0);
+  const auto bytes = static_cast<std::size_t>(made.view.shape[0] * quire::itemsize(made.view.dtype));
+  TorchBytes fresh;
+  if (stream.is_none() && seq_lens.torch_data != nullptr) fresh = new_torch_bytes(seq_lens.view.memory, seq_lens.ordinal, bytes);
+  if (!fresh)
+    return import_array(arrays_function("empty_like")(seq_lens.object, stream), "cached_lens", Access::write, {}, Role::index);
+  made.view.data = fresh.data();
+  made.view.memory = seq_lens.view.memory;
+  made.ordinal = seq_lens.ordinal;
+  made.owner = nb::capsule(new TorchBytes(std::move(fresh)), [](void* p) noexcept { delete static_cast<TorchBytes*>(p); });
+  return made;
+}
+
+/// cached_lens of derive_cached_lens(), beside the others.
+ArrayRef derived_cached_lens(const BatchArrays& batch, nb::handle stream) {
+  ArrayRef made = like_seq_lens(batch.seq_lens, stream);
+  require_ok(
+      quire::derive_cached_lens(batch.query_start_loc.view, batch.seq_lens.view, made.view, stream_for(stream, batch.query)));
+  return made;
+}
+
 /// Part of attend() that attend_arrays() is asked for; nullopt: the caller asks for the bytes of a workspace.
 std::optional<Part> part_named(const std::string& name, nb::handle workspace) {
   if (name == "workspace_bytes") return std::nullopt;
@@ -334,7 +359,8 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
   now.batch.query_start_loc = import_index(query_start_loc, "query_start_loc", query);
   now.batch.seq_lens = import_index(seq_lens, "seq_lens", query);
   now.batch.block_table = import_index(block_table, "block_table", query);
-  now.batch.cached_lens = import_index(cached_lens, "cached_lens", query);
+  now.batch.cached_lens = nb::isinstance<nb::str>(cached_lens) ? derived_cached_lens(now.batch, stream)
+                                                               : import_index(cached_lens, "cached_lens", query);
   now.batch.key = import_array(key, "key", Access::read, {}, Role::rows);
   now.batch.value = import_array(value, "value", Access::read, {}, Role::rows);
   now.k = import_array(k, "k", Access::read, cache_dtype, Role::cache);
@@ -464,8 +490,8 @@ void bind_bound(nb::module_& m) {
               "q_scale: typing.Any = None, output_scale: typing.Any = None, workspace: typing.Any = None, part: str = 'call') -> "
               "typing.Any"),
       "attend() of arrays, without objects for them: for quire.vllm and quire.torch. remember=False keeps no reference to "
-      "them, and a "
-      "call that broke is raised without the rule.");
+      "them, and a call that broke is raised without the rule. cached_lens \"decode\", on a CUDA device: seq_len where "
+      "query_len is 1, else seq_len - query_len.");
 }
 
 }  // namespace quire_python

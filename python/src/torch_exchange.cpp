@@ -5,6 +5,16 @@
 #include <cstdint>
 
 namespace quire_python {
+
+/// DLManagedTensorVersioned of dlpack.h.
+struct ManagedTensor {
+  std::uint32_t major, minor;
+  void* context;
+  void (*deleter)(ManagedTensor* self);  ///< may be null
+  std::uint64_t flags;
+  nb::dlpack::dltensor view;
+};
+
 namespace {
 
 /// The table behind torch.Tensor.__dlpack_c_exchange_api__, field by field as dlpack.h of DLPack 1.3 declares it. A field in
@@ -12,7 +22,9 @@ namespace {
 struct ExchangeApi {
   std::uint32_t major, minor;
   const ExchangeApi* earlier;
-  void* allocate;
+  /// May be null. Fails with what it tells `set_error`.
+  int (*allocate)(nb::dlpack::dltensor* like, ManagedTensor** out, void* context,
+                  void (*set_error)(void* context, const char* kind, const char* message));
   void* managed_from_object;
   void* managed_to_object;
   int (*view_of_object)(void* object, nb::dlpack::dltensor* view);  ///< may be null
@@ -41,6 +53,10 @@ const Torch& torch() {
   return found;
 }
 
+std::int32_t device_type(quire::Memory memory) {
+  return memory == quire::Memory::cuda ? nb::device::cuda::value : nb::device::rocm::value;
+}
+
 /// A function of the table has failed with a Python error; what it could not do is done, or put into words, another way.
 void clear_error() { PyErr_Clear(); }
 
@@ -58,11 +74,32 @@ std::optional<nb::dlpack::dltensor> read_torch(nb::handle tensor) {
 std::optional<void*> current_torch_stream(quire::Memory memory, int ordinal) {
   const Torch& t = torch();
   if (t.api == nullptr || t.api->current_stream == nullptr) return std::nullopt;
-  const std::int32_t type = memory == quire::Memory::cuda ? nb::device::cuda::value : nb::device::rocm::value;
   void* stream = nullptr;
-  if (t.api->current_stream(type, ordinal, &stream) == 0) return stream;
+  if (t.api->current_stream(device_type(memory), ordinal, &stream) == 0) return stream;
   clear_error();
   return std::nullopt;
+}
+
+std::byte* TorchBytes::data() const { return static_cast<std::byte*>(tensor_->view.data) + tensor_->view.byte_offset; }
+
+void TorchBytes::Release::operator()(ManagedTensor* tensor) const {
+  if (tensor->deleter != nullptr) tensor->deleter(tensor);
+}
+
+TorchBytes new_torch_bytes(quire::Memory memory, int ordinal, std::size_t count) {
+  const Torch& t = torch();
+  if (t.api == nullptr || t.api->allocate == nullptr) return {};
+  auto size = static_cast<std::int64_t>(count);
+  nb::dlpack::dltensor like{};
+  like.device = {device_type(memory), ordinal};
+  like.ndim = 1;
+  like.dtype = nb::dtype<std::uint8_t>();
+  like.shape = &size;
+  ManagedTensor* made = nullptr;
+  if (t.api->allocate(&like, &made, nullptr, [](void*, const char*, const char*) {}) == 0 && made != nullptr)
+    return TorchBytes(made);
+  clear_error();
+  return {};
 }
 
 }  // namespace quire_python

@@ -6,6 +6,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <cstddef>
+#include <memory>
 #include <optional>
 
 #include "quire/tensor.hpp"
@@ -20,5 +22,24 @@ std::optional<nb::dlpack::dltensor> read_torch(nb::handle tensor);
 
 /// torch's current stream of a GPU. Empty, and no Python error is set, if torch is older.
 std::optional<void*> current_torch_stream(quire::Memory memory, int ordinal);
+
+/// Bytes of torch's allocator, as torch.empty() would give them on torch's current stream. Freed when this goes: who writes them
+/// by then has enqueued it.
+class TorchBytes {
+ public:
+  TorchBytes() = default;
+  explicit TorchBytes(struct ManagedTensor* tensor) : tensor_(tensor) {}
+  explicit operator bool() const { return tensor_ != nullptr; }
+  std::byte* data() const;
+
+ private:
+  struct Release {
+    void operator()(struct ManagedTensor* tensor) const;
+  };
+  std::unique_ptr<struct ManagedTensor, Release> tensor_;
+};
+
+/// Uninitialised. Empty, and no Python error is set, if torch is older or has no such memory.
+TorchBytes new_torch_bytes(quire::Memory memory, int ordinal, std::size_t count);
 
 }  // namespace quire_python

@@ -8,7 +8,6 @@
 #include <string>
 
 #include "errors.hpp"
-#include "torch_exchange.hpp"
 
 namespace quire_python {
 namespace {
@@ -75,12 +74,19 @@ void check_workspace(const ArrayRef& query, const ArrayRef& workspace) {
   check_same_gpu(query, "query", workspace, "workspace");
 }
 
-ArrayRef device_workspace(const ArrayRef& query, std::size_t bytes, nb::handle given, nb::handle stream) {
+DeviceWorkspace device_workspace(const ArrayRef& query, std::size_t bytes, nb::handle given, nb::handle stream) {
+  DeviceWorkspace made;
+  if (given.is_none() && stream.is_none() && query.torch_data != nullptr)
+    if ((made.fresh = new_torch_bytes(query.view.memory, query.ordinal, bytes))) {
+      made.bytes = {made.fresh.data(), bytes};
+      return made;
+    }
   static const auto* const empty = new nb::object(arrays_function("empty_bytes_like"));  // leaked, as the classes are
-  ArrayRef array = given.is_none() ? import_array((*empty)(query.object, bytes, stream), "workspace", Access::write, "fp8_e4m3fn")
-                                   : import_workspace(given);
-  check_workspace(query, array);
-  return array;
+  made.array = given.is_none() ? import_array((*empty)(query.object, bytes, stream), "workspace", Access::write, "fp8_e4m3fn")
+                               : import_workspace(given);
+  check_workspace(query, made.array);
+  made.bytes = bytes_of(made.array);
+  return made;
 }
 
 }  // namespace quire_python

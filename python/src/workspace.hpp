@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <span>
 
+#include "torch_exchange.hpp"
 #include "types.hpp"
 
 namespace quire_python {
@@ -22,9 +23,14 @@ ArrayRef import_workspace(nb::handle workspace);
 /// Raises ArgumentError if the workspace is not where the query is.
 void check_workspace(const ArrayRef& query, const ArrayRef& workspace);
 
-/// The workspace of a GPU call: what the caller gave, or one from the library of the query, which frees it when work that is
-/// enqueued by then is done.
-ArrayRef device_workspace(const ArrayRef& query, std::size_t bytes, nb::handle given, nb::handle stream);
+/// The workspace of a GPU call, and what keeps it.
+struct DeviceWorkspace {
+  ArrayRef array;
+  TorchBytes fresh;
+  std::span<std::byte> bytes;
+};
+/// What the caller gave, or one from the library of the query, which frees it when work that is enqueued by then is done.
+DeviceWorkspace device_workspace(const ArrayRef& query, std::size_t bytes, nb::handle given, nb::handle stream);
 
 std::span<std::byte> bytes_of(const ArrayRef& workspace);
 

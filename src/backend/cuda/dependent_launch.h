@@ -78,8 +78,9 @@ cudaError_t launch_dependent(void (*kernel)(Parameters...), const LaunchShape& s
 
 #if defined(__CUDACC__)
 /// The kernel behind may start: it waits where it must, for this one. The first of a call waits for whatever is before the call,
-/// and lets nobody start before: so what follows reads lengths, tables and tensors without waiting. Before sm90 nothing starts
-/// early, and nothing needs to wait.
+/// and lets nobody start before: so what follows reads lengths, tables and tensors without waiting. A call that is one kernel may
+/// let the kernel behind start at once: that one is the first of another call, and waits. Before sm90 nothing starts early, and
+/// nothing needs to wait.
 __device__ inline void let_dependents_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "backend/gpu/args.h"
+#include "backend/gpu/cached_lens_args.h"
 #include "quire/plan.hpp"
 
 namespace quire::cuda {
@@ -50,6 +51,7 @@ cudaError_t find_bad_contents(const gpu::AttendArgs& args, bool& found);
 
 /// move.cu
 cudaError_t launch_append(const gpu::AppendArgs& args, cudaStream_t stream);
+cudaError_t launch_cached_lens(const gpu::CachedLensArgs& args, cudaStream_t stream);
 cudaError_t launch_merge(const gpu::MergeArgs& args, cudaStream_t stream);
 
 /// bench.cu: reads all bytes once; `sink` is 4 bytes of the device.

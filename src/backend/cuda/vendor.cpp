@@ -109,6 +109,10 @@ Status enqueue_merge(const gpu::MergeArgs& args, void* stream) {
   return status_of(launch_merge(args, cuda_stream(stream)), "merge: launching the kernel");
 }
 
+Status enqueue_cached_lens(const gpu::CachedLensArgs& args, void* stream) {
+  return status_of(launch_cached_lens(args, cuda_stream(stream)), "derive_cached_lens: launching the kernel");
+}
+
 Status fetch(void* to, const void* from, std::size_t bytes, void* stream) {
   const cudaStream_t on = cuda_stream(stream);
   if (Status s = status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, on), "cudaMemcpyAsync"); !s.ok()) return s;
@@ -157,8 +161,19 @@ gpu::Tickets tickets;
 
 }  // namespace
 
-const gpu::Vendor kVendor = {
-    &device::kCudaRuntime, has_kernel, enqueue_attend, enqueue_append,    enqueue_merge, fetch, put, find_bad,
-    current_device,        set_device, is_capturing,   allocate_for_host, &tickets};
+const gpu::Vendor kVendor = {&device::kCudaRuntime,
+                             has_kernel,
+                             enqueue_attend,
+                             enqueue_append,
+                             enqueue_merge,
+                             enqueue_cached_lens,
+                             fetch,
+                             put,
+                             find_bad,
+                             current_device,
+                             set_device,
+                             is_capturing,
+                             allocate_for_host,
+                             &tickets};
 
 }  // namespace quire::cuda

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "backend/gpu/args.h"
+#include "backend/gpu/cached_lens_args.h"
 #include "device/runtime.h"
 #include "quire/attention.hpp"
 
@@ -30,6 +31,8 @@ struct Vendor {
   Status (*enqueue_attend)(const Plan& plan, std::span<const AttendArgs> args, const ResetArgs& reset, Part part, void* stream);
   Status (*enqueue_append)(const AppendArgs& args, void* stream);
   Status (*enqueue_merge)(const MergeArgs& args, void* stream);
+  /// Null where the vendor has no such kernel.
+  Status (*enqueue_cached_lens)(const CachedLensArgs& args, void* stream);
   /// Copies to the host what is there when the stream has come so far, and waits for it.
   Status (*fetch)(void* to, const void* from, std::size_t bytes, void* stream);
   /// Copies to the device when the stream has come so far, and waits for it.
@@ -65,6 +68,9 @@ Status append(const Vendor& vendor, const KVCache& cache, const Tensor& key, con
               const AppendOptions& options);
 Status merge(const Vendor& vendor, const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b,
              const Tensor& out, const Tensor& lse, const MergeOptions& merge_options);
+
+Status derive_cached_lens(const Vendor& vendor, const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& cached_lens,
+                          void* stream);
 
 /// As quire/attention.hpp says, of one vendor's devices.
 std::uint64_t take_broken_ticket(const Vendor& vendor) noexcept;

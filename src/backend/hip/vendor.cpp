@@ -166,7 +166,7 @@ gpu::Tickets tickets;
 }  // namespace
 
 const gpu::Vendor kVendor = {
-    &device::kHipRuntime, has_kernel,     enqueue_attend, enqueue_append, enqueue_merge,     fetch,   put,
+    &device::kHipRuntime, has_kernel,     enqueue_attend, enqueue_append, enqueue_merge,     nullptr, fetch, put,
     find_bad_contents,    current_device, set_device,     is_capturing,   allocate_for_host, &tickets};
 
 }  // namespace quire::hip
