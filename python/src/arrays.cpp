@@ -566,7 +566,7 @@ void check_same_gpu(const ArrayRef& first, const char* first_name, const ArrayRe
          "lives on GPU " + std::to_string(array.ordinal) + ", but " + first_name + " on GPU " + std::to_string(first.ordinal));
 }
 
-/// Where a torch tensor's first element is now.
+/// Address of a torch tensor's first element, as it is now.
 static const void* torch_data_of(nb::handle tensor) {
   if (const std::optional<nb::dlpack::dltensor> now = read_torch(tensor))
     return static_cast<const std::byte*>(now->data) + now->byte_offset;

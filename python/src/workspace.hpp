@@ -29,7 +29,7 @@ struct DeviceWorkspace {
   TorchBytes fresh;
   std::span<std::byte> bytes;
 };
-/// What the caller gave, or one from the library of the query, which frees it when work that is enqueued by then is done.
+/// Workspace that the caller gave, or one from the library of the query, which frees it when work enqueued by then is done.
 DeviceWorkspace device_workspace(const ArrayRef& query, std::size_t bytes, nb::handle given, nb::handle stream);
 
 std::span<std::byte> bytes_of(const ArrayRef& workspace);

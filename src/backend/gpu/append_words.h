@@ -52,8 +52,8 @@ QUIRE_DEVICE std::uint32_t encode_pair(float first, float second) {
 #endif
 }
 
-/// All by one number. On CUDA by the steps of a correctly rounded division with one reciprocal for all, where no step can leave
-/// the range of f32 (bench/gpu/functions_cuda compares every row with divisions by many numbers).
+/// Divides all values by one number. On CUDA by the steps of a correctly rounded division with one reciprocal for all, where no
+/// step can leave the range of f32 (bench/gpu/functions_cuda compares every row with divisions by many numbers).
 QUIRE_DEVICE void divide_all(float (&value)[kAppendDims], float divisor) {
 #if defined(__CUDA_ARCH__)
   constexpr std::uint32_t kLeast = 0x21800000u, kMost = 0x5D800000u;  // 2^-60 and 2^60
@@ -139,7 +139,7 @@ QUIRE_DEVICE T load_now(const T* at) {
 }
 #endif
 
-/// What one thread moves, with all that it needs once it may read: a short call waits for every instruction after that.
+/// Piece that one thread moves, with all that it needs once it may read: a short call waits for every instruction after that.
 struct AppendPiece {
   const std::uint8_t* rows = nullptr;
   std::uint8_t* cache = nullptr;                                     ///< where slot 0 has it
@@ -152,7 +152,7 @@ struct AppendPiece {
   bool wide_slots = false;
 };
 
-/// Of an item: `each` tokens of a piece of one side.
+/// Makes the piece of an item: `each` tokens of a piece of one side.
 QUIRE_DEVICE AppendPiece append_piece(const AppendWords& a, const AppendSide& side, int block, std::int32_t each) {
   const std::uint32_t item = static_cast<std::uint32_t>(block) * kAppendWordThreads + static_cast<std::uint32_t>(thread_index());
   const std::uint32_t group = side.of_token.of(item), piece = item - group * side.of_token.divisor;
@@ -173,7 +173,7 @@ QUIRE_DEVICE AppendPiece append_piece(const AppendWords& a, const AppendSide& si
 
 constexpr std::uint32_t kNoSlot = 0xFFFFFFFFu;
 
-/// Of token i of the piece: below num_slots, or kNoSlot. A negative one is larger than any.
+/// Slot of token i of the piece: below num_slots, or kNoSlot. As an unsigned number a negative slot is larger than any.
 QUIRE_DEVICE std::uint32_t slot_of(const AppendPiece& p, int i) {
   const std::uint8_t* const at = p.slots + i * p.slot_stride;
   const std::uint64_t slot =

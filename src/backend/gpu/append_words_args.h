@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What append_words.h is given, and which calls of append() it takes: made on the host, so that a thread divides and multiplies
+// Arguments of append_words.h, and which calls of append() it takes: made on the host, so that a thread divides and multiplies
 // little before it reads its row.
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cached_lens.h is given.
+// Arguments of cached_lens.h.
 #pragma once
 
 #include <cstdint>
