@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Floor of append(): times of the smallest kernels in its place, as GPU time of one launch in a captured graph of 64, with the attribute
-// of append()'s launches. Prints one JSON: an empty kernel; one that reads a slot and a row and writes the row where the slot
-// says; append() of bf16 rows by the library's kernels for words, and by its general one. docs/kernels/layouts.md has the
-// figures.
+// Floor of append(): times of the smallest kernels in its place, as GPU time of one launch in a captured graph of 64, with the
+// attribute of append()'s launches. Prints one JSON: an empty kernel; one that reads a slot and a row and writes the row where
+// the slot says; append() of bf16 rows by the library's kernels for words, and by its general one. docs/kernels/layouts.md has
+// the figures.
 //
 // usage: append_floor
 #include "backend/gpu/runtime.h"
