@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quire's calls as operators of torch: ``torch.ops.quire.attend``, ``prepare``, ``append`` and ``merge``, defined when this module is imported.
+"""Quire's calls as operators of torch: ``torch.ops.quire.attend``, ``prepare``, ``append``, ``merge`` and ``merge_many``,
+defined when this module is imported.
 
 What they write is declared, and they have fake implementations, so they work in ``torch.compile(fullgraph=True)``, in CUDA graphs and
 in exported programs. They are for inference: a tensor that requires grad is refused while grad mode is on. Import of this module needs
@@ -20,7 +21,7 @@ from torch import Tensor
 from quire import _quire
 from quire.errors import ArgumentError
 
-__all__ = ["append", "as_tensor", "attend", "merge", "prepare", "workspace_bytes"]
+__all__ = ["append", "as_tensor", "attend", "merge", "merge_many", "prepare", "workspace_bytes"]
 
 _BITS = {1: np.uint8, 2: np.int16}  # by bytes: types whose bits torch takes from NumPy
 _NUMPY_LACKS = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")  # torch's names and ml_dtypes'
@@ -128,6 +129,27 @@ _define(
 )
 
 
+def _merged_many_like(outs: Tensor, output_scale: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+    dtype = outs.dtype if output_scale is None else torch.float8_e4m3fn
+    return (
+        torch.empty(outs.shape[1:], dtype=dtype, device=outs.device),
+        torch.empty(outs.shape[1:3], dtype=torch.float32, device=outs.device),
+    )
+
+
+def _merge_many(outs: Tensor, lses: Tensor, output_scale: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+    out, lse = _merged_many_like(outs, output_scale)
+    _quire.merge_many(outs, lses, out, lse, output_scale=output_scale)
+    return out, lse
+
+
+def _merge_many_fake(outs: Tensor, lses: Tensor, output_scale: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+    return _merged_many_like(outs, output_scale)
+
+
+_define("merge_many(Tensor outs, Tensor lses, Tensor? output_scale=None) -> (Tensor, Tensor)", _merge_many, _merge_many_fake)
+
+
 def attend(
     query: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor, *,
     output: Optional[Tensor] = None, lse: Optional[Tensor] = None, key: Optional[Tensor] = None, value: Optional[Tensor] = None,
@@ -208,6 +230,11 @@ def merge(
     :class:`quire.Batch`, with ``output_scale``.
     """
     return torch.ops.quire.merge(out_a, lse_a, out_b, lse_b, output_scale)
+
+
+def merge_many(outs: Tensor, lses: Tensor, *, output_scale: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+    """(out, lse) of attention over the disjoint key sets of a stack, in the order of its first axis. As :func:`quire.merge_many`."""
+    return torch.ops.quire.merge_many(outs, lses, output_scale)
 
 
 def workspace_bytes(*arguments: Any, **named: Any) -> int:

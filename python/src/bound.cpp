@@ -45,14 +45,18 @@ struct Layer {
             .request_ids = batch.request_ids.view,
             .padding = padding,
             .q_scale = batch.q_scale.view,
-            .output_scale = batch.output_scale.view};
+            .output_scale = batch.output_scale.view,
+            .causal = batch.causal.view,
+            .q_begin = batch.q_begin.view,
+            .key_begin = batch.key_begin.view};
   }
   quire::KVCache cache_views(quire::CacheLayout layout) const {
     return {.k = k.view, .v = v.view, .layout = layout, .k_scale = k_scale.view, .v_scale = v_scale.view};
   }
   SmallArrays small() const {
-    return {batch.query_start_loc, batch.seq_lens, batch.block_table, batch.cached_lens, k_scale, v_scale,
-            alibi_slopes,          sinks,          batch.q_scale,     batch.output_scale};
+    return {batch.query_start_loc, batch.seq_lens, batch.block_table, batch.cached_lens,  k_scale,      v_scale,
+            alibi_slopes,          sinks,          batch.q_scale,     batch.output_scale, batch.causal, batch.q_begin,
+            batch.key_begin};
   }
   void check_one_gpu() const {
     const BatchArrays& b = batch;
@@ -62,6 +66,7 @@ struct Layer {
     one(b.cached_lens, "cached_lens"), one(k, "k"), one(v, "v"), one(k_scale, "k_scale"), one(v_scale, "v_scale");
     one(alibi_slopes, "alibi_slopes"), one(sinks, "sinks");
     one(b.q_scale, "q_scale"), one(b.output_scale, "output_scale");
+    one(b.causal, "causal"), one(b.q_begin, "q_begin"), one(b.key_begin, "key_begin");
   }
 };
 
@@ -216,7 +221,10 @@ class PyBoundCall {
     for (const auto& [array, name] : {std::pair{&layer_.batch.query_start_loc, "query_start_loc"},
                                       {&layer_.batch.seq_lens, "seq_lens"},
                                       {&layer_.batch.block_table, "block_table"},
-                                      {&layer_.batch.cached_lens, "cached_lens"}})
+                                      {&layer_.batch.cached_lens, "cached_lens"},
+                                      {&layer_.batch.causal, "causal"},
+                                      {&layer_.batch.q_begin, "q_begin"},
+                                      {&layer_.batch.key_begin, "key_begin"}})
       check_still_there(*array, name);
   }
 

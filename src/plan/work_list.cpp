@@ -8,7 +8,6 @@
 #include "plan/balance.h"
 #include "plan/heaviest_first.h"
 #include "plan/tile_sizes.h"
-#include "semantics/visible_range.h"
 
 namespace quire {
 namespace plan_detail {
@@ -23,11 +22,6 @@ void choose_shapes(Plan& plan) {
   plan.tile_q = std::max<std::int64_t>(1, sizes.score_rows / plan.problem.group());
 }
 
-/// Keys that any row of the tile sees.
-semantics::KeyRange keys_of(const Problem& problem, const Request& req, std::int64_t row_begin, std::int64_t row_end) {
-  return semantics::visible_range(req.context_len + row_begin, req.context_len + row_end - 1, problem.sliding_window.value_or(0));
-}
-
 /// Every tile unsplit, in order of requests and rows.
 std::vector<WorkTile> whole_tiles(const Plan& plan) {
   const Problem& p = plan.problem;
@@ -39,7 +33,7 @@ std::vector<WorkTile> whole_tiles(const Plan& plan) {
     const Request& req = p.reqs[r];
     for (std::int64_t row = 0; row < req.query_len; row += plan.tile_q) {
       const std::int64_t row_end = std::min(req.query_len, row + plan.tile_q);
-      const semantics::KeyRange keys = keys_of(p, req, row, row_end);
+      const KeyPositions keys = p.visible_keys(req, row, row_end - 1);
       WorkTile& tile = tiles.emplace_back();
       tile.req = static_cast<std::int32_t>(r);
       tile.row_begin = static_cast<std::int32_t>(row);
@@ -84,8 +78,7 @@ void count_traffic(Plan& plan) {
   const Problem& p = plan.problem;
   std::int64_t keys = 0;
   for (const Request& req : p.reqs) {
-    if (req.query_len == 0) continue;
-    const semantics::KeyRange range = keys_of(p, req, 0, req.query_len);
+    const KeyPositions range = p.visible_keys(req);
     keys += range.end - range.begin;
   }
   plan.kv_bytes = 2 * keys * p.num_kv_heads * p.head_dim * itemsize(p.kv_dtype);

@@ -53,7 +53,9 @@ TEST_P(HipAttend, Matrix) {
   constexpr int kDims[] = {64, 128, 64, 256};
   const std::vector<std::string>& types = matrix_types();
   const std::string shape = with_head_dim(hazard().shapes.back(), kDims[turn() % 4]);
-  judge_line(hazard_line(types[turn() % types.size()], shape, turn()), "hip_matrix");
+  const ProblemLine line = hazard_line(types[turn() % types.size()], shape, turn());
+  if (!line.problem.is_causal_at_end()) GTEST_SKIP() << "hip_matrix takes causal rows at the end of their keys";
+  judge_line(line, "hip_matrix");
 }
 
 INSTANTIATE_TEST_SUITE_P(, HipAttend, testing::Combine(testing::Values(0, 1, 2), testing::ValuesIn(hazards())), name_of);

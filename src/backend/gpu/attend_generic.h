@@ -127,7 +127,7 @@ QUIRE_DEVICE void attend_generic(const AttendArgs& a, SharedArea shared) {
     block_barrier();  // the item's number is there; rows of the item before are used up
     const std::int32_t index = *block.next_item;
     if (index >= num_items) return;
-    attend_item(a, item_at(a, index), block);
+    attend_item(a, a.has_masks ? masked_item_at(a, index) : item_at(a, index), block);
   }
 }
 

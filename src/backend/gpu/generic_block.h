@@ -7,7 +7,6 @@
 #include "backend/gpu/args.h"
 #include "backend/gpu/generic_sizes.h"
 #include "backend/gpu/stage_rows.h"
-#include "semantics/visible_range.h"
 
 namespace quire::gpu {
 
@@ -73,6 +72,14 @@ QUIRE_DEVICE GenericItem item_at(const AttendArgs& a, std::int32_t index) {
   return item;
 }
 
+/// item_at() of a batch with masks of any kind.
+QUIRE_DEVICE GenericItem masked_item_at(const AttendArgs& a, std::int32_t index) {
+  GenericItem item = item_at(a, index);
+  const semantics::KeyRange seen = sight_of(a, item.slice.req, item.lengths).of_row(item.slice.row_begin / a.group);
+  item.first_visible = static_cast<std::int32_t>(seen.begin);
+  return item;
+}
+
 /// Threads 0 to kGenericTileRows - 1 describe the item's rows.
 QUIRE_DEVICE void describe_rows(const AttendArgs& a, const GenericItem& item, const GenericBlock& block) {
   const int m = thread_index();
@@ -81,7 +88,7 @@ QUIRE_DEVICE void describe_rows(const AttendArgs& a, const GenericItem& item, co
   ScoreRow& r = block.rows[m];
   r.token = item.lengths.first_token + query_row;
   r.head = item.kv_head * a.group + row % a.group;
-  r.q_pos = item.lengths.context_len + query_row;
+  r.q_pos = static_cast<std::int32_t>(sight_of(a, item.slice.req, item.lengths).first) + query_row;
   r.slope = a.alibi_slopes.at(r.head, 0.0f);
   block.query_at[m] = a.query.strides.row(0, r.head, r.token);
 }
@@ -119,7 +126,8 @@ QUIRE_DEVICE void describe_tile(const AttendArgs& a, const GenericItem& item, co
   if (m < 0 || m >= kGenericTileRows) return;
   // Rows beyond the item see nothing, at the place where the last row stops seeing.
   const ScoreRow& last = block.rows[m < item.num_rows ? m : item.num_rows - 1];
-  const semantics::KeyRange seen = semantics::visible_range(last.q_pos, a.window);
+  const Sight sight = sight_of(a, item.slice.req, item.lengths);
+  const semantics::KeyRange seen = semantics::visible_range(sight.reach, last.q_pos, sight.num_keys);
   const std::int32_t end = clamped(seen.end - keys.first, 0, keys.end);
   block.rows[m].end = end;
   block.rows[m].begin = m < item.num_rows ? clamped(seen.begin - keys.first, 0, kGenericTileKeys) : end;
