@@ -347,6 +347,31 @@ TEST_P(HipStep, ALayerOfAnotherPreparationIsRefused) {
   EXPECT_THAT(step.status().message(), testing::HasSubstr("with this workspace before the last one wrote no row"));
 }
 
+/// Rows that see other keys are another step: work lists were made for the keys that its rows see.
+TEST_P(HipStep, ALayerOfAnotherMaskIsRefused) {
+  const std::string line = std::string(kStep) + " causal=0,1,0,2x0 wright=40 window=200 qbegin=290,70,200,2x0 kbegin=3,0,7,2x0";
+  const PlanSettings portable{.kernel = "hip_generic"};
+  Prepared step(line, portable), other(line, portable);
+  const auto refused = [&](const char* what, const Batch& batch, const Options& options) {
+    step.prepare();
+    step.forget_output();
+    const Status s = attend(step.planned, batch, step.there.cache(), options, step.workspace, {.prepared = true});
+    ASSERT_TRUE(s.ok()) << s.message();
+    EXPECT_TRUE(step.output_untouched()) << what;
+    EXPECT_EQ(step.status().code(), Code::invalid_argument) << what;
+    step.layer();
+    EXPECT_EQ(step.wrong(), "") << "its own layers are served";
+  };
+  for (Tensor Batch::* of : {&Batch::causal, &Batch::q_begin, &Batch::key_begin}) {
+    Batch batch = step.there.batch();
+    (batch.*of).data = (other.there.batch().*of).data;
+    refused("a tensor of masks", batch, step.there.options());
+  }
+  Options options = step.there.options();
+  options.window_right = 41;
+  refused("window_right", step.there.batch(), options);
+}
+
 TEST_P(HipStep, LengthsThatChangedSinceAreHeard) {
   Prepared step(kStep, settings());
   for (const bool starts : {false, true}) {
