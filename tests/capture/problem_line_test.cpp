@@ -141,7 +141,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{"q=f32 heads=8 d=1 reqs=1", "key page=", "missing"}, BadLine{"q=f32 heads=8 d=1 page=4", "key reqs=", "missing"},
         BadLine{"q" REST, "\"q\"", "key=value"}, BadLine{"q=" REST, "q=\"\"", "one of f32, f16, bf16"},
         BadLine{"q=fp8_e5m2" REST, "q=\"fp8_e5m2\"", "one of f32"},
-        BadLine{"q=f16 out=bf16" REST, "out=\"bf16\"", "the query's type (f16) or fp8_e4m3fn"},
+        BadLine{"q=f16 out=bf16" REST, "out=\"bf16\"", "the query's type (f16), f32 or fp8_e4m3fn"},
         BadLine{"q=fp8_e4m3fn kv=bf16" REST, "kv=\"bf16\"", "fp8_e4m3fn, as the query is"},
         BadLine{"q=bf16 qscale=head" REST, "qscale=\"head\"", "none with q=bf16"},
         BadLine{"q=f32 kv=fp8" REST, "kv=\"fp8\"", "fp8_e4m3fnuz"}, BadLine{"q=bf16 kv=f32" REST, "kv=\"f32\"", "bf16"},

@@ -27,6 +27,7 @@ namespace {
 using gpu::AppendArgs;
 using gpu::AttendArgs;
 using gpu::MergeArgs;
+using gpu::MergeManyArgs;
 using gpu::ResetArgs;
 
 struct Model {
