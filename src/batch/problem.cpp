@@ -29,8 +29,9 @@ semantics::Reach reach_of(const Problem& p, const Request& r) {
   return semantics::reach_of(r.causal, p.sliding_window.value_or(0), p.window_right.value_or(-1));
 }
 
-/// Sum of visible keys over the query rows of one request; saturates.
+/// Sum of visible keys over the query rows of one request; saturates. A decode row, of which steps have hundreds, is one range.
 std::int64_t visible_pairs(const Problem& p, const Request& r) {
+  if (r.query_len == 1 && p.is_causal_at_end()) return p.sliding_window ? std::min(r.seq_len(), *p.sliding_window) : r.seq_len();
   const semantics::Reach reach = reach_of(p, r);
   const Wide ends = sum_clamped(r.first_row() + reach.after + 1, r.query_len, r.seq_len());
   const Wide begins = sum_clamped(r.first_row() - reach.before, r.query_len, r.seq_len());

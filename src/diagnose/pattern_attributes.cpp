@@ -36,7 +36,7 @@ CellAttributes attributes_of(const Facts& f, std::int64_t token, std::int64_t he
   set(Attribute::context_len, f.context_len(r));
   set(Attribute::q_pos, q_pos);
   set(Attribute::num_keys, num_keys);
-  set(Attribute::page_offset, (q_pos % f.page_size + f.page_size) % f.page_size);
+  set(Attribute::page_offset, remainder(q_pos, f.page_size));
   set(Attribute::num_pages, num_keys > 0 ? (seen_end - 1) / f.page_size - first / f.page_size + 1 : 0);
   set(Attribute::head, head);
   set(Attribute::kv_head, head / f.group);

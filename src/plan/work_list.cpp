@@ -8,6 +8,7 @@
 #include "plan/balance.h"
 #include "plan/heaviest_first.h"
 #include "plan/tile_sizes.h"
+#include "semantics/visible_range.h"
 
 namespace quire {
 namespace plan_detail {
@@ -22,6 +23,14 @@ void choose_shapes(Plan& plan) {
   plan.tile_q = std::max<std::int64_t>(1, sizes.score_rows / plan.problem.group());
 }
 
+/// Problem::visible_keys() at the price of causal rows where there are no others: an engine plans each step.
+KeyPositions keys_of(const Problem& p, const Request& req, std::int64_t first_row, std::int64_t last_row) {
+  if (!p.is_causal_at_end()) return p.visible_keys(req, first_row, last_row);
+  const semantics::KeyRange keys =
+      semantics::visible_range(req.context_len + first_row, req.context_len + last_row, p.sliding_window.value_or(0));
+  return {keys.begin, keys.end};
+}
+
 /// Every tile unsplit, in order of requests and rows.
 std::vector<WorkTile> whole_tiles(const Plan& plan) {
   const Problem& p = plan.problem;
@@ -33,7 +42,7 @@ std::vector<WorkTile> whole_tiles(const Plan& plan) {
     const Request& req = p.reqs[r];
     for (std::int64_t row = 0; row < req.query_len; row += plan.tile_q) {
       const std::int64_t row_end = std::min(req.query_len, row + plan.tile_q);
-      const KeyPositions keys = p.visible_keys(req, row, row_end - 1);
+      const KeyPositions keys = keys_of(p, req, row, row_end - 1);
       WorkTile& tile = tiles.emplace_back();
       tile.req = static_cast<std::int32_t>(r);
       tile.row_begin = static_cast<std::int32_t>(row);
@@ -78,7 +87,8 @@ void count_traffic(Plan& plan) {
   const Problem& p = plan.problem;
   std::int64_t keys = 0;
   for (const Request& req : p.reqs) {
-    const KeyPositions range = p.visible_keys(req);
+    if (req.query_len == 0) continue;
+    const KeyPositions range = keys_of(p, req, 0, req.query_len - 1);
     keys += range.end - range.begin;
   }
   plan.kv_bytes = 2 * keys * p.num_kv_heads * p.head_dim * itemsize(p.kv_dtype);

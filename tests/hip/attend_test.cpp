@@ -369,7 +369,8 @@ TEST_P(HipStep, ALayerOfAnotherMaskIsRefused) {
   }
   Options options = step.there.options();
   options.window_right = 41;
-  refused("window_right", step.there.batch(), options);
+  const Status s = attend(step.planned, step.there.batch(), step.there.cache(), options, step.workspace, {.prepared = true});
+  EXPECT_THAT(s.message(), testing::HasSubstr("window_right differs (plan 40, options 41"));
 }
 
 TEST_P(HipStep, LengthsThatChangedSinceAreHeard) {

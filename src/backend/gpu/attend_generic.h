@@ -68,8 +68,8 @@ QUIRE_DEVICE void attend_keys(const AttendArgs& a, const GenericItem& item, cons
   SoftmaxState state;
   QUIRE_NO_UNROLL
   for (std::int32_t first = item.slice.key_begin; first < item.slice.key_end; first += kGenericTileKeys) {
-    const TileKeys keys = tile_keys_at(item, first);
     block_barrier();  // rows are described; the tile before is used up
+    const TileKeys keys = tile_keys_at(item, block, first);
     describe_tile(a, item, keys, block);
     block_barrier();  // the tile is described
     score_tile(a, item, keys, block, first == item.slice.key_begin);
@@ -127,7 +127,7 @@ QUIRE_DEVICE void attend_generic(const AttendArgs& a, SharedArea shared) {
     block_barrier();  // the item's number is there; rows of the item before are used up
     const std::int32_t index = *block.next_item;
     if (index >= num_items) return;
-    attend_item(a, a.has_masks ? masked_item_at(a, index) : item_at(a, index), block);
+    attend_item(a, item_at(a, index), block);
   }
 }
 
