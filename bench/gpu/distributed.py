@@ -152,7 +152,7 @@ def measure(name: str, group: Group, device: torch.device, timer: Timer, partial
     seconds["exchange_us"] = timer(layers, exchange)
     seconds["one_again_us"] = timer(layers, one)
     bits = torch.empty((group.world, *out.shape), dtype=dtype, device=device)
-    dist.all_gather_into_tensor(bits.reshape(-1).view(torch.int16), out.reshape(-1).view(torch.int16))
+    dist.all_gather_into_tensor(bits.reshape(-1).view(torch.uint8), out.reshape(-1).view(torch.uint8))
     last_k, last_v = whole[-1]
     return {
         "case": name,

@@ -45,8 +45,9 @@ def _attend(
     sinks: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "", softmax_scale: Optional[float] = None,
     sliding_window: Optional[int] = None, logits_soft_cap: Optional[float] = None, max_query_len: int = 0, max_seq_len: int = 0,
     padding: Optional[str] = None, q_scale: Optional[Tensor] = None, output_scale: Optional[Tensor] = None,
-    workspace: Optional[Tensor] = None, prepared: bool = False, causal: bool = True, causal_per_request: Optional[Tensor] = None,
-    q_begin: Optional[Tensor] = None, key_begin: Optional[Tensor] = None, window_right: Optional[int] = None, part: str = "",
+    workspace: Optional[Tensor] = None, causal: bool = True, causal_per_request: Optional[Tensor] = None,
+    q_begin: Optional[Tensor] = None, key_begin: Optional[Tensor] = None, window_right: Optional[int] = None, prepared: bool = False,
+    part: str = "",
 ) -> Any:  # fmt: skip
     return _quire.attend_arrays(
         query, output, k, v, query_start_loc, seq_lens, block_table, layout.lower(), cache_dtype, cached_lens, key, value, lse, k_scale,
@@ -76,17 +77,13 @@ _OF_A_CALL = (
     "Tensor? value=None, Tensor? cached_lens=None, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? alibi_slopes=None, "
     "Tensor? sinks=None, str layout='nhd', str cache_dtype='', float? softmax_scale=None, SymInt? sliding_window=None, "
     "float? logits_soft_cap=None, SymInt max_query_len=0, SymInt max_seq_len=0, str? padding=None, Tensor? q_scale=None, "
-    "Tensor? output_scale=None, Tensor(c!)? workspace=None"
-)
-_MASKS = (
-    "bool causal=True, Tensor? causal_per_request=None, Tensor? q_begin=None, Tensor? key_begin=None, SymInt? window_right=None"
+    "Tensor? output_scale=None, Tensor(c!)? workspace=None, bool causal=True, Tensor? causal_per_request=None, Tensor? q_begin=None, "
+    "Tensor? key_begin=None, SymInt? window_right=None"
 )
 _define(
-    f"attend(Tensor query, Tensor(a!) output, {_OF_A_CALL.format(lse='(b!)')}, bool prepared=False, {_MASKS}) -> ()",
-    _attend_op,
-    _attend_fake,
+    f"attend(Tensor query, Tensor(a!) output, {_OF_A_CALL.format(lse='(b!)')}, bool prepared=False) -> ()", _attend_op, _attend_fake
 )
-_define(f"prepare(Tensor query, Tensor output, {_OF_A_CALL.format(lse='')}, {_MASKS}) -> ()", _prepare_op, _attend_fake)
+_define(f"prepare(Tensor query, Tensor output, {_OF_A_CALL.format(lse='')}) -> ()", _prepare_op, _attend_fake)
 
 
 def _append(
@@ -195,7 +192,7 @@ def attend(
     torch.ops.quire.attend(
         query, output, k, v, query_start_loc, seq_lens, block_table, lse, key, value, cached_lens, k_scale, v_scale, alibi_slopes, sinks,
         layout, cache_dtype, softmax_scale, sliding_window, logits_soft_cap, max_query_len, max_seq_len, None, q_scale, output_scale,
-        workspace, prepared, *_flags(causal), q_begin, key_begin, window_right,
+        workspace, *_flags(causal), q_begin, key_begin, window_right, prepared,
     )  # fmt: skip
     return output
 

@@ -47,7 +47,7 @@ class TorchLibrary:
 
     @staticmethod
     def array(a):
-        if a.dtype in (np.float32, np.float16, np.int32, np.int64, np.uint8):
+        if a.dtype in (np.float32, np.float16, np.int32, np.int64, np.uint8, np.bool_):
             return torch.from_numpy(a)
         assert a.dtype == ml_dtypes.bfloat16
         return torch.from_numpy(a.view(np.int16)).view(torch.bfloat16)

@@ -19,8 +19,11 @@ def _integers(of: Any, *names: str) -> None:
         object.__setattr__(of, name, int(value))
 
 
-def _clip(values: Any, low: int, high: int) -> Any:
-    return min(max(values, low), high) if isinstance(values, int) else values.clip(low, high)
+def _clip(values: Any, low: int, high: int | None) -> Any:
+    """high None: any number above."""
+    if not isinstance(values, int):
+        return values.clip(low, high)
+    return max(values, low) if high is None else min(max(values, low), high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +81,7 @@ class ContextShard:
         """How many of the positions [0, length) this rank holds."""
         if self.span:
             last = self.rank + 1 == self.world
-            return _clip(lengths - self.rank * self.span, 0, 2**62 if last else self.span)
+            return _clip(lengths - self.rank * self.span, 0, None if last else self.span)
         round_ = self.interleave * self.world
         return lengths // round_ * self.interleave + _clip(lengths % round_ - self.rank * self.interleave, 0, self.interleave)
 
