@@ -117,13 +117,14 @@ Result<LocalTable> local_table(const ContextShard& shard, std::span<const std::i
 
 /// The lengths of one rank's batch: the rows of the whole batch, over the keys that the rank holds. Requests are causal.
 ///
-/// A contiguous shard keeps the requests; key_begin and q_begin say where keys and rows stand. In an interleaved shard the keys that
-/// a row sees are the first local_length(q_pos + 1) ones, and the rows of a request fall into segments, each of which becomes a
-/// request of its own with the same pages:
+/// A contiguous shard keeps the requests; key_begin and q_begin say where keys and rows stand. In an interleaved shard the keys
+/// that a row sees are the first local_length(q_pos + 1) ones, and the rows of a request fall into segments, each of which
+/// becomes a request of its own with the same pages:
 ///
 ///     rows while another rank's run passes    all see the same keys: not causal
 ///     rows in a run of this rank              each sees one key more than the row before: causal, at the end of its keys
-///     with a sliding window                   every row alone: not causal, q_begin placed so that the window ends at its last key
+///     with a sliding window                   every row alone: not causal, q_begin placed so that the window ends at its last
+///     key
 struct LocalLengths {
   std::vector<std::int64_t> query_start_loc;  ///< [segments + 1]
   std::vector<std::int64_t> seq_lens;         ///< [segments] keys on this rank
@@ -132,10 +133,10 @@ struct LocalLengths {
   std::vector<std::int64_t> q_begin;          ///< [segments], or empty = absent
   std::vector<std::int64_t> key_begin;        ///< [segments], or empty = absent
 };
-/// query_start_loc [num_reqs + 1] and seq_lens [num_reqs] are those of the whole batch, in tokens. invalid_argument names the entry that
-/// makes no sense.
+/// query_start_loc [num_reqs + 1] and seq_lens [num_reqs] are those of the whole batch, in tokens. invalid_argument names the
+/// entry that makes no sense.
 Result<LocalLengths> local_lengths(const ContextShard& shard, std::span<const std::int64_t> query_start_loc,
-                           std::span<const std::int64_t> seq_lens, std::optional<std::int64_t> sliding_window = {});
+                                   std::span<const std::int64_t> seq_lens, std::optional<std::int64_t> sliding_window = {});
 
 /// What ranks exchange with each other. Every rank makes the same calls in the same order. A call that does not come to an end
 /// within the time limit of the communicator fails on every rank that waits, and its message names the ranks that are missing.
@@ -157,9 +158,12 @@ Result<std::vector<std::unique_ptr<Communicator>>> local_group(std::int32_t worl
 
 struct ShardedSettings {
   Executor* executor = nullptr;  ///< null = default_executor()
-  bool own_heads = false;        ///< output holds this rank's share of the query heads only: [num_tokens, num_q_heads / world, head_dim]
-  bool swap_heads = false;       ///< all-to-all instead of all-gather: rank k receives and merges its share of the heads; the same bits
-  bool check_ranks = true;       ///< lengths, options, types and sizes are compared over the ranks first (Q-D05), by one small exchange
+  bool own_heads =
+      false;  ///< output holds this rank's share of the query heads only: [num_tokens, num_q_heads / world, head_dim]
+  bool swap_heads =
+      false;  ///< all-to-all instead of all-gather: rank k receives and merges its share of the heads; the same bits
+  bool check_ranks =
+      true;  ///< lengths, options, types and sizes are compared over the ranks first (Q-D05), by one small exchange
 };
 
 /// Softmax attention for every request of the batch, whose keys are spread over the ranks of `group`; host memory.
@@ -167,10 +171,10 @@ struct ShardedSettings {
 ///     o_k, lse_k = attention over the keys of rank k         f32, natural logarithm; no key: 0, -inf
 ///     out        = sum_k o_k exp(lse_k - lse)                lse = log sum_k exp(lse_k), in rank order
 ///
-/// batch: query_start_loc and seq_lens of the whole requests; block_table [num_reqs, pages] of this rank's own cache, whose page j
-/// holds local indices [j * page_size, (j + 1) * page_size); every key is in the cache of its rank. output (and lse, if given) as
-/// ShardedSettings says. All ranks call it; outputs have the same bits on every rank. A rank that is refused makes the others fail
-/// with rank_failed. Sinks count on rank 0. ALiBi needs a contiguous shard.
+/// batch: query_start_loc and seq_lens of the whole requests; block_table [num_reqs, pages] of this rank's own cache, whose page
+/// j holds local indices [j * page_size, (j + 1) * page_size); every key is in the cache of its rank. output (and lse, if given)
+/// as ShardedSettings says. All ranks call it; outputs have the same bits on every rank. A rank that is refused makes the others
+/// fail with rank_failed. Sinks count on rank 0. ALiBi needs a contiguous shard.
 Status attend_sharded(Communicator& group, const ContextShard& shard, const Batch& batch, const KVCache& cache,
                       const Options& options, const ShardedSettings& settings = {});
 

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from dense import FP8, make_job
+from dense import FP8, UNIT, attention, make_job
 from sharded import on_ranks, rank_batch, rank_cache, shard_of, without_errors
 
 import quire
@@ -83,6 +83,24 @@ def test_every_exchange_gives_the_same_bits(world, dtype):
     for exchange in ("all_gather", "all_to_all"):
         parts = run(job, world, 2, exchange=exchange, heads="own")
         assert np.array_equal(np.concatenate(parts, axis=1), whole)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_partial_results_in_the_type_of_the_query_are_rounded_once_more(dtype):
+    job = make_job(**LENGTHS, dtype=dtype)
+    outs = run(job, 3, 2, partials="query")
+    assert all(np.array_equal(out, outs[0]) for out in outs[1:])
+    expected, tolerance = job.expected()
+    # sum_k w_k |o_k| <= sum p |v|, and each o_k is rounded by at most a unit
+    weights = [
+        attention(job.q[a:b].astype(np.float64), k, v, len(k) - (b - a))[2]
+        for a, b, k, v in zip(job.query_start_loc, job.query_start_loc[1:], job.dense_k, job.dense_v)
+    ]
+    job.judge(outs[0], expected=(expected, tolerance + UNIT[dtype] * np.concatenate(weights)))
+    assert not np.array_equal(outs[0], run(job, 3, 2, partials="f32")[0])
+    assert np.array_equal(run(job, 3, 2)[0], run(job, 3, 2, partials="f32")[0])  # "auto" on a CPU
+    with pytest.raises(quire.ArgumentError, match='partials: .*expected "auto"'):
+        run(job, 3, 2, partials="f16")
 
 
 def test_bits_do_not_depend_on_who_arrives_first():

@@ -47,7 +47,7 @@ struct Context {
   bool starts_sound = false;   ///< query_start_loc splits the rows
   bool lengths_sound = false;  ///< seq_lens, cached_lens, causal, q_begin and key_begin are readable, or absent; single requests
                                ///< may still be broken
-  bool pages_sound = false;  ///< block_table is readable and the window and cache sizes are known
+  bool pages_sound = false;    ///< block_table is readable and the window and cache sizes are known
 };
 
 constexpr bool known(std::int64_t size) noexcept { return size >= 0; }

@@ -158,8 +158,7 @@ Status attend_to_own_keys(const ContextShard& shard, const Batch& batch, const K
   if (!lengths.key_begin.empty()) own.key_begin = Tensor::contiguous(lengths.key_begin.data(), DType::i64, count);
   Options own_options = options;
   if (shard.rank != 0) own_options.sinks = Tensor{};  // one logit in the denominator: one rank counts it
-  const Result<Plan> made =
-      plan(own, cache, own_options, {.num_threads = executor != nullptr ? executor->num_threads() : 0});
+  const Result<Plan> made = plan(own, cache, own_options, {.num_threads = executor != nullptr ? executor->num_threads() : 0});
   if (!made.ok()) return made.status();
   Workspace workspace;
   return attend(made.value(), own, cache, own_options, workspace.at_least(workspace_bytes(made.value())), {.executor = executor});

@@ -106,10 +106,12 @@ void drop_masks(Candidates& list, const ProblemLine& line) {
     p.has_causal = false;
     p.window_right.reset();
   });
-  each([](Problem& p, Request& r) {
-    p.causal = r.causal = false;
-    p.has_causal = false;
-  });
+  // One flag for all is plainer than one a request. From a causal line it would lead back to where the line came from.
+  if (line.problem.has_causal)
+    each([](Problem& p, Request& r) {
+      p.causal = r.causal = false;
+      p.has_causal = false;
+    });
   each([](Problem& p, Request& r) { p.has_q_begin = false, r.shift = 0; });
   each([](Problem& p, Request& r) { p.has_key_begin = false, r.key_begin = 0; });
   add(list, line, [](ProblemLine& l) { l.problem.window_right.reset(); });
