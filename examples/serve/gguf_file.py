@@ -18,13 +18,25 @@ class GgufError(ValueError):
     """A GGUF file that cannot be used; the text names where, what was found and what was expected."""
 
 
+class _Reader(GGUFReader):
+    """Slices of a plain array are made in a third of the time that np.memmap's take, and a vocabulary is 250,000 slices."""
+
+    @property
+    def data(self) -> np.ndarray:
+        return self._plain
+
+    @data.setter
+    def data(self, mapped: np.memmap) -> None:
+        self._plain = np.asarray(mapped)
+
+
 class GgufFile:
     """Metadata as a dict, tensors by name, and `tensor(name, shape)` to read one as f32."""
 
     def __init__(self, path: str | pathlib.Path):
         self.path = str(path)
         try:
-            reader = GGUFReader(path)
+            reader = _Reader(path)
             self.metadata = {name: field.contents() for name, field in reader.fields.items()}
         except Exception as e:  # the package has no error of its own: damage ends in IndexError, KeyError, ValueError, ...
             raise GgufError(f"{self.path}: got {type(e).__name__} ({e}) from the gguf package, expected a GGUF file") from e
