@@ -13,7 +13,7 @@
 namespace quire {
 namespace {
 
-using nlohmann::json;
+using json = nlohmann::ordered_json;
 
 struct Schema {
   const char* key;
