@@ -348,7 +348,8 @@ Result<std::string> format_header(const std::vector<Entry>& entries, const Metad
                       fmt::join(entry.shape.begin(), entry.shape.begin() + entry.rank, ","), entry.begin, entry.end);
   }
   json += '}';
-  if (!nlohmann::ordered_json::accept(json)) return Status(Code::invalid_argument, "capture: a note or its key is not valid UTF-8");
+  if (!nlohmann::ordered_json::accept(json))
+    return Status(Code::invalid_argument, "capture: a note or its key is not valid UTF-8");
   json.append((8 - json.size() % 8) % 8, ' ');
   std::string bytes;
   for (std::uint64_t length = json.size(), i = 0; i < kLengthBytes; ++i, length >>= 8) bytes += static_cast<char>(length & 0xFF);

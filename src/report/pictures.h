@@ -40,7 +40,7 @@ inline constexpr std::int64_t kMaxServed = 256;   ///< rows of the kernel table:
 /// tokens = row i. A ratio is null where a value is NaN or infinite and the
 /// reference is not (or the reverse); those are counted apart. Requests without a compared row are left out.
 nlohmann::ordered_json error_picture(const Tensor& output, const Tensor& lse, const Reference& reference, const Batch& batch,
-                             std::span<const std::int64_t> tokens = {});
+                                     std::span<const std::int64_t> tokens = {});
 
 /// What every physical page is to the batch: owner, logical index, filled slots, and whether its contents agree with that. Reads
 /// a few elements of KV head 0 per slot. Entries that point outside the cache are counted, not followed. `options` for the
