@@ -33,6 +33,14 @@ SHAPE = {
     "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "torch_dtype": "bfloat16", "hidden_act": "silu", "tie_word_embeddings": False,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+_PROFILED = {(1, 2048), (16, 2048), (64, 2048), (1, 8192)}  # requests and tokens of each, of steps whose kernels are listed
+_ROLES = {  # what a kernel of a layer does, by parts of its name; the first that fits counts
+    "combine": ("FlashAttnFwdCombine", "reduce_segments"),
+    "attention": ("attend_", "FlashAttnFwd", "unified_attention"),
+    "cache write": ("append", "reshape_and_cache"),
+    "fp8 query": ("scaled_fp8_quant",),
+    "preparation": ("reset_kernel", "prepare_kernel", "prepare_varlen"),
+}
 _ROUNDS, _BURST = 3, 10  # bursts of an engine in each task, and timed steps of a burst
 _ROOM = 224  # tokens that a request may need beside its prompt: gpu_engine.py's _ROOM and a block
 _START_SECONDS, _TASK_SECONDS = 150.0, 60.0  # after which an engine is given up: until its first answer, and until each other
@@ -135,7 +143,7 @@ class Phase:
             for each in list(self.workers):
                 self.ask(each, do="keep", count=count)
             self.turns(f"decode {count}x{context}", _ROUNDS, do="steps", count=_BURST)
-            if (count, context) == (64, 2048):
+            if (count, context) in _PROFILED:
                 self.profiles(count, context)
             if (count, context) == (16, 8192):
                 self.turns(f"mixed {count}x{context}+1x16384", 2, do="mixed")
@@ -227,10 +235,22 @@ def show(results: dict[str, Any]) -> None:
         medians = {backend: statistics.median(found) for backend, found in by_backend.items() if found}
         slower = medians and medians.get("CUSTOM", 0.0) > min(medians.values())
         print(f"{name:<28}" + "".join(f"{backend} {value:9.3f}  " for backend, value in medians.items()) + ("*" if slower else ""))
+    for name, by_backend in results["kernels"].items():
+        for backend, kernels in by_backend.items():
+            print(f"{name} {backend}: us a step of {results['layers']} layers: {by_role(kernels) if kernels else None}")
     print(f"tokens: {results['tokens']}")
     for name, found in results.get("faults", {}).items():
         if isinstance(found, dict):
             print(f"{name:<20} planted at step {found.get('planted')}, first alarm at {found.get('first')}: {found.get('kind')} {found.get('error', '')}")
+
+
+def by_role(kernels: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Microseconds that each role adds to a step; "rest" is all else."""
+    found: dict[str, float] = {}
+    for name, counts in kernels.items():
+        role = next((role for role, parts in _ROLES.items() if any(part in name for part in parts)), "rest")
+        found[role] = found.get(role, 0.0) + counts["adds"]
+    return {role: round(us, 1) for role, us in found.items()}
 
 
 def write_model(layers: int, **other: Any) -> str:
