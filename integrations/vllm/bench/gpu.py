@@ -33,6 +33,7 @@ SHAPE = {
     "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "torch_dtype": "bfloat16", "hidden_act": "silu", "tie_word_embeddings": False,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 _PROFILED = {(1, 2048), (16, 2048), (64, 2048), (1, 8192)}  # requests and tokens of each, of steps whose kernels are listed
 _ROLES = {  # what a kernel of a layer does, by parts of its name; the first that fits counts
     "combine": ("FlashAttnFwdCombine", "reduce_segments"),
@@ -51,7 +52,7 @@ class Worker:
 
     def __init__(self, backend: str, cache: str, model: str, log: pathlib.Path):
         command = [sys.executable, str(pathlib.Path(__file__).with_name("gpu_engine.py")), backend, cache, model]
-        environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+        environment = {**os.environ, **_ENVIRONMENT}
         self.backend, self._limit = backend, _START_SECONDS
         self._log = open(log, "w", encoding="utf-8")
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True)
@@ -209,7 +210,7 @@ class Audit:
         session = pathlib.Path(__file__).resolve().parents[1] / "tests" / "engine" / "session.py"
         folder = tempfile.mkdtemp(prefix="quire-audit-")
         options = {"load_format": "dummy", "skip_tokenizer_init": True, "kv_cache_memory_bytes": 1 << 28, "gpu_memory_utilization": 0.02}
-        environment = {**os.environ, "OMP_NUM_THREADS": "2", "QUIRE_VLLM_MODEL": model, "QUIRE_VLLM_OPTIONS": json.dumps(options), "QUIRE_AUDIT": "1",
+        environment = {**os.environ, **_ENVIRONMENT, "OMP_NUM_THREADS": "2", "QUIRE_VLLM_MODEL": model, "QUIRE_VLLM_OPTIONS": json.dumps(options), "QUIRE_AUDIT": "1",
                        "QUIRE_AUDIT_BUDGET": "full", "QUIRE_AUDIT_DIR": folder}  # fmt: skip
         command = [sys.executable, str(session), "faults", str(target), "dtype=bfloat16", "block_size=16", f"attention_backend={self._backend}",
                    "step=14", "after=12", f"folder={folder}", f"share={share}"]  # fmt: skip
