@@ -94,16 +94,21 @@ void direct_scores_of_dims(const ItemView& v, const TileRows& rows, const RowSou
   constexpr std::int64_t kStep = 16;  // rows of v.staging
   const auto* base = static_cast<const std::uint8_t*>(source.data);
   const std::int64_t size = itemsize(source.dtype), pitch = v.stride * kFloat;
+  const bool widened = widen.takes();
   for (std::int64_t step = rows.begin / kStep * kStep; step < rows.end; step += kStep) {
     const std::int64_t first = step > rows.begin ? step : rows.begin, last = step + kStep < rows.end ? step + kStep : rows.end;
-    if (widen.takes()) widen(rows.k + first, last - first, v.staging, key_floats<V>(v.args) * kFloat, pitch);
+    if (widened) widen(rows.k + first, last - first, v.staging, key_floats<V>(v.args) * kFloat, pitch);
     ahead.advance(last - first);
+    const std::uint8_t* at[kStep];
+    for (std::int64_t i = 0; i < last - first; ++i)
+      at[i] = widened ? reinterpret_cast<const std::uint8_t*>(v.staging) + i * pitch : base + rows.k[first + i] * size;
     for (std::int64_t j = first / kDirectKeys * kDirectKeys; j < last; j += kDirectKeys) {
-      const std::uint8_t* keys[kDirectKeys];
-      for (std::int64_t c = 0; c < kDirectKeys; ++c) {
-        const std::int64_t key = j + c < first ? first : j + c < last ? j + c : last - 1;
-        keys[c] = widen.takes() ? reinterpret_cast<const std::uint8_t*>(v.staging) + (key - first) * pitch : base + rows.k[key] * size;
+      if (j >= first && j + kDirectKeys <= last) {
+        direct_score_rows<V, kType>(v, j, at + (j - first));
+        continue;
       }
+      const std::uint8_t* keys[kDirectKeys];
+      for (std::int64_t c = 0; c < kDirectKeys; ++c) keys[c] = at[(j + c < first ? first : j + c < last ? j + c : last - 1) - first];
       direct_score_rows<V, kType>(v, j, keys);
     }
   }

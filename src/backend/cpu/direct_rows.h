@@ -39,8 +39,9 @@ inline void find_rows(TileRows& rows, const AttendArgs& a, std::int64_t req, std
   const semantics::KvStrides& v = rows.fresh ? a.value.strides : a.cache_v.strides;
   const auto add_run = [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
     const std::int64_t j = position - tile_begin, k_first = k.row(page, kv_head, offset), v_first = v.row(page, kv_head, offset);
-    for (std::int64_t i = 0; i < count; ++i) rows.k[j + i] = k_first + i * k.token;
-    for (std::int64_t i = 0; i < count; ++i) rows.v[j + i] = v_first + i * v.token;
+    const std::int64_t k_step = k.token, v_step = v.token;  // not read again behind each store
+    for (std::int64_t i = 0; i < count; ++i) rows.k[j + i] = k_first + i * k_step;
+    for (std::int64_t i = 0; i < count; ++i) rows.v[j + i] = v_first + i * v_step;
     rows.run_begin[rows.num_runs] = j;
     rows.run_count[rows.num_runs++] = count;
     if (count > rows.longest_run) rows.longest_run = count;
