@@ -86,8 +86,8 @@ void direct_score_rows(const ItemView& v, std::int64_t j, const std::uint8_t* co
   }
 }
 
-/// All rows against all keys of the tile, where the dims of a key lie side by side and are read as they are, or are widened: sixteen
-/// keys at a time, in fours as below.
+/// All rows against all keys of the tile, where the dims of a key lie side by side and are read as they are, or are widened:
+/// sixteen keys at a time, in fours as below.
 template <class V, DType kType>
 void direct_scores_of_dims(const ItemView& v, const TileRows& rows, const RowSource& source, const Fp8Widener<V>& widen,
                            PrefetchWalk& ahead) {
@@ -108,7 +108,8 @@ void direct_scores_of_dims(const ItemView& v, const TileRows& rows, const RowSou
         continue;
       }
       const std::uint8_t* keys[kDirectKeys];
-      for (std::int64_t c = 0; c < kDirectKeys; ++c) keys[c] = at[(j + c < first ? first : j + c < last ? j + c : last - 1) - first];
+      for (std::int64_t c = 0; c < kDirectKeys; ++c)
+        keys[c] = at[(j + c < first ? first : j + c < last ? j + c : last - 1) - first];
       direct_score_rows<V, kType>(v, j, keys);
     }
   }

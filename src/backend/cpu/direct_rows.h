@@ -80,10 +80,26 @@ class PrefetchWalk {
   }
 
   void advance(std::int64_t keys) {
-    for (credit_ += keys * steps_; credit_ >= keys_; credit_ -= keys_) step();
+    std::int64_t steps = 0;
+    for (credit_ += keys * steps_; credit_ >= keys_; credit_ -= keys_) ++steps;
+    if (num_runs_ == 1) return walk_one_run(steps);
+    for (; steps > 0; --steps) step();
   }
 
  private:
+  /// One page is all there is: nothing but its lines in order.
+  void walk_one_run(std::int64_t steps) {
+    const std::uint8_t* at = runs_[0] + row_ * row_stride_;
+    std::int64_t line = line_;
+    for (; steps > 0; --steps) {
+      __builtin_prefetch(at + line * 64, 0, 2);
+      if (++line < lines_) continue;
+      line = 0;
+      ++row_;
+      at += row_stride_;
+    }
+    line_ = line;
+  }
   void step() {
     const std::int64_t offset = row_ * row_stride_ + line_ * 64;
     if (row_ < shortest_) {

@@ -69,7 +69,8 @@ struct DirectAccumulators {
   DimVectors<V, kCols> mine;
   DirectAccumulators<V, kRows - 1, kCols> others;
 
-  static __attribute__((always_inline)) DirectAccumulators scaled(const float* acc, std::int64_t stride, const float* corrections) {
+  static __attribute__((always_inline)) DirectAccumulators scaled(const float* acc, std::int64_t stride,
+                                                                  const float* corrections) {
     return {DimVectors<V, kCols>::scaled(acc, V::set1(*corrections)),
             DirectAccumulators<V, kRows - 1, kCols>::scaled(acc + stride, stride, corrections + 1)};
   }
