@@ -280,7 +280,7 @@ class TablesOnTheHost(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in self._READ and self.is_element_of_table(*args):
             table, index = args
-            _, copy = self.copies.get(id(table)) or self.copies.setdefault(id(table), (table, table.cpu()))
+            _, copy = self.copies.get(id(table)) or self.copies.setdefault(id(table), (table, table.to("cpu", copy=True)))
             return copy[index]
         name = getattr(function, "__name__", "")
         if self.copies and (name == "__setitem__" or "out" in (kwargs or {}) or name.endswith("_") and not name.endswith("__")):
