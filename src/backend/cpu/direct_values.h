@@ -12,14 +12,15 @@
 #include "backend/cpu/direct_rows.h"
 #include "backend/cpu/elements.h"
 #include "backend/cpu/item_view.h"
+#include "backend/cpu/packed_rows.h"
 #include "backend/cpu/panels.h"
 #include "backend/cpu/planted.h"
 
 namespace quire::cpu {
 namespace {
 
-constexpr std::int64_t kMaxDirectRows = 8;  // plan.direct_rows never exceeds it
-constexpr std::int64_t kDirectValues = 16;  // values added together: between two such groups the prefetch walk goes on
+constexpr std::int64_t kMaxDirectRows = 8;             // plan.direct_rows never exceeds it
+constexpr std::int64_t kDirectValues = kTurnedTokens;  // values added together: between two such groups the prefetch walk goes on
 // Likewise of rows whose dims lie side by side: an accumulator is loaded and stored once for so many. 16 cost a decode row of
 // three heads of 64 dims a tenth of its time. Longer groups prefetch as many bytes at once: beyond 8 KiB, a decode row of 128
 // bf16 dims on pages of 16 takes a quarter longer.
@@ -170,42 +171,17 @@ void direct_accumulate_rows(const ItemView& v, std::int64_t m, std::int64_t coun
   for (std::int64_t r = m; r < m + count; ++r) direct_accumulate<V>(v, r, 1, values, edges(r, /*before=*/false), corrections);
 }
 
-/// Whether rows of 16-bit elements whose tokens lie side by side (V of the packed layout) can be turned without being converted.
-template <class V>
-bool are_turned_words(const RowSource& source, const AttendArgs& a) {
-  return V::kTransposesWords && (source.dtype == DType::f16 || source.dtype == DType::bf16) && source.strides.token == 1 &&
-         source.strides.dim != 1 && source.strides.x >= a.head_dim && a.head_dim == a.stride && a.head_dim % V::kWidth == 0;
-}
-
-/// kWidth such rows into dst, args.head_dim words apart; false if neither half of them is side by side.
-template <class V>
-bool turn_words(std::uint16_t* dst, const RowSource& source, const std::int64_t* offsets, std::int64_t count,
-                const AttendArgs& a) {
-  constexpr std::int64_t kHalf = V::kWidth / 2;
-  if (count != V::kWidth || !are_consecutive(offsets, kHalf) || !are_consecutive(offsets + kHalf, kHalf)) return false;
-  if constexpr (V::kTransposesWords) {
-    const auto* from = static_cast<const std::uint16_t*>(source.data) + offsets[0];
-    for (std::int64_t d = 0; d < a.head_dim; d += V::kWidth)
-      V::transpose_words(from + d * source.strides.dim, offsets[kHalf] - offsets[0], source.strides.dim, dst + d, a.head_dim);
-  }
-  return true;
-}
-
-/// Gathers such rows one element at a time.
-__attribute__((noinline)) inline void gather_words(std::uint16_t* dst, const RowSource& source, const std::int64_t* offsets,
-                                                   std::int64_t count, const AttendArgs& a) {
-  const auto* words = static_cast<const std::uint16_t*>(source.data);
-  for (std::int64_t r = 0; r < count; ++r)
-    for (std::int64_t d = 0; d < a.head_dim; ++d) dst[r * a.head_dim + d] = words[offsets[r] + d * source.strides.dim];
-}
-
 /// acc = acc * correction + P V for all rows, a group of keys at a time.
 template <class V>
 void direct_values(const ItemView& v, const TileRows& rows, const RowSource& source, const TileKeys* keys, float* corrections,
                    PrefetchWalk& ahead) {
   const bool in_place = readable_in_place(source, v.args), turned = are_turned_words<V>(source, v.args);
-  const Fp8Widener<V> widen(source, v.args);
-  const bool whole_rows = in_place || (widen.takes() && source.strides.dim == 1);
+  const bool turned_codes = are_turned_codes<V>(source, v.args);
+  auto* const codes = reinterpret_cast<std::uint8_t*>(v.k_panel);  // which the direct path has no other use for
+  const RowSource read = turned_codes ? joined_rows(source, codes, v.args) : source;
+  const JoinedOffsets joined(v.args);
+  const Fp8Widener<V> widen(read, v.args);
+  const bool whole_rows = in_place || (widen.takes() && !turned_codes);
   const std::int64_t group = whole_rows ? values_together(source, v.args) : kDirectValues;
   Operands values;
   values.type = widen.takes() ? DType::bf16 : in_place || turned ? source.dtype : DType::f32;
@@ -223,12 +199,13 @@ void direct_values(const ItemView& v, const TileRows& rows, const RowSource& sou
     else
       for (std::int64_t j = first; j < last; ++j) values.rows[j] = base + (j - first) * size;
     auto* const words = reinterpret_cast<std::uint16_t*>(v.v_panel);
-    if (turned && !turn_words<V>(words, source, rows.v + first, last - first, v.args))
-      gather_words(words, source, rows.v + first, last - first, v.args);
+    if (turned) turn_words<V>(words, source, rows.v + first, last - first, v.args);
+    if (turned_codes) turn_codes<V>(codes, source, rows.v + first, last - first, v.args);
+    const std::int64_t* const offsets = turned_codes ? joined.at : rows.v + first;
     if (widen.takes())
-      widen(rows.v + first, last - first, words, size, size);
+      widen(offsets, last - first, words, size, size);
     else if (!in_place && !turned)
-      load_rows<V>(v.v_panel, source, rows.v + first, last - first, v.args);
+      load_rows<V>(v.v_panel, read, offsets, last - first, v.args);
     ahead.advance(last - first);
     for (std::int64_t m = 0; m < v.num_rows; m += block)
       direct_accumulate_rows<V>(v, m, v.num_rows - m < block ? v.num_rows - m : block, values, {first, last}, keys, corrections);
