@@ -265,7 +265,7 @@ def define_cache_ops() -> torch.library.Library:
 
 
 class TablesOnTheHost(torch.overrides.TorchFunctionMode):
-    """``table[i]`` of integers, as tests write while they make data token by token, without waiting for the GPU each time.
+    """Answers ``table[i]`` of integers, which tests ask while they make data token by token, without waiting for the GPU each time.
 
     An element is taken from a copy on the host, which is made once for each tensor and dropped when a call changes the tensor. The copy has
     the same number; Quire's ops get the tests' own tensors, and no mode is active inside of them (see ``without_modes``).

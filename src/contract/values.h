@@ -6,8 +6,8 @@
 
 namespace quire::contract {
 
-/// What check() at Depth::tables finds in tables, lengths, slots and scales. Shapes, strides, types and addresses of the call are
-/// those of one in which check() found nothing, and all tensors are in host memory.
+/// Findings of check() at Depth::tables in tables, lengths, slots and scales. Shapes, strides, types and addresses of the call
+/// are those of one in which check() found nothing, and all tensors are in host memory.
 Findings check_values(const Batch& batch, const KVCache& cache, const Options& options) noexcept;
 
 }  // namespace quire::contract

@@ -60,7 +60,7 @@ def inputs(requests: list[tuple[int, int]], cache: str) -> Any:
 
 
 def taken(function: Callable[..., Any], named: dict[str, Any]) -> dict[str, Any]:
-    """What this vLLM's ``function`` has a name for: before 0.29, metadata do not depend on the cache's type."""
+    """Arguments that this vLLM's ``function`` has a name for: before 0.29, metadata do not depend on the cache's type."""
     names = inspect.signature(function).parameters
     return {name: value for name, value in named.items() if name in names}
 

@@ -108,7 +108,7 @@ class Bench:
         return 1e3 * (time.perf_counter() - begun)
 
     def profile(self, count: int) -> dict[str, dict[str, float]]:
-        """Of each kernel in a step, as timeline() counts."""
+        """Counts of each kernel in a step: see timeline()."""
         import torch
 
         self.steps(2)
@@ -132,7 +132,7 @@ class Bench:
 
 
 def timeline(events: list[tuple[float, float, str]], steps: int) -> dict[str, dict[str, float]]:
-    """Of each name, for one of ``steps``: ``calls``; ``us`` from start to end; ``adds``: microseconds by which the name's events move the
+    """Counts of each name, for one of ``steps``: ``calls``; ``us`` from start to end; ``adds``: microseconds by which the name's events move the
     latest end so far, the pause before them included. A kernel that starts early beside another adds what is left of it. Pauses over 100 us
     are between steps, and are left out. All ``adds`` together are the time of a step."""
     found: dict[str, dict[str, float]] = {}
