@@ -60,7 +60,7 @@ void direct_score_block(const ItemView& v, std::int64_t m, std::int64_t j, const
   const float* query = v.query + m * v.stride;
   const std::int64_t floats = key_floats<V>(v.args), stride = v.stride;
   const std::uint8_t* const rows[kDirectKeys] = {keys[0], keys[1], keys[2], keys[3]};
-  const auto load = [step](const std::uint8_t* row, std::int64_t d) __attribute__((always_inline)) {
+  const auto load = [&](const std::uint8_t* row, std::int64_t d) __attribute__((always_inline)) {
     if constexpr (kPieces) return load_elements_of_pieces<V, kType>(row, d, step);
     return load_elements<V, kType>(row, d);
   };
