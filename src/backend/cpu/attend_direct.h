@@ -53,35 +53,41 @@ struct DirectSums<V, 0> {
   void store(float*, std::int64_t) const {}
 };
 
-/// Scores of kRows rows with four keys. Every sum is one chain over vectors of dims and one tree over lanes, wherever it stands.
+/// Scores of kRows rows with `fours` times four keys. Every sum is one chain over vectors of dims and one tree over lanes,
+/// wherever it stands.
 template <class V, DType kType, bool kPieces, int kRows>
-void direct_score_block(const ItemView& v, std::int64_t m, std::int64_t j, const std::uint8_t* const* keys, std::int64_t step) {
-  DirectSums<V, kRows> sums;
+void direct_score_block(const ItemView& v, std::int64_t m, std::int64_t j, const std::uint8_t* const* keys, std::int64_t step,
+                        std::int64_t fours) {
   const float* query = v.query + m * v.stride;
-  const std::int64_t floats = key_floats<V>(v.args), stride = v.stride;
-  const std::uint8_t* const rows[kDirectKeys] = {keys[0], keys[1], keys[2], keys[3]};
+  float* scores = v.scores + m * v.tile_kv + j;
+  const std::int64_t floats = key_floats<V>(v.args), stride = v.stride, pitch = v.tile_kv;
   const auto load = [&](const std::uint8_t* row, std::int64_t d) __attribute__((always_inline)) {
     if constexpr (kPieces) return load_elements_of_pieces<V, kType>(row, d, step);
     return load_elements<V, kType>(row, d);
   };
-  for (std::int64_t d = 0; d < floats; d += V::kWidth) {
-    if (QUIRE_PLANTED(query_tail_dims_dropped) && (d + V::kWidth) * V::kPairs >= v.args.head_dim) break;
-    sums.add(query + d, stride, load(rows[0], d), load(rows[1], d), load(rows[2], d), load(rows[3], d));
+  for (std::int64_t f = 0; f < fours; ++f, keys += kDirectKeys, scores += kDirectKeys) {
+    DirectSums<V, kRows> sums;
+    const std::uint8_t* const rows[kDirectKeys] = {keys[0], keys[1], keys[2], keys[3]};
+    for (std::int64_t d = 0; d < floats; d += V::kWidth) {
+      if (QUIRE_PLANTED(query_tail_dims_dropped) && (d + V::kWidth) * V::kPairs >= v.args.head_dim) break;
+      sums.add(query + d, stride, load(rows[0], d), load(rows[1], d), load(rows[2], d), load(rows[3], d));
+    }
+    sums.store(scores, pitch);
   }
-  sums.store(v.scores + m * v.tile_kv + j, v.tile_kv);
 }
 
-/// All rows against four keys.
+/// All rows against `fours` times four keys.
 template <class V, DType kType, bool kPieces = false>
-void direct_score_rows(const ItemView& v, std::int64_t j, const std::uint8_t* const* keys, std::int64_t step = 0) {
+void direct_score_rows(const ItemView& v, std::int64_t j, const std::uint8_t* const* keys, std::int64_t step = 0,
+                       std::int64_t fours = 1) {
   static_assert(V::kDirectRows <= 4);
   for (std::int64_t m = 0; m < v.num_rows; m += V::kDirectRows) {
     const std::int64_t rows = v.num_rows - m < V::kDirectRows ? v.num_rows - m : V::kDirectRows;
-    if (rows == 1) direct_score_block<V, kType, kPieces, 1>(v, m, j, keys, step);
-    if (rows == 2) direct_score_block<V, kType, kPieces, 2>(v, m, j, keys, step);
+    if (rows == 1) direct_score_block<V, kType, kPieces, 1>(v, m, j, keys, step, fours);
+    if (rows == 2) direct_score_block<V, kType, kPieces, 2>(v, m, j, keys, step, fours);
     if constexpr (V::kDirectRows > 2) {
-      if (rows == 3) direct_score_block<V, kType, kPieces, 3>(v, m, j, keys, step);
-      if (rows == 4) direct_score_block<V, kType, kPieces, 4>(v, m, j, keys, step);
+      if (rows == 3) direct_score_block<V, kType, kPieces, 3>(v, m, j, keys, step, fours);
+      if (rows == 4) direct_score_block<V, kType, kPieces, 4>(v, m, j, keys, step, fours);
     }
   }
 }
@@ -102,9 +108,12 @@ void direct_scores_of_dims(const ItemView& v, const TileRows& rows, const RowSou
     const std::uint8_t* at[kStep];
     for (std::int64_t i = 0; i < last - first; ++i)
       at[i] = widened ? reinterpret_cast<const std::uint8_t*>(v.staging) + i * pitch : base + rows.k[first + i] * size;
-    for (std::int64_t j = first / kDirectKeys * kDirectKeys; j < last; j += kDirectKeys) {
-      if (j >= first && j + kDirectKeys <= last) {
-        direct_score_rows<V, kType>(v, j, at + (j - first));
+    for (std::int64_t j = first / kDirectKeys * kDirectKeys, next = 0; j < last; j = next) {
+      next = j + kDirectKeys;
+      if (j >= first && next <= last) {
+        const std::int64_t fours = (last - j) / kDirectKeys;
+        next = j + fours * kDirectKeys;
+        direct_score_rows<V, kType>(v, j, at + (j - first), /*step=*/0, fours);
         continue;
       }
       const std::uint8_t* keys[kDirectKeys];
