@@ -29,8 +29,14 @@ nlohmann::json as_json(const CaseResult& r) {
                                                               : "skipped"},
                       {"worst_ratio", c.worst_ratio},
                       {"text", c.text}});
-  return {{"name", r.name},     {"line", r.line},     {"status", r.status},         {"special", r.special},
-          {"kernel", r.kernel}, {"reason", r.reason}, {"elements", r.num_compared}, {"checks", checks}};
+  return {{"name", r.name},
+          {"line", r.line},
+          {"status", std::string(name(r.status))},
+          {"special", r.special},
+          {"kernel", r.kernel},
+          {"reason", r.reason},
+          {"elements", r.num_compared},
+          {"checks", checks}};
 }
 
 /// The text of the last answer; Python copies it before it asks again.
