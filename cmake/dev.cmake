@@ -20,7 +20,11 @@ if(QUIRE_SANITIZE)
 endif()
 
 # Call for every target of ours. Designated initialisers leave fields out on purpose, hence no missing-field-initializers.
+# In builds for use they only cost time.
 function(quire_warnings target)
+  if(QUIRE_USERS_BUILD)
+    return()
+  endif()
   set(flags -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers)
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     # libstdc++ 12 calls its own deprecated get_temporary_buffer inside stable_sort.

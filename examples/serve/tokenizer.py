@@ -1,55 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Byte-level BPE from the vocabulary inside a GGUF file ("gpt2" model, "smollm" pre-tokenizer).
+"""Text to tokens and back by the `tokenizers` package, with the vocabulary inside a GGUF file ("gpt2" model, "smollm" pre-tokenizer).
 
-Text becomes words (every digit alone, then GPT-2's rule), words become bytes, bytes are merged by rank. Control tokens such
-as <|im_end|> are only produced by `control()`: text from a user can spell one, but never becomes one.
+Control tokens such as <|im_end|> are only produced by `control()`: text from a user can spell one, but never becomes one.
 """
 
 from __future__ import annotations
 
-import codecs
-import functools
-import re
-import unicodedata
-
+import tokenizers
 from gguf_file import GgufFile
+from tokenizers import decoders, models, pre_tokenizers
 
-NORMAL, CONTROL = 1, 3  # token types of the GGUF format that occur here
-CONTRACTIONS = re.compile(r"'(?:s|t|re|ve|m|ll|d)")
-# On the classes below: `\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+` with '_' for a space and 'S' for other whitespace.
-WORD = re.compile(r"N|_?L+|_?P+|[_S]+(?![^_S])|[_S]+")
-
-
-def _byte_alphabet() -> dict[int, str]:
-    """GPT-2's printable stand-in for each byte."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {b: chr(b) for b in printable}
-    for b in range(256):
-        if b not in alphabet:
-            alphabet[b] = chr(256 + len(alphabet) - len(printable))
-    return alphabet
-
-
-@functools.cache
-def _char_class(char: str) -> str:
-    if char == " ":
-        return "_"
-    if char.isspace() and not "\x1c" <= char <= "\x1f":
-        return "S"
-    return {"L": "L", "N": "N"}.get(unicodedata.category(char)[0], "P")
-
-
-def split_words(text: str) -> list[str]:
-    """The pre-tokenizer: BPE never merges across these pieces. A digit is alone, and what stands before it ends there."""
-    words = []
-    classes = "".join(map(_char_class, text))
-    for piece in re.finditer(r"N|[^N]+", classes):
-        at, end = piece.span()
-        while at < end:
-            match = CONTRACTIONS.match(text, at, end) or WORD.match(classes, at, end)
-            words.append(text[at : match.end()])
-            at = match.end()
-    return words
+CONTROL = 3  # the type that the GGUF format gives to control tokens
 
 
 class Tokenizer:
@@ -57,53 +18,40 @@ class Tokenizer:
         kind = file.key("tokenizer.ggml.model", str), file.metadata.get("tokenizer.ggml.pre")
         if kind != ("gpt2", "smollm"):
             raise file.fail("metadata 'tokenizer.ggml.model', '.pre'", kind, ("gpt2", "smollm"))
-        self.tokens = self._strings(file, "tokenizer.ggml.tokens")
+        tokens = file.strings("tokenizer.ggml.tokens")
         types = file.key("tokenizer.ggml.token_type", list)
         vocab = file.key("llama.vocab_size", int)
-        if not len(self.tokens) == len(types) == vocab:
-            raise file.fail(
-                "tokens and token types", f"{len(self.tokens)} and {len(types)}", f"{vocab} of each (llama.vocab_size)"
-            )
-        self.ids = {token: i for i, token in enumerate(self.tokens)}
-        self.controls = {self.tokens[i]: i for i, t in enumerate(types) if t == CONTROL}
+        if not len(tokens) == len(types) == vocab:
+            raise file.fail("tokens and token types", f"{len(tokens)} and {len(types)}", f"{vocab} of each (llama.vocab_size)")
         self.eos = file.key("tokenizer.ggml.eos_token_id", int, 0, vocab - 1)
-        self._encode_byte = _byte_alphabet()
-        self._decode_byte = {c: b for b, c in self._encode_byte.items()}
-        self.ranks: dict[tuple[str, str], int] = {}
-        for rank, merge in enumerate(self._strings(file, "tokenizer.ggml.merges")):
+        self._controls = {tokens[i]: i for i, t in enumerate(types) if t == CONTROL}
+        self._control_ids = frozenset(self._controls.values())
+        ids, merges = {token: i for i, token in enumerate(tokens)}, []
+        for rank, merge in enumerate(file.strings("tokenizer.ggml.merges")):
             left, _, right = merge.partition(" ")
-            if left + right not in self.ids or not right:
-                raise file.fail(f"metadata 'tokenizer.ggml.merges'[{rank}]", repr(merge), "two parts that make a token")
-            self.ranks.setdefault((left, right), rank)
-        self._bpe = functools.lru_cache(maxsize=1 << 16)(self._merge)
-
-    @staticmethod
-    def _strings(file: GgufFile, key: str) -> list[str]:
-        values = file.key(key, list)
-        if not values or not all(type(v) is str for v in values):
-            raise file.fail(
-                f"metadata {key!r}", f"{len(values)} values of {type(values[0]).__name__ if values else 'nothing'}", "strings"
-            )
-        return values
-
-    def _merge(self, word: str) -> tuple[int, ...]:
-        parts = [self._encode_byte[b] for b in word.encode("utf-8", "surrogatepass")]
-        while len(parts) > 1:
-            rank, i = min((self.ranks.get(pair, len(self.ranks)), i) for i, pair in enumerate(zip(parts, parts[1:])))
-            if rank == len(self.ranks):
-                break
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
-        unknown = [p for p in parts if p not in self.ids]
-        if unknown:
-            raise ValueError(f"text {word!r}: byte {self._decode_byte[unknown[0]]:#04x} has no token in this vocabulary")
-        return tuple(self.ids[p] for p in parts)
+            if not right or not {left, right, left + right} <= ids.keys():
+                raise file.fail(f"metadata 'tokenizer.ggml.merges'[{rank}]", repr(merge), "two tokens that make a third")
+            merges.append((left, right))
+        self._bpe = tokenizers.Tokenizer(models.BPE(ids, merges))
+        # A digit is alone, then GPT-2's rule for words.
+        self._bpe.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+        self._bpe.decoder = decoders.ByteLevel()
 
     def encode(self, text: str) -> list[int]:
         """ValueError for the few bytes (control characters, rare planes) that the vocabulary leaves out."""
-        return [i for word in split_words(text) for i in self._bpe(word)]
+        ids = self._ids(text)
+        if self.decode(ids) != text:
+            unknown = next((c for c in text if self.decode(self._ids(c)) != c), text)
+            raise ValueError(f"text {text[:80]!r}: {unknown!r} has no token in this vocabulary")
+        return ids
+
+    def _ids(self, text: str) -> list[int]:
+        return self._bpe.encode(text.encode("utf-8", "replace").decode()).ids  # half a surrogate pair becomes a question mark
 
     def control(self, name: str) -> int:
-        return self.controls[name]
+        return self._controls[name]
 
     def turn(self, role: str, text: str) -> list[int]:
         """One complete ChatML turn."""
@@ -117,12 +65,9 @@ class Tokenizer:
         """The ChatML prompt of one turn, ending where the assistant speaks."""
         return [*self.turn("system", system), *self.turn("user", user), *self.answer_begins()]
 
-    def token_bytes(self, token: int) -> bytes:
-        text = self.tokens[token]
-        return b"" if text in self.controls else bytes(self._decode_byte[c] for c in text)
-
     def decode(self, tokens: list[int]) -> str:
-        return b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
+        """The text without control tokens."""
+        return self._bpe.decode([t for t in tokens if t not in self._control_ids])
 
     def stream(self) -> Stream:
         return Stream(self)
@@ -132,11 +77,16 @@ class Stream:
     """Decodes one token at a time; bytes of a character that is not complete yet are held back."""
 
     def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._tokenizer, self._tokens, self._shown = tokenizer, [], 0
 
     def push(self, token: int) -> str:
-        return self._decoder.decode(self._tokenizer.token_bytes(token))
+        self._tokens.append(token)
+        text = self._tokenizer.decode(self._tokens)
+        return "" if text.endswith("\N{REPLACEMENT CHARACTER}") else self._new(text)
 
     def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        return self._new(self._tokenizer.decode(self._tokens))
+
+    def _new(self, text: str) -> str:
+        new, self._shown = text[self._shown :], len(text)
+        return new

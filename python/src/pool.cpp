@@ -141,14 +141,14 @@ void bind_stats(nb::module_& m) {
 }
 
 void bind_memory(nb::module_& m) {
-  using Memory = PagePool::CacheMemory;
-  nb::class_<Memory>(m, "PoolMemory", "The cache memory that a PagePool owns, and what the system made of it.")
-      .def_ro("bytes", &Memory::bytes, "Of all layers; 0 if the pool owns none.")
-      .def_ro("alignment", &Memory::alignment)
-      .def_ro("huge_pages_asked", &Memory::huge_pages_asked, "The system took the request; it may still not grant it.")
-      .def_ro("huge_page_bytes", &Memory::huge_page_bytes,
+  using CacheMemory = PagePool::CacheMemory;
+  nb::class_<CacheMemory>(m, "PoolMemory", "The cache memory that a PagePool owns, and what the system made of it.")
+      .def_ro("bytes", &CacheMemory::bytes, "Of all layers; 0 if the pool owns none.")
+      .def_ro("alignment", &CacheMemory::alignment)
+      .def_ro("huge_pages_asked", &CacheMemory::huge_pages_asked, "The system took the request; it may still not grant it.")
+      .def_ro("huge_page_bytes", &CacheMemory::huge_page_bytes,
               "Backed by huge pages now (memory is backed when first touched); -1 if the system does not tell.")
-      .def("__repr__", [](const Memory& s) {
+      .def("__repr__", [](const CacheMemory& s) {
         return "<PoolMemory bytes=" + std::to_string(s.bytes) + " alignment=" + std::to_string(s.alignment) +
                " huge_pages_asked=" + (s.huge_pages_asked ? "True" : "False") +
                " huge_page_bytes=" + std::to_string(s.huge_page_bytes) + ">";

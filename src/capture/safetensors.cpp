@@ -312,7 +312,7 @@ Result<std::uint64_t> parse_header_length(std::span<const std::byte> prefix, std
 Result<Header> parse_header(std::string_view json, std::uint64_t data_size) {
   if (json.empty() || json.front() != '{') return broken("header: expected JSON that begins with {");
   HeaderEvents events;
-  const bool ok = nlohmann::json::sax_parse(json.begin(), json.end(), &events);
+  const bool ok = nlohmann::ordered_json::sax_parse(json.begin(), json.end(), &events);
   if (!events.status.ok()) return events.status;
   if (!ok) return broken("header: not valid JSON");
   for (const Entry& entry : events.header.entries)
@@ -324,7 +324,7 @@ Result<Header> parse_header(std::string_view json, std::uint64_t data_size) {
 
 Result<std::uint64_t> announced_bytes(std::string_view json) {
   HeaderEvents events;
-  static_cast<void>(nlohmann::json::sax_parse(json.begin(), json.end(), &events));
+  static_cast<void>(nlohmann::ordered_json::sax_parse(json.begin(), json.end(), &events));
   if (!events.status.ok()) return events.status;
   std::uint64_t bytes = 0;
   for (const Entry& entry : events.header.entries) bytes = std::max(bytes, entry.end);
@@ -348,7 +348,8 @@ Result<std::string> format_header(const std::vector<Entry>& entries, const Metad
                       fmt::join(entry.shape.begin(), entry.shape.begin() + entry.rank, ","), entry.begin, entry.end);
   }
   json += '}';
-  if (!nlohmann::json::accept(json)) return Status(Code::invalid_argument, "capture: a note or its key is not valid UTF-8");
+  if (!nlohmann::ordered_json::accept(json))
+    return Status(Code::invalid_argument, "capture: a note or its key is not valid UTF-8");
   json.append((8 - json.size() % 8) % 8, ' ');
   std::string bytes;
   for (std::uint64_t length = json.size(), i = 0; i < kLengthBytes; ++i, length >>= 8) bytes += static_cast<char>(length & 0xFF);

@@ -145,7 +145,7 @@ void add_suspects(const Part& part, Diagnosis& d) {
 }
 
 report::SharedPictures pictures_of(const Found& found) {
-  nlohmann::json parts;
+  nlohmann::ordered_json parts;
   parts["error"] =
       report::error_picture(found.c.observed, found.c.observed_lse, found.where.reference, found.c.batch, found.where.tokens);
   parts["pages"] = report::page_picture(found.c.batch, found.c.cache, found.c.options);

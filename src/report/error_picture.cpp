@@ -16,7 +16,7 @@
 namespace quire::report {
 namespace {
 
-using nlohmann::json;
+using json = nlohmann::ordered_json;
 
 /// How wrong one element is, or the worst of several. NaN and infinity out of place are worse than any ratio.
 struct Error {

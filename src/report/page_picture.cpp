@@ -13,7 +13,7 @@
 namespace quire::report {
 namespace {
 
-using nlohmann::json;
+using json = nlohmann::ordered_json;
 
 /// Best first: a cell that stands for several pages shows the worst of them.
 enum class State : int { clean = 0, recycled, hidden, owned, shared, unwritten };

@@ -19,7 +19,7 @@ namespace quire::report {
 
 /// Pictures that a page draws of a case: "error", "pages", "rows", each as the functions below make them (report.md, "pictures").
 struct Pictures {
-  nlohmann::json parts;
+  nlohmann::ordered_json parts;
 };
 using SharedPictures = std::shared_ptr<const Pictures>;
 
@@ -39,16 +39,16 @@ inline constexpr std::int64_t kMaxServed = 256;   ///< rows of the kernel table:
 /// cells. Row i of `reference` belongs to row tokens[i] of `output` (Batch::output's shape) and of `lse`, which may be absent; no
 /// tokens = row i. A ratio is null where a value is NaN or infinite and the
 /// reference is not (or the reverse); those are counted apart. Requests without a compared row are left out.
-nlohmann::json error_picture(const Tensor& output, const Tensor& lse, const Reference& reference, const Batch& batch,
-                             std::span<const std::int64_t> tokens = {});
+nlohmann::ordered_json error_picture(const Tensor& output, const Tensor& lse, const Reference& reference, const Batch& batch,
+                                     std::span<const std::int64_t> tokens = {});
 
 /// What every physical page is to the batch: owner, logical index, filled slots, and whether its contents agree with that. Reads
 /// a few elements of KV head 0 per slot. Entries that point outside the cache are counted, not followed. `options` for the
 /// window: pages that it hides from every row need not be written. Null if the cache is not in host memory.
-nlohmann::json page_picture(const Batch& batch, const KVCache& cache, const Options& options);
+nlohmann::ordered_json page_picture(const Batch& batch, const KVCache& cache, const Options& options);
 
 /// Which kernel wrote how many rows, beside the requests that they belong to. `counts` as from AttendOptions::rows; without them
 /// only `kernel` is named. `kernel` may be empty: then only the requests are listed.
-nlohmann::json rows_picture(const Problem& problem, const std::string& kernel, std::span<const RowCount> counts = {});
+nlohmann::ordered_json rows_picture(const Problem& problem, const std::string& kernel, std::span<const RowCount> counts = {});
 
 }  // namespace quire::report

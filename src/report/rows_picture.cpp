@@ -6,7 +6,7 @@
 namespace quire::report {
 namespace {
 
-using nlohmann::json;
+using json = nlohmann::ordered_json;
 
 json run_of(const Problem& problem, std::size_t first, std::size_t count) {
   const Request& request = problem.reqs[first];

@@ -29,7 +29,7 @@ report::SharedPictures pictures_of_failure(const Target& target, const Prepared&
   Judge again(target, p, {"values"});
   again.on_zeros();
   if (again.refused()) return {};
-  nlohmann::json json;
+  nlohmann::ordered_json json;
   json["error"] = report::error_picture(again.output(), {}, p.expected, p.c.batch, p.tokens);
   if (!p.sparse) json["pages"] = report::page_picture(p.c.batch, p.c.cache, p.c.options);
   json["rows"] = report::rows_picture(p.entry.line.problem, again.result().kernel);

@@ -21,7 +21,7 @@ def tiny_model(tmp_path):
     g = tiny_llama(hidden=32, q_heads=4, kv_heads=2, feed_forward=48)
     g.metadata["llama.context_length"] = (U32, 4096)
     path = tmp_path / "tiny.gguf"
-    path.write_bytes(g.build())
+    g.write(path)
     return path
 
 

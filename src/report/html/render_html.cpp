@@ -2,8 +2,10 @@
 // From the JSON of a verdict, a diagnosis or a bench run to a page: text from a file is checked, values of this process are not.
 // They are embedded so that no text in them can end the data block or begin a tag.
 #include <algorithm>
+#include <map>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "quire/report.hpp"
 #include "report/html/page.h"
@@ -13,7 +15,7 @@
 namespace quire {
 namespace {
 
-using nlohmann::json;
+using json = nlohmann::ordered_json;
 
 struct Schema {
   const char* key;
@@ -58,9 +60,23 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
+/// Keys of all objects in the order of their bytes: documents that mean the same give one page.
+json sorted(const json& value) {
+  json out = value;
+  if (value.is_array()) {
+    for (json& item : out) item = sorted(item);
+  } else if (value.is_object()) {
+    std::map<std::string_view, const json*> members;
+    for (const auto& [key, item] : value.get_ref<const json::object_t&>()) members[key] = &item;
+    out = json::object();
+    for (const auto& [key, item] : members) out.emplace(key, sorted(*item));
+  }
+  return out;
+}
+
 std::string page_with(const json& document) {
   std::string page(report::page_before_data());
-  page += escaped(document.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace));
+  page += escaped(sorted(document).dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace));
   page += report::page_after_data();
   return page;
 }
@@ -87,7 +103,7 @@ Result<std::string> render(std::string_view text) {
 
 }  // namespace
 
-std::string report::page_of(const Json& document) { return page_with(json(document)); }  // keys are sorted then
+std::string report::page_of(const Json& document) { return page_with(document); }
 
 std::string to_html(const Diagnosis& diagnosis) { return report::page_of(report::json_of(diagnosis)); }
 std::string to_html(const Verdict& verdict) { return report::page_of(report::json_of(verdict)); }
