@@ -513,8 +513,9 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
     }
   }
 
-  /// Jobs of at least so many cached tiles fold them in a loop of their own. The loop saves some 130 cycles a tile, and entering
-  /// it costs some 2000 (measured on an H100): jobs of ten tiles took 5 % longer with it.
+  /// Tiles of keys: jobs of at least so many cached ones fold them in a loop of their own. Chosen from two runs on an H100
+  /// (docs/lab/2026-11-25-packed.md): jobs of 65 to 80 tiles took 3 to 9 % less time with the loop, jobs of ten tiles 5 % more.
+  /// A wrong number costs time and no bit.
   static constexpr int kLongJob = 24;
   /// Folds all tiles but the first of a job whose tiles are of one type. A loop for cached tiles of a packed cache begins where
   /// neither the scores' tile nor the values' tile can be one of rows, and no tile is half seen any more.
