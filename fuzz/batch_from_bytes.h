@@ -19,10 +19,10 @@
 #include "contract/tensor_facts.h"
 #include "quire/attention.hpp"
 #include "quire/contract.hpp"
+#include "quire/problem.hpp"
 #include "semantics/dtype.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
-#include "semantics/visible_range.h"
 
 namespace quire::fuzz {
 
@@ -193,6 +193,8 @@ class Workshop {
         static_cast<std::int64_t*>(t.data)[offset] = value;
       } else if (t.dtype == DType::i32) {
         static_cast<std::int32_t*>(t.data)[offset] = static_cast<std::int32_t>(value);
+      } else if (t.dtype == DType::u8) {
+        static_cast<std::uint8_t*>(t.data)[offset] = static_cast<std::uint8_t>(value);
       } else {
         semantics::store(t.data, t.dtype, offset, roughly_normal(static_cast<std::uint64_t>(n) << 8 | seed));
       }
@@ -285,6 +287,25 @@ class FuzzBatch {
     if (in.chance(3)) workshop_.add(options.alibi_slopes, DType::f32, {kv_heads_ * group_});
     if (in.chance(3)) workshop_.add(options.sinks, DType::f32, {kv_heads_ * group_});
     record_writes(in, seq, table, width);
+    if (in.chance(3)) masks(in, seq, starts, index);
+  }
+
+  /// Requests that are not causal, and rows and keys that stand anywhere; now and then a value that is none.
+  void masks(Bytes& in, const std::vector<std::int64_t>& seq, const std::vector<std::int64_t>& starts, DType index) {
+    std::vector<std::int64_t> causal, q_begin, key_begin;
+    const std::int64_t odd[] = {-1, 2, 1000, INT32_MAX};
+    for (std::int64_t r = 0; r < num_reqs_; ++r) {
+      const auto at = static_cast<std::size_t>(r);
+      causal.push_back(in.chance(20) ? 2 : in.below(2));
+      key_begin.push_back(in.chance(20) ? in.pick(odd) : in.below(20));
+      const std::int64_t at_end = key_begin.back() + seq[at] - (starts[at + 1] - starts[at]);
+      q_begin.push_back(in.chance(20) ? in.pick(odd) : in.chance(2) ? at_end : in.below(40));
+    }
+    if (in.chance(2)) workshop_.add(batch.causal, DType::u8, {num_reqs_}, causal);
+    if (in.chance(2)) workshop_.add(batch.q_begin, index, {num_reqs_}, q_begin);
+    if (in.chance(2)) workshop_.add(batch.key_begin, index, {num_reqs_}, key_begin);
+    if (!batch.causal.present()) options.causal = in.chance(2);
+    if (in.chance(3)) options.window_right = in.below(8) - 1;
   }
 
   /// Slips that engines make: lengths that run ahead of the table, freed pages left where no row looks, slots of another step.
@@ -363,13 +384,12 @@ class FuzzBatch {
   void poison_what_nobody_reads() {
     if (!check(Depth::tables).ok() || !cache_is_its_own()) return;
     std::vector<char> seen(static_cast<std::size_t>(quire::num_pages(cache) * quire::page_size(cache)));
-    const auto starts = semantics::index_view(batch.query_start_loc), seq = semantics::index_view(batch.seq_lens);
+    const Problem problem = problem_of(batch, cache, options);
     for (std::int64_t r = 0; r < batch.seq_lens.shape[0]; ++r) {
-      const std::int64_t query_len = starts[r + 1] - starts[r];
-      if (query_len == 0) continue;
-      const std::int64_t cached = batch.cached_lens ? semantics::index_view(batch.cached_lens)[r] : seq[r];
-      const auto keys = semantics::visible_range(seq[r] - query_len, seq[r] - 1, options.sliding_window.value_or(0));
-      semantics::for_each_page_run(semantics::index_row(batch.block_table, r), quire::page_size(cache), keys.begin, cached,
+      const Request& request = problem.reqs[static_cast<std::size_t>(r)];
+      const KeyPositions keys = problem.visible_keys(request);
+      const std::int64_t end = std::min(keys.end, request.cached_len);
+      semantics::for_each_page_run(semantics::index_row(batch.block_table, r), quire::page_size(cache), keys.begin, end,
                                    [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t) {
                                      for (std::int64_t i = 0; i < count; ++i)
                                        seen[static_cast<std::size_t>(page * quire::page_size(cache) + offset + i)] = 1;
@@ -383,9 +403,10 @@ class FuzzBatch {
   bool cache_is_its_own() const {
     for (const Tensor* side : {&cache.k, &cache.v}) {
       if (!contract::strides_nest(*side)) return false;
-      for (const Tensor* other : {&batch.query, &batch.query_start_loc, &batch.seq_lens, &batch.block_table, &batch.cached_lens,
-                                  &batch.key, &batch.value, &batch.slot_mapping, &batch.request_ids, &options.alibi_slopes,
-                                  &options.sinks, &cache.k_scale, &cache.v_scale})
+      for (const Tensor* other :
+           {&batch.query, &batch.query_start_loc, &batch.seq_lens, &batch.block_table, &batch.cached_lens, &batch.key,
+            &batch.value, &batch.slot_mapping, &batch.request_ids, &batch.causal, &batch.q_begin, &batch.key_begin,
+            &options.alibi_slopes, &options.sinks, &cache.k_scale, &cache.v_scale})
         if (other->present() && contract::may_overlap(*side, *other)) return false;
     }
     return !contract::may_overlap(cache.k, cache.v);

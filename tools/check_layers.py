@@ -42,6 +42,7 @@ ALLOWED = {
     "src/cache/": PUBLIC + SEMANTICS,
     "src/plan/": PUBLIC + SEMANTICS + ["src/device/"],
     "src/attention/": PUBLIC + TEXT + ["src/device/", *(f"src/backend/{name}/entry.h" for name in ("cpu", "gpu", "cuda", "hip"))],
+    "src/distributed/": PUBLIC + TEXT,
     "src/capture/": PUBLIC + SEMANTICS + THREADS,
     # How far a right kernel may be from the reference, and the comparison by it.
     "src/numerics/": PUBLIC + DTYPE_DECODE,

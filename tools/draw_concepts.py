@@ -131,6 +131,27 @@ def split_kv() -> Drawing:
     return d
 
 
+def context_shards() -> Drawing:
+    d = Drawing(760, 330, "Two ranks hold every second run of a context; each attends to its own keys, and one exchange merges")
+    d.text(20, 26, "interleave = 4, world = 2: position p is on rank p // 4 mod 2", "t")
+    for run in range(6):
+        d.box(20 + 122 * run, 40, 114, 30, f"r{run % 2}", f"{4 * run} .. {4 * run + 3}")
+        d.curve(77 + 122 * run, 72, 200 + 360 * (run % 2), 116)
+    for rank in range(2):
+        x = 40 + 360 * rank
+        d.box(x, 118, 320, 44, f"r{rank}")
+        d.text(x + 160, 137, f"rank {rank}: pages of its own, local indices 0 .. 11", "m on")
+        d.text(x + 160, 154, "attend() over these keys, in f32", "m on")
+        d.arrow(x + 160, 164, x + 160, 190)
+        d.box(x + 70, 192, 180, 30, "box", f"out{rank}, lse{rank}")
+        d.curve(x + 160, 224, 380, 252)
+    d.box(170, 254, 420, 44, "box")
+    d.text(380, 273, "one exchange, then merge_many() in the order of the ranks", "m")
+    d.text(380, 290, "a rank without a visible key has lse = −∞, and so weight 0", "m s")
+    d.text(20, 320, "Every rank merges the same parts in the same order, so every rank has the same bits.", "s")
+    return d
+
+
 def pipeline() -> Drawing:
     d = Drawing(760, 190, "From a batch to an answer: check, plan, attend, and compare or diagnose")
     steps = [("batch", "what is asked", ""), ("check", "every rule", "quire check"), ("plan", "a printable value", "quire explain"),
@@ -182,7 +203,7 @@ def stream_k() -> Drawing:
     return d
 
 
-DRAWINGS = (paged_cache, rows_and_keys, grouped_heads, split_kv, pipeline, power, stream_k)
+DRAWINGS = (paged_cache, rows_and_keys, grouped_heads, split_kv, pipeline, power, stream_k, context_shards)
 
 
 def main(arguments: "list[str]") -> int:

@@ -12,7 +12,7 @@ HEADERS = ROOT / "include/quire"
 SCHEMAS = ROOT / "docs/reference/schemas"
 # Python names by what a reader looks for. A public name that is in no group is listed under "Other".
 GROUPS = {
-    "Attention": ["attend", "append", "merge", "plan", "bind", "synchronize", "Batch", "KVCache", "Options", "Plan", "BoundCall"],
+    "Attention": ["attend", "append", "merge", "merge_many", "plan", "bind", "synchronize", "Batch", "KVCache", "Options", "Plan", "BoundCall"],
     "Checking": ["check", "Findings", "Finding", "SlotLedger", "LedgerEntry", "rules", "Rule"],
     "Right or wrong, and why": ["reference", "compare", "diagnose", "Reference", "Comparison", "Mismatch", "Diagnosis", "Suspicion",
                                 "faults", "Fault"],
@@ -21,9 +21,9 @@ GROUPS = {
     "Pages": ["PagePool", "PoolStats", "PoolMemory"],
     "What would run, and where": ["explain", "kernels", "devices", "gpu_devices", "host_device", "Explanation", "Kernel", "Device"],
     "Errors": ["Error", "ArgumentError", "ContractError", "UnsupportedError", "OutOfPagesError", "OutOfMemoryError", "ParseError",
-               "FileError", "DeviceError", "InternalError"],
+               "FileError", "DeviceError", "RankError", "InternalError"],
 }
-MODULES = ["quire.vllm", "quire.testing", "quire.targets"]
+MODULES = ["quire.distributed", "quire.vllm", "quire.testing", "quire.targets"]
 
 
 # --- Python -----------------------------------------------------------------------------------------------------------------------

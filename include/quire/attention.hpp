@@ -180,4 +180,16 @@ struct MergeOptions {
 Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
              const Tensor& lse, const MergeOptions& merge_options = {});
 
+/// Combines any number of partial results over disjoint key sets in one pass, in the order of the first axis:
+///
+///     lse = log(sum_i exp(lses[i]))      out = sum_i outs[i] exp(lses[i] - lse)          i = 0, 1, ..., num_parts - 1
+///
+/// outs [num_parts, num_tokens, num_q_heads, head_dim] f32 | f16 | bf16, lses [num_parts, num_tokens, num_q_heads] f32 natural
+/// log, any strides. out [num_tokens, num_q_heads, head_dim] and lse [num_tokens, num_q_heads] (may be absent) as for merge(), in
+/// memory of their own. Equal parts in equal order give equal bits, on every rank; two parts give the bits of merge(). A part
+/// with lse = -inf is empty and not read; a row whose parts are all empty is 0 with lse -inf. NaN and +inf in an lse as for
+/// merge().
+Status merge_many(const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse,
+                  const MergeOptions& merge_options = {});
+
 }  // namespace quire

@@ -4,8 +4,11 @@
 // All lengths are defined here, once, by equation:
 //   query_len(r)   = query_start_loc[r + 1] - query_start_loc[r]        (0 is legal and writes nothing)
 //   context_len(r) = seq_lens[r] - query_len(r)                         (derived, never an input)
-//   q_pos(r, i)    = context_len(r) + i                                 for row i of request r
-//   key position k is visible  iff  k <= q_pos  and  q_pos - k < sliding_window (if set)
+//   key_pos(r, j)  = key_begin[r] + j                                   for key j of request r, 0 <= j < seq_lens[r]
+//   q_pos(r, i)    = q_begin[r] + i                                     for row i of request r
+//   key_begin absent = 0; q_begin absent = key_begin[r] + context_len(r): rows stand at the end of their keys
+//   a key at position k is visible to a row at position q  iff
+//     k <= q if the request is causal, else k <= q + window_right (if set)      and  q - k < sliding_window (if set)
 //   query head h reads KV head  h / (num_q_heads / num_kv_heads)
 #pragma once
 
@@ -32,15 +35,16 @@ std::optional<Padding> padding_from_name(std::string_view name) noexcept;
 
 /// One step's batch. Index tensors may be int32 or int64 and are read as what they are.
 struct Batch {
-  Tensor query{};            ///< [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn; rows of all requests back to
-                             ///< back; fp8_e4m3fn needs a cache of that type that holds every token
-  Tensor output{};           ///< same shape as query; its dtype, or fp8_e4m3fn with output_scale; under an fp8_e4m3fn query also
-                             ///< f32 | f16 | bf16; written exactly once per row
+  Tensor query{};   ///< [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn; rows of all requests back to
+                    ///< back; fp8_e4m3fn needs a cache of that type that holds every token
+  Tensor output{};  ///< same shape as query; its dtype or f32, or fp8_e4m3fn with output_scale; under an fp8_e4m3fn query also
+                    ///< f32 | f16 | bf16; written exactly once per row
   Tensor query_start_loc{};  ///< [num_reqs + 1]; request r owns rows [qsl[r], qsl[r+1]); first 0, last num_tokens
                              ///< (with padding: at most that)
-  Tensor seq_lens{};         ///< [num_reqs]; tokens of r up to and including its last query row
+  Tensor seq_lens{};         ///< [num_reqs]; keys of r: its tokens up to and including its last query row. Fewer than query_len,
+                             ///< and 0, if r is not causal or q_begin is given; a row that sees no key gives 0 and lse -inf
   Tensor block_table{};      ///< [num_reqs, max_pages_per_req] page ids; entries past ceil(cached_len / page_size) are unread
-  Tensor cached_lens{};      ///< optional [num_reqs]; leading tokens of r that the cache holds;
+  Tensor cached_lens{};      ///< optional [num_reqs]; leading keys of r that the cache holds;
                              ///< context_len <= cached_len <= seq_len; absent = seq_lens
   Tensor key{}, value{};     ///< optional [num_tokens, num_kv_heads, head_dim], dtype of query; this step's new K/V rows,
                              ///< read (unscaled) for positions [cached_len, seq_len)
@@ -52,6 +56,12 @@ struct Batch {
                      ///< query head h has the scale of its KV head; absent = 1; finite and > 0
   Tensor output_scale{};  ///< f32 scalar or [1], of an fp8_e4m3fn output: stored = round to nearest even of real value / scale,
                           ///< +-448 beyond, NaN stays NaN; finite and > 0
+  Tensor causal{};     ///< optional [num_reqs] u8, 0 or 1; 0: the rows of r see later keys, too (encoders, cross attention, draft
+                       ///< blocks); absent = Options::causal for all
+  Tensor q_begin{};    ///< optional [num_reqs]; position of r's first row, >= 0; rows may stand anywhere beside their keys, but
+                       ///< those whose keys come from `key` at the end; absent = key_begin + context_len
+  Tensor key_begin{};  ///< optional [num_reqs]; position of r's first key, >= 0: r's shard of a context begins there, or its
+                       ///< cache lost its head; block_table counts from this key; absent = 0
 };
 
 /// Query rows that belong to a request: num_tokens without padding rows. Reads query_start_loc, which is in host memory and
@@ -65,6 +75,9 @@ struct Options {
   std::optional<float> logits_soft_cap{};        ///< > 0
   Tensor alibi_slopes{};                         ///< optional [num_q_heads] f32, any sign
   Tensor sinks{};                                ///< optional [num_q_heads] f32; one extra logit in the denominator
+  bool causal = true;                            ///< false: rows of all requests see later keys, too; see Batch::causal
+  std::optional<std::int64_t> window_right{};  ///< of requests that are not causal: later keys visible to a query; >= 0; absent =
+                                               ///< all. FlashAttention's window_size is (sliding_window - 1, window_right)
 };
 
 }  // namespace quire

@@ -76,6 +76,10 @@ Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& val
 Findings check_merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
                      const Tensor& lse, Depth depth = Depth::contents, const Tensor& output_scale = {});
 
+/// The same for one merge_many call.
+Findings check_merge_many(const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse,
+                          Depth depth = Depth::contents, const Tensor& output_scale = {});
+
 /// The rule for the workspace of one attend call, in the memory of the batch: it shares no byte with a tensor of the call. Of
 /// tensors that check() has found sound; attend() applies it after check().
 Findings check_workspace(const Batch& batch, const KVCache& cache, const Options& options, std::span<const std::byte> workspace);

@@ -13,13 +13,28 @@
 
 namespace quire {
 
-/// Lengths of one request. context_len + query_len = seq_len; context_len <= cached_len <= seq_len.
+/// Lengths of one request. context_len + query_len = seq_len; context_len <= cached_len <= seq_len. context_len is negative where
+/// a request has more rows than keys.
 struct Request {
   std::int64_t query_len = 0;
   std::int64_t context_len = 0;
   std::int64_t cached_len = 0;
+  bool causal = true;          ///< by Batch::causal or Options::causal
+  std::int64_t shift = 0;      ///< rows stand so many positions behind the end of their keys; q_begin() says it as Batch does
+  std::int64_t key_begin = 0;  ///< position of the first key
   bool operator==(const Request&) const = default;
   std::int64_t seq_len() const noexcept { return context_len + query_len; }
+  /// Position of the first row.
+  std::int64_t q_begin() const noexcept { return key_begin + context_len + shift; }
+  /// The same, counted from the first key: all that visibility and ALiBi depend on.
+  std::int64_t first_row() const noexcept { return context_len + shift; }
+};
+
+/// Keys [begin, end) of a request, counted from its first; none if begin = end.
+struct KeyPositions {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  bool operator==(const KeyPositions&) const = default;
 };
 
 /// Which form a k/v scale takes.
@@ -47,6 +62,11 @@ struct Problem {
   std::int64_t num_padding_rows = 0;    ///< behind the rows of all requests; 0 if padding is refused
   DType output_dtype = DType::none;     ///< none = the query's type
   ScaleKind q_scale = ScaleKind::none;  ///< of an fp8_e4m3fn query
+  bool causal = true;                   ///< Options::causal
+  std::optional<std::int64_t> window_right;
+  bool has_causal = false;     ///< Batch::causal is given
+  bool has_q_begin = false;    ///< Batch::q_begin is given
+  bool has_key_begin = false;  ///< Batch::key_begin is given
   bool operator==(const Problem&) const = default;
 
   std::int64_t group() const noexcept { return num_q_heads / num_kv_heads; }
@@ -58,11 +78,20 @@ struct Problem {
   std::int64_t max_seq_len() const noexcept;
   /// Number of (query row, visible key) pairs, summed over requests; per query head.
   std::int64_t visible_pairs() const noexcept;
+  /// Keys of a request that one of its rows [first_row, last_row] sees. Reads the lengths and masks of `request` only.
+  KeyPositions visible_keys(const Request& request, std::int64_t first_row, std::int64_t last_row) const noexcept;
+  /// Keys of a request that any of its rows sees.
+  KeyPositions visible_keys(const Request& request) const noexcept;
+  /// All rows are causal, and stand at the end of their keys: what every kernel of the table takes.
+  bool is_causal_at_end() const noexcept { return causal && !has_causal && !has_q_begin; }
 };
 
 /// Extracts the Problem of a batch whose metadata and tables satisfy the contract (see check()); reads host index tensors. Of
 /// index tensors on a device nothing is read: reqs is empty then.
 Problem problem_of(const Batch& batch, const KVCache& cache, const Options& options);
+
+/// One request of a batch whose metadata and tables satisfy the contract; reads host index tensors.
+Request request_of(const Batch& batch, const Options& options, std::int64_t request);
 
 /// What query, key and value are drawn from.
 enum class DataKind : std::int32_t {

@@ -43,6 +43,7 @@ enum {
   QUIRE_OUT_OF_PAGES = 6,       /* the page pool cannot serve the request now */
   QUIRE_OUT_OF_MEMORY = 7,      /* the host's or a device's memory is used up */
   QUIRE_DEVICE_ERROR = 8,       /* a GPU or its driver reported a failure */
+  QUIRE_RANK_FAILED = 9,        /* another rank of a group failed, or did not come in time (C++ and Python only) */
   QUIRE_INTERNAL_ERROR = 99     /* Quire broke one of its own promises; please report it */
 };
 
@@ -69,7 +70,8 @@ enum {
   QUIRE_FP8_E5M2 = 6,
   QUIRE_FP8_E5M2FNUZ = 7,
   QUIRE_I32 = 8,
-  QUIRE_I64 = 9
+  QUIRE_I64 = 9,
+  QUIRE_U8 = 10 /* flags, 0 or 1 */
 };
 
 typedef int32_t quire_memory;
@@ -111,12 +113,12 @@ enum {
 /* One step's batch (Batch in batch.hpp). query_len(r) = query_start_loc[r+1] - query_start_loc[r],
  * context_len(r) = seq_lens[r] - query_len(r). Index tensors are i32 or i64. */
 typedef struct quire_batch {
-  size_t struct_size;           /* QUIRE_BATCH_INIT */
-  quire_tensor query;           /* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn */
-  quire_tensor output;          /* same shape and dtype as query, or fp8_e4m3fn with output_scale; under an fp8_e4m3fn query also
-                                   f32 | f16 | bf16; written exactly once per row */
+  size_t struct_size;  /* QUIRE_BATCH_INIT */
+  quire_tensor query;  /* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn */
+  quire_tensor output; /* same shape as query; its dtype or f32, or fp8_e4m3fn with output_scale; under an fp8_e4m3fn query also
+                          f32 | f16 | bf16; written exactly once per row */
   quire_tensor query_start_loc; /* [num_reqs + 1]; first 0, last num_tokens (with padding: at most), never decreasing */
-  quire_tensor seq_lens;        /* [num_reqs] */
+  quire_tensor seq_lens;        /* [num_reqs]; keys of each request */
   quire_tensor block_table;     /* [num_reqs, max_pages_per_req]; entries past ceil(cached_len / page_size) are not read */
   quire_tensor cached_lens;     /* optional [num_reqs]; context_len <= cached_len <= seq_len; absent = seq_lens */
   quire_tensor key;             /* optional [num_tokens, num_kv_heads, head_dim], dtype of query, unscaled; read for positions */
@@ -129,6 +131,9 @@ typedef struct quire_batch {
   quire_tensor q_scale;         /* optional f32 scalar, [1] or [num_kv_heads], of an fp8_e4m3fn query: real = stored * scale */
   quire_tensor output_scale;    /* f32 scalar or [1], of an fp8_e4m3fn output: stored = round to nearest even of real / scale,
                                    saturated at 448, NaN stays NaN */
+  quire_tensor causal;          /* optional [num_reqs] u8, 0 or 1; 0: rows see later keys, too; absent = as options say */
+  quire_tensor q_begin;         /* optional [num_reqs]; position of a request's first row; absent = key_begin + context_len */
+  quire_tensor key_begin;       /* optional [num_reqs]; position of a request's first key; absent = 0 */
 } quire_batch;
 
 /* One layer's paged cache (KVCache in cache.hpp). */
@@ -154,6 +159,9 @@ typedef struct quire_options {
   int32_t reserved;          /* zero */
   quire_tensor alibi_slopes; /* optional [num_q_heads] f32, any sign */
   quire_tensor sinks;        /* optional [num_q_heads] f32 */
+  int32_t non_causal;        /* 1: rows of all requests see later keys, too; 0 where batch.causal is given */
+  int32_t has_window_right;
+  int64_t window_right; /* of requests that are not causal: later keys visible to a query; >= 0; absent = all */
 } quire_options;
 
 #ifdef __cplusplus
@@ -344,6 +352,12 @@ quire_code quire_merge_on_stream(const quire_tensor* out_a, const quire_tensor* 
 quire_code quire_merge_quantised(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b,
                                  const quire_tensor* lse_b, const quire_tensor* out, const quire_tensor* lse,
                                  const quire_tensor* output_scale, void* stream);
+
+/* Combines a stack of partial results over disjoint key sets in one pass, in the order of the first axis: outs [num_parts,
+ * num_tokens, num_q_heads, head_dim], lses [num_parts, num_tokens, num_q_heads] f32 natural log. out, lse (nullable) and
+ * output_scale (nullable) as above, in memory of their own. Equal parts in equal order give equal bits. */
+quire_code quire_merge_many(const quire_tensor* outs, const quire_tensor* lses, const quire_tensor* out, const quire_tensor* lse,
+                            const quire_tensor* output_scale, void* stream);
 
 /* -------------------------------------------------------------------------------------------------------- diagnose ---- */
 

@@ -24,6 +24,7 @@ enum class DType : std::int32_t {
   fp8_e5m2fnuz = 7,  ///< bias 16, max 57344, no infinity, no -0, NaN 0x80
   i32 = 8,
   i64 = 9,
+  u8 = 10,  ///< 0 or 1: flags (numpy and torch bool)
 };
 
 /// Canonical name ("bf16", "fp8_e4m3fn", "i64", ...); "none" for DType::none.

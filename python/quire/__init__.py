@@ -88,8 +88,10 @@ from quire.errors import (
     OutOfMemoryError,
     OutOfPagesError,
     ParseError,
+    RankError,
     UnsupportedError,
 )
+from quire import distributed as distributed
 from quire import targets as targets
 from quire import vllm as vllm
 from quire.judging import diagnose, soak, verify
@@ -107,6 +109,7 @@ explain = _explained(_quire.explain)
 has_backend = _explained(_quire.has_backend)
 make_case = _explained(_quire.make_case)
 merge = _explained(_quire.merge)
+merge_many = _explained(_quire.merge_many)
 parse_problem_line = _explained(_quire.parse_problem_line)
 plan = _explained(_quire.plan)
 poison_case = _explained(_quire.poison_case)
@@ -156,6 +159,7 @@ __all__ = [
     "PoolMemory",
     "PoolStats",
     "ProblemLine",
+    "RankError",
     "Recorder",
     "Reference",
     "Refusal",
@@ -178,6 +182,7 @@ __all__ = [
     "check",
     "compare",
     "devices",
+    "distributed",
     "diagnose",
     "errors",
     "explain",
@@ -189,6 +194,7 @@ __all__ = [
     "kernels",
     "make_case",
     "merge",
+    "merge_many",
     "parse_problem_line",
     "plan",
     "poison_case",

@@ -28,6 +28,7 @@ _EXIT_CODES = {
     "out_of_memory": UNSUPPORTED,
     "out_of_pages": UNSUPPORTED,
     "device_error": UNSUPPORTED,
+    "rank_failed": UNSUPPORTED,
 }
 
 _PYTHON_OPTIONS = ("--target", "--lines")  # of verify; the C++ program has neither

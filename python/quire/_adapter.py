@@ -78,6 +78,10 @@ def _spread(result: Any) -> dict[str, Any]:
     for name, value, kind in (("batch", batch, "Batch"), ("cache", cache, "KVCache"), ("options", options, "Options")):
         if not isinstance(value, getattr(_quire, kind)):
             raise ArgumentError(f"adapter: returned {name} {shown(value)}, expected a quire.{kind}")
+    given = [name for name in ("causal", "q_begin", "key_begin") if getattr(batch, name) is not None]
+    given += [] if options.causal else ["causal"]
+    if given:  # calls are cut by request, and nothing may be dropped in silence
+        raise ArgumentError(f"adapter: {given[0]} is given, but calls with masks of their own cannot be captured by hooks yet")
     renamed = {"dtype": batch.dtype, "cache_dtype": cache.dtype}
     found = {}
     for name in _PARAMETERS:

@@ -97,10 +97,31 @@ def index_array(values: Any, name: str, like: Any) -> Any:
     return sys.modules["cupy"].asarray(array) if is_cupy(like) else array
 
 
+def flag_array(values: Any, name: str, like: Any) -> Any:
+    """A list or tuple of True and False as an array where ``like`` is."""
+    for i, value in enumerate(values):
+        if not isinstance(value, (bool, np.bool_)):
+            raise ArgumentError(f"{name}[{i}]: {value!r}, expected True or False")
+    array = np.array(values, dtype=np.bool_)
+    if is_torch(like) and like.device.type != "cpu":
+        return sys.modules["torch"].from_numpy(array).to(like.device)
+    return sys.modules["cupy"].asarray(array) if is_cupy(like) else array
+
+
 def _item(values: Any, index: tuple[int, ...]) -> Any:
     for i in index:
         values = values[i]
     return values
+
+
+def empty_part_like(array: Any, shape: tuple[int, ...]) -> Any:
+    """An uninitialised array of the library and dtype of ``array``, of another shape."""
+    if is_torch(array):
+        return sys.modules["torch"].empty(shape, dtype=array.dtype, device=array.device)
+    if is_cupy(array):
+        return sys.modules["cupy"].empty(shape, dtype=array.dtype)
+    _only_on_the_host(array, "out")
+    return np.empty(shape, dtype=array.dtype if isinstance(array, np.ndarray) else np.dtype(str(array.dtype)))
 
 
 def in_library_of(query: Any, output: np.ndarray) -> Any:

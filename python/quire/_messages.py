@@ -33,17 +33,21 @@ DTYPES = {**FLOATING_DTYPES, "int32": "i32", "int64": "i64"}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-_OF_OPTIONS = ("softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks")
+_OF_OPTIONS = ("softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks", "causal", "window_right")
 
 
 def unknown_argument(name: str, names: Iterable[str]) -> str:
     """'unknown argument "seq_lenz"; did you mean seq_lens?'"""
     known = list(names)
-    if name in ("causal", "is_causal"):
-        return f'unknown argument "{name}"; attention is always causal: row i of a request sees the keys up to its own position'
+    if name == "window_size":
+        return f'unknown argument "{name}"; window_size=(left, right) is quire.Options(sliding_window=left + 1, window_right=right)'
+    if name == "is_causal" and "options" in known:
+        name = "causal"
     if "options" in known and name in _OF_OPTIONS:
         return f'unknown argument "{name}"; it belongs in options=quire.Options({name}=...)'
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if name in ("window", "window_left") and "sliding_window" in known:
+        near = ["sliding_window"]
     if not near:  # "window" for "sliding_window", "slots" for "slot_mapping"
         near = [k for k in known if difflib.get_close_matches(name, k.split("_"), cutoff=0.8)][:1]
     hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(known)}"

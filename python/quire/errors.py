@@ -16,6 +16,7 @@ __all__ = [
     "OutOfMemoryError",
     "OutOfPagesError",
     "ParseError",
+    "RankError",
     "UnsupportedError",
 ]
 
@@ -73,6 +74,13 @@ class DeviceError(Error):
     """A GPU or its driver reported a failure; the message names the call and the driver's words."""
 
     code = "device_error"
+
+
+class RankError(Error):
+    """Another rank of a group failed, or did not come within the time limit; the text and ``ranks`` name it."""
+
+    code = "rank_failed"
+    ranks: tuple[int, ...] = ()
 
 
 class InternalError(Error):

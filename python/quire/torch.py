@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quire's calls as operators of torch: ``torch.ops.quire.attend``, ``prepare``, ``append`` and ``merge``, defined when this module is imported.
+"""Quire's calls as operators of torch: ``torch.ops.quire.attend``, ``prepare``, ``append``, ``merge`` and ``merge_many``,
+defined when this module is imported.
 
 What they write is declared, and they have fake implementations, so they work in ``torch.compile(fullgraph=True)``, in CUDA graphs and
 in exported programs. They are for inference: a tensor that requires grad is refused while grad mode is on. Import of this module needs
@@ -11,7 +12,7 @@ raised by the next call or by :func:`quire.synchronize`.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from quire import _quire
 from quire.errors import ArgumentError
 
-__all__ = ["append", "as_tensor", "attend", "merge", "prepare", "workspace_bytes"]
+__all__ = ["append", "as_tensor", "attend", "merge", "merge_many", "prepare", "workspace_bytes"]
 
 _BITS = {1: np.uint8, 2: np.int16}  # by bytes: types whose bits torch takes from NumPy
 _NUMPY_LACKS = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")  # torch's names and ml_dtypes'
@@ -44,13 +45,16 @@ def _attend(
     sinks: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "", softmax_scale: Optional[float] = None,
     sliding_window: Optional[int] = None, logits_soft_cap: Optional[float] = None, max_query_len: int = 0, max_seq_len: int = 0,
     padding: Optional[str] = None, q_scale: Optional[Tensor] = None, output_scale: Optional[Tensor] = None,
-    workspace: Optional[Tensor] = None, prepared: bool = False, part: str = "",
+    workspace: Optional[Tensor] = None, causal: bool = True, causal_per_request: Optional[Tensor] = None,
+    q_begin: Optional[Tensor] = None, key_begin: Optional[Tensor] = None, window_right: Optional[int] = None, prepared: bool = False,
+    part: str = "",
 ) -> Any:  # fmt: skip
     return _quire.attend_arrays(
         query, output, k, v, query_start_loc, seq_lens, block_table, layout.lower(), cache_dtype, cached_lens, key, value, lse, k_scale,
         v_scale, softmax_scale, sliding_window, logits_soft_cap, alibi_slopes, sinks, padding, max_query_len, max_seq_len, None, False,
         False,  # graphs of torch.compile own their memory, and find who else refers to it
         q_scale, output_scale, workspace, part or ("layer" if prepared else "call"),
+        causal if causal_per_request is None else causal_per_request, q_begin, key_begin, window_right,
     )  # fmt: skip
 
 
@@ -73,7 +77,8 @@ _OF_A_CALL = (
     "Tensor? value=None, Tensor? cached_lens=None, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? alibi_slopes=None, "
     "Tensor? sinks=None, str layout='nhd', str cache_dtype='', float? softmax_scale=None, SymInt? sliding_window=None, "
     "float? logits_soft_cap=None, SymInt max_query_len=0, SymInt max_seq_len=0, str? padding=None, Tensor? q_scale=None, "
-    "Tensor? output_scale=None, Tensor(c!)? workspace=None"
+    "Tensor? output_scale=None, Tensor(c!)? workspace=None, bool causal=True, Tensor? causal_per_request=None, Tensor? q_begin=None, "
+    "Tensor? key_begin=None, SymInt? window_right=None"
 )
 _define(
     f"attend(Tensor query, Tensor(a!) output, {_OF_A_CALL.format(lse='(b!)')}, bool prepared=False) -> ()", _attend_op, _attend_fake
@@ -128,6 +133,32 @@ _define(
 )
 
 
+def _merged_many_like(outs: Tensor, output_scale: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+    dtype = outs.dtype if output_scale is None else torch.float8_e4m3fn
+    return (
+        torch.empty(outs.shape[1:], dtype=dtype, device=outs.device),
+        torch.empty(outs.shape[1:3], dtype=torch.float32, device=outs.device),
+    )
+
+
+def _merge_many(outs: Tensor, lses: Tensor, output_scale: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+    out, lse = _merged_many_like(outs, output_scale)
+    _quire.merge_many(outs, lses, out, lse, output_scale=output_scale)
+    return out, lse
+
+
+def _merge_many_fake(outs: Tensor, lses: Tensor, output_scale: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+    return _merged_many_like(outs, output_scale)
+
+
+_define("merge_many(Tensor outs, Tensor lses, Tensor? output_scale=None) -> (Tensor, Tensor)", _merge_many, _merge_many_fake)
+
+
+def _flags(causal: Union[bool, Tensor]) -> tuple[bool, Optional[Tensor]]:
+    """``causal`` as an operator takes it: one flag for all requests, and one of each."""
+    return (True, causal) if isinstance(causal, Tensor) else (causal, None)
+
+
 def attend(
     query: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor, *,
     output: Optional[Tensor] = None, lse: Optional[Tensor] = None, key: Optional[Tensor] = None, value: Optional[Tensor] = None,
@@ -135,7 +166,8 @@ def attend(
     alibi_slopes: Optional[Tensor] = None, sinks: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "",
     softmax_scale: Optional[float] = None, sliding_window: Optional[int] = None, logits_soft_cap: Optional[float] = None,
     max_query_len: int = 0, max_seq_len: int = 0, q_scale: Optional[Tensor] = None, output_scale: Optional[Tensor] = None,
-    workspace: Optional[Tensor] = None, prepared: bool = False,
+    workspace: Optional[Tensor] = None, causal: Union[bool, Tensor] = True, q_begin: Optional[Tensor] = None,
+    key_begin: Optional[Tensor] = None, window_right: Optional[int] = None, prepared: bool = False,
 ) -> Tensor:  # fmt: skip
     """Softmax attention for every request of a batch; returns ``output``, or a new tensor like ``query`` (float8_e4m3fn with
     ``output_scale``).
@@ -146,7 +178,8 @@ def attend(
     ``cache_dtype``: the Quire dtype of raw uint8 caches. ``max_query_len``, ``max_seq_len``: no request is longer (tokens; 0 = not
     said); on a GPU a tight bound makes the call faster, and a longer request breaks it: no row is written. ``workspace``: bytes on the
     device, of :func:`prepare`; None takes new ones. ``prepared``: :func:`prepare` came before with the same arguments but for addresses,
-    and the layer only attends.
+    and the layer only attends. ``causal``: one bool for all requests, or a tensor of one bool a request, [num_reqs] bool or uint8;
+    ``q_begin``, ``key_begin``, ``window_right`` as in :class:`quire.Batch` and :class:`quire.Options`.
 
     Raises ContractError (a broken rule; on a GPU those of lengths and tables at the next call or at :func:`quire.synchronize`),
     ArgumentError, UnsupportedError.
@@ -159,7 +192,7 @@ def attend(
     torch.ops.quire.attend(
         query, output, k, v, query_start_loc, seq_lens, block_table, lse, key, value, cached_lens, k_scale, v_scale, alibi_slopes, sinks,
         layout, cache_dtype, softmax_scale, sliding_window, logits_soft_cap, max_query_len, max_seq_len, None, q_scale, output_scale,
-        workspace, prepared,
+        workspace, *_flags(causal), q_begin, key_begin, window_right, prepared,
     )  # fmt: skip
     return output
 
@@ -184,6 +217,7 @@ def prepare(
     """
     if output is None:  # its shape and type are asked for, and nothing is written
         output = torch.empty_like(query)
+    options["causal"], options["causal_per_request"] = _flags(options.get("causal", True))
     if workspace is None:
         size = workspace_bytes(query, output, k, v, query_start_loc, seq_lens, block_table, **options)
         workspace = torch.empty(size, dtype=torch.uint8, device=query.device)
@@ -208,6 +242,11 @@ def merge(
     :class:`quire.Batch`, with ``output_scale``.
     """
     return torch.ops.quire.merge(out_a, lse_a, out_b, lse_b, output_scale)
+
+
+def merge_many(outs: Tensor, lses: Tensor, *, output_scale: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+    """(out, lse) of attention over the disjoint key sets of a stack, in the order of its first axis. As :func:`quire.merge_many`."""
+    return torch.ops.quire.merge_many(outs, lses, output_scale)
 
 
 def workspace_bytes(*arguments: Any, **named: Any) -> int:

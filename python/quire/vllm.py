@@ -33,7 +33,7 @@ graph with ``wait=False``. The decode ops and ``skip_decode``, which answer some
 a position that meant something else a version ago is a TypeError, not another argument.
 
 What Quire does not do raises :class:`quire.UnsupportedError` (a NotImplementedError) naming the argument, unless the argument has its
-default: ``causal`` other than True, block-sparse attention, ``qq_bias``, ``mm_prefix_range``, ``rswa_prefix_lens``, ``rswa_window``,
+default: block-sparse attention, ``qq_bias``, ``mm_prefix_range``, ``rswa_prefix_lens``, ``rswa_window``,
 ``use_alibi_sqrt``, ``chunk_lookback``, scales per token and head (``kv_quant_mode``, ``k_scale_cache``, ``v_scale_cache``), tables of
 pointers. ``use_td`` and ``mm_prefix_clamp_sliding_window`` alone change no result and are ignored.
 """
@@ -147,7 +147,7 @@ _REASONS = {
     "interleaved_v_pack_factor": "a value cache of [num_blocks, num_kv_heads, block_size / x, head_dim, x] is read, but not written",
     "is_block_table_ptr": "a block table holds page ids, tables of device pointers are not read",
     "k_scale_cache": "a cache has one scale, or one per KV head, scales per token and head are not read",
-    "mm_prefix_range": "every row is causal, spans that see both ways are not offered",
+    "mm_prefix_range": "a request is causal or not, spans inside a causal one are not offered",
     "qq_bias": "scores take ALiBi slopes, a matrix of biases is not read",
     "rswa_prefix_lens": "a window hides every older key, a prefix that stays visible is not offered",
     "rswa_window": "a window hides every older key, a prefix that stays visible is not offered",
@@ -164,10 +164,15 @@ def _unsupported(**arguments: Any) -> None:
             raise UnsupportedError(f"{name}: not supported by quire.vllm: {_REASONS[name]}")
 
 
-def _causal_only(causal: Any) -> None:
-    """vLLM 0.33 takes a bool, or a tensor with one bool per request, which is refused unread."""
-    if not isinstance(causal, (bool, int, np.bool_)) or not causal:
-        raise UnsupportedError("causal: only True is supported by quire.vllm")
+def _flags(causal: Any) -> Any:
+    """vLLM's ``causal``: one flag, or a tensor of one a request; other numbers than bool and uint8 count as true unless 0."""
+    if isinstance(causal, (bool, int, np.bool_)):
+        return bool(causal)
+    return causal if _is_flag_type(causal) else causal != 0
+
+
+def _is_flag_type(array: Any) -> bool:
+    return str(getattr(array, "dtype", "")).removeprefix("torch.") in ("bool", "uint8")
 
 
 _QUANT_MODES = {0: "NONE", 1: "FP8_PER_TENSOR"}
@@ -465,12 +470,15 @@ class _Call(NamedTuple):
         return _as_bits(_Cache(a["k"], a["v"], a["cache_dtype"], a["k_scale"], a["v_scale"])).view(a["layout"])
 
     def options(self) -> _quire.Options:
-        return _quire.Options(**{n: self.arguments[n] for n in ("softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks")})
+        a = self.arguments
+        names = ("softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks", "window_right")
+        return _quire.Options(causal=a["causal"] is not False, **{name: a.get(name) for name in names})
 
     def batch(self) -> _quire.Batch:
         names = ("query", "output", "query_start_loc", "seq_lens", "block_table", "cached_lens", "key", "value", "padding", "q_scale",
                  "output_scale")  # fmt: skip
-        return _quire.Batch(**{name: self.arguments.get(name) for name in names})
+        causal = self.arguments["causal"]
+        return _quire.Batch(**{name: self.arguments.get(name) for name in names}, causal=None if isinstance(causal, bool) else causal)
 
     def inputs(self) -> Inputs:
         a = self.arguments
@@ -488,7 +496,7 @@ def _reading(read: Callable[..., _Call]) -> Callable[..., Inputs]:
 
 
 def _window(window_size: Sequence[int] | None) -> int | None:
-    """vLLM's (W - 1, ignored) as a count of keys."""
+    """vLLM's (W - 1, not read) as a count of keys."""
     return window_size[0] + 1 if window_size is not None and window_size[0] >= 0 else None
 
 
@@ -619,7 +627,6 @@ def _chunked(
     use_interleaved_v_cache: bool = False, causal: bool = True, max_query_len: int | None = None, fp8_flavour: str | None = None,
     **_: Any,
 ) -> _Call:  # fmt: skip
-    _causal_only(causal)
     _unsupported(is_block_table_ptr=is_block_table_ptr)
     if max_query_len == 1 and _on_device(query_start_loc):
         key = value = None  # rows of query_len 1 read the cache alone; a longer one exceeds the bound, and is found
@@ -632,7 +639,7 @@ def _chunked(
         dict(
             query=query, output=output, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=block_table, cached_lens=cached,
             key=key, value=value, k=cache.k, v=cache.v, layout=layout, cache_dtype=cache.dtype, k_scale=cache.k_scale,
-            v_scale=cache.v_scale, padding=padding, output_scale=_one_scale(output_scale, "output_scale"),
+            v_scale=cache.v_scale, padding=padding, output_scale=_one_scale(output_scale, "output_scale"), causal=_flags(causal),
             **_option_arguments(sm_scale, sliding_window, None, alibi_slopes, sinks),
         )
     )  # fmt: skip
@@ -647,7 +654,6 @@ def _context(
     skip_decode: bool = False, sinks: Any = None, fp8_out_scale: Any = None, is_block_table_ptr: bool = False,
     interleaved_v_pack_factor: int = 0, causal: bool = True, fp8_flavour: str | None = None, **_: Any,
 ) -> _Call:  # fmt: skip
-    _causal_only(causal)
     _unsupported(is_block_table_ptr=is_block_table_ptr)
     cache, layout = _packed_cache(
         _read_cache(k_cache, v_cache, kv_cache_dtype, k_scale, v_scale, heads_dim=1, fp8_flavour=fp8_flavour),
@@ -658,7 +664,7 @@ def _context(
             query=q, output=o, query_start_loc=b_start_loc, seq_lens=b_seq_len, block_table=b_loc,
             cached_lens=None if k is None else _cached_lens(b_start_loc, b_seq_len, whole_decode=False), key=k, value=v, k=cache.k,
             v=cache.v, layout=layout, cache_dtype=cache.dtype, k_scale=cache.k_scale, v_scale=cache.v_scale,
-            padding=padding, output_scale=_one_scale(fp8_out_scale, "fp8_out_scale"),
+            padding=padding, output_scale=_one_scale(fp8_out_scale, "fp8_out_scale"), causal=_flags(causal),
             **_option_arguments(sm_scale, sliding_window, None, alibi_slopes, sinks),
         ),
         _lengths(b_start_loc, b_seq_len).query_lens != 1 if skip_decode else None,
@@ -675,7 +681,6 @@ def _unified(
     rswa_prefix_lens: Any = None, rswa_window: int | None = None, use_alibi_sqrt: bool = False, kv_quant_mode: Any = 0,
     k_scale_cache: Any = None, v_scale_cache: Any = None, chunk_lookback: int = -1, fp8_flavour: str | None = None, **_: Any,
 ) -> _Call:  # fmt: skip
-    _causal_only(causal)
     _known_quant_mode(kv_quant_mode)
     _unsupported(
         qq_bias=qq_bias,
@@ -692,12 +697,13 @@ def _unified(
             "alibi_slopes with sinks: vLLM measures this op's bias from the context end, which a sink makes visible"
         )
     cache = _read_cache(k, v, None, k_descale, v_descale, heads_dim=2, scale_name="descale", fp8_flavour=fp8_flavour)
-    window = _window(window_size)
+    window, flags = _window(window_size), _flags(causal)
     return _Call(
         dict(
             query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seqused_k, block_table=block_table, k=cache.k, v=cache.v,
             layout="nhd", cache_dtype=cache.dtype, k_scale=cache.k_scale, v_scale=cache.v_scale,
             padding=padding, output_scale=_one_scale(output_scale, "output_scale"), q_scale=_query_scale(q_descale, q, k.shape[2]),
+            causal=flags, window_right=None if window is None or flags is True else window - 1,
             **_option_arguments(softmax_scale, window, softcap, alibi_slopes, sinks),
         )
     )  # fmt: skip
@@ -760,7 +766,7 @@ def chunked_prefill_paged_decode(
     ``query``, ``output`` [num_tokens, num_q_heads, head_dim]; ``key``, ``value`` [num_tokens, num_kv_heads, head_dim], read for rows of
     query_len > 1 only, or None if the cache holds everything; ``key_cache`` [num_blocks, num_kv_heads, head_dim / x, block_size, x];
     ``value_cache`` [num_blocks, num_kv_heads, head_dim, block_size]. ``sliding_window`` counts keys, the own one included; 0, None or
-    negative = off. ``max_seq_len`` is ignored, ``max_query_len`` must not be too small. ``use_interleaved_v_cache``: ``value_cache`` holds
+    negative = off; ``causal=False``: rows see later keys, and the window hides older ones alone. ``max_seq_len`` is ignored, ``max_query_len`` must not be too small. ``use_interleaved_v_cache``: ``value_cache`` holds
     [num_blocks, num_kv_heads, block_size / x, head_dim, x] with x = 16 / itemsize, and is copied on every call.
     """
     if (
@@ -872,7 +878,8 @@ def unified_attention(
 ) -> None:
     """Attention over a cache that holds every token, this step's included; writes ``out``.
 
-    ``k``, ``v``: caches [num_blocks, block_size, num_kv_heads, head_dim] with any strides. ``window_size`` is (W - 1, ignored), -1 = off.
+    ``k``, ``v``: caches [num_blocks, block_size, num_kv_heads, head_dim] with any strides. ``window_size`` is (W - 1, not read), -1 = off.
+    ``causal``: one bool, or a tensor of one a request; a request that is not causal sees W - 1 keys to both sides, or all.
     ``softcap`` 0 = off. uint8 caches are read as e4m3 of ``fp8_flavour``. ``kv_quant_mode``: NONE (0) or FP8_PER_TENSOR (1), of which the
     cache's type decides. ``k_descale``, ``v_descale``: one value, [num_kv_heads], or [num_reqs, num_kv_heads] of equal rows; so is
     ``q_descale``, which goes with an fp8_e4m3fn ``q`` over a cache of that type. ``output_scale`` (one value) goes with an fp8_e4m3fn

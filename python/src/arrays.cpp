@@ -55,6 +55,7 @@ Expected expected_of(Role role) {
     case Role::rows: return {"float32, float16 or bfloat16", "np.float32"};
     case Role::index: return {"int32 or int64", "np.int64"};
     case Role::f32: return {"float32", "np.float32"};
+    case Role::flags: return {"bool or uint8", "np.uint8"};
     case Role::cache:
       return {"float32, float16, bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2 or float8_e5m2fnuz", "np.float32"};
     case Role::any: break;
@@ -99,7 +100,7 @@ std::optional<DType> typed(const std::string& name) {
 [[noreturn]] void refuse_dtype(const Reading& reading, const Element& element) {
   const Expected expected = expected_of(reading.role);
   std::string hint;
-  const bool may_be_bits = reading.role != Role::index && reading.role != Role::f32;
+  const bool may_be_bits = reading.role != Role::index && reading.role != Role::f32 && reading.role != Role::flags;
   if (may_be_bits && is_raw_bits(element.name)) {
     const bool byte = element.itemsize == 1;
     hint = std::string("; for raw bits, name the type: dtype=\"") + (byte ? "fp8_e4m3fn" : "bf16") + "\" or the like";
@@ -114,6 +115,10 @@ std::optional<DType> typed(const std::string& name) {
 DType resolve_dtype(const Reading& reading, const Element& element) {
   const auto& [name, asked, role, torch] = reading;
   const std::optional<DType> own = typed(element.name);
+  if (role == Role::flags) {
+    if (element.name == "bool" || element.name == "uint8") return DType::u8;
+    refuse_dtype(reading, element);
+  }
   if (asked.empty()) {
     if (own) return *own;
     refuse_dtype(reading, element);
@@ -365,6 +370,7 @@ std::optional<Memory> dlpack_memory(std::int32_t type) {
 
 /// from_torch() by one C call; empty where that does not do.
 std::optional<ArrayRef> from_torch_exchange(nb::handle object, const Reading& reading) {
+  if (reading.role == Role::flags) return std::nullopt;  // bytes, of which there are several types
   const std::optional<nb::dlpack::dltensor> tensor = read_torch(object);
   if (!tensor || tensor->ndim > Tensor::kMaxRank || tensor->strides == nullptr) return std::nullopt;
   const std::optional<DType> dtype = plain_type(tensor->dtype, reading.asked);
@@ -428,6 +434,7 @@ Element dlpack_element(nb::dlpack::dtype dtype) {
     case C::Int: name = "int" + bits; break;
     case C::UInt: name = "uint" + bits; break;
     case C::Float: name = "float" + bits; break;
+    case C::Bool: name = "bool"; break;
     case C::Bfloat: name = "bfloat" + bits; break;
     case C::Float8_E4M3FN: name = "float8_e4m3fn"; break;
     case C::Float8_E4M3FNUZ: name = "float8_e4m3fnuz"; break;
@@ -542,6 +549,15 @@ ArrayRef import_index(nb::handle object, const std::string& name, nb::handle lik
   const nb::object none = nb::none();
   const nb::object array = arrays_function("index_array")(object, name, like.is_valid() ? like : nb::handle(none));
   return import_array(array, name, Access::read, {}, Role::index);
+}
+
+ArrayRef import_flags(nb::handle object, const std::string& name, nb::handle like) {
+  if (PyBool_Check(object.ptr()) != 0)
+    refuse(name, text_of(object) + " is one flag for all requests, which goes into options=quire.Options(causal=" +
+                     text_of(object) + "); here it is an array of one flag a request");
+  if (PyList_Check(object.ptr()) == 0 && PyTuple_Check(object.ptr()) == 0)
+    return import_array(object, name, Access::read, {}, Role::flags);
+  return import_array(arrays_function("flag_array")(object, name, like), name, Access::read, {}, Role::flags);
 }
 
 std::vector<std::int64_t> index_list(nb::handle values, const char* name) {

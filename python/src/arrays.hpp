@@ -34,7 +34,7 @@ struct ArrayRef {
 enum class Access { read, write };
 
 /// What an array is for: names the dtypes that are expected of it where an array has none that Quire knows.
-enum class Role { any, rows, cache, index, f32 };
+enum class Role { any, rows, cache, index, f32, flags };
 
 /// Views `object` (None = absent) as the tensor called `name`.
 ///
@@ -46,6 +46,9 @@ ArrayRef import_array(nb::handle object, const std::string& name, Access access 
 
 /// The same for an index tensor. Lists and tuples of integers are copied into an int64 array where `like` is.
 ArrayRef import_index(nb::handle object, const std::string& name, nb::handle like = nb::none());
+
+/// Flags, one byte each: bool or uint8. Lists and tuples of True and False are copied into an array where `like` is.
+ArrayRef import_flags(nb::handle object, const std::string& name, nb::handle like);
 
 /// The values of a 1-D index tensor in host memory, lists included; empty if None.
 std::vector<std::int64_t> index_list(nb::handle values, const char* name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// append(), attend() and merge(): the calls that write.
+// append(), attend(), merge() and merge_many(): the calls that write.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -43,7 +43,10 @@ SmallArrays small_arrays(const PyBatch& batch, const PyCache& cache, const PyOpt
                    .k_scale = cache.k_scale(),
                    .v_scale = cache.v_scale(),
                    .q_scale = a.q_scale,
-                   .output_scale = a.output_scale};
+                   .output_scale = a.output_scale,
+                   .causal = a.causal,
+                   .q_begin = a.q_begin,
+                   .key_begin = a.key_begin};
   if (options != nullptr) kept.alibi_slopes = options->alibi_slopes(), kept.sinks = options->sinks();
   return kept;
 }
@@ -230,6 +233,33 @@ nb::tuple merge(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle
   return nb::make_tuple(result, result_lse);
 }
 
+nb::tuple merge_many(nb::handle outs, nb::handle lses, nb::handle out, nb::handle lse, nb::handle stream,
+                     nb::handle output_scale) {
+  const ArrayRef os = import_array(outs, "outs");
+  const ArrayRef ls = import_array(lses, "lses");
+  if (!os || os.view.rank != 4) throw_error(Code::invalid_argument, "outs: " + quire::to_string(os.view) + ", expected rank 4");
+  const nb::object rows = nb::make_tuple(os.view.shape[1], os.view.shape[2]);
+  const nb::object part = nb::make_tuple(os.view.shape[1], os.view.shape[2], os.view.shape[3]);
+  if (out.is_none() && !output_scale.is_none())
+    throw_error(Code::invalid_argument, "out: None, expected an fp8_e4m3fn array beside output_scale");
+  float number = 0;
+  const ArrayRef scale = import_scale(output_scale, "output_scale", os, number);
+  const nb::object result = or_allocate(out, "empty_part_like", outs, part);
+  const nb::object result_lse = or_allocate(lse, "empty_f32_like", outs, rows);
+  const ArrayRef o = import_array(result, "out", Access::write);
+  const ArrayRef l = import_array(result_lse, "lse", Access::write);
+  void* const where = stream_for(stream, os);
+  quire::Status status;
+  {
+    const std::shared_ptr<quire::Executor> executor = current_executor();
+    const nb::gil_scoped_release unlocked;
+    status = quire::merge_many(os.view, ls.view, o.view, l.view,
+                               {.executor = executor.get(), .stream = where, .output_scale = scale.view});
+  }
+  require_ok(status);
+  return nb::make_tuple(result, result_lse);
+}
+
 constexpr const char* kAttendDoc =
     R"(Softmax attention for every request of the batch; returns batch.output if the caller gave one, else a new array on every call.
 
@@ -285,6 +315,17 @@ constexpr const char* kMergeDoc =
 out_*: [num_tokens, num_q_heads, head_dim] f32, f16 or bf16; lse_*: [num_tokens, num_q_heads] f32, natural log; any strides. out may
 be out_a or out_b. None allocates. +inf in an lse is an error.)";
 
+constexpr const char* kMergeManyDoc =
+    R"(Combines a stack of partial results over disjoint key sets in one pass, in the order of the first axis; returns (out, lse).
+
+    lse = log(sum_i exp(lses[i]))
+    out = sum_i outs[i] * exp(lses[i] - lse)          i = 0, 1, ..., num_parts - 1
+
+outs: [num_parts, num_tokens, num_q_heads, head_dim] f32, f16 or bf16; lses: [num_parts, num_tokens, num_q_heads] f32, natural log;
+any strides. out may have another of these dtypes than outs; None allocates one of the dtype of outs. out and lse have memory of
+their own. Equal parts in equal order give equal bits, so ranks that merge in rank order agree to the bit; two parts give the bits
+of merge(). A part with lse = -inf is empty and not read. NaN or +inf in lses is an error (on a GPU, its row becomes NaN).)";
+
 }  // namespace
 
 void bind_attention(nb::module_& m) {
@@ -322,6 +363,12 @@ void bind_attention(nb::module_& m) {
           "lse: typing.Any | None = None, stream: typing.Any | None = None, output_scale: typing.Any | None = None) -> "
           "tuple[typing.Any, typing.Any]"),
       kMergeDoc);
+  m.def(
+      "merge_many", &merge_many, nb::arg("outs"), nb::arg("lses"), nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
+      nb::arg("stream") = nb::none(), nb::arg("output_scale") = nb::none(),
+      nb::sig("def merge_many(outs: typing.Any, lses: typing.Any, out: typing.Any | None = None, lse: typing.Any | None = None, "
+              "stream: typing.Any | None = None, output_scale: typing.Any | None = None) -> tuple[typing.Any, typing.Any]"),
+      kMergeManyDoc);
   m.def(
       "set_num_threads",
       [](int n) {

@@ -45,14 +45,18 @@ struct Layer {
             .request_ids = batch.request_ids.view,
             .padding = padding,
             .q_scale = batch.q_scale.view,
-            .output_scale = batch.output_scale.view};
+            .output_scale = batch.output_scale.view,
+            .causal = batch.causal.view,
+            .q_begin = batch.q_begin.view,
+            .key_begin = batch.key_begin.view};
   }
   quire::KVCache cache_views(quire::CacheLayout layout) const {
     return {.k = k.view, .v = v.view, .layout = layout, .k_scale = k_scale.view, .v_scale = v_scale.view};
   }
   SmallArrays small() const {
-    return {batch.query_start_loc, batch.seq_lens, batch.block_table, batch.cached_lens, k_scale, v_scale,
-            alibi_slopes,          sinks,          batch.q_scale,     batch.output_scale};
+    return {batch.query_start_loc, batch.seq_lens, batch.block_table, batch.cached_lens,  k_scale,      v_scale,
+            alibi_slopes,          sinks,          batch.q_scale,     batch.output_scale, batch.causal, batch.q_begin,
+            batch.key_begin};
   }
   void check_one_gpu() const {
     const BatchArrays& b = batch;
@@ -62,6 +66,7 @@ struct Layer {
     one(b.cached_lens, "cached_lens"), one(k, "k"), one(v, "v"), one(k_scale, "k_scale"), one(v_scale, "v_scale");
     one(alibi_slopes, "alibi_slopes"), one(sinks, "sinks");
     one(b.q_scale, "q_scale"), one(b.output_scale, "output_scale");
+    one(b.causal, "causal"), one(b.q_begin, "q_begin"), one(b.key_begin, "key_begin");
   }
 };
 
@@ -216,7 +221,10 @@ class PyBoundCall {
     for (const auto& [array, name] : {std::pair{&layer_.batch.query_start_loc, "query_start_loc"},
                                       {&layer_.batch.seq_lens, "seq_lens"},
                                       {&layer_.batch.block_table, "block_table"},
-                                      {&layer_.batch.cached_lens, "cached_lens"}})
+                                      {&layer_.batch.cached_lens, "cached_lens"},
+                                      {&layer_.batch.causal, "causal"},
+                                      {&layer_.batch.q_begin, "q_begin"},
+                                      {&layer_.batch.key_begin, "key_begin"}})
       check_still_there(*array, name);
   }
 
@@ -344,7 +352,8 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
                          std::optional<float> logits_soft_cap, nb::handle alibi_slopes, nb::handle sinks,
                          const std::optional<std::string>& padding, std::optional<std::int64_t> max_query_len,
                          std::optional<std::int64_t> max_seq_len, nb::handle stream, nb::handle wait, bool remember,
-                         nb::handle q_scale, nb::handle output_scale, nb::handle workspace, const std::string& part) {
+                         nb::handle q_scale, nb::handle output_scale, nb::handle workspace, const std::string& part,
+                         nb::handle causal, nb::handle q_begin, nb::handle key_begin, std::optional<std::int64_t> window_right) {
   const std::optional<Part> asked = part_named(part, workspace);
   const std::optional<quire::CacheLayout> known = quire::layout_from_name(layout);
   if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
@@ -371,11 +380,17 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
   now.batch.output_scale = import_scale(output_scale, "output_scale", now.batch.query, scales[3]);
   now.alibi_slopes = import_array(alibi_slopes, "alibi_slopes", Access::read, {}, Role::f32);
   now.sinks = import_array(sinks, "sinks", Access::read, {}, Role::f32);
+  const bool one_flag = PyBool_Check(causal.ptr()) != 0;
+  if (!one_flag) now.batch.causal = import_flags(causal, "causal", query);
+  now.batch.q_begin = import_index(q_begin, "q_begin", query);
+  now.batch.key_begin = import_index(key_begin, "key_begin", query);
   const quire::Options o{.softmax_scale = softmax_scale,
                          .sliding_window = sliding_window,
                          .logits_soft_cap = logits_soft_cap,
                          .alibi_slopes = now.alibi_slopes.view,
-                         .sinks = now.sinks.view};
+                         .sinks = now.sinks.view,
+                         .causal = !one_flag || causal.is(Py_True),
+                         .window_right = window_right};
   const std::int64_t most_rows = bound_or_zero(max_query_len, "max_query_len");
   const std::int64_t most_keys = bound_or_zero(max_seq_len, "max_seq_len");
   if (!asked) return nb::int_(call_cache().workspace_bytes(now, *known, o, most_rows, most_keys));
@@ -478,20 +493,23 @@ void bind_bound(nb::module_& m) {
       nb::arg("sliding_window") = none, nb::arg("logits_soft_cap") = none, nb::arg("alibi_slopes") = none,
       nb::arg("sinks") = none, nb::arg("padding") = none, nb::arg("max_query_len") = none, nb::arg("max_seq_len") = none,
       nb::arg("stream") = none, nb::arg("wait") = none, nb::arg("remember") = true, nb::arg("q_scale") = none,
-      nb::arg("output_scale") = none, nb::arg("workspace") = none, nb::arg("part") = "call",
-      nb::sig("def attend_arrays(query: typing.Any, output: typing.Any, k: typing.Any, v: typing.Any, "
-              "query_start_loc: typing.Any, seq_lens: typing.Any, block_table: typing.Any, layout: str = 'nhd', "
-              "cache_dtype: str = '', cached_lens: typing.Any = None, key: typing.Any = None, value: typing.Any = None, "
-              "lse: typing.Any = None, k_scale: typing.Any = None, v_scale: typing.Any = None, "
-              "softmax_scale: float | None = None, sliding_window: int | None = None, logits_soft_cap: float | None = None, "
-              "alibi_slopes: typing.Any = None, sinks: typing.Any = None, padding: str | None = None, max_query_len: int | "
-              "None = None, "
-              "max_seq_len: int | None = None, stream: typing.Any = None, wait: bool | None = None, remember: bool = True, "
-              "q_scale: typing.Any = None, output_scale: typing.Any = None, workspace: typing.Any = None, part: str = 'call') -> "
-              "typing.Any"),
+      nb::arg("output_scale") = none, nb::arg("workspace") = none, nb::arg("part") = "call", nb::arg("causal") = true,
+      nb::arg("q_begin") = none, nb::arg("key_begin") = none, nb::arg("window_right") = none,
+      nb::sig(
+          "def attend_arrays(query: typing.Any, output: typing.Any, k: typing.Any, v: typing.Any, "
+          "query_start_loc: typing.Any, seq_lens: typing.Any, block_table: typing.Any, layout: str = 'nhd', "
+          "cache_dtype: str = '', cached_lens: typing.Any = None, key: typing.Any = None, value: typing.Any = None, "
+          "lse: typing.Any = None, k_scale: typing.Any = None, v_scale: typing.Any = None, "
+          "softmax_scale: float | None = None, sliding_window: int | None = None, logits_soft_cap: float | None = None, "
+          "alibi_slopes: typing.Any = None, sinks: typing.Any = None, padding: str | None = None, max_query_len: int | "
+          "None = None, "
+          "max_seq_len: int | None = None, stream: typing.Any = None, wait: bool | None = None, remember: bool = True, "
+          "q_scale: typing.Any = None, output_scale: typing.Any = None, workspace: typing.Any = None, part: str = 'call', "
+          "causal: typing.Any = True, q_begin: typing.Any = None, key_begin: typing.Any = None, window_right: int | None = None) "
+          "-> typing.Any"),
       "attend() of arrays, without objects for them: for quire.vllm and quire.torch. remember=False keeps no reference to "
       "them, and a call that broke is raised without the rule. cached_lens \"decode\", on a CUDA device: seq_len where "
-      "query_len is 1, else seq_len - query_len.");
+      "query_len is 1, else seq_len - query_len. causal: one bool, or one flag a request.");
 }
 
 }  // namespace quire_python

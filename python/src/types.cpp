@@ -28,6 +28,9 @@ void for_each_array(const BatchArrays& a, Visit&& visit) {
   visit(a.seq_lens, "seq_lens");
   visit(a.block_table, "block_table");
   visit(a.cached_lens, "cached_lens");
+  visit(a.causal, "causal");
+  visit(a.q_begin, "q_begin");
+  visit(a.key_begin, "key_begin");
   visit(a.key, "key");
   visit(a.value, "value");
   visit(a.slot_mapping, "slot_mapping");
@@ -79,6 +82,8 @@ std::string describe(const PyOptions& options) {
   if (o.logits_soft_cap) add("logits_soft_cap", std::to_string(*o.logits_soft_cap));
   if (options.alibi_slopes()) add("alibi_slopes", quire::to_string(o.alibi_slopes));
   if (options.sinks()) add("sinks", quire::to_string(o.sinks));
+  if (!o.causal) add("causal", "False");
+  if (o.window_right) add("window_right", std::to_string(*o.window_right));
   return text + ")";
 }
 
@@ -89,8 +94,11 @@ Lengths, by equation::
 
     query_len(r)   = query_start_loc[r + 1] - query_start_loc[r]      0 is legal and writes nothing
     context_len(r) = seq_lens[r] - query_len(r)
-    q_pos(r, i)    = context_len(r) + i                               for row i of request r
-    key position k is visible  iff  k <= q_pos  and  q_pos - k < sliding_window (if set)
+    key_pos(r, j)  = key_begin[r] + j                                 for key j of request r, 0 <= j < seq_lens[r]
+    q_pos(r, i)    = q_begin[r] + i                                   for row i of request r
+    key_begin None = 0; q_begin None = key_begin[r] + context_len(r): rows stand at the end of their keys
+    a key at position k is visible to a row at position q  iff
+      k <= q if the request is causal, else k <= q + window_right (if set)    and    q - k < sliding_window (if set)
     query head h reads KV head h // (num_q_heads // num_kv_heads)
 
 Arguments:
@@ -98,7 +106,8 @@ Arguments:
         cache of that type that holds every token, and an output of the caller's.
     query_start_loc: [num_reqs + 1] int32 or int64; request r owns rows [qsl[r], qsl[r+1]). Index tensors may be lists, which are
         copied.
-    seq_lens: [num_reqs]; tokens of r up to and including its last query row.
+    seq_lens: [num_reqs]; keys of r: its tokens up to and including its last query row. Fewer than query_len, and 0, if r is not
+        causal or q_begin is given; a row that sees no key gives 0 and lse -inf.
     block_table: [num_reqs, max_pages_per_req] page ids; entries past ceil(cached_len / page_size) are never read.
     output: like query, or fp8_e4m3fn with output_scale, written and returned by attend(); under an fp8_e4m3fn query also f32, f16
         or bf16. None: every call returns a new array, of the library and on the device
@@ -114,6 +123,12 @@ Arguments:
     q_scale: a number, or f32 [1] or [num_kv_heads], of an fp8_e4m3fn query; real value = stored value * scale; None = 1.
     output_scale: a number or f32 [1], of an fp8_e4m3fn output; stored = round to nearest even of real value / scale, +-448 beyond,
         NaN stays NaN.
+    causal: [num_reqs] bool or uint8; False: the rows of r see later keys, too (encoders, cross attention, draft blocks). None: as
+        Options(causal=...) says, for all requests.
+    q_begin: [num_reqs]; position of r's first row, >= 0. Rows may stand anywhere beside their keys (a shard of a context), but those
+        whose keys come from key at the end of them. None: at the end.
+    key_begin: [num_reqs]; position of r's first key, >= 0: its shard of a context begins there, or its cache lost its head.
+        block_table and cached_lens count from this key. None = 0.
     dtype: element type ("bf16", "f16", or NumPy's or torch's own) if query, output, key and value are raw uint16.
 
 Raises:
@@ -147,7 +162,10 @@ constexpr const char* kOptionsDoc = R"(Score options, the same for every request
     s += slope_h * (k - q_pos)                    alibi_slopes [num_q_heads] f32, any sign
     out = sum_k exp(s - m) V_k / (sum_k exp(s - m) + exp(sink_h - m))      sinks [num_q_heads] f32
 
-sliding_window counts the keys visible to a query, its own included (>= 1; 1 = the own key alone); None = all.)";
+sliding_window counts the keys visible to a query up to its own, which is included (>= 1; 1 = the own key alone); None = all.
+causal=False lets the rows of all requests see later keys; Batch(causal=...) says it request by request. window_right counts the later
+keys visible to a query of a request that is not causal (>= 0); None = all. FlashAttention's window_size is (sliding_window - 1,
+window_right).)";
 
 void bind_batch(nb::module_& m) {
   const auto get = [](ArrayRef BatchArrays::* member) {
@@ -157,11 +175,11 @@ void bind_batch(nb::module_& m) {
       .def(
           "__init__",
           [](PyBatch* self, const nb::args& args, const nb::kwargs& kwargs) {
-            new (self)
-                PyBatch(Arguments("Batch",
-                                  {"query", "query_start_loc", "seq_lens", "block_table", "output", "cached_lens", "key", "value",
-                                   "slot_mapping", "lse", "request_ids", "dtype", "padding", "q_scale", "output_scale"},
-                                  0, args, kwargs));
+            new (self) PyBatch(Arguments(
+                "Batch",
+                {"query", "query_start_loc", "seq_lens", "block_table", "output", "cached_lens", "key", "value", "slot_mapping",
+                 "lse", "request_ids", "dtype", "padding", "q_scale", "output_scale", "causal", "q_begin", "key_begin"},
+                0, args, kwargs));
           },
           // Index tensors and scales may be lists and numbers; the other arrays are viewed, whatever library they are of.
           nb::sig("def __init__(self, *, query: typing.Any, query_start_loc: numpy.typing.ArrayLike, "
@@ -170,7 +188,9 @@ void bind_batch(nb::module_& m) {
                   "value: typing.Any | None = None, slot_mapping: numpy.typing.ArrayLike | None = None, "
                   "lse: typing.Any | None = None, request_ids: numpy.typing.ArrayLike | None = None, "
                   "dtype: typing.Any | None = None, padding: typing.Literal['left', 'zero'] | None = None, "
-                  "q_scale: numpy.typing.ArrayLike | None = None, output_scale: numpy.typing.ArrayLike | None = None) -> None"))
+                  "q_scale: numpy.typing.ArrayLike | None = None, output_scale: numpy.typing.ArrayLike | None = None, "
+                  "causal: numpy.typing.ArrayLike | None = None, q_begin: numpy.typing.ArrayLike | None = None, "
+                  "key_begin: numpy.typing.ArrayLike | None = None) -> None"))
       .def_prop_ro("query", get(&BatchArrays::query), nb::sig("def query(self) -> typing.Any"))
       .def_prop_ro("output", get(&BatchArrays::output), nb::sig("def output(self) -> typing.Any"))
       .def_prop_ro("query_start_loc", get(&BatchArrays::query_start_loc), nb::sig("def query_start_loc(self) -> typing.Any"))
@@ -183,6 +203,9 @@ void bind_batch(nb::module_& m) {
       .def_prop_ro("lse", get(&BatchArrays::lse), nb::sig("def lse(self) -> typing.Any"))
       .def_prop_ro("request_ids", get(&BatchArrays::request_ids), nb::sig("def request_ids(self) -> typing.Any"))
       .def_prop_ro("q_scale", get(&BatchArrays::q_scale), nb::sig("def q_scale(self) -> typing.Any"))
+      .def_prop_ro("causal", get(&BatchArrays::causal), nb::sig("def causal(self) -> typing.Any"))
+      .def_prop_ro("q_begin", get(&BatchArrays::q_begin), nb::sig("def q_begin(self) -> typing.Any"))
+      .def_prop_ro("key_begin", get(&BatchArrays::key_begin), nb::sig("def key_begin(self) -> typing.Any"))
       .def_prop_ro("output_scale", get(&BatchArrays::output_scale), nb::sig("def output_scale(self) -> typing.Any"))
       .def_prop_ro(
           "dtype", [](const PyBatch& batch) { return std::string(quire::name(batch.views().query.dtype)); },
@@ -217,6 +240,9 @@ PyBatch::PyBatch(const Arguments& given) {
   arrays_.slot_mapping = index("slot_mapping");
   arrays_.lse = import_array(given.get("lse"), "lse", Access::write, {}, Role::f32);
   arrays_.request_ids = index("request_ids");
+  arrays_.causal = import_flags(given.get("causal"), "causal", query);
+  arrays_.q_begin = index("q_begin");
+  arrays_.key_begin = index("key_begin");
   arrays_.q_scale = import_scale(given.get("q_scale"), "q_scale", arrays_.query, scalars_[0]);
   arrays_.output_scale = import_scale(given.get("output_scale"), "output_scale", arrays_.query, scalars_[1]);
   const BatchArrays& a = arrays_;
@@ -234,7 +260,10 @@ PyBatch::PyBatch(const Arguments& given) {
             .request_ids = a.request_ids.view,
             .padding = read_padding(given),
             .q_scale = a.q_scale.view,
-            .output_scale = a.output_scale.view};
+            .output_scale = a.output_scale.view,
+            .causal = a.causal.view,
+            .q_begin = a.q_begin.view,
+            .key_begin = a.key_begin.view};
 }
 
 PyBatch::PyBatch(const quire::Batch& b, nb::handle owner) : views_(b) {
@@ -250,7 +279,10 @@ PyBatch::PyBatch(const quire::Batch& b, nb::handle owner) : views_(b) {
              .lse = owned_view(b.lse, owner),
              .request_ids = owned_view(b.request_ids, owner),
              .q_scale = owned_view(b.q_scale, owner),
-             .output_scale = owned_view(b.output_scale, owner)};
+             .output_scale = owned_view(b.output_scale, owner),
+             .causal = owned_view(b.causal, owner),
+             .q_begin = owned_view(b.q_begin, owner),
+             .key_begin = owned_view(b.key_begin, owner)};
 }
 
 const quire::Batch& PyBatch::checked() const {
@@ -346,7 +378,9 @@ PyOptions::PyOptions(const Arguments& given)
             .sliding_window = given.integer("sliding_window"),
             .logits_soft_cap = given.number("logits_soft_cap"),
             .alibi_slopes = alibi_slopes_.view,
-            .sinks = sinks_.view};
+            .sinks = sinks_.view,
+            .causal = given.flag("causal", true),
+            .window_right = given.integer("window_right")};
 }
 
 PyOptions::PyOptions(const quire::Options& options, nb::handle owner)
@@ -423,11 +457,13 @@ void bind_types(nb::module_& m) {
           "__init__",
           [](PyOptions* self, const nb::args& args, const nb::kwargs& kwargs) {
             new (self) PyOptions(Arguments(
-                "Options", {"softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks"}, 5, args, kwargs));
+                "Options",
+                {"softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks", "causal", "window_right"}, 5,
+                args, kwargs));
           },
           nb::sig("def __init__(self, softmax_scale: float | None = None, sliding_window: int | None = None, "
                   "logits_soft_cap: float | None = None, alibi_slopes: typing.Any | None = None, "
-                  "sinks: typing.Any | None = None) -> None"))
+                  "sinks: typing.Any | None = None, *, causal: bool = True, window_right: int | None = None) -> None"))
       .def_prop_ro("softmax_scale", [](const PyOptions& o) { return o.views().softmax_scale; })
       .def_prop_ro("sliding_window", [](const PyOptions& o) { return o.views().sliding_window; })
       .def_prop_ro("logits_soft_cap", [](const PyOptions& o) { return o.views().logits_soft_cap; })
@@ -436,6 +472,8 @@ void bind_types(nb::module_& m) {
           nb::sig("def alibi_slopes(self) -> typing.Any"))
       .def_prop_ro(
           "sinks", [](const PyOptions& o) { return array_object(o.sinks()); }, nb::sig("def sinks(self) -> typing.Any"))
+      .def_prop_ro("causal", [](const PyOptions& o) { return o.views().causal; })
+      .def_prop_ro("window_right", [](const PyOptions& o) { return o.views().window_right; })
       .def("__repr__", [](const PyOptions& o) { return describe(o); });
 }
 

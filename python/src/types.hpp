@@ -22,6 +22,7 @@ quire::Padding padding_named(const std::string& text);
 struct BatchArrays {
   ArrayRef query, output, query_start_loc, seq_lens, block_table, cached_lens, key, value, slot_mapping, lse, request_ids;
   ArrayRef q_scale, output_scale;
+  ArrayRef causal, q_begin, key_begin;
 };
 
 /// A batch for one call: views with an output, and what keeps that output alive.
@@ -121,6 +122,7 @@ void bind_pool(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_bound(nb::module_& m);
+void bind_distributed(nb::module_& m);
 void bind_faults(nb::module_& m);
 void bind_diagnose(nb::module_& m);
 void bind_verify(nb::module_& m);

@@ -122,6 +122,10 @@ nb::dict attributes_of(const quire::ProblemLine& line) {
   d["padding"] = p.padding == quire::Padding::refused ? nb::object(nb::none()) : nb::object(text(quire::name(p.padding)));
   d["num_padding_rows"] = p.num_padding_rows;
   d["shared_pages"] = line.shared_pages;
+  d["causal"] = std::all_of(p.reqs.begin(), p.reqs.end(), [](const quire::Request& r) { return r.causal; });
+  d["q_begin"] = p.has_q_begin;
+  d["key_begin"] = p.has_key_begin;
+  d["window_right"] = p.window_right;
   d["line"] = quire::to_string(line);
   return d;
 }
@@ -170,6 +174,7 @@ Target target_of(const nb::object& runner, Interrupt& interrupt) {
   target.batch_invariant = nb::cast<bool>(runner.attr("batch_invariant"));
   target.padding = nb::cast<bool>(runner.attr("padding"));
   target.eight_bit_rows = nb::cast<bool>(runner.attr("eight_bit_rows"));
+  target.masks = nb::cast<bool>(runner.attr("masks"));
   for (auto [name, function] : nb::cast<nb::dict>(runner.attr("variants")))
     target.variants.emplace_back(nb::cast<std::string>(name), attend_with(nb::borrow(function), interrupt));
   target.skip = nb::cast<std::map<std::string, std::string>>(runner.attr("skip"));

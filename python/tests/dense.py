@@ -18,7 +18,7 @@ UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # unit roundoff of t
 SUBNORMAL = {"f32": 2.0**-150, "f16": 2.0**-25, "bf16": 2.0**-134}  # half the spacing of its subnormals
 
 
-def attention(q, k, v, context, *, scale=None, window=None, cap=None, slopes=None, sinks=None):
+def attention(q, k, v, context, *, scale=None, window=None, cap=None, slopes=None, sinks=None, causal=True, right=None):
     """One request: q [n, Hq, D], k and v [context + n, Hkv, D], all f64. Returns out, lse, sum p|v|, and a bound on
     the terms of a score: max over visible keys of scale * sum |q k|, plus ALiBi and sink."""
     n, heads, dim = q.shape
@@ -28,7 +28,7 @@ def attention(q, k, v, context, *, scale=None, window=None, cap=None, slopes=Non
     lse, magnitude = np.zeros((n, heads)), np.zeros((n, heads))
     pos = context + np.arange(n)[:, None]
     key = np.arange(k.shape[0])[None, :]
-    visible = key <= pos
+    visible = key <= pos if causal else key <= pos + (k.shape[0] if right is None else right)
     if window is not None:
         visible &= pos - key < window
     for h in range(heads):
@@ -39,7 +39,7 @@ def attention(q, k, v, context, *, scale=None, window=None, cap=None, slopes=Non
             s = s + float(slopes[h]) * (key - pos)
         terms = scale * (np.abs(q[:, h]) @ np.abs(k[:, h // group]).T)
         if slopes is not None:
-            terms = terms + abs(float(slopes[h])) * (pos - key)
+            terms = terms + abs(float(slopes[h])) * np.abs(pos - key)
         magnitude[:, h] = np.max(np.where(visible, terms, 0), axis=1, initial=0) + (0 if sinks is None else abs(float(sinks[h])))
         s = np.where(visible, s, -np.inf)
         extra = np.full((n, 1), -np.inf if sinks is None else float(sinks[h]))
@@ -76,15 +76,16 @@ class Job:
     def query_lens(self):
         return np.diff(self.query_start_loc)
 
-    def expected(self, rows=slice(None), **options):
-        """(out, tolerance) over all tokens: rounding of the output plus f32 sums, whose error grows as the square root of
+    def expected(self, rows=slice(None), causal=True, **options):
+        """(out, tolerance) over all tokens, causal: one flag, or one a request: rounding of the output plus f32 sums, whose error grows as the square root of
         their length (Higham and Mary 2019, probabilistic bound with lambda = 8)."""
         outs, tols = [], []
+        flags = np.broadcast_to(causal, len(self.query_lens))
         for r, n in enumerate(self.query_lens):
             a = self.query_start_loc[r]
             q = self.q[a : a + n].astype(np.float64)
             context = int(self.seq_lens[r]) - int(n)
-            out, _, abs_pv, magnitude = attention(q, self.dense_k[r], self.dense_v[r], context, **options)
+            out, _, abs_pv, magnitude = attention(q, self.dense_k[r], self.dense_v[r], context, causal=bool(flags[r]), **options)
             work = self.q.shape[2] + self.dense_k[r].shape[0]  # terms of the two sums, both kept in f32
             f32 = 2.0**-24 * (32 + 8 * np.sqrt(work) * (1 + magnitude[:, :, None])) * abs_pv
             outs.append(out)

@@ -261,7 +261,7 @@ def test_a_pool_without_memory_says_what_it_lacks():
         quire.PagePool(num_pages=4, page_size=16).cache(0)
 
 
-@pytest.mark.parametrize(("name", "text"), [("causal", "always causal"), ("sliding_window", r"belongs in options=quire\.Options\(sliding_window=")])
+@pytest.mark.parametrize(("name", "text"), [("causal", r"belongs in options=quire\.Options\(causal="), ("is_causal", r"belongs in options=quire\.Options\(causal="), ("sliding_window", r"belongs in options=quire\.Options\(sliding_window=")])
 def test_an_option_in_the_wrong_place_is_told_its_own(job, name, text):
     with pytest.raises(quire.errors.ArgumentError, match=text):
         quire.attend(batch_of(job), cache_of(job), **{name: 4})

@@ -42,6 +42,25 @@ def test_opcheck_of_attend(layout):
         torch.library.opcheck(torch.ops.quire.attend.default, (q, output, k, v, starts, lens, table), {**more, "layout": layout})
 
 
+@pytest.mark.parametrize("causal", [False, (True, False, False)])
+def test_requests_that_are_not_causal(causal):
+    job = job_of(dtype="f32")
+    q, k, v, starts, lens, table = tensors(job)
+    flags = causal if causal is False else torch.tensor(causal[:1] * (len(lens) - 2) + causal[1:])
+    out = ops.attend(q, k, v, starts, lens, table, causal=flags, window_right=7)
+    job.judge(out.numpy(), causal=np.asarray(flags), right=7)
+    workspace = ops.prepare(q, k, v, starts, lens, table, causal=flags, window_right=7)
+    layer = ops.attend(q, k, v, starts, lens, table, causal=flags, window_right=7, workspace=workspace, prepared=True)
+    assert torch.equal(layer, out)
+    begins = torch.full_like(lens, 3)
+    where = {"q_begin": lens - starts.diff().to(lens.dtype) + 3, "key_begin": begins}  # the same masks, told by positions
+    assert torch.equal(ops.attend(q, k, v, starts, lens, table, causal=flags, window_right=7, **where), out)
+    named = {"causal": False} if flags is False else {"causal_per_request": flags}
+    torch.library.opcheck(
+        torch.ops.quire.attend.default, (q, torch.empty_like(q), k, v, starts, lens, table), {**named, **where, "window_right": 7}
+    )
+
+
 def test_a_prepared_step_is_the_same_call_on_a_cpu():
     job = job_of()
     q, k, v, starts, lens, table = tensors(job)

@@ -130,7 +130,7 @@ def test_a_fault_in_the_short_way_is_found(monkeypatch):
     assert not same("sliding_window", short["sliding_window"], long["sliding_window"])
 
 
-@pytest.mark.parametrize("name, value", [("causal", False), ("qq_bias", SLOPES), ("rswa_window", 4), ("kv_quant_mode", 2), ("chunk_lookback", 3),
+@pytest.mark.parametrize("name, value", [("qq_bias", SLOPES), ("rswa_window", 4), ("kv_quant_mode", 2), ("chunk_lookback", 3),
                                          ("use_alibi_sqrt", True), ("k_scale_cache", ONE), ("mm_prefix_range", ONE)])  # fmt: skip
 def test_what_is_refused_is_refused_on_a_device(name, value):
     with pytest.raises(quire.UnsupportedError, match=name):

@@ -47,7 +47,7 @@ class TorchLibrary:
 
     @staticmethod
     def array(a):
-        if a.dtype in (np.float32, np.float16, np.int32, np.int64, np.uint8):
+        if a.dtype in (np.float32, np.float16, np.int32, np.int64, np.uint8, np.bool_):
             return torch.from_numpy(a)
         assert a.dtype == ml_dtypes.bfloat16
         return torch.from_numpy(a.view(np.int16)).view(torch.bfloat16)
@@ -269,7 +269,6 @@ def test_int64_indices_are_read_as_int64(lib):
     [
         (dict(output_scale=np.ones(1, np.float32)), quire.ContractError, "Q-M39 output_scale: given beside output of"),
         (dict(is_block_table_ptr=True), quire.UnsupportedError, "is_block_table_ptr: not supported"),
-        (dict(causal=False), quire.UnsupportedError, "causal: only True"),
         (dict(kv_cache_dtype="fp8"), quire.ArgumentError, 'key_cache: the tensor is f16, but kv_cache_dtype="fp8"'),
         (dict(kv_cache_dtype="int4"), quire.ArgumentError, 'kv_cache_dtype: "int4" is none of auto, fp8'),
         (dict(kv_cache_dtype="bfloat16"), quire.ArgumentError, 'key_cache: the array is float16 but dtype="bf16"'),
@@ -408,6 +407,32 @@ def test_unified_attention(lib, window, cap, fp8):
     job.judge(lib.back(out, job.q.dtype), window=window, cap=cap)
 
 
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("causal", [False, [True, False, False, True]])
+def test_unified_attention_of_requests_that_are_not_causal(lib, window, causal):
+    """vLLM's window of such a request hides keys on both sides."""
+    job = make_job([1, 5, 29, 33], [132, 18, 46, 12], page=16, dtype="bf16")
+    out = lib.array(np.full(job.q.shape, np.nan).astype(job.q.dtype))
+    flags = causal if causal is False else lib.array(np.array(causal))
+    args = unified_args(job, lib, causal=flags, window_size=(window - 1, 0) if window else (-1, -1))
+    ops.unified_attention(out=out, **args)
+    job.judge(lib.back(out, job.q.dtype), window=window, causal=causal, right=None if window is None else window - 1)
+    if causal is not False:  # vLLM reads other integers, too
+        again = lib.array(np.full(job.q.shape, np.nan).astype(job.q.dtype))
+        ops.unified_attention(out=again, **{**args, "causal": lib.array(np.array(causal, np.int32) * 5)})
+        assert np.array_equal(lib.back(again, job.q.dtype), lib.back(out, job.q.dtype))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("window", [None, 24])
+def test_packed_ops_of_rows_that_are_not_causal(lib, op, window):
+    """vLLM's window of such rows hides older keys alone."""
+    job = matrix_job(op, 64, 4, "auto")
+    args, out = args_of(job, lib, op, "auto", causal=False, sliding_window=window)
+    getattr(ops, op)(**args)
+    job.judge(lib.back(out), window=window, causal=False)
+
+
 def test_unified_attention_refusals():
     job = make_job([1, 5], [13, 18], page=16, kv="fp8_e4m3fn")
     out = np.full_like(job.q, np.nan)
@@ -418,7 +443,6 @@ def test_unified_attention_refusals():
         (dict(k_descale=uneven), quire.UnsupportedError, "k_descale: shape .* with different values"),
         (dict(alibi_slopes=slopes, sinks=slopes), quire.UnsupportedError, "alibi_slopes with sinks"),
         (dict(max_seqlen_k=22), quire.ArgumentError, "max_seqlen_k: 22, but the batch has 23"),
-        (dict(causal=False), quire.UnsupportedError, "causal"),
     ):
         with pytest.raises(error, match=text):
             ops.unified_attention(out=out, **unified_args(job, NumpyLibrary, **change))

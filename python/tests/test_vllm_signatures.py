@@ -96,8 +96,6 @@ def small_call():
 @pytest.mark.parametrize(
     "name, value",
     [
-        ("causal", False),
-        ("causal", np.array([True, False])),
         ("kv_quant_mode", 2),
         ("qq_bias", np.zeros((3, 3), np.float32)),
         ("mm_prefix_range", np.zeros((2, 1, 2), np.int32)),

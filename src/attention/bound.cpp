@@ -18,7 +18,7 @@ struct Pair {
   const Tensor* given;
 };
 
-using Pairs = std::array<Pair, 19>;
+using Pairs = std::array<Pair, 22>;
 
 Pairs pairs_of(const Batch& a, const KVCache& c, const Options& o, const Batch& b, const KVCache& d, const Options& p) {
   return {{{"output", &a.output, &b.output},
@@ -39,7 +39,10 @@ Pairs pairs_of(const Batch& a, const KVCache& c, const Options& o, const Batch& 
            {"slot_mapping", &a.slot_mapping, &b.slot_mapping},
            {"request_ids", &a.request_ids, &b.request_ids},
            {"q_scale", &a.q_scale, &b.q_scale},
-           {"output_scale", &a.output_scale, &b.output_scale}}};
+           {"output_scale", &a.output_scale, &b.output_scale},
+           {"causal", &a.causal, &b.causal},
+           {"q_begin", &a.q_begin, &b.q_begin},
+           {"key_begin", &a.key_begin, &b.key_begin}}};
 }
 constexpr std::size_t kWritten = 2;  // output and lse, the first of the pairs
 
@@ -51,7 +54,8 @@ bool same_but_address(const Tensor& a, const Tensor& b) {
 }
 
 bool same_numbers(const Options& a, const Options& b) {
-  return a.softmax_scale == b.softmax_scale && a.sliding_window == b.sliding_window && a.logits_soft_cap == b.logits_soft_cap;
+  return a.softmax_scale == b.softmax_scale && a.sliding_window == b.sliding_window && a.logits_soft_cap == b.logits_soft_cap &&
+         a.causal == b.causal && a.window_right == b.window_right;
 }
 
 Status other_call(const Pairs& pairs) {
@@ -61,8 +65,9 @@ Status other_call(const Pairs& pairs) {
           Code::invalid_argument,
           formatted("bound call: {} is {} in {} memory, bound as {} in {} memory; bind again for other shapes, strides or types",
                     p.name, to_string(*p.given), name(p.given->memory), to_string(*p.bound), name(p.bound->memory))};
-  return {Code::invalid_argument,
-          "bound call: layout, padding, softmax_scale, sliding_window or logits_soft_cap differ; bind again"};
+  return {
+      Code::invalid_argument,
+      "bound call: layout, padding, softmax_scale, sliding_window, logits_soft_cap, causal or window_right differ; bind again"};
 }
 
 /// Addresses [begin, end) between the first and the last byte of a tensor whose descriptor was checked; empty if it has none.

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "semantics/page_walk.h"
+#include "semantics/visible_range.h"
 
 namespace quire {
 namespace {
@@ -15,19 +16,27 @@ ScaleKind scale_kind(const Tensor& scale, std::int64_t num_kv_heads) {
   return scale.rank == 1 && scale.shape[0] == num_kv_heads && num_kv_heads > 1 ? ScaleKind::per_head : ScaleKind::per_tensor;
 }
 
-/// first + (first + 1) + ... over `count` terms; saturates.
-std::int64_t sum_from(std::int64_t first, std::int64_t count) {
-  if ((first | count) < std::int64_t{1} << 30) return count * (first * 2 + count - 1) / 2;
-  __extension__ using Wide = __int128;
-  const Wide sum = Wide{count} * (Wide{first} * 2 + count - 1) / 2;
-  constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
-  return sum > kLargest ? kLargest : static_cast<std::int64_t>(sum);
+__extension__ using Wide = __int128;
+
+/// Sum of clamp(first + i, 0, limit) over i in [0, count).
+Wide sum_clamped(std::int64_t first, std::int64_t count, std::int64_t limit) {
+  const std::int64_t zeros = std::clamp<std::int64_t>(-first, 0, count);
+  const std::int64_t below = std::clamp<std::int64_t>(limit - first, zeros, count);  // terms before the limit
+  return Wide{below - zeros} * (Wide{first + zeros} + first + below - 1) / 2 + Wide{count - below} * limit;
 }
 
-/// Sum of visible keys over the query rows of one request: row i sees min(context + i + 1, window) keys.
-std::int64_t visible_pairs(const Request& r, std::int64_t window) {
-  const std::int64_t growing = window <= 0 ? r.query_len : std::clamp<std::int64_t>(window - r.context_len, 0, r.query_len);
-  return sum_from(r.context_len + 1, growing) + (r.query_len - growing) * std::max<std::int64_t>(window, 0);
+semantics::Reach reach_of(const Problem& p, const Request& r) {
+  return semantics::reach_of(r.causal, p.sliding_window.value_or(0), p.window_right.value_or(-1));
+}
+
+/// Sum of visible keys over the query rows of one request; saturates. A decode row, of which steps have hundreds, is one range.
+std::int64_t visible_pairs(const Problem& p, const Request& r) {
+  if (r.query_len == 1 && p.is_causal_at_end()) return p.sliding_window ? std::min(r.seq_len(), *p.sliding_window) : r.seq_len();
+  const semantics::Reach reach = reach_of(p, r);
+  const Wide ends = sum_clamped(r.first_row() + reach.after + 1, r.query_len, r.seq_len());
+  const Wide begins = sum_clamped(r.first_row() - reach.before, r.query_len, r.seq_len());
+  constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
+  return ends - begins > kLargest ? kLargest : static_cast<std::int64_t>(ends - begins);
 }
 
 }  // namespace
@@ -52,8 +61,32 @@ std::int64_t Problem::max_seq_len() const noexcept {
 
 std::int64_t Problem::visible_pairs() const noexcept {
   std::int64_t total = 0;
-  for (const Request& r : reqs) total += quire::visible_pairs(r, sliding_window.value_or(0));
+  for (const Request& r : reqs) total += quire::visible_pairs(*this, r);
   return total;
+}
+
+KeyPositions Problem::visible_keys(const Request& request, std::int64_t first_row, std::int64_t last_row) const noexcept {
+  const std::int64_t at = request.first_row();
+  const semantics::KeyRange keys =
+      semantics::visible_range(reach_of(*this, request), at + first_row, at + last_row, request.seq_len());
+  return {keys.begin, keys.end};
+}
+
+KeyPositions Problem::visible_keys(const Request& request) const noexcept {
+  return request.query_len == 0 ? KeyPositions{} : visible_keys(request, 0, request.query_len - 1);
+}
+
+Request request_of(const Batch& batch, const Options& options, std::int64_t r) {
+  const semantics::IndexView starts = semantics::index_view(batch.query_start_loc);
+  const std::int64_t seq_len = semantics::index_view(batch.seq_lens)[r];
+  Request req;
+  req.query_len = starts[r + 1] - starts[r];
+  req.context_len = seq_len - req.query_len;
+  req.cached_len = batch.cached_lens.present() ? semantics::index_view(batch.cached_lens)[r] : seq_len;
+  req.causal = batch.causal.present() ? semantics::flag_view(batch.causal)[r] : options.causal;
+  if (batch.key_begin.present()) req.key_begin = semantics::index_view(batch.key_begin)[r];
+  if (batch.q_begin.present()) req.shift = semantics::index_view(batch.q_begin)[r] - req.key_begin - req.context_len;
+  return req;
 }
 
 Problem problem_of(const Batch& batch, const KVCache& cache, const Options& options) {
@@ -76,18 +109,15 @@ Problem problem_of(const Batch& batch, const KVCache& cache, const Options& opti
   p.padding = batch.padding;
   if (batch.output.dtype != batch.query.dtype) p.output_dtype = batch.output.dtype;
   p.q_scale = scale_kind(batch.q_scale, p.num_kv_heads);
+  p.causal = options.causal;
+  p.window_right = options.window_right;
+  p.has_causal = batch.causal.present();
+  p.has_q_begin = batch.q_begin.present();
+  p.has_key_begin = batch.key_begin.present();
 
   if (batch.query_start_loc.memory != Memory::cpu) return p;
-  const semantics::IndexView starts = semantics::index_view(batch.query_start_loc);
-  const semantics::IndexView seq_lens = semantics::index_view(batch.seq_lens);
-  const std::int64_t num_reqs = batch.seq_lens.shape[0];
-  p.reqs.resize(static_cast<std::size_t>(num_reqs));
-  for (std::int64_t r = 0; r < num_reqs; ++r) {
-    Request& req = p.reqs[static_cast<std::size_t>(r)];
-    req.query_len = starts[r + 1] - starts[r];
-    req.context_len = seq_lens[r] - req.query_len;
-    req.cached_len = batch.cached_lens.present() ? semantics::index_view(batch.cached_lens)[r] : seq_lens[r];
-  }
+  p.reqs.resize(static_cast<std::size_t>(batch.seq_lens.shape[0]));
+  for (std::size_t r = 0; r < p.reqs.size(); ++r) p.reqs[r] = request_of(batch, options, static_cast<std::int64_t>(r));
   p.num_padding_rows = batch.query.shape[0] - num_request_rows(batch);
   return p;
 }

@@ -22,6 +22,7 @@ constexpr DTypeRow kDTypes[] = {
     {DType::fp8_e5m2fnuz, "fp8_e5m2fnuz", 1},
     {DType::i32, "i32", 4},
     {DType::i64, "i64", 8},
+    {DType::u8, "u8", 1},
 };
 
 }  // namespace

@@ -7,12 +7,12 @@
 namespace quire {
 namespace {
 
-/// (row, key) pairs of one request; row i sees min(q_pos + 1, window) keys.
+/// (row, key) pairs of one request.
 double visible_pairs(const Problem& p, const Request& r) {
   double pairs = 0;
   for (std::int64_t i = 0; i < r.query_len; ++i) {
-    const std::int64_t seen = r.context_len + i + 1;
-    pairs += static_cast<double>(p.sliding_window ? std::min(seen, *p.sliding_window) : seen);
+    const KeyPositions keys = p.visible_keys(r, i, i);
+    pairs += static_cast<double>(keys.end - keys.begin);
   }
   return pairs;
 }
@@ -23,10 +23,9 @@ namespace benchmark {
 
 std::int64_t kv_bytes_of(const Problem& p, const Request& r) {
   if (r.query_len == 0) return 0;
-  // The first row sees furthest to the left.
-  const std::int64_t first = p.sliding_window ? std::max<std::int64_t>(0, r.context_len + 1 - *p.sliding_window) : 0;
-  const std::int64_t cached = std::max<std::int64_t>(0, r.cached_len - first);
-  const std::int64_t fresh = r.seq_len() - std::max(first, r.cached_len);
+  const KeyPositions keys = p.visible_keys(r);
+  const std::int64_t cached = std::max<std::int64_t>(0, std::min(keys.end, r.cached_len) - keys.begin);
+  const std::int64_t fresh = std::max<std::int64_t>(0, keys.end - std::max(keys.begin, r.cached_len));
   const std::int64_t bytes = cached * itemsize(p.kv_dtype) + fresh * itemsize(p.q_dtype);
   return 2 * bytes * p.num_kv_heads * p.head_dim;
 }

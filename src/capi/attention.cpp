@@ -177,4 +177,19 @@ quire_code quire_merge_quantised(const quire_tensor* out_a, const quire_tensor* 
   });
 }
 
+quire_code quire_merge_many(const quire_tensor* outs, const quire_tensor* lses, const quire_tensor* out, const quire_tensor* lse,
+                            const quire_tensor* output_scale, void* stream) {
+  return guarded([&]() -> Status {
+    Tensor t[5];
+    if (Status s = read_tensors({{outs, "outs"}, {lses, "lses"}, {out, "out"}}, t); !s.ok()) return s;
+    for (const auto& [given, name, to] : {std::tuple{lse, "lse", &t[3]}, std::tuple{output_scale, "output_scale", &t[4]}}) {
+      if (given == nullptr) continue;
+      auto read = quire::capi::read_tensor(given, name);
+      if (!read.ok()) return read.status();
+      *to = read.value();
+    }
+    return quire::merge_many(t[0], t[1], t[2], t[3], {.stream = stream, .output_scale = t[4]});
+  });
+}
+
 }  // extern "C"

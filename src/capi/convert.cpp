@@ -16,7 +16,7 @@ static_assert(QUIRE_DTYPE_NONE == static_cast<int>(DType::none) && QUIRE_F32 == 
               QUIRE_FP8_E4M3FNUZ == static_cast<int>(DType::fp8_e4m3fnuz) &&
               QUIRE_FP8_E5M2 == static_cast<int>(DType::fp8_e5m2) &&
               QUIRE_FP8_E5M2FNUZ == static_cast<int>(DType::fp8_e5m2fnuz) && QUIRE_I32 == static_cast<int>(DType::i32) &&
-              QUIRE_I64 == static_cast<int>(DType::i64));
+              QUIRE_I64 == static_cast<int>(DType::i64) && QUIRE_U8 == static_cast<int>(DType::u8));
 static_assert(QUIRE_MEMORY_CPU == static_cast<int>(Memory::cpu) && QUIRE_MEMORY_CUDA == static_cast<int>(Memory::cuda) &&
               QUIRE_MEMORY_HIP == static_cast<int>(Memory::hip));
 static_assert(QUIRE_NHD == static_cast<int>(CacheLayout::nhd) && QUIRE_HND == static_cast<int>(CacheLayout::hnd) &&
@@ -59,7 +59,7 @@ class Reader {
 
 Tensor Reader::tensor(std::string_view member, const quire_tensor& t) {
   reserved(member, t.reserved);
-  within(member.empty() ? "dtype" : quire::formatted("{}.dtype", member), t.dtype, QUIRE_DTYPE_NONE, QUIRE_I64);
+  within(member.empty() ? "dtype" : quire::formatted("{}.dtype", member), t.dtype, QUIRE_DTYPE_NONE, QUIRE_U8);
   within(member.empty() ? "rank" : quire::formatted("{}.rank", member), t.rank, 0, QUIRE_MAX_RANK);
   within(member.empty() ? "memory" : quire::formatted("{}.memory", member), t.memory, QUIRE_MEMORY_CPU, QUIRE_MEMORY_HIP);
   if (!status_.ok()) return {};
@@ -99,6 +99,9 @@ Result<Batch> read_batch(const quire_batch* b) {
   reader.reserved("reserved", b->reserved);
   out.q_scale = reader.tensor("q_scale", b->q_scale);
   out.output_scale = reader.tensor("output_scale", b->output_scale);
+  out.causal = reader.tensor("causal", b->causal);
+  out.q_begin = reader.tensor("q_begin", b->q_begin);
+  out.key_begin = reader.tensor("key_begin", b->key_begin);
   if (!reader.status().ok()) return reader.status();
   return out;
 }
@@ -114,6 +117,8 @@ Result<Options> read_options(const quire_options* o) {
   reader.reserved("reserved", o->reserved);
   out.alibi_slopes = reader.tensor("alibi_slopes", o->alibi_slopes);
   out.sinks = reader.tensor("sinks", o->sinks);
+  out.causal = reader.within("non_causal", o->non_causal, 0, 1) == 0;
+  if (reader.within("has_window_right", o->has_window_right, 0, 1) == 1) out.window_right = o->window_right;
   if (!reader.status().ok()) return reader.status();
   return out;
 }
@@ -247,6 +252,9 @@ Status write_batch(const Batch& from, quire_batch* to) {
   b.padding = static_cast<quire_padding>(from.padding);
   b.q_scale = to_c(from.q_scale);
   b.output_scale = to_c(from.output_scale);
+  b.causal = to_c(from.causal);
+  b.q_begin = to_c(from.q_begin);
+  b.key_begin = to_c(from.key_begin);
   return write_struct(b, to, "batch");
 }
 
@@ -270,6 +278,9 @@ Status write_options(const Options& from, quire_options* to) {
   o.logits_soft_cap = from.logits_soft_cap.value_or(0.0f);
   o.alibi_slopes = to_c(from.alibi_slopes);
   o.sinks = to_c(from.sinks);
+  o.non_causal = from.causal ? 0 : 1;
+  o.has_window_right = from.window_right.has_value();
+  o.window_right = from.window_right.value_or(0);
   return write_struct(o, to, "options");
 }
 

@@ -47,6 +47,9 @@ constexpr Place kPlaces[] = {
     {"slot_mapping", false, [](Case& c) -> Tensor& { return c.batch.slot_mapping; }},
     {"lse", false, [](Case& c) -> Tensor& { return c.batch.lse; }},
     {"request_ids", false, [](Case& c) -> Tensor& { return c.batch.request_ids; }},
+    {"causal", false, [](Case& c) -> Tensor& { return c.batch.causal; }},
+    {"q_begin", false, [](Case& c) -> Tensor& { return c.batch.q_begin; }},
+    {"key_begin", false, [](Case& c) -> Tensor& { return c.batch.key_begin; }},
     {"q_scale", false, [](Case& c) -> Tensor& { return c.batch.q_scale; }},
     {"output_scale", false, [](Case& c) -> Tensor& { return c.batch.output_scale; }},
     {"k_cache", true, [](Case& c) -> Tensor& { return c.cache.k; }},
@@ -58,8 +61,8 @@ constexpr Place kPlaces[] = {
     {"observed", false, [](Case& c) -> Tensor& { return c.observed; }},
     {"observed_lse", false, [](Case& c) -> Tensor& { return c.observed_lse; }},
 };
-constexpr std::string_view kReservedKeys[] = {"quire_capture",  "quire_version",   "layout", "softmax_scale",
-                                              "sliding_window", "logits_soft_cap", "padding"};
+constexpr std::string_view kReservedKeys[] = {"quire_capture",   "quire_version", "layout", "softmax_scale", "sliding_window",
+                                              "logits_soft_cap", "padding",       "causal", "window_right"};
 
 const Place* find_place(std::string_view name) {
   const auto* place = std::find_if(std::begin(kPlaces), std::end(kPlaces), [&](const Place& p) { return p.name == name; });
@@ -149,6 +152,14 @@ Status read_options(const Metadata& metadata, Case& c) {
   if (const auto it = metadata.find("sliding_window"); it != metadata.end()) {
     c.options.sliding_window = capture::parse_int(it->second);
     if (!c.options.sliding_window) return bad_option("sliding_window", it->second, "an integer");
+  }
+  if (const auto it = metadata.find("window_right"); it != metadata.end()) {
+    c.options.window_right = capture::parse_int(it->second);
+    if (!c.options.window_right) return bad_option("window_right", it->second, "an integer");
+  }
+  if (const auto it = metadata.find("causal"); it != metadata.end()) {
+    if (it->second != "0" && it->second != "1") return bad_option("causal", it->second, "0 or 1");
+    c.options.causal = it->second == "1";
   }
   if (const auto it = metadata.find("padding"); it != metadata.end()) {
     const std::optional<Padding> padding = padding_from_name(it->second);
@@ -309,6 +320,8 @@ Result<Metadata> metadata_of(const Case& c, const std::vector<Outgoing>& tensors
   if (c.options.softmax_scale) m["softmax_scale"] = capture::float_text(*c.options.softmax_scale);
   if (c.options.logits_soft_cap) m["logits_soft_cap"] = capture::float_text(*c.options.logits_soft_cap);
   if (c.options.sliding_window) m["sliding_window"] = formatted("{}", *c.options.sliding_window);
+  if (c.options.window_right) m["window_right"] = formatted("{}", *c.options.window_right);
+  if (!c.options.causal) m["causal"] = "0";
   if (c.batch.padding != Padding::refused) m["padding"] = name(c.batch.padding);
   for (const Outgoing& one : tensors) {
     if (one.entry.code == "U8") m[formatted("{}{}", kDTypePrefix, one.entry.name)] = name(one.tensor.dtype);

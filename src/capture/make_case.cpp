@@ -15,7 +15,6 @@
 #include "quire/capture.hpp"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
-#include "semantics/visible_range.h"
 #include "text/formatted.h"
 
 namespace quire {
@@ -25,7 +24,6 @@ using capture::fill_value;
 using capture::normal;
 using capture::quiet_nan;
 using capture::store_index;
-using semantics::KeyRange;
 
 constexpr std::int64_t kSparePages = 3;
 constexpr float kPeakyFactor = 8.0f;
@@ -37,15 +35,11 @@ constexpr std::uint64_t kSharedPrefix = ~std::uint64_t{0};
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
-/// How many leading pages of a request are the common ones: full of context, so that no request writes into them.
+/// How many leading pages of a request are the common ones: full of context, so that no request writes into them, and of the
+/// same positions.
 std::int64_t shared_pages(const ProblemLine& line, const Request& r) {
+  if (r.context_len < 0 || r.shift < 0 || r.key_begin != line.problem.reqs.front().key_begin) return 0;
   return std::min(line.shared_pages, r.context_len / line.problem.page_size);
-}
-
-/// Positions that some query row of the request sees.
-KeyRange visible_positions(const Problem& p, const Request& r) {
-  if (r.query_len == 0) return {};
-  return semantics::visible_range(r.context_len, r.seq_len() - 1, p.sliding_window.value_or(0));
 }
 
 /// Counts that the tensors are made from.
@@ -173,6 +167,9 @@ class Maker {
     b.query_start_loc = tensor(line_.index_dtype, s_.num_reqs + 1);
     b.seq_lens = tensor(line_.index_dtype, s_.num_reqs);
     b.block_table = tensor(line_.index_dtype, s_.num_reqs, s_.table_width);
+    if (p_.has_causal) b.causal = tensor(DType::u8, s_.num_reqs);
+    if (p_.has_q_begin) b.q_begin = tensor(line_.index_dtype, s_.num_reqs);
+    if (p_.has_key_begin) b.key_begin = tensor(line_.index_dtype, s_.num_reqs);
     if (s_.has_new_rows) {
       b.cached_lens = tensor(line_.index_dtype, s_.num_reqs);
       b.key = tensor(p_.q_dtype, s_.num_tokens, p_.num_kv_heads, p_.head_dim);
@@ -209,6 +206,8 @@ class Maker {
     fill_row_scales();
     c_.options.softmax_scale = p_.softmax_scale;
     c_.options.sliding_window = p_.sliding_window;
+    c_.options.causal = p_.causal;
+    c_.options.window_right = p_.window_right;
     c_.options.logits_soft_cap = p_.logits_soft_cap;
     if (p_.alibi) fill_slopes(static_cast<float*>(c_.options.alibi_slopes.data));
     if (p_.sinks) fill_sinks(static_cast<float*>(c_.options.sinks.data));
@@ -253,6 +252,9 @@ class Maker {
       store_index(c_.batch.query_start_loc, r, start);
       store_index(c_.batch.seq_lens, r, request(r).seq_len());
       if (c_.batch.cached_lens) store_index(c_.batch.cached_lens, r, request(r).cached_len);
+      if (c_.batch.causal) static_cast<std::uint8_t*>(c_.batch.causal.data)[r] = request(r).causal ? 1 : 0;
+      if (c_.batch.q_begin) store_index(c_.batch.q_begin, r, request(r).q_begin());
+      if (c_.batch.key_begin) store_index(c_.batch.key_begin, r, request(r).key_begin);
       start += request(r).query_len;
     }
     store_index(c_.batch.query_start_loc, s_.num_reqs, start);
@@ -273,9 +275,13 @@ class Maker {
         const std::int64_t page = i < shown ? pages[static_cast<std::size_t>(i)] : capture::kImpossiblePage;
         store_index(c_.batch.block_table, r * s_.table_width + i, page);
       }
-      for (std::int64_t position = req.context_len; position < req.seq_len(); ++position) {
-        const std::int64_t page = pages[static_cast<std::size_t>(position / p_.page_size)];
-        store_index(c_.batch.slot_mapping, token++, page * p_.page_size + position % p_.page_size);
+      for (std::int64_t key = req.first_row(); key < req.first_row() + req.query_len; ++key, ++token) {
+        if (key < 0 || key >= req.seq_len()) {  // of another shard, or of no key
+          store_index(c_.batch.slot_mapping, token, -1);
+          continue;
+        }
+        const std::int64_t page = pages[static_cast<std::size_t>(key / p_.page_size)];
+        store_index(c_.batch.slot_mapping, token, page * p_.page_size + key % p_.page_size);
       }
     }
     while (token < s_.num_tokens) store_index(c_.batch.slot_mapping, token++, -1);
@@ -291,12 +297,13 @@ class Maker {
     std::int64_t row = 0;
     for (std::int64_t r = 0; r < s_.num_reqs; ++r) {
       const std::uint64_t key = capture::stream(line_.seed, kQuery, static_cast<std::uint64_t>(r));
-      for (std::int64_t position = request(r).context_len; position < request(r).seq_len(); ++position, ++row) {
+      const std::int64_t first = request(r).q_begin();
+      for (std::int64_t position = first; position < first + request(r).query_len; ++position, ++row) {
         for (std::int64_t h = 0; h < p_.num_q_heads; ++h) {
           const float factor = (peaky(h) ? kPeakyFactor : 1.0f) / q_scale_of(h);
-          const std::int64_t first = (row * p_.num_q_heads + h) * p_.head_dim;
+          const std::int64_t at = (row * p_.num_q_heads + h) * p_.head_dim;
           for (std::int64_t d = 0; d < p_.head_dim; ++d)
-            semantics::store(c_.batch.query.data, p_.q_dtype, first + d, factor * draw(key, position, p_.num_q_heads, h, d));
+            semantics::store(c_.batch.query.data, p_.q_dtype, at + d, factor * draw(key, position, p_.num_q_heads, h, d));
         }
       }
     }
@@ -333,9 +340,10 @@ class Maker {
     std::int64_t row = 0;
     for (std::int64_t r = 0; r < s_.num_reqs; ++r) {
       const Request& req = request(r);
-      for (std::int64_t position = req.context_len; position < req.seq_len(); ++position, ++row) {
-        if (position < req.cached_len) continue;
-        const std::uint64_t key = kv_stream(what, r, position);
+      for (std::int64_t j = req.context_len; j < req.seq_len(); ++j, ++row) {
+        if (j < req.cached_len) continue;
+        const std::int64_t position = req.key_begin + j;
+        const std::uint64_t key = kv_stream(what, r, j);
         for (std::int64_t h = 0; h < p_.num_kv_heads; ++h) {
           const std::int64_t first = (row * p_.num_kv_heads + h) * p_.head_dim;
           for (std::int64_t d = 0; d < p_.head_dim; ++d) {
@@ -346,17 +354,18 @@ class Maker {
     }
   }
 
-  /// Calls visit(page, offset, stream key, position) for every cached position that some row sees.
+  /// Calls visit(page, offset, stream key, position) for every cached key that some row sees.
   template <typename Visit>
   void for_each_cached(What what, Visit&& visit) const {
     for (std::int64_t r = 0; r < s_.num_reqs; ++r) {
-      const KeyRange seen = visible_positions(p_, request(r));
+      const KeyPositions seen = p_.visible_keys(request(r));
       const std::int64_t end = std::min(seen.end, request(r).cached_len);
       const semantics::IndexView pages = semantics::index_row(c_.batch.block_table, r);
       semantics::for_each_page_run(pages, p_.page_size, seen.begin, end,
                                    [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
                                      for (std::int64_t i = 0; i < count; ++i)
-                                       visit(page, offset + i, kv_stream(what, r, position + i), position + i);
+                                       visit(page, offset + i, kv_stream(what, r, position + i),
+                                             request(r).key_begin + position + i);
                                    });
     }
   }

@@ -13,12 +13,9 @@
 #include "quire/contract.hpp"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
-#include "semantics/visible_range.h"
 
 namespace quire {
 namespace {
-
-using semantics::KeyRange;
 
 class Poisoner {
  public:
@@ -44,8 +41,7 @@ class Poisoner {
     readable_.assign(static_cast<std::size_t>(slots), false);
     for (std::size_t r = 0; r < p_.reqs.size(); ++r) {
       const Request& req = p_.reqs[r];
-      if (req.query_len == 0) continue;
-      const KeyRange seen = semantics::visible_range(req.context_len, req.seq_len() - 1, p_.sliding_window.value_or(0));
+      const KeyPositions seen = p_.visible_keys(req);
       semantics::for_each_page_run(semantics::index_row(c_.batch.block_table, static_cast<std::int64_t>(r)), p_.page_size,
                                    seen.begin, std::min(seen.end, req.cached_len),
                                    [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t) {
@@ -80,7 +76,8 @@ class Poisoner {
     if (!rows.present()) return;
     std::int64_t row = 0;
     for (const Request& req : p_.reqs) {
-      const std::int64_t cached = std::min(req.cached_len - req.context_len, req.query_len);
+      const std::int64_t cached =
+          req.cached_len == req.seq_len() ? req.query_len : std::min(req.cached_len - req.context_len, req.query_len);
       for (std::int64_t i = 0; i < cached; ++i) poison_row(rows, row + i);
       row += req.query_len;
     }

@@ -105,11 +105,22 @@ struct RequestRun {
   Request request;
 };
 
-/// One item of reqs: [count x] query_len [@ context_len] [/ cached_len].
+/// context_len from `@ context_len`, or from `: seq_len` of a request whose keys may be fewer than its rows.
+std::optional<std::int64_t> parse_context(std::optional<std::string_view> context, std::optional<std::string_view> keys,
+                                          std::int64_t query_len) {
+  if (!keys) return parse_int(context.value_or("0"));
+  const auto seq_len = parse_int(*keys);
+  if (context || !seq_len || *seq_len < 0 || query_len > kMaxSize) return std::nullopt;
+  return *seq_len - query_len;
+}
+
+/// One item of reqs: [count x] query_len [@ context_len | : seq_len] [/ cached_len].
 Status parse_request(std::string_view item, RequestRun& run) {
-  constexpr std::string_view kForm = "[count x] query_len [@ context_len] [/ cached_len], e.g. 64x1@2048 or 8@100/100";
+  constexpr std::string_view kForm =
+      "[count x] query_len [@ context_len | : seq_len] [/ cached_len], e.g. 64x1@2048, 8@100/100 or 8:3";
   std::string_view rest = item;
   const auto cached_text = cut_after(rest, '/');
+  const auto keys_text = cut_after(rest, ':');
   const auto context_text = cut_after(rest, '@');
   std::string_view count_text = "1";
   if (const auto after_count = cut_after(rest, 'x')) {
@@ -118,15 +129,16 @@ Status parse_request(std::string_view item, RequestRun& run) {
   }
   const auto count = parse_int(count_text);
   const auto query = parse_int(rest);
-  const auto context = parse_int(context_text.value_or("0"));
-  if (!count || !query || !context || *count < 1 || *query < 0 || *context < 0) return fail("reqs", item, kForm);
+  const auto context = query ? parse_context(context_text, keys_text, *query) : std::nullopt;
+  if (!count || !query || !context || *count < 1 || *query < 0 || (*context < 0 && !keys_text)) return fail("reqs", item, kForm);
   if (*query > kMaxSize || *context > kMaxSize - *query) {
     return fail("reqs", item, formatted("query_len + context_len <= {}", kMaxSize));
   }
   const auto cached = cached_text ? parse_int(*cached_text) : std::optional(*query + *context);
   if (!cached) return fail("reqs", item, kForm);
-  if (*cached < *context || *cached > *context + *query) {
-    return fail("reqs", item, formatted("cached_len in [context_len, seq_len] = [{}, {}]", *context, *context + *query));
+  const std::int64_t least = std::max<std::int64_t>(0, *context);
+  if (*cached < least || *cached > *context + *query) {
+    return fail("reqs", item, formatted("cached_len in [context_len, seq_len] = [{}, {}]", least, *context + *query));
   }
   run = {*count, {*query, *context, *cached}};
   return {};
@@ -152,6 +164,79 @@ Status set_reqs(std::string_view, std::string_view text, Problem& p) {
     pairs += run.count * run.request.query_len * run.request.seq_len();
     p.reqs.insert(p.reqs.end(), static_cast<std::size_t>(run.count), run.request);
   }
+  return {};
+}
+
+/// A value for each request: one for all, or a list of [count x] value. `is_list`: not the plain value.
+Status parse_by_request(std::string_view key, std::string_view text, std::size_t num_reqs, std::int64_t most,
+                        std::vector<std::int64_t>& values, bool& is_list) {
+  const std::string form = formatted("an integer in [0, {}] for all requests, or a list of count x value, e.g. 3x0,1x{}", most,
+                                     std::min<std::int64_t>(most, 64));
+  is_list = text.find_first_of("x,") != text.npos;
+  for (std::string_view rest = text; !rest.empty() || values.empty();) {
+    std::string_view item = rest;
+    rest = cut_after(item, ',').value_or("");
+    std::string_view value = item;
+    std::int64_t count = is_list ? 1 : static_cast<std::int64_t>(num_reqs);
+    if (const auto after_count = cut_after(value, 'x')) {
+      count = parse_int(value).value_or(0);
+      value = *after_count;
+      if (count < 1) return fail(key, text, form);
+    }
+    const auto parsed = parse_int(value);
+    if (!parsed || *parsed < 0 || *parsed > most) return fail(key, text, form);
+    if (count > static_cast<std::int64_t>(num_reqs - values.size()))
+      return fail(key, text, formatted("as many values as requests, {}", num_reqs));
+    values.insert(values.end(), static_cast<std::size_t>(count), *parsed);
+    if (num_reqs == 0) return {};
+  }
+  return values.size() == num_reqs ? Status() : fail(key, text, formatted("as many values as requests, {}", num_reqs));
+}
+
+Status set_causal(std::string_view key, std::string_view text, ProblemLine& line) {
+  Problem& p = line.problem;
+  std::vector<std::int64_t> flags;
+  if (Status s = parse_by_request(key, text, p.reqs.size(), 1, flags, p.has_causal); !s.ok()) return s;
+  if (!p.has_causal) p.causal = text != "0";
+  for (std::size_t r = 0; r < p.reqs.size(); ++r) p.reqs[r].causal = flags[r] != 0;
+  return {};
+}
+
+Status set_key_begin(std::string_view key, std::string_view text, ProblemLine& line) {
+  Problem& p = line.problem;
+  std::vector<std::int64_t> begins;
+  bool is_list = false;
+  if (Status s = parse_by_request(key, text, p.reqs.size(), kMaxSize, begins, is_list); !s.ok()) return s;
+  p.has_key_begin = true;
+  for (std::size_t r = 0; r < p.reqs.size(); ++r) {
+    if (begins[r] > kMaxSize - p.reqs[r].seq_len()) return fail(key, text, formatted("key_begin + seq_len <= {}", kMaxSize));
+    p.reqs[r].key_begin = begins[r];
+  }
+  return {};
+}
+
+/// After key_begin: a request knows by how much its rows miss the end of its keys.
+Status set_q_begin(std::string_view key, std::string_view text, ProblemLine& line) {
+  Problem& p = line.problem;
+  std::vector<std::int64_t> begins;
+  bool is_list = false;
+  if (Status s = parse_by_request(key, text, p.reqs.size(), kMaxSize, begins, is_list); !s.ok()) return s;
+  p.has_q_begin = true;
+  for (std::size_t r = 0; r < p.reqs.size(); ++r) {
+    Request& req = p.reqs[r];
+    if (begins[r] > kMaxSize - req.query_len) return fail(key, text, formatted("q_begin + query_len <= {}", kMaxSize));
+    req.shift = begins[r] - req.key_begin - req.context_len;
+  }
+  return {};
+}
+
+Status set_window_right(std::string_view key, std::string_view text, ProblemLine& line) {
+  std::int64_t window = 0;
+  if (Status s = set_size(key, text, 0, window); !s.ok()) {
+    return fail(key, text,
+                formatted("the number of visible keys after the own one, in [0, {}]; leave the key out for all", kMaxSize));
+  }
+  line.problem.window_right = window;
   return {};
 }
 
@@ -195,6 +280,7 @@ struct Key {
   bool required;
   std::string_view meaning;
   Status (*set)(std::string_view key, std::string_view text, ProblemLine& line);
+  bool of_requests = false;  ///< values for the requests, which have to be known
 };
 
 using Text = std::string_view;
@@ -209,6 +295,10 @@ constexpr Key kKeys[] = {
     {"out", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kQueryTypes, l.problem.output_dtype); }},
     {"scale", false, "", [](Text k, Text t, ProblemLine& l) { return set_positive(k, t, l.problem.softmax_scale); }},
     {"window", false, "", set_window},
+    {"causal", false, "", set_causal, true},
+    {"wright", false, "", set_window_right},
+    {"kbegin", false, "", set_key_begin, true},
+    {"qbegin", false, "", set_q_begin, true},
     {"cap", false, "", [](Text k, Text t, ProblemLine& l) { return set_positive(k, t, l.problem.logits_soft_cap); }},
     {"alibi", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.alibi); }},
     {"sinks", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.sinks); }},
@@ -235,6 +325,12 @@ constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
     {"kv_cache_dtype", "kv"},
     {"kv_dtype", "kv"},
     {"sliding_window", "window"},
+    {"window_left", "window"},
+    {"window_right", "wright"},
+    {"is_causal", "causal"},
+    {"key_begin", "kbegin"},
+    {"q_begin", "qbegin"},
+    {"q_offset", "qbegin"},
     {"logits_soft_cap", "cap"},
     {"softcap", "cap"},
     {"soft_cap", "cap"},
@@ -269,16 +365,19 @@ Status unknown_key(std::string_view key) {
   return {Code::parse_error, formatted("problem line: unknown key {}{} (keys: {})", quote(key), hint, fmt::join(names, " "))};
 }
 
-Status set_word(std::string_view word, ProblemLine& line, std::array<bool, kNumKeys>& seen) {
+/// The values of the keys of a line, by their place in kKeys.
+using Values = std::array<std::optional<std::string_view>, kNumKeys>;
+
+Status take_word(std::string_view word, ProblemLine& line, Values& values) {
   std::string_view key = word;
   const auto value = cut_after(key, '=');
   if (!value) return {Code::parse_error, formatted("problem line: {}: expected key=value", quote(word))};
   const auto* row = std::find_if(std::begin(kKeys), std::end(kKeys), [&](const Key& k) { return k.name == key; });
   if (row == std::end(kKeys)) return unknown_key(key);
-  bool& seen_before = seen[static_cast<std::size_t>(row - kKeys)];
-  if (seen_before) return {Code::parse_error, formatted("problem line: {}={}: the key is given twice", key, quote(*value))};
-  seen_before = true;
-  return row->set(key, *value, line);
+  std::optional<std::string_view>& known = values[static_cast<std::size_t>(row - kKeys)];
+  if (known) return {Code::parse_error, formatted("problem line: {}={}: the key is given twice", key, quote(*value))};
+  known = value;
+  return row->of_requests ? Status() : row->set(key, *value, line);
 }
 
 /// "none", or runs of equal requests as count x query_len @ context_len / cached_len, the last two only where not default.
@@ -290,19 +389,47 @@ std::string reqs_text(const std::vector<Request>& reqs) {
     std::size_t end = i + 1;
     while (end < reqs.size() && reqs[end] == r) ++end;
     text += formatted("{}{}x{}", i == 0 ? "" : ",", end - i, r.query_len);
-    if (r.context_len != 0) text += formatted("@{}", r.context_len);
+    if (r.context_len > 0) text += formatted("@{}", r.context_len);
+    if (r.context_len < 0) text += formatted(":{}", r.seq_len());
     if (r.cached_len != r.seq_len()) text += formatted("/{}", r.cached_len);
     i = end;
   }
   return text;
 }
 
+/// Runs of equal values as count x value.
+template <typename Of>
+std::string by_request_text(const std::vector<Request>& reqs, Of&& of) {
+  std::string text = reqs.empty() ? "0" : "";
+  for (std::size_t i = 0; i < reqs.size();) {
+    std::size_t end = i + 1;
+    while (end < reqs.size() && of(reqs[end]) == of(reqs[i])) ++end;
+    text += formatted("{}{}x{}", i == 0 ? "" : ",", end - i, of(reqs[i]));
+    i = end;
+  }
+  return text;
+}
+
+/// Rules Q-M44, Q-T06 and Q-T21.
+Status check_masks(const Problem& p) {
+  if (p.window_right && p.causal && !p.has_causal)
+    return fail("wright", formatted("{}", *p.window_right), "causal=0, or a list with a 0: causal requests see no later key");
+  for (const Request& r : p.reqs) {
+    if (r.seq_len() < r.query_len && r.causal && !p.has_q_begin)
+      return fail("reqs", reqs_text(p.reqs), "at least query_len keys in a causal request without qbegin");
+    if (r.cached_len < r.seq_len() && (r.shift != 0 || r.context_len < 0))
+      return fail("qbegin", formatted("{}", r.q_begin()),
+                  formatted("key_begin + context_len = {}, or every key cached", r.key_begin + r.context_len));
+  }
+  return {};
+}
+
 /// What 8-bit queries and outputs go with (Q-M12, Q-M20, Q-M26, Q-M40).
 Status check_row_types(const Problem& p) {
   const bool fp8_query = p.q_dtype == DType::fp8_e4m3fn;
   const DType out = p.out_dtype();
-  if (!fp8_query && out != p.q_dtype && out != DType::fp8_e4m3fn)
-    return fail("out", name(out), formatted("the query's type ({}) or fp8_e4m3fn", name(p.q_dtype)));
+  if (!fp8_query && out != p.q_dtype && out != DType::fp8_e4m3fn && out != DType::f32)
+    return fail("out", name(out), formatted("the query's type ({}), f32 or fp8_e4m3fn", name(p.q_dtype)));
   if (fp8_query && p.kv_dtype != DType::fp8_e4m3fn) return fail("kv", name(p.kv_dtype), "fp8_e4m3fn, as the query is");
   if (!fp8_query && p.q_scale != ScaleKind::none)
     return fail("qscale", text_of(p.q_scale, kScaleKinds), formatted("none with q={}", name(p.q_dtype)));
@@ -314,6 +441,7 @@ Status check_row_types(const Problem& p) {
 Status check_combinations(const ProblemLine& line) {
   const Problem& p = line.problem;
   if (Status s = check_row_types(p); !s.ok()) return s;
+  if (Status s = check_masks(p); !s.ok()) return s;
   if (p.kv_dtype == DType::f32 && p.q_dtype != DType::f32) {
     return fail("kv", "f32", formatted("the query's type ({}), a 16-bit type or an fp8 type", name(p.q_dtype)));
   }
@@ -330,19 +458,23 @@ constexpr std::string_view kBlanks = " \t\r\n";
 
 Result<ProblemLine> parse_problem_line(std::string_view text) {
   ProblemLine line;
-  std::array<bool, kNumKeys> seen{};
+  Values values;
   for (std::size_t at = text.find_first_not_of(kBlanks); at != text.npos; at = text.find_first_not_of(kBlanks)) {
     const std::size_t end = std::min(text.find_first_of(kBlanks, at), text.size());
-    if (Status s = set_word(text.substr(at, end - at), line, seen); !s.ok()) return s;
+    if (Status s = take_word(text.substr(at, end - at), line, values); !s.ok()) return s;
     text.remove_prefix(end);
   }
   for (std::size_t i = 0; i < kNumKeys; ++i) {
-    if (kKeys[i].required && !seen[i]) {
+    if (kKeys[i].required && !values[i]) {
       return Status(Code::parse_error, formatted("problem line: key {}= ({}) is missing; q=, heads=, d=, page= and reqs= are "
                                                  "required, e.g. q=bf16 heads=32:8 d=128 page=16 reqs=1x4096,64x1@2048",
                                                  kKeys[i].name, kKeys[i].meaning));
     }
-    if (kKeys[i].name == "kv" && !seen[i]) line.problem.kv_dtype = line.problem.q_dtype;
+  }
+  for (std::size_t i = 0; i < kNumKeys; ++i) {
+    if (kKeys[i].name == "kv" && !values[i]) line.problem.kv_dtype = line.problem.q_dtype;
+    if (!kKeys[i].of_requests || !values[i]) continue;
+    if (Status s = kKeys[i].set(kKeys[i].name, *values[i], line); !s.ok()) return s;
   }
   if (line.problem.output_dtype == line.problem.q_dtype) line.problem.output_dtype = DType::none;
   if (Status s = check_combinations(line); !s.ok()) return s;
@@ -369,6 +501,11 @@ std::string to_string(const Problem& p) {
   if (p.out_dtype() != p.q_dtype) text += formatted(" out={}", name(p.out_dtype()));
   if (p.softmax_scale) text += formatted(" scale={}", float_text(*p.softmax_scale));
   if (p.sliding_window) text += formatted(" window={}", *p.sliding_window);
+  if (p.has_causal) text += formatted(" causal={}", by_request_text(p.reqs, [](const Request& r) { return r.causal ? 1 : 0; }));
+  if (!p.causal) text += " causal=0";
+  if (p.window_right) text += formatted(" wright={}", *p.window_right);
+  if (p.has_key_begin) text += formatted(" kbegin={}", by_request_text(p.reqs, [](const Request& r) { return r.key_begin; }));
+  if (p.has_q_begin) text += formatted(" qbegin={}", by_request_text(p.reqs, [](const Request& r) { return r.q_begin(); }));
   if (p.logits_soft_cap) text += formatted(" cap={}", float_text(*p.logits_soft_cap));
   if (p.alibi) text += " alibi=1";
   if (p.sinks) text += " sinks=1";

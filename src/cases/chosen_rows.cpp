@@ -23,8 +23,8 @@ void add_special_rows(const Request& r, std::int64_t page_size, std::int64_t fir
   add(r.query_len - 1);
   for (std::int64_t n = 0; n < kBordersPerKind; ++n) {
     // The first page borders and the last: q_pos a multiple of page_size, and the row before it.
-    const std::int64_t from_start = (r.context_len / page_size + 1 + n) * page_size - r.context_len;
-    const std::int64_t from_end = ((r.seq_len() - 1) / page_size - n) * page_size - r.context_len;
+    const std::int64_t from_start = (r.first_row() / page_size + 1 + n) * page_size - r.first_row();
+    const std::int64_t from_end = ((r.seq_len() - 1) / page_size - n) * page_size - r.first_row();
     for (const std::int64_t i : {from_start, from_end, (n + 1) * kTile, (r.query_len / kTile - n) * kTile}) {
       add(i - 1);
       add(i);

@@ -56,9 +56,10 @@ Result<DeviceCase> DeviceCase::upload(const Case& c, Memory memory) {
   d.cache_ = c.cache;
   d.options_ = c.options;
   Batch& b = d.batch_;
-  for (Tensor* t : {&b.query, &b.output, &b.query_start_loc, &b.seq_lens, &b.block_table, &b.cached_lens, &b.key, &b.value,
-                    &b.slot_mapping, &b.lse, &b.request_ids, &d.cache_.k, &d.cache_.v, &d.cache_.k_scale, &d.cache_.v_scale,
-                    &b.q_scale, &b.output_scale, &d.options_.alibi_slopes, &d.options_.sinks})
+  for (Tensor* t : {&b.query,    &b.output,         &b.query_start_loc,       &b.seq_lens,      &b.block_table,  &b.cached_lens,
+                    &b.key,      &b.value,          &b.slot_mapping,          &b.lse,           &b.request_ids,  &d.cache_.k,
+                    &d.cache_.v, &d.cache_.k_scale, &d.cache_.v_scale,        &b.q_scale,       &b.output_scale, &b.causal,
+                    &b.q_begin,  &b.key_begin,      &d.options_.alibi_slopes, &d.options_.sinks})
     if (Status s = d.place(*t); !s.ok()) return s;
   return d;
 }

@@ -32,7 +32,7 @@ class HostCopies {
   void copy_tables() {
     copy({&batch_.query_start_loc, &batch_.seq_lens, &batch_.block_table, &batch_.cached_lens, &batch_.slot_mapping,
           &batch_.request_ids, &cache_.k_scale, &cache_.v_scale, &options_.alibi_slopes, &options_.sinks, &batch_.q_scale,
-          &batch_.output_scale});
+          &batch_.output_scale, &batch_.causal, &batch_.q_begin, &batch_.key_begin});
   }
   void copy_elements() { copy({&batch_.query, &batch_.key, &batch_.value, &cache_.k, &cache_.v}); }
   Context& context() { return context_; }
@@ -72,7 +72,7 @@ bool finite_on_device(const Context& c) {
 }
 
 /// Every tensor of an attend call, present or not.
-std::array<NamedTensor, 19> tensors_of(const Context& c) {
+std::array<NamedTensor, 22> tensors_of(const Context& c) {
   const Batch& b = c.batch;
   return {{{"query", &b.query},
            {"output", &b.output},
@@ -92,11 +92,14 @@ std::array<NamedTensor, 19> tensors_of(const Context& c) {
            {"alibi_slopes", &c.options.alibi_slopes},
            {"sinks", &c.options.sinks},
            {"q_scale", &b.q_scale},
-           {"output_scale", &b.output_scale}}};
+           {"output_scale", &b.output_scale},
+           {"causal", &b.causal},
+           {"q_begin", &b.q_begin},
+           {"key_begin", &b.key_begin}}};
 }
 
 void apply_to_batch(Context& c, Depth depth) {
-  const std::array<NamedTensor, 19> tensors = tensors_of(c);
+  const std::array<NamedTensor, 22> tensors = tensors_of(c);
   apply_tensor_rules(c.report, tensors, kRequired, c.cache.k);
   apply_shape_rules(c, tensors);
   apply_option_rules(c);
@@ -164,6 +167,21 @@ void apply_to_merge(contract::Merging m, Depth depth, Report& report) {
   apply_merge_value_rules(m, report);
 }
 
+void apply_to_merge_many(contract::MergingMany m, Depth depth, Report& report) {
+  const NamedTensor tensors[] = {m.outs, m.lses, m.out, m.lse, m.output_scale};
+  constexpr std::string_view required[] = {"outs", "lses", "out"};
+  apply_tensor_rules(report, tensors, required, *m.outs.tensor);
+  apply_merge_many_rules(m, report);
+  if (depth < Depth::contents) return;
+  device::Staging staging;
+  Tensor read[] = {*m.lses.tensor, *m.output_scale.tensor};
+  for (Tensor& t : read)
+    if (Status s = stage(staging, t); !s.ok()) return report.fail(std::move(s));
+  m.lses.tensor = &read[0];
+  m.output_scale.tensor = &read[1];
+  apply_merge_many_value_rules(m, report);
+}
+
 /// Memory may run out while findings are collected; that must not look like "no findings".
 template <typename Apply>
 Findings collect(Apply&& apply) noexcept {
@@ -219,6 +237,14 @@ Findings check_merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out
                     {"lse", &lse},
                     {"output_scale", &output_scale}},
                    depth, report);
+  });
+}
+
+Findings check_merge_many(const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse, Depth depth,
+                          const Tensor& output_scale) {
+  return collect([&](Report& report) {
+    apply_to_merge_many({{"outs", &outs}, {"lses", &lses}, {"out", &out}, {"lse", &lse}, {"output_scale", &output_scale}}, depth,
+                        report);
   });
 }
 

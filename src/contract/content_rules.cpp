@@ -83,7 +83,7 @@ bool rows_readable(const Context& c, const Tensor& t, std::int64_t heads, std::i
          t.shape[1] == heads && known(head_dim) && t.shape[2] == head_dim;
 }
 
-/// Rows [first, last) of request r; row i of the request is at position context_len + i.
+/// Rows [first, last) of request r; row i of the request is at position q_begin + i.
 void check_rows(Context& c, RuleId rule, const NamedTensor& t, std::int64_t r, const Lengths& lengths, std::int64_t first,
                 std::int64_t last) {
   const Tensor& tensor = *t.tensor;
@@ -93,7 +93,7 @@ void check_rows(Context& c, RuleId rule, const NamedTensor& t, std::int64_t r, c
     for (std::int64_t head = 0; head < tensor.shape[1]; ++head) {
       for_each_non_finite(tensor, strides.row(0, head, row), strides, tensor.shape[2], 1.0f, [&](std::int64_t d, float value) {
         if (c.report.counted(rule)) return;
-        const std::string where = lengths.sound ? formatted(" position {}", lengths.context_len() + i) : formatted(" row {}", i);
+        const std::string where = lengths.sound ? formatted(" position {}", lengths.q_begin + i) : formatted(" row {}", i);
         c.report.add(rule, t.name, {row, head, d}, formatted("{} in request {}{}", value, r, where), "finite");
       });
     }
@@ -115,7 +115,8 @@ void new_rows(Context& c, RuleId rule, const NamedTensor& t) {
   if (!c.lengths_sound || !rows_readable(c, *t.tensor, c.sizes.num_kv_heads, c.sizes.head_dim)) return;
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
     const Lengths lengths = lengths_of(c, r);
-    if (lengths.sound) check_rows(c, rule, t, r, lengths, lengths.cached_len - lengths.context_len(), lengths.query_len);
+    if (lengths.sound && lengths.cached_len < lengths.seq_len)
+      check_rows(c, rule, t, r, lengths, lengths.cached_len - lengths.context_len(), lengths.query_len);
   }
 }
 

@@ -6,6 +6,31 @@
 
 namespace quire::contract {
 
+namespace {
+
+/// Rules Q-T19 to Q-T21 hold for a request with sound lengths, whose q_begin and key_begin are set.
+bool positions_ok(const Lengths& n) noexcept {
+  return n.key_begin >= 0 && n.key_begin <= kMaxExtent - n.seq_len && n.q_begin <= kMaxExtent - n.query_len &&
+         (n.cached_len == n.seq_len || n.at_end());
+}
+
+/// q_begin and key_begin, as they are where they are given.
+void read_positions(const Context& c, std::int64_t request, Lengths& n) noexcept {
+  if (c.batch.key_begin) n.key_begin = semantics::index_view(c.batch.key_begin)[request];
+  const bool given = c.batch.q_begin.present();
+  if (given) n.q_begin = semantics::index_view(c.batch.q_begin)[request];
+  // Nothing is added to a key_begin or seq_len that may be anything.
+  const bool computable = n.sound && n.key_begin >= 0 && n.key_begin <= kMaxExtent;
+  if (!given) n.q_begin = computable ? n.key_begin + n.context_len() : 0;
+  n.sound = computable && (!given || (n.q_begin >= 0 && n.q_begin <= kMaxExtent)) && positions_ok(n);
+}
+
+}  // namespace
+
+std::int64_t flag_value(const Tensor& flags, std::int64_t i) noexcept {
+  return static_cast<const std::uint8_t*>(flags.data)[i * flags.stride[0]];
+}
+
 Lengths lengths_of(const Context& c, std::int64_t request) noexcept {
   const semantics::IndexView starts = semantics::index_view(c.batch.query_start_loc);
   Lengths lengths;
@@ -13,15 +38,20 @@ Lengths lengths_of(const Context& c, std::int64_t request) noexcept {
   lengths.query_len = starts[request + 1] - lengths.first_row;
   lengths.seq_len = semantics::index_view(c.batch.seq_lens)[request];
   lengths.cached_len = c.batch.cached_lens ? semantics::index_view(c.batch.cached_lens)[request] : lengths.seq_len;
-  lengths.sound = lengths.seq_len >= lengths.query_len && lengths.seq_len <= kMaxExtent &&
-                  lengths.cached_len >= lengths.context_len() && lengths.cached_len <= lengths.seq_len;
+  lengths.causal = c.batch.causal ? semantics::flag_view(c.batch.causal)[request] : c.options.causal;
+  const bool known_flag = !c.batch.causal || flag_value(c.batch.causal, request) <= 1;
+  lengths.sound = lengths.seq_len >= (may_lack_keys(c, lengths) ? 0 : lengths.query_len) && lengths.seq_len <= kMaxExtent &&
+                  lengths.cached_len >= lengths.least_cached() && lengths.cached_len <= lengths.seq_len && known_flag;
+  read_positions(c, request, lengths);
   return lengths;
 }
 
 semantics::KeyRange visible_cached(const Context& c, const Lengths& lengths) noexcept {
   if (lengths.query_len == 0) return {0, 0};
-  const std::int64_t window = c.options.sliding_window.value_or(0);
-  const semantics::KeyRange keys = semantics::visible_range(lengths.context_len(), lengths.seq_len - 1, window);
+  const semantics::Reach reach =
+      semantics::reach_of(lengths.causal, c.options.sliding_window.value_or(0), c.options.window_right.value_or(-1));
+  const std::int64_t first = lengths.first_position();
+  const semantics::KeyRange keys = semantics::visible_range(reach, first, first + lengths.query_len - 1, lengths.seq_len);
   return {keys.begin, std::min(keys.end, lengths.cached_len)};
 }
 
@@ -34,6 +64,10 @@ semantics::KeyRange visible_in_table(const Context& c, const Lengths& lengths) n
 bool is_index_array(const Tensor& t, std::int64_t size) noexcept {
   if (!readable(t) || t.rank != 1 || (t.dtype != DType::i32 && t.dtype != DType::i64)) return false;
   return !known(size) || t.shape[0] == size;
+}
+
+bool is_flag_array(const Tensor& t, std::int64_t size) noexcept {
+  return readable(t) && t.rank == 1 && t.dtype == DType::u8 && known(size) && t.shape[0] == size;
 }
 
 std::optional<std::int64_t> page_of(const Context& c, const semantics::IndexView& row, std::int64_t position) noexcept {

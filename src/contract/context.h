@@ -45,7 +45,8 @@ struct Context {
   std::span<const WriteTag> tags{};  ///< of an append with a ledger
   // Set by the table rules: the lengths of requests may be read, and mean something.
   bool starts_sound = false;   ///< query_start_loc splits the rows
-  bool lengths_sound = false;  ///< seq_lens and cached_lens are readable; single requests may still be broken
+  bool lengths_sound = false;  ///< seq_lens, cached_lens, causal, q_begin and key_begin are readable, or absent; single requests
+                               ///< may still be broken
   bool pages_sound = false;    ///< block_table is readable and the window and cache sizes are known
 };
 
@@ -57,19 +58,33 @@ struct NamedTensor {
   const Tensor* tensor;
 };
 
-/// The lengths of one request. `sound` if rules Q-T06, Q-T07 and Q-T08 hold for it.
+/// The lengths of one request. `sound` if rules Q-T06 to Q-T08 and Q-T18 to Q-T21 hold for it.
 struct Lengths {
   std::int64_t first_row = 0;
   std::int64_t query_len = 0;
   std::int64_t seq_len = 0;
   std::int64_t cached_len = 0;
+  std::int64_t key_begin = 0;
+  std::int64_t q_begin = 0;
+  bool causal = true;
   bool sound = false;
   std::int64_t context_len() const noexcept { return seq_len - query_len; }
+  /// Position of the first row, counted from the first key.
+  std::int64_t first_position() const noexcept { return q_begin - key_begin; }
+  /// Rows stand at the end of their keys, of which there are as many at least.
+  bool at_end() const noexcept { return seq_len >= query_len && first_position() == context_len(); }
+  /// What Q-T08 demands of cached_len, given a sound seq_len.
+  std::int64_t least_cached() const noexcept { return std::max<std::int64_t>(0, context_len()); }
 };
 /// Needs starts_sound and lengths_sound.
 Lengths lengths_of(const Context& c, std::int64_t request) noexcept;
 
-/// Cached positions [begin, end) that some row of the request sees; begin >= end if none.
+/// A request may have fewer keys than rows: it is not causal, or says where its rows stand.
+inline bool may_lack_keys(const Context& c, const Lengths& lengths) noexcept {
+  return !lengths.causal || c.batch.q_begin.present();
+}
+
+/// Cached positions [begin, end) that some row of the request sees, counted from its first key; begin >= end if none.
 semantics::KeyRange visible_cached(const Context& c, const Lengths& lengths) noexcept;
 
 /// The same without what lies beyond the table's width (Q-T10). Needs pages_sound.
@@ -80,6 +95,10 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { retur
 
 /// A 1-D i32 or i64 tensor of `size` readable entries (any size if kUnknown).
 bool is_index_array(const Tensor& t, std::int64_t size) noexcept;
+/// A 1-D u8 tensor of `size` readable entries.
+bool is_flag_array(const Tensor& t, std::int64_t size) noexcept;
+/// An entry of a readable u8 array, 0 to 255.
+std::int64_t flag_value(const Tensor& flags, std::int64_t i) noexcept;
 
 /// The page that holds cached position p of a request; nullopt if the table is too narrow or the id is out of range.
 std::optional<std::int64_t> page_of(const Context& c, const semantics::IndexView& row, std::int64_t position) noexcept;
@@ -137,5 +156,13 @@ struct Merging {
 void apply_merge_rules(const Merging& m, Report& report);
 /// Q-C06 and Q-T17: reads lse_a, lse_b and output_scale.
 void apply_merge_value_rules(const Merging& m, Report& report);
+
+/// The tensors of one merge_many call, by name.
+struct MergingMany {
+  NamedTensor outs, lses, out, lse, output_scale;
+};
+void apply_merge_many_rules(const MergingMany& m, Report& report);
+/// Q-C06 and Q-T17: reads lses and output_scale.
+void apply_merge_many_value_rules(const MergingMany& m, Report& report);
 
 }  // namespace quire::contract

@@ -15,9 +15,10 @@ using enum RuleId;
 
 /// One read of a cached slot.
 struct Read {
-  std::int64_t request = 0;  ///< row of block_table
-  std::int64_t id = 0;       ///< stable id
-  std::int64_t position = 0;
+  std::int64_t request = 0;   ///< row of block_table
+  std::int64_t id = 0;        ///< stable id
+  std::int64_t position = 0;  ///< in the sequence
+  std::int64_t key = 0;       ///< counted from the request's first
   std::int64_t page = 0;
   std::int64_t offset = 0;
 };
@@ -28,7 +29,7 @@ std::string written_by(const SlotLedger::Entry& entry) {
 
 void add(Context& c, RuleId rule, const Read& read, const std::string& what, std::string expected) {
   if (c.report.counted(rule)) return;
-  c.report.add(rule, "block_table", {read.request, read.position / c.sizes.page_size},
+  c.report.add(rule, "block_table", {read.request, read.key / c.sizes.page_size},
                formatted("request {} reads position {} from page {} offset {}, which {}", read.id, read.position, read.page,
                          read.offset, what),
                std::move(expected));
@@ -102,9 +103,9 @@ void apply_ledger_rules(Context& c) {
   if (c.batch.request_ids.present() && !is_index_array(c.batch.request_ids, c.sizes.num_reqs)) return;
   std::int64_t reads = 0;
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
-    const std::int64_t id = request_id(c, r);
-    for_each_visible_run(c, r, [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
-      for (std::int64_t i = 0; i < count; ++i) check_read(c, {r, id, position + i, page, offset + i});
+    const std::int64_t id = request_id(c, r), begin = lengths_of(c, r).key_begin;
+    for_each_visible_run(c, r, [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t key) {
+      for (std::int64_t i = 0; i < count; ++i) check_read(c, {r, id, begin + key + i, key + i, page, offset + i});
       reads += count;
     });
   }

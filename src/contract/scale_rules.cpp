@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules on options and small float tensors: Q-M31 to Q-M36 and Q-M38 to Q-M40 (their form), Q-T13 to Q-T15 and Q-T17 (their
-// values).
+// Rules on options and small float tensors: Q-M31 to Q-M36, Q-M38 to Q-M40 and Q-M42 to Q-M44 (their form), Q-T13 to Q-T15 and
+// Q-T17 (their values).
 #include <cmath>
 #include <string>
 
@@ -30,6 +30,23 @@ void m33_soft_cap(Context& c) {
   const auto& cap = c.options.logits_soft_cap;
   if (!cap || finite_positive(*cap)) return;
   c.report.add(M33, "logits_soft_cap", {}, formatted("{}", *cap), "finite and > 0, or absent for no cap");
+}
+
+void m42_one_causal(Context& c) {
+  if (c.options.causal || !c.batch.causal.present()) return;
+  c.report.add(M42, "causal", {}, "options.causal = false beside batch.causal", "one of the two");
+}
+
+void m43_window_right(Context& c) {
+  const auto& window = c.options.window_right;
+  if (!window || *window >= 0) return;
+  c.report.add(M43, "window_right", {}, formatted("{}", *window), ">= 0, or absent for no window");
+}
+
+void m44_window_right_has_use(Context& c) {
+  if (!c.options.window_right || !c.options.causal || c.batch.causal.present()) return;
+  c.report.add(M44, "window_right", {}, formatted("{} where every request is causal", *c.options.window_right),
+               "absent, or a request that is not causal");
 }
 
 void m38_padding(Context& c) {
@@ -130,6 +147,9 @@ void apply_option_rules(Context& c) {
   apply_scale_shape_rules(c);
   m39_output_scale(c);
   m40_q_scale(c);
+  m42_one_causal(c);
+  m43_window_right(c);
+  m44_window_right_has_use(c);
 }
 
 void apply_scale_rules(Context& c) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules Q-M01 to Q-M30: descriptors, shapes, dtypes and overlap. Establishes the sizes that later rules rely on.
+// Rules Q-M01 to Q-M30 and Q-M41: descriptors, shapes, dtypes and overlap. Establishes the sizes that later rules rely on.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -23,7 +23,7 @@ bool is_row_dtype(DType dtype) { return dtype == DType::f32 || dtype == DType::f
 void m02_descriptor(Report& report, const NamedTensor& t) {
   if (itemsize(t.tensor->dtype) <= 0) {
     report.add(M02, t.name, {}, formatted("dtype {} ({})", name(t.tensor->dtype), static_cast<int>(t.tensor->dtype)),
-               "one of f32, f16, bf16, the fp8 formats, i32, i64");
+               "one of f32, f16, bf16, the fp8 formats, i32, i64, u8");
   }
   if (t.tensor->rank > Tensor::kMaxRank) {
     report.add(M02, t.name, {}, formatted("rank {}", t.tensor->rank), formatted("in [0, {}]", Tensor::kMaxRank));
@@ -110,10 +110,12 @@ void m12_output_dtype(Context& c) {
   if (quantised && c.batch.output_scale.present()) return;
   if (quantised)
     return c.report.add(M12, "output", {}, "dtype fp8_e4m3fn without output_scale", "output_scale beside an 8-bit output");
-  const bool fits = query == DType::fp8_e4m3fn ? is_row_dtype(output) : output == query;
+  const bool fits = query == DType::fp8_e4m3fn ? is_row_dtype(output) : output == query || output == DType::f32;
   if (fits) return;
   c.report.add(M12, "output", {}, quoted_dtype(output),
-               query == DType::fp8_e4m3fn ? "f32, f16, bf16 or fp8_e4m3fn" : formatted("{} as query", name(query)));
+               query == DType::fp8_e4m3fn ? "f32, f16, bf16 or fp8_e4m3fn"
+               : query == DType::f32      ? "f32 as query"
+                                          : formatted("{} as query, or f32", name(query)));
 }
 
 void m13_lse_shape(Context& c) {
@@ -277,7 +279,8 @@ void m27_index_dtype(Context& c) {
   const Batch& b = c.batch;
   for (const NamedTensor& t : {NamedTensor{"query_start_loc", &b.query_start_loc}, NamedTensor{"seq_lens", &b.seq_lens},
                                NamedTensor{"block_table", &b.block_table}, NamedTensor{"cached_lens", &b.cached_lens},
-                               NamedTensor{"slot_mapping", &b.slot_mapping}, NamedTensor{"request_ids", &b.request_ids}}) {
+                               NamedTensor{"slot_mapping", &b.slot_mapping}, NamedTensor{"request_ids", &b.request_ids},
+                               NamedTensor{"q_begin", &b.q_begin}, NamedTensor{"key_begin", &b.key_begin}}) {
     if (!descriptor_ok(*t.tensor) || t.tensor->dtype == DType::i32 || t.tensor->dtype == DType::i64) continue;
     c.report.add(M27, t.name, {}, quoted_dtype(t.tensor->dtype), "i32 or i64");
   }
@@ -315,7 +318,16 @@ void m29_index_shapes(Context& c) {
   one("seq_lens", c.batch.seq_lens, c.sizes.num_reqs, "num_reqs");
   one("cached_lens", c.batch.cached_lens, c.sizes.num_reqs, "num_reqs");
   one("request_ids", c.batch.request_ids, c.sizes.num_reqs, "num_reqs");
+  one("causal", c.batch.causal, c.sizes.num_reqs, "num_reqs");
+  one("q_begin", c.batch.q_begin, c.sizes.num_reqs, "num_reqs");
+  one("key_begin", c.batch.key_begin, c.sizes.num_reqs, "num_reqs");
   one("slot_mapping", c.batch.slot_mapping, c.sizes.num_tokens, "num_tokens");
+}
+
+void m41_causal_dtype(Context& c) {
+  const Tensor& causal = c.batch.causal;
+  if (descriptor_ok(causal) && causal.dtype != DType::u8)
+    c.report.add(M41, "causal", {}, quoted_dtype(causal.dtype), "u8 (bool)");
 }
 
 void m30_block_table_shape(Context& c) {
@@ -394,6 +406,7 @@ void apply_shape_rules(Context& c, std::span<const NamedTensor> tensors) {
   m28_query_start_loc_shape(c);
   m29_index_shapes(c);
   m30_block_table_shape(c);
+  m41_causal_dtype(c);
 }
 
 }  // namespace quire::contract

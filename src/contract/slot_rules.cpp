@@ -53,7 +53,8 @@ void s02_no_duplicates(Context& c, const IndexView& slots, std::int64_t count) {
 struct Write {
   std::int64_t row = 0;
   std::int64_t request = 0;
-  std::int64_t position = 0;
+  std::int64_t position = 0;  ///< of the token, in its sequence
+  std::int64_t key = 0;       ///< position, counted from the request's first key
 };
 
 /// Calls visit(slot, write) for every row with a slot in range, of requests with sound lengths.
@@ -64,17 +65,18 @@ void for_each_write(const Context& c, const IndexView& slots, Visit&& visit) {
     if (!lengths.sound) continue;
     for (std::int64_t i = 0; i < lengths.query_len; ++i) {
       const std::int64_t slot = slots[lengths.first_row + i];
-      if (slot >= 0 && slot < num_slots(c)) visit(slot, Write{lengths.first_row + i, r, lengths.context_len() + i}, lengths);
+      if (slot >= 0 && slot < num_slots(c))
+        visit(slot, Write{lengths.first_row + i, r, lengths.q_begin + i, lengths.first_position() + i}, lengths);
     }
   }
 }
 
 /// The slot that attention will read this position from; nullopt if the position is not cached or its page is broken.
 std::optional<std::int64_t> read_slot(const Context& c, const Write& write, const Lengths& lengths) {
-  if (write.position >= lengths.cached_len) return std::nullopt;
-  const auto page = page_of(c, semantics::index_row(c.batch.block_table, write.request), write.position);
+  if (write.key < 0 || write.key >= lengths.cached_len) return std::nullopt;
+  const auto page = page_of(c, semantics::index_row(c.batch.block_table, write.request), write.key);
   if (!page) return std::nullopt;
-  return *page * c.sizes.page_size + write.position % c.sizes.page_size;
+  return *page * c.sizes.page_size + write.key % c.sizes.page_size;
 }
 
 void s03_matches_table(Context& c, const IndexView& slots) {
@@ -82,10 +84,9 @@ void s03_matches_table(Context& c, const IndexView& slots) {
     const auto expected = read_slot(c, write, lengths);
     if (!expected || *expected == slot || c.report.counted(S03)) return;
     const std::int64_t size = c.sizes.page_size;
-    c.report.add(
-        S03, "slot_mapping", {write.row}, formatted("slot {} (page {}, offset {})", slot, slot / size, slot % size),
-        formatted("slot {} (page {}, offset {}), where block_table[{}][{}] has position {} of request {}", *expected,
-                  *expected / size, *expected % size, write.request, write.position / size, write.position, write.request));
+    c.report.add(S03, "slot_mapping", {write.row}, formatted("slot {} (page {}, offset {})", slot, slot / size, slot % size),
+                 formatted("slot {} (page {}, offset {}), where block_table[{}][{}] has position {} of request {}", *expected,
+                           *expected / size, *expected % size, write.request, write.key / size, write.position, write.request));
   });
 }
 
@@ -107,14 +108,16 @@ Written collect_writes(const Context& c, const IndexView& slots) {
   return written;
 }
 
-void s04_one_slot(Context& c, std::int64_t slot, const Write& write, std::int64_t reader, std::int64_t position) {
+/// Key `key` of request `reader` lies in the slot; its position in the sequence is `position`.
+void s04_one_slot(Context& c, std::int64_t slot, const Write& write, std::int64_t reader, std::int64_t key,
+                  std::int64_t position) {
   if (write.position == position || c.report.counted(S04)) return;
   const std::int64_t size = c.sizes.page_size;
   c.report.add(S04, "slot_mapping", {write.row},
                formatted("slot {} (page {}, offset {}) is written for position {} of request {}", slot, slot / size, slot % size,
                          write.position, write.request),
                formatted("the position at which it is read, but block_table[{}][{}] reads it as position {} of request {}",
-                         reader, position / size, position, reader));
+                         reader, key / size, position, reader));
 }
 
 void s04_one_position_per_slot(Context& c, const IndexView& slots) {
@@ -128,9 +131,9 @@ void s04_one_position_per_slot(Context& c, const IndexView& slots) {
     const auto visit = [&](std::int64_t column, std::int64_t page) {
       if (page < 0 || page >= c.sizes.num_pages) return;
       const std::int64_t begin = std::max(keys.begin, column * size), end = std::min(keys.end, (column + 1) * size);
-      for (std::int64_t position = begin; position < end; ++position) {
-        const std::int64_t slot = page * size + position % size;
-        if (const Write* write = written.slots.find(slot)) s04_one_slot(c, slot, *write, r, position);
+      for (std::int64_t key = begin; key < end; ++key) {
+        const std::int64_t slot = page * size + key % size;
+        if (const Write* write = written.slots.find(slot)) s04_one_slot(c, slot, *write, r, key, lengths.key_begin + key);
       }
     };
     for_each_held(semantics::index_row(c.batch.block_table, r), keys.begin / size, ceil_div(keys.end, size), written.pages,

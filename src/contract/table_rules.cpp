@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules Q-T01 to Q-T12 and Q-T16: what the index tensors say. O(num_reqs + pages in use); allocates only for findings and request
-// ids.
+// Rules Q-T01 to Q-T12, Q-T16 and Q-T18 to Q-T21: what the index tensors say. O(num_reqs + pages in use); allocates only for
+// findings and request ids.
 #include <algorithm>
 #include <string>
 
@@ -86,9 +86,12 @@ void apply_start_rules(Context& c) {
 
 // --- lengths ------------------------------------------------------------------------------------------------------------
 
+std::int64_t least_seq_len(const Context& c, const Lengths& n) { return may_lack_keys(c, n) ? 0 : n.query_len; }
+
 void t06_seq_covers_query(Context& c, std::int64_t r, const Lengths& n) {
-  if (n.seq_len >= n.query_len || c.report.counted(T06)) return;
-  c.report.add(T06, "seq_lens", {r}, formatted("{}", n.seq_len), formatted("at least query_len = {}", n.query_len),
+  if (n.seq_len >= least_seq_len(c, n) || c.report.counted(T06)) return;
+  c.report.add(T06, "seq_lens", {r}, formatted("{}", n.seq_len),
+               may_lack_keys(c, n) ? "at least 0" : formatted("at least query_len = {}", n.query_len),
                n.seq_len >= 0 ? "seq_len counts the query rows too" : "");
 }
 
@@ -99,10 +102,36 @@ void t07_seq_len_limit(Context& c, std::int64_t r, const Lengths& n) {
 
 void t08_cached_range(Context& c, std::int64_t r, const Lengths& n) {
   // Only against a seq_len that is sound itself: context_len is derived from it.
-  if (n.seq_len < n.query_len || n.seq_len > kMaxExtent) return;
-  if ((n.cached_len >= n.context_len() && n.cached_len <= n.seq_len) || c.report.counted(T08)) return;
+  if (n.seq_len < least_seq_len(c, n) || n.seq_len > kMaxExtent) return;
+  if ((n.cached_len >= n.least_cached() && n.cached_len <= n.seq_len) || c.report.counted(T08)) return;
   c.report.add(T08, "cached_lens", {r}, formatted("{}", n.cached_len),
-               formatted("in [{}, {}] = [context_len, seq_len]", n.context_len(), n.seq_len));
+               formatted("in [{}, {}] = [context_len, seq_len]", n.least_cached(), n.seq_len));
+}
+
+void t18_flag(Context& c, std::int64_t r) {
+  if (!c.batch.causal.present() || flag_value(c.batch.causal, r) <= 1 || c.report.counted(T18)) return;
+  c.report.add(T18, "causal", {r}, formatted("{}", flag_value(c.batch.causal, r)), "0 or 1");
+}
+
+/// Position `begin` of the first of `count` tokens; the last is below 2^31 - 1.
+void position(Context& c, RuleId rule, std::string_view tensor, std::int64_t r, std::int64_t begin, std::int64_t count,
+              std::string_view counted) {
+  if (count < 0 || count > kMaxExtent || (begin >= 0 && begin <= kMaxExtent - count) || c.report.counted(rule)) return;
+  c.report.add(rule, tensor, {r}, formatted("{}", begin), formatted("in [0, {}]", kMaxExtent - count),
+               formatted("{} = {}", counted, count));
+}
+
+void t21_new_rows_at_end(Context& c, std::int64_t r, const Lengths& n) {
+  const bool readable_lengths = n.seq_len >= 0 && n.seq_len <= kMaxExtent && n.cached_len >= n.least_cached();
+  if (!readable_lengths || n.cached_len >= n.seq_len || c.report.broken({T19, T20}) || n.at_end() || c.report.counted(T21))
+    return;
+  if (n.seq_len < n.query_len)
+    return c.report.add(T21, "cached_lens", {r}, formatted("{}", n.cached_len),
+                        formatted("seq_len = {}, which is less than query_len = {}", n.seq_len, n.query_len),
+                        "rows of key would stand for keys that are not there");
+  c.report.add(T21, "q_begin", {r}, formatted("{}", n.q_begin),
+               formatted("key_begin + context_len = {}, or cached_len = seq_len", n.key_begin + n.context_len()),
+               "keys from cached_len on are rows of key, at the end of the sequence");
 }
 
 void t09_new_rows_given(Context& c, std::int64_t r, const Lengths& n) {
@@ -121,7 +150,9 @@ bool halves_explain(Context& c, const Tensor& t) {
 
 void apply_length_rules(Context& c) {
   if (!c.starts_sound || !is_index_array(c.batch.seq_lens, c.sizes.num_reqs)) return;
-  if (c.batch.cached_lens.present() && !is_index_array(c.batch.cached_lens, c.sizes.num_reqs)) return;
+  for (const Tensor* t : {&c.batch.cached_lens, &c.batch.q_begin, &c.batch.key_begin})
+    if (t->present() && !is_index_array(*t, c.sizes.num_reqs)) return;
+  if (c.batch.causal.present() && !is_flag_array(c.batch.causal, c.sizes.num_reqs)) return;
   for (const NamedTensor& t : {NamedTensor{"seq_lens", &c.batch.seq_lens}, NamedTensor{"cached_lens", &c.batch.cached_lens}}) {
     if (!halves_explain(c, *t.tensor)) continue;
     return add_halves_finding(c, t.name, semantics::index_view(*t.tensor), c.sizes.num_reqs);
@@ -133,6 +164,10 @@ void apply_length_rules(Context& c) {
     t06_seq_covers_query(c, r, lengths);
     t07_seq_len_limit(c, r, lengths);
     t08_cached_range(c, r, lengths);
+    t18_flag(c, r);
+    if (c.batch.q_begin.present()) position(c, T19, "q_begin", r, lengths.q_begin, lengths.query_len, "query_len");
+    if (c.batch.key_begin.present()) position(c, T20, "key_begin", r, lengths.key_begin, lengths.seq_len, "seq_len");
+    t21_new_rows_at_end(c, r, lengths);
     t09_new_rows_given(c, r, lengths);
   }
 }

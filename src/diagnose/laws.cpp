@@ -73,14 +73,13 @@ class Judge {
  private:
   Hull hull_of(std::int64_t req, std::int64_t kv_head) const {
     const auto dims = Facts::at(f_.head_dim);
-    const bool sink = f_.options.sinks.present();
-    Hull hull{std::vector<double>(dims, sink ? 0 : kInf), std::vector<double>(dims, sink ? 0 : -kInf), true};
+    const bool zero = f_.options.sinks.present() || f_.has_masks;  // a row that sees no key is 0
+    Hull hull{std::vector<double>(dims, zero ? 0 : kInf), std::vector<double>(dims, zero ? 0 : -kInf), true};
     if (f_.query_len(req) == 0) return hull;
     fault::Row row = truth_.row(f_.query_start_loc[Facts::at(req)], kv_head * f_.group);
     std::vector<double> v(dims);
     std::vector<std::int64_t> scratch;
-    const std::int64_t window = f_.options.sliding_window.value_or(row.q_pos + 1);
-    for (std::int64_t k = std::max<std::int64_t>(0, row.q_pos - window + 1); k < row.seq_len; ++k) {
+    for (std::int64_t k = f_.first_key(row.q_pos); k < row.seq_len; ++k) {
       load_vector(truth_, row, fault::Side::value, k, scratch, v);
       hull.add(v);
     }
@@ -90,6 +89,11 @@ class Judge {
         hull.high[d] = std::clamp(hull.high[d], -numerics::kLargestE4m3fn, numerics::kLargestE4m3fn);
       }
     return hull;
+  }
+
+  bool sees_nothing(std::int64_t token) const {
+    const std::int64_t r = f_.req_of(token);
+    return f_.num_visible(r, f_.first_position(r) + token - f_.query_start_loc[Facts::at(r)]) == 0;
   }
 
   double distance(const Hull& hull, std::int64_t dim, double value) const {
@@ -108,8 +112,8 @@ class Judge {
       const double slack = slack_ * std::max(std::fabs(hull.low[i]), std::fabs(hull.high[i])) + smallest_;
       inside = inside && !(value > hull.high[i] + slack || value < hull.low[i] - slack);
     }
-    // Equal V rows give equal dims lawfully only if V itself is the same in every dim.
-    const bool may_be_same = hull.low == hull.high;
+    // Equal V rows give equal dims lawfully only if V itself is the same in every dim, and so does a row without keys.
+    const bool may_be_same = hull.low == hull.high || (same && f_.has_masks && first == 0 && sees_nothing(token));
     return static_cast<std::uint8_t>((same && !may_be_same ? bit(Law::one_value) : 0) |
                                      (!finite && hull.known ? bit(Law::finite) : 0) |
                                      (!inside && hull.known ? bit(Law::hull) : 0));

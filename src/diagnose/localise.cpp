@@ -29,8 +29,11 @@ constexpr std::size_t kProfileRows = 16;  // of each kind, to find a profile on
 
 constexpr double kThreads = 2;  // whatever the machine has: the same case gives the same report everywhere
 
-std::int64_t visible(const Facts& f, std::int64_t q_pos) {
-  return std::min(q_pos + 1, f.options.sliding_window.value_or(q_pos + 1));
+std::int64_t visible(const Facts& f, std::int64_t r, std::int64_t row) { return f.num_visible(r, f.first_position(r) + row); }
+
+std::int64_t visible_to(const Facts& f, std::int64_t token) {
+  const std::int64_t r = f.req_of(token);
+  return visible(f, r, token - f.query_start_loc[Facts::at(r)]);
 }
 
 /// Of comparing `rows` neighbouring rows that see `keys` keys each.
@@ -45,7 +48,7 @@ double seconds(const Facts& f, std::int64_t keys, std::int64_t rows, std::int64_
 double seconds_for_all(const Facts& f) {
   double sum = 0;
   for (std::int64_t r = 0; r < f.num_reqs; ++r)
-    sum += seconds(f, visible(f, f.seq_lens[Facts::at(r)] - 1), f.query_len(r), kRowsPerDecode);
+    sum += seconds(f, f.has_masks ? f.seq_lens[Facts::at(r)] : visible(f, r, f.query_len(r) - 1), f.query_len(r), kRowsPerDecode);
   return sum;
 }
 
@@ -72,9 +75,7 @@ std::vector<std::int64_t> by_interest(const Facts& f, const Laws& laws) {
 std::vector<std::int64_t> affordable(const Facts& f, const Laws& laws, double budget) {
   std::set<std::int64_t> chosen;
   for (const std::int64_t token : by_interest(f, laws)) {
-    const std::int64_t r = f.req_of(token);
-    budget -=
-        chosen.contains(token) ? 0 : seconds(f, visible(f, f.context_len(r) + token - f.query_start_loc[Facts::at(r)]), 1, 1);
+    budget -= chosen.contains(token) ? 0 : seconds(f, visible_to(f, token), 1, 1);
     if (budget < 0 && !chosen.empty()) break;
     chosen.insert(token);
   }
@@ -133,9 +134,8 @@ std::vector<std::int64_t> profile_sample(const Facts& f, const Localisation& whe
   const std::size_t count = where.tokens.size();
   for (std::size_t i = 0; i < std::min(kProfileRows, count); ++i)
     for (const std::int64_t token : {where.tokens[i * count / std::min(kProfileRows, count)], by_ratio[i]}) {
-      const std::int64_t r = f.req_of(token);
       if (chosen.contains(token)) continue;
-      budget -= seconds(f, visible(f, f.context_len(r) + token - f.query_start_loc[Facts::at(r)]), 1, 1);
+      budget -= seconds(f, visible_to(f, token), 1, 1);
       if (budget < 0 && chosen.size() > 1) return {chosen.begin(), chosen.end()};
       chosen.insert(token);
     }

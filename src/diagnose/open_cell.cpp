@@ -100,7 +100,7 @@ OpenCell open_cell(const Facts& facts, const Observed& observed, const Localisat
   cell.row = truth.row(compared.token, compared.head);
   cell.reference_row = compared.reference_row;
   cell.from = facts.first_key(cell.row.q_pos);
-  cell.to = cell.row.q_pos + 1;
+  cell.to = std::max(cell.from, std::min(facts.last_key(cell.row.q_pos, cell.row.causal) + 1, cell.row.seq_len));
   read_numbers(observed, where, cell);
   if (cell.to > most_keys) return cell;
   cell.end = std::max(cell.to, std::min(open_end(facts, cell.row), most_keys));

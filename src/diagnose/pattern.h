@@ -29,6 +29,9 @@ struct CellAttributes {
   std::array<std::int64_t, kAttributes> value{};
   std::vector<std::int64_t> pages;  ///< physical pages that the visible keys lie in, in logical order
 };
+
+/// `value` modulo `modulus`, in [0, modulus): rows that stand before their keys have negative positions.
+constexpr std::int64_t remainder(std::int64_t value, std::int64_t modulus) { return (value % modulus + modulus) % modulus; }
 CellAttributes attributes_of(const fault::Facts& facts, std::int64_t token, std::int64_t head, bool with_pages = true);
 
 bool selects(const Pattern& pattern, const CellAttributes& cell);

@@ -25,7 +25,8 @@ CellAttributes attributes_of(const Facts& f, std::int64_t token, std::int64_t he
   CellAttributes cell;
   const auto set = [&](Attribute a, std::int64_t v) { cell.value[static_cast<std::size_t>(a)] = v; };
   const std::int64_t r = f.req_of(token), row = token - f.query_start_loc[Facts::at(r)];
-  const std::int64_t q_pos = f.context_len(r) + row, first = f.first_key(q_pos);
+  const std::int64_t q_pos = f.first_position(r) + row, first = f.first_key(q_pos);
+  const std::int64_t num_keys = f.num_visible(r, q_pos), seen_end = num_keys > 0 ? first + num_keys : first;
   set(Attribute::request, r);
   set(Attribute::token, token);
   set(Attribute::row, row);
@@ -34,14 +35,14 @@ CellAttributes attributes_of(const Facts& f, std::int64_t token, std::int64_t he
   set(Attribute::seq_len, f.seq_lens[Facts::at(r)]);
   set(Attribute::context_len, f.context_len(r));
   set(Attribute::q_pos, q_pos);
-  set(Attribute::num_keys, q_pos - first + 1);
-  set(Attribute::page_offset, q_pos % f.page_size);
-  set(Attribute::num_pages, q_pos / f.page_size - first / f.page_size + 1);
+  set(Attribute::num_keys, num_keys);
+  set(Attribute::page_offset, remainder(q_pos, f.page_size));
+  set(Attribute::num_pages, num_keys > 0 ? (seen_end - 1) / f.page_size - first / f.page_size + 1 : 0);
   set(Attribute::head, head);
   set(Attribute::kv_head, head / f.group);
   set(Attribute::head_in_group, head % f.group);
   if (!with_pages) return cell;
-  const std::int64_t end = std::min(q_pos + 1, f.cached_lens[Facts::at(r)]);
+  const std::int64_t end = std::min(seen_end, f.cached_lens[Facts::at(r)]);
   for (std::int64_t c = first / f.page_size; first < end && c * f.page_size < end; ++c) cell.pages.push_back(f.page(r, c));
   return cell;
 }

@@ -69,7 +69,7 @@ void add_remainders(const Facts& f, std::vector<Column>& numbers, Attribute attr
     column.values.resize(Facts::at(m));
     std::iota(column.values.begin(), column.values.end(), 0);
     column.rank.reserve(of_row.size());
-    for (const std::int64_t v : of_row) column.rank.push_back(static_cast<std::uint32_t>(v % m));
+    for (const std::int64_t v : of_row) column.rank.push_back(static_cast<std::uint32_t>(remainder(v, m)));
     numbers.push_back(std::move(column));
     multiple = numbers.size() - 1;
   }
@@ -93,7 +93,8 @@ void add_pages(const Facts& f, const std::vector<std::array<std::int64_t, kAttri
   for (const auto& value : rows) {
     const std::int64_t r = value[static_cast<std::size_t>(Attribute::request)];
     const std::int64_t q_pos = value[static_cast<std::size_t>(Attribute::q_pos)], first = f.first_key(q_pos);
-    const std::int64_t end = std::min(q_pos + 1, f.cached_lens[Facts::at(r)]);
+    const std::int64_t num_keys = value[static_cast<std::size_t>(Attribute::num_keys)];
+    const std::int64_t end = std::min(first + num_keys, f.cached_lens[Facts::at(r)]);
     const std::int64_t begin_page = first / f.page_size;
     const std::int64_t end_page = end > first ? (end + f.page_size - 1) / f.page_size : begin_page;
     pages.request.push_back(Facts::at(r));

@@ -98,6 +98,9 @@ class Cut {
     out.batch.seq_lens = gather(out, b.seq_lens, requests_);
     out.batch.cached_lens = gather(out, b.cached_lens, requests_);
     out.batch.request_ids = gather(out, b.request_ids, requests_);
+    out.batch.causal = gather(out, b.causal, requests_);
+    out.batch.q_begin = gather(out, b.q_begin, requests_);
+    out.batch.key_begin = gather(out, b.key_begin, requests_);
     out.batch.query_start_loc = starts(out);
     out.batch.block_table = table(out);
     out.observed = gather(out, c_.observed, tokens_);

@@ -40,7 +40,7 @@ void store(const Batch& b, const RowHead& at, const RowResult& result) {
 bool same_row(const fault::Row& a, const fault::Row& b) {
   return a.written == b.written && a.req == b.req && a.query_token == b.query_token && a.query_head == b.query_head &&
          a.first_token == b.first_token && a.query_len == b.query_len && a.seq_len == b.seq_len && a.cached_len == b.cached_len &&
-         a.q_pos == b.q_pos;
+         a.q_pos == b.q_pos && a.causal == b.causal;
 }
 
 /// Rows that the model computes otherwise than the truth does, as far as `row` tells.

@@ -6,27 +6,39 @@
 namespace quire {
 namespace fault {
 
+/// Faults of a family whose words and conditions are about causal rows at the end of their keys.
+void add_causal(std::vector<Fault>& all, void (*add)(std::vector<Fault>&)) {
+  const std::size_t first = all.size();
+  add(all);
+  for (std::size_t i = first; i < all.size(); ++i)
+    all[i].suspects = [of_causal = all[i].suspects](const Evidence& e) {
+      if (!e.facts.has_masks) return of_causal(e);
+      return cannot_show("a request is not causal, or its rows stand elsewhere than at the end of its keys");
+    };
+}
+
 const std::vector<Fault>& catalogue() {
   static const std::vector<Fault> list = [] {
     std::vector<Fault> all;
-    add_index_width(all);
-    add_rows(all);
-    add_starts(all);
-    add_mask(all);
-    add_window(all);
-    add_tokens(all);
-    add_contents(all);
-    add_pages(all);
-    add_stale_page(all);
+    add_causal(all, add_index_width);
+    add_causal(all, add_rows);
+    add_causal(all, add_starts);
+    add_causal(all, add_mask);
+    add_causal(all, add_window);
+    add_causal(all, add_tokens);
+    add_causal(all, add_contents);
+    add_causal(all, add_pages);
+    add_causal(all, add_stale_page);
     add_layout(all);
     add_heads(all);
     add_scales(all);
     add_formats(all);
     add_scores(all);
     add_alibi(all);
-    add_softmax(all);
+    add_causal(all, add_softmax);
     add_sinks(all);
-    add_split(all);
+    add_causal(all, add_split);
+    add_positions(all);  // of masks, which all of the above leave alone
     return all;
   }();
   return list;

@@ -82,10 +82,16 @@ std::int64_t longest(const Facts& f) {
 Range cached_range(const Facts& f, std::int64_t req) {
   if (f.query_len(req) == 0) return {};
   const std::int64_t end = f.batch.key.present() ? f.cached_lens[Facts::at(req)] : f.seq_lens[Facts::at(req)];
-  return {f.first_key(f.context_len(req)), std::min(end, f.seq_lens[Facts::at(req)]) - 1};
+  const std::int64_t first = f.first_position(req), last = f.last_key(first + f.query_len(req) - 1, f.causal[Facts::at(req)]);
+  return {f.first_key(first), std::min({last, end - 1, f.seq_lens[Facts::at(req)] - 1})};
 }
 
-bool scores_matter(const Facts& f) { return f.options.sinks.present() || (longest(f) > 1 && (!f.windowed() || f.window() > 1)); }
+bool scores_matter(const Facts& f) {
+  if (f.has_masks)
+    return any_row(
+        f, [&](std::int64_t r, std::int64_t q_pos) { return f.num_visible(r, q_pos) > (f.options.sinks.present() ? 0 : 1); });
+  return f.options.sinks.present() || (longest(f) > 1 && (!f.windowed() || f.window() > 1));
+}
 
 bool any_cached(const Facts& f) {
   return any_request(f, [&](std::int64_t r) { return !cached_range(f, r).empty(); });

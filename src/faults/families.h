@@ -29,6 +29,7 @@ void add_softmax(std::vector<Fault>& list);
 void add_sinks(std::vector<Fault>& list);
 void add_scales(std::vector<Fault>& list);
 void add_formats(std::vector<Fault>& list);
+void add_positions(std::vector<Fault>& list);
 
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 inline constexpr double kNegInf = -std::numeric_limits<double>::infinity();
@@ -59,7 +60,7 @@ template <typename Predicate>
 bool any_row(const Facts& f, Predicate&& holds) {
   return any_request(f, [&](std::int64_t r) {
     for (std::int64_t i = 0; i < f.query_len(r); ++i)
-      if (holds(r, f.context_len(r) + i)) return true;
+      if (holds(r, f.first_position(r) + i)) return true;
     return false;
   });
 }

@@ -41,11 +41,14 @@ Row true_row(const Facts& f, std::int64_t token, std::int64_t head) {
   row.query_len = f.query_len(req);
   row.seq_len = f.seq_lens[Facts::at(req)];
   row.cached_len = f.cached_lens[Facts::at(req)];
-  row.q_pos = f.context_len(req) + token - first;
+  row.q_pos = f.first_position(req) + token - first;
+  row.causal = f.causal[Facts::at(req)];
   return row;
 }
 
-void true_keys(const Facts& f, const Row& row, std::vector<Key>& keys) { append_keys(f.first_key(row.q_pos), row.q_pos, keys); }
+void true_keys(const Facts& f, const Row& row, std::vector<Key>& keys) {
+  append_keys(f.first_key(row.q_pos), std::min(f.last_key(row.q_pos, row.causal), row.seq_len - 1), keys);
+}
 
 /// Positions [cached_len, seq_len) come from this step's own rows, everything else from the cache.
 Place true_place(const Facts& f, const Model& m, const Row& row, std::int64_t position) {
@@ -184,7 +187,7 @@ double true_softmax(const Model& m, const Row& row, std::span<const Key> keys, s
 Row within_table(const Facts& f, Row row) {
   const std::int64_t end = f.max_pages_per_req * f.page_size + f.num_tokens;
   row.seq_len = std::min(row.seq_len, end);
-  row.q_pos = std::min(row.q_pos, end - 1);
+  if (!f.has_masks) row.q_pos = std::min(row.q_pos, end - 1);
   return row;
 }
 
@@ -239,6 +242,14 @@ Facts::Facts(const Batch& b, const KVCache& c, const Options& o) : batch(b), cac
   query_start_loc = indices(b.query_start_loc);
   seq_lens = indices(b.seq_lens);
   cached_lens = b.cached_lens.present() ? indices(b.cached_lens) : seq_lens;
+  key_begin = b.key_begin.present() ? indices(b.key_begin) : std::vector<std::int64_t>(seq_lens.size(), 0);
+  q_begin = indices(b.q_begin);
+  for (std::int64_t r = 0; r < num_reqs; ++r) {
+    if (!b.q_begin.present()) q_begin.push_back(key_begin[at(r)] + context_len(r));
+    const auto* flags = static_cast<const std::uint8_t*>(b.causal.data);
+    causal.push_back(b.causal.present() ? flags[r * b.causal.stride[0]] != 0 : o.causal);
+  }
+  has_masks = !causal_at_end();
 }
 
 std::int64_t Facts::req_of(std::int64_t token) const {
@@ -264,6 +275,23 @@ std::int64_t Facts::max_seq_len() const { return seq_lens.empty() ? 0 : *std::ma
 
 std::int64_t Facts::first_key(std::int64_t q_pos) const {
   return windowed() ? std::max<std::int64_t>(0, q_pos - window() + 1) : 0;
+}
+
+std::int64_t Facts::last_key(std::int64_t q_pos, bool is_causal) const {
+  if (is_causal) return q_pos;
+  constexpr std::int64_t kFar = std::int64_t{1} << 40;
+  return q_pos + std::min(options.window_right.value_or(kFar), kFar);
+}
+
+std::int64_t Facts::num_visible(std::int64_t req, std::int64_t q_pos) const {
+  const std::int64_t last = std::min(last_key(q_pos, causal[at(req)]), seq_lens[at(req)] - 1);
+  return std::max<std::int64_t>(0, last - first_key(q_pos) + 1);
+}
+
+bool Facts::causal_at_end() const {
+  for (std::int64_t r = 0; r < num_reqs; ++r)
+    if (!causal[at(r)] || first_position(r) != context_len(r)) return false;
+  return true;
 }
 
 void append_keys(std::int64_t first, std::int64_t last, std::vector<Key>& keys) {

@@ -30,7 +30,10 @@ struct Facts {
   std::int64_t num_tokens = 0, num_q_heads = 0, num_kv_heads = 0, head_dim = 0, group = 0;
   std::int64_t num_reqs = 0, page_size = 0, num_pages = 0, max_pages_per_req = 0;
   std::vector<std::int64_t> query_start_loc, seq_lens, cached_lens;  ///< cached_lens = seq_lens if absent
-  DecodedPages decoded;                                              ///< K and V as numbers, page by page
+  std::vector<std::int64_t> q_begin, key_begin;                      ///< as given, or what stands in for them
+  std::vector<bool> causal;
+  bool has_masks = false;  ///< not causal_at_end()
+  DecodedPages decoded;    ///< K and V as numbers, page by page
   /// The kernel rounds cached K and V times their scale to the query's type before it uses them.
   bool dequantised_to_query = false;
   double value_unit = 1;  ///< real values are multiplied by it: outputs of 8 bits are counted in their codes
@@ -44,8 +47,16 @@ struct Facts {
   /// compute an address: what is no page id is kNotAPage.
   std::int64_t page(std::int64_t req, std::int64_t column) const;
   std::int64_t max_query_len() const;
+  /// Position of a request's first row, counted from its first key; key positions of a model count from there, too.
+  std::int64_t first_position(std::int64_t req) const { return q_begin[at(req)] - key_begin[at(req)]; }
   /// The first position that the window leaves to a row at q_pos.
   std::int64_t first_key(std::int64_t q_pos) const;
+  /// The last key that the mask leaves to a row at q_pos, if there are as many.
+  std::int64_t last_key(std::int64_t q_pos, bool is_causal) const;
+  /// Keys of a request that a row at q_pos sees.
+  std::int64_t num_visible(std::int64_t req, std::int64_t q_pos) const;
+  /// Every request is causal, and its rows stand at the end of its keys.
+  bool causal_at_end() const;
   bool windowed() const { return options.sliding_window.has_value(); }
   std::int64_t window() const { return options.sliding_window.value_or(0); }
   std::int64_t max_seq_len() const;
@@ -63,7 +74,8 @@ struct Row {
   std::int64_t query_head = 0;   ///< head of query that is loaded
   std::int64_t first_token = 0;  ///< query_start_loc[req] as believed
   std::int64_t query_len = 0, seq_len = 0, cached_len = 0;
-  std::int64_t q_pos = 0;  ///< position of the row in its sequence
+  std::int64_t q_pos = 0;  ///< position of the row, counted from the request's first key
+  bool causal = true;
   std::int64_t context_len() const { return seq_len - query_len; }
 };
 

@@ -55,6 +55,7 @@ std::vector<Heavy> heavy_tiles(const std::vector<WorkTile>& tiles, const Plan& p
 }  // namespace
 
 std::int64_t segments_of(const WorkTile& tile, std::int64_t split_keys) {
+  if (tile.key_begin >= tile.key_end) return 1;  // rows that see no key are written all the same
   return (tile.key_end - 1) / split_keys - tile.key_begin / split_keys + 1;
 }
 

@@ -17,9 +17,10 @@
 // one part, and that needs `tiles` slices and nothing else.
 //
 // Parts of fixed size (batch_invariant: a row's parts must not depend on the batch). A tile's keys lie in [0, max_seq_len), and
-// with a window in at most window + tile_rows - 1 positions, so it touches at most
+// with a window in at most window + tile_rows - 1 positions (window_right more, where requests are not causal), so it touches at
+// most
 //
-//     n = min(ceil(max_seq_len / split_keys), (window + tile_rows - 2) / split_keys + 2)
+//     n = min(ceil(max_seq_len / split_keys), (window + window_right + tile_rows - 2) / split_keys + 2)
 //
 // parts: slices <= tiles * n, merges <= tiles and partials <= tiles * n * num_kv_heads, or none of both if n is 1.
 #include "plan/device_lists.h"
@@ -215,8 +216,11 @@ void set_capacities(DeviceList& list, const Plan& plan) {
     return;
   }
   std::int64_t parts = std::max<std::int64_t>(1, ceil_div(bounds.max_seq_len, list.split_keys));
-  if (plan.problem.sliding_window) {
-    const std::int64_t span = std::min(*plan.problem.sliding_window, kMaxInt32) + list.tile_rows - 2;
+  const Problem& p = plan.problem;
+  const bool sees_all_later_keys = (p.has_causal || !p.causal) && !p.window_right;
+  if (p.sliding_window && !sees_all_later_keys) {
+    const std::int64_t later = std::min(p.window_right.value_or(0), kMaxInt32);
+    const std::int64_t span = std::min(*p.sliding_window, kMaxInt32) + later + list.tile_rows - 2;
     parts = std::min(parts, span / list.split_keys + 2);
   }
   list.max_slices = tiles * parts;

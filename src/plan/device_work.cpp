@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "plan/device_lists.h"
-#include "semantics/visible_range.h"
 
 namespace quire::plan_detail {
 namespace {
@@ -36,13 +35,12 @@ class Cuts {
   RowTile tile(const Request& r, std::int64_t from_last) const {
     const std::int64_t rows = r.query_len * p_.group(), begin = (row_tiles(r) - 1 - from_last) * list_.tile_rows;
     const std::int64_t end = std::min(begin + list_.tile_rows, rows);
-    const semantics::KeyRange keys = semantics::visible_range(
-        r.context_len + begin / p_.group(), r.context_len + (end - 1) / p_.group(), p_.sliding_window.value_or(0));
+    const KeyPositions keys = p_.visible_keys(r, begin / p_.group(), (end - 1) / p_.group());
     const std::int64_t first = keys.begin / list_.tile_keys * list_.tile_keys;
     return {first, (keys.end - first - 1) / list_.tile_keys + 1};
   }
   std::int64_t read_bytes(const Request& r) const {
-    const semantics::KeyRange keys = semantics::visible_range(r.context_len, r.seq_len() - 1, p_.sliding_window.value_or(0));
+    const KeyPositions keys = p_.visible_keys(r);
     return 2 * (keys.end - keys.begin) * p_.num_kv_heads * p_.head_dim * itemsize(p_.kv_dtype);
   }
   /// Tiles of keys in each part but the last of a tile, given the part size of the list.
@@ -54,6 +52,7 @@ class Cuts {
   /// schedule.h's bound for the tiles of keys under all tiles of a request.
   std::int64_t bound_of_key_tiles(const Request& r) const {
     const std::int64_t tiles = row_tiles(r), reach = (list_.tile_rows - 1) / p_.group() + 1;
+    if (!p_.is_causal_at_end()) return tiles * (r.seq_len() / list_.tile_keys + 1);
     const std::int64_t last_end = r.context_len + (tiles * list_.tile_rows - 1) / p_.group() + 1;
     const std::int64_t grown = tiles * (r.context_len + reach + last_end) / 2 / list_.tile_keys + tiles;
     if (!p_.sliding_window) return grown;

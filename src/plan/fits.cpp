@@ -30,6 +30,11 @@ Status shapes_fit(const Plan& plan, const Batch& batch, const KVCache& cache, co
   if (p.sliding_window != options.sliding_window)
     return stale_plan(formatted("sliding_window differs (plan {}, options {}; 0 = none)", p.sliding_window.value_or(0),
                                 options.sliding_window.value_or(0)));
+  if (p.window_right != options.window_right)
+    return stale_plan(formatted("window_right differs (plan {}, options {}; -1 = none)", p.window_right.value_or(-1),
+                                options.window_right.value_or(-1)));
+  if (p.causal != options.causal || p.has_causal != batch.causal.present() || p.has_q_begin != batch.q_begin.present())
+    return stale_plan("causal or q_begin is given in one of them only, or options.causal differs");
   return {};
 }
 

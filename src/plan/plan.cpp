@@ -26,15 +26,17 @@ Status sanity(const Problem& p) {
     return bad(formatted("num_q_heads {} is not a positive multiple of num_kv_heads {}", p.num_q_heads, p.num_kv_heads));
   if (p.head_dim < 1 || p.page_size < 1)
     return bad(formatted("head_dim {} and page_size {} must be >= 1", p.head_dim, p.page_size));
+  if (p.window_right && *p.window_right < 0) return bad(formatted("window_right {} must be >= 0", *p.window_right));
   if (p.sliding_window && *p.sliding_window < 1) return bad(formatted("sliding_window {} must be >= 1", *p.sliding_window));
   constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;
   constexpr std::int64_t kMaxKeys = std::int64_t{1} << 40;  // item, segment and byte counts stay far from overflow
   for (std::size_t r = 0; r < p.reqs.size(); ++r) {
     const Request& q = p.reqs[r];
-    if (q.query_len < 0 || q.context_len < 0 || q.query_len >= kMaxRows || q.context_len >= kMaxKeys)
+    const bool few_keys = q.context_len < 0 && !p.is_causal_at_end() && q.seq_len() >= 0;  // and more rows
+    if (q.query_len < 0 || (q.context_len < 0 && !few_keys) || q.query_len >= kMaxRows || q.context_len >= kMaxKeys)
       return bad(formatted("request {}: query_len {} outside [0, 2^31) or context_len {} outside [0, 2^40)", r, q.query_len,
                            q.context_len));
-    if (q.cached_len < q.context_len || q.cached_len > q.seq_len())
+    if (q.cached_len < std::max<std::int64_t>(0, q.context_len) || q.cached_len > q.seq_len())
       return bad(formatted("request {}: cached_len {} outside [{}, {}]", r, q.cached_len, q.context_len, q.seq_len()));
   }
   return {};

@@ -20,6 +20,16 @@ void refuse_other_outputs(const Problem& problem, std::vector<std::string>& reas
     reasons.push_back(formatted("out is {}, expected {} (as q)", name(problem.out_dtype()), name(problem.q_dtype)));
 }
 
+/// Tensor-core kernels write rows of 16 or 8 bits.
+bool asks_for_wide_rows(const Problem& problem) { return problem.q_dtype != DType::f32 && problem.out_dtype() == DType::f32; }
+
+/// The tuned GPU kernels know causal rows at the end of their keys, with or without a window.
+void refuse_other_masks(const Problem& problem, std::vector<std::string>& reasons) {
+  if (problem.has_causal) reasons.push_back("causal is given by request, expected absent");
+  if (!problem.causal) reasons.push_back("causal is 0, expected 1");
+  if (problem.has_q_begin) reasons.push_back("q_begin is given, expected absent (rows at the end of their keys)");
+}
+
 /// Products of bf16 pairs are exact for bf16 and fp8 values, and for no other.
 std::vector<std::string> refuses_all_but_bf16_scores(const Problem& problem, const Device&) {
   std::vector<std::string> reasons;
@@ -41,7 +51,9 @@ std::vector<std::string> refuses_all_but_mma_shapes(const Problem& problem, cons
   const std::int64_t d = problem.head_dim;
   if (d != 64 && d != 128 && (d != 256 || fp8))
     reasons.push_back(formatted("d is {}, expected {}", d, fp8 ? "64 or 128" : "64, 128 or 256"));
+  if (asks_for_wide_rows(problem)) reasons.push_back(formatted("out is f32, expected {} or fp8_e4m3fn", name(problem.q_dtype)));
   if (device.sm < 80) reasons.push_back(formatted("needs sm80, which device {} lacks", device.name));
+  refuse_other_masks(problem, reasons);
   return reasons;
 }
 
@@ -63,8 +75,8 @@ std::vector<std::string> refuses_all_but_sm90_shapes(const Problem& problem, con
   if (problem.page_size % tokens != 0)
     reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, tokens));
   if (device.sm != 90) reasons.push_back(formatted("needs sm90, device {} is not", device.name));
-  if (problem.q_dtype == DType::fp8_e4m3fn && problem.out_dtype() == DType::f32)
-    reasons.push_back("out is f32, expected f16, bf16 or fp8_e4m3fn");
+  if (asks_for_wide_rows(problem)) reasons.push_back("out is f32, expected f16, bf16 or fp8_e4m3fn");
+  refuse_other_masks(problem, reasons);
   return reasons;
 }
 
@@ -83,6 +95,7 @@ std::vector<std::string> refuses_all_but_matrix_shapes(const Problem& problem, c
   if (device.name == "gfx90a" && problem.q_dtype == DType::f16)
     reasons.push_back("gfx90a takes f16 subnormals for zero in matrix products");
   refuse_other_outputs(problem, reasons);
+  refuse_other_masks(problem, reasons);
   return reasons;
 }
 

@@ -23,9 +23,12 @@ void choose_shapes(Plan& plan) {
   plan.tile_q = std::max<std::int64_t>(1, sizes.score_rows / plan.problem.group());
 }
 
-/// Keys that any row of the tile sees.
-semantics::KeyRange keys_of(const Problem& problem, const Request& req, std::int64_t row_begin, std::int64_t row_end) {
-  return semantics::visible_range(req.context_len + row_begin, req.context_len + row_end - 1, problem.sliding_window.value_or(0));
+/// Problem::visible_keys() at the price of causal rows where there are no others: an engine plans each step.
+KeyPositions keys_of(const Problem& p, const Request& req, std::int64_t first_row, std::int64_t last_row) {
+  if (!p.is_causal_at_end()) return p.visible_keys(req, first_row, last_row);
+  const semantics::KeyRange keys =
+      semantics::visible_range(req.context_len + first_row, req.context_len + last_row, p.sliding_window.value_or(0));
+  return {keys.begin, keys.end};
 }
 
 /// Every tile unsplit, in order of requests and rows.
@@ -39,7 +42,7 @@ std::vector<WorkTile> whole_tiles(const Plan& plan) {
     const Request& req = p.reqs[r];
     for (std::int64_t row = 0; row < req.query_len; row += plan.tile_q) {
       const std::int64_t row_end = std::min(req.query_len, row + plan.tile_q);
-      const semantics::KeyRange keys = keys_of(p, req, row, row_end);
+      const KeyPositions keys = keys_of(p, req, row, row_end - 1);
       WorkTile& tile = tiles.emplace_back();
       tile.req = static_cast<std::int32_t>(r);
       tile.row_begin = static_cast<std::int32_t>(row);
@@ -85,7 +88,7 @@ void count_traffic(Plan& plan) {
   std::int64_t keys = 0;
   for (const Request& req : p.reqs) {
     if (req.query_len == 0) continue;
-    const semantics::KeyRange range = keys_of(p, req, 0, req.query_len);
+    const KeyPositions range = keys_of(p, req, 0, req.query_len - 1);
     keys += range.end - range.begin;
   }
   plan.kv_bytes = 2 * keys * p.num_kv_heads * p.head_dim * itemsize(p.kv_dtype);

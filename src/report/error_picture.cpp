@@ -211,7 +211,7 @@ json row_dim(const Errors& errors, const std::vector<RowHead>& rows, const Lengt
     const std::int64_t token = errors.token(at.index), req = lengths.req_of(token);
     picture["rows"].push_back({{"token", token},
                                {"req", req},
-                               {"q_pos", lengths.context_len(req) + token - lengths.first_token(req)},
+                               {"q_pos", lengths.first_position(req) + token - lengths.first_token(req)},
                                {"head", at.head}});
     json ratios = json::array();
     for (std::int64_t d = 0; d < dims; d += bin) {

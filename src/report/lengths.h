@@ -31,7 +31,7 @@ inline bool has_lengths(const Batch& batch) {
 }
 
 struct Lengths {
-  std::vector<std::int64_t> query_start_loc, seq_lens, cached_lens;
+  std::vector<std::int64_t> query_start_loc, seq_lens, cached_lens, first_positions;
 
   /// has_lengths(batch) must hold.
   explicit Lengths(const Batch& batch) {
@@ -41,6 +41,11 @@ struct Lengths {
     const bool explicit_lens = is_index(batch.cached_lens, 1) && batch.cached_lens.shape[0] == num_reqs();
     for (std::int64_t r = 0; r < num_reqs(); ++r)
       cached_lens.push_back(explicit_lens ? index_at(batch.cached_lens, r) : seq_lens[static_cast<std::size_t>(r)]);
+    const auto given = [&](const Tensor& t) { return is_index(t, 1) && t.shape[0] == num_reqs(); };
+    for (std::int64_t r = 0; r < num_reqs(); ++r) {
+      const std::int64_t begin = given(batch.key_begin) ? index_at(batch.key_begin, r) : 0;
+      first_positions.push_back(given(batch.q_begin) ? index_at(batch.q_begin, r) - begin : context_len(r));
+    }
   }
 
   std::int64_t num_reqs() const { return static_cast<std::int64_t>(seq_lens.size()); }
@@ -48,6 +53,8 @@ struct Lengths {
   std::int64_t query_len(std::int64_t r) const { return first_token(r + 1) - first_token(r); }
   std::int64_t seq_len(std::int64_t r) const { return seq_lens[static_cast<std::size_t>(r)]; }
   std::int64_t context_len(std::int64_t r) const { return seq_len(r) - query_len(r); }
+  /// Where row 0 stands, counted from the request's first key.
+  std::int64_t first_position(std::int64_t r) const { return first_positions[static_cast<std::size_t>(r)]; }
   std::int64_t cached_len(std::int64_t r) const { return cached_lens[static_cast<std::size_t>(r)]; }
 
   /// The request that owns an output row, or -1.

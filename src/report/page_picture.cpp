@@ -74,7 +74,7 @@ class Slots {
 std::int64_t first_visible(const Lengths& lengths, std::int64_t r, const Options& options) {
   if (lengths.query_len(r) <= 0) return lengths.seq_len(r);
   if (!options.sliding_window) return 0;
-  return std::max<std::int64_t>(0, lengths.context_len(r) - std::min(*options.sliding_window, 4 * kLongest) + 1);
+  return std::max<std::int64_t>(0, lengths.first_position(r) - std::min(*options.sliding_window, 4 * kLongest) + 1);
 }
 
 /// Enters the pages of request r; returns how many of its entries point outside the cache.

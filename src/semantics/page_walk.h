@@ -19,6 +19,16 @@ struct IndexView {
   QUIRE_HD std::int64_t operator[](std::int64_t i) const { return load_index(data, dtype, i * stride); }
 };
 
+/// A 1-D u8 array of 0 and 1 with a stride.
+struct FlagView {
+  const std::uint8_t* data = nullptr;
+  std::int64_t stride = 1;
+
+  QUIRE_HD bool operator[](std::int64_t i) const { return data[i * stride] != 0; }
+};
+
+inline FlagView flag_view(const Tensor& t) { return {static_cast<const std::uint8_t*>(t.data), t.stride[0]}; }
+
 inline IndexView index_view(const Tensor& t) { return {t.data, t.dtype, t.stride[0]}; }
 
 /// Row r of a [rows, columns] index tensor. A table without columns may have no memory, and nothing is added to null.

@@ -45,4 +45,23 @@ QUIRE_HD float log_sum_exp(const SoftmaxState& s) { return s.max == -INFINITY ? 
 /// The state that a finished (normalised) partial result stands for.
 QUIRE_HD SoftmaxState from_lse(float lse) { return {lse, lse == -INFINITY ? 0.0f : 1.0f}; }
 
+/// The union of finished partial results whose log-sum-exps lses(0), ..., lses(count - 1) are natural logarithms, summed in
+/// order. Part i weighs union_weight(). NaN and +inf in an lse make the union NaN.
+template <class Lses>
+QUIRE_HD SoftmaxState union_of(int count, Lses&& lses) {
+  SoftmaxState all;
+  for (int i = 0; i < count; ++i) {
+    const float lse = lses(i);
+    if (lse > all.max || lse != lse) all.max = lse;
+  }
+  if (all.max == -INFINITY) return all;
+  for (int i = 0; i < count; ++i) all.sum += expf(lses(i) - all.max);
+  return all;
+}
+
+/// What a finished partial result counts in the union: 0 if it is empty. For two parts the bits of combine().
+QUIRE_HD float union_weight(const SoftmaxState& all, float lse) {
+  return all.max == -INFINITY ? 0.0f : expf(lse - all.max) / all.sum;
+}
+
 }  // namespace quire::semantics

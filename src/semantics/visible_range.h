@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys a query row sees. The only place in Quire's kernels that knows causality and the sliding window.
+// Visibility: the keys that a query row sees. Nothing else in Quire's kernels knows causality and the windows.
+//
+// Positions count from the first key of a request: key j is at j, and row i at q_begin - key_begin + i, which may be negative or
+// beyond the last key. Masks and distances depend on differences of positions alone, so global positions are not needed here.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +16,45 @@ struct KeyRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
 };
+
+/// A row at position q sees the keys q - before to q + after, as far as they exist.
+struct Reach {
+  std::int64_t before = 0;
+  std::int64_t after = 0;
+};
+
+/// Farther than any key is from any row: positions of keys are below 2^31, and of rows within +-2^31. Sums with it stay far from
+/// overflow.
+inline constexpr std::int64_t kAllKeys = std::int64_t{1} << 42;
+
+/// window: keys visible up to the own one, which counts; <= 0 means all. window_right: keys visible after the own one, of rows
+/// that are not causal; < 0 means all.
+QUIRE_HD Reach reach_of(bool causal, std::int64_t window, std::int64_t window_right) {
+  Reach reach;
+  reach.before = window > 0 && window < kAllKeys ? window - 1 : kAllKeys;
+  reach.after = causal ? 0 : window_right >= 0 && window_right < kAllKeys ? window_right : kAllKeys;
+  return reach;
+}
+
+QUIRE_HD std::int64_t clamped_to(std::int64_t position, std::int64_t num_keys) {
+  return position < 0 ? 0 : position > num_keys ? num_keys : position;
+}
+
+/// Of num_keys keys, those visible to the row at q_pos. Both ends never decrease with q_pos, also where a row sees no key: the
+/// range is then [0, 0) or [num_keys, num_keys).
+QUIRE_HD KeyRange visible_range(const Reach& reach, std::int64_t q_pos, std::int64_t num_keys) {
+  return {clamped_to(q_pos - reach.before, num_keys), clamped_to(q_pos + reach.after + 1, num_keys)};
+}
+
+/// Union over rows at positions [first, last], [0, 0) if they see nothing. It has no holes: both ends move by at most one key
+/// from row to row.
+QUIRE_HD KeyRange visible_range(const Reach& reach, std::int64_t first, std::int64_t last, std::int64_t num_keys) {
+  const KeyRange keys{visible_range(reach, first, num_keys).begin, visible_range(reach, last, num_keys).end};
+  return keys.begin < keys.end ? keys : KeyRange{0, 0};
+}
+
+// The same where rows are causal and stand at the end of their keys, so that q_pos >= 0 and all keys up to q_pos exist. Kernels
+// that take nothing else use it.
 
 /// Keys visible to the query at position q_pos: k <= q_pos and q_pos - k < window. window <= 0 means no window.
 QUIRE_HD KeyRange visible_range(std::int64_t q_pos, std::int64_t window) {

@@ -82,6 +82,7 @@ Result<Target> device_target(const std::string& name, const std::string& kernel,
   target.attend = attend_case({.kernel = kernel});
   target.rounded_rows = [device = *device, kernel](const Case& c) { return rounded_on(c, device, {.kernel = kernel}); };
   target.padding = true;
+  target.masks = true;
   target.eight_bit_rows = true;
   target.batch_invariant = true;
   target.invariant = attend_case({.kernel = kernel, .batch_invariant = true});
@@ -116,6 +117,7 @@ Result<Target> backend_target(const std::string& name, int num_threads) {
   target.name = name;
   target.attend = planned_target({.kernel = kernel, .num_threads = num_threads}, executor);
   target.padding = true;
+  target.masks = true;
   target.eight_bit_rows = true;
   target.batch_invariant = true;
   target.invariant = planned_target({.kernel = kernel, .batch_invariant = true, .num_threads = num_threads}, executor);

@@ -83,6 +83,11 @@ std::vector<Entry> hazard_matrix(const AskedTypes& asked, bool quick);
 /// Whether a problem has a query or an output of fp8_e4m3fn (decision 20).
 inline bool has_eight_bit_rows(const Problem& p) { return is_fp8(p.q_dtype) || is_fp8(p.out_dtype()); }
 
+/// Whether a problem has a request that is not causal, or a q_begin or key_begin (decision 23).
+inline bool has_masks(const Problem& p) { return !p.is_causal_at_end() || p.has_key_begin; }
+/// Makes every request causal, with its rows at the end of its keys.
+void remove_masks(Problem& p);
+
 /// The problems of vLLM's test_prefix_prefill.py with its lengths of seed 0, at full size; quick: a few at an eighth.
 std::vector<Entry> notes_matrix(bool quick);
 

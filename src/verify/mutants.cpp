@@ -57,6 +57,7 @@ Target call(std::string name, AttendCase attend) {
   t.name = std::move(name);
   t.attend = std::move(attend);
   t.padding = true;
+  t.masks = true;
   t.eight_bit_rows = true;
   t.batch_invariant = true;
   return t;
@@ -121,7 +122,7 @@ Status read_whole_first_tile(const Case& c, std::string&) {
   for (std::size_t r = 0; r < p.reqs.size(); ++r) {
     const Request& req = p.reqs[r];
     const std::int64_t row = static_cast<std::int64_t>(r) * table.stride[0];
-    const std::int64_t first_key = std::max<std::int64_t>(0, req.context_len + 1 - p.sliding_window.value_or(req.seq_len()));
+    const std::int64_t first_key = p.visible_keys(req).begin;
     for (std::int64_t k = first_key / kTile * kTile; k < first_key && req.query_len > 0; ++k)
       if (semantics::load_index(table.data, table.dtype, row + k / p.page_size * table.stride[1]) >= num_pages(c.cache))
         return {Code::internal_error, formatted("request {}: the page of position {} is out of range", r, k)};

@@ -15,6 +15,8 @@ constexpr std::int64_t kMaxFarWork = 300'000'000;   ///< the same of a line that
 constexpr std::int64_t kFarOneIn = 24;
 constexpr std::int64_t kEightBitsOneIn = 8;
 constexpr std::uint64_t kRowTypesStream = 0x8B175;
+constexpr std::int64_t kMasksOneIn = 5;
+constexpr std::uint64_t kMasksStream = 0x3A5C5;
 
 class Draw {
  public:
@@ -55,6 +57,43 @@ void draw_row_types(Draw draw, Problem& p) {
   p.output_dtype = draw.of(std::array{DType::fp8_e4m3fn, DType::bf16, DType::f16, DType::f32});
   p.q_scale = draw.of(std::array{ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head});
   for (Request& r : p.reqs) r.cached_len = r.seq_len();
+}
+
+/// Keys of another shard, of another sequence, or of none: as many as are drawn, and rows that stand anywhere beside them.
+void draw_place(Draw& draw, Request& r, bool may_lack_keys) {
+  constexpr std::array<std::int64_t, 6> kShifts{-200, -40, -3, 0, 5, 90};
+  if (may_lack_keys && draw.chance(6)) {
+    const std::int64_t keys = draw.chance(2) ? 0 : draw.between(0, r.query_len);
+    r.context_len = keys - r.query_len;
+    r.cached_len = keys;
+  }
+  const bool cached = r.cached_len == r.seq_len();
+  if (cached) r.shift = std::max(draw.of(kShifts), -(r.key_begin + r.context_len));
+}
+
+/// Now and then requests that are not causal, shards of a context, rows elsewhere. A stream of its own leaves other lines as they
+/// are.
+void draw_masks(Draw draw, Problem& p) {
+  if (!draw.chance(kMasksOneIn)) return;
+  switch (draw.below(4)) {
+    case 0: break;
+    case 1: p.causal = false; break;
+    default: p.has_causal = true; break;
+  }
+  if (draw.chance(2)) p.has_key_begin = true;
+  p.has_q_begin = draw.chance(2);
+  if ((!p.causal || p.has_causal) && draw.chance(2)) p.window_right = draw.of(std::array<std::int64_t, 5>{0, 1, 4, 30, 500});
+  for (Request& r : p.reqs) {
+    r.causal = p.has_causal ? draw.chance(2) : p.causal;
+    if (p.has_key_begin && draw.chance(2)) r.key_begin = draw.of(std::array<std::int64_t, 4>{1, 16, 333, 70000});
+    const bool may_lack_keys = !r.causal || p.has_q_begin;
+    if (p.has_q_begin) {
+      draw_place(draw, r, may_lack_keys);
+    } else if (may_lack_keys && draw.chance(4)) {
+      r.context_len = draw.between(0, r.query_len) - r.query_len;
+      r.cached_len = r.seq_len();
+    }
+  }
 }
 
 void draw_sizes(Draw& draw, Problem& p) {
@@ -102,7 +141,9 @@ void bound_work(Problem& p, std::int64_t most) {
     const std::int64_t fresh = (r.seq_len() - r.cached_len) / 2;
     r.query_len = (r.query_len + 1) / 2;
     r.context_len /= 2;
-    r.cached_len = std::max(r.context_len, r.seq_len() - fresh);
+    r.shift /= 2;
+    r.cached_len = std::max({r.context_len, r.seq_len() - fresh, std::int64_t{0}});
+    if (r.context_len < 0) r.context_len = std::max(r.context_len, -r.query_len), r.cached_len = r.seq_len();
   }
 }
 
@@ -139,6 +180,19 @@ void reach_far(Draw& draw, Problem& p) {
 
 }  // namespace
 
+void remove_masks(Problem& p) {
+  p.causal = true;
+  p.has_causal = p.has_q_begin = p.has_key_begin = false;
+  p.window_right.reset();
+  for (Request& r : p.reqs) {
+    const bool cached = r.cached_len == r.seq_len();
+    r.causal = true;
+    r.shift = r.key_begin = 0;
+    r.context_len = std::max<std::int64_t>(0, r.context_len);
+    if (cached) r.cached_len = r.seq_len();
+  }
+}
+
 std::optional<ProblemLine> random_line(std::uint64_t seed, std::uint64_t index, const AskedTypes& asked) {
   Draw draw(seed, index);
   ProblemLine line;
@@ -153,6 +207,7 @@ std::optional<ProblemLine> random_line(std::uint64_t seed, std::uint64_t index, 
   if (draw.chance(5)) line.shared_pages = draw.between(1, 4);
   line.seed = draw.bits() % 1000000;
   if (asked.empty()) draw_row_types(Draw(seed ^ kRowTypesStream, index), line.problem);
+  draw_masks(Draw(seed ^ kMasksStream, index), line.problem);
   std::optional<ProblemLine> legal = asked.empty() ? line : in_asked(std::move(line), asked, index);
   if (legal) bound_work(legal->problem, reaches_far ? kMaxFarWork : kMaxWorkRandom);
   return legal;

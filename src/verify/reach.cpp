@@ -25,8 +25,19 @@ std::vector<std::string> all_values() {
 }
 
 /// The names of options; a number where an option has one.
-constexpr const char* kOptions[] = {"sliding_window", "logits_soft_cap",        "softmax_scale",        "ALiBi", "sinks", "lse",
-                                    "shared pages",   "rows outside the cache", "requests without rows"};
+constexpr const char* kOptions[] = {"sliding_window",
+                                    "logits_soft_cap",
+                                    "softmax_scale",
+                                    "ALiBi",
+                                    "sinks",
+                                    "lse",
+                                    "shared pages",
+                                    "rows outside the cache",
+                                    "requests without rows",
+                                    "requests that are not causal",
+                                    "q_begin",
+                                    "key_begin",
+                                    "window_right"};
 
 }  // namespace
 
@@ -51,12 +62,13 @@ void ReachCount::add(const ProblemLine& line) {
   range("page_size", static_cast<double>(p.page_size));
   range("KV heads", static_cast<double>(p.num_kv_heads));
   range("query heads per KV head", static_cast<double>(p.group()));
-  bool uncached = false, without_rows = false;
+  bool uncached = false, without_rows = false, non_causal = false;
   for (const Request& r : p.reqs) {
     range("rows of a request", static_cast<double>(r.query_len));
     range("context of a request", static_cast<double>(r.context_len));
     uncached = uncached || r.cached_len < r.seq_len();
     without_rows = without_rows || r.query_len == 0;
+    non_causal = non_causal || !r.causal;
   }
   if (p.sliding_window) range("sliding_window", static_cast<double>(*p.sliding_window));
   if (p.logits_soft_cap) range("logits_soft_cap", static_cast<double>(*p.logits_soft_cap));
@@ -69,7 +81,11 @@ void ReachCount::add(const ProblemLine& line) {
                           p.lse,
                           line.shared_pages > 0,
                           uncached,
-                          without_rows};
+                          without_rows,
+                          non_causal,
+                          p.has_q_begin,
+                          p.has_key_begin,
+                          p.window_right.has_value()};
   static_assert(std::size(present) == std::size(kOptions));
   for (std::size_t i = 0; i < std::size(kOptions); ++i) option(kOptions[i], present[i]);
 }

@@ -44,7 +44,12 @@ void shorten_requests(Candidates& list, const ProblemLine& line) {
     const Request r = line.problem.reqs[i];
     const std::int64_t fresh = r.seq_len() - r.cached_len;
     const auto set = [&](std::int64_t query, std::int64_t context, std::int64_t uncached) {
-      add(list, line, [&](ProblemLine& l) { l.problem.reqs[i] = {query, context, context + query - std::min(uncached, query)}; });
+      add(list, line, [&](ProblemLine& l) {
+        Request& req = l.problem.reqs[i];
+        req.query_len = query;
+        req.context_len = context;
+        req.cached_len = context + query - std::min(uncached, query);
+      });
     };
     for (const std::int64_t query : smaller_lengths(r.query_len, std::min<std::int64_t>(1, r.query_len)))
       set(query, r.context_len, fresh);
@@ -90,6 +95,33 @@ void drop_options(Candidates& list, const ProblemLine& line) {
       add(list, line, [&](ProblemLine& l) { l.problem.sliding_window = window; });
 }
 
+void drop_masks(Candidates& list, const ProblemLine& line) {
+  const auto each = [&](auto&& edit) {
+    add(list, line, [&](ProblemLine& l) {
+      for (Request& r : l.problem.reqs) edit(l.problem, r);
+    });
+  };
+  each([](Problem& p, Request& r) {
+    p.causal = r.causal = true;
+    p.has_causal = false;
+    p.window_right.reset();
+  });
+  // One flag for all is plainer than one a request. From a causal line it would lead back to where the line came from.
+  if (line.problem.has_causal)
+    each([](Problem& p, Request& r) {
+      p.causal = r.causal = false;
+      p.has_causal = false;
+    });
+  each([](Problem& p, Request& r) { p.has_q_begin = false, r.shift = 0; });
+  each([](Problem& p, Request& r) { p.has_key_begin = false, r.key_begin = 0; });
+  add(list, line, [](ProblemLine& l) { l.problem.window_right.reset(); });
+  for (std::size_t i = 0; i < line.problem.reqs.size(); ++i) {
+    add(list, line, [&](ProblemLine& l) { l.problem.reqs[i].key_begin = 0; });
+    for (const std::int64_t shift : {line.problem.reqs[i].shift / 2, std::int64_t{0}})
+      add(list, line, [&](ProblemLine& l) { l.problem.reqs[i].shift = shift; });
+  }
+}
+
 void simplify_types(Candidates& list, const ProblemLine& line) {
   add(list, line, [](ProblemLine& l) { l.problem.q_dtype = l.problem.kv_dtype = DType::f32; });
   add(list, line, [](ProblemLine& l) { l.problem.q_dtype = DType::f32; });
@@ -102,6 +134,7 @@ Candidates smaller(const ProblemLine& line) {
   Candidates list;
   drop_requests(list, line);
   drop_options(list, line);
+  drop_masks(list, line);
   shrink_sizes(list, line);
   shorten_requests(list, line);
   simplify_types(list, line);

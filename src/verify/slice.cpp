@@ -2,8 +2,10 @@
 // See slice.h.
 #include "verify/slice.h"
 
+#include <algorithm>
 #include <initializer_list>
 
+#include "quire/problem.hpp"
 #include "semantics/dtype.h"
 
 namespace quire::conformance {
@@ -39,26 +41,38 @@ std::int64_t query_len(const Batch& batch, std::int64_t r) {
 
 Case slice(const Case& c, const Tensor& output, const Tensor& lse, std::int64_t r, std::int64_t row_begin, std::int64_t row_end) {
   const Batch& b = c.batch;
-  const std::int64_t rows = row_end - row_begin, first = index_at(b.query_start_loc, r) + row_begin;
+  const std::int64_t rows = row_end - row_begin, token = index_at(b.query_start_loc, r) + row_begin;
   const std::int64_t context = index_at(b.seq_lens, r) - query_len(b, r);
   const DType dtype = b.query_start_loc.dtype;
   Case one;
   one.storage = c.storage;
   one.cache = c.cache;
   one.options = c.options;
-  one.batch.query = rows_of(b.query, first, rows);
-  one.batch.output = rows_of(output, first, rows);
-  one.batch.lse = rows_of(lse, first, rows);
+  one.batch.query = rows_of(b.query, token, rows);
+  one.batch.output = rows_of(output, token, rows);
+  one.batch.lse = rows_of(lse, token, rows);
   one.batch.q_scale = b.q_scale;
   one.batch.output_scale = b.output_scale;
-  one.batch.key = rows_of(b.key, first, rows);
-  one.batch.value = rows_of(b.value, first, rows);
-  one.batch.slot_mapping = rows_of(b.slot_mapping, first, rows);
+  one.batch.key = rows_of(b.key, token, rows);
+  one.batch.value = rows_of(b.value, token, rows);
+  if (!b.q_begin.present() && !b.causal.present() && c.options.causal)
+    one.batch.slot_mapping = rows_of(b.slot_mapping, token, rows);
   one.batch.query_start_loc = index_tensor(one, dtype, {0, rows});
   one.batch.seq_lens = index_tensor(one, dtype, {context + row_end});
   // Rows before a chunk would have been appended by then, so only whole requests may have uncached rows.
   if (b.cached_lens.present()) one.batch.cached_lens = index_tensor(one, dtype, {index_at(b.cached_lens, r)});
   one.batch.block_table = rows_of(b.block_table, r, 1);
+  one.batch.causal = rows_of(b.causal, r, 1);
+  one.batch.key_begin = rows_of(b.key_begin, r, 1);
+  // Where keys do not end with the chunk's last row, the chunk sees all of them, from where its rows stand.
+  const Request req = request_of(b, c.options, r);
+  const bool at_end = req.causal && !b.q_begin.present(), whole = rows == req.query_len;
+  if (!at_end) one.batch.seq_lens = index_tensor(one, dtype, {req.seq_len()});
+  if (at_end || (whole && !b.q_begin.present())) return one;
+  // Rows may stand before position 0 where nobody gave them one; only distances count.
+  const std::int64_t first = std::max<std::int64_t>(0, req.first_row() + row_begin), key = first - req.first_row() - row_begin;
+  one.batch.q_begin = index_tensor(one, dtype, {first});
+  one.batch.key_begin = index_tensor(one, dtype, {key});
   return one;
 }
 

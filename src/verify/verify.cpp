@@ -108,6 +108,12 @@ void drop_padding(std::vector<Entry>& entries) {
   }
 }
 
+/// The same of masks: a hazard of theirs is none without them, a random line is as good as any other.
+void drop_masks(std::vector<Entry>& entries) {
+  std::erase_if(entries, [](const Entry& entry) { return has_masks(entry.line.problem) && entry.matrix != "random"; });
+  for (Entry& entry : entries) remove_masks(entry.line.problem);
+}
+
 /// A target that takes 8-bit queries is asked for them by types, too.
 void drop_eight_bit_rows(std::vector<Entry>& entries) {
   std::erase_if(entries, [](const Entry& entry) { return has_eight_bit_rows(entry.line.problem); });
@@ -119,6 +125,7 @@ Result<Suite> suite_of(const Target& target, const VerifyOptions& options) {
   for (const std::string& name : options.matrices)
     if (Status s = add_matrix(suite.entries, name, options); !s.ok()) return s;
   if (!target.padding) drop_padding(suite.entries);
+  if (!target.masks) drop_masks(suite.entries);
   if (!target.eight_bit_rows && options.types.empty()) drop_eight_bit_rows(suite.entries);
   if (options.supports && !suite.entries.empty())
     if (Status s = bring_into_form(suite, options); !s.ok()) return s;

@@ -510,6 +510,18 @@ TEST(Merge, StoresCodesOfWhatIsDividedByTheScale) {
   EXPECT_EQ(quire_merge_quantised(&out_a, &la, &out_b, &lb, &o, nullptr, nullptr, nullptr), QUIRE_CONTRACT_VIOLATION);
 }
 
+TEST(Merge, AStackIsMergedInOneCall) {
+  const std::int64_t stack[] = {3, 1, 1, 2};
+  float rows[] = {1, 2, 9, 9, 3, 6}, weights[] = {0, -INFINITY, 0}, out[2] = {}, lse[1] = {};
+  const quire_tensor outs = quire_contiguous(rows, QUIRE_F32, 4, stack), lses = quire_contiguous(weights, QUIRE_F32, 3, stack);
+  const quire_tensor o = quire_contiguous(out, QUIRE_F32, 3, stack + 1), l = quire_contiguous(lse, QUIRE_F32, 2, stack + 1);
+  ASSERT_EQ(quire_merge_many(&outs, &lses, &o, &l, nullptr, nullptr), QUIRE_OK) << message();
+  EXPECT_THAT(out, ::testing::ElementsAre(2, 4));
+  EXPECT_FLOAT_EQ(lse[0], std::log(2.0f));
+  EXPECT_EQ(quire_merge_many(&outs, nullptr, &o, &l, nullptr, nullptr), QUIRE_INVALID_ARGUMENT);
+  EXPECT_EQ(quire_merge_many(&outs, &lses, &outs, &l, nullptr, nullptr), QUIRE_CONTRACT_VIOLATION);
+}
+
 TEST(Padding, GoesThroughCasesAndCalls) {
   Generated g("q=f32 heads=4:2 d=16 page=4 reqs=1x5,2x1@7,0 lse=1 seed=3 pad=2:zero");
   EXPECT_EQ(g.batch.padding, QUIRE_PADDING_ZERO);

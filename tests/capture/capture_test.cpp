@@ -63,6 +63,8 @@ void expect_equal(const Case& a, const Case& b) {
   EXPECT_EQ(a.options.sliding_window, b.options.sliding_window);
   EXPECT_EQ(a.options.logits_soft_cap, b.options.logits_soft_cap);
   EXPECT_EQ(a.batch.padding, b.batch.padding);
+  EXPECT_EQ(a.options.causal, b.options.causal);
+  EXPECT_EQ(a.options.window_right, b.options.window_right);
   EXPECT_EQ(a.notes, b.notes);
 }
 
@@ -74,7 +76,9 @@ TEST_F(CaptureFile, RoundTripsEveryTypeLayoutAndOption) {
         "q=f16 kv=fp8_e5m2 heads=2:1 d=24 page=8 layout=hnd reqs=3x4@20,2@50 share=2 index=i64 pages=40 seed=9",
         "q=bf16 kv=fp8_e5m2fnuz heads=2 d=16 page=3 layout=packed reqs=9@4/6,1@1/1 lse=1",
         "q=bf16 heads=2 d=4 page=4 reqs=none lse=1 alibi=1 sinks=1", "q=bf16 heads=2 d=4 page=4 reqs=3@9,2x0 pad=4 lse=1",
-        "q=bf16 heads=2 d=4 page=4 reqs=3@9,2x0 pad=4:zero lse=1"}) {
+        "q=bf16 heads=2 d=4 page=4 reqs=3@9,2x0 pad=4:zero lse=1",
+        "q=bf16 heads=2 d=4 page=4 causal=1x1,1x0 wright=3 kbegin=1x16,1x0 qbegin=1x30,1x4 reqs=3@9,4:2 lse=1",
+        "q=bf16 heads=2 d=4 page=4 causal=0 wright=0 reqs=3@9,4:0"}) {
     Case c = make(text);
     c.observed = c.batch.output;
     c.observed_lse = c.batch.lse;

@@ -141,7 +141,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{"q=f32 heads=8 d=1 reqs=1", "key page=", "missing"}, BadLine{"q=f32 heads=8 d=1 page=4", "key reqs=", "missing"},
         BadLine{"q" REST, "\"q\"", "key=value"}, BadLine{"q=" REST, "q=\"\"", "one of f32, f16, bf16"},
         BadLine{"q=fp8_e5m2" REST, "q=\"fp8_e5m2\"", "one of f32"},
-        BadLine{"q=f16 out=bf16" REST, "out=\"bf16\"", "the query's type (f16) or fp8_e4m3fn"},
+        BadLine{"q=f16 out=bf16" REST, "out=\"bf16\"", "the query's type (f16), f32 or fp8_e4m3fn"},
         BadLine{"q=fp8_e4m3fn kv=bf16" REST, "kv=\"bf16\"", "fp8_e4m3fn, as the query is"},
         BadLine{"q=bf16 qscale=head" REST, "qscale=\"head\"", "none with q=bf16"},
         BadLine{"q=f32 kv=fp8" REST, "kv=\"fp8\"", "fp8_e4m3fnuz"}, BadLine{"q=bf16 kv=f32" REST, "kv=\"f32\"", "bf16"},
@@ -260,6 +260,70 @@ TEST(ProblemLineDocs, EveryKeyHasARow) {
   for (std::string key; keys >> key;) {
     if (key.back() == ')') key.pop_back();
     EXPECT_THAT(page, ::testing::ContainsRegex("\n\\| .*`" + key + "`")) << key;
+  }
+}
+
+TEST(ProblemLine, ReadsMasks) {
+  const Problem p =
+      parse_ok("q=bf16 heads=2 d=8 page=4 causal=1x1,2x0 wright=3 kbegin=1x16,2x0 qbegin=1x30,1x4,1x9 reqs=5@20,8:3,2:0").problem;
+  EXPECT_TRUE(p.causal && p.has_causal && p.has_q_begin && p.has_key_begin);
+  EXPECT_FALSE(p.is_causal_at_end());
+  EXPECT_EQ(p.window_right, 3);
+  ASSERT_EQ(p.reqs.size(), 3u);
+  EXPECT_EQ(p.reqs[0], (Request{5, 20, 25, true, -6, 16}));
+  EXPECT_EQ(p.reqs[0].q_begin(), 30);
+  EXPECT_EQ(p.reqs[0].first_row(), 14);
+  EXPECT_EQ(p.reqs[1], (Request{8, -5, 3, false, 9, 0}));
+  EXPECT_EQ(p.reqs[2], (Request{2, -2, 0, false, 11, 0}));
+  EXPECT_EQ(p.reqs[2].seq_len(), 0);
+  const Problem all = parse_ok("q=bf16 heads=2 d=8 page=4 causal=0 reqs=5@20,1@9").problem;
+  EXPECT_FALSE(all.causal || all.has_causal || all.reqs[0].causal || all.reqs[1].causal);
+}
+
+TEST(ProblemLine, MasksRoundTrip) {
+  for (const char* masks : {"causal=0 reqs=5@20,8:3", "causal=0 wright=0 window=4 reqs=3", "causal=1x0 reqs=3",
+                            "causal=1,0 reqs=3,4@9", "causal=1 reqs=3", "kbegin=70000 reqs=3@9/9",
+                            "qbegin=1x30,2x9 reqs=3@9,2x5:0", "qbegin=12 kbegin=2 reqs=2x7:3", "causal=0 reqs=none"})
+    expect_round_trip(std::string("q=bf16 heads=2 d=8 page=4 seed=3 ") + masks);
+}
+
+TEST(ProblemLine, MalformedMasksAreNamed) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"causal=2 reqs=3", "causal=\"2\""},
+      {"causal=1x1,1x0 reqs=3", "as many values as requests, 1"},
+      {"causal=1x1 reqs=3,4", "as many values as requests, 2"},
+      {"causal=0x1 reqs=3", "count x value"},
+      {"wright=3 reqs=3", "causal requests see no later key"},
+      {"wright=-1 causal=0 reqs=3", "the number of visible keys after the own one"},
+      {"reqs=8:3", "at least query_len keys in a causal request without qbegin"},
+      {"reqs=8@2:3", "query_len [@ context_len | : seq_len]"},
+      {"reqs=8:-3 causal=0", "query_len [@ context_len | : seq_len]"},
+      {"reqs=3@9/9 qbegin=4", "every key cached"},
+      {"reqs=3:2/1 causal=0", "every key cached"},
+      {"reqs=3@9 kbegin=2147483640", "key_begin + seq_len <= 2147483647"},
+      {"reqs=3@9 qbegin=2147483645", "q_begin + query_len <= 2147483647"},
+      {"reqs=3 window_right=1", "did you mean wright=?"},
+      {"reqs=3 is_causal=0", "did you mean causal=?"}};
+  for (const auto& [masks, text] : wrong) {
+    const Result<ProblemLine> line = parse_problem_line(std::string("q=bf16 heads=2 d=8 page=4 ") + masks);
+    ASSERT_FALSE(line.ok()) << masks;
+    EXPECT_THAT(line.status().message(), HasSubstr(text)) << masks;
+  }
+}
+
+/// Problem::visible_pairs() is a formula; the sum over rows is not.
+TEST(ProblemLine, VisiblePairsAreTheSumOverRows) {
+  for (const char* text :
+       {"reqs=5@20,9,1@3", "reqs=5@20,9,1@3 window=4", "causal=0 reqs=5@20,8:3,2:0", "causal=0 window=3 wright=2 reqs=30@20,8:3",
+        "qbegin=1x2,1x100,1x50 reqs=5:20,40:9,9:60", "qbegin=1x2,1x100,1x50 window=12 reqs=5:20,40:9,9:60"}) {
+    const Problem p = parse_ok(std::string("q=bf16 heads=2 d=8 page=4 ") + text).problem;
+    std::int64_t sum = 0;
+    for (const Request& r : p.reqs)
+      for (std::int64_t i = 0; i < r.query_len; ++i) {
+        const KeyPositions keys = p.visible_keys(r, i, i);
+        sum += keys.end - keys.begin;
+      }
+    EXPECT_EQ(p.visible_pairs(), sum) << text;
   }
 }
 

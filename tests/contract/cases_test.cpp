@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "quire/distributed.hpp"
+
 namespace quire::testing {
 namespace {
 
@@ -39,6 +41,22 @@ BrokenCase broken_merge(std::string rule, std::string message, Mutate mutate) {
           /*is_check=*/false};
 }
 
+template <typename Mutate>
+BrokenCase broken_stack(std::string rule, std::string message, Mutate mutate) {
+  return {std::move(rule), std::move(message),
+          [mutate](Depth) {
+            SmallStack s;
+            mutate(s);
+            return s.check();
+          },
+          /*is_check=*/false};
+}
+
+template <typename Check>
+BrokenCase broken_shard(std::string rule, std::string message, Check check) {
+  return {std::move(rule), std::move(message), [check](Depth) { return check(); }, /*is_check=*/false};
+}
+
 /// The workspace is `bytes` bytes from where `place` says.
 template <typename Place>
 BrokenCase broken_workspace(std::string message, std::size_t bytes, Place place) {
@@ -61,7 +79,7 @@ void add_tensor_cases(Cases& cases) {
       broken_batch("Q-M02", "Q-M02 seq_lens: extent 0 is -1, expected >= 0", [](B& b) { b.batch.seq_lens.shape[0] = -1; }));
   cases.push_back(broken_batch("Q-M02", "Q-M02 key: rank 6 outside [0, 5]", [](B& b) { b.batch.key.rank = 6; }));
   cases.push_back(broken_batch("Q-M02",
-                               "Q-M02 sinks: dtype invalid (77), expected one of f32, f16, bf16, the fp8 formats, i32, i64",
+                               "Q-M02 sinks: dtype invalid (77), expected one of f32, f16, bf16, the fp8 formats, i32, i64, u8",
                                [](B& b) { b.options.sinks.dtype = static_cast<DType>(77); }));
   cases.push_back(broken_batch(
       "Q-M03", "Q-M03 query: shape [2147483647, 2147483647, 8] strides [32, 8, 1], expected byte sizes and offsets below 2^63",
@@ -448,6 +466,54 @@ void add_content_cases(Cases& cases) {
                                [](M& m) { m.weight_b[11] = kNaN; }));
 }
 
+/// broken_batch() with causal, q_begin and key_begin.
+template <typename Edit>
+BrokenCase broken_masks(const char* rule, const char* message, Edit edit) {
+  return broken_batch(rule, message, [edit](B& b) {
+    b.ask_for_masks();
+    edit(b);
+  });
+}
+
+void add_mask_cases(Cases& cases) {
+  cases.push_back(
+      broken_masks("Q-M27", "Q-M27 q_begin: dtype f32, expected i32 or i64", [](B& b) { b.batch.q_begin.dtype = DType::f32; }));
+  cases.push_back(broken_masks("Q-M29", "Q-M29 key_begin: shape [3], expected [4] = [num_reqs]",
+                               [](B& b) { b.batch.key_begin.shape[0] = 3; }));
+  cases.push_back(broken_masks("Q-M29", "Q-M29 causal: shape [6], expected [4] = [num_reqs]", [](B& b) {
+    b.causal.resize(6);
+    b.batch.causal = Tensor::contiguous(b.causal.data(), DType::u8, 6);
+  }));
+  cases.push_back(broken_batch("Q-M41", "Q-M41 causal: dtype i32, expected u8 (bool)",
+                               [](B& b) { b.batch.causal = Tensor::contiguous(b.q_begin.data(), DType::i32, 4); }));
+  cases.push_back(broken_masks("Q-M42", "Q-M42 causal: options.causal = false beside batch.causal, expected one of the two",
+                               [](B& b) { b.options.causal = false; }));
+  cases.push_back(broken_batch("Q-M43", "Q-M43 window_right: -1, expected >= 0, or absent for no window", [](B& b) {
+    b.options.causal = false;
+    b.options.window_right = -1;
+  }));
+  cases.push_back(broken_batch(
+      "Q-M44", "Q-M44 window_right: 4 where every request is causal, expected absent, or a request that is not causal",
+      [](B& b) { b.options.window_right = 4; }));
+  cases.push_back(broken_masks("Q-T06", "Q-T06 seq_lens[3]: -1, expected at least 0", [](B& b) { b.seq_lens[3] = -1; }));
+  cases.push_back(broken_masks("Q-T18", "Q-T18 causal[2]: 255, expected 0 or 1", [](B& b) { b.causal[2] = 255; }));
+  cases.push_back(
+      broken_masks("Q-T19", "Q-T19 q_begin[0]: -4 outside [0, 2147483644] (query_len = 3)", [](B& b) { b.q_begin[0] = -4; }));
+  cases.push_back(broken_masks("Q-T19", "Q-T19 q_begin[1]: 2147483647 outside [0, 2147483646] (query_len = 1)",
+                               [](B& b) { b.q_begin[1] = 2147483647; }));
+  cases.push_back(broken_masks("Q-T20", "Q-T20 key_begin[1]: -16 outside [0, 2147483630] (seq_len = 17)",
+                               [](B& b) { b.key_begin[1] = -16; }));
+  cases.push_back(broken_masks("Q-T21",
+                               "Q-T21 q_begin[2]: 100, expected key_begin + context_len = 0, or cached_len = seq_len (keys from "
+                               "cached_len on are rows of key, at the end of the sequence)",
+                               [](B& b) { b.q_begin[2] = 100; }));
+  cases.push_back(
+      broken_masks("Q-T21",
+                   "Q-T21 cached_lens[2]: 0, expected seq_len = 1, which is less than query_len = 2 (rows of key would "
+                   "stand for keys that are not there)",
+                   [](B& b) { b.seq_lens[2] = 1; }));
+}
+
 void add_merge_cases(Cases& cases) {
   cases.push_back(
       broken_merge("Q-G01", "Q-G01 out_b: shape [2, 4, 8], expected [3, 4, 8] as out_a", [](M& m) { m.out_b.shape[0] = 2; }));
@@ -477,6 +543,58 @@ void add_merge_cases(Cases& cases) {
                                [](M& m) { m.lse.data = m.out_b.data; }));
 }
 
+void add_stack_cases(Cases& cases) {
+  using S = SmallStack;
+  cases.push_back(broken_stack("Q-G08", "Q-G08 out: shape [2, 4, 8], expected [3, 4, 8] as a part of outs",
+                               [](S& s) { s.out.shape[0] = 2; }));
+  cases.push_back(broken_stack("Q-G08",
+                               "Q-G08 outs: shape [0, 3, 4, 8], expected [num_parts >= 1, num_tokens, num_q_heads, head_dim]",
+                               [](S& s) { s.outs.shape[0] = s.lses.shape[0] = 0; }));
+  cases.push_back(broken_stack("Q-G09", "Q-G09 lses: shape [3, 4, 2], expected [2, 3, 4] = [num_parts, num_tokens, num_q_heads]",
+                               [](S& s) { s.lses = Tensor::contiguous(s.weights.data(), DType::f32, 3, 4, 2); }));
+  cases.push_back(broken_stack("Q-G09", "Q-G09 lse: shape [4, 3], expected [3, 4] = [num_tokens, num_q_heads]",
+                               [](S& s) { s.lse = Tensor::contiguous(s.result_lse.data(), DType::f32, 4, 3); }));
+  cases.push_back(broken_stack("Q-G10", "Q-G10 out: shares memory with outs, expected memory of its own",
+                               [](S& s) { s.out.data = s.rows.data(); }));
+  cases.push_back(broken_stack("Q-G02", "Q-G02 outs: dtype fp8_e4m3fn, expected f32, f16 or bf16",
+                               [](S& s) { s.outs.dtype = DType::fp8_e4m3fn; }));
+  cases.push_back(broken_stack("Q-G04", "Q-G04 lses: dtype bf16, expected f32", [](S& s) { s.lses.dtype = DType::bf16; }));
+  cases.push_back(broken_stack("Q-C06", "Q-C06 lses[1][2][3]: inf, expected finite, or -inf for an empty part",
+                               [](S& s) { s.weights[23] = kInf; }));
+}
+
+void add_shard_cases(Cases& cases) {
+  cases.push_back(
+      broken_shard("Q-D01", "Q-D01 rank: 2 outside [0, 2)", [] { return check_shard(ContextShard{.rank = 2, .world = 2}); }));
+  cases.push_back(
+      broken_shard("Q-D01", "Q-D01 world: 0, expected at least 1", [] { return check_shard(HeadShard{.rank = 0, .world = 0}); }));
+  cases.push_back(broken_shard("Q-D02", "Q-D02 interleave: 0, expected at least 1",
+                               [] { return check_shard(ContextShard{.interleave = 0}, 16); }));
+  cases.push_back(broken_shard("Q-D02", "Q-D02 span: -3, expected at least 0 (0 = interleaved)",
+                               [] { return check_shard(ContextShard{.span = -3}); }));
+  cases.push_back(broken_shard("Q-D03", "Q-D03 world: 3, expected a divisor or a multiple of num_kv_heads = 8",
+                               [] { return check_shard(HeadShard{0, 3, 32, 8}); }));
+  cases.push_back(broken_shard("Q-D03", "Q-D03 world: 16, expected a divisor of num_q_heads = 24",
+                               [] { return check_shard(HeadShard{0, 16, 24, 8}); }));
+  cases.push_back(broken_shard("Q-D03", "Q-D03 num_q_heads: 12, expected a multiple of num_kv_heads = 8",
+                               [] { return check_shard(HeadShard{0, 2, 12, 8}); }));
+  cases.push_back(broken_shard("Q-D04", "Q-D04 interleave: 8, expected a multiple of page_size = 16",
+                               [] { return check_shard(ContextShard{.world = 2, .interleave = 8}, 16); }));
+  cases.push_back(broken_shard("Q-D05", "Q-D05 page_size: 32 on rank 1, expected 16 as on rank 0", [] {
+    const std::string names[] = {"num_reqs", "page_size"};
+    const std::int64_t facts[] = {3, 16, 3, 32, 3, 16};
+    return check_ranks(names, facts);
+  }));
+  const auto slots = [](std::int64_t second, std::int64_t third) {
+    const std::int64_t slot_mapping[] = {70, second, third}, positions[] = {0, 1, 2};
+    return check_shard_slots({.rank = 0, .world = 2}, slot_mapping, positions);
+  };
+  cases.push_back(broken_shard("Q-D06", "Q-D06 slot_mapping[1]: 71 for position 1, expected -1, because rank 1 holds it",
+                               [slots] { return slots(71, 72); }));
+  cases.push_back(broken_shard("Q-D06", "Q-D06 slot_mapping[2]: -1 for position 2, expected a slot, because rank 0 holds it",
+                               [slots] { return slots(-1, -1); }));
+}
+
 }  // namespace
 
 const std::vector<BrokenCase>& broken_cases() {
@@ -490,6 +608,7 @@ const std::vector<BrokenCase>& broken_cases() {
     add_option_cases(all);
     add_row_scale_cases(all);
     add_padding_cases(all);
+    add_mask_cases(all);
     add_workspace_cases(all);
     add_start_cases(all);
     add_halves_cases(all);
@@ -499,6 +618,8 @@ const std::vector<BrokenCase>& broken_cases() {
     add_ledger_cases(all);
     add_content_cases(all);
     add_merge_cases(all);
+    add_stack_cases(all);
+    add_shard_cases(all);
     return all;
   }();
   return cases;

@@ -512,5 +512,41 @@ TEST(Hostile, ABrokenPrerequisiteSilencesWhatDependsOnIt) {
   EXPECT_THAT(ids(b.check()), ElementsAre("Q-T03"));
 }
 
+TEST(Masks, AreValidAndFreeOfFindings) {
+  SmallBatch b;
+  b.ask_for_masks();
+  EXPECT_TRUE(b.check().ok()) << b.check().status().message();
+  b.batch.causal = {};
+  b.options.causal = false;
+  b.options.window_right = 0;
+  EXPECT_TRUE(b.check().ok()) << b.check().status().message();
+}
+
+TEST(Masks, RequestsMayLackKeysWhereTheySaySo) {
+  SmallBatch b;
+  b.seq_lens[0] = b.cached_lens[0] = 0;
+  b.slot_mapping[0] = b.slot_mapping[1] = b.slot_mapping[2] = -1;
+  EXPECT_EQ(b.check().items.front().rule, "Q-T06");
+  b.ask_for_masks();
+  EXPECT_TRUE(b.check().ok()) << b.check().status().message();
+  b.batch.q_begin = {};
+  EXPECT_EQ(b.check().items.front().rule, "Q-T06");
+  b.causal[0] = 0;
+  EXPECT_TRUE(b.check().ok()) << b.check().status().message();
+}
+
+/// The ledger counts positions in the sequence: a cache that lost its head is sound, and a wrong key_begin is not.
+TEST(Masks, TheLedgerKnowsWhereKeysBegin) {
+  SmallBatch b;
+  b.drop_head_of_request_1();
+  EXPECT_TRUE(b.check().ok()) << b.check().status().message();
+  b.key_begin[1] = 7;
+  b.q_begin[1] = 15;
+  const Findings findings = b.check();
+  ASSERT_FALSE(findings.ok());
+  for (const Finding& f : findings.items) EXPECT_TRUE(f.rule == "Q-L03" || f.rule == "Q-S03" || f.rule == "Q-S04") << f.message;
+  EXPECT_NE(findings.status().message().find("position"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace quire::testing

@@ -26,7 +26,8 @@ constexpr Family kFamilies[] = {
     {'L', "Ledger",
      "Who wrote what is read, at depth tables and deeper if a `SlotLedger` is given. Call `check()` after the step's append."},
     {'C', "Contents", "The values that attention reads, and no others. O(bytes)."},
-    {'G', "Merge", "The arguments of `check_merge()`."},
+    {'G', "Merge", "The arguments of `check_merge()` and `check_merge_many()`."},
+    {'D', "Distributed", "Shards, by `check_shard()`, and what ranks say about one step, by `check_ranks()` (distributed.hpp)."},
 };
 
 constexpr const char* kIntro = R"(# The contract

@@ -31,6 +31,8 @@ class SmallBatch {
   std::vector<std::int32_t> block_table = poisoned_table();
   std::vector<std::int64_t> slot_mapping{3 * 4 + 1, 3 * 4 + 2, 3 * 4 + 3, 9 * 4, 10 * 4, 10 * 4 + 1};
   std::vector<std::int64_t> request_ids{70, 71, 72, 73};
+  std::vector<std::uint8_t> causal{1, 0, 1, 1};  ///< not in the batch until ask_for_masks()
+  std::vector<std::int32_t> q_begin{5, 16, 0, 3}, key_begin{0, 0, 0, 0};
   std::vector<float> query = normal(kTokens * kHeads * kDim, 1), output = std::vector<float>(query.size(), kNaN);
   std::vector<float> key = normal(kTokens * kKvHeads * kDim, 2), value = normal(kTokens * kKvHeads * kDim, 3);
   std::vector<float> k = std::vector<float>(kPages * kPage * kKvHeads * kDim, kNaN), v = k;
@@ -77,6 +79,21 @@ class SmallBatch {
   }
   float& v_at(std::int64_t page, std::int64_t offset) {
     return v[static_cast<std::size_t>((page * kPage + offset) * kKvHeads * kDim)];
+  }
+
+  /// causal, q_begin and key_begin as they are without being given, but that request 1 is not causal.
+  void ask_for_masks() {
+    batch.causal = Tensor::contiguous(causal.data(), DType::u8, kReqs);
+    batch.q_begin = Tensor::contiguous(q_begin.data(), DType::i32, kReqs);
+    batch.key_begin = Tensor::contiguous(key_begin.data(), DType::i32, kReqs);
+  }
+  /// The cache of request 1 loses its first eight tokens: pages 7, 8, 9 are its first.
+  void drop_head_of_request_1() {
+    ask_for_masks();
+    for (int i = 0; i < 3; ++i) block_table[static_cast<std::size_t>(6 + i)] = 7 + i;
+    for (int i = 3; i < 6; ++i) block_table[static_cast<std::size_t>(6 + i)] = kHugePage;
+    seq_lens[1] = cached_lens[1] = 9;
+    key_begin[1] = 8;
   }
 
   Findings check() const { return quire::check(batch, cache, options, depth, use_ledger ? &ledger : nullptr); }
@@ -140,6 +157,24 @@ class SmallMerge {
   SmallMerge() { weight_b[0] = -kInf; }
   SmallMerge(const SmallMerge&) = delete;
   Findings check() const { return check_merge(out_a, lse_a, out_b, lse_b, out, lse, Depth::contents, output_scale); }
+};
+
+/// A stack of two partial results of 3 rows, and a place for their union.
+class SmallStack {
+ public:
+  static constexpr std::int64_t kParts = 2, kTokens = 3, kHeads = 4, kDim = 8;
+  std::vector<float> rows = SmallBatch::normal(kParts * kTokens * kHeads * kDim, 4),
+                     weights = SmallBatch::normal(kParts * kTokens * kHeads, 6),
+                     result = std::vector<float>(kTokens * kHeads * kDim, kNaN),
+                     result_lse = std::vector<float>(kTokens * kHeads, kNaN);
+  Tensor outs = Tensor::contiguous(rows.data(), DType::f32, kParts, kTokens, kHeads, kDim);
+  Tensor lses = Tensor::contiguous(weights.data(), DType::f32, kParts, kTokens, kHeads);
+  Tensor out = Tensor::contiguous(result.data(), DType::f32, kTokens, kHeads, kDim);
+  Tensor lse = Tensor::contiguous(result_lse.data(), DType::f32, kTokens, kHeads);
+
+  SmallStack() { weights[0] = -kInf; }
+  SmallStack(const SmallStack&) = delete;
+  Findings check() const { return check_merge_many(outs, lses, out, lse); }
 };
 
 }  // namespace quire::testing

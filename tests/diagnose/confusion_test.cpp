@@ -74,9 +74,10 @@ const std::vector<Trial>& trials() {
       int shown = 0;
       // Start at different geometries, so that all of them are used.
       const std::size_t shift = all.size();
-      for (std::size_t i = 0; i < geometries().size() && shown < kGeometries; ++i) {
+      const std::vector<Geometry>& some = fault.family == "positions" ? masked_geometries() : geometries();
+      for (std::size_t i = 0; i < some.size() && shown < kGeometries; ++i) {
         Trial trial;
-        const Geometry& geometry = geometries()[(i + shift) % geometries().size()];
+        const Geometry& geometry = some[(i + shift) % some.size()];
         if (!try_fault(fault.id, geometry.name, made(geometry.line), trial)) continue;
         ++shown;
         all.push_back(trial);

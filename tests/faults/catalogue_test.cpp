@@ -41,11 +41,11 @@ TEST_P(EveryFault, ShowsOrSaysWhyNot) {
 }
 
 std::string name_of(const testing::TestParamInfo<Geometry>& test) { return test.param.name; }
-INSTANTIATE_TEST_SUITE_P(, EveryFault, testing::ValuesIn(geometries()), name_of);
+INSTANTIATE_TEST_SUITE_P(, EveryFault, testing::ValuesIn(all_geometries()), name_of);
 
 TEST(Catalogue, EveryFaultCanShowOnThreeGeometries) {
   std::map<std::string, int> shown;
-  for (const Geometry& geometry : geometries()) {
+  for (const Geometry& geometry : all_geometries()) {
     const Case c = made(geometry.line);
     const fault::Facts facts(c.batch, c.cache, c.options);
     for (const fault::Fault& fault : fault::catalogue())

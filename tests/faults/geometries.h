@@ -47,4 +47,39 @@ inline const std::vector<Geometry>& geometries() {
   return list;
 }
 
+/// The same with requests that are not causal, shards of a context and rows without keys. They are for faults of the family
+/// "positions", which show on no others.
+inline const std::vector<Geometry>& masked_geometries() {
+  static const std::vector<Geometry> list = {
+      {"Encoder", "q=f32 heads=4:2 d=16 page=8 causal=0 lse=1 reqs=5:9,3:0,1:30,8@4 index=i64 pages=300 seed=17"},
+      {"CausalByRequest",
+       "q=bf16 heads=6:2 d=24 page=5 layout=hnd causal=1x1,1x0,1x1,1x0 window=9 wright=2 alibi=1 lse=1 "
+       "reqs=6@8,6@8,3@20,1@17 seed=18"},
+      {"ShardAlibiWindow",
+       "q=f32 heads=4:2 d=16 page=4 window=12 alibi=1 lse=1 index=i64 reqs=6:20,3:9,4:7 kbegin=1x16,1x100,1x5 "
+       "qbegin=1x30,1x105,1x9 pages=300 seed=19"},
+      {"ShardSinks",
+       "q=f16 kv=fp8_e4m3fn heads=4:2 d=32 page=8 kscale=head vscale=tensor alibi=1 sinks=1 window=40 lse=1 "
+       "reqs=5:12,2:6,3:20 kbegin=1x64,1x7,1x24 qbegin=1x70,1x9,1x30 seed=20"},
+      {"ShardByRequest",
+       "q=f32 heads=4:2 d=16 page=8 causal=2x0,1x1 window=6 wright=3 alibi=1 lse=1 index=i64 reqs=6:20,3:4,5:12 "
+       "kbegin=1x8,1x3,1x40 "
+       "qbegin=1x12,1x2,1x44 pages=300 seed=21"},
+      {"EncoderWindow", "q=f16 heads=4 d=40 page=10 causal=0 window=4 wright=1 lse=1 reqs=12@3,4:20,2:0 pages=300 seed=22"},
+      {"CrossAttention",
+       "q=bf16 heads=8:2 d=32 page=16 layout=packed causal=0 alibi=1 wright=5 reqs=4:25,9:3,1:40 index=i64 qbegin=1x10,1x0,1x7 "
+       "seed=23"},
+      {"CausalFirst", "q=f16 kv=bf16 heads=4:1 d=16 page=8 causal=1x1,2x0 wright=1 lse=1 reqs=9@4,6:15,2:0 pages=300 seed=25"},
+      {"ShardWithoutKeys",
+       "q=f32 heads=2:1 d=8 page=4 lse=1 index=i64 reqs=4:6,2:0,3:5 kbegin=1x8,1x3,1x4 qbegin=1x6,1x9,1x2 pages=300 seed=24"},
+  };
+  return list;
+}
+
+inline std::vector<Geometry> all_geometries() {
+  std::vector<Geometry> all = geometries();
+  all.insert(all.end(), masked_geometries().begin(), masked_geometries().end());
+  return all;
+}
+
 }  // namespace quire::test

@@ -44,7 +44,7 @@ void expect_truth(const std::string& line) {
 }
 
 TEST(Model, WithoutAFaultIsTheReferenceOnEveryGeometry) {
-  for (const Geometry& geometry : geometries()) expect_truth(geometry.line);
+  for (const Geometry& geometry : all_geometries()) expect_truth(geometry.line);
 }
 
 TEST(Model, WithoutAFaultIsTheReferenceOnRandomProblems) {

@@ -68,7 +68,7 @@ TEST(TheListOfInjectedFaults, IsTheOneInDocsTesting) {
 }
 
 TEST(TheListOfInjectedFaults, HoldsEveryFaultOfTheKernels) {
-  EXPECT_EQ(std::size(kInjected), static_cast<std::size_t>(cpu::Planted::window_one_short));
+  EXPECT_EQ(std::size(kInjected), static_cast<std::size_t>(cpu::Planted::window_right_one_long));
 }
 
 }  // namespace

@@ -52,4 +52,30 @@ inline std::vector<Mutation> mutations() {
   };
 }
 
+/// The same for causal, q_begin and key_begin; for a case of kMasksToBreak.
+inline constexpr const char* kMasksToBreak =
+    "q=f32 kv=f32 layout=nhd heads=4:2 d=8 page=8 window=20 lse=1 index=i64 reqs=3:21,5:0,2@4/5,1:37 causal=1x1,1x0,1x1,1x0 "
+    "kbegin=1x16,1x0,1x8,1x3 qbegin=1x20,1x9,1x12,1x60";
+
+inline std::vector<Mutation> mask_mutations() {
+  const auto index = [](Tensor Batch::* tensor, std::int64_t at, std::int64_t value) {
+    return [=](Case& c) { static_cast<std::int64_t*>((c.batch.*tensor).data)[at] = value; };
+  };
+  return {
+      {"Q-T06", index(&Batch::seq_lens, 1, -1)},
+      {"Q-T06", [](Case& c) { c.batch.q_begin = {}, static_cast<std::uint8_t*>(c.batch.causal.data)[1] = 1; }},
+      {"Q-T08", index(&Batch::cached_lens, 2, 3)},
+      {"Q-T08", index(&Batch::cached_lens, 1, -1)},
+      {"Q-T18", [](Case& c) { static_cast<std::uint8_t*>(c.batch.causal.data)[3] = 2; }},
+      {"Q-T19", index(&Batch::q_begin, 0, -1)},
+      {"Q-T19", index(&Batch::q_begin, 3, std::int64_t{1} << 31)},
+      {"Q-T19", index(&Batch::q_begin, 3, -(std::int64_t{1} << 62))},
+      {"Q-T20", index(&Batch::key_begin, 3, -1)},
+      {"Q-T20", index(&Batch::key_begin, 0, 0x7FFFFFFF - 20)},
+      {"Q-T21", index(&Batch::q_begin, 2, 13)},
+      {"Q-T21", index(&Batch::key_begin, 2, 9)},
+      {"Q-T03", index(&Batch::block_table, 0, 100000)},
+  };
+}
+
 }  // namespace quire::test

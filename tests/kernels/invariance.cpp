@@ -11,6 +11,14 @@
 
 namespace quire::test {
 
+static Tensor part_of_request(const Tensor& t, std::int64_t r) {
+  Tensor part = t;
+  if (!t.present()) return part;
+  part.data = static_cast<char*>(t.data) + r * t.stride[0] * itemsize(t.dtype);
+  part.shape[0] = 1;
+  return part;
+}
+
 Case slice(const Case& c, std::int64_t r, std::int64_t row_begin, std::int64_t row_end,
            std::vector<std::vector<std::int64_t>>& keep) {
   const semantics::IndexView starts = semantics::index_view(c.batch.query_start_loc),
@@ -45,6 +53,16 @@ Case slice(const Case& c, std::int64_t r, std::int64_t row_begin, std::int64_t r
   one.batch.block_table.data =
       static_cast<char*>(c.batch.block_table.data) + r * c.batch.block_table.stride[0] * itemsize(c.batch.block_table.dtype);
   one.batch.block_table.shape[0] = 1;
+  one.batch.key_begin = part_of_request(c.batch.key_begin, r);
+  one.batch.causal = part_of_request(c.batch.causal, r);
+  const Request req = request_of(c.batch, c.options, r);
+  if (req.causal && !c.batch.q_begin.present()) return one;
+  // The keys do not end with the last row of the slice: it sees all of them, from where its rows stand.
+  one.batch.seq_lens = index({req.seq_len()});
+  if (rows == req.query_len && !c.batch.q_begin.present()) return one;
+  const std::int64_t at = std::max<std::int64_t>(0, req.first_row() + row_begin);  // distances count, positions do not
+  one.batch.q_begin = index({at});
+  one.batch.key_begin = index({at - req.first_row() - row_begin});
   return one;
 }
 

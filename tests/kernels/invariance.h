@@ -9,7 +9,7 @@
 
 namespace quire::test {
 
-inline constexpr std::size_t kSliceTensors = 8;  ///< reserve this many in `keep`: views into it must not move
+inline constexpr std::size_t kSliceTensors = 12;  ///< reserve this many in `keep`: views into it must not move
 
 /// Rows [row_begin, row_end) of request r of `c` as a batch of their own. Storage for the new index tensors is appended to
 /// `keep`.

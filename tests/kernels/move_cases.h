@@ -120,6 +120,30 @@ struct MergeCase {
   Tensor out_a, out_b, out, lse_a, lse_b, lse;
 };
 
+/// A stack of finished partial results; part t % (parts + 1) of row t is empty, all parts of row 7 are.
+struct StackCase {
+  static constexpr std::int64_t kTokens = 9, kHeads = 5, kDim = 70;
+
+  StackCase(DType dtype, bool gap, std::int64_t parts) {
+    std::mt19937_64 random(5);
+    std::normal_distribution<float> normal;
+    outs = make_tensor(storage, dtype, {parts, kTokens, kHeads, kDim}, gap);
+    lses = make_tensor(storage, DType::f32, {parts, kTokens, kHeads}, gap);
+    out = make_tensor(storage, dtype, {kTokens, kHeads, kDim}, gap);
+    lse = make_tensor(storage, DType::f32, {kTokens, kHeads}, gap);
+    for (std::int64_t i = 0; i < parts; ++i)
+      for (std::int64_t t = 0; t < kTokens; ++t)
+        for (std::int64_t h = 0; h < kHeads; ++h) {
+          const bool empty = i == t % (parts + 1) || t == 7;
+          set(lses, {i, t, h}, static_cast<double>(empty ? -INFINITY : 3.0f * normal(random)));
+          for (std::int64_t d = 0; d < kDim; ++d) set(outs, {i, t, h, d}, static_cast<double>(empty ? NAN : normal(random)));
+        }
+  }
+
+  Storage storage;
+  Tensor outs, lses, out, lse;
+};
+
 /// Calls visit(dtype, gap, in_place).
 template <class Visit>
 void for_each_merge(Visit&& visit) {

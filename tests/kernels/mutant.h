@@ -61,6 +61,12 @@ enum class Fault {
   writes_past_end,
   counts_wrong,
   skips_last_row,
+  takes_all_for_causal,
+  flag_of_first_request,
+  divides_by_no_key,
+  window_right_one_long,
+  ignores_q_begin,
+  window_from_key_zero,
   batch_changes_bits,
   chunk_changes_bits,
   chunk_of_16_changes_bits,
@@ -129,6 +135,11 @@ class Mutant {
     cached_len_ = c_.batch.cached_lens.present() ? semantics::index_view(c_.batch.cached_lens)[r] : seq_len_;
     new_from_ = is(Fault::new_rows_from_context) ? context_len_ : is(Fault::all_keys_from_cache) ? seq_len_ : cached_len_;
     if (!c_.batch.key.present()) new_from_ = seq_len_;
+    const Request request = request_of(c_.batch, c_.options, is(Fault::flag_of_first_request) ? 0 : r);
+    causal_ = request.causal || is(Fault::takes_all_for_causal);
+    const Request own = request_of(c_.batch, c_.options, r);
+    first_position_ = is(Fault::ignores_q_begin) ? context_len_ : own.first_row();
+    key_begin_ = own.key_begin;
   }
 
   /// Out-of-range ids wrap instead of crashing, as on a GPU whose memory happens to be mapped.
@@ -214,9 +225,13 @@ class Mutant {
     if (is(Fault::ignores_window)) window = 0;
     if (is(Fault::window_one_short) && window > 0) --window;  // and 0 means none
     std::int64_t end = q_pos + 1;
+    const std::int64_t right = c_.options.window_right.value_or(seq_len_ - q_pos) + (is(Fault::window_right_one_long) ? 1 : 0);
+    if (!causal_) end += right;
     if (is(Fault::rounds_context_to_page)) end -= context_len_ % page_size_;
     if (is(Fault::speculative_rows_see_all) && query_len_ <= 17) end = seq_len_;
-    std::int64_t begin = window > 0 && end > window ? end - window : 0;
+    const std::int64_t window_end = (causal_ ? end : q_pos + 1) + (is(Fault::window_from_key_zero) ? key_begin_ : 0);
+    end = std::clamp<std::int64_t>(end, 0, seq_len_);
+    std::int64_t begin = window > 0 && window_end > window ? std::min(end, window_end - window) : 0;
     if (is(Fault::window_from_page_start)) begin = begin / page_size_ * page_size_;
     if (is(Fault::drops_last_split) && end - begin > 1024) end = (end - 1) / 1024 * 1024;
 
@@ -225,7 +240,7 @@ class Mutant {
       for (std::int64_t k = 0; k < begin; ++k) keys.push_back({k, true});
     for (std::int64_t k = begin; k < end; ++k)
       if (!is(Fault::claims_pages) || claim(k)) keys.push_back({k, false});
-    const bool at_end = q_pos == seq_len_ - 1 && cached_len_ == seq_len_;
+    const bool at_end = q_pos == seq_len_ - 1 && cached_len_ == seq_len_ && causal_;
     const std::int64_t page_end = (seq_len_ + page_size_ - 1) / page_size_ * page_size_;
     const bool tail = is(Fault::reads_page_tail) || is(Fault::leaks_finite_tail) || is(Fault::multiplies_masked_tail);
     for (std::int64_t k = seq_len_; tail && at_end && k < page_end; ++k) keys.push_back({k, is(Fault::multiplies_masked_tail)});
@@ -260,7 +275,7 @@ class Mutant {
   }
 
   void attend_row(std::int64_t i, std::int64_t h) {
-    const std::int64_t q_pos = context_len_ + i, token = first_token_ + i;
+    const std::int64_t q_pos = first_position_ + i, token = first_token_ + i;
     const double minus_inf = -std::numeric_limits<double>::infinity();
     std::vector<Key> keys = keys_of(q_pos);
     std::vector<double> scores;
@@ -292,7 +307,7 @@ class Mutant {
       }
     }
     const bool empty = nothing && sink == minus_inf;
-    for (double& value : out) value = empty ? 0.0 : value / sum;
+    for (double& value : out) value = empty && !is(Fault::divides_by_no_key) ? 0.0 : value / sum;
     write_row(token, h, out, empty ? minus_inf : nothing ? sink : max + std::log(sum));
   }
 
@@ -334,6 +349,8 @@ class Mutant {
   int num_threads_;
   std::int64_t heads_ = 0, dim_ = 0, kv_heads_ = 0, page_size_ = 0;
   std::int64_t req_ = 0, first_token_ = 0, query_len_ = 0, seq_len_ = 0, context_len_ = 0, cached_len_ = 0, new_from_ = 0;
+  std::int64_t first_position_ = 0, key_begin_ = 0;
+  bool causal_ = true;
   std::map<std::int64_t, std::int64_t> owner_;
 };
 

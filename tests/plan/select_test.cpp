@@ -232,5 +232,41 @@ TEST(Select, NumbersOfThreadsAreBounded) {
   EXPECT_TRUE(plan(problem, host_device(), {.num_threads = kMaxThreads}).ok());
 }
 
+/// Masks go to rows that say they take every valid problem; a key_begin alone changes nothing for anybody.
+TEST(Select, TunedGpuKernelsRefuseMasksWithReasons) {
+  const std::pair<const char*, const char*> masks[] = {{"causal=0", "causal is 0, expected 1"},
+                                                       {"causal=1x1,1x0", "causal is given by request, expected absent"},
+                                                       {"qbegin=1x40,1x70", "q_begin is given, expected absent"}};
+  const std::pair<const char*, const char*> rows[] = {{"sm90", "cuda_sm90"}, {"sm80", "cuda_mma"}, {"gfx942", "hip_matrix"}};
+  for (const auto& [mask, reason] : masks)
+    for (const auto& [device, kernel] : rows) {
+      const Problem p = parse((std::string("q=bf16 heads=8:2 d=128 page=16 reqs=1@40,9@20 ") + mask).c_str());
+      const Result<Plan> refused = plan(p, find_device(device).value(), {.kernel = kernel});
+      ASSERT_FALSE(refused.ok()) << kernel << " " << mask;
+      EXPECT_THAT(refused.status().message(), HasSubstr(reason)) << kernel;
+      const Result<Plan> served = plan(p, find_device(device).value());
+      ASSERT_TRUE(served.ok()) << served.status().message();
+      EXPECT_THAT(served->kernel, testing::EndsWith("generic")) << mask;
+    }
+  const Problem shard = parse("q=bf16 heads=8:2 d=128 page=16 kbegin=64 reqs=1@40,9@20");
+  for (const auto& [device, kernel] : rows) EXPECT_EQ(plan(shard, find_device(device).value())->kernel, kernel);
+}
+
+/// Keys that no row sees are no work, and rows that see none are written all the same.
+TEST(Select, RowsWithoutKeysAreItemsOfTheirOwn) {
+  const Problem p = parse("q=bf16 heads=8:2 d=64 page=16 causal=0 reqs=5:0,1:0,40:0");
+  const Plan made = plan(p, find_device("avx512").value()).value();
+  std::int64_t rows = 0;
+  for (std::int64_t i = 0; i < made.num_items(); ++i) {
+    const WorkItem item = made.item(i);
+    EXPECT_EQ(item.key_begin, item.key_end);
+    EXPECT_EQ(item.partial, -1);
+    rows += item.row_end - item.row_begin;
+  }
+  EXPECT_EQ(rows, 46 * 2);
+  EXPECT_EQ(made.kv_bytes, 0);
+  EXPECT_EQ(made.flops, 0);
+}
+
 }  // namespace
 }  // namespace quire

@@ -51,6 +51,78 @@ TEST(VisibleRange, HugeWindowsDoNotOverflow) {
   EXPECT_EQ(visible_range(most - 1, 1).begin, most - 1);
 }
 
+/// Calls visit(reach, causal, window, right) for small masks; window 0 and right -1 stand for none.
+template <typename Visit>
+void for_each_mask(Visit&& visit) {
+  for (const bool causal : {true, false})
+    for (std::int64_t window = 0; window <= 5; ++window)
+      for (std::int64_t right = -1; right <= 4; ++right) visit(semantics::reach_of(causal, window, right), causal, window, right);
+}
+
+TEST(Reach, EqualsTheDefinitionKeyByKey) {
+  for_each_mask([](const semantics::Reach& reach, bool causal, std::int64_t window, std::int64_t right) {
+    for (std::int64_t keys = 0; keys <= 8; ++keys)
+      for (std::int64_t q_pos = -7; q_pos <= 15; ++q_pos) {
+        const KeyRange range = visible_range(reach, q_pos, keys);
+        ASSERT_GE(range.begin, 0);
+        ASSERT_LE(range.begin, range.end);
+        ASSERT_LE(range.end, keys);
+        for (std::int64_t k = 0; k < keys; ++k) {
+          const bool sees_later = causal ? k <= q_pos : right < 0 || k <= q_pos + right;
+          const bool visible = sees_later && (window == 0 || q_pos - k < window);
+          ASSERT_EQ(visible, k >= range.begin && k < range.end)
+              << "causal " << causal << " window " << window << " right " << right << " q_pos " << q_pos << " key " << k;
+        }
+      }
+  });
+}
+
+TEST(Reach, NeitherEndDecreasesFromRowToRow) {
+  for_each_mask([](const semantics::Reach& reach, bool, std::int64_t, std::int64_t) {
+    for (std::int64_t keys = 0; keys <= 8; ++keys)
+      for (std::int64_t q_pos = -12; q_pos <= 20; ++q_pos) {
+        const KeyRange one = visible_range(reach, q_pos, keys), next = visible_range(reach, q_pos + 1, keys);
+        ASSERT_LE(one.begin, next.begin);
+        ASSERT_LE(one.end, next.end);
+      }
+  });
+}
+
+TEST(Reach, UnionOverRowsIsExact) {
+  for_each_mask([](const semantics::Reach& reach, bool, std::int64_t, std::int64_t) {
+    for (std::int64_t keys = 0; keys <= 7; ++keys)
+      for (std::int64_t first = -9; first <= 14; ++first)
+        for (std::int64_t last = first; last <= 14; ++last) {
+          std::set<std::int64_t> seen;
+          for (std::int64_t q = first; q <= last; ++q)
+            for (std::int64_t k = visible_range(reach, q, keys).begin; k < visible_range(reach, q, keys).end; ++k) seen.insert(k);
+          const KeyRange all = visible_range(reach, first, last, keys);
+          ASSERT_EQ(static_cast<std::size_t>(all.end - all.begin), seen.size());
+          ASSERT_EQ(all.begin, seen.empty() ? 0 : *seen.begin());
+        }
+  });
+}
+
+TEST(Reach, OfCausalRowsAtTheEndIsWhatTunedKernelsCompute) {
+  for (std::int64_t window = 0; window <= 12; ++window)
+    for (std::int64_t q_pos = 0; q_pos <= 20; ++q_pos)
+      for (std::int64_t keys = q_pos + 1; keys <= 24; ++keys) {
+        const KeyRange general = visible_range(semantics::reach_of(true, window, -1), q_pos, keys);
+        const KeyRange causal = visible_range(q_pos, window);
+        ASSERT_EQ(general.begin, causal.begin);
+        ASSERT_EQ(general.end, causal.end);
+      }
+}
+
+TEST(Reach, HugeWindowsAndFarRowsDoNotOverflow) {
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max(), far = std::int64_t{1} << 31;
+  for (const std::int64_t q_pos : {-far, std::int64_t{3}, far}) {
+    const KeyRange all = visible_range(semantics::reach_of(false, most, most), q_pos, far);
+    EXPECT_EQ(all.begin, 0);
+    EXPECT_EQ(all.end, far);
+  }
+}
+
 KVCache cache_of(Storage& storage, CacheLayout layout, DType dtype, bool gap) {
   KVCache cache;
   cache.layout = layout;

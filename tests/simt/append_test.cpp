@@ -103,5 +103,28 @@ TEST(SimtMerge, EqualsTheCpuAlsoInPlace) {
   });
 }
 
+TEST(SimtMerge, AStackEqualsTheCpuForEveryTypeStrideAndNumberOfParts) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (const bool gap : {false, true})
+      for (const std::int64_t parts : {1, 2, 5}) {
+        const StackCase cpu(dtype, gap, parts), device(dtype, gap, parts);
+        ASSERT_TRUE(merge_many(cpu.outs, cpu.lses, cpu.out, cpu.lse).ok());
+        gpu::MergeManyArgs a;
+        a.num_parts = static_cast<std::int32_t>(parts);
+        a.num_tokens = StackCase::kTokens;
+        a.num_heads = StackCase::kHeads;
+        a.head_dim = StackCase::kDim;
+        const auto& s = device.outs.stride;
+        a.outs = {device.outs.data, dtype, {s[0], s[2], s[1], 0, s[3], StackCase::kDim}};
+        a.lses = {static_cast<float*>(device.lses.data), device.lses.stride[1], device.lses.stride[2]};
+        a.lse_part = device.lses.stride[0];
+        a.out = {device.out.data, dtype, simt::row_strides(device.out)};
+        a.lse = simt::lse_of(device.lse);
+        EXPECT_EQ(simt::run({.blocks = 2, .threads = gpu::kMergeThreads, .seed = 9}, [&] { gpu::merge_many(a); }), "");
+        EXPECT_TRUE(same_bytes(cpu.out, device.out)) << name(dtype) << gap << parts;
+        EXPECT_TRUE(same_bytes(cpu.lse, device.lse)) << name(dtype) << gap << parts;
+      }
+}
+
 }  // namespace
 }  // namespace quire::test

@@ -52,6 +52,12 @@ gpu::AttendArgs attend_args(const Case& c) {
   if (b.lse.present()) a.lse_token = b.lse.stride[0], a.lse_head = b.lse.stride[1];
   a.may_be_padded = b.padding != Padding::refused;
   a.zero_padding = b.padding == Padding::zero;
+  a.has_masks = !problem_of(b, c.cache, c.options).is_causal_at_end();
+  a.causal_by_default = c.options.causal;
+  if (b.causal.present()) a.causal = semantics::flag_view(b.causal);
+  if (b.q_begin.present()) a.q_begin = semantics::index_view(b.q_begin);
+  if (b.key_begin.present()) a.key_begin = semantics::index_view(b.key_begin);
+  a.window_right = c.options.window_right.value_or(-1);
   return a;
 }
 
@@ -104,6 +110,7 @@ std::string attend(const Device& device, gpu::AttendArgs a, gpu::Outcome& outcom
   a.outcome = &outcome;
   a.work = memory.work;
   if (std::string e = fill_list(device, a, memory); !e.empty()) return e;
+  if (device.tamper) device.tamper(a);
   if (std::string e = run(device.launch(device.blocks, gpu::kGenericThreads, gpu::kGenericSharedBytes),
                           [&] { gpu::attend_generic(a, gpu::SharedArea()); });
       !e.empty())

@@ -23,6 +23,7 @@ TEST_P(SimtMatrix, Hazard) {
     ++turn;
     const std::string& types = matrix_types()[turn % matrix_types().size()];
     const ProblemLine line = hazard_line(types, with_head_dim(shape, kDims[turn / 3 % 4]), turn);
+    if (!line.problem.is_causal_at_end()) continue;  // refused: hip_generic serves it
     const simt::Device device{.target_items = turn % 4 < 2 ? 0 : 8};
     const std::vector<std::string> findings = judge(line, on_matrix_device(*gpu, device));
     EXPECT_TRUE(findings.empty()) << gpu->name << "\n" << report(line, findings);

@@ -5,6 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <functional>
+#include <span>
+
 #include "kernels/judge.h"
 #include "simt/device.h"
 
@@ -16,9 +19,9 @@ constexpr const char* kLines[] = {"q=f32 kv=f32 layout=nhd heads=4:2 d=16 page=8
                                   "q=f32 kv=f32 layout=nhd heads=2:1 d=272 page=8 lse=1 reqs=9@130"};
 
 /// Findings about a device over a few orders of its threads.
-std::vector<std::string> findings_of(simt::Device device) {
+std::vector<std::string> findings_of(simt::Device device, std::span<const char* const> lines = kLines) {
   std::vector<std::string> findings;
-  for (const char* text : kLines) {
+  for (const char* text : lines) {
     const Case c = make_case(parse_problem_line(text).value()).value();
     const Reference expected = reference(c.batch, c.cache, c.options).value();
     for (device.seed = 0; device.seed < 6 && findings.empty(); ++device.seed) {
@@ -30,12 +33,12 @@ std::vector<std::string> findings_of(simt::Device device) {
 }
 
 /// Whether the device's faults are noticed, in a process of their own: some lead to wild addresses.
-bool found(const simt::Device& device) {
+bool found(const simt::Device& device, std::span<const char* const> lines = kLines) {
   const pid_t child = fork();
   if (child == 0) {
     ::alarm(30);
     if (std::freopen("/dev/null", "w", stderr) == nullptr) ::_exit(2);
-    ::_exit(findings_of(device).empty() ? 0 : 1);
+    ::_exit(findings_of(device, lines).empty() ? 0 : 1);
   }
   int status = 0;
   ::waitpid(child, &status, 0);
@@ -66,6 +69,28 @@ TEST(SimtPlanted, EveryPieceOfSharedMemoryHasAGuard) {
     device.fault.short_piece = piece;
     device.fault.short_bytes = piece < 3 ? 20 : 1;
     EXPECT_TRUE(found(device)) << "piece " << piece;
+  }
+}
+
+/// What the attend kernel is told wrongly of masks, by a list that is right.
+TEST(SimtPlanted, EveryFieldOfMasksIsNeeded) {
+  constexpr const char* kMasks[] = {
+      "q=f32 heads=4:2 d=16 page=8 alibi=1 window=20 lse=1 reqs=9:70,20:40,3:0 kbegin=1x16,1x5,1x0 qbegin=1x60,1x30,1x8 "
+      "causal=1x1,2x0 wright=4"};
+  EXPECT_FALSE(found(kDevice, kMasks)) << testing::PrintToString(findings_of(kDevice, kMasks));
+  const std::pair<const char*, std::function<void(gpu::AttendArgs&)>> faults[] = {
+      {"masks ignored", [](gpu::AttendArgs& a) { a.has_masks = false; }},
+      {"every request causal", [](gpu::AttendArgs& a) { a.causal.data = nullptr; }},
+      {"the first request's flag", [](gpu::AttendArgs& a) { a.causal.stride = 0; }},
+      {"q_begin ignored", [](gpu::AttendArgs& a) { a.q_begin.data = nullptr; }},
+      {"the first request's q_begin", [](gpu::AttendArgs& a) { a.q_begin.stride = 0; }},
+      {"key_begin ignored", [](gpu::AttendArgs& a) { a.key_begin.data = nullptr; }},
+      {"window_right one long", [](gpu::AttendArgs& a) { ++a.window_right; }},
+      {"window_right ignored", [](gpu::AttendArgs& a) { a.window_right = -1; }}};
+  for (const auto& [name, tamper] : faults) {
+    simt::Device device = kDevice;
+    device.tamper = tamper;
+    EXPECT_TRUE(found(device, kMasks)) << name;
   }
 }
 

@@ -64,6 +64,54 @@ TEST(SimtValidate, EachRuleBreaksTheCallAndNothingIsWritten) {
   }
 }
 
+TEST(SimtValidate, EachRuleOfMasksBreaksTheCall) {
+  EXPECT_FALSE(broken_on_device(made(kMasksToBreak)));
+  for (const Mutation& mutation : mask_mutations()) {
+    Case c = made(kMasksToBreak);
+    mutation.apply(c);
+    const Findings findings = check(c.batch, c.cache, c.options, Depth::tables);
+    ASSERT_FALSE(findings.ok()) << mutation.rule;
+    EXPECT_EQ(findings.status().rule(), mutation.rule) << findings.status().message();
+    EXPECT_TRUE(broken_on_device(c)) << mutation.rule << " " << findings.status().message();
+  }
+}
+
+TEST(SimtValidate, AgreesWithCheckOnRandomMasks) {
+  std::mt19937_64 random(5);
+  int broken = 0;
+  for (int i = 0; i < 400; ++i) {
+    Case c = made(kMasksToBreak);
+    Tensor* const tensors[] = {&c.batch.seq_lens, &c.batch.cached_lens, &c.batch.q_begin, &c.batch.key_begin};
+    const std::int64_t values[] = {-1,
+                                   0,
+                                   1,
+                                   2,
+                                   3,
+                                   8,
+                                   9,
+                                   12,
+                                   20,
+                                   37,
+                                   38,
+                                   100000,
+                                   0x7FFFFFFF - 37,
+                                   0x7FFFFFFF,
+                                   std::int64_t{1} << 31,
+                                   std::int64_t{1} << 62,
+                                   -(std::int64_t{1} << 62)};
+    if (random() % 5 == 0) {
+      static_cast<std::uint8_t*>(c.batch.causal.data)[random() % 4] = static_cast<std::uint8_t>(random() % 3);
+    } else {
+      static_cast<std::int64_t*>(tensors[random() % 4]->data)[random() % 4] = values[random() % std::size(values)];
+    }
+    const Findings findings = check(c.batch, c.cache, c.options, Depth::tables);
+    EXPECT_EQ(broken_on_device(c), !findings.ok()) << findings.status().message();
+    broken += findings.ok() ? 0 : 1;
+  }
+  EXPECT_GT(broken, 100);
+  EXPECT_LT(broken, 390);
+}
+
 // Any number anywhere in the index tensors: the device and check() agree, except where check() knows an int64 array by its looks.
 TEST(SimtValidate, AgreesWithCheckOnRandomMutations) {
   std::mt19937_64 random(3);

@@ -134,7 +134,7 @@ class LayerCall:
             workspace = torch.empty(size, dtype=torch.uint8, device=query.device)
             torch.ops.quire.prepare(*shared, workspace)
             m.bound[kind] = (workspace, {id(self)})
-        torch.ops.quire.attend(*shared, workspace, True)
+        torch.ops.quire.attend(*shared, workspace, prepared=True)
 
     def _prepared(self, steps: dict[Any, Any], kind: Any) -> torch.Tensor | None:
         """The workspace that an earlier layer of this pass has prepared. A layer that comes again begins another pass: a capture after a

@@ -68,6 +68,8 @@ class Target:
     """Writes into ``batch.output`` whatever its strides, and nowhere else."""
     padding: bool = False
     """Takes batches with padding rows (:class:`quire.Batch`) and treats them as asked. Otherwise hazards are asked without them."""
+    masks: bool = False
+    """Takes requests that are not causal, and ``batch.q_begin`` and ``batch.key_begin``. Otherwise no matrix has them."""
     eight_bit_rows: bool = False
     """Takes queries and outputs of fp8_e4m3fn with ``batch.q_scale`` and ``batch.output_scale``. Otherwise no matrix has them."""
     batch_invariant: bool = False
@@ -157,6 +159,7 @@ class Runner:
         self.in_place = bool(getattr(target, "in_place", False))
         self.batch_invariant = bool(getattr(target, "batch_invariant", False))
         self.padding = bool(getattr(target, "padding", False))
+        self.masks = bool(getattr(target, "masks", False))
         self.eight_bit_rows = bool(getattr(target, "eight_bit_rows", False))
         self.rounded_weights = bool(getattr(target, "rounded_weights", False))
         self.skip = dict(getattr(target, "skip", {}))

@@ -72,6 +72,7 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   a.block_table = batch.block_table;
   a.page_size = plan.problem.page_size;
   a.window = options.sliding_window.value_or(0);
+  a.window_right = options.window_right.value_or(-1);
   a.score.scale = options.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(a.head_dim)));
   a.score.soft_cap = options.logits_soft_cap.value_or(0.0f);
   a.alibi_slopes = floats(options.alibi_slopes);
@@ -95,20 +96,21 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
 }
 
 /// The plan's lengths against the batch's, without allocating when they agree.
-Status lengths_fit(const Plan& plan, const Batch& batch) {
+Status lengths_fit(const Plan& plan, const Batch& batch, const Options& options) {
   const Problem& p = plan.problem;
   if (static_cast<std::int64_t>(p.reqs.size()) != batch.seq_lens.shape[0])
     return plan_detail::stale_plan(formatted("{} requests planned, batch has {}", p.reqs.size(), batch.seq_lens.shape[0]));
-  const semantics::IndexView starts = semantics::index_view(batch.query_start_loc);
-  const semantics::IndexView seq_lens = semantics::index_view(batch.seq_lens);
   for (std::size_t i = 0; i < p.reqs.size(); ++i) {
-    const auto r = static_cast<std::int64_t>(i);
-    const std::int64_t cached = batch.cached_lens.present() ? semantics::index_view(batch.cached_lens)[r] : seq_lens[r];
-    const Request found{starts[r + 1] - starts[r], seq_lens[r] - (starts[r + 1] - starts[r]), cached};
-    if (!(found == p.reqs[i]))
-      return plan_detail::stale_plan(formatted("request {} has query_len {} context_len {} cached_len {}, planned {} {} {}", r,
-                                               found.query_len, found.context_len, found.cached_len, p.reqs[i].query_len,
-                                               p.reqs[i].context_len, p.reqs[i].cached_len));
+    const Request found = request_of(batch, options, static_cast<std::int64_t>(i)), &planned = p.reqs[i];
+    if (found == planned) continue;
+    if (found.query_len != planned.query_len || found.context_len != planned.context_len ||
+        found.cached_len != planned.cached_len)
+      return plan_detail::stale_plan(formatted("request {} has query_len {} context_len {} cached_len {}, planned {} {} {}", i,
+                                               found.query_len, found.context_len, found.cached_len, planned.query_len,
+                                               planned.context_len, planned.cached_len));
+    return plan_detail::stale_plan(formatted("request {} has causal {} q_begin {} key_begin {}, planned {} {} {}", i,
+                                             found.causal ? 1 : 0, found.q_begin(), found.key_begin, planned.causal ? 1 : 0,
+                                             planned.q_begin(), planned.key_begin));
   }
   return {};
 }
@@ -118,7 +120,7 @@ Status admit(const Plan& plan, const Batch& batch, const KVCache& cache, const O
              const Executor& executor) {
   if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
   if (Status s = plan_detail::shapes_fit(plan, batch, cache, options); !s.ok()) return s;
-  if (Status s = lengths_fit(plan, batch); !s.ok()) return s;
+  if (Status s = lengths_fit(plan, batch, options); !s.ok()) return s;
   if (find_entry(plan.kernel) == nullptr)
     return {Code::unsupported, formatted("attend: kernel {} of the plan is not in this build", plan.kernel)};
   if (const std::uint32_t missing = plan.device.cpu_features & ~(host_device().cpu_features | kFastBf16Dot); missing != 0)

@@ -42,7 +42,8 @@ struct AttendArgs {
   semantics::IndexView query_start_loc;
   Tensor block_table;
   std::int64_t page_size = 1;
-  std::int64_t window = 0;  ///< 0 = none
+  std::int64_t window = 0;         ///< 0 = none
+  std::int64_t window_right = -1;  ///< of requests that are not causal; -1 = none
   semantics::ScoreParams score;
   const float* alibi_slopes = nullptr;  ///< by alibi_stride, or null
   std::int64_t alibi_stride = 1;

@@ -15,5 +15,7 @@ Status append(const KVCache& cache, const Tensor& key, const Tensor& value, cons
               const AppendOptions& options);
 Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
              const Tensor& lse, const MergeOptions& merge_options);
+Status merge_many(const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse,
+                  const MergeOptions& merge_options);
 
 }  // namespace quire::cpu

@@ -29,7 +29,9 @@ struct TileKeys {
 struct ItemView {
   const AttendArgs& args;
   const WorkItem& item;
-  std::int64_t group, stride, tile_kv, num_rows, context_len, first_token;
+  std::int64_t group, stride, tile_kv, num_rows, first_token;
+  std::int64_t first_position, num_keys;  ///< of the request: where its first row stands, counted from its first key
+  semantics::Reach reach;
   float *query, *acc, *total, *staging, *k_panel, *v_panel, *scores;
   SoftmaxState *states, *totals;
   bool direct;  ///< attend_direct.h instead of tiles in scratch
@@ -40,7 +42,12 @@ struct ItemView {
     stride = a.stride;
     tile_kv = a.tile_kv;
     num_rows = (w.row_end - w.row_begin) * group;
-    context_len = a.reqs[w.req].context_len;
+    const Request& req = a.reqs[w.req];
+    first_position = req.context_len + req.shift;
+    num_keys = req.context_len + req.query_len;
+    if (QUIRE_PLANTED(q_begin_ignored)) first_position = req.context_len;
+    reach = semantics::reach_of(req.causal || QUIRE_PLANTED(causal_flag_ignored), a.window, a.window_right);
+    if (QUIRE_PLANTED(window_right_one_long) && !req.causal) ++reach.after;
     first_token = a.query_start_loc[w.req] + w.row_begin;
     query = scratch + at.query;
     acc = scratch + at.acc;
@@ -55,17 +62,17 @@ struct ItemView {
   }
   std::int64_t head(std::int64_t m) const { return item.kv_head * group + m % group; }
   std::int64_t token(std::int64_t m) const { return first_token + m / group; }
-  std::int64_t q_pos(std::int64_t m) const { return context_len + item.row_begin + m / group; }
+  std::int64_t q_pos(std::int64_t m) const { return first_position + item.row_begin + m / group; }
   /// ALiBi slope of row m's head, 0 without.
   float slope(std::int64_t m) const {
     if (args.alibi_slopes == nullptr) return 0.0f;
     return args.alibi_slopes[(QUIRE_PLANTED(alibi_slope_of_kv_head) ? item.kv_head : head(m)) * args.alibi_stride];
   }
   /// The position from which row m's ALiBi distances count: its own.
-  std::int64_t alibi_origin(std::int64_t m) const { return QUIRE_PLANTED(alibi_origin_shifted) ? context_len : q_pos(m); }
+  std::int64_t alibi_origin(std::int64_t m) const { return QUIRE_PLANTED(alibi_origin_shifted) ? first_position : q_pos(m); }
   /// Keys of [first, last) that row m sees, relative to tile_begin.
   TileKeys keys(std::int64_t m, std::int64_t tile_begin, std::int64_t first, std::int64_t last) const {
-    semantics::KeyRange seen = semantics::visible_range(q_pos(m), args.window);
+    semantics::KeyRange seen = semantics::visible_range(reach, q_pos(m), num_keys);
     if (QUIRE_PLANTED(window_one_short) && seen.begin > 0) ++seen.begin;
     if (QUIRE_PLANTED(causal_sees_one_future_key)) ++seen.end;
     if (QUIRE_PLANTED(causal_excludes_own_key)) --seen.end;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// cpu::merge(): two finished partial results over disjoint key sets become one.
+// cpu::merge() and merge_many(): finished partial results over disjoint key sets become one.
+#include <algorithm>
+
 #include "backend/cpu/entry.h"
 #include "backend/cpu/parallel.h"
 #include "semantics/dtype.h"
@@ -16,6 +18,31 @@ struct Rows {
     return semantics::load(t.data, t.dtype, at(token, head) + d * t.stride[2]);
   }
 };
+
+/// Part i of a stack of partial results.
+Tensor part_of(const Tensor& stack, std::int64_t i) {
+  Tensor part = stack;
+  part.rank = stack.rank - 1;
+  std::copy(stack.shape.begin() + 1, stack.shape.end(), part.shape.begin());
+  std::copy(stack.stride.begin() + 1, stack.stride.end(), part.stride.begin());
+  part.data = static_cast<std::byte*>(stack.data) + i * stack.stride[0] * itemsize(stack.dtype);
+  return part;
+}
+
+constexpr std::int64_t kDimsAtOnce = 64;  // sums that stay in the first-level cache; any number gives the same bits
+
+/// sums[j] += weight * element first_dim + j of the row. The first part starts the sums.
+void add_part(const Tensor& part, std::int64_t row, float weight, bool starts, std::int64_t first_dim, std::int64_t count,
+              float* sums) {
+  const bool plain = part.dtype == DType::f32 && part.stride[2] == 1;
+  const float* plain_row = plain ? static_cast<const float*>(part.data) + row + first_dim : nullptr;
+  for (std::int64_t j = 0; j < count; ++j) {
+    const float value = weight == 0.0f ? 0.0f
+                        : plain        ? weight * plain_row[j]
+                                       : weight * semantics::load(part.data, part.dtype, row + (first_dim + j) * part.stride[2]);
+    sums[j] = starts ? value : sums[j] + value;
+  }
+}
 
 }  // namespace
 
@@ -48,6 +75,37 @@ Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, cons
   };
   return parallel_for("merge", merge_options.executor != nullptr ? *merge_options.executor : default_executor(), out.shape[0],
                       task);
+}
+
+Status merge_many(const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse,
+                  const MergeOptions& merge_options) {
+  if (const Findings findings = check_merge_many(outs, lses, out, lse, Depth::contents, merge_options.output_scale);
+      !findings.ok())
+    return findings.status();
+  const auto num_parts = static_cast<int>(outs.shape[0]);
+  const std::int64_t num_heads = out.shape[1], head_dim = out.shape[2];
+  const Tensor& scale = merge_options.output_scale;
+  const float output_scale = scale.present() ? *static_cast<const float*>(scale.data) : 1.0f;
+  auto task = [&](std::int64_t token, int) {
+    for (std::int64_t head = 0; head < num_heads; ++head) {
+      const auto lse_of = [&](int i) { return Rows{part_of(lses, i)}.lse(token, head); };
+      const semantics::SoftmaxState all = semantics::union_of(num_parts, lse_of);
+      const std::int64_t to = Rows{out}.at(token, head);
+      for (std::int64_t first = 0; first < head_dim; first += kDimsAtOnce) {
+        float sums[kDimsAtOnce];
+        const std::int64_t count = std::min(kDimsAtOnce, head_dim - first);
+        for (int i = 0; i < num_parts; ++i) {
+          const Tensor part = part_of(outs, i);
+          add_part(part, Rows{part}.at(token, head), semantics::union_weight(all, lse_of(i)), i == 0, first, count, sums);
+        }
+        for (std::int64_t j = 0; j < count; ++j)
+          semantics::store(out.data, out.dtype, to + (first + j) * out.stride[2], sums[j] / output_scale);
+      }
+      if (lse.present()) static_cast<float*>(lse.data)[Rows{lse}.at(token, head)] = semantics::log_sum_exp(all);
+    }
+  };
+  return parallel_for("merge_many", merge_options.executor != nullptr ? *merge_options.executor : default_executor(),
+                      out.shape[0], task);
 }
 
 }  // namespace quire::cpu

@@ -13,6 +13,7 @@ enum class Planted {
   alibi_origin_shifted,
   alibi_slope_of_kv_head,
   causal_excludes_own_key,
+  causal_flag_ignored,
   causal_sees_one_future_key,
   decode_rows_not_written,
   fp8_fn_fnuz_confused,
@@ -29,6 +30,7 @@ enum class Planted {
   output_truncated,
   pages_shifted_by_one,
   partial_key_tile_skipped,
+  q_begin_ignored,
   query_of_first_row,
   query_tail_dims_dropped,
   row_padding_written,
@@ -41,6 +43,7 @@ enum class Planted {
   stale_value_tile,
   table_row_of_first_request,
   window_one_short,
+  window_right_one_long,
 };
 
 extern Planted planted;  // the one in force; defined by the test, changed between calls only

@@ -53,6 +53,7 @@ cudaError_t find_bad_contents(const gpu::AttendArgs& args, bool& found);
 cudaError_t launch_append(const gpu::AppendArgs& args, cudaStream_t stream);
 cudaError_t launch_cached_lens(const gpu::CachedLensArgs& args, cudaStream_t stream);
 cudaError_t launch_merge(const gpu::MergeArgs& args, cudaStream_t stream);
+cudaError_t launch_merge_many(const gpu::MergeManyArgs& args, cudaStream_t stream);
 
 /// bench.cu: reads all bytes once; `sink` is 4 bytes of the device.
 cudaError_t launch_read(const void* data, std::int64_t bytes, void* sink, cudaStream_t stream);

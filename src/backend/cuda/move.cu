@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: attention. append(), derive_cached_lens() and merge() on CUDA: src/backend/gpu/append.h, append_words.h, cached_lens.h
-// and merge.h.
+// Stage: attention. append(), derive_cached_lens(), merge() and merge_many() on CUDA: src/backend/gpu/append.h, append_words.h,
+// cached_lens.h and merge.h.
 #include "backend/gpu/runtime.h"
 
 #include "backend/cuda/dependent_launch.h"
@@ -55,6 +55,10 @@ __global__ void __launch_bounds__(gpu::kMergeThreads) merge_kernel(const __grid_
   gpu::merge(args);
 }
 
+__global__ void __launch_bounds__(gpu::kMergeThreads) merge_many_kernel(const __grid_constant__ gpu::MergeManyArgs args) {
+  gpu::merge_many(args);
+}
+
 }  // namespace
 
 cudaError_t launch_append(const gpu::AppendArgs& args, cudaStream_t stream) {
@@ -70,6 +74,11 @@ cudaError_t launch_cached_lens(const gpu::CachedLensArgs& args, cudaStream_t str
 
 cudaError_t launch_merge(const gpu::MergeArgs& args, cudaStream_t stream) {
   merge_kernel<<<static_cast<unsigned>(gpu::merge_blocks(args)), gpu::kMergeThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_merge_many(const gpu::MergeManyArgs& args, cudaStream_t stream) {
+  merge_many_kernel<<<static_cast<unsigned>(gpu::merge_many_blocks(args)), gpu::kMergeThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

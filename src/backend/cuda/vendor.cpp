@@ -113,6 +113,10 @@ Status enqueue_cached_lens(const gpu::CachedLensArgs& args, void* stream) {
   return status_of(launch_cached_lens(args, cuda_stream(stream)), "derive_cached_lens: launching the kernel");
 }
 
+Status enqueue_merge_many(const gpu::MergeManyArgs& args, void* stream) {
+  return status_of(launch_merge_many(args, cuda_stream(stream)), "merge_many: launching the kernel");
+}
+
 Status fetch(void* to, const void* from, std::size_t bytes, void* stream) {
   const cudaStream_t on = cuda_stream(stream);
   if (Status s = status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, on), "cudaMemcpyAsync"); !s.ok()) return s;
@@ -166,6 +170,7 @@ const gpu::Vendor kVendor = {&device::kCudaRuntime,
                              enqueue_attend,
                              enqueue_append,
                              enqueue_merge,
+                             enqueue_merge_many,
                              enqueue_cached_lens,
                              fetch,
                              put,

@@ -9,6 +9,7 @@
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
 #include "semantics/score.h"
+#include "semantics/visible_range.h"
 
 namespace quire::gpu {
 
@@ -198,6 +199,13 @@ struct AttendArgs {
   bool prepared = false;          ///< a layer: the stream holds nothing of this call before its first attend kernel
   bool confirms = false;          ///< of a layer, its first launch: one wave calls confirm_layer()
   WorkList work;                  ///< of the kernel at hand
+  // At the end: kernels that take causal rows at the end of their keys, and nothing else, never read these.
+  bool has_masks = false;          ///< some request may not be causal, or its rows may stand elsewhere
+  bool causal_by_default = true;   ///< of all requests where `causal` is absent
+  semantics::FlagView causal;      ///< [num_reqs]; data null = absent
+  semantics::IndexView q_begin;    ///< [num_reqs]; data null = at the end of the keys
+  semantics::IndexView key_begin;  ///< [num_reqs]; data null = 0
+  std::int64_t window_right = -1;  ///< of requests that are not causal; -1 = none
   /// Rules Q-T04 and Q-T16: query_start_loc may end here.
   QUIRE_HD bool may_end_at(std::int64_t last) const { return may_be_padded ? last <= num_tokens : last == num_tokens; }
   /// fill_rows() has something to do, or may have.
@@ -238,6 +246,20 @@ struct MergeArgs {
   LseRows lse;           ///< may be absent
 };
 
+/// merge_many(): a stack of finished partial results over disjoint keys.
+struct MergeManyArgs {
+  std::int32_t num_parts = 1;
+  std::int32_t num_tokens = 0;
+  std::int32_t num_heads = 1;
+  std::int32_t head_dim = 1;
+  RowSource outs;  ///< a part is a page of its strides
+  LseRows lses;    ///< of part 0
+  std::int64_t lse_part = 0;
+  RowTarget out;
+  PerHead output_scale;  ///< one value, of an fp8 `out`
+  LseRows lse;           ///< may be absent
+};
+
 /// Lengths of one request, as the kernels read them.
 struct Lengths {
   std::int32_t first_token = 0;
@@ -255,6 +277,36 @@ QUIRE_HD Lengths lengths_of(const AttendArgs& a, std::int32_t req) {
   n.context_len = seq_len - n.query_len;
   n.cached_len = a.cached_lens.data != nullptr ? static_cast<std::int32_t>(a.cached_lens[req]) : seq_len;
   return n;
+}
+
+/// Where the rows of a request stand, counted from its first key, and how far they see.
+struct Sight {
+  std::int64_t first = 0;  ///< position of row 0
+  semantics::Reach reach;
+  std::int64_t num_keys = 0;
+  QUIRE_HD semantics::KeyRange of_row(std::int64_t row) const { return semantics::visible_range(reach, first + row, num_keys); }
+  QUIRE_HD semantics::KeyRange of_rows(std::int64_t row, std::int64_t last) const {
+    return semantics::visible_range(reach, first + row, first + last, num_keys);
+  }
+};
+
+/// Of a request whose lengths are sound.
+QUIRE_HD Sight sight_of(const AttendArgs& a, std::int32_t req, std::int64_t context_len, std::int64_t num_keys) {
+  Sight sight;
+  bool causal = true;
+  sight.first = context_len;
+  if (a.has_masks) {
+    causal = a.causal.data != nullptr ? a.causal[req] : a.causal_by_default;
+    const std::int64_t begin = a.key_begin.data != nullptr ? a.key_begin[req] : 0;
+    if (a.q_begin.data != nullptr) sight.first = a.q_begin[req] - begin;
+  }
+  sight.reach = semantics::reach_of(causal, a.window, a.window_right);
+  sight.num_keys = num_keys;
+  return sight;
+}
+
+QUIRE_HD Sight sight_of(const AttendArgs& a, std::int32_t req, const Lengths& n) {
+  return sight_of(a, req, n.context_len, n.seq_len());
 }
 
 }  // namespace quire::gpu

@@ -68,8 +68,8 @@ QUIRE_DEVICE void attend_keys(const AttendArgs& a, const GenericItem& item, cons
   SoftmaxState state;
   QUIRE_NO_UNROLL
   for (std::int32_t first = item.slice.key_begin; first < item.slice.key_end; first += kGenericTileKeys) {
-    const TileKeys keys = tile_keys_at(item, first);
     block_barrier();  // rows are described; the tile before is used up
+    const TileKeys keys = tile_keys_at(item, block, first);
     describe_tile(a, item, keys, block);
     block_barrier();  // the tile is described
     score_tile(a, item, keys, block, first == item.slice.key_begin);

@@ -155,7 +155,7 @@ QUIRE_DEVICE ContentBox box_of_token(const AttendArgs& a, std::int64_t token, in
   if (i == 0) return {a.query, {}, a.num_q_heads, 1, 0, token};
   if (i > 2 || a.key.data == nullptr) return {};
   const Lengths n = lengths_of(a, request_of(a, token));
-  if (n.context_len + (token - n.first_token) < n.cached_len) return {};
+  if (n.cached_len == n.seq_len() || n.context_len + (token - n.first_token) < n.cached_len) return {};
   return {either(i == 1, a.key, a.value), {}, a.num_kv_heads, 1, 0, token};
 }
 
@@ -163,7 +163,7 @@ QUIRE_DEVICE ContentBox box_of_token(const AttendArgs& a, std::int64_t token, in
 QUIRE_DEVICE ContentBox box_of_page(const AttendArgs& a, std::int32_t req, std::int64_t column, bool is_k) {
   const Lengths n = lengths_of(a, req);
   if (n.query_len == 0) return {};
-  const semantics::KeyRange seen = semantics::visible_range(n.context_len, n.seq_len() - 1, a.window);
+  const semantics::KeyRange seen = sight_of(a, req, n).of_rows(0, n.query_len - 1);
   const std::int64_t end = seen.end < n.cached_len ? seen.end : n.cached_len, size = a.page_size;
   const std::int64_t low = seen.begin > column * size ? seen.begin : column * size;
   const std::int64_t high = end < (column + 1) * size ? end : (column + 1) * size;

@@ -31,6 +31,7 @@ struct Vendor {
   Status (*enqueue_attend)(const Plan& plan, std::span<const AttendArgs> args, const ResetArgs& reset, Part part, void* stream);
   Status (*enqueue_append)(const AppendArgs& args, void* stream);
   Status (*enqueue_merge)(const MergeArgs& args, void* stream);
+  Status (*enqueue_merge_many)(const MergeManyArgs& args, void* stream);
   /// Null where the vendor has no such kernel.
   Status (*enqueue_cached_lens)(const CachedLensArgs& args, void* stream);
   /// Copies to the host what is there when the stream has come so far, and waits for it.
@@ -68,6 +69,8 @@ Status append(const Vendor& vendor, const KVCache& cache, const Tensor& key, con
               const AppendOptions& options);
 Status merge(const Vendor& vendor, const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b,
              const Tensor& out, const Tensor& lse, const MergeOptions& merge_options);
+Status merge_many(const Vendor& vendor, const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse,
+                  const MergeOptions& merge_options);
 
 Status derive_cached_lens(const Vendor& vendor, const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& cached_lens,
                           void* stream);

@@ -7,7 +7,6 @@
 #include "backend/gpu/args.h"
 #include "backend/gpu/generic_sizes.h"
 #include "backend/gpu/stage_rows.h"
-#include "semantics/visible_range.h"
 
 namespace quire::gpu {
 
@@ -15,9 +14,10 @@ namespace quire::gpu {
 struct ScoreRow {
   std::int32_t token = 0, head = 0, q_pos = 0;
   float slope = 0.0f;
-  std::int32_t begin = 0, end = 0;  ///< keys of the tile at hand that it sees; neither decreases from row to row
-  float correction = 1.0f;          ///< of what was summed before the tile at hand
-  float max = 0.0f, sum = 0.0f;     ///< at the end of the item
+  std::int32_t first_key = 0, end_key = 0;  ///< it sees [first_key, end_key) of its request
+  std::int32_t begin = 0, end = 0;          ///< keys of the tile at hand that it sees; neither decreases from row to row
+  float correction = 1.0f;                  ///< of what was summed before the tile at hand
+  float max = 0.0f, sum = 0.0f;             ///< at the end of the item
 };
 
 struct GenericBlock {
@@ -54,7 +54,8 @@ struct GenericItem {
   Lengths lengths;
   std::int32_t kv_head = 0;
   std::int32_t num_rows = 0;
-  std::int32_t first_visible = 0;  ///< no row sees a key before it
+  std::int32_t first_visible =
+      0;  ///< no row sees a key before it; for kernels that take causal rows at the end of their keys only
 };
 
 /// Keys [begin, end) of the tile at `first`, relative to it; those from `cached` on are this step's rows.
@@ -81,7 +82,11 @@ QUIRE_DEVICE void describe_rows(const AttendArgs& a, const GenericItem& item, co
   ScoreRow& r = block.rows[m];
   r.token = item.lengths.first_token + query_row;
   r.head = item.kv_head * a.group + row % a.group;
-  r.q_pos = item.lengths.context_len + query_row;
+  const Sight sight = sight_of(a, item.slice.req, item.lengths);
+  const semantics::KeyRange seen = sight.of_row(query_row);
+  r.q_pos = static_cast<std::int32_t>(sight.first) + query_row;
+  r.first_key = static_cast<std::int32_t>(seen.begin);
+  r.end_key = static_cast<std::int32_t>(seen.end);
   r.slope = a.alibi_slopes.at(r.head, 0.0f);
   block.query_at[m] = a.query.strides.row(0, r.head, r.token);
 }
@@ -90,10 +95,11 @@ QUIRE_DEVICE std::int32_t clamped(std::int64_t value, std::int32_t low, std::int
   return value < low ? low : value > high ? high : static_cast<std::int32_t>(value);
 }
 
-QUIRE_DEVICE TileKeys tile_keys_at(const GenericItem& item, std::int32_t first) {
+/// Of an item whose rows are described: no row sees a key before that of the first row.
+QUIRE_DEVICE TileKeys tile_keys_at(const GenericItem& item, const GenericBlock& block, std::int32_t first) {
   TileKeys keys;
   keys.first = first;
-  keys.begin = clamped(item.first_visible - first, 0, kGenericTileKeys);
+  keys.begin = clamped(block.rows[0].first_key - first, 0, kGenericTileKeys);
   keys.end = clamped(item.slice.key_end - first, 0, kGenericTileKeys);
   keys.cached = clamped(item.lengths.cached_len - first, keys.begin, keys.end);
   return keys;
@@ -119,10 +125,9 @@ QUIRE_DEVICE void describe_tile(const AttendArgs& a, const GenericItem& item, co
   if (m < 0 || m >= kGenericTileRows) return;
   // Rows beyond the item see nothing, at the place where the last row stops seeing.
   const ScoreRow& last = block.rows[m < item.num_rows ? m : item.num_rows - 1];
-  const semantics::KeyRange seen = semantics::visible_range(last.q_pos, a.window);
-  const std::int32_t end = clamped(seen.end - keys.first, 0, keys.end);
+  const std::int32_t end = clamped(last.end_key - keys.first, 0, keys.end);
   block.rows[m].end = end;
-  block.rows[m].begin = m < item.num_rows ? clamped(seen.begin - keys.first, 0, kGenericTileKeys) : end;
+  block.rows[m].begin = m < item.num_rows ? clamped(last.first_key - keys.first, 0, kGenericTileKeys) : end;
 }
 
 /// Dims [first_dim, first_dim + dims) of the tile's keys (or values) into block.staged.

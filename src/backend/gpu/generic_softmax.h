@@ -46,8 +46,8 @@ QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const TileKeys& keys, const 
     const int key = lane + j * kSoftmaxLanes;
     s[j] = -INFINITY;
     if (key < row.begin || key >= row.end) continue;
-    s[j] =
-        semantics::score<semantics::FloatOps>(weights[key], a.score, row.slope, static_cast<float>(keys.first + key - row.q_pos));
+    const auto distance = static_cast<float>(static_cast<std::int64_t>(keys.first + key) - row.q_pos);
+    s[j] = semantics::score<semantics::FloatOps>(weights[key], a.score, row.slope, distance);
     tile_max = s[j] > tile_max ? s[j] : tile_max;
   }
   tile_max = max_over_row(tile_max);

@@ -52,4 +52,9 @@ inline std::int64_t merge_blocks(const MergeArgs& a) {
   return blocks_for((std::int64_t{a.num_tokens} * a.num_heads + kRowsAtOnce - 1) / kRowsAtOnce, 8192);
 }
 
+inline std::int64_t merge_many_blocks(const MergeManyArgs& a) {
+  constexpr std::int64_t kRowsAtOnce = kMergeThreads / kMergeLanes;
+  return blocks_for((std::int64_t{a.num_tokens} * a.num_heads + kRowsAtOnce - 1) / kRowsAtOnce, 8192);
+}
+
 }  // namespace quire::gpu

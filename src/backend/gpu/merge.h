@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// merge(): two finished partial results over disjoint key sets become one. An empty side (lse = -inf) is not read.
+// merge() and merge_many(): finished partial results over disjoint key sets become one. An empty part (lse = -inf) is not read.
 #pragma once
 
 #include "backend/gpu/runtime.h"
@@ -36,6 +36,35 @@ QUIRE_DEVICE void merge(const MergeArgs& a) {
                        (from_a + from_b) / a.output_scale.at(0, 1.0f));
     }
     if (lane == 0 && a.lse.data != nullptr) a.lse.data[token * a.lse.token + head * a.lse.head] = semantics::log_sum_exp(m.state);
+  }
+}
+
+QUIRE_DEVICE float load_part(const MergeManyArgs& a, int part, std::int64_t token, std::int64_t head, std::int32_t d) {
+  return semantics::load(a.outs.data, a.outs.dtype, a.outs.strides.row(part, head, token) + element_of(a.outs.strides, d));
+}
+
+/// Any number of blocks of kMergeThreads threads.
+QUIRE_DEVICE void merge_many(const MergeManyArgs& a) {
+  constexpr int rows_at_once = kMergeThreads / kMergeLanes;
+  const std::int64_t num_rows = static_cast<std::int64_t>(a.num_tokens) * a.num_heads;
+  const int lane = thread_index() % kMergeLanes;
+  const std::int64_t step = static_cast<std::int64_t>(num_blocks()) * rows_at_once;
+  for (std::int64_t row = static_cast<std::int64_t>(block_index()) * rows_at_once + thread_index() / kMergeLanes; row < num_rows;
+       row += step) {
+    const std::int64_t token = row / a.num_heads, head = row % a.num_heads;
+    const auto lse_of = [&](int part) { return a.lses.data[part * a.lse_part + token * a.lses.token + head * a.lses.head]; };
+    const semantics::SoftmaxState all = semantics::union_of(a.num_parts, lse_of);
+    for (std::int32_t d = lane; d < a.head_dim; d += kMergeLanes) {
+      float sum = 0.0f;
+      for (int part = 0; part < a.num_parts; ++part) {
+        const float weight = semantics::union_weight(all, lse_of(part));
+        const float value = weight == 0.0f ? 0.0f : weight * load_part(a, part, token, head, d);
+        sum = part == 0 ? value : sum + value;
+      }
+      semantics::store(a.out.data, a.out.dtype, a.out.strides.row(0, head, token) + element_of(a.out.strides, d),
+                       sum / a.output_scale.at(0, 1.0f));
+    }
+    if (lane == 0 && a.lse.data != nullptr) a.lse.data[token * a.lse.token + head * a.lse.head] = semantics::log_sum_exp(all);
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// append(), derive_cached_lens() and merge(): check the metadata, enqueue. With a ledger append() looks at the slots too, and
-// waits.
+// append(), derive_cached_lens(), merge() and merge_many(): check the metadata, enqueue. With a ledger append() looks at the
+// slots too, and waits.
 
 #include <tuple>
 
@@ -78,6 +78,19 @@ Status merge(const Vendor& vendor, const Tensor& out_a, const Tensor& lse_a, con
   const CurrentDevice current(vendor, ordinal.value());
   if (!current.status().ok()) return current.status();
   return vendor.enqueue_merge(merge_args(out_a, lse_a, out_b, lse_b, out, lse, merge_options.output_scale), merge_options.stream);
+}
+
+Status merge_many(const Vendor& vendor, const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse,
+                  const MergeOptions& merge_options) {
+  if (const Findings findings = check_merge_many(outs, lses, out, lse, Depth::metadata, merge_options.output_scale);
+      !findings.ok())
+    return findings.status();
+  if (out.num_elements() == 0) return {};
+  const Result<int> ordinal = vendor.runtime->ordinal_of(outs.data);
+  if (!ordinal.ok()) return ordinal.status();
+  const CurrentDevice current(vendor, ordinal.value());
+  if (!current.status().ok()) return current.status();
+  return vendor.enqueue_merge_many(merge_many_args(outs, lses, out, lse, merge_options.output_scale), merge_options.stream);
 }
 
 }  // namespace quire::gpu

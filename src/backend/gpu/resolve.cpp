@@ -106,6 +106,12 @@ AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& o
   a.outcome = outcome;
   a.may_be_padded = batch.padding != Padding::refused;
   a.zero_padding = batch.padding == Padding::zero;
+  a.has_masks = !options.causal || batch.causal.present() || batch.q_begin.present();
+  a.causal_by_default = options.causal;
+  if (batch.causal.present()) a.causal = semantics::flag_view(batch.causal);
+  a.q_begin = index_of(batch.q_begin);
+  a.key_begin = index_of(batch.key_begin);
+  a.window_right = options.window_right.value_or(-1);
   return a;
 }
 
@@ -148,6 +154,22 @@ MergeArgs merge_args(const Tensor& out_a, const Tensor& lse_a, const Tensor& out
   a.out_b = rows_of(out_b);
   a.lse_a = lse_of(lse_a);
   a.lse_b = lse_of(lse_b);
+  a.out = {out.data, out.dtype, row_strides(out)};
+  a.output_scale = per_head(output_scale);
+  a.lse = lse_of(lse);
+  return a;
+}
+
+MergeManyArgs merge_many_args(const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse,
+                              const Tensor& output_scale) {
+  MergeManyArgs a;
+  a.num_parts = narrow(outs.shape[0]);
+  a.num_tokens = narrow(out.shape[0]);
+  a.num_heads = narrow(out.shape[1]);
+  a.head_dim = narrow(out.shape[2]);
+  a.outs = {outs.data, outs.dtype, {outs.stride[0], outs.stride[2], outs.stride[1], 0, outs.stride[3], outs.shape[3]}};
+  a.lses = {static_cast<float*>(lses.data), lses.stride[1], lses.stride[2]};
+  a.lse_part = lses.stride[0];
   a.out = {out.data, out.dtype, row_strides(out)};
   a.output_scale = per_head(output_scale);
   a.lse = lse_of(lse);

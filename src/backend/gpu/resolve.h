@@ -22,6 +22,8 @@ AppendArgs append_args(const KVCache& cache, const Tensor& key, const Tensor& va
 
 MergeArgs merge_args(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
                      const Tensor& lse, const Tensor& output_scale = {});
+MergeManyArgs merge_many_args(const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse,
+                              const Tensor& output_scale);
 
 /// What attend_status() says of an outcome whose lengths and tables break no rule and stay within the plan's bounds.
 Status judge(const Outcome& outcome, const Plan& plan, const Batch& batch);

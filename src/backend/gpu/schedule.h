@@ -118,11 +118,11 @@ QUIRE_DEVICE Load load_of(const AttendArgs& a, ScheduleBlock& block) {
   Load mine;
   mine.unsound = starts_are_sound(a) ? 0 : 1;
   for (std::int32_t req = thread_index(); req < a.num_reqs; req += kScheduleThreads) {
-    const CheckedLengths n = checked_lengths(a, req);
+    const CheckedLengths n = checked_lengths_of(a, req);
     if (!n.sound) mine.unsound = 1;
     if (!n.sound) continue;
-    mine.key_tiles += key_tiles_of(a, tiles_of(a, static_cast<std::int32_t>(n.query_len)), n.context_len);
-    mine.short_tiles += short_tiles_of(a, n.query_len, n.context_len);
+    mine.key_tiles += key_tiles_of(a, tiles_of(a, static_cast<std::int32_t>(n.query_len)), n.context_len, n.seq_len);
+    if (!a.has_masks) mine.short_tiles += short_tiles_of(a, n.query_len, n.context_len);
   }
   block.loads.exclusive(mine);
   return block.loads.total();

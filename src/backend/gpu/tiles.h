@@ -32,8 +32,7 @@ QUIRE_DEVICE Tile tile_at(const AttendArgs& a, std::int32_t req, std::int32_t fr
   tile.req = req;
   tile.row_begin = (tiles_of(a, n.query_len) - 1 - from_last) * a.work.tile_rows;
   tile.row_end = tile.row_begin + a.work.tile_rows < rows ? tile.row_begin + a.work.tile_rows : rows;
-  const semantics::KeyRange keys =
-      semantics::visible_range(n.context_len + tile.row_begin / a.group, n.context_len + (tile.row_end - 1) / a.group, a.window);
+  const semantics::KeyRange keys = sight_of(a, req, n).of_rows(tile.row_begin / a.group, (tile.row_end - 1) / a.group);
   tile.key_begin = static_cast<std::int32_t>(keys.begin) / a.work.tile_keys * a.work.tile_keys;
   tile.key_end = static_cast<std::int32_t>(keys.end);
   return tile;
@@ -45,10 +44,11 @@ QUIRE_DEVICE std::int32_t key_tiles_of(const AttendArgs& a, const Tile& tile) {
 }
 
 /// Tiles of keys under all tiles of a request, by a formula that is never below the true number:
-/// without a window, spans grow by equal steps from the first tile to the last; with one, no span is longer than the window, the
-/// positions of a tile's rows and the part of a tile before them.
-QUIRE_DEVICE std::int64_t key_tiles_of(const AttendArgs& a, std::int64_t tiles, std::int64_t context_len) {
+/// with masks of any kind, no tile has more than all keys; without a window, spans grow by equal steps from the first tile to the
+/// last; with one, no span is longer than the window, the positions of a tile's rows and the part of a tile before them.
+QUIRE_DEVICE std::int64_t key_tiles_of(const AttendArgs& a, std::int64_t tiles, std::int64_t context_len, std::int64_t seq_len) {
   const std::int64_t tile_keys = a.work.tile_keys;
+  if (a.has_masks) return tiles * (seq_len / tile_keys + 1);
   const std::int64_t first_end = context_len + (a.work.tile_rows - 1) / a.group + 1;
   const std::int64_t last_end = context_len + (tiles * a.work.tile_rows - 1) / a.group + 1;
   const std::int64_t grown = tiles * (first_end + last_end) / 2 / tile_keys + tiles;

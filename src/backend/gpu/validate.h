@@ -35,11 +35,11 @@ QUIRE_DEVICE void validate(const AttendArgs& a, int block, int blocks) {
   const std::int64_t chunks = a.block_table.columns / kValidateColumns + 1;
   for (std::int64_t unit = block; unit < a.num_reqs * chunks; unit += blocks) {
     const auto req = static_cast<std::int32_t>(unit / chunks);
-    const CheckedLengths n = checked_lengths(a, req);
+    const CheckedLengths n = checked_lengths_of(a, req);
     broken |= !n.sound || n.query_len * a.group > a.most_rows || n.seq_len > a.most_keys;
     if (unit % chunks == 0 && thread_index() == 0) atomic_add(&a.outcome->lengths, fingerprint(a, req));
     if (!n.sound || n.query_len == 0) continue;
-    const semantics::KeyRange seen = semantics::visible_range(n.context_len, n.seq_len - 1, a.window);
+    const semantics::KeyRange seen = sight_of(a, req, n.context_len, n.seq_len).of_rows(0, n.query_len - 1);
     const std::int64_t end = seen.end < n.cached_len ? seen.end : n.cached_len;
     if (seen.begin >= end) continue;
     const std::int64_t pages = (end + a.page_size - 1) / a.page_size;

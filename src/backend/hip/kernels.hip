@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The portable kernels for AMD GPUs, by the names that vendor.cpp loads them under. Compiled by clang alone, without ROCm; checked for
-// resources by tools/check_gpu_kernels.py; executed under emulation, never on AMD hardware.
+// The portable kernels for AMD GPUs, by the names that vendor.cpp loads them under. Compiled by clang alone, without ROCm;
+// checked for resources by tools/check_gpu_kernels.py; executed under emulation, never on AMD hardware.
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/append.h"
@@ -40,6 +40,8 @@ QUIRE_KERNEL(gpu::kAppendThreads) quire_validate_slots(const gpu::AppendArgs arg
 QUIRE_KERNEL(gpu::kAppendThreads) quire_append(const gpu::AppendArgs args) { gpu::append(args); }
 
 QUIRE_KERNEL(gpu::kMergeThreads) quire_merge(const gpu::MergeArgs args) { gpu::merge(args); }
+
+QUIRE_KERNEL(gpu::kMergeThreads) quire_merge_many(const gpu::MergeManyArgs args) { gpu::merge_many(args); }
 
 /// On every device one, because the library allocates nothing there.
 extern "C" {

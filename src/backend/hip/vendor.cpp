@@ -90,6 +90,12 @@ Status enqueue_merge(const gpu::MergeArgs& args, void* stream) {
   return launch(*hip.value(), {kPortable, "quire_merge", gpu::kMergeThreads}, gpu::merge_blocks(args), args, stream);
 }
 
+Status enqueue_merge_many(const gpu::MergeManyArgs& args, void* stream) {
+  const Result<const Api*> hip = api();
+  if (!hip.ok()) return hip.status();
+  return launch(*hip.value(), {kPortable, "quire_merge_many", gpu::kMergeThreads}, gpu::merge_many_blocks(args), args, stream);
+}
+
 /// What the stream has come to, and waits for it.
 Status copy(void* to, const void* from, std::size_t bytes, MemcpyKind kind, void* stream) {
   const Result<const Api*> api = hip::api();
@@ -165,8 +171,20 @@ gpu::Tickets tickets;
 
 }  // namespace
 
-const gpu::Vendor kVendor = {
-    &device::kHipRuntime, has_kernel,     enqueue_attend, enqueue_append, enqueue_merge,     nullptr, fetch, put,
-    find_bad_contents,    current_device, set_device,     is_capturing,   allocate_for_host, &tickets};
+const gpu::Vendor kVendor = {&device::kHipRuntime,
+                             has_kernel,
+                             enqueue_attend,
+                             enqueue_append,
+                             enqueue_merge,
+                             enqueue_merge_many,
+                             nullptr,
+                             fetch,
+                             put,
+                             find_bad_contents,
+                             current_device,
+                             set_device,
+                             is_capturing,
+                             allocate_for_host,
+                             &tickets};
 
 }  // namespace quire::hip

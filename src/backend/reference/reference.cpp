@@ -29,6 +29,7 @@ constexpr double kLostOfParts = 0x1p-39;     // what two f16 parts of a weight m
 constexpr double kF16Roundoff = 0x1p-11;
 constexpr double kThreadedWork = 4e6;  // multiplications; below this, starting threads costs more than it saves
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
+constexpr std::int64_t kWidestWindow = std::int64_t{1} << 40;  // positions are below 2^31: a wider window hides nothing more
 
 using reference_loops::kLanes;
 using reference_loops::Lanes;
@@ -118,7 +119,7 @@ class Oracle {
       while (!rows.empty() && rows.front().token < end) {
         const std::size_t count = rows_of_task(r, rows);
         for (std::int64_t h = 0; h < num_kv_heads_; ++h) list.push_back({r, h, rows.first(count)});
-        const std::int64_t keys = position(r, rows[count - 1].token) + 1 - first_visible(position(r, rows[0].token));
+        const std::int64_t keys = seen(r, rows[count - 1].token).end - seen(r, rows[0].token).first;
         work += static_cast<double>(count) * static_cast<double>(keys) * static_cast<double>(batch_.query.shape[1] * head_dim_);
         rows = rows.subspan(count);
       }
@@ -147,14 +148,35 @@ class Oracle {
   }
   std::int64_t context_len(std::int64_t r) const { return index_at(batch_.seq_lens, r) - query_len(r); }
 
-  /// Where a query row of request `r` stands in its sequence.
+  /// Where a query row of request `r` stands, counted from the request's first key.
   std::int64_t position(std::int64_t r, std::int64_t token) const {
-    return context_len(r) + token - index_at(batch_.query_start_loc, r);
+    const std::int64_t begin = batch_.key_begin.present() ? index_at(batch_.key_begin, r) : 0;
+    const std::int64_t first = batch_.q_begin.present() ? index_at(batch_.q_begin, r) - begin : context_len(r);
+    return first + token - index_at(batch_.query_start_loc, r);
   }
 
-  /// Keys k <= q_pos with q_pos - k < window are visible: this one up to q_pos.
-  std::int64_t first_visible(std::int64_t q_pos) const {
-    return options_.sliding_window ? std::max<std::int64_t>(0, q_pos - *options_.sliding_window + 1) : 0;
+  bool causal(std::int64_t r) const {
+    if (!batch_.causal.present()) return options_.causal;
+    return static_cast<const std::uint8_t*>(batch_.causal.data)[r * batch_.causal.stride[0]] != 0;
+  }
+
+  /// Keys [first, end) of request `r` that a row sees: k <= q_pos if the request is causal, else k <= q_pos + window_right;
+  /// q_pos - k < sliding_window. first = end, both within the keys, if it sees none.
+  struct Seen {
+    std::int64_t first, end;
+  };
+  Seen seen(std::int64_t r, std::int64_t token) const {
+    const std::int64_t q_pos = position(r, token), num_keys = index_at(batch_.seq_lens, r);
+    Seen keys{0, num_keys};
+    if (options_.sliding_window) keys.first = q_pos - std::min(*options_.sliding_window, kWidestWindow) + 1;
+    if (causal(r)) {
+      keys.end = q_pos + 1;
+    } else if (options_.window_right) {
+      keys.end = q_pos + std::min(*options_.window_right, kWidestWindow) + 1;
+    }
+    keys.first = std::clamp<std::int64_t>(keys.first, 0, num_keys);
+    keys.end = std::clamp<std::int64_t>(keys.end, keys.first, num_keys);
+    return keys;
   }
 
   /// How many of `rows`, the first of which is of request `r`, share a decoded copy: no key may lie unseen between two of them.
@@ -162,7 +184,7 @@ class Oracle {
     const std::int64_t end = index_at(batch_.query_start_loc, r + 1);
     std::size_t n = 1;
     while (n < std::min(rows.size(), kRowsPerTask) && rows[n].token < end &&
-           first_visible(position(r, rows[n].token)) <= position(r, rows[n - 1].token) + 1)
+           seen(r, rows[n].token).first <= seen(r, rows[n - 1].token).end)
       ++n;
     return n;
   }
@@ -189,8 +211,8 @@ class Oracle {
   }
 
   void decode(const Task& task, DecodedKeys& out) const {
-    out.first = first_visible(position(task.req, task.rows.front().token));
-    out.count = position(task.req, task.rows.back().token) + 1 - out.first;
+    out.first = seen(task.req, task.rows.front().token).first;
+    out.count = seen(task.req, task.rows.back().token).end - out.first;
     out.k.resize(static_cast<std::size_t>(blocks(out.count) * head_dim_ * kLanes));
     out.v.resize(static_cast<std::size_t>(blocks(head_dim_) * out.count * kLanes));
     const std::int64_t cached =
@@ -288,8 +310,9 @@ class Oracle {
     row.q_pos = position(task.req, token);
     row.head = task.kv_head * group_ + i % group_;
     row.index = at * batch_.query.shape[1] + row.head;
-    row.first = first_visible(row.q_pos) - keys.first;
-    row.count = row.q_pos + 1 - first_visible(row.q_pos);
+    const Seen visible = seen(task.req, token);
+    row.first = visible.first - keys.first;
+    row.count = visible.end - visible.first;
     row.loses = false;
     row.q.resize(static_cast<std::size_t>(head_dim_));
     const Tensor& t = batch_.query;
@@ -394,6 +417,7 @@ class Oracle {
 
   /// Dims of block `b` of one output row.
   void sum_values(const DecodedKeys& keys, std::int64_t b, const Row& row) const {
+    if (row.count == 0) return;  // the result begins as that of rows without keys
     const double* v = &keys.v[static_cast<std::size_t>((b * keys.count + row.first) * kLanes)];
     Lanes out, absolute, scored, lost{};
     loops_.sum(v, row.weight.data(), row.floored.data(), row.scored.data(), row.count, out, absolute, scored);

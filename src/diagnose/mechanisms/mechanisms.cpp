@@ -71,6 +71,7 @@ const std::map<std::string, std::string, std::less<>>& by_family() {
       {"scores", "factor_scores"},
       {"alibi", "alibi_slope"},
       {"softmax", "normalisation"},
+      {"positions", "positions"},
       {"sinks", "sink"},
       {"scales", "factor_scores"},
       {"formats", "element_type"},
@@ -87,6 +88,8 @@ std::string mechanism_of(const FaultInfo& fault) {
 }
 
 Proposals propose_all(const Scene& scene) {
+  // Mechanisms know causal rows at the end of their keys. Of other rows the catalogue alone has something to say.
+  if (scene.facts.has_masks) return {};
   constexpr std::array kAll = {propose_factor,       propose_normalisation, propose_sink,       propose_score_value,
                                propose_key_range,    propose_key_group,     propose_output_row, propose_query_row,
                                propose_kv_head,      propose_table_row,     propose_page,       propose_page_contents,

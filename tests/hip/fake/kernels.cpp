@@ -27,6 +27,7 @@ namespace {
 using gpu::AppendArgs;
 using gpu::AttendArgs;
 using gpu::MergeArgs;
+using gpu::MergeManyArgs;
 using gpu::ResetArgs;
 
 struct Model {
@@ -51,6 +52,8 @@ constexpr Model kPortable[] = {
      [](const void* a) { gpu::validate_slots(*static_cast<const AppendArgs*>(a)); }},
     {"quire_append", sizeof(AppendArgs), false, 0, [](const void* a) { gpu::append(*static_cast<const AppendArgs*>(a)); }},
     {"quire_merge", sizeof(MergeArgs), false, 0, [](const void* a) { gpu::merge(*static_cast<const MergeArgs*>(a)); }},
+    {"quire_merge_many", sizeof(MergeManyArgs), false, 0,
+     [](const void* a) { gpu::merge_many(*static_cast<const MergeManyArgs*>(a)); }},
     {"quire_check_contents", sizeof(AttendArgs), false, 0,
      [](const void* a) { gpu::check_contents(*static_cast<const AttendArgs*>(a)); }},
 };

@@ -1,0 +1,258 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Decode over a context that several GPUs of one host hold: time beside one GPU's, right against fp64, the same bits on every rank.
+
+usage: torchrun --nproc-per-node 2 bench/gpu/distributed.py --out DIR [--commit TEXT] [--seconds S] [--only NAME]   -> DIR/distributed.json
+       torchrun --nproc-per-node 2 bench/gpu/distributed.py --device cpu --out DIR    the same on gloo, on small sizes: the script's logic
+
+Every time is that of a CUDA graph of several layers, whose caches together are larger than the L2, divided by the layers; one GPU and
+all GPUs are timed in turn, in one run. `exchange_us` is NCCL's all-gather of the same bytes alone, `own_us` a rank's own attention
+alone. `one_us / sharded_us` is the gain; below 1, one GPU is better.
+"""
+import argparse
+import datetime
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+import quire
+import torch
+import torch.distributed as dist
+from quire.distributed import ContextShard, Group, HeadShard, attend, plan
+
+PAGE = 16  # tokens; also the interleave
+L2_BYTES = 60e6  # of an H200; too small a number would time the cache
+# name: (query heads, KV heads, requests, context, targets of sharded / one GPU by issue 26 for two H200 or None)
+CASES = {
+    "B1 1M": (32, 8, 1, 1 << 20, 0.54),
+    "B1 128k": (32, 8, 1, 1 << 17, 0.70),
+    "B1 32k": (32, 8, 1, 1 << 15, None),
+    "B1 8k": (32, 8, 1, 1 << 13, None),
+    "B8 128k": (32, 8, 8, 1 << 17, 0.56),
+    "B64 8k": (32, 8, 64, 1 << 13, None),
+}
+HEAD_CASES = {"B64 8k, TP": (32, 8, 64, 1 << 13, 0.52)}
+SMALL = {"B1 1k": (4, 2, 1, 1 << 10, None), "B3 200": (4, 2, 3, 200, None)}
+
+
+class Timer:
+    """Median seconds of a function, captured in a graph where there is a GPU."""
+
+    def __init__(self, device: torch.device, seconds: float):
+        self.device, self.seconds = device, seconds
+
+    def __call__(self, layers: int, step) -> float:
+        step()
+        if self.device.type == "cpu":
+            started = time.perf_counter()
+            step()
+            return (time.perf_counter() - started) / layers
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        graph.replay()
+        torch.cuda.synchronize()
+        dist.barrier()
+        times, deadline = [], time.perf_counter() + self.seconds
+        turns = torch.zeros(1, device=self.device)
+        while True:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3 / layers)
+            turns[0] = float(time.perf_counter() < deadline or len(times) < 5)
+            dist.broadcast(turns, 0)  # all ranks replay equally often
+            if not turns.item():
+                return statistics.median(times)
+
+
+def caches(name: str, layers: int, device: torch.device, dtype: torch.dtype):
+    """Whole caches of one layer after the other, the same on every rank."""
+    _, kv_heads, requests, context, _ = {**CASES, **HEAD_CASES, **SMALL}[name]
+    pages = requests * -(-context // PAGE)
+    for layer in range(layers):
+        torch.manual_seed(layer)
+        yield tuple(torch.randn(pages, PAGE, kv_heads, 128, dtype=dtype, device=device) for _ in range(2))
+
+
+def fp64_row(query, k, v):
+    """Attention of one row [heads, dim] over all keys [tokens, kv_heads, dim]: (out, its bound on sum p|v|)."""
+    group = query.shape[0] // k.shape[1]
+    outs, bounds = [], []
+    for h in range(k.shape[1]):
+        keys, values = k[:, h].double(), v[:, h].double()
+        p = torch.softmax(query[h * group : (h + 1) * group].double() @ keys.T / 128**0.5, -1)
+        outs.append(p @ values)
+        bounds.append(p @ values.abs())
+    return torch.cat(outs), torch.cat(bounds)
+
+
+def worst_ratio(out, query, k, v, context: int, partials: str) -> float:
+    """Largest error of request 0 over its tolerance: the rounding of the output (and of a partial result), and f32 sums."""
+    expected, bound = fp64_row(query[0], k.reshape(-1, *k.shape[2:])[:context], v.reshape(-1, *v.shape[2:])[:context])
+    unit = 2.0**-8 * (2 if partials == "query" else 1)
+    # f32 sums of `context` terms in blocks; weights rounded to 16 bits by tensor-core kernels (decision 13 and numerics.md)
+    tolerance = unit * expected.abs() + (2.0**-24 * (32 + 8 * context**0.5) + 2.0**-9) * bound
+    return float(((out[0].double() - expected).abs() / tolerance).max())
+
+
+def measure(name: str, group: Group, device: torch.device, timer: Timer, partials: str) -> dict:
+    heads, kv_heads, requests, context, target = {**CASES, **SMALL}[name]
+    dtype = torch.bfloat16
+    pages = -(-context // PAGE)
+    layers = max(1, min(8, int(2 * L2_BYTES * group.world / (requests * context * kv_heads * 128 * 4)) + 1))
+    shard = ContextShard(group.rank, group.world, PAGE)
+    query = torch.randn(requests, heads, 128, dtype=dtype, device=device, generator=torch.Generator(device).manual_seed(99))
+    starts = torch.arange(requests + 1, dtype=torch.int32, device=device)
+    lens = torch.full((requests,), context, dtype=torch.int32, device=device)
+    table = torch.arange(requests * pages, dtype=torch.int32, device=device).reshape(requests, pages)
+    whole = list(caches(name, layers, device, dtype))
+    per_request = [[c.reshape(requests, pages, *c.shape[1:])[:, group.rank :: group.world] for c in kv] for kv in whole]
+    own = [[c.reshape(-1, *c.shape[2:]).contiguous() for c in kv] for kv in per_request]
+    own_table = torch.arange(own[0][0].shape[0], dtype=torch.int32, device=device).reshape(requests, -1)
+
+    def batch(out, of_table):
+        return quire.Batch(query=query, output=out, query_start_loc=starts, seq_lens=lens, block_table=of_table)
+
+    one_out, out = torch.full_like(query, float("nan")), torch.full_like(query, float("nan"))
+    one_batch, sharded_batch = batch(one_out, table), batch(out, own_table)
+    one_caches, own_caches = ([quire.KVCache(*kv) for kv in kvs] for kvs in (whole, own))
+    one_plan = quire.plan(one_batch, one_caches[0], max_query_len=1, max_seq_len=context)
+    workspace = torch.empty(max(one_plan.workspace_bytes, 64), dtype=torch.uint8, device=device)
+    step = plan(sharded_batch, own_caches[0], group=group, shard=shard, exchange="all_gather", partials=partials)
+
+    def one():
+        for cache in one_caches:
+            quire.attend(one_batch, cache, plan=one_plan, workspace=workspace)
+
+    def sharded():
+        for cache in own_caches:
+            attend(sharded_batch, cache, group=group, plan=step)
+
+    def own_part():
+        buffer = step.layout.empty(query)
+        o, lse = step.layout.views(buffer, dtype)
+        mine = quire.Batch(query=query, output=o, lse=lse, **step.indices)
+        for cache in own_caches:
+            quire.attend(mine, cache, plan=step.local, workspace=step.workspace)
+
+    sent = torch.zeros(step.layout.bytes // 4, device=device)
+    received = torch.zeros(group.world * len(sent), device=device)
+
+    def exchange():
+        for _ in range(layers):
+            dist.all_gather_into_tensor(received, sent)
+
+    seconds = {"one_us": timer(layers, one), "sharded_us": timer(layers, sharded), "own_us": timer(layers, own_part)}
+    seconds["exchange_us"] = timer(layers, exchange)
+    seconds["one_again_us"] = timer(layers, one)
+    bits = torch.empty((group.world, *out.shape), dtype=dtype, device=device)
+    dist.all_gather_into_tensor(bits.reshape(-1).view(torch.uint8), out.reshape(-1).view(torch.uint8))
+    last_k, last_v = whole[-1]
+    return {
+        "case": name,
+        "problem": f"q=bf16 heads={heads}:{kv_heads} d=128 page={PAGE} reqs={requests}x1@{context - 1}",
+        "ranks": group.world,
+        "partials": partials,
+        "layers": layers,
+        "one_kernel": one_plan.kernel,
+        "own_kernel": step.local.kernel,
+        "exchange_bytes": step.layout.bytes,
+        **{key: round(1e6 * value, 2) for key, value in seconds.items()},
+        "sharded_over_one": round(seconds["sharded_us"] / min(seconds["one_us"], seconds["one_again_us"]), 3),
+        "target": target,
+        "worst_error_ratio": round(worst_ratio(out, query, last_k[:pages], last_v[:pages], context, partials), 3),
+        "same_bits": bool((bits.view(torch.int16) == bits[0].view(torch.int16)).all()),
+    }
+
+
+def measure_heads(name: str, group: Group, device: torch.device, timer: Timer) -> dict:
+    """Tensor parallel: this rank's share of the heads beside all of them."""
+    heads, kv_heads, requests, context, target = {**HEAD_CASES, **SMALL}[name]
+    mine, pages = HeadShard(group.rank, group.world, heads, kv_heads), -(-context // PAGE)
+    query = torch.randn(requests, heads, 128, dtype=torch.bfloat16, device=device)
+    starts = torch.arange(requests + 1, dtype=torch.int32, device=device)
+    lens = torch.full((requests,), context, dtype=torch.int32, device=device)
+    table = torch.arange(requests * pages, dtype=torch.int32, device=device).reshape(requests, pages)
+    ((k, v),) = caches(name, 1, device, torch.bfloat16)
+    own_k, own_v = (c[:, :, mine.kv_heads].contiguous() for c in (k, v))
+    seconds = {}
+    for key, q, kk, vv in (("one_us", query, k, v), ("sharded_us", query[:, mine.q_heads].contiguous(), own_k, own_v)):
+        batch = quire.Batch(query=q, output=torch.empty_like(q), query_start_loc=starts, seq_lens=lens, block_table=table)
+        cache = quire.KVCache(kk, vv)
+        made = quire.plan(batch, cache, max_query_len=1, max_seq_len=context)
+        space = torch.empty(max(made.workspace_bytes, 64), dtype=torch.uint8, device=device)
+        seconds[key] = timer(1, lambda b=batch, c=cache, p=made, s=space: quire.attend(b, c, plan=p, workspace=s))
+    return {
+        "case": name,
+        "problem": f"q=bf16 heads={heads}:{kv_heads} d=128 page={PAGE} reqs={requests}x1@{context - 1}",
+        "ranks": group.world,
+        **{key: round(1e6 * value, 2) for key, value in seconds.items()},
+        "sharded_over_one": round(seconds["sharded_us"] / seconds["one_us"], 3),
+        "target": target,
+    }
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second that a copy reads and writes: the ceiling of this card in this run."""
+    a = torch.empty(1 << 28 if device.type == "cuda" else 1 << 20, device=device)
+    b = torch.empty_like(a)
+    b.copy_(a)
+    if device.type == "cpu":
+        return 0.0
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(10):
+        b.copy_(a)
+    end.record()
+    end.synchronize()
+    return 10 * 2 * a.numel() * 4 / (begin.elapsed_time(end) / 1e3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each timing")
+    parser.add_argument("--only")
+    args = parser.parse_args()
+    on_gpu = args.device == "cuda"
+    rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    group = Group.from_torch(timeout=60)
+    timer = Timer(device, args.seconds)
+    result = {
+        "schema": "quire.distributed_bench/1",
+        "date": datetime.date.today().isoformat(),
+        "commit": args.commit,
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "torch": torch.__version__,
+        "copy_bytes_per_s": copy_bandwidth(device),
+        "rows": [],
+    }
+    names = [n for n in (CASES if on_gpu else SMALL) if args.only in (None, n)]
+    jobs = [(measure, name, partials) for name in names for partials in ("query", "f32")]
+    jobs += [(measure_heads, name, None) for name in (HEAD_CASES if on_gpu else SMALL) if args.only in (None, name)]
+    for function, name, partials in jobs:
+        row = function(name, group, device, timer, *([partials] if partials else []))
+        result["rows"].append(row)
+        if rank == 0:
+            print(json.dumps(row), flush=True)
+            args.out.mkdir(parents=True, exist_ok=True)
+            (args.out / "distributed.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

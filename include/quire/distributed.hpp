@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention whose heads or contexts are spread over ranks: who holds what, as pure data, and what ranks tell each other.
+//
+// A context shard owns positions by one function of (rank, world, interleave). Positions stay global; a rank counts the positions
+// that it holds, in order, by a local index:
+//
+//   owner(p)           = p / interleave mod world                                  interleaved, the order of vLLM's DCP
+//                      = min(p / span, world - 1)                                  contiguous (span > 0)
+//   local_index(p)     = positions below p that owner(p) holds
+//   local_length(n)    = positions below n that this rank holds
+//   global_position(j) = the position that has local index j on this rank
+//
+// Each rank attends to its own keys with lse, in f32; merge_many() (attention.hpp) combines the partial results in rank order, so
+// every rank has the same bits whatever arrives first.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quire/attention.hpp"
+#include "quire/contract.hpp"
+#include "quire/status.hpp"
+
+namespace quire {
+
+/// Which positions of every request this rank holds. Rules Q-D01 and Q-D02 say what is valid; the functions need a valid shard
+/// and positions, lengths and indices >= 0.
+struct ContextShard {
+  std::int32_t rank = 0;
+  std::int32_t world = 1;  ///< ranks that hold one context together
+  std::int64_t interleave =
+      1;                  ///< tokens that lie together before the next rank's begin; a multiple of the page size shards pages
+  std::int64_t span = 0;  ///< > 0: contiguous; rank k holds [k * span, (k + 1) * span), the last rank also what follows
+
+  constexpr bool contiguous() const noexcept { return span > 0; }
+  /// Tokens of one run.
+  constexpr std::int64_t run() const noexcept { return contiguous() ? span : interleave; }
+
+  constexpr std::int32_t owner(std::int64_t position) const noexcept {
+    const std::int64_t turn = position / run();
+    return static_cast<std::int32_t>(contiguous() ? std::min<std::int64_t>(turn, world - 1) : turn % world);
+  }
+  constexpr bool holds(std::int64_t position) const noexcept { return owner(position) == rank; }
+
+  /// On the rank that holds it.
+  constexpr std::int64_t local_index(std::int64_t position) const noexcept {
+    if (contiguous()) return position - owner(position) * span;
+    return position / (interleave * world) * interleave + position % interleave;
+  }
+
+  constexpr std::int64_t local_length(std::int64_t length) const noexcept {
+    if (contiguous()) {
+      const std::int64_t behind = std::max<std::int64_t>(length - rank * span, 0);
+      return rank + 1 < world ? std::min(behind, span) : behind;
+    }
+    const std::int64_t round = interleave * world;
+    return length / round * interleave + std::clamp<std::int64_t>(length % round - rank * interleave, 0, interleave);
+  }
+
+  constexpr std::int64_t global_position(std::int64_t local) const noexcept {
+    if (contiguous()) return rank * span + local;
+    return (local / interleave * world + rank) * interleave + local % interleave;
+  }
+
+  friend constexpr bool operator==(const ContextShard&, const ContextShard&) noexcept = default;
+};
+
+/// Which heads this rank computes (tensor parallel). world divides num_kv_heads, or is a multiple of it: then several ranks hold
+/// the same KV head and share its query heads (Q-D03).
+struct HeadShard {
+  std::int32_t rank = 0;
+  std::int32_t world = 1;
+  std::int64_t num_q_heads = 1;
+  std::int64_t num_kv_heads = 1;
+
+  constexpr std::int64_t q_heads() const noexcept { return num_q_heads / world; }
+  constexpr std::int64_t first_q_head() const noexcept { return rank * q_heads(); }
+  constexpr std::int64_t kv_heads() const noexcept { return std::max<std::int64_t>(num_kv_heads / world, 1); }
+  constexpr std::int64_t first_kv_head() const noexcept { return first_q_head() / (num_q_heads / num_kv_heads); }
+
+  friend constexpr bool operator==(const HeadShard&, const HeadShard&) noexcept = default;
+};
+
+/// Rules Q-D01 and Q-D02, and Q-D04 if a page size is given (0 = not).
+Findings check_shard(const ContextShard& shard, std::int64_t page_size = 0);
+/// Rules Q-D01 and Q-D03.
+Findings check_shard(const HeadShard& shard);
+/// Rule Q-D06: slot_mapping[t] >= 0 exactly where the rank holds positions[t]. Sizes are equal.
+Findings check_shard_slots(const ContextShard& shard, std::span<const std::int64_t> slot_mapping,
+                           std::span<const std::int64_t> positions);
+/// Rule Q-D05: what every rank said about one step. facts[k * names.size() + i] is fact i of rank k; rank 0's are expected of
+/// all.
+Findings check_ranks(std::span<const std::string> names, std::span<const std::int64_t> facts);
+
+/// Slots of tokens in this rank's cache: slot = page * page_size + offset of the token's local index, -1 where another rank holds
+/// the position. requests[t] is the token's row of `local_table` [*, pages_per_request], which holds pages of this rank's cache.
+Result<std::vector<std::int64_t>> local_slots(const ContextShard& shard, std::span<const std::int64_t> positions,
+                                              std::span<const std::int64_t> requests, std::span<const std::int64_t> local_table,
+                                              std::int64_t pages_per_request, std::int64_t page_size);
+
+/// The pages of a global block table [*, pages_per_request] that this rank holds, in order; places past the last page of a
+/// request are -1. Whole pages only (Q-D04): interleave or span is a multiple of page_size. lengths: tokens of each request.
+struct LocalTable {
+  std::vector<std::int64_t> pages;
+  std::int64_t pages_per_request = 0;
+};
+Result<LocalTable> local_table(const ContextShard& shard, std::span<const std::int64_t> table, std::int64_t pages_per_request,
+                               std::span<const std::int64_t> lengths, std::int64_t page_size);
+
+/// The lengths of one rank's batch: the rows of the whole batch, over the keys that the rank holds. Requests are causal.
+///
+/// A contiguous shard keeps the requests; key_begin and q_begin say where keys and rows stand. In an interleaved shard the keys
+/// that a row sees are the first local_length(q_pos + 1) ones, and the rows of a request fall into segments, each of which
+/// becomes a request of its own with the same pages:
+///
+///     rows while another rank's run passes    all see the same keys: not causal
+///     rows in a run of this rank              each sees one key more than the row before: causal, at the end of its keys
+///     with a sliding window                   every row alone: not causal, q_begin placed so that the window ends at its last
+///     key
+struct LocalLengths {
+  std::vector<std::int64_t> query_start_loc;  ///< [segments + 1]
+  std::vector<std::int64_t> seq_lens;         ///< [segments] keys on this rank
+  std::vector<std::int64_t> request;          ///< [segments] the request of the whole batch that the segment belongs to
+  std::vector<std::uint8_t> causal;           ///< [segments]
+  std::vector<std::int64_t> q_begin;          ///< [segments], or empty = absent
+  std::vector<std::int64_t> key_begin;        ///< [segments], or empty = absent
+};
+/// query_start_loc [num_reqs + 1] and seq_lens [num_reqs] are those of the whole batch, in tokens. invalid_argument names the
+/// entry that makes no sense.
+Result<LocalLengths> local_lengths(const ContextShard& shard, std::span<const std::int64_t> query_start_loc,
+                                   std::span<const std::int64_t> seq_lens, std::optional<std::int64_t> sliding_window = {});
+
+/// What ranks exchange with each other. Every rank makes the same calls in the same order. A call that does not come to an end
+/// within the time limit of the communicator fails on every rank that waits, and its message names the ranks that are missing.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual std::int32_t rank() const noexcept = 0;
+  virtual std::int32_t world() const noexcept = 0;
+  /// received = the `sent` bytes of rank 0, 1, ...; received.size() == world * sent.size(). They may not overlap.
+  virtual Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received) = 0;
+  /// Part k of `sent` goes to rank k; part k of `received` comes from rank k. Both have world equal parts.
+  virtual Status all_to_all(std::span<const std::byte> sent, std::span<std::byte> received) = 0;
+  /// This rank cannot go on: calls of all ranks fail from now on, and name it with this reason.
+  virtual void fail(std::string_view reason) = 0;
+};
+
+/// The ranks of one process: each thread uses its own. Rank i is element i.
+Result<std::vector<std::unique_ptr<Communicator>>> local_group(std::int32_t world, std::chrono::milliseconds limit);
+
+struct ShardedSettings {
+  Executor* executor = nullptr;  ///< null = default_executor()
+  bool own_heads =
+      false;  ///< output holds this rank's share of the query heads only: [num_tokens, num_q_heads / world, head_dim]
+  bool swap_heads =
+      false;  ///< all-to-all instead of all-gather: rank k receives and merges its share of the heads; the same bits
+  bool check_ranks =
+      true;  ///< lengths, options, types and sizes are compared over the ranks first (Q-D05), by one small exchange
+};
+
+/// Softmax attention for every request of the batch, whose keys are spread over the ranks of `group`; host memory.
+///
+///     o_k, lse_k = attention over the keys of rank k         f32, natural logarithm; no key: 0, -inf
+///     out        = sum_k o_k exp(lse_k - lse)                lse = log sum_k exp(lse_k), in rank order
+///
+/// batch: query_start_loc and seq_lens of the whole requests; block_table [num_reqs, pages] of this rank's own cache, whose page
+/// j holds local indices [j * page_size, (j + 1) * page_size); every key is in the cache of its rank. output (and lse, if given)
+/// as ShardedSettings says. All ranks call it; outputs have the same bits on every rank. A rank that is refused makes the others
+/// fail with rank_failed. Sinks count on rank 0. ALiBi needs a contiguous shard.
+Status attend_sharded(Communicator& group, const ContextShard& shard, const Batch& batch, const KVCache& cache,
+                      const Options& options, const ShardedSettings& settings = {});
+
+}  // namespace quire

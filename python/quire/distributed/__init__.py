@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention whose heads or contexts are spread over processes: torch.distributed (NCCL, gloo), MPI, or threads for tests.
+
+::
+
+    group = quire.distributed.Group.from_torch()                          # or .from_mpi(), .local(4)
+    shard = quire.distributed.ContextShard(group.rank, group.world, interleave=16)
+    slots = shard.slots(positions, requests, block_table, page_size)      # -1 where another rank holds the token
+    quire.append(cache, key, value, slots)
+    out = quire.distributed.attend(batch, cache, options, group=group, shard=shard)
+
+Each rank attends to the keys that it holds, in f32 with lse; one exchange follows, and :func:`quire.merge_many` combines the partial
+results in rank order: every rank has the same bits. A rank that fails, or does not come in time, makes every rank raise
+:class:`quire.RankError`, which names it. Heads (tensor parallel, :class:`HeadShard`) need no exchange at all.
+"""
+
+from quire.distributed._attend import ShardedPlan, attend, plan
+from quire.distributed._exchange import Exchange
+from quire.distributed._groups import Group
+from quire.distributed._shards import ContextShard, HeadShard, shards
+
+__all__ = ["ContextShard", "Exchange", "Group", "HeadShard", "ShardedPlan", "attend", "plan", "shards"]

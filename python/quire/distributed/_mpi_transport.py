@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of an MPI communicator, through mpi4py. The mailbox is messages to every other rank."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from quire.distributed._local_transport import as_bytes
+from quire.errors import UnsupportedError
+
+_TAG = 7701  # of mailbox messages, on a communicator of their own
+
+
+def _import_mpi() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # RuntimeError: no MPI library was found
+        raise UnsupportedError(f"Group.from_mpi: mpi4py is not usable ({error}); pip install mpi4py, and an MPI library") from error
+    return MPI
+
+
+class _Request:
+    def __init__(self, request: Any, keep: Any):
+        self._request, self._keep = request, keep
+
+    def wait(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        pause = 0.0
+        while not self._request.Test():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)  # 0 at first: an exchange of a step takes less than a timer's resolution
+            pause = min(pause + 2e-6, 1e-3)
+        return True
+
+
+class MpiTransport:
+    name = "mpi"
+    keeper = -1
+    latency = 10e-6  # of a collective between processes of one host; a guess, which only the choice of exchanges reads
+    bandwidth = 2e9  # as above
+
+    def __init__(self, comm: Any):
+        mpi = _import_mpi()
+        comm = mpi.COMM_WORLD if comm is None else comm
+        self._data, self._mail = comm.Dup(), comm.Dup()
+        self.rank, self.world = comm.Get_rank(), comm.Get_size()
+        self._byte = mpi.BYTE
+        self._sent: list[Any] = []
+        self._box: dict[tuple[int, str], str] = {}
+
+    def all_gather(self, sent: Any, received: Any) -> _Request:
+        part, whole = as_bytes(sent), as_bytes(received)
+        return _Request(self._data.Iallgather([part, self._byte], [whole, self._byte]), (part, whole))
+
+    gather_record = all_gather
+
+    def all_to_all(self, sent: Any, received: Any) -> _Request:
+        parts, whole = as_bytes(sent), as_bytes(received)
+        return _Request(self._data.Ialltoall([parts, self._byte], [whole, self._byte]), (parts, whole))
+
+    def post(self, key: str, text: str) -> None:
+        message = np.frombuffer(f"{key}\n{text}".encode(), np.uint8).copy()
+        for rank in range(self.world):
+            if rank != self.rank:
+                self._sent.append((self._mail.Isend([message, self._byte], dest=rank, tag=_TAG), message))
+
+    def read(self, rank: int, key: str) -> str | None:
+        while self._mail.Iprobe(source=rank, tag=_TAG):
+            message = bytearray(4096)
+            self._mail.Recv([message, self._byte], source=rank, tag=_TAG)
+            found, _, text = bytes(message).rstrip(b"\0").decode(errors="replace").partition("\n")
+            self._box[rank, found] = text
+        return self._box.get((rank, key))

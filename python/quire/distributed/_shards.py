@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who holds what: pure data. Every function takes integers, NumPy arrays or torch tensors, on any device, and copies nothing there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from quire import _quire
+from quire._messages import shown
+from quire.errors import ArgumentError
+
+
+def _integers(of: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(of, name)
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise ArgumentError(f"{type(of).__name__}: {name}: {shown(value)}, expected an integer")
+        object.__setattr__(of, name, int(value))
+
+
+def _clip(values: Any, low: int, high: int | None) -> Any:
+    """high None: any number above."""
+    if not isinstance(values, int):
+        return values.clip(low, high)
+    return max(values, low) if high is None else min(max(values, low), high)
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextShard:
+    """Which positions of every request a rank holds. Positions stay global; a rank counts those that it holds by a local index.
+
+        owner(p) = p // interleave % world                    interleaved: the order of vLLM's decode context parallel
+                 = min(p // span, world - 1)                  contiguous (span > 0): the last rank also holds what follows
+
+    interleave: tokens that lie together before the next rank's begin (>= 1). A multiple of the page size shards whole pages.
+    Raises ContractError (Q-D01, Q-D02), ArgumentError.
+    """
+
+    rank: int
+    world: int
+    interleave: int = 1
+    span: int = 0
+
+    def __post_init__(self) -> None:
+        _integers(self, "rank", "world", "interleave", "span")
+        _quire.check_context_shard(self.rank, self.world, self.interleave, self.span, 0).raise_if_any()
+
+    @classmethod
+    def contiguous(cls, rank: int, world: int, span: int) -> ContextShard:
+        """Rank k holds positions [k * span, (k + 1) * span), the last rank also all that follow. span >= 1."""
+        if not isinstance(span, bool) and hasattr(span, "__index__") and int(span) < 1:
+            raise ArgumentError(f"ContextShard.contiguous: span: {span}, expected at least 1")
+        return cls(rank, world, span=span)
+
+    @property
+    def run(self) -> int:
+        """Tokens of one run."""
+        return self.span or self.interleave
+
+    def of_rank(self, rank: int) -> ContextShard:
+        """The shard of another rank of the same world."""
+        return dataclasses.replace(self, rank=rank)
+
+    def owner(self, positions: Any) -> Any:
+        """The rank that holds each position (>= 0)."""
+        turn = positions // self.run
+        return _clip(turn, 0, self.world - 1) if self.span else turn % self.world
+
+    def holds(self, positions: Any) -> Any:
+        """Whether this rank holds each position."""
+        return self.owner(positions) == self.rank
+
+    def local_index(self, positions: Any) -> Any:
+        """How many positions below each one its owner holds: the place in the owner's cache."""
+        if self.span:
+            return positions - self.owner(positions) * self.span
+        return positions // (self.interleave * self.world) * self.interleave + positions % self.interleave
+
+    def local_length(self, lengths: Any) -> Any:
+        """How many of the positions [0, length) this rank holds."""
+        if self.span:
+            last = self.rank + 1 == self.world
+            return _clip(lengths - self.rank * self.span, 0, None if last else self.span)
+        round_ = self.interleave * self.world
+        return lengths // round_ * self.interleave + _clip(lengths % round_ - self.rank * self.interleave, 0, self.interleave)
+
+    def global_position(self, indices: Any) -> Any:
+        """The position that has each local index on this rank."""
+        if self.span:
+            return self.rank * self.span + indices
+        return (indices // self.interleave * self.world + self.rank) * self.interleave + indices % self.interleave
+
+    def slots(self, positions: Any, requests: Any, block_table: Any, page_size: int) -> Any:
+        """Slots in this rank's cache for tokens at ``positions`` of requests ``requests`` (rows of ``block_table``), -1 where another
+        rank holds the position.
+
+        block_table: [num_reqs, pages]: pages of this rank's cache, in the order of local indices. One table serves all ranks if
+        they hand out pages alike: page j of a request then stands for ``world * page_size`` tokens, as in vLLM.
+        """
+        local = self.local_index(positions)
+        held = self.holds(positions)
+        page = local // page_size * held
+        slots = block_table[requests, page] * page_size + local % page_size
+        return held * (slots + 1) - 1
+
+    def block_table(self, table: Any, page_size: int) -> Any:
+        """The pages of a global table [num_reqs, pages] that this rank holds, in order: columns of the table. Whole pages only.
+
+        Raises ContractError (Q-D04) unless interleave or span is a multiple of page_size."""
+        _quire.check_context_shard(self.rank, self.world, self.interleave, self.span, page_size).raise_if_any()
+        columns = range(table.shape[1])
+        return table[:, [j for j in columns if self.holds(j * page_size)]]
+
+    def check_slots(self, slot_mapping: Any, positions: Any) -> Any:
+        """Findings of rule Q-D06: slots are given for the positions that this rank holds, and for no others."""
+        return _quire.check_shard_slots(self.rank, self.world, self.interleave, self.span, slot_mapping, positions)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadShard:
+    """Which heads a rank computes (tensor parallel). Nothing is exchanged: slices of query, cache and output are enough.
+
+    world divides num_kv_heads, or is a multiple of it: then several ranks hold the same KV head and share its query heads.
+    Raises ContractError (Q-D01, Q-D03), ArgumentError.
+    """
+
+    rank: int
+    world: int
+    num_q_heads: int
+    num_kv_heads: int
+
+    def __post_init__(self) -> None:
+        _integers(self, "rank", "world", "num_q_heads", "num_kv_heads")
+        _quire.check_head_shard(self.rank, self.world, self.num_q_heads, self.num_kv_heads).raise_if_any()
+
+    @property
+    def q_heads(self) -> slice:
+        """This rank's query heads."""
+        count = self.num_q_heads // self.world
+        return slice(self.rank * count, (self.rank + 1) * count)
+
+    @property
+    def kv_heads(self) -> slice:
+        """The KV heads that its query heads read."""
+        first = self.q_heads.start // (self.num_q_heads // self.num_kv_heads)
+        return slice(first, first + max(self.num_kv_heads // self.world, 1))
+
+
+def shards(rank: int, world: int, num_q_heads: int, num_kv_heads: int, *, contexts: int = 1, interleave: int = 1) -> tuple[HeadShard, ContextShard]:
+    """Heads and contexts sharded at once: ``contexts`` neighbouring ranks hold one context together, and the groups of them share
+    the heads. Returns (HeadShard, ContextShard) of ``rank`` in [0, world); contexts divides world.
+
+    Rank k is rank k % contexts of its context, and rank k // contexts of the heads.
+    """
+    if contexts < 1 or world % contexts != 0:
+        raise ArgumentError(f"shards: contexts: {contexts}, expected a divisor of world = {world}")
+    return (
+        HeadShard(rank // contexts, world // contexts, num_q_heads, num_kv_heads),
+        ContextShard(rank % contexts, contexts, interleave),
+    )

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that are processes, by torch.distributed (gloo) and by MPI: right, equal, and no deadlock whoever fails or dies."""
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).parent / "distributed_worker.py"
+PATIENCE = 120  # seconds until a test says deadlock; starting torch four times on a busy machine takes half of it
+
+has_torch = importlib.util.find_spec("torch") is not None
+gloo = pytest.mark.skipif(not has_torch, reason="torch is not installed: no gloo; pip install torch runs these tests")
+mpiexec = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+mpi = pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or mpiexec is None,
+    reason="mpi4py or mpiexec is not installed; pip install mpi4py mpich runs these tests",
+)
+
+
+def environment():
+    here = str(WORKER.parent)
+    paths = [here, *(p for p in sys.path if p)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "QUIRE_NUM_THREADS": "1"}
+
+
+def parsed(text):
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in lines]
+
+
+def run_gloo(world, scenario):
+    """What each rank printed, by rank; ranks that died are left out."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {**environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+    command = [sys.executable, str(WORKER), "gloo", scenario]
+    ranks = [
+        subprocess.Popen(command, env={**common, "RANK": str(k)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for k in range(world)
+    ]
+    said, errors = {}, []
+    try:
+        for rank in ranks:
+            out, err = rank.communicate(timeout=PATIENCE)
+            errors.append(err)
+            said.update({line["rank"]: line for line in parsed(out)})
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"deadlock: after {PATIENCE} s only ranks {sorted(said)} have ended")
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert said, "\n".join(errors)
+    return said
+
+
+def run_mpi(world, scenario):
+    command = [mpiexec, "-n", str(world), sys.executable, "-m", "mpi4py", str(WORKER), "mpi", scenario]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    return {line["rank"]: line for line in parsed(done.stdout)}, done
+
+
+def equal_digests(said, world):
+    assert sorted(said) == list(range(world)), said
+    for rank in said.values():
+        assert "error" not in rank, rank
+        assert rank["result"] == said[0]["result"]
+    results = said[0]["result"]
+    for name, digest in results.items():
+        assert digest == results[name.rsplit(" ", 1)[0] + " all_gather"]
+
+
+@gloo
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_gloo_is_right_and_equal(world):
+    equal_digests(run_gloo(world, "right"), world)
+
+
+@gloo
+def test_torch_tensors_travel():
+    said = run_gloo(2, "torch_tensors")
+    assert said[0]["result"] == said[1]["result"] and "error" not in said[0]
+
+
+@gloo
+def test_gloo_ranks_that_disagree():
+    said = run_gloo(3, "page_size")
+    assert sorted(said) == [0, 1, 2]
+    for rank in said.values():
+        assert rank["rule"] == "Q-D05" and rank["text"] == "Q-D05 page_size: 16 on rank 1, expected 8 as on rank 0", rank
+        assert rank["seconds"] < 6
+
+
+@gloo
+def test_gloo_a_rank_that_throws_before_the_exchange():
+    said = run_gloo(3, "throws")
+    for rank in (0, 2):
+        assert said[rank]["text"] == "agree: rank 1 did not come within 6 s" and said[rank]["ranks"] == [1], said[rank]
+        assert said[rank]["seconds"] < 12
+
+
+@gloo
+def test_gloo_a_rank_that_throws_under_guard_is_named_at_once():
+    said = run_gloo(3, "throws_guarded")
+    assert said[1]["error"] == "ValueError"
+    for rank in (0, 2):
+        assert said[rank]["text"] == "rank 1 failed: ValueError: no pages left" and said[rank]["seconds"] < 5, said[rank]
+
+
+@gloo
+@pytest.mark.parametrize("scenario, dead", [("dies", 1), ("dies_in_attention", 1), ("first_dies", 0)])
+def test_gloo_a_rank_that_dies(scenario, dead):
+    said = run_gloo(3, scenario)
+    assert sorted(said) == sorted({0, 1, 2} - {dead}), said
+    for rank in said.values():
+        assert rank["error"] == "RankError" and f"rank {dead}" in rank["text"], rank
+        assert rank["seconds"] < 15
+
+
+@mpi
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_mpi_is_right_and_equal(world):
+    said, done = run_mpi(world, "right")
+    assert done.returncode == 0, done.stderr
+    equal_digests(said, world)
+
+
+@mpi
+def test_mpi_ranks_that_disagree():
+    said, done = run_mpi(2, "page_size")
+    assert said and done.returncode != 0
+    for rank in said.values():
+        assert rank["text"] == "Q-D05 page_size: 16 on rank 1, expected 8 as on rank 0", rank
+
+
+@mpi
+def test_mpi_a_rank_that_throws():
+    said, done = run_mpi(3, "throws_guarded")
+    assert done.returncode != 0
+    texts = {rank["text"] for k, rank in said.items() if k != 1}
+    assert texts <= {"rank 1 failed: ValueError: no pages left"}
+
+
+@mpi
+def test_mpi_a_rank_that_dies_ends_the_job():
+    said, done = run_mpi(3, "dies")
+    assert done.returncode != 0
+    assert all(rank["error"] == "RankError" for rank in said.values())

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that are not causal, rows that stand elsewhere, shards of a context: against a dense softmax in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import quire
+
+
+def _batch(query_lens, seq_lens, seed=0, heads=4, kv_heads=2, dim=16, page=8, **more):
+    """A batch over a cache whose every page is its own, and K and V of each request as [seq_len, kv_heads, dim]."""
+    rng = np.random.default_rng(seed)
+    pages_of = [-(-n // page) for n in seq_lens]
+    num_pages = sum(pages_of) + 1
+    k, v = rng.standard_normal((2, num_pages, page, kv_heads, dim), np.float32)
+    order = rng.permutation(num_pages)
+    table = np.full((len(seq_lens), max([1, *pages_of])), 2**30, np.int32)
+    keys, values, at = [], [], 0
+    for r, (n, used) in enumerate(zip(seq_lens, pages_of)):
+        table[r, :used] = order[at : at + used]
+        keys.append(k[table[r, :used]].reshape(-1, kv_heads, dim)[:n])
+        values.append(v[table[r, :used]].reshape(-1, kv_heads, dim)[:n])
+        at += used
+    starts = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
+    query = rng.standard_normal((starts[-1], heads, dim), np.float32)
+    lse = np.empty((starts[-1], heads), np.float32)
+    batch = quire.Batch(
+        query=query, query_start_loc=starts, seq_lens=np.array(seq_lens, np.int32), block_table=table, lse=lse, **more
+    )
+    return batch, quire.KVCache(k, v), keys, values
+
+
+def _dense(query, keys, values, visible):
+    """Softmax over the keys that ``visible`` [rows, keys] marks, in float64; 0 where there are none."""
+    group = query.shape[1] // keys.shape[1]
+    out, lse = np.zeros(query.shape), np.full(query.shape[:2], -np.inf)
+    for h in range(query.shape[1]):
+        scores = query[:, h].astype(np.float64) @ keys[:, h // group].astype(np.float64).T / np.sqrt(query.shape[2])
+        weights = np.where(visible, np.exp(scores), 0)
+        total = weights.sum(axis=1)
+        some = total > 0
+        out[some, h] = (weights[some] / total[some, None]) @ values[:, h // group].astype(np.float64)
+        lse[some, h] = np.log(total[some])
+    return out, lse
+
+
+def _visible(q_begin, rows, key_begin, num_keys, causal, window=None, right=None):
+    q, k = q_begin + np.arange(rows)[:, None], key_begin + np.arange(num_keys)[None, :]
+    last = q if causal else np.inf if right is None else q + right
+    return (k <= last) & (q - k < (np.inf if window is None else window))
+
+
+def _expect(batch, out, r, expected):
+    rows = slice(int(batch.query_start_loc[r]), int(batch.query_start_loc[r + 1]))
+    np.testing.assert_allclose(out[rows], expected[0], atol=2e-5)
+    np.testing.assert_allclose(batch.lse[rows], expected[1], atol=2e-5)
+
+
+@pytest.mark.parametrize(("window", "right"), [(None, None), (5, 2), (None, 0), (3, None)])
+def test_causal_by_request(window, right):
+    query_lens, seq_lens, causal = [6, 9, 4, 3], [14, 9, 30, 0], [True, False, False, False]
+    batch, cache, keys, values = _batch(query_lens, seq_lens, causal=causal)
+    options = quire.Options(sliding_window=window, window_right=right)
+    out = quire.attend(batch, cache, options)
+    for r, flag in enumerate(causal):
+        visible = _visible(seq_lens[r] - query_lens[r], query_lens[r], 0, seq_lens[r], flag, window, right)
+        rows = slice(*batch.query_start_loc[r : r + 2])
+        _expect(batch, out, r, _dense(batch.query[rows], keys[r], values[r], visible))
+    assert quire.compare(out, batch.lse, quire.reference(batch, cache, options)).ok
+
+
+def test_one_flag_for_all():
+    batch, cache, keys, values = _batch([7, 2], [7, 20])
+    out = quire.attend(batch, cache, quire.Options(causal=False))
+    for r in range(2):
+        rows = slice(*batch.query_start_loc[r : r + 2])
+        _expect(batch, out, r, _dense(batch.query[rows], keys[r], values[r], np.ones((rows.stop - rows.start, len(keys[r])), bool)))
+
+
+def test_positions_of_a_shard():
+    begin, key_begin = np.array([40, 3]), np.array([16, 0], np.int64)
+    batch, cache, keys, values = _batch([5, 12], [30, 9], q_begin=begin, key_begin=key_begin)
+    out = quire.attend(batch, cache, quire.Options(sliding_window=20))
+    for r in range(2):
+        rows = slice(*batch.query_start_loc[r : r + 2])
+        visible = _visible(begin[r], rows.stop - rows.start, key_begin[r], len(keys[r]), True, 20)
+        _expect(batch, out, r, _dense(batch.query[rows], keys[r], values[r], visible))
+
+
+@pytest.mark.parametrize("kind", ["list", "bool", "uint8", "torch"])
+def test_flags_may_be(kind):
+    flags = {"list": [True, False], "bool": np.array([True, False]), "uint8": np.array([1, 0], np.uint8)}.get(kind)
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        flags = torch.tensor([True, False])
+    expected = None
+    for given in (flags, np.array([1, 0], np.uint8)):
+        batch, cache, *_ = _batch([5, 5], [9, 9], causal=given)
+        out = np.asarray(quire.attend(batch, cache))
+        expected = out if expected is None else expected
+        np.testing.assert_array_equal(out, expected)
+
+
+def test_wrong_flags_are_named():
+    with pytest.raises(quire.ArgumentError, match=r"causal: False is one flag for all requests.*Options\(causal=False\)"):
+        _batch([1], [1], causal=False)
+    with pytest.raises(quire.ArgumentError, match=r"causal\[1\]: 1, expected True or False"):
+        _batch([1, 1], [1, 1], causal=[True, 1])
+    with pytest.raises(quire.ArgumentError, match="causal: dtype int64, expected bool or uint8"):
+        _batch([1], [1], causal=np.array([1]))
+    with pytest.raises(quire.ArgumentError, match="causal: 1 .*expected True or False"):
+        quire.Options(causal=1)
+    with pytest.raises(quire.ArgumentError, match=r"window_size=\(left, right\) is quire.Options\(sliding_window=left \+ 1"):
+        quire.Options(window_size=(3, 0))
+
+
+def test_rules_are_raised():
+    batch, cache, *_ = _batch([5], [2])
+    with pytest.raises(quire.ContractError, match="Q-T06"):
+        quire.attend(batch, cache)
+    batch, cache, *_ = _batch([5], [9], causal=np.array([7], np.uint8))
+    with pytest.raises(quire.ContractError, match=r"Q-T18 causal\[0\]: 7"):
+        quire.attend(batch, cache)
+    batch, cache, *_ = _batch([5], [9])
+    with pytest.raises(quire.ContractError, match="Q-M44"):
+        quire.attend(batch, cache, quire.Options(window_right=3))
+
+
+def test_a_capture_keeps_masks(tmp_path):
+    batch, cache, *_ = _batch([5, 2], [9, 0], causal=[True, False], q_begin=[30, 4], key_begin=[24, 0])
+    options = quire.Options(window_right=2)
+    path = tmp_path / "masks.safetensors"
+    quire.write_capture(path, batch, cache, options, np.asarray(quire.attend(batch, cache, options)))
+    case = quire.read_capture(path)
+    np.testing.assert_array_equal(case.batch.causal, [1, 0])
+    np.testing.assert_array_equal(case.batch.q_begin, [30, 4])
+    np.testing.assert_array_equal(case.batch.key_begin, [24, 0])
+    assert case.options.causal and case.options.window_right == 2
+    batch, cache, *_ = _batch([3], [9])
+    quire.write_capture(path, batch, cache, quire.Options(causal=False), np.asarray(batch.query))
+    assert quire.read_capture(path).options.causal is False
+
+
+def test_a_target_is_asked_for_masks_only_if_it_says_so():
+    lines = []
+
+    class Target(quire.targets.Target):
+        name = "recorder"
+
+        def attend(self, batch, cache, options):
+            lines.append((batch.causal is not None, options.causal, batch.q_begin is not None))
+            return quire.attend(batch, cache, options)
+
+    for masks in (False, True):
+        lines.clear()
+        Target.masks = masks
+        quire.verify(Target(), matrices=["random"], random_cases=40, power=False, shrink=False)
+        assert any(by_request or not causal or begin for by_request, causal, begin in lines) == masks

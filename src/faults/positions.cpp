@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+// Requests that are not causal, and rows that stand elsewhere than at the end of their keys: causal, q_begin, key_begin and
+// window_right, ignored, taken from a neighbour or counted wrong.
+#include <algorithm>
+#include <cstring>
+
+#include "faults/families.h"
+#include "text/formatted.h"
+
+namespace quire::fault {
+namespace {
+
+using Plant = std::function<void(Model&)>;
+
+constexpr std::int64_t kRowsCompared = 4096;
+
+bool same_keys(const std::vector<Key>& a, const std::vector<Key>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Key& x, const Key& y) { return x.position == y.position && x.weight == y.weight; });
+}
+
+/// Some of the first rows folds in other keys, or sees the same ones from elsewhere while slopes tell.
+bool changes_a_row(const Facts& f, const Plant& plant) {
+  const Model truth(f);
+  Model wrong(f);
+  plant(wrong);
+  std::vector<Key> right, other;
+  for (std::int64_t token = 0; token < std::min(f.num_tokens, kRowsCompared); ++token) {
+    right.clear();
+    other.clear();
+    const Row row = truth.row(token, 0), believed = wrong.row(token, 0);
+    truth.keys(row, right);
+    wrong.keys(believed, other);
+    if (!same_keys(right, other)) return true;
+  }
+  return false;
+}
+
+Suspects if_it_shows(const Facts& f, Plant plant, const std::string& why_not, bool is_of_rows = false) {
+  if (!changes_a_row(f, plant)) return cannot_show(why_not);
+  return is_of_rows ? rows_only(std::move(plant)) : one(std::move(plant));
+}
+
+bool any_non_causal(const Facts& f) {
+  return any_request(f, [&](std::int64_t r) { return !f.causal[Facts::at(r)]; });
+}
+
+constexpr const char* kAllCausal = "every request is causal";
+constexpr const char* kSameKeys = "every row sees the same keys all the same";
+
+/// The mask from other ends: keys first(row) to last(row), as far as they exist.
+Plant keys_between(std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last) {
+  return [first = std::move(first), last = std::move(last)](Model& m) {
+    believe_keys(m, first, [last](const Row& r) { return std::min(last(r), r.seq_len - 1); });
+  };
+}
+
+// --- causal -------------------------------------------------------------------------------------------------------------
+
+/// The flag of request `of(r)` for the rows of r.
+Suspects flag(const Evidence& e, std::function<bool(const Row&)> of) {
+  const Facts* f = &e.facts;
+  if (!any_non_causal(*f)) return cannot_show(kAllCausal);
+  return if_it_shows(*f, [of = std::move(of)](Model& m) { change_row(m, [of](Row& r) { r.causal = of(r); }); }, kSameKeys, true);
+}
+
+Suspects flag_ignored(const Evidence& e) {
+  return flag(e, [](const Row&) { return true; });
+}
+Suspects flag_inverted(const Evidence& e) {
+  return flag(e, [](const Row& r) { return !r.causal; });
+}
+Suspects flag_of_first(const Evidence& e) {
+  return flag(e, [f = &e.facts](const Row&) { return static_cast<bool>(f->causal[0]); });
+}
+Suspects flag_of_next(const Evidence& e) {
+  return flag(e, [f = &e.facts](const Row& r) { return static_cast<bool>(f->causal[Facts::at((r.req + 1) % f->num_reqs)]); });
+}
+
+// --- key_begin ----------------------------------------------------------------------------------------------------------
+
+bool any_key_begin(const Facts& f) {
+  return any_request(f, [&](std::int64_t r) { return f.key_begin[Facts::at(r)] != 0; });
+}
+constexpr const char* kNoKeyBegin = "key_begin is absent, or 0 for every request";
+
+std::int64_t key_begin(const Facts& f, const Row& r) { return f.key_begin[Facts::at(r.req)]; }
+
+Suspects causal_without_key_begin(const Evidence& e) {
+  const Facts* f = &e.facts;
+  if (!any_key_begin(*f)) return cannot_show(kNoKeyBegin);
+  return if_it_shows(*f,
+                     keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
+                                  [f](const Row& r) { return f->last_key(r.q_pos + key_begin(*f, r), r.causal); }),
+                     kSameKeys);
+}
+
+Suspects window_without_key_begin(const Evidence& e) {
+  const Facts* f = &e.facts;
+  if (!any_key_begin(*f) || !f->windowed()) return cannot_show(f->windowed() ? kNoKeyBegin : "no sliding window is set");
+  return if_it_shows(*f,
+                     keys_between([f](const Row& r) { return f->first_key(r.q_pos + key_begin(*f, r)); },
+                                  [f](const Row& r) { return f->last_key(r.q_pos, r.causal); }),
+                     kSameKeys);
+}
+
+/// A distance that is wrong by the same for every key shows beside a sink, or in an lse.
+Suspects alibi_without_key_begin(const Evidence& e) {
+  const Facts* f = &e.facts;
+  if (!any_key_begin(*f)) return cannot_show(kNoKeyBegin);
+  if (!f->options.alibi_slopes.present()) return cannot_show("there are no ALiBi slopes");
+  const bool shows = any_request(*f, [f](std::int64_t r) {
+    return f->key_begin[Facts::at(r)] != 0 && f->num_visible(r, f->first_position(r) + f->query_len(r) - 1) > 0;
+  });
+  if (!shows || (!f->options.sinks.present() && !f->batch.lse.present()))
+    return cannot_show("there are no sinks and no lse: a shift along a row cancels in the softmax");
+  return one([f](Model& m) {
+    m.bias = [f](const Row& r, std::int64_t k) {
+      return slope_of(*f, r.query_head) * static_cast<double>(k - r.q_pos - key_begin(*f, r));
+    };
+  });
+}
+
+// --- q_begin ------------------------------------------------------------------------------------------------------------
+
+Suspects moved_rows(const Evidence& e, std::function<std::int64_t(const Row&)> by, const char* why_not) {
+  const Facts* f = &e.facts;
+  if (f->causal_at_end() && !f->batch.q_begin.present()) return cannot_show("rows stand at the end of their keys");
+  return if_it_shows(*f, [by = std::move(by)](Model& m) { change_row(m, [by](Row& r) { r.q_pos += by(r); }); }, why_not, true);
+}
+
+Suspects q_begin_ignored(const Evidence& e) {
+  const Facts* f = &e.facts;
+  if (!f->batch.q_begin.present()) return cannot_show("q_begin is absent");
+  return moved_rows(e, [f](const Row& r) { return r.context_len() - f->first_position(r.req); }, kSameKeys);
+}
+Suspects q_begin_one_early(const Evidence& e) {
+  if (!e.facts.batch.q_begin.present()) return cannot_show("q_begin is absent");
+  return moved_rows(e, [](const Row&) { return std::int64_t{-1}; }, kSameKeys);
+}
+Suspects q_begin_one_late(const Evidence& e) {
+  if (!e.facts.batch.q_begin.present()) return cannot_show("q_begin is absent");
+  return moved_rows(e, [](const Row&) { return std::int64_t{1}; }, kSameKeys);
+}
+
+/// FlashAttention 2.0 and others align a mask that is not square with the first key.
+Suspects rows_at_first_key(const Evidence& e) {
+  const Facts* f = &e.facts;
+  return moved_rows(e, [f](const Row& r) { return -f->first_position(r.req); }, kSameKeys);
+}
+
+Suspects q_begin_as_int32(const Evidence& e) {
+  const Facts* f = &e.facts;
+  const Tensor& t = f->batch.q_begin;
+  if (!t.present() || t.dtype != DType::i64 || t.stride[0] != 1)
+    return cannot_show("q_begin is absent or int32: there is nothing to misread");
+  const auto word = [data = static_cast<const char*>(t.data)](std::int64_t i) {
+    std::int32_t value = 0;
+    std::memcpy(&value, data + i * 4, sizeof value);
+    return std::int64_t{value};
+  };
+  return moved_rows(e, [f, word](const Row& r) { return word(r.req) - f->q_begin[Facts::at(r.req)]; }, kSameKeys);
+}
+
+// --- windows ------------------------------------------------------------------------------------------------------------
+
+Suspects right_window(const Evidence& e, std::int64_t by) {
+  const Facts* f = &e.facts;
+  if (!f->options.window_right) return cannot_show("window_right is absent");
+  if (*f->options.window_right + by < 0) return cannot_show("window_right is 0: there is no smaller one");
+  return if_it_shows(*f,
+                     keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
+                                  [f, by](const Row& r) { return f->last_key(r.q_pos, r.causal) + (r.causal ? 0 : by); }),
+                     kSameKeys);
+}
+Suspects right_window_long(const Evidence& e) { return right_window(e, 1); }
+Suspects right_window_short(const Evidence& e) { return right_window(e, -1); }
+
+Suspects right_window_ignored(const Evidence& e) {
+  const Facts* f = &e.facts;
+  if (!f->options.window_right) return cannot_show("window_right is absent");
+  return if_it_shows(*f,
+                     keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
+                                  [](const Row& r) { return r.causal ? r.q_pos : r.seq_len - 1; }),
+                     kSameKeys);
+}
+
+Suspects right_window_of_causal(const Evidence& e) {
+  const Facts* f = &e.facts;
+  if (!f->options.window_right) return cannot_show("window_right is absent");
+  return if_it_shows(*f,
+                     keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
+                                  [f](const Row& r) { return f->last_key(r.q_pos, false); }),
+                     "no causal request has later keys");
+}
+
+Suspects left_window_of_causal_only(const Evidence& e) {
+  const Facts* f = &e.facts;
+  if (!f->windowed()) return cannot_show("no sliding window is set");
+  if (!any_non_causal(*f)) return cannot_show(kAllCausal);
+  return if_it_shows(*f,
+                     keys_between([f](const Row& r) { return r.causal ? f->first_key(r.q_pos) : 0; },
+                                  [f](const Row& r) { return f->last_key(r.q_pos, r.causal); }),
+                     kSameKeys);
+}
+
+// --- keys ---------------------------------------------------------------------------------------------------------------
+
+Suspects as_many_keys_as_rows(const Evidence& e) {
+  const Facts* f = &e.facts;
+  if (!any_non_causal(*f)) return cannot_show(kAllCausal);
+  return if_it_shows(*f,
+                     keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
+                                  [f](const Row& r) {
+                                    const std::int64_t last = f->last_key(r.q_pos, r.causal);
+                                    return r.causal ? last : std::min(last, r.query_len - 1);
+                                  }),
+                     "no request that is not causal has more keys than rows");
+}
+
+Suspects alibi_symmetric(const Evidence& e) {
+  const Facts* f = &e.facts;
+  if (!f->options.alibi_slopes.present()) return cannot_show("there are no ALiBi slopes");
+  const bool sees_later = any_row(*f, [f](std::int64_t r, std::int64_t q_pos) {
+    const std::int64_t last = std::min(f->last_key(q_pos, f->causal[Facts::at(r)]), f->seq_lens[Facts::at(r)] - 1);
+    return last > q_pos && f->num_visible(r, q_pos) > 1;
+  });
+  if (!sees_later) return cannot_show("no row sees a later key");
+  return one([f](Model& m) {
+    m.bias = [f](const Row& r, std::int64_t k) {
+      return slope_of(*f, r.query_head) * -std::abs(static_cast<double>(k - r.q_pos));
+    };
+  });
+}
+
+/// What is written for a row that sees no key and has no sink.
+Suspects of_rows_without_keys(const Evidence& e, std::function<void(RowResult&)> change) {
+  const Facts* f = &e.facts;
+  if (f->options.sinks.present()) return cannot_show("there are sinks: no row has an empty softmax");
+  if (!any_row(*f, [f](std::int64_t r, std::int64_t q_pos) { return f->num_visible(r, q_pos) == 0; }))
+    return cannot_show("every row sees a key");
+  return one([change = std::move(change)](Model& m) {
+    m.finish = [change, before = m.finish](const Row& row, RowResult& result) {
+      before(row, result);
+      if (result.lse == kNegInf) change(result);
+    };
+  });
+}
+
+Suspects no_key_is_nan(const Evidence& e) {
+  return of_rows_without_keys(e, [](RowResult& r) { std::fill(r.out.begin(), r.out.end(), kNaN); });
+}
+Suspects no_key_is_not_written(const Evidence& e) {
+  return of_rows_without_keys(e, [](RowResult& r) { r.written = false; });
+}
+Suspects empty_lse(const Evidence& e, double lse) {
+  if (!e.facts.batch.lse.present()) return cannot_show("lse is absent");
+  return of_rows_without_keys(e, [lse](RowResult& r) { r.lse = lse; });
+}
+Suspects no_key_lse_is_zero(const Evidence& e) { return empty_lse(e, 0); }
+Suspects no_key_lse_is_infinite(const Evidence& e) { return empty_lse(e, -kNegInf); }
+
+}  // namespace
+
+void add_positions(std::vector<Fault>& list) {
+  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
+                       Suspects (*suspects)(const Evidence&)) {
+    list.push_back({{id, "positions", text, seen, next}, Rank::mistake, suspects});
+  };
+  const char* const kFlag = "causal is data of each request: look for where the mask is chosen, once a launch or once a request";
+  const char* const kBegin = "key j of a request is at key_begin + j, row i at q_begin + i: subtract both or neither";
+  const char* const kEmpty = "a row without keys gives 0 and lse -inf: test for an empty sum before the division";
+  add("causal_flag_ignored", "takes every request for causal", "", kFlag, flag_ignored);
+  add("causal_flag_inverted", "takes causal requests for those that are not, and the others for causal", "", kFlag,
+      flag_inverted);
+  add("causal_flag_of_first_request", "gives every request the causal flag of the first", "", kFlag, flag_of_first);
+  add("causal_flag_of_next_request", "gives a request the causal flag of the next", "", kFlag, flag_of_next);
+  add("key_begin_ignored_in_causal_mask", "compares global query positions with keys counted from the shard's first", "", kBegin,
+      causal_without_key_begin);
+  add("key_begin_ignored_in_window", "measures the window from global query positions to keys counted from the shard's first", "",
+      kBegin, window_without_key_begin);
+  add("key_begin_ignored_in_alibi", "counts ALiBi distances from global query positions to keys counted from the shard's first",
+      "", kBegin, alibi_without_key_begin);
+  add("q_begin_ignored", "takes the rows of a request to stand at the end of its keys", "", "look for seq_len - query_len",
+      q_begin_ignored);
+  add("q_begin_one_early", "places rows one position too early", "", kBegin, q_begin_one_early);
+  add("q_begin_one_late", "places rows one position too late", "", kBegin, q_begin_one_late);
+  add("q_begin_as_int32", "reads an int64 q_begin as int32", "", "read index tensors as the type that they have",
+      q_begin_as_int32);
+  add("rows_at_first_key", "aligns rows with the first key where there are more keys than rows, or fewer", "flash-attention 2.0",
+      "libraries differ in where they align a mask that is not square: 2.1 moved it to the last key", rows_at_first_key);
+  add("window_right_one_long", "lets rows see one key more to the right than window_right", "",
+      "a key is visible if k <= q_pos + right", right_window_long);
+  add("window_right_one_short", "lets rows see one key less to the right than window_right", "",
+      "window_right does not count the own key", right_window_short);
+  add("window_right_ignored", "lets rows of requests that are not causal see all later keys", "",
+      "look at the path that serves these rows", right_window_ignored);
+  add("window_right_in_causal_requests", "lets causal rows see window_right later keys", "", kFlag, right_window_of_causal);
+  add("window_only_in_causal_requests", "applies the sliding window to causal requests only", "", kFlag,
+      left_window_of_causal_only);
+  add("as_many_keys_as_rows", "stops at query_len keys in requests that are not causal", "",
+      "the number of keys is seq_len, in cross attention any number", as_many_keys_as_rows);
+  add("alibi_symmetric", "adds -slope * |k - q_pos|, as encoders with a symmetric ALiBi do", "",
+      "slope_h * (k - q_pos), also for later keys", alibi_symmetric);
+  add("no_key_gives_nan", "divides 0 by 0 for a row that sees no key", "", kEmpty, no_key_is_nan);
+  add("no_key_not_written", "leaves a row that sees no key unwritten", "", "every output row is written, without keys as 0",
+      no_key_is_not_written);
+  add("no_key_lse_zero", "gives a row that sees no key lse 0, so that merging counts it as a key of score 0", "", kEmpty,
+      no_key_lse_is_zero);
+  add("no_key_lse_plus_infinity", "gives a row that sees no key lse +inf", "flash-attention 2", kEmpty, no_key_lse_is_infinite);
+}
+
+}  // namespace quire::fault
