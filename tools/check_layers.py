@@ -18,7 +18,7 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 # The first line of a source file, or its second below a #! line, says this in a comment.
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
-LICENSED_SUFFIXES = SUFFIXES | {".py", ".sh", ".cmake"}
+LICENSED_SUFFIXES = SUFFIXES | {".py", ".sh", ".cmake", ".js"}
 LICENSED_NAMES = {"CMakeLists.txt", "run", "test"}
 SOURCE_FOLDERS = ("include", "src", "cli", "python", "examples", "fuzz", "tests", "tools", "bench", "cmake", "integrations")
 
