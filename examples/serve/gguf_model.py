@@ -219,4 +219,7 @@ def fetch_model() -> pathlib.Path:
 
 
 if __name__ == "__main__":
-    print(fetch_model())
+    try:
+        print(fetch_model())
+    except GgufError as error:
+        sys.exit(str(error))

@@ -144,7 +144,8 @@ class Soak {
         std::find_if(r.checks.begin(), r.checks.end(), [](const CheckResult& c) { return c.state == CheckState::fail; });
     SoakFinding f{.target = target.name, .check = failed->check, .text = failed->text, .line = to_string(line)};
     if (options_.shrink && shrunk_[target.name + " " + failed->check]++ < kShrunkPerCheck) {
-      const Smallest smallest = smallest_that_fails(target, line, failed->check, options_.supports, options_.shrink_seconds);
+      const Smallest smallest =
+          smallest_that_fails(target, line, failed->check, {asked_, options_.supports}, options_.shrink_seconds);
       f.reduced_line = smallest.line;
       f.reduced_finding = smallest.finding;
     }
