@@ -117,7 +117,8 @@ class Soak {
   /// False if the case failed.
   Result<bool> ask_one(std::size_t i, const Prepared& shared) {
     const Target& target = targets_[i];
-    if (!target.eight_bit_rows && has_eight_bit_rows(shared.entry.line.problem)) {
+    const Problem& problem = shared.entry.line.problem;
+    if ((!target.eight_bit_rows && has_eight_bit_rows(problem)) || (!target.masks && has_masks(problem))) {
       ++state_.counts[i].cases;
       ++state_.counts[i].refused;
       return true;
