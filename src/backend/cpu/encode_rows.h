@@ -19,7 +19,8 @@ std::uint8_t encode_plainly(float value) {
   constexpr float kInteger = 8388608.0f;  // 2^23: floats from here to 2^24 are the integers
   const auto bits = static_cast<std::int32_t>(semantics::float_to_bits(value));
   const std::int32_t magnitude = bits & 0x7FFFFFFF, sign = bits >> 24 & 0x80;
-  const auto sum = static_cast<std::uint32_t>(magnitude) + ((1u << (shift - 1)) - 1) + (magnitude >> shift & 1);  // NaNs pass 2^31
+  const auto sum =
+      static_cast<std::uint32_t>(magnitude) + ((1u << (shift - 1)) - 1) + (magnitude >> shift & 1);  // NaNs pass 2^31
   const auto rounded = static_cast<std::int32_t>(sum >> shift);
   const float scaled = semantics::bits_to_float(static_cast<std::uint32_t>(std::min(magnitude, least_normal))) *
                        semantics::exact_power_of_two(Format::kExponentBias + m_bits - 1);
