@@ -57,6 +57,9 @@ TESTS = {
 }
 """File under tests/kernels/attention, and the beginning of the names of the tests that are about Quire's ops."""
 
+TOKEN_BY_TOKEN = ("test_prefix_prefill.py",)
+"""Files whose tests wait for the GPU some 40000 times each while they make data: TablesOnTheHost serves them."""
+
 FROM_THE_SNAPSHOT = ("vllm.utils.torch_utils", "vllm.utils.math_utils")
 """Helpers that make test data: these modules are executed as they are."""
 
@@ -258,6 +261,61 @@ def define_cache_ops() -> torch.library.Library:
     return library
 
 
+# --- elements of tables on the host -------------------------------------------------------------------------------------------------------
+
+
+class TablesOnTheHost(torch.overrides.TorchFunctionMode):
+    """Answers ``table[i]`` of integers, which tests ask while they make data token by token, without waiting for the GPU each time.
+
+    An element is taken from a copy on the host, which is made once for each tensor and dropped when a call changes the tensor. The copy has
+    the same number; Quire's ops get the tests' own tensors, and no mode is active inside of them (see ``without_modes``).
+    """
+
+    _READ = (torch.Tensor.__getitem__,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of a tensor, which is kept alive beside its copy
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in self._READ and self.is_element_of_table(*args):
+            table, index = args
+            _, copy = self.copies.get(id(table)) or self.copies.setdefault(id(table), (table, table.to("cpu", copy=True)))
+            return copy[index]
+        name = getattr(function, "__name__", "")
+        if self.copies and (name == "__setitem__" or "out" in (kwargs or {}) or name.endswith("_") and not name.endswith("__")):
+            self.forget(kwargs["out"] if kwargs and "out" in kwargs else args[0])
+        return function(*args, **(kwargs or {}))
+
+    @staticmethod
+    def is_element_of_table(table: Any, index: Any) -> bool:
+        indices = index if type(index) is tuple else (index,)
+        return (
+            isinstance(table, torch.Tensor) and table.dtype in (torch.int32, torch.int64) and len(indices) == table.dim()
+            and all(type(i) is int for i in indices)
+        )  # fmt: skip
+
+    def forget(self, changed: Any) -> None:
+        """Drops copies of tensors that share memory with one that is about to change."""
+        if isinstance(changed, torch.Tensor) and changed.dtype in (torch.int32, torch.int64):
+            at = changed.untyped_storage().data_ptr()
+            self.copies = {key: pair for key, pair in self.copies.items() if pair[0].untyped_storage().data_ptr() != at}
+
+
+def without_modes(op: Any) -> Any:
+    """An op as an engine calls it: none of the modes of this file sees what it does."""
+
+    @functools.wraps(op)
+    def call(*arguments: Any, **named: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return op(*arguments, **named)
+
+    return call
+
+
+OPS = {name: without_modes(op) for name, op in OPS.items()}
+
+
 # --- a GPU's names on a CPU ---------------------------------------------------------------------------------------------------------------
 
 
@@ -376,12 +434,20 @@ class Counter:
             self.add(item, "passed", "")
         return (yield)
 
+    def modes(self, item: Any) -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
+        if self.wanted.device == "cpu":
+            stack.enter_context(OnTheCpu())
+        if item.path.name in TOKEN_BY_TOKEN:
+            stack.enter_context(TablesOnTheHost())
+        return stack
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: Any) -> Any:
         State.touched.clear()
         State.running = True
         try:
-            with OnTheCpu() if self.wanted.device == "cpu" else contextlib.nullcontext():
+            with self.modes(item):
                 return (yield)
         finally:
             State.running = False

@@ -46,6 +46,10 @@ MMA_BATCHES = [
     "q=f16 kv=f16 heads=34:2 d=128 page=16 layout=packed reqs=1@1000,200@300/350 kscale=head vscale=head lse=1 seed=906",
     "q=bf16 kv=bf16 out=fp8_e4m3fn heads=8:1 d=256 page=16 reqs=3x1@5000,2@3000,140@900 lse=1 seed=907",
     "q=f16 kv=fp8_e4m3fn out=fp8_e4m3fn heads=8:2 d=64 page=16 reqs=3x1@5000,300@400/400 vscale=head seed=908",
+    "q=f16 kv=f16 heads=8:2 d=128 page=24 layout=packed reqs=3x1@5000,2@3000,40@900/931 lse=1 seed=909",
+    "q=bf16 kv=fp8_e4m3fn heads=8:2 d=128 page=8 layout=packed reqs=3x1@5000,300@400/400 window=333 kscale=head lse=1 seed=910",
+    "q=f16 kv=fp8_e5m2 heads=16:1 d=64 page=16 layout=packed reqs=3x1@5000,2@3000,40@900 lse=1 sinks=1 seed=911",
+    "q=bf16 kv=bf16 heads=8:1 d=256 page=40 layout=packed reqs=3x1@5000,2@3000,140@900/1000 cap=4 alibi=1 lse=1 seed=912",
 ]
 
 

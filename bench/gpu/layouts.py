@@ -3,8 +3,11 @@
 """Times attend() on the layouts that engines have, beside nhd, on the same lines in one run.
 
 usage: layouts.py --attend PATH --out FILE [--commit TEXT]    on a GPU: times everything, writes FILE
-       layouts.py                                             asks whether the table of docs/kernels/layouts.md is that of
-                                                              bench/results/h200-layouts.json; --update makes it so
+       layouts.py --attend PATH --before PATH --out FILE      nhd and packed alone, by two builds in turns, three times each
+       layouts.py                                             asks whether the tables of docs/kernels/layouts.md and of
+                                                              docs/lab/2026-11-25-packed.md are those of
+                                                              bench/results/h200-layouts.json and h100-packed.json; --update
+                                                              makes them so
 
 Of each line: nhd with bounds (max_query_len, max_seq_len), packed (vLLM's layout of chunked_prefill_paged_decode), nhd and hnd as
 one tensor (K and V side by side in the last dimension, vLLM since 0.26), and nhd without bounds. PATH is attend_cuda, which says
@@ -14,6 +17,7 @@ import argparse
 import datetime
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +26,7 @@ from run_h200 import save
 from targets import ROOT, swap
 
 PAGE, RESULTS = ROOT / "docs/kernels/layouts.md", ROOT / "bench/results/h200-layouts.json"
+PACKED_PAGE, PACKED_RESULTS = ROOT / "docs/lab/2026-11-25-packed.md", ROOT / "bench/results/h100-packed.json"
 
 NOTES = "880@430,410@956,792@818,927@865,446@326,57@1007,281@504,1004@382,539@613,1@929"
 # Name, line without its layout, whether this step's rows come from `key` and `value`.
@@ -41,6 +46,14 @@ LINES = [
     ("4 x 2k on 8k e4m3", "q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=4x2048@8192", False),
     ("mixed 64 @ 8k + 2k @ 6k bf16", "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191,2048@4096", False),
 ]
+# Lines of the comparison with a build before, beside those above.
+PROMPTS = [
+    ("4 x 2k on 8k bf16 d64", "q=bf16 kv=bf16 heads=32:8 d=64 page=16 reqs=4x2048@8192", False),
+    ("4 x 2k on 8k bf16 d256", "q=bf16 kv=bf16 heads=16:4 d=256 page=16 reqs=4x2048@8192", False),
+    ("4 x 2k on 8k e4m3 d256", "q=bf16 kv=fp8_e4m3fn heads=16:4 d=256 page=16 reqs=4x2048@8192", False),
+    ("10 x 512 on 512 f16", "q=f16 kv=f16 heads=64:64 d=128 page=32 reqs=10x512@512", True),
+    ("10 x 512 on 512 f16, all cached", "q=f16 kv=f16 heads=64:64 d=128 page=32 reqs=10x512@512", False),
+]
 # Column, layout, arguments of attend_cuda.
 COLUMNS = [
     ("nhd", "nhd", []),
@@ -51,23 +64,37 @@ COLUMNS = [
 ]
 
 
-def words() -> "list[str]":
+def words(lines: list, columns: list) -> "list[str]":
     found = []
-    for _, line, key_value in LINES:
-        for _, layout, flags in COLUMNS:
+    for _, line, key_value in lines:
+        for _, layout, flags in columns:
             found += [*flags, *(["--key-value"] if key_value else []), f"{line} layout={layout}"]
     return found
 
 
-def time_all(attend: str, commit: str) -> dict:
-    run = subprocess.run([attend, *words()], capture_output=True, text=True, check=False, env={**os.environ, "QUIRE_COMMIT": commit})
+def time_all(attend: str, commit: str, lines: list = LINES, columns: list = COLUMNS) -> dict:
+    run = subprocess.run([attend, *words(lines, columns)], capture_output=True, text=True, check=False,
+                         env={**os.environ, "QUIRE_COMMIT": commit})
     if run.returncode != 0:
         sys.exit(f"attend_cuda: exit {run.returncode}\n{run.stderr[-2000:]}")
     report = json.loads(run.stdout)
-    names = [(name, column) for name, _, _ in LINES for column, _, _ in COLUMNS]
+    names = [(name, column) for name, _, _ in lines for column, _, _ in columns]
     for row, (name, column) in zip(report["results"], names, strict=True):
         row["case"], row["column"] = name, column
     return {"commit": commit, "date": datetime.date.today().isoformat(), **report}
+
+
+def time_builds(attend: str, before: str, commit: str, save_as: Path) -> dict:
+    """nhd and packed by two builds in turns; each turn is kept as soon as it is there."""
+    whole: dict = {}
+    for turn in range(6):
+        columns = COLUMNS[:2] if turn % 4 < 2 else COLUMNS[1::-1]
+        report = time_all(attend if turn % 2 == 0 else before, commit, LINES + PROMPTS, columns)
+        for row in report["results"]:
+            row["build"], row["turn"] = "now" if turn % 2 == 0 else "before", turn
+        whole = {**report, "results": whole.get("results", []) + report["results"]}
+        save(save_as, whole)
+    return whole
 
 
 def table(report: dict) -> str:
@@ -86,27 +113,55 @@ def table(report: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def packed_table(report: dict) -> str:
+    """Medians of the turns."""
+    times: "dict[tuple, list[float]]" = {}
+    for row in report["results"]:
+        times.setdefault((row["case"], row["column"], row["build"]), []).append(row["us"])
+    us = {key: statistics.median(found) for key, found in times.items()}
+    lines = ["| us | nhd before | packed before | nhd | packed |", "|---|---|---|---|---|"]
+    for name, _, _ in LINES + PROMPTS:
+        cells = []
+        for build in ("before", "now"):
+            nhd, packed = us[name, "nhd", build], us[name, "packed", build]
+            cells += [f"{nhd:.1f}", f"{packed:.1f} ({packed / nhd:.2f})"]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += ["", f"{report['device']}, {report['date']}, commit {report['commit']}, read ceiling {report['read_tb_per_s']:.2f} TB/s.",
+              "In brackets: times nhd of the build. Lines that docs/kernels/layouts.md does not have:", ""]
+    lines += [f"- {name}: `{line}`" + (", this step's rows from `key` and `value`" if fresh else "") for name, line, fresh in PROMPTS]
+    return "\n".join(lines) + "\n"
+
+
 def check(update: bool) -> int:
-    text = table(json.loads(RESULTS.read_text(encoding="utf-8")))
-    page, there = swap(PAGE.read_text(encoding="utf-8"), "layouts", text)
-    if update:
-        PAGE.write_text(page, encoding="utf-8")
-    print("ok" if update or there == text else f"{PAGE}: its table is not that of {RESULTS}; bench/gpu/layouts.py --update")
-    return 0 if update or there == text else 1
+    wrong = []
+    for name, page, results, make in (("layouts", PAGE, RESULTS, table), ("packed", PACKED_PAGE, PACKED_RESULTS, packed_table)):
+        text = make(json.loads(results.read_text(encoding="utf-8")))
+        new, there = swap(page.read_text(encoding="utf-8"), name, text)
+        if update:
+            page.write_text(new, encoding="utf-8")
+        elif there != text:
+            wrong.append(f"{page}: table {name} is not that of {results}; bench/gpu/layouts.py --update")
+    print("\n".join(wrong) or "ok")
+    return 1 if wrong else 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--attend")
+    parser.add_argument("--before")
     parser.add_argument("--out")
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
     if not args.attend:
         return check(args.update)
-    report = time_all(args.attend, args.commit)
-    save(Path(args.out), report)
-    print(table(report))
+    if args.before:
+        report = time_builds(args.attend, args.before, args.commit, Path(args.out))
+        print(packed_table(report))
+    else:
+        report = time_all(args.attend, args.commit)
+        save(Path(args.out), report)
+        print(table(report))
     wrong = [row["case"] + ", " + row["column"] for row in report["results"] if not (row["agrees"] and row["repeats"])]
     if wrong:
         print("WRONG:", wrong)

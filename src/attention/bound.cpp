@@ -6,6 +6,8 @@
 #include <string_view>
 
 #include "attention/dispatch.h"
+#include "backend/cpu/entry.h"
+#include "contract/values.h"
 #include "quire/attention.hpp"
 #include "text/formatted.h"
 
@@ -149,10 +151,14 @@ Status BoundAttend::given(bool preparation, const Batch& batch, const KVCache& c
   if (!same_call(batch, cache, options)) return other_call(pairs);
   const gpu::Vendor* vendor = attention::vendor_of(batch.query.memory);
   const auto whole = preparation ? &quire::prepare : &attend;
-  if (vendor == nullptr) return whole(plan_, batch, cache, options, workspace, attend_options);
   const bool sound = workspace.size() >= workspace_bytes_ && workspace.data() != nullptr &&
                      reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 == 0 && plainly_sound(pairs, workspace);
   if (!sound) return whole(plan_, batch, cache, options, workspace, attend_options);  // it has the words, or finds it sound
+  if (vendor == nullptr && preparation) return whole(plan_, batch, cache, options, workspace, attend_options);
+  if (vendor == nullptr) {
+    if (const Findings findings = contract::check_values(batch, cache, options); !findings.ok()) return findings.status();
+    return cpu::attend(plan_, batch, cache, options, workspace, attend_options, /*checked=*/true);
+  }
   const gpu::Part part = preparation ? gpu::Part::preparation : gpu::part_of(attend_options);
   return gpu::enqueue_admitted(*vendor, plan_, batch, cache, options, workspace, part, attend_options);
 }

@@ -3,6 +3,9 @@
 #include "quire/tensor.hpp"
 #include "text/formatted.h"
 
+#include <cstddef>
+#include <iterator>
+
 namespace quire {
 namespace {
 
@@ -24,6 +27,14 @@ constexpr DTypeRow kDTypes[] = {
     {DType::i64, "i64", 8},
     {DType::u8, "u8", 1},
 };
+
+constexpr bool rows_stand_by_number() {
+  std::int32_t number = 0;
+  for (const DTypeRow& row : kDTypes)
+    if (static_cast<std::int32_t>(row.dtype) != number++) return false;
+  return true;
+}
+static_assert(rows_stand_by_number(), "itemsize() finds a row by its number");
 
 }  // namespace
 
@@ -49,9 +60,8 @@ std::optional<DType> dtype_from_name(std::string_view text) noexcept {
 }
 
 std::int64_t itemsize(DType dtype) noexcept {
-  for (const DTypeRow& row : kDTypes)
-    if (row.dtype == dtype) return row.itemsize;
-  return 0;
+  const auto row = static_cast<std::size_t>(dtype);  // of hostile descriptors: any number
+  return row < std::size(kDTypes) ? kDTypes[row].itemsize : 0;
 }
 
 bool is_fp8(DType dtype) noexcept { return dtype >= DType::fp8_e4m3fn && dtype <= DType::fp8_e5m2fnuz; }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "contract/context.h"
+#include "contract/values.h"
 #include "device/runtime.h"
 #include "device/staging.h"
 
@@ -202,6 +203,16 @@ Findings check(const Batch& batch, const KVCache& cache, const Options& options,
   return collect([&](Report& report) {
     Context context{batch, cache, options, ledger, report};
     apply_to_batch(context, depth);
+  });
+}
+
+Findings contract::check_values(const Batch& batch, const KVCache& cache, const Options& options) noexcept {
+  return collect([&](Report& report) {
+    Context context{batch, cache, options, /*ledger=*/nullptr, report};
+    const Tensor& query = batch.query;
+    context.sizes = {query.shape[0],   query.shape[1],   query.shape[2],      batch.query_start_loc.shape[0] - 1,
+                     num_pages(cache), page_size(cache), num_kv_heads(cache), head_dim(cache)};
+    apply_value_rules(context);
   });
 }
 

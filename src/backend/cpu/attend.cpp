@@ -115,10 +115,11 @@ Status lengths_fit(const Plan& plan, const Batch& batch, const Options& options)
   return {};
 }
 
-/// Everything that can be refused is refused here, before the first byte is written.
+/// Everything that can be refused is refused here, before the first byte is written. `checked`: see entry.h.
 Status admit(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
-             const Executor& executor) {
-  if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
+             const Executor& executor, bool checked) {
+  if (!checked)
+    if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
   if (Status s = plan_detail::shapes_fit(plan, batch, cache, options); !s.ok()) return s;
   if (Status s = lengths_fit(plan, batch, options); !s.ok()) return s;
   if (find_entry(plan.kernel) == nullptr)
@@ -126,7 +127,8 @@ Status admit(const Plan& plan, const Batch& batch, const KVCache& cache, const O
   if (const std::uint32_t missing = plan.device.cpu_features & ~(host_device().cpu_features | kFastBf16Dot); missing != 0)
     return {Code::unsupported,
             formatted("attend: the plan was made for device {}, this machine is {}", plan.device.name, host_device().name)};
-  if (Status s = plan_detail::workspace_fits(plan, batch, cache, options, workspace); !s.ok()) return s;
+  if (!checked)
+    if (Status s = plan_detail::workspace_fits(plan, batch, cache, options, workspace); !s.ok()) return s;
   if (executor.num_threads() > plan.num_threads)
     return {Code::invalid_argument,
             formatted("attend: the executor has {} threads, the plan scratch for {}; set PlanSettings::num_threads",
@@ -169,13 +171,13 @@ Executor& executor_of(const AttendOptions& attend_options) {
 
 Status prepare(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
                const AttendOptions& attend_options) {
-  return admit(plan, batch, cache, options, workspace, executor_of(attend_options));
+  return admit(plan, batch, cache, options, workspace, executor_of(attend_options), /*checked=*/false);
 }
 
 Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
-              const AttendOptions& attend_options) {
+              const AttendOptions& attend_options, bool checked) {
   Executor& executor = executor_of(attend_options);
-  if (Status s = admit(plan, batch, cache, options, workspace, executor); !s.ok()) return s;
+  if (Status s = admit(plan, batch, cache, options, workspace, executor, checked); !s.ok()) return s;
 
   auto* floats_of_workspace = reinterpret_cast<float*>(workspace.data());
   const AttendArgs args = resolve(plan, batch, cache, options, floats_of_workspace);

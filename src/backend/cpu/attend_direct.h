@@ -27,43 +27,99 @@ constexpr std::int64_t kFloat = sizeof(float);
 
 // ---- scores -------------------------------------------------------------------------------------------------------------------
 
-/// Scores of kRows rows with four keys. Every sum is one chain over vectors of dims and one tree over lanes, wherever it stands.
-template <class V, DType kType, bool kPieces, int kRows>
-void direct_score_block(const ItemView& v, std::int64_t m, std::int64_t j, const std::uint8_t* const* keys, std::int64_t step) {
-  typename V::Reg sum[kRows][kDirectKeys];
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kDirectKeys; ++c) sum[r][c] = V::set1(0.0f);
-  const float* query = v.query + m * v.stride;
-  const std::int64_t floats = key_floats<V>(v.args), stride = v.stride;
-  const std::uint8_t* const rows[kDirectKeys] = {keys[0], keys[1], keys[2], keys[3]};
-  for (std::int64_t d = 0; d < floats; d += V::kWidth) {
-    if (QUIRE_PLANTED(query_tail_dims_dropped) && (d + V::kWidth) * V::kPairs >= v.args.head_dim) break;
-    typename V::Reg k[kDirectKeys];
-    for (int c = 0; c < kDirectKeys; ++c) {
-      if constexpr (kPieces)
-        k[c] = load_elements_of_pieces<V, kType>(rows[c], d, step);
-      else
-        k[c] = load_elements<V, kType>(rows[c], d);
-    }
-    for (int r = 0; r < kRows; ++r) {
-      const typename V::Reg q = V::load(query + r * stride + d);
-      for (int c = 0; c < kDirectKeys; ++c) sum[r][c] = V::dot(q, k[c], sum[r][c]);
-    }
+/// Sums of kRows rows with four keys, in registers: GCC 12 keeps an array of them in memory around the loop.
+template <class V, int kRows>
+struct DirectSums {
+  using Reg = typename V::Reg;
+  Reg a = V::set1(0.0f), b = V::set1(0.0f), c = V::set1(0.0f), d = V::set1(0.0f);
+  DirectSums<V, kRows - 1> others;
+
+  __attribute__((always_inline)) void add(const float* query, std::int64_t stride, Reg k0, Reg k1, Reg k2, Reg k3) {
+    const Reg q = V::load(query);
+    a = V::dot(q, k0, a);
+    b = V::dot(q, k1, b);
+    c = V::dot(q, k2, c);
+    d = V::dot(q, k3, d);
+    others.add(query + stride, stride, k0, k1, k2, k3);
   }
-  for (int r = 0; r < kRows; ++r) V::store_sums(v.scores + (m + r) * v.tile_kv + j, sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+  __attribute__((always_inline)) void store(float* scores, std::int64_t pitch) const {
+    V::store_sums(scores, a, b, c, d);
+    others.store(scores + pitch, pitch);
+  }
+};
+template <class V>
+struct DirectSums<V, 0> {
+  void add(const float*, std::int64_t, typename V::Reg, typename V::Reg, typename V::Reg, typename V::Reg) {}
+  void store(float*, std::int64_t) const {}
+};
+
+/// Scores of kRows rows with `fours` times four keys. Every sum is one chain over vectors of dims and one tree over lanes,
+/// wherever it stands.
+template <class V, DType kType, bool kPieces, int kRows>
+void direct_score_block(const ItemView& v, std::int64_t m, std::int64_t j, const std::uint8_t* const* keys, std::int64_t step,
+                        std::int64_t fours) {
+  const float* query = v.query + m * v.stride;
+  float* scores = v.scores + m * v.tile_kv + j;
+  const std::int64_t floats = key_floats<V>(v.args), stride = v.stride, pitch = v.tile_kv;
+  const auto load = [&](const std::uint8_t* row, std::int64_t d) __attribute__((always_inline)) {
+    if constexpr (kPieces) return load_elements_of_pieces<V, kType>(row, d, step);
+    return load_elements<V, kType>(row, d);
+  };
+  for (std::int64_t f = 0; f < fours; ++f, keys += kDirectKeys, scores += kDirectKeys) {
+    DirectSums<V, kRows> sums;
+    const std::uint8_t* const rows[kDirectKeys] = {keys[0], keys[1], keys[2], keys[3]};
+    for (std::int64_t d = 0; d < floats; d += V::kWidth) {
+      if (QUIRE_PLANTED(query_tail_dims_dropped) && (d + V::kWidth) * V::kPairs >= v.args.head_dim) break;
+      sums.add(query + d, stride, load(rows[0], d), load(rows[1], d), load(rows[2], d), load(rows[3], d));
+    }
+    sums.store(scores, pitch);
+  }
 }
 
-/// All rows against four keys.
+/// All rows against `fours` times four keys.
 template <class V, DType kType, bool kPieces = false>
-void direct_score_rows(const ItemView& v, std::int64_t j, const std::uint8_t* const* keys, std::int64_t step = 0) {
+void direct_score_rows(const ItemView& v, std::int64_t j, const std::uint8_t* const* keys, std::int64_t step = 0,
+                       std::int64_t fours = 1) {
   static_assert(V::kDirectRows <= 4);
   for (std::int64_t m = 0; m < v.num_rows; m += V::kDirectRows) {
     const std::int64_t rows = v.num_rows - m < V::kDirectRows ? v.num_rows - m : V::kDirectRows;
-    if (rows == 1) direct_score_block<V, kType, kPieces, 1>(v, m, j, keys, step);
-    if (rows == 2) direct_score_block<V, kType, kPieces, 2>(v, m, j, keys, step);
+    if (rows == 1) direct_score_block<V, kType, kPieces, 1>(v, m, j, keys, step, fours);
+    if (rows == 2) direct_score_block<V, kType, kPieces, 2>(v, m, j, keys, step, fours);
     if constexpr (V::kDirectRows > 2) {
-      if (rows == 3) direct_score_block<V, kType, kPieces, 3>(v, m, j, keys, step);
-      if (rows == 4) direct_score_block<V, kType, kPieces, 4>(v, m, j, keys, step);
+      if (rows == 3) direct_score_block<V, kType, kPieces, 3>(v, m, j, keys, step, fours);
+      if (rows == 4) direct_score_block<V, kType, kPieces, 4>(v, m, j, keys, step, fours);
+    }
+  }
+}
+
+/// All rows against all keys of the tile, where the dims of a key lie side by side and are read as they are, or are widened:
+/// sixteen keys at a time, in fours as below.
+template <class V, DType kType>
+void direct_scores_of_dims(const ItemView& v, const TileRows& rows, const RowSource& source, const Fp8Widener<V>& widen,
+                           PrefetchWalk& ahead) {
+  constexpr std::int64_t kStep = 16;  // rows of v.staging
+  const auto* base = static_cast<const std::uint8_t*>(source.data);
+  const std::int64_t size = itemsize(source.dtype), pitch = v.stride * kFloat;
+  const bool widened = widen.takes();
+  for (std::int64_t step = rows.begin / kStep * kStep; step < rows.end; step += kStep) {
+    const std::int64_t first = step > rows.begin ? step : rows.begin, last = step + kStep < rows.end ? step + kStep : rows.end;
+    if (widened) widen(rows.k + first, last - first, v.staging, key_floats<V>(v.args) * kFloat, pitch);
+    ahead.advance(last - first);
+    const std::uint8_t* at[kStep];
+    for (std::int64_t i = 0; i < last - first; ++i)
+      at[i] = widened ? reinterpret_cast<const std::uint8_t*>(v.staging) + i * pitch : base + rows.k[first + i] * size;
+    for (std::int64_t j = first / kDirectKeys * kDirectKeys, next = 0; j < last; j = next) {
+      next = j + kDirectKeys;
+      if (j >= first && next <= last) {
+        const std::int64_t fours = (last - j) / kDirectKeys;
+        next = j + fours * kDirectKeys;
+        direct_score_rows<V, kType>(v, j, at + (j - first), /*step=*/0, fours);
+        continue;
+      }
+      const std::uint8_t* keys[kDirectKeys];
+      for (std::int64_t c = 0; c < kDirectKeys; ++c)
+        keys[c] = at[(j + c < first ? first : j + c < last ? j + c : last - 1) - first];
+      direct_score_rows<V, kType>(v, j, keys);
     }
   }
 }
@@ -76,7 +132,13 @@ void direct_scores(const ItemView& v, const TileRows& rows, const RowSource& sou
   const bool in_place = (pieces || readable_in_place(source, v.args)) && (V::kPairs == 1 || pairs);
   const DType type = in_place && !pairs ? source.dtype : DType::f32;  // pairs are loaded like floats
   static_assert(!V::kWidensFp8 || V::kPairs == 2, "widened keys are pairs");
-  const Fp8Widener<V> widen(source, v.args);
+  const bool code_pieces = are_code_pieces(source, v.args);
+  auto* const codes = reinterpret_cast<std::uint8_t*>(v.k_panel);  // which the direct path has no other use for
+  const RowSource read = code_pieces ? joined_rows(source, codes, v.args) : source;
+  const JoinedOffsets joined(v.args);
+  const Fp8Widener<V> widen(read, v.args);
+  if ((in_place && !pieces && type == DType::f32) || (widen.takes() && !code_pieces))
+    return direct_scores_of_dims<V, DType::f32>(v, rows, source, widen, ahead);
   const auto* base = static_cast<const std::uint8_t*>(source.data);
   const std::int64_t size = itemsize(source.dtype);
   for (std::int64_t j = rows.begin / kDirectKeys * kDirectKeys; j < rows.end; j += kDirectKeys) {
@@ -86,10 +148,11 @@ void direct_scores(const ItemView& v, const TileRows& rows, const RowSource& sou
       offsets[c] = rows.k[j + c < rows.begin ? rows.begin : j + c < rows.end ? j + c : rows.end - 1];
       keys[c] = in_place ? base + offsets[c] * size : reinterpret_cast<const std::uint8_t*>(v.staging + c * v.stride);
     }
+    if (code_pieces) join_code_pieces(codes, source, offsets, kDirectKeys, v.args);
     if (widen.takes())
-      widen(offsets, kDirectKeys, v.staging, key_floats<V>(v.args) * kFloat, v.stride * kFloat);
+      widen(code_pieces ? joined.at : offsets, kDirectKeys, v.staging, key_floats<V>(v.args) * kFloat, v.stride * kFloat);
     else if (!in_place)
-      load_keys<V>(v.staging, /*temp=*/v.v_panel, source, offsets, kDirectKeys, v.args);
+      load_keys<V>(v.staging, /*temp=*/v.v_panel, read, code_pieces ? joined.at : offsets, kDirectKeys, v.args);
     ahead.advance(kDirectKeys);
     if (in_place && pieces) {
       const std::int64_t step = source.strides.chunk * size;

@@ -39,8 +39,9 @@ inline void find_rows(TileRows& rows, const AttendArgs& a, std::int64_t req, std
   const semantics::KvStrides& v = rows.fresh ? a.value.strides : a.cache_v.strides;
   const auto add_run = [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
     const std::int64_t j = position - tile_begin, k_first = k.row(page, kv_head, offset), v_first = v.row(page, kv_head, offset);
-    for (std::int64_t i = 0; i < count; ++i) rows.k[j + i] = k_first + i * k.token;
-    for (std::int64_t i = 0; i < count; ++i) rows.v[j + i] = v_first + i * v.token;
+    const std::int64_t k_step = k.token, v_step = v.token;  // not read again behind each store
+    for (std::int64_t i = 0; i < count; ++i) rows.k[j + i] = k_first + i * k_step;
+    for (std::int64_t i = 0; i < count; ++i) rows.v[j + i] = v_first + i * v_step;
     rows.run_begin[rows.num_runs] = j;
     rows.run_count[rows.num_runs++] = count;
     if (count > rows.longest_run) rows.longest_run = count;
@@ -79,10 +80,26 @@ class PrefetchWalk {
   }
 
   void advance(std::int64_t keys) {
-    for (credit_ += keys * steps_; credit_ >= keys_; credit_ -= keys_) step();
+    std::int64_t steps = 0;
+    for (credit_ += keys * steps_; credit_ >= keys_; credit_ -= keys_) ++steps;
+    if (num_runs_ == 1) return walk_one_run(steps);
+    for (; steps > 0; --steps) step();
   }
 
  private:
+  /// One page is all there is: nothing but its lines in order.
+  void walk_one_run(std::int64_t steps) {
+    const std::uint8_t* at = runs_[0] + row_ * row_stride_;
+    std::int64_t line = line_;
+    for (; steps > 0; --steps) {
+      __builtin_prefetch(at + line * 64, 0, 2);
+      if (++line < lines_) continue;
+      line = 0;
+      ++row_;
+      at += row_stride_;
+    }
+    line_ = line;
+  }
   void step() {
     const std::int64_t offset = row_ * row_stride_ + line_ * 64;
     if (row_ < shortest_) {

@@ -12,14 +12,24 @@
 #include "backend/cpu/direct_rows.h"
 #include "backend/cpu/elements.h"
 #include "backend/cpu/item_view.h"
+#include "backend/cpu/packed_rows.h"
 #include "backend/cpu/panels.h"
 #include "backend/cpu/planted.h"
 
 namespace quire::cpu {
 namespace {
 
-constexpr std::int64_t kMaxDirectRows = 8;  // plan.direct_rows never exceeds it
-constexpr std::int64_t kDirectValues = 16;  // values added together: between two such groups the prefetch walk goes on
+constexpr std::int64_t kMaxDirectRows = 8;             // plan.direct_rows never exceeds it
+constexpr std::int64_t kDirectValues = kTurnedTokens;  // values added together: between two such groups the prefetch walk goes on
+// Likewise of rows whose dims lie side by side: an accumulator is loaded and stored once for so many. 16 cost a decode row of
+// three heads of 64 dims a tenth of its time. Longer groups prefetch as many bytes at once: beyond 8 KiB, a decode row of 128
+// bf16 dims on pages of 16 takes a quarter longer.
+constexpr std::int64_t kMostDirectValues = 64, kDirectValueBytes = 8192;
+
+inline std::int64_t values_together(const RowSource& source, const AttendArgs& a) {
+  const std::int64_t rows = kDirectValueBytes / (a.head_dim * itemsize(source.dtype));
+  return rows < kDirectValues ? kDirectValues : rows > kMostDirectValues ? kMostDirectValues : rows;
+}
 
 /// Where the rows of one tile can be read; types that registers cannot take as they are, and rows with gaps, go through scratch.
 struct Operands {
@@ -27,23 +37,74 @@ struct Operands {
   DType type = DType::f32;  ///< f32, f16 or bf16
 };
 
+/// kCols vectors of dims of one row, in registers: GCC 12 keeps an array of them in memory around a loop.
+template <class V, int kCols>
+struct DimVectors {
+  typename V::Reg first;
+  DimVectors<V, kCols - 1> others;
+
+  template <DType kType>
+  static __attribute__((always_inline)) DimVectors of(const std::uint8_t* row, std::int64_t d) {
+    return {load_elements<V, kType>(row, d), DimVectors<V, kCols - 1>::template of<kType>(row, d + V::kWidth)};
+  }
+  static __attribute__((always_inline)) DimVectors scaled(const float* row, typename V::Reg factor) {
+    return {V::mul(V::load(row), factor), DimVectors<V, kCols - 1>::scaled(row + V::kWidth, factor)};
+  }
+  __attribute__((always_inline)) void add(typename V::Reg p, const DimVectors& x) {
+    first = V::fma(p, x.first, first);
+    others.add(p, x.others);
+  }
+  __attribute__((always_inline)) void store(float* row) const {
+    V::store(row, first);
+    others.store(row + V::kWidth);
+  }
+};
+template <class V>
+struct DimVectors<V, 0> {
+  template <DType kType>
+  static DimVectors of(const std::uint8_t*, std::int64_t) {
+    return {};
+  }
+  static DimVectors scaled(const float*, typename V::Reg) { return {}; }
+  void add(typename V::Reg, const DimVectors&) {}
+  void store(float*) const {}
+};
+
+/// Accumulators of kRows rows, in registers.
+template <class V, int kRows, int kCols>
+struct DirectAccumulators {
+  DimVectors<V, kCols> mine;
+  DirectAccumulators<V, kRows - 1, kCols> others;
+
+  static __attribute__((always_inline)) DirectAccumulators scaled(const float* acc, std::int64_t stride,
+                                                                  const float* corrections) {
+    return {DimVectors<V, kCols>::scaled(acc, V::set1(*corrections)),
+            DirectAccumulators<V, kRows - 1, kCols>::scaled(acc + stride, stride, corrections + 1)};
+  }
+  __attribute__((always_inline)) void add(const float* probs, std::int64_t pitch, const DimVectors<V, kCols>& x) {
+    mine.add(V::set1(*probs), x);
+    others.add(probs + pitch, pitch, x);
+  }
+  __attribute__((always_inline)) void store(float* acc, std::int64_t stride) const {
+    mine.store(acc);
+    others.store(acc + stride, stride);
+  }
+};
+template <class V, int kCols>
+struct DirectAccumulators<V, 0, kCols> {
+  static DirectAccumulators scaled(const float*, std::int64_t, const float*) { return {}; }
+  void add(const float*, std::int64_t, const DimVectors<V, kCols>&) {}
+  void store(float*, std::int64_t) const {}
+};
+
 /// kRows rows x kCols vectors of dims: acc = acc * correction + P V over `keys`, whose rows are at `values`.
 template <class V, DType kType, int kRows, int kCols>
 void direct_value_block(float* acc, std::int64_t stride, const float* probs, std::int64_t tile_kv,
                         const std::uint8_t* const* values, std::int64_t d, TileKeys keys, const float* corrections) {
-  typename V::Reg sum[kRows][kCols];
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kCols; ++c) sum[r][c] = V::mul(V::load(acc + r * stride + d + c * V::kWidth), V::set1(corrections[r]));
-  for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-    typename V::Reg x[kCols];
-    for (int c = 0; c < kCols; ++c) x[c] = load_elements<V, kType>(values[j], d + c * V::kWidth);
-    for (int r = 0; r < kRows; ++r) {
-      const typename V::Reg p = V::set1(probs[r * tile_kv + j]);
-      for (int c = 0; c < kCols; ++c) sum[r][c] = V::fma(p, x[c], sum[r][c]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kCols; ++c) V::store(acc + r * stride + d + c * V::kWidth, sum[r][c]);
+  auto sums = DirectAccumulators<V, kRows, kCols>::scaled(acc + d, stride, corrections);
+  for (std::int64_t j = keys.begin; j < keys.end; ++j)
+    sums.add(probs + j, tile_kv, DimVectors<V, kCols>::template of<kType>(values[j], d));
+  sums.store(acc + d, stride);
 }
 
 using DirectValueBlock = void (*)(float*, std::int64_t, const float*, std::int64_t, const std::uint8_t* const*, std::int64_t,
@@ -110,41 +171,18 @@ void direct_accumulate_rows(const ItemView& v, std::int64_t m, std::int64_t coun
   for (std::int64_t r = m; r < m + count; ++r) direct_accumulate<V>(v, r, 1, values, edges(r, /*before=*/false), corrections);
 }
 
-/// Whether rows of 16-bit elements whose tokens lie side by side (V of the packed layout) can be turned without being converted.
-template <class V>
-bool are_turned_words(const RowSource& source, const AttendArgs& a) {
-  return V::kTransposesWords && (source.dtype == DType::f16 || source.dtype == DType::bf16) && source.strides.token == 1 &&
-         source.strides.dim != 1 && source.strides.x >= a.head_dim && a.head_dim == a.stride && a.head_dim % V::kWidth == 0;
-}
-
-/// kWidth such rows into dst, args.head_dim words apart; false if neither half of them is side by side.
-template <class V>
-bool turn_words(std::uint16_t* dst, const RowSource& source, const std::int64_t* offsets, std::int64_t count,
-                const AttendArgs& a) {
-  constexpr std::int64_t kHalf = V::kWidth / 2;
-  if (count != V::kWidth || !are_consecutive(offsets, kHalf) || !are_consecutive(offsets + kHalf, kHalf)) return false;
-  if constexpr (V::kTransposesWords) {
-    const auto* from = static_cast<const std::uint16_t*>(source.data) + offsets[0];
-    for (std::int64_t d = 0; d < a.head_dim; d += V::kWidth)
-      V::transpose_words(from + d * source.strides.dim, offsets[kHalf] - offsets[0], source.strides.dim, dst + d, a.head_dim);
-  }
-  return true;
-}
-
-/// Gathers such rows one element at a time.
-__attribute__((noinline)) inline void gather_words(std::uint16_t* dst, const RowSource& source, const std::int64_t* offsets,
-                                                   std::int64_t count, const AttendArgs& a) {
-  const auto* words = static_cast<const std::uint16_t*>(source.data);
-  for (std::int64_t r = 0; r < count; ++r)
-    for (std::int64_t d = 0; d < a.head_dim; ++d) dst[r * a.head_dim + d] = words[offsets[r] + d * source.strides.dim];
-}
-
 /// acc = acc * correction + P V for all rows, a group of keys at a time.
 template <class V>
 void direct_values(const ItemView& v, const TileRows& rows, const RowSource& source, const TileKeys* keys, float* corrections,
                    PrefetchWalk& ahead) {
   const bool in_place = readable_in_place(source, v.args), turned = are_turned_words<V>(source, v.args);
-  const Fp8Widener<V> widen(source, v.args);
+  const bool turned_codes = are_turned_codes<V>(source, v.args);
+  auto* const codes = reinterpret_cast<std::uint8_t*>(v.k_panel);  // which the direct path has no other use for
+  const RowSource read = turned_codes ? joined_rows(source, codes, v.args) : source;
+  const JoinedOffsets joined(v.args);
+  const Fp8Widener<V> widen(read, v.args);
+  const bool whole_rows = in_place || (widen.takes() && !turned_codes);
+  const std::int64_t group = whole_rows ? values_together(source, v.args) : kDirectValues;
   Operands values;
   values.type = widen.takes() ? DType::bf16 : in_place || turned ? source.dtype : DType::f32;
   const auto* base = in_place ? static_cast<const std::uint8_t*>(source.data) : reinterpret_cast<const std::uint8_t*>(v.v_panel);
@@ -154,16 +192,20 @@ void direct_values(const ItemView& v, const TileRows& rows, const RowSource& sou
   // Groups end where pages do, which hold a multiple of a group or are a part of one. Converted rows of one group take the place
   // of those before, so that they stay in L1.
   for (std::int64_t first = rows.begin, last = 0; first < rows.end; first = last) {
-    last = (first / kDirectValues + 1) * kDirectValues;
+    last = (first / group + 1) * group;
     if (last > rows.end) last = rows.end;
-    for (std::int64_t j = first; j < last; ++j) values.rows[j] = base + (in_place ? rows.v[j] : j - first) * size;
+    if (in_place)
+      for (std::int64_t j = first; j < last; ++j) values.rows[j] = base + rows.v[j] * size;
+    else
+      for (std::int64_t j = first; j < last; ++j) values.rows[j] = base + (j - first) * size;
     auto* const words = reinterpret_cast<std::uint16_t*>(v.v_panel);
-    if (turned && !turn_words<V>(words, source, rows.v + first, last - first, v.args))
-      gather_words(words, source, rows.v + first, last - first, v.args);
+    if (turned) turn_words<V>(words, source, rows.v + first, last - first, v.args);
+    if (turned_codes) turn_codes<V>(codes, source, rows.v + first, last - first, v.args);
+    const std::int64_t* const offsets = turned_codes ? joined.at : rows.v + first;
     if (widen.takes())
-      widen(rows.v + first, last - first, words, size, size);
+      widen(offsets, last - first, words, size, size);
     else if (!in_place && !turned)
-      load_rows<V>(v.v_panel, source, rows.v + first, last - first, v.args);
+      load_rows<V>(v.v_panel, read, offsets, last - first, v.args);
     ahead.advance(last - first);
     for (std::int64_t m = 0; m < v.num_rows; m += block)
       direct_accumulate_rows<V>(v, m, v.num_rows - m < block ? v.num_rows - m : block, values, {first, last}, keys, corrections);

@@ -6,8 +6,10 @@
 
 namespace quire::cpu {
 
+/// `checked`: check() at Depth::tables finds nothing, and nor do the rules of the workspace, as the caller has seen in its own
+/// way.
 Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
-              const AttendOptions& attend_options);
+              const AttendOptions& attend_options, bool checked = false);
 /// Checks what attend() checks before it writes, and writes nothing.
 Status prepare(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
                const AttendOptions& attend_options);

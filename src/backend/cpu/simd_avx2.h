@@ -19,8 +19,9 @@ struct Avx2Simd {
   static constexpr int kDirectRows = 2;  // direct path: 2 x 4 keys + 5 operands
 
   static constexpr int kPairs = 1;
-  static constexpr bool kTransposesWords = false;
-  static constexpr bool kWidensFp8 = false;  // Fp8Codes, fp8_rows_as_bf16()
+  static constexpr bool kTransposesWords = true;        // transpose_words()
+  static constexpr std::int64_t kTransposedCodes = 32;  // dims of transpose_codes()
+  static constexpr bool kWidensFp8 = false;             // Fp8Codes, fp8_rows_as_bf16()
   using Reg = __m256;
 
   static Reg set1(float x) { return _mm256_set1_ps(x); }
@@ -121,6 +122,53 @@ struct Avx2Simd {
   static Reg exp(Reg a) { return exp_by_polynomial<Avx2Simd>(a); }
   static Reg tanh(Reg a) { return tanh_by_exp<Avx2Simd>(a); }
 
+  /// Sixteen elements of 8 or 16 bits, the last eight `gap` elements behind the first.
+  static __m256i words_of(const std::uint16_t* p, std::int64_t gap) {
+    const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(first), _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + gap)), 1);
+  }
+  static __m128i codes_of(const std::uint8_t* p, std::int64_t gap) {
+    if (gap == 8) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const auto eight = [](const std::uint8_t* at) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)); };
+    return _mm_unpacklo_epi64(eight(p), eight(p + gap));
+  }
+  /// to[c][r] = row r's word c for 8 rows of 16 words; strides in words. Words 0-7 of a row are at `from`, words 8-15 `gap` words
+  /// further on. Row i and row i + 4 are interleaved: of the six bits that number an element of a 128-bit lane, the highest
+  /// becomes the lowest; three times that, rows are columns.
+  static void transpose_words(const std::uint16_t* from, std::int64_t gap, std::int64_t from_stride, std::uint16_t* to,
+                              std::int64_t to_stride) {
+    __m256i a[8], b[8];
+    for (int i = 0; i < 8; ++i) a[i] = words_of(from + i * from_stride, gap);
+    for (int turn = 0; turn < 3; ++turn) {
+      for (int i = 0; i < 4; ++i) {
+        b[2 * i] = _mm256_unpacklo_epi16(a[i], a[i + 4]);
+        b[2 * i + 1] = _mm256_unpackhi_epi16(a[i], a[i + 4]);
+      }
+      for (int i = 0; i < 8; ++i) a[i] = b[i];
+    }
+    for (int c = 0; c < 8; ++c) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + c * to_stride), _mm256_castsi256_si128(a[c]));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + (c + 8) * to_stride), _mm256_extracti128_si256(a[c], 1));
+    }
+  }
+  /// transpose_codes() is transpose_words() for 32 rows of 16 codes: rows i and i + 16 share a register, and four turns make
+  /// columns of them.
+  static void transpose_codes(const std::uint8_t* from, std::int64_t gap, std::int64_t from_stride, std::uint8_t* to,
+                              std::int64_t to_stride) {
+    __m256i a[16], b[16];
+    for (int i = 0; i < 16; ++i) {
+      const __m256i lower = _mm256_castsi128_si256(codes_of(from + i * from_stride, gap));
+      a[i] = _mm256_inserti128_si256(lower, codes_of(from + (i + 16) * from_stride, gap), 1);
+    }
+    for (int turn = 0; turn < 4; ++turn) {
+      for (int i = 0; i < 8; ++i) {
+        b[2 * i] = _mm256_unpacklo_epi8(a[i], a[i + 8]);
+        b[2 * i + 1] = _mm256_unpackhi_epi8(a[i], a[i + 8]);
+      }
+      for (int i = 0; i < 16; ++i) a[i] = b[i];
+    }
+    for (int c = 0; c < 16; ++c) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + c * to_stride), a[c]);
+  }
   /// The rows of an 8 x 8 block become its columns.
   static void transpose(__m256 (&a)[8]) {
     __m256 b[8];

@@ -19,8 +19,9 @@ struct Avx512Simd {
   static constexpr int kDirectRows = 4;  // direct path: 4 x 4 keys + 5 operands
 
   static constexpr int kPairs = 1;
-  static constexpr bool kTransposesWords = true;  // transpose_words()
-  static constexpr bool kWidensFp8 = false;       // Fp8Codes, fp8_rows_as_bf16()
+  static constexpr bool kTransposesWords = true;        // transpose_words()
+  static constexpr std::int64_t kTransposedCodes = 64;  // dims of transpose_codes()
+  static constexpr bool kWidensFp8 = false;             // Fp8Codes, fp8_rows_as_bf16()
   using Reg = __m512;
 
   static Reg set1(float x) { return _mm512_set1_ps(x); }
@@ -147,6 +148,32 @@ struct Avx512Simd {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + c * to_stride), _mm512_castsi512_si256(pair));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + (c + 8) * to_stride), _mm512_extracti64x4_epi64(pair, 1));
     }
+  }
+  /// to[c][r] = row r's code c for 64 rows of 16 codes; strides in codes. Codes 0-7 of a row are at `from`, codes 8-15 `gap`
+  /// further on. Rows i, i + 16, i + 32 and i + 48 share a register. Of the eight bits that number an element of a 128-bit lane,
+  /// interleaving rows i and i + 8 makes the highest the lowest: four times that, rows are columns.
+  static void transpose_codes(const std::uint8_t* from, std::int64_t gap, std::int64_t from_stride, std::uint8_t* to,
+                              std::int64_t to_stride) {
+    const auto row = [&](int r) {
+      const std::uint8_t* p = from + r * from_stride;
+      if (gap == 8) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+      const auto eight = [](const std::uint8_t* at) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)); };
+      return _mm_unpacklo_epi64(eight(p), eight(p + gap));
+    };
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; ++i) {
+      a[i] = _mm512_inserti32x4(_mm512_castsi128_si512(row(i)), row(i + 16), 1);
+      a[i] = _mm512_inserti32x4(a[i], row(i + 32), 2);
+      a[i] = _mm512_inserti32x4(a[i], row(i + 48), 3);
+    }
+    for (int turn = 0; turn < 4; ++turn) {
+      for (int i = 0; i < 8; ++i) {
+        b[2 * i] = _mm512_unpacklo_epi8(a[i], a[i + 8]);
+        b[2 * i + 1] = _mm512_unpackhi_epi8(a[i], a[i + 8]);
+      }
+      for (int i = 0; i < 16; ++i) a[i] = b[i];
+    }
+    for (int c = 0; c < 16; ++c) _mm512_storeu_si512(to + c * to_stride, a[c]);
   }
   /// The rows of a 16 x 16 block become its columns: pairs, quads, then 128-bit lanes.
   static void transpose(__m512 (&a)[16]) {

@@ -56,11 +56,12 @@ class Fp8Widener<V, true> {
  public:
   Fp8Widener(const RowSource& source, const AttendArgs& a)
       : codes_(source.fp8_bf16 != nullptr ? source.fp8_bf16 : kNoCodes), source_(source), head_dim_(a.head_dim) {}
+  static constexpr std::int64_t kMostRows = 64;
   bool takes() const { return source_.fp8_bf16 != nullptr && source_.strides.dim == 1 && source_.strides.x >= head_dim_; }
 
-  /// Up to 16 rows at offsets[0 .. count), see fp8_rows_as_bf16().
+  /// Up to kMostRows rows at offsets[0 .. count), see fp8_rows_as_bf16().
   void operator()(const std::int64_t* offsets, std::int64_t count, void* to, std::int64_t bytes, std::int64_t pitch) const {
-    const std::uint8_t* rows[16];
+    const std::uint8_t* rows[kMostRows];
     for (std::int64_t r = 0; r < count; ++r) rows[r] = static_cast<const std::uint8_t*>(source_.data) + offsets[r];
     fp8_rows_as_bf16(codes_, rows, count, head_dim_, static_cast<std::uint8_t*>(to), bytes, pitch);
   }

@@ -20,6 +20,7 @@ struct NeonSimd {
   static constexpr int kDirectRows = 4;  // direct path: 4 x 4 keys + 5 operands
   static constexpr int kPairs = 1;
   static constexpr bool kTransposesWords = false;
+  static constexpr std::int64_t kTransposedCodes = 0;
   static constexpr bool kWidensFp8 = false;  // Fp8Codes, fp8_rows_as_bf16()
 
   using Reg = float32x4_t;

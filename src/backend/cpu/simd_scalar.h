@@ -16,6 +16,7 @@ struct ScalarSimd {
   static constexpr int kCols = 2;   ///< vectors per register block
   static constexpr int kPairs = 1;  ///< products in one step of a score's chain: 2 if queries and keys are bf16 pairs
   static constexpr bool kTransposesWords = false;
+  static constexpr std::int64_t kTransposedCodes = 0;
   static constexpr bool kWidensFp8 = false;  // Fp8Codes, fp8_rows_as_bf16()
   static constexpr int kDirectRows = 2;      ///< rows scored together on the direct path
 

@@ -18,7 +18,11 @@ QUIRE_DEVICE void break_call(const AttendArgs& a) { break_call(a, a.ticket); }
 
 /// Nothing may be written: the call is broken, or the workspace was not prepared for it.
 QUIRE_DEVICE bool is_refused(const AttendArgs& a) {
+#if defined(__HIP__)
+  return hip::atomic_get(&a.outcome->permit) != a.permit;
+#else
   return *static_cast<const volatile unsigned long long*>(&a.outcome->permit) != a.permit;
+#endif
 }
 
 }  // namespace quire::gpu

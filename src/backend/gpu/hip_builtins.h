@@ -77,6 +77,12 @@ QUIRE_HIP_DEVICE void atomic_set(T* at, T value) {
   __hip_atomic_store(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
+/// Reads global memory. A volatile load would be a flat one, which may be of shared memory and waits for both.
+template <class T>
+QUIRE_HIP_DEVICE T atomic_get(const T* at) {
+  return __hip_atomic_load(at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
 template <class T>
 QUIRE_HIP_DEVICE void store_for_host(T* at, T value) {
   __hip_atomic_store(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);

@@ -48,7 +48,12 @@ CATALOGUE = {
                   "padded_query_start_loc query_start_loc_as_int32 query_start_loc_as_int32_in_decode",
     "query_row": "query_of_neighbour_row query_of_first_row row_is_request_index",
     "query_head": "one_query_head_per_group",
-    "positions": "context_len_is_seq_len context_rounded_to_page",
+    "positions": "context_len_is_seq_len context_rounded_to_page causal_flag_ignored causal_mask_of_flags_missing causal_flag_inverted "
+                 "causal_flag_of_first_request causal_flag_of_next_request key_begin_ignored_in_causal_mask "
+                 "key_begin_ignored_in_window key_begin_ignored_in_alibi q_begin_ignored q_begin_one_early q_begin_one_late "
+                 "q_begin_as_int32 rows_at_first_key window_right_one_long window_right_one_short window_right_ignored "
+                 "window_right_in_causal_requests window_only_in_causal_requests as_many_keys_as_rows alibi_symmetric "
+                 "no_key_gives_nan no_key_not_written no_key_lse_zero no_key_lse_plus_infinity",
     "key_range": "seq_lens_as_int32 seq_lens_without_new_tokens seq_lens_off_by_one seq_len_of_neighbour "
                  "causal_sees_one_future_key causal_excludes_own_key window_one_short window_one_long window_ignored "
                  "window_from_page_start window_from_last_row window_from_first_row window_only_in_prefill window_only_in_decode "

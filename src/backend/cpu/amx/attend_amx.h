@@ -119,8 +119,21 @@ inline const std::uint8_t* const* whole_rows(const AmxItem& v, const TileRows& t
     return rows;
   }
 #endif
+#ifdef __AVX512VBMI__
+  if (all_cached && cached.vector_code_pieces()) {
+    for (std::int64_t j = first; j < last; ++j) rows[j] = staged + 2 * j * v.dims;
+    cached.stage_code_pieces(from + first, last - first, reinterpret_cast<std::uint16_t*>(staged + 2 * first * v.dims));
+    return rows;
+  }
+#endif
   for (std::int64_t j = first; j < last; ++j) {
     const bool is_fresh = j >= tile.fresh;
+    if (j % kTurnedTokens == 0 && j + kTurnedTokens <= last && j + kTurnedTokens <= tile.fresh &&
+        cached.stage_tokens(from + j, reinterpret_cast<std::uint16_t*>(staged + 2 * j * v.dims))) {
+      for (std::int64_t i = 0; i < kTurnedTokens; ++i) rows[j + i] = staged + 2 * (j + i) * v.dims;
+      j += kTurnedTokens - 1;
+      continue;
+    }
     rows[j] = from[j];
     if (from[j] != nullptr && (is_fresh ? fresh_in_place : cached_in_place)) continue;
     std::uint8_t* to = staged + 2 * j * v.dims;

@@ -6,13 +6,16 @@
 #include "backend/cuda/mma/convert_fp8.h"
 #include "backend/cuda/mma/finish.h"
 #include "backend/cuda/mma/fold_tile.h"
+#include "backend/cuda/mma/packed_source.h"
 #include "backend/cuda/mma/segments.h"
 #include "backend/cuda/mma/tile_source.h"
 
 namespace quire::cuda::mma {
 
-template <typename T, int kDim_, int kCacheBytes>
+/// Source: TileSource or PackedSource.
+template <typename T, int kDim_, int kCacheBytes, template <int> typename Source_>
 struct Short {
+  using Source = Source_<kCacheBytes>;
   static constexpr int kDim = kDim_;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kRows = 8;
@@ -49,7 +52,7 @@ struct Short {
   const gpu::AttendArgs& a;
   Shared& shared;
   const Item& item;
-  TileSource<kCacheBytes> source;
+  Source source;
   bool careful = false;  ///< infinities and NaN among the values are kept from rows that do not see them
 
   __device__ Short(const gpu::AttendArgs& args, Shared& memory, const Item& work, bool whole_chunks)
@@ -76,7 +79,8 @@ struct Short {
   /// Lane b holds the offsets of block b of the tile.
   __device__ BlockOffsets blocks_of(int tile, const Segment& segment) const {
     const int lane = threadIdx.x % 32;
-    return lane < kKeys / 16 ? source.block(tile * kKeys + lane * 16, segment.begin, segment.end) : BlockOffsets{};
+    return lane < kKeys / Source::kBlockKeys ? source.block(tile * kKeys + lane * Source::kBlockKeys, segment.begin, segment.end)
+                                             : BlockOffsets{};
   }
 
   template <int kBytes, int kPitchOfRow>
@@ -84,6 +88,9 @@ struct Short {
     auto* keys = static_cast<Byte*>(k);
     auto* values = static_cast<Byte*>(v);
     const int lane = threadIdx.x % 32;
+    if constexpr (Source::kPacked && kBytes == kCacheBytes) {
+      if (source.is_packed(tile * kKeys)) return load_packed<kPitchOfRow>(keys, values, tile * kKeys, mine, segment);
+    }
     if (blocks) {
       const auto offsets = [&](int block) -> BlockOffsets {
         return {__shfl_sync(~0u, mine.k, block), __shfl_sync(~0u, mine.v, block)};
@@ -104,8 +111,19 @@ struct Short {
     }
   }
 
-  /// The stage as 16-bit rows.
+  template <int kPitchOfRow>
+  __device__ void load_packed(Byte* keys, Byte* values, int first, const BlockOffsets& mine, const Segment& segment) const {
+    const int lane = threadIdx.x % 32;
+    const auto offsets = [&](int block) -> BlockOffsets { return {__shfl_sync(~0u, mine.k, block), 0}; };
+    source.template copy_keys<kDim, kKeys, kPitchOfRow, 32>(keys, first, segment.begin, segment.end, lane, offsets);
+    source.template copy_values<kDim, kKeys, 32>(values, first, segment.begin, segment.end, lane,
+                                                 __shfl_sync(~0u, mine.v, lane % (kKeys / 8)));
+  }
+
+  /// The stage as 16-bit rows of keys, and of values or their dims.
   __device__ KeyTile ready(Stage& stage, int tile, const Segment& segment) const {
+    if constexpr (Source::kPacked)
+      if (source.is_packed(tile * kKeys)) return ready_packed(stage, tile * kKeys, segment);
     if constexpr (kConvert) {
       Tile16& to = shared.loop.tiles[threadIdx.x / 32];
       const bool e4m3 = a.cache_k.dtype == DType::fp8_e4m3fn;
@@ -119,18 +137,45 @@ struct Short {
     }
   }
 
+  __device__ KeyTile ready_packed(Stage& stage, int first, const Segment& segment) const {
+    const int lane = threadIdx.x % 32;
+    KeyTile tile{reinterpret_cast<const std::uint16_t*>(stage.k), nullptr, first, segment.begin, segment.end, true};
+    auto* v = reinterpret_cast<std::uint16_t*>(stage.v);
+    if constexpr (kConvert) {
+      Tile16& to = shared.loop.tiles[threadIdx.x / 32];
+      const bool e4m3 = a.cache_k.dtype == DType::fp8_e4m3fn;
+      convert_tile<T, kDim, kKeys, 32>(to.k, stage.k, e4m3, lane);
+      convert_dim_rows<T, kDim, kKeys, 32>(to.v, stage.v, e4m3, lane);
+      __syncwarp();
+      tile.k = to.k, v = to.v;
+    }
+    if (source.template needs_patch<kKeys>(first, segment.begin, segment.end)) {
+      source.template patch<kDim, kKeys, 32>(v, first, segment.begin, segment.end, lane);
+      __syncwarp();
+    }
+    tile.v = v;
+    return tile;
+  }
+
+  template <typename Values>
+  __device__ void fold_values(const float (&p)[1][kKeys / 8][4], Rows<1, kDim>& rows, const RowContext& context,
+                              const KeyTile& tile, const Values& values) const {
+    if (careful) {
+      add_non_finite<T, 1, 1, kDim, kKeys>(rows, context, tile, values);
+      __syncwarp();
+      zero_non_finite<T>(const_cast<std::uint16_t*>(tile.v), kKeys * kPitch<kDim>, threadIdx.x % 32, 32);
+      __syncwarp();
+    }
+    multiply_values<T, 1, 1, kDim, kKeys>(p, rows, values);
+  }
   __device__ void fold(Rows<1, kDim>& rows, const RowContext& context, const QueryInRegisters<kDim>& query, const KeyTile& tile,
                        const Segment& segment) const {
     float s[1][kKeys / 8][4];
     fold_scores<T, 1, 1, kDim, kKeys>(s, rows, context, query, tile, segment.logits);
-    auto* v = const_cast<std::uint16_t*>(tile.v);
-    if (careful) {
-      add_non_finite<T, 1, 1, kDim, kKeys>(rows, context, tile);
-      __syncwarp();
-      zero_non_finite<T>(v, kKeys * kPitch<kDim>, threadIdx.x % 32, 32);
-      __syncwarp();
-    }
-    multiply_values<T, 1, 1, kDim, kKeys>(s, rows, v);
+    if (Source::kPacked && tile.by_dims)
+      fold_values(s, rows, context, tile, DimValues<kDim, kKeys>(tile.v));
+    else
+      fold_values(s, rows, context, tile, RowValues<kDim>(tile.v));
   }
 
   /// Which tile goes to which warp depends on its position alone.
@@ -253,11 +298,11 @@ struct Short {
   }
 };
 
-template <typename T, int kDim, int kCacheBytes>
+template <typename T, int kDim, int kCacheBytes, template <int> typename Source>
 __global__ void __launch_bounds__(128, kDim == 256 ? 1 : 2)
     attend_short(const __grid_constant__ gpu::AttendArgs a, bool whole_chunks) {
   extern __shared__ __align__(16) unsigned char memory[];
-  using Kernel = Short<T, kDim, kCacheBytes>;
+  using Kernel = Short<T, kDim, kCacheBytes, Source>;
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
   for_each_item(a, shared.items, [&](const Item& item) { Kernel(a, shared, item, whole_chunks).run(); });
 }

@@ -6,13 +6,16 @@
 #include "backend/cuda/mma/convert_fp8.h"
 #include "backend/cuda/mma/finish.h"
 #include "backend/cuda/mma/fold_tile.h"
+#include "backend/cuda/mma/packed_source.h"
 #include "backend/cuda/mma/segments.h"
 #include "backend/cuda/mma/tile_source.h"
 
 namespace quire::cuda::mma {
 
-template <typename T, int kDim_, int kCacheBytes>
+/// Source: TileSource or PackedSource.
+template <typename T, int kDim_, int kCacheBytes, template <int> typename Source_>
 struct Tall {
+  using Source = Source_<kCacheBytes>;
   static constexpr int kDim = kDim_;
   static constexpr int kM = 1;  ///< blocks of 16 rows a warp: 2 would need more registers than there are (measured: spills)
   static constexpr int kThreads = 128;
@@ -35,7 +38,7 @@ struct Tall {
     TileCodes codes[kConvert ? 2 : 1];
     union {
       RowAddress rows[2][kKeys];
-      BlockOffsets blocks[2][kKeys / 16];
+      BlockOffsets blocks[2][kKeys / Source::kBlockKeys];
     };
     Item items[2];  ///< the one at hand and the next
     Segment segment;
@@ -44,7 +47,7 @@ struct Tall {
   const gpu::AttendArgs& a;
   Shared& shared;
   const Item& item;  ///< in shared memory, as registers are for accumulators
-  TileSource<kCacheBytes> source;
+  Source source;
   bool careful = false;  ///< infinities and NaN among the values are kept from rows that do not see them
 
   __device__ Tall(const gpu::AttendArgs& args, Shared& memory, const Item& work, bool whole_chunks)
@@ -69,18 +72,33 @@ struct Tall {
     const Segment& segment = shared.segment;
     const int thread = threadIdx.x;
     if (!blocks && thread < kKeys) found.row = source.row(first + thread, segment.begin, segment.end);
-    if (blocks && thread < kKeys / 16) found.block = source.block(first + thread * 16, segment.begin, segment.end);
+    if (blocks && thread < kKeys / Source::kBlockKeys)
+      found.block = source.block(first + thread * Source::kBlockKeys, segment.begin, segment.end);
     return found;
   }
   __device__ void publish(int stage, const Addresses& found, bool blocks) const {
     if (!blocks && threadIdx.x < kKeys) shared.rows[stage][threadIdx.x] = found.row;
-    if (blocks && threadIdx.x < kKeys / 16) shared.blocks[stage][threadIdx.x] = found.block;
+    if (blocks && threadIdx.x < kKeys / Source::kBlockKeys) shared.blocks[stage][threadIdx.x] = found.block;
   }
 
   /// The tile whose addresses are in `stage`, as it is stored (elements of kBytes) into k and v.
+  template <int kPitchOfRow>
+  __device__ void load_packed(void* k, void* v, int stage, int first) const {
+    const Segment& segment = shared.segment;
+    const auto offsets = [&](int block) { return shared.blocks[stage][block]; };
+    const int thread = threadIdx.x;
+    source.template copy_keys<kDim, kKeys, kPitchOfRow, kThreads>(static_cast<Byte*>(k), first, segment.begin, segment.end,
+                                                                  thread, offsets);
+    source.template copy_values<kDim, kKeys, kThreads>(static_cast<Byte*>(v), first, segment.begin, segment.end, thread,
+                                                       offsets(thread % (kKeys / 8)).v);
+  }
+
   template <int kBytes, int kPitchOfRow>
   __device__ void load(void* k, void* v, int stage, int first, bool blocks) const {
     const Segment& segment = shared.segment;
+    if constexpr (Source::kPacked && kBytes == kCacheBytes) {
+      if (source.is_packed(first)) return load_packed<kPitchOfRow>(k, v, stage, first);
+    }
     const auto copy = [&](void* tile, bool keys) {
       auto* bytes = static_cast<Byte*>(tile);
       if (blocks) {
@@ -105,6 +123,36 @@ struct Tall {
       load<2, kPitchBytes>(shared.tiles[stage].k, shared.tiles[stage].v, stage, first, blocks);
   }
 
+  /// Completes the tile at `first` if it has rows of keys: tokens that are no cached ones of the segment.
+  __device__ void patch(Tile16& tile, int first) const {
+    if constexpr (Source::kPacked) {
+      const Segment& segment = shared.segment;
+      if (!source.is_packed(first) || !source.template needs_patch<kKeys>(first, segment.begin, segment.end)) return;
+      source.template patch<kDim, kKeys, kThreads>(tile.v, first, segment.begin, segment.end, threadIdx.x);
+      __syncthreads();
+    }
+  }
+  __device__ void convert(Tile16& tile, const TileCodes& codes) const {
+    const bool e4m3 = a.cache_k.dtype == DType::fp8_e4m3fn;
+    convert_tile<T, kDim, kKeys, kThreads>(tile.k, codes.k, e4m3, threadIdx.x);
+    if constexpr (Source::kPacked)
+      convert_dim_rows<T, kDim, kKeys, kThreads>(tile.v, codes.v, e4m3, threadIdx.x);
+    else
+      convert_tile<T, kDim, kKeys, kThreads>(tile.v, codes.v, e4m3, threadIdx.x);
+  }
+
+  template <typename Values>
+  __device__ void fold_values(const float (&p)[kM][kKeys / 8][4], Rows<kM, kDim>& rows, const RowContext& context,
+                              const KeyTile& tile, bool seen, const Values& values) const {
+    if (careful) {
+      if (seen) add_non_finite<T, 2, kM, kDim, kKeys>(rows, context, tile, values);
+      __syncthreads();
+      zero_non_finite<T>(const_cast<std::uint16_t*>(tile.v), kKeys * kPitch<kDim>, threadIdx.x, kThreads);
+      __syncthreads();
+    }
+    if (seen) multiply_values<T, 2, kM, kDim, kKeys>(p, rows, values);
+  }
+
   __device__ void fold(Rows<kM, kDim>& rows, const RowContext& context, const KeyTile& tile, const Logits& logits) const {
     const bool seen = tile.first < context.span.any_end && tile.first + kKeys > context.span.any_begin;
     float s[kM][kKeys / 8][4];
@@ -112,14 +160,10 @@ struct Tall {
       const QueryInShared<kDim> query{shared.query + threadIdx.x / 32 * 16 * kM * kPitch<kDim>};
       fold_scores<T, 2, kM, kDim, kKeys>(s, rows, context, query, tile, logits);
     }
-    auto* v = const_cast<std::uint16_t*>(tile.v);
-    if (careful) {
-      if (seen) add_non_finite<T, 2, kM, kDim, kKeys>(rows, context, tile);
-      __syncthreads();
-      zero_non_finite<T>(v, kKeys * kPitch<kDim>, threadIdx.x, kThreads);
-      __syncthreads();
-    }
-    if (seen) multiply_values<T, 2, kM, kDim, kKeys>(s, rows, v);
+    if (Source::kPacked && tile.by_dims)
+      fold_values(s, rows, context, tile, seen, DimValues<kDim, kKeys>(tile.v));
+    else
+      fold_values(s, rows, context, tile, seen, RowValues<kDim>(tile.v));
   }
 
   /// Two stages: while one tile is folded the next arrives, and the row addresses of the one after it are looked up.
@@ -142,13 +186,13 @@ struct Tall {
       ptx::commit_copies();
       const Addresses next = look_up(first + (t + 2) * kKeys, blocks);
       if constexpr (kConvert) {
-        const bool e4m3 = a.cache_k.dtype == DType::fp8_e4m3fn;
-        convert_tile<T, kDim, kKeys, kThreads>(shared.tiles[0].k, shared.codes[t % 2].k, e4m3, threadIdx.x);
-        convert_tile<T, kDim, kKeys, kThreads>(shared.tiles[0].v, shared.codes[t % 2].v, e4m3, threadIdx.x);
+        convert(shared.tiles[0], shared.codes[t % 2]);
         __syncthreads();
       }
-      const Tile16& tile = shared.tiles[kConvert ? 0 : t % 2];
-      fold(rows, context, {tile.k, tile.v, first + t * kKeys, segment.begin, segment.end}, segment.logits);
+      Tile16& tile = shared.tiles[kConvert ? 0 : t % 2];
+      patch(tile, first + t * kKeys);
+      fold(rows, context, {tile.k, tile.v, first + t * kKeys, segment.begin, segment.end, source.is_packed(first + t * kKeys)},
+           segment.logits);
       publish(t % 2, next, blocks);
     }
     __syncthreads();
@@ -231,10 +275,10 @@ struct Tall {
   }
 };
 
-template <typename T, int kDim, int kCacheBytes>
+template <typename T, int kDim, int kCacheBytes, template <int> typename Source>
 __global__ void __launch_bounds__(128, 2) attend_tall(const __grid_constant__ gpu::AttendArgs a, bool whole_chunks) {
   extern __shared__ __align__(16) unsigned char memory[];
-  using Kernel = Tall<T, kDim, kCacheBytes>;
+  using Kernel = Tall<T, kDim, kCacheBytes, Source>;
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
   for_each_item(a, shared.items, [&](const Item& item) { Kernel(a, shared, item, whole_chunks).run(); });
 }

@@ -8,7 +8,7 @@
 
 namespace quire::cuda::mma {
 
-template <typename T, int kDim, int kCacheBytes>
+template <typename T, int kDim, int kCacheBytes, template <int> typename Source = TileSource>
 struct Launches {
   template <typename Kernel>
   static cudaError_t start(Kernel* kernel, std::size_t shared, const gpu::AttendArgs& args, const Launch& launch) {
@@ -18,10 +18,12 @@ struct Launches {
     return cudaGetLastError();
   }
   static cudaError_t attend_short(const gpu::AttendArgs& args, const Launch& launch) {
-    return start(mma::attend_short<T, kDim, kCacheBytes>, sizeof(typename Short<T, kDim, kCacheBytes>::Shared), args, launch);
+    return start(mma::attend_short<T, kDim, kCacheBytes, Source>, sizeof(typename Short<T, kDim, kCacheBytes, Source>::Shared),
+                 args, launch);
   }
   static cudaError_t attend_tall(const gpu::AttendArgs& args, const Launch& launch) {
-    return start(mma::attend_tall<T, kDim, kCacheBytes>, sizeof(typename Tall<T, kDim, kCacheBytes>::Shared), args, launch);
+    return start(mma::attend_tall<T, kDim, kCacheBytes, Source>, sizeof(typename Tall<T, kDim, kCacheBytes, Source>::Shared),
+                 args, launch);
   }
 };
 

@@ -22,6 +22,7 @@ struct KeyTile {
   int first = 0;  ///< position of the tile's row 0
   int begin = 0;  ///< what this segment holds; other rows of the tile are zeros
   int end = 0;
+  bool by_dims = false;  ///< v is rows of keys, one a dim (packed_source.h), and not rows of dims
 };
 
 struct Logits {
@@ -203,13 +204,23 @@ __device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>
       for (int j = 0; j < 4; ++j) rows.acc[m][i][j] *= rescale[m][j / 2 % kHalves];
 }
 
-template <typename T, int kHalves, int kM, int kDim, int kKeys>
-__device__ inline void multiply_values(const float (&p)[kM][kKeys / 8][4], Rows<kM, kDim>& rows, const std::uint16_t* v) {
-  const int lane = threadIdx.x % 32;
+/// Operands of the second product from rows of dims.
+template <int kDim>
+struct RowValues {
+  const std::uint16_t* v;
+  __device__ explicit RowValues(const std::uint16_t* tile) : v(tile) {}
+  __device__ void load(std::uint32_t (&b)[4], int step, int pair) const {
+    const int lane = threadIdx.x % 32;
+    ptx::load_matrices_transposed(b, v + in_tile<kDim>(lane % 16, lane / 16) + in_tile<kDim>(step * 16, pair * 2));
+  }
+  __device__ std::uint32_t at(int key, int dim) const { return v[in_tile<kDim>(key, dim / 8) + dim % 8]; }
+};
+
+template <typename T, int kHalves, int kM, int kDim, int kKeys, typename Values>
+__device__ inline void multiply_values(const float (&p)[kM][kKeys / 8][4], Rows<kM, kDim>& rows, const Values& values) {
   constexpr int kPairs = kDim / 16, kProducts = kKeys / 16 * kPairs;
-  const std::uint16_t* tile = v + in_tile<kDim>(lane % 16, lane / 16);
   std::uint32_t b[2][4];
-  ptx::load_matrices_transposed(b[0], tile);
+  values.load(b[0], 0, 0);
 #pragma unroll
   for (int step = 0; step < kKeys / 16; ++step) {
     std::uint32_t hi[kM][4], lo[kM][4];
@@ -226,8 +237,7 @@ __device__ inline void multiply_values(const float (&p)[kM][kKeys / 8][4], Rows<
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       const int i = step * kPairs + pair, next = i + 1;
-      if (next < kProducts)
-        ptx::load_matrices_transposed(b[next % 2], tile + in_tile<kDim>(next / kPairs * 16, next % kPairs * 2));
+      if (next < kProducts) values.load(b[next % 2], next / kPairs, next % kPairs);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         T::multiply(rows.acc[m][2 * pair], hi[m], b[i % 2][0], b[i % 2][1]);
@@ -243,9 +253,8 @@ __device__ inline void multiply_values(const float (&p)[kM][kKeys / 8][4], Rows<
 
 /// Adds the infinities and NaN of the tile's values to the rows that see them, for a tile whose product will leave them out.
 /// exp(s - m) is positive, so the value itself is what its product with the weight amounts to.
-template <typename T, int kHalves, int kM, int kDim, int kKeys>
-__device__ inline void add_non_finite(Rows<kM, kDim>& to, const RowContext& rows, const KeyTile& tile) {
-  const std::uint16_t* v = tile.v;
+template <typename T, int kHalves, int kM, int kDim, int kKeys, typename Values>
+__device__ inline void add_non_finite(Rows<kM, kDim>& to, const RowContext& rows, const KeyTile& tile, const Values& values) {
 #pragma unroll 1
   for (int key = 0; key < kKeys; ++key) {
     const int position = tile.first + key;
@@ -261,7 +270,7 @@ __device__ inline void add_non_finite(Rows<kM, kDim>& to, const RowContext& rows
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const int dim = i * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + e;
-            const std::uint32_t word = v[in_tile<kDim>(key, dim / 8) + dim % 8];
+            const std::uint32_t word = values.at(key, dim);
             if ((word & T::kExponentMask) == T::kExponentMask) to.acc[m][i][2 * h + e] += T::unpack(word).x;
           }
       }

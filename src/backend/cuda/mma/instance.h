@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One file per query type, head_dim and cache element size instantiates the two kernels (short and tall tiles) and exports their
-// launches. Instance budget: 2 query types x (head_dim 64, 128, 256 for 16-bit caches + 64, 128 for fp8) x 2 tile shapes = 20
-// kernels. All else is a run-time value, the fp8 format included.
+// launches; those of packed caches are a file for each type and element size. Instance budget: 2 query types x (head_dim 64, 128,
+// 256 for 16-bit caches + 64, 128 for fp8) x 2 tile shapes x (rows and packed) = 40 kernels. All else is a run-time value, the
+// fp8 format included.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,5 +25,7 @@ struct Instance {
 
 extern const Instance kF16Dim64, kF16Dim128, kF16Dim256, kF16Dim64Fp8, kF16Dim128Fp8;
 extern const Instance kBf16Dim64, kBf16Dim128, kBf16Dim256, kBf16Dim64Fp8, kBf16Dim128Fp8;
+extern const Instance kPackedF16Dim64, kPackedF16Dim128, kPackedF16Dim256, kPackedF16Dim64Fp8, kPackedF16Dim128Fp8;
+extern const Instance kPackedBf16Dim64, kPackedBf16Dim128, kPackedBf16Dim256, kPackedBf16Dim64Fp8, kPackedBf16Dim128Fp8;
 
 }  // namespace quire::cuda::mma

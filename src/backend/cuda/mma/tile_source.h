@@ -31,11 +31,15 @@ struct TileSource {
   const gpu::AttendArgs& a;
   const Item& item;
   bool whole_chunks;
+  static constexpr bool kPacked = false;
+  static constexpr int kBlockKeys = 16;  ///< of block()
 
   __device__ std::int64_t page(int position) const {
     const gpu::BlockTable& t = a.block_table;
     return semantics::load_index(t.data, t.dtype, item.slice.req * t.row_stride + position / a.page_size * t.column_stride);
   }
+
+  __device__ static constexpr bool is_packed(int) { return false; }
 
   /// 16 aligned keys never straddle pages, and every row is aligned 16-byte chunks.
   __device__ bool by_blocks() const { return whole_chunks && a.page_size % 16 == 0; }

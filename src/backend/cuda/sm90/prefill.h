@@ -88,10 +88,16 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
   using Scores = float[kKeys / 2];           ///< index 4 i + 2 h + e
   using Weights = std::uint32_t[kKeys / 4];  ///< pairs in the order in which wgmma takes them as A
 
-  /// Tile `n` lies as in a packed cache, and not as rows, which this step's keys and values are. The reduction tells ptxas that
-  /// it is the same in all threads.
+  /// Tiles lie as in a packed cache, or as rows, which this step's keys and values are. A loop over tiles of one form asks no
+  /// tile for its form, and the descriptors of its products are additions of constants.
+  enum class Form { rows, packed, either };
+  static constexpr Form kAny = Memory::kPacked ? Form::either : Form::rows;  ///< form of a job's tiles
+
+  /// True if tile `n` lies as in a packed cache. The reduction tells ptxas that all threads have the same answer.
+  template <Form kForm>
   __device__ static bool is_packed(const PrefillJob& job, bool easy, int n) {
-    return Memory::kPacked && __reduce_or_sync(~0u, easy || !job.is_fresh(n)) != 0;
+    if constexpr (kForm != Form::either) return kForm == Form::packed;
+    return __reduce_or_sync(~0u, easy || !job.is_fresh(n)) != 0;
   }
 
   /// What the scores of a tile are multiplied from. The fence is not for them: where a warp is known to be together ptxas finds
@@ -136,23 +142,23 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
           state.out, p + 4 * step, values.at(kPacked ? ValueLayout(a.page_size).step(step) : step * 16 * kRowBytes));
     hopper::wgmma_commit();
   }
-  template <typename Element, bool kPacked>
+  template <typename Element, bool kPacked, bool kWhole>
   __device__ void multiply_values(State& state, const Weights& p, const hopper::Matrix& values, bool half) const {
-    if (kBeside && __reduce_or_sync(~0u, half) != 0)  // it is the same in all threads, and ptxas knows it by that
+    if (kBeside && !kWhole && __reduce_or_sync(~0u, half) != 0)  // it is the same in all threads, and ptxas knows it by that
       multiply_values<Element, kKeys / 2, kPacked>(state, p, values);
     else
       multiply_values<Element, kKeys, kPacked>(state, p, values);
   }
-  /// `half`: of the tile's first half alone.
-  template <typename Element>
+  /// `half`: of the tile's first half alone. kWhole: that is never asked for.
+  template <typename Element, bool kWhole = false>
   __device__ void start_values(State& state, const Weights& p, const Tile& v, bool half, bool packed) const {
     const ValueLayout layout(a.page_size);
     hopper::wgmma_begin();
     if (kPackedValues && packed)
-      multiply_values<Element, kPackedValues>(state, p, hopper::Matrix(v.halves[0], layout.stride(), 16, layout.swizzle_mode()),
-                                              half);
+      multiply_values<Element, kPackedValues, kWhole>(
+          state, p, hopper::Matrix(v.halves[0], layout.stride(), 16, layout.swizzle_mode()), half);
     else
-      multiply_values<Element, false>(state, p, hopper::Matrix(v.halves[0], 8 * kRowBytes, sizeof(v.halves[0])), half);
+      multiply_values<Element, false, kWhole>(state, p, hopper::Matrix(v.halves[0], 8 * kRowBytes, sizeof(v.halves[0])), half);
   }
 
   /// What is not a key of the span is zeros in V, of its first `keys` rows: 0 times what lay there before could be NaN. All
@@ -376,13 +382,13 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
   }
 
   /// O += P V of tile `n`, whose weights are in `p`; of its first half alone where no row sees more (`half`).
-  template <typename Element>
+  template <typename Element, Form kForm>
   __device__ void start_tile_values(State& state, const Weights& p, const PrefillJob& job, bool easy, bool half, const Ring& ring,
                                     int n) const {
     Tile& v = shared.v[ring.v.stage];
     hopper::wait(&shared.v_full[ring.v.stage], ring.v.parity);
     if (!easy) clear_unseen(v, key_tile<kKeys>(job, n), kBeside && half ? kKeys / 2 : kKeys);
-    start_values<Element>(state, p, v, half, is_packed(job, easy, n));
+    start_values<Element, kForm != kAny>(state, p, v, half, is_packed<kForm>(job, easy, n));
   }
   __device__ void free_values(Ring& ring) const {
     free_tile(shared.v_free[ring.v.stage]);
@@ -428,13 +434,13 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
   ///
   /// The wait for the next keys parts exponentials from sums, and keeps them before the wait for products: ptxas moves both over
   /// arithmetic, but not over a loop.
-  template <bool kPlain, typename Element>
+  template <bool kPlain, typename Element, Form kForm>
   __device__ __forceinline__ void begin_alone(State& state, Weights& p, bool& empty, const PrefillJob& job, const Work& w, int n,
                                               int end, const Query& query, Ring& ring) const {
     Scores s;
     float rescale[2];
     await_keys(ring);
-    const Operands from = operands(query, ring, is_packed(job, false, n));
+    const Operands from = operands(query, ring, is_packed<kForm>(job, false, n));
     await_turn();
     start_scores(s, from);
     hand_on();
@@ -454,11 +460,11 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
                                                  const PrefillJob* open) const {
     float s[kCount / 2], rescale[2];
     await_keys(ring);
-    const Operands from = operands(query, ring, is_packed(job, false, 0));
+    const Operands from = operands(query, ring, is_packed<kAny>(job, false, 0));
     await_turn();
     start_scores(s, from);
     if (open != nullptr)
-      start_tile_values<T>(state, p, *open, w.is_easy(open->tiles() - 1), half, ring, open->tiles() - 1);
+      start_tile_values<T, kAny>(state, p, *open, w.is_easy(open->tiles() - 1), half, ring, open->tiles() - 1);
     else
       start_values<T>(state, p, shared.v[ring.v.stage], half, false);
     hand_on();
@@ -479,25 +485,26 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
     return totals;
   }
 
-  /// Tiles [begin, end). The products of a tile's weights and values are issued with the scores of the next tile.
-  template <bool kPlain, typename Element>
-  __device__ __forceinline__ void fold_tiles(State& state, Weights& p, bool empty, bool& half, const PrefillJob& job,
-                                             const Work& w, int begin, int end, const Query& query, Ring& ring) const {
+  /// Tiles [begin, end) and the values of the tile before. The products of a tile's weights and values are issued with the scores
+  /// of the next tile. `last`: the end of the job's tiles of this type.
+  template <bool kPlain, typename Element, Form kForm>
+  __device__ __forceinline__ void fold_tiles(State& state, Weights& p, bool& empty, bool& half, const PrefillJob& job,
+                                             const Work& w, int begin, int end, int last, const Query& query, Ring& ring) const {
     Scores s;
     float rescale[2];
 #pragma unroll 1
     for (int n = begin; n < end; ++n) {
-      const Operands from = operands(query, ring, is_packed(job, w.is_easy(n), n));
+      const Operands from = operands(query, ring, is_packed<kForm>(job, w.is_easy(n), n));
       await_turn();
       start_scores(s, from);
-      start_tile_values<Element>(state, p, job, w.is_easy(n - 1), half, ring, n - 1);
+      start_tile_values<Element, kForm>(state, p, job, w.is_easy(n - 1), half, ring, n - 1);
       hand_on();
       half = false;
       hopper::wgmma_wait<kPlain ? 1 : 0>();  // soft caps and slopes need the registers of p
       hopper::settle(s);
       free_keys(ring);
       const bool moved = weigh<kPlain>(s, state, job, w, n, rescale, empty);
-      if (n + 1 < end) await_keys(ring);
+      if (n + 1 < last) await_keys(ring);
       hopper::wgmma_wait<0>();
       hopper::settle(state.out);
       free_values(ring);
@@ -506,33 +513,52 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
     }
   }
 
+  /// Tiles of keys: jobs of at least so many cached ones fold them in a loop of their own. Chosen from two runs on an H100
+  /// (docs/lab/2026-11-25-packed.md): jobs of 65 to 80 tiles took 3 to 9 % less time with the loop, jobs of ten tiles 5 % more.
+  /// A wrong number costs time and no bit.
+  static constexpr int kLongJob = 24;
+  /// Folds all tiles but the first of a job whose tiles are of one type. A loop for cached tiles of a packed cache begins where
+  /// neither the scores' tile nor the values' tile can be one of rows, and no tile is half seen any more.
+  template <bool kPlain>
+  __device__ __forceinline__ void fold_forms(State& state, Weights& p, bool& empty, bool& half, const PrefillJob& job,
+                                             const Work& w, const Query& query, Ring& ring) const {
+    const int tiles = job.tiles();
+    if constexpr (!kPlain || kAny != Form::either)
+      return fold_tiles<kPlain, T, kAny>(state, p, empty, half, job, w, 1, tiles, tiles, query, ring);
+    const bool rows_last = job.fresh_tiles > 0 && job.first_fresh > 0;
+    const bool apart = job.cached_tiles >= kLongJob && !rows_last;
+    const int cached = apart ? max(job.first_cached, 1) + 1 : tiles;
+    fold_tiles<kPlain, T, kAny>(state, p, empty, half, job, w, 1, cached, tiles, query, ring);
+    fold_tiles<kPlain, T, Form::packed>(state, p, empty, half, job, w, cached, tiles, tiles, query, ring);
+  }
+
   /// The last tile's weights and values, with nothing beside them.
-  template <typename Element>
+  template <typename Element, Form kForm>
   __device__ void end_tiles(State& state, const Weights& p, const PrefillJob& job, const Work& w, bool half, int n,
                             Ring& ring) const {
-    start_tile_values<Element>(state, p, job, w.is_easy(n), half, ring, n);
+    start_tile_values<Element, kForm>(state, p, job, w.is_easy(n), half, ring, n);
     hopper::wgmma_wait<0>();
     hopper::settle(state.out);
     free_values(ring);
   }
 
   /// Tiles [begin, end), all of a type.
-  template <bool kPlain, typename Element>
+  template <bool kPlain, typename Element, Form kForm>
   __device__ __forceinline__ void fold_alone(State& state, const PrefillJob& job, const Work& w, int begin, int end,
                                              const Query& query, Ring& ring) const {
     if (begin >= end) return;
     Weights p;
     bool empty = true, half = false;
-    begin_alone<kPlain, Element>(state, p, empty, job, w, begin, end, query, ring);
-    fold_tiles<kPlain, Element>(state, p, empty, half, job, w, begin + 1, end, query, ring);
-    end_tiles<Element>(state, p, job, w, half, end - 1, ring);
+    begin_alone<kPlain, Element, kForm>(state, p, empty, job, w, begin, end, query, ring);
+    fold_tiles<kPlain, Element, kForm>(state, p, empty, half, job, w, begin + 1, end, end, query, ring);
+    end_tiles<Element, kForm>(state, p, job, w, half, end - 1, ring);
   }
   template <bool kPlain>
   __device__ __forceinline__ void fold_job(State& state, const PrefillJob& job, const Work& w, const Query& query,
                                            Ring& ring) const {
     const int border = kCodes ? job.first_fresh : job.tiles();
-    fold_alone<kPlain, Weight>(state, job, w, 0, border, query, ring);
-    if constexpr (kCodes) fold_alone<kPlain, T>(state, job, w, border, job.tiles(), query, ring);
+    fold_alone<kPlain, Weight, kAny>(state, job, w, 0, border, query, ring);
+    if constexpr (kCodes) fold_alone<kPlain, T, kAny>(state, job, w, border, job.tiles(), query, ring);
   }
 
   /// The warpgroup's rows of an e4m3fn query to where tensor copies put 16-bit ones, as f16. Rows that do not exist become zeros.
@@ -625,18 +651,18 @@ struct Prefill : PrefillEnd<T, kDim_, kCache> {
         totals = sees_half(job, rows) ? begin_beside<kKeys / 2>(state, p, w, half, empty, job, query, ring, before)
                                       : begin_beside<kKeys>(state, p, w, half, empty, job, query, ring, before);
       else if (pending)
-        end_tiles<T>(state, p, *before, w, half, before->tiles() - 1, ring);
+        end_tiles<T, kAny>(state, p, *before, w, half, before->tiles() - 1, ring);
       written = open != kNone && this->close(state, open) ? open : kNone;
       if (none) return;
       state = State{totals};
       open = jobs.stage, pending = mine;
       if (plain) {
-        fold_tiles<true, T>(state, p, empty, half, job, w, 1, job.tiles(), query, ring);
+        fold_forms<true>(state, p, empty, half, job, w, query, ring);
       } else if (mine) {
         half = false;
         w = work_of(job);
-        begin_alone<false, T>(state, p, empty, job, w, 0, job.tiles(), query, ring);
-        fold_tiles<false, T>(state, p, empty, half, job, w, 1, job.tiles(), query, ring);
+        begin_alone<false, T, kAny>(state, p, empty, job, w, 0, job.tiles(), query, ring);
+        fold_forms<false>(state, p, empty, half, job, w, query, ring);
       } else {
         skip_tiles(job, ring);
       }

@@ -48,7 +48,7 @@ struct Short {
   const AttendArgs& a;
   const Shared& shared;
   const GenericItem& item;
-  bool whole_rows;
+  bool whole_rows, packed;
   int wave;
   int part;      ///< of the output dims
   int key_part;  ///< which tiles it folds
@@ -60,6 +60,7 @@ struct Short {
         shared(memory),
         item(work),
         whole_rows(whole),
+        packed(is_packed(args)),
         wave(wave_index<Gpu>()),
         part(wave % kDimParts<Gpu, kDim>),
         key_part(wave / kDimParts<Gpu, kDim>),
@@ -71,13 +72,14 @@ struct Short {
   QUIRE_DEVICE std::uint64_t* row_addresses() const { return shared.rows + wave * 2 * kShortKeys; }
 
   QUIRE_DEVICE void fetch_keys(Keys& tile, const Segment& segment, int first) const {
-    tile.template fetch<false>(row_addresses(), segment.coded, whole_rows,
-                               {a.cache_k.strides, a.key.strides, item.lengths.cached_len - first}, lane_index<Gpu>(), 0);
+    tile.fetch_keys(row_addresses(), segment.coded, whole_rows, packed,
+                    {a.cache_k.strides, a.key.strides, item.lengths.cached_len - first}, lane_index<Gpu>());
   }
-  QUIRE_DEVICE void fetch_values(Values& tile, const Segment& segment, int first) const {
-    tile.template fetch<true>(row_addresses() + kShortKeys, segment.coded, whole_rows,
-                              {a.cache_v.strides, a.value.strides, item.lengths.cached_len - first}, lane_index<Gpu>(),
-                              part * (kPieces<kDim> / kDimParts<Gpu, kDim>));
+  QUIRE_DEVICE void fetch_values(Values& tile, const Segment& segment, ValueForm form, int first) const {
+    tile.fetch_values(
+        row_addresses() + kShortKeys, segment.coded, form,
+        {a.cache_v.strides, a.value.strides, item.lengths.cached_len - first, segment.begin - first, segment.end - first},
+        lane_index<Gpu>(), part * (kPieces<kDim> / kDimParts<Gpu, kDim>));
   }
 
   /// The tile whose addresses are there and whose K, if kKeysAhead, has been fetched. `next`: addresses of the next one.
@@ -89,12 +91,13 @@ struct Short {
     tile.store_keys(keys(), lane_index<Gpu>());
     wave_barrier();  // K is there
     Values staged;
-    fetch_values(staged, segment, first);
+    const ValueForm form = value_form(whole_rows, packed, first_fresh_key(item, segment, first, kShortKeys), kShortKeys);
+    fetch_values(staged, segment, form, first);
     typename Gpu::Sums s[1];
     multiply_keys<Gpu, T, kDim>(s, query, keys());
     wave_order();  // the products were made: K and the addresses are used up
     staged.convert(segment.type);
-    staged.store_values(values(), lane_index<Gpu>());
+    staged.store_values(values(), form, lane_index<Gpu>());
     publish(next);
     wave_barrier();  // V is there, and the addresses of the next tile
     if constexpr (kKeysAhead) fetch_keys(tile, segment, first + kStep);

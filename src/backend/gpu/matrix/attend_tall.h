@@ -40,7 +40,7 @@ struct Tall {
   const AttendArgs& a;
   const Shared& shared;
   const GenericItem& item;
-  bool whole_rows;
+  bool whole_rows, packed;
   int wave;
   int part;       ///< of the output dims
   int row_block;  ///< of the tile
@@ -52,6 +52,7 @@ struct Tall {
         shared(memory),
         item(work),
         whole_rows(whole),
+        packed(is_packed(args)),
         wave(wave_index<Gpu>()),
         part(wave % kDimParts<Gpu, kDim>),
         row_block(wave / kDimParts<Gpu, kDim>),
@@ -66,19 +67,21 @@ struct Tall {
   QUIRE_DEVICE void fetch_tile(Tile& tile, const Segment& segment, int first) const {
     const int thread = thread_here() % kHalf, first_fresh = item.lengths.cached_len - first;
     if (thread_here() < kHalf) {
-      tile.template fetch<false>(shared.rows, segment.coded, whole_rows, {a.cache_k.strides, a.key.strides, first_fresh}, thread,
-                                 0);
+      tile.fetch_keys(shared.rows, segment.coded, whole_rows, packed, {a.cache_k.strides, a.key.strides, first_fresh}, thread);
     } else {
-      tile.template fetch<true>(shared.rows + kKeys, segment.coded, whole_rows, {a.cache_v.strides, a.value.strides, first_fresh},
-                                thread, 0);
+      tile.fetch_values(shared.rows + kKeys, segment.coded, form_of_values(segment, first),
+                        {a.cache_v.strides, a.value.strides, first_fresh, segment.begin - first, segment.end - first}, thread, 0);
     }
   }
-  QUIRE_DEVICE void store_tile(Tile& tile, const Segment& segment) const {
+  QUIRE_DEVICE ValueForm form_of_values(const Segment& segment, int first) const {
+    return value_form(whole_rows, packed, first_fresh_key(item, segment, first, kKeys), kKeys);
+  }
+  QUIRE_DEVICE void store_tile(Tile& tile, const Segment& segment, int first) const {
     tile.convert(segment.type);
     if (thread_here() < kHalf) {
       tile.store_keys(keys(), thread_here());
     } else {
-      tile.store_values(values(), thread_here() - kHalf);
+      tile.store_values(values(), form_of_values(segment, first), thread_here() - kHalf);
     }
   }
 
@@ -110,7 +113,7 @@ struct Tall {
     QUIRE_NO_UNROLL
     for (int first = begin - 2 * kKeys; first < segment.end; first += kKeys) {
       block_barrier();  // the tile before is used up, and so are the addresses of this one
-      if (first >= begin) store_tile(tile, segment);
+      if (first >= begin) store_tile(tile, segment, first);
       if (thread_here() < kKeys) {
         shared.rows[thread_here()] = found.k;
         shared.rows[kKeys + thread_here()] = found.v;

@@ -40,6 +40,11 @@ QUIRE_DEVICE Segment segment_of(const AttendArgs& a, const GenericItem& item, in
   return s;
 }
 
+/// Keys of the tile at `first` from this one on are this step's; tile_keys if none is.
+QUIRE_DEVICE int first_fresh_key(const GenericItem& item, const Segment& segment, int first, int tile_keys) {
+  return item.lengths.cached_len < segment.end ? item.lengths.cached_len - first : tile_keys;
+}
+
 /// Where the rows of one key begin in memory; 0 = there is no such key, and its row is zeros.
 struct RowAddresses {
   std::uint64_t k = 0, v = 0;

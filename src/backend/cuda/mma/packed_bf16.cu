@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// Instances: query bf16, packed caches of the same type.
+#include "backend/cuda/mma/define_instance.h"
+
+namespace quire::cuda::mma {
+
+template <int kDim>
+using PackedLaunches = Launches<Bf16, kDim, 2, PackedSource>;
+const Instance kPackedBf16Dim64 = {PackedLaunches<64>::attend_short, PackedLaunches<64>::attend_tall};
+const Instance kPackedBf16Dim128 = {PackedLaunches<128>::attend_short, PackedLaunches<128>::attend_tall};
+const Instance kPackedBf16Dim256 = {PackedLaunches<256>::attend_short, PackedLaunches<256>::attend_tall};
+
+}  // namespace quire::cuda::mma

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// Instances: query f16, packed fp8 caches.
+#include "backend/cuda/mma/define_instance.h"
+
+namespace quire::cuda::mma {
+
+template <int kDim>
+using PackedLaunches = Launches<F16, kDim, 1, PackedSource>;
+const Instance kPackedF16Dim64Fp8 = {PackedLaunches<64>::attend_short, PackedLaunches<64>::attend_tall};
+const Instance kPackedF16Dim128Fp8 = {PackedLaunches<128>::attend_short, PackedLaunches<128>::attend_tall};
+
+}  // namespace quire::cuda::mma
