@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "plan/products.h"
 #include "quire/contract.hpp"
 #include "quire/plan.hpp"
 #include "text/formatted.h"
@@ -45,7 +46,7 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
 }
 
 std::vector<std::string> device_names() {
-  std::vector<std::string> names;
+  std::vector<std::string> names = plan_detail::product_names();
   for (const Device& device : known_devices()) names.push_back(device.name);
   return names;
 }

@@ -18,7 +18,7 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 # The first line of a source file, or its second below a #! line, says this in a comment.
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
-LICENSED_SUFFIXES = SUFFIXES | {".py", ".sh", ".cmake"}
+LICENSED_SUFFIXES = SUFFIXES | {".py", ".sh", ".cmake", ".js"}
 LICENSED_NAMES = {"CMakeLists.txt", "run", "test"}
 SOURCE_FOLDERS = ("include", "src", "cli", "python", "examples", "fuzz", "tests", "tools", "bench", "cmake", "integrations")
 
@@ -62,7 +62,7 @@ ALLOWED = {
     "src/backend/hip/": PUBLIC + SEMANTICS + ["src/plan/", "src/device/", "src/backend/gpu/"],
     "src/capi/": PUBLIC + TEXT,
     # The command prints JSON values of results, with what it knows beside them, and pages of both.
-    "cli/": PUBLIC + TEXT + ["src/report/json/json.h", "src/report/html/page.h"],
+    "cli/": PUBLIC + TEXT + ["src/report/json/json.h", "src/report/html/page.h", "src/plan/products.h"],
     "python/": PUBLIC + ["cli/command_line.h"],
     "examples/": PUBLIC,
     # Like a test, a fuzzer judges results by means of its own and of the library.

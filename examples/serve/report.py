@@ -9,7 +9,7 @@ import pathlib
 
 import numpy as np
 import quire
-from scheduler import State
+from scheduler import Request, State
 from speed import BATCH, Speed
 
 MODEL_WARNING = (
@@ -33,7 +33,7 @@ def report_of(server, arguments: argparse.Namespace, seconds: float, speed: Spee
     """The report of a serve.Server that made at least one step."""
     kv, audit = server.engine.kv, server.engine.kv.audit
     stats = kv.pool.stats
-    prompt_tokens = sum(len(t.request.prompt) for t in server.tracks)
+    prompt_tokens = sum(_prompt_tokens_read(t.request) for t in server.tracks)
     new_tokens = sum(len(t.request.generated) for t in server.tracks)
     working = sum(s["seconds"] for s in server.steps)  # without a person's thinking and typing
     rows = sum(s["prefill_rows"] + s["decode_rows"] for s in server.steps)
@@ -80,6 +80,11 @@ def report_of(server, arguments: argparse.Namespace, seconds: float, speed: Spee
         "requests": [_request(t) for t in server.tracks],
         "step_log": server.steps,
     }
+
+
+def _prompt_tokens_read(request: Request) -> int:
+    """Prompt tokens that the model had read, or found in the cache, when serving ended: all of them once there is an answer."""
+    return len(request.prompt) if request.generated else request.computed
 
 
 def _request(t) -> dict:

@@ -68,14 +68,6 @@ from quire._quire import (
     Suspicion,
     Verdict,
     VllmChoice,
-    devices,
-    faults,
-    get_num_threads,
-    gpu_devices,
-    host_device,
-    kernels,
-    rules,
-    synchronize,
 )
 from quire._quire import version as __version__
 from quire.errors import (
@@ -105,8 +97,14 @@ attend_with_fault = _explained(_quire.attend_with_fault)
 bind = _explained(_quire.bind)
 check = _explained(_quire.check)
 compare = _explained(_quire.compare)
+devices = _explained(_quire.devices)
 explain = _explained(_quire.explain)
+faults = _explained(_quire.faults)
+get_num_threads = _explained(_quire.get_num_threads)
+gpu_devices = _explained(_quire.gpu_devices)
 has_backend = _explained(_quire.has_backend)
+host_device = _explained(_quire.host_device)
+kernels = _explained(_quire.kernels)
 make_case = _explained(_quire.make_case)
 merge = _explained(_quire.merge)
 merge_many = _explained(_quire.merge_many)
@@ -117,9 +115,11 @@ read_capture = _explained(_quire.read_capture)
 reduce_case = _explained(_quire.reduce_case)
 reference = _explained(_quire.reference)
 render_html = _explained(_quire.render_html)
+rules = _explained(_quire.rules)
 set_num_threads = _explained(_quire.set_num_threads)
+synchronize = _explained(_quire.synchronize)
 write_capture = _explained(_quire.write_capture)
-_explain_methods(Findings, PagePool, Plan, SlotLedger)
+_explain_methods(BoundCall, Findings, PagePool, Plan, SlotLedger)
 _show_constructors(Batch, KVCache, Options, PagePool, SlotLedger)
 _show_in_notebooks(globals())
 _logging.getLogger("quire").addHandler(_logging.NullHandler())

@@ -97,6 +97,17 @@ def index_array(values: Any, name: str, like: Any) -> Any:
     return sys.modules["cupy"].asarray(array) if is_cupy(like) else array
 
 
+def float_array(values: Any, name: str, like: Any) -> Any:
+    """A list or tuple of numbers as an f32 array where ``like`` is."""
+    for i, value in enumerate(values):
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+            raise ArgumentError(f"{name}[{i}]: {value!r}, expected a real number")
+    array = np.array(values, dtype=np.float32)
+    if is_torch(like) and like.device.type != "cpu":
+        return sys.modules["torch"].from_numpy(array).to(like.device)
+    return sys.modules["cupy"].asarray(array) if is_cupy(like) else array
+
+
 def flag_array(values: Any, name: str, like: Any) -> Any:
     """A list or tuple of True and False as an array where ``like`` is."""
     for i, value in enumerate(values):

@@ -154,9 +154,13 @@ def _merge_many_fake(outs: Tensor, lses: Tensor, output_scale: Optional[Tensor] 
 _define("merge_many(Tensor outs, Tensor lses, Tensor? output_scale=None) -> (Tensor, Tensor)", _merge_many, _merge_many_fake)
 
 
-def _flags(causal: Union[bool, Tensor]) -> tuple[bool, Optional[Tensor]]:
-    """``causal`` as an operator takes it: one flag for all requests, and one of each."""
-    return (True, causal) if isinstance(causal, Tensor) else (causal, None)
+def _flags(causal: Union[bool, Tensor, None]) -> tuple[bool, Optional[Tensor]]:
+    """``causal`` as an operator takes it: one flag for all requests, and one of each. None is the default."""
+    if isinstance(causal, Tensor):
+        return True, causal
+    if causal is not None and not isinstance(causal, bool):
+        raise ArgumentError(f"causal: {causal!r}, expected a bool, or a tensor of one bool a request")
+    return causal is not False, None
 
 
 def attend(

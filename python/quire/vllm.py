@@ -165,14 +165,15 @@ def _unsupported(**arguments: Any) -> None:
 
 
 def _flags(causal: Any) -> Any:
-    """vLLM's ``causal``: one flag, or a tensor of one a request; other numbers than bool and uint8 count as true unless 0."""
+    """vLLM's ``causal``: one flag, or a tensor of one a request. vLLM keeps flags as int32, too, where 0 is false."""
     if isinstance(causal, (bool, int, np.bool_)):
         return bool(causal)
-    return causal if _is_flag_type(causal) else causal != 0
-
-
-def _is_flag_type(array: Any) -> bool:
-    return str(getattr(array, "dtype", "")).removeprefix("torch.") in ("bool", "uint8")
+    dtype = str(getattr(causal, "dtype", type(causal).__name__)).removeprefix("torch.")
+    if dtype in ("bool", "uint8"):
+        return causal
+    if dtype in ("int32", "int64"):
+        return causal != 0
+    raise ArgumentError(f"causal: {dtype}, expected a bool, or a tensor of one flag a request (bool, uint8, int32 or int64)")
 
 
 _QUANT_MODES = {0: "NONE", 1: "FP8_PER_TENSOR"}
@@ -675,7 +676,7 @@ context_inputs = _reading(_context)
 
 
 def _unified(
-    *, q: Any, k: Any, v: Any, out: Any, cu_seqlens_q: Any, seqused_k: Any, softmax_scale: float | None, causal: bool,
+    *, q: Any, k: Any, v: Any, out: Any, cu_seqlens_q: Any, seqused_k: Any, softmax_scale: float | None, causal: Any,
     window_size: Sequence[int] | None, block_table: Any, softcap: float, q_descale: Any, k_descale: Any, v_descale: Any,
     alibi_slopes: Any = None, output_scale: Any = None, qq_bias: Any = None, sinks: Any = None, mm_prefix_range: Any = None,
     rswa_prefix_lens: Any = None, rswa_window: int | None = None, use_alibi_sqrt: bool = False, kv_quant_mode: Any = 0,
@@ -698,6 +699,11 @@ def _unified(
         )
     cache = _read_cache(k, v, None, k_descale, v_descale, heads_dim=2, scale_name="descale", fp8_flavour=fp8_flavour)
     window, flags = _window(window_size), _flags(causal)
+    if flags is not True and window_size is not None and window_size[1] not in (-1, 0, window_size[0]):
+        raise UnsupportedError(
+            f"window_size: {tuple(window_size)}: the window of a request that is not causal has equal sides, as in vLLM; the right "
+            f"one is -1, 0 or {window_size[0]}"
+        )
     return _Call(
         dict(
             query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seqused_k, block_table=block_table, k=cache.k, v=cache.v,
@@ -846,7 +852,7 @@ def unified_attention(
     seqused_k: Any,
     max_seqlen_k: int,
     softmax_scale: float,
-    causal: bool,
+    causal: Any,
     window_size: tuple[int, int] | None,
     block_table: Any,
     softcap: float,

@@ -551,6 +551,14 @@ ArrayRef import_index(nb::handle object, const std::string& name, nb::handle lik
   return import_array(array, name, Access::read, {}, Role::index);
 }
 
+ArrayRef import_floats(nb::handle object, const std::string& name, nb::handle like) {
+  if (PyList_Check(object.ptr()) == 0 && PyTuple_Check(object.ptr()) == 0)
+    return import_array(object, name, Access::read, {}, Role::f32);
+  const nb::object none = nb::none();
+  const nb::object array = arrays_function("float_array")(object, name, like.is_valid() ? like : nb::handle(none));
+  return import_array(array, name, Access::read, {}, Role::f32);
+}
+
 ArrayRef import_flags(nb::handle object, const std::string& name, nb::handle like) {
   if (PyBool_Check(object.ptr()) != 0)
     refuse(name, text_of(object) + " is one flag for all requests, which goes into options=quire.Options(causal=" +

@@ -47,6 +47,9 @@ ArrayRef import_array(nb::handle object, const std::string& name, Access access 
 /// The same for an index tensor. Lists and tuples of integers are copied into an int64 array where `like` is.
 ArrayRef import_index(nb::handle object, const std::string& name, nb::handle like = nb::none());
 
+/// f32 numbers, as scales are. Lists and tuples of numbers are copied into an f32 array where `like` is.
+ArrayRef import_floats(nb::handle object, const std::string& name, nb::handle like = nb::none());
+
 /// Flags, one byte each: bool or uint8. Lists and tuples of True and False are copied into an array where `like` is.
 ArrayRef import_flags(nb::handle object, const std::string& name, nb::handle like);
 

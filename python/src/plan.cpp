@@ -6,6 +6,8 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "case.hpp"
 #include "errors.hpp"
 #include "executor.hpp"
@@ -82,6 +84,14 @@ nb::object explain(nb::handle source, const std::optional<std::string>& device, 
   return nb::cast(quire::explain(problem, where, {.kernel = kernel.value_or("")}));
 }
 
+bool runs_here(const Kernel& kernel) {
+  std::vector<Device> devices = quire::gpu_devices();
+  devices.push_back(quire::host_device());
+  return std::any_of(devices.begin(), devices.end(), [&](const Device& device) {
+    return kernel.backend == device.backend && (kernel.cpu_features & ~device.cpu_features) == 0;
+  });
+}
+
 void bind_device(nb::module_& m) {
   nb::class_<Device>(m, "Device", "A device as planning sees it.")
       .def_ro("name", &Device::name)
@@ -98,6 +108,7 @@ void bind_device(nb::module_& m) {
       .def_prop_ro("backend", [](const Kernel& k) { return std::string(quire::name(k.backend)); })
       .def_ro("takes", &Kernel::takes, "What it takes, in words.")
       .def_ro("description", &Kernel::description)
+      .def_prop_ro("runs_here", &runs_here, "Whether this machine's CPU, or one of its GPUs, can run it.")
       .def("__repr__", [](const Kernel& k) { return "<Kernel " + std::string(k.name) + ">"; });
   nb::class_<Refusal>(m, "Refusal", "A kernel that was passed over, and one reason.")
       .def_ro("kernel", &Refusal::kernel)

@@ -117,7 +117,7 @@ std::string diagnosis_repr(const Diagnosis& d) {
   const bool named =
       (d.verdict == DiagnosisVerdict::cause_found || d.verdict == DiagnosisVerdict::mechanism_likely) && !d.suspicions.empty();
   return "<Diagnosis " + std::string(name(d.verdict)) + (named ? ": " + called(d.suspicions.front()) : "") + ", " +
-         std::to_string(d.wrong_tokens.size()) + " wrong rows" +
+         std::to_string(d.wrong_tokens.size()) + (d.wrong_tokens.size() == 1 ? " wrong row" : " wrong rows") +
          (d.profile.plain() ? "" : ", profile " + quire::to_string(d.profile)) + ">";
 }
 

@@ -147,7 +147,7 @@ Arguments:
         "hnd"     [num_pages, num_kv_heads, page_size, head_dim]
         "packed"  k [num_pages, num_kv_heads, head_dim / x, page_size, x], v [num_pages, num_kv_heads, head_dim, page_size],
                   x = 16 / itemsize (vLLM's layout)
-    k_scale, v_scale: a number, or f32 [1] or [num_kv_heads]; real value = stored value * scale; None = 1.
+    k_scale, v_scale: a number, a list of them, or f32 [1] or [num_kv_heads]; real value = stored value * scale; None = 1.
     dtype: element type of raw uint8 / uint16 arrays: "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "bf16", "f16";
         NumPy's and torch's names and dtype objects do, too.
 
@@ -162,6 +162,7 @@ constexpr const char* kOptionsDoc = R"(Score options, the same for every request
     s += slope_h * (k - q_pos)                    alibi_slopes [num_q_heads] f32, any sign
     out = sum_k exp(s - m) V_k / (sum_k exp(s - m) + exp(sink_h - m))      sinks [num_q_heads] f32
 
+alibi_slopes and sinks may be lists of numbers, which become arrays in host memory.
 sliding_window counts the keys visible to a query up to its own, which is included (>= 1; 1 = the own key alone); None = all.
 causal=False lets the rows of all requests see later keys; Batch(causal=...) says it request by request. window_right counts the later
 keys visible to a query of a request that is not causal (>= 0); None = all. FlashAttention's window_size is (sliding_window - 1,
@@ -321,7 +322,7 @@ ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside
   if (!is_number(scale)) {
     if (is_scalar(scale))
       throw_error(Code::invalid_argument, std::string(name) + ": " + shown(scale) + ", expected a real number");
-    return import_array(scale, name, Access::read, {}, Role::f32);
+    return import_floats(scale, name, beside.object);
   }
   if (beside.ordinal >= 0)  // scales live where the cache does
     return import_array(arrays_function("full_f32_like")(beside.object, scale), name);
@@ -372,8 +373,8 @@ const quire::KVCache& PyCache::checked_for_write() const {
 }
 
 PyOptions::PyOptions(const Arguments& given)
-    : alibi_slopes_(import_array(given.get("alibi_slopes"), "alibi_slopes", Access::read, {}, Role::f32)),
-      sinks_(import_array(given.get("sinks"), "sinks", Access::read, {}, Role::f32)) {
+    : alibi_slopes_(import_floats(given.get("alibi_slopes"), "alibi_slopes")),
+      sinks_(import_floats(given.get("sinks"), "sinks")) {
   views_ = {.softmax_scale = given.number("softmax_scale"),
             .sliding_window = given.integer("sliding_window"),
             .logits_soft_cap = given.number("logits_soft_cap"),
@@ -461,9 +462,10 @@ void bind_types(nb::module_& m) {
                 {"softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks", "causal", "window_right"}, 5,
                 args, kwargs));
           },
-          nb::sig("def __init__(self, softmax_scale: float | None = None, sliding_window: int | None = None, "
-                  "logits_soft_cap: float | None = None, alibi_slopes: typing.Any | None = None, "
-                  "sinks: typing.Any | None = None, *, causal: bool = True, window_right: int | None = None) -> None"))
+          nb::sig(
+              "def __init__(self, softmax_scale: float | None = None, sliding_window: int | None = None, "
+              "logits_soft_cap: float | None = None, alibi_slopes: numpy.typing.ArrayLike | None = None, "
+              "sinks: numpy.typing.ArrayLike | None = None, *, causal: bool = True, window_right: int | None = None) -> None"))
       .def_prop_ro("softmax_scale", [](const PyOptions& o) { return o.views().softmax_scale; })
       .def_prop_ro("sliding_window", [](const PyOptions& o) { return o.views().sliding_window; })
       .def_prop_ro("logits_soft_cap", [](const PyOptions& o) { return o.views().logits_soft_cap; })

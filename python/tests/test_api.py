@@ -83,6 +83,15 @@ def test_rules_are_listed():
 # --- plan and explain -----------------------------------------------------------------------------------------------------------------
 
 
+def test_kernels_say_whether_they_run_here():
+    here = {kernel.name: kernel.runs_here for kernel in quire.kernels()}
+    assert here["cpu_generic"] and not (here["cpu_neon"] and here["cpu_avx2"])
+    case = quire.make_case(LINE)
+    assert here[quire.plan(case.batch, case.cache, case.options).kernel]
+    if not quire.gpu_devices():
+        assert not any(runs for name, runs in here.items() if name.startswith(("cuda_", "hip_")))
+
+
 def test_plan_is_a_value():
     case = quire.make_case(LINE)
     plan = quire.plan(case.batch, case.cache, case.options)

@@ -356,3 +356,23 @@ def test_properties_of_groups():
     sent = [np.array([[10 * k + j] for j in range(3)]) for k in range(3)]
     without_errors(on_ranks(groups, lambda g: g.all_to_all(sent[g.rank], swapped[g.rank])))
     assert all(swapped[k][j, 0] == 10 * j + k for k, j in itertools.product(range(3), range(3)))
+
+
+def test_a_plan_of_other_lengths_is_refused():
+    job = make_job(**LENGTHS, dtype="f32")
+    (group,) = Group.local(1)
+    shard = ContextShard(0, 1)
+    kv, table = rank_cache(job, shard)
+    batch = rank_batch(job, table)
+    step = plan(batch, kv, group=group, shard=shard)
+    lens = np.array(job.seq_lens)
+    lens[3] += 1
+    other = quire.Batch(query=job.q, query_start_loc=job.query_start_loc, seq_lens=lens, block_table=table)
+    with pytest.raises(quire.ArgumentError, match=r"plan: made for seq_lens\[3\] = 20, but the batch has 21"):
+        attend(other, kv, group=group, plan=step)
+    for beside in (dict(shard=shard), dict(heads="own"), dict(check=False)):
+        with pytest.raises(quire.ArgumentError, match="given beside plan"):
+            attend(batch, kv, group=group, plan=step, **beside)
+    wrong = rank_batch(job, table, output=np.empty(job.q.shape, np.float16))
+    with pytest.raises(quire.ArgumentError, match="Q-M12 output: float16, expected float32"):
+        attend(wrong, kv, group=group, shard=shard)

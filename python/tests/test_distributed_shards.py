@@ -153,3 +153,29 @@ def test_segments_are_few():
     """A chunk of n rows is about 2 n / (interleave * world) requests, not n."""
     lengths = local_lengths(ContextShard(1, 2, 64), [0, 512], [1024])
     assert len(lengths.seq_lens) == 8 and lengths.causal.tolist() == [0, 1] * 4
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (dict(requests=[0, 0, 0, -1]), r"requests\[3\]: -1, expected in \[0, 2\)"),
+        (dict(requests=[0, 0, 2, 0]), r"requests\[2\]: 2, expected in \[0, 2\)"),
+        (dict(requests=[0]), r"shapes \[\[4\], \[1\], \[2, 2\]\]"),
+        (dict(positions=[0, 1, -3, 2]), r"positions\[2\]: -3, expected at least 0"),
+        (dict(positions=[0, 1, 2, 16]), r"page of a position in its request\[3\]: 2, expected in \[0, 2\)"),
+        (dict(block_table=[[-1, 0], [1, 2]]), r"block_table, pages of these positions\[0\]: -1, expected at least 0"),
+        (dict(page_size=0), "page_size: 0"),
+        (dict(page_size=True), "page_size: True"),
+    ],
+)
+def test_slots_refuse_what_would_be_another_token(change, text):
+    given = dict(positions=[0, 1, 2, 3], requests=[0, 0, 0, 0], block_table=[[3, 0], [1, 2]], page_size=4)
+    shard = ContextShard(0, 2, 4)
+    assert shard.slots(**given).tolist() == [12, 13, 14, 15]
+    with pytest.raises(quire.ArgumentError, match=text):
+        shard.slots(**{**given, **change})
+
+
+def test_interleave_and_span_exclude_each_other():
+    with pytest.raises(quire.ArgumentError, match="interleave 4 beside span 5"):
+        ContextShard(0, 2, 4, 5)

@@ -164,8 +164,8 @@ def test_what_cannot_be_recorded_warns_once_and_runs(tmp_path):
     def op(**kwargs):
         return 7
 
-    arguments = {**unified_args(a_job()), "causal": False}
-    with pytest.warns(quire.CaptureWarning, match="cannot be recorded: .*causal"):
+    arguments = {**unified_args(a_job()), "use_alibi_sqrt": True}
+    with pytest.warns(quire.CaptureWarning, match="cannot be recorded: .*use_alibi_sqrt"):
         assert op(**arguments) == 7
     with warnings.catch_warnings():
         warnings.simplefilter("error")

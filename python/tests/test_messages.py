@@ -162,6 +162,31 @@ def test_lists_of_anything_else_are_not(job, values, text):
         quire.attend(batch_of(job, query_start_loc=values), cache_of(job))
 
 
+def test_lists_of_numbers_are_scales_slopes_and_sinks(job):
+    k, v = (np.zeros(job.k.shape, np.float32) for _ in range(2))
+    cache = quire.KVCache(k, v, k_scale=[0.5] * k.shape[2], v_scale=(2,) * k.shape[2])
+    assert cache.k_scale.dtype == np.float32 and cache.v_scale.tolist() == [2.0] * k.shape[2]
+    slopes = np.linspace(0.1, 0.7, 4, dtype=np.float32)
+    options = quire.Options(alibi_slopes=slopes.tolist(), sinks=[0.25] * 4)
+    arrays = quire.Options(alibi_slopes=slopes, sinks=np.full(4, 0.25, np.float32))
+    out, expected = (quire.attend(batch_of(job), cache_of(job), given) for given in (options, arrays))
+    assert np.array_equal(out, expected)
+    assert not np.array_equal(out, quire.attend(batch_of(job), cache_of(job)))
+
+
+@pytest.mark.parametrize(
+    "values, text",
+    [
+        ([0.5, "1"], r"alibi_slopes\[1\]: '1', expected a real number"),
+        ([True, 0.5], r"alibi_slopes\[0\]: True, expected a real number"),
+        ([[0.5], [0.5]], r"alibi_slopes\[0\]: \[0.5\], expected a real number"),
+    ],
+)
+def test_lists_of_anything_else_are_no_slopes(values, text):
+    with pytest.raises(quire.ArgumentError, match=text):
+        quire.Options(alibi_slopes=values)
+
+
 @pytest.mark.parametrize("layout", ["NHD", "Nhd", "HND", "PACKED"])
 def test_a_layout_in_any_case(layout):
     case = quire.make_case(LINE.replace("page=4", f"page=4 layout={layout.lower()}"))

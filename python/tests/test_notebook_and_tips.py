@@ -35,6 +35,19 @@ def test_call_tips_know_defaults():
     assert inspect.signature(quire.verify).parameters["quick"].default is False
 
 
+def test_call_tips_know_every_function_and_method():
+    named = [(name, getattr(quire, name)) for name in quire.__all__]
+    functions = [(name, thing) for name, thing in named if callable(thing) and not isinstance(thing, type)]
+    for cls in (quire.BoundCall, quire.Findings, quire.PagePool, quire.Plan, quire.SlotLedger):
+        functions += [(f"{cls.__name__}.{name}", thing) for name, thing in vars(cls).items() if callable(thing) and name[0] != "_"]
+    assert len(functions) > 40
+    for name, thing in functions:
+        inspect.signature(thing)  # raises ValueError where there is none
+    assert str(inspect.signature(quire.BoundCall.prepare)) == "(self, /, *, stream=None, wait=None)"
+    with pytest.raises(quire.ArgumentError, match=r"devices\(\): unknown argument|devices\(\): 1 arguments"):
+        quire.devices("cpu")
+
+
 def test_the_stub_names_what_a_text_may_be_and_what_a_list_may_stand_for():
     path = Path(_quire.__file__).parent / "_quire.pyi"
     if not path.exists():

@@ -55,6 +55,9 @@ def test_requests_that_are_not_causal(causal):
     begins = torch.full_like(lens, 3)
     where = {"q_begin": lens - starts.diff().to(lens.dtype) + 3, "key_begin": begins}  # the same masks, told by positions
     assert torch.equal(ops.attend(q, k, v, starts, lens, table, causal=flags, window_right=7, **where), out)
+    assert torch.equal(ops.attend(q, k, v, starts, lens, table, causal=None), ops.attend(q, k, v, starts, lens, table))
+    with pytest.raises(quire.ArgumentError, match="causal: 'no', expected a bool"):
+        ops.attend(q, k, v, starts, lens, table, causal="no")
     named = {"causal": False} if flags is False else {"causal_per_request": flags}
     torch.library.opcheck(
         torch.ops.quire.attend.default, (q, torch.empty_like(q), k, v, starts, lens, table), {**named, **where, "window_right": 7}

@@ -42,7 +42,8 @@ def test_quick_hazards_with_power():
     """The whole of it on a Python callable: the hazards pass, and every planted fault is noticed."""
     verdict = quire.verify(right, quick=True)
     assert verdict, verdict.text
-    assert verdict.power and all(m.killed for m in verdict.power if m.asked)
+    assert verdict.power and all(m.killed for m in verdict.power if m.asked and m.can_show)
+    assert {m.family for m in verdict.power if not m.can_show} == {"positions"}  # a callable is not asked for masks
 
 
 def test_an_in_place_target_is_asked_for_more():

@@ -443,6 +443,9 @@ def test_unified_attention_refusals():
         (dict(k_descale=uneven), quire.UnsupportedError, "k_descale: shape .* with different values"),
         (dict(alibi_slopes=slopes, sinks=slopes), quire.UnsupportedError, "alibi_slopes with sinks"),
         (dict(max_seqlen_k=22), quire.ArgumentError, "max_seqlen_k: 22, but the batch has 23"),
+        (dict(causal=[True, False]), quire.ArgumentError, "causal: list, expected a bool, or a tensor"),
+        (dict(causal=np.array([0.5, 1])), quire.ArgumentError, "causal: float64, expected a bool"),
+        (dict(causal=False, window_size=(3, 2)), quire.UnsupportedError, r"window_size: \(3, 2\): .* equal sides"),
     ):
         with pytest.raises(error, match=text):
             ops.unified_attention(out=out, **unified_args(job, NumpyLibrary, **change))

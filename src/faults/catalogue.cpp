@@ -13,7 +13,8 @@ void add_causal(std::vector<Fault>& all, void (*add)(std::vector<Fault>&)) {
   for (std::size_t i = first; i < all.size(); ++i)
     all[i].suspects = [of_causal = all[i].suspects](const Evidence& e) {
       if (!e.facts.has_masks) return of_causal(e);
-      return cannot_show("a request is not causal, or its rows stand elsewhere than at the end of its keys");
+      return cannot_show(
+          "it is written for causal rows at the end of their keys, and a request is not causal or its rows stand elsewhere");
     };
 }
 

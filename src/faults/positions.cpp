@@ -67,6 +67,9 @@ Suspects flag(const Evidence& e, std::function<bool(const Row&)> of) {
 Suspects flag_ignored(const Evidence& e) {
   return flag(e, [](const Row&) { return true; });
 }
+Suspects flag_never(const Evidence& e) {
+  return flag(e, [](const Row&) { return false; });
+}
 Suspects flag_inverted(const Evidence& e) {
   return flag(e, [](const Row& r) { return !r.causal; });
 }
@@ -271,6 +274,7 @@ void add_positions(std::vector<Fault>& list) {
   const char* const kBegin = "key j of a request is at key_begin + j, row i at q_begin + i: subtract both or neither";
   const char* const kEmpty = "a row without keys gives 0 and lse -inf: test for an empty sum before the division";
   add("causal_flag_ignored", "takes every request for causal", "", kFlag, flag_ignored);
+  add("causal_mask_of_flags_missing", "takes every request for not causal", "", kFlag, flag_never);
   add("causal_flag_inverted", "takes causal requests for those that are not, and the others for causal", "", kFlag,
       flag_inverted);
   add("causal_flag_of_first_request", "gives every request the causal flag of the first", "", kFlag, flag_of_first);

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "plan/products.h"
 #include "quire/plan.hpp"
 
 namespace quire {
@@ -64,6 +65,12 @@ std::string lower(std::string_view text) {
 
 }  // namespace
 
+std::vector<std::string> plan_detail::product_names() {
+  std::vector<std::string> names;
+  for (const Product& known : kProducts) names.emplace_back(known.typed);
+  return names;
+}
+
 std::vector<Device> known_devices() { return make_devices(); }
 
 Result<Device> find_device(std::string_view name) {
@@ -80,8 +87,10 @@ Result<Device> find_device(std::string_view name) {
     if (!names.empty()) names += ", ";
     names += device.name;
   }
+  std::string products;
+  for (const Product& known : kProducts) products += (products.empty() ? "" : ", ") + std::string(known.typed);
   return Status(Code::invalid_argument, "no device named '" + std::string(name.substr(0, 64)) + "'; known devices: " + names +
-                                            "; or a product: a100, h100, h200, b200, mi250x, mi300x, mi325x, mi355x");
+                                            "; or a product: " + products);
 }
 
 }  // namespace quire

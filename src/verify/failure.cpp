@@ -5,14 +5,19 @@
 #include "text/formatted.h"
 #include "verify/judge.h"
 #include "verify/shrink.h"
+#include "verify/supported.h"
 
 namespace quire::conformance {
 
-Smallest smallest_that_fails(const Target& target, const ProblemLine& line, const std::string& check, const Supports& supports,
+Smallest smallest_that_fails(const Target& target, const ProblemLine& line, const std::string& check, const Limits& limits,
                              double seconds) {
   const RoundedRows rounded = rounded_rows_of(target);
+  const bool keeps = is_asked(limits.asked, line);  // the caller's own lines may lie outside
+  const auto may_be_tried = [&](const ProblemLine& smaller) {
+    return (!keeps || is_asked(limits.asked, smaller)) && (!limits.supports || limits.supports(smaller));
+  };
   const auto finding = [&](const ProblemLine& smaller) -> std::string {
-    if (supports && !(smaller == line) && !supports(smaller)) return {};
+    if (!(smaller == line) && !may_be_tried(smaller)) return {};
     Result<Prepared> prepared = with_tolerance(prepare({"lines", "Shrunk", smaller, Special::none}), rounded);
     if (!prepared.ok()) return {};
     for (const CheckResult& c : judge(target, prepared.value(), {check}).checks)

@@ -6,6 +6,7 @@
 
 #include "quire/verify.hpp"
 #include "report/pictures.h"
+#include "verify/matrix.h"
 #include "verify/prepare.h"
 
 namespace quire::conformance {
@@ -15,9 +16,14 @@ struct Smallest {
   std::string finding;  ///< "values: 3 of 12 elements are wrong ..."
 };
 
-/// `check` failed on a case of `line` without special data. Lines that are not supported are not tried; null: all are. About
-/// `seconds` are spent.
-Smallest smallest_that_fails(const Target& target, const ProblemLine& line, const std::string& check, const Supports& supports,
+/// What a target may be asked about.
+struct Limits {
+  AskedTypes asked;   ///< smaller lines keep to it if the failing line does
+  Supports supports;  ///< null: every line is
+};
+
+/// `check` failed on a case of `line` without special data. Lines outside the limits are not tried. About `seconds` are spent.
+Smallest smallest_that_fails(const Target& target, const ProblemLine& line, const std::string& check, const Limits& limits,
                              double seconds);
 
 /// Error maps, page map and who served which row. Runs the target once more; null if it refuses then.

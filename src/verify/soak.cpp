@@ -117,7 +117,8 @@ class Soak {
   /// False if the case failed.
   Result<bool> ask_one(std::size_t i, const Prepared& shared) {
     const Target& target = targets_[i];
-    if (!target.eight_bit_rows && has_eight_bit_rows(shared.entry.line.problem)) {
+    const Problem& problem = shared.entry.line.problem;
+    if ((!target.eight_bit_rows && has_eight_bit_rows(problem)) || (!target.masks && has_masks(problem))) {
       ++state_.counts[i].cases;
       ++state_.counts[i].refused;
       return true;
@@ -144,7 +145,8 @@ class Soak {
         std::find_if(r.checks.begin(), r.checks.end(), [](const CheckResult& c) { return c.state == CheckState::fail; });
     SoakFinding f{.target = target.name, .check = failed->check, .text = failed->text, .line = to_string(line)};
     if (options_.shrink && shrunk_[target.name + " " + failed->check]++ < kShrunkPerCheck) {
-      const Smallest smallest = smallest_that_fails(target, line, failed->check, options_.supports, options_.shrink_seconds);
+      const Smallest smallest =
+          smallest_that_fails(target, line, failed->check, {asked_, options_.supports}, options_.shrink_seconds);
       f.reduced_line = smallest.line;
       f.reduced_finding = smallest.finding;
     }

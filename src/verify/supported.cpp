@@ -61,13 +61,14 @@ std::string joined(const List& list, Text&& text_of) {
 
 }  // namespace
 
-bool Supported::accepts(const ProblemLine& line) const {
+bool is_asked(const AskedTypes& asked, const ProblemLine& line) {
   const Problem& p = line.problem;
-  if (!asked_.types.empty() && !holds(asked_.types, TypePair{p.q_dtype, p.kv_dtype})) return false;
-  if (!asked_.head_dims.empty() && !holds(asked_.head_dims, p.head_dim)) return false;
-  if (!asked_.layouts.empty() && !holds(asked_.layouts, p.layout)) return false;
-  return is_legal(line) && supports_(line);
+  if (!asked.types.empty() && !holds(asked.types, TypePair{p.q_dtype, p.kv_dtype})) return false;
+  if (!asked.head_dims.empty() && !holds(asked.head_dims, p.head_dim)) return false;
+  return asked.layouts.empty() || holds(asked.layouts, p.layout);
 }
+
+bool Supported::accepts(const ProblemLine& line) const { return is_asked(asked_, line) && is_legal(line) && supports_(line); }
 
 /// A plain line for every pair of types, by trying sizes, layouts and scale forms.
 void Supported::learn_types() {

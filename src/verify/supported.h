@@ -12,6 +12,9 @@
 
 namespace quire::conformance {
 
+/// Whether the types, head_dim and layout of a line are among those asked for.
+bool is_asked(const AskedTypes& asked, const ProblemLine& line);
+
 class Supported {
  public:
   /// Asks `supports` about plain lines and about one change of them at a time. invalid_argument if it says no to every plain

@@ -234,8 +234,8 @@ class Run {
                                      [](const CheckResult& c) { return c.state == CheckState::fail; });
     if (!options_.shrink || failed == result.checks.end() || p.entry.special != Special::none) return;
     if (shrunk_[failed->check]++ >= kShrunkPerCheckVerify) return;
-    const Smallest smallest =
-        smallest_that_fails(target_, p.entry.line, failed->check, options_.supports, options_.shrink_seconds);
+    const Limits limits{{options_.types, options_.head_dims, options_.layouts}, options_.supports};
+    const Smallest smallest = smallest_that_fails(target_, p.entry.line, failed->check, limits, options_.shrink_seconds);
     result.reduced_line = smallest.line;
     result.reduced_finding = smallest.finding;
   }

@@ -50,6 +50,7 @@ const std::vector<Case>& cases() {
        "no kernel named",
        "did you mean 'cpu_generic'?"},
       {"unknown device", {"explain", kProblem, "--device", "gfx94"}, 2, "no device named 'gfx94'", "did you mean 'gfx942'?"},
+      {"unknown product", {"explain", kProblem, "--device", "h1000"}, 2, "or a product: a100, h100", "did you mean 'h100'?"},
       {"unknown system", {"explain", kProblem, "--as", "vlm"}, 2, "'vlm' is not one of vllm", nullptr},
       {"vllm on cuda", {"explain", kProblem, "--as", "vllm", "--device", "sm90"}, 2, "expected one of gfx90a", nullptr},
       {"vllm with our kernel",

@@ -442,6 +442,39 @@ TEST(Matrices, AskedTypesFindWhatIsWrongInOneOfThem) {
   EXPECT_EQ(run(t, options).verdict, VerifyVerdict::fail);
 }
 
+TEST(Matrices, ShrinkingKeepsToTheAskedTypes) {
+  Target t = right_target();
+  std::set<std::string> seen;
+  t.attend = [&seen, right = t.attend](const Case& c, std::string& kernel) {
+    seen.insert(
+        formatted("{} {} {} {}", name(c.batch.query.dtype), name(c.cache.k.dtype), name(c.cache.layout), head_dim(c.cache)));
+    const Status s = right(c, kernel);
+    if (c.batch.output.num_elements() > 0) semantics::store(c.batch.output.data, c.batch.output.dtype, 0, 9.0f);
+    return s;
+  };
+  VerifyOptions options;
+  options.matrices = {"hazards"};
+  options.quick = true;
+  options.power = false;
+  options.shrink_seconds = 1;
+  options.types = {{DType::bf16, DType::bf16}};
+  options.head_dims = {64};
+  options.layouts = {CacheLayout::nhd};
+  const Verdict v = run(t, options);
+  EXPECT_EQ(v.verdict, VerifyVerdict::fail);
+  EXPECT_EQ(seen, std::set<std::string>{"bf16 bf16 nhd 64"});
+  EXPECT_TRUE(std::ranges::any_of(v.cases, [](const CaseResult& c) { return !c.reduced_line.empty(); }));
+  // A line of the caller's own lies outside, and is reduced all the same.
+  options.matrices = {"random"};
+  options.random_cases = 1;
+  options.lines = {kLine};
+  const Verdict both = run(t, options);
+  const auto own = std::ranges::find(both.cases, "lines", &CaseResult::matrix);
+  ASSERT_NE(own, both.cases.end());
+  ASSERT_NE(own->reduced_line, "");
+  EXPECT_LT(own->reduced_line.size(), own->line.size());
+}
+
 TEST(Matrices, RandomLinesAreFixedLegalAndOfBoundedCost) {
   const std::vector<Entry> a = random_matrix(7, 300), b = random_matrix(7, 300), other = random_matrix(8, 300);
   bool differ = false;

@@ -117,6 +117,7 @@ def test_ctrl_c_prints_the_summary(tiny_model, tmp_path, monkeypatch, capsys):
     status, report = serve_tiny(tiny_model, tmp_path)
     assert status == serve.STOPPED and report["steps"] == 3
     printed = capsys.readouterr().out
+    assert 0 < report["prompt_tokens"] < sum(r["prompt_tokens"] for r in report["requests"]), "as far as they were read"
     assert "Problems found: 0." in " ".join(printed.split()) and "Ctrl-C: the rest was not served." in printed
 
 

@@ -32,6 +32,7 @@ class ShardedPlan:
     indices: dict[str, Any]  # index arrays of the rank's batch, where the query is
     local: Any  # quire.Plan of the rank's own attention
     workspace: Any  # of it, on a GPU
+    whole: dict[str, np.ndarray]  # lengths of the whole requests, as far as they are in host memory
 
     def __str__(self) -> str:
         s = self.shard
@@ -46,6 +47,25 @@ def _host(array: Any) -> np.ndarray:
     return array.detach().cpu().numpy() if is_torch(array) else np.asarray(array)
 
 
+def _dtype_name(array: Any) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
+def _host_lengths(batch: Any) -> dict[str, np.ndarray]:
+    """Copies of the lengths in host memory: reading those of a GPU would wait."""
+    arrays = {name: getattr(batch, name) for name in ("query_start_loc", "seq_lens")}
+    return {name: _host(array).astype(np.int64) for name, array in arrays.items() if not _on_gpu(array)}
+
+
+def _require_same_lengths(batch: Any, plan: ShardedPlan) -> None:
+    for name, now in _host_lengths(batch).items():
+        planned = plan.whole.get(name, now)
+        if planned.shape != now.shape:
+            raise ArgumentError(f"plan: made for {len(planned)} values of {name}, but the batch has {len(now)}; plan again for this step")
+        for i in np.flatnonzero(planned != now)[:1]:
+            raise ArgumentError(f"plan: made for {name}[{i}] = {planned[i]}, but the batch has {now[i]}; plan again for this step")
+
+
 def _refuse(batch: Any, options: Any, shard: ContextShard, group: Group) -> None:
     """What this call cannot express, in words."""
     if (shard.rank, shard.world) != (group.rank, group.world):
@@ -53,7 +73,15 @@ def _refuse(batch: Any, options: Any, shard: ContextShard, group: Group) -> None
             f"shard: rank {shard.rank} of {shard.world}, expected rank {group.rank} of {group.world} as the group; with fewer "
             "ranks to a context, pass their group"
         )
-    for name in ("key", "value", "cached_lens", "causal", "q_begin", "key_begin", "slot_mapping"):
+    for name in ("causal", "q_begin", "key_begin"):
+        if getattr(batch, name, None) is not None:
+            raise UnsupportedError(
+                f"{name}: given; a sharded call places causal rows at the end of their requests, and the shard says where keys stand: "
+                "leave it out"
+            )
+    if batch.output is not None and batch.output_scale is None and _dtype_name(batch.output) != _dtype_name(_query(batch)):
+        raise ArgumentError(f"Q-M12 output: {_dtype_name(batch.output)}, expected {_dtype_name(_query(batch))} as query")
+    for name in ("key", "value", "cached_lens", "slot_mapping"):
         if getattr(batch, name, None) is not None:
             raise UnsupportedError(
                 f"{name}: given; a sharded call reads every key from the cache of the rank that holds it: append first, then leave it out"
@@ -182,7 +210,7 @@ def _prepare(
     )
     local = _quire.plan(mine, cache, _own_options(options, shard), kernel=kernel, **longest)
     workspace = empty_bytes_like(batch.query, max(local.workspace_bytes, 1)) if _on_gpu(batch.query) else None
-    return ShardedPlan(shard, heads, chosen, layout, lengths, indices, local, workspace)
+    return ShardedPlan(shard, heads, chosen, layout, lengths, indices, local, workspace, _host_lengths(batch))
 
 
 @keywords_checked
@@ -246,12 +274,17 @@ def attend(
 
     batch: as :func:`plan` says. batch.output and batch.lse, if given, are written: [num_tokens, num_q_heads, head_dim], or with
         heads="own" [num_tokens, num_q_heads / world, head_dim].
-    plan: of :func:`plan`, for a step of many layers: no check is made and nothing but results is exchanged. None: plans now, with
+    plan: of :func:`plan`, for a step of many layers: ranks are not compared, and nothing but results is exchanged; lengths in host
+        memory are those of the plan. None: plans now, with
         shard, exchange, heads, check and partials.
 
     Raises on every rank: as :func:`plan`; RankError if another rank fails or does not come in time.
     """
-    if plan is None:
+    if plan is not None:
+        if (shard, exchange, heads, check, partials) != (None, "auto", "all", True, "auto"):
+            raise ArgumentError("shard, exchange, heads, check, partials: given beside plan, which was made with its own; leave them out")
+        _require_same_lengths(batch, plan)
+    else:
         if shard is None:
             raise ArgumentError("attend(): argument shard is missing, and so is plan")
         plan = _plan(batch, cache, options, group=group, shard=shard, exchange=exchange, heads=heads, check=check, partials=partials)

@@ -6,7 +6,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from quire import _quire
+from quire._arrays import is_torch
 from quire._messages import shown
 from quire.errors import ArgumentError
 
@@ -24,6 +27,20 @@ def _clip(values: Any, low: int, high: int | None) -> Any:
     if not isinstance(values, int):
         return values.clip(low, high)
     return max(values, low) if high is None else min(max(values, low), high)
+
+
+def _array(values: Any) -> Any:
+    return np.asarray(values) if isinstance(values, (list, tuple, int)) else values
+
+
+def _require_range(values: Any, name: str, low: int, end: int | None) -> None:
+    """Of arrays in host memory, all of them in [low, end)."""
+    if is_torch(values) and values.device.type != "cpu":
+        return
+    host = np.asarray(values).reshape(-1)
+    for i in np.flatnonzero((host < low) | (host >= (2**62 if end is None else end)))[:1]:
+        expected = f"at least {low}" if end is None else f"in [{low}, {end})"
+        raise ArgumentError(f"{name}[{i}]: {host[i]}, expected {expected}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +61,8 @@ class ContextShard:
 
     def __post_init__(self) -> None:
         _integers(self, "rank", "world", "interleave", "span")
+        if self.span > 0 and self.interleave != 1:
+            raise ArgumentError(f"ContextShard: interleave {self.interleave} beside span {self.span}, expected one of them")
         _quire.check_context_shard(self.rank, self.world, self.interleave, self.span, 0).raise_if_any()
 
     @classmethod
@@ -96,11 +115,26 @@ class ContextShard:
         rank holds the position.
 
         block_table: [num_reqs, pages]: pages of this rank's cache, in the order of local indices. One table serves all ranks if
-        they hand out pages alike: page j of a request then stands for ``world * page_size`` tokens, as in vLLM.
+        they hand out pages alike: page j of a request then stands for ``world * page_size`` tokens, as in vLLM. Shapes are checked
+        everywhere, values in host memory only.
+
+        Raises ArgumentError: positions below 0, requests outside the table, pages below 0 or beyond it.
         """
+        positions, requests, block_table = (_array(a) for a in (positions, requests, block_table))
+        if isinstance(page_size, bool) or not hasattr(page_size, "__index__") or page_size < 1:
+            raise ArgumentError(f"page_size: {shown(page_size)}, expected an integer of at least 1")
+        if tuple(positions.shape) != tuple(requests.shape) or block_table.ndim != 2:
+            raise ArgumentError(
+                f"positions, requests, block_table: shapes {[list(a.shape) for a in (positions, requests, block_table)]}, expected "
+                "[n], [n] and [num_reqs, pages]"
+            )
+        _require_range(positions, "positions", 0, None)
+        _require_range(requests, "requests", 0, block_table.shape[0])
         local = self.local_index(positions)
         held = self.holds(positions)
         page = local // page_size * held
+        _require_range(page, "page of a position in its request", 0, block_table.shape[1])
+        _require_range(block_table[requests, page] * held, "block_table, pages of these positions", 0, None)
         slots = block_table[requests, page] * page_size + local % page_size
         return held * (slots + 1) - 1
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The page of a bench run: the machine, every result, rooflines and how time scales with threads.
 function svgEl(tag, attributes, ...children) {
   const node = document.createElementNS(kSvg, tag);

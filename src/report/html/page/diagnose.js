@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The page of a diagnosis: what is wrong, where, by which rule, why, what to do next; the evidence is folded below.
 const kDiagnoses = {
   right: ["pass", "Every compared element is within its tolerance."],

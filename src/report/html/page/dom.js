@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Building blocks. Text from the report reaches the document through text nodes only; nothing here parses HTML.
 const kSvg = "http://www.w3.org/2000/svg";
 

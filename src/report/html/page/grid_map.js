@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A map of cells on a canvas, with a cursor that mouse and arrow keys move, and words for the cell under it above the map.
 const gridMaps = [];
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();

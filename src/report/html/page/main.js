@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Puts the page together: reads the data, picks the kind of report, theme and navigation.
 const report = recordOf(JSON.parse(document.getElementById("data").textContent));
 const kinds = [

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pictures of one case: where the error is, what the cache holds, who wrote which rows.
 
 // Classes of |error| / tolerance. The limit is at 1: left of it calm, right of it warm.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The causes of a diagnosis: the best of each set of wrong cells, what is as good, and every hypothesis that was refuted.
 const kNoCase = "cannot show here: ";
 const kSuspectsInSight = 5;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tables that sort, filter and open: one component for cases, planted faults and everything else that has rows.
 const kRowsAtOnce = 50;
 const kFewRows = 12;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The page of a conformance run: verdict, power, matrices, cases, planted faults, peers.
 const kCaseOrder = {
   fail: 0,
