@@ -76,7 +76,7 @@ Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& val
 Findings check_merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
                      const Tensor& lse, Depth depth = Depth::contents, const Tensor& output_scale = {});
 
-/// The same for one merge_many call.
+/// Number for one merge_many call.
 Findings check_merge_many(const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse,
                           Depth depth = Depth::contents, const Tensor& output_scale = {});
 

@@ -31,7 +31,7 @@
 
 namespace quire {
 
-/// Which positions of every request this rank holds. Rules Q-D01 and Q-D02 say what is valid; the functions need a valid shard
+/// Positions of every request that this rank holds. Rules Q-D01 and Q-D02 say what is valid; the functions need a valid shard
 /// and positions, lengths and indices >= 0.
 struct ContextShard {
   std::int32_t rank = 0;
@@ -73,7 +73,7 @@ struct ContextShard {
   friend constexpr bool operator==(const ContextShard&, const ContextShard&) noexcept = default;
 };
 
-/// Which heads this rank computes (tensor parallel). world divides num_kv_heads, or is a multiple of it: then several ranks hold
+/// Heads that this rank computes (tensor parallel). world divides num_kv_heads, or is a multiple of it: then several ranks hold
 /// the same KV head and share its query heads (Q-D03).
 struct HeadShard {
   std::int32_t rank = 0;

@@ -54,7 +54,7 @@ Tensor heads_of(Tensor t, int axis, std::int64_t first, std::int64_t count) {
   return t;
 }
 
-/// What this call cannot express, before a tensor is looked at.
+/// Refuses what this call cannot express, before a tensor is looked at.
 Status refuse(const Communicator& group, const ContextShard& shard, const Batch& batch, const Options& options) {
   if (const Findings findings = check_shard(shard); !findings.ok()) return findings.status();
   if (shard.rank != group.rank() || shard.world != group.world())
@@ -96,7 +96,7 @@ Status check_tensors(const Batch& batch, const KVCache& cache, const Options& op
       .status();
 }
 
-/// What all ranks say about the step.
+/// Facts of all ranks about the step.
 Status agree(Communicator& group, const ContextShard& shard, const Batch& batch, const KVCache& cache, const Options& options,
              const ShardedSettings& settings) {
   const auto digest = [](const Tensor& t) {

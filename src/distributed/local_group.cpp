@@ -17,7 +17,7 @@ struct Place {
   bool here = false;
 };
 
-/// What the ranks share.
+/// State that the ranks share.
 class Table {
  public:
   Table(std::int32_t world, std::chrono::milliseconds limit) : places_(static_cast<std::size_t>(world)), limit_(limit) {}

@@ -53,7 +53,7 @@ struct Lengths {
   std::int64_t query_len(std::int64_t r) const { return first_token(r + 1) - first_token(r); }
   std::int64_t seq_len(std::int64_t r) const { return seq_lens[static_cast<std::size_t>(r)]; }
   std::int64_t context_len(std::int64_t r) const { return seq_len(r) - query_len(r); }
-  /// Where row 0 stands, counted from the request's first key.
+  /// Place of row 0, counted from the request's first key.
   std::int64_t first_position(std::int64_t r) const { return first_positions[static_cast<std::size_t>(r)]; }
   std::int64_t cached_len(std::int64_t r) const { return cached_lens[static_cast<std::size_t>(r)]; }
 

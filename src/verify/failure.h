@@ -16,7 +16,7 @@ struct Smallest {
   std::string finding;  ///< "values: 3 of 12 elements are wrong ..."
 };
 
-/// What a target may be asked about.
+/// Limits of what a target may be asked.
 struct Limits {
   AskedTypes asked;   ///< smaller lines keep to it if the failing line does
   Supports supports;  ///< null: every line is

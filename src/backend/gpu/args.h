@@ -279,7 +279,7 @@ QUIRE_HD Lengths lengths_of(const AttendArgs& a, std::int32_t req) {
   return n;
 }
 
-/// Where the rows of a request stand, counted from its first key, and how far they see.
+/// Places of the rows of a request, counted from its first key, and how far they see.
 struct Sight {
   std::int64_t first = 0;  ///< position of row 0
   semantics::Reach reach;
@@ -290,7 +290,7 @@ struct Sight {
   }
 };
 
-/// Of a request whose lengths are sound.
+/// Sight of a request whose lengths are sound.
 QUIRE_HD Sight sight_of(const AttendArgs& a, std::int32_t req, std::int64_t context_len, std::int64_t num_keys) {
   Sight sight;
   bool causal = true;

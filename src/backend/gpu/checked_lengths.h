@@ -58,7 +58,7 @@ QUIRE_DEVICE CheckedLengths checked_masked_lengths(const AttendArgs& a, std::int
   return n;
 }
 
-/// Of requests as the batch has them.
+/// Lengths of requests as the batch has them.
 QUIRE_DEVICE CheckedLengths checked_lengths_of(const AttendArgs& a, std::int32_t req) {
   return a.has_masks || a.key_begin.data != nullptr ? checked_masked_lengths(a, req) : checked_lengths(a, req);
 }

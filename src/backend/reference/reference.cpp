@@ -148,7 +148,7 @@ class Oracle {
   }
   std::int64_t context_len(std::int64_t r) const { return index_at(batch_.seq_lens, r) - query_len(r); }
 
-  /// Where a query row of request `r` stands, counted from the request's first key.
+  /// Place of a query row of request `r`, counted from the request's first key.
   std::int64_t position(std::int64_t r, std::int64_t token) const {
     const std::int64_t begin = batch_.key_begin.present() ? index_at(batch_.key_begin, r) : 0;
     const std::int64_t first = batch_.q_begin.present() ? index_at(batch_.q_begin, r) - begin : context_len(r);
