@@ -138,7 +138,7 @@ struct LocalLengths {
 Result<LocalLengths> local_lengths(const ContextShard& shard, std::span<const std::int64_t> query_start_loc,
                                    std::span<const std::int64_t> seq_lens, std::optional<std::int64_t> sliding_window = {});
 
-/// What ranks exchange with each other. Every rank makes the same calls in the same order. A call that does not come to an end
+/// Exchanges between ranks. Every rank makes the same calls in the same order. A call that does not come to an end
 /// within the time limit of the communicator fails on every rank that waits, and its message names the ranks that are missing.
 class Communicator {
  public:

@@ -26,7 +26,7 @@ struct Request {
   std::int64_t seq_len() const noexcept { return context_len + query_len; }
   /// Position of the first row.
   std::int64_t q_begin() const noexcept { return key_begin + context_len + shift; }
-  /// The same, counted from the first key: all that visibility and ALiBi depend on.
+  /// Position of the first row, counted from the first key: all that visibility and ALiBi depend on.
   std::int64_t first_row() const noexcept { return context_len + shift; }
 };
 

@@ -73,7 +73,7 @@ struct Lengths {
   std::int64_t first_position() const noexcept { return q_begin - key_begin; }
   /// Rows stand at the end of their keys, of which there are as many at least.
   bool at_end() const noexcept { return seq_len >= query_len && first_position() == context_len(); }
-  /// What Q-T08 demands of cached_len, given a sound seq_len.
+  /// Least cached_len that rule Q-T08 allows, given a sound seq_len.
   std::int64_t least_cached() const noexcept { return std::max<std::int64_t>(0, context_len()); }
 };
 /// Needs starts_sound and lengths_sound.

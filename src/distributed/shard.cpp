@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank needs of the global slots and tables, derived from the shard's functions.
+// A rank's slots and tables, derived from the global ones by the shard's functions.
 #include "quire/distributed.hpp"
 #include "text/formatted.h"
 

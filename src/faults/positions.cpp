@@ -236,7 +236,7 @@ Suspects alibi_symmetric(const Evidence& e) {
   });
 }
 
-/// What is written for a row that sees no key and has no sink.
+/// Faults in the result of a row that sees no key and has no sink.
 Suspects of_rows_without_keys(const Evidence& e, std::function<void(RowResult&)> change) {
   const Facts* f = &e.facts;
   if (f->options.sinks.present()) return cannot_show("there are sinks: no row has an empty softmax");

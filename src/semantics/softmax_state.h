@@ -59,7 +59,7 @@ QUIRE_HD SoftmaxState union_of(int count, Lses&& lses) {
   return all;
 }
 
-/// What a finished partial result counts in the union: 0 if it is empty. For two parts the bits of combine().
+/// Weight of a finished partial result in the union: 0 if the result is empty. Two parts give the bits of combine().
 QUIRE_HD float union_weight(const SoftmaxState& all, float lse) {
   return all.max == -INFINITY ? 0.0f : expf(lse - all.max) / all.sum;
 }

@@ -40,7 +40,7 @@ QUIRE_HD std::int64_t clamped_to(std::int64_t position, std::int64_t num_keys) {
   return position < 0 ? 0 : position > num_keys ? num_keys : position;
 }
 
-/// Of num_keys keys, those visible to the row at q_pos. Both ends never decrease with q_pos, also where a row sees no key: the
+/// Keys visible to the row at q_pos, out of num_keys. Both ends never decrease with q_pos, also where a row sees no key: the
 /// range is then [0, 0) or [num_keys, num_keys).
 QUIRE_HD KeyRange visible_range(const Reach& reach, std::int64_t q_pos, std::int64_t num_keys) {
   return {clamped_to(q_pos - reach.before, num_keys), clamped_to(q_pos + reach.after + 1, num_keys)};
@@ -53,8 +53,8 @@ QUIRE_HD KeyRange visible_range(const Reach& reach, std::int64_t first, std::int
   return keys.begin < keys.end ? keys : KeyRange{0, 0};
 }
 
-// The same where rows are causal and stand at the end of their keys, so that q_pos >= 0 and all keys up to q_pos exist. Kernels
-// that take nothing else use it.
+// Ranges of causal rows at the end of their keys, where q_pos >= 0 and all keys up to q_pos exist. Kernels that take nothing else
+// use them.
 
 /// Keys visible to the query at position q_pos: k <= q_pos and q_pos - k < window. window <= 0 means no window.
 QUIRE_HD KeyRange visible_range(std::int64_t q_pos, std::int64_t window) {

@@ -134,8 +134,9 @@ class ContextShard:
         held = self.holds(positions)
         page = local // page_size * held
         _require_range(page, "page of a position in its request", 0, block_table.shape[1])
-        _require_range(block_table[requests, page] * held, "block_table, pages of these positions", 0, None)
-        slots = block_table[requests, page] * page_size + local % page_size
+        pages = block_table[requests, page]
+        _require_range(pages * held, "block_table, pages of these positions", 0, None)
+        slots = pages * page_size + local % page_size
         return held * (slots + 1) - 1
 
     def block_table(self, table: Any, page_size: int) -> Any:

@@ -95,7 +95,7 @@ QUIRE_DEVICE std::int32_t clamped(std::int64_t value, std::int32_t low, std::int
   return value < low ? low : value > high ? high : static_cast<std::int32_t>(value);
 }
 
-/// Of an item whose rows are described: no row sees a key before that of the first row.
+/// Keys of the tile at `first` that some row may see. The item's rows are described; no row sees a key before the first row's.
 QUIRE_DEVICE TileKeys tile_keys_at(const GenericItem& item, const GenericBlock& block, std::int32_t first) {
   TileKeys keys;
   keys.first = first;
