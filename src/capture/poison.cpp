@@ -4,6 +4,7 @@
 // What may be read follows from the equations of batch.hpp: positions of a request that some row sees, from the cache below
 // cached_len and from key/value at and above it. All else is fair game.
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <vector>
 
@@ -16,6 +17,33 @@
 
 namespace quire {
 namespace {
+
+/// Elements become NaN, zero, or garbage of a size that no softmax average can hide; its sign varies from element to element.
+class Spoiler {
+ public:
+  Spoiler(const Tensor& t, PoisonKind kind) : data_(static_cast<std::byte*>(t.data)), size_(itemsize(t.dtype)) {
+    float value = kind == PoisonKind::zero ? 0.0f : capture::quiet_nan();
+    sign_varies_ = kind == PoisonKind::finite_garbage;
+    if (sign_varies_) value = is_fp8(t.dtype) ? 1e30f : 1e4f;  // fp8 stores saturate
+    semantics::store(bits_[0], t.dtype, 0, value);
+    semantics::store(bits_[1], t.dtype, 0, -value);
+  }
+  void operator()(std::int64_t element) const {
+    const bool minus = sign_varies_ && (capture::mix64(static_cast<std::uint64_t>(element)) & 1) != 0;
+    std::byte* at = data_ + element * size_;
+    switch (size_) {
+      case 1: std::memcpy(at, bits_[minus ? 1 : 0], 1); break;
+      case 2: std::memcpy(at, bits_[minus ? 1 : 0], 2); break;
+      default: std::memcpy(at, bits_[minus ? 1 : 0], sizeof(float));
+    }
+  }
+
+ private:
+  std::byte* data_;
+  std::int64_t size_;
+  bool sign_varies_ = false;
+  alignas(float) std::byte bits_[2][sizeof(float)] = {};  ///< of one element of the tensor's type, with either sign
+};
 
 class Poisoner {
  public:
@@ -51,22 +79,15 @@ class Poisoner {
     }
   }
 
-  /// NaN, zero, or garbage of a size that no softmax average can hide; its sign varies from element to element.
-  void spoil(const Tensor& t, std::int64_t element) const {
-    float value = kind_ == PoisonKind::zero ? 0.0f : capture::quiet_nan();
-    if (kind_ == PoisonKind::finite_garbage) {
-      value = is_fp8(t.dtype) ? 1e30f : 1e4f;  // fp8 stores saturate
-      if ((capture::mix64(static_cast<std::uint64_t>(element)) & 1) != 0) value = -value;
-    }
-    semantics::store(t.data, t.dtype, element, value);
-  }
-
   void poison_cache(const Tensor& cache, const semantics::KvStrides& strides) const {
+    const Spoiler spoil(cache, kind_);
+    std::vector<std::int64_t> dims;  // two divisions each
+    for (std::int64_t d = 0; d < p_.head_dim; ++d) dims.push_back(strides.element(d));
     for (std::int64_t slot = 0; slot < static_cast<std::int64_t>(readable_.size()); ++slot) {
       if (readable_[static_cast<std::size_t>(slot)]) continue;
       for (std::int64_t h = 0; h < p_.num_kv_heads; ++h) {
         const std::int64_t row = strides.row(slot / p_.page_size, h, slot % p_.page_size);
-        for (std::int64_t d = 0; d < p_.head_dim; ++d) spoil(cache, row + strides.element(d));
+        for (const std::int64_t dim : dims) spoil(row + dim);
       }
     }
   }
@@ -84,9 +105,10 @@ class Poisoner {
   }
 
   void poison_row(const Tensor& t, std::int64_t row) const {
+    const Spoiler spoil(t, kind_);
     for (std::int64_t h = 0; h < t.shape[1]; ++h)
       for (std::int64_t d = 0; d < (t.rank > 2 ? t.shape[2] : 1); ++d)
-        spoil(t, row * t.stride[0] + h * t.stride[1] + (t.rank > 2 ? d * t.stride[2] : 0));
+        spoil(row * t.stride[0] + h * t.stride[1] + (t.rank > 2 ? d * t.stride[2] : 0));
   }
 
   void poison_all(const Tensor& t) const { poison_from(t, 0); }

@@ -42,12 +42,11 @@ std::vector<std::byte> fill_pattern(DType dtype, std::int64_t n) {
 }
 
 Guarded::Guarded(const Tensor& like, Spread spread) : view(like) {
-  // Apart: every other element in the innermost dimension, gaps behind every head and row.
-  const bool apart = spread == Spread::apart;
-  std::int64_t stride = apart ? 2 : 1;
+  const bool gaps = spread != Spread::contiguous;
+  std::int64_t stride = spread == Spread::apart ? 2 : 1;  // apart: every other element in the innermost dimension
   for (int i = view.rank - 1; i >= 0; --i) {
     view.stride[static_cast<std::size_t>(i)] = stride;
-    stride = stride * view.shape[static_cast<std::size_t>(i)] + (apart ? 3 : 0);
+    stride = stride * view.shape[static_cast<std::size_t>(i)] + (gaps ? 3 : 0);
   }
   const std::int64_t size = itemsize(view.dtype);
   bytes_.assign(static_cast<std::size_t>((stride + 2 * kGuardElements) * size) + 64, kCanary);

@@ -11,8 +11,8 @@
 
 namespace quire::conformance {
 
-/// How the elements lie in memory.
-enum class Spread { contiguous, apart };
+/// How the elements lie in memory: back to back, with gaps behind every head and row, or with gaps between all elements, too.
+enum class Spread { contiguous, gaps, apart };
 
 class Guarded {
  public:

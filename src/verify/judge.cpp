@@ -270,13 +270,25 @@ void Judge::judge_inputs(std::uint64_t before, std::uint64_t after) {
   if (before != after) report("canaries", CheckState::fail, "the call changed one of its inputs");
 }
 
+/// One call over poison answers for "strides", too, if nothing is wrong. No call where another call has answered.
+bool Judge::passes_with_gaps() {
+  if (gaps_passed_ || !target_.in_place || !target_.deterministic || !asks("strides")) return false;
+  const Written w = call(target_.attend, Spread::gaps);
+  gaps_passed_ = w.status.ok() && w.damaged == 0 && w.same_bits(first_);
+  if (!gaps_passed_) bits_differed_ = true;  // "repeat" asks whether the gaps or chance are to blame
+  return gaps_passed_;
+}
+
 void Judge::on_nan() { judge_poison("nan_poison", "NaN"); }
 void Judge::on_garbage() { judge_poison("garbage_poison", "finite garbage"); }
 
 void Judge::judge_poison(const std::string& check, const char* poison) {
   if (refused_ || !first_.status.ok() || !asks(check)) return;
   if (p_.sparse) return skip(check, "its cache is sparse");
+  if (passes_with_gaps()) return report(check, CheckState::pass, {});
   const Written w = call(target_.attend, Spread::contiguous);
+  if (w.damaged != 0 && first_.damaged == 0)
+    report("canaries", CheckState::fail, formatted("{} bytes outside the output changed with {}", w.damaged, poison));
   if (!w.status.ok())
     return report(check, CheckState::fail,
                   formatted("the call failed with {} where nothing may be read: {}", poison, w.status.message()));
@@ -343,7 +355,7 @@ void Judge::judge_strides_and_threads() {
     if (!w.status.ok()) return report(check, CheckState::fail, formatted("the call {} failed: {}", what, w.status.message()));
     if (w.damaged != 0 && first_.damaged == 0) {  // else "canaries" has said so
       const char* hint =
-          spread == Spread::apart ? "; a kernel that returns memory of its own needs Target::in_place = false" : "";
+          spread != Spread::contiguous ? "; a kernel that returns memory of its own needs Target::in_place = false" : "";
       return report(check, CheckState::fail, formatted("{} bytes outside the output changed {}{}", w.damaged, what, hint));
     }
     if (w.same_bits(first_)) return report(check, CheckState::pass, {});
@@ -353,6 +365,8 @@ void Judge::judge_strides_and_threads() {
     for (const char* check : {"strides", "threads"}) skip(check, "the target does not promise the same bits");
     return;
   }
+  if (target_.in_place && !gaps_passed_)
+    same("strides", "with gaps between the heads of the output", target_.attend, Spread::gaps);
   if (strides_and_threads_at_once()) return;
   if (!target_.in_place) {
     skip("strides", "the target returns memory of its own");

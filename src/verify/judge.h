@@ -66,6 +66,7 @@ class Judge {
   void drop_padding(Written& w) const;
   void judge_inputs(std::uint64_t before, std::uint64_t after);
   void judge_poison(const std::string& check, const char* poison);
+  bool passes_with_gaps();
   void judge_repeat();
   void judge_strides_and_threads();
   bool strides_and_threads_at_once();
@@ -77,6 +78,7 @@ class Judge {
   const Prepared& p_;
   std::set<std::string> asked_;
   bool refused_ = false;
+  bool gaps_passed_ = false;    ///< a call with Spread::gaps wrote what the first call wrote
   bool bits_differed_ = false;  ///< between two calls whose bits should be the same
   std::string reason_;
   Written first_;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults switched on in our own kernels, and what diagnose() makes of the output: it sees nothing but the batch and the numbers.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "injection/plant.h"
 #include "kernels/host_kernels.h"

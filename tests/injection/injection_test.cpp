@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults switched on at run time in our own kernels (src/backend/cpu/planted.h): the suite must catch each, on every instruction
 // set. This program holds its own copy of the kernels; the last tests show that the library that is shipped knows nothing of it.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <fstream>

@@ -25,4 +25,12 @@ using conformance::hazard_line;
 using conformance::hazards;
 using conformance::type_combinations;
 
+/// StalePagesLeftOfWindow: the lines of the matrix.
+inline std::vector<ProblemLine> stale_page_lines() {
+  std::vector<ProblemLine> lines;
+  for (const conformance::Entry& entry : conformance::hazard_matrix(/*quick=*/true))
+    if (entry.special == conformance::Special::stale_pages) lines.push_back(entry.line);
+  return lines;
+}
+
 }  // namespace quire::test

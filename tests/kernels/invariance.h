@@ -9,13 +9,6 @@
 
 namespace quire::test {
 
-inline constexpr std::size_t kSliceTensors = 12;  ///< reserve this many in `keep`: views into it must not move
-
-/// Rows [row_begin, row_end) of request r of `c` as a batch of their own. Storage for the new index tensors is appended to
-/// `keep`.
-Case slice(const Case& c, std::int64_t r, std::int64_t row_begin, std::int64_t row_end,
-           std::vector<std::vector<std::int64_t>>& keep);
-
 std::vector<std::uint32_t> bits_of(const Tensor& t);
 
 inline constexpr const char* kInvarianceShapes[] = {

@@ -3,7 +3,9 @@
 // check must find its fault, and must find nothing without one.
 #pragma once
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <map>
 

@@ -3,12 +3,13 @@
 // layout.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <random>
 
 #include "backend/gpu/check_contents.h"
 #include "kernels/hazard_cases.h"
-#include "kernels/special_cases.h"
+#include "kernels/judge.h"
 #include "simt/device.h"
 
 namespace quire::test {
@@ -41,7 +42,7 @@ TEST(SimtContents, PoisonIsNotFound) {
       EXPECT_FALSE(found_on_device(c, 200)) << types << " " << shape;
     }
   for (const ProblemLine& line : stale_page_lines())
-    EXPECT_FALSE(found_on_device(with_stale_pages(make_case(line).value()))) << to_string(line);
+    EXPECT_FALSE(found_on_device(test::made(line, Special::stale_pages))) << to_string(line);
   EXPECT_FALSE(found_on_device(make_case(parse_problem_line("q=f32 heads=2:1 d=8 page=4 reqs=none").value()).value()));
 }
 

@@ -22,11 +22,10 @@ constexpr const char* kLines[] = {"q=f32 kv=f32 layout=nhd heads=4:2 d=16 page=8
 std::vector<std::string> findings_of(simt::Device device, std::span<const char* const> lines = kLines) {
   std::vector<std::string> findings;
   for (const char* text : lines) {
-    const Case c = make_case(parse_problem_line(text).value()).value();
-    const Reference expected = reference(c.batch, c.cache, c.options).value();
+    const conformance::Prepared p = prepared(made(parse_problem_line(text).value()));
     for (device.seed = 0; device.seed < 6 && findings.empty(); ++device.seed) {
       const Attend attend = [&](const Case& guarded, int, std::int64_t& rows) { return simt::attend(device, guarded, rows); };
-      run_guarded(c, attend, Spread::contiguous, 1, &expected, findings);
+      findings = judge_one_call(p, attend);
     }
   }
   return findings;

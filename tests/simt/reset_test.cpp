@@ -11,9 +11,13 @@
 #include "kernels/broken_batches.h"
 #include "kernels/judge.h"
 #include "simt/device.h"
+#include "verify/guarded.h"
 
 namespace quire::test {
 namespace {
+
+using conformance::Guarded;
+using conformance::Spread;
 
 /// The leading words of a workspace, with more behind that are not reset.
 struct Leading {
@@ -90,7 +94,7 @@ ProblemLine padded(const std::string& types, const std::string& pad) {
 TEST(SimtFillRows, NanIfRefused) {
   for (const char* types : kTypes)
     for (const bool asked : {false, true})
-      for (const Spread spread : {Spread::contiguous, Spread::every_other_element}) {
+      for (const Spread spread : {Spread::contiguous, Spread::apart}) {
         Case c = make_case(padded(types, "pad=3:zero")).value();
         static_cast<std::int64_t*>(c.batch.block_table.data)[0] = -1;
         Guarded output(c.batch.output, spread), lse(c.batch.lse, spread);
@@ -106,9 +110,12 @@ TEST(SimtFillRows, NanIfRefused) {
         gpu::Outcome outcome;
         ASSERT_EQ(simt::attend({}, a, outcome, memory), "");
         EXPECT_NE(outcome.broken, 0);
-        EXPECT_EQ(output.damaged_canaries() + lse.damaged_canaries(), 0);
-        for (const std::uint32_t bits : output.bits()) ASSERT_EQ(std::isnan(semantics::bits_to_float(bits)), asked) << types;
-        for (const std::uint32_t bits : lse.bits()) ASSERT_TRUE(std::isnan(semantics::bits_to_float(bits)));
+        const std::vector<std::byte> rows = output.take(), sums = lse.take();
+        EXPECT_EQ(output.damaged() + lse.damaged(), 0);
+        for (std::int64_t i = 0; i < c.batch.output.num_elements(); ++i)
+          ASSERT_EQ(std::isnan(semantics::load(rows.data(), c.batch.output.dtype, i)), asked) << types;
+        for (std::int64_t i = 0; i < c.batch.lse.num_elements(); ++i)
+          ASSERT_TRUE(std::isnan(semantics::load(sums.data(), DType::f32, i)));
       }
 }
 

@@ -2,18 +2,17 @@
 // The portable attention kernel on the stand-in: hazards whose data no line describes, and the promises about bits.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 
 #include "backend/gpu/decode.h"
 #include "kernels/hazard_cases.h"
 #include "kernels/invariance.h"
-#include "kernels/special_cases.h"
 #include "simt/on_device.h"
 
 namespace quire::test {
 namespace {
 
-Case made(const ProblemLine& line) { return make_case(line).value(); }
 ProblemLine line_of(const std::string& types, const std::string& shape) { return hazard_line(types, shape, 1); }
 
 const simt::Device kInvariant{.wave = 64, .split_keys = 128};
@@ -22,7 +21,7 @@ TEST(SimtSpecial, NoVisibleKeyOnlyMinusInfiniteScores) {
   for (const std::string types : {"q=f32 kv=f32 layout=nhd", "q=bf16 kv=bf16 layout=packed"})
     for (const std::string sinks : {"0", "1"}) {
       const ProblemLine line = line_of(types, "heads=4:2 d=16 page=8 lse=1 reqs=3@20,1@9 sinks=" + sinks);
-      const std::vector<std::string> findings = judge_values(only_minus_infinite_scores(made(line)), on_device({.wave = 64}));
+      const std::vector<std::string> findings = judge(line, on_device({.wave = 64}), Special::minus_infinite_scores);
       EXPECT_TRUE(findings.empty()) << report(line, findings);
     }
 }
@@ -34,7 +33,7 @@ TEST(SimtSpecial, EveryFp8Code) {
       const std::string rest = turn % 2 == 0 ? "q=f32 kscale=tensor vscale=tensor" : "q=bf16 kscale=head vscale=head";
       const ProblemLine line = line_of(rest + " kv=" + kv + " layout=" + layout, "heads=4:2 d=32 page=8 lse=1 reqs=5@100,1@300");
       const simt::Device device{.wave = turn++ % 3 == 0 ? 64 : 32, .target_items = 30};
-      const std::vector<std::string> findings = judge_values(every_fp8_code(made(line)), on_device(device));
+      const std::vector<std::string> findings = judge(line, on_device(device), Special::every_fp8_code);
       EXPECT_TRUE(findings.empty()) << report(line, findings);
     }
 }
@@ -47,7 +46,7 @@ TEST(SimtSpecial, QueriesAndOutputsOfEightBits) {
         "q=fp8_e4m3fn kv=fp8_e4m3fn layout=hnd qscale=head out=fp8_e4m3fn"})
     for (const std::string shape : {"heads=4:2 d=32 reqs=5@100,1@300 pad=2:zero", "heads=2:1 d=144 reqs=40@9,1@150 window=60"}) {
       const ProblemLine line = line_of(types, shape + " page=8 lse=1");
-      const std::vector<std::string> findings = judge_values(made(line), on_device({.wave = 64, .target_items = 12}));
+      const std::vector<std::string> findings = judge(line, on_device({.wave = 64, .target_items = 12}));
       EXPECT_TRUE(findings.empty()) << report(line, findings);
     }
 }
@@ -58,7 +57,7 @@ TEST(SimtSpecial, ManyDimsAndManyKeys) {
        {"q=f32 kv=f32 layout=nhd", "q=bf16 kv=bf16 layout=hnd", "q=f16 kv=fp8_e5m2 layout=packed vscale=head"})
     for (const std::string dims : {"144", "304"}) {
       const ProblemLine line = line_of(types, "heads=2:1 page=16 lse=1 reqs=5@150,1@100 d=" + dims);
-      const std::vector<std::string> findings = judge_values(made(line), on_device({.wave = 64, .target_items = 6}));
+      const std::vector<std::string> findings = judge(line, on_device({.wave = 64, .target_items = 6}));
       EXPECT_TRUE(findings.empty()) << report(line, findings);
     }
 }
@@ -67,16 +66,14 @@ TEST(SimtSpecial, StalePagesLeftOfWindow) {
   int turn = 0;
   for (const ProblemLine& line : stale_page_lines()) {
     const simt::Device device{.wave = turn++ % 2 == 0 ? 64 : 32, .target_items = 8};
-    const std::vector<std::string> findings = judge(with_stale_pages(made(line)), on_device(device));
+    const std::vector<std::string> findings = judge(line, on_device(device), Special::stale_pages);
     EXPECT_TRUE(findings.empty()) << "stale table entries in\n" << report(line, findings);
   }
 }
 
 TEST(SimtSpecial, HugeOffsets) {
   const ProblemLine line = line_of("q=f32 kv=fp8_e4m3fn layout=nhd kscale=tensor", "heads=4:2 d=32 page=16 lse=1 reqs=3@40,1@70");
-  const HugeCase huge(made(line));
-  ASSERT_TRUE(huge.ok()) << "no address space for a sparse cache";
-  const std::vector<std::string> findings = judge_values(huge.view(), on_device({}));
+  const std::vector<std::string> findings = judge(line, on_device({}), Special::huge_offsets);
   EXPECT_TRUE(findings.empty()) << report(line, findings);
 }
 
@@ -128,7 +125,7 @@ TEST(SimtSpecial, NaNInAVisibleKeyOrValueReachesItsRowsAndNoOthers) {
     const std::int64_t page = semantics::index_row(c.batch.block_table, 0)[50 / 8];
     const Tensor& cache = in_key ? c.cache.k : c.cache.v;
     semantics::store(cache.data, cache.dtype, ((page * 8 + 50 % 8) * 2 + 1) * 16 + 3, std::nanf(""));
-    const std::vector<std::string> findings = judge_values(c, on_device({.split_keys = 64}));
+    const std::vector<std::string> findings = judge(c, on_device({.split_keys = 64}));
     EXPECT_TRUE(findings.empty()) << "NaN in a " << (in_key ? "key" : "value") << " of\n" << report(line, findings);
   }
 }

@@ -10,6 +10,7 @@
 #include "cases/chosen_rows.h"
 #include "quire/faults.hpp"
 #include "quire/report.hpp"
+#include "semantics/dtype.h"
 #include "verify/guarded.h"
 #include "verify/judge.h"
 #include "verify/mutants.h"
@@ -189,6 +190,34 @@ TEST(Checks, OutputsOfTheTargetsOwnHaveNeitherRowsNorStrides) {
   for (const char* check : {"values", "canaries"}) EXPECT_EQ(checks.at(check).state, CheckState::pass) << check;
 }
 
+/// A kernel that copies a head at once wherever its elements are neighbours, and takes heads for neighbours there.
+TEST(Checks, GapsBetweenHeadsAreAskedForByThemselves) {
+  Target t = right_target();
+  t.attend = [right = t.attend](const Case& c, std::string& kernel) {
+    Case dense = c;
+    const Tensor& o = c.batch.output;
+    if (o.stride[2] == 1) dense.batch.output = Tensor::contiguous(o.data, o.dtype, o.shape[0], o.shape[1], o.shape[2]);
+    return right(dense, kernel);
+  };
+  for (const std::vector<std::string>& disabled : {std::vector<std::string>{}, {"nan_poison", "garbage_poison"}}) {
+    const auto checks = by_name(judged(t, kSmall, disabled));
+    EXPECT_EQ(checks.at("strides").state, CheckState::fail);
+    for (const char* check : {"values", "canaries"}) EXPECT_EQ(checks.at(check).state, CheckState::pass) << check;
+  }
+}
+
+/// Bytes that only a poisoned call changes.
+TEST(Checks, DamageByAPoisonedCallIsFound) {
+  Target t = right_target();
+  t.attend = [right = t.attend](const Case& c, std::string& kernel) {
+    const Tensor& table = c.batch.block_table;
+    const std::int64_t last = semantics::load_index(table.data, table.dtype, table.num_elements() - 1);
+    if (last >= num_pages(c.cache)) static_cast<float*>(c.batch.output.data)[-1] = 0;
+    return right(c, kernel);
+  };
+  EXPECT_EQ(by_name(judged(t)).at("canaries").state, CheckState::fail);
+}
+
 // No promise is needed for that: a damaged byte is never right.
 TEST(Checks, DamageIsFoundWithoutAPromiseToWriteInPlace) {
   for (const char* id : {"writes_past_end", "changes_the_cache"}) {
@@ -308,7 +337,7 @@ TEST(Samples, FindWhatIsInThem) {
 TEST(Guards, SeeEveryByteAroundAndBetweenTheElements) {
   std::vector<float> shape_only(1);
   const Tensor like = Tensor::contiguous(shape_only.data(), DType::f32, 3, 2, 4);
-  for (const Spread spread : {Spread::contiguous, Spread::apart}) {
+  for (const Spread spread : {Spread::contiguous, Spread::gaps, Spread::apart}) {
     Guarded untouched(like, spread);
     EXPECT_EQ(untouched.take(), fill_pattern(DType::f32, 24));
     EXPECT_EQ(untouched.damaged(), 0);
@@ -318,7 +347,7 @@ TEST(Guards, SeeEveryByteAroundAndBetweenTheElements) {
     EXPECT_EQ(before.damaged(), 4);
     if (spread == Spread::contiguous) continue;
     Guarded between(like, spread);
-    static_cast<float*>(between.view.data)[1] = 0;
+    static_cast<float*>(between.view.data)[spread == Spread::gaps ? 4 : 1] = 0;  // heads of 4 elements
     between.take();
     EXPECT_EQ(between.damaged(), 4);
   }
