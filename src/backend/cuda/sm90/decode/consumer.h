@@ -119,7 +119,8 @@ struct Consumer {
       }
       Memory::arrive_warp(shared.job_free[jobs.stage()]);
     }
-    if constexpr (Memory::kMergesLast) epilogue.merge_last_segments(unmerged);
+    if constexpr (Memory::kMergesLast)
+      epilogue.with_output([&](auto output) { epilogue.template merge_last<output()>(unmerged); });
     end_turn(a);
   }
 };

@@ -191,9 +191,6 @@ struct Epilogue {
       });
     }
   }
-  __device__ void merge_last_segments(int count) const {
-    with_output([&](auto output) { merge_last<output()>(count); });
-  }
 
   // --- a piece ---
 
