@@ -75,9 +75,9 @@ struct Consumer {
       if (rows.first >= rows.end)
         skip_tiles(job, ring);
       else if (job.plain)
-        mainloop.template fold_job<true>(state, job, mainloop.scoring().work_of(job), query, ring);
+        mainloop.template fold_job<true>(state, job, mainloop.scores.work_of(job), query, ring);
       else
-        mainloop.template fold_job<false>(state, job, mainloop.scoring().work_of(job), query, ring);
+        mainloop.template fold_job<false>(state, job, mainloop.scores.work_of(job), query, ring);
       if (epilogue.close(state, jobs.stage)) epilogue.give_back_written(jobs.stage);
     }
   }
@@ -125,7 +125,7 @@ struct Consumer {
         mainloop.template fold_forms<true>(state, p, empty, half, job, w, query, ring);
       } else if (mine) {
         half = false;
-        w = mainloop.scoring().work_of(job);
+        w = mainloop.scores.work_of(job);
         mainloop.template begin_alone<false, T, Product::kAny>(state, p, empty, job, w, 0, job.tiles(), query, ring);
         mainloop.template fold_forms<false>(state, p, empty, half, job, w, query, ring);
       } else {

@@ -37,8 +37,8 @@ struct Mainloop {
 
   const Block<Memory> block;
 
-  __device__ Product products() const { return {block}; }
-  __device__ Scoring<Memory> scoring() const { return {block}; }
+  const Product product{block};
+  const Scoring<Memory> scores{block};
 
   /// Frees a tile in both blocks of the pair, because both copy into its memory; codes are converted by each block for itself.
   __device__ static void free_tile(hopper::Barrier& barrier) {
@@ -55,8 +55,8 @@ struct Mainloop {
     Tile& v = block.shared.v[ring.v.stage];
     hopper::wait(&block.shared.v_full[ring.v.stage], ring.v.parity);
     if (!unmasked) UnseenValues<Memory>{block}.clear(v, key_tile<kKeys>(job, n), kBeside && half ? kKeys / 2 : kKeys);
-    products().template start_values<Element, kForm != Product::kAny>(state, p, v, half,
-                                                                      Product::template is_packed<kForm>(job, unmasked, n));
+    product.template start_values<Element, kForm != Product::kAny>(state, p, v, half,
+                                                                   Product::template is_packed<kForm>(job, unmasked, n));
   }
   __device__ void free_values(Rings& ring) const {
     free_tile(block.shared.v_free[ring.v.stage]);
@@ -78,9 +78,9 @@ struct Mainloop {
     if (!unmasked) {
       const KeyTileSpan span = key_tile<kKeys>(job, n);
       if (kPlain && span.fresh) factor = block.a.score.scale * tile::kLog2e;
-      scoring().template finish_scores<kPlain>(s, w, job.item, span, span.fresh ? 1.0f : job.k_scale);
+      scores.template finish_scores<kPlain>(s, w, job.item, span, span.fresh ? 1.0f : job.k_scale);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) first_only[h] = kPlain && scoring().sees_all(w, span, h);
+      for (int h = 0; h < 2; ++h) first_only[h] = kPlain && scores.sees_all(w, span, h);
     }
     bool moved = false;
     if (!unmasked || empty) {
@@ -108,7 +108,7 @@ struct Mainloop {
     Scores s;
     float rescale[2];
     await_keys(ring);
-    const typename Product::Operands from = products().operands(query, ring, Product::template is_packed<kForm>(job, false, n));
+    const typename Product::Operands from = product.operands(query, ring, Product::template is_packed<kForm>(job, false, n));
     PingPong::await_turn();
     Product::start_scores(s, from);
     PingPong::signal_next();
@@ -128,16 +128,16 @@ struct Mainloop {
     float s[kCount / 2], rescale[2];
     await_keys(ring);
     const typename Product::Operands from =
-        products().operands(query, ring, Product::template is_packed<Product::kAny>(job, false, 0));
+        product.operands(query, ring, Product::template is_packed<Product::kAny>(job, false, 0));
     PingPong::await_turn();
     Product::start_scores(s, from);
     if (open != nullptr)
       start_tile_values<T, Product::kAny>(state, p, *open, w.is_unmasked(open->tiles() - 1), half, ring, open->tiles() - 1);
     else
-      products().template start_values<T>(state, p, block.shared.v[ring.v.stage], half, false);
+      product.template start_values<T>(state, p, block.shared.v[ring.v.stage], half, false);
     PingPong::signal_next();
     half = kCount < kKeys;
-    w = scoring().work_of(job);
+    w = scores.work_of(job);
     hopper::wgmma_wait<1>();
     hopper::settle(s);
     free_keys(ring);
@@ -163,7 +163,7 @@ struct Mainloop {
 #pragma unroll 1
     for (int n = begin; n < end; ++n) {
       const typename Product::Operands from =
-          products().operands(query, ring, Product::template is_packed<kForm>(job, w.is_unmasked(n), n));
+          product.operands(query, ring, Product::template is_packed<kForm>(job, w.is_unmasked(n), n));
       PingPong::await_turn();
       Product::start_scores(s, from);
       start_tile_values<Element, kForm>(state, p, job, w.is_unmasked(n - 1), half, ring, n - 1);
