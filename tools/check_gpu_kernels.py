@@ -273,7 +273,7 @@ def compile_seconds(build: Path) -> "list[str]":
 
 
 def check_hopper_build(build: Path) -> "tuple[list[str], list[str]]":
-    objects = sorted((build / "CMakeFiles/quire.dir/src/backend/cuda/sm90").glob("*.cu.o"))
+    objects = sorted((build / "CMakeFiles/quire.dir/src/backend/cuda/sm90").glob("*/*.cu.o"))
     lines, complaints = check_hopper(objects)
     return lines + compile_seconds(build), complaints
 

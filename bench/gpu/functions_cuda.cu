@@ -14,7 +14,7 @@
 #include <cstring>
 #include <ctime>
 
-#include "backend/cuda/mma/fold_tile.h"
+#include "backend/cuda/tile/logits.h"
 #include "backend/gpu/append_words.h"
 
 namespace {
@@ -51,7 +51,7 @@ __global__ void tanh_errors(unsigned long long* worst, std::uint32_t first, std:
   double mine = 0.0;
   for (std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
     const float x = __uint_as_float(first + i);
-    mine = larger(mine, fabs(mma::ShortTanh::tanh(x) - tanh(static_cast<double>(x))));
+    mine = larger(mine, fabs(tile::ShortTanh::tanh(x) - tanh(static_cast<double>(x))));
   }
   keep_largest(worst, mine);
 }

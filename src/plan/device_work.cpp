@@ -102,7 +102,7 @@ class Dealer {
   Unit busiest_;
 };
 
-/// What shares.h deals: segments of tiles, in a row of places.
+/// The deal of sm90/decode/scheduler.h: segments of tiles, in a row of places.
 class Shares {
  public:
   Shares(const Plan& plan, const DeviceList& list)
@@ -153,7 +153,7 @@ class Shares {
   struct Load {
     std::int64_t tiles = 0, pieces = 0;
   };
-  /// shares.h, whole_share()
+  /// sm90/decode/scheduler.h, whole_share()
   std::int64_t whole_share(std::int64_t places) const {
     const std::int64_t length = places / segments_;
     if (length * segments_ != places) return share_;

@@ -32,8 +32,8 @@ struct ListWork {
   double read_bytes = 0;    ///< of K and V that the rows see, each counted once
 };
 
-/// The same cuts as src/backend/gpu/schedule.h makes, or src/backend/cuda/sm90/shares.h. false if there are more tiles than are
-/// worth counting.
+/// The same cuts as src/backend/gpu/schedule.h makes, or src/backend/cuda/sm90/decode/scheduler.h. false if there are more tiles
+/// than are worth counting.
 bool count_work(const Plan& plan, const DeviceList& list, Body body, const ItemCosts& costs, ListWork& work);
 
 }  // namespace quire::plan_detail

@@ -3,12 +3,12 @@
 // one tile ahead. Every row folds the keys in tiles that begin at multiples of kKeys, so its bits do not depend on its place.
 #pragma once
 
-#include "backend/cuda/mma/convert_fp8.h"
-#include "backend/cuda/mma/finish.h"
 #include "backend/cuda/mma/fold_tile.h"
 #include "backend/cuda/mma/packed_source.h"
 #include "backend/cuda/mma/segments.h"
 #include "backend/cuda/mma/tile_source.h"
+#include "backend/cuda/tile/convert_fp8.h"
+#include "backend/cuda/tile/finish.h"
 
 namespace quire::cuda::mma {
 

@@ -7,13 +7,15 @@
 // through one product: rows 0-7 of the matrix unit hold hi, rows 8-15 hold lo (kHalves = 1).
 #pragma once
 
-#include "backend/cuda/mma/element.h"
-#include "backend/cuda/mma/pitch.h"
-#include "backend/cuda/mma/rows.h"
 #include "backend/cuda/ptx.h"
-#include "semantics/score.h"
+#include "backend/cuda/tile/element.h"
+#include "backend/cuda/tile/logits.h"
+#include "backend/cuda/tile/pitch.h"
+#include "backend/cuda/tile/rows.h"
 
 namespace quire::cuda::mma {
+
+using namespace tile;  // the parts of a tile that both tensor-core kernels use
 
 /// A tile in shared memory and the part of it that counts: keys [max(first, begin), min(first + kKeys, end)).
 struct KeyTile {
@@ -23,13 +25,6 @@ struct KeyTile {
   int begin = 0;  ///< what this segment holds; other rows of the tile are zeros
   int end = 0;
   bool by_dims = false;  ///< v is rows of keys, one a dim (packed_source.h), and not rows of dims
-};
-
-struct Logits {
-  float scale = 1.0f;  ///< softmax_scale * k_scale
-  float soft_cap = 0.0f;
-  float base2 = 1.0f;  ///< scale * log2(e): the whole way if there is neither cap nor slope
-  bool plain = true;
 };
 
 /// Query operand of rows in shared memory (tall tiles).
@@ -82,18 +77,6 @@ __device__ inline void multiply_scores(float (&s)[kM][kKeys / 8][4], const Query
     }
   }
 }
-
-/// FloatOps with a short tanh, 1 - 2 / (e^2|x| + 1), and a division of 2 units in the last place: the absolute error of
-/// tanh is at most 3.00 * 2^-24 on an H200, every float measured (numerics.md pays for 4).
-struct ShortTanh : semantics::FloatOps {
-  __device__ static float div(float a, float b) { return __fdividef(a, b); }
-  __device__ static float tanh(float x) {
-    const float most = fabsf(x) > 20.0f ? 20.0f : fabsf(x);  // tanh is 1 there; from 44.4 on, d would be infinite and d * r NaN
-    const float d = ptx::exp2_approx(most * (2.0f * kLog2e)) + 1.0f;
-    const float r = ptx::reciprocal_approx(d);
-    return copysignf(1.0f - 2.0f * r * (2.0f - d * r), x);  // one Newton step
-  }
-};
 
 /// What a warp needs besides the tile: its rows, their request and KV head.
 struct RowContext {

@@ -2,7 +2,7 @@
 // The entry of cuda_mma: picks the instance by types, head_dim and layout, and the kernel by the list's tile shape.
 #include "backend/cuda/launches.h"
 #include "backend/cuda/mma/instance.h"
-#include "backend/cuda/mma/whole_chunks.h"
+#include "backend/cuda/tile/whole_chunks.h"
 #include "plan/device_lists.h"
 
 namespace quire::cuda {
@@ -35,13 +35,13 @@ const mma::Instance* find_instance(const gpu::AttendArgs& args, bool packed) {
 }
 
 cudaError_t launch(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream) {
-  const bool packed = mma::has_packed_pieces(args);
+  const bool packed = tile::has_packed_pieces(args);
   const mma::Instance* instance = find_instance(args, packed);
   if (instance == nullptr) return cudaErrorInvalidValue;
   const DeviceList& shape = plan.lists[list];
   gpu::AttendArgs mine = args;
-  mine.output_pairs = mma::has_output_pairs(args);
-  const mma::Launch how{static_cast<unsigned>(shape.num_blocks), packed || mma::has_whole_chunks(args), stream};
+  mine.output_pairs = tile::has_output_pairs(args);
+  const mma::Launch how{static_cast<unsigned>(shape.num_blocks), packed || tile::has_whole_chunks(args), stream};
   return shape.tile_rows == plan_detail::kShortTileRows ? instance->attend_short(mine, how) : instance->attend_tall(mine, how);
 }
 

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "backend/cuda/mma/tile_source.h"
+#include "backend/cuda/tile/convert_fp8.h"
 
 namespace quire::cuda::mma {
 

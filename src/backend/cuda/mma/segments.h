@@ -3,8 +3,8 @@
 // the same and there are no scales there is one segment, so that a row folds the same tiles wherever cached_len lies.
 #pragma once
 
-#include "backend/cuda/mma/finish.h"
 #include "backend/cuda/mma/fold_tile.h"
+#include "backend/cuda/tile/finish.h"
 
 namespace quire::cuda::mma {
 

@@ -5,11 +5,13 @@
 
 #include <cstdint>
 
-#include "backend/cuda/mma/finish.h"
 #include "backend/cuda/ptx.h"
+#include "backend/cuda/tile/finish.h"
 #include "backend/gpu/args.h"
 
 namespace quire::cuda::mma {
+
+using namespace tile;  // the parts of a tile that both tensor-core kernels use
 
 using Byte = unsigned char;
 

@@ -55,8 +55,8 @@ __device__ inline void copy_box(void* shared, const CUtensorMap* map, Barrier* b
       "l"(map), "r"(ptx::shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-/// The same; what is copied is the first to leave L2: nobody reads it again, and what else is there (instructions above all) is
-/// needed again.
+/// Copies a box whose bytes are the first to leave L2: no block reads them again, and what else is there (instructions above all)
+/// is needed again.
 __device__ inline void copy_box_once(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], "
@@ -64,7 +64,7 @@ __device__ inline void copy_box_once(void* shared, const CUtensorMap* map, Barri
       "l"(map), "r"(ptx::shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(kEvictFirst)
       : "memory");
 }
-/// The same of a 5-dimensional tensor.
+/// Copies a box of a 5-dimensional tensor.
 __device__ inline void copy_box_once(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3,
                                      int c4) {
   asm volatile(
@@ -73,7 +73,7 @@ __device__ inline void copy_box_once(void* shared, const CUtensorMap* map, Barri
       "l"(map), "r"(ptx::shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(kEvictFirst)
       : "memory");
 }
-/// The same to both blocks of a cluster of two, at the same place, counted on the barriers at the same place.
+/// Copies a box to both blocks of a cluster of two, at one place, counted on the barriers at one place.
 __device__ inline void copy_box_to_pair(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, "
@@ -82,7 +82,7 @@ __device__ inline void copy_box_to_pair(void* shared, const CUtensorMap* map, Ba
       : "memory");
 }
 
-/// The same of a 5-dimensional tensor.
+/// Copies a box of a 5-dimensional tensor.
 __device__ inline void copy_box_to_pair(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3,
                                         int c4) {
   asm volatile(
@@ -99,7 +99,7 @@ __device__ inline void write_box(const CUtensorMap* map, int c0, int c1, int c2,
                : "memory");
 }
 __device__ inline void commit_writes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/// What this thread's writes read of shared memory, they have read.
+/// Waits until this thread's writes have read their shared memory.
 __device__ inline void await_reads_of_writes() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 /// This thread's writes are done.
 __device__ inline void await_writes() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
@@ -123,7 +123,7 @@ __device__ inline int rank_in_cluster() {
 __device__ inline void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-/// Where `shared` of this block is in block `rank`.
+/// Address in block `rank` of `shared` of this block.
 __device__ inline std::uint32_t address_in_cluster(const void* shared, int rank) {
   std::uint32_t address;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(ptx::shared_address(shared)), "r"(rank));
@@ -146,8 +146,8 @@ __device__ inline void prefetch_map(const CUtensorMap* map) { asm volatile("pref
 /// Ordinary writes to shared memory before it are seen by copies and wgmma after it (and after a barrier).
 __device__ inline void fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/// What was written before is seen by who sees what is written after, and the other way round. __threadfence() is more (one order
-/// of all such fences), and takes longer.
+/// Orders this thread's writes before and after it, and its reads, for all threads of the device. __threadfence() is more (one
+/// order of all such fences), and takes longer.
 __device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 /// Adds 1, or begins at 0 again where `last` is reached, and returns what was there; what others wrote before they counted, and a
@@ -172,7 +172,7 @@ __device__ inline void named_barrier() {
 /// Barrier `id` among `threads` threads: arrive and wait, or arrive alone.
 __device__ inline void sync_at(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 __device__ inline void arrive_at(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-/// True in all threads if `mine` is in all.
+/// True in all threads if `mine` is true in all.
 __device__ inline bool all_at(int id, int threads, bool mine) {
   int all;
   asm volatile(
@@ -200,7 +200,7 @@ __device__ inline void take_registers() {
 
 // --- wgmma ---
 
-/// How rows of an operand are swizzled in shared memory.
+/// Swizzle of an operand's rows in shared memory.
 enum class Swizzle : std::uint64_t { none = 0, bytes128 = 1, bytes64 = 2, bytes32 = 3 };
 
 /// Matrix descriptor: `stride` bytes from one group of 8 rows to the next, `along` bytes from one `Swizzle`-long part of the rows
@@ -222,7 +222,7 @@ __device__ inline std::uint64_t advanced(std::uint64_t matrix, int bytes) {
 /// descriptors, which wgmma takes from there) in uniform registers, if the loops around have uniform bounds, too.
 __device__ inline int uniform(int x) { return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(x))); }
 
-/// What is computed from `x` is computed here, and not before a loop: the loop has no registers for it.
+/// Makes the compiler compute values that follow from `x` here, and not before a loop: the loop has no registers for them.
 __device__ inline void compute_here(std::uint32_t& x) { asm volatile("" : "+r"(x)); }
 __device__ inline void compute_here(int& x) { asm volatile("" : "+r"(x)); }
 

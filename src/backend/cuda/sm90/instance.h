@@ -19,13 +19,13 @@ constexpr int kPackedValues = 16;  ///< tokens of a row of packed values, at lea
 /// The least number of tiles in a block's share of wide tiles. Smaller shares make more parts, and one warpgroup merges all parts
 /// of up to 32 rows, at some 1.5 us a part (measured on an H200).
 constexpr int kWideShare = 8;
-/// Of narrow tiles: whole_share() (shares.h) may lengthen a share by at most 1 / kWholeShare of its length, 3 %, so that a share
-/// is a whole number of segments, or a segment a whole number of shares.
+/// For narrow tiles, whole_share() (decode/scheduler.h) may lengthen a share by at most 1 / kWholeShare of its length, 3 %, so
+/// that a share is a whole number of segments, or a segment a whole number of shares.
 constexpr int kWholeShare = 34;
 constexpr int kFewRequests = 64;  ///< that one warp counts
 constexpr int kRowEntries = 960;  ///< of the row of tiles that a block counts in shared memory
 
-// Of prefill.h.
+// Constants of prefill/.
 constexpr int kPair = 2;                                                         ///< blocks that share tiles of keys
 constexpr int kPrefillGroups = 2;                                                ///< warpgroups that multiply, 64 score rows each
 constexpr int kPrefillBlockRows = 64 * kPrefillGroups;                           ///< score rows of a block's part of a tile
@@ -41,7 +41,7 @@ struct CacheMaps {
   std::int32_t page_boxes = 1;  ///< boxes of a page, one after the other
 };
 
-/// What prefill.h reads and writes by tensor copies: boxes of the query hold all heads of a group.
+/// Tensors that prefill reads and writes by tensor copies: boxes of the query hold all heads of a group.
 struct PrefillMaps {
   CacheMaps cache;
   CUtensorMap query, key, value;
@@ -50,14 +50,14 @@ struct PrefillMaps {
   CUtensorMap output;
 };
 
-/// decode.cu: the requests of args.work's rows, by `blocks` blocks.
+/// decode/instances.cu: the requests of args.work's rows, by `blocks` blocks.
 cudaError_t launch_decode(const gpu::AttendArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream);
-/// decode_packed.cu: the same for packed caches.
+/// decode/instances_packed.cu: the same for packed caches.
 cudaError_t launch_decode_packed(const gpu::AttendArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream);
-/// prefill.cu and, for fp8 caches, prefill_codes.cu: the items of args.work, by pairs of `blocks` blocks.
+/// prefill/instances.cu and, for fp8 caches, prefill/instances_fp8.cu: the items of args.work, by pairs of `blocks` blocks.
 cudaError_t launch_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 cudaError_t launch_prefill_codes(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
-/// prefill_packed.cu and prefill_packed_codes.cu: the same for packed caches.
+/// prefill/instances_packed.cu and prefill/instances_packed_fp8.cu: the same for packed caches.
 cudaError_t launch_prefill_packed(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 cudaError_t launch_prefill_packed_codes(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The entry of cuda_sm90: decode rows by decode.h and others by prefill.h where tensors can be read by tensor copies, what is
+// The entry of cuda_sm90: decode rows by decode/ and others by prefill/ where tensors can be read by tensor copies, what is
 // left by cuda_mma's kernels, and by cuda_generic's where that has no instance.
 #include <algorithm>
 #include <cstdint>
 
 #include "backend/cuda/launches.h"
-#include "backend/cuda/mma/whole_chunks.h"
 #include "backend/cuda/sm90/instance.h"
 #include "backend/cuda/sm90/tensor_maps.h"
+#include "backend/cuda/tile/whole_chunks.h"
 #include "plan/device_lists.h"
 
 namespace quire::cuda {
@@ -22,7 +22,7 @@ static_assert(plan_detail::kPrefillRows == kPair * kPrefillBlockRows);
 static_assert(plan_detail::prefill_tile_keys(128) == prefill_keys(128) &&
               plan_detail::prefill_tile_keys(256) == prefill_keys(256));
 
-/// Every place in the row of shares.h has a number of 32 bits.
+/// Every place in the row of decode/scheduler.h has a number of 32 bits.
 bool fits_row(const gpu::AttendArgs& a) {
   const std::int64_t tiles = (a.block_table.columns * a.page_size + a.num_tokens) / kTileKeys + 1;
   const std::int64_t pieces = a.work.split_keys > 0 ? tiles * kTileKeys / a.work.split_keys + 2 : 1;
@@ -33,7 +33,7 @@ bool fits_row(const gpu::AttendArgs& a) {
   return tiles + pieces <= kMost && slices <= kMost && slices * (tiles + pieces) <= kMost / a.num_kv_heads;
 }
 
-/// Who serves a list.
+/// The kernel that serves a list.
 enum class Server { decode, prefill, mma, generic };
 
 Server server_of(const gpu::AttendArgs& args, const Plan& plan, std::size_t list) {
@@ -44,12 +44,12 @@ Server server_of(const gpu::AttendArgs& args, const Plan& plan, std::size_t list
 }
 
 /// Decode keeps memory busy and prefill the tensor cores. In this order, each launch starting before the one ahead of it is done:
-/// prefill on the multiprocessors that are its, decode on those that it leaves, prefill again on those that decode leaves. A
-/// block of either fills what the other would need, so none of them shares a multiprocessor.
+/// prefill on the SMs that are its, decode on those that it leaves, prefill again on those that decode leaves. A
+/// block of either fills what the other would need, so none of them shares a SM.
 Order order(std::span<gpu::AttendArgs> args, const Plan& plan) {
   if (server_of(args[0], plan, 0) != Server::decode || server_of(args[1], plan, 1) != Server::prefill) return Order::in_turn;
   if (!plan.lists[1].beside) return Order::trailing;
-  // What took an H200 as long (docs/kernels/sm90_prefill.md, "Beside decode").
+  // Cycles that an H200 took as long for (docs/kernels/sm90_prefill.md, "Beside decode").
   gpu::Division& division = args[1].work.division;
   division.all_units = static_cast<std::int32_t>(plan.lists[1].num_blocks);
   division.long_weight = args[1].head_dim == 256 ? 3 : 5;
@@ -86,7 +86,7 @@ bool is_plain(const semantics::IndexView& view) { return view.data == nullptr ||
 cudaError_t launch(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream) {
   const int blocks = static_cast<int>(plan.lists[list].num_blocks);
   gpu::AttendArgs mine = args;
-  mine.output_pairs = mma::has_output_pairs(args);
+  mine.output_pairs = tile::has_output_pairs(args);
   mine.plain_lengths = is_plain(args.query_start_loc) && is_plain(args.seq_lens) && is_plain(args.cached_lens);
   mine.plain_table = is_plain({args.block_table.data, args.block_table.dtype, args.block_table.column_stride});
   switch (server_of(args, plan, list)) {

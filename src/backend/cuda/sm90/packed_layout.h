@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How tiles of packed caches (vLLM's layout: K [pages, kv_heads, head_dim / x, page_size, x] with x of 16 bytes, V [pages,
+// Layout of tiles of packed caches (vLLM's layout: K [pages, kv_heads, head_dim / x, page_size, x] with x of 16 bytes, V [pages,
 // kv_heads, head_dim, page_size]) lie in shared memory.
 //
 // Keys: pieces of 8 tokens x 16 bytes, 128 bytes in a row, are core matrices of wgmma as they stand in the cache: no swizzle.
@@ -21,7 +21,7 @@
 
 namespace quire::cuda::sm90 {
 
-/// Of a tile of keys.
+/// Layout of a tile of keys.
 template <int kDim, int kElementBytes>
 struct PackedKeys {
   static constexpr int kChunks = kDim * kElementBytes / 16;
@@ -32,7 +32,7 @@ struct PackedKeys {
   }
 };
 
-/// Of a tile of values, whose rows have 16 << shift tokens.
+/// Layout of a tile of values, whose rows have 16 << shift tokens.
 template <int kDim, int kElementBytes>
 struct PackedValues {
   int shift;
@@ -49,7 +49,7 @@ struct PackedValues {
     const int at = step(token / kPackedValues) + dim * row_bytes() + token % kPackedValues * kElementBytes;
     return kElementBytes == 1 ? at : at ^ swizzle(at);
   }
-  /// What is changed of an offset among 16-bit values: the number of 16 bytes in its row, by the number of 128 bytes.
+  /// The change of an offset among 16-bit values: the number of 16 bytes in its row, by the number of 128 bytes.
   __device__ int swizzle(int at) const { return (at >> 7 & ((2 << shift) - 1)) << 4; }
 
   /// 16-bit values from `tile` on as wgmma takes them, 8 dims after 8 dims.

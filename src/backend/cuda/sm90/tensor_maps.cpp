@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "backend/cuda/mma/whole_chunks.h"
+#include "backend/cuda/tile/whole_chunks.h"
 
 namespace quire::cuda::sm90 {
 namespace {
@@ -172,7 +172,7 @@ bool has_packed_boxes(const gpu::AttendArgs& a) {
 }
 bool has_boxes_of_rows(const gpu::AttendArgs& a) {
   for (const gpu::RowSource* cache : {&a.cache_k, &a.cache_v})
-    if (!mma::has_whole_chunks(*cache, a.head_dim) || !has_box_strides(*cache) || !is_box_stride(cache->strides.page))
+    if (!tile::has_whole_chunks(*cache, a.head_dim) || !has_box_strides(*cache) || !is_box_stride(cache->strides.page))
       return false;
   return true;
 }
@@ -181,7 +181,7 @@ bool has_boxes_of_rows(const gpu::AttendArgs& a) {
 /// not lie as tensor copies take them, or are codes: they are written otherwise then.
 bool encode_output(CUtensorMap& map, const gpu::AttendArgs& a, const gpu::RowSource& output) {
   constexpr std::int64_t kRows = 16;
-  if (is_fp8(output.dtype) || (kRows % a.group != 0 && a.group % kRows != 0) || !mma::has_whole_chunks(output, a.head_dim) ||
+  if (is_fp8(output.dtype) || (kRows % a.group != 0 && a.group % kRows != 0) || !tile::has_whole_chunks(output, a.head_dim) ||
       !has_box_strides(output))
     return false;
   const std::int64_t heads = std::min<std::int64_t>(a.group, kRows);
@@ -197,7 +197,7 @@ bool is_packed(const gpu::AttendArgs& a) { return a.cache_k.strides.x < a.head_d
 
 bool takes_boxes(const gpu::AttendArgs& a) {
   for (const gpu::RowSource* rows : {&a.query, &a.key, &a.value})
-    if (!mma::has_whole_chunks(*rows, a.head_dim)) return false;
+    if (!tile::has_whole_chunks(*rows, a.head_dim)) return false;
   return encoder() != nullptr && a.num_pages > 0 && (is_packed(a) ? has_packed_boxes(a) : has_boxes_of_rows(a));
 }
 
@@ -222,7 +222,7 @@ bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
 bool encode(PrefillMaps& maps, const gpu::AttendArgs& a) {
   const semantics::KvStrides& q = a.query.strides;
   const gpu::RowSource output{a.output, a.output_dtype, a.output_strides};
-  maps.output_chunks = mma::has_whole_chunks(output, a.head_dim);
+  maps.output_chunks = tile::has_whole_chunks(output, a.head_dim);
   maps.output_boxes = encode_output(maps.output, a, output);
   const std::int64_t tokens = a.work.tile_rows / kPair / a.group;
   const auto fresh = [&](CUtensorMap& map, const gpu::RowSource& rows) {

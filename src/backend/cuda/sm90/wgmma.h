@@ -110,8 +110,8 @@ __device__ inline void multiply_registers(float (&d)[kCount], const std::uint32_
 #undef QUIRE_D16
 #undef QUIRE_D8
 
-/// What is computed from these registers is not moved across this: a product in flight writes them, or ought to run beside what
-/// is before.
+/// The compiler moves no computation with these registers across this point: a product in flight writes them, or ought to run
+/// beside what is before.
 template <int kCount>
 __device__ inline void settle(float (&d)[kCount]) {
 #pragma unroll

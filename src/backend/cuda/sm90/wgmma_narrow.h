@@ -57,7 +57,7 @@ __device__ inline void wgmma(float (&d)[kCount], std::uint64_t a, std::uint64_t 
   if constexpr (kCount == 32 && !kF16) QUIRE_SS_32("bf16.bf16");
 }
 
-/// The same with `a` in registers (fragments of m64k16).
+/// Multiplies with `a` in registers (fragments of m64k16).
 template <bool kF16, int kTransposedB, int kCount>
 __device__ inline void wgmma(float (&d)[kCount], const std::uint32_t (&a)[4], std::uint64_t b, int add) {
   static_assert(kCount == 4 || kCount == 8 || kCount == 16 || kCount == 32);

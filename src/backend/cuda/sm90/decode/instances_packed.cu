@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The instances of decode/kernel.h for packed caches: query type x head_dim x (cache of the same type, fp8) x rows of a
+// warpgroup. Budget: 2 x 3 x 2 x 2 = 24 kernels.
+#include "backend/cuda/sm90/decode/packed_tiles.h"
+#include "backend/cuda/sm90/decode/setup.h"
+
+namespace quire::cuda::sm90 {
+namespace decode {
+namespace {
+
+struct Family {
+  template <typename T, int kDim>
+  using Tiles = PackedTiles<T, kDim>;
+  template <typename T, int kDim>
+  using Codes = PackedFp8Tiles<T, kDim>;
+};
+
+}  // namespace
+}  // namespace decode
+
+cudaError_t launch_decode_packed(const gpu::AttendArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream) {
+  return decode::start_decode<decode::Family>({args, maps, blocks, stream});
+}
+
+}  // namespace quire::cuda::sm90

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode on Hopper: slices of score rows (query rows x group: packed GQA) of one request and KV head against its keys, 64 at a
+// time.
+//
+// A consumer warpgroup multiplies by wgmma with keys and dims as the 64 rows of the matrix unit and score rows as its columns
+// ("swap-AB"), so that 8 score rows fill it:
+//
+//     S^T [64 keys x kRows]       = K [64 x d] Q^T [d x kRows]
+//     O^T [64 dims x 2 kRows] (x2) += V^T [64 x 64 keys] P^T [64 keys x 2 kRows]
+//
+// The first half of the columns of P^T holds the high parts of the weights and the second half the low parts. plain_tiles.h,
+// fp8_tiles.h and packed_tiles.h say where K and V^T come from.
+//
+// The scheduler deals keys to blocks by Stream-K (scheduler.h). Rows of visible pages that no row sees are copied and not used;
+// no other memory of the cache is read.
+#pragma once
+
+#include "backend/cuda/sm90/decode/consumer.h"
+#include "backend/cuda/sm90/decode/producer.h"
+#include "backend/cuda/sm90/launch_order.h"
+#include "backend/gpu/break_call.h"
+
+namespace quire::cuda::sm90::decode {
+
+template <typename T, typename Memory>
+__global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
+    attend_decode(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ CacheMaps maps) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);
+  if (threadIdx.x == 0) {  // of a consumer warp: producers are waited for
+    hopper::prefetch_map(&maps.k), hopper::prefetch_map(&maps.v);
+    Memory::init_barriers(shared);
+  }
+  const int blocks = begin_decode_turn<Memory::kBlocks>(a);
+  if (static_cast<int>(blockIdx.x) >= blocks) return end_turn(a);
+  const Places<Memory::kSlices> places(a, blocks);
+  const int warp = static_cast<int>(threadIdx.x) / 32 - Memory::kConsumerThreads / 32;
+  const bool few = a.num_reqs <= kFewRequests, produces = warp >= 0 && warp < Memory::kProducerWarps;
+  Counted row{};
+  if (!few || produces) row = count_tiles<Memory::kThreads>(a, places, shared.row, few, warp);
+  if (few) __syncthreads();  // mbarriers are there
+  if (warp < 0) {
+    if constexpr (Memory::kMoveRegisters) hopper::take_registers<Memory::kConsumerRegisters>();
+    gpu::confirm_if_first(a);
+    Consumer<T, Memory>{a, shared}.run();
+  } else {
+    if constexpr (Memory::kMoveRegisters) hopper::keep_registers<Memory::kProducerRegisters>();
+    if (produces)
+      Producer<Memory>{a, maps, shared, warp}.run(Pieces<Memory::kSlices>(a, places, row, static_cast<int>(blockIdx.x), blocks));
+    let_trailing_start(a);
+    end_turn(a);
+    // Prepare reports broken lengths, too, but not too many parts.
+    if (row.all == kUnsound && threadIdx.x == Memory::kConsumerThreads) gpu::break_call(a);
+  }
+#endif
+}
+
+}  // namespace quire::cuda::sm90::decode

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches of the instances of decode/kernel.h: instances.cu has the kernels for rows of dims, instances_packed.cu those for
+// packed caches.
+#pragma once
+
+#include "backend/cuda/dependent_launch.h"
+#include "backend/cuda/sm90/decode/kernel.h"
+#include "backend/cuda/sm90/instance.h"
+#include "plan/device_lists.h"
+
+namespace quire::cuda::sm90::decode {
+
+/// One launch.
+struct DecodeLaunch {
+  const gpu::AttendArgs& args;
+  const CacheMaps& maps;
+  int blocks;
+  cudaStream_t stream;
+};
+
+/// Stages of narrow tiles: a few bytes more in a block's shared memory would cost one.
+constexpr int narrow_stages(int head_dim, int element_bytes) {
+  if (element_bytes == 1) return head_dim == 64 ? 5 : head_dim == 128 ? 2 : 6;
+  return head_dim == 64 ? 6 : 3;
+}
+
+template <typename T, typename Tiles, int kRows>
+cudaError_t start_rows(const DecodeLaunch& launch) {
+  using Block = Memory<Tiles, kRows>;
+  static_assert(plan_detail::sm90_decode_blocks(Tiles::kDim, Tiles::kElementBytes, kRows) == Block::kBlocks);
+  static_assert(kRows != 8 || Block::kStages == narrow_stages(Tiles::kDim, Tiles::kElementBytes));
+  return launch_dependent(attend_decode<T, Block>, {launch.blocks, Block::kThreads, sizeof(typename Block::Shared)},
+                          launch.stream, launch.args, launch.maps);
+}
+
+template <typename T, typename Tiles>
+cudaError_t start_tiles(const DecodeLaunch& launch) {
+  constexpr int kWideRows = static_cast<int>(plan_detail::sm90_wide_rows(Tiles::kDim));
+  static_assert(Memory<Tiles, kWideRows>::kGroups == plan_detail::kSm90WideGroups);
+  const int rows = launch.args.work.tile_rows;
+  if (rows == 8) return start_rows<T, Tiles, 8>(launch);
+  if (rows == kWideRows || rows == kWideRows * plan_detail::kSm90WideGroups) return start_rows<T, Tiles, kWideRows>(launch);
+  return cudaErrorInvalidValue;
+}
+
+/// Family: Tiles<T, kDim> of 16-bit caches, Codes<T, kDim> of fp8 ones.
+template <typename Family, typename T, int kDim>
+cudaError_t start_dim(const DecodeLaunch& launch) {
+  if (is_fp8(launch.args.cache_k.dtype)) return start_tiles<T, typename Family::template Codes<T, kDim>>(launch);
+  return start_tiles<T, typename Family::template Tiles<T, kDim>>(launch);
+}
+
+template <typename Family, typename T>
+cudaError_t start_type(const DecodeLaunch& launch) {
+  if (launch.args.head_dim == 64) return start_dim<Family, T, 64>(launch);
+  if (launch.args.head_dim == 128) return start_dim<Family, T, 128>(launch);
+  if (launch.args.head_dim == 256) return start_dim<Family, T, 256>(launch);
+  return cudaErrorInvalidValue;
+}
+
+/// 8-bit queries become f16.
+template <typename Family>
+cudaError_t start_decode(const DecodeLaunch& launch) {
+  return launch.args.query.dtype == DType::bf16 ? start_type<Family, tile::Bf16>(launch) : start_type<Family, tile::F16>(launch);
+}
+
+}  // namespace quire::cuda::sm90::decode

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Boxes of a tile, as producer and transform warps of prefill copy them by the tensor copy engine (TMA): one a lane.
+#pragma once
+
+#include "backend/cuda/sm90/prefill/rows.h"
+
+namespace quire::cuda::sm90::prefill {
+
+template <typename Memory>
+struct TileBoxes {
+  static constexpr int kHalves = Memory::kHalves, kKeys = Memory::kKeys, kRowBytes = Memory::kRowBytes;
+
+  const Block<Memory> block;
+
+  /// One box of a tile a lane.
+  struct Box {
+    bool fresh;
+    bool mine;            ///< this lane of this warp copies one
+    int row, part;        ///< of the tile: its first row, and which part of the dims
+    int token, page;      ///< coordinates
+    std::uint32_t bytes;  ///< of all boxes of the tile
+  };
+
+  /// Layout of boxes in a tile: each has `tokens` rows of `row_bytes` bytes, one of `parts` parts of the dims. Of every `of`
+  /// neighbours, box `which` is this warp's.
+  struct Layout {
+    int tokens, parts, row_bytes;
+    int of, which;
+  };
+
+  /// Boxes that hold no key of the span are not copied.
+  __device__ static Box box_of(const KeyTileSpan& span, const Layout& layout) {
+    const int lane = threadIdx.x % 32;
+    Box box;
+    box.fresh = span.fresh;
+    box.row = lane / layout.parts * layout.tokens, box.part = lane % layout.parts;
+    const int position = span.first + box.row;
+    const bool needed = box.row < kKeys && position < span.end && position + layout.tokens > span.begin;
+    box.bytes = __popc(__ballot_sync(~0u, needed)) * layout.tokens * layout.row_bytes;
+    box.mine = needed && lane % layout.of == layout.which;
+    box.token = position, box.page = 0;
+    return box;
+  }
+
+  __device__ static Box uncached_box(const Job& job, const KeyTileSpan& span, int of, int which) {
+    Box box = box_of(span, {kFreshTokens, kHalves, kRowBytes, of, which});
+    box.token += job.item.lengths.first_token - job.item.lengths.context_len;
+    return box;
+  }
+
+  /// Pages of boxes [32 group, 32 group + 32), one a lane; those that no row sees are not looked up.
+  __device__ int look_up(const Job& job, int group) const {
+    const int token = (group * 32 + static_cast<int>(threadIdx.x) % 32) * block.maps.cache.box_tokens;
+    if (token + block.maps.cache.box_tokens <= job.item.slice.key_begin || token >= job.cached_end) return -1;
+    return static_cast<int>(block.a.block_table.page(job.item.slice.req, token / block.a.page_size));
+  }
+
+  /// Page ids of a job, 32 boxes at a time and one group ahead.
+  struct PageIds {
+    int group = -1, ids = -1, below = -1;
+  };
+
+  /// Tiles from the last to the first. Boxes are 8, 16, 32 or 64 tokens.
+  __device__ Box cached_box(const Job& job, const KeyTileSpan& span, const Layout& layout, PageIds& pages) const {
+    Box box = box_of(span, layout);
+    const int shift = 31 - __clz(layout.tokens), group = span.first >> shift >> 5;
+    if (group != pages.group) {
+      pages.ids = pages.group < 0 ? look_up(job, group) : pages.below;
+      pages.below = group > 0 ? look_up(job, group - 1) : -1;
+      pages.group = group;
+    }
+    box.page = __shfl_sync(~0u, pages.ids, box.token >> shift & 31);
+    box.token = block.a.page_size > layout.tokens ? box.token % block.a.page_size : 0;
+    return box;
+  }
+
+  /// A box of a packed cache to both blocks. Coordinates: of keys the core matrix; of values the first token of the row.
+  template <bool kValues>
+  __device__ static void copy_packed(void* to, const CUtensorMap& map, hopper::Barrier& full, const Box& box, int kv_head) {
+    hopper::copy_box_to_pair(to, &map, &full, kValues ? box.token : 0, 0, kValues ? 0 : box.token / kPackedKeys, kv_head,
+                             box.page);
+  }
+};
+
+}  // namespace quire::cuda::sm90::prefill

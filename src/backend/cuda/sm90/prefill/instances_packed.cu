@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// The instances of prefill/kernel.h for packed 16-bit caches: query type x head_dim. Budget: 2 x 3 = 6 kernels.
+#include "backend/cuda/sm90/prefill/setup.h"
+
+namespace quire::cuda::sm90 {
+
+cudaError_t launch_prefill_packed(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
+  return prefill::start_prefill<prefill::CacheKind::packed>(args, maps, blocks, stream);
+}
+
+}  // namespace quire::cuda::sm90

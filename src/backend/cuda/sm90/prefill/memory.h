@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared memory, registers and threads of a prefill block.
+#pragma once
+
+#include "backend/cuda/sm90/hopper.h"
+#include "backend/cuda/sm90/instance.h"
+#include "backend/cuda/sm90/prefill/scheduler.h"
+#include "backend/cuda/tile/element.h"
+
+namespace quire::cuda::sm90::prefill {
+
+/// A position in a ring of kLength stages.
+template <int kLength>
+struct StageRing {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage == kLength) stage = 0, parity ^= 1;
+  }
+};
+
+/// Content of the cache: rows of 16-bit dims or of fp8 codes, or either packed (packed_layout.h).
+enum class CacheKind { rows, codes, packed, packed_codes };
+constexpr bool holds_codes(CacheKind kind) { return kind == CacheKind::codes || kind == CacheKind::packed_codes; }
+constexpr bool is_packed(CacheKind kind) { return kind == CacheKind::packed || kind == CacheKind::packed_codes; }
+
+/// Codes that are copied of the cache are on their way to tiles of 16 bits.
+template <int kDim_, CacheKind kCache>
+struct Memory {
+  static constexpr int kDim = kDim_, kHalves = kDim / 64;
+  static constexpr bool kCodes = holds_codes(kCache), kPacked = is_packed(kCache);
+  static constexpr int kGroups = kPrefillGroups, kRows = kPrefillBlockRows, kKeys = prefill_keys(kDim);
+  static constexpr int kStages = 2;
+  /// Slots for queries and for jobs: with three, one is being closed, one worked on, and one on its way. Where codes are
+  /// converted, the next job's begin without its query.
+  static constexpr int kQueries = kDim == 256 || (kCodes && kDim == 128) ? 1 : kCodes ? 2 : 3, kJobs = kCodes ? 2 : kQueries;
+  // Warpgroups: two that work, then one that copies. Codes are converted by one more, or, where products take more registers than
+  // four warpgroups may begin with (head_dim 256), by three warps of that one.
+  static constexpr bool kFour = kCodes && kDim < 256;
+  static constexpr int kConsumerThreads = 128 * kGroups, kThreads = kConsumerThreads + (kFour ? 256 : 128);
+  /// Producer warps that give items back; for 16-bit caches one more warp draws them.
+  static constexpr int kProducerWarps = kCodes && !kFour ? 1 : 3, kTransformWarps = kFour ? 4 : kCodes ? 3 : 0;
+  static constexpr int kFirstTransformThread =
+      kConsumerThreads + (kFour ? 128 : 32 * kProducerWarps);  ///< the first of their threads
+  // A block deals out the registers that all its threads have at first: 168 each, or 128 where there are four warpgroups.
+  static constexpr int kProducerRegisters = kCodes && kDim != 128 ? 56 : 40;
+  static constexpr int kTransformRegisters = kFour ? 56 : kProducerRegisters;
+  static constexpr int kConsumerRegisters = !kCodes ? 232 : kDim == 64 ? 200 : kDim == 128 ? 208 : 224;
+  static_assert(kFour ? kProducerRegisters + kTransformRegisters + kGroups * kConsumerRegisters <= 4 * 128
+                      : kProducerRegisters + kGroups * kConsumerRegisters <= 3 * 168);
+  static constexpr int kRowBytes = 128;  ///< of a 64-dim half
+  // Codes: boxes of up to 128 dims.
+  static constexpr int kBoxDims = kDim < 128 ? kDim : 128, kBoxes = kDim / kBoxDims;
+  static constexpr int kCodeStages = kDim == 256 ? 1 : 2;  ///< of K, and of V
+
+  struct Tile {
+    unsigned char halves[kHalves][kKeys * kRowBytes];
+  };
+  struct Query {
+    unsigned char halves[kHalves][kRows * kRowBytes];  ///< at the end of an item: its output
+  };
+  struct CodeTile {
+    unsigned char boxes[kBoxes][kKeys * kBoxDims];
+  };
+  struct CodeStages {
+    CodeTile k[kCodeStages], v[kCodeStages];
+  };
+  struct CodeBarriers {
+    hopper::Barrier k_full[kCodeStages], k_free[kCodeStages], v_full[kCodeStages], v_free[kCodeStages];
+  };
+  struct Nothing {};
+  struct Shared {
+    alignas(1024) Query query[kQueries];
+    Tile k[kStages], v[kStages];
+    [[no_unique_address]] std::conditional_t<kCodes, CodeStages, Nothing> codes;
+    Job jobs[kJobs];
+    hopper::Barrier job_known[kJobs], job_full[kJobs], job_free[kJobs];  ///< full: its query is there, too
+    hopper::Barrier k_full[kStages], k_free[kStages], v_full[kStages], v_free[kStages];
+    [[no_unique_address]] std::conditional_t<kCodes, CodeBarriers, Nothing> code_barriers;
+    hopper::Barrier draw_next;          ///< where items are drawn apart: the one at hand has few tiles left to copy
+    hopper::Barrier index_full[kJobs];  ///< of the pair's second block
+    hopper::Barrier index_free[kJobs];  ///< of its first: the second has read the index before
+    int index[kJobs];
+    int num_items;  ///< of the list; asked by one thread, which has no register to keep it in
+    int last;
+    float zero;
+    int group_inverse;  ///< 2^16 over it, rounded up: for n < 256, n / group is n times that / 2^16
+  };
+  static_assert(sizeof(Shared) <= 227 * 1024);
+
+  /// Jobs are begun before the job before them is closed: there are slots for their queries, and all tiles have the same types.
+  static constexpr bool kBeside = !kCodes && kJobs > 1;
+
+  using Ring = StageRing<kStages>;
+  struct TileRings {
+    Ring k, v;
+  };
+  using CodeRing = StageRing<kCodeStages>;
+  using JobRing = StageRing<kJobs>;
+
+  __device__ static void init_barriers(Shared& shared) {
+    const auto init = [](hopper::Barrier& barrier, int arrivals) { hopper::init_barrier(&barrier, arrivals); };
+    for (int i = 0; i < kJobs; ++i) {
+      init(shared.job_known[i], 1), init(shared.job_full[i], 1);
+      init(shared.job_free[i], kConsumerThreads / 32 + kProducerWarps + kTransformWarps);
+      init(shared.index_full[i], 1), init(shared.index_free[i], 1);
+    }
+    init(shared.draw_next, 1);
+    for (int i = 0; i < kStages; ++i) {
+      init(shared.k_full[i], kCodes ? kTransformWarps : 1), init(shared.v_full[i], kCodes ? kTransformWarps : 1);
+      init(shared.k_free[i], (kCodes ? 1 : kPair) * kConsumerThreads / 32),
+          init(shared.v_free[i], (kCodes ? 1 : kPair) * kConsumerThreads / 32);
+    }
+    if constexpr (kCodes)
+      for (int i = 0; i < kCodeStages; ++i) {
+        init(shared.code_barriers.k_full[i], 1), init(shared.code_barriers.v_full[i], 1);
+        init(shared.code_barriers.k_free[i], kPair * kTransformWarps),
+            init(shared.code_barriers.v_free[i], kPair * kTransformWarps);
+      }
+  }
+};
+
+/// One arrival for each warp.
+__device__ inline void free_in_block(hopper::Barrier& barrier) {
+  if (threadIdx.x % 32 == 0) hopper::arrive(&barrier);
+}
+/// One arrival for each warp, in both blocks of a pair.
+__device__ inline void free_in_pair(hopper::Barrier& barrier) {
+  if (threadIdx.x % 32 < kPair) hopper::arrive_in_cluster(&barrier, threadIdx.x % 32);
+}
+
+}  // namespace quire::cuda::sm90::prefill

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads of a consumer warpgroup of prefill, and the score rows that they have.
+#pragma once
+
+#include "backend/cuda/sm90/prefill/memory.h"
+
+namespace quire::cuda::sm90::prefill {
+
+/// The thread's rows of a tile are 64 group + 16 warp + lane / 4 + {0, 8}; its columns 8 i + 2 (lane % 4) + {0, 1}.
+struct Lane {
+  __device__ static int group() { return static_cast<int>(threadIdx.x) / 128; }
+  __device__ static int warp_in_group() { return static_cast<int>(threadIdx.x) % 128 / 32; }
+  __device__ static int row_in_group() { return warp_in_group() * 16 + static_cast<int>(threadIdx.x) % 32 / 4; }
+  __device__ static int column() { return static_cast<int>(threadIdx.x) % 4 * 2; }
+};
+
+/// Score rows [first, end) of a tile are the warpgroup's.
+struct Rows {
+  int first, end;
+};
+/// Token and query head of a score row.
+struct Place {
+  int token, head;
+};
+
+/// A block of a pair, and its score rows of a tile: [rank * block_rows(), (rank + 1) * block_rows()).
+template <typename Memory>
+struct Block {
+  const gpu::AttendArgs& a;
+  const PrefillMaps& maps;
+  typename Memory::Shared& shared;
+  const int rank;  ///< in its pair
+
+  __device__ int block_rows() const { return a.work.tile_rows / kPair; }
+  __device__ Rows rows_of(const gpu::WorkSlice& slice) const {
+    const int block = slice.row_begin + rank * block_rows(), first = block + 64 * Lane::group();
+    return {first, min(min(first + 64, block + block_rows()), slice.row_end)};
+  }
+
+  /// Query row of the request to which score row `row` of the tile (0: its first) belongs. A tile has fewer than 256 rows, so
+  /// that a product does for the division.
+  __device__ int query_row(const Job& job, int row) const { return job.first_query + (row * shared.group_inverse >> 16); }
+  __device__ Place place_of(const Job& job, int row) const {
+    const int query = query_row(job, row);
+    return {job.item.lengths.first_token + query, job.item.kv_head * a.group + row - (query - job.first_query) * a.group};
+  }
+};
+
+}  // namespace quire::cuda::sm90::prefill

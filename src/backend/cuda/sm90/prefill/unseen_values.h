@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values of a prefill tile that no row sees: zeros, before the second product.
+#pragma once
+
+#include "backend/cuda/sm90/packed_layout.h"
+#include "backend/cuda/sm90/prefill/rows.h"
+
+namespace quire::cuda::sm90::prefill {
+
+template <typename Memory>
+struct UnseenValues {
+  using Tile = typename Memory::Tile;
+  using ValueLayout = PackedValues<Memory::kDim, 2>;
+  static constexpr int kDim = Memory::kDim, kHalves = Memory::kHalves, kRowBytes = Memory::kRowBytes;
+  static constexpr bool kPackedValues = Memory::kPacked;
+
+  const Block<Memory> block;
+
+  /// Makes values outside the span zeros, of the first `keys` rows of V: 0 times what lay there before could be NaN. All
+  /// warpgroups write the same.
+  __device__ void clear(Tile& v, const KeyTileSpan& span, int keys) const {
+    const int begin = span.begin - span.first, end = span.end - span.first;
+    if (begin <= 0 && end >= keys) return;
+    if (kPackedValues && !span.fresh)
+      clear_packed(v, begin, end, keys);
+    else
+      clear_rows(v, begin, end, keys);
+    hopper::fence_shared();
+    hopper::sync_at(5 + Lane::group(), 128);
+  }
+  /// Clears 8 tokens of a dim at a time: groups that are not all seen, at the beginning of the tile and at its end.
+  __device__ void clear_packed(Tile& v, int begin, int end, int keys) const {
+    clear_eights(v, 0, min(max(begin + 7, 0), keys) / 8, begin, end);
+    clear_eights(v, max(end, 0) / 8, keys / 8, begin, end);
+  }
+  __device__ void clear_eights(Tile& v, int from, int to, int begin, int end) const {
+    const ValueLayout layout(block.a.page_size);
+    for (int i = threadIdx.x % 128; i < (to - from) * kDim; i += 128) {
+      const int first = (from + i / kDim) * 8;
+      auto* const tokens = reinterpret_cast<uint4*>(v.halves[0] + layout.element(first, i % kDim));
+      if (first + 8 <= begin || first >= end) {
+        *tokens = uint4{};
+        continue;
+      }
+      const auto kept = [&](int key) { return key >= begin && key < end ? 0xFFFFu : 0u; };
+      const auto pair = [&](int key) { return kept(key) | kept(key + 1) << 16; };
+      const uint4 is = *tokens;
+      *tokens = {is.x & pair(first), is.y & pair(first + 2), is.z & pair(first + 4), is.w & pair(first + 6)};
+    }
+  }
+  __device__ static void clear_rows(Tile& v, int begin, int end, int keys) {
+    for (int i = threadIdx.x % 128; i < keys * 8; i += 128) {
+      const int key = i / 8;
+      if (key >= begin && key < end) continue;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half)
+        *reinterpret_cast<uint4*>(v.halves[half] + key * kRowBytes + i % 8 * 16) = uint4{};
+    }
+  }
+};
+
+}  // namespace quire::cuda::sm90::prefill
