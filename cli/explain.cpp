@@ -52,7 +52,7 @@ Json plan_json(const Result<Plan>& planned) {
   if (!planned.ok()) return nullptr;
   const Plan& p = planned.value();
   return {{"line", to_string(p)},
-          {"kernel", p.kernel},
+          {"kernel", p.kernel.name()},
           {"batch_invariant", p.batch_invariant},
           {"exact_weights", p.exact_weights},
           {"tile_q", p.tile_q},

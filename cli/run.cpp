@@ -75,7 +75,7 @@ Status verify(const Case& c, Outcome& outcome, const Terminal& terminal) {
 Status save(Case& c, const RunArgs& args, const Outcome& outcome) {
   c.observed = c.batch.output;
   c.observed_lse = c.batch.lse;
-  c.notes["producer"] = formatted("quire {} {}", QUIRE_VERSION, outcome.plan.kernel);
+  c.notes["producer"] = formatted("quire {} {}", QUIRE_VERSION, outcome.plan.kernel.name());
   return write_capture(args.save, c);
 }
 
@@ -105,7 +105,7 @@ Json outcome_json(const Outcome& o, const RunArgs& args, int exit_code) {
           {"exit_code", exit_code},
           {"input", title_of(args.input)},
           {"problem", to_string(o.problem)},
-          {"kernel", o.plan.kernel},
+          {"kernel", o.plan.kernel.name()},
           {"plan", to_string(o.plan)},
           {"rows", rows},
           {"rows_expected", o.rows_expected},
@@ -133,7 +133,7 @@ std::string comparison_text(const char* label, const Comparison& c, const Termin
 
 std::string outcome_text(const Outcome& o, const RunArgs& args, const Terminal& terminal) {
   std::string text =
-      formatted("problem   {}\nkernel    {}\nplan      {}\n", to_string(o.problem), o.plan.kernel, to_string(o.plan));
+      formatted("problem   {}\nkernel    {}\nplan      {}\n", to_string(o.problem), o.plan.kernel.name(), to_string(o.plan));
   for (const RowCount& r : o.rows) text += formatted("rows      {} by {}\n", r.rows, r.kernel);
   if (o.rows_written() != o.rows_expected)
     text += formatted("rows      {}: {} written, {} expected\n", red("WRONG", terminal), o.rows_written(), o.rows_expected);

@@ -221,7 +221,7 @@ def hopper_kernels(elf: bytes) -> "list[dict]":
 
 
 def blocks_of(kernel: str) -> int:
-    """Blocks of a multiprocessor that plans count with (src/plan/device_lists.cpp): of decode's, by head_dim and score rows."""
+    """Blocks of a multiprocessor that plans count with (src/plan/kernels/cuda_sm90.h): of decode's, by head_dim and score rows."""
     numbers = [int(word) for word in kernel.split() if word.isdigit()]
     if not kernel.startswith("decode ") or not numbers or numbers[0] > 128 or numbers[1:] not in ([], [8]):
         return 1

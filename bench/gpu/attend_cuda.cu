@@ -422,7 +422,7 @@ void check_line(const std::string& text, const Asked& asked, bool first) {
   std::printf(
       "%s\n  {\"line\": \"%s\", \"kernel\": \"%s\", \"repeats_equal\": %s, \"outputs_moved_by\": %.3g, "
       "\"replay_agrees\": %s, \"replay_difference_from_generic\": %.3g, \"max_output\": %.3g",
-      first ? "" : ",", text.c_str(), p.plan.kernel.c_str(), equal && before == 0.0f ? "true" : "false",
+      first ? "" : ",", text.c_str(), std::string(p.plan.kernel).c_str(), equal && before == 0.0f ? "true" : "false",
       static_cast<double>(moved), outside == 0 ? "true" : "false", static_cast<double>(replayed), static_cast<double>(largest));
   if (make_a_value_infinite(w, line.problem)) {
     run(p, again, nullptr), finish(p, again);
@@ -454,7 +454,8 @@ void run_once(const std::string& text, const Asked& asked, bool first) {
   run(w, p, w.batch, asked.prepared), run(w, other, check);
   const auto [off, largest, outside] = difference(w.batch.output, check.output, bound_of(line.problem, p.plan));
   std::printf("%s\n  {\"line\": \"%s\", \"kernel\": \"%s\", \"agrees\": %s, \"max_difference_from_generic\": %.3g}",
-              first ? "" : ",", text.c_str(), p.plan.kernel.c_str(), outside == 0 ? "true" : "false", static_cast<double>(off));
+              first ? "" : ",", text.c_str(), std::string(p.plan.kernel).c_str(), outside == 0 ? "true" : "false",
+              static_cast<double>(off));
 }
 
 /// append() of the line's tokens, each to the slot of its position: its time, and whether attend() over the cache that it filled
@@ -550,11 +551,11 @@ void run_line(const std::string& text, const Asked& asked, double ceiling, bool 
       "\"kv_tb_per_s\": %.3f, \"of_read\": %.3f, \"tflop_per_s\": %.1f, \"agrees\": %s, \"repeats\": %s, "
       "\"max_difference_from_generic\": %.3g, \"max_output\": %.3g, \"served_by\": [%s]}",
       first ? "" : ",", text.c_str(), asked.key_value ? "true" : "false", asked.invariant ? "true" : "false",
-      asked.unbounded ? "true" : "false", asked.one_tensor ? "true" : "false", asked.kernel.c_str(), p.plan.kernel.c_str(),
-      asked.prepared ? "true" : "false", static_cast<long long>(asked.columns), static_cast<long long>(asked.layers),
-      step_ms * 1000, ms * 1000, predict(known).seconds * 1e6, kv_bytes / ms * 1e-9, kv_bytes / ms * 1e-9 / ceiling,
-      flops / ms * 1e-9, outside == 0 ? "true" : "false", repeats ? "true" : "false", static_cast<double>(off),
-      static_cast<double>(largest), served_by(predict(known)).c_str());
+      asked.unbounded ? "true" : "false", asked.one_tensor ? "true" : "false", asked.kernel.c_str(),
+      std::string(p.plan.kernel).c_str(), asked.prepared ? "true" : "false", static_cast<long long>(asked.columns),
+      static_cast<long long>(asked.layers), step_ms * 1000, ms * 1000, predict(known).seconds * 1e6, kv_bytes / ms * 1e-9,
+      kv_bytes / ms * 1e-9 / ceiling, flops / ms * 1e-9, outside == 0 ? "true" : "false", repeats ? "true" : "false",
+      static_cast<double>(off), static_cast<double>(largest), served_by(predict(known)).c_str());
   std::fflush(stdout);
 }
 

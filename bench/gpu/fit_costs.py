@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fits the constants of src/plan/device_costs.h to times of attend_cuda. The result files name the device; all of a call have one.
+"""Fits the costs of kernels, in src/plan/kernels/, to times of attend_cuda. The result files name the device; all of a call have one.
 
 usage: fit_costs.py --quire PATH RESULT... [--write]
        fit_costs.py --quire PATH RESULT... --predict    fit nothing: put what `quire explain` predicts now into the result files
@@ -10,7 +10,7 @@ usage: fit_costs.py --quire PATH RESULT... [--write]
 `quire explain --device h100 --json` (or h200) says what each line gives to its busiest unit; the constants are those with the least sum of
 squares of log(predicted / measured) over every other line of each result file (and one for each row of constants that none of those
 asks for), found by turning one of them at a time. Prints how far
-the lines are off, those that were fitted to and the others apart. --write puts the constants into the header; then rebuild, and look
+the lines are off, those that were fitted to and the others apart. --write puts the constants into the files; then rebuild, and look
 again: items find their unit by these costs, so a second round may differ a little.
 
 A body without a row is not predicted, and its lines are left out: to measure it, give it one to begin with. A row that no line asks for
@@ -26,8 +26,11 @@ from pathlib import Path
 
 import run_h200
 
-HEADER = Path(__file__).resolve().parents[2] / "src/plan/device_costs.h"
-ROW = re.compile(r"\{Body::(\w+), (true|false), (\d+), ([^}]*)\}")
+PLAN = Path(__file__).resolve().parents[2] / "src/plan"
+HEADER = PLAN / "device_costs.h"
+KERNELS = sorted((PLAN / "kernels").glob("*.cpp"))
+BODY = re.compile(r'\.role = Role::(\w+),\s*\.name = "(\w+)"')
+ROW = re.compile(r"\{&k(\w+), Role::(\w+), (true|false), (\d+), ([^}]*)\}")
 NAMES = ("first", "item", "tile", "key", "score", "product", "merge", "share")
 PREFILL_ROWS = 256  # that the matrix units are given, whatever the group leaves of them
 WITHIN = 0.15
@@ -45,16 +48,15 @@ def device_of(paths: "list[str]") -> str:
     sys.exit(f"{HEADER.name} has no constants of {driver}")
 
 
-def struct_of(product: str) -> "re.Match":
-    """The device's part of the header: its numbers, and the rows of its bodies."""
-    return re.search(r'= \{"' + product + r'",\s*"[^"]+",\s*\d+' + r",\s*([\d.]+)" * 4 + r",\s*\{\{(.*?)\}\}\}", HEADER.read_text(encoding="utf-8"), re.S)
-
-
-def read_header(product: str) -> "tuple[dict, dict]":
+def read_costs(product: str) -> "tuple[dict, dict]":
     """The device's constants, and those of each body."""
-    *numbers, rows = struct_of(product).groups()
-    bodies = {(body, fp8 == "true", int(dim)): dict(zip(NAMES, (float(x) for x in numbers.split(","))))
-              for body, fp8, dim, numbers in ROW.findall(rows)}
+    numbers = re.search(r'= \{"' + product + r'",\s*"[^"]+",\s*\d+' + r",\s*([\d.]+)" * 4 + r"\}", HEADER.read_text(encoding="utf-8")).groups()
+    bodies = {}
+    for path in KERNELS:
+        text = path.read_text(encoding="utf-8")
+        name = dict(BODY.findall(text))
+        bodies |= {(name[role], fp8 == "true", int(dim)): dict(zip(NAMES, (float(x) for x in row.split(","))))
+                   for device, role, fp8, dim, row in ROW.findall(text) if device == product}
     return dict(zip(("ceiling", "call", "launch", "beside"), (float(x) for x in numbers))), bodies
 
 
@@ -62,13 +64,18 @@ def number(x: float) -> str:
     return f"{x:.3g}"
 
 
-def write_header(product: str, bodies: dict) -> None:
-    def row(match: "re.Match") -> str:
-        costs = bodies[match[1], match[2] == "true", int(match[3])]
-        return f"{{Body::{match[1]}, {match[2]}, {match[3]}, {', '.join(number(costs[name]) for name in NAMES)}}}"
+def write_costs(product: str, bodies: dict) -> None:
+    for path in KERNELS:
+        text = path.read_text(encoding="utf-8")
+        name = dict(BODY.findall(text))
 
-    text, (begin, end) = HEADER.read_text(encoding="utf-8"), struct_of(product).span()
-    HEADER.write_text(text[:begin] + ROW.sub(row, text[begin:end]) + text[end:], encoding="utf-8")
+        def row(match: "re.Match") -> str:
+            if match[1] != product:
+                return match[0]
+            costs = bodies[name[match[2]], match[3] == "true", int(match[4])]
+            return f"{{&k{product}, Role::{match[2]}, {match[3]}, {match[4]}, {', '.join(number(costs[one]) for one in NAMES)}}}"
+
+        path.write_text(ROW.sub(row, text), encoding="utf-8")
 
 
 def prediction_of(quire: str, product: str, result: dict) -> "dict | None":
@@ -188,7 +195,7 @@ def main() -> int:
         for path in args.results:
             predict_again(args.quire, product, Path(path))
         return 0
-    device, bodies = read_header(product)
+    device, bodies = read_costs(product)
     fitted, others = [], []
     for path in args.results:
         run = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -213,7 +220,7 @@ def main() -> int:
     for (body, fp8, dim), costs in bodies.items():
         print(f"{body:13} {'fp8' if fp8 else '   '} {dim or '':3}  " + "  ".join(f"{name} {number(costs[name])}" for name in NAMES))
     if args.write:
-        write_header(product, bodies)
+        write_costs(product, bodies)
     return 0
 
 

@@ -54,7 +54,7 @@ Result<Device> gpu_device(int ordinal = 0);
 Result<Device> find_device(std::string_view name);
 std::vector<Device> known_devices();
 
-/// One row of the kernel table, src/plan/kernels.inc.
+/// One row of the kernel table, src/plan/kernels.inc, as users see it.
 struct Kernel {
   std::string_view name;  ///< "cpu_avx512"
   Backend backend;
@@ -64,6 +64,26 @@ struct Kernel {
 };
 /// All rows in order of preference.
 std::span<const Kernel> kernels() noexcept;
+
+namespace plan_detail {
+struct KernelRow;
+}
+
+/// A kernel as plans hold it: a handle to its row of the table. It reads, prints and compares as the kernel's name.
+class KernelHandle {
+ public:
+  constexpr KernelHandle() = default;
+  constexpr KernelHandle(const plan_detail::KernelRow& row) noexcept : row_(&row) {}
+  std::string_view name() const noexcept;                               ///< empty if the handle holds no row
+  const plan_detail::KernelRow& row() const noexcept { return *row_; }  ///< of a handle that holds one
+  operator std::string_view() const noexcept { return name(); }
+  operator std::string() const { return std::string(name()); }
+  bool operator==(const KernelHandle&) const = default;
+  friend bool operator==(const KernelHandle& kernel, std::string_view name) noexcept { return kernel.name() == name; }
+
+ private:
+  const plan_detail::KernelRow* row_ = nullptr;
+};
 
 struct PlanSettings {
   std::string kernel;            ///< force this row by name; plan fails with its refusals if it cannot take the problem
@@ -133,10 +153,22 @@ struct Bounds {
   bool operator==(const Bounds&) const = default;
 };
 
+/// Part that a kernel plays for a list of a GPU plan. The kernel and the role select the code that runs.
+enum class Role : std::int32_t {
+  rows,         ///< rows of any number, in tiles of one height
+  short_rows,   ///< few score rows of a request, in low tiles
+  tall_rows,    ///< many score rows of a request, in high tiles
+  decode,       ///< few score rows, in low tiles of a kernel made for decode
+  decode_wide,  ///< the same in higher tiles
+  prefill,      ///< many score rows, in tiles of a kernel made for prefill
+};
+
 /// One work list of a GPU plan, which the device writes: slices of the requests with min_rows < query_len * group <= max_rows.
 /// Score row s of a request is query row s / group, head s % group of a KV head's group. Capacities hold for every batch within
 /// the bounds (src/plan/device_lists.cpp has the proof).
 struct DeviceList {
+  KernelHandle kernel;  ///< serves the list: the plan's, or one that takes what the plan's kernel leaves
+  Role role = Role::rows;
   std::int64_t tile_rows = 0;  ///< score rows per tile
   std::int64_t tile_keys = 0;  ///< parts of a tile's keys begin at multiples of this
   std::int64_t min_rows = 0;
@@ -159,7 +191,7 @@ struct DeviceList {
 struct Plan {
   Problem problem;
   Device device;
-  std::string kernel;
+  KernelHandle kernel;
   bool batch_invariant = false;
   bool exact_weights = false;
   std::int64_t tile_q = 0;        ///< query rows (of one KV head's group) per tile
@@ -244,7 +276,7 @@ struct Prediction {
   double seconds = 0;        ///< call and lists, less what is saved; 0 if not predicted
   std::string why_not;
 };
-/// From the costs of src/plan/device_costs.h. Of plans that know the lengths.
+/// From the costs in src/plan/device_costs.h and src/plan/kernels/. Of plans that know the lengths.
 Prediction predict(const Plan& plan);
 
 /// Which kernel vLLM would run for this problem on an AMD GPU (vLLM's `use_rocm_custom_paged_attention`, 2026-01), and why.

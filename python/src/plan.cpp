@@ -138,7 +138,7 @@ void bind_device(nb::module_& m) {
 void bind_plan_class(nb::module_& m) {
   nb::class_<Plan>(m, "Plan",
                    "What attend() will do, decided in full; str() is the one-line form. Reusable for every layer of a step.")
-      .def_ro("kernel", &Plan::kernel)
+      .def_prop_ro("kernel", [](const Plan& p) { return p.kernel.name(); })
       .def_ro("device", &Plan::device)
       .def_ro("batch_invariant", &Plan::batch_invariant)
       .def(

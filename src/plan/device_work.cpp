@@ -9,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "plan/device_lists.h"
-
 namespace quire::plan_detail {
 namespace {
 
@@ -106,18 +104,18 @@ class Dealer {
 class Shares {
  public:
   Shares(const Plan& plan, const DeviceList& list)
-      : segments_(static_cast<std::int64_t>(plan.problem.reqs.size()) * plan.problem.num_kv_heads),
+      : body_(body_of(list)),
+        segments_(static_cast<std::int64_t>(plan.problem.reqs.size()) * plan.problem.num_kv_heads),
         part_tiles_(list.split_keys / list.tile_keys),
         of_piece_(part_tiles_ > 0 || segments_ >= 2 * list.num_blocks ? 1 : 0),
-        least_share_(list.tile_rows == kShortTileRows ? 1 : kSm90WideShare),
         blocks_(static_cast<std::size_t>(list.num_blocks)) {}
 
   std::int64_t places(const RowTile& tile, std::int64_t tile_keys) const {
     return tile.key_tiles + of_piece_ * parts(tile.key_begin / tile_keys, tile.key_tiles);
   }
   void set_share(std::int64_t places) {
-    share_ = std::max((places - 1) / list_blocks() + 1, least_share_);
-    if (least_share_ == 1 && share_ >= kSm90WholeShare) share_ = whole_share(places);
+    share_ = std::max((places - 1) / list_blocks() + 1, body_.least_share);
+    if (body_.whole_share > 0 && share_ >= body_.whole_share) share_ = whole_share(places);
   }
 
   void deal(const RowTile& tile, std::int64_t tile_keys, ListWork& work) {
@@ -158,7 +156,7 @@ class Shares {
     const std::int64_t length = places / segments_;
     if (length * segments_ != places) return share_;
     const std::int64_t whole = share_ >= length ? ((share_ - 1) / length + 1) * length : (length - 1) / (length / share_) + 1;
-    return whole - share_ <= share_ / kSm90WholeShare ? whole : share_;
+    return whole - share_ <= share_ / body_.whole_share ? whole : share_;
   }
   std::int64_t list_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
   std::int64_t parts(std::int64_t first, std::int64_t tiles) const {
@@ -169,8 +167,9 @@ class Shares {
     load.tiles += tiles, ++load.pieces;
   }
 
+  const Body& body_;
   std::int64_t segments_;  ///< of requests of one slice
-  std::int64_t part_tiles_, of_piece_, least_share_, share_ = 1, at_ = 0;
+  std::int64_t part_tiles_, of_piece_, share_ = 1, at_ = 0;
   std::vector<Load> blocks_;
 };
 
@@ -213,26 +212,8 @@ void count_items(const Plan& plan, const DeviceList& list, const Cuts& cuts, Dea
 
 }  // namespace
 
-Body body_of(const Plan& plan, const DeviceList& list) {
-  if (plan.kernel == "cuda_generic") return Body::generic;
-  const Body of_mma = list.tile_rows == kShortTileRows ? Body::mma_short : Body::mma_tall;
-  if (plan.kernel == "cuda_mma") return of_mma;
-  if (list.rounded_weights) return Body::sm90_prefill;
-  if (!is_sm90_decode(list)) return of_mma;
-  return list.tile_rows == kShortTileRows ? Body::sm90_decode : Body::sm90_wide;
-}
-
-bool runs_at_the_same_time(const Plan& plan) {
-  if (plan.kernel != "cuda_sm90" || plan.lists.size() != 2 || !plan.lists[1].beside) return false;
-  const Body first = body_of(plan, plan.lists[0]), second = body_of(plan, plan.lists[1]);
-  return (first == Body::sm90_decode || first == Body::sm90_wide) && second == Body::sm90_prefill;
-}
-
-std::int64_t units_of(Body body, const DeviceList& list) {
-  return body == Body::sm90_prefill ? list.num_blocks / 2 : list.num_blocks;
-}
-
-bool count_work(const Plan& plan, const DeviceList& list, Body body, const ItemCosts& costs, ListWork& work) {
+bool count_work(const Plan& plan, const DeviceList& list, const ItemCosts& costs, ListWork& work) {
+  const Body& body = body_of(list);
   const Cuts cuts(plan, list);
   std::int64_t row_tiles = 0;
   for (const Request& r : plan.problem.reqs) {
@@ -241,10 +222,10 @@ bool count_work(const Plan& plan, const DeviceList& list, Body body, const ItemC
     if (tiles > 0) work.read_bytes += static_cast<double>(cuts.read_bytes(r));
   }
   if (row_tiles * plan.problem.num_kv_heads > kMostTiles) return false;
-  if (body == Body::sm90_decode || body == Body::sm90_wide)
+  if (body.deals_itself())
     count_shares(plan, list, cuts, work);
   else
-    count_items(plan, list, cuts, Dealer(units_of(body, list), costs), work);
+    count_items(plan, list, cuts, Dealer(list.num_blocks / body.blocks_per_unit, costs), work);
   return work.items < kMostTiles;
 }
 

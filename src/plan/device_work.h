@@ -5,19 +5,9 @@
 
 #include <cstdint>
 
-#include "plan/device_costs.h"
-#include "quire/plan.hpp"
+#include "plan/kernel.h"
 
 namespace quire::plan_detail {
-
-/// The code that serves a list of a plan for a CUDA device.
-Body body_of(const Plan& plan, const DeviceList& list);
-
-/// Decode and prefill, in cuda_sm90's first and second list, both with kernels of their own: they run at the same time.
-bool runs_at_the_same_time(const Plan& plan);
-
-/// Blocks, or pairs of blocks, that items are dealt to.
-std::int64_t units_of(Body body, const DeviceList& list);
 
 /// Seconds of an item and of a tile, by which items find their unit.
 struct ItemCosts {
@@ -34,6 +24,6 @@ struct ListWork {
 
 /// The same cuts as src/backend/gpu/schedule.h makes, or src/backend/cuda/sm90/decode/scheduler.h. false if there are more tiles
 /// than are worth counting.
-bool count_work(const Plan& plan, const DeviceList& list, Body body, const ItemCosts& costs, ListWork& work);
+bool count_work(const Plan& plan, const DeviceList& list, const ItemCosts& costs, ListWork& work);
 
 }  // namespace quire::plan_detail

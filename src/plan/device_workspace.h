@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-#include "quire/plan.hpp"
+#include "plan/kernel.h"
 
 namespace quire::plan_detail {
 
@@ -44,10 +44,10 @@ inline DeviceWorkspace device_workspace(const Plan& plan) {
   const std::int64_t kv_heads = plan.problem.num_kv_heads;
   take(kCallStateBytes);
   w.reset_bytes = w.bytes;
-  // Where no schedule kernel runs, nobody else zeroes the first list's counters. Lists of fixed parts are always scheduled, but
-  // for cuda_sm90's.
+  // Where no schedule kernel runs, nobody else zeroes the first list's counters. Lists of fixed parts are always scheduled,
+  // unless blocks deal them themselves.
   w.lists[0].parts_done = take(plan.lists.empty() ? 0 : plan.lists[0].max_merges * kv_heads * 4);
-  if (!plan.lists.empty() && (plan.lists[0].split_keys == 0 || plan.kernel == "cuda_sm90")) w.reset_bytes = w.bytes;
+  if (!plan.lists.empty() && (plan.lists[0].split_keys == 0 || body_of(plan.lists[0]).deals_itself())) w.reset_bytes = w.bytes;
   for (std::size_t i = 0; i < plan.lists.size(); ++i) {
     w.lists[i].num_slices = take(256);
     w.lists[i].next_item = w.lists[i].num_slices + 128;

@@ -43,44 +43,30 @@ std::string device_line(const Device& d) {
                    d.backend == Backend::cpu ? " per core" : "");
 }
 
-/// What the chosen kernel has that a later row of the table has not.
-std::string_view why_first(std::string_view chosen) {
-  if (chosen == "cuda_sm90") return "it is made for Hopper (copies by TMA, products by wgmma)";
-  if (chosen == "cpu_amx" || chosen == "cuda_mma" || chosen == "hip_matrix") return "it multiplies on matrix units";
-  if (chosen == "cpu_avx512bf16") return "its dot products take pairs of bf16";
-  if (chosen == "cpu_avx512" || chosen == "cpu_avx2" || chosen == "cpu_neon") return "its vectors are wider";
-  return "its row comes first in the table";
-}
-
 /// Every reason for not using a row; a row that could have served is told which one came first.
 std::vector<Refusal> refusals_of_others(const Problem& problem, const Device& device, const PlanSettings& settings,
-                                        const std::string& chosen) {
+                                        KernelHandle chosen) {
   std::vector<Refusal> refusals;
-  for (const KernelRow& row : kernel_rows()) {
-    if (row.info.name == chosen) continue;
-    const std::vector<std::string> reasons = plan_detail::refusals_of(row, problem, device);
-    for (const std::string& reason : reasons) refusals.push_back({std::string(row.info.name), reason});
+  const std::string_view why_first = chosen == KernelHandle() ? plan_detail::kFirstInTable : chosen.row().why_first;
+  for (const KernelRow* row : kernel_rows()) {
+    if (chosen == *row) continue;
+    const std::vector<std::string> reasons = plan_detail::refusals_of(*row, problem, device);
+    for (const std::string& reason : reasons) refusals.push_back({std::string(row->info.name), reason});
     if (!reasons.empty()) continue;
     const bool forced = !settings.kernel.empty();
-    const std::string slower = plan_detail::slower_than_the_next_row(row, device);
-    refusals.push_back({std::string(row.info.name),
+    const std::string slower = row->slower(device);
+    refusals.push_back({std::string(row->info.name),
                         forced            ? formatted("takes it too, but {} is forced", settings.kernel)
                         : !slower.empty() ? "takes it too, but " + slower
-                                          : formatted("takes it too, but {} comes first: {}", chosen, why_first(chosen))});
+                                          : formatted("takes it too, but {} comes first: {}", chosen.name(), why_first)});
   }
   return refusals;
 }
 
 Backend backend_of(std::string_view kernel) {
-  for (const KernelRow& row : kernel_rows())
-    if (row.info.name == kernel) return row.info.backend;
+  for (const KernelRow* row : kernel_rows())
+    if (row->info.name == kernel) return row->info.backend;
   return Backend::cpu;
-}
-
-bool any_row_for(Backend backend) {
-  for (const KernelRow& row : kernel_rows())
-    if (row.info.backend == backend) return true;
-  return false;
 }
 
 std::string floor_text(const Plan& p) {
@@ -147,9 +133,6 @@ std::string render(const Explanation& e, const Result<Plan>& planned) {
   std::string text = formatted("problem   {}\ndevice    {}\n", to_string(e.problem), device_line(e.device));
   if (!e.chosen.empty()) {
     text += formatted("kernel    {}\n", e.chosen);
-  } else if (!any_row_for(e.device.backend)) {
-    text += formatted("kernel    none: this build has no {} kernels, so nothing can run on {}\n", name(e.device.backend),
-                      e.device.name);
   } else {
     const std::string& why = planned.status().message();  // its further lines repeat the refusals below
     text += formatted("kernel    none: {}\n", why.substr(0, why.find('\n')));
@@ -175,11 +158,11 @@ Explanation explain(const Problem& problem, const Device& device, const PlanSett
   e.device = device;
   const Result<Plan> planned = plan(problem, device, settings);
   if (planned.ok()) {
-    e.chosen = planned->kernel;
+    e.chosen = planned->kernel.name();
     e.plan_line = to_string(planned.value());
   }
   const bool asked_rows = planned.ok() || planned.status().code() == Code::unsupported;
-  if (asked_rows) e.refusals = refusals_of_others(problem, device, settings, e.chosen);
+  if (asked_rows) e.refusals = refusals_of_others(problem, device, settings, planned.ok() ? planned->kernel : KernelHandle());
   e.text = render(e, planned);
   return e;
 }

@@ -90,14 +90,14 @@ Result<Plan> make_plan(Problem&& problem, const Device& device, const PlanSettin
   Plan plan;
   plan.problem = std::move(problem);
   plan.device = device;
-  plan.kernel = selection.row->info.name;
+  plan.kernel = *selection.row;
   plan.refusals = std::move(selection.refusals);
   plan.batch_invariant = settings.batch_invariant;
   plan.exact_weights = settings.exact_weights;
   plan.num_threads = std::max(1, settings.num_threads > 0 ? settings.num_threads : device.num_threads);
   if (device.backend == Backend::cpu) {
     plan_detail::cut_work(plan);
-    plan.scratch_bytes_per_thread = plan_detail::scratch_bytes(plan);
+    plan.scratch_bytes_per_thread = plan.kernel.row().cpu->scratch_bytes(plan);
     return plan;
   }
   plan.bounds = assumed != nullptr ? assumed->bounds : plan_detail::bounds_of(plan.problem);
@@ -183,7 +183,7 @@ std::string traffic_text(const Plan& plan) {
 
 std::string text_of_device_plan(const Plan& plan) {
   const Bounds& b = plan.bounds;
-  std::string text = formatted("{} device={} reqs<={} tokens<={} query_len<={} seq_len<={}", plan.kernel, plan.device.name,
+  std::string text = formatted("{} device={} reqs<={} tokens<={} query_len<={} seq_len<={}", plan.kernel.name(), plan.device.name,
                                b.num_reqs, b.num_tokens, b.max_query_len, b.max_seq_len);
   for (const DeviceList& list : plan.lists)
     text += formatted(" tile={}x{} split={} blocks={} slices<={} merges<={} partials<={}", list.tile_rows, list.tile_keys,
@@ -205,7 +205,7 @@ std::string to_string(const Plan& plan) {
   if (plan.device.backend != Backend::cpu) return text_of_device_plan(plan);
   return formatted(
       "{} device={} threads={} tile={}x{} split={} direct={} items={} merges={} partials={} batch_invariant={} workspace={} {}",
-      plan.kernel, plan.device.name, plan.num_threads, plan.tile_q * plan.problem.group(), plan.tile_kv, plan.split_keys,
+      plan.kernel.name(), plan.device.name, plan.num_threads, plan.tile_q * plan.problem.group(), plan.tile_kv, plan.split_keys,
       plan.direct_rows, plan.num_items(), plan.num_merges(), plan.num_partials, plan.batch_invariant ? "yes" : "no",
       workspace_bytes(plan), traffic_text(plan));
 }

@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "plan/device_costs.h"
-#include "plan/device_lists.h"
 #include "plan/device_work.h"
 #include "quire/plan.hpp"
 #include "text/formatted.h"
@@ -16,18 +15,6 @@ using plan_detail::Body;
 using plan_detail::BodyCosts;
 using plan_detail::DeviceCosts;
 
-std::string_view name_of(Body body) {
-  switch (body) {
-    case Body::generic: return "generic";
-    case Body::mma_short: return "mma_short";
-    case Body::mma_tall: return "mma_tall";
-    case Body::sm90_decode: return "sm90_decode";
-    case Body::sm90_wide: return "sm90_wide";
-    case Body::sm90_prefill: return "sm90_prefill";
-  }
-  return "";
-}
-
 const DeviceCosts* costs_of(const Device& device) {
   for (const DeviceCosts* costs : plan_detail::kDeviceCosts) {
     const bool stands_for_it = device.product.empty() && device.sm == costs->sm && costs->sm != 0;
@@ -36,13 +23,12 @@ const DeviceCosts* costs_of(const Device& device) {
   return nullptr;
 }
 
-/// Null: not measured. At head_dim 256 Hopper's kernels have tiles of other sizes: what was measured at others says nothing.
-const BodyCosts* costs_of(const DeviceCosts& device, Body body, const Problem& problem) {
-  const bool own_tiles =
-      problem.head_dim == 256 && (body == Body::sm90_decode || body == Body::sm90_wide || body == Body::sm90_prefill);
+/// Null: not measured. What was measured with tiles of other sizes says nothing.
+const BodyCosts* costs_of(const DeviceCosts& device, const DeviceList& list, const Problem& problem) {
+  const bool own_tiles = problem.head_dim == plan_detail::body_of(list).own_tiles_dim;
   const BodyCosts* any = nullptr;
-  for (const BodyCosts& costs : device.bodies) {
-    if (costs.body != body || costs.fp8 != is_fp8(problem.kv_dtype)) continue;
+  for (const BodyCosts& costs : list.kernel.row().gpu->costs) {
+    if (costs.device != &device || costs.role != list.role || costs.fp8 != is_fp8(problem.kv_dtype)) continue;
     if (costs.head_dim == problem.head_dim) return &costs;
     if (costs.head_dim == 0 && !own_tiles) any = &costs;
   }
@@ -50,8 +36,8 @@ const BodyCosts* costs_of(const DeviceCosts& device, Body body, const Problem& p
 }
 
 /// Microseconds of one tile of keys, with as many rows as the matrix units are given.
-double tile_us(const BodyCosts& costs, const DeviceList& list, std::int64_t head_dim) {
-  const std::int64_t rows = costs.body == Body::sm90_prefill ? plan_detail::kPrefillRows : list.tile_rows;
+double tile_us(const BodyCosts& costs, const Body& body, const DeviceList& list, std::int64_t head_dim) {
+  const std::int64_t rows = body.matrix_rows > 0 ? body.matrix_rows : list.tile_rows;
   const auto keys = static_cast<double>(list.tile_keys), dim = static_cast<double>(head_dim);
   const double of_scores = static_cast<double>(rows) * keys * (costs.score_ps + dim * costs.product_ps);
   return costs.tile_us + 1e-6 * (keys * dim * costs.key_ps + of_scores);
@@ -59,22 +45,22 @@ double tile_us(const BodyCosts& costs, const DeviceList& list, std::int64_t head
 
 /// false, with the reason in `why_not`, if there is no number to be had.
 bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& device, Prediction& prediction) {
-  const Body body = plan_detail::body_of(plan, list);
-  const BodyCosts* costs = costs_of(device, body, plan.problem);
+  const Body& body = plan_detail::body_of(list);
+  const BodyCosts* costs = costs_of(device, list, plan.problem);
   ListPrediction one;
-  one.served_by = name_of(body);
+  one.served_by = body.name;
   if (costs == nullptr) {
     prediction.why_not = formatted("{} was not measured at head_dim {} with {} caches", one.served_by, plan.problem.head_dim,
                                    name(plan.problem.kv_dtype));
     return false;
   }
   plan_detail::ListWork work;
-  const double of_tile = tile_us(*costs, list, plan.problem.head_dim);
-  if (!plan_detail::count_work(plan, list, body, {costs->item_us, of_tile}, work)) {
+  const double of_tile = tile_us(*costs, body, list, plan.problem.head_dim);
+  if (!plan_detail::count_work(plan, list, {costs->item_us, of_tile}, work)) {
     prediction.why_not = "more tiles than are counted";
     return false;
   }
-  one.units = plan_detail::units_of(body, list);
+  one.units = list.num_blocks / body.blocks_per_unit;
   one.items = work.items;
   one.busiest_items = work.busiest_items;
   one.busiest_tiles = work.busiest_tiles;
@@ -94,7 +80,8 @@ bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& d
 
 /// What running two lists at the same time saves: no more than all of the second.
 double saved_seconds(const Plan& plan, const Prediction& prediction, const DeviceCosts& device) {
-  if (!plan_detail::runs_at_the_same_time(plan) || prediction.lists[0].items == 0 || prediction.lists[1].items == 0) return 0;
+  if (plan.lists.size() != 2 || !plan.lists[1].beside || prediction.lists[0].items == 0 || prediction.lists[1].items == 0)
+    return 0;
   return std::min((1 - device.beside_share) * prediction.lists[0].seconds, prediction.lists[1].seconds);
 }
 

@@ -4,13 +4,13 @@
 
 #include <cstdint>
 
-#include "quire/plan.hpp"
+#include "plan/kernel.h"
 
 namespace quire::plan_detail {
 
 /// Floats per row of scratch and of partials: head_dim rounded up to the kernel's widest vector, so that tails need no masks.
 inline std::int64_t padded_dim(const Plan& plan) {
-  const std::int64_t lanes = plan.kernel == "cpu_amx" ? 32 : 16;
+  const std::int64_t lanes = plan.kernel.row().cpu->lanes;
   return (plan.problem.head_dim + lanes - 1) / lanes * lanes;
 }
 
@@ -93,12 +93,6 @@ inline AmxScratch amx_scratch(const Plan& plan) {
   s.factors = take(2 * plan.tile_kv * 4);
   s.states = take(rows * 16);
   return s;
-}
-
-/// Bytes of one thread's scratch.
-inline std::int64_t scratch_bytes(const Plan& plan) {
-  return plan.kernel == "cpu_amx" ? amx_scratch(plan).bytes
-                                  : thread_scratch(plan).floats * static_cast<std::int64_t>(sizeof(float));
 }
 
 /// Offsets, in floats, of the whole workspace.

@@ -7,20 +7,30 @@
 
 #include "plan/balance.h"
 #include "plan/heaviest_first.h"
-#include "plan/tile_sizes.h"
+#include "plan/kernel.h"
 #include "semantics/visible_range.h"
 
 namespace quire {
 namespace plan_detail {
 namespace {
 
+constexpr std::int64_t kTileKv = 128, kSplitKeys = 1024;  ///< a segment is a whole number of tiles
+
+/// Score rows (query rows x heads of the group) of a tile: as many as fill half of L2 with their queries, accumulators and
+/// totals, beside the K and V panels of a tile. More rows share the packing of a tile; 256 leave little of it.
+std::int64_t score_rows(std::int64_t head_dim, std::int64_t l2_bytes) {
+  const std::int64_t dim = (head_dim + 15) / 16 * 16;
+  const std::int64_t panels = 2 * kTileKv * dim, row = 3 * dim;
+  const std::int64_t fit = (l2_bytes / 2 / static_cast<std::int64_t>(sizeof(float)) - panels) / row;
+  return std::clamp<std::int64_t>(fit / 16 * 16, 64, 256);
+}
+
 void choose_shapes(Plan& plan) {
-  const TileSizes sizes = tile_sizes(plan.kernel, plan.problem.head_dim, plan.device.l2_bytes);
-  plan.tile_kv = sizes.tile_kv;
-  plan.split_keys = sizes.split_keys;
+  plan.tile_kv = kTileKv;
+  plan.split_keys = kSplitKeys;
   // Both paths are deterministic; a row's bits may differ between them, and which one it takes depends on its chunk.
-  plan.direct_rows = plan.batch_invariant ? 0 : sizes.direct_rows;
-  plan.tile_q = std::max<std::int64_t>(1, sizes.score_rows / plan.problem.group());
+  plan.direct_rows = plan.batch_invariant ? 0 : plan.kernel.row().cpu->direct_rows;
+  plan.tile_q = std::max<std::int64_t>(1, score_rows(plan.problem.head_dim, plan.device.l2_bytes) / plan.problem.group());
 }
 
 /// Problem::visible_keys() at the price of causal rows where there are no others: an engine plans each step.

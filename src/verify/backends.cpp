@@ -98,7 +98,7 @@ AttendCase planned_target(const PlanSettings& settings, const std::shared_ptr<Ex
 Result<Target> backend_target(const std::string& name, int num_threads) {
   for (const Backend gpu : {Backend::cuda, Backend::hip})
     if (name == quire::name(gpu)) return device_target(name, "", gpu);
-  const bool any = name == "cpu";
+  const bool any = name == quire::name(Backend::cpu);
   const Kernel* row = nullptr;
   for (const Kernel& kernel : kernels())
     if (kernel.name == name) row = &kernel;

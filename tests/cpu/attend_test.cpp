@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "plan/kernel.h"
 #include "quire/attention.hpp"
 #include "quire/capture.hpp"
 #include "quire/diagnose.hpp"
@@ -177,7 +178,9 @@ TEST(Attend, RefusesABrokenTableWithItsRule) {
 
 TEST(Attend, RefusesAnUnknownKernel) {
   Runner r(kMixed);
-  r.plan.kernel = "cuda_future";
+  plan_detail::KernelRow future = r.plan.kernel.row();
+  future.info.name = "cuda_future";
+  r.plan.kernel = future;
   expect_refused_untouched(r, r.run(), "kernel cuda_future of the plan is not in this build");
 }
 

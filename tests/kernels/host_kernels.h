@@ -26,7 +26,7 @@ inline bool takes(const std::string& kernel, const Problem& problem) {
 /// The kernel that this machine chooses for a problem.
 inline std::string preferred_kernel(const Problem& problem) {
   const Result<Plan> chosen = plan(problem, host_device());
-  return chosen.ok() ? chosen->kernel : "";
+  return chosen.ok() ? std::string(chosen->kernel) : "";
 }
 
 /// The line itself, or with bf16 queries, and a bf16 cache, too, if that is what the kernel insists on.

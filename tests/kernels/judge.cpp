@@ -36,7 +36,7 @@ Attend kernel_under_test(const std::string& kernel, bool batch_invariant) {
     const Result<Plan> plan = quire::plan(c.batch, c.cache, c.options,
                                           {.kernel = kernel, .batch_invariant = batch_invariant, .num_threads = num_threads});
     if (!plan.ok()) return plan.status();
-    if (plan->kernel != kernel) return {Code::internal_error, "plan chose " + plan->kernel};
+    if (plan->kernel != kernel) return {Code::internal_error, "plan chose " + std::string(plan->kernel)};
     return attend_planned(plan.value(), c, num_threads, rows);
   };
 }

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
+#include <tuple>
 #include <vector>
 
 #include "plan/device_lists.h"
@@ -258,6 +260,55 @@ TEST(DeviceLists, ThePrefillListHasRoomForLowerTiles) {
     EXPECT_GE(list.tile_rows, 64);
   }
   EXPECT_GT(seen, 20);
+}
+
+// The plan decides which kernel serves a list, and in which role.
+TEST(DeviceLists, SayWhoServesThem) {
+  const Device sm90 = find_device("sm90").value();
+  const auto served = [&](const std::string& line, const PlanSettings& settings = {}) {
+    std::vector<std::pair<std::string, Role>> lists;
+    const Plan p =
+        plan(parse_problem_line(line + " page=16 heads=32:8 reqs=64x1@8191,2048@6144")->problem, sm90, settings).value();
+    for (const DeviceList& list : p.lists) lists.emplace_back(list.kernel, list.role);
+    return lists;
+  };
+  using Lists = std::vector<std::pair<std::string, Role>>;
+  const PlanSettings exact{.exact_weights = true};
+  EXPECT_EQ(served("q=bf16 kv=bf16 d=128"), (Lists{{"cuda_sm90", Role::decode}, {"cuda_sm90", Role::prefill}}));
+  EXPECT_EQ(served("q=bf16 kv=bf16 d=128", exact), (Lists{{"cuda_sm90", Role::decode}, {"cuda_mma", Role::tall_rows}}));
+  EXPECT_EQ(served("q=bf16 kv=fp8_e5m2 d=256", exact), (Lists{{"cuda_sm90", Role::decode}, {"cuda_generic", Role::rows}}));
+  EXPECT_EQ(served("q=bf16 kv=bf16 d=128", {.batch_invariant = true}), (Lists{{"cuda_sm90", Role::decode_wide}}));
+  EXPECT_EQ(served("q=bf16 kv=bf16 d=128", {.kernel = "cuda_mma"}),
+            (Lists{{"cuda_mma", Role::short_rows}, {"cuda_mma", Role::tall_rows}}));
+  EXPECT_EQ(served("q=f32 kv=f32 d=128"), (Lists{{"cuda_generic", Role::rows}}));
+}
+
+// Another kernel serves a list, in the room that the plan has made for it, if tensors do not suit tensor copies.
+TEST(DeviceLists, WhatStandsInForHopperFitsTheRoom) {
+  const Device sm90 = find_device("sm90").value();
+  std::set<std::tuple<Role, Role, std::int64_t>> seen;
+  for (const char* types : {"q=bf16 kv=bf16 d=128", "q=bf16 kv=fp8_e4m3fn d=256", "q=fp8_e4m3fn kv=fp8_e4m3fn out=bf16 d=64"})
+    for (const char* heads : {"heads=8:8", "heads=32:2", "heads=100:1"})
+      for (const PlanSettings& settings :
+           {PlanSettings{}, PlanSettings{.batch_invariant = true}, PlanSettings{.exact_weights = true}})
+        for (const char* reqs : {"reqs=64x1@8191,2048@6144", "reqs=9x3@5000"}) {
+          const std::string line = std::string(types) + " " + heads + " page=16 " + reqs;
+          const Plan p = plan(parse_problem_line(line)->problem, sm90, settings).value();
+          for (const DeviceList& list : p.lists) {
+            if (list.kernel != p.kernel) continue;
+            const DeviceList other = p.kernel.row().gpu->instead(p, list);
+            const bool mma = line.starts_with("q=bf16 kv=bf16");
+            EXPECT_EQ(other.kernel, mma ? "cuda_mma" : "cuda_generic") << line;
+            EXPECT_EQ(other.tile_rows, !mma ? std::min<std::int64_t>(16, list.tile_rows) : list.role == Role::decode ? 8 : 64);
+            EXPECT_EQ(other.tile_keys, 64);
+            EXPECT_LE(other.max_partials * other.tile_rows, list.max_partials * list.tile_rows) << line;
+            EXPECT_TRUE(other.num_blocks == list.num_blocks && other.min_rows == list.min_rows &&
+                        other.max_rows == list.max_rows && other.split_keys == list.split_keys &&
+                        other.max_slices == list.max_slices);
+            seen.insert({list.role, other.role, other.tile_rows});
+          }
+        }
+  EXPECT_EQ(seen.size(), 6u) << "decode, decode_wide and prefill, by cuda_mma and by cuda_generic";
 }
 
 // cuda_sm90's blocks count merges in one place each and keep two partial results; nobody schedules its list.

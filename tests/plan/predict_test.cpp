@@ -6,7 +6,6 @@
 #include <set>
 #include <string>
 
-#include "plan/device_lists.h"
 #include "plan/device_work.h"
 #include "quire/plan.hpp"
 
@@ -79,8 +78,8 @@ TEST(Predict, SlicesOfScoreRows) {
                         find_device("sm90").value(), {.exact_weights = true})
                        .value();
     plan_detail::ListWork work;
-    EXPECT_TRUE(plan_detail::count_work(p, p.lists.at(0), plan_detail::body_of(p, p.lists[0]), {}, work));
-    EXPECT_EQ(plan_detail::body_of(p, p.lists[0]), plan_detail::Body::sm90_wide);
+    EXPECT_TRUE(plan_detail::count_work(p, p.lists.at(0), {}, work));
+    EXPECT_EQ(p.lists[0].role, Role::decode_wide);
     return work;
   };
   const plan_detail::ListWork one = with_rows("heads=64:1"), two = with_rows("heads=128:1");
@@ -94,7 +93,7 @@ TEST(Predict, PartsOfFixedSize) {
   const Plan p =
       plan(parse_problem_line(kShape + "3x1@5000")->problem, find_device("sm90").value(), {.batch_invariant = true}).value();
   plan_detail::ListWork work;
-  ASSERT_TRUE(plan_detail::count_work(p, p.lists.at(0), plan_detail::body_of(p, p.lists[0]), {}, work));
+  ASSERT_TRUE(plan_detail::count_work(p, p.lists.at(0), {}, work));
   EXPECT_EQ(work.items, 3 * 8 * 3) << "5001 keys are 79 tiles";
   EXPECT_EQ(work.merges, 3 * 8);
   EXPECT_EQ(work.busiest_tiles, 32) << "72 parts on 132 blocks";

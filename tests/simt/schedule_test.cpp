@@ -119,13 +119,13 @@ TEST(SimtSchedule, EveryKeyOnceForRandomLengths) {
 /// What explain counts of the list that `s` asks for.
 plan_detail::ListWork counted(const Scheduled& s, const std::vector<Lens>& lens) {
   Plan plan;
-  plan.kernel = "cuda_generic";
   plan.problem.num_q_heads = 3 * s.args.group;
   plan.problem.num_kv_heads = 3;
   plan.problem.head_dim = 16;
   if (s.args.window > 0) plan.problem.sliding_window = s.args.window;
   for (const Lens& n : lens) plan.problem.reqs.push_back({n.query_len, n.context_len, n.query_len + n.context_len});
   DeviceList list;
+  list.kernel = plan_detail::rows::cuda_generic;
   list.tile_rows = s.args.work.tile_rows;
   list.tile_keys = s.args.work.tile_keys;
   list.min_rows = s.args.work.min_rows;
@@ -134,7 +134,7 @@ plan_detail::ListWork counted(const Scheduled& s, const std::vector<Lens>& lens)
   list.target_items = s.args.work.target_items;
   list.num_blocks = 7;
   plan_detail::ListWork work;
-  EXPECT_TRUE(plan_detail::count_work(plan, list, plan_detail::Body::generic, {0, 1}, work));
+  EXPECT_TRUE(plan_detail::count_work(plan, list, {0, 1}, work));
   return work;
 }
 

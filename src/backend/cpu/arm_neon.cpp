@@ -5,6 +5,6 @@
 #include "backend/cpu/simd_neon.h"
 
 namespace quire::cpu {
-const KernelEntry kNeonEntry = {"cpu_neon", attend_item<NeonSimd>, merge_item<NeonSimd>};
+const KernelEntry kNeonEntry = {&plan_detail::rows::cpu_neon, attend_item<NeonSimd>, merge_item<NeonSimd>};
 }  // namespace quire::cpu
 #endif

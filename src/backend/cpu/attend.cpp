@@ -20,18 +20,9 @@
 namespace quire::cpu {
 namespace {
 
-const KernelEntry* find_entry(const std::string& kernel) {
-  static const KernelEntry* const entries[] = {
-      &kGenericEntry,
-#if defined(__aarch64__)
-      &kNeonEntry,
-#endif
-#if defined(__x86_64__)
-      &kAvx2Entry,    &kAvx512Entry, &kAvx512Bf16Entry, &kAmxEntry,
-#endif
-  };
-  for (const KernelEntry* entry : entries)
-    if (kernel == entry->name) return entry;
+const KernelEntry* find_entry(KernelHandle kernel) {
+  for (const KernelEntry* entry : kernel_entries())
+    if (kernel == *entry->row) return entry;
   return nullptr;
 }
 
@@ -123,7 +114,7 @@ Status admit(const Plan& plan, const Batch& batch, const KVCache& cache, const O
   if (Status s = plan_detail::shapes_fit(plan, batch, cache, options); !s.ok()) return s;
   if (Status s = lengths_fit(plan, batch, options); !s.ok()) return s;
   if (find_entry(plan.kernel) == nullptr)
-    return {Code::unsupported, formatted("attend: kernel {} of the plan is not in this build", plan.kernel)};
+    return {Code::unsupported, formatted("attend: kernel {} of the plan is not in this build", plan.kernel.name())};
   if (const std::uint32_t missing = plan.device.cpu_features & ~(host_device().cpu_features | kFastBf16Dot); missing != 0)
     return {Code::unsupported,
             formatted("attend: the plan was made for device {}, this machine is {}", plan.device.name, host_device().name)};
@@ -186,9 +177,9 @@ Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const 
   const std::int64_t expected = plan.problem.num_tokens() * plan.problem.num_q_heads;
   if (rows_written != expected)
     return {Code::internal_error,
-            formatted("attend: {} wrote {} output rows, the batch has {}", plan.kernel, rows_written, expected)};
+            formatted("attend: {} wrote {} output rows, the batch has {}", plan.kernel.name(), rows_written, expected)};
   if (batch.padding == Padding::zero) zero_rows(batch.output, batch.lse, num_request_rows(batch));
-  if (attend_options.rows != nullptr) *attend_options.rows = {{plan.kernel, rows_written}};
+  if (attend_options.rows != nullptr) *attend_options.rows = {{std::string(plan.kernel), rows_written}};
   return {};
 }
 

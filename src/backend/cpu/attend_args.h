@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "plan/scratch.h"
 #include "quire/plan.hpp"
@@ -65,7 +66,7 @@ struct AttendArgs {
 /// One instantiation of attend_body.h. `scratch` is one thread's, laid out as plan_detail::ThreadScratch says.
 /// Both return the number of output rows (token x query head) that they wrote.
 struct KernelEntry {
-  const char* name;
+  const plan_detail::KernelRow* row;
   std::int64_t (*attend)(const AttendArgs& args, const WorkItem& item, float* scratch);
   std::int64_t (*merge)(const AttendArgs& args, const MergeItem& item, float* scratch);
 };
@@ -80,5 +81,8 @@ extern const KernelEntry kAvx512Entry;
 extern const KernelEntry kAvx512Bf16Entry;
 extern const KernelEntry kAmxEntry;
 #endif
+
+/// The kernels of this build: entries.cpp.
+std::span<const KernelEntry* const> kernel_entries() noexcept;
 
 }  // namespace quire::cpu

@@ -4,5 +4,5 @@
 #include "backend/cpu/simd_scalar.h"
 
 namespace quire::cpu {
-const KernelEntry kGenericEntry = {"cpu_generic", attend_item<ScalarSimd>, merge_item<ScalarSimd>};
+const KernelEntry kGenericEntry = {&plan_detail::rows::cpu_generic, attend_item<ScalarSimd>, merge_item<ScalarSimd>};
 }  // namespace quire::cpu

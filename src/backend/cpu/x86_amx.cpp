@@ -7,9 +7,9 @@
 
 namespace quire::cpu {
 #ifdef QUIRE_EMULATE_AMX  // tests only: the same kernel on machines without the unit
-const KernelEntry kAmxEntry = {"cpu_amx", attend_amx_item<EmulatedTiles>, merge_item<Avx512Simd>};
+const KernelEntry kAmxEntry = {&plan_detail::rows::cpu_amx, attend_amx_item<EmulatedTiles>, merge_item<Avx512Simd>};
 #else
-const KernelEntry kAmxEntry = {"cpu_amx", attend_amx_item<HardwareTiles>, merge_item<Avx512Simd>};
+const KernelEntry kAmxEntry = {&plan_detail::rows::cpu_amx, attend_amx_item<HardwareTiles>, merge_item<Avx512Simd>};
 #endif
 }  // namespace quire::cpu
 #endif

@@ -5,6 +5,6 @@
 #include "backend/cpu/simd_avx2.h"
 
 namespace quire::cpu {
-const KernelEntry kAvx2Entry = {"cpu_avx2", attend_item<Avx2Simd>, merge_item<Avx2Simd>};
+const KernelEntry kAvx2Entry = {&plan_detail::rows::cpu_avx2, attend_item<Avx2Simd>, merge_item<Avx2Simd>};
 }  // namespace quire::cpu
 #endif

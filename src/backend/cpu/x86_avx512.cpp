@@ -5,6 +5,6 @@
 #include "backend/cpu/simd_avx512.h"
 
 namespace quire::cpu {
-const KernelEntry kAvx512Entry = {"cpu_avx512", attend_item<Avx512Simd>, merge_item<Avx512Simd>};
+const KernelEntry kAvx512Entry = {&plan_detail::rows::cpu_avx512, attend_item<Avx512Simd>, merge_item<Avx512Simd>};
 }  // namespace quire::cpu
 #endif

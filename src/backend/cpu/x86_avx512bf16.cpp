@@ -17,6 +17,6 @@ std::int64_t attend_pairs(const AttendArgs& args, const WorkItem& item, float* s
 
 }  // namespace
 
-const KernelEntry kAvx512Bf16Entry = {"cpu_avx512bf16", attend_pairs, merge_item<Avx512Bf16Simd>};
+const KernelEntry kAvx512Bf16Entry = {&plan_detail::rows::cpu_avx512bf16, attend_pairs, merge_item<Avx512Bf16Simd>};
 }  // namespace quire::cpu
 #endif

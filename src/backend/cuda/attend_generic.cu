@@ -14,13 +14,13 @@ __global__ void __launch_bounds__(gpu::kGenericThreads, gpu::kGenericBlocksPerUn
   gpu::attend_generic(args, gpu::SharedArea(memory));
 }
 
-cudaError_t launch(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream) {
-  generic_kernel<<<static_cast<unsigned>(plan.lists[list].num_blocks), gpu::kGenericThreads, 0, stream>>>(args);
+cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, cudaStream_t stream) {
+  generic_kernel<<<static_cast<unsigned>(list.num_blocks), gpu::kGenericThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 
 }  // namespace
 
-const KernelEntry kGenericEntry = {"cuda_generic", launch, nullptr, nullptr, nullptr};
+const KernelEntry kGenericEntry = {.row = &plan_detail::rows::cuda_generic, .attend = launch};
 
 }  // namespace quire::cuda

@@ -7,12 +7,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
 #include <span>
 
 #include "backend/gpu/args.h"
 #include "backend/gpu/cached_lens_args.h"
-#include "quire/plan.hpp"
+#include "plan/kernel.h"
 
 namespace quire::cuda {
 
@@ -23,16 +22,24 @@ enum class Order {
   divided    ///< at the same time, each on multiprocessors of its own
 };
 
+struct KernelEntry;
+
+/// One list of a call, as it is served. Decided once, before the first launch.
+struct Served {
+  const KernelEntry* kernel;
+  DeviceList list;  ///< the plan's, or what stands in for it
+  gpu::AttendArgs args;
+};
+
 struct KernelEntry {
-  const char* name;
-  /// `list` indexes plan.lists; args.work is that list.
-  cudaError_t (*attend)(const gpu::AttendArgs& args, const Plan& plan, std::size_t list, cudaStream_t stream);
-  /// How the launches for two lists follow each other; if they are divided, says so in both. Null: in_turn.
-  Order (*order)(std::span<gpu::AttendArgs> args, const Plan& plan);
-  /// The kernel finds its work from the lengths: args.work needs no slices. Null: it never does.
-  bool (*deals_itself)(const gpu::AttendArgs& args, const Plan& plan, std::size_t list);
-  /// Tiles of args.work other than the plan's, where the tensors ask for it; no smaller than it made room for. Null: never.
-  void (*reshape)(gpu::AttendArgs& args, const Plan& plan, std::size_t list);
+  const plan_detail::KernelRow* row;
+  /// args.work is `list`.
+  cudaError_t (*attend)(const gpu::AttendArgs& args, const DeviceList& list, cudaStream_t stream);
+  /// Whether the kernel can read the tensors of a call, as far as the problem did not say; where it cannot, GpuTraits::instead
+  /// serves the list. Null: it always can.
+  bool (*reads)(const gpu::AttendArgs& args, const DeviceList& list) = nullptr;
+  /// How the launches for two lists of this kernel follow each other; if they are divided, says so in both. Null: in_turn.
+  Order (*order)(Served& first, Served& second) = nullptr;
 };
 
 extern const KernelEntry kGenericEntry;  ///< attend_generic.cu

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 #include <iterator>
-#include <string_view>
 
 #include "backend/cuda/entry.h"
 #include "backend/cuda/error.h"
@@ -18,14 +17,14 @@ namespace {
 
 cudaStream_t cuda_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
-const KernelEntry* find_entry(std::string_view kernel) {
+const KernelEntry* find_entry(KernelHandle kernel) {
   static const KernelEntry* const entries[] = {&kSm90Entry, &kMmaEntry, &kGenericEntry};
   for (const KernelEntry* entry : entries)
-    if (kernel == entry->name) return entry;
+    if (kernel == *entry->row) return entry;
   return nullptr;
 }
 
-bool has_kernel(std::string_view name) { return find_entry(name) != nullptr; }
+bool has_kernel(KernelHandle kernel) { return find_entry(kernel) != nullptr; }
 
 /// One launch of the kernel, for one list.
 struct Step {
@@ -45,50 +44,59 @@ std::span<const Step> steps_of(std::size_t lists, Order order) {
   return {kInTurn, lists};
 }
 
-/// A call as its launches: what each list's kernel is given, in which order, and which lists are made ahead.
+/// Kernel, list and arguments that serve a list of the plan, given the tensors of a call.
+Served serve(const DeviceList& list, const Plan& plan, const gpu::AttendArgs& args) {
+  Served served{find_entry(list.kernel), list, args};
+  if (served.kernel->reads == nullptr || served.kernel->reads(args, list)) return served;
+  served.list = list.kernel.row().gpu->instead(plan, list);
+  served.kernel = find_entry(served.list.kernel);
+  served.args.work.tile_rows = static_cast<std::int32_t>(served.list.tile_rows);
+  served.args.work.tile_keys = static_cast<std::int32_t>(served.list.tile_keys);
+  served.args.work.max_partials = static_cast<std::int32_t>(served.list.max_partials);
+  return served;
+}
+
+/// A call as its launches: who serves each list, in which order, and which lists are made ahead.
 struct Launches {
-  const KernelEntry& kernel;
-  std::array<gpu::AttendArgs, plan_detail::kMaxLists> lists;
+  std::array<Served, plan_detail::kMaxLists> lists;
   std::size_t num_lists;
   std::array<gpu::AttendArgs, plan_detail::kMaxLists> scheduled;
   std::size_t num_scheduled = 0;
   Order order = Order::in_turn;
 
-  Launches(const Plan& plan, std::span<const gpu::AttendArgs> args) : kernel(*find_entry(plan.kernel)), num_lists(args.size()) {
-    for (std::size_t i = 0; i < num_lists; ++i) {
-      lists[i] = args[i];
-      if (kernel.reshape != nullptr) kernel.reshape(lists[i], plan, i);
-    }
-    if (num_lists == 2 && kernel.order != nullptr) order = kernel.order(lists, plan);
+  Launches(const Plan& plan, std::span<const gpu::AttendArgs> args) : num_lists(args.size()) {
+    for (std::size_t i = 0; i < num_lists; ++i) lists[i] = serve(plan.lists[i], plan, args[i]);
+    if (num_lists == 2 && lists[0].kernel == lists[1].kernel && lists[0].kernel->order != nullptr)
+      order = lists[0].kernel->order(lists[0], lists[1]);
     // A layer may be served as its preparation was, and no otherwise.
     unsigned long long served = static_cast<unsigned>(order);
     for (std::size_t i = 0; i < num_lists; ++i) {
-      const bool ahead = kernel.deals_itself == nullptr || !kernel.deals_itself(lists[i], plan, i);
-      served = served * 1024 + static_cast<unsigned>(lists[i].work.tile_rows) * 2 + (ahead ? 1 : 0);
-      if (ahead) scheduled[num_scheduled++] = lists[i];
+      const bool ahead = !plan_detail::body_of(lists[i].list).deals_itself();
+      served = served * 1024 + static_cast<unsigned>(lists[i].list.tile_rows) * 2 + (ahead ? 1 : 0);
+      if (ahead) scheduled[num_scheduled++] = lists[i].args;
     }
-    for (std::size_t i = 0; i < num_lists; ++i) lists[i].permit = gpu::permit_with(args[0].permit, served);
-    for (std::size_t i = 0; i < num_scheduled; ++i) scheduled[i].permit = lists[0].permit;
+    for (std::size_t i = 0; i < num_lists; ++i) lists[i].args.permit = gpu::permit_with(args[0].permit, served);
+    for (std::size_t i = 0; i < num_scheduled; ++i) scheduled[i].permit = lists[0].args.permit;
   }
 
   /// Reset, validate and schedule. All lists are made before any is used: one without room breaks the call before a row is
   /// written.
   Status prepare(gpu::ResetArgs reset, cudaStream_t on) const {
-    reset.permit = lists[0].permit;
-    return status_of(launch_prepare(lists[0], {scheduled.data(), num_scheduled}, reset, on), "attend: launching prepare");
+    reset.permit = lists[0].args.permit;
+    return status_of(launch_prepare(lists[0].args, {scheduled.data(), num_scheduled}, reset, on), "attend: launching prepare");
   }
   /// Attend for every list, and the rows that no list has.
-  Status attend(const Plan& plan, cudaStream_t on) {
-    bool confirms = lists[0].prepared;
+  Status attend(cudaStream_t on) {
+    bool confirms = lists[0].args.prepared;
     for (const Step& step : steps_of(num_lists, order)) {
-      gpu::AttendArgs& list = lists[step.list];
-      list.work.turn = step.turn;
-      list.confirms = confirms;
+      auto& [kernel, list, args] = lists[step.list];
+      args.work.turn = step.turn;
+      args.confirms = confirms;
       confirms = false;
-      if (Status s = status_of(kernel.attend(list, plan, step.list, on), "attend: launching the kernel"); !s.ok()) return s;
+      if (Status s = status_of(kernel->attend(args, list, on), "attend: launching the kernel"); !s.ok()) return s;
     }
-    if (!lists[0].fills_rows()) return {};
-    return status_of(launch_fill_rows(lists[0], on), "attend: launching fill_rows");
+    if (!lists[0].args.fills_rows()) return {};
+    return status_of(launch_fill_rows(lists[0].args, on), "attend: launching fill_rows");
   }
 };
 
@@ -98,7 +106,7 @@ Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, c
   const cudaStream_t on = cuda_stream(stream);
   if (part != gpu::Part::layer)
     if (Status s = launches.prepare(reset, on); !s.ok()) return s;
-  return part == gpu::Part::preparation ? Status() : launches.attend(plan, on);
+  return part == gpu::Part::preparation ? Status() : launches.attend(on);
 }
 
 Status enqueue_append(const gpu::AppendArgs& args, void* stream) {
@@ -117,16 +125,16 @@ Status enqueue_merge_many(const gpu::MergeManyArgs& args, void* stream) {
   return status_of(launch_merge_many(args, cuda_stream(stream)), "merge_many: launching the kernel");
 }
 
-Status fetch(void* to, const void* from, std::size_t bytes, void* stream) {
+Status copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, void* stream) {
   const cudaStream_t on = cuda_stream(stream);
-  if (Status s = status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, on), "cudaMemcpyAsync"); !s.ok()) return s;
+  if (Status s = status_of(cudaMemcpyAsync(to, from, bytes, kind, on), "cudaMemcpyAsync"); !s.ok()) return s;
   return status_of(cudaStreamSynchronize(on), "waiting for the stream");
 }
-
+Status fetch(void* to, const void* from, std::size_t bytes, void* stream) {
+  return copy(to, from, bytes, cudaMemcpyDeviceToHost, stream);
+}
 Status put(void* to, const void* from, std::size_t bytes, void* stream) {
-  const cudaStream_t on = cuda_stream(stream);
-  if (Status s = status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, on), "cudaMemcpyAsync"); !s.ok()) return s;
-  return status_of(cudaStreamSynchronize(on), "waiting for the stream");
+  return copy(to, from, bytes, cudaMemcpyHostToDevice, stream);
 }
 
 Result<bool> find_bad(const gpu::AttendArgs& args) {

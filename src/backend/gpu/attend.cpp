@@ -22,7 +22,7 @@ Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const K
   if (Status s = plan_detail::shapes_fit(plan, batch, cache, options); !s.ok()) return s;
   if (Status s = plan_detail::counts_within(plan, batch); !s.ok()) return s;
   if (!vendor.has_kernel(plan.kernel))
-    return {Code::unsupported, formatted("attend: kernel {} of the plan is not in this build", plan.kernel)};
+    return {Code::unsupported, formatted("attend: kernel {} of the plan is not in this build", plan.kernel.name())};
   if (plan.device.ordinal < 0)
     return {Code::unsupported,
             formatted("attend: the plan was made for the pretended device {}; plan for gpu_device()", plan.device.name)};
@@ -150,7 +150,8 @@ Status attend_status(const Vendor& vendor, const Plan& plan, const Batch& batch,
     return {s.code(), "attend_status: " + s.message()};
   if (!last.ok()) return last;
   if (!earlier.ok()) return earlier;
-  if (attend_options.rows != nullptr) *attend_options.rows = {{plan.kernel, static_cast<std::int64_t>(outcome.rows_written)}};
+  if (attend_options.rows != nullptr)
+    *attend_options.rows = {{std::string(plan.kernel), static_cast<std::int64_t>(outcome.rows_written)}};
   return {};
 }
 

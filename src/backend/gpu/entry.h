@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <span>
-#include <string_view>
 
 #include "backend/gpu/args.h"
 #include "backend/gpu/cached_lens_args.h"
@@ -25,7 +24,7 @@ struct Vendor {
   const device::Runtime* runtime;
 
   /// Whether this build has the launches of a row of the kernel table.
-  bool (*has_kernel)(std::string_view name);
+  bool (*has_kernel)(KernelHandle kernel);
   /// The launches of `part`. Of a preparation: reset, check lengths and tables, fill the work lists. Of a layer: attend, fill
   /// rows where args ask for it. args[i] is for plan.lists[i].
   Status (*enqueue_attend)(const Plan& plan, std::span<const AttendArgs> args, const ResetArgs& reset, Part part, void* stream);

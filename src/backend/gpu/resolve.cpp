@@ -190,14 +190,14 @@ Status judge(const Outcome& outcome, const Plan& plan, const Batch& batch) {
                       outcome.unprepared)};
   if (outcome.broken != 0)
     return {Code::internal_error,
-            formatted("attend: {} refused lengths and tables that break no rule and stay within the plan", plan.kernel)};
+            formatted("attend: {} refused lengths and tables that break no rule and stay within the plan", plan.kernel.name())};
   // Without padding the host knows better than any tensor how many rows there are.
   const auto all = static_cast<unsigned long long>(batch.query.shape[0]) * static_cast<unsigned long long>(batch.query.shape[1]);
   const unsigned long long of_layer = batch.padding == Padding::refused ? all : outcome.rows_due;
   const unsigned long long expected = of_layer * static_cast<unsigned>(outcome.layers);
   if (outcome.rows_written == expected) return {};
   return {Code::internal_error,
-          formatted("attend: {} wrote {} output rows, the batch has {}", plan.kernel, outcome.rows_written, expected) +
+          formatted("attend: {} wrote {} output rows, the batch has {}", plan.kernel.name(), outcome.rows_written, expected) +
               (outcome.layers == 1 ? "" : formatted(" in {} layers", outcome.layers))};
 }
 

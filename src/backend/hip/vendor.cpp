@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 #include <mutex>
-#include <string_view>
 
 #include "backend/gpu/generic_sizes.h"
 #include "backend/gpu/launch_sizes.h"
@@ -13,6 +12,7 @@
 #include "backend/hip/matrix_launch.h"
 #include "backend/hip/modules.h"
 #include "plan/device_workspace.h"
+#include "plan/kernel.h"
 #include "text/formatted.h"
 
 namespace quire::hip {
@@ -33,20 +33,37 @@ Status launch(const Api& hip, const Launch& what, std::int64_t blocks, const Arg
   return status_of(hip, error, formatted("launching {} with {} blocks of {} threads", what.kernel, blocks, what.threads).c_str());
 }
 
+Result<Launch> generic_launch(const Plan&, const DeviceList&) {
+  return Launch{kPortable, "quire_attend_generic", gpu::kGenericThreads};
+}
+
+/// A kernel of the table and the launch for one of its lists.
+struct KernelEntry {
+  const plan_detail::KernelRow* row;
+  Result<Launch> (*launch_of)(const Plan& plan, const DeviceList& list);
+};
+constexpr KernelEntry kEntries[] = {{&plan_detail::rows::hip_matrix, matrix_launch},
+                                    {&plan_detail::rows::hip_generic, generic_launch}};
+
+const KernelEntry* find_entry(KernelHandle kernel) {
+  for (const KernelEntry& entry : kEntries)
+    if (kernel == *entry.row) return &entry;
+  return nullptr;
+}
+
+bool has_kernel(KernelHandle kernel) { return find_entry(kernel) != nullptr; }
+
 /// The kernel for each list, loaded, so that no launch fails for want of it after another has written rows.
 Result<std::array<Launch, plan_detail::kMaxLists>> attend_launches(const Api& hip, const Plan& plan) {
   std::array<Launch, plan_detail::kMaxLists> launches{};
   for (std::size_t i = 0; i < plan.lists.size(); ++i) {
-    Result<Launch> one = Launch{kPortable, "quire_attend_generic", gpu::kGenericThreads};
-    if (plan.kernel == "hip_matrix") one = matrix_launch(plan, plan.lists[i]);
+    const Result<Launch> one = find_entry(plan.lists[i].kernel)->launch_of(plan, plan.lists[i]);
     if (!one.ok()) return one.status();
     if (const Result<Function> there = find_function(hip, one->source, one->kernel); !there.ok()) return there.status();
     launches[i] = one.value();
   }
   return launches;
 }
-
-bool has_kernel(std::string_view name) { return name == "hip_matrix" || name == "hip_generic"; }
 
 /// Resets the counters, checks lengths and tables and makes all lists before any is used: one without room breaks the call before
 /// a row is written.
@@ -78,22 +95,23 @@ Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, c
   return launch(hip, {kPortable, "quire_fill_rows", gpu::kFillThreads}, gpu::fill_blocks(args[0]), args[0], stream);
 }
 
-Status enqueue_append(const gpu::AppendArgs& args, void* stream) {
+/// launch(), if there is a HIP runtime.
+template <class Arguments>
+Status launch_alone(const Launch& what, std::int64_t blocks, const Arguments& arguments, void* stream) {
   const Result<const Api*> hip = api();
-  if (!hip.ok()) return hip.status();
-  return launch(*hip.value(), {kPortable, "quire_append", gpu::kAppendThreads}, gpu::append_blocks(args), args, stream);
+  return hip.ok() ? launch(*hip.value(), what, blocks, arguments, stream) : hip.status();
+}
+
+Status enqueue_append(const gpu::AppendArgs& args, void* stream) {
+  return launch_alone({kPortable, "quire_append", gpu::kAppendThreads}, gpu::append_blocks(args), args, stream);
 }
 
 Status enqueue_merge(const gpu::MergeArgs& args, void* stream) {
-  const Result<const Api*> hip = api();
-  if (!hip.ok()) return hip.status();
-  return launch(*hip.value(), {kPortable, "quire_merge", gpu::kMergeThreads}, gpu::merge_blocks(args), args, stream);
+  return launch_alone({kPortable, "quire_merge", gpu::kMergeThreads}, gpu::merge_blocks(args), args, stream);
 }
 
 Status enqueue_merge_many(const gpu::MergeManyArgs& args, void* stream) {
-  const Result<const Api*> hip = api();
-  if (!hip.ok()) return hip.status();
-  return launch(*hip.value(), {kPortable, "quire_merge_many", gpu::kMergeThreads}, gpu::merge_many_blocks(args), args, stream);
+  return launch_alone({kPortable, "quire_merge_many", gpu::kMergeThreads}, gpu::merge_many_blocks(args), args, stream);
 }
 
 /// What the stream has come to, and waits for it.

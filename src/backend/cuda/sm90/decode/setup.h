@@ -6,7 +6,7 @@
 #include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/sm90/decode/kernel.h"
 #include "backend/cuda/sm90/instance.h"
-#include "plan/device_lists.h"
+#include "plan/kernels/cuda_sm90.h"
 
 namespace quire::cuda::sm90::decode {
 
@@ -27,7 +27,7 @@ constexpr int narrow_stages(int head_dim, int element_bytes) {
 template <typename T, typename Tiles, int kRows>
 cudaError_t start_rows(const DecodeLaunch& launch) {
   using Block = Memory<Tiles, kRows>;
-  static_assert(plan_detail::sm90_decode_blocks(Tiles::kDim, Tiles::kElementBytes, kRows) == Block::kBlocks);
+  static_assert(plan_detail::kSm90.decode_blocks(Tiles::kDim, Tiles::kElementBytes, kRows) == Block::kBlocks);
   static_assert(kRows != 8 || Block::kStages == narrow_stages(Tiles::kDim, Tiles::kElementBytes));
   return launch_dependent(attend_decode<T, Block>, {launch.blocks, Block::kThreads, sizeof(typename Block::Shared)},
                           launch.stream, launch.args, launch.maps);
@@ -35,11 +35,11 @@ cudaError_t start_rows(const DecodeLaunch& launch) {
 
 template <typename T, typename Tiles>
 cudaError_t start_tiles(const DecodeLaunch& launch) {
-  constexpr int kWideRows = static_cast<int>(plan_detail::sm90_wide_rows(Tiles::kDim));
-  static_assert(Memory<Tiles, kWideRows>::kGroups == plan_detail::kSm90WideGroups);
+  constexpr int kWideRows = static_cast<int>(plan_detail::kSm90.wide_rows(Tiles::kDim));
+  static_assert(Memory<Tiles, kWideRows>::kGroups == plan_detail::kSm90.wide_groups);
   const int rows = launch.args.work.tile_rows;
   if (rows == 8) return start_rows<T, Tiles, 8>(launch);
-  if (rows == kWideRows || rows == kWideRows * plan_detail::kSm90WideGroups) return start_rows<T, Tiles, kWideRows>(launch);
+  if (rows == kWideRows || rows == kWideRows * plan_detail::kSm90.wide_groups) return start_rows<T, Tiles, kWideRows>(launch);
   return cudaErrorInvalidValue;
 }
 

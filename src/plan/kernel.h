@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// A kernel is a value: one KernelRow holds all that planning knows of a kernel. Each row is defined in a file of
+// src/plan/kernels/; src/plan/kernels.inc puts the rows in order of preference.
+//
+// Launches are not here: a backend names the row that it launches (KernelEntry of src/backend/cpu, cuda and hip).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quire/plan.hpp"
+
+namespace quire::plan_detail {
+
+struct BodyCosts;
+
+/// Properties of a CPU kernel.
+struct CpuTraits {
+  std::int64_t lanes;        ///< f32 values of the widest vector; rows of scratch are multiples of it
+  std::int64_t direct_rows;  ///< items of up to this many score rows take the path for few rows, whose sums have another order
+  std::int64_t (*scratch_bytes)(const Plan& plan);  ///< scratch memory of one thread
+};
+
+/// Code of a GPU kernel that serves the lists of one role.
+struct Body {
+  Role role;
+  std::string_view name;  ///< ListPrediction::served_by
+  /// Tiles of keys in a block's share, at least, where blocks find equal shares of the work themselves (Stream-K) and no list is
+  /// written. 0: blocks draw the items of a list.
+  std::int64_t least_share = 0;
+  /// A share may grow by a part in so many to be a whole number of segments, or of a segment's parts. 0: it does not.
+  std::int64_t whole_share = 0;
+  std::int64_t blocks_per_unit = 1;  ///< blocks that work on an item together
+  std::int64_t matrix_rows = 0;      ///< score rows that the matrix units are given for a tile; 0: the tile's
+  std::int64_t own_tiles_dim = 0;    ///< head_dim with tiles of other sizes, for which other head_dims' costs do not stand
+  bool deals_itself() const { return least_share > 0; }
+};
+
+/// Properties of a GPU kernel.
+struct GpuTraits {
+  /// Lists of a plan whose problem, bounds and settings are set, with their capacities.
+  std::vector<DeviceList> (*lists)(const Plan& plan);
+  /// The list that stands in where the kernel cannot read a call's tensors: another kernel, in the room of `list`. Null: the
+  /// kernel reads all tensors.
+  DeviceList (*instead)(const Plan& plan, const DeviceList& list) = nullptr;
+  std::span<const Body> bodies;
+  std::span<const BodyCosts> costs = {};  ///< on the devices of device_costs.h
+};
+
+inline constexpr std::string_view kFirstInTable = "its row comes first in the table";
+
+struct KernelRow {
+  Kernel info;
+  /// One reason for each condition of this row that the problem breaks (device conditions are added by refusals_of).
+  std::vector<std::string> (*refuses)(const Problem& problem, const Device& device);
+  std::string_view why_first = kFirstInTable;  ///< advantage over later rows
+  /// Why a device that could run this row gets the next one, unless the row is asked for by name. Empty: it does not.
+  std::string (*slower)(const Device& device) = [](const Device&) { return std::string(); };
+  const CpuTraits* cpu = nullptr;  ///< set if info.backend is cpu
+  const GpuTraits* gpu = nullptr;  ///< set otherwise
+};
+
+namespace rows {
+#define QUIRE_KERNEL(name) extern const KernelRow name;
+#include "plan/kernels.inc"
+#undef QUIRE_KERNEL
+}  // namespace rows
+
+/// src/plan/kernels.inc, in order of preference.
+std::span<const KernelRow* const> kernel_rows() noexcept;
+
+/// The code that serves a list of a plan.
+inline const Body& body_of(const DeviceList& list) {
+  const std::span<const Body> bodies = list.kernel.row().gpu->bodies;
+  for (const Body& body : bodies)
+    if (body.role == list.role) return body;
+  return bodies.front();
+}
+
+inline std::vector<std::string> refuses_nothing(const Problem&, const Device&) { return {}; }
+
+}  // namespace quire::plan_detail

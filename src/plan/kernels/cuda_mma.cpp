@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// cuda_mma: tensor cores by mma.sync, sm80 or later.
+#include "plan/kernels/cuda_mma.h"
+
+#include "plan/device_costs.h"
+#include "plan/kernels/refusals.h"
+
+namespace quire::plan_detail {
+namespace {
+
+/// The instances of src/backend/cuda/mma/.
+Reasons mma_refuses(const Problem& problem, const Device& device) {
+  Reasons reasons;
+  const bool fp8 = is_nvidia_fp8(problem.kv_dtype);
+  if (!is_16_bit(problem.q_dtype)) reasons.push_back(formatted("q is {}, expected f16 or bf16", name(problem.q_dtype)));
+  if (problem.kv_dtype != problem.q_dtype && !fp8)
+    reasons.push_back(
+        formatted("kv is {}, expected {} (as q), fp8_e4m3fn or fp8_e5m2", name(problem.kv_dtype), name(problem.q_dtype)));
+  const std::int64_t d = problem.head_dim;
+  if (d != 64 && d != 128 && (d != 256 || fp8))
+    reasons.push_back(formatted("d is {}, expected {}", d, fp8 ? "64 or 128" : "64, 128 or 256"));
+  if (asks_for_wide_rows(problem)) reasons.push_back(formatted("out is f32, expected {} or fp8_e4m3fn", name(problem.q_dtype)));
+  if (device.sm < 80) reasons.push_back(formatted("needs sm80, which device {} lacks", device.name));
+  refuse_other_masks(problem, reasons);
+  return reasons;
+}
+
+std::vector<DeviceList> mma_lists(const Plan& plan) { return short_and_tall_lists(plan, rows::cuda_mma, kMmaTiles); }
+
+constexpr Body kMmaBodies[] = {{.role = Role::short_rows, .name = "mma_short"}, {.role = Role::tall_rows, .name = "mma_tall"}};
+constexpr BodyCosts kMmaCosts[] = {
+    {&kH200, Role::short_rows, false, 0, 16.7, 1.17, 1.02, 101, 0, 0, 1.98, 0.902},
+    {&kH200, Role::short_rows, false, 256, 35.8, 1.02, 0.5, 100, 0, 0, 3.12, 0.52},
+    {&kH200, Role::short_rows, true, 0, 25.1, 1.04, 0.792, 153, 0, 0, 3.19, 0.92},
+    {&kH200, Role::tall_rows, false, 0, 52.2, 4.93, 0, 0, 188, 3.84, 7.16, 1},
+    {&kH200, Role::tall_rows, false, 256, 8.16, 2.55, 0, 0, 742, 15.8, 3, 1},
+    {&kH200, Role::tall_rows, true, 0, 8, 2.45, 0, 76.1, 351, 2.94, 3, 1},
+    {&kH100, Role::short_rows, false, 0, 13.9, 1.24, 0.571, 60.5, 0, 0, 2.08, 0.902},
+    {&kH100, Role::short_rows, false, 256, 53.6, 1.03, 0.5, 100, 0, 0, 3.2, 0.701},
+    {&kH100, Role::short_rows, true, 0, 18.1, 1.04, 0.673, 153, 0, 0, 3.32, 0.92},
+    {&kH100, Role::tall_rows, false, 0, 55.7, 6.51, 0, 0, 199, 3.88, 7.16, 1},
+    {&kH100, Role::tall_rows, false, 256, 8.16, 2.55, 0, 0, 632, 15.5, 3, 1},
+    {&kH100, Role::tall_rows, true, 0, 8, 2.47, 0, 83.4, 384, 3, 3, 1},
+};
+constexpr GpuTraits kMmaTraits = {.lists = mma_lists, .bodies = kMmaBodies, .costs = kMmaCosts};
+
+}  // namespace
+
+constinit const KernelRow rows::cuda_mma = {
+    .info =
+        {"cuda_mma", Backend::cuda, 0u,
+         "q=f16 or bf16 with kv=q and d=64, 128, 256 or kv=fp8_e4m3fn or fp8_e5m2 and d=64, 128, out=q or fp8_e4m3fn; sm80 or "
+         "later",
+         "tensor cores (mma.sync); softmax weights are split into two 16-bit numbers"},
+    .refuses = mma_refuses,
+    .why_first = "it multiplies on matrix units",
+    .gpu = &kMmaTraits};
+
+}  // namespace quire::plan_detail

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// cuda_sm90: Hopper's TMA and wgmma. Decode rows and the rest have a list each; the rest is prefill's where softmax weights may
+// be rounded, and cuda_mma's or cuda_generic's elsewhere.
+#include "plan/kernels/cuda_sm90.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "plan/device_costs.h"
+#include "plan/kernels/cuda_mma.h"
+#include "plan/kernels/generic.h"
+#include "plan/kernels/refusals.h"
+
+namespace quire::plan_detail {
+namespace {
+
+/// Problems that src/backend/cuda/sm90/ reads by tensor copies.
+Reasons sm90_refuses(const Problem& problem, const Device& device) {
+  Reasons reasons;
+  if (!is_16_bit(problem.q_dtype) && problem.q_dtype != DType::fp8_e4m3fn)
+    reasons.push_back(formatted("q is {}, expected f16, bf16 or fp8_e4m3fn", name(problem.q_dtype)));
+  if (problem.kv_dtype != problem.q_dtype && !is_nvidia_fp8(problem.kv_dtype))
+    reasons.push_back(
+        formatted("kv is {}, expected {} (as q), fp8_e4m3fn or fp8_e5m2", name(problem.kv_dtype), name(problem.q_dtype)));
+  if (problem.head_dim != 64 && problem.head_dim != 128 && problem.head_dim != 256)
+    reasons.push_back(formatted("d is {}, expected 64, 128 or 256", problem.head_dim));
+  // Tiles of prefill hold whole groups.
+  const std::int64_t widest = std::min(kSm90.sliced_rows, kSm90.prefill_rows / 2);
+  if (problem.group() > widest) reasons.push_back(formatted("group is {}, expected at most {}", problem.group(), widest));
+  const std::int64_t tokens = problem.layout == CacheLayout::packed ? 16 : 8;  // of a box, or a part of one
+  if (problem.page_size % tokens != 0)
+    reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, tokens));
+  if (device.sm != 90) reasons.push_back(formatted("needs sm90, device {} is not", device.name));
+  if (asks_for_wide_rows(problem)) reasons.push_back("out is f32, expected f16, bf16 or fp8_e4m3fn");
+  refuse_other_masks(problem, reasons);
+  return reasons;
+}
+
+/// Whether prefill takes long requests: its weights are rounded.
+bool has_rounded_prefill(const Plan& plan) { return !plan.exact_weights && !plan.batch_invariant; }
+
+std::int64_t most_rows(const Plan& plan) { return plan.bounds.max_query_len * plan.problem.group(); }
+
+/// Two launches more, and decode that waits for prefill to begin, cost up to 9 us (H200, 32 x 1k with 256 on 256: 68 us for 59),
+/// and the shorter of the two is what can be saved. Decode from fp8 caches needs all multiprocessors to convert what memory
+/// delivers: nothing is idle.
+bool is_worth_dividing(const Plan& plan) {
+  if (is_fp8(plan.problem.kv_dtype)) return false;
+  const Bounds& b = plan.bounds;
+  const auto heads = static_cast<double>(plan.problem.num_q_heads), dim = static_cast<double>(plan.problem.head_dim);
+  const auto most_keys = static_cast<double>(b.max_seq_len);
+  const bool known = plan.assumptions.empty();
+  const double bytes = known ? static_cast<double>(plan.kv_bytes)
+                             : 2 * static_cast<double>(b.num_reqs * plan.problem.num_kv_heads) * most_keys * dim *
+                                   static_cast<double>(itemsize(plan.problem.kv_dtype));
+  const double flops = known ? plan.flops : 4 * static_cast<double>(b.num_tokens) * heads * dim * most_keys;
+  return bytes / kSm90.bytes_per_second + flops / kSm90.flops_per_second >= kSm90.min_divided_seconds;
+}
+
+/// Whether nobody said how long a request's query is at most, and several requests share the batch's tokens.
+bool guesses_query_len(const Plan& plan) {
+  return !plan.assumptions.empty() && plan.bounds.num_reqs > 1 && plan.bounds.max_query_len == plan.bounds.num_tokens;
+}
+
+/// Whether nobody said how long a request's query is at most, and all may be decode rows: no request needs more than `rows` score
+/// rows for all tokens to be spoken for. So it is in most steps of an engine, and a division would cost them what it may save in
+/// others.
+bool may_be_decode_alone(const Plan& plan, std::int64_t rows) {
+  return guesses_query_len(plan) && plan.bounds.num_tokens * plan.problem.group() <= plan.bounds.num_reqs * rows;
+}
+
+/// The list that stands in for one of cuda_sm90, in its room, where tensors do not suit tensor copies: cuda_mma's tiles, or
+/// cuda_generic's for types that cuda_mma has no instance for.
+DeviceList sm90_instead(const Plan& plan, const DeviceList& list) {
+  DeviceList other = list;
+  if (!has_mma_instance(plan.problem)) {
+    other.kernel = rows::cuda_generic;
+    other.role = Role::rows;
+    other.tile_rows = std::min(list.tile_rows, kGeneric.tile_rows);
+    other.tile_keys = kGeneric.tile_keys;
+    return other;
+  }
+  other.kernel = rows::cuda_mma;
+  other.role = Role::short_rows;
+  if (list.role == Role::decode) return other;  // its tiles are cuda_mma's short ones
+  other.role = Role::tall_rows;
+  other.tile_rows = kMmaTiles.tall_rows;
+  other.tile_keys = kMmaTiles.tile_keys;
+  if (list.role == Role::decode_wide) other.max_partials /= kMmaTiles.tall_rows / list.tile_rows;
+  return other;
+}
+static_assert(kSm90.narrow_rows == kMmaTiles.short_rows && kSm90.tile_keys == kMmaTiles.tile_keys);
+
+std::int64_t lowest_tile_rows(const Plan& plan, const DeviceList& list) {
+  return std::min(list.tile_rows, sm90_instead(plan, list).tile_rows);
+}
+
+/// Decode's tiles. Narrow ones, or wide ones: where a group does not fit a narrow one, or where all requests of the plan are
+/// known to fit the slices of wide ones and not all a narrow tile (speculative decoding).
+DeviceList decode_tiles(const Plan& plan) {
+  const std::int64_t wide = kSm90.wide_rows(plan.problem.head_dim), most = most_rows(plan);
+  const std::int64_t limit = has_rounded_prefill(plan) ? kSm90.rows_beside_prefill : kSm90.sliced_rows;
+  DeviceList decode;
+  decode.kernel = rows::cuda_sm90;
+  decode.role = Role::decode_wide;
+  decode.tile_keys = kSm90.tile_keys;
+  if (plan.batch_invariant) {  // the same tiles for all rows of all plans
+    decode.tile_rows = wide;
+    decode.max_rows = kMaxInt32;
+    decode.split_keys = kSm90.split_keys;
+  } else if (plan.problem.group() > kSm90.narrow_rows ||
+             (most > kSm90.narrow_rows && most <= limit && !guesses_query_len(plan))) {
+    decode.tile_rows = most <= wide ? wide : wide * kSm90.wide_groups;
+    decode.max_rows = limit;
+  } else {
+    decode.role = Role::decode;
+    decode.tile_rows = decode.max_rows = kSm90.narrow_rows;
+  }
+  decode.num_blocks = decode.target_items =
+      plan.num_threads * kSm90.decode_blocks(plan.problem.head_dim, itemsize(plan.problem.kv_dtype), decode.tile_rows);
+  return decode;
+}
+
+/// Parts of a segment in narrow tiles, beyond which merging them, by one block, takes longer than they save: n tiles in p parts
+/// take n / p tiles' time and then p parts', at least where p = sqrt(n tile / part).
+std::int64_t most_parts_of_segment(const Plan& plan) {
+  constexpr std::int64_t kDimsAtOnce = 4 * 128;
+  const std::int64_t rows = std::clamp<std::int64_t>(most_rows(plan), 1, kSm90.narrow_rows);
+  const std::int64_t rounds = ceil_div(rows * plan.problem.head_dim, kDimsAtOnce);
+  const std::int64_t span = plan.problem.sliding_window ? *plan.problem.sliding_window : plan.bounds.max_seq_len;
+  const auto tiles = static_cast<double>(ceil_div(std::min(span, plan.bounds.max_seq_len), kSm90.tile_keys));
+  return std::max(kSm90.many_parts,
+                  static_cast<std::int64_t>(std::sqrt(tiles * kSm90.tile_by_part / static_cast<double>(rounds))));
+}
+
+/// Fewer blocks where there are few segments. (Wide tiles have wide_share, batch_invariant ones parts of a fixed size, and beside
+/// prefill the device says how many blocks there are.)
+void limit_parts(DeviceList& decode, const Plan& plan) {
+  const std::int64_t segments = std::max<std::int64_t>(1, plan.bounds.num_reqs) * plan.problem.num_kv_heads;
+  if (decode.role == Role::decode && segments < decode.num_blocks)
+    decode.num_blocks = decode.target_items = std::min(decode.num_blocks, segments * most_parts_of_segment(plan));
+}
+
+/// Decode blocks count merges in a place each, or each of two warpgroups does, and keep two partial results, for which one item a
+/// block makes room. cuda_mma's tall tiles need the same room. Requests without rows have numbers, too.
+void size_decode(DeviceList& decode, const Plan& plan) {
+  Room room{.lowest_tile_rows = lowest_tile_rows(plan, decode), .empty_requests = true};
+  if (decode.role == Role::decode_wide) {
+    room.mergers = kSm90.wide_groups;
+    room.heights = std::max<std::int64_t>(1, kMmaTiles.tall_rows / decode.tile_rows);
+  }
+  set_capacities(decode, plan, room);
+}
+
+/// Tiles of whole groups, half for each block of a pair; a block a multiprocessor. One group has to fit a block.
+DeviceList prefill_tiles(const Plan& plan) {
+  const std::int64_t group = plan.problem.group(), block_rows = kSm90.prefill_rows / 2;
+  DeviceList prefill;
+  prefill.kernel = rows::cuda_sm90;
+  prefill.role = Role::prefill;
+  prefill.tile_rows = block_rows / group * group * 2;
+  prefill.tile_keys = kSm90.prefill_keys(plan.problem.head_dim);
+  prefill.max_rows = kMaxInt32;
+  prefill.num_blocks = std::max(2, plan.num_threads / 2 * 2);
+  prefill.target_items = prefill.num_blocks / 2;
+  prefill.rounded_weights = true;
+  return prefill;
+}
+
+/// Decode rows (a longer request breaks the call), and the rest; all rows are the rest where a group is no decode's.
+std::vector<DeviceList> sm90_lists(const Plan& plan) {
+  DeviceList decode = decode_tiles(plan);
+  const bool has_decode = plan.problem.group() <= decode.max_rows;
+  if (has_decode && most_rows(plan) <= decode.max_rows) {
+    limit_parts(decode, plan);
+    size_decode(decode, plan);
+    return {decode};
+  }
+  DeviceList rest = prefill_tiles(plan);
+  if (!has_rounded_prefill(plan)) rest = sm90_instead(plan, tall_list(plan, rows::cuda_mma, kMmaTiles));
+  rest.min_rows = has_decode ? decode.max_rows : 0;
+  rest.beside = has_decode && has_rounded_prefill(plan) && is_worth_dividing(plan) && !may_be_decode_alone(plan, decode.max_rows);
+  set_capacities(rest, plan, {.lowest_tile_rows = lowest_tile_rows(plan, rest)});
+  if (!has_decode) return {rest};
+  size_decode(decode, plan);
+  return {decode, rest};
+}
+
+constexpr Body kSm90Bodies[] = {
+    {.role = Role::decode, .name = "sm90_decode", .least_share = 1, .whole_share = kSm90.whole_share, .own_tiles_dim = 256},
+    {.role = Role::decode_wide, .name = "sm90_wide", .least_share = kSm90.wide_share, .own_tiles_dim = 256},
+    {.role = Role::prefill,
+     .name = "sm90_prefill",
+     .blocks_per_unit = 2,
+     .matrix_rows = kSm90.prefill_rows,
+     .own_tiles_dim = 256}};
+constexpr BodyCosts kSm90Costs[] = {
+    {&kH200, Role::decode, false, 0, 3.28, 1.13, 0.556, 14.2, 20, 0.3, 1.2, 0.973},
+    {&kH200, Role::decode, true, 0, 2.07, 2.64, 0.631, 34.2, 19.8, 0.291, 0.862, 0.898},
+    {&kH200, Role::decode, false, 256, 4.42, 1.59, 0.6, 14.2, 20, 0.3, 1.4, 0.949},
+    {&kH200, Role::decode, true, 256, 3.37, 3.43, 0.633, 21.7, 19.8, 0.295, 1.39, 0.925},
+    {&kH200, Role::decode_wide, false, 0, 4.03, 1.62, 1.14, 11.8, 10.3, 0.105, 2.51, 0.93},
+    {&kH200, Role::decode_wide, true, 0, 5.72, 5.07, 0.603, 26.7, 9.47, 0.0957, 5.72, 0.9},
+    {&kH200, Role::prefill, false, 0, 2.04, 3.11, 0, 0, 21.9, 0.213, 24.9, 0.596},
+    {&kH200, Role::prefill, false, 256, 15.1, 2.73, 0, 0, 16.4, 0.3, 3, 0.42},
+    {&kH200, Role::prefill, true, 0, 4.37, 6, 0, 0, 5.83, 0.342, 3, 0.42},
+    {&kH200, Role::prefill, true, 256, 15.9, 2.89, 0, 0, 18.1, 0.429, 3, 0.42},
+    {&kH100, Role::decode, false, 0, 3.38, 0.884, 0.556, 14.2, 20, 0.3, 1.27, 0.963},
+    {&kH100, Role::decode, true, 0, 2.05, 2.54, 0.561, 32.3, 19.8, 0.291, 0.801, 0.898},
+    {&kH100, Role::decode, false, 256, 4.38, 1.59, 0.6, 14.2, 20, 0.3, 1.4, 0.968},
+    {&kH100, Role::decode, true, 256, 4.09, 3.97, 0.633, 21.7, 19.8, 0.295, 1.39, 0.934},
+    {&kH100, Role::decode_wide, false, 0, 3.92, 1.59, 1.66, 11.4, 10.2, 0.104, 2.47, 0.93},
+    {&kH100, Role::decode_wide, true, 0, 5.84, 5.3, 0.615, 28, 9.56, 0.0965, 5.81, 0.9},
+    {&kH100, Role::prefill, false, 0, 2.05, 2.37, 0, 0, 22.7, 0.224, 26.2, 0.796},
+    {&kH100, Role::prefill, false, 256, 14.7, 2.68, 0, 0, 15.5, 0.3, 3, 0.42},
+    {&kH100, Role::prefill, true, 0, 2.2, 7.33, 0, 0, 5.15, 0.342, 3, 0.42},
+    {&kH100, Role::prefill, true, 256, 15.7, 2.86, 0, 0, 18.1, 0.429, 3, 0.42},
+};
+constexpr GpuTraits kSm90Traits = {.lists = sm90_lists, .instead = sm90_instead, .bodies = kSm90Bodies, .costs = kSm90Costs};
+
+}  // namespace
+
+constinit const KernelRow rows::cuda_sm90 = {
+    .info = {"cuda_sm90", Backend::cuda, 0u,
+             "q=f16 or bf16 with kv=q, fp8_e4m3fn or fp8_e5m2, or q=kv=fp8_e4m3fn, out=f16, bf16 or fp8_e4m3fn, d=64, 128, 256, "
+             "group up to 128, page=multiple of 8 (packed: 16); sm90",
+             "Hopper's TMA and wgmma. Decode: each thread block gets the same number of keys. Prefill: two blocks share each K/V "
+             "tile; weights are rounded to 16 bits, as in FlashAttention. 8-bit queries become f16"},
+    .refuses = sm90_refuses,
+    .why_first = "it is made for Hopper (copies by TMA, products by wgmma)",
+    .gpu = &kSm90Traits};
+
+}  // namespace quire::plan_detail

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// cuda_sm90: the numbers that planning and src/backend/cuda/sm90/ agree on. Kernels include this file, so it stays small.
+#pragma once
+
+#include <cstdint>
+
+namespace quire::plan_detail {
+
+/// Sizes and limits of the Hopper kernels. Times and rates were measured on an H200 (docs/kernels/sm90_decode.md,
+/// sm90_prefill.md) and serve every sm90 device: a wrong one costs time, never a bit of an output.
+struct Sm90Tuning {
+  // Decode.
+  std::int64_t narrow_rows = 8;  ///< score rows of a narrow tile
+  std::int64_t wide_groups = 2;  ///< warpgroups of a wide tile, wide_rows() score rows each
+  std::int64_t tile_keys = 64;
+  /// Score rows of a request that decode takes beside a prefill kernel that rounds weights, which is faster from there on.
+  std::int64_t rows_beside_prefill = 32;
+  /// Score rows that decode takes, in slices of tiles, where there is no such prefill kernel.
+  std::int64_t sliced_rows = 128;
+  /// Keys of a part of batch_invariant plans. A part costs some 4 us beside its tiles, and a request of 8k keys with 8 KV heads
+  /// is to be worked on by more than a few blocks.
+  std::int64_t split_keys = 2048;
+  /// Key tiles in a share of wide tiles, at least (sm90/instance.h, kWideShare).
+  std::int64_t wide_share = 8;
+  /// A share of narrow tiles may grow by 1 / whole_share to be a whole number of segments (sm90/instance.h, kWholeShare).
+  std::int64_t whole_share = 34;
+  /// Time of a narrow tile over the time that a merge takes for a part and four rows of 128 dims (1500 and 80 cycles).
+  double tile_by_part = 19;
+  std::int64_t many_parts = 32;  ///< parts of a segment (request and KV head) that there may be in any case
+
+  // Prefill: score rows that fit a tile of a pair of blocks.
+  std::int64_t prefill_rows = 256;
+
+  // Decode beside prefill. A call is divided where reading and computing would take min_divided_seconds at these rates.
+  double bytes_per_second = 4.5e12;
+  double flops_per_second = 600e12;
+  double min_divided_seconds = 100e-6;
+
+  /// Score rows of a warpgroup of a wide tile, as registers allow.
+  constexpr std::int64_t wide_rows(std::int64_t head_dim) const { return head_dim == 256 ? 16 : 32; }
+  /// Decode blocks of a multiprocessor, which src/backend/cuda/sm90/ makes room for: as many as keep up with memory.
+  constexpr std::int64_t decode_blocks(std::int64_t head_dim, std::int64_t cache_itemsize, std::int64_t tile_rows) const {
+    if (tile_rows != narrow_rows || head_dim > 128) return 1;
+    return cache_itemsize == 1 ? 4 : 2;
+  }
+  /// Keys of a tile of prefill.
+  constexpr std::int64_t prefill_keys(std::int64_t head_dim) const { return head_dim == 256 ? 64 : 128; }
+  /// Tiles of decode that take as long as one of prefill ("Beside decode" in docs/kernels/sm90_prefill.md).
+  constexpr std::int32_t prefill_weight(std::int64_t head_dim) const { return head_dim == 256 ? 3 : 5; }
+};
+inline constexpr Sm90Tuning kSm90;
+
+}  // namespace quire::plan_detail

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// cuda_generic and hip_generic: one portable kernel, which takes every valid problem in one list.
+#include "plan/kernels/generic.h"
+
+#include "plan/device_costs.h"
+#include "plan/device_lists.h"
+
+namespace quire::plan_detail {
+namespace {
+
+std::vector<DeviceList> generic_lists(const Plan& plan) {
+  DeviceList all;
+  all.kernel = plan.kernel;
+  all.tile_rows = kGeneric.tile_rows;
+  all.tile_keys = kGeneric.tile_keys;
+  all.max_rows = kMaxInt32;
+  all.num_blocks = plan.num_threads * kGeneric.blocks_per_unit;
+  all.target_items = all.num_blocks * kGeneric.items_per_block;
+  all.split_keys = plan.batch_invariant ? kInvariantSplitKeys : 0;
+  set_capacities(all, plan, {.lowest_tile_rows = all.tile_rows});
+  return {all};
+}
+
+constexpr Body kGenericBodies[] = {{.role = Role::rows, .name = "generic"}};
+constexpr BodyCosts kGenericCosts[] = {
+    {&kH200, Role::rows, false, 0, 17.8, 2.36, 0.237, 1.11e+03, 236, 75.4, 3.06, 0.5},
+    {&kH200, Role::rows, true, 0, 9.64, 2.95, 1.01, 972, 1e+03, 79.3, 2.98, 0.5},
+    {&kH100, Role::rows, false, 0, 54.5, 2.01, 0.205, 998, 205, 75.4, 3.22, 0.5},
+    {&kH100, Role::rows, true, 0, 9.64, 2.95, 0.992, 962, 971, 79.3, 2.98, 0.5},
+};
+constexpr GpuTraits kGenericTraits = {.lists = generic_lists, .bodies = kGenericBodies, .costs = kGenericCosts};
+
+}  // namespace
+
+constinit const KernelRow rows::cuda_generic = {
+    .info = {"cuda_generic", Backend::cuda, 0u, "every valid problem", "portable GPU code without tensor cores"},
+    .refuses = refuses_nothing,
+    .gpu = &kGenericTraits};
+
+constinit const KernelRow rows::hip_generic = {
+    .info = {"hip_generic", Backend::hip, 0u, "every valid problem",
+             "as cuda_generic. Experimental: passes all tests in an emulator, has never run on an AMD GPU"},
+    .refuses = refuses_nothing,
+    .gpu = &kGenericTraits};
+
+}  // namespace quire::plan_detail

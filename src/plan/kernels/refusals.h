@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reasons for refusals that several kernels share.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "quire/plan.hpp"
+#include "text/formatted.h"
+
+namespace quire::plan_detail {
+
+using Reasons = std::vector<std::string>;
+
+inline bool is_16_bit(DType type) { return type == DType::f16 || type == DType::bf16; }
+inline bool is_nvidia_fp8(DType type) { return type == DType::fp8_e4m3fn || type == DType::fp8_e5m2; }
+
+/// Tensor-core kernels write rows of 16 or 8 bits.
+inline bool asks_for_wide_rows(const Problem& problem) {
+  return problem.q_dtype != DType::f32 && problem.out_dtype() == DType::f32;
+}
+
+/// The tuned GPU kernels know causal rows at the end of their keys, with or without a window.
+inline void refuse_other_masks(const Problem& problem, Reasons& reasons) {
+  if (problem.has_causal) reasons.push_back("causal is given by request, expected absent");
+  if (!problem.causal) reasons.push_back("causal is 0, expected 1");
+  if (problem.has_q_begin) reasons.push_back("q_begin is given, expected absent (rows at the end of their keys)");
+}
+
+}  // namespace quire::plan_detail
