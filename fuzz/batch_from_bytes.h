@@ -247,6 +247,8 @@ class FuzzBatch {
                                  DType::fp8_e5m2, DType::fp8_e4m3fnuz, DType::fp8_e5m2fnuz};
     kv_ = in.chance(3) ? in.pick(kCaches) : q_;
     if (cache.layout == CacheLayout::packed) dim_ = (dim_ + packed_x(kv_) - 1) / packed_x(kv_) * packed_x(kv_);
+    v_dim_ = in.chance(3) ? in.pick(kDims) : dim_;
+    latent_ = cache.layout != CacheLayout::packed && v_dim_ <= dim_ && in.chance(4);
   }
 
   void tensors(Bytes& in) {
@@ -271,7 +273,7 @@ class FuzzBatch {
     const std::int64_t rows = starts.back();
     const DType index = in.chance(3) ? DType::i64 : DType::i32;
     workshop_.add(batch.query, q_, {rows, kv_heads_ * group_, dim_});
-    workshop_.add(batch.output, q_, {rows, kv_heads_ * group_, dim_});
+    workshop_.add(batch.output, q_, {rows, kv_heads_ * group_, v_dim_});
     workshop_.add(batch.query_start_loc, index, {num_reqs_ + 1}, starts);
     workshop_.add(batch.seq_lens, index, {num_reqs_}, seq);
     workshop_.add(batch.block_table, index, {num_reqs_, width}, table);
@@ -279,7 +281,7 @@ class FuzzBatch {
     if (!all_cached || in.chance(2)) {
       workshop_.add(batch.cached_lens, index, {num_reqs_}, cached);
       workshop_.add(batch.key, q_, {rows, kv_heads_, dim_});
-      workshop_.add(batch.value, q_, {rows, kv_heads_, dim_});
+      workshop_.add(batch.value, q_, {rows, kv_heads_, v_dim_});
     }
     if (in.chance(3)) workshop_.add(batch.slot_mapping, DType::i64, {rows}, slots);
     if (in.chance(2)) workshop_.add(batch.lse, DType::f32, {rows, kv_heads_ * group_});
@@ -332,17 +334,20 @@ class FuzzBatch {
     switch (cache.layout) {
       case CacheLayout::nhd:
         workshop_.add(cache.k, kv_, {num_pages_, page_size_, kv_heads_, dim_});
-        workshop_.add(cache.v, kv_, {num_pages_, page_size_, kv_heads_, dim_});
+        workshop_.add(cache.v, kv_, {num_pages_, page_size_, kv_heads_, v_dim_});
         break;
       case CacheLayout::hnd:
         workshop_.add(cache.k, kv_, {num_pages_, kv_heads_, page_size_, dim_});
-        workshop_.add(cache.v, kv_, {num_pages_, kv_heads_, page_size_, dim_});
+        workshop_.add(cache.v, kv_, {num_pages_, kv_heads_, page_size_, v_dim_});
         break;
       case CacheLayout::packed:
         workshop_.add(cache.k, kv_, {num_pages_, kv_heads_, dim_ / packed_x(kv_), page_size_, packed_x(kv_)});
-        workshop_.add(cache.v, kv_, {num_pages_, kv_heads_, dim_, page_size_});
+        workshop_.add(cache.v, kv_, {num_pages_, kv_heads_, v_dim_, page_size_});
         break;
     }
+    if (!latent_) return;
+    cache.v = cache.k;
+    cache.v.shape[3] = v_dim_;
   }
 
   void record_writes(Bytes& in, const std::vector<std::int64_t>& seq, const std::vector<std::int64_t>& table,
@@ -416,17 +421,20 @@ class FuzzBatch {
     const std::int64_t page = slot / quire::page_size(cache), offset = slot % quire::page_size(cache);
     const auto size = static_cast<std::size_t>(itemsize(cache.k.dtype));
     for (const auto& [tensor, strides] :
-         {std::pair{&cache.k, semantics::k_strides(cache)}, std::pair{&cache.v, semantics::v_strides(cache)}})
+         {std::pair{&cache.k, semantics::k_strides(cache)}, std::pair{&cache.v, semantics::v_strides(cache)}}) {
+      const std::int64_t dims = tensor == &cache.k ? quire::head_dim(cache) : quire::v_head_dim(cache);
       for (std::int64_t head = 0; head < quire::num_kv_heads(cache); ++head)
-        for (std::int64_t d = 0; d < quire::head_dim(cache); ++d)
+        for (std::int64_t d = 0; d < dims; ++d)
           std::memset(static_cast<std::byte*>(tensor->data) +
                           (strides.row(page, head, offset) + strides.element(d)) * static_cast<std::int64_t>(size),
                       0xFF, size);
+    }
   }
 
-  std::int64_t num_reqs_ = 0, kv_heads_ = 1, group_ = 1, dim_ = 1, page_size_ = 1, num_pages_ = 1;
+  std::int64_t num_reqs_ = 0, kv_heads_ = 1, group_ = 1, dim_ = 1, v_dim_ = 1, page_size_ = 1, num_pages_ = 1;
   DType q_ = DType::f32, kv_ = DType::f32;
   std::array<float, 4> scale_values_{1.0f, 1.0f, 1.0f, 1.0f};
+  bool latent_ = false;  ///< V lies in K's rows
   Workshop workshop_;
 };
 

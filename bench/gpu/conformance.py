@@ -30,9 +30,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Of cuda_sm90, and the faults that change nothing at its head_dims: they take a head_dim for the next power of two.
+# Of cuda_sm90, and the faults that change nothing at its head_dims: they take a head_dim for the next power of two, or that of K for
+# V's, which it refuses where they differ.
 SM90_TYPES = ["bf16", "f16", "bf16:fp8_e4m3fn", "bf16:fp8_e5m2", "f16:fp8_e4m3fn", "f16:fp8_e5m2", "fp8_e4m3fn"]
-FAULTS_OF_OTHER_DIMS = {"cache_strides_from_padded_head_dim", "scale_from_padded_head_dim"}
+FAULTS_OF_OTHER_DIMS = {
+    "cache_strides_from_padded_head_dim", "scale_from_padded_head_dim", "v_strides_from_k_head_dim", "k_strides_from_v_head_dim",
+    "output_rows_of_k_head_dim", "v_read_from_last_dims", "scale_from_v_head_dim", "rope_dims_dropped", "v_dims_beyond_k_zero",
+}
 # What `quire kernels` says that cuda_mma takes.
 MMA_TYPES = [(["--types", "bf16,f16"], ["--dims", "64,128,256"]),
              (["--types", "bf16:fp8_e4m3fn,bf16:fp8_e5m2,f16:fp8_e4m3fn,f16:fp8_e5m2"], ["--dims", "64,128"])]

@@ -27,8 +27,9 @@ struct AppendOptions {
 ///
 ///     stored = convert(row / scale)     round to nearest even; fp8 saturates to its largest finite value, NaN stays NaN
 ///
-/// key, value [num_tokens, num_kv_heads, head_dim] f32 | f16 | bf16, any strides; slot_mapping [n] i32 | i64, n <= num_tokens.
-/// Every layout, any num_kv_heads * head_dim. Fails before the first write if a rule of check_append() is broken.
+/// key [num_tokens, num_kv_heads, head_dim], value [num_tokens, num_kv_heads, v_head_dim] f32 | f16 | bf16, any strides;
+/// slot_mapping [n] i32 | i64, n <= num_tokens. Every layout, any sizes. cache.k and cache.v share no memory (Q-S07). Fails
+/// before the first write if a rule of check_append() is broken.
 ///
 /// On a GPU the call enqueues on `stream` and returns; only metadata is checked by then. Slots are read on the device, where one
 /// outside the cache is skipped, never written; check_append() finds it. With a ledger the call does read the slots, all rules
@@ -173,7 +174,7 @@ struct MergeOptions {
 ///
 ///     lse = log(exp(lse_a) + exp(lse_b))      out = (out_a exp(lse_a - lse) + out_b exp(lse_b - lse))
 ///
-/// out_* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16, lse_* [num_tokens, num_q_heads] f32 natural log, any strides.
+/// out_* [num_tokens, num_q_heads, v_head_dim] f32 | f16 | bf16, lse_* [num_tokens, num_q_heads] f32 natural log, any strides.
 /// out may be fp8_e4m3fn with MergeOptions::output_scale. out may alias out_a or out_b; lse may be absent. +inf in an lse is an
 /// error (Q-C rule), not a stand-in for empty. On a GPU the call enqueues and returns, and no value is looked at: NaN or +inf in
 /// an lse makes its row NaN.
@@ -184,9 +185,9 @@ Status merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, cons
 ///
 ///     lse = log(sum_i exp(lses[i]))      out = sum_i outs[i] exp(lses[i] - lse)          i = 0, 1, ..., num_parts - 1
 ///
-/// outs [num_parts, num_tokens, num_q_heads, head_dim] f32 | f16 | bf16, lses [num_parts, num_tokens, num_q_heads] f32 natural
-/// log, any strides. out [num_tokens, num_q_heads, head_dim] and lse [num_tokens, num_q_heads] (may be absent) as for merge(), in
-/// memory of their own. Equal parts in equal order give equal bits, on every rank; two parts give the bits of merge(). A part
+/// outs [num_parts, num_tokens, num_q_heads, v_head_dim] f32 | f16 | bf16, lses [num_parts, num_tokens, num_q_heads] f32 natural
+/// log, any strides. out [num_tokens, num_q_heads, v_head_dim] and lse [num_tokens, num_q_heads] (may be absent) as for merge(),
+/// in memory of their own. Equal parts in equal order give equal bits, on every rank; two parts give the bits of merge(). A part
 /// with lse = -inf is empty and not read; a row whose parts are all empty is 0 with lse -inf. NaN and +inf in an lse as for
 /// merge().
 Status merge_many(const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse,

@@ -37,8 +37,8 @@ std::optional<Padding> padding_from_name(std::string_view name) noexcept;
 struct Batch {
   Tensor query{};   ///< [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn; rows of all requests back to
                     ///< back; fp8_e4m3fn needs a cache of that type that holds every token
-  Tensor output{};  ///< same shape as query; its dtype or f32, or fp8_e4m3fn with output_scale; under an fp8_e4m3fn query also
-                    ///< f32 | f16 | bf16; written exactly once per row
+  Tensor output{};  ///< [num_tokens, num_q_heads, v_head_dim]; dtype of query or f32, or fp8_e4m3fn with output_scale; under an
+                    ///< fp8_e4m3fn query also f32 | f16 | bf16; written exactly once per row
   Tensor query_start_loc{};  ///< [num_reqs + 1]; request r owns rows [qsl[r], qsl[r+1]); first 0, last num_tokens
                              ///< (with padding: at most that)
   Tensor seq_lens{};         ///< [num_reqs]; keys of r: its tokens up to and including its last query row. Fewer than query_len,
@@ -46,8 +46,8 @@ struct Batch {
   Tensor block_table{};      ///< [num_reqs, max_pages_per_req] page ids; entries past ceil(cached_len / page_size) are unread
   Tensor cached_lens{};      ///< optional [num_reqs]; leading keys of r that the cache holds;
                              ///< context_len <= cached_len <= seq_len; absent = seq_lens
-  Tensor key{}, value{};     ///< optional [num_tokens, num_kv_heads, head_dim], dtype of query; this step's new K/V rows,
-                             ///< read (unscaled) for positions [cached_len, seq_len)
+  Tensor key{}, value{};     ///< optional [num_tokens, num_kv_heads, head_dim] and [.., v_head_dim], dtype of query; this step's
+                             ///< new K/V rows, read (unscaled) for positions [cached_len, seq_len)
   Tensor slot_mapping{};     ///< optional [num_tokens]; slot of each new token, negative = skip; used by append and check
   Tensor lse{};              ///< optional [num_tokens, num_q_heads] f32, written; natural log; -inf if no key is visible
   Tensor request_ids{};      ///< optional [num_reqs]; stable ids that the slot ledger knows; absent = 0 .. num_reqs-1

@@ -52,7 +52,7 @@ struct Ceilings {
 };
 
 /// Least time that a problem can take on a machine with these ceilings: for every request the longer of reading its K and V once
-/// and computing 4 * head_dim * num_q_heads * visible pairs; summed over requests.
+/// and computing 2 * (head_dim + v_head_dim) * num_q_heads * visible pairs; summed over requests.
 struct Floor {
   double seconds = 0;
   double memory_seconds = 0;   ///< of requests that are bound by reading (decode)

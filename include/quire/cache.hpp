@@ -11,29 +11,32 @@ namespace quire {
 
 /// Order of the dimensions inside the cache tensors. A *slot* is page * page_size + offset.
 enum class CacheLayout : std::int32_t {
-  nhd = 0,     ///< k, v [num_pages, page_size, num_kv_heads, head_dim]
-  hnd = 1,     ///< k, v [num_pages, num_kv_heads, page_size, head_dim]
-  packed = 2,  ///< k [num_pages, num_kv_heads, head_dim / x, page_size, x], v [num_pages, num_kv_heads, head_dim, page_size],
+  nhd = 0,     ///< k [num_pages, page_size, num_kv_heads, head_dim], v [num_pages, page_size, num_kv_heads, v_head_dim]
+  hnd = 1,     ///< k [num_pages, num_kv_heads, page_size, head_dim], v [num_pages, num_kv_heads, page_size, v_head_dim]
+  packed = 2,  ///< k [num_pages, num_kv_heads, head_dim / x, page_size, x], v [num_pages, num_kv_heads, v_head_dim, page_size],
                ///< x = 16 / itemsize (vLLM's layout; x is derived, never passed)
 };
 
 std::string_view name(CacheLayout layout) noexcept;
 std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept;
 
-/// A view of one layer's cache. k and v may interleave in one allocation; every stride is honoured.
+/// A view of one layer's cache. k and v may interleave in one allocation; every stride is honoured. They may also be views of the
+/// same bytes (MLA: v is the first dims of k): attend() reads them, append() refuses them (Q-S07).
 struct KVCache {
   Tensor k{};  ///< f32, f16, bf16 or an fp8 format; shape by layout
-  Tensor v{};  ///< same dtype as k
+  Tensor v{};  ///< same dtype as k, and its sizes but the head_dim: that of values and output, v_head_dim, is v's own
   CacheLayout layout = CacheLayout::nhd;
   Tensor k_scale{};  ///< f32, scalar, [1] or [num_kv_heads]; real value = stored value * scale; absent = 1; finite and > 0
   Tensor v_scale{};  ///< likewise
 };
 
-/// Sizes read from the shapes of `cache.k` by layout. Meaningful only if rule Q-M06 holds (ranks as documented).
+/// Sizes read from the shapes of `cache.k` and, v_head_dim, `cache.v` by layout. Meaningful only if rule Q-M06 holds (ranks as
+/// documented).
 std::int64_t num_pages(const KVCache& cache) noexcept;
 std::int64_t page_size(const KVCache& cache) noexcept;
 std::int64_t num_kv_heads(const KVCache& cache) noexcept;
 std::int64_t head_dim(const KVCache& cache) noexcept;
+std::int64_t v_head_dim(const KVCache& cache) noexcept;
 
 /// x of the packed layout: 16 / itemsize(dtype) (f32 4, 16-bit 8, fp8 16).
 std::int64_t packed_x(DType dtype) noexcept;

@@ -20,7 +20,7 @@ struct Case {
   Batch batch;
   KVCache cache;
   Options options;
-  Tensor observed;      ///< optional: the output that somebody's kernel produced, [num_tokens, num_q_heads, head_dim]
+  Tensor observed;      ///< optional: the output that somebody's kernel produced, [num_tokens, num_q_heads, v_head_dim]
   Tensor observed_lse;  ///< optional
   std::map<std::string, std::string> notes;  ///< free metadata carried by the file, e.g. "producer"
   std::vector<std::shared_ptr<std::byte[]>> storage;

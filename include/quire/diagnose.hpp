@@ -41,14 +41,16 @@ Result<NumericsProfile> parse_profile(std::string_view text);
 std::string in_words(const NumericsProfile& profile);
 
 /// fp64 attention of the stored (quantised) cache, with what is needed to bound a kernel's error (numerics.md).
-/// Row-major [num_tokens, num_q_heads, head_dim] (out, abs_pv, abs_spv) and [num_tokens, num_q_heads] (the rest).
+/// Row-major [num_tokens, num_q_heads, v_head_dim] (out, abs_pv, abs_spv) and [num_tokens, num_q_heads] (the rest).
 /// M_k = |scale| sum_d |q_d K_kd| + |slope (k - q_pos)| + cap / 4 + |s(k) - m| measures what rounding can do to a score.
 ///
 /// A row with no visible key, or with only -inf scores, has out = 0 and lse = -inf (the sink, if there is one). So has a padding
 /// row under Padding::zero, sink or not; under Padding::left there is no answer, and the row is not in here.
 /// NaN in a visible score or value propagates as IEEE 754 says. k/v scales apply to cached tokens only.
 struct Reference {
-  std::int64_t num_tokens = 0, num_q_heads = 0, head_dim = 0;
+  std::int64_t num_tokens = 0, num_q_heads = 0;
+  std::int64_t head_dim = 0;       ///< of dot products
+  std::int64_t v_head_dim = 0;     ///< of output rows
   std::int64_t num_left_rows = 0;  ///< padding rows behind these that an output has too, and that nobody judges (Padding::left)
   std::vector<double> out;
   std::vector<double> lse;

@@ -159,7 +159,7 @@ Result<std::vector<std::unique_ptr<Communicator>>> local_group(std::int32_t worl
 struct ShardedSettings {
   Executor* executor = nullptr;  ///< null = default_executor()
   bool own_heads =
-      false;  ///< output holds this rank's share of the query heads only: [num_tokens, num_q_heads / world, head_dim]
+      false;  ///< output holds this rank's share of the query heads only: [num_tokens, num_q_heads / world, v_head_dim]
   bool swap_heads =
       false;  ///< all-to-all instead of all-gather: rank k receives and merges its share of the heads; the same bits
   bool check_ranks =

@@ -20,7 +20,7 @@ namespace quire {
 /// One entry of faults.md.
 struct FaultInfo {
   std::string id;      ///< stable, lower case: "query_start_loc_as_int32"
-  std::string family;  ///< the file that holds it: rows, index_width, mask, tokens, split, pages, layout, heads, scores, ...
+  std::string family;  ///< the file that holds it: rows, index_width, mask, tokens, split, pages, layout, heads, head_dims, ...
   std::string text;    ///< completes "a kernel that ...": "reads an int64 query_start_loc as int32"
   std::string seen;    ///< where it was seen in the field, or empty
   std::string next;    ///< what to look at next if this is the cause

@@ -178,7 +178,7 @@ struct DeviceList {
   std::int64_t num_blocks = 0;    ///< thread blocks that draw items
   std::int64_t max_slices = 0;    ///< (tile, part) pairs; each is num_kv_heads items
   std::int64_t max_merges = 0;    ///< tiles of several parts
-  std::int64_t max_partials = 0;  ///< partial tiles, [tile_rows][head_dim] f32 each
+  std::int64_t max_partials = 0;  ///< partial tiles, [tile_rows][v_head_dim] f32 each
   /// Softmax weights of its rows may be rounded to the type of the query before they meet V (numerics.md, "Rounded
   /// weights").
   bool rounded_weights = false;
@@ -206,7 +206,7 @@ struct Plan {
   std::int64_t scratch_bytes_per_thread = 0;
   int num_threads = 1;
   std::int64_t kv_bytes = 0;      ///< bytes of K and V in the visible ranges, each counted once; 0 if lengths were not read
-  double flops = 0;               ///< 4 * head_dim * num_q_heads * visible pairs; 0 if lengths were not read
+  double flops = 0;               ///< 2 * (head_dim + v_head_dim) * num_q_heads * visible pairs; 0 if lengths were not read
   std::vector<Refusal> refusals;  ///< rows preferred over the chosen one, and why they refused
   bool operator==(const Plan& other) const;
 

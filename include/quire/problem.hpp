@@ -64,14 +64,19 @@ struct Problem {
   ScaleKind q_scale = ScaleKind::none;  ///< of an fp8_e4m3fn query
   bool causal = true;                   ///< Options::causal
   std::optional<std::int64_t> window_right;
-  bool has_causal = false;     ///< Batch::causal is given
-  bool has_q_begin = false;    ///< Batch::q_begin is given
-  bool has_key_begin = false;  ///< Batch::key_begin is given
+  bool has_causal = false;      ///< Batch::causal is given
+  bool has_q_begin = false;     ///< Batch::q_begin is given
+  bool has_key_begin = false;   ///< Batch::key_begin is given
+  std::int64_t v_head_dim = 0;  ///< of values and output; 0 = head_dim
   bool operator==(const Problem&) const = default;
 
   std::int64_t group() const noexcept { return num_q_heads / num_kv_heads; }
   /// The type of output rows.
   DType out_dtype() const noexcept { return output_dtype == DType::none ? q_dtype : output_dtype; }
+  /// The head_dim of values and output.
+  std::int64_t out_dim() const noexcept { return v_head_dim == 0 ? head_dim : v_head_dim; }
+  /// K and V have one head_dim, as tuned kernels ask.
+  bool has_equal_dims() const noexcept { return out_dim() == head_dim; }
   /// Rows of all requests; padding rows are not counted.
   std::int64_t num_tokens() const noexcept;
   std::int64_t max_query_len() const noexcept;
@@ -107,15 +112,16 @@ struct ProblemLine {
   std::int64_t shared_pages = 0;   ///< leading pages, as far as they are full of context, that all requests have in common
   DType index_dtype = DType::i32;  ///< i32 or i64, for every index tensor
   DataKind data = DataKind::normal;
+  bool latent = false;  ///< cache.v is the first v_head_dim dims of cache.k's rows: one tensor
   bool operator==(const ProblemLine&) const = default;
 };
 
 /// Parses e.g. `q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 layout=nhd reqs=1x4096,64x1@2048 window=4096 cap=30 seed=7`.
 ///
 /// reqs is a comma list of [count x] query_len [@ context_len] [/ cached_len]. Other keys, all optional:
-/// out= scale= window= cap= alibi=0|1 sinks=0|1 lse=0|1 qscale=none|tensor|head kscale=... vscale=... pad=N[:left|zero] pages=
-/// share= index=i32|i64 data=normal|tiny seed=. problem_line.md is the full grammar. Errors name the key, the offending text
-/// and what was expected.
+/// dv= out= scale= window= cap= alibi=0|1 sinks=0|1 lse=0|1 qscale=none|tensor|head kscale=... vscale=... pad=N[:left|zero]
+/// latent=0|1 pages= share= index=i32|i64 data=normal|tiny seed=. problem_line.md is the full grammar. Errors name the key, the
+/// offending text and what was expected.
 Result<ProblemLine> parse_problem_line(std::string_view text);
 /// A case file: one problem line per line; blank lines and everything from `#` on are skipped. Errors start with the line number.
 Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text);

@@ -79,9 +79,9 @@ enum { QUIRE_MEMORY_CPU = 0, QUIRE_MEMORY_CUDA = 1, QUIRE_MEMORY_HIP = 2 };
 
 typedef int32_t quire_layout;
 enum {
-  QUIRE_NHD = 0,   /* k, v [num_pages, page_size, num_kv_heads, head_dim] */
-  QUIRE_HND = 1,   /* k, v [num_pages, num_kv_heads, page_size, head_dim] */
-  QUIRE_PACKED = 2 /* k [num_pages, num_kv_heads, head_dim / x, page_size, x], v [num_pages, num_kv_heads, head_dim, page_size],
+  QUIRE_NHD = 0,   /* k [num_pages, page_size, num_kv_heads, head_dim], v [num_pages, page_size, num_kv_heads, v_head_dim] */
+  QUIRE_HND = 1,   /* k [num_pages, num_kv_heads, page_size, head_dim], v [num_pages, num_kv_heads, page_size, v_head_dim] */
+  QUIRE_PACKED = 2 /* k [num_pages, num_kv_heads, head_dim / x, page_size, x], v [num_pages, num_kv_heads, v_head_dim, page_size],
                       x = 16 / itemsize */
 };
 
@@ -115,14 +115,14 @@ enum {
 typedef struct quire_batch {
   size_t struct_size;  /* QUIRE_BATCH_INIT */
   quire_tensor query;  /* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn */
-  quire_tensor output; /* same shape as query; its dtype or f32, or fp8_e4m3fn with output_scale; under an fp8_e4m3fn query also
-                          f32 | f16 | bf16; written exactly once per row */
+  quire_tensor output; /* [num_tokens, num_q_heads, v_head_dim]; dtype of query or f32, or fp8_e4m3fn with output_scale; under
+                          an fp8_e4m3fn query also f32 | f16 | bf16; written exactly once per row */
   quire_tensor query_start_loc; /* [num_reqs + 1]; first 0, last num_tokens (with padding: at most), never decreasing */
   quire_tensor seq_lens;        /* [num_reqs]; keys of each request */
   quire_tensor block_table;     /* [num_reqs, max_pages_per_req]; entries past ceil(cached_len / page_size) are not read */
   quire_tensor cached_lens;     /* optional [num_reqs]; context_len <= cached_len <= seq_len; absent = seq_lens */
   quire_tensor key;             /* optional [num_tokens, num_kv_heads, head_dim], dtype of query, unscaled; read for positions */
-  quire_tensor value;           /*   [cached_len, seq_len); needed if any cached_len < seq_len */
+  quire_tensor value;           /*   [cached_len, seq_len); needed if any cached_len < seq_len; [.., v_head_dim] */
   quire_tensor slot_mapping;    /* optional [num_tokens]; negative = skip */
   quire_tensor lse;             /* optional [num_tokens, num_q_heads] f32, written; natural log */
   quire_tensor request_ids;     /* optional [num_reqs]; ids that the ledger knows; absent = 0 .. num_reqs-1 */
@@ -140,7 +140,7 @@ typedef struct quire_batch {
 typedef struct quire_cache {
   size_t struct_size; /* QUIRE_CACHE_INIT */
   quire_tensor k;     /* f32, f16, bf16 or an fp8 type; shape by layout, any strides */
-  quire_tensor v;     /* same dtype as k */
+  quire_tensor v;     /* same dtype as k, and its sizes but the last: v_head_dim is v's own. May be dims of k's bytes (MLA) */
   quire_layout layout;
   int32_t reserved;     /* zero */
   quire_tensor k_scale; /* optional f32 scalar, [1] or [num_kv_heads]; real value = stored value * scale; absent = 1 */
@@ -296,7 +296,8 @@ typedef struct quire_append_options {
 
 /* Writes row t of key and value into slot slot_mapping[t] = page * page_size + offset, for every slot >= 0:
  *   stored = convert(row / scale)       round to nearest even; fp8 saturates, NaN stays NaN
- * key, value [num_tokens, num_kv_heads, head_dim] f32 | f16 | bf16; slot_mapping [n] i32 | i64, n <= num_tokens.
+ * key [num_tokens, num_kv_heads, head_dim], value [num_tokens, num_kv_heads, v_head_dim] f32 | f16 | bf16; slot_mapping [n]
+ * i32 | i64, n <= num_tokens. cache->k and cache->v share no memory.
  * options: nullable. Writes nothing if a rule is broken. On a GPU: enqueues and returns; slots outside the cache are skipped. */
 quire_code quire_append(const quire_cache* cache, const quire_tensor* key, const quire_tensor* value,
                         const quire_tensor* slot_mapping, const quire_append_options* options);
@@ -339,7 +340,7 @@ quire_code quire_attend_status(const quire_plan* plan, const quire_batch* batch,
 
 /* Combines two partial results over disjoint key sets, exactly on empty sides (lse = -inf):
  *   lse = log(exp(lse_a) + exp(lse_b))      out = out_a exp(lse_a - lse) + out_b exp(lse_b - lse)
- * out_* [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16; lse_* [num_tokens, num_q_heads] f32. out may be out_a or out_b.
+ * out_* [num_tokens, num_q_heads, v_head_dim] f32 | f16 | bf16; lse_* [num_tokens, num_q_heads] f32. out may be out_a or out_b.
  * lse: nullable = not wanted. */
 quire_code quire_merge(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b, const quire_tensor* lse_b,
                        const quire_tensor* out, const quire_tensor* lse);
@@ -354,7 +355,7 @@ quire_code quire_merge_quantised(const quire_tensor* out_a, const quire_tensor* 
                                  const quire_tensor* output_scale, void* stream);
 
 /* Combines a stack of partial results over disjoint key sets in one pass, in the order of the first axis: outs [num_parts,
- * num_tokens, num_q_heads, head_dim], lses [num_parts, num_tokens, num_q_heads] f32 natural log. out, lse (nullable) and
+ * num_tokens, num_q_heads, v_head_dim], lses [num_parts, num_tokens, num_q_heads] f32 natural log. out, lse (nullable) and
  * output_scale (nullable) as above, in memory of their own. Equal parts in equal order give equal bits. */
 quire_code quire_merge_many(const quire_tensor* outs, const quire_tensor* lses, const quire_tensor* out, const quire_tensor* lse,
                             const quire_tensor* output_scale, void* stream);

@@ -30,9 +30,10 @@ struct Target {
   std::string name;  ///< "cpu_avx512", "torch.sdpa", ...
   AttendCase attend;
   bool deterministic = true;  ///< the same bits for the same input (checks repeat; the poison checks then compare bits)
-  bool in_place = true;  ///< writes into the batch's memory, whatever its strides, and nowhere else (canaries, rows, strides)
-  bool padding = false;  ///< takes batches with padding rows; otherwise hazards are asked without them
-  bool masks = false;    ///< takes requests that are not causal, q_begin and key_begin; otherwise no matrix has them
+  bool in_place = true;     ///< writes into the batch's memory, whatever its strides, and nowhere else (canaries, rows, strides)
+  bool padding = false;     ///< takes batches with padding rows; otherwise hazards are asked without them
+  bool masks = false;       ///< takes requests that are not causal, q_begin and key_begin; otherwise no matrix has them
+  bool v_head_dim = false;  ///< takes a V of another head_dim than K's, also as a part of K's rows; otherwise no matrix has one
   bool eight_bit_rows = false;   ///< takes queries and outputs of fp8_e4m3fn with scales; otherwise no matrix has them
   bool batch_invariant = false;  ///< a request has the same bits alone, in a batch and in chunks (alone, chunks)
   /// Rounds softmax weights to the type of the query before they meet V: the tolerance pays for it (allow_rounded_weights).

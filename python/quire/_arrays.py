@@ -61,19 +61,23 @@ def _allocating_for(stream: Any, array: Any) -> Any:
     return contextlib.nullcontext()
 
 
-def empty_like(array: Any, stream: Any = None) -> Any:
-    """A contiguous, uninitialised array of the same library, shape and dtype; NumPy for libraries other than torch and CuPy."""
+def empty_like(array: Any, stream: Any = None, last: int | None = None) -> Any:
+    """A contiguous, uninitialised array of the same library, shape and dtype; NumPy for libraries other than torch and CuPy.
+
+    last: another extent of the last axis.
+    """
+    shape = tuple(array.shape) if last is None else (*array.shape[:-1], last)
     if is_torch(array):
         torch = sys.modules["torch"]
         with _allocating_for(stream, array):
-            return torch.empty(array.shape, dtype=array.dtype, device=array.device)
+            return torch.empty(shape, dtype=array.dtype, device=array.device)
     if is_cupy(array):
         with _allocating_for(stream, array):
-            return sys.modules["cupy"].empty(array.shape, dtype=array.dtype)
+            return sys.modules["cupy"].empty(shape, dtype=array.dtype)
     _only_on_the_host(array, "output")
     if isinstance(array, np.ndarray):
-        return np.empty(array.shape, dtype=array.dtype)
-    return np.empty(tuple(array.shape), dtype=np.dtype(str(array.dtype)))
+        return np.empty(shape, dtype=array.dtype)
+    return np.empty(shape, dtype=np.dtype(str(array.dtype)))
 
 
 def index_array(values: Any, name: str, like: Any) -> Any:

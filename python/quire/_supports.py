@@ -14,7 +14,7 @@ __all__ = ["ATTRIBUTES", "TypePairs", "as_function", "type_pairs"]
 TypePairs = Iterable[Union[str, tuple[str, str]]]
 
 ATTRIBUTES = (
-    "query", "kv", "layout", "num_q_heads", "num_kv_heads", "head_dim", "page_size", "reqs", "sliding_window", "logits_soft_cap",
+    "query", "kv", "layout", "num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "latent", "page_size", "reqs", "sliding_window", "logits_soft_cap",
     "softmax_scale", "alibi", "sinks", "lse", "k_scale", "v_scale", "index", "padding",
     "num_padding_rows", "shared_pages", "causal", "q_begin", "key_begin", "window_right", "line",
 )  # fmt: skip
@@ -24,6 +24,7 @@ _VALUES = {
     "query": ("f32", "f16", "bf16", "fp8_e4m3fn"), "kv": _CACHES, "layout": ("nhd", "hnd", "packed"), "index": ("i32", "i64"),
     "padding": (None, "left", "zero"), "alibi": (False, True), "sinks": (False, True), "lse": (False, True),
     "causal": (False, True), "q_begin": (False, True), "key_begin": (False, True),
+    "latent": (False, True),
 }  # fmt: skip
 """Attributes with few values: another one would exclude every case without a word."""
 

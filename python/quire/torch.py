@@ -60,8 +60,10 @@ def _attend(
 
 def _attend_fake(query: Tensor, output: Tensor, *_: object, **__: object) -> None:
     own_type = output.dtype == query.dtype or torch.float8_e4m3fn in (output.dtype, query.dtype)
-    if output.shape != query.shape or not own_type:
-        raise ArgumentError(f"output: {output.dtype} {list(output.shape)}, expected {query.dtype} {list(query.shape)} as query")
+    if output.dim() != query.dim() or output.shape[:-1] != query.shape[:-1] or not own_type:
+        raise ArgumentError(
+            f"output: {output.dtype} {list(output.shape)}, expected {query.dtype} {list(query.shape)} as query, with v's head_dim"
+        )
 
 
 def _attend_op(*arguments: Any, **named: Any) -> None:
@@ -94,8 +96,8 @@ def _append(
 
 
 def _append_fake(k: Tensor, v: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor, *_: object, **__: object) -> None:
-    if key.shape != value.shape or key.dim() != 3:
-        raise ArgumentError(f"value: {list(value.shape)}, expected {list(key.shape)} = [num_tokens, num_kv_heads, head_dim] as key")
+    if key.dim() != 3 or value.dim() != 3 or key.shape[:2] != value.shape[:2]:
+        raise ArgumentError(f"value: {list(value.shape)}, expected [num_tokens, num_kv_heads, v_head_dim] with the first two of key {list(key.shape)}")
 
 
 _define(
@@ -192,7 +194,8 @@ def attend(
         if query.dtype == torch.float8_e4m3fn:
             raise ArgumentError("output: None, expected a tensor: a float8_e4m3fn query does not say which type")
         dtype = query.dtype if output_scale is None else torch.float8_e4m3fn
-        output = torch.empty(query.shape, dtype=dtype, device=query.device)
+        dims = v.shape[2 if layout.lower() == "packed" else 3]
+        output = torch.empty((*query.shape[:-1], dims), dtype=dtype, device=query.device)
     torch.ops.quire.attend(
         query, output, k, v, query_start_loc, seq_lens, block_table, lse, key, value, cached_lens, k_scale, v_scale, alibi_slopes, sinks,
         layout, cache_dtype, softmax_scale, sliding_window, logits_soft_cap, max_query_len, max_seq_len, None, q_scale, output_scale,

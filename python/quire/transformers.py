@@ -75,9 +75,9 @@ def attention(
     """Attention as transformers asks for it: query [batch, num_q_heads, rows, head_dim], key and value [batch, num_kv_heads, keys, head_dim].
 
     attention_mask: None, or [batch, keys] with zeros where a sequence is padded, on either side. s_aux: sinks. cache: the paged cache
-    of continuous batching. Returns the output [batch, rows, num_q_heads, head_dim] and no weights; padded rows are 0.
+    of continuous batching. Returns the output [batch, rows, num_q_heads, head_dim of value] and no weights; padded rows are 0.
 
-    Raises UnsupportedError: dropout, rows that see later keys, K and V of different head_dims, masks of other shapes.
+    Raises UnsupportedError: dropout, rows that see later keys, masks of other shapes.
     """
     _refuse(module, query, key, value, attention_mask, dropout, is_causal, cache)
     options = _quire.Options(
@@ -98,8 +98,6 @@ def _refuse(module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: f
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if not causal and cache is None and query.shape[2] > 1:  # continuous batching says False where it built a mask, which is causal
         raise UnsupportedError("is_causal: False, expected True; rows that see later keys are not supported")
-    if key.shape[-1] != value.shape[-1]:
-        raise UnsupportedError(f"value: head_dim {value.shape[-1]}, expected {key.shape[-1]} as key")
     if mask is not None and cache is None and mask.dim() != 2:
         raise UnsupportedError(f"attention_mask: {list(mask.shape)}, expected [batch, keys]")
 
@@ -107,10 +105,10 @@ def _refuse(module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: f
 def _whole(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, options: Any) -> torch.Tensor:
     """A sequence's keys are one page of the cache [batch, num_kv_heads, keys, head_dim], where they are."""
     batch, heads, rows, dim = query.shape
-    output = torch.zeros((batch, rows, heads, dim), dtype=query.dtype, device=query.device)
+    output = torch.zeros((batch, rows, heads, value.shape[-1]), dtype=query.dtype, device=query.device)
     flat = query.transpose(1, 2)
     if mask is None:
-        _attend(flat.reshape(batch * rows, heads, dim), output.view(batch * rows, heads, dim), key, value, rows, options)
+        _attend(flat.reshape(batch * rows, heads, dim), output.view(batch * rows, heads, -1), key, value, rows, options)
         return output
     seen = mask.shape[1]  # a static cache is longer than what was seen of it
     for i, (begin, end) in enumerate(_spans(mask)):
@@ -158,7 +156,7 @@ def _paged(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Ten
         ends = _of_layer(ends, cache, layer)
     rows, requests = query.shape[2], starts.shape[0] - 1
     keys = key.shape[0]
-    output = torch.zeros((1, rows, query.shape[1], query.shape[3]), dtype=query.dtype, device=query.device)
+    output = torch.zeros((1, rows, query.shape[1], value.shape[-1]), dtype=query.dtype, device=query.device)
     table = _tables(step, ends, keys, requests)
     batch = _quire.Batch(
         query=query[0].transpose(0, 1), output=output[0], query_start_loc=starts, seq_lens=ends[1:] - ends[:-1], block_table=table, padding="left",

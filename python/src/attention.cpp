@@ -86,7 +86,7 @@ std::shared_ptr<const Plan> shared_plan(const Plan* given, const quire::Batch& b
 
 nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace,
                   std::optional<nb::dict> rows, nb::handle stream, bool nan_if_refused, nb::handle wait) {
-  const BatchForCall call = batch.to_write(stream);
+  const BatchForCall call = batch.to_write(cache, stream);
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
@@ -115,7 +115,7 @@ void attend_status(const PyBatch& batch, const PyCache& cache, const PyOptions* 
                    std::optional<nb::dict> rows, nb::handle stream) {
   if (batch.views().query.memory == quire::Memory::cpu) return;
   if (workspace.is_none()) throw_error(Code::invalid_argument, "workspace: None, expected the one that attend() was given");
-  const BatchForCall call = batch.to_read();
+  const BatchForCall call = batch.to_read(cache);
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
@@ -297,7 +297,7 @@ constexpr const char* kAppendDoc = R"(Writes key/value row t into slot slot_mapp
 
     stored = convert(row / scale)      round to nearest even; fp8 saturates to its largest finite value, NaN stays NaN
 
-key, value: [num_tokens, num_kv_heads, head_dim] f32, f16 or bf16, both of one dtype, any strides. slot_mapping: [n] int32 or int64,
+key, value: [num_tokens, num_kv_heads, head_dim], value [.., v_head_dim], f32, f16 or bf16, both of one dtype, any strides. slot_mapping: [n] int32 or int64,
 n <= num_tokens. With a ledger every written slot is recorded for request_ids[t], positions[t] (each [n], both >= 0). These three may be
 lists. dtype: type of raw uint16 key and value.
 
@@ -312,7 +312,7 @@ constexpr const char* kMergeDoc =
     lse = log(exp(lse_a) + exp(lse_b))
     out = out_a * exp(lse_a - lse) + out_b * exp(lse_b - lse)
 
-out_*: [num_tokens, num_q_heads, head_dim] f32, f16 or bf16; lse_*: [num_tokens, num_q_heads] f32, natural log; any strides. out may
+out_*: [num_tokens, num_q_heads, v_head_dim] f32, f16 or bf16; lse_*: [num_tokens, num_q_heads] f32, natural log; any strides. out may
 be out_a or out_b. None allocates. +inf in an lse is an error.)";
 
 constexpr const char* kMergeManyDoc =
@@ -321,7 +321,7 @@ constexpr const char* kMergeManyDoc =
     lse = log(sum_i exp(lses[i]))
     out = sum_i outs[i] * exp(lses[i] - lse)          i = 0, 1, ..., num_parts - 1
 
-outs: [num_parts, num_tokens, num_q_heads, head_dim] f32, f16 or bf16; lses: [num_parts, num_tokens, num_q_heads] f32, natural log;
+outs: [num_parts, num_tokens, num_q_heads, v_head_dim] f32, f16 or bf16; lses: [num_parts, num_tokens, num_q_heads] f32, natural log;
 any strides. out may have another of these dtypes than outs; None allocates one of the dtype of outs. out and lse have memory of
 their own. Equal parts in equal order give equal bits, so ranks that merge in rank order agree to the bit; two parts give the bits
 of merge(). A part with lse = -inf is empty and not read. NaN or +inf in lses is an error (on a GPU, its row becomes NaN).)";

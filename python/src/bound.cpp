@@ -70,9 +70,9 @@ struct Layer {
   }
 };
 
-/// An output that the caller did not give: new memory like the query's.
-ArrayRef new_output(const ArrayRef& query, nb::handle stream) {
-  const nb::object array = arrays_function("empty_like")(query.object, stream);
+/// An output that the caller did not give: new memory like the query's, with V's head_dim.
+ArrayRef new_output(const ArrayRef& query, const quire::KVCache& cache, nb::handle stream) {
+  const nb::object array = new_rows(query, cache, stream);
   return import_array(array, "output", Access::write, std::string(quire::name(query.view.dtype)));
 }
 
@@ -145,7 +145,7 @@ class PyBoundCall {
         row_dtype_(quire::name(batch.views().query.dtype)),
         output_dtype_(batch.output_given() ? quire::name(batch.views().output.dtype) : row_dtype_),
         cache_dtype_(quire::name(cache.views().k.dtype)) {
-    const BatchForCall call = batch.to_read();
+    const BatchForCall call = batch.to_read(cache);
     layer_.batch = batch.arrays();
     layer_.padding = batch.views().padding;
     if (!batch.output_given()) layer_.batch.output = {};
@@ -193,7 +193,7 @@ class PyBoundCall {
     if (now.batch.query.ordinal != layer_.batch.query.ordinal)
       throw_error(Code::invalid_argument, "query: lives on GPU " + std::to_string(now.batch.query.ordinal) + ", bound on GPU " +
                                               std::to_string(layer_.batch.query.ordinal));
-    if (!now.batch.output) now.batch.output = new_output(now.batch.query, stream);
+    if (!now.batch.output) now.batch.output = new_output(now.batch.query, now.cache_views(layout_), stream);
     quire::Options o = options_;
     o.alibi_slopes = now.alibi_slopes.view;
     o.sinks = now.sinks.view;
@@ -205,7 +205,7 @@ class PyBoundCall {
   void prepare(nb::handle stream, nb::handle wait) {
     Layer first = layer_;
     // No output exists yet if each call makes its own. prepare() writes none, so any memory of the query's shape will do.
-    if (!first.batch.output) first.batch.output = new_output(first.batch.query, stream);
+    if (!first.batch.output) first.batch.output = new_output(first.batch.query, first.cache_views(layout_), stream);
     check_shared_arrays();
     run({bound_, place_ ? &place_ : nullptr, stream, wait, true, Part::preparation}, first, first.cache_views(layout_), options_);
     prepared_ = true;
@@ -361,8 +361,6 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
   float scales[4];
   Layer now;
   now.batch.query = import_array(query, "query", Access::read, {}, Role::rows);
-  now.batch.output =
-      output.is_none() ? new_output(now.batch.query, stream) : import_array(output, "output", Access::write, {}, Role::rows);
   now.batch.lse = import_array(lse, "lse", Access::write, {}, Role::f32);
   if (padding) now.padding = padding_named(*padding);
   now.batch.query_start_loc = import_index(query_start_loc, "query_start_loc", query);
@@ -374,6 +372,8 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
   now.batch.value = import_array(value, "value", Access::read, {}, Role::rows);
   now.k = import_array(k, "k", Access::read, cache_dtype, Role::cache);
   now.v = import_array(v, "v", Access::read, cache_dtype, Role::cache);
+  now.batch.output = output.is_none() ? new_output(now.batch.query, now.cache_views(*known), stream)
+                                      : import_array(output, "output", Access::write, {}, Role::rows);
   now.k_scale = import_scale(k_scale, "k_scale", now.k, scales[0]);
   now.v_scale = import_scale(v_scale, "v_scale", now.k, scales[1]);
   now.batch.q_scale = import_scale(q_scale, "q_scale", now.batch.query, scales[2]);
@@ -473,7 +473,7 @@ void bind_bound(nb::module_& m) {
       "bind",
       [](const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace) {
         if (plan != nullptr) return std::make_unique<PyBoundCall>(batch, cache, options, *plan, workspace);
-        const BatchForCall call = batch.to_read();
+        const BatchForCall call = batch.to_read(cache);
         const bool on_gpu = call.views.query.memory != Memory::cpu;
         const Plan made = unwrap(quire::plan(call.views, cache.checked(), options_or_default(options),
                                              {.num_threads = on_gpu ? 0 : current_threads().chosen}));

@@ -30,7 +30,7 @@ Depth depth_from(const std::string& text) {
 Findings check(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const std::string& depth,
                const PyLedger* ledger) {
   const Depth how_deep = depth_from(depth);
-  const BatchForCall call = batch.to_read();
+  const BatchForCall call = batch.to_read(cache);
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);

@@ -23,7 +23,7 @@ auto vector_view(std::vector<T> Reference::* member, bool per_dim) {
   return [member, per_dim](nb::handle self) {
     const Reference& r = nb::cast<const Reference&>(self);
     const std::size_t shape[] = {static_cast<std::size_t>(r.num_tokens), static_cast<std::size_t>(r.num_q_heads),
-                                 static_cast<std::size_t>(r.head_dim)};
+                                 static_cast<std::size_t>(r.v_head_dim)};
     return nb::ndarray<nb::numpy, const T>((r.*member).data(), per_dim ? 3 : 2, shape, self);
   };
 }
@@ -31,7 +31,7 @@ auto vector_view(std::vector<T> Reference::* member, bool per_dim) {
 Reference reference(const PyBatch& batch, const PyCache& cache, const PyOptions* options,
                     const std::optional<std::vector<std::int64_t>>& tokens, const std::optional<std::string>& profile) {
   const quire::NumericsProfile rounded = profile_from(profile).value_or(quire::NumericsProfile{});
-  const BatchForCall call = batch.to_read();
+  const BatchForCall call = batch.to_read(cache);
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
@@ -65,7 +65,8 @@ void bind_diagnose(nb::module_& m) {
       .def_ro("num_tokens", &Reference::num_tokens)
       .def_ro("num_q_heads", &Reference::num_q_heads)
       .def_ro("head_dim", &Reference::head_dim)
-      .def_prop_ro("out", vector_view(&Reference::out, true), "[num_tokens, num_q_heads, head_dim] f64.")
+      .def_ro("v_head_dim", &Reference::v_head_dim)
+      .def_prop_ro("out", vector_view(&Reference::out, true), "[num_tokens, num_q_heads, v_head_dim] f64.")
       .def_prop_ro("lse", vector_view(&Reference::lse, false), "[num_tokens, num_q_heads] f64.")
       .def_prop_ro("abs_pv", vector_view(&Reference::abs_pv, true), "sum_k p_k |V_k|, like out.")
       .def_prop_ro("score_mag", vector_view(&Reference::score_mag, false), "Magnitude of the largest score, like lse.")

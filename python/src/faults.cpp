@@ -19,7 +19,7 @@ void what_the_rows_held(const PyBatch& batch, const BatchForCall& made) {
 }
 
 nb::object attend_with_fault(const PyBatch& batch, const PyCache& cache, const std::string& fault, const PyOptions* options) {
-  const BatchForCall call = batch.to_write();
+  const BatchForCall call = batch.to_write(cache);
   if (!batch.output_given()) what_the_rows_held(batch, call);
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();

@@ -37,7 +37,7 @@ Plan plan(const PyBatch& batch, const PyCache& cache, const PyOptions* options, 
   check_num_threads(num_threads);
   check_bound(max_query_len, "max_query_len");
   check_bound(max_seq_len, "max_seq_len");
-  const BatchForCall call = batch.to_read();
+  const BatchForCall call = batch.to_read(cache);
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
@@ -68,7 +68,7 @@ Problem problem_from(nb::handle source, const PyCache* cache, const PyOptions* o
     b = k.batch, c = k.cache, o = k.options;
   } else if (nb::isinstance<PyBatch>(source)) {
     if (cache == nullptr) throw_error(Code::invalid_argument, "cache: explaining a Batch needs its cache=");
-    call = nb::cast<const PyBatch&>(source).to_read(), c = cache->checked(), o = options_or_default(options);
+    call = nb::cast<const PyBatch&>(source).to_read(*cache), c = cache->checked(), o = options_or_default(options);
   } else {
     throw_error(Code::invalid_argument, "problem: expected a problem line, Batch, Case or Plan");
   }

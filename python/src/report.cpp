@@ -54,10 +54,10 @@ Diagnosis diagnose_case(const PyCase& given, bool full, double seconds, const nb
 
 /// The batch with what its output held before the call, as a capture has it. Nobody knows that of a batch without an output, nor
 /// of one whose output is what was observed: NaN then.
-BatchForCall with_output_before(const PyBatch& batch, const quire::Tensor& observed) {
+BatchForCall with_output_before(const PyBatch& batch, const PyCache& cache, const quire::Tensor& observed) {
   const quire::Tensor& output = batch.views().output;
-  if (output.present() && output.data != observed.data) return batch.to_read();
-  BatchForCall made = batch.with_new_output();
+  if (output.present() && output.data != observed.data) return batch.to_read(cache);
+  BatchForCall made = batch.with_new_output(cache);
   fill_with_nan(made);
   return made;
 }
@@ -67,7 +67,7 @@ Diagnosis diagnose_batch(const PyBatch& batch, const PyCache& cache, const PyOpt
                          const std::optional<std::string>& profile) {
   const ArrayRef out = import_array(observed, "observed", Access::read, std::string(quire::name(batch.views().query.dtype)));
   const ArrayRef lse = import_array(observed_lse, "lse");
-  const BatchForCall call = with_output_before(batch, out.view);
+  const BatchForCall call = with_output_before(batch, cache, out.view);
   Case c;
   c.batch = call.views;
   c.cache = cache.checked();

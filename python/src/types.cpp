@@ -109,11 +109,12 @@ Arguments:
     seq_lens: [num_reqs]; keys of r: its tokens up to and including its last query row. Fewer than query_len, and 0, if r is not
         causal or q_begin is given; a row that sees no key gives 0 and lse -inf.
     block_table: [num_reqs, max_pages_per_req] page ids; entries past ceil(cached_len / page_size) are never read.
-    output: like query, or fp8_e4m3fn with output_scale, written and returned by attend(); under an fp8_e4m3fn query also f32, f16
+    output: [num_tokens, num_q_heads, v_head_dim] of the query's dtype or f32, or fp8_e4m3fn with output_scale, written and returned by attend(); under an fp8_e4m3fn query also f32, f16
         or bf16. None: every call returns a new array, of the library and on the device
         of the query, and batch.output stays None; no two results share memory.
     cached_lens: [num_reqs]; leading tokens of r that the cache holds, context_len <= cached_len <= seq_len; None = seq_lens.
-    key, value: [num_tokens, num_kv_heads, head_dim]; this step's new rows, read for positions [cached_len, seq_len).
+    key, value: [num_tokens, num_kv_heads, head_dim], value [.., v_head_dim]; this step's new rows, read for positions [cached_len,
+        seq_len).
     slot_mapping: [num_tokens] int64; slot of each new token, negative = skip; for check() and append().
     lse: [num_tokens, num_q_heads] f32, written; natural log; -inf for a row with no visible key.
     request_ids: [num_reqs]; stable ids that the slot ledger knows; None = 0 .. num_reqs-1.
@@ -147,6 +148,8 @@ Arguments:
         "hnd"     [num_pages, num_kv_heads, page_size, head_dim]
         "packed"  k [num_pages, num_kv_heads, head_dim / x, page_size, x], v [num_pages, num_kv_heads, head_dim, page_size],
                   x = 16 / itemsize (vLLM's layout)
+        The head_dim of v, v_head_dim, is its own: values and output have it. v may be a view of k's memory, as the first dims of a
+        latent row (MLA); append() refuses that.
     k_scale, v_scale: a number, a list of them, or f32 [1] or [num_kv_heads]; real value = stored value * scale; None = 1.
     dtype: element type of raw uint8 / uint16 arrays: "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "bf16", "f16";
         NumPy's and torch's names and dtype objects do, too.
@@ -291,25 +294,33 @@ const quire::Batch& PyBatch::checked() const {
   return views_;
 }
 
-BatchForCall PyBatch::with_new_output(nb::handle stream) const {
+nb::object new_rows(const ArrayRef& query, const quire::KVCache& cache, nb::handle stream) {
+  const nb::object like = array_object(query);
+  if (query.view.rank != 3 || cache.v.rank != 4 || quire::v_head_dim(cache) == query.view.shape[2])
+    return arrays_function("empty_like")(like, stream);
+  return arrays_function("empty_like")(like, stream, quire::v_head_dim(cache));
+}
+
+BatchForCall PyBatch::with_new_output(const PyCache& cache, nb::handle stream) const {
   BatchForCall made{.views = checked(), .output = {}};
   const ArrayRef& like = arrays_.output ? arrays_.output : arrays_.query;  // a case has an output, which is not written here
   if (!arrays_.output && (is_fp8(views_.query.dtype) || views_.output_scale.present()))
     throw_error(Code::invalid_argument,
                 "output: None, expected an array: with an fp8 query or output_scale its type is the caller's to say");
-  const nb::object array = arrays_function("empty_like")(array_object(like), stream);
+  const nb::object array =
+      arrays_.output ? arrays_function("empty_like")(array_object(like), stream) : new_rows(arrays_.query, cache.views(), stream);
   made.output = import_array(array, "output", Access::write, std::string(quire::name(like.view.dtype)));
   made.views.output = made.output.view;
   return made;
 }
 
-BatchForCall PyBatch::to_read() const {
-  if (!views_.output.present()) return with_new_output();
+BatchForCall PyBatch::to_read(const PyCache& cache) const {
+  if (!views_.output.present()) return with_new_output(cache);
   return {.views = checked(), .output = arrays_.output};
 }
 
-BatchForCall PyBatch::to_write(nb::handle stream) const {
-  if (!output_given_) return with_new_output(stream);
+BatchForCall PyBatch::to_write(const PyCache& cache, nb::handle stream) const {
+  if (!output_given_) return with_new_output(cache, stream);
   return {.views = checked(), .output = arrays_.output};
 }
 
@@ -452,6 +463,7 @@ void bind_types(nb::module_& m) {
       .def_prop_ro("page_size", [](const PyCache& c) { return quire::page_size(c.views()); })
       .def_prop_ro("num_kv_heads", [](const PyCache& c) { return quire::num_kv_heads(c.views()); })
       .def_prop_ro("head_dim", [](const PyCache& c) { return quire::head_dim(c.views()); })
+      .def_prop_ro("v_head_dim", [](const PyCache& c) { return quire::v_head_dim(c.views()); })
       .def("__repr__", [](const PyCache& c) { return describe(c); });
   nb::class_<PyOptions>(m, "Options", kOptionsDoc)
       .def(

@@ -31,6 +31,8 @@ struct BatchForCall {
   ArrayRef output;
 };
 
+class PyCache;
+
 class PyBatch {
  public:
   explicit PyBatch(const Arguments& given);
@@ -41,12 +43,12 @@ class PyBatch {
   /// The views; raises if a torch storage moved meanwhile. The output is absent if none was given.
   const quire::Batch& checked() const;
   /// For calls that write no output: the rules want one all the same, so a batch without one gets memory for this call alone.
-  BatchForCall to_read() const;
-  /// For calls that write: the output that the caller gave, or a new array like the query. Two results never share memory.
-  /// `stream`: where a GPU will write it, as the caller gave it.
-  BatchForCall to_write(nb::handle stream = nb::none()) const;
-  /// The views with a new, uninitialised output like the query.
-  BatchForCall with_new_output(nb::handle stream = nb::none()) const;
+  BatchForCall to_read(const PyCache& cache) const;
+  /// For calls that write: the output that the caller gave, or a new array. Two results never share memory. `stream`: where a GPU
+  /// will write it, as the caller gave it.
+  BatchForCall to_write(const PyCache& cache, nb::handle stream = nb::none()) const;
+  /// The views with a new, uninitialised output: like the query, with the head_dim of the cache's V.
+  BatchForCall with_new_output(const PyCache& cache, nb::handle stream = nb::none()) const;
   bool output_given() const { return output_given_; }
   const quire::Batch& views() const { return views_; }
   const BatchArrays& arrays() const { return arrays_; }
@@ -100,6 +102,8 @@ class PyOptions {
   quire::Options views_;
 };
 
+/// New, uninitialised memory like the query's, for rows with the head_dim of the cache's V.
+nb::object new_rows(const ArrayRef& query, const quire::KVCache& cache, nb::handle stream);
 /// A scale as an array: numbers, which lie in `storage`, become one where `beside` is.
 ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside, float& storage);
 

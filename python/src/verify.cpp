@@ -108,6 +108,8 @@ nb::dict attributes_of(const quire::ProblemLine& line) {
   d["num_q_heads"] = p.num_q_heads;
   d["num_kv_heads"] = p.num_kv_heads;
   d["head_dim"] = p.head_dim;
+  d["v_head_dim"] = p.out_dim();
+  d["latent"] = line.latent;
   d["page_size"] = p.page_size;
   d["reqs"] = std::move(reqs);
   d["sliding_window"] = p.sliding_window;
@@ -175,6 +177,7 @@ Target target_of(const nb::object& runner, Interrupt& interrupt) {
   target.padding = nb::cast<bool>(runner.attr("padding"));
   target.eight_bit_rows = nb::cast<bool>(runner.attr("eight_bit_rows"));
   target.masks = nb::cast<bool>(runner.attr("masks"));
+  target.v_head_dim = nb::cast<bool>(runner.attr("v_head_dim"));
   for (auto [name, function] : nb::cast<nb::dict>(runner.attr("variants")))
     target.variants.emplace_back(nb::cast<std::string>(name), attend_with(nb::borrow(function), interrupt));
   target.skip = nb::cast<std::map<std::string, std::string>>(runner.attr("skip"));

@@ -68,13 +68,20 @@ def test_a_static_cache_is_read_as_far_as_its_mask_goes():
         ({"is_causal": False}, "is_causal: False, expected True"),
         ({"attention_mask": torch.ones(1, 1, 2, 2)}, r"attention_mask: \[1, 1, 2, 2\], expected \[batch, keys\]"),
         ({"attention_mask": torch.tensor([[1, 0, 1] + [1] * 9] * 3)}, r"attention_mask\[0\]: zeros between ones"),
-        ({"value": torch.zeros(3, 2, 12, 8)}, "value: head_dim 8, expected 16 as key"),
     ],
 )
 def test_what_is_not_supported_says_so(change, text):
     q, k, v = _inputs()
     with pytest.raises(quire.UnsupportedError, match=text):
         subject.attention(MODULE, **({"query": q, "key": k, "value": v, "attention_mask": None} | change))
+
+
+def test_values_may_have_another_length():
+    q, k, v = _inputs()
+    whole, _ = subject.attention(MODULE, q, k, v, None)
+    some, _ = subject.attention(MODULE, q, k, v[..., :5], None)
+    assert some.shape == (*whole.shape[:-1], 5)
+    np.testing.assert_array_equal(some, whole[..., :5])
 
 
 def test_training_is_refused():

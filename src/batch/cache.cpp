@@ -38,6 +38,10 @@ std::int64_t head_dim(const KVCache& cache) noexcept {
   return cache.layout == CacheLayout::packed ? cache.k.shape[2] * cache.k.shape[4] : cache.k.shape[3];
 }
 
+std::int64_t v_head_dim(const KVCache& cache) noexcept {
+  return cache.layout == CacheLayout::packed ? cache.v.shape[2] : cache.v.shape[3];
+}
+
 std::int64_t packed_x(DType dtype) noexcept { return itemsize(dtype) > 0 ? 16 / itemsize(dtype) : 0; }
 
 }  // namespace quire

@@ -114,6 +114,7 @@ Problem problem_of(const Batch& batch, const KVCache& cache, const Options& opti
   p.has_causal = batch.causal.present();
   p.has_q_begin = batch.q_begin.present();
   p.has_key_begin = batch.key_begin.present();
+  if (batch.output.shape[2] != p.head_dim) p.v_head_dim = batch.output.shape[2];
 
   if (batch.query_start_loc.memory != Memory::cpu) return p;
   p.reqs.resize(static_cast<std::size_t>(batch.seq_lens.shape[0]));

@@ -27,7 +27,7 @@ std::int64_t kv_bytes_of(const Problem& p, const Request& r) {
   const std::int64_t cached = std::max<std::int64_t>(0, std::min(keys.end, r.cached_len) - keys.begin);
   const std::int64_t fresh = std::max<std::int64_t>(0, keys.end - std::max(keys.begin, r.cached_len));
   const std::int64_t bytes = cached * itemsize(p.kv_dtype) + fresh * itemsize(p.q_dtype);
-  return 2 * bytes * p.num_kv_heads * p.head_dim;
+  return bytes * p.num_kv_heads * (p.head_dim + p.out_dim());
 }
 
 std::int64_t kv_bytes_of(const Problem& p) {
@@ -54,7 +54,7 @@ Floor floor_of(const Problem& p, double read_gbs, double compute_gflops) {
   floor.compute_gflops = compute_gflops;
   for (const Request& r : p.reqs) {
     const double reading = read_gbs > 0 ? static_cast<double>(benchmark::kv_bytes_of(p, r)) / (read_gbs * 1e9) : 0;
-    const double flops = 4.0 * static_cast<double>(p.head_dim * p.num_q_heads) * visible_pairs(p, r);
+    const double flops = 2.0 * static_cast<double>((p.head_dim + p.out_dim()) * p.num_q_heads) * visible_pairs(p, r);
     const double computing = compute_gflops > 0 ? flops / (compute_gflops * 1e9) : 0;
     (reading >= computing ? floor.memory_seconds : floor.compute_seconds) += std::max(reading, computing);
   }

@@ -188,15 +188,25 @@ Status read_notes(const Header& header, Case& c) {
   return {};
 }
 
+/// The shape that an output of the batch has: the query's rows and heads, V's head_dim. A file that claims more dims for V than
+/// this many times the query's gets the query's shape, which the contract refuses: few bytes do not ask for much memory.
+std::array<std::int64_t, Tensor::kMaxRank> output_shape(const Case& c) {
+  constexpr std::int64_t kMostWider = 64;
+  std::array<std::int64_t, Tensor::kMaxRank> shape = c.batch.query.shape;
+  if (c.batch.query.rank != 3 || c.cache.v.rank != 4 || c.cache.k.rank < 4) return shape;
+  if (v_head_dim(c.cache) / kMostWider <= shape[2] && shape[2] > 0) shape[2] = v_head_dim(c.cache);
+  return shape;
+}
+
 /// A capture made to show somebody else's output has no output of ours yet.
 Status supply_output(Case& c) {
   const Tensor& query = c.batch.query;
   if (c.batch.output.present() || !is_floating(query.dtype)) return {};
   const DType own = query.dtype == DType::fp8_e4m3fn ? DType::bf16 : query.dtype;
   const DType dtype = c.batch.output_scale.present() ? DType::fp8_e4m3fn : own;
-  std::byte* data = c.allocate(static_cast<std::size_t>(query.num_elements() * itemsize(dtype)));
-  if (data == nullptr) return broken("out of memory for output");
-  c.batch.output = Tensor::from_shape(data, dtype, query.shape, query.rank);
+  c.batch.output = Tensor::from_shape(nullptr, dtype, output_shape(c), query.rank);
+  c.batch.output.data = c.allocate(static_cast<std::size_t>(c.batch.output.num_elements() * itemsize(dtype)));
+  if (c.batch.output.data == nullptr) return broken("out of memory for output");
   capture::fill_value(c.batch.output, capture::quiet_nan());
   return {};
 }
@@ -362,12 +372,14 @@ Status write_tensor(capture::AtomicFile& file, const Outgoing& one) {
 /// What diagnose() would refuse is not written.
 Status check_observed(const Case& c) {
   const Tensor &o = c.observed, &q = c.batch.query, &l = c.observed_lse;
-  const auto like_query = [&](const Tensor& t, int rank) {
-    return t.rank == rank && std::equal(t.shape.begin(), t.shape.begin() + rank, q.shape.begin());
+  const auto shape = output_shape(c);
+  const auto like_output = [&](const Tensor& t, int rank) {
+    return t.rank == rank && std::equal(t.shape.begin(), t.shape.begin() + rank, shape.begin());
   };
-  if (o.present() && (!is_floating(o.dtype) || !like_query(o, q.rank)))
-    return refuse("observed", formatted("{}, expected a floating type and the shape of query, {}", to_string(o), to_string(q)));
-  if (l.present() && q.rank >= 2 && (l.dtype != DType::f32 || !like_query(l, 2)))
+  if (o.present() && (!is_floating(o.dtype) || !like_output(o, q.rank)))
+    return refuse("observed", formatted("{}, expected a floating type and the shape of an output, [{}]", to_string(o),
+                                        fmt::join(shape.begin(), shape.begin() + std::max(0, q.rank), ", ")));
+  if (l.present() && q.rank >= 2 && (l.dtype != DType::f32 || !like_output(l, 2)))
     return refuse("observed_lse", formatted("{}, expected f32 [{}, {}]", to_string(l), q.shape[0], q.shape[1]));
   return {};
 }

@@ -74,12 +74,13 @@ Sizes sizes_of(const ProblemLine& line) {
 double bytes_needed(const ProblemLine& line, const Sizes& s) {
   const Problem& p = line.problem;
   const auto real = [](std::int64_t n) { return static_cast<double>(n); };
-  const double rows = real(s.num_tokens) * real(p.head_dim) * real(itemsize(p.q_dtype));
-  const double query = rows * real(p.num_q_heads) * (1 + real(itemsize(p.out_dtype())) / real(itemsize(p.q_dtype))) +
-                       (p.lse ? 4 * real(s.num_tokens) * real(p.num_q_heads) : 0);
-  const double new_rows = s.has_new_rows ? 2 * rows * real(p.num_kv_heads) : 0;
+  const double dims = real(p.head_dim), v_dims = real(p.out_dim()), row_bytes = real(itemsize(p.q_dtype));
+  const double rows = real(s.num_tokens) * real(p.num_q_heads);
+  const double query = rows * (dims * row_bytes + v_dims * real(itemsize(p.out_dtype()))) + (p.lse ? 4 * rows : 0);
+  const double new_rows = s.has_new_rows ? real(s.num_tokens) * real(p.num_kv_heads) * (dims + v_dims) * row_bytes : 0;
   const double slots = real(s.num_pages) * real(p.page_size);
-  const double cache = 2 * slots * real(p.num_kv_heads) * real(p.head_dim) * real(itemsize(p.kv_dtype));
+  const double slot = dims + (line.latent ? 0 : v_dims);
+  const double cache = slots * real(p.num_kv_heads) * slot * real(itemsize(p.kv_dtype));
   const double indices = real(s.num_reqs) * (real(s.table_width) + 3) + real(s.num_tokens) + 1;
   return query + new_rows + cache + 8 * indices + 8 * real(p.num_q_heads) + 8 * real(p.num_kv_heads);
 }
@@ -144,7 +145,11 @@ class Maker {
     fill_new_rows(c_.batch.key, kKey);
     fill_new_rows(c_.batch.value, kValue);
     fill_cache(c_.cache.k, semantics::k_strides(c_.cache), c_.cache.k_scale, kKey);
-    fill_cache(c_.cache.v, semantics::v_strides(c_.cache), c_.cache.v_scale, kValue);
+    if (line_.latent) {  // what lies there is K's
+      if (c_.cache.v_scale.present()) fill_scale(c_.cache.v_scale, kValue);
+    } else {
+      fill_cache(c_.cache.v, semantics::v_strides(c_.cache), c_.cache.v_scale, kValue);
+    }
     c_.notes["problem"] = to_string(line_);
     return std::move(c_);
   }
@@ -161,7 +166,7 @@ class Maker {
   void allocate_tensors() {
     Batch& b = c_.batch;
     b.query = tensor(p_.q_dtype, s_.num_tokens, p_.num_q_heads, p_.head_dim);
-    b.output = tensor(p_.out_dtype(), s_.num_tokens, p_.num_q_heads, p_.head_dim);
+    b.output = tensor(p_.out_dtype(), s_.num_tokens, p_.num_q_heads, p_.out_dim());
     b.q_scale = scale_tensor(p_.q_scale);
     if (p_.out_dtype() == DType::fp8_e4m3fn) b.output_scale = tensor(DType::f32);
     b.query_start_loc = tensor(line_.index_dtype, s_.num_reqs + 1);
@@ -173,27 +178,32 @@ class Maker {
     if (s_.has_new_rows) {
       b.cached_lens = tensor(line_.index_dtype, s_.num_reqs);
       b.key = tensor(p_.q_dtype, s_.num_tokens, p_.num_kv_heads, p_.head_dim);
-      b.value = tensor(p_.q_dtype, s_.num_tokens, p_.num_kv_heads, p_.head_dim);
+      b.value = tensor(p_.q_dtype, s_.num_tokens, p_.num_kv_heads, p_.out_dim());
     }
     // A slot may exceed int32 although every page id fits.
     const bool wide_slots = s_.num_pages > 2147483647 / p_.page_size;
     b.slot_mapping = tensor(wide_slots ? DType::i64 : line_.index_dtype, s_.num_tokens);
     if (p_.lse) b.lse = tensor(DType::f32, s_.num_tokens, p_.num_q_heads);
     c_.cache.layout = p_.layout;
-    c_.cache.k = cache_tensor(/*packed_keys=*/true);
-    c_.cache.v = cache_tensor(/*packed_keys=*/false);
+    c_.cache.k = cache_tensor(p_.head_dim, /*packed_keys=*/true);
+    if (line_.latent) {
+      c_.cache.v = c_.cache.k;
+      c_.cache.v.shape[3] = p_.out_dim();
+    } else {
+      c_.cache.v = cache_tensor(p_.out_dim(), /*packed_keys=*/false);
+    }
     c_.cache.k_scale = scale_tensor(p_.k_scale);
     c_.cache.v_scale = scale_tensor(p_.v_scale);
     if (p_.alibi) c_.options.alibi_slopes = tensor(DType::f32, p_.num_q_heads);
     if (p_.sinks) c_.options.sinks = tensor(DType::f32, p_.num_q_heads);
   }
 
-  Tensor cache_tensor(bool packed_keys) {
+  Tensor cache_tensor(std::int64_t dims, bool packed_keys) {
     const std::int64_t x = packed_x(p_.kv_dtype);
-    if (p_.layout == CacheLayout::nhd) return tensor(p_.kv_dtype, s_.num_pages, p_.page_size, p_.num_kv_heads, p_.head_dim);
-    if (p_.layout == CacheLayout::hnd) return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, p_.page_size, p_.head_dim);
-    if (packed_keys) return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, p_.head_dim / x, p_.page_size, x);
-    return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, p_.head_dim, p_.page_size);
+    if (p_.layout == CacheLayout::nhd) return tensor(p_.kv_dtype, s_.num_pages, p_.page_size, p_.num_kv_heads, dims);
+    if (p_.layout == CacheLayout::hnd) return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, p_.page_size, dims);
+    if (packed_keys) return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, dims / x, p_.page_size, x);
+    return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, dims, p_.page_size);
   }
 
   Tensor scale_tensor(ScaleKind kind) {
@@ -303,7 +313,8 @@ class Maker {
           const float factor = (peaky(h) ? kPeakyFactor : 1.0f) / q_scale_of(h);
           const std::int64_t at = (row * p_.num_q_heads + h) * p_.head_dim;
           for (std::int64_t d = 0; d < p_.head_dim; ++d)
-            semantics::store(c_.batch.query.data, p_.q_dtype, at + d, factor * draw(key, position, p_.num_q_heads, h, d));
+            semantics::store(c_.batch.query.data, p_.q_dtype, at + d,
+                             factor * draw(key, (position * p_.num_q_heads + h) * p_.head_dim + d));
         }
       }
     }
@@ -315,9 +326,16 @@ class Maker {
     return static_cast<const float*>(t.data)[t.rank == 0 ? 0 : h / p_.group()];
   }
 
-  float draw(std::uint64_t key, std::int64_t position, std::int64_t heads, std::int64_t h, std::int64_t d) const {
-    const auto index = static_cast<std::uint64_t>((position * heads + h) * p_.head_dim + d);
+  float draw(std::uint64_t key, std::int64_t element) const {
+    const auto index = static_cast<std::uint64_t>(element);
     return line_.data == DataKind::tiny ? capture::tiny(key, index) : normal(key, index);
+  }
+
+  std::int64_t dims_of(What what) const { return what == kKey ? p_.head_dim : p_.out_dim(); }
+
+  /// A real K or V value.
+  float kv_value(What what, std::uint64_t key, std::int64_t position, std::int64_t h, std::int64_t d) const {
+    return magnitude(what, h) * draw(key, (position * p_.num_kv_heads + h) * dims_of(what) + d);
   }
 
   /// Real K or V values are draw() times this power of two: with scales, V is larger than K and neighbouring heads differ, so
@@ -345,10 +363,9 @@ class Maker {
         const std::int64_t position = req.key_begin + j;
         const std::uint64_t key = kv_stream(what, r, j);
         for (std::int64_t h = 0; h < p_.num_kv_heads; ++h) {
-          const std::int64_t first = (row * p_.num_kv_heads + h) * p_.head_dim;
-          for (std::int64_t d = 0; d < p_.head_dim; ++d) {
-            semantics::store(rows.data, rows.dtype, first + d, magnitude(what, h) * draw(key, position, p_.num_kv_heads, h, d));
-          }
+          const std::int64_t first = (row * p_.num_kv_heads + h) * dims_of(what);
+          for (std::int64_t d = 0; d < dims_of(what); ++d)
+            semantics::store(rows.data, rows.dtype, first + d, kv_value(what, key, position, h, d));
         }
       }
     }
@@ -376,8 +393,7 @@ class Maker {
     for_each_cached(what, [&](std::int64_t, std::int64_t, std::uint64_t key, std::int64_t position) {
       for (std::int64_t h = 0; h < p_.num_kv_heads; ++h) {
         float& most = amax[static_cast<std::size_t>(h)];
-        for (std::int64_t d = 0; d < p_.head_dim; ++d)
-          most = std::max(most, std::fabs(magnitude(what, h) * draw(key, position, p_.num_kv_heads, h, d)));
+        for (std::int64_t d = 0; d < dims_of(what); ++d) most = std::max(most, std::fabs(kv_value(what, key, position, h, d)));
       }
     });
     if (p_.num_kv_heads > 1 && scale.rank == 0) amax[0] = *std::max_element(amax.begin(), amax.end());
@@ -399,10 +415,8 @@ class Maker {
       for (std::int64_t h = 0; h < p_.num_kv_heads; ++h) {
         const std::int64_t row = strides.row(page, h, offset);
         const float divisor = scale.present() ? static_cast<const float*>(scale.data)[scale.rank == 0 ? 0 : h] : 1.0f;
-        for (std::int64_t d = 0; d < p_.head_dim; ++d) {
-          const float real = magnitude(what, h) * draw(key, position, p_.num_kv_heads, h, d);
-          semantics::store(cache.data, cache.dtype, row + strides.element(d), real / divisor);
-        }
+        for (std::int64_t d = 0; d < dims_of(what); ++d)
+          semantics::store(cache.data, cache.dtype, row + strides.element(d), kv_value(what, key, position, h, d) / divisor);
       }
     });
   }

@@ -51,8 +51,8 @@ class Poisoner {
 
   void run() {
     mark_readable();
-    poison_cache(c_.cache.k, semantics::k_strides(c_.cache));
-    poison_cache(c_.cache.v, semantics::v_strides(c_.cache));
+    poison_cache(c_.cache.k, semantics::k_strides(c_.cache), p_.head_dim);
+    poison_cache(c_.cache.v, semantics::v_strides(c_.cache), p_.out_dim());
     poison_rows(c_.batch.key);
     poison_rows(c_.batch.value);
     for (const Tensor* t : {&c_.batch.query, &c_.batch.key, &c_.batch.value}) poison_from(*t, num_request_rows(c_.batch));
@@ -79,10 +79,10 @@ class Poisoner {
     }
   }
 
-  void poison_cache(const Tensor& cache, const semantics::KvStrides& strides) const {
+  void poison_cache(const Tensor& cache, const semantics::KvStrides& strides, std::int64_t head_dim) const {
     const Spoiler spoil(cache, kind_);
     std::vector<std::int64_t> dims;  // two divisions each
-    for (std::int64_t d = 0; d < p_.head_dim; ++d) dims.push_back(strides.element(d));
+    for (std::int64_t d = 0; d < head_dim; ++d) dims.push_back(strides.element(d));
     for (std::int64_t slot = 0; slot < static_cast<std::int64_t>(readable_.size()); ++slot) {
       if (readable_[static_cast<std::size_t>(slot)]) continue;
       for (std::int64_t h = 0; h < p_.num_kv_heads; ++h) {

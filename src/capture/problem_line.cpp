@@ -289,6 +289,7 @@ constexpr Key kKeys[] = {
     {"kv", false, "cache type", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kCacheTypes, l.problem.kv_dtype); }},
     {"heads", true, "num_q_heads:num_kv_heads", [](Text k, Text t, ProblemLine& l) { return set_heads(k, t, l.problem); }},
     {"d", true, "head_dim", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 1, l.problem.head_dim); }},
+    {"dv", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 1, l.problem.v_head_dim); }},
     {"page", true, "page_size", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 1, l.problem.page_size); }},
     {"layout", false, "layout", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kLayouts, l.problem.layout); }},
     {"reqs", true, "requests", [](Text k, Text t, ProblemLine& l) { return set_reqs(k, t, l.problem); }},
@@ -307,6 +308,7 @@ constexpr Key kKeys[] = {
     {"kscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.k_scale); }},
     {"vscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.v_scale); }},
     {"pad", false, "", set_padding},
+    {"latent", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.latent); }},
     {"pages", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 0, l.num_pages); }},
     {"share", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 0, l.shared_pages); }},
     {"index", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kIndexTypes, l.index_dtype); }},
@@ -319,6 +321,8 @@ constexpr std::size_t kNumKeys = std::size(kKeys);
 constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
     {"head_dim", "d"},
     {"head_size", "d"},
+    {"v_head_dim", "dv"},
+    {"head_dim_v", "dv"},
     {"page_size", "page"},
     {"block_size", "page"},
     {"dtype", "q"},
@@ -438,8 +442,19 @@ Status check_row_types(const Problem& p) {
   return {};
 }
 
+/// V can be the leading dims of K's rows.
+Status check_latent(const ProblemLine& line) {
+  const Problem& p = line.problem;
+  if (!line.latent) return {};
+  if (p.layout == CacheLayout::packed) return fail("latent", "1", "0 with layout=packed: tokens of a dim of V are neighbours");
+  if (p.out_dim() > p.head_dim)
+    return fail("dv", formatted("{}", p.out_dim()), formatted("at most d ({}) with latent=1", p.head_dim));
+  return {};
+}
+
 Status check_combinations(const ProblemLine& line) {
   const Problem& p = line.problem;
+  if (Status s = check_latent(line); !s.ok()) return s;
   if (Status s = check_row_types(p); !s.ok()) return s;
   if (Status s = check_masks(p); !s.ok()) return s;
   if (p.kv_dtype == DType::f32 && p.q_dtype != DType::f32) {
@@ -477,6 +492,7 @@ Result<ProblemLine> parse_problem_line(std::string_view text) {
     if (Status s = kKeys[i].set(kKeys[i].name, *values[i], line); !s.ok()) return s;
   }
   if (line.problem.output_dtype == line.problem.q_dtype) line.problem.output_dtype = DType::none;
+  if (line.problem.v_head_dim == line.problem.head_dim) line.problem.v_head_dim = 0;
   if (Status s = check_combinations(line); !s.ok()) return s;
   return line;
 }
@@ -498,6 +514,7 @@ Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text) {
 std::string to_string(const Problem& p) {
   std::string text = formatted("q={} kv={} heads={}:{} d={} page={} layout={} reqs={}", name(p.q_dtype), name(p.kv_dtype),
                                p.num_q_heads, p.num_kv_heads, p.head_dim, p.page_size, name(p.layout), reqs_text(p.reqs));
+  if (!p.has_equal_dims()) text += formatted(" dv={}", p.out_dim());
   if (p.out_dtype() != p.q_dtype) text += formatted(" out={}", name(p.out_dtype()));
   if (p.softmax_scale) text += formatted(" scale={}", float_text(*p.softmax_scale));
   if (p.sliding_window) text += formatted(" window={}", *p.sliding_window);
@@ -520,6 +537,7 @@ std::string to_string(const Problem& p) {
 
 std::string to_string(const ProblemLine& line) {
   std::string text = to_string(line.problem);
+  if (line.latent) text += " latent=1";
   if (line.num_pages != 0) text += formatted(" pages={}", line.num_pages);
   if (line.shared_pages != 0) text += formatted(" share={}", line.shared_pages);
   if (line.index_dtype != DType::i32) text += formatted(" index={}", name(line.index_dtype));

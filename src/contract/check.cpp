@@ -211,7 +211,8 @@ Findings contract::check_values(const Batch& batch, const KVCache& cache, const 
     Context context{batch, cache, options, /*ledger=*/nullptr, report};
     const Tensor& query = batch.query;
     context.sizes = {query.shape[0],   query.shape[1],   query.shape[2],      batch.query_start_loc.shape[0] - 1,
-                     num_pages(cache), page_size(cache), num_kv_heads(cache), head_dim(cache)};
+                     num_pages(cache), page_size(cache), num_kv_heads(cache), head_dim(cache),
+                     v_head_dim(cache)};
     apply_value_rules(context);
   });
 }

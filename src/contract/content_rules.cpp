@@ -111,8 +111,8 @@ void c01_query(Context& c) {
   }
 }
 
-void new_rows(Context& c, RuleId rule, const NamedTensor& t) {
-  if (!c.lengths_sound || !rows_readable(c, *t.tensor, c.sizes.num_kv_heads, c.sizes.head_dim)) return;
+void new_rows(Context& c, RuleId rule, const NamedTensor& t, std::int64_t head_dim) {
+  if (!c.lengths_sound || !rows_readable(c, *t.tensor, c.sizes.num_kv_heads, head_dim)) return;
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
     const Lengths lengths = lengths_of(c, r);
     if (lengths.sound && lengths.cached_len < lengths.seq_len)
@@ -120,8 +120,8 @@ void new_rows(Context& c, RuleId rule, const NamedTensor& t) {
   }
 }
 
-void c04_key(Context& c) { new_rows(c, C04, {"key", &c.batch.key}); }
-void c05_value(Context& c) { new_rows(c, C05, {"value", &c.batch.value}); }
+void c04_key(Context& c) { new_rows(c, C04, {"key", &c.batch.key}, c.sizes.head_dim); }
+void c05_value(Context& c) { new_rows(c, C05, {"value", &c.batch.value}, c.sizes.v_head_dim); }
 
 // --- the cache ----------------------------------------------------------------------------------------------------------
 
@@ -145,6 +145,7 @@ void cached(Context& c, RuleId rule, bool is_k) {
   const Tensor& tensor = is_k ? c.cache.k : c.cache.v;
   const Tensor& scale = is_k ? c.cache.k_scale : c.cache.v_scale;
   const semantics::KvStrides strides = is_k ? semantics::k_strides(c.cache) : semantics::v_strides(c.cache);
+  const std::int64_t dims = is_k ? c.sizes.cache_head_dim : c.sizes.v_head_dim;
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
     for_each_visible_run(c, r, [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
       for (std::int64_t i = 0; i < count; ++i) {
@@ -157,8 +158,7 @@ void cached(Context& c, RuleId rule, bool is_k) {
                                    r, page, offset + i, head, d),
                          "finite");
           };
-          for_each_non_finite(tensor, strides.row(page, head, offset + i), strides, c.sizes.cache_head_dim, scale_of(scale, head),
-                              add);
+          for_each_non_finite(tensor, strides.row(page, head, offset + i), strides, dims, scale_of(scale, head), add);
         }
       }
     });

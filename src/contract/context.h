@@ -29,10 +29,11 @@ struct Sizes {
   std::int64_t num_q_heads = kUnknown;
   std::int64_t head_dim = kUnknown;  ///< of query
   std::int64_t num_reqs = kUnknown;
-  std::int64_t num_pages = kUnknown;  ///< known together with the next three, if the whole cache is sound
+  std::int64_t num_pages = kUnknown;  ///< known together with the next four, if the whole cache is sound
   std::int64_t page_size = kUnknown;
   std::int64_t num_kv_heads = kUnknown;
   std::int64_t cache_head_dim = kUnknown;
+  std::int64_t v_head_dim = kUnknown;
 };
 
 struct Context {

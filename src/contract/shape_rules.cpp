@@ -95,12 +95,20 @@ void m10_query_dtype(Context& c) {
   c.report.add(M10, "query", {}, quoted_dtype(query.dtype), "f32, f16, bf16 or fp8_e4m3fn");
 }
 
+/// The head_dim that values and output must have; unknown beside a cache that is not the query's (Q-M22).
+std::int64_t value_dim(const Context& c) { return c.report.broken(M22) ? kUnknown : c.sizes.v_head_dim; }
+
 void m11_output_shape(Context& c) {
   const Tensor& output = c.batch.output;
   if (!well_formed(output) || !known(c.sizes.head_dim)) return;
   const Tensor& query = c.batch.query;
-  if (output.rank == 3 && std::equal(output.shape.begin(), output.shape.begin() + 3, query.shape.begin())) return;
-  c.report.add(M11, "output", {}, "shape " + shape_text(output), shape_text(query) + " as query");
+  const std::int64_t dim = value_dim(c);
+  const bool rows_fit = output.rank == 3 && std::equal(output.shape.begin(), output.shape.begin() + 2, query.shape.begin());
+  if (rows_fit && (!known(dim) || output.shape[2] == dim)) return;
+  c.report.add(M11, "output", {}, "shape " + shape_text(output),
+               !known(dim) || dim == query.shape[2] ? shape_text(query) + " as query"
+                                                    : formatted("[{}, {}, {}] = [num_tokens, num_q_heads, head_dim of cache.v]",
+                                                                query.shape[0], query.shape[1], dim));
 }
 
 void m12_output_dtype(Context& c) {
@@ -164,23 +172,29 @@ void m06_cache_rank(Context& c) {
     c.report.add(M06, tensor_name, {}, formatted("rank {}", t.rank),
                  formatted("rank {} for layout {} {}", rank, name(c.cache.layout), shape));
   };
-  const std::string_view k_shape = packed                               ? "[num_pages, num_kv_heads, head_dim / x, page_size, x]"
-                                   : c.cache.layout == CacheLayout::nhd ? "[num_pages, page_size, num_kv_heads, head_dim]"
-                                                                        : "[num_pages, num_kv_heads, page_size, head_dim]";
-  one("cache.k", c.cache.k, packed ? 5 : 4, k_shape);
-  one("cache.v", c.cache.v, 4, packed ? "[num_pages, num_kv_heads, head_dim, page_size]" : k_shape);
+  const bool nhd = c.cache.layout == CacheLayout::nhd;
+  one("cache.k", c.cache.k, packed ? 5 : 4,
+      packed ? "[num_pages, num_kv_heads, head_dim / x, page_size, x]"
+      : nhd  ? "[num_pages, page_size, num_kv_heads, head_dim]"
+             : "[num_pages, num_kv_heads, page_size, head_dim]");
+  one("cache.v", c.cache.v, 4,
+      packed ? "[num_pages, num_kv_heads, v_head_dim, page_size]"
+      : nhd  ? "[num_pages, page_size, num_kv_heads, v_head_dim]"
+             : "[num_pages, num_kv_heads, page_size, v_head_dim]");
 }
 
 bool cache_ranks_ok(const Context& c) { return well_formed(c.cache.k) && well_formed(c.cache.v) && !c.report.broken(M06); }
 
 void m17_cache_extents(Context& c) {
   if (!cache_ranks_ok(c)) return;
-  const auto at_least_one = [&](std::string_view what, std::int64_t n) {
-    if (n < 1) c.report.add(M17, "cache.k", {}, formatted("{} {} in shape {}", what, n, shape_text(c.cache.k)), ">= 1");
+  const auto at_least_one = [&](const NamedTensor& t, std::string_view what, std::int64_t n) {
+    if (n < 1) c.report.add(M17, t.name, {}, formatted("{} {} in shape {}", what, n, shape_text(*t.tensor)), ">= 1");
   };
-  at_least_one("page_size", page_size(c.cache));
-  at_least_one("num_kv_heads", num_kv_heads(c.cache));
-  at_least_one("head_dim", head_dim(c.cache));
+  const NamedTensor k{"cache.k", &c.cache.k};
+  at_least_one(k, "page_size", page_size(c.cache));
+  at_least_one(k, "num_kv_heads", num_kv_heads(c.cache));
+  at_least_one(k, "head_dim", head_dim(c.cache));
+  at_least_one({"cache.v", &c.cache.v}, "head_dim", v_head_dim(c.cache));
 }
 
 void m19_packed_x(Context& c) {
@@ -198,8 +212,9 @@ void m19_packed_x(Context& c) {
 void m18_cache_v_shape(Context& c) {
   if (!cache_ranks_ok(c) || c.report.broken({M17, M19})) return;
   std::array<std::int64_t, Tensor::kMaxRank> expected = c.cache.k.shape;
+  expected[3] = v_head_dim(c.cache);
   if (c.cache.layout == CacheLayout::packed)
-    expected = {num_pages(c.cache), num_kv_heads(c.cache), head_dim(c.cache), page_size(c.cache)};
+    expected = {num_pages(c.cache), num_kv_heads(c.cache), v_head_dim(c.cache), page_size(c.cache)};
   if (std::equal(expected.begin(), expected.begin() + 4, c.cache.v.shape.begin())) return;
   c.report.add(M18, "cache.v", {}, "shape " + shape_text(c.cache.v),
                formatted("[{}] to match cache.k {} in layout {}", fmt::join(expected.begin(), expected.begin() + 4, ", "),
@@ -248,15 +263,19 @@ void m24_both_or_none(Context& c) {
 
 void m25_new_row_shape(Context& c) {
   // Sizes that are unknown match anything, but the rank always counts: append has no query to vouch for the rows.
-  const std::int64_t sizes[] = {c.sizes.num_tokens, c.sizes.num_kv_heads, c.sizes.head_dim};
-  const bool all_known = std::all_of(std::begin(sizes), std::end(sizes), known);
   for (const NamedTensor& t : {NamedTensor{"key", &c.batch.key}, NamedTensor{"value", &c.batch.value}}) {
     if (!well_formed(*t.tensor)) continue;
+    const bool is_key = t.tensor == &c.batch.key;
+    const std::int64_t sizes[] = {c.sizes.num_tokens, c.sizes.num_kv_heads, is_key ? c.sizes.head_dim : value_dim(c)};
+    const bool all_known = std::all_of(std::begin(sizes), std::end(sizes), known);
     bool fits = t.tensor->rank == 3;
     for (int i = 0; fits && i < 3; ++i) fits = !known(sizes[i]) || t.tensor->shape[i] == sizes[i];
     if (fits) continue;
     const std::string numbers = all_known ? formatted("[{}] = ", fmt::join(sizes, ", ")) : "";
-    c.report.add(M25, t.name, {}, "shape " + shape_text(*t.tensor), numbers + "[num_tokens, num_kv_heads, head_dim]");
+    const bool own_dim = !is_key && known(sizes[2]) && sizes[2] != c.sizes.head_dim;
+    c.report.add(
+        M25, t.name, {}, "shape " + shape_text(*t.tensor),
+        numbers + (own_dim ? "[num_tokens, num_kv_heads, head_dim of cache.v]" : "[num_tokens, num_kv_heads, head_dim]"));
   }
 }
 
@@ -367,6 +386,7 @@ void apply_cache_shape_rules(Context& c, DType row_dtype) {
     c.sizes.page_size = page_size(c.cache);
     c.sizes.num_kv_heads = num_kv_heads(c.cache);
     c.sizes.cache_head_dim = head_dim(c.cache);
+    c.sizes.v_head_dim = v_head_dim(c.cache);
   }
   m20_cache_dtype(c, row_dtype);
   m21_cache_v_dtype(c);
@@ -390,7 +410,6 @@ void apply_index_dtype_rule(Context& c) { m27_index_dtype(c); }
 void apply_shape_rules(Context& c, std::span<const NamedTensor> tensors) {
   m09_query_shape(c);
   m10_query_dtype(c);
-  m11_output_shape(c);
   m12_output_dtype(c);
   m13_lse_shape(c);
   m14_lse_dtype(c);
@@ -398,6 +417,7 @@ void apply_shape_rules(Context& c, std::span<const NamedTensor> tensors) {
   m16_no_overlap(c, tensors);
   apply_cache_shape_rules(c, descriptor_ok(c.batch.query) ? c.batch.query.dtype : DType::none);
   m22_head_dim(c);
+  m11_output_shape(c);
   m23_group(c);
   m24_both_or_none(c);
   m25_new_row_shape(c);

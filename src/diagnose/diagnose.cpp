@@ -13,11 +13,11 @@ namespace quire {
 namespace {
 
 Status check_observed(const Case& c) {
-  const Tensor &o = c.observed, &q = c.batch.query;
+  const Tensor &o = c.observed, &q = c.batch.output;
   if (!o.present()) return {Code::invalid_argument, "the case has no observed output: there is nothing to diagnose"};
   if (o.rank != 3 || !is_floating(o.dtype) || o.shape[0] != q.shape[0] || o.shape[1] != q.shape[1] || o.shape[2] != q.shape[2])
     return {Code::invalid_argument,
-            formatted("observed: {}, expected a floating type and the shape of query, {}", to_string(o), to_string(q))};
+            formatted("observed: {}, expected a floating type and the shape of output, {}", to_string(o), to_string(q))};
   const Tensor& l = c.observed_lse;
   if (l.present() && (l.rank != 2 || l.dtype != DType::f32 || l.shape[0] != q.shape[0] || l.shape[1] != q.shape[1]))
     return {Code::invalid_argument, formatted("observed_lse: {}, expected f32 [{}, {}]", to_string(l), q.shape[0], q.shape[1])};

@@ -110,7 +110,7 @@ Evidence::Evidence(const Facts& facts, const Observed& observed, const Localisat
   if (scope_ == nullptr) return;
   for (const Condition& c : scope_->conditions) {
     if (c.attribute != Attribute::dim || c.holds(-1)) continue;
-    dims_.resize(Facts::at(facts_.head_dim), true);
+    dims_.resize(Facts::at(facts_.v_head_dim), true);
     for (std::size_t d = 0; d < dims_.size(); ++d) dims_[d] = dims_[d] && c.holds(static_cast<std::int64_t>(d));
   }
 }
@@ -125,7 +125,7 @@ void Evidence::keep_other_dims(const Exhibit& e, RowResult& predicted) const {
 bool Evidence::keeps_bytes(const Compared& row) const {
   const Tensor& o = facts_.batch.output;
   const Observed was{o, facts_.batch.lse};
-  for (std::int64_t d = 0; d < facts_.head_dim; ++d) {
+  for (std::int64_t d = 0; d < facts_.v_head_dim; ++d) {
     const double a = was.at(row.token, row.head, d), b = observed_.at(row.token, row.head, d);
     if (!(a == b || (std::isnan(a) && std::isnan(b)))) return false;
   }
@@ -143,18 +143,18 @@ Exhibit Evidence::exhibit(const Compared& row) const {
   e.reference_row = row.reference_row;
   e.num_keys = where_.reference.num_keys[Facts::at(row.reference_row)];
   e.wrong = row.wrong;
-  const bool nearly_all = static_cast<double>(row.wrong_dims) >= kNearlyAllDims * static_cast<double>(facts_.head_dim);
+  const bool nearly_all = static_cast<double>(row.wrong_dims) >= kNearlyAllDims * static_cast<double>(facts_.v_head_dim);
   e.unlawful = nearly_all && where_.laws.breaks_any(row.token * facts_.num_q_heads + row.head);
   e.before = before(row);
-  for (std::int64_t d = 0; d < facts_.head_dim; ++d) e.observed.push_back(observed_.at(row.token, row.head, d));
+  for (std::int64_t d = 0; d < facts_.v_head_dim; ++d) e.observed.push_back(observed_.at(row.token, row.head, d));
   e.zeros = std::all_of(e.observed.begin(), e.observed.end(), [](double value) { return value == 0; });
   e.observed_lse = observed_.lse.present() ? observed_.lse_at(row.token, row.head) : 0;
   return e;
 }
 
 RowResult Evidence::truth(const Exhibit& e) const {
-  const auto first = where_.reference.out.begin() + e.reference_row * facts_.head_dim;
-  return {true, {first, first + facts_.head_dim}, where_.reference.lse[Facts::at(e.reference_row)]};
+  const auto first = where_.reference.out.begin() + e.reference_row * facts_.v_head_dim;
+  return {true, {first, first + facts_.v_head_dim}, where_.reference.lse[Facts::at(e.reference_row)]};
 }
 
 void Evidence::choose(const std::vector<Pattern>& patterns) {
@@ -217,7 +217,7 @@ std::string Evidence::observed_text() const {
 
 double Evidence::output_tolerance(const Exhibit& e, std::size_t dim, double predicted) const {
   const numerics::OutputType type = numerics::output_type(where_.reference, observed_.output.dtype);
-  const std::int64_t element = e.reference_row * facts_.head_dim + static_cast<std::int64_t>(dim);
+  const std::int64_t element = e.reference_row * facts_.v_head_dim + static_cast<std::int64_t>(dim);
   const double tolerance = numerics::output_tolerance(where_.reference, e.reference_row, element, type);
   return (std::isfinite(tolerance) ? tolerance : 0) + (std::isfinite(predicted) ? type.roundoff * std::fabs(predicted) : 0);
 }

@@ -114,7 +114,7 @@ class Trial {
   /// An even choice that can be afforded.
   void choose() {
     double work = 0;
-    for (const Cell& cell : cells_) work += keys(cell) * static_cast<double>(f_.head_dim);
+    for (const Cell& cell : cells_) work += keys(cell) * static_cast<double>(f_.head_dim + f_.v_head_dim) / 2;
     const double most = std::min(kMostWork / std::max(work, 1.0) * static_cast<double>(cells_.size()), double{kMostCells});
     const auto count = std::max<std::size_t>(1, static_cast<std::size_t>(most));
     if (cells_.size() <= count) return;
@@ -135,17 +135,17 @@ class Trial {
     const std::vector<double> steeper = steeper_scores(at, cell.paid->reference_row);
     double observed = 0, expected = 0;
     std::int64_t off = 0;
-    for (std::int64_t d = 0; d < f_.head_dim; ++d) {
+    for (std::int64_t d = 0; d < f_.v_head_dim; ++d) {
       float value = 0;
       semantics::store(&value, stored_as, 0, static_cast<float>(emulation.out[Facts::at(d)]));
       const double emulated_value = semantics::load(&value, stored_as, 0);
-      const double out = paid_.reference.out[Facts::at(cell.paid->reference_row * f_.head_dim + d)];
+      const double out = paid_.reference.out[Facts::at(cell.paid->reference_row * f_.v_head_dim + d)];
       const double error = observed_.at(at.token, at.head, d) - out;
       observed += error * error;
       expected += (emulated_value - out) * (emulated_value - out);
       cell.on_output.add(error, out);
       cell.on_scores.add(error, steeper[Facts::at(d)]);
-      const std::int64_t e = cell.plain->reference_row * f_.head_dim + d;
+      const std::int64_t e = cell.plain->reference_row * f_.v_head_dim + d;
       const double tolerance = numerics::output_tolerance(plain_.reference, cell.plain->reference_row, e, type);
       off += numerics::judge(emulated_value, plain_.reference.out[Facts::at(e)], tolerance, type.overflow) !=
                      numerics::ElementVerdict::fine
@@ -155,7 +155,7 @@ class Trial {
     if (expected > 0) cell.size = std::sqrt(observed / expected);
     cell.on_output.noise = cell.on_scores.noise = expected;
     cell.on_output.group = cell.on_scores.group = at.head / f_.group;
-    cell.shows = off >= std::min(kShows, f_.head_dim);
+    cell.shows = off >= std::min(kShows, f_.v_head_dim);
   }
 
   /// How the output changes with a factor on the scores, per unit of the factor.
@@ -164,8 +164,8 @@ class Trial {
     fault::Model model(f_);
     model.softmax_scale = [exact = model.softmax_scale](const fault::Row& row) { return exact(row) * (1 + kStep); };
     std::vector<double> change = evaluate(model, std::span(&at, 1)).front().out;
-    for (std::int64_t d = 0; d < f_.head_dim; ++d)
-      change[Facts::at(d)] = (change[Facts::at(d)] - paid_.reference.out[Facts::at(reference_row * f_.head_dim + d)]) / kStep;
+    for (std::int64_t d = 0; d < f_.v_head_dim; ++d)
+      change[Facts::at(d)] = (change[Facts::at(d)] - paid_.reference.out[Facts::at(reference_row * f_.v_head_dim + d)]) / kStep;
     return change;
   }
 
@@ -262,7 +262,7 @@ double least_factor(const Reference& expected) {
   double least = std::numeric_limits<double>::infinity();
   for (std::int64_t row = 0; row < expected.num_tokens * expected.num_q_heads; ++row) {
     const numerics::RowErrors errors = numerics::row_errors(expected, row);
-    for (std::int64_t i = row * expected.head_dim; i < (row + 1) * expected.head_dim; ++i) {
+    for (std::int64_t i = row * expected.v_head_dim; i < (row + 1) * expected.v_head_dim; ++i) {
       const double out = std::fabs(expected.out[static_cast<std::size_t>(i)]);
       if (out > 0) least = std::min(least, numerics::output_tolerance(expected, errors, i, type) / out);
     }

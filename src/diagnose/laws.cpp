@@ -59,7 +59,7 @@ class Judge {
     const Hull hull = hull_of(f_.req_of(token), head / f_.group);
     double worst = -1;
     std::int64_t dim = 0;
-    for (std::int64_t d = 0; d < f_.head_dim; ++d) {
+    for (std::int64_t d = 0; d < f_.v_head_dim; ++d) {
       const double value = observed_.at(token, head, d);
       const double excess = std::isfinite(value) ? distance(hull, d, value) : kInf;
       if (excess > worst) worst = excess, dim = d;
@@ -72,7 +72,7 @@ class Judge {
 
  private:
   Hull hull_of(std::int64_t req, std::int64_t kv_head) const {
-    const auto dims = Facts::at(f_.head_dim);
+    const auto dims = Facts::at(f_.v_head_dim);
     const bool zero = f_.options.sinks.present() || f_.has_masks;  // a row that sees no key is 0
     Hull hull{std::vector<double>(dims, zero ? 0 : kInf), std::vector<double>(dims, zero ? 0 : -kInf), true};
     if (f_.query_len(req) == 0) return hull;
@@ -103,8 +103,8 @@ class Judge {
 
   std::uint8_t broken(const Hull& hull, std::int64_t token, std::int64_t head) const {
     const double first = observed_.at(token, head, 0);
-    bool same = f_.head_dim > 1, finite = true, inside = true;
-    for (std::int64_t d = 0; d < f_.head_dim; ++d) {
+    bool same = f_.v_head_dim > 1, finite = true, inside = true;
+    for (std::int64_t d = 0; d < f_.v_head_dim; ++d) {
       const auto i = Facts::at(d);
       const double value = observed_.at(token, head, d);
       same = same && (value == first || (std::isnan(value) && std::isnan(first)));

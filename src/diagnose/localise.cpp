@@ -38,7 +38,7 @@ std::int64_t visible_to(const Facts& f, std::int64_t token) {
 
 /// Of comparing `rows` neighbouring rows that see `keys` keys each.
 double seconds(const Facts& f, std::int64_t keys, std::int64_t rows, std::int64_t rows_per_decode) {
-  const double elements = static_cast<double>(keys) * static_cast<double>(f.head_dim);
+  const double elements = static_cast<double>(keys) * static_cast<double>(f.head_dim + f.v_head_dim) / 2;
   const double copies = std::ceil(static_cast<double>(rows) / static_cast<double>(rows_per_decode));
   return (copies * static_cast<double>(f.num_kv_heads) * elements * 2 * kSecondsPerDecode +
           static_cast<double>(rows * f.num_q_heads) * elements * 4 * kSecondsPerMultiply) /
@@ -84,7 +84,7 @@ std::vector<std::int64_t> affordable(const Facts& f, const Laws& laws, double bu
 
 constexpr std::int64_t kBitsPerWord = 64;
 
-std::size_t words_per_row(std::int64_t head_dim) { return Facts::at((head_dim + kBitsPerWord - 1) / kBitsPerWord); }
+std::size_t words_per_row(std::int64_t dims) { return Facts::at((dims + kBitsPerWord - 1) / kBitsPerWord); }
 
 /// Returns whether the element is wrong.
 bool add_element(Compared& row, std::int64_t dim, double observed, double expected, double tolerance, double overflow) {
@@ -112,11 +112,12 @@ Compared compare_row(const Facts& f, const Observed& observed, Localisation& whe
   row.token = where.tokens[i / Facts::at(f.num_q_heads)];
   row.head = row.reference_row % f.num_q_heads;
   const numerics::OutputType type = numerics::output_type(where.reference, observed.output.dtype);
-  for (std::int64_t d = 0; d < f.head_dim; ++d) {
-    const std::int64_t e = row.reference_row * f.head_dim + d;
+  for (std::int64_t d = 0; d < f.v_head_dim; ++d) {
+    const std::int64_t e = row.reference_row * f.v_head_dim + d;
     if (add_element(row, d, observed.at(row.token, row.head, d), where.reference.out[Facts::at(e)],
                     numerics::output_tolerance(where.reference, row.reference_row, e, type), type.overflow))
-      where.wrong_dim_bits[i * words_per_row(f.head_dim) + Facts::at(d / kBitsPerWord)] |= std::uint64_t{1} << (d % kBitsPerWord);
+      where.wrong_dim_bits[i * words_per_row(f.v_head_dim) + Facts::at(d / kBitsPerWord)] |= std::uint64_t{1}
+                                                                                             << (d % kBitsPerWord);
   }
   if (observed.lse.present())
     add_element(row, -1, observed.lse_at(row.token, row.head), where.reference.lse[i],
@@ -168,7 +169,7 @@ std::vector<std::int64_t> Localisation::wrong_tokens() const {
 }
 
 bool Localisation::wrong_dim(std::size_t compared_row, std::int64_t dim) const {
-  const std::size_t word = compared_row * words_per_row(reference.head_dim) + Facts::at(dim / kBitsPerWord);
+  const std::size_t word = compared_row * words_per_row(reference.v_head_dim) + Facts::at(dim / kBitsPerWord);
   return ((wrong_dim_bits[word] >> (dim % kBitsPerWord)) & 1) != 0;
 }
 
@@ -186,7 +187,7 @@ Result<Localisation> compare_tokens(const Facts& f, const Observed& observed, st
   if (!reference.ok()) return reference.status();
   where.reference = std::move(reference).value();
   where.rows.assign(where.tokens.size() * Facts::at(f.num_q_heads), {});
-  where.wrong_dim_bits.assign(where.rows.size() * words_per_row(f.head_dim), 0);
+  where.wrong_dim_bits.assign(where.rows.size() * words_per_row(f.v_head_dim), 0);
   threads::for_each_index(where.tokens.size(), [&](std::size_t token) {
     for (std::size_t h = 0; h < Facts::at(f.num_q_heads); ++h) {
       const std::size_t i = token * Facts::at(f.num_q_heads) + h;

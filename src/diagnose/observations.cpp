@@ -81,8 +81,8 @@ std::vector<ObservedCell> cells_with_ratios(const Observed& observed, const Loca
     if (at->wrong_dims == 0 || at->nonfinite > 0) continue;
     ObservedCell cell{at->head, {}, 0};
     double numerator = 0, denominator = 0;
-    for (std::int64_t d = 0; d < where.reference.head_dim; ++d) {
-      const std::int64_t e = at->reference_row * where.reference.head_dim + d;
+    for (std::int64_t d = 0; d < where.reference.v_head_dim; ++d) {
+      const std::int64_t e = at->reference_row * where.reference.v_head_dim + d;
       const Element element{observed.at(at->token, at->head, d), where.reference.out[Facts::at(e)],
                             numerics::output_tolerance(where.reference, at->reference_row, e, type)};
       if (!(std::fabs(element.expected) > kClear * element.tolerance)) continue;
@@ -152,10 +152,10 @@ std::string error_words(const Observed& observed, const Localisation& where, con
   std::int64_t smaller = 0;
   for (const Compared* at : from) {
     worst_ratio = std::max(worst_ratio, at->worst_ratio);
-    for (std::int64_t d = 0; d < where.reference.head_dim; ++d) {
+    for (std::int64_t d = 0; d < where.reference.v_head_dim; ++d) {
       if (!where.wrong_dim(Facts::at(at->reference_row), d)) continue;
       const double o = observed.at(at->token, at->head, d);
-      const double e = where.reference.out[Facts::at(at->reference_row * where.reference.head_dim + d)];
+      const double e = where.reference.out[Facts::at(at->reference_row * where.reference.v_head_dim + d)];
       if (!std::isfinite(o - e)) continue;
       errors.push_back(std::fabs(o - e));
       if (std::fabs(o) < std::fabs(e)) ++smaller;

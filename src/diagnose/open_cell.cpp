@@ -23,16 +23,16 @@ std::int64_t open_end(const Facts& f, const fault::Row& row) {
 
 void read_keys(const Model& truth, OpenCell& cell) {
   const std::size_t dims = cell.dims();
-  std::vector<double> query(dims), key(dims);
+  std::vector<double> query(Facts::at(truth.facts->head_dim)), key(query.size());
   std::vector<std::int64_t> scratch;
-  for (std::size_t d = 0; d < dims; ++d) query[d] = truth.query(cell.row, static_cast<std::int64_t>(d));
+  for (std::size_t d = 0; d < query.size(); ++d) query[d] = truth.query(cell.row, static_cast<std::int64_t>(d));
   cell.values.resize(static_cast<std::size_t>(cell.end) * dims);
   for (std::int64_t k = 0; k < cell.end; ++k) {
     load_vector(truth, cell.row, Side::key, k, scratch, key);
     load_vector(truth, cell.row, Side::value, k, scratch,
                 std::span(cell.values).subspan(static_cast<std::size_t>(k) * dims, dims));
     double dot = 0;
-    for (std::size_t d = 0; d < dims; ++d) dot += query[d] * key[d];
+    for (std::size_t d = 0; d < query.size(); ++d) dot += query[d] * key[d];
     cell.dots.push_back(dot);
     cell.scores.push_back(truth.score(truth, cell.row, k, dot));
   }
@@ -52,10 +52,10 @@ void weigh(const Model& truth, OpenCell& cell) {
 }
 
 void read_numbers(const Observed& observed, const Localisation& where, OpenCell& cell) {
-  const auto dims = static_cast<std::size_t>(where.reference.head_dim);
+  const auto dims = static_cast<std::size_t>(where.reference.v_head_dim);
   const numerics::OutputType type = numerics::output_type(where.reference, observed.output.dtype);
   for (std::size_t d = 0; d < dims; ++d) {
-    const std::int64_t element = cell.reference_row * where.reference.head_dim + static_cast<std::int64_t>(d);
+    const std::int64_t element = cell.reference_row * where.reference.v_head_dim + static_cast<std::int64_t>(d);
     const double expected = where.reference.out[Facts::at(element)];
     const double seen = observed.at(cell.at.token, cell.at.head, static_cast<std::int64_t>(d));
     const double tolerance =

@@ -24,7 +24,7 @@ struct OpenCell {
   std::vector<double> dots;     ///< [end] q . K, with k_scale
   std::vector<double> scores;   ///< [end] after softmax_scale, soft cap and ALiBi
   std::vector<double> weights;  ///< [end] exp(score - max), also of keys that are not visible
-  std::vector<double> values;   ///< [end][head_dim] V, with v_scale
+  std::vector<double> values;   ///< [end][v_head_dim] V, with v_scale
   double max = 0;               ///< the largest visible score, the sink included
   double denominator = 0;       ///< sum of the visible weights and of the sink's
   double sink_weight = 0;       ///< exp(sink - max), 0 without a sink

@@ -49,7 +49,7 @@ std::vector<Condition> dims_of(const Localisation& where, const std::vector<std:
     if (where.rows[i].wrong_dims > 0) cells.push_back(i);
   if (cells.empty()) return {{Attribute::dim, Test::is, {-1}}};
   const std::size_t step = (cells.size() + kDimCells - 1) / kDimCells;
-  std::vector<Tally> of_dim(Facts::at(where.reference.head_dim));
+  std::vector<Tally> of_dim(Facts::at(where.reference.v_head_dim));
   Tally total;
   for (std::size_t i = 0; i < cells.size(); i += step)
     for (std::size_t d = 0; d < of_dim.size(); ++d) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // attend_sharded(): the rank's own attention in f32, one exchange, one merge in rank order.
 //
-// Partial results lie head by head: outputs [num_tokens, head_dim], then lse [num_tokens]. A rank's share of the heads is then
+// Partial results lie head by head: outputs [num_tokens, v_head_dim], then lse [num_tokens]. A rank's share of the heads is then
 // contiguous, so the same buffer serves all-gather and all-to-all.
 #include <array>
 #include <bit>
@@ -26,7 +26,7 @@ std::vector<std::int64_t> values_of(const Tensor& t) {
 
 /// Partial results of `heads` heads, one block after the other, `parts` times.
 struct Layout {
-  std::int64_t num_tokens, heads, head_dim;
+  std::int64_t num_tokens, heads, head_dim;  // of values
   std::int64_t block() const { return num_tokens * (head_dim + 1); }
   Tensor outs(float* buffer, std::int64_t parts) const {
     Tensor t = Tensor::contiguous(buffer, DType::f32, parts, num_tokens, heads, head_dim);
@@ -110,6 +110,7 @@ Status agree(Communicator& group, const ContextShard& shard, const Batch& batch,
                                                        {"num_tokens", batch.query.shape[0]},
                                                        {"num_q_heads", batch.query.shape[1]},
                                                        {"head_dim", batch.query.shape[2]},
+                                                       {"v_head_dim", v_head_dim(cache)},
                                                        {"num_kv_heads", num_kv_heads(cache)},
                                                        {"page_size", page_size(cache)},
                                                        {"query dtype", static_cast<std::int64_t>(batch.query.dtype)},
@@ -210,8 +211,8 @@ Status exchange_and_merge(Communicator& group, const Layout& all, std::vector<fl
 Status attend_on_rank(Communicator& group, const ContextShard& shard, const Batch& batch, const KVCache& cache,
                       const Options& options, const ShardedSettings& settings) {
   if (Status s = refuse(group, shard, batch, options); !s.ok()) return s;
-  if (batch.query.rank != 3) return check(batch, cache, options, Depth::metadata).status();
-  const Layout layout{batch.query.shape[0], batch.query.shape[1], batch.query.shape[2]};
+  if (batch.query.rank != 3 || batch.output.rank != 3) return check(batch, cache, options, Depth::metadata).status();
+  const Layout layout{batch.query.shape[0], batch.query.shape[1], batch.output.shape[2]};
   std::vector<float> partial(static_cast<std::size_t>(layout.heads * layout.block()));
   const Tensor outs = layout.outs(partial.data(), 1), lses = layout.lses(partial.data(), 1);
   if (Status s = check_tensors(batch, cache, options, outs, lses, settings, shard.world); !s.ok()) return s;

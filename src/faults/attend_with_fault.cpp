@@ -67,9 +67,9 @@ void compute(const Facts& f, const Model& model, const std::vector<RowHead>& row
 /// bytes.
 Status attend_right_rows(const Facts& f, const std::vector<RowHead>& changed) {
   Batch b = f.batch;
-  std::vector<std::byte> output(static_cast<std::size_t>(b.query.num_elements() * itemsize(b.output.dtype)));
+  std::vector<std::byte> output(static_cast<std::size_t>(b.output.num_elements() * itemsize(b.output.dtype)));
   std::vector<float> lse(static_cast<std::size_t>(b.query.shape[0] * f.num_q_heads));
-  b.output = Tensor::contiguous(output.data(), f.batch.output.dtype, b.query.shape[0], f.num_q_heads, f.head_dim);
+  b.output = Tensor::contiguous(output.data(), f.batch.output.dtype, b.query.shape[0], f.num_q_heads, f.v_head_dim);
   if (b.lse.present()) b.lse = Tensor::contiguous(lse.data(), DType::f32, b.query.shape[0], f.num_q_heads);
   const Result<Plan> planned = plan(b, f.cache, f.options);
   if (!planned.ok()) return planned.status();
@@ -82,13 +82,13 @@ Status attend_right_rows(const Facts& f, const std::vector<RowHead>& changed) {
   std::vector<bool> skip(lse.size(), false);
   for (const RowHead& at : changed) skip[static_cast<std::size_t>(at.token * f.num_q_heads + at.head)] = true;
   RowResult row;
-  row.out.resize(static_cast<std::size_t>(f.head_dim));
+  row.out.resize(static_cast<std::size_t>(f.v_head_dim));
   for (std::int64_t t = 0; t < f.num_tokens; ++t)
     for (std::int64_t h = 0; h < f.num_q_heads; ++h) {
       const std::int64_t at = t * f.num_q_heads + h;
       if (skip[static_cast<std::size_t>(at)]) continue;
-      for (std::int64_t d = 0; d < f.head_dim; ++d)
-        row.out[static_cast<std::size_t>(d)] = semantics::load(b.output.data, b.output.dtype, at * f.head_dim + d);
+      for (std::int64_t d = 0; d < f.v_head_dim; ++d)
+        row.out[static_cast<std::size_t>(d)] = semantics::load(b.output.data, b.output.dtype, at * f.v_head_dim + d);
       row.lse = lse[static_cast<std::size_t>(at)];
       store(f.batch, {t, h}, row);
     }
@@ -98,7 +98,7 @@ Status attend_right_rows(const Facts& f, const std::vector<RowHead>& changed) {
 /// No fault of the catalogue is about padding rows.
 void zero_padding(const Facts& f) {
   if (f.batch.padding != Padding::zero) return;
-  const RowResult zero = {.out = std::vector<double>(static_cast<std::size_t>(f.head_dim)),
+  const RowResult zero = {.out = std::vector<double>(static_cast<std::size_t>(f.v_head_dim)),
                           .lse = -std::numeric_limits<double>::infinity()};
   for (std::int64_t t = f.num_tokens; t < f.batch.query.shape[0]; ++t)
     for (std::int64_t h = 0; h < f.num_q_heads; ++h) store(f.batch, {t, h}, zero);

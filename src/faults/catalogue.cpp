@@ -40,6 +40,7 @@ const std::vector<Fault>& catalogue() {
     add_sinks(all);
     add_causal(all, add_split);
     add_positions(all);  // of masks, which all of the above leave alone
+    add_causal(all, add_head_dims);
     return all;
   }();
   return list;

@@ -12,6 +12,7 @@ DecodedPages::DecodedPages(const KVCache& cache)
       page_size_(quire::page_size(cache)),
       num_kv_heads_(quire::num_kv_heads(cache)),
       head_dim_(quire::head_dim(cache)),
+      v_head_dim_(quire::v_head_dim(cache)),
       pages_(static_cast<std::size_t>(2 * num_pages_ * num_kv_heads_)) {}
 
 DecodedPages::~DecodedPages() {
@@ -26,17 +27,17 @@ const float* DecodedPages::slot(Side side, std::int64_t page, std::int64_t offse
   std::atomic<float*>& entry = pages_[static_cast<std::size_t>(index)];
   const float* values = entry.load(std::memory_order_acquire);
   if (values == nullptr) values = decode(side, page, kv_head, entry);
-  return values == nullptr ? nullptr : values + offset * head_dim_;
+  return values == nullptr ? nullptr : values + offset * dims_of(side);
 }
 
 const float* DecodedPages::decode(Side side, std::int64_t page, std::int64_t kv_head, std::atomic<float*>& entry) const {
-  const std::int64_t elements = page_size_ * head_dim_, size = elements * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t elements = page_size_ * dims_of(side), size = elements * static_cast<std::int64_t>(sizeof(float));
   if (bytes_.fetch_add(size) + size > kMostBytes) {
     bytes_.fetch_sub(size);
     return nullptr;
   }
   const Tensor& t = side == Side::key ? cache_.k : cache_.v;
-  const auto dims = static_cast<std::size_t>(head_dim_);
+  const auto dims = static_cast<std::size_t>(dims_of(side));
   std::unique_ptr<float[]> values(new float[static_cast<std::size_t>(elements)]);
   std::vector<std::int64_t> at(dims);
   std::vector<double> row(dims);

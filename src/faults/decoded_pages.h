@@ -23,8 +23,8 @@ class DecodedPages {
   DecodedPages(const DecodedPages&) = delete;
   DecodedPages& operator=(const DecodedPages&) = delete;
 
-  /// head_dim stored values (without scale) of one slot, exact in f32: no cache type is wider. nullptr if page, offset or head
-  /// lie outside of the cache, or if the decoded pages would take more than kMostBytes.
+  /// The stored values (without scale) of one slot, head_dim or v_head_dim of them, exact in f32: no cache type is wider. nullptr
+  /// if page, offset or head lie outside of the cache, or if the decoded pages would take more than kMostBytes.
   const float* slot(Side side, std::int64_t page, std::int64_t offset, std::int64_t kv_head) const;
 
  private:
@@ -35,7 +35,9 @@ class DecodedPages {
   const float* decode(Side side, std::int64_t page, std::int64_t kv_head, std::atomic<float*>& entry) const;
 
   const KVCache& cache_;
-  std::int64_t num_pages_ = 0, page_size_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
+  std::int64_t dims_of(Side side) const { return side == Side::key ? head_dim_ : v_head_dim_; }
+
+  std::int64_t num_pages_ = 0, page_size_ = 0, num_kv_heads_ = 0, head_dim_ = 0, v_head_dim_ = 0;
   mutable std::atomic<std::int64_t> bytes_{0};
   mutable std::vector<std::atomic<float*>> pages_;  ///< [side][page][kv_head]
 };

@@ -15,7 +15,7 @@ namespace quire::fault {
 /// planted.
 struct Sample {
   std::int64_t token = 0, head = 0;
-  std::vector<double> observed;  ///< head_dim values
+  std::vector<double> observed;  ///< v_head_dim values
 };
 struct Evidence {
   const Facts& facts;

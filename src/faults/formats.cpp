@@ -106,7 +106,7 @@ double share(const Facts& f, Side side, Predicate&& counts) {
   Model m(f);
   m.scale = [](Side, const Place&, std::int64_t) { return 1.0; };
   std::vector<std::int64_t> scratch;
-  std::vector<double> v(Facts::at(f.head_dim));
+  std::vector<double> v(Facts::at(f.dims_of(side)));
   std::int64_t seen = 0, found = 0;
   for (std::int64_t r = 0; r < f.num_reqs; ++r) {
     const Range range = cached_range(f, r);
@@ -115,7 +115,7 @@ double share(const Facts& f, Side side, Predicate&& counts) {
     for (std::int64_t k = range.first; k <= range.last; ++k)
       for (row.query_head = 0; row.query_head < f.num_q_heads && seen < 65536; row.query_head += f.group) {
         load_vector(m, row, side, k, scratch, v);
-        seen += f.head_dim;
+        seen += f.dims_of(side);
         found += std::count_if(v.begin(), v.end(), counts);
       }
   }

@@ -13,7 +13,7 @@ constexpr const char* kNotCached = "no row reads the cache";
 
 using Strides = std::array<std::int64_t, 5>;
 
-/// Strides of a contiguous cache of these sizes.
+/// Strides of a contiguous cache of these sizes, rows of `head_dim` elements.
 Strides contiguous(CacheLayout layout, Side side, std::int64_t heads, std::int64_t page_size, std::int64_t head_dim,
                    std::int64_t x) {
   const std::int64_t page = heads * page_size * head_dim;
@@ -31,21 +31,26 @@ using Elements = std::function<void(Side, const Place&, std::int64_t head, std::
 std::function<void(Model&)> elements(Elements wrong) {
   return [wrong = std::move(wrong)](Model& m) { m.elements = wrong; };
 }
-Elements as(CacheLayout layout, std::int64_t heads, std::int64_t page_size, std::int64_t head_dim, std::int64_t x) {
-  const Strides k = contiguous(layout, Side::key, heads, page_size, head_dim, x);
-  const Strides v = contiguous(layout, Side::value, heads, page_size, head_dim, x);
+/// Dims of the rows of K and of V.
+struct Dims {
+  std::int64_t key, value;
+};
+Elements as(CacheLayout layout, std::int64_t heads, std::int64_t page_size, Dims dims, std::int64_t x) {
+  const Strides k = contiguous(layout, Side::key, heads, page_size, dims.key, x);
+  const Strides v = contiguous(layout, Side::value, heads, page_size, dims.value, x);
   return [layout, k, v, x](Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
     elements_as(layout, side, side == Side::key ? k : v, x, place, head, at);
   };
 }
 
+Dims dims_of(const Facts& f) { return {f.head_dim, f.v_head_dim}; }
 std::int64_t x_of(const Facts& f) { return packed_x(f.cache.k.dtype); }
 
 /// Does the first token of the pages in use lie elsewhere? Compares the addresses of a few (offset, head) pairs of page 1.
 bool differs(const Facts& f, const Elements& wrong) {
   const Model truth(f);
-  std::vector<std::int64_t> right(Facts::at(f.head_dim)), other(right.size());
-  for (const Side side : kSides)
+  for (const Side side : kSides) {
+    std::vector<std::int64_t> right(Facts::at(f.dims_of(side))), other(right.size());
     for (const std::int64_t offset : {std::int64_t{0}, f.page_size - 1})
       for (const std::int64_t head : {std::int64_t{0}, f.num_kv_heads - 1}) {
         Place place;
@@ -55,6 +60,7 @@ bool differs(const Facts& f, const Elements& wrong) {
         wrong(side, place, head, other);
         if (right != other) return true;
       }
+  }
   return false;
 }
 
@@ -64,7 +70,7 @@ Suspects misread(const Evidence& e) {
   Suspects s;
   for (const CacheLayout layout : {CacheLayout::hnd, CacheLayout::nhd, CacheLayout::packed}) {
     if (layout == f.cache.layout || (layout == CacheLayout::packed && f.head_dim % x_of(f) != 0)) continue;
-    const Elements wrong = as(layout, f.num_kv_heads, f.page_size, f.head_dim, x_of(f));
+    const Elements wrong = as(layout, f.num_kv_heads, f.page_size, dims_of(f), x_of(f));
     if (!differs(f, wrong)) continue;
     s.list.push_back({formatted("{} read as {}", name(f.cache.layout), name(layout)), elements(wrong), false});
   }
@@ -80,7 +86,7 @@ Suspects wrong_x(const Evidence& e) {
   Suspects s;
   for (const std::int64_t x : {8, 16, 4, 32, 2, 1}) {
     if (x == f.cache.k.shape[4] || f.head_dim % x != 0) continue;
-    const Elements wrong = as(CacheLayout::packed, f.num_kv_heads, f.page_size, f.head_dim, x);
+    const Elements wrong = as(CacheLayout::packed, f.num_kv_heads, f.page_size, dims_of(f), x);
     if (differs(f, wrong)) s.list.push_back({formatted("x = {} instead of {}", x, f.cache.k.shape[4]), elements(wrong), false});
   }
   if (s.list.empty()) s.why_not = "no other x fits, or one token per page: x does not matter";
@@ -91,8 +97,8 @@ Suspects packed_v(const Evidence& e) {
   const Facts& f = e.facts;
   if (f.cache.layout != CacheLayout::packed) return cannot_show("the layout is not packed");
   if (!any_cached(f)) return cannot_show(kNotCached);
-  if (f.page_size == 1 || f.head_dim == 1) return cannot_show("one token per page or one dim: both orders are the same");
-  const Elements rows = as(CacheLayout::hnd, f.num_kv_heads, f.page_size, f.head_dim, 1);
+  if (f.page_size == 1 || f.v_head_dim == 1) return cannot_show("one token per page or one dim: both orders are the same");
+  const Elements rows = as(CacheLayout::hnd, f.num_kv_heads, f.page_size, dims_of(f), 1);
   return one([rows](Model& m) {
     m.elements = [rows, before = m.elements](Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
       side == Side::value ? rows(side, place, head, at) : before(side, place, head, at);
@@ -103,6 +109,7 @@ Suspects packed_v(const Evidence& e) {
 Suspects swapped(const Evidence& e) {
   const Facts* f = &e.facts;
   if (!any_cached(*f)) return cannot_show(kNotCached);
+  if (!f->has_equal_dims()) return cannot_show("K and V have head_dims of their own: no kernel takes one for the other");
   return one([f](Model& m) {
     m.decode = [f, before = m.decode](Side side, const void*, std::span<const std::int64_t> at, double* values) {
       const bool key = side == Side::key;
@@ -113,7 +120,7 @@ Suspects swapped(const Evidence& e) {
 
 /// Dims of one side in another order: the offset of dim i becomes that of dim `from(i)`.
 Suspects permuted(const Evidence& e, Side wrong) {
-  const std::int64_t n = e.facts.head_dim;
+  const std::int64_t n = e.facts.dims_of(wrong);
   if (n == 1) return cannot_show("head_dim is 1");
   if (!any_cached(e.facts)) return cannot_show(kNotCached);
   if (wrong == Side::key && !scores_matter(e.facts)) return cannot_show(kOneKey);
@@ -147,18 +154,20 @@ Suspects v_permuted(const Evidence& e) { return permuted(e, Side::value); }
 Suspects query_heads(const Evidence& e) {
   const Facts& f = e.facts;
   if (f.group == 1) return cannot_show("as many KV heads as query heads: the strides are the same");
-  const Elements wrong = as(f.cache.layout, f.num_q_heads, f.page_size, f.head_dim, x_of(f));
+  const Elements wrong = as(f.cache.layout, f.num_q_heads, f.page_size, dims_of(f), x_of(f));
   if (!any_cached(f)) return cannot_show(kNotCached);
   return one(elements(wrong));
 }
 
 Suspects padded_dims(const Evidence& e) {
   const Facts& f = e.facts;
-  const std::int64_t padded = ceil_power_of_two(f.head_dim);
-  if (padded == f.head_dim) return cannot_show(formatted("head_dim {} is a power of two: nothing is padded", f.head_dim));
+  const Dims padded{ceil_power_of_two(f.head_dim), ceil_power_of_two(f.v_head_dim)};
+  if (padded.key == f.head_dim && padded.value == f.v_head_dim)
+    return cannot_show(formatted("head_dim {} is a power of two: nothing is padded", f.head_dim));
   if (!any_cached(f)) return cannot_show(kNotCached);
+  const bool key = padded.key != f.head_dim;
   return one(elements(as(f.cache.layout, f.num_kv_heads, f.page_size, padded, x_of(f))),
-             formatted("rows of {} instead of {}", padded, f.head_dim));
+             formatted("rows of {} instead of {}", key ? padded.key : padded.value, key ? f.head_dim : f.v_head_dim));
 }
 
 /// K and V of a page side by side in one allocation, [num_pages, 2, ...]: every page is two pages further.
@@ -193,7 +202,7 @@ void add_layout(std::vector<Fault>& list) {
   add("packed_wrong_x", "reads a packed K cache with another x", "", "x = 16 / itemsize of the cache's type, not of the query's",
       wrong_x);
   add("packed_v_as_rows", "reads a packed V cache as [page_size, head_dim]", "",
-      "packed V is [num_pages, num_kv_heads, head_dim, page_size]", packed_v);
+      "packed V is [num_pages, num_kv_heads, v_head_dim, page_size]", packed_v);
   add("k_and_v_swapped", "swaps the K and V caches", "", "compare the order of arguments at the call with the declaration",
       swapped);
   add("k_dims_permuted", "reads the dims of K in another order", "",

@@ -76,10 +76,12 @@ double per_head(const Tensor& t, std::int64_t head, double absent) {
   return head < 0 || head >= t.shape[0] ? kModelNaN : semantics::load(t.data, t.dtype, head * t.stride[0]);
 }
 
-/// Calls decode(offsets, values) for the offsets that lie inside of both cache tensors; the others become NaN.
+/// Calls decode(offsets, values) for the offsets that lie inside of both cache tensors; the others become NaN. A fault may swap
+/// the tensors: so what lies in one of them alone is inside only if they have dims of their own, and no fault swaps those.
 template <typename Decode>
-void decode_inside(const Facts& f, std::span<const std::int64_t> at, Decode&& decode, std::span<double> to) {
-  const std::int64_t end = std::min(extent(f.cache.k), extent(f.cache.v));  // a fault may swap them
+void decode_inside(const Facts& f, Side side, std::span<const std::int64_t> at, Decode&& decode, std::span<double> to) {
+  const std::int64_t own = extent(cache_tensor(f, side));
+  const std::int64_t end = f.has_equal_dims() ? std::min(extent(f.cache.k), extent(f.cache.v)) : own;
   bool inside = true;
   for (const std::int64_t i : at) inside = inside && i >= 0 && i < end;
   if (inside) return decode(at, to.data());
@@ -103,7 +105,7 @@ void load_cached(const Model& m, Side side, const Place& place, std::int64_t hea
   at.resize(to.size());
   m.elements(side, place, head, at);
   decode_inside(
-      *m.facts, at, [&](std::span<const std::int64_t> some, double* values) { m.decode(side, t.data, some, values); }, to);
+      *m.facts, side, at, [&](std::span<const std::int64_t> some, double* values) { m.decode(side, t.data, some, values); }, to);
 }
 
 /// A K or V vector as it is read: stored values and one factor, or, where a fault changes what is read, values of its own.
@@ -198,7 +200,7 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
   const Facts& f = *m.facts;
   const Row row = within_table(f, m.row(at.token, at.head));
   RowResult result;
-  result.out.assign(Facts::at(f.head_dim), 0.0);
+  result.out.assign(Facts::at(f.v_head_dim), 0.0);
   result.lse = kModelNegInf;
   if (!row.written) {
     result.written = false;
@@ -207,13 +209,13 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
   }
   s.keys.clear();
   s.scores.clear();
-  s.query.resize(result.out.size());
-  s.vector.resize(result.out.size());
+  s.query.resize(Facts::at(f.head_dim));
+  s.vector.resize(Facts::at(std::max(f.head_dim, f.v_head_dim)));
   m.keys(row, s.keys);
   score_keys(m, row, s);
   result.lse = m.softmax(m, row, s.keys, s.scores, s.p);
   for (std::size_t i = 0; result.lse != kModelNegInf && i < s.keys.size(); ++i) {
-    const Loaded v = load(m, row, Side::value, s.keys[i].position, s.at, s.vector);
+    const Loaded v = load(m, row, Side::value, s.keys[i].position, s.at, std::span(s.vector).first(result.out.size()));
     if (v.stored != nullptr) {
       add(s.p[i] * v.scale, v.stored, result.out.data(), result.out.size());
     } else {
@@ -233,6 +235,7 @@ Facts::Facts(const Batch& b, const KVCache& c, const Options& o) : batch(b), cac
   if (b.output_scale.present()) value_unit = 1 / static_cast<double>(semantics::load(b.output_scale.data, DType::f32, 0));
   num_q_heads = b.query.shape[1];
   head_dim = b.query.shape[2];
+  v_head_dim = b.output.shape[2];
   num_kv_heads = quire::num_kv_heads(c);
   page_size = quire::page_size(c);
   num_pages = quire::num_pages(c);
@@ -263,6 +266,11 @@ std::int64_t Facts::page(std::int64_t req, std::int64_t column) const {
   if (column < 0 || column >= t.shape[1] || req < 0 || req >= t.shape[0]) return 0;
   const std::int64_t id = semantics::load_index(t.data, t.dtype, req * t.stride[0] + column * t.stride[1]);
   return id >= 0 && id < num_pages ? id : kNotAPage;
+}
+
+bool Facts::v_is_in_k() const {
+  const Tensor &k = cache.k, &v = cache.v;
+  return k.data == v.data && cache.layout != CacheLayout::packed && v_head_dim <= head_dim && k.stride == v.stride;
 }
 
 std::int64_t Facts::max_query_len() const {
@@ -446,7 +454,8 @@ void load_codes(const Facts& f, DType dtype, Side side, const Place& place, std:
   if (place.page < 0 || place.page >= f.num_pages) return std::fill(to.begin(), to.end(), kModelNaN);
   std::vector<std::int64_t> at(to.size());
   elements_as(f.cache.layout, side, t.stride, f.cache.k.shape[4], place, head, at);
-  decode_inside(f, at, [&](std::span<const std::int64_t> some, double* values) { decode_as(dtype, t.data, some, values); }, to);
+  decode_inside(
+      f, side, at, [&](std::span<const std::int64_t> some, double* values) { decode_as(dtype, t.data, some, values); }, to);
 }
 
 double slope_of(const Facts& f, std::int64_t head) { return per_head(f.options.alibi_slopes, head, 0); }

@@ -27,7 +27,8 @@ struct Facts {
   const Batch& batch;
   const KVCache& cache;
   const Options& options;
-  std::int64_t num_tokens = 0, num_q_heads = 0, num_kv_heads = 0, head_dim = 0, group = 0;
+  std::int64_t num_tokens = 0, num_q_heads = 0, num_kv_heads = 0, group = 0;
+  std::int64_t head_dim = 0, v_head_dim = 0;  ///< of query and K; of V and output
   std::int64_t num_reqs = 0, page_size = 0, num_pages = 0, max_pages_per_req = 0;
   std::vector<std::int64_t> query_start_loc, seq_lens, cached_lens;  ///< cached_lens = seq_lens if absent
   std::vector<std::int64_t> q_begin, key_begin;                      ///< as given, or what stands in for them
@@ -57,6 +58,11 @@ struct Facts {
   std::int64_t num_visible(std::int64_t req, std::int64_t q_pos) const;
   /// Every request is causal, and its rows stand at the end of its keys.
   bool causal_at_end() const;
+  /// Dims of a row of K or V.
+  std::int64_t dims_of(Side side) const { return side == Side::key ? head_dim : v_head_dim; }
+  bool has_equal_dims() const { return head_dim == v_head_dim; }
+  /// V is the leading dims of K's rows: one tensor.
+  bool v_is_in_k() const;
   bool windowed() const { return options.sliding_window.has_value(); }
   std::int64_t window() const { return options.sliding_window.value_or(0); }
   std::int64_t max_seq_len() const;

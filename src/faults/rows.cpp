@@ -252,7 +252,7 @@ Suspects zero(const Evidence& e) {
 }
 
 Suspects zero_tail_dims(const Evidence& e) {
-  const std::int64_t dims = e.facts.head_dim;
+  const std::int64_t dims = e.facts.v_head_dim;
   if (dims == 1) return cannot_show("head_dim is 1");
   Suspects s;
   for (const std::int64_t cut : shorter_dims(dims))

@@ -210,7 +210,7 @@ std::function<void(Model&)> suffix_stride(const Facts* f, std::int64_t stride) {
     m.finish = [f, stride, suffix, before = m.finish](const Row& r, RowResult& result) {
       before(r, result);
       if (!r.written || !merges_context(*f, r)) return;
-      const std::int64_t dims = f->head_dim, first = (r.token * f->num_q_heads + r.head) * stride;
+      const std::int64_t dims = f->v_head_dim, first = (r.token * f->num_q_heads + r.head) * stride;
       std::vector<RowHead> rows = {{r.token, r.head}};
       for (std::int64_t at = first / dims; at <= (first + dims - 1) / dims; ++at)
         if (at < f->num_tokens * f->num_q_heads) rows.push_back({at / f->num_q_heads, at % f->num_q_heads});
@@ -233,9 +233,9 @@ Suspects merge_stride(const Evidence& e) {
       }))
     return cannot_show("no row sees a context: there is nothing to merge");
   Suspects s;
-  for (const std::int64_t stride : {f->head_dim + (f->head_dim + 1) / 2, 2 * f->head_dim})
-    if (s.list.empty() || stride != f->head_dim + (f->head_dim + 1) / 2)
-      s.list.push_back({formatted("row stride {} instead of {}", stride, f->head_dim), suffix_stride(f, stride), false});
+  for (const std::int64_t stride : {f->v_head_dim + (f->v_head_dim + 1) / 2, 2 * f->v_head_dim})
+    if (s.list.empty() || stride != f->v_head_dim + (f->v_head_dim + 1) / 2)
+      s.list.push_back({formatted("row stride {} instead of {}", stride, f->v_head_dim), suffix_stride(f, stride), false});
   return s;
 }
 

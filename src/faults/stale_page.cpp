@@ -83,15 +83,15 @@ class Search {
 
   /// Scores and V of all slots of a page, without the bias, which depends on where the page stands.
   void load(std::int64_t page) {
-    const auto dims = Facts::at(f_.head_dim), slots = Facts::at(f_.page_size);
+    const auto dims = Facts::at(f_.v_head_dim), slots = Facts::at(f_.page_size);
     scores_.resize(slots);
     values_.resize(slots * dims);
-    std::vector<double> key(dims);
+    std::vector<double> key(Facts::at(f_.head_dim));
     for (std::size_t o = 0; o < slots; ++o) {
       const std::int64_t at = page * f_.page_size + static_cast<std::int64_t>(o);
       load_vector(truth_, row_, Side::key, at, scratch_, key);
       double dot = 0;
-      for (std::size_t d = 0; d < dims; ++d) dot += truth_.query(row_, static_cast<std::int64_t>(d)) * key[d];
+      for (std::size_t d = 0; d < key.size(); ++d) dot += truth_.query(row_, static_cast<std::int64_t>(d)) * key[d];
       scores_[o] = truth_.cap(row_, truth_.softmax_scale(row_) * dot);
       load_vector(truth_, row_, Side::value, at, scratch_, std::span(values_).subspan(o * dims, dims));
     }
@@ -100,7 +100,7 @@ class Search {
 
   Partial fold(std::int64_t page, std::int64_t from, std::int64_t to, std::int64_t column) {
     if (loaded_ != page) load(page);
-    const auto dims = Facts::at(f_.head_dim);
+    const auto dims = Facts::at(f_.v_head_dim);
     Partial p;
     p.out.assign(dims, 0.0);
     p.max = total_.lse;

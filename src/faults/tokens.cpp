@@ -138,7 +138,7 @@ Suspects tail_read(const Evidence& e) {
 bool non_finite(const Facts& f, std::int64_t req, std::int64_t first, std::int64_t last) {
   const Model m(f);
   std::vector<std::int64_t> scratch;
-  std::vector<double> v(Facts::at(f.head_dim));
+  std::vector<double> v(Facts::at(f.v_head_dim));
   Row row = m.row(f.query_start_loc[Facts::at(req)], 0);
   for (std::int64_t head = 0; head < f.num_q_heads; head += f.group)
     for (std::int64_t k = last; k >= first && k > last - 64; --k) {

@@ -60,8 +60,8 @@ void tally_output(const Tensor& output, const Reference& ref, Tally& tally) {
     const std::int64_t token = row / ref.num_q_heads, head = row % ref.num_q_heads;
     const std::int64_t base = token * output.stride[0] + head * output.stride[1];
     const numerics::RowErrors errors = numerics::row_errors(ref, row);
-    for (std::int64_t d = 0; d < ref.head_dim; ++d) {
-      const std::int64_t i = row * ref.head_dim + d;
+    for (std::int64_t d = 0; d < ref.v_head_dim; ++d) {
+      const std::int64_t i = row * ref.v_head_dim + d;
       tally.add({token, head, d, semantics::load(output.data, output.dtype, base + d * output.stride[2]),
                  ref.out[static_cast<std::size_t>(i)], numerics::output_tolerance(ref, errors, i, type)},
                 type.overflow);
@@ -116,10 +116,10 @@ std::string wrong_lse(const Tensor& lse, const Reference& expected) {
 Comparison compare(const Tensor& output, const Tensor& lse, const Reference& expected) {
   Comparison c;
   const bool fits =
-      as_many_rows(output, expected) && same_shape(output, {output.shape[0], expected.num_q_heads, expected.head_dim});
+      as_many_rows(output, expected) && same_shape(output, {output.shape[0], expected.num_q_heads, expected.v_head_dim});
   if (!fits || !is_floating(output.dtype)) {
     c.text = formatted("output is {}, the reference [{}, {}, {}]", to_string(output), expected.num_tokens, expected.num_q_heads,
-                       expected.head_dim);
+                       expected.v_head_dim);
     return c;
   }
   if (lse.present() && !is_lse(lse, expected)) {

@@ -86,7 +86,7 @@ ScoreErrors score_errors(const NumericsProfile& profile, std::int64_t head_dim) 
 }
 
 void pay_for(Reference& expected, const NumericsProfile& profile) {
-  const auto dims = static_cast<std::size_t>(expected.head_dim);
+  const auto dims = static_cast<std::size_t>(expected.v_head_dim);
   const std::vector<double> plain_pv = expected.abs_pv;  // rounding weights costs a share of this, and so does the rest
   allow_rounded_weights(expected, profile.weights);
   expected.profile = profile;

@@ -13,7 +13,7 @@ void allow_rounded_weights(Reference& expected, DType weights, const std::vector
   const double roundoff = numerics::output_type(weights).roundoff;
   // With an fp8 cache a kernel may hold the weights of cached keys in f16 whatever the query's type is.
   const bool subnormals = (weights == DType::f16 || is_fp8(expected.cache)) && !expected.abs_lost.empty();
-  const auto heads = static_cast<std::size_t>(expected.num_q_heads), dims = static_cast<std::size_t>(expected.head_dim);
+  const auto heads = static_cast<std::size_t>(expected.num_q_heads), dims = static_cast<std::size_t>(expected.v_head_dim);
   for (std::size_t row = 0; row < expected.num_keys.size(); ++row) {
     if (!tokens[row / heads]) continue;
     // output_tolerance() multiplies abs_pv by per_pv; afterwards it comes out as (per_pv + roundoff) * abs_pv + abs_lost.

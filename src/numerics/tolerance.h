@@ -75,7 +75,7 @@ inline RowErrors row_errors(const Reference& ref, std::int64_t row) {
   return {sum + kWeightRoundings * kAccumulatorRoundoff, score, sum + score * ref.score_mag[r]};
 }
 
-/// For element `i` = row * head_dim + d of the reference.
+/// For element `i` = row * v_head_dim + d of the reference.
 inline double output_tolerance(const Reference& ref, const RowErrors& row, std::int64_t i, const OutputType& type) {
   const auto e = static_cast<std::size_t>(i);
   const double out = std::fabs(ref.out[e]);

@@ -13,8 +13,8 @@ namespace quire::plan_detail {
 class CostModel {
  public:
   explicit CostModel(const Problem& p)
-      : key_bytes_(static_cast<double>(2 * p.head_dim * itemsize(p.kv_dtype))),
-        row_bytes_(static_cast<double>(4 * p.head_dim * p.group()) / kFlopsPerByte) {}
+      : key_bytes_(static_cast<double>((p.head_dim + p.out_dim()) * itemsize(p.kv_dtype))),
+        row_bytes_(static_cast<double>(2 * (p.head_dim + p.out_dim()) * p.group()) / kFlopsPerByte) {}
 
   /// `rows` query rows (each of all query heads of the group) against `keys` keys of one KV head.
   double operator()(std::int64_t rows, std::int64_t keys) const {

@@ -111,7 +111,7 @@ Status size_lists(Plan& plan) {
   const Problem& p = plan.problem;
   for (const auto& [what, value] :
        {std::pair{"num_reqs", b.num_reqs}, std::pair{"max_seq_len", b.max_seq_len}, std::pair{"num_q_heads", p.num_q_heads},
-        std::pair{"head_dim", p.head_dim}, std::pair{"page_size", p.page_size}})
+        std::pair{"head_dim", p.head_dim}, std::pair{"v_head_dim", p.out_dim()}, std::pair{"page_size", p.page_size}})
     if (value > kMaxInt32) return too_large(what, value);
   if (b.num_tokens > kMaxInt32 / p.num_q_heads) return too_large("num_tokens * num_q_heads, from num_tokens", b.num_tokens);
   plan.lists = plan.kernel.row().gpu->lists(plan);
@@ -119,8 +119,8 @@ Status size_lists(Plan& plan) {
     if (list.max_slices * plan.problem.num_kv_heads > kMaxInt32) return too_large("the number of work items", list.max_slices);
     if (list.max_partials > kMaxInt32) return too_large("the number of partial tiles", list.max_partials);
     constexpr double kMaxBytes = 1e18;
-    if (static_cast<double>(list.max_partials * list.tile_rows) * static_cast<double>(p.head_dim) * 4 > kMaxBytes)
-      return too_large("head_dim with that many partial tiles, head_dim", p.head_dim);
+    if (static_cast<double>(list.max_partials * list.tile_rows) * static_cast<double>(p.out_dim()) * 4 > kMaxBytes)
+      return too_large("v_head_dim with that many partial tiles, v_head_dim", p.out_dim());
   }
   return {};
 }

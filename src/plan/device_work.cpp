@@ -39,7 +39,7 @@ class Cuts {
   }
   std::int64_t read_bytes(const Request& r) const {
     const KeyPositions keys = p_.visible_keys(r);
-    return 2 * (keys.end - keys.begin) * p_.num_kv_heads * p_.head_dim * itemsize(p_.kv_dtype);
+    return (keys.end - keys.begin) * p_.num_kv_heads * (p_.head_dim + p_.out_dim()) * itemsize(p_.kv_dtype);
   }
   /// Tiles of keys in each part but the last of a tile, given the part size of the list.
   std::int64_t part_of(const RowTile& tile, std::int64_t part_tiles) const {

@@ -24,7 +24,7 @@ struct ListSpace {
   std::int64_t parts_done = 0;      ///< [max_merges][num_kv_heads] int32
   std::int64_t slices = 0;          ///< [max_slices]
   std::int64_t partial_states = 0;  ///< [max_partials][tile_rows][2] f32
-  std::int64_t partial_acc = 0;     ///< [max_partials][tile_rows][head_dim] f32
+  std::int64_t partial_acc = 0;     ///< [max_partials][tile_rows][v_head_dim] f32
 };
 
 struct DeviceWorkspace {
@@ -58,7 +58,7 @@ inline DeviceWorkspace device_workspace(const Plan& plan) {
     const DeviceList& list = plan.lists[i];
     w.lists[i].slices = take(list.max_slices * kSliceBytes);
     w.lists[i].partial_states = take(list.max_partials * list.tile_rows * 2 * 4);
-    w.lists[i].partial_acc = take(list.max_partials * list.tile_rows * plan.problem.head_dim * 4);
+    w.lists[i].partial_acc = take(list.max_partials * list.tile_rows * plan.problem.out_dim() * 4);
   }
   return w;
 }

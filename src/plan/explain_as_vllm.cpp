@@ -25,6 +25,9 @@ Status check_arguments(const Problem& p, std::string_view arch) {
     return {Code::invalid_argument,
             formatted("heads={}:{} d={} page={}: sizes must be >= 1 and query heads a multiple of KV heads", p.num_q_heads,
                       p.num_kv_heads, p.head_dim, p.page_size)};
+  if (!p.has_equal_dims())
+    return {Code::invalid_argument,
+            formatted("dv={}: vLLM's op has one head size for K and V, here {}", p.out_dim(), p.head_dim)};
   return {};
 }
 

@@ -25,6 +25,8 @@ Status shapes_fit(const Plan& plan, const Batch& batch, const KVCache& cache, co
     return stale_plan(formatted("dtype or layout differs (plan q={} kv={} layout={}, batch q={} kv={} layout={})",
                                 name(p.q_dtype), name(p.kv_dtype), name(p.layout), name(q.dtype), name(cache.k.dtype),
                                 name(cache.layout)));
+  if (p.out_dim() != v_head_dim(cache))
+    return stale_plan(formatted("v_head_dim differs (plan {}, batch {})", p.out_dim(), v_head_dim(cache)));
   if (p.out_dtype() != batch.output.dtype)
     return stale_plan(formatted("output dtype differs (plan {}, batch {})", name(p.out_dtype()), name(batch.output.dtype)));
   if (p.sliding_window != options.sliding_window)

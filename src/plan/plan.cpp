@@ -26,6 +26,7 @@ Status sanity(const Problem& p) {
     return bad(formatted("num_q_heads {} is not a positive multiple of num_kv_heads {}", p.num_q_heads, p.num_kv_heads));
   if (p.head_dim < 1 || p.page_size < 1)
     return bad(formatted("head_dim {} and page_size {} must be >= 1", p.head_dim, p.page_size));
+  if (p.v_head_dim < 0) return bad(formatted("v_head_dim {} must be >= 1, or 0 for head_dim", p.v_head_dim));
   if (p.window_right && *p.window_right < 0) return bad(formatted("window_right {} must be >= 0", *p.window_right));
   if (p.sliding_window && *p.sliding_window < 1) return bad(formatted("sliding_window {} must be >= 1", *p.sliding_window));
   constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;

@@ -25,6 +25,7 @@ const DeviceCosts* costs_of(const Device& device) {
 
 /// Null: not measured. What was measured with tiles of other sizes says nothing.
 const BodyCosts* costs_of(const DeviceCosts& device, const DeviceList& list, const Problem& problem) {
+  if (!problem.has_equal_dims()) return nullptr;
   const bool own_tiles = problem.head_dim == plan_detail::body_of(list).own_tiles_dim;
   const BodyCosts* any = nullptr;
   for (const BodyCosts& costs : list.kernel.row().gpu->costs) {
@@ -50,8 +51,9 @@ bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& d
   ListPrediction one;
   one.served_by = body.name;
   if (costs == nullptr) {
-    prediction.why_not = formatted("{} was not measured at head_dim {} with {} caches", one.served_by, plan.problem.head_dim,
-                                   name(plan.problem.kv_dtype));
+    const Problem& p = plan.problem;
+    const std::string dims = p.has_equal_dims() ? formatted("{}", p.head_dim) : formatted("{} (V: {})", p.head_dim, p.out_dim());
+    prediction.why_not = formatted("{} was not measured at head_dim {} with {} caches", one.served_by, dims, name(p.kv_dtype));
     return false;
   }
   plan_detail::ListWork work;

@@ -8,20 +8,23 @@
 
 namespace quire::plan_detail {
 
-/// Floats per row of scratch and of partials: head_dim rounded up to the kernel's widest vector, so that tails need no masks.
-inline std::int64_t padded_dim(const Plan& plan) {
+/// Floats per row of scratch and of partials: dims rounded up to the kernel's widest vector, so that tails need no masks.
+inline std::int64_t padded(const Plan& plan, std::int64_t dims) {
   const std::int64_t lanes = plan.kernel.row().cpu->lanes;
-  return (plan.problem.head_dim + lanes - 1) / lanes * lanes;
+  return (dims + lanes - 1) / lanes * lanes;
 }
+/// Of a query or key, and of a value, an output row or a partial.
+inline std::int64_t padded_dim(const Plan& plan) { return padded(plan, plan.problem.head_dim); }
+inline std::int64_t padded_v_dim(const Plan& plan) { return padded(plan, plan.problem.out_dim()); }
 
 /// Offsets, in floats, of one thread's scratch.
 struct ThreadScratch {
   std::int64_t query = 0;    ///< [score_rows][padded_dim]
-  std::int64_t acc = 0;      ///< [score_rows][padded_dim], this segment
-  std::int64_t total = 0;    ///< [score_rows][padded_dim], segments folded so far
-  std::int64_t staging = 0;  ///< [16][padded_dim], rows as converted, on their way into a panel
-  std::int64_t k_panel = 0;  ///< [tile_kv x padded_dim], src/backend/cpu/panels.h
-  std::int64_t v_panel = 0;  ///< [tile_kv x padded_dim]
+  std::int64_t acc = 0;      ///< [score_rows][padded_v_dim], this segment
+  std::int64_t total = 0;    ///< [score_rows][padded_v_dim], segments folded so far
+  std::int64_t staging = 0;  ///< [16][wider of the two], rows as converted, on their way into a panel
+  std::int64_t k_panel = 0;  ///< [tile_kv x wider], src/backend/cpu/panels.h; K needs [tile_kv x padded_dim], but rows of V pass
+  std::int64_t v_panel = 0;  ///< through it, too, as rows of K through v_panel
   std::int64_t scores = 0;   ///< [score_rows][tile_kv]
   std::int64_t states = 0;   ///< [score_rows] x 4: max and sum of this segment, then of the total
   std::int64_t floats = 0;   ///< size of all of it
@@ -29,7 +32,7 @@ struct ThreadScratch {
 
 inline ThreadScratch thread_scratch(const Plan& plan) {
   const std::int64_t rows = plan.tile_q * plan.problem.group();
-  const std::int64_t dim = padded_dim(plan);
+  const std::int64_t dim = padded_dim(plan), v_dim = padded_v_dim(plan), wider = dim > v_dim ? dim : v_dim;
   ThreadScratch s;
   const auto take = [&s](std::int64_t floats) {
     const std::int64_t at = s.floats;
@@ -37,11 +40,11 @@ inline ThreadScratch thread_scratch(const Plan& plan) {
     return at;
   };
   s.query = take(rows * dim);
-  s.acc = take(rows * dim);
-  s.total = take(rows * dim);
-  s.staging = take(16 * dim);
-  s.k_panel = take(plan.tile_kv * dim);
-  s.v_panel = take(plan.tile_kv * dim);
+  s.acc = take(rows * v_dim);
+  s.total = take(rows * v_dim);
+  s.staging = take(16 * wider);
+  s.k_panel = take(plan.tile_kv * wider);
+  s.v_panel = take(plan.tile_kv * wider);
   s.scores = take(rows * plan.tile_kv);
   s.states = take(rows * 4);
   return s;
@@ -50,7 +53,8 @@ inline ThreadScratch thread_scratch(const Plan& plan) {
 /// Score rows of an item of cpu_amx, as its tiles count them.
 inline std::int64_t amx_padded_rows(std::int64_t rows) { return (rows + 31) / 32 * 32; }
 
-/// Offsets, in bytes and multiples of 64, of one thread's scratch of cpu_amx. rows = padded score rows, dim = padded_dim.
+/// Offsets, in bytes and multiples of 64, of one thread's scratch of cpu_amx, whose K and V have one head_dim. rows = padded
+/// score rows, dim = padded_dim.
 struct AmxScratch {
   std::int64_t query = 0;        ///< [rows][dim] bf16
   std::int64_t query_panel = 0;  ///< [dim / 2][16] pairs of bf16
@@ -97,7 +101,7 @@ inline AmxScratch amx_scratch(const Plan& plan) {
 
 /// Offsets, in floats, of the whole workspace.
 struct Workspace {
-  std::int64_t partial_acc = 0;     ///< [num_partials][padded_dim]
+  std::int64_t partial_acc = 0;     ///< [num_partials][padded_v_dim]
   std::int64_t partial_states = 0;  ///< [num_partials][2]: max, sum
   std::int64_t parts_done = 0;      ///< [num_merges] int32: partials of each merge that are complete
   std::int64_t threads = 0;         ///< [num_threads] x ThreadScratch
@@ -106,7 +110,7 @@ struct Workspace {
 
 inline Workspace workspace_of(const Plan& plan) {
   Workspace w;
-  w.partial_states = plan.num_partials * padded_dim(plan);
+  w.partial_states = plan.num_partials * padded_v_dim(plan);
   w.parts_done = w.partial_states + (plan.num_partials * 2 + 15) / 16 * 16;
   w.threads = w.parts_done + (plan.num_merges() + 15) / 16 * 16;
   w.floats = w.threads + plan.num_threads * (plan.scratch_bytes_per_thread / static_cast<std::int64_t>(sizeof(float)));

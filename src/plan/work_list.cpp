@@ -18,9 +18,9 @@ constexpr std::int64_t kTileKv = 128, kSplitKeys = 1024;  ///< a segment is a wh
 
 /// Score rows (query rows x heads of the group) of a tile: as many as fill half of L2 with their queries, accumulators and
 /// totals, beside the K and V panels of a tile. More rows share the packing of a tile; 256 leave little of it.
-std::int64_t score_rows(std::int64_t head_dim, std::int64_t l2_bytes) {
-  const std::int64_t dim = (head_dim + 15) / 16 * 16;
-  const std::int64_t panels = 2 * kTileKv * dim, row = 3 * dim;
+std::int64_t score_rows(const Problem& problem, std::int64_t l2_bytes) {
+  const std::int64_t dim = (problem.head_dim + 15) / 16 * 16, v_dim = (problem.out_dim() + 15) / 16 * 16;
+  const std::int64_t panels = kTileKv * (dim + v_dim), row = dim + 2 * v_dim;
   const std::int64_t fit = (l2_bytes / 2 / static_cast<std::int64_t>(sizeof(float)) - panels) / row;
   return std::clamp<std::int64_t>(fit / 16 * 16, 64, 256);
 }
@@ -30,7 +30,7 @@ void choose_shapes(Plan& plan) {
   plan.split_keys = kSplitKeys;
   // Both paths are deterministic; a row's bits may differ between them, and which one it takes depends on its chunk.
   plan.direct_rows = plan.batch_invariant ? 0 : plan.kernel.row().cpu->direct_rows;
-  plan.tile_q = std::max<std::int64_t>(1, score_rows(plan.problem.head_dim, plan.device.l2_bytes) / plan.problem.group());
+  plan.tile_q = std::max<std::int64_t>(1, score_rows(plan.problem, plan.device.l2_bytes) / plan.problem.group());
 }
 
 /// Problem::visible_keys() at the price of causal rows where there are no others: an engine plans each step.
@@ -101,9 +101,9 @@ void count_traffic(Plan& plan) {
     const KeyPositions range = keys_of(p, req, 0, req.query_len - 1);
     keys += range.end - range.begin;
   }
-  plan.kv_bytes = 2 * keys * p.num_kv_heads * p.head_dim * itemsize(p.kv_dtype);
-  plan.flops =
-      4.0 * static_cast<double>(p.head_dim) * static_cast<double>(p.num_q_heads) * static_cast<double>(p.visible_pairs());
+  const std::int64_t dims = p.head_dim + p.out_dim();
+  plan.kv_bytes = keys * p.num_kv_heads * dims * itemsize(p.kv_dtype);
+  plan.flops = 2.0 * static_cast<double>(dims) * static_cast<double>(p.num_q_heads) * static_cast<double>(p.visible_pairs());
 }
 
 void cut_work(Plan& plan) {

@@ -76,7 +76,7 @@ class Errors {
     const numerics::RowErrors errors = numerics::row_errors(ref_, row);
     Error worst;
     for (std::int64_t d = first; d < last; ++d) {
-      const std::int64_t i = row * ref_.head_dim + d;
+      const std::int64_t i = row * ref_.v_head_dim + d;
       worst.absorb(judge(semantics::load(output_.data, output_.dtype, base + d * output_.stride[2]),
                          ref_.out[static_cast<std::size_t>(i)], numerics::output_tolerance(ref_, errors, i, type_),
                          type_.overflow));
@@ -93,7 +93,7 @@ class Errors {
 
   /// The worst of all dims and lse.
   Error cell(const RowHead& at) const {
-    Error worst = range(at, 0, ref_.head_dim);
+    Error worst = range(at, 0, ref_.v_head_dim);
     if (has_lse()) worst.absorb(lse(at));
     return worst;
   }
@@ -249,7 +249,7 @@ bool drawable_lse(const Tensor& lse, const Tensor& output, const Reference& ref)
 }
 
 bool drawable(const Tensor& output, const Reference& ref, const Batch& batch, std::span<const std::int64_t> tokens) {
-  const bool shape = output.rank == 3 && output.shape[1] == ref.num_q_heads && output.shape[2] == ref.head_dim &&
+  const bool shape = output.rank == 3 && output.shape[1] == ref.num_q_heads && output.shape[2] == ref.v_head_dim &&
                      is_floating(output.dtype) && output.memory == Memory::cpu;
   if (!shape || !has_lengths(batch)) return false;
   if (tokens.empty()) return ref.num_tokens <= output.shape[0];
@@ -268,7 +268,7 @@ json error_picture(const Tensor& output, const Tensor& lse, const Reference& ref
   const Collected all = collect(errors, reference, lengths, bin);
   json picture;
   picture["request_head"] = request_head(all.requests, lengths, reference.num_q_heads, bin);
-  picture["row_dim"] = row_dim(errors, all.rows.take(), lengths, reference.head_dim);
+  picture["row_dim"] = row_dim(errors, all.rows.take(), lengths, reference.v_head_dim);
   picture["rows_compared"] = reference.num_tokens * reference.num_q_heads;
   picture["rows_total"] = output.shape[0] * output.shape[1];
   add_left_out(picture, all, bin);

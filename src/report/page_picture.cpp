@@ -36,7 +36,7 @@ struct Page {
 /// Reads the first dims of KV head 0 of a slot, in any layout.
 class Slots {
  public:
-  explicit Slots(const KVCache& cache) : cache_(cache), dims_(std::min(head_dim(cache), kElementsPerSlot)) {}
+  explicit Slots(const KVCache& cache) : cache_(cache), dims_(std::min({head_dim(cache), v_head_dim(cache), kElementsPerSlot})) {}
 
   /// Nothing was ever stored there, as far as a look can tell.
   bool blank(std::int64_t page, std::int64_t slot) const {

@@ -55,6 +55,7 @@ class Matrix {
  private:
   std::optional<ProblemLine> with_head_dim(ProblemLine line, std::int64_t head_dim) const {
     line.problem.head_dim = head_dim;
+    if (!asked_.head_dims.empty()) remove_own_v(line);
     return in_layout(std::move(line), asked_.layouts, turn_);
   }
 
@@ -124,6 +125,7 @@ std::optional<ProblemLine> in_asked(ProblemLine line, const AskedTypes& asked, s
     p.q_dtype = asked.types[turn % asked.types.size()].query;
     p.kv_dtype = asked.types[turn % asked.types.size()].cache;
   }
+  if (!asked.head_dims.empty()) remove_own_v(line);
   if (!asked.head_dims.empty())
     p.head_dim = asked.head_dims[turn / std::max<std::size_t>(1, asked.types.size()) % asked.head_dims.size()];
   return in_layout(std::move(line), asked.layouts, turn);

@@ -83,6 +83,7 @@ Result<Target> device_target(const std::string& name, const std::string& kernel,
   target.rounded_rows = [device = *device, kernel](const Case& c) { return rounded_on(c, device, {.kernel = kernel}); };
   target.padding = true;
   target.masks = true;
+  target.v_head_dim = true;
   target.eight_bit_rows = true;
   target.batch_invariant = true;
   target.invariant = attend_case({.kernel = kernel, .batch_invariant = true});
@@ -118,6 +119,7 @@ Result<Target> backend_target(const std::string& name, int num_threads) {
   target.attend = planned_target({.kernel = kernel, .num_threads = num_threads}, executor);
   target.padding = true;
   target.masks = true;
+  target.v_head_dim = true;
   target.eight_bit_rows = true;
   target.batch_invariant = true;
   target.invariant = planned_target({.kernel = kernel, .batch_invariant = true, .num_threads = num_threads}, executor);

@@ -178,6 +178,17 @@ const std::vector<Hazard>& hazards() {
       {"HeadOfCacheDropped",
        {"heads=6:3 d=16 page=8 alibi=1 window=33 lse=1 reqs=1@50,9@60/60,30@20 kbegin=1x1000,1x48,1x16",
         "heads=4:2 d=16 page=8 causal=0 kbegin=70000 lse=1 reqs=5@20"}},
+      // MLA's prefill and absorbed decode, and pairs with a vector's tail on either side.
+      {"OwnHeadDimOfV",
+       {"heads=4:2 d=24 dv=16 page=8 lse=1 reqs=9@20/24,1@33,70@9", "heads=4:2 d=16 dv=40 page=8 lse=1 reqs=9@20/20,1@100",
+        "heads=6:3 d=192 dv=128 page=16 lse=1 reqs=20@30,1@70,3@7/8", "heads=4:2 d=8 dv=136 page=4 reqs=5@30,1@40",
+        "heads=4:2 d=136 dv=8 page=16 sinks=1 window=20 lse=1 reqs=5@30,1@140", "heads=4:2 d=48 dv=1 page=8 reqs=40@3,1@9",
+        "heads=2:1 d=32 dv=320 page=16 lse=1 reqs=3@1300,1@40", "heads=4:2 d=32 dv=16 page=8 causal=0 reqs=5:9,3:0,40@6",
+        "heads=4:2 d=32 dv=48 page=8 pad=3:zero lse=1 reqs=5@9"}},
+      {"VInRowsOfK",
+       {"heads=16:1 d=72 dv=64 latent=1 page=16 lse=1 reqs=1@70,1@300,3@20",
+        "heads=4:2 d=24 dv=16 latent=1 page=8 reqs=9@20/24,1@33", "heads=4:2 d=32 latent=1 page=8 lse=1 reqs=9@20,1@33,20@3",
+        "heads=20:1 d=576 dv=512 latent=1 page=16 lse=1 reqs=1@70,2@9"}},
       {"EverythingAtOnce", {"heads=6:2 d=48 page=5 cap=8 alibi=1 sinks=1 window=33 lse=1 reqs=40@50/60,1@200,0@7,5@2"}},
   };
   return list;

@@ -88,6 +88,14 @@ inline bool has_masks(const Problem& p) { return !p.is_causal_at_end() || p.has_
 /// Makes every request causal, with its rows at the end of its keys.
 void remove_masks(Problem& p);
 
+/// Whether V has a head_dim of its own, or lies in K's rows (decision 25).
+inline bool has_own_v(const ProblemLine& line) { return !line.problem.has_equal_dims() || line.latent; }
+/// Makes V a tensor of K's head_dim.
+inline void remove_own_v(ProblemLine& line) {
+  line.problem.v_head_dim = 0;
+  line.latent = false;
+}
+
 /// The problems of vLLM's test_prefix_prefill.py with its lengths of seed 0, at full size; quick: a few at an eighth.
 std::vector<Entry> notes_matrix(bool quick);
 

@@ -34,11 +34,11 @@ Status attend_reference(const Case& c, const Store& how) {
   for (std::int64_t t = 0; t < tokens; ++t)
     for (std::int64_t h = 0; h < r->num_q_heads; ++h) {
       const std::int64_t row = t * r->num_q_heads + h;
-      for (std::int64_t d = 0; d < r->head_dim; ++d) {
-        const std::int64_t at = how.dense ? row * r->head_dim + d : t * o.stride[0] + h * o.stride[1] + d * o.stride[2];
+      for (std::int64_t d = 0; d < r->v_head_dim; ++d) {
+        const std::int64_t at = how.dense ? row * r->v_head_dim + d : t * o.stride[0] + h * o.stride[1] + d * o.stride[2];
         const double before = how.add ? semantics::load(o.data, o.dtype, at) : 0;
         semantics::store(o.data, o.dtype, at,
-                         static_cast<float>(how.factor * r->out[static_cast<std::size_t>(row * r->head_dim + d)] + before));
+                         static_cast<float>(how.factor * r->out[static_cast<std::size_t>(row * r->v_head_dim + d)] + before));
       }
       const Tensor& lse = c.batch.lse;
       if (lse.present() && !how.skip_lse)
@@ -58,6 +58,7 @@ Target call(std::string name, AttendCase attend) {
   t.attend = std::move(attend);
   t.padding = true;
   t.masks = true;
+  t.v_head_dim = true;
   t.eight_bit_rows = true;
   t.batch_invariant = true;
   return t;
@@ -184,7 +185,7 @@ bool has_lse(const Prepared& p) { return has_rows(p) && problem(p).lse; }
 /// The other bits of kOtherBits are lost in 16-bit outputs.
 bool has_f32_rows(const Prepared& p) { return has_rows(p) && problem(p).q_dtype == DType::f32; }
 bool has_several_elements(const Prepared& p) {
-  return problem(p).num_tokens() * problem(p).num_q_heads * problem(p).head_dim > 1;
+  return problem(p).num_tokens() * problem(p).num_q_heads * problem(p).out_dim() > 1;
 }
 
 bool has_unused_entries(const Prepared& p) {

@@ -17,6 +17,8 @@ constexpr std::int64_t kEightBitsOneIn = 8;
 constexpr std::uint64_t kRowTypesStream = 0x8B175;
 constexpr std::int64_t kMasksOneIn = 5;
 constexpr std::uint64_t kMasksStream = 0x3A5C5;
+constexpr std::int64_t kOwnVOneIn = 6;
+constexpr std::uint64_t kOwnVStream = 0xD1335;
 
 class Draw {
  public:
@@ -105,6 +107,15 @@ void draw_sizes(Draw& draw, Problem& p) {
     const std::int64_t x = packed_x(p.kv_dtype);
     p.head_dim = (p.head_dim + x - 1) / x * x;
   }
+}
+
+/// Now and then a V with a head_dim of its own, or in K's rows. A stream of its own leaves other lines as they are.
+void draw_own_v(Draw draw, ProblemLine& line) {
+  if (!draw.chance(kOwnVOneIn)) return;
+  Problem& p = line.problem;
+  p.v_head_dim = draw.of(std::array<std::int64_t, 12>{1, 5, 8, 16, 24, 32, 40, 64, 96, 128, 144, 272});
+  if (p.v_head_dim == p.head_dim) p.v_head_dim = 0;
+  line.latent = p.layout != CacheLayout::packed && p.out_dim() <= p.head_dim && draw.chance(2);
 }
 
 void draw_options(Draw& draw, Problem& p) {
@@ -208,6 +219,7 @@ std::optional<ProblemLine> random_line(std::uint64_t seed, std::uint64_t index, 
   line.seed = draw.bits() % 1000000;
   if (asked.empty()) draw_row_types(Draw(seed ^ kRowTypesStream, index), line.problem);
   draw_masks(Draw(seed ^ kMasksStream, index), line.problem);
+  if (!reaches_far) draw_own_v(Draw(seed ^ kOwnVStream, index), line);
   std::optional<ProblemLine> legal = asked.empty() ? line : in_asked(std::move(line), asked, index);
   if (legal) bound_work(legal->problem, reaches_far ? kMaxFarWork : kMaxWorkRandom);
   return legal;

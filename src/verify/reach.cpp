@@ -37,7 +37,9 @@ constexpr const char* kOptions[] = {"sliding_window",
                                     "requests that are not causal",
                                     "q_begin",
                                     "key_begin",
-                                    "window_right"};
+                                    "window_right",
+                                    "a head_dim of V's own",
+                                    "V in K's rows"};
 
 }  // namespace
 
@@ -85,7 +87,9 @@ void ReachCount::add(const ProblemLine& line) {
                           non_causal,
                           p.has_q_begin,
                           p.has_key_begin,
-                          p.window_right.has_value()};
+                          p.window_right.has_value(),
+                          !p.has_equal_dims(),
+                          line.latent};
   static_assert(std::size(present) == std::size(kOptions));
   for (std::size_t i = 0; i < std::size(kOptions); ++i) option(kOptions[i], present[i]);
 }

@@ -69,6 +69,8 @@ void shrink_sizes(Candidates& list, const ProblemLine& line) {
     add(list, line, [&](ProblemLine& l) { l.problem.num_kv_heads = kv, l.problem.num_q_heads = kv * p.group(); });
   for (const std::int64_t d : {1, 2, 4, 8, 16, 32, 64})
     if (d < p.head_dim) add(list, line, [&](ProblemLine& l) { l.problem.head_dim = d; });
+  for (const std::int64_t d : {1, 2, 4, 8, 16, 32, 64})
+    if (d < p.out_dim()) add(list, line, [&](ProblemLine& l) { l.problem.v_head_dim = d; });
   for (const std::int64_t page : {1, 2, 4, 8, 16, 32})
     if (page < p.page_size) add(list, line, [&](ProblemLine& l) { l.problem.page_size = page; });
 }
@@ -88,6 +90,8 @@ void drop_options(Candidates& list, const ProblemLine& line) {
   for (const std::int64_t rows : smaller_lengths(line.problem.num_padding_rows, 0))
     add(list, line, [&](ProblemLine& l) { l.problem.num_padding_rows = rows; });
   add(list, line, [](ProblemLine& l) { l.shared_pages = 0; });
+  add(list, line, [](ProblemLine& l) { l.latent = false; });
+  add(list, line, [](ProblemLine& l) { remove_own_v(l); });
   add(list, line, [](ProblemLine& l) { l.num_pages = 0; });
   add(list, line, [](ProblemLine& l) { l.index_dtype = DType::i32; });
   if (line.problem.sliding_window)

@@ -117,8 +117,9 @@ class Soak {
   /// False if the case failed.
   Result<bool> ask_one(std::size_t i, const Prepared& shared) {
     const Target& target = targets_[i];
-    const Problem& problem = shared.entry.line.problem;
-    if ((!target.eight_bit_rows && has_eight_bit_rows(problem)) || (!target.masks && has_masks(problem))) {
+    const ProblemLine& line = shared.entry.line;
+    if ((!target.eight_bit_rows && has_eight_bit_rows(line.problem)) || (!target.masks && has_masks(line.problem)) ||
+        (!target.v_head_dim && has_own_v(line))) {
       ++state_.counts[i].cases;
       ++state_.counts[i].refused;
       return true;

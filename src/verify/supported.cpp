@@ -163,6 +163,7 @@ std::optional<ProblemLine> Supported::changed(const Entry& entry, bool may_drop_
     p.kv_dtype = chosen.cache;
   }
   if (layout > 0 || !holds(layouts_, p.layout)) p.layout = layouts_[(turn_ + layout) % layouts_.size()];
+  remove_own_v(line);
   p.head_dim = nearest(head_dims_, p.head_dim, dim);
   p.page_size = nearest(page_sizes_, p.page_size, page);
   p.num_q_heads = nearest(groups_, p.group(), 0) * p.num_kv_heads;

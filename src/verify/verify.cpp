@@ -114,6 +114,12 @@ void drop_masks(std::vector<Entry>& entries) {
   for (Entry& entry : entries) remove_masks(entry.line.problem);
 }
 
+/// The same of a V of its own.
+void drop_own_v(std::vector<Entry>& entries) {
+  std::erase_if(entries, [](const Entry& entry) { return has_own_v(entry.line) && entry.matrix != "random"; });
+  for (Entry& entry : entries) remove_own_v(entry.line);
+}
+
 /// A target that takes 8-bit queries is asked for them by types, too.
 void drop_eight_bit_rows(std::vector<Entry>& entries) {
   std::erase_if(entries, [](const Entry& entry) { return has_eight_bit_rows(entry.line.problem); });
@@ -126,6 +132,7 @@ Result<Suite> suite_of(const Target& target, const VerifyOptions& options) {
     if (Status s = add_matrix(suite.entries, name, options); !s.ok()) return s;
   if (!target.padding) drop_padding(suite.entries);
   if (!target.masks) drop_masks(suite.entries);
+  if (!target.v_head_dim) drop_own_v(suite.entries);
   if (!target.eight_bit_rows && options.types.empty()) drop_eight_bit_rows(suite.entries);
   if (options.supports && !suite.entries.empty())
     if (Status s = bring_into_form(suite, options); !s.ok()) return s;

@@ -25,7 +25,7 @@ void spread_out(gpu::WorkList& work, const gpu::AttendArgs& a, std::size_t list,
   const std::int64_t rows = std::int64_t{work.max_partials} * work.tile_rows;
   take(work.slices, "slices", work.max_slices);
   take(work.parts_done, "parts_done", std::int64_t{work.max_merges} * a.num_kv_heads);
-  take(work.partial_acc, "partial_acc", rows * a.head_dim);
+  take(work.partial_acc, "partial_acc", rows * a.v_head_dim);
   take(work.partial_states, "partial_states", rows * 2);
 }
 

@@ -68,6 +68,35 @@ static void attend_by_plan(const quire_batch* batch, const quire_cache* cache, c
   quire_plan_free(plan);
 }
 
+/* The same numbers as rows of a latent cache, [value, value, key]: K is all of a row, V its first two dims. append() writes the
+ * parts [value, value] and [key]: K and V of one memory are for reading. */
+static void attend_latent(quire_batch batch, const quire_options* options, const float expected[3][2]) {
+  float latent[3][2][1][3];
+  memset(latent, 0xFF, sizeof latent);
+  const int64_t shape[4] = {3, 2, 1, 3};
+  quire_cache cache = QUIRE_CACHE_INIT;
+  cache.layout = QUIRE_NHD;
+  cache.k = cache.v = quire_contiguous(latent, QUIRE_F32, 4, shape);
+  quire_cache parts = cache;
+  cache.v.shape[3] = parts.k.shape[3] = 2;
+  parts.v.data = &latent[0][0][0][2];
+  parts.v.shape[3] = 1;
+
+  float value[5][2] = {{4, 8}, {8, 0}, {8, 0}, {0, 8}, {8, 16}}, key[5] = {0, LN3, 0, LN2, LN5};
+  int64_t slots[5] = {4, 5, 0, 1, 2};
+  const quire_tensor first = tensor3(value, QUIRE_F32, 5, 1, 2), second = tensor3(key, QUIRE_F32, 5, 1, 1);
+  const quire_tensor s = tensor1(slots, QUIRE_I64, 5);
+  expect(quire_append(&cache, &first, &second, &s, NULL) == QUIRE_CONTRACT_VIOLATION, "append into one memory is refused");
+  expect(quire_append(&parts, &first, &second, &s, NULL) == QUIRE_OK, "append of the parts of latent rows");
+
+  float query[3][3] = {{0, 0, 1}, {0, 0, 1}, {0, 0, 1}}, output[3][2];
+  batch.query = tensor3(query, QUIRE_F32, 3, 1, 3);
+  batch.output = tensor3(output, QUIRE_F32, 3, 1, 2);
+  attend_by_plan(&batch, &cache, options);
+  for (int row = 0; row < 3; ++row)
+    for (int d = 0; d < 2; ++d) expect(fabsf(output[row][d] - expected[row][d]) <= 1e-5f, "latent output computed by hand");
+}
+
 int main(void) {
   float pages_k[3][2][1][2], pages_v[3][2][1][2];
   memset(pages_k, 0xFF, sizeof pages_k); /* NaN: the unused slot must not matter */
@@ -106,6 +135,8 @@ int main(void) {
     for (int d = 0; d < 2; ++d) expect(fabsf(output[row][d] - expected[row][d]) <= 1e-5f, "output computed by hand");
     expect(fabsf(lse[row] - expected_lse[row]) <= 1e-6f, "lse computed by hand");
   }
+
+  attend_latent(batch, &options, expected);
 
   /* A broken rule is an answer with a place and a reason, before any work. */
   block_table[1][1] = 913;

@@ -76,7 +76,8 @@ TEST_F(CaptureFile, RoundTripsEveryTypeLayoutAndOption) {
         "q=f16 kv=fp8_e5m2 heads=2:1 d=24 page=8 layout=hnd reqs=3x4@20,2@50 share=2 index=i64 pages=40 seed=9",
         "q=bf16 kv=fp8_e5m2fnuz heads=2 d=16 page=3 layout=packed reqs=9@4/6,1@1/1 lse=1",
         "q=bf16 heads=2 d=4 page=4 reqs=none lse=1 alibi=1 sinks=1", "q=bf16 heads=2 d=4 page=4 reqs=3@9,2x0 pad=4 lse=1",
-        "q=bf16 heads=2 d=4 page=4 reqs=3@9,2x0 pad=4:zero lse=1",
+        "q=bf16 heads=2 d=4 page=4 reqs=3@9,2x0 pad=4:zero lse=1", "q=bf16 heads=2 d=4 dv=6 page=4 reqs=3@9/10,1@2 lse=1",
+
         "q=bf16 heads=2 d=4 page=4 causal=1x1,1x0 wright=3 kbegin=1x16,1x0 qbegin=1x30,1x4 reqs=3@9,4:2 lse=1",
         "q=bf16 heads=2 d=4 page=4 causal=0 wright=0 reqs=3@9,4:0"}) {
     Case c = make(text);
@@ -94,6 +95,22 @@ TEST_F(CaptureFile, RoundTripsEveryTypeLayoutAndOption) {
     for (const auto& [name, t] : test::tensors_of(back.value()))
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(t.data) % 64, 0u) << name;
   }
+}
+
+/// Of a V in K's rows the numbers are kept; it comes back as a tensor of its own.
+TEST_F(CaptureFile, AViewOfKComesBackAsACopy) {
+  const Case c = make("q=f16 heads=4:1 d=12 dv=8 latent=1 page=4 reqs=3@9 seed=2");
+  ASSERT_EQ(c.cache.v.data, c.cache.k.data);
+  ASSERT_TRUE(write_capture(path(), c).ok());
+  const Result<Case> back = read_capture(path());
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  const Tensor& v = back->cache.v;
+  ASSERT_NE(v.data, back->cache.k.data);
+  ASSERT_EQ(v.shape[3], 8);
+  const auto* rows = static_cast<const std::uint16_t*>(c.cache.k.data);
+  for (std::int64_t i = 0; i < v.num_elements(); ++i)
+    ASSERT_EQ(static_cast<const std::uint16_t*>(v.data)[i], rows[i / 8 * 12 + i % 8]) << i;
+  EXPECT_EQ(back->batch.output.shape[2], 8);
 }
 
 TEST_F(CaptureFile, WithoutPaddingIsTheFileThatItAlwaysWas) {
@@ -280,7 +297,7 @@ TEST_F(CaptureFile, RefusesToWriteWhatCannotBeRead) {
          c.observed = c.batch.output;
          c.observed.shape[2] = 3;
        },
-       "tensor \"observed\": f32 [1, 1, 3], expected a floating type and the shape of query, f32 [1, 1, 4]"},
+       "tensor \"observed\": f32 [1, 1, 3], expected a floating type and the shape of an output, [1, 1, 4]"},
       {[](Case& c) {
          c.observed = c.batch.query;
          c.observed.dtype = DType::i32;

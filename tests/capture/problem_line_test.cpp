@@ -116,6 +116,18 @@ TEST(ProblemLine, LargestSizesAreAccepted) {
   EXPECT_EQ(parse_ok("q=f32 heads=1 d=1 page=1 reqs=1048576x0").problem.reqs.size(), 1048576u);
 }
 
+TEST(ProblemLine, AHeadDimOfVIsItsOwn) {
+  const ProblemLine line = parse_ok("q=bf16 heads=16:1 d=576 dv=512 latent=1 page=64 reqs=1@9");
+  EXPECT_EQ(line.problem.head_dim, 576);
+  EXPECT_EQ(line.problem.out_dim(), 512);
+  EXPECT_TRUE(line.latent);
+  EXPECT_EQ(to_string(line), "q=bf16 kv=bf16 heads=16:1 d=576 page=64 layout=nhd reqs=1x1@9 dv=512 latent=1 seed=0");
+  EXPECT_EQ(parse_ok(to_string(line).c_str()), line);
+  const ProblemLine equal = parse_ok("q=bf16 heads=4 d=64 dv=64 page=64 reqs=1@9");
+  EXPECT_EQ(equal.problem.v_head_dim, 0) << "one way to say that they are equal";
+  EXPECT_EQ(equal, parse_ok("q=bf16 heads=4 d=64 page=64 reqs=1@9"));
+}
+
 struct BadLine {
   const char* text;
   const char* where;     ///< key and offending text as they appear in the message
@@ -131,6 +143,14 @@ TEST_P(ProblemLineRefuses, WithKeyTextAndExpectation) {
   EXPECT_EQ(line.status().code(), Code::parse_error);
   EXPECT_THAT(line.status().message(), AllOf(HasSubstr(GetParam().where), HasSubstr(GetParam().expected)));
 }
+
+INSTANTIATE_TEST_SUITE_P(OwnV, ProblemLineRefuses,
+                         ::testing::Values(BadLine{"q=f32 heads=8 d=8 dv=0 page=16 reqs=1", "dv=", "1"},
+                                           BadLine{"q=f32 heads=8 d=8 dv=9 latent=1 page=16 reqs=1", "dv=\"9\"", "at most d (8)"},
+                                           BadLine{"q=f32 heads=8 d=8 latent=1 layout=packed page=16 reqs=1", "latent=\"1\"",
+                                                   "0 with layout=packed"},
+                                           BadLine{"q=f32 heads=8 d=8 latent=2 page=16 reqs=1", "latent=\"2\"", "0, 1"},
+                                           BadLine{"q=f32 heads=8 d=8 v_head_dim=4 page=16 reqs=1", "v_head_dim", "dv"}));
 
 #define REST " heads=8:2 d=64 page=16 reqs=1@9"
 INSTANTIATE_TEST_SUITE_P(

@@ -121,6 +121,13 @@ void add_row_cases(Cases& cases) {
   }));
   cases.push_back(broken_batch("Q-M11", "Q-M11 output: shape [5, 4, 8], expected [6, 4, 8] as query",
                                [](B& b) { b.batch.output.shape[0] = 5; }));
+  cases.push_back(broken_batch(
+      "Q-M11", "Q-M11 output: shape [6, 4, 8], expected [6, 4, 6] = [num_tokens, num_q_heads, head_dim of cache.v]", [](B& b) {
+        b.narrow_values();
+        b.batch.output.shape[2] = 8;
+      }));
+  cases.push_back(broken_batch("Q-M11", "Q-M11 output: shape [6, 4, 6], expected [6, 4, 8] as query",
+                               [](B& b) { b.batch.output.shape[2] = 6; }));
   cases.push_back(
       broken_batch("Q-M12", "Q-M12 output: dtype bf16, expected f32 as query", [](B& b) { b.batch.output.dtype = DType::bf16; }));
   cases.push_back(
@@ -150,6 +157,8 @@ void add_row_cases(Cases& cases) {
 void add_cache_cases(Cases& cases) {
   cases.push_back(broken_batch("Q-M17", "Q-M17 cache.k: page_size 0 in shape [16, 0, 2, 8], expected >= 1",
                                [](B& b) { b.cache.k.shape[1] = b.cache.v.shape[1] = 0; }));
+  cases.push_back(broken_batch("Q-M17", "Q-M17 cache.v: head_dim 0 in shape [16, 4, 2, 0], expected >= 1",
+                               [](B& b) { b.cache.v.shape[3] = 0; }));
   cases.push_back(broken_batch(
       "Q-M18", "Q-M18 cache.v: shape [16, 2, 4, 8], expected [16, 4, 2, 8] to match cache.k [16, 4, 2, 8] in layout nhd",
       [](B& b) { b.cache.v = Tensor::contiguous(b.v.data(), DType::f32, 16, 2, 4, 8); }));
@@ -198,6 +207,13 @@ void add_new_row_cases(Cases& cases) {
   cases.push_back(broken_append("Q-M25",
                                 "Q-M25 value: shape [6, 1, 8], expected [6, 2, 8] = [num_tokens, num_kv_heads, head_dim]",
                                 [](B& b) { b.batch.value.shape[1] = 1; }));
+  cases.push_back(broken_batch(
+      "Q-M25", "Q-M25 value: shape [6, 2, 8], expected [6, 2, 6] = [num_tokens, num_kv_heads, head_dim of cache.v]", [](B& b) {
+        b.narrow_values();
+        b.batch.value.shape[2] = 8;
+      }));
+  cases.push_back(broken_append("Q-M25", "Q-M25 key: shape [6, 2, 6], expected [6, 2, 8] = [num_tokens, num_kv_heads, head_dim]",
+                                [](B& b) { b.batch.key.shape[2] = 6; }));
   cases.push_back(broken_append("Q-M25", "Q-M25 key: shape [], expected [num_tokens, num_kv_heads, head_dim]",
                                 [](B& b) { b.batch.key.rank = 0; }));
   cases.push_back(broken_batch("Q-M26", "Q-M26 value: dtype bf16, expected f32 as query", [](B& b) {

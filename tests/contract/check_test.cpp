@@ -204,6 +204,38 @@ TEST(Valid, KAndVInterleavedInOneAllocation) {
   EXPECT_THAT(ids(b.check_append()), ElementsAre("Q-S07"));
 }
 
+TEST(Valid, AValueMayHaveAHeadDimOfItsOwn) {
+  SmallBatch b;
+  b.narrow_values();
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+  EXPECT_THAT(messages(b.check_append()), ElementsAre());
+}
+
+/// Dims that V has not are not read, and those that it has are.
+TEST(Unread, DimsBehindThoseOfV) {
+  SmallBatch b;
+  b.narrow_values();
+  b.v[static_cast<std::size_t>((7 * 4 + 3) * 2 * 8 + 7)] = kNaN;  // dim 7 of a visible key of request 1
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+  b.v[static_cast<std::size_t>((7 * 4 + 3) * 2 * 8 + 5)] = kNaN;
+  EXPECT_THAT(ids(b.check()), ElementsAre("Q-C03"));
+}
+
+TEST(Valid, VMayLieInRowsOfKForReadingAlone) {
+  for (const std::int64_t dims : {std::int64_t{6}, std::int64_t{8}}) {
+    SmallBatch b;
+    b.put_values_into_keys(dims);
+    EXPECT_THAT(messages(b.check()), ElementsAre());
+    EXPECT_THAT(ids(b.check_append()), ElementsAre("Q-S07"));
+    b.cache.k.shape[3] = 6;  // a latent row is appended as its two parts
+    b.cache.v.shape[3] = 2;
+    b.cache.v.data = static_cast<float*>(b.cache.k.data) + 6;
+    b.batch.key.shape[2] = 6;
+    b.batch.value.shape[2] = 2;
+    EXPECT_THAT(messages(b.check_append()), ElementsAre());
+  }
+}
+
 TEST(Valid, OutputInterleavedWithQuery) {
   SmallBatch b;
   std::vector<float> both(2 * b.query.size());

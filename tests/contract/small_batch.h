@@ -96,6 +96,17 @@ class SmallBatch {
     key_begin[1] = 8;
   }
 
+  /// V, values and output keep the first six of their eight dims.
+  void narrow_values() {
+    for (Tensor* t : {&batch.output, &batch.value}) t->shape[2] = 6;
+    cache.v.shape[3] = 6;
+  }
+  /// V is the first dims of K, in K's memory.
+  void put_values_into_keys(std::int64_t dims) {
+    cache.v = cache.k;
+    cache.v.shape[3] = batch.output.shape[2] = batch.value.shape[2] = dims;
+  }
+
   Findings check() const { return quire::check(batch, cache, options, depth, use_ledger ? &ledger : nullptr); }
   Findings check_append() const {
     return quire::check_append(cache, batch.key, batch.value, batch.slot_mapping, Depth::tables, use_ledger ? &ledger : nullptr,

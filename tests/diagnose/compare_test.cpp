@@ -22,7 +22,7 @@ const double kNaN = std::nan("");
 Reference small_reference() {
   Reference ref;
   ref.num_tokens = ref.num_q_heads = 2;
-  ref.head_dim = 3;
+  ref.head_dim = ref.v_head_dim = 3;
   for (int i = 0; i < 12; ++i) {
     ref.out.push_back(0.1 * i - 0.5);
     ref.abs_pv.push_back(0.8);
@@ -174,7 +174,7 @@ TEST(Compare, JudgesByTheTypeOfTheBatch) {
 TEST(Compare, EmptyBatchesAreFineAndSaySo) {
   Reference ref;
   ref.num_q_heads = 2;
-  ref.head_dim = 3;
+  ref.head_dim = ref.v_head_dim = 3;
   Storage storage;
   const Comparison c = compare(make_tensor(storage, DType::f32, {0, 2, 3}), {}, ref);
   EXPECT_TRUE(c.ok);

@@ -38,7 +38,7 @@ class Planted {
     const Batch& b = c_.batch;
     for (std::int64_t r = 0; r < b.seq_lens.shape[0]; ++r)
       for (std::int64_t t = index_at(b.query_start_loc, r); t < index_at(b.query_start_loc, r + 1); ++t) add_row(r, t);
-    where.reference.head_dim = b.query.shape[2];
+    where.reference.v_head_dim = b.query.shape[2];
     where.complete = true;
     where.rows.resize(cells.size());
     where.wrong_dim_bits.assign(cells.size() * words(), 0);
@@ -55,7 +55,7 @@ class Planted {
     cause::Compared& cell = where.rows[i];
     cell.wrong = true;
     cell.worst_ratio = 100;
-    for (std::int64_t d = 0; d < where.reference.head_dim; ++d) {
+    for (std::int64_t d = 0; d < where.reference.v_head_dim; ++d) {
       if (dim && !dim(d)) continue;
       ++cell.wrong_dims;
       where.wrong_dim_bits[i * words() + static_cast<std::size_t>(d / 64)] |= std::uint64_t{1} << (d % 64);
@@ -90,7 +90,7 @@ class Planted {
   std::vector<At> cells;
 
  private:
-  std::size_t words() const { return static_cast<std::size_t>((where.reference.head_dim + 63) / 64); }
+  std::size_t words() const { return static_cast<std::size_t>((where.reference.v_head_dim + 63) / 64); }
   void add_row(std::int64_t r, std::int64_t t) {
     const Batch& b = c_.batch;
     At at;

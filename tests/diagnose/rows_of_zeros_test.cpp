@@ -50,8 +50,8 @@ Case left_over(const std::string& line, float value) {
   for (std::int64_t token = 0; token < f.num_tokens; ++token)
     for (std::int64_t head = 0; head < f.num_q_heads; ++head) {
       if (m.row(token, head).written) continue;
-      for (std::int64_t d = 0; d < f.head_dim; ++d)
-        semantics::store(c.observed.data, c.observed.dtype, (token * f.num_q_heads + head) * f.head_dim + d, value);
+      for (std::int64_t d = 0; d < f.v_head_dim; ++d)
+        semantics::store(c.observed.data, c.observed.dtype, (token * f.num_q_heads + head) * f.v_head_dim + d, value);
     }
   fill(c, value);
   return c;

@@ -17,8 +17,8 @@ inline Case written_by(const std::string& line, const NumericsProfile& profile, 
     for (std::int64_t head = 0; head < facts.num_q_heads; ++head) {
       const fault::RowHead at{token, head};
       const fault::RowResult row = evaluate(model, std::span(&at, 1)).front();
-      for (std::int64_t d = 0; d < facts.head_dim; ++d)
-        semantics::store(c.batch.output.data, c.batch.output.dtype, (token * facts.num_q_heads + head) * facts.head_dim + d,
+      for (std::int64_t d = 0; d < facts.v_head_dim; ++d)
+        semantics::store(c.batch.output.data, c.batch.output.dtype, (token * facts.num_q_heads + head) * facts.v_head_dim + d,
                          static_cast<float>(row.out[static_cast<std::size_t>(d)]));
     }
   observe_output(c);

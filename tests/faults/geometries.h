@@ -76,9 +76,27 @@ inline const std::vector<Geometry>& masked_geometries() {
   return list;
 }
 
+/// The same with a V of its own head_dim, or in K's rows (MLA), for faults that show on no others.
+inline const std::vector<Geometry>& own_v_geometries() {
+  static const std::vector<Geometry> list = {
+      {"ValuesNarrower", "q=f32 heads=8:2 d=24 dv=16 page=8 reqs=20@30,1@150,7@13/13 index=i64 pages=300 lse=1 seed=30"},
+      {"ValuesWider", "q=bf16 heads=5:1 d=24 dv=40 page=5 layout=hnd reqs=1@133,19@61,1@7,4@11 pages=300 seed=31"},
+      {"ValuesWiderPacked", "q=f16 heads=6:3 d=16 dv=48 page=16 layout=packed reqs=33@47,1@170,3@16 window=24 index=i64 seed=32"},
+      {"ValuesNarrowerFp8",
+       "q=f32 kv=fp8_e4m3fn heads=4:2 d=48 dv=32 page=8 kscale=head vscale=tensor alibi=1 sinks=1 lse=1 reqs=9@20/24,1@33,2@5 "
+       "pages=300 seed=33"},
+      {"ValuesMuchWider", "q=f32 heads=4:2 d=16 dv=136 page=4 reqs=9@30,1@40 pages=300 lse=1 seed=34"},
+      {"Latent", "q=bf16 heads=16:1 d=72 dv=64 latent=1 page=16 reqs=9@70,1@150 pages=300 lse=1 seed=35"},
+      {"LatentHnd", "q=f32 heads=6:2 d=24 dv=16 latent=1 page=8 layout=hnd reqs=5@30,1@99 index=i64 pages=300 seed=36"},
+      {"LatentFp8", "q=f16 kv=fp8_e5m2 heads=4:1 d=40 dv=24 latent=1 page=8 reqs=12@50/56,1@140 pages=300 seed=37"},
+  };
+  return list;
+}
+
 inline std::vector<Geometry> all_geometries() {
   std::vector<Geometry> all = geometries();
   all.insert(all.end(), masked_geometries().begin(), masked_geometries().end());
+  all.insert(all.end(), own_v_geometries().begin(), own_v_geometries().end());
   return all;
 }
 

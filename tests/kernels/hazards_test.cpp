@@ -28,6 +28,7 @@ TEST_P(Kernels, Hazard) {
       const std::vector<std::string> findings = judge(line, attend);
       EXPECT_TRUE(findings.empty()) << kernel << " " << hazard.name << "\n" << report(line, findings, kernel);
     }
+  if (hazard.name == "OwnHeadDimOfV" && !takes_own_v(kernel)) GTEST_SKIP() << kernel << " refuses them, with a reason";
   EXPECT_GT(judged, 0) << kernel << " takes no combination of types";
 }
 

@@ -18,10 +18,14 @@ namespace quire::test {
 struct AppendCase {
   static constexpr std::int64_t kTokens = 7, kPages = 4, kPageSize = 3;
 
-  AppendCase(DType stored, DType source, CacheLayout layout, bool gap, std::int64_t heads, std::int64_t dim, int scales) {
+  /// v_dim: 0 = k_dim.
+  AppendCase(DType stored, DType source, CacheLayout layout, bool gap, std::int64_t heads, std::int64_t k_dim, int scales,
+             std::int64_t v_dim = 0) {
     const std::int64_t x = packed_x(stored);
     cache.layout = layout;
+    const auto dim_of = [&](bool is_k) { return is_k || v_dim == 0 ? k_dim : v_dim; };
     const auto make = [&](bool is_k) {
+      const std::int64_t dim = dim_of(is_k);
       if (layout == CacheLayout::nhd) return make_tensor(storage, stored, {kPages, kPageSize, heads, dim}, gap);
       if (layout == CacheLayout::hnd) return make_tensor(storage, stored, {kPages, heads, kPageSize, dim}, gap);
       return is_k ? make_tensor(storage, stored, {kPages, heads, dim / x, kPageSize, x}, gap)
@@ -32,6 +36,7 @@ struct AppendCase {
     std::mt19937_64 random(11);
     std::normal_distribution<float> normal;
     for (Tensor* rows : {&key, &value}) {
+      const std::int64_t dim = dim_of(rows == &key);
       *rows = make_tensor(storage, source, {kTokens, heads, dim}, gap);
       for (std::int64_t t = 0; t < kTokens; ++t)
         for (std::int64_t h = 0; h < heads; ++h)

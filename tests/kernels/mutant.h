@@ -69,6 +69,9 @@ enum class Fault {
   window_right_one_long,
   ignores_q_begin,
   window_from_key_zero,
+  scores_over_dims_of_v,
+  stops_at_dims_of_k,
+  v_from_last_dims,
   batch_changes_bits,
   chunk_changes_bits,
   chunk_of_16_changes_bits,
@@ -82,6 +85,7 @@ class Mutant {
     const Batch& b = c.batch;
     heads_ = b.query.shape[1];
     dim_ = b.query.shape[2];
+    v_dim_ = b.output.shape[2];
     kv_heads_ = num_kv_heads(c.cache);
     page_size_ = page_size(c.cache);
   }
@@ -105,7 +109,7 @@ class Mutant {
     }
     for (std::int64_t r = 0; is(Fault::writes_row_for_query_len_0) && r < b.seq_lens.shape[0]; ++r) {
       start(r);
-      if (query_len_ == 0) write_row(first_token_, 0, std::vector<double>(static_cast<std::size_t>(dim_), 0.5), 0.0);
+      if (query_len_ == 0) write_row(first_token_, 0, std::vector<double>(static_cast<std::size_t>(v_dim_), 0.5), 0.0);
     }
     end_padding();
     if (is(Fault::writes_past_end)) {
@@ -198,7 +202,8 @@ class Mutant {
     }
     const Tensor& t = key ? c_.cache.k : c_.cache.v;
     const std::int64_t size = is(Fault::shifts_page) ? floor_to_power_of_two(page_size_) : page_size_;
-    std::int64_t at = cache_offset(t, key, table(position / size), position % size, head, d);
+    const std::int64_t first = !key && is(Fault::v_from_last_dims) ? std::max<std::int64_t>(0, dim_ - v_dim_) : 0;
+    std::int64_t at = cache_offset(t, key, table(position / size), position % size, head, first + d);
     if (is(Fault::offset_32_bit)) at = static_cast<std::int64_t>(static_cast<std::uint32_t>(at));
     double value = semantics::load(t.data, cache_dtype(), at);
     const std::int64_t x = packed_x(t.dtype);
@@ -258,6 +263,7 @@ class Mutant {
   double logit(std::int64_t token, std::int64_t h, std::int64_t k, std::int64_t q_pos) const {
     const Tensor& q = c_.batch.query;
     std::int64_t dims = is(Fault::drops_tail_dims) ? dim_ / 32 * 32 : dim_;
+    if (is(Fault::scores_over_dims_of_v)) dims = std::min(dims, v_dim_);
     if (is(Fault::drops_wide_dims_of_later_keys) && k >= 64) dims = std::min<std::int64_t>(dims, 128);
     double dot = 0;
     for (std::int64_t d = 0; d < dims; ++d)
@@ -297,11 +303,11 @@ class Mutant {
     if (!nothing || sink != minus_inf) max = std::max(max, sink);
     if (is(Fault::no_max_subtraction)) max = 0;
     double sum = sink == minus_inf ? 0.0 : weight(sink - max);
-    std::vector<double> out(static_cast<std::size_t>(dim_), is(Fault::sink_in_numerator) ? sum : 0.0);
+    std::vector<double> out(static_cast<std::size_t>(v_dim_), is(Fault::sink_in_numerator) ? sum : 0.0);
     for (std::size_t j = 0; !nothing && j < keys.size(); ++j) {
       const double p = weight(scores[j] - max);
       sum += p;
-      for (std::int64_t d = 0; d < dim_; ++d) {
+      for (std::int64_t d = 0; d < (is(Fault::stops_at_dims_of_k) ? std::min(dim_, v_dim_) : v_dim_); ++d) {
         const double v = element(/*key=*/false, keys[j].position, kv_head(h), d);
         // Only the faults under test multiply what they masked.
         if (keys[j].masked && !is(Fault::multiplies_masked_tail) && !is(Fault::multiplies_out_of_window)) continue;
@@ -322,7 +328,7 @@ class Mutant {
     const Batch& b = c_.batch;
     const bool zero = b.padding == Padding::zero && !is(Fault::leaves_padding_rows);
     if (!zero && !(b.padding == Padding::left && is(Fault::writes_padding_rows))) return;
-    const std::vector<double> row(static_cast<std::size_t>(dim_), zero ? 0.0 : 0.5);
+    const std::vector<double> row(static_cast<std::size_t>(v_dim_), zero ? 0.0 : 0.5);
     for (std::int64_t token = num_request_rows(b); token < b.query.shape[0]; ++token)
       for (std::int64_t h = 0; h < heads_; ++h) write_row(token, h, row, zero ? -std::numeric_limits<double>::infinity() : 0.0);
   }
@@ -338,7 +344,7 @@ class Mutant {
     if (is(Fault::chunk_of_16_changes_bits) && query_len_ == 16) factor += 4e-7;
     if (is(Fault::chunk_of_64_changes_bits) && query_len_ == 64) factor += 4e-7;
     if (is(Fault::chunk_of_512_changes_bits) && query_len_ == 512) factor += 4e-7;
-    for (std::int64_t d = 0; d < dim_; ++d)
+    for (std::int64_t d = 0; d < v_dim_; ++d)
       semantics::store(o.data, o.dtype, token * o.stride[0] + h * o.stride[1] + d * o.stride[2],
                        static_cast<float>(factor * row[static_cast<std::size_t>(d)]));
     if (!c_.batch.lse.present()) return;
@@ -349,7 +355,7 @@ class Mutant {
   const Case& c_;
   Fault fault_;
   int num_threads_;
-  std::int64_t heads_ = 0, dim_ = 0, kv_heads_ = 0, page_size_ = 0;
+  std::int64_t heads_ = 0, dim_ = 0, v_dim_ = 0, kv_heads_ = 0, page_size_ = 0;
   std::int64_t req_ = 0, first_token_ = 0, query_len_ = 0, seq_len_ = 0, context_len_ = 0, cached_len_ = 0, new_from_ = 0;
   std::int64_t first_position_ = 0, key_begin_ = 0;
   bool causal_ = true;

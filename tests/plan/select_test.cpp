@@ -252,6 +252,31 @@ TEST(Select, TunedGpuKernelsRefuseMasksWithReasons) {
   for (const auto& [device, kernel] : rows) EXPECT_EQ(plan(shard, find_device(device).value())->kernel, kernel);
 }
 
+/// A V of its own head_dim goes to rows that take every valid problem.
+TEST(Select, TunedKernelsRefuseUnequalHeadDimsWithAReason) {
+  const Problem p = parse("q=bf16 heads=16:1 d=128 dv=64 page=16 reqs=1@40,9@20");
+  const std::pair<const char*, const char*> rows[] = {
+      {"sm90", "cuda_sm90"}, {"sm80", "cuda_mma"}, {"gfx942", "hip_matrix"}, {"amx", "cpu_amx"}};
+  for (const auto& [device, kernel] : rows) {
+    const Result<Plan> refused = plan(p, find_device(device).value(), {.kernel = kernel});
+    ASSERT_FALSE(refused.ok()) << kernel;
+    EXPECT_THAT(refused.status().message(), HasSubstr("dv is 64, expected 128 (as d)")) << kernel;
+    ASSERT_TRUE(plan(p, find_device(device).value()).ok()) << device;
+  }
+  EXPECT_EQ(plan(p, find_device("sm90").value())->kernel, "cuda_generic");
+  EXPECT_EQ(plan(p, find_device("gfx942").value())->kernel, "hip_generic");
+}
+
+/// V has rows of its own length wherever bytes are counted.
+TEST(Select, BytesAndOperationsCountTheDimsOfV) {
+  const Plan equal = plan(parse("q=f32 heads=4:2 d=64 page=16 reqs=1@99"), find_device("avx512").value()).value();
+  const Plan wide = plan(parse("q=f32 heads=4:2 d=64 dv=192 page=16 reqs=1@99"), find_device("avx512").value()).value();
+  EXPECT_EQ(equal.kv_bytes, 100 * 2 * (64 + 64) * 4);
+  EXPECT_EQ(wide.kv_bytes, 100 * 2 * (64 + 192) * 4);
+  EXPECT_EQ(wide.flops, 2.0 * (64 + 192) * 4 * 100);
+  EXPECT_GT(workspace_bytes(wide), workspace_bytes(equal));
+}
+
 /// Keys that no row sees are no work, and rows that see none are written all the same.
 TEST(Select, RowsWithoutKeysAreItemsOfTheirOwn) {
   const Problem p = parse("q=bf16 heads=8:2 d=64 page=16 causal=0 reqs=5:0,1:0,40:0");

@@ -22,7 +22,7 @@ std::vector<double> slice(const std::vector<double>& all, std::int64_t row, std:
 
 /// Row `i` of `some` has the bits of row `token` of `all`.
 void expect_same_row(const Reference& some, std::int64_t i, const Reference& all, std::int64_t token) {
-  const std::int64_t heads = all.num_q_heads, width = heads * all.head_dim;
+  const std::int64_t heads = all.num_q_heads, width = heads * all.v_head_dim;
   EXPECT_EQ(slice(some.out, i, width), slice(all.out, token, width));
   EXPECT_EQ(slice(some.abs_pv, i, width), slice(all.abs_pv, token, width));
   EXPECT_EQ(slice(some.abs_spv, i, width), slice(all.abs_spv, token, width));
@@ -39,7 +39,7 @@ void expect_rows_of_full(const SmallCase& c, const Tokens& tokens) {
   ASSERT_EQ(some->num_tokens, static_cast<std::int64_t>(tokens.size()));
   ASSERT_EQ(some->num_q_heads, all->num_q_heads);
   ASSERT_EQ(some->head_dim, all->head_dim);
-  ASSERT_EQ(some->out.size(), tokens.size() * static_cast<std::size_t>(all->num_q_heads * all->head_dim));
+  ASSERT_EQ(some->out.size(), tokens.size() * static_cast<std::size_t>(all->num_q_heads * all->v_head_dim));
   for (std::size_t i = 0; i < tokens.size(); ++i)
     expect_same_row(some.value(), static_cast<std::int64_t>(i), all.value(), tokens[i]);
 }

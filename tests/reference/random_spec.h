@@ -34,6 +34,7 @@ inline SmallSpec random_spec(std::uint64_t seed) {
   p.v_scale = pick(ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head);
   spec.index_dtype = pick(DType::i32, DType::i64);
   spec.strided = random() % 2 == 0;
+  if (random() % 3 == 0) p.v_head_dim = pick(1, 6, 16, 37);
   const int num_reqs = pick(1, 2, 4);
   for (int r = 0; r < num_reqs; ++r) {
     Request req{pick(0, 1, 1, 2, 5, 17), pick(0, 1, 7, 8, 31), 0};

@@ -39,7 +39,7 @@ DenseRow dense_row(const SmallCase& c, std::size_t r, std::int64_t i, std::int64
   const Real scale = p.softmax_scale ? static_cast<Real>(*p.softmax_scale) : 1 / std::sqrt(static_cast<Real>(p.head_dim));
   std::vector<Real> logits(mask.size(), -std::numeric_limits<Real>::infinity());
   DenseRow row;
-  row.out.assign(static_cast<std::size_t>(p.head_dim), 0);
+  row.out.assign(static_cast<std::size_t>(p.out_dim()), 0);
   Real sum = std::exp(static_cast<Real>(c.sinks[static_cast<std::size_t>(head)]));
   for (std::size_t k = 0; k < mask.size(); ++k) {
     if (!mask[k]) continue;
@@ -56,7 +56,7 @@ DenseRow dense_row(const SmallCase& c, std::size_t r, std::int64_t i, std::int64
   }
   row.lse = std::log(sum);
   for (std::size_t k = 0; k < mask.size(); ++k)
-    for (std::int64_t d = 0; mask[k] && d < p.head_dim; ++d)
+    for (std::int64_t d = 0; mask[k] && d < p.out_dim(); ++d)
       row.out[static_cast<std::size_t>(d)] += std::exp(logits[k] - row.lse) * c.v[r](static_cast<std::int64_t>(k), kv_head, d);
   return row;
 }

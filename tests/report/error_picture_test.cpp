@@ -34,7 +34,7 @@ struct Scene {
     }
     ref.num_tokens = tokens;
     ref.num_q_heads = heads;
-    ref.head_dim = dims;
+    ref.head_dim = ref.v_head_dim = dims;
     const auto rows = static_cast<std::size_t>(tokens * heads), elements = rows * static_cast<std::size_t>(dims);
     for (std::size_t i = 0; i < elements; ++i) ref.out.push_back(0.5 + 0.001 * static_cast<double>(i % 100));
     ref.abs_pv.assign(elements, 0.8);
@@ -48,7 +48,7 @@ struct Scene {
         for (std::int64_t d = 0; d < dims; ++d) set(output, {t, h, d}, ref.out[index_of(t, h, d)]);
   }
   std::size_t index_of(std::int64_t t, std::int64_t h, std::int64_t d) const {
-    return static_cast<std::size_t>((t * ref.num_q_heads + h) * ref.head_dim + d);
+    return static_cast<std::size_t>((t * ref.num_q_heads + h) * ref.v_head_dim + d);
   }
   double tolerance(std::int64_t t, std::int64_t h, std::int64_t d) const {
     return numerics::output_tolerance(ref, t * ref.num_q_heads + h, static_cast<std::int64_t>(index_of(t, h, d)),

@@ -2,6 +2,8 @@
 // append() and merge() on the stand-in: the same bits as the CPU's, for every type, layout and stride.
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "backend/gpu/append.h"
 #include "backend/gpu/merge.h"
 #include "kernels/move_cases.h"
@@ -15,6 +17,7 @@ std::string append_on_device(const AppendCase& c, int wave, std::uint64_t seed, 
   a.num_tokens = static_cast<std::int32_t>(c.slots.size());
   a.num_kv_heads = static_cast<std::int32_t>(c.key.shape[1]);
   a.head_dim = static_cast<std::int32_t>(c.key.shape[2]);
+  a.v_head_dim = static_cast<std::int32_t>(c.value.shape[2]);
   a.page_size = AppendCase::kPageSize;
   a.num_pages = AppendCase::kPages;
   a.key = simt::rows_of(c.key);
@@ -46,6 +49,24 @@ TEST(SimtAppend, EqualsTheCpuForEveryTypeLayoutAndStride) {
     EXPECT_EQ(outcome.broken, 0);
     EXPECT_TRUE(same_bytes(cpu.cache, device.cache));
   });
+}
+
+/// Rows of V that are longer than K's, and shorter: a latent row is written as 512 and 64 dims.
+TEST(SimtAppend, KAndVOfDifferentHeadDims) {
+  std::uint64_t turn = 0;
+  for (const CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed})
+    for (const auto& [k_dim, v_dim] :
+         {std::pair{16, 40}, std::pair{64, 8}, std::pair{512, 64}, std::pair{32, 1}, std::pair{16, 21}}) {
+      SCOPED_TRACE(testing::Message() << name(layout) << " " << k_dim << " " << v_dim);
+      const AppendCase cpu(DType::bf16, DType::bf16, layout, /*gap=*/turn % 2 == 1, 3, k_dim, 1, v_dim);
+      const AppendCase device(DType::bf16, DType::bf16, layout, /*gap=*/turn % 2 == 1, 3, k_dim, 1, v_dim);
+      const Status status = append_on_cpu(cpu);
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_FALSE(same_bytes(cpu.cache, device.cache)) << "nothing was appended";
+      gpu::Outcome outcome;
+      EXPECT_EQ(append_on_device(device, 32, ++turn, outcome), "");
+      EXPECT_TRUE(same_bytes(cpu.cache, device.cache));
+    }
 }
 
 TEST(SimtAppend, RowsWiderThanABlock) {

@@ -19,6 +19,7 @@ gpu::AppendArgs args_of(const KVCache& cache, const Tensor& key, const Tensor& v
   a.num_tokens = static_cast<std::int32_t>(slots.shape[0]);
   a.num_kv_heads = static_cast<std::int32_t>(key.shape[1]);
   a.head_dim = static_cast<std::int32_t>(key.shape[2]);
+  a.v_head_dim = static_cast<std::int32_t>(value.shape[2]);
   a.page_size = static_cast<std::int32_t>(page_size(cache));
   a.num_pages = num_pages(cache);
   a.key = simt::rows_of(key);

@@ -58,6 +58,7 @@ gpu::AttendArgs attend_args(const Case& c) {
   if (b.q_begin.present()) a.q_begin = semantics::index_view(b.q_begin);
   if (b.key_begin.present()) a.key_begin = semantics::index_view(b.key_begin);
   a.window_right = c.options.window_right.value_or(-1);
+  a.v_head_dim = static_cast<std::int32_t>(v_head_dim(c.cache));
   return a;
 }
 
@@ -67,7 +68,7 @@ WorkMemory::WorkMemory(const gpu::AttendArgs& a, std::int32_t max_slices, std::i
       numbers(3, -1),
       parts_done(static_cast<std::size_t>(max_slices * a.num_kv_heads), -1),
       states(static_cast<std::size_t>(max_slices * a.num_kv_heads * shape.tile_rows) * 2, std::nanf("")) {
-  acc.assign(states.size() / 2 * static_cast<std::size_t>(a.head_dim), std::nanf(""));
+  acc.assign(states.size() / 2 * static_cast<std::size_t>(a.v_head_dim), std::nanf(""));
   std::memset(static_cast<void*>(slices.data()), 0x7F, slices.size() * sizeof slices[0]);
   work.slices = slices.data();
   work.num_slices = &numbers[0];

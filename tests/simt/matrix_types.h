@@ -23,8 +23,16 @@ inline const std::vector<std::string>& matrix_types() {
 
 /// The shape with a head_dim of these kernels.
 inline std::string with_head_dim(std::string shape, int head_dim) {
-  const std::size_t at = shape.find(" d="), end = shape.find(' ', at + 1);
-  shape.replace(at, end == std::string::npos ? end : end - at, " d=" + std::to_string(head_dim));
+  const auto replace = [&shape](const std::string& name, const std::string& field) {
+    const std::size_t at = shape.find(name);
+    if (at == std::string::npos) return;
+    const std::size_t end = shape.find(' ', at + 1);
+    shape.replace(at, end == std::string::npos ? end : end - at, field);
+  };
+  replace(" d=", " d=" + std::to_string(head_dim));
+  // No matrix kernel takes another head_dim of V
+  replace(" dv=", "");
+  replace(" latent=", "");
   return shape;
 }
 

@@ -167,16 +167,16 @@ class SmallCase {
     const std::int64_t x = packed_x(p.kv_dtype);
     cache.layout = p.layout;
     const auto make = [&](bool is_key) {
+      const std::int64_t dims = is_key ? p.head_dim : p.out_dim();
       switch (p.layout) {
         case CacheLayout::nhd:
-          return make_tensor(storage_, p.kv_dtype, {num_pages_, p.page_size, p.num_kv_heads, p.head_dim}, spec_.strided);
+          return make_tensor(storage_, p.kv_dtype, {num_pages_, p.page_size, p.num_kv_heads, dims}, spec_.strided);
         case CacheLayout::hnd:
-          return make_tensor(storage_, p.kv_dtype, {num_pages_, p.num_kv_heads, p.page_size, p.head_dim}, spec_.strided);
+          return make_tensor(storage_, p.kv_dtype, {num_pages_, p.num_kv_heads, p.page_size, dims}, spec_.strided);
         case CacheLayout::packed: break;
       }
-      return is_key
-                 ? make_tensor(storage_, p.kv_dtype, {num_pages_, p.num_kv_heads, p.head_dim / x, p.page_size, x}, spec_.strided)
-                 : make_tensor(storage_, p.kv_dtype, {num_pages_, p.num_kv_heads, p.head_dim, p.page_size}, spec_.strided);
+      return is_key ? make_tensor(storage_, p.kv_dtype, {num_pages_, p.num_kv_heads, dims / x, p.page_size, x}, spec_.strided)
+                    : make_tensor(storage_, p.kv_dtype, {num_pages_, p.num_kv_heads, dims, p.page_size}, spec_.strided);
     };
     cache.k = make(true);
     cache.v = make(false);
@@ -201,19 +201,22 @@ class SmallCase {
   void build_rows() {
     const Problem& p = spec_.problem;
     batch.query = make_tensor(storage_, p.q_dtype, {p.num_tokens(), p.num_q_heads, p.head_dim}, spec_.strided);
-    batch.output = make_tensor(storage_, p.q_dtype, {p.num_tokens(), p.num_q_heads, p.head_dim}, spec_.strided);
+    batch.output = make_tensor(storage_, p.q_dtype, {p.num_tokens(), p.num_q_heads, p.out_dim()}, spec_.strided);
     batch.key = make_tensor(storage_, p.q_dtype, {p.num_tokens(), p.num_kv_heads, p.head_dim}, spec_.strided);
-    batch.value = make_tensor(storage_, p.q_dtype, {p.num_tokens(), p.num_kv_heads, p.head_dim}, spec_.strided);
+    batch.value = make_tensor(storage_, p.q_dtype, {p.num_tokens(), p.num_kv_heads, p.out_dim()}, spec_.strided);
     if (p.lse) batch.lse = make_tensor(storage_, DType::f32, {p.num_tokens(), p.num_q_heads}, spec_.strided);
     for (std::int64_t t = 0; t < p.num_tokens(); ++t)
       for (std::int64_t h = 0; h < p.num_q_heads; ++h)
         for (std::int64_t d = 0; d < p.head_dim; ++d) set_query(t, h, d, normal());
     for (std::int64_t r = 0; r < num_reqs(); ++r) {
       k.emplace_back(req(r).seq_len(), p.num_kv_heads, p.head_dim);
-      v.emplace_back(req(r).seq_len(), p.num_kv_heads, p.head_dim);
+      v.emplace_back(req(r).seq_len(), p.num_kv_heads, p.out_dim());
       for (std::int64_t position = 0; position < req(r).seq_len(); ++position)
         for (std::int64_t h = 0; h < p.num_kv_heads; ++h)
-          for (std::int64_t d = 0; d < p.head_dim; ++d) set_k(r, position, h, d, normal()), set_v(r, position, h, d, normal());
+          for (std::int64_t d = 0; d < std::max(p.head_dim, p.out_dim()); ++d) {
+            if (d < p.head_dim) set_k(r, position, h, d, normal());
+            if (d < p.out_dim()) set_v(r, position, h, d, normal());
+          }
     }
   }
 

@@ -70,6 +70,8 @@ class Target:
     """Takes batches with padding rows (:class:`quire.Batch`) and treats them as asked. Otherwise hazards are asked without them."""
     masks: bool = False
     """Takes requests that are not causal, and ``batch.q_begin`` and ``batch.key_begin``. Otherwise no matrix has them."""
+    v_head_dim: bool = False
+    """Takes a V of another head_dim than K's, also as a part of K's rows (MLA). Otherwise no matrix has one."""
     eight_bit_rows: bool = False
     """Takes queries and outputs of fp8_e4m3fn with ``batch.q_scale`` and ``batch.output_scale``. Otherwise no matrix has them."""
     batch_invariant: bool = False
@@ -160,6 +162,7 @@ class Runner:
         self.batch_invariant = bool(getattr(target, "batch_invariant", False))
         self.padding = bool(getattr(target, "padding", False))
         self.masks = bool(getattr(target, "masks", False))
+        self.v_head_dim = bool(getattr(target, "v_head_dim", False))
         self.eight_bit_rows = bool(getattr(target, "eight_bit_rows", False))
         self.rounded_weights = bool(getattr(target, "rounded_weights", False))
         self.skip = dict(getattr(target, "skip", {}))

@@ -52,7 +52,7 @@ def one_scale(scale: Any, name: str) -> float:
 
 
 def cache_bits(cache: Any) -> tuple[np.ndarray, np.ndarray]:
-    """k and v as [num_pages, page_size, num_kv_heads, head_dim] bits; views where the layout allows it."""
+    """k and v as [num_pages, page_size, num_kv_heads, their head_dim] bits; views where the layout allows it."""
     k, v = _quire.bits(cache.k, "k", cache.dtype)[0], _quire.bits(cache.v, "v", cache.dtype)[0]
     if cache.layout == "nhd":
         return k, v

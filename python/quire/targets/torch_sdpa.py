@@ -22,6 +22,7 @@ class TorchSdpa(Target):
 
     skip = LSE_SKIP
     rounded_weights = True
+    v_head_dim = True
 
     def __init__(self, whole_pages: bool = False):
         self._torch = th.torch_module()
@@ -56,7 +57,7 @@ class TorchSdpa(Target):
         work = th.dtype_of(batch.dtype) if exact and scales[0] is None and scales[1] is None else torch.float32
         self.kernel = "sdpa" if work == th.dtype_of(batch.dtype) else "sdpa in f32"
         query = th.tensor(_quire.bits(batch.query, "query", batch.dtype)[0], batch.dtype)
-        output = torch.empty(query.shape, dtype=query.dtype)
+        output = torch.empty((*query.shape[:2], cache.v_head_dim), dtype=query.dtype)
         for r in np.flatnonzero(n.query_lens):
             rows = slice(int(n.query_start_loc[r]), int(n.query_start_loc[r + 1]))
             first, last = self._range(options, int(n.context_lens[r]), int(n.seq_lens[r]), cache.page_size)

@@ -26,11 +26,16 @@ const KernelEntry* find_entry(KernelHandle kernel) {
   return nullptr;
 }
 
+RowSource source_of(const Tensor& t, const semantics::KvStrides& strides, std::int64_t dims, std::int64_t stride) {
+  return {t.data, t.dtype, strides, fp8_table(t.dtype), fp8_bf16_table(t.dtype), dims, stride};
+}
+
+semantics::KvStrides row_strides(const Tensor& t) { return {0, t.stride[1], t.stride[0], 0, t.stride[2], t.shape[2]}; }
+
 /// [tokens, heads, dim] as a RowSource.
-RowSource rows_of(const Tensor& t) {
+RowSource rows_of(const Tensor& t, std::int64_t stride) {
   if (!t.present()) return {};
-  return {
-      t.data, t.dtype, {0, t.stride[1], t.stride[0], 0, t.stride[2], t.shape[2]}, fp8_table(t.dtype), fp8_bf16_table(t.dtype)};
+  return source_of(t, row_strides(t), t.shape[2], stride);
 }
 
 const float* floats(const Tensor& t) { return t.present() ? static_cast<const float*>(t.data) : nullptr; }
@@ -43,16 +48,18 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   a.group = plan.problem.group();
   a.head_dim = plan.problem.head_dim;
   a.stride = plan_detail::padded_dim(plan);
+  a.v_head_dim = plan.problem.out_dim();
+  a.v_stride = plan_detail::padded_v_dim(plan);
   a.tile_kv = plan.tile_kv;
   a.split_keys = plan.split_keys;
   a.direct_rows = plan.direct_rows;
   a.scratch = plan_detail::thread_scratch(plan);
   a.amx_scratch = plan_detail::amx_scratch(plan);
-  a.query = rows_of(batch.query);
-  a.key = rows_of(batch.key);
-  a.value = rows_of(batch.value);
-  a.cache_k = {cache.k.data, cache.k.dtype, semantics::k_strides(cache), fp8_table(cache.k.dtype), fp8_bf16_table(cache.k.dtype)};
-  a.cache_v = {cache.v.data, cache.v.dtype, semantics::v_strides(cache), fp8_table(cache.v.dtype), fp8_bf16_table(cache.v.dtype)};
+  a.query = rows_of(batch.query, a.stride);
+  a.key = rows_of(batch.key, a.stride);
+  a.value = rows_of(batch.value, a.v_stride);
+  a.cache_k = source_of(cache.k, semantics::k_strides(cache), a.head_dim, a.stride);
+  a.cache_v = source_of(cache.v, semantics::v_strides(cache), a.v_head_dim, a.v_stride);
   a.k_scale = floats(cache.k_scale);
   a.v_scale = floats(cache.v_scale);
   a.k_scale_stride = scale_stride(cache.k_scale);
@@ -73,7 +80,7 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   a.output = batch.output.data;
   a.output_dtype = batch.output.dtype;
   if (batch.output_scale.present()) a.output_scale = *floats(batch.output_scale);
-  a.output_strides = rows_of(batch.output).strides;
+  a.output_strides = row_strides(batch.output);
   a.lse = batch.lse.present() ? static_cast<float*>(batch.lse.data) : nullptr;
   a.lse_token = batch.lse.stride[0];
   a.lse_head = batch.lse.stride[1];

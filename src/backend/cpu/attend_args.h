@@ -21,13 +21,17 @@ struct RowSource {
   semantics::KvStrides strides;             ///< for [tokens, heads, dim] tensors: token, head, dim and x = head_dim
   const float* fp8_table = nullptr;         ///< [256] f32 values of the dtype's codes; null unless dtype is an fp8 format
   const std::uint16_t* fp8_bf16 = nullptr;  ///< the same values as bf16 codes
+  std::int64_t dims = 1;                    ///< elements of a row: head_dim, or v_head_dim of values
+  std::int64_t stride = 16;                 ///< floats that a row takes in scratch
 };
 
 struct AttendArgs {
   const Request* reqs = nullptr;  ///< [num_reqs]
   std::int64_t group = 1;         ///< query heads per KV head
   std::int64_t head_dim = 1;
-  std::int64_t stride = 16;  ///< floats per scratch row, padded_dim(head_dim)
+  std::int64_t stride = 16;  ///< floats per scratch row of a query or key, padded_dim(head_dim)
+  std::int64_t v_head_dim = 1;
+  std::int64_t v_stride = 16;  ///< floats per scratch row of values and output, and per partial
   std::int64_t tile_kv = 64;
   std::int64_t split_keys = 1024;
   std::int64_t direct_rows = 0;  ///< items of up to this many score rows take attend_direct.h; 0 = none does
@@ -35,7 +39,7 @@ struct AttendArgs {
   plan_detail::AmxScratch amx_scratch;  ///< instead of `scratch` for cpu_amx
   RowSource query;                      ///< [num_tokens, num_q_heads, head_dim]
   RowSource cache_k, cache_v;
-  RowSource key, value;            ///< this step's rows, [num_tokens, num_kv_heads, head_dim]; data null if absent
+  RowSource key, value;            ///< this step's rows, [num_tokens, num_kv_heads, their dims]; data null if absent
   const float* k_scale = nullptr;  ///< [num_kv_heads] by scale_stride, or null = 1
   const float* v_scale = nullptr;
   std::int64_t k_scale_stride = 0;  ///< 0 = one scale for all heads
@@ -59,7 +63,7 @@ struct AttendArgs {
   float* lse = nullptr;  ///< by lse_token, lse_head, or null
   std::int64_t lse_token = 0;
   std::int64_t lse_head = 0;
-  float* partial_acc = nullptr;     ///< [num_partials][stride]
+  float* partial_acc = nullptr;     ///< [num_partials][v_stride]
   float* partial_states = nullptr;  ///< [num_partials][2]
 };
 

@@ -28,7 +28,7 @@ namespace {
 template <class V>
 void absorb_segment(const ItemView& v, std::int64_t begin, std::int64_t end) {
   if (QUIRE_PLANTED(partial_key_tile_skipped) && end / v.tile_kv * v.tile_kv > begin) end = end / v.tile_kv * v.tile_kv;
-  for (std::int64_t i = 0; i < v.num_rows * v.stride && !QUIRE_PLANTED(stale_accumulator); ++i) v.acc[i] = 0.0f;
+  for (std::int64_t i = 0; i < v.num_rows * v.v_stride && !QUIRE_PLANTED(stale_accumulator); ++i) v.acc[i] = 0.0f;
   for (std::int64_t m = 0; m < v.num_rows && !QUIRE_PLANTED(stale_accumulator); ++m) v.states[m] = SoftmaxState{};
   if (v.direct) return absorb_directly<V>(v, begin, end);
   const auto stop_of = [&](std::int64_t at, std::int64_t limit) {
@@ -68,7 +68,7 @@ std::int64_t attend_item(const AttendArgs& args, const WorkItem& item, float* sc
     store_partials<V>(v);
     return 0;
   }
-  for (std::int64_t i = 0; i < v.num_rows * v.stride; ++i) v.total[i] = 0.0f;
+  for (std::int64_t i = 0; i < v.num_rows * v.v_stride; ++i) v.total[i] = 0.0f;
   for (std::int64_t m = 0; m < v.num_rows; ++m) v.totals[m] = SoftmaxState{};
   const std::int64_t split = args.split_keys;
   for (std::int64_t at = item.key_begin; at < item.key_end;) {
@@ -77,11 +77,11 @@ std::int64_t attend_item(const AttendArgs& args, const WorkItem& item, float* sc
     if (QUIRE_PLANTED(last_split_dropped) && at != item.key_begin && stop == item.key_end) break;
     absorb_segment<V>(v, at, stop);
     for (std::int64_t m = 0; m < v.num_rows; ++m)
-      fold_row<V>(v.total + m * v.stride, v.totals[m], v.acc + m * v.stride, v.states[m], v.stride);
+      fold_row<V>(v.total + m * v.v_stride, v.totals[m], v.acc + m * v.v_stride, v.states[m], v.v_stride);
     at = stop;
   }
   if (QUIRE_PLANTED(decode_rows_not_written) && args.reqs[item.req].query_len == 1) return v.num_rows;
-  for (std::int64_t m = 0; m < v.num_rows; ++m) finish_row<V>(args, v.token(m), v.head(m), v.total + m * v.stride, v.totals[m]);
+  for (std::int64_t m = 0; m < v.num_rows; ++m) finish_row<V>(args, v.token(m), v.head(m), v.total + m * v.v_stride, v.totals[m]);
   return v.num_rows;
 }
 

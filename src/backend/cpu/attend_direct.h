@@ -128,15 +128,15 @@ void direct_scores_of_dims(const ItemView& v, const TileRows& rows, const RowSou
 template <class V>
 void direct_scores(const ItemView& v, const TileRows& rows, const RowSource& source, PrefetchWalk& ahead) {
   const bool pairs = V::kPairs == 2 && source.dtype == DType::bf16 && v.args.head_dim == 2 * key_floats<V>(v.args);
-  const bool pieces = readable_as_pieces(source, v.args);
-  const bool in_place = (pieces || readable_in_place(source, v.args)) && (V::kPairs == 1 || pairs);
+  const bool pieces = readable_as_pieces(source);
+  const bool in_place = (pieces || readable_in_place(source)) && (V::kPairs == 1 || pairs);
   const DType type = in_place && !pairs ? source.dtype : DType::f32;  // pairs are loaded like floats
   static_assert(!V::kWidensFp8 || V::kPairs == 2, "widened keys are pairs");
-  const bool code_pieces = are_code_pieces(source, v.args);
+  const bool code_pieces = are_code_pieces(source);
   auto* const codes = reinterpret_cast<std::uint8_t*>(v.k_panel);  // which the direct path has no other use for
-  const RowSource read = code_pieces ? joined_rows(source, codes, v.args) : source;
-  const JoinedOffsets joined(v.args);
-  const Fp8Widener<V> widen(read, v.args);
+  const RowSource read = code_pieces ? joined_rows(source, codes) : source;
+  const JoinedOffsets joined(source);
+  const Fp8Widener<V> widen(read);
   if ((in_place && !pieces && type == DType::f32) || (widen.takes() && !code_pieces))
     return direct_scores_of_dims<V, DType::f32>(v, rows, source, widen, ahead);
   const auto* base = static_cast<const std::uint8_t*>(source.data);
@@ -148,7 +148,7 @@ void direct_scores(const ItemView& v, const TileRows& rows, const RowSource& sou
       offsets[c] = rows.k[j + c < rows.begin ? rows.begin : j + c < rows.end ? j + c : rows.end - 1];
       keys[c] = in_place ? base + offsets[c] * size : reinterpret_cast<const std::uint8_t*>(v.staging + c * v.stride);
     }
-    if (code_pieces) join_code_pieces(codes, source, offsets, kDirectKeys, v.args);
+    if (code_pieces) join_code_pieces(codes, source, offsets, kDirectKeys);
     if (widen.takes())
       widen(code_pieces ? joined.at : offsets, kDirectKeys, v.staging, key_floats<V>(v.args) * kFloat, v.stride * kFloat);
     else if (!in_place)

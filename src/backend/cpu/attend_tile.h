@@ -79,10 +79,10 @@ __attribute__((noinline)) inline void gather_row(float* dst, const RowSource& sr
   for (std::int64_t d = 0; d < head_dim; ++d) dst[d] = semantics::load(src.data, src.dtype, offset + src.strides.element(d));
 }
 
-/// One row of head_dim elements into dst, zero-padded to args.stride.
+/// One row into dst, zero-padded to src.stride.
 template <class V>
-void load_row(float* dst, const RowSource& src, std::int64_t offset, const AttendArgs& args) {
-  const std::int64_t head_dim = args.head_dim, x = src.strides.x;
+void load_row(float* dst, const RowSource& src, std::int64_t offset) {
+  const std::int64_t head_dim = src.dims, x = src.strides.x;
   if (src.strides.dim != 1) {
     gather_row(dst, src, offset, head_dim);
   } else if (x < head_dim && head_dim % x == 0 && x * itemsize(src.dtype) % 8 == 0 && x * itemsize(src.dtype) <= 64) {
@@ -91,14 +91,14 @@ void load_row(float* dst, const RowSource& src, std::int64_t offset, const Atten
     for (std::int64_t d = 0; d < head_dim; d += x, offset += src.strides.chunk)
       convert_run<V>(dst + d, src, offset, x < head_dim - d ? x : head_dim - d);
   }
-  for (std::int64_t d = head_dim; d < args.stride; ++d) dst[d] = 0.0f;
+  for (std::int64_t d = head_dim; d < src.stride; ++d) dst[d] = 0.0f;
 }
 
 /// The same, times `scale`.
 template <class V>
-void load_scaled_row(float* dst, const RowSource& src, std::int64_t offset, const AttendArgs& args, float scale) {
-  load_row<V>(dst, src, offset, args);
-  for (std::int64_t d = 0; d < args.stride && scale != 1.0f; d += V::kWidth)
+void load_scaled_row(float* dst, const RowSource& src, std::int64_t offset, float scale) {
+  load_row<V>(dst, src, offset);
+  for (std::int64_t d = 0; d < src.stride && scale != 1.0f; d += V::kWidth)
     V::store(dst + d, V::mul(V::load(dst + d), V::set1(scale)));
 }
 
@@ -117,18 +117,18 @@ typename V::Reg load_elements_of(const RowSource& src, std::int64_t offset) {
 
 /// kWidth rows whose tokens lie side by side (V of the packed layout): vectors of tokens become vectors of dims.
 template <class V>
-void load_token_block(float* dst, const RowSource& src, std::int64_t offset, const AttendArgs& args) {
+void load_token_block(float* dst, const RowSource& src, std::int64_t offset) {
   std::int64_t d = 0;
-  for (; d + V::kWidth <= args.head_dim; d += V::kWidth) {
+  for (; d + V::kWidth <= src.dims; d += V::kWidth) {
     typename V::Reg block[V::kWidth];
     for (int i = 0; i < V::kWidth; ++i) block[i] = load_elements_of<V>(src, offset + src.strides.element(d + i));
     V::transpose(block);
-    for (int i = 0; i < V::kWidth; ++i) V::store(dst + i * args.stride + d, block[i]);
+    for (int i = 0; i < V::kWidth; ++i) V::store(dst + i * src.stride + d, block[i]);
   }
-  for (std::int64_t i = 0; i < V::kWidth && d < args.stride; ++i) {
-    for (std::int64_t e = d; e < args.head_dim; ++e)
-      dst[i * args.stride + e] = semantics::load(src.data, src.dtype, offset + i + src.strides.element(e));
-    for (std::int64_t e = args.head_dim; e < args.stride; ++e) dst[i * args.stride + e] = 0.0f;
+  for (std::int64_t i = 0; i < V::kWidth && d < src.stride; ++i) {
+    for (std::int64_t e = d; e < src.dims; ++e)
+      dst[i * src.stride + e] = semantics::load(src.data, src.dtype, offset + i + src.strides.element(e));
+    for (std::int64_t e = src.dims; e < src.stride; ++e) dst[i * src.stride + e] = 0.0f;
   }
 }
 
@@ -138,16 +138,16 @@ inline bool are_consecutive(const std::int64_t* offsets, std::int64_t count) {
   return true;
 }
 
-/// Rows at offsets[0 .. count) into dst, args.stride floats apart.
+/// Rows at offsets[0 .. count) into dst, src.stride floats apart.
 template <class V>
-void load_rows(float* dst, const RowSource& src, const std::int64_t* offsets, std::int64_t count, const AttendArgs& args) {
+void load_rows(float* dst, const RowSource& src, const std::int64_t* offsets, std::int64_t count) {
   const bool tokens_innermost = src.strides.dim != 1 && src.strides.token == 1 && V::kWidth > 1;
   for (std::int64_t r = 0; r < count;) {
     if (tokens_innermost && r + V::kWidth <= count && are_consecutive(offsets + r, V::kWidth)) {
-      load_token_block<V>(dst + r * args.stride, src, offsets[r], args);
+      load_token_block<V>(dst + r * src.stride, src, offsets[r]);
       r += V::kWidth;
     } else {
-      load_row<V>(dst + r * args.stride, src, offsets[r], args);
+      load_row<V>(dst + r * src.stride, src, offsets[r]);
       ++r;
     }
   }
@@ -166,14 +166,14 @@ std::int64_t key_floats(const AttendArgs& args) {
 template <class V>
 void load_pairs(float* dst, float* temp, const RowSource& src, std::int64_t offset, const AttendArgs& args) {
   const std::int64_t floats = key_floats<V>(args);
-  const bool whole = src.strides.dim == 1 && src.strides.x >= args.head_dim && args.head_dim == 2 * floats;
+  const bool whole = src.strides.dim == 1 && src.strides.x >= src.dims && src.dims == 2 * floats;
   if (whole && src.dtype == DType::bf16) {
     const auto* pairs = reinterpret_cast<const float*>(static_cast<const std::uint16_t*>(src.data) + offset);
     for (std::int64_t d = 0; d < floats; d += V::kWidth) V::store(dst + d, V::load(pairs + d));
     return;
   }
   for (std::int64_t d = args.stride / 2 / V::kWidth * V::kWidth; d < floats; d += V::kWidth) V::store(dst + d, V::set1(0.0f));
-  load_row<V>(temp, src, offset, args);
+  load_row<V>(temp, src, offset);
   for (std::int64_t d = 0; d < args.stride; d += V::kWidth)
     V::store_exact_bf16(reinterpret_cast<std::uint16_t*>(dst) + d, V::load(temp + d));
 }
@@ -184,7 +184,7 @@ void load_key(float* dst, float* temp, const RowSource& src, std::int64_t offset
   if constexpr (V::kPairs == 2)
     load_pairs<V>(dst, temp, src, offset, args);
   else
-    load_scaled_row<V>(dst, src, offset, args, scale);
+    load_scaled_row<V>(dst, src, offset, scale);
 }
 
 /// Rows of keys, unscaled, args.stride floats apart.
@@ -194,7 +194,7 @@ void load_keys(float* dst, float* temp, const RowSource& src, const std::int64_t
   if constexpr (V::kPairs == 2) {
     for (std::int64_t r = 0; r < count; ++r) load_pairs<V>(dst + r * args.stride, temp, src, offsets[r], args);
   } else {
-    load_rows<V>(dst, src, offsets, count, args);
+    load_rows<V>(dst, src, offsets, count);
   }
 }
 

@@ -65,8 +65,8 @@ class PrefetchWalk {
                std::int64_t keys) {
     if (next == nullptr) return;
     const std::int64_t size = itemsize(source.dtype);
-    const bool whole = source.strides.dim == 1 && source.strides.x >= a.head_dim;
-    const std::int64_t bytes = (whole ? a.head_dim : a.head_dim * a.page_size) * size;
+    const bool whole = source.strides.dim == 1 && source.strides.x >= source.dims;
+    const std::int64_t bytes = (whole ? source.dims : source.dims * a.page_size) * size;
     row_stride_ = source.strides.token * size;
     lines_ = (bytes + 63) / 64;
     steps_ = (whole ? next->longest_run : 1) * lines_;

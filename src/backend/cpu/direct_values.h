@@ -26,8 +26,8 @@ constexpr std::int64_t kDirectValues = kTurnedTokens;  // values added together:
 // bf16 dims on pages of 16 takes a quarter longer.
 constexpr std::int64_t kMostDirectValues = 64, kDirectValueBytes = 8192;
 
-inline std::int64_t values_together(const RowSource& source, const AttendArgs& a) {
-  const std::int64_t rows = kDirectValueBytes / (a.head_dim * itemsize(source.dtype));
+inline std::int64_t values_together(const RowSource& source) {
+  const std::int64_t rows = kDirectValueBytes / (source.dims * itemsize(source.dtype));
   return rows < kDirectValues ? kDirectValues : rows > kMostDirectValues ? kMostDirectValues : rows;
 }
 
@@ -123,13 +123,13 @@ DirectValueBlock direct_value_block_of(std::int64_t rows) {
 template <class V, DType kType>
 void direct_value_rows(const ItemView& v, std::int64_t m, std::int64_t count, const Operands& values, TileKeys keys,
                        const float* corrections) {
-  const std::int64_t vectors = v.stride / V::kWidth;
+  const std::int64_t vectors = v.v_stride / V::kWidth;
   for (std::int64_t c = 0; c < vectors;) {
     const int wide = block_vectors<V>(vectors - c);
     const DirectValueBlock block = wide == V::kCols ? direct_value_block_of<V, kType, V::kCols>(count)
                                    : wide == 2      ? direct_value_block_of<V, kType, 2>(count)
                                                     : direct_value_block_of<V, kType, 1>(count);
-    block(v.acc + m * v.stride, v.stride, v.scores + m * v.tile_kv, v.tile_kv, values.rows, c * V::kWidth, keys, corrections);
+    block(v.acc + m * v.v_stride, v.v_stride, v.scores + m * v.tile_kv, v.tile_kv, values.rows, c * V::kWidth, keys, corrections);
     c += wide;
   }
 }
@@ -175,18 +175,18 @@ void direct_accumulate_rows(const ItemView& v, std::int64_t m, std::int64_t coun
 template <class V>
 void direct_values(const ItemView& v, const TileRows& rows, const RowSource& source, const TileKeys* keys, float* corrections,
                    PrefetchWalk& ahead) {
-  const bool in_place = readable_in_place(source, v.args), turned = are_turned_words<V>(source, v.args);
-  const bool turned_codes = are_turned_codes<V>(source, v.args);
+  const bool in_place = readable_in_place(source), turned = are_turned_words<V>(source);
+  const bool turned_codes = are_turned_codes<V>(source);
   auto* const codes = reinterpret_cast<std::uint8_t*>(v.k_panel);  // which the direct path has no other use for
-  const RowSource read = turned_codes ? joined_rows(source, codes, v.args) : source;
-  const JoinedOffsets joined(v.args);
-  const Fp8Widener<V> widen(read, v.args);
+  const RowSource read = turned_codes ? joined_rows(source, codes) : source;
+  const JoinedOffsets joined(source);
+  const Fp8Widener<V> widen(read);
   const bool whole_rows = in_place || (widen.takes() && !turned_codes);
-  const std::int64_t group = whole_rows ? values_together(source, v.args) : kDirectValues;
+  const std::int64_t group = whole_rows ? values_together(source) : kDirectValues;
   Operands values;
   values.type = widen.takes() ? DType::bf16 : in_place || turned ? source.dtype : DType::f32;
   const auto* base = in_place ? static_cast<const std::uint8_t*>(source.data) : reinterpret_cast<const std::uint8_t*>(v.v_panel);
-  const std::int64_t size = in_place ? itemsize(source.dtype) : v.stride * itemsize(values.type);
+  const std::int64_t size = in_place ? itemsize(source.dtype) : v.v_stride * itemsize(values.type);
   const std::int64_t blocks = (v.num_rows + kDirectValueRows - 1) / kDirectValueRows;
   const std::int64_t block = (v.num_rows + blocks - 1) / blocks;
   // Groups end where pages do, which hold a multiple of a group or are a part of one. Converted rows of one group take the place
@@ -199,13 +199,13 @@ void direct_values(const ItemView& v, const TileRows& rows, const RowSource& sou
     else
       for (std::int64_t j = first; j < last; ++j) values.rows[j] = base + (j - first) * size;
     auto* const words = reinterpret_cast<std::uint16_t*>(v.v_panel);
-    if (turned) turn_words<V>(words, source, rows.v + first, last - first, v.args);
-    if (turned_codes) turn_codes<V>(codes, source, rows.v + first, last - first, v.args);
+    if (turned) turn_words<V>(words, source, rows.v + first, last - first);
+    if (turned_codes) turn_codes<V>(codes, source, rows.v + first, last - first);
     const std::int64_t* const offsets = turned_codes ? joined.at : rows.v + first;
     if (widen.takes())
       widen(offsets, last - first, words, size, size);
     else if (!in_place && !turned)
-      load_rows<V>(v.v_panel, read, offsets, last - first, v.args);
+      load_rows<V>(v.v_panel, read, offsets, last - first);
     ahead.advance(last - first);
     for (std::int64_t m = 0; m < v.num_rows; m += block)
       direct_accumulate_rows<V>(v, m, v.num_rows - m < block ? v.num_rows - m : block, values, {first, last}, keys, corrections);

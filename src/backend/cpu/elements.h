@@ -35,15 +35,15 @@ typename V::Reg load_elements_of_pieces(const std::uint8_t* row, std::int64_t d,
 }
 
 /// Whether keys can be read in place as pieces: whole vectors of them.
-inline bool readable_as_pieces(const RowSource& source, const AttendArgs& a) {
+inline bool readable_as_pieces(const RowSource& source) {
   return (source.dtype == DType::f16 || source.dtype == DType::bf16) && source.strides.dim == 1 && source.strides.x == kPiece &&
-         a.head_dim > kPiece && a.head_dim == a.stride && a.head_dim % kPiece == 0;
+         source.dims > kPiece && source.dims == source.stride && source.dims % kPiece == 0;
 }
 
 /// Whether rows can be read in place: whole vectors side by side, of a type that a register takes.
-inline bool readable_in_place(const RowSource& source, const AttendArgs& a) {
+inline bool readable_in_place(const RowSource& source) {
   const bool direct_type = source.dtype == DType::f32 || source.dtype == DType::f16 || source.dtype == DType::bf16;
-  return direct_type && source.strides.dim == 1 && source.strides.x >= a.head_dim && a.head_dim == a.stride;
+  return direct_type && source.strides.dim == 1 && source.strides.x >= source.dims && source.dims == source.stride;
 }
 
 /// fp8 rows as rows of bf16 words, by whole vectors, where the dims of a row lie side by side. This one is of instruction sets
@@ -51,7 +51,7 @@ inline bool readable_in_place(const RowSource& source, const AttendArgs& a) {
 template <class V, bool kHere = V::kWidensFp8>
 class Fp8Widener {
  public:
-  Fp8Widener(const RowSource&, const AttendArgs&) {}
+  explicit Fp8Widener(const RowSource&) {}
   static constexpr bool takes() { return false; }
   void operator()(const std::int64_t*, std::int64_t, void*, std::int64_t, std::int64_t) const {}
 };

@@ -19,7 +19,7 @@ namespace {
 inline void store_fp8_row(const AttendArgs& args, std::int64_t offset, const float* row) {
   const float factor = QUIRE_PLANTED(output_scale_multiplied) ? 1.0f / args.output_scale : args.output_scale;
   auto* codes = static_cast<std::uint8_t*>(args.output);
-  for (std::int64_t d = 0; d < args.head_dim; ++d) {
+  for (std::int64_t d = 0; d < args.v_head_dim; ++d) {
     const float value = row[d] / factor;
     std::uint8_t code = semantics::fp8_encode<semantics::E4m3fn>(value);
     if (QUIRE_PLANTED(output_truncated) && std::fabs(semantics::fp8_decode<semantics::E4m3fn>(code)) > std::fabs(value)) --code;
@@ -30,14 +30,14 @@ inline void store_fp8_row(const AttendArgs& args, std::int64_t offset, const flo
 
 template <class V>
 void store_row(const AttendArgs& args, std::int64_t token, std::int64_t head, const float* row) {
-  const std::int64_t head_dim = args.head_dim;
+  const std::int64_t dims = args.v_head_dim;
   const semantics::KvStrides& s = args.output_strides;
   const std::int64_t offset = s.row(0, head, token);
   if (args.output_dtype == DType::fp8_e4m3fn) return store_fp8_row(args, offset, row);
   auto* words = static_cast<std::uint16_t*>(args.output) + offset;
   std::int64_t d = 0;
   if (s.dim == 1) {
-    for (; d + V::kWidth <= head_dim; d += V::kWidth) {
+    for (; d + V::kWidth <= dims; d += V::kWidth) {
       const auto x = V::load(row + d);
       if (args.output_dtype == DType::f32)
         V::store(static_cast<float*>(args.output) + offset + d, x);
@@ -47,14 +47,14 @@ void store_row(const AttendArgs& args, std::int64_t token, std::int64_t head, co
         V::store_bf16(words + d, x);
     }
   }
-  for (; d < (QUIRE_PLANTED(row_padding_written) ? args.stride : head_dim); ++d)
+  for (; d < (QUIRE_PLANTED(row_padding_written) ? args.v_stride : dims); ++d)
     semantics::store(args.output, args.output_dtype, offset + s.element(d), row[d]);
 }
 
 /// Adds the sink, normalises `total` in place and writes the row and its lse.
 template <class V>
 void finish_row(const AttendArgs& args, std::int64_t token, std::int64_t head, float* total, SoftmaxState state) {
-  const std::int64_t stride = args.stride;
+  const std::int64_t stride = args.v_stride;
   float weight = 1.0f;
   if (args.sinks != nullptr && !QUIRE_PLANTED(sinks_dropped)) {
     const semantics::Merged merged = semantics::combine_sink(state, args.sinks[head * args.sinks_stride]);
@@ -78,8 +78,8 @@ template <class V>
 void store_partials(const ItemView& v) {
   for (std::int64_t m = 0; m < v.num_rows; ++m) {
     const std::int64_t index = v.item.partial + m;
-    float* out = v.args.partial_acc + index * v.stride;
-    for (std::int64_t d = 0; d < v.stride; d += V::kWidth) V::store(out + d, V::load(v.acc + m * v.stride + d));
+    float* out = v.args.partial_acc + index * v.v_stride;
+    for (std::int64_t d = 0; d < v.v_stride; d += V::kWidth) V::store(out + d, V::load(v.acc + m * v.v_stride + d));
     v.args.partial_states[2 * index] = v.states[m].max;
     v.args.partial_states[2 * index + 1] = v.states[m].sum;
   }
@@ -89,7 +89,7 @@ void store_partials(const ItemView& v) {
 template <class V>
 std::int64_t merge_item(const AttendArgs& args, const MergeItem& item, float* scratch) {
   const std::int64_t group = args.group;
-  const std::int64_t stride = args.stride;
+  const std::int64_t stride = args.v_stride;
   const std::int64_t num_rows = (item.row_end - item.row_begin) * group;
   for (std::int64_t m = 0; m < num_rows; ++m) {
     SoftmaxState state;

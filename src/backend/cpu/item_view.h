@@ -29,7 +29,7 @@ struct TileKeys {
 struct ItemView {
   const AttendArgs& args;
   const WorkItem& item;
-  std::int64_t group, stride, tile_kv, num_rows, first_token;
+  std::int64_t group, stride, v_stride, tile_kv, num_rows, first_token;
   std::int64_t first_position, num_keys;  ///< of the request: where its first row stands, counted from its first key
   semantics::Reach reach;
   float *query, *acc, *total, *staging, *k_panel, *v_panel, *scores;
@@ -40,6 +40,7 @@ struct ItemView {
     const plan_detail::ThreadScratch& at = a.scratch;
     group = a.group;
     stride = a.stride;
+    v_stride = a.v_stride;
     tile_kv = a.tile_kv;
     num_rows = (w.row_end - w.row_begin) * group;
     const Request& req = a.reqs[w.req];

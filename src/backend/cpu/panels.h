@@ -119,13 +119,13 @@ void pack_keys_in_place(const ItemView& v, const TileRows& rows, const RowSource
 template <class V>
 void load_value_row(const ItemView& v, float* to, const RowSource& source, std::int64_t offset, bool fresh) {
   const float scale = scale_of_head(v.args.v_scale, v.args.v_scale_stride, v.item.kv_head);
-  load_scaled_row<V>(to, source, offset, v.args, fresh && !QUIRE_PLANTED(scales_on_new_rows) ? 1.0f : scale);
+  load_scaled_row<V>(to, source, offset, fresh && !QUIRE_PLANTED(scales_on_new_rows) ? 1.0f : scale);
 }
 
 /// A value row, whose vectors load(d) yields, into its place in the panels; false (and zeros there) if an element is not finite.
 template <class V, class Load>
 bool pack_value_row(const ItemView& v, std::int64_t j, Load&& load) {
-  const std::int64_t vectors = v.stride / V::kWidth;
+  const std::int64_t vectors = v.v_stride / V::kWidth;
   auto check = V::set1(0.0f);
   for (std::int64_t c = 0; c < vectors;) {
     const int wide = block_vectors<V>(vectors - c);
@@ -174,11 +174,11 @@ struct ValueBlock {
 template <class V>
 void pack_value_block(const ItemView& v, ValueBlock<V>& block, SetAside& aside) {
   if (block.count == 0) return;
-  load_rows<V>(v.staging, *block.source, block.offsets, block.count, v.args);
+  load_rows<V>(v.staging, *block.source, block.offsets, block.count);
   const bool scaled = !block.fresh || QUIRE_PLANTED(scales_on_new_rows);
   const float scale = scaled ? scale_of_head(v.args.v_scale, v.args.v_scale_stride, v.item.kv_head) : 1.0f;
   for (std::int64_t i = 0; i < block.count; ++i) {
-    const float* row = v.staging + i * v.stride;
+    const float* row = v.staging + i * v.v_stride;
     const auto load = [&](std::int64_t d) {
       const auto x = V::load(row + d);
       return scale == 1.0f ? x : V::mul(x, V::set1(scale));

@@ -54,8 +54,8 @@ namespace {
 template <class V>
 class Fp8Widener<V, true> {
  public:
-  Fp8Widener(const RowSource& source, const AttendArgs& a)
-      : codes_(source.fp8_bf16 != nullptr ? source.fp8_bf16 : kNoCodes), source_(source), head_dim_(a.head_dim) {}
+  explicit Fp8Widener(const RowSource& source)
+      : codes_(source.fp8_bf16 != nullptr ? source.fp8_bf16 : kNoCodes), source_(source), head_dim_(source.dims) {}
   static constexpr std::int64_t kMostRows = 64;
   bool takes() const { return source_.fp8_bf16 != nullptr && source_.strides.dim == 1 && source_.strides.x >= head_dim_; }
 

@@ -94,13 +94,13 @@ AccumulateBlock accumulate_block_of(std::int64_t rows) {
 template <class V>
 void accumulate_rows(const ItemView& v, std::int64_t m, std::int64_t rows, TileKeys keys, const float* corrections) {
   if (QUIRE_PLANTED(masked_keys_multiplied)) keys.end = (keys.end + V::kWidth - 1) / V::kWidth * V::kWidth;
-  const std::int64_t vectors = v.stride / V::kWidth;
+  const std::int64_t vectors = v.v_stride / V::kWidth;
   for (std::int64_t c = 0; c < vectors;) {
     const int wide = block_vectors<V>(vectors - c);
     const AccumulateBlock block = wide == V::kCols ? accumulate_block_of<V, V::kCols>(rows)
                                   : wide == 2      ? accumulate_block_of<V, 2>(rows)
                                                    : accumulate_block_of<V, 1>(rows);
-    block(v.acc + m * v.stride + c * V::kWidth, v.stride, v.scores, v.tile_kv, v.v_panel + c * V::kWidth * v.tile_kv, keys,
+    block(v.acc + m * v.v_stride + c * V::kWidth, v.v_stride, v.scores, v.tile_kv, v.v_panel + c * V::kWidth * v.tile_kv, keys,
           corrections);
     c += wide;
   }
@@ -110,7 +110,7 @@ void accumulate_rows(const ItemView& v, std::int64_t m, std::int64_t rows, TileK
 template <class V>
 void add_set_aside(const ItemView& v, const SetAside& aside, std::int64_t tile_begin, std::int64_t m, TileKeys keys,
                    const float* probs) {
-  float* acc = v.acc + m * v.stride;
+  float* acc = v.acc + m * v.v_stride;
   for (std::int64_t i = 0; i < aside.count; ++i) {
     const std::int64_t j = aside.keys[i];
     if (j < keys.begin || j >= keys.end) continue;
@@ -118,7 +118,7 @@ void add_set_aside(const ItemView& v, const SetAside& aside, std::int64_t tile_b
                  [&](std::int64_t, const RowSource& source, std::int64_t offset, bool fresh) {
                    load_value_row<V>(v, v.staging, source, offset, fresh);
                  });
-    for (std::int64_t d = 0; d < v.stride; d += V::kWidth)
+    for (std::int64_t d = 0; d < v.v_stride; d += V::kWidth)
       V::store(acc + d, V::fma(V::set1(probs[j]), V::load(v.staging + d), V::load(acc + d)));
   }
 }
@@ -156,8 +156,8 @@ void find_tile(Tile& t, const ItemView& v, std::int64_t begin, std::int64_t end)
   const RowSource& k = fresh ? a.key : a.cache_k;
   // A kernel of bf16 pairs scales scores, not keys, and takes words of two as they are.
   const bool pairs = k.dtype == DType::bf16 && a.head_dim == 2 * key_floats<V>(a);
-  t.k_in_place = readable_in_place(k, a) && (V::kPairs == 2 ? pairs : unscaled(a.k_scale, a.k_scale_stride));
-  t.v_in_place = readable_in_place(fresh ? a.value : a.cache_v, a) && unscaled(a.v_scale, a.v_scale_stride);
+  t.k_in_place = readable_in_place(k) && (V::kPairs == 2 ? pairs : unscaled(a.k_scale, a.k_scale_stride));
+  t.v_in_place = readable_in_place(fresh ? a.value : a.cache_v) && unscaled(a.v_scale, a.v_scale_stride);
   if (t.k_in_place || t.v_in_place) find_rows(t.rows, a, v.item.req, v.item.kv_head, begin, end);
 }
 
@@ -223,7 +223,7 @@ void accumulate_weighted(const ItemView& v, const Tile& t, const WeightedRows<V>
 /// afterwards: values that are not finite are added last (add_set_aside), and nobody has looked for them here.
 template <class V>
 bool accumulate_in_place(const ItemView& v, const Tile& t, const WeightedRows<V>& w, PrefetchWalk& ahead) {
-  const std::int64_t floats = v.num_rows * v.stride;
+  const std::int64_t floats = v.num_rows * v.v_stride;
   float* before = v.v_panel;  // free: V is not packed
   for (std::int64_t i = 0; i < floats; i += V::kWidth) V::store(before + i, V::load(v.acc + i));
   float corrections[V::kRows];

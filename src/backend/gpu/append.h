@@ -131,8 +131,11 @@ QUIRE_DEVICE void append(const AppendArgs& a) {
       if (token >= a.num_tokens) break;
       const std::int32_t of_token = i % pieces.of_token, of_side = pieces.of_token / 2, piece = of_token % of_side;
       AppendDims dims{static_cast<std::int32_t>(token), piece / pieces.of_row, piece % pieces.of_row * kAppendDims, 0, {}};
-      dims.count = a.head_dim - dims.first < kAppendDims ? a.head_dim - dims.first : kAppendDims;
-      if (of_token < of_side)
+      const bool is_key = of_token < of_side;
+      const std::int32_t left = (is_key ? a.head_dim : a.v_head_dim) - dims.first;
+      if (left <= 0) continue;
+      dims.count = left < kAppendDims ? left : kAppendDims;
+      if (is_key)
         append_dims(dims, a, a.key, a.cache_k, a.k_scale);
       else
         append_dims(dims, a, a.value, a.cache_v, a.v_scale);

@@ -126,14 +126,14 @@ inline std::optional<AppendWords> append_words_args(const AppendArgs& a) {
   if ((rows != DType::bf16 && rows != DType::f16) || a.value.dtype != rows || a.cache_v.dtype != stored || a.outcome != nullptr ||
       (!is_copy && !is_code) || a.num_tokens < 1 || a.num_pages * a.page_size > 0x7FFFFFFF)
     return {};
-  const std::int64_t bytes = is_copy ? 2 : 1, heads = a.num_kv_heads, dim = a.head_dim;
+  const std::int64_t bytes = is_copy ? 2 : 1, heads = a.num_kv_heads;
   AppendWords w;
   w.key = bare_side(a.key, a.cache_k, bytes, a.k_scale);
   w.value = bare_side(a.value, a.cache_v, bytes, a.v_scale);
-  if (!word_side(w.key, a.key, a.cache_k, bytes, heads, dim)) return {};
-  if (!word_side(w.value, a.value, a.cache_v, bytes, heads, dim)) {
+  if (!word_side(w.key, a.key, a.cache_k, bytes, heads, a.head_dim)) return {};
+  if (!word_side(w.value, a.value, a.cache_v, bytes, heads, a.v_head_dim)) {
     w.value = bare_side(a.value, a.cache_v, bytes, a.v_scale);
-    w.widest_run = column_side(w.value, a.value, a.cache_v, bytes, heads, dim, a.page_size);
+    w.widest_run = column_side(w.value, a.value, a.cache_v, bytes, heads, a.v_head_dim, a.page_size);
     if (w.widest_run == 0) return {};
   }
   w.key_blocks = blocks_of(a.num_tokens, w.key);

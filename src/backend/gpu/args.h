@@ -140,7 +140,7 @@ struct WorkList {
   std::int32_t* num_slices = nullptr;  ///< [1]
   std::int32_t* next_item = nullptr;   ///< [1]
   std::int32_t* parts_done = nullptr;  ///< [max_merges][num_kv_heads]
-  float* partial_acc = nullptr;        ///< [max_partials][tile_rows][head_dim], un-normalised
+  float* partial_acc = nullptr;        ///< [max_partials][tile_rows][v_head_dim], un-normalised
   float* partial_states = nullptr;     ///< [max_partials][tile_rows][2]: max and sum
   std::int32_t tile_rows = 16;         ///< score rows per tile
   std::int32_t tile_keys = 64;         ///< parts begin at multiples of this, counted from key 0
@@ -171,7 +171,7 @@ struct AttendArgs {
   semantics::ScoreParams score;
   RowSource query;                       ///< [num_tokens, num_q_heads, head_dim]
   RowSource cache_k, cache_v;            ///< by layout
-  RowSource key, value;                  ///< this step's rows [num_tokens, num_kv_heads, head_dim], unscaled
+  RowSource key, value;                  ///< this step's rows [num_tokens, num_kv_heads, head_dim or v_head_dim], unscaled
   PerHead k_scale, v_scale;              ///< [num_kv_heads]
   PerHead q_scale;                       ///< [num_kv_heads], of an fp8 query, whose keys are all cached
   PerHead alibi_slopes, sinks;           ///< [num_q_heads]
@@ -199,9 +199,10 @@ struct AttendArgs {
   bool prepared = false;          ///< a layer: the stream holds nothing of this call before its first attend kernel
   bool confirms = false;          ///< of a layer, its first launch: one wave calls confirm_layer()
   WorkList work;                  ///< of the kernel at hand
-  // At the end: kernels that take causal rows at the end of their keys, and nothing else, never read these.
+  // From here on: kernels that take causal rows at the end of their keys, and nothing else, never read these.
   bool has_masks = false;          ///< some request may not be causal, or its rows may stand elsewhere
   bool causal_by_default = true;   ///< of all requests where `causal` is absent
+  std::int32_t v_head_dim = 1;     ///< of cache_v, value and output; head_dim for kernels that take no other
   semantics::FlagView causal;      ///< [num_reqs]; data null = absent
   semantics::IndexView q_begin;    ///< [num_reqs]; data null = at the end of the keys
   semantics::IndexView key_begin;  ///< [num_reqs]; data null = 0
@@ -219,11 +220,12 @@ struct AppendArgs {
   std::int32_t head_dim = 1;
   std::int32_t page_size = 1;
   std::int64_t num_pages = 0;
-  RowSource key, value;        ///< [tokens, num_kv_heads, head_dim]
-  RowTarget cache_k, cache_v;  ///< by layout
-  PerHead k_scale, v_scale;    ///< [num_kv_heads]
-  semantics::IndexView slots;  ///< [num_tokens]
-  Outcome* outcome = nullptr;  ///< `broken` is set by validate_slots() and keeps append() from writing; null = nobody asks
+  RowSource key, value;         ///< [tokens, num_kv_heads, head_dim or v_head_dim]
+  RowTarget cache_k, cache_v;   ///< by layout
+  PerHead k_scale, v_scale;     ///< [num_kv_heads]
+  semantics::IndexView slots;   ///< [num_tokens]
+  Outcome* outcome = nullptr;   ///< `broken` is set by validate_slots() and keeps append() from writing; null = nobody asks
+  std::int32_t v_head_dim = 1;  ///< of value and cache_v
 };
 
 /// f32 log-sum-exps [num_tokens, num_heads].

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: attend. The kernel that takes every valid problem: any types, layout, strides, head_dim, page_size, group and options.
+// Stage: attend. The kernel that takes every valid problem: any types, layout, strides, head_dims, page_size, group and options.
 //
 // Arithmetic is f32. A block holds 16 score rows and goes over its keys 64 at a time; K and V pass through shared memory as f32
 // in blocks of 128 dims. Output dims beyond what the registers hold are made in further passes over the keys, with equal scores.
@@ -18,9 +18,8 @@
 
 namespace quire::gpu {
 
-QUIRE_DEVICE int dims_from(const AttendArgs& a, int first_dim) {
-  return a.head_dim - first_dim < kDimBlock ? a.head_dim - first_dim : kDimBlock;
-}
+/// Dims of the block that begins at `first_dim`, of `all`.
+QUIRE_DEVICE int dims_from(int all, int first_dim) { return all - first_dim < kDimBlock ? all - first_dim : kDimBlock; }
 
 /// Raw dot products of the tile into block.scores. The query stays in shared memory from tile to tile if it is one block of dims.
 QUIRE_DEVICE void score_tile(const AttendArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block,
@@ -29,12 +28,12 @@ QUIRE_DEVICE void score_tile(const AttendArgs& a, const GenericItem& item, const
   const float k_scale = a.k_scale.at(item.kv_head, 1.0f) * a.q_scale.at(item.kv_head, 1.0f);
   QUIRE_NO_UNROLL
   for (int first_dim = 0; first_dim < a.head_dim; first_dim += kDimBlock) {
-    const int dims = dims_from(a, first_dim);
+    const int dims = dims_from(a.head_dim, first_dim);
     if (first_dim > 0) block_barrier();  // the block of dims before is used up
     if (first_tile || a.head_dim > kDimBlock)
       stage_rows</*kRowTypes=*/true>(
           {a.query, block.query_at, 0, item.num_rows, first_dim, dims, a.head_dim, 1.0f, block.query, kDimPitch});
-    stage_tile(a, keys, block, a.cache_k, a.key, block.key_at, k_scale, first_dim, dims);
+    stage_tile({a.cache_k, a.key, a.head_dim, block.key_at, k_scale}, keys, block, first_dim, dims);
     block_barrier();  // query and keys are there
     dots.add(block, item, keys, dims);
   }
@@ -49,9 +48,9 @@ QUIRE_DEVICE void weigh_tile(const AttendArgs& a, const GenericItem& item, const
   QUIRE_NO_UNROLL
   for (int b = 0; b < Accumulator::kBlocks; ++b) {
     const int from = first_dim + b * kDimBlock;
-    if (from >= a.head_dim) return;
+    if (from >= a.v_head_dim) return;
     if (b > 0) block_barrier();  // the block of dims before is used up
-    stage_tile(a, keys, block, a.cache_v, a.value, block.value_at, v_scale, from, dims_from(a, from));
+    stage_tile({a.cache_v, a.value, a.v_head_dim, block.value_at, v_scale}, keys, block, from, dims_from(a.v_head_dim, from));
     block_barrier();  // weights and values are there
     if (b == 0) {
       add_values(block, acc.sum[0]);
@@ -91,7 +90,7 @@ QUIRE_DEVICE void attend_item(const AttendArgs& a, const GenericItem& item, cons
   const bool whole = item.slice.num_parts == 1;
   describe_rows(a, item, block);
   QUIRE_NO_UNROLL
-  for (int first_dim = 0; first_dim < a.head_dim; first_dim += kOutDims) {
+  for (int first_dim = 0; first_dim < a.v_head_dim; first_dim += kOutDims) {
     attend_keys(a, item, block, acc, first_dim);
     QUIRE_UNROLL
     for (int r = 0; r < Accumulator::kRows; ++r) {
@@ -107,7 +106,7 @@ QUIRE_DEVICE void attend_item(const AttendArgs& a, const GenericItem& item, cons
   if (!whole) {
     if (!is_last_part(a, item, block.is_last)) return;
     QUIRE_NO_UNROLL
-    for (int first_dim = 0; first_dim < a.head_dim; first_dim += kOutDims) {
+    for (int first_dim = 0; first_dim < a.v_head_dim; first_dim += kOutDims) {
       fold_parts(a, item, acc, states, first_dim);
       finish_rows(a, item, block, acc, states, first_dim);
     }

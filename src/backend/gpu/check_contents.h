@@ -24,6 +24,7 @@ struct ContentBox {
   std::int32_t rows = 0;
   std::int64_t page = 0;
   std::int64_t first = 0;
+  std::int32_t dims = 0;  ///< of a row
 };
 
 /// Codes that are NaN or infinite: (code & mask) - low <= span, unsigned. Bits above those of the code do not matter.
@@ -109,16 +110,16 @@ QUIRE_DEVICE bool has_bad_row(const ContentRows& job, float scale) {
   return has_bad_code<std::uint8_t>(job);
 }
 
-QUIRE_DEVICE bool has_bad_row(const ContentBox& box, std::int32_t head_dim) {
+QUIRE_DEVICE bool has_bad_row(const ContentBox& box) {
   bool bad = false;
   // So few rows at once that a thread counts their elements in 32 bits.
-  const std::int32_t most = 1 + (1 << 30) / head_dim;
+  const std::int32_t most = 1 + (1 << 30) / box.dims;
   QUIRE_NO_UNROLL
   for (std::int32_t done = 0; done < box.rows; done += most) {
     QUIRE_NO_UNROLL
     for (std::int32_t head = 0; head < box.heads; ++head)
       bad |= has_bad_row({box.source, box.source.strides.row(box.page, head, box.first + done),
-                          box.rows - done < most ? box.rows - done : most, head_dim},
+                          box.rows - done < most ? box.rows - done : most, box.dims},
                          box.scale.at(head, 1.0f));
   }
   return bad;
@@ -152,11 +153,11 @@ QUIRE_DEVICE RowSource either(bool first, const RowSource& a, const RowSource& b
 /// read, as of padding.
 QUIRE_DEVICE ContentBox box_of_token(const AttendArgs& a, std::int64_t token, int i) {
   if (a.may_be_padded && token >= a.query_start_loc[a.num_reqs]) return {};
-  if (i == 0) return {a.query, {}, a.num_q_heads, 1, 0, token};
+  if (i == 0) return {a.query, {}, a.num_q_heads, 1, 0, token, a.head_dim};
   if (i > 2 || a.key.data == nullptr) return {};
   const Lengths n = lengths_of(a, request_of(a, token));
   if (n.cached_len == n.seq_len() || n.context_len + (token - n.first_token) < n.cached_len) return {};
-  return {either(i == 1, a.key, a.value), {}, a.num_kv_heads, 1, 0, token};
+  return {either(i == 1, a.key, a.value), {}, a.num_kv_heads, 1, 0, token, i == 1 ? a.head_dim : a.v_head_dim};
 }
 
 /// Cached tokens of one page of a request that some row sees.
@@ -173,6 +174,7 @@ QUIRE_DEVICE ContentBox box_of_page(const AttendArgs& a, std::int32_t req, std::
   box.scale.stride = is_k ? a.k_scale.stride : a.v_scale.stride;
   box.page = a.block_table.page(req, column);
   box.first = low - column * size;
+  box.dims = is_k ? a.head_dim : a.v_head_dim;
   return box;
 }
 
@@ -188,7 +190,7 @@ QUIRE_DEVICE void check_contents(const AttendArgs& a) {
     QUIRE_NO_UNROLL
     for (int i = 0; i < (is_token ? 3 : 2 * kContentColumns); ++i) {
       const ContentBox box = is_token ? box_of_token(a, unit, i) : box_of_page(a, req, column + i / 2, i % 2 == 0);
-      if (box.rows > 0) bad |= has_bad_row(box, a.head_dim);
+      if (box.rows > 0) bad |= has_bad_row(box);
     }
   }
   if (bad) atomic_set(&a.outcome->broken, 1);

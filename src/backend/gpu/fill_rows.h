@@ -16,8 +16,8 @@ namespace quire::gpu {
 QUIRE_DEVICE void fill_rows(const AttendArgs& a, std::int64_t first, float output, float lse) {
   const std::int64_t rows = (a.num_tokens - first) * a.num_q_heads, step = std::int64_t{num_blocks()} * kFillThreads;
   const std::int64_t begin = std::int64_t{block_index()} * kFillThreads + thread_index();
-  for (std::int64_t i = begin; i < rows * a.head_dim; i += step) {
-    const std::int64_t row = i / a.head_dim, d = i % a.head_dim;
+  for (std::int64_t i = begin; i < rows * a.v_head_dim; i += step) {
+    const std::int64_t row = i / a.v_head_dim, d = i % a.v_head_dim;
     const std::int64_t at = a.output_strides.row(0, row % a.num_q_heads, first + row / a.num_q_heads);
     store_output(a, at + d * a.output_strides.dim, output);
   }

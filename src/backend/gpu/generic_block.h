@@ -130,12 +130,20 @@ QUIRE_DEVICE void describe_tile(const AttendArgs& a, const GenericItem& item, co
   block.rows[m].begin = m < item.num_rows ? clamped(last.first_key - keys.first, 0, kGenericTileKeys) : end;
 }
 
+/// The keys of a tile, or its values: cached rows and this step's.
+struct TileSide {
+  const RowSource &cache, &fresh;
+  int head_dim;
+  const std::int64_t* at;  ///< element offsets of the tile's rows
+  float scale;             ///< of cached rows
+};
+
 /// Dims [first_dim, first_dim + dims) of the tile's keys (or values) into block.staged.
-QUIRE_DEVICE void stage_tile(const AttendArgs& a, const TileKeys& keys, const GenericBlock& block, const RowSource& cache,
-                             const RowSource& fresh, const std::int64_t* at, float scale, int first_dim, int dims) {
+QUIRE_DEVICE void stage_tile(const TileSide& side, const TileKeys& keys, const GenericBlock& block, int first_dim, int dims) {
   stage_rows</*kRowTypes=*/false>(
-      {cache, at, keys.begin, keys.cached, first_dim, dims, a.head_dim, scale, block.staged, kDimPitch});
-  stage_rows</*kRowTypes=*/true>({fresh, at, keys.cached, keys.end, first_dim, dims, a.head_dim, 1.0f, block.staged, kDimPitch});
+      {side.cache, side.at, keys.begin, keys.cached, first_dim, dims, side.head_dim, side.scale, block.staged, kDimPitch});
+  stage_rows</*kRowTypes=*/true>(
+      {side.fresh, side.at, keys.cached, keys.end, first_dim, dims, side.head_dim, 1.0f, block.staged, kDimPitch});
 }
 
 }  // namespace quire::gpu

@@ -30,13 +30,15 @@ inline std::int64_t validate_blocks(const AttendArgs& a) {
 inline std::int64_t contents_blocks(const AttendArgs& a) {
   return blocks_for(a.num_tokens + a.num_reqs * (a.block_table.columns / kContentColumns + 1), 4096);
 }
-/// What the threads of append() share out: kAppendDims of a row of K or of V.
+/// What the threads of append() share out: kAppendDims of a row of K or of V. The wider of them counts; pieces behind the end of
+/// the other are empty.
 struct AppendPieces {
   std::int32_t of_row, of_token;
   std::int32_t tokens_at_once;  ///< by a block
 };
 QUIRE_HD AppendPieces append_pieces(const AppendArgs& a) {
-  const std::int32_t of_row = (a.head_dim + kAppendDims - 1) / kAppendDims, of_token = 2 * a.num_kv_heads * of_row;
+  const std::int32_t dims = a.head_dim > a.v_head_dim ? a.head_dim : a.v_head_dim;
+  const std::int32_t of_row = (dims + kAppendDims - 1) / kAppendDims, of_token = 2 * a.num_kv_heads * of_row;
   return {of_row, of_token, of_token < kAppendThreads ? kAppendThreads / of_token : 1};
 }
 inline std::int64_t append_blocks(const AppendArgs& a) {
@@ -45,7 +47,7 @@ inline std::int64_t append_blocks(const AppendArgs& a) {
 }
 /// As many as fill a device: how many rows there are to fill is known there.
 inline std::int64_t fill_blocks(const AttendArgs& a) {
-  return blocks_for(std::int64_t{a.num_tokens} * a.num_q_heads * a.head_dim / kFillThreads, 512);
+  return blocks_for(std::int64_t{a.num_tokens} * a.num_q_heads * a.v_head_dim / kFillThreads, 512);
 }
 inline std::int64_t merge_blocks(const MergeArgs& a) {
   constexpr std::int64_t kRowsAtOnce = kMergeThreads / kMergeLanes;

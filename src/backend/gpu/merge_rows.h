@@ -15,7 +15,7 @@ namespace quire::gpu {
 
 using semantics::SoftmaxState;
 
-/// Calls visit(row of the item, row of the thread, dim, element) for the elements of a thread among dims [first_dim, head_dim).
+/// Calls visit(row of the item, row of the thread, dim, element) for the elements of a thread among dims [first_dim, v_head_dim).
 template <class Visit>
 QUIRE_DEVICE void for_each_sum(const AttendArgs& a, const GenericItem& item, Accumulator& acc, int first_dim, Visit&& visit) {
   QUIRE_UNROLL
@@ -24,10 +24,10 @@ QUIRE_DEVICE void for_each_sum(const AttendArgs& a, const GenericItem& item, Acc
     const int m = Accumulator::first_row() + r, d = first_dim + b * kDimBlock + Accumulator::dim();
     if (m >= item.num_rows) continue;
     Float4& sum = acc.sum[b][r];
-    if (d < a.head_dim) visit(m, r, d, sum.x);
-    if (d + 1 < a.head_dim) visit(m, r, d + 1, sum.y);
-    if (d + 2 < a.head_dim) visit(m, r, d + 2, sum.z);
-    if (d + 3 < a.head_dim) visit(m, r, d + 3, sum.w);
+    if (d < a.v_head_dim) visit(m, r, d, sum.x);
+    if (d + 1 < a.v_head_dim) visit(m, r, d + 1, sum.y);
+    if (d + 2 < a.v_head_dim) visit(m, r, d + 2, sum.z);
+    if (d + 3 < a.v_head_dim) visit(m, r, d + 3, sum.w);
   }
 }
 
@@ -72,7 +72,7 @@ struct Partial {
   float* states;
   QUIRE_DEVICE Partial(const AttendArgs& a, const GenericItem& item, std::int32_t part) {
     const std::int64_t tile = item.slice.first_partial + static_cast<std::int64_t>(part) * a.num_kv_heads + item.kv_head;
-    acc = a.work.partial_acc + tile * a.work.tile_rows * a.head_dim;
+    acc = a.work.partial_acc + tile * a.work.tile_rows * a.v_head_dim;
     states = a.work.partial_states + tile * a.work.tile_rows * 2;
   }
 };
@@ -81,7 +81,7 @@ QUIRE_DEVICE void keep_partial(const AttendArgs& a, const GenericItem& item, Acc
                                const SoftmaxState (&states)[Accumulator::kRows], int first_dim) {
   const Partial to(a, item, item.slice.part);
   for_each_sum(a, item, acc, first_dim, [&](int m, int, int d, float& element) {
-    store_for_others(&to.acc[static_cast<std::int64_t>(m) * a.head_dim + d], element);
+    store_for_others(&to.acc[static_cast<std::int64_t>(m) * a.v_head_dim + d], element);
   });
   if (Accumulator::dim() != 0 || first_dim != 0) return;
   QUIRE_UNROLL
@@ -113,7 +113,7 @@ QUIRE_DEVICE void fold_parts(const AttendArgs& a, const GenericItem& item, Accum
       states[r] = merged.state;
     }
     for_each_sum(a, item, acc, first_dim, [&](int m, int r, int d, float& element) {
-      element = fma(from.acc[static_cast<std::int64_t>(m) * a.head_dim + d], weight_b[r], element * weight_a[r]);
+      element = fma(from.acc[static_cast<std::int64_t>(m) * a.v_head_dim + d], weight_b[r], element * weight_a[r]);
     });
   }
 }

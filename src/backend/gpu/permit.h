@@ -42,7 +42,7 @@ inline unsigned long long permit_of(std::span<const AttendArgs> lists) {
   unsigned long long permit =
       with_all(lists.size(), a.num_reqs, a.num_tokens, a.num_q_heads, a.num_kv_heads, a.head_dim, a.page_size, a.window,
                a.num_pages, a.most_rows, a.most_keys, std::int64_t{a.key.data != nullptr}, std::int64_t{a.may_be_padded},
-               std::int64_t{a.causal_by_default}, a.window_right, a.causal.data, a.causal.stride);
+               std::int64_t{a.causal_by_default}, a.window_right, a.causal.data, a.causal.stride, a.v_head_dim);
   for (const semantics::IndexView* view : {&a.query_start_loc, &a.seq_lens, &a.cached_lens, &a.q_begin, &a.key_begin})
     permit = with_view(permit, *view);
   const BlockTable& t = a.block_table;

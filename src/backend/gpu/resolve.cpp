@@ -112,6 +112,7 @@ AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& o
   a.q_begin = index_of(batch.q_begin);
   a.key_begin = index_of(batch.key_begin);
   a.window_right = options.window_right.value_or(-1);
+  a.v_head_dim = narrow(v_head_dim(cache));
   return a;
 }
 
@@ -141,6 +142,7 @@ AppendArgs append_args(const KVCache& cache, const Tensor& key, const Tensor& va
   a.k_scale = per_head(cache.k_scale);
   a.v_scale = per_head(cache.v_scale);
   a.slots = index_of(slot_mapping);
+  a.v_head_dim = narrow(v_head_dim(cache));
   return a;
 }
 

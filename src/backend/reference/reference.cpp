@@ -70,7 +70,7 @@ struct Task {
 struct DecodedKeys {
   std::int64_t first = 0, count = 0;
   std::vector<double> k;  // [blocks(count)][head_dim][kLanes keys]
-  std::vector<double> v;  // [blocks(head_dim)][count][kLanes dims]
+  std::vector<double> v;  // [blocks(v_head_dim)][count][kLanes dims]
 };
 
 /// One query row of one head. It sees the keys [first, first + count), counted from DecodedKeys::first. Per key: its logit, what
@@ -100,14 +100,13 @@ class Oracle {
     // One rounding more than the other scores have (numerics.md, "8-bit rows").
     if (batch.q_scale.present()) errors_.per_magnitude *= 1 + numerics::kAccumulatorRoundoff / errors_.plain;
     head_dim_ = batch.query.shape[2];
+    v_head_dim_ = batch.output.shape[2];
     num_kv_heads_ = cache.layout == CacheLayout::nhd ? cache.k.shape[2] : cache.k.shape[1];
     page_size_ = cache.layout == CacheLayout::nhd ? cache.k.shape[1] : cache.k.shape[cache.layout == CacheLayout::hnd ? 2 : 3];
     group_ = batch.query.shape[1] / num_kv_heads_;
     scale_ = options.softmax_scale ? *options.softmax_scale : 1.0 / std::sqrt(static_cast<double>(head_dim_));
-    for (std::int64_t d = 0; d < head_dim_; ++d) {
-      k_dim_offset_.push_back(dim_offset(/*is_key=*/true, d));
-      v_dim_offset_.push_back(dim_offset(/*is_key=*/false, d));
-    }
+    for (std::int64_t d = 0; d < head_dim_; ++d) k_dim_offset_.push_back(dim_offset(/*is_key=*/true, d));
+    for (std::int64_t d = 0; d < v_head_dim_; ++d) v_dim_offset_.push_back(dim_offset(/*is_key=*/false, d));
   }
 
   /// Cuts `rows`, which are in the order of their tokens, and counts multiplications.
@@ -137,7 +136,7 @@ class Oracle {
       for (std::int64_t b = 0; b < blocks(keys.count); ++b)
         for (Row& row : rows) score_block(keys, b, row);
       for (Row& row : rows) weigh_row(row);
-      for (std::int64_t b = 0; b < blocks(head_dim_); ++b)
+      for (std::int64_t b = 0; b < blocks(v_head_dim_); ++b)
         for (const Row& row : rows) sum_values(keys, b, row);
     }
   }
@@ -214,7 +213,7 @@ class Oracle {
     out.first = seen(task.req, task.rows.front().token).first;
     out.count = seen(task.req, task.rows.back().token).end - out.first;
     out.k.resize(static_cast<std::size_t>(blocks(out.count) * head_dim_ * kLanes));
-    out.v.resize(static_cast<std::size_t>(blocks(head_dim_) * out.count * kLanes));
+    out.v.resize(static_cast<std::size_t>(blocks(v_head_dim_) * out.count * kLanes));
     const std::int64_t cached =
         batch_.cached_lens.present() ? index_at(batch_.cached_lens, task.req) : index_at(batch_.seq_lens, task.req);
     const std::int64_t stored =
@@ -272,19 +271,20 @@ class Oracle {
   template <typename At, typename Real>
   void put_key(DecodedKeys& out, std::int64_t i, const Tensor& t, At&& at, Real&& real) const {
     double* to = out.k.data() + i / kLanes * head_dim_ * kLanes + i % kLanes;
-    for_each_dim(t, at, [&](std::int64_t d, double x) { to[d * kLanes] = real(x); });
+    for_each_dim(t, head_dim_, at, [&](std::int64_t d, double x) { to[d * kLanes] = real(x); });
   }
   template <typename At, typename Real>
   void put_value(DecodedKeys& out, std::int64_t i, const Tensor& t, At&& at, Real&& real) const {
     double* to = out.v.data() + i * kLanes;
-    for_each_dim(t, at, [&](std::int64_t d, double x) { to[d / kLanes * out.count * kLanes + d % kLanes] = real(x); });
+    for_each_dim(t, v_head_dim_, at,
+                 [&](std::int64_t d, double x) { to[d / kLanes * out.count * kLanes + d % kLanes] = real(x); });
   }
 
-  /// Calls visit(d, element) for every dim.
+  /// Calls visit(d, element) for dims [0, dims).
   template <typename At, typename Visit>
-  void for_each_dim(const Tensor& t, At&& at, Visit&& visit) const {
+  void for_each_dim(const Tensor& t, std::int64_t dims, At&& at, Visit&& visit) const {
     with_decoder(t, [&](auto&& element) {
-      for (std::int64_t d = 0; d < head_dim_; ++d) visit(d, element(at(static_cast<std::size_t>(d))));
+      for (std::int64_t d = 0; d < dims; ++d) visit(d, element(at(static_cast<std::size_t>(d))));
     });
   }
 
@@ -422,9 +422,9 @@ class Oracle {
     Lanes out, absolute, scored, lost{};
     loops_.sum(v, row.weight.data(), row.floored.data(), row.scored.data(), row.count, out, absolute, scored);
     if (row.loses) loops_.sum_absolute(v, row.lost.data(), row.count, lost);
-    const std::int64_t dims = std::min(kLanes, head_dim_ - b * kLanes);
+    const std::int64_t dims = std::min(kLanes, v_head_dim_ - b * kLanes);
     for (std::int64_t lane = 0; lane < dims; ++lane) {
-      const auto at = static_cast<std::size_t>(row.index * head_dim_ + b * kLanes + lane);
+      const auto at = static_cast<std::size_t>(row.index * v_head_dim_ + b * kLanes + lane);
       result_.out[at] = out.sum[lane];
       result_.abs_pv[at] = absolute.sum[lane];
       result_.abs_spv[at] = scored.sum[lane];
@@ -437,7 +437,7 @@ class Oracle {
   const Options& options_;
   Reference& result_;
   const reference_loops::Loops loops_ = reference_loops::widest_loops();
-  std::int64_t head_dim_ = 0, num_kv_heads_ = 0, page_size_ = 0, group_ = 0;
+  std::int64_t head_dim_ = 0, v_head_dim_ = 0, num_kv_heads_ = 0, page_size_ = 0, group_ = 0;
   double scale_ = 0;
   bool rounds_kv_ = false;
   numerics::ScoreErrors errors_{};
@@ -461,8 +461,9 @@ Reference empty_result(const Batch& batch, const KVCache& cache, std::size_t num
   result.num_tokens = static_cast<std::int64_t>(num_rows);
   result.num_q_heads = batch.query.shape[1];
   result.head_dim = batch.query.shape[2];
+  result.v_head_dim = batch.output.shape[2];
   const auto rows = num_rows * static_cast<std::size_t>(result.num_q_heads);
-  const auto elements = rows * static_cast<std::size_t>(result.head_dim);
+  const auto elements = rows * static_cast<std::size_t>(result.v_head_dim);
   result.out.assign(elements, 0.0);
   result.abs_pv.assign(elements, 0.0);
   result.abs_spv.assign(elements, 0.0);
@@ -483,7 +484,7 @@ void in_codes(Reference& result, const Batch& batch) {
   const numerics::OutputType type = numerics::output_type(batch.output.dtype);
   for (std::size_t i = 0; i < result.out.size(); ++i) {
     if (!(std::fabs(result.out[i]) > numerics::kLargestE4m3fn)) continue;
-    const auto row = static_cast<std::int64_t>(i) / result.head_dim;
+    const auto row = static_cast<std::int64_t>(i) / result.v_head_dim;
     const double tolerance = numerics::output_tolerance(result, row, static_cast<std::int64_t>(i), type);
     const bool beyond = std::fabs(result.out[i]) - tolerance > numerics::kLargestE4m3fn;
     result.out[i] = std::copysign(numerics::kLargestE4m3fn, result.out[i]);

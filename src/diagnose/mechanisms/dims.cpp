@@ -32,8 +32,8 @@ Table table_of(const Scene& scene) {
     const Compared& cell = *scene.wrong[i];
     if (cell.nonfinite > 0) continue;
     std::vector<double> observed, expected, tolerance;
-    for (std::int64_t d = 0; d < scene.facts.head_dim; ++d) {
-      const std::int64_t element = cell.reference_row * scene.facts.head_dim + d;
+    for (std::int64_t d = 0; d < scene.facts.v_head_dim; ++d) {
+      const std::int64_t element = cell.reference_row * scene.facts.v_head_dim + d;
       observed.push_back(scene.observed.at(cell.token, cell.head, d));
       expected.push_back(scene.where.reference.out[Facts::at(element)]);
       tolerance.push_back(numerics::output_tolerance(scene.where.reference, cell.reference_row, element, type));
@@ -69,14 +69,14 @@ void propose_output_dims(const Scene& scene, Proposals& list) {
   if (t.observed.empty()) return;
   std::vector<std::int64_t> map;
   std::int64_t moved = 0, zero = 0, first = -1;
-  for (std::int64_t d = 0; d < scene.facts.head_dim; ++d) {
+  for (std::int64_t d = 0; d < scene.facts.v_head_dim; ++d) {
     map.push_back(source_of(t, d));
     if (map.back() == kNone) return;
     if (map.back() == d) continue;
     (map.back() == kZero ? zero : moved) += 1;
     if (first < 0) first = d;
   }
-  if (first < 0 || zero == scene.facts.head_dim) return;
+  if (first < 0 || zero == scene.facts.v_head_dim) return;
   std::string detail =
       moved > 0 ? formatted("{} dims hold another one's value: dim {} that of dim {}", moved, first, map[Facts::at(first)])
                 : formatted("{} dims hold 0, from dim {} on", zero, first);

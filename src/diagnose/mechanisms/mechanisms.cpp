@@ -49,6 +49,10 @@ const std::map<std::string, std::string, std::less<>>& by_id() {
       {"v_scale_dropped", "factor_out"},
       {"k_dims_permuted", "dims"},
       {"v_dims_permuted", "dims"},
+      {"scale_from_v_head_dim", "factor_scores"},
+      {"rope_dims_dropped", "dims"},
+      {"v_dims_beyond_k_zero", "dims"},
+      {"output_rows_of_k_head_dim", "output_row"},
       {"block_table_as_int32", "table_row"},
       {"page_order_reversed", "page"},
   };
@@ -67,6 +71,7 @@ const std::map<std::string, std::string, std::less<>>& by_family() {
       {"split", "split"},
       {"pages", "page"},
       {"layout", "layout"},
+      {"head_dims", "layout"},
       {"heads", "kv_head"},
       {"scores", "factor_scores"},
       {"alibi", "alibi_slope"},
@@ -90,6 +95,8 @@ std::string mechanism_of(const FaultInfo& fault) {
 Proposals propose_all(const Scene& scene) {
   // Mechanisms know causal rows at the end of their keys. Of other rows the catalogue alone has something to say.
   if (scene.facts.has_masks) return {};
+  // They take a row of K for as long as one of V, too.
+  if (!scene.facts.has_equal_dims()) return {};
   constexpr std::array kAll = {propose_factor,       propose_normalisation, propose_sink,       propose_score_value,
                                propose_key_range,    propose_key_group,     propose_output_row, propose_query_row,
                                propose_kv_head,      propose_table_row,     propose_page,       propose_page_contents,

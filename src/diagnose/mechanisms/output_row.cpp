@@ -27,7 +27,7 @@ class Directory {
   explicit Directory(const Scene& scene) : scene_(scene) {
     std::mt19937_64 random(1);
     std::normal_distribution<double> normal;
-    for (std::int64_t d = 0; d < scene.facts.head_dim; ++d) direction_.push_back(normal(random));
+    for (std::int64_t d = 0; d < scene.facts.v_head_dim; ++d) direction_.push_back(normal(random));
     for (const Compared& cell : scene.where.rows) {
       double sum = 0;
       for (std::size_t d = 0; d < direction_.size(); ++d) sum += direction_[d] * expected(cell, d);
@@ -61,7 +61,7 @@ class Directory {
     const Compared* cell;
   };
   double expected(const Compared& cell, std::size_t d) const {
-    return scene_.where.reference.out[Facts::at(cell.reference_row * scene_.facts.head_dim) + d];
+    return scene_.where.reference.out[Facts::at(cell.reference_row * scene_.facts.v_head_dim) + d];
   }
   double observed(const Compared& cell, std::size_t d) const {
     return scene_.observed.at(cell.token, cell.head, static_cast<std::int64_t>(d));
@@ -69,7 +69,7 @@ class Directory {
   bool same(const Compared& cell, const Compared& other) const {
     const numerics::OutputType type = numerics::output_type(scene_.where.reference, scene_.observed.output.dtype);
     for (std::size_t d = 0; d < direction_.size(); ++d) {
-      const std::int64_t element = other.reference_row * scene_.facts.head_dim + static_cast<std::int64_t>(d);
+      const std::int64_t element = other.reference_row * scene_.facts.v_head_dim + static_cast<std::int64_t>(d);
       const double tolerance = numerics::output_tolerance(scene_.where.reference, other.reference_row, element, type);
       if (!(std::fabs(observed(cell, d) - expected(other, d)) <= tolerance)) return false;
     }

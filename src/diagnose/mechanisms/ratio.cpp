@@ -20,8 +20,8 @@ Ratio ratio_of(const Scene& scene, const Compared& cell) {
   const numerics::OutputType type = numerics::output_type(scene.where.reference, scene.observed.output.dtype);
   const Reference& reference = scene.where.reference;
   double cross = 0, square = 0, before = 0, seen = 0;
-  for (std::int64_t d = 0; d < reference.head_dim; ++d) {
-    const std::int64_t element = cell.reference_row * reference.head_dim + d;
+  for (std::int64_t d = 0; d < reference.v_head_dim; ++d) {
+    const std::int64_t element = cell.reference_row * reference.v_head_dim + d;
     if (!scene.where.wrong_dim(static_cast<std::size_t>(cell.reference_row), d)) continue;
     const double expected = reference.out[fault::Facts::at(element)], observed = scene.observed.at(cell.token, cell.head, d);
     const double tolerance =

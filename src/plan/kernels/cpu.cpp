@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CPU kernels: one for each instruction set. They differ in the width of vectors, the path for few rows, and scratch memory.
 #include "plan/kernel.h"
+#include "plan/kernels/refusals.h"
 #include "plan/scratch.h"
 #include "text/formatted.h"
 
@@ -13,6 +14,12 @@ std::vector<std::string> refuses_all_but_bf16_scores(const Problem& problem, con
   const auto is_bf16_or_fp8 = [](DType t) { return t == DType::bf16 || itemsize(t) == 1; };
   if (problem.q_dtype != DType::bf16) reasons.push_back(formatted("q is {}, expected bf16", name(problem.q_dtype)));
   if (!is_bf16_or_fp8(problem.kv_dtype)) reasons.push_back(formatted("kv is {}, expected bf16 or fp8", name(problem.kv_dtype)));
+  return reasons;
+}
+
+std::vector<std::string> refuses_all_but_amx_scores(const Problem& problem, const Device& device) {
+  std::vector<std::string> reasons = refuses_all_but_bf16_scores(problem, device);
+  refuse_unequal_dims(problem, reasons);
   return reasons;
 }
 
@@ -43,9 +50,9 @@ constexpr KernelRow f32_row(std::string_view name, std::uint32_t features, std::
 }  // namespace
 
 constinit const KernelRow rows::cpu_amx = {
-    .info = {"cpu_amx", Backend::cpu, kAmxBf16 | kAvx512, kTakesBf16,
+    .info = {"cpu_amx", Backend::cpu, kAmxBf16 | kAvx512, "q=bf16 with kv=bf16 or any fp8, dv=d",
              "uses AMX; softmax weights are split into three bf16 numbers, so no precision is lost"},
-    .refuses = refuses_all_but_bf16_scores,
+    .refuses = refuses_all_but_amx_scores,
     .why_first = "it multiplies on matrix units",
     .cpu = &kAmxTiles};
 

@@ -29,6 +29,7 @@ Reasons matrix_refuses(const Problem& problem, const Device& device) {
     reasons.push_back("gfx90a takes f16 subnormals for zero in matrix products");
   if (problem.out_dtype() != problem.q_dtype)
     reasons.push_back(formatted("out is {}, expected {} (as q)", name(problem.out_dtype()), name(problem.q_dtype)));
+  refuse_unequal_dims(problem, reasons);
   refuse_other_masks(problem, reasons);
   return reasons;
 }

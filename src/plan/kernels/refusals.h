@@ -20,6 +20,12 @@ inline bool asks_for_wide_rows(const Problem& problem) {
   return problem.q_dtype != DType::f32 && problem.out_dtype() == DType::f32;
 }
 
+/// Tuned kernels have tiles of K and V of one size.
+inline void refuse_unequal_dims(const Problem& problem, Reasons& reasons) {
+  if (!problem.has_equal_dims())
+    reasons.push_back(formatted("dv is {}, expected {} (as d)", problem.out_dim(), problem.head_dim));
+}
+
 /// The tuned GPU kernels know causal rows at the end of their keys, with or without a window.
 inline void refuse_other_masks(const Problem& problem, Reasons& reasons) {
   if (problem.has_causal) reasons.push_back("causal is given by request, expected absent");

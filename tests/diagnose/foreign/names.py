@@ -42,10 +42,10 @@ GROUPS = {
 CATALOGUE = {
     "not_written": "output_not_written output_zero last_row_not_written decode_rows_not_written prefill_rows_not_written "
                    "request_not_written rows_past_max_query_len_not_written partial_row_tile_not_written heads_past_cap_not_written",
-    "dims": "output_tail_dims_zero k_dims_permuted v_dims_permuted query_tail_dims_dropped",
+    "dims": "output_tail_dims_zero k_dims_permuted v_dims_permuted query_tail_dims_dropped rope_dims_dropped v_dims_beyond_k_zero",
     "output_row": "empty_request_overwrites_neighbour rows_shifted_by_one batch_order_not_restored heads_swapped_in_pairs "
                   "output_transposed rows_repeat_the_last query_start_loc_of_next_request query_start_loc_off_by_one_row "
-                  "padded_query_start_loc query_start_loc_as_int32 query_start_loc_as_int32_in_decode",
+                  "padded_query_start_loc query_start_loc_as_int32 query_start_loc_as_int32_in_decode output_rows_of_k_head_dim",
     "query_row": "query_of_neighbour_row query_of_first_row row_is_request_index",
     "query_head": "one_query_head_per_group",
     "positions": "context_len_is_seq_len context_rounded_to_page causal_flag_ignored causal_mask_of_flags_missing causal_flag_inverted "
@@ -68,12 +68,13 @@ CATALOGUE = {
             "page_size_shifted page_size_confused slots_reversed k_pages_rotated v_pages_rotated element_offset_32_bit stale_page",
     "table_row": "block_table_as_int32 table_row_of_neighbour table_row_of_first_request table_row_stride_too_short",
     "layout": "cache_layout_confused packed_wrong_x packed_v_as_rows k_and_v_swapped cache_strides_from_query_heads "
-              "cache_strides_from_padded_head_dim cache_taken_for_interleaved",
+              "cache_strides_from_padded_head_dim cache_taken_for_interleaved v_strides_from_k_head_dim k_strides_from_v_head_dim "
+              "v_read_from_last_dims",
     "kv_head": "kv_head_modulo kv_head_modulo_one_side kv_head_shifted_group kv_head_always_zero kv_head_off_by_one kv_head_is_query_head",
     "factor_out": "v_scale_dropped",
     "factor_scores": "k_scale_dropped scales_swapped scale_of_first_head scales_inverted scales_applied_twice scales_on_new_rows "
                      "scale_from_query_heads scale_ignored scale_missing scale_applied_twice scale_inverted "
-                     "scale_from_padded_head_dim qk_ignored exp2_without_log2e log2e_without_exp2",
+                     "scale_from_padded_head_dim scale_from_v_head_dim qk_ignored exp2_without_log2e log2e_without_exp2",
     "element_type": "fp8_fn_fnuz_confused fp8_e4m3_e5m2_confused fp8_codes_as_integers f16_bf16_confused sign_lost",
     "rounded": "fp8_subnormals_flushed fp8_saturated_at_240 query_rounded_to_fp8 scores_rounded_to_bf16 weights_rounded_to_fp8 "
                "alibi_bias_in_bf16",
