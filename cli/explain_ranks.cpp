@@ -23,7 +23,7 @@ Json shared_json(const SharedSeconds& s) {
 Report explain_ranks(const ExplainArgs& args, const Problem& problem) {
   if (args.all || !args.as.empty() || !args.kernel.empty())
     return Report::usage("--ranks predicts one device: --all, --as and --kernel have no meaning with it");
-  const Result<Device> device = find_device(args.device.empty() ? "sm90" : args.device);
+  const Result<Device> device = find_device(args.device.empty() ? "h100" : args.device);
   if (!device.ok()) return Report::failure(device.status(), did_you_mean(args.device, device_names()));
   RankLink link;
   if (!args.link.empty()) {
