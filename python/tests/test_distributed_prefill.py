@@ -67,6 +67,24 @@ def test_chunks_of_heads_give_the_same_bits():
     assert np.array_equal(run(job, 2, head_chunks=2), whole)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_batch_invariant_plans_have_the_bits_of_one_process(dtype):
+    job = job_of(dtype)
+
+    def body(group):
+        z = ZigZag(group.rank, 3, LENGTHS, 8)
+        mine = rows_of(job, z)
+        arrays = job.q[mine], job.new_k[mine], job.new_v[mine]
+        plan = prefill_plan(*arrays, zigzag=z, group=group, batch_invariant=True, head_chunks=2)
+        return mine, prefill(*arrays, group=group, plan=plan)
+
+    batch = quire.Batch(query=job.q, query_start_loc=job.query_start_loc, seq_lens=job.seq_lens, block_table=job.block_table)
+    cache = quire.KVCache(job.k, job.v)
+    whole = quire.attend(batch, cache, plan=quire.plan(batch, cache, batch_invariant=True))
+    for mine, rows in without_errors(on_ranks(Group.local(3), body)):
+        assert np.array_equal(rows, whole[mine])
+
+
 def test_the_work_of_all_ranks_is_equal():
     lengths = (64 * 16 * 8, 5 * 16 * 8)
     pairs = []

@@ -111,15 +111,20 @@ std::string advice_of(const RankPrediction& p) {
   return formatted("share contexts: {:.2f} of one GPU", p.one > 0 ? best.total() / p.one : 0.0);
 }
 
+std::string size_text(std::int64_t bytes) {
+  const auto count = static_cast<double>(bytes);
+  return bytes < 10'000'000 ? formatted("{:.1f} kB", count / 1e3) : formatted("{:.0f} MB", count / 1e6);
+}
+
 std::string shared_text(const char* label, const SharedSeconds& s, double one) {
   if (!s.known()) return formatted("{:<10}{}\n", label, s.why_not);
   std::string text =
       formatted("{:<10}{:.1f} us a layer: {:.1f} attention ({})", label, kMicro * s.total(), kMicro * s.compute, s.kernel);
-  if (s.exchange > 0)
-    text += formatted(", {:.1f} exchange of {:.1f} kB", kMicro * s.exchange, static_cast<double>(s.received_bytes) / 1e3);
+  if (s.exchange > 0) text += formatted(", {:.1f} exchange of {}", kMicro * s.exchange, size_text(s.received_bytes));
   if (s.merge > 0) text += formatted(", {:.1f} merge", kMicro * s.merge);
   if (s.exchange == 0 && s.merge == 0) text += ", nothing to exchange";
-  return text + (one > 0 ? formatted("; {:.2f} of one GPU\n", s.total() / one) : "\n");
+  if (one <= 0) return text + "\n";
+  return text + formatted("; {:.2f} of one GPU{}\n", s.total() / one, s.total() >= one ? ", which is better" : "");
 }
 
 }  // namespace

@@ -183,7 +183,7 @@ def _agree(group: Group, z: ZigZag, query: Any, key: Any, options: Any, chunks: 
 @keywords_checked
 def prefill_plan(
     query: Any, key: Any, value: Any, options: Any = None, *, zigzag: ZigZag, group: Group, head_chunks: int | None = None,
-    check: bool = True, kernel: str | None = None,
+    check: bool = True, kernel: str | None = None, batch_invariant: bool = False,
 ) -> PrefillPlan:  # fmt: skip
     """What this rank does for the prompts of a step; arguments as for :func:`prefill`. All ranks of the group call it.
 
@@ -191,6 +191,7 @@ def prefill_plan(
         the largest divisor below it, on GPUs with more than one rank; else 1.
     check: lengths, sizes, types and options are compared over the ranks (Q-D05).
     kernel: by name; None chooses.
+    batch_invariant: as for :func:`quire.plan`: every row has the bits that one process gives it with such a plan.
     """
     error: Exception | None = None
     plan, chunks = None, 1
@@ -201,7 +202,7 @@ def prefill_plan(
         chunks = head_chunks or max(n for n in range(1, wanted + 1) if heads % n == 0)
         if isinstance(chunks, bool) or heads % chunks:
             raise ArgumentError(f"head_chunks: {shown(chunks)}, expected a divisor of {heads} KV heads")
-        plan = _planned(query, key, options, zigzag, chunks, kernel)
+        plan = _planned(query, key, options, zigzag, chunks, kernel, batch_invariant)
     except Exception as failure:
         error = failure
     if check or error is not None:
@@ -217,7 +218,7 @@ def prefill_plan(
     return plan
 
 
-def _planned(query: Any, key: Any, options: Any, z: ZigZag, chunks: int, kernel: str | None) -> PrefillPlan:
+def _planned(query: Any, key: Any, options: Any, z: ZigZag, chunks: int, kernel: str | None, batch_invariant: bool) -> PrefillPlan:
     lens, ends = [], []
     for prompt in range(len(z.lengths)):
         for begin, end in z.ranges(prompt):
@@ -236,7 +237,7 @@ def _planned(query: Any, key: Any, options: Any, z: ZigZag, chunks: int, kernel:
     part = query[:, :q_heads]
     batch = _quire.Batch(query=part, output=empty_like(query)[:, :q_heads], **indices)
     longest = dict(max_query_len=max(lens, default=1) or 1, max_seq_len=max(ends, default=1) or 1)
-    local = _quire.plan(batch, _quire.KVCache(k, v), options_of_heads(options, slice(0, q_heads)), kernel=kernel, **longest)
+    local = _quire.plan(batch, _quire.KVCache(k, v), options_of_heads(options, slice(0, q_heads)), kernel=kernel, batch_invariant=batch_invariant, **longest)
     workspace = empty_bytes_like(query, max(local.workspace_bytes, 1)) if _on_gpu(query) else None
     return PrefillPlan(z, chunks, _to(z.slots, query), indices, local, workspace)
 
@@ -290,8 +291,7 @@ def prefill(
     head_chunks, check: as for :func:`prefill_plan`.
 
     Every rank receives the keys of all, chunk by chunk of KV heads (Llama 3's context parallelism, arXiv 2407.21783 section 3.3.2, in
-    zig-zag order), and attends with plain causal calls, which the tuned kernels take: results have the bits of one process that is asked
-    for the same rows, and no partial result is merged. Memory: the keys of one layer on every rank. Raises on every rank: ContractError
+    zig-zag order), and attends with plain causal calls, which the tuned kernels take; no partial result is merged. Memory: the keys of one layer on every rank. Raises on every rank: ContractError
     (Q-D05), RankError; ArgumentError, and what :func:`quire.plan` raises.
     """
     if plan is None:
