@@ -178,3 +178,23 @@ def test_what_is_wrong_with_the_captures(tmp_path):
     quire.write_capture(plain, case.batch, case.cache, case.options, case.observed)
     with pytest.raises(quire.ArgumentError, match='it has no note "context_shard"'):
         diagnose([plain])
+
+
+def test_a_rank_that_records_lse_of_base_2_is_named(tmp_path):
+    ranks = Ranks(make_job(**LENGTHS, dtype="f32"), 3, 2)
+    o, lse = parts_of(ranks)
+    lse[1] /= np.log(2)
+    found = diagnose(write(tmp_path, ranks, (o, lse), normalised(o, lse)), full=True)
+    assert found.causes == [("part of rank 1", "one_rank_lse_base_2", "rank 1 gives its lse in base 2")], found.text
+    assert "result   ranks 0, 1, 2: right" in found.text  # the merge did what it was given
+
+
+def test_a_table_that_names_no_page_is_the_answer(tmp_path):
+    ranks = Ranks(make_job(**LENGTHS, dtype="f32"), 2, 4)
+    parts = parts_of(ranks)
+    paths = write(tmp_path, ranks, parts, normalised(*parts))
+    case = quire.read_capture(paths[1])
+    case.batch.block_table[0, 0] = 913
+    quire.write_capture(paths[1], case)
+    found = diagnose(paths)
+    assert found.verdict == "broken batch" and found.disagreements[0].startswith("rank 1: Q-T"), found.disagreements
