@@ -68,6 +68,25 @@ def test_chunks_of_heads_give_the_same_bits():
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_chunks_that_fill_their_pages(dtype):
+    lengths = (64, 32, 192)
+    job = make_job(lengths, [0, 0, 0], dtype=dtype)
+
+    def body(group):
+        z = ZigZag(group.rank, 2, lengths, 8)
+        mine = rows_of(job, z)
+        arrays = job.q[mine], job.new_k[mine], job.new_v[mine]
+        plan = prefill_plan(*arrays, zigzag=z, group=group)
+        assert plan.slots is None
+        return mine, prefill(*arrays, group=group, plan=plan)
+
+    out = np.zeros_like(job.q)
+    for mine, rows in without_errors(on_ranks(Group.local(2), body)):
+        out[mine] = rows
+    job.judge(out)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_batch_invariant_plans_have_the_bits_of_one_process(dtype):
     job = job_of(dtype)
 
@@ -102,7 +121,7 @@ def test_positions_are_dealt_once():
             rows = np.concatenate([np.stack(z.rows, axis=1) for z in held])
             assert sorted(map(tuple, rows)) == [(0, p) for p in range(length)] + [(1, p) for p in range(3)]
             for z in held:
-                assert len(set(z.slots)) == len(z.slots) == len(z.rows[0]) and (z.slots < z.num_pages * 4).all()
+                assert len(set(z.slots)) == len(z.slots) == len(z.rows[0]) == z.num_rows and (z.slots < z.num_pages * 4).all()
 
 
 def test_one_plan_serves_every_layer():

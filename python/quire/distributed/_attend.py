@@ -35,6 +35,7 @@ class ShardedPlan:
     local: Any  # quire.Plan of the rank's own attention
     workspace: Any  # of it, on a GPU
     whole: dict[str, np.ndarray]  # lengths of the whole requests, as far as they are in host memory
+    part: Any = None  # on a GPU: the buffer of the rank's part, for every layer; the exchange of a layer ends before the next one writes
     chunks: tuple[HeadChunk, ...] = ()  # of heads, whose exchange overlaps with attention; empty: all heads at once
 
     def __str__(self) -> str:
@@ -212,7 +213,8 @@ def _prepare(
     window = None if options is None else options.sliding_window
     lengths = local_lengths(shard, _host(batch.query_start_loc), _host(batch.seq_lens), window)
     indices = _indices(batch, shard, lengths)
-    mine = _partial_batch(batch, indices, *layout.views(layout.empty(batch.query), _query(batch).dtype))
+    part = layout.empty(batch.query)
+    mine = _partial_batch(batch, indices, *layout.views(part, _query(batch).dtype))
     longest = dict(
         max_query_len=int(np.diff(lengths.query_start_loc).max(initial=1)), max_seq_len=max(int(lengths.seq_lens.max(initial=1)), 1)
     )
@@ -221,7 +223,8 @@ def _prepare(
     chunks = ()
     if overlap > 1:
         chunks = head_chunks(overlap, _query(batch), cache, _own_options(options, shard), indices, layout, group, kernel, longest)
-    return ShardedPlan(shard, heads, chosen, layout, lengths, indices, local, workspace, _host_lengths(batch), chunks)
+    kept = part if _on_gpu(batch.query) else None
+    return ShardedPlan(shard, heads, chosen, layout, lengths, indices, local, workspace, _host_lengths(batch), kept, chunks)
 
 
 @keywords_checked
@@ -314,7 +317,7 @@ def attend(
             raise UnsupportedError("capture: a plan with overlap has its parts in chunks of heads; plan without it")
         return attend_overlapped(_query(batch), batch, cache, _own_options(options, plan.shard), group, plan.chunks, plan.indices)
     with group.guard():
-        buffer = plan.layout.empty(batch.query)
+        buffer = plan.layout.empty(batch.query) if plan.part is None else plan.part
         mine = _partial_batch(batch, plan.indices, *plan.layout.views(buffer, _query(batch).dtype))
         _quire.attend(mine, cache, _own_options(options, plan.shard), plan=plan.local, workspace=plan.workspace)
     result = merge_across(buffer, batch, group=group, plan=plan)

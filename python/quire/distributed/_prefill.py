@@ -76,6 +76,11 @@ class ZigZag:
         return np.concatenate(none + prompts).astype(np.int64), np.concatenate(none + positions).astype(np.int64)
 
     @property
+    def num_rows(self) -> int:
+        """Rows of this rank."""
+        return sum(end - begin for prompt in range(len(self.lengths)) for begin, end in self.ranges(prompt))
+
+    @property
     def num_pages(self) -> int:
         """Pages that the keys of a rank take, the same on every rank."""
         return sum(2 * self.chunk(prompt) // self.page_size for prompt in range(len(self.lengths)))
@@ -111,7 +116,7 @@ class PrefillPlan:
 
     zigzag: ZigZag
     head_chunks: int
-    slots: Any
+    slots: Any  # None: rows fill their pages without a gap
     indices: dict[str, Any]
     local: Any
     workspace: Any
@@ -119,7 +124,7 @@ class PrefillPlan:
     def __str__(self) -> str:
         z = self.zigzag
         return (
-            f"rank {z.rank} of {z.world}: {len(z.slots)} of {sum(z.lengths)} rows in zig-zag order, keys exchanged in "
+            f"rank {z.rank} of {z.world}: {z.num_rows} of {sum(z.lengths)} rows in zig-zag order, keys exchanged in "
             f"{self.head_chunks} chunk{'s' if self.head_chunks > 1 else ''} of heads\n{self.local}"
         )
 
@@ -138,16 +143,21 @@ def _to(array: np.ndarray, like: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(array)).to(like.device)
 
 
-def _zeros(like: Any, shape: tuple[int, ...]) -> Any:
-    made = empty_part_like(like, shape)
-    made[...] = 0  # tails of chunks travel, too: no uninitialised byte does
+def _sent(key: Any, value: Any, rows: int, slots: Any) -> Any:
+    """[2, rows, heads, dim]: a rank's keys and values in its pages. Tails of chunks travel, too, and are zero."""
+    made = empty_part_like(key, (2, rows, *key.shape[1:]))
+    if slots is None:
+        made[0], made[1] = key, value
+        return made
+    made[...] = 0
+    made[0, slots], made[1, slots] = key, value
     return made
 
 
 def _require(query: Any, key: Any, value: Any, z: ZigZag, group: Group) -> None:
     if (z.rank, z.world) != (group.rank, group.world):
         raise ArgumentError(f"zigzag: rank {z.rank} of {z.world}, expected rank {group.rank} of {group.world} as the group")
-    rows = len(z.slots)
+    rows = z.num_rows
     for name, array in (("query", query), ("key", key), ("value", value)):
         if len(array.shape) != 3 or array.shape[0] != rows:
             raise ArgumentError(f"{name}: {list(array.shape)}, expected [{rows}, heads, head_dim]: the rows of this rank (ZigZag.rows)")
@@ -239,7 +249,8 @@ def _planned(query: Any, key: Any, options: Any, z: ZigZag, chunks: int, kernel:
     longest = dict(max_query_len=max(lens, default=1) or 1, max_seq_len=max(ends, default=1) or 1)
     local = _quire.plan(batch, _quire.KVCache(k, v), options_of_heads(options, slice(0, q_heads)), kernel=kernel, batch_invariant=batch_invariant, **longest)
     workspace = empty_bytes_like(query, max(local.workspace_bytes, 1)) if _on_gpu(query) else None
-    return PrefillPlan(z, chunks, _to(z.slots, query), indices, local, workspace)
+    slots = None if z.num_rows == z.num_pages * z.page_size else _to(z.slots, query)
+    return PrefillPlan(z, chunks, slots, indices, local, workspace)
 
 
 class _Exchange:
@@ -259,9 +270,7 @@ class _Exchange:
         with self._cuda.stream(self._side) if self._cuda else contextlib.nullcontext():
             for chunk in range(chunks):
                 mine = slice(chunk * heads, (chunk + 1) * heads)
-                sent = _zeros(key, (2, rows, heads, key.shape[2]))
-                sent[0, plan.slots] = key[:, mine]
-                sent[1, plan.slots] = value[:, mine]
+                sent = _sent(key[:, mine], value[:, mine], rows, plan.slots)
                 received = empty_part_like(key, (z.world, *sent.shape))
                 group.all_gather(sent, received)
                 self.received.append(received)
