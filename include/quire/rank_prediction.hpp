@@ -16,8 +16,8 @@ struct RankLink {
   double bytes_per_second = 450e9;  ///< that a rank receives; NVLink of an H100 in one direction
   /// Of one exchange however small, and of the merge, its launches included: two H100 of one host, NCCL in a CUDA graph
   /// (bench/results/h100x2-distributed.json).
-  double exchange_seconds = 20e-6;
-  double merge_seconds = 14e-6;
+  double exchange_seconds = 9e-6;
+  double merge_seconds = 13e-6;
   std::int32_t head_chunks = 4;  ///< of a prefill: all but the first one's keys travel while another is computed
 };
 

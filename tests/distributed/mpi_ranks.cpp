@@ -82,7 +82,7 @@ bool run(quire::Communicator& group, const std::string& scenario) {
     return true;
   }
   if (scenario == "late" && group.rank() == 1) {
-    std::this_thread::sleep_for(std::chrono::seconds(3));
+    std::this_thread::sleep_for(std::chrono::seconds(2));
     return true;
   }
   const quire::Status s = attend(group, c, false, scenario == "fails" && group.rank() == 1, out);
@@ -96,6 +96,7 @@ bool run(quire::Communicator& group, const std::string& scenario) {
 int main(int argc, char** argv) {
   const std::string scenario = argc > 1 ? argv[1] : "right";
   MPI_Init(&argc, &argv);
+  const auto started = std::chrono::steady_clock::now();
   bool ok = false;
   int rank = 0;
   {
@@ -105,8 +106,8 @@ int main(int argc, char** argv) {
   }
   std::printf("%s %d\n", ok ? "ok" : "WRONG", rank);
   std::fflush(stdout);
-  if (scenario != "right") {                               // requests of a broken group are never met: MPI_Finalize would wait
-    std::this_thread::sleep_for(std::chrono::seconds(2));  // the launcher ends all ranks when the first one has gone
+  if (scenario != "right") {  // requests of a broken group are never met: MPI_Finalize would wait
+    std::this_thread::sleep_until(started + std::chrono::seconds(4));  // the launcher kills all ranks when the first one has gone
     std::_Exit(ok ? 0 : 1);
   }
   MPI_Finalize();
