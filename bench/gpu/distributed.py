@@ -147,92 +147,96 @@ def worst_ratio(out, query, k, v, context: int, partials: str) -> float:
     return float(((out[0].double() - expected).abs() / tolerance).max())
 
 
-def measure(name: str, group: Group, device: torch.device, timer: Timer, partials: str) -> dict:
-    heads, kv_heads, requests, context, target = {**CASES, **SMALL}[name]
-    dtype = torch.bfloat16
-    pages = -(-context // PAGE)
-    # Four at least: a graph of one layer is timed with the skew of the ranks' launches, which a model's step has once, not per layer.
-    layers = max(4, min(8, int(2 * L2_BYTES * group.world / (requests * context * kv_heads * 128 * 4)) + 1))
-    shard = ContextShard(group.rank, group.world, PAGE)
-    query = torch.randn(requests, heads, 128, dtype=dtype, device=device, generator=torch.Generator(device).manual_seed(99))
-    starts = torch.arange(requests + 1, dtype=torch.int32, device=device)
-    lens = torch.full((requests,), context, dtype=torch.int32, device=device)
-    table = torch.arange(requests * pages, dtype=torch.int32, device=device).reshape(requests, pages)
-    whole = list(caches(name, layers, device, dtype))
-    per_request = [[c.reshape(requests, pages, *c.shape[1:])[:, group.rank :: group.world] for c in kv] for kv in whole]
-    own = [[c.reshape(-1, *c.shape[2:]).contiguous() for c in kv] for kv in per_request]
-    own_table = torch.arange(own[0][0].shape[0], dtype=torch.int32, device=device).reshape(requests, -1)
+class Decode:
+    """One decode step: on one GPU, and with its context on all of them."""
 
-    def batch(out, of_table):
-        return quire.Batch(query=query, output=out, query_start_loc=starts, seq_lens=lens, block_table=of_table)
+    def __init__(self, name: str, group: Group, device: torch.device, partials: str):
+        self.heads, self.kv_heads, self.requests, self.context, self.target = {**CASES, **SMALL}[name]
+        self.name, self.group, self.device, self.partials = name, group, device, partials
+        requests, context, pages, dtype = self.requests, self.context, -(-self.context // PAGE), torch.bfloat16
+        # Four at least: a graph of one layer is timed with the skew of the ranks' launches, which a model's step has once, not per layer.
+        self.layers = max(4, min(8, int(2 * L2_BYTES * group.world / (requests * context * self.kv_heads * 128 * 4)) + 1))
+        self.shard = ContextShard(group.rank, group.world, PAGE)
+        generator = torch.Generator(device).manual_seed(99)
+        self.query = torch.randn(requests, self.heads, 128, dtype=dtype, device=device, generator=generator)
+        self.starts = torch.arange(requests + 1, dtype=torch.int32, device=device)
+        self.lens = torch.full((requests,), context, dtype=torch.int32, device=device)
+        table = torch.arange(requests * pages, dtype=torch.int32, device=device).reshape(requests, pages)
+        whole = list(caches(name, self.layers, device, dtype))
+        self.last = [c[:pages] for c in whole[-1]]
+        per_request = [[c.reshape(requests, pages, *c.shape[1:])[:, group.rank :: group.world] for c in kv] for kv in whole]
+        own = [[c.reshape(-1, *c.shape[2:]).contiguous() for c in kv] for kv in per_request]
+        own_table = torch.arange(own[0][0].shape[0], dtype=torch.int32, device=device).reshape(requests, -1)
+        one_out, self.out = torch.full_like(self.query, float("nan")), torch.full_like(self.query, float("nan"))
+        self.one_batch, self.batch = self._batch(one_out, table), self._batch(self.out, own_table)
+        self.one_caches, self.own_caches = ([quire.KVCache(*kv) for kv in kvs] for kvs in (whole, own))
+        self.one_plan = quire.plan(self.one_batch, self.one_caches[0], max_query_len=1, max_seq_len=context)
+        self.workspace = torch.empty(max(self.one_plan.workspace_bytes, 64), dtype=torch.uint8, device=device)
+        self.step = self.planned(exchange="all_gather")
+        self.sent = torch.zeros(self.step.layout.bytes // 4, device=device)
+        self.received = torch.zeros(group.world * len(self.sent), device=device)
 
-    one_out, out = torch.full_like(query, float("nan")), torch.full_like(query, float("nan"))
-    one_batch, sharded_batch = batch(one_out, table), batch(out, own_table)
-    one_caches, own_caches = ([quire.KVCache(*kv) for kv in kvs] for kvs in (whole, own))
-    one_plan = quire.plan(one_batch, one_caches[0], max_query_len=1, max_seq_len=context)
-    workspace = torch.empty(max(one_plan.workspace_bytes, 64), dtype=torch.uint8, device=device)
-    step = plan(sharded_batch, own_caches[0], group=group, shard=shard, exchange="all_gather", partials=partials)
+    def _batch(self, out, table):
+        return quire.Batch(query=self.query, output=out, query_start_loc=self.starts, seq_lens=self.lens, block_table=table)
 
-    def one():
-        for cache in one_caches:
-            quire.attend(one_batch, cache, plan=one_plan, workspace=workspace)
+    def planned(self, **how):
+        return plan(self.batch, self.own_caches[0], group=self.group, shard=self.shard, partials=self.partials, **how)
 
-    def sharded():
-        for cache in own_caches:
-            attend(sharded_batch, cache, group=group, plan=step)
+    def one(self):
+        for cache in self.one_caches:
+            quire.attend(self.one_batch, cache, plan=self.one_plan, workspace=self.workspace)
 
-    def overlapped(chunks):
-        chunked = plan(sharded_batch, own_caches[0], group=group, shard=shard, partials=partials, overlap=chunks)
+    def sharded(self, step):
+        for cache in self.own_caches:
+            attend(self.batch, cache, group=self.group, plan=step)
 
-        def run():
-            for cache in own_caches:
-                attend(sharded_batch, cache, group=group, plan=chunked)
-
-        return run
-
-    def own_part():
-        buffer = step.layout.empty(query)
-        o, lse = step.layout.views(buffer, dtype)
-        mine = quire.Batch(query=query, output=o, lse=lse, **step.indices)
-        for cache in own_caches:
+    def own_part(self):
+        step = self.step
+        out, lse = step.layout.views(step.layout.empty(self.query), self.query.dtype)
+        mine = quire.Batch(query=self.query, output=out, lse=lse, **step.indices)
+        for cache in self.own_caches:
             quire.attend(mine, cache, plan=step.local, workspace=step.workspace)
 
-    sent = torch.zeros(step.layout.bytes // 4, device=device)
-    received = torch.zeros(group.world * len(sent), device=device)
+    def exchange(self):
+        for _ in range(self.layers):
+            dist.all_gather_into_tensor(self.received, self.sent)
 
-    def exchange():
-        for _ in range(layers):
-            dist.all_gather_into_tensor(received, sent)
+    def ratio(self) -> float:
+        return worst_ratio(self.out, self.query, *self.last, self.context, self.partials)
 
-    seconds = {"one_us": timer(layers, one), "sharded_us": timer(layers, sharded), "own_us": timer(layers, own_part)}
-    seconds["exchange_us"] = timer(layers, exchange)
-    last_k, last_v = whole[-1]
-    overlap_ratio = 0.0
-    for chunks in (n for n in OVERLAPS if partials == "query" and kv_heads % n == 0):
-        out.fill_(float("nan"))
-        seconds[f"overlap_{chunks}_us"] = timer(layers, overlapped(chunks))
-        overlap_ratio = max(overlap_ratio, worst_ratio(out, query, last_k[:pages], last_v[:pages], context, partials))
-    seconds["one_again_us"] = timer(layers, one)
-    seconds["sharded_again_us"] = timer(layers, sharded)
+
+def measure(name: str, group: Group, device: torch.device, timer: Timer, partials: str) -> dict:
+    d = Decode(name, group, device, partials)
+    layers, overlap_ratio = d.layers, 0.0
+    seconds = {"one_us": timer(layers, d.one), "sharded_us": timer(layers, lambda: d.sharded(d.step))}
+    seconds.update(own_us=timer(layers, d.own_part), exchange_us=timer(layers, d.exchange))
+    for chunks in (n for n in OVERLAPS if partials == "query" and d.kv_heads % n == 0):
+        d.out.fill_(float("nan"))
+        chunked = d.planned(overlap=chunks)
+        seconds[f"overlap_{chunks}_us"] = timer(layers, lambda c=chunked: d.sharded(c))
+        overlap_ratio = max(overlap_ratio, d.ratio())
+    seconds["one_again_us"] = timer(layers, d.one)
+    seconds["sharded_again_us"] = timer(layers, lambda: d.sharded(d.step))
     if timer.profile == name:
-        print_kernels(layers, sharded, group)
-    bits = torch.empty((group.world, *out.shape), dtype=dtype, device=device)
-    dist.all_gather_into_tensor(bits.reshape(-1).view(torch.uint8), out.reshape(-1).view(torch.uint8))
+        print_kernels(layers, lambda: d.sharded(d.step), group)
+    bits = torch.empty((group.world, *d.out.shape), dtype=d.out.dtype, device=device)
+    dist.all_gather_into_tensor(bits.reshape(-1).view(torch.uint8), d.out.reshape(-1).view(torch.uint8))
+    least = {kind: min(seconds[f"{kind}_us"], seconds[f"{kind}_again_us"]) for kind in ("one", "sharded")}
     return {
         "case": name,
-        "problem": f"q=bf16 heads={heads}:{kv_heads} d=128 page={PAGE} reqs={requests}x1@{context - 1}",
+        "problem": f"q=bf16 heads={d.heads}:{d.kv_heads} d=128 page={PAGE} reqs={d.requests}x1@{d.context - 1}",
         "ranks": group.world,
         "partials": partials,
         "layers": layers,
         "received_bytes_per_s": link_bandwidth(group, device),
-        "one_kernel": one_plan.kernel,
-        "own_kernel": step.local.kernel,
-        "exchange_bytes": step.layout.bytes,
+        "one_kernel": d.one_plan.kernel,
+        "own_kernel": d.step.local.kernel,
+        "exchange_bytes": d.step.layout.bytes,
         **{key: round(1e6 * value, 2) for key, value in seconds.items()},
-        "sharded_over_one": round(min(seconds["sharded_us"], seconds["sharded_again_us"]) / min(seconds["one_us"], seconds["one_again_us"]), 3),
-        "target": target,
+        "sharded_over_one": round(least["sharded"] / least["one"], 3),
+        "target": d.target,
         "worst_error_ratio_of_overlap": round(overlap_ratio, 3),
-        "worst_error_ratio": round(worst_ratio(out, query, last_k[:pages], last_v[:pages], context, partials), 3),
+        "worst_error_ratio": round(d.ratio(), 3),
         "same_bits": bool((bits.view(torch.int16) == bits[0].view(torch.int16)).all()),
     }
 
