@@ -198,3 +198,43 @@ def test_a_table_that_names_no_page_is_the_answer(tmp_path):
     quire.write_capture(paths[1], case)
     found = diagnose(paths)
     assert found.verdict == "broken batch" and found.disagreements[0].startswith("rank 1: Q-T"), found.disagreements
+
+
+def write_with(path, case, **changed):
+    """A capture with some arrays of a batch replaced, as a file of another writer may have them."""
+    from safetensors.numpy import load_file, save_file
+
+    quire.write_capture(path, case)
+    arrays = load_file(path)
+    arrays.update(changed)
+    save_file(arrays, path, metadata={"layout": "nhd", "context_shard": case.notes["context_shard"]})
+
+
+@pytest.mark.parametrize(
+    "changed, text",
+    [
+        (dict(block_table=np.zeros((1, 3), np.int32)), "rank 1: block_table: "),
+        (dict(block_table=np.zeros(4, np.int32)), "rank 1: block_table: "),
+        (dict(seq_lens=np.zeros((4, 1), np.int32)), "rank 1: seq_lens: "),
+        (dict(seq_lens=np.full(4, 2**40)), "seq_lens"),
+        (dict(seq_lens=np.full(4, -3)), "seq_lens"),
+        (dict(query_start_loc=np.array([0, 3, 1, 9, 14])), "query_start_loc"),
+        (dict(query=np.zeros((14, 4), np.float32)), "rank 1: query: "),
+        (dict(observed=np.zeros((14, 4, 16), np.float32)), "rank 1: observed: "),
+        (dict(lse=np.zeros((14, 2), np.float32)), "rank 1: lse: "),
+        (dict(output=np.zeros((2, 4, 32), np.float32)), "rank 1: output: "),
+        (dict(query=np.zeros((14, 4, 48), np.float32), observed=np.zeros((14, 4, 48), np.float32), output=np.zeros((14, 4, 48), np.float32)), "query"),
+        (dict(k_cache=np.zeros((2, 8, 2), np.float32)), "rank 1: k_cache: "),
+    ],
+)
+def test_captures_of_strange_shapes_are_refused_by_name(tmp_path, changed, text):
+    ranks = Ranks(make_job(**LENGTHS, dtype="f32"), 2, 4)
+    parts = parts_of(ranks)
+    paths = write(tmp_path, ranks, parts, normalised(*parts))
+    write_with(paths[1], quire.read_capture(paths[1]), **changed)
+    try:
+        found = diagnose(paths)
+    except quire.Error as error:
+        assert text in str(error)
+    else:
+        assert found.verdict == "broken batch" and any(text in line for line in found.disagreements), found.text

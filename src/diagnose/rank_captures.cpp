@@ -197,6 +197,36 @@ Tensor new_cache(Case& owner, DType dtype, std::int64_t pages, const Case& like)
 
 }  // namespace
 
+namespace {
+
+bool is_index(const Tensor& t, int rank) { return t.rank == rank && (t.dtype == DType::i32 || t.dtype == DType::i64); }
+
+bool is_like(const Tensor& t, const Tensor& query, int rank) {
+  return t.rank == rank && is_floating(t.dtype) && std::equal(t.shape.begin(), t.shape.begin() + rank, query.shape.begin());
+}
+
+/// Shapes and types that everything below reads without asking; the rules of the contract come later, rank by rank.
+Status well_formed(const Case& c, std::int32_t rank) {
+  const Batch& b = c.batch;
+  const auto wrong = [&](const char* tensor, const Tensor& t, const char* expected) -> Status {
+    return {Code::invalid_argument, formatted("rank {}: {}: {}, expected {}", rank, tensor, to_string(t), expected)};
+  };
+  if (b.query.rank != 3 || !is_floating(b.query.dtype)) return wrong("query", b.query, "three axes of a floating type");
+  if (!is_index(b.query_start_loc, 1)) return wrong("query_start_loc", b.query_start_loc, "one axis of int32 or int64");
+  if (!is_index(b.seq_lens, 1)) return wrong("seq_lens", b.seq_lens, "one axis of int32 or int64");
+  if (!is_index(b.block_table, 2) || b.block_table.shape[0] != b.seq_lens.shape[0])
+    return wrong("block_table", b.block_table, "int32 or int64 [requests, pages]");
+  const int cache_rank = c.cache.layout == CacheLayout::packed ? 5 : 4;
+  if (c.cache.k.rank != cache_rank || c.cache.v.rank != 4) return wrong("k_cache", c.cache.k, "the axes of its layout");
+  if (!is_like(c.observed, b.query, 3)) return wrong("observed", c.observed, "a floating type and the shape of query");
+  if (!b.lse.present()) return {};
+  if (!is_like(b.lse, b.query, 2) || b.lse.dtype != DType::f32) return wrong("lse", b.lse, "f32 [tokens, heads]");
+  if (!is_like(b.output, b.query, 3)) return wrong("output", b.output, "a floating type and the shape of query");
+  return {};
+}
+
+}  // namespace
+
 Result<RankCaptures> sorted_captures(std::span<const Case> captures) {
   RankCaptures sorted;
   for (const Case& c : captures) {
@@ -209,6 +239,7 @@ Result<RankCaptures> sorted_captures(std::span<const Case> captures) {
     if (!parsed.ok()) return parsed.status();
     if (!c.observed.present())
       return Status(Code::invalid_argument, formatted("rank {}: the capture has no observed output", parsed->shard.rank));
+    if (Status s = well_formed(c, parsed->shard.rank); !s.ok()) return s;
     sorted.cases.push_back(&c);
     sorted.notes.push_back(parsed.value());
   }
