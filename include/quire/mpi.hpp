@@ -99,7 +99,7 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  /// What another rank said of itself.
+  /// A reason that another rank gave for its failure.
   bool heard_of_a_failure() {
     int there = 0;
     MPI_Iprobe(MPI_ANY_SOURCE, kTag, mail_, &there, MPI_STATUS_IGNORE);

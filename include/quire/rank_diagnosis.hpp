@@ -16,7 +16,7 @@
 
 namespace quire {
 
-/// What a rank's capture says in its note "context_shard": "rank=1 world=4 interleave=16", "rank=1 world=4 span=1024", and
+/// A rank's note "context_shard" in its capture: "rank=1 world=4 interleave=16", "rank=1 world=4 span=1024", and
 /// " heads=own" behind it if the rank's result holds its own share of the heads.
 struct RankNote {
   ContextShard shard;
@@ -77,7 +77,7 @@ Result<RankDiagnosis> diagnose_ranks(std::span<const Case> captures, const Diagn
 
 /// For a terminal.
 std::string to_string(const RankDiagnosis& diagnosis);
-/// As docs/reference/schemas/diagnose_ranks.json describes it, without the fields of the command.
+/// One JSON object (docs/reference/schemas/diagnose_ranks.json), without the fields of the command.
 std::string to_json(const RankDiagnosis& diagnosis);
 
 }  // namespace quire

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long attention would take on several GPUs, from the measured costs of one and the bandwidth of a link. Nothing is measured
-// here.
+// Time of attention on several GPUs, predicted from the measured costs of one and the bandwidth of a link.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,7 @@ namespace quire {
 
 struct RankLink {
   double bytes_per_second = 450e9;  ///< that a rank receives; NVLink of an H100 in one direction
-  /// Of one exchange however small, and of the merge, its launches included: two H100 of one host, NCCL in a CUDA graph
+  /// Seconds of one exchange however small, and of the merge, launches included: two H100 of one host, NCCL in a CUDA graph
   /// (bench/results/h100x2-distributed.json).
   double exchange_seconds = 9e-6;
   double merge_seconds = 13e-6;

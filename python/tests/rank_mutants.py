@@ -16,7 +16,7 @@ from quire.distributed import ContextShard
 
 
 class Ranks:
-    """How positions are dealt, and the scores' options."""
+    """The deal of positions, and the scores' options."""
 
     def __init__(self, job, world, interleave=1, span=0, **options):
         self.job, self.world, self.interleave, self.span, self.options = job, world, interleave, span, options
@@ -25,7 +25,7 @@ class Ranks:
         return np.minimum(p // self.span, self.world - 1) if self.span else p // self.interleave % self.world
 
     def place(self, p):
-        """How many positions below p its owner holds."""
+        """The number of positions below p that its owner holds."""
         return p - self.owner(p) * self.span if self.span else p // (self.interleave * self.world) * self.interleave + p % self.interleave
 
     def held(self, rank, length):

@@ -32,7 +32,7 @@ struct RankScene {
   fault::Deal deal;
 };
 
-/// As many rows as the time allows, evenly spaced, the last one among them.
+/// Rows to compare: as many as the time allows, evenly spaced, the last one among them.
 std::vector<std::int64_t> rows_to_compare(const Case& whole, const DiagnoseOptions& options) {
   const Problem problem = problem_of(whole.batch, whole.cache, whole.options);
   const std::int64_t rows = problem.num_tokens();
@@ -186,7 +186,7 @@ std::pair<std::int64_t, std::int64_t> heads_of_result(const RankScene& scene, st
 
 /// Compares the result of a rank with what a model predicts; `cells` empty: all of them. Stops at the first wrong cell if asked.
 Judged compare_result(const RankScene& scene, const fault::RankModel& model, bool of_merge, std::size_t rank,
-                     const Numbers& observed, std::vector<bool>* wrong, const std::vector<std::size_t>& cells) {
+                      const Numbers& observed, std::vector<bool>* wrong, const std::vector<std::size_t>& cells) {
   Judged found;
   const DType type = scene.captures.cases[rank]->observed.dtype;
   const auto [first, end] = heads_of_result(scene, rank);

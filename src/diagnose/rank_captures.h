@@ -21,7 +21,7 @@ struct RankCaptures {
 /// One capture for every rank of one world, or what is wrong with them.
 Result<RankCaptures> sorted_captures(std::span<const Case> captures);
 
-/// What must be equal on every rank and is not: "seq_lens[1]: 30 on rank 2, expected 31 as on rank 0".
+/// Facts that must be equal on every rank and are not: "seq_lens[1]: 30 on rank 2, expected 31 as on rank 0".
 std::vector<std::string> disagreements_of(const RankCaptures& captures);
 
 /// The whole requests in one cache (nhd), taken from the ranks that hold them. invalid_argument where a rank's table is too short
@@ -31,7 +31,7 @@ Result<Case> whole_case(const RankCaptures& captures);
 /// The batch that a rank attends to: its keys, its part as observed output if one was recorded.
 Result<Case> own_case(const RankCaptures& captures, std::size_t rank);
 
-/// Whether the capture holds the rank's own part.
+/// Tells whether the capture holds the rank's own part.
 bool has_part(const Case& c);
 
 }  // namespace quire::cause

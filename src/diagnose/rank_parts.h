@@ -27,7 +27,7 @@ Numbers numbers_of(const Tensor& out, const Tensor& lse, const std::vector<std::
 /// fp64 attention of a rank's own batch, with the tolerance of a part in `type`.
 Numbers expected_part(const Reference& reference, DType type);
 
-/// What one comparison found; a wrong element is NaN or infinity in the wrong place, or beyond its tolerance.
+/// Counts of one comparison; a wrong element is NaN or infinity in the wrong place, or beyond its tolerance.
 struct Judged {
   std::int64_t num_elements = 0, num_wrong = 0;
   double worst_ratio = 0;

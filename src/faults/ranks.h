@@ -16,7 +16,7 @@
 
 namespace quire::fault {
 
-/// How positions are dealt: in runs of `interleave` tokens by turns, or rank k [k * span, (k + 1) * span) if span > 0, the last
+/// The deal of positions: in runs of `interleave` tokens by turns, or rank k [k * span, (k + 1) * span) if span > 0, the last
 /// rank also what follows.
 struct Deal {
   std::int64_t world = 1, interleave = 1, span = 0;
@@ -28,7 +28,7 @@ struct Deal {
   std::int64_t held(std::int64_t rank, std::int64_t length) const;
 };
 
-/// What a merge does with the parts: out = sum_k of[k] out_k.
+/// Weights that a merge gives to the parts: out = sum_k of[k] out_k.
 struct Shares {
   std::vector<double> of;
   double lse = 0;
@@ -41,7 +41,7 @@ struct RankModel {
   Deal deal;
   /// Keys that a rank folds in, of those that the row sees; `keys` holds these before and the rank's own after.
   std::function<void(const Row&, std::int64_t rank, std::vector<Key>& keys)> keys;
-  /// Whether a rank counts the sink.
+  /// Tells whether a rank counts the sink.
   std::function<bool(std::int64_t rank)> sink;
   /// The share of every part in the result, from their lse; lse[k] = -inf is an empty part, whose out is 0.
   std::function<Shares(std::span<const double> lse)> shares;
@@ -68,7 +68,7 @@ const std::vector<RankFault>& rank_fault_catalogue();
 
 /// The part of one rank: its normalised output and lse, as the model believes.
 RowResult part_of_rank(const RankModel& model, std::int64_t rank, const RowHead& at);
-/// What the ranks write for one row and head.
+/// The result that ranks write for one row and head.
 RowResult merged_row(const RankModel& model, const RowHead& at);
 
 }  // namespace quire::fault

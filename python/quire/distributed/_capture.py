@@ -58,7 +58,7 @@ def write_rank(folder: Any, batch: Any, cache: Any, options: Any, *, shard: Cont
 
 @keywords_checked
 def diagnose(captures: Iterable[Any], *, full: bool = False, seconds: float = 1.0) -> _quire.RankDiagnosis:
-    """What is wrong with the result of ranks that share a context, on which rank, and why.
+    """Finds what is wrong with the result of ranks that share a context, on which rank, and why.
 
         quire.distributed.diagnose(["bad/rank0.safetensors", "bad/rank1.safetensors"])
 

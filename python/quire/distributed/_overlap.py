@@ -87,7 +87,7 @@ class _Streams:
         self._side, self._cuda = side, sys.modules["torch"].cuda if side else None
 
     def exchange(self) -> Any:
-        """What follows waits for what the caller's stream has so far."""
+        """A context whose work waits for what the caller's stream has so far."""
         if self._side is None:
             return contextlib.nullcontext()
         self._side.wait_stream(self._cuda.current_stream())

@@ -28,7 +28,7 @@ def _on_gpu(array: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class ZigZag:
-    """Which rows of whole prompts a rank holds. Pure data.
+    """The rows of whole prompts that a rank holds: pure data.
 
     lengths: tokens of each prompt (>= 0). A chunk is ceil(length / (2 * world)) tokens, rounded up to whole pages; the last chunks may be
     short or empty. Rows of a rank: prompt by prompt, chunk ``rank`` before chunk ``2 * world - 1 - rank``.
@@ -87,7 +87,7 @@ class ZigZag:
 
     @property
     def slots(self) -> np.ndarray:
-        """Where each row's key lies among the pages of its rank: chunks begin with a page."""
+        """The place of each row's key among the pages of its rank: chunks begin with a page."""
         slots, first = [np.zeros(0, np.int64)], 0
         for prompt in range(len(self.lengths)):
             for begin, end in self.ranges(prompt):
@@ -112,7 +112,7 @@ class ZigZag:
 
 @dataclasses.dataclass(frozen=True)
 class PrefillPlan:
-    """What a rank does for the prompts of one step; made by :func:`prefill_plan`, used for every layer."""
+    """One rank's work on the prompts of one step; made by :func:`prefill_plan`, used for every layer."""
 
     zigzag: ZigZag
     head_chunks: int
@@ -195,7 +195,7 @@ def prefill_plan(
     query: Any, key: Any, value: Any, options: Any = None, *, zigzag: ZigZag, group: Group, head_chunks: int | None = None,
     check: bool = True, kernel: str | None = None, batch_invariant: bool = False,
 ) -> PrefillPlan:  # fmt: skip
-    """What this rank does for the prompts of a step; arguments as for :func:`prefill`. All ranks of the group call it.
+    """Plans this rank's work on the prompts of a step; arguments as for :func:`prefill`. All ranks of the group call it.
 
     head_chunks: chunks of KV heads, a divisor of num_kv_heads; while one is computed, the next one's keys travel (on GPUs). None: 4, or
         the largest divisor below it, on GPUs with more than one rank; else 1.
