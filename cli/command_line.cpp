@@ -108,6 +108,11 @@ void add_explain(CLI::App& app, ExplainArgs& args) {
   command->add_flag("--batch-invariant", args.batch_invariant,
                     "plan so that a request's bits do not depend on the rest of the batch");
   command->add_flag("--exact-weights", args.exact_weights, "plan with softmax weights in f32 precision in every row");
+  command->add_option("--ranks", args.ranks, "predict the time on this many GPUs that share contexts or heads")
+      ->type_name("N")
+      ->check(whole_number(4096));
+  command->add_option("--link", args.link, "what a GPU receives from the others, for --ranks (default: 450GB/s)")
+      ->type_name("GB/s");
 }
 
 void add_run(CLI::App& app, RunArgs& args) {
@@ -129,10 +134,10 @@ void add_run(CLI::App& app, RunArgs& args) {
 
 void add_diagnose(CLI::App& app, DiagnoseArgs& args) {
   CLI::App* command = app.add_subcommand("diagnose", "Find out where the observed output of a capture is wrong, and why");
-  command->add_option("FILE", args.input, "a .safetensors capture with an observed output")
+  command
+      ->add_option("FILE", args.input, "a .safetensors capture with an observed output, or one for each rank of a shared context")
       ->required()
-      ->type_name("")
-      ->expected(1);
+      ->type_name("");
   command->add_flag("--full", args.full, "compare every row with the fp64 reference, however long it takes");
   command->add_option("--seconds", args.seconds, "time limit, about, for the comparison with the reference (default: 0.5)")
       ->type_name("S")
@@ -165,10 +170,10 @@ void add_verify(CLI::App& app, VerifyArgs& args) {
                    "cpu, cuda or hip (the planned kernel there; cpu is the default), a kernel by name, or all")
       ->type_name("NAME")
       ->allow_extra_args(false);
-  command->add_option("--matrix", args.matrices, "notes, hazards (the default), random or all")
+  command->add_option("--matrix", args.matrices, "notes, hazards (the default), random, shards or all")
       ->type_name("NAME")
       ->allow_extra_args(false)
-      ->check(one_of({"notes", "hazards", "random", "all"}));
+      ->check(one_of({"notes", "hazards", "random", "shards", "all"}));
   command->add_option("--line", args.lines, "a problem line of your own, in quotes; may be given again")
       ->type_name("LINE")
       ->allow_extra_args(false);

@@ -28,7 +28,11 @@ struct ExplainArgs {
   bool all = false;
   bool batch_invariant = false;
   bool exact_weights = false;
+  int ranks = 0;     ///< > 0: predict that many GPUs
+  std::string link;  ///< "450GB/s"; empty = NVLink of an H100
 };
+/// explain --ranks.
+Report explain_ranks(const ExplainArgs& args, const Problem& problem);
 Report run_explain(const ExplainArgs& args, const Terminal& terminal);
 
 struct RunArgs {
@@ -61,6 +65,9 @@ struct DiagnoseArgs {
   std::string html;
 };
 Report run_diagnose(const DiagnoseArgs& args, const Terminal& terminal);
+/// Two words or more, each of which names a file: captures of ranks.
+bool names_several_files(const Words& words);
+Report run_diagnose_ranks(const DiagnoseArgs& args, const Terminal& terminal);
 
 struct VerifyArgs {
   std::vector<std::string> backends;  ///< empty = cpu

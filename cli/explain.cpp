@@ -130,6 +130,8 @@ Report explain_vllm(const ExplainArgs& args, const Problem& problem) {
 Report run_explain(const ExplainArgs& args, const Terminal&) {
   const Result<Problem> problem = problem_of_words(args.input);
   if (!problem.ok()) return Report::failure(problem.status());
+  if (args.ranks > 0) return explain_ranks(args, problem.value());
+  if (!args.link.empty()) return Report::usage("--link is the link between --ranks GPUs: give their number");
   if (args.as == "vllm") return explain_vllm(args, problem.value());
   const std::vector<std::string> names = kernel_names();
   const bool known = args.kernel.empty() || std::find(names.begin(), names.end(), args.kernel) != names.end();

@@ -96,6 +96,11 @@ install_python_package() {
   pip_install "$@" '.[test]'
 }
 
+# want_mpi: mpi4py and a launcher, as wheels, into .venv. Tests of ranks that are MPI processes name what they miss without them.
+want_mpi() {
+  printf '%s\n' mpi4py mpich | once .venv/mpi-installed pip_install mpi4py mpich || say "MPI is not available here"
+}
+
 # show_progress WHAT: ninja's lines "[done/total] ..." from stdin as one bar; without a terminal, a line for each quarter.
 show_progress() {
   local line last=0 started=$SECONDS columns room filled

@@ -63,7 +63,7 @@ struct TypePair {
 using Supports = std::function<bool(const ProblemLine&)>;
 
 struct VerifyOptions {
-  std::vector<std::string> matrices = {"hazards"};  ///< any of notes, hazards, random; "all"
+  std::vector<std::string> matrices = {"hazards"};  ///< any of notes, hazards, random, shards; "all"
   bool quick = false;                               ///< a subset of every matrix that still has full power; under a minute
   bool power = true;                                ///< run the fault catalogue through the same checks
   bool peer_power = false;                          ///< also judge the catalogue with vLLM's test data and tolerance

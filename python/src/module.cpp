@@ -37,6 +37,7 @@ void bind_tools(nanobind::module_& m) {
   quire_python::bind_capture(m);
   quire_python::bind_verify(m);
   quire_python::bind_report(m);
+  quire_python::bind_rank_diagnosis(m);
   m.def("run_command_line", &run_command_line, nanobind::arg("words"),
         "Runs the quire command with these words, the first of which is its name; returns the exit code. Writes to the process's "
         "stdout and stderr.");

@@ -131,6 +131,7 @@ void bind_faults(nb::module_& m);
 void bind_diagnose(nb::module_& m);
 void bind_verify(nb::module_& m);
 void bind_report(nb::module_& m);
+void bind_rank_diagnosis(nb::module_& m);
 void bind_capture(nb::module_& m);
 
 }  // namespace quire_python

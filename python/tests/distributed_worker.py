@@ -13,7 +13,7 @@ from dense import make_job
 from sharded import rank_batch, rank_cache, shard_of
 
 import quire
-from quire.distributed import Group, attend, plan
+from quire.distributed import Group, ZigZag, attend, plan, prefill
 
 LENGTHS = dict(query_lens=[1, 7, 0, 20, 1], context_lens=[0, 30, 5, 0, 61])
 LIMIT = 6.0  # seconds: longer than the ranks need to start one after the other on a busy machine, once connected
@@ -47,6 +47,21 @@ def torch_tensors(group, world):
     assert isinstance(out, torch.Tensor)
     job.judge(out.numpy())
     return hashlib.sha256(out.numpy().tobytes()).hexdigest()[:12]
+
+
+def prefills(group, world):
+    """This rank's rows of prompts in zig-zag order."""
+    lengths = (1, 37, 0, 100)
+    for dtype in ("f32", "bf16"):
+        job = make_job(lengths, [0] * len(lengths), dtype=dtype)
+        z = ZigZag(group.rank, world, lengths, 8)
+        prompts, positions = z.rows
+        mine = job.query_start_loc[prompts] + positions
+        out = prefill(job.q[mine], job.new_k[mine], job.new_v[mine], group=group, zigzag=z, head_chunks=2)
+        expected, tolerance = job.expected()
+        error = np.abs(out.astype(np.float64) - expected[mine])
+        assert (error <= tolerance[mine]).all(), error.max()
+    return len(mine)
 
 
 def step(group, world, **different):

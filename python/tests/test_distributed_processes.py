@@ -61,9 +61,14 @@ def run_gloo(world, scenario):
     return said
 
 
+#: Open MPI starts neither as root nor more ranks than cores without being told to; MPICH knows none of these.
+OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}  # fmt: skip
+
+
 def run_mpi(world, scenario):
     command = [mpiexec, "-n", str(world), sys.executable, "-m", "mpi4py", str(WORKER), "mpi", scenario]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(command, env={**environment(), **OPEN_MPI}, capture_output=True, text=True, timeout=PATIENCE)
     return {line["rank"]: line for line in parsed(done.stdout)}, done
 
 
@@ -81,6 +86,21 @@ def equal_digests(said, world):
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_gloo_is_right_and_equal(world):
     equal_digests(run_gloo(world, "right"), world)
+
+
+@gloo
+@pytest.mark.parametrize("world", [2, 4])
+def test_gloo_prefill(world):
+    said = run_gloo(world, "prefills")
+    assert sorted(said) == list(range(world)) and all("error" not in rank for rank in said.values()), said
+
+
+@mpi
+@pytest.mark.parametrize("world", [1, 3])
+def test_mpi_prefill(world):
+    said, done = run_mpi(world, "prefills")
+    assert done.returncode == 0 and sorted(said) == list(range(world)), done.stderr
+    assert all("error" not in rank for rank in said.values()), said
 
 
 @gloo

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import quire
+from dense import make_job
 from quire.__main__ import main
+from rank_mutants import Ranks, normalised, parts_of, write
 
 jsonschema = pytest.importorskip("jsonschema")
 referencing = pytest.importorskip("referencing")
@@ -64,7 +66,7 @@ def captures(tmp_path):
 
 COMMANDS = {
     "check": (["check", LINE], 0), "check broken": (["check", "broken"], 1), "explain": (["explain", LINE, "--all"], 0),
-    "explain h200": (["explain", LINE, "--device", "h200"], 0), "explain vllm": (["explain", LINE, "--as", "vllm"], 0), "run": (["run", LINE], 0),
+    "explain ranks": (["explain", "q=bf16 heads=32:8 d=128 page=16 reqs=1@131071", "--ranks", "4"], 0), "explain h200": (["explain", LINE, "--device", "h200"], 0), "explain vllm": (["explain", LINE, "--as", "vllm"], 0), "run": (["run", LINE], 0),
     "run a capture": (["run", "wrong"], 1), "run broken": (["run", "broken"], 1), "run, not verified": (["run", LINE, "--no-verify"], 0),
     "diagnose right": (["diagnose", "right"], 0), "diagnose wrong": (["diagnose", "wrong"], 1), "diagnose NaN": (["diagnose", "nan"], 1),
     "diagnose broken": (["diagnose", "broken"], 1), "verify": (["verify", "--line", LINE], 0), "soak": (["verify", "--soak", "0.02"], 0),
@@ -88,6 +90,18 @@ def test_capture_and_compare(capfd, tmp_path):
     assert main(["bench", LINE, "--seconds", "0.01", "--threads", "1", "--save", saved]) == 0
     capfd.readouterr()
     assert not errors(*printed(capfd, ["bench", "compare", saved, saved], 0))
+
+
+def test_captures_of_ranks(capfd, tmp_path):
+    ranks = Ranks(make_job([1, 3], [20, 9], dtype="f32"), 2, 2)
+    parts = parts_of(ranks)
+    for result, code in ((normalised(*parts), 0), (parts[0].mean(axis=0), 1)):
+        paths = write(tmp_path, ranks, parts, result)
+        document, schema = printed(capfd, ["diagnose", *paths], code)
+        assert schema == "diagnose_ranks" and not errors(document, schema)
+    parts[0][1, :, 2] = parts[0][1, :, 1]  # no fault of ranks: the rank's own batch is diagnosed
+    document, schema = printed(capfd, ["diagnose", *write(tmp_path, ranks, parts, normalised(*parts))], 1)
+    assert document["parts"][1]["own"] is not None and not errors(document, schema)
 
 
 def test_results_of_a_wrong_target():

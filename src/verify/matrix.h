@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "quire/distributed.hpp"
 #include "quire/problem.hpp"
 #include "quire/verify.hpp"
 
@@ -22,6 +23,8 @@ enum class Special {
   nan_in_a_key,           ///< one visible key of request 0 holds NaN: its rows are NaN and no others
   huge_offsets,           ///< pages whose element offsets need more than 32 bits, in a sparse mapping
   stale_pages,            ///< impossible ids in the table for pages that end left of every window: freed, and dealt to nobody
+  zero_queries,           ///< queries are 0: every score is 0, and a rank that sees one key has the lse 0
+  minus_infinite_keys,    ///< every second run of keys of request 0 has the score -inf
 };
 /// "every fp8 code occurs"; empty for none.
 std::string text_of(Special special);
@@ -30,6 +33,7 @@ struct Entry {
   std::string matrix, name;  ///< "hazards", "WindowOne"
   ProblemLine line;
   Special special = Special::none;
+  ContextShard shard = {};  ///< world > 1: the context is spread over ranks
 };
 
 /// A hazard by name: shapes as the part of a problem line without types and layout.
@@ -59,6 +63,9 @@ struct AskedTypes {
 };
 /// The line in asked types, which take turns; nullopt if no asked layout holds its head_dim.
 std::optional<ProblemLine> in_asked(ProblemLine line, const AskedTypes& asked, std::size_t turn);
+/// Contexts spread over ranks, in a few combinations of types.
+std::vector<Entry> shard_matrix(bool quick);
+
 /// More than 300 requests, more than 4096 rows of one request, more than 100,000 tokens of one context: each shape in a few
 /// combinations of types, over few and narrow heads.
 std::vector<Entry> far_matrix(const AskedTypes& asked, bool quick);

@@ -14,6 +14,7 @@
 #include "text/formatted.h"
 #include "verify/failure.h"
 #include "verify/judge.h"
+#include "verify/over_ranks.h"
 #include "verify/power.h"
 #include "verify/reach.h"
 #include "verify/supported.h"
@@ -53,13 +54,15 @@ Status add_matrix(std::vector<Entry>& list, const std::string& name, const Verif
     list.insert(list.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   };
   const bool all = name == "all";
-  if (!all && name != "hazards" && name != "random" && name != "notes")
-    return {Code::invalid_argument, formatted("no matrix is called '{}'; there are notes, hazards, random and all", name)};
+  if (!all && name != "hazards" && name != "random" && name != "notes" && name != "shards")
+    return {Code::invalid_argument,
+            formatted("no matrix is called '{}'; there are notes, hazards, random, shards and all", name)};
   const AskedTypes asked{options.types, options.head_dims, options.layouts};
   const std::int64_t random_cases = options.quick ? std::min<std::int64_t>(options.random_cases, 40) : options.random_cases;
   if (all || name == "hazards") add(hazard_matrix(asked, options.quick));
   if (all || name == "random") add(random_matrix(options.seed, random_cases, asked));
   if (all || name == "notes") add(notes_matrix(options.quick));
+  if (all || name == "shards") add(shard_matrix(options.quick));
   return {};
 }
 
@@ -71,7 +74,7 @@ Status bring_into_form(Suite& suite, const VerifyOptions& options) {
   std::vector<Entry> all = std::exchange(suite.entries, {});
   std::set<std::string> seen;
   for (Entry& entry : all) {
-    const bool notes = entry.matrix == "notes";
+    const bool notes = entry.matrix == "notes" || entry.matrix == "shards";
     std::optional<ProblemLine> line =
         notes && !options.supports(entry.line) ? std::nullopt : learnt->fit(entry, /*may_drop_options=*/entry.matrix == "random");
     if (!line) {
@@ -89,8 +92,8 @@ Status bring_into_form(Suite& suite, const VerifyOptions& options) {
 
 Status check_names_of(const VerifyOptions& options) {
   if (Status s = check_asked({options.types, options.head_dims, options.layouts}); !s.ok()) return s;
-  const bool changes =
-      std::any_of(options.matrices.begin(), options.matrices.end(), [](const std::string& name) { return name != "notes"; });
+  const bool changes = std::any_of(options.matrices.begin(), options.matrices.end(),
+                                   [](const std::string& name) { return name != "notes" && name != "shards"; });
   if (!changes && (!options.types.empty() || !options.head_dims.empty() || !options.layouts.empty()))
     return {Code::invalid_argument,
             "types, head_dims and layouts are for the matrices hazards and random, which are not among those asked for"};
@@ -110,7 +113,9 @@ void drop_padding(std::vector<Entry>& entries) {
 
 /// The same of masks: a hazard of theirs is none without them, a random line is as good as any other.
 void drop_masks(std::vector<Entry>& entries) {
-  std::erase_if(entries, [](const Entry& entry) { return has_masks(entry.line.problem) && entry.matrix != "random"; });
+  std::erase_if(entries, [](const Entry& entry) {
+    return (has_masks(entry.line.problem) && entry.matrix != "random") || entry.shard.world > 1;
+  });
   for (Entry& entry : entries) remove_masks(entry.line.problem);
 }
 
@@ -210,13 +215,28 @@ class Run {
       if (!go_on(static_cast<std::int64_t>(i), entries_[i].matrix + " " + entries_[i].name)) return;
       if (i + 1 < entries_.size()) next = start_preparing(i + 1);
       const auto start = Clock::now();
-      CaseResult result = prepared.ok() ? judge(target_, prepared.value(), asked_) : refusal(entries_[i], prepared.status());
+      const Target target = over_ranks(target_, entries_[i].shard);
+      CaseResult result =
+          prepared.ok() ? judge(target, prepared.value(), checks_of(entries_[i])) : refusal(entries_[i], prepared.status());
       result.seconds = seconds_since_verify(start);
-      if (const std::string special = text_of(entries_[i].special); !special.empty()) result.special = special;
+      if (const std::string special = what_no_line_says(entries_[i]); !special.empty()) result.special = special;
       if (result.status == CaseStatus::fail && prepared.ok()) explain_failure(result, prepared.value());
       verdict_.cases.push_back(std::move(result));
     }
     go_on(static_cast<std::int64_t>(entries_.size()), options_.power ? "planting faults" : "done");
+  }
+
+  static std::string what_no_line_says(const Entry& entry) {
+    const std::string special = text_of(entry.special), ranks = text_of(entry.shard);
+    return special + (special.empty() || ranks.empty() ? "" : ", ") + ranks;
+  }
+
+  /// Ranks promise nothing of bits between a chunk and the whole.
+  std::set<std::string> checks_of(const Entry& entry) const {
+    std::set<std::string> checks = asked_;
+    if (entry.shard.world > 1)
+      for (const char* const check : {"alone", "chunks"}) checks.erase(check);
+    return checks;
   }
 
   std::optional<std::string> skip_reason(const Entry& entry) const {
@@ -236,6 +256,7 @@ class Run {
   }
 
   void explain_failure(CaseResult& result, Prepared& p) {
+    if (p.entry.shard.world > 1) return;  // no line says how positions are dealt
     if (pictures_++ < kPictures) result.pictures = pictures_of_failure(target_, p);
     const auto failed = std::find_if(result.checks.begin(), result.checks.end(),
                                      [](const CheckResult& c) { return c.state == CheckState::fail; });
@@ -251,8 +272,11 @@ class Run {
     std::vector<PowerCase> cases;
     // Faults that show on the far ones show on others, which cost less.
     const auto takes_part = [](const Entry& e) { return e.matrix != "notes" && !reaches_far(e); };
-    for (std::size_t i = 0; i < entries_.size(); ++i)
-      if (takes_part(entries_[i])) cases.push_back({entries_[i], verdict_.cases[i].status != CaseStatus::refused});
+    std::vector<PowerCase> of_ranks;
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      std::vector<PowerCase>& list = entries_[i].shard.world > 1 ? of_ranks : cases;
+      if (takes_part(entries_[i])) list.push_back({entries_[i], verdict_.cases[i].status != CaseStatus::refused});
+    }
     for (const Entry& e : left_out_)
       if (takes_part(e)) cases.push_back({e, false});
     // The notes' own batches are too large to plant 80 faults in; small ones stand in for them if some of them were served.
@@ -270,7 +294,8 @@ class Run {
     power.progress = [&](std::size_t killed, std::size_t of) {
       return go_on(std::min(total_, first + static_cast<std::int64_t>(killed)), formatted("{} of {} faults noticed", killed, of));
     };
-    verdict_.power = measure_power(std::move(cases), power);
+    if (!cases.empty()) verdict_.power = measure_power(std::move(cases), power);
+    for (MutantResult& r : measure_rank_power(of_ranks, power)) verdict_.power.push_back(std::move(r));
   }
 
   Status run_peer() {

@@ -15,8 +15,13 @@ results in rank order: every rank has the same bits. A rank that fails, or does 
 """
 
 from quire.distributed._attend import ShardedPlan, attend, plan
+from quire.distributed._capture import diagnose
 from quire.distributed._exchange import Exchange
 from quire.distributed._groups import Group
+from quire.distributed._prefill import PrefillPlan, ZigZag, prefill, prefill_plan
 from quire.distributed._shards import ContextShard, HeadShard, shards
 
-__all__ = ["ContextShard", "Exchange", "Group", "HeadShard", "ShardedPlan", "attend", "plan", "shards"]
+__all__ = [
+    "ContextShard", "Exchange", "Group", "HeadShard", "PrefillPlan", "ShardedPlan", "ZigZag", "attend", "diagnose", "plan", "prefill",
+    "prefill_plan", "shards",
+]  # fmt: skip

@@ -13,9 +13,11 @@ import numpy as np
 from quire import _quire
 from quire._arrays import empty_bytes_like, empty_like, empty_part_like, is_torch, typed_view
 from quire._messages import keywords_checked, shown
+from quire.distributed._capture import write_rank
 from quire.distributed._exchange import Exchange, Layout, bits_of, choose_exchange, empty_stack, join_heads
 from quire.distributed._groups import Group
 from quire.distributed._local_batch import LocalLengths, local_lengths
+from quire.distributed._overlap import HeadChunk, attend_overlapped, check_overlap, head_chunks
 from quire.distributed._shards import ContextShard
 from quire.errors import ArgumentError, UnsupportedError
 
@@ -33,13 +35,15 @@ class ShardedPlan:
     local: Any  # quire.Plan of the rank's own attention
     workspace: Any  # of it, on a GPU
     whole: dict[str, np.ndarray]  # lengths of the whole requests, as far as they are in host memory
+    part: Any = None  # on a GPU: the buffer of the rank's part, for every layer; the exchange of a layer ends before the next one writes
+    chunks: tuple[HeadChunk, ...] = ()  # of heads, whose exchange overlaps with attention; empty: all heads at once
 
     def __str__(self) -> str:
         s = self.shard
         order = f"contiguous, span {s.span}" if s.span else f"interleaved by {s.interleave}"
         return (
             f"rank {s.rank} of {s.world}, {order}: {len(self.lengths.seq_lens)} requests over {int(self.lengths.seq_lens.sum())} of the "
-            f"keys; {self.exchange}\n{self.local}"
+            f"keys; {self.exchange}{f', in {len(self.chunks)} chunks of heads' if self.chunks else ''}\n{self.local}"
         )
 
 
@@ -130,6 +134,7 @@ def _facts(batch: Any, cache: Any, options: Any, step: ShardedPlan, contents: bo
         "exchange (digest)": digest(step.exchange.kind),
         "heads (digest)": digest(step.heads),
         "bytes of a partial result's element": step.layout.itemsize,
+        "overlap": max(len(step.chunks), 1),
     }
     o = _quire.Options() if options is None else options
     facts["softmax_scale (bits)"] = number(o.softmax_scale)
@@ -192,31 +197,40 @@ def _on_gpu(array: Any) -> bool:
 
 
 def _prepare(
-    batch: Any, cache: Any, options: Any, shard: ContextShard, group: Group, exchange: str, heads: str, kernel: str | None, partials: str
-) -> ShardedPlan:
+    batch: Any, cache: Any, options: Any, shard: ContextShard, group: Group, exchange: str, heads: str, kernel: str | None, partials: str,
+    overlap: int,
+) -> ShardedPlan:  # fmt: skip
     _refuse(batch, options, shard, group)
     num_tokens, num_q_heads, head_dim = batch.query.shape
     itemsize = 4 if batch.dtype == "f32" else 2
     if partials == "auto":
         partials = "query" if _on_gpu(batch.query) and batch.dtype in ("f16", "bf16") else "f32"
     layout = Layout(int(num_tokens), int(num_q_heads), int(head_dim), itemsize if partials == "query" else 4)
+    if overlap > 1:
+        check_overlap(overlap, cache, heads, exchange)
+        exchange = "all_gather"
     chosen = choose_exchange(layout, group, heads, exchange, itemsize)
     window = None if options is None else options.sliding_window
     lengths = local_lengths(shard, _host(batch.query_start_loc), _host(batch.seq_lens), window)
     indices = _indices(batch, shard, lengths)
-    mine = _partial_batch(batch, indices, *layout.views(layout.empty(batch.query), _query(batch).dtype))
+    part = layout.empty(batch.query)
+    mine = _partial_batch(batch, indices, *layout.views(part, _query(batch).dtype))
     longest = dict(
         max_query_len=int(np.diff(lengths.query_start_loc).max(initial=1)), max_seq_len=max(int(lengths.seq_lens.max(initial=1)), 1)
     )
     local = _quire.plan(mine, cache, _own_options(options, shard), kernel=kernel, **longest)
     workspace = empty_bytes_like(batch.query, max(local.workspace_bytes, 1)) if _on_gpu(batch.query) else None
-    return ShardedPlan(shard, heads, chosen, layout, lengths, indices, local, workspace, _host_lengths(batch))
+    chunks = ()
+    if overlap > 1:
+        chunks = head_chunks(overlap, _query(batch), cache, _own_options(options, shard), indices, layout, group, kernel, longest)
+    kept = part if _on_gpu(batch.query) else None
+    return ShardedPlan(shard, heads, chosen, layout, lengths, indices, local, workspace, _host_lengths(batch), kept, chunks)
 
 
 @keywords_checked
 def plan(
     batch: Any, cache: Any, options: Any = None, *, group: Group, shard: ContextShard, exchange: str = "auto", heads: str = "all",
-    check: bool | str = True, kernel: str | None = None, partials: str = "auto",
+    check: bool | str = True, kernel: str | None = None, partials: str = "auto", overlap: int = 1,
 ) -> ShardedPlan:  # fmt: skip
     """What this rank does in one step. All ranks of the group call it, once per step; :func:`attend` then uses it for every layer.
 
@@ -230,6 +244,9 @@ def plan(
     partials: dtype of partial results. "f32"; or "query": that of the query, which rounds them once more, by half a unit in the last
         place of the largest weighted part, sends half the bytes, and suits kernels that store 16-bit rows alone. "auto": "query" for a
         16-bit query on a GPU, where the tensor-core kernels are three times as fast as the one that stores f32; else "f32".
+    overlap: chunks of KV heads, a divisor of num_kv_heads: while one chunk's parts travel, attention of the next one runs (on GPUs, on
+        a second stream; distributed.md says what it gains). Exchanges by all_gather, for heads="all". The results are the same up to the
+        split of the keys that a chunk's plan chooses.
 
     Raises on every rank: ContractError (Q-D05: ranks disagree), RankError (another rank failed, or did not come in time); and what
     :func:`quire.plan` raises for this rank's batch.
@@ -244,7 +261,7 @@ def plan(
     facts: dict[str, int] = {}
     error: Exception | None = None
     try:
-        step = _prepare(batch, cache, options, shard, group, exchange, heads, kernel, partials)
+        step = _prepare(batch, cache, options, shard, group, exchange, heads, kernel, partials, overlap)
         facts = _facts(batch, cache, options, step, check == "contents") if check else {}
     except Exception as failure:
         error = failure
@@ -263,7 +280,8 @@ _plan = plan  # the name under which attend(), which has an argument `plan`, cal
 @keywords_checked
 def attend(
     batch: Any, cache: Any, options: Any = None, *, group: Group, shard: ContextShard | None = None, plan: ShardedPlan | None = None,
-    exchange: str = "auto", heads: str = "all", check: bool | str = True, partials: str = "auto",
+    exchange: str = "auto", heads: str = "all", check: bool | str = True, partials: str = "auto", overlap: int = 1,
+    capture: Any = None,
 ) -> Any:  # fmt: skip
     """Softmax attention for every request of the batch, whose keys are spread over the ranks of a group; returns the output.
 
@@ -276,23 +294,38 @@ def attend(
         heads="own" [num_tokens, num_q_heads / world, head_dim].
     plan: of :func:`plan`, for a step of many layers: ranks are not compared, and nothing but results is exchanged; lengths in host
         memory are those of the plan. None: plans now, with
-        shard, exchange, heads, check and partials.
+        shard, exchange, heads, check, partials and overlap.
+    capture: a folder; the rank writes this call to ``rank<k>.safetensors`` there, with its part and its result, for
+        :func:`diagnose` and ``quire diagnose``. It copies cache and results to the host, and is not for CUDA graphs.
 
     Raises on every rank: as :func:`plan`; RankError if another rank fails or does not come in time.
     """
     if plan is not None:
-        if (shard, exchange, heads, check, partials) != (None, "auto", "all", True, "auto"):
-            raise ArgumentError("shard, exchange, heads, check, partials: given beside plan, which was made with its own; leave them out")
+        if (shard, exchange, heads, check, partials, overlap) != (None, "auto", "all", True, "auto", 1):
+            raise ArgumentError(
+                "shard, exchange, heads, check, partials, overlap: given beside plan, which was made with its own; leave them out"
+            )
         _require_same_lengths(batch, plan)
     else:
         if shard is None:
             raise ArgumentError("attend(): argument shard is missing, and so is plan")
-        plan = _plan(batch, cache, options, group=group, shard=shard, exchange=exchange, heads=heads, check=check, partials=partials)
+        plan = _plan(
+            batch, cache, options, group=group, shard=shard, exchange=exchange, heads=heads, check=check, partials=partials, overlap=overlap
+        )
+    if plan.chunks:
+        if capture is not None:
+            raise UnsupportedError("capture: a plan with overlap has its parts in chunks of heads; plan without it")
+        return attend_overlapped(_query(batch), batch, cache, _own_options(options, plan.shard), group, plan.chunks, plan.indices)
     with group.guard():
-        buffer = plan.layout.empty(batch.query)
+        buffer = plan.layout.empty(batch.query) if plan.part is None else plan.part
         mine = _partial_batch(batch, plan.indices, *plan.layout.views(buffer, _query(batch).dtype))
         _quire.attend(mine, cache, _own_options(options, plan.shard), plan=plan.local, workspace=plan.workspace)
-    return merge_across(buffer, batch, group=group, plan=plan)
+    result = merge_across(buffer, batch, group=group, plan=plan)
+    if capture is not None:
+        with group.guard():
+            part = plan.layout.views(buffer, _query(batch).dtype)
+            write_rank(capture, batch, cache, options, shard=plan.shard, heads=plan.heads, part=part, result=result)
+    return result
 
 
 def merge_across(buffer: Any, batch: Any, *, group: Group, plan: ShardedPlan) -> Any:

@@ -13,7 +13,7 @@ from quire.errors import ArgumentError, UnsupportedError
 
 #: Seconds an exchange lasts at least, and bytes a second that a rank receives, by backend. For the choice of exchanges alone: wrong
 #: numbers cost time, never a bit. nccl: two H100 of one host over NVLink; gloo: processes of one host.
-_LINKS = {"nccl": (20e-6, 200e9), "gloo": (100e-6, 1e9)}
+_LINKS = {"nccl": (9e-6, 240e9), "gloo": (100e-6, 1e9)}
 _made = 0  # groups of this process; the same on every rank, because every rank makes them in the same order
 
 

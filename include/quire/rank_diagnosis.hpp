@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// The search for a cause where the ranks that share a context have a wrong result: one capture per rank goes in.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quire/capture.hpp"
+#include "quire/diagnose.hpp"
+#include "quire/distributed.hpp"
+#include "quire/status.hpp"
+
+namespace quire {
+
+/// A rank's note "context_shard" in its capture: "rank=1 world=4 interleave=16", "rank=1 world=4 span=1024", and
+/// " heads=own" behind it if the rank's result holds its own share of the heads.
+struct RankNote {
+  ContextShard shard;
+  bool own_heads = false;
+};
+inline constexpr std::string_view kRankNote = "context_shard";
+std::string to_string(const RankNote& note);
+/// parse_error names the word that makes no sense.
+Result<RankNote> parse_rank_note(std::string_view text);
+
+/// A fault that was asked whether it explains what a rank has.
+struct RankSuspicion {
+  std::string fault;   ///< id in rank_faults()
+  std::string text;    ///< completes "ranks that ..."
+  std::string detail;  ///< "rank 3's part is missing", or empty
+  std::string next;
+  bool explains = false;   ///< every element that was compared, by its tolerance
+  std::string refutation;  ///< the first element that it does not explain, with numbers
+};
+
+/// One rank's partial result, against fp64 attention over the keys that the rank holds.
+struct RankPart {
+  std::int32_t rank = 0;
+  bool recorded = false;  ///< the capture has lse, and output is what the rank's own attention gave
+  bool right = false;     ///< of a recorded part
+  std::int64_t num_elements = 0, num_wrong = 0;
+  double worst_ratio = 0;                 ///< largest |error| / tolerance of finite elements
+  std::vector<RankSuspicion> suspicions;  ///< of a wrong part, best first
+  std::optional<Diagnosis> own;           ///< of a wrong part that none of them explains: diagnose() of the rank's own batch
+};
+
+/// The result of ranks that have the same bits, against the merge of all parts.
+struct RankResult {
+  std::vector<std::int32_t> ranks;
+  bool right = false;
+  std::int64_t num_elements = 0, num_wrong = 0;
+  double worst_ratio = 0;
+  std::vector<RankSuspicion> suspicions;  ///< of a wrong result, best first
+};
+
+struct RankDiagnosis {
+  DiagnosisVerdict verdict = DiagnosisVerdict::right;
+  ContextShard shard;  ///< of rank 0
+  std::int64_t num_tokens = 0, compared_rows = 0, num_q_heads = 0;
+  std::vector<std::string> disagreements;  ///< of a broken batch: what differs between ranks, or the rule that a rank breaks
+  std::vector<RankPart> parts;             ///< by rank
+  std::vector<RankResult> results;         ///< by their first rank
+};
+
+/// captures[i]: any order, one for each rank of one step. A rank's capture holds the call of attend_sharded() there: lengths of
+/// the whole requests, the table and the cache of the rank, note kRankNote, observed (and observed_lse) = what the rank has after
+/// the exchange; and, if lse is present, output and lse = the rank's own part.
+///
+/// Every recorded part is compared with attention over the rank's keys, and every result with the merge of the parts (of fp64
+/// ones where none are recorded). Faults that explain every element are causes. invalid_argument: a note, a rank or an observed
+/// output is missing, or ranks of two steps are mixed.
+Result<RankDiagnosis> diagnose_ranks(std::span<const Case> captures, const DiagnoseOptions& options = {});
+
+/// For a terminal.
+std::string to_string(const RankDiagnosis& diagnosis);
+/// One JSON object (docs/reference/schemas/diagnose_ranks.json), without the fields of the command.
+std::string to_json(const RankDiagnosis& diagnosis);
+
+}  // namespace quire
