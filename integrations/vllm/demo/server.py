@@ -61,6 +61,10 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)  # vLLM's engine and workers, which outlive a server that was killed
+        except ProcessLookupError:
+            pass
 
     def _wait(self) -> None:
         begun = time.monotonic()
