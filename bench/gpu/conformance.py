@@ -30,7 +30,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Of cuda_sm90, and the faults that change nothing at its head_dims: they take a head_dim for the next power of two, or that of K for
+# Faults of cuda_sm90, and faults that change nothing at its head_dims: they take a head_dim for the next power of two, or that of K for
 # V's, which it refuses where they differ.
 SM90_TYPES = ["bf16", "f16", "bf16:fp8_e4m3fn", "bf16:fp8_e5m2", "f16:fp8_e4m3fn", "f16:fp8_e5m2", "fp8_e4m3fn"]
 FAULTS_OF_OTHER_DIMS = {

@@ -4,13 +4,14 @@
 
 usage: mla.py --quire PATH --out FILE [--commit TEXT] [--without-times]
 
-  hazards   the cases of OwnHeadDimOfV and VInRowsOfK by the planned kernel, with power: every planted fault of unequal head_dims must
+  hazards   the quick cases of OwnHeadDimOfV and VInRowsOfK by the planned kernel, with power: every planted fault of unequal head_dims must
             be caught
   lines     MLA's sizes, decode and prefill, in several parts and with fp8 rows: judged with the fp64 reference
   append    rows of a latent cache, written as two parts on the device and on the CPU: the same bytes (needs torch)
   times     attend() by events, absorbed decode of 128 heads over one latent tensor, bf16 (needs torch)
 """
 import argparse
+import datetime
 import json
 import subprocess
 from pathlib import Path
@@ -34,11 +35,11 @@ def verify(quire: str, *arguments: str) -> dict:
     done = subprocess.run([quire, "verify", "--backend", "cuda", "--json", *arguments], capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         raise SystemExit(f"quire verify {' '.join(arguments)}: exit code {done.returncode}\n{done.stderr}")
-    return json.loads(done.stdout)
+    return json.loads(done.stdout)["verdicts"][0]
 
 
 def hazards(quire: str) -> dict:
-    verdict = verify(quire, "--matrix", "hazards")
+    verdict = verify(quire, "--matrix", "hazards", "--quick")
     cases = [c for c in verdict["cases"] if c["name"] in HAZARDS]
     faults = [m for m in verdict["power"]["mutants"] if m["family"] == "head_dims"]
     return {
@@ -114,7 +115,9 @@ def main() -> None:
     parser.add_argument("--commit", default="")
     parser.add_argument("--without-times", action="store_true", help="no torch here: hazards and lines alone")
     args = parser.parse_args()
-    report = {"commit": args.commit, "lines": lines(args.quire), "hazards": hazards(args.quire)}
+    name = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    device = subprocess.run(name, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    report = {"device": device, "date": f"{datetime.date.today()}", "commit": args.commit, "lines": lines(args.quire), "hazards": hazards(args.quire)}
     if not args.without_times:
         report |= {"append": append(), "times": times()}
     Path(args.out).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

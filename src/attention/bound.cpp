@@ -55,9 +55,14 @@ bool same_but_address(const Tensor& a, const Tensor& b) {
          std::equal(a.stride.begin(), a.stride.begin() + n, b.stride.begin());
 }
 
-bool same_numbers(const Options& a, const Options& b) {
-  return a.softmax_scale == b.softmax_scale && a.sliding_window == b.sliding_window && a.logits_soft_cap == b.logits_soft_cap &&
-         a.causal == b.causal && a.window_right == b.window_right;
+bool same_tensors(const Pairs& pairs) {
+  return std::all_of(pairs.begin(), pairs.end(), [](const Pair& p) { return same_but_address(*p.bound, *p.given); });
+}
+
+bool same_choices(const Batch& a, const KVCache& c, const Options& o, const Batch& b, const KVCache& d, const Options& p) {
+  return c.layout == d.layout && a.padding == b.padding && o.softmax_scale == p.softmax_scale &&
+         o.sliding_window == p.sliding_window && o.logits_soft_cap == p.logits_soft_cap && o.causal == p.causal &&
+         o.window_right == p.window_right;
 }
 
 Status other_call(const Pairs& pairs) {
@@ -124,15 +129,13 @@ Result<BoundAttend> BoundAttend::make(Plan plan, const Batch& batch, const KVCac
   if (vendor != attention::vendor_of(device::memory_of(plan.device.backend)))
     return Status(Code::invalid_argument, formatted("bind: the plan was made for the {} device {}, but query is in {} memory",
                                                     name(plan.device.backend), plan.device.name, name(batch.query.memory)));
-  if (vendor != nullptr)
-    if (Status s = gpu::admit(*vendor, plan, batch, cache, options); !s.ok()) return s;
+  if (Status s = vendor != nullptr ? gpu::admit(*vendor, plan, batch, cache, options) : cpu::runs_here(plan); !s.ok()) return s;
   return BoundAttend(std::move(plan), batch, cache, options);
 }
 
 bool BoundAttend::same_call(const Batch& batch, const KVCache& cache, const Options& options) const noexcept {
-  const Pairs pairs = pairs_of(batch_, cache_, options_, batch, cache, options);
-  return cache.layout == cache_.layout && batch.padding == batch_.padding && same_numbers(options, options_) &&
-         std::all_of(pairs.begin(), pairs.end(), [](const Pair& p) { return same_but_address(*p.bound, *p.given); });
+  return same_choices(batch_, cache_, options_, batch, cache, options) &&
+         same_tensors(pairs_of(batch_, cache_, options_, batch, cache, options));
 }
 
 Status BoundAttend::run(const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
@@ -148,7 +151,7 @@ Status BoundAttend::prepare(const Batch& batch, const KVCache& cache, const Opti
 Status BoundAttend::given(bool preparation, const Batch& batch, const KVCache& cache, const Options& options,
                           std::span<std::byte> workspace, const AttendOptions& attend_options) const {
   const Pairs pairs = pairs_of(batch_, cache_, options_, batch, cache, options);
-  if (!same_call(batch, cache, options)) return other_call(pairs);
+  if (!same_tensors(pairs) || !same_choices(batch_, cache_, options_, batch, cache, options)) return other_call(pairs);
   const gpu::Vendor* vendor = attention::vendor_of(batch.query.memory);
   const auto whole = preparation ? &quire::prepare : &attend;
   const bool sound = workspace.size() >= workspace_bytes_ && workspace.data() != nullptr &&

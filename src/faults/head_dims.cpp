@@ -75,7 +75,7 @@ Suspects scale_of_v(const Evidence& e) {
              formatted("1 / sqrt({}) instead of 1 / sqrt({})", f.v_head_dim, f.head_dim));
 }
 
-/// What MLA's scores are without their RoPE part.
+/// MLA's scores without their RoPE part.
 Suspects scores_over_v(const Evidence& e) {
   const std::int64_t cut = e.facts.v_head_dim;
   if (cut >= e.facts.head_dim) return cannot_show("V has as many dims as K, or more");
@@ -96,7 +96,7 @@ Suspects dims_beyond_k(const Evidence& e) {
       formatted("dims {} .. {}", cut, e.facts.v_head_dim - 1));
 }
 
-/// What stands at an element of the output if its rows were stored `stride` elements apart: later rows overwrite earlier ones;
+/// The value at an element of the output if its rows were stored `stride` elements apart: later rows overwrite earlier ones;
 /// what no row reaches is NaN.
 std::function<void(Model&)> rows_apart_by(const Facts* f, std::int64_t stride) {
   return [f, stride](Model& m) {

@@ -44,7 +44,7 @@ inline DeviceWorkspace device_workspace(const Plan& plan) {
   const std::int64_t kv_heads = plan.problem.num_kv_heads;
   take(kCallStateBytes);
   w.reset_bytes = w.bytes;
-  // Where no schedule kernel runs, nobody else zeroes the first list's counters. Lists of fixed parts are always scheduled,
+  // Without a schedule kernel, no other kernel zeroes the first list's counters. Lists of fixed parts are always scheduled,
   // unless blocks deal them themselves.
   w.lists[0].parts_done = take(plan.lists.empty() ? 0 : plan.lists[0].max_merges * kv_heads * 4);
   if (!plan.lists.empty() && (plan.lists[0].split_keys == 0 || body_of(plan.lists[0]).deals_itself())) w.reset_bytes = w.bytes;

@@ -146,12 +146,16 @@ int usable_cores() {
 
 }  // namespace
 
-Device host_device() {
+std::uint32_t plan_detail::host_features() {
   static const std::uint32_t features = detect_features();
-  static const std::int64_t l2_bytes = detect_l2_bytes();
   const char* limit = std::getenv("QUIRE_CPU");
+  return narrow_features(features, limit == nullptr ? "" : limit);
+}
+
+Device host_device() {
+  static const std::int64_t l2_bytes = detect_l2_bytes();
   Device device;
-  device.cpu_features = plan_detail::narrow_features(features, limit == nullptr ? "" : limit);
+  device.cpu_features = plan_detail::host_features();
   device.name = plan_detail::level_name(device.cpu_features);
   device.num_threads = plan_detail::parse_thread_count(std::getenv("QUIRE_NUM_THREADS"), usable_cores());
   device.l2_bytes = l2_bytes;

@@ -24,6 +24,9 @@ std::uint32_t features_from_cpuid(const CpuidWords& words);
 /// Features left when `limit` (scalar, avx2, avx512, avx512bf16, amx) caps them. Never adds one.
 std::uint32_t narrow_features(std::uint32_t features, std::string_view limit);
 
+/// Features that plans for this machine may use now: QUIRE_CPU narrows them. Asked by each call, so the system is not.
+std::uint32_t host_features();
+
 /// Name of the best level that a feature mask reaches.
 std::string_view level_name(std::uint32_t features);
 

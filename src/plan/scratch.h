@@ -13,7 +13,7 @@ inline std::int64_t padded(const Plan& plan, std::int64_t dims) {
   const std::int64_t lanes = plan.kernel.row().cpu->lanes;
   return (dims + lanes - 1) / lanes * lanes;
 }
-/// Of a query or key, and of a value, an output row or a partial.
+/// Floats of a query or key, and of a value, an output row or a partial.
 inline std::int64_t padded_dim(const Plan& plan) { return padded(plan, plan.problem.head_dim); }
 inline std::int64_t padded_v_dim(const Plan& plan) { return padded(plan, plan.problem.out_dim()); }
 

@@ -119,7 +119,7 @@ void drop_masks(std::vector<Entry>& entries) {
   for (Entry& entry : entries) remove_masks(entry.line.problem);
 }
 
-/// The same of a V of its own.
+/// Likewise for a V with a head_dim of its own.
 void drop_own_v(std::vector<Entry>& entries) {
   std::erase_if(entries, [](const Entry& entry) { return has_own_v(entry.line) && entry.matrix != "random"; });
   for (Entry& entry : entries) remove_own_v(entry.line);

@@ -97,7 +97,7 @@ TEST_F(CaptureFile, RoundTripsEveryTypeLayoutAndOption) {
   }
 }
 
-/// Of a V in K's rows the numbers are kept; it comes back as a tensor of its own.
+/// A V in K's rows keeps its numbers; it comes back as a tensor of its own.
 TEST_F(CaptureFile, AViewOfKComesBackAsACopy) {
   const Case c = make("q=f16 heads=4:1 d=12 dv=8 latent=1 page=4 reqs=3@9 seed=2");
   ASSERT_EQ(c.cache.v.data, c.cache.k.data);

@@ -182,6 +182,18 @@ TEST(Attend, RefusesAnUnknownKernel) {
   future.info.name = "cuda_future";
   r.plan.kernel = future;
   expect_refused_untouched(r, r.run(), "kernel cuda_future of the plan is not in this build");
+  const Status bound = BoundAttend::make(r.plan, r.data.batch, r.data.cache, r.data.options).status();
+  EXPECT_EQ(bound.code(), Code::unsupported);
+  EXPECT_NE(bound.message().find("kernel cuda_future of the plan is not in this build"), std::string::npos) << bound.message();
+}
+
+TEST(Attend, RefusesAPlanForAnotherMachine) {
+  Runner r(kMixed);
+  r.plan.device.cpu_features |= 1u << 31;  // no machine's
+  r.plan.device.name = "later";
+  expect_refused_untouched(r, r.run(), "the plan was made for device later, this machine is");
+  const Status bound = BoundAttend::make(r.plan, r.data.batch, r.data.cache, r.data.options).status();
+  EXPECT_EQ(bound.code(), Code::unsupported) << bound.message();
 }
 
 /// Runs tasks on the calling thread in a shuffled order, as a user's scheduler might.

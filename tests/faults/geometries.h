@@ -76,7 +76,7 @@ inline const std::vector<Geometry>& masked_geometries() {
   return list;
 }
 
-/// The same with a V of its own head_dim, or in K's rows (MLA), for faults that show on no others.
+/// Geometries with a V of its own head_dim, or in K's rows (MLA), for faults that show on no others.
 inline const std::vector<Geometry>& own_v_geometries() {
   static const std::vector<Geometry> list = {
       {"ValuesNarrower", "q=f32 heads=8:2 d=24 dv=16 page=8 reqs=20@30,1@150,7@13/13 index=i64 pages=300 lse=1 seed=30"},

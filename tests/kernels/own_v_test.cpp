@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a head_dim of V's own promises, on every CPU kernel of this machine: a dim of the output depends on that dim of V alone,
+// Promises of a head_dim of V's own, on every CPU kernel of this machine: a dim of the output depends on that dim of V alone,
 // and V may lie in K's rows.
 #include <gtest/gtest.h>
 
@@ -41,7 +41,7 @@ Case with_first_dims(const Case& wide, std::int64_t dims, const Tensor& output) 
   return narrow;
 }
 
-/// Of the first dims of every row.
+/// The first dims of every row.
 std::vector<std::uint32_t> leading_bits(const Tensor& t, std::int64_t dims) {
   const std::vector<std::uint32_t> all = bits_of(t);
   std::vector<std::uint32_t> some;

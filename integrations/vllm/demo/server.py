@@ -18,7 +18,8 @@ from collections.abc import Mapping
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped, too
 
-_START_SECONDS = 300.0  # a first start compiles; a server that is not up by then never will be
+_START_SECONDS = 1800.0  # a first start compiles, which took over 300 s on two busy cores; a server that fails to start ends, and is not waited for
+_TELL_SECONDS = 60.0  # between lines that say that a server is still awaited
 
 
 @dataclasses.dataclass
@@ -60,10 +61,15 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)  # vLLM's engine and workers, which outlive a server that was killed
+        except ProcessLookupError:
+            pass
 
     def _wait(self) -> None:
-        end = time.monotonic() + _START_SECONDS
-        while time.monotonic() < end:
+        begun = time.monotonic()
+        told = begun
+        while time.monotonic() < begun + _START_SECONDS:
             if self._process.poll() is not None:
                 raise RuntimeError(f"the server {self.name} stopped with status {self._process.returncode}; its log: {self.log}")
             try:
@@ -71,6 +77,9 @@ class Server:
                     return
             except OSError:
                 pass
+            if time.monotonic() > told + _TELL_SECONDS:
+                told = time.monotonic()
+                print(f"  {self.name}: still starting after {told - begun:.0f} s; its log: {self.log}", flush=True)
             time.sleep(1.0)
         raise RuntimeError(f"the server {self.name} was not healthy after {_START_SECONDS:.0f} s; its log: {self.log}")
 

@@ -126,6 +126,22 @@ def test_a_moved_cache_is_found_again():
     assert not torch.equal(found[0], found[2])
 
 
+def test_rows_of_other_strides_are_bound_anew():
+    torch.manual_seed(4)
+    m, call = _metadata(9), calls.LayerCall(0.2, DIM, None, None, None, "auto")
+    kv, query = torch.randn(13, KV_HEADS, PAGE, 2 * DIM), torch.randn(9, HEADS, DIM)
+    found = []
+    for rows in (query, torch.cat([query, query], 2)[..., :DIM], query):  # the second as a layer that splits a wider product has them
+        found.append(torch.full((9, HEADS, DIM), 7.0))
+        call.attend(types.SimpleNamespace(), rows, kv, m, found[-1], None)
+    assert len(m.bound) == 1
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    m.block_table[0, 0] = 99
+    with pytest.raises(quire.ContractError, match="Q-T03"):
+        call.attend(types.SimpleNamespace(), query, kv, m, found[0], None)
+
+
 def test_start_says_which_kernel_serves_which_layers():
     def impl(window=None):
         return types.SimpleNamespace(num_heads=9, num_kv_heads=3, head_size=64, kv_cache_dtype="fp8", sinks=None,

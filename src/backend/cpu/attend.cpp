@@ -14,6 +14,7 @@
 #include "backend/cpu/parallel.h"
 #include "backend/cpu/planted.h"
 #include "plan/fits.h"
+#include "plan/host_device.h"
 #include "quire/attention.hpp"
 #include "text/formatted.h"
 
@@ -120,13 +121,10 @@ Status admit(const Plan& plan, const Batch& batch, const KVCache& cache, const O
     if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
   if (Status s = plan_detail::shapes_fit(plan, batch, cache, options); !s.ok()) return s;
   if (Status s = lengths_fit(plan, batch, options); !s.ok()) return s;
-  if (find_entry(plan.kernel) == nullptr)
-    return {Code::unsupported, formatted("attend: kernel {} of the plan is not in this build", plan.kernel.name())};
-  if (const std::uint32_t missing = plan.device.cpu_features & ~(host_device().cpu_features | kFastBf16Dot); missing != 0)
-    return {Code::unsupported,
-            formatted("attend: the plan was made for device {}, this machine is {}", plan.device.name, host_device().name)};
-  if (!checked)
+  if (!checked) {
+    if (Status s = runs_here(plan); !s.ok()) return s;
     if (Status s = plan_detail::workspace_fits(plan, batch, cache, options, workspace); !s.ok()) return s;
+  }
   if (executor.num_threads() > plan.num_threads)
     return {Code::invalid_argument,
             formatted("attend: the executor has {} threads, the plan scratch for {}; set PlanSettings::num_threads",
@@ -166,6 +164,15 @@ Executor& executor_of(const AttendOptions& attend_options) {
 }
 
 }  // namespace
+
+Status runs_here(const Plan& plan) {
+  if (find_entry(plan.kernel) == nullptr)
+    return {Code::unsupported, formatted("attend: kernel {} of the plan is not in this build", plan.kernel.name())};
+  if (const std::uint32_t missing = plan.device.cpu_features & ~(plan_detail::host_features() | kFastBf16Dot); missing != 0)
+    return {Code::unsupported,
+            formatted("attend: the plan was made for device {}, this machine is {}", plan.device.name, host_device().name)};
+  return {};
+}
 
 Status prepare(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
                const AttendOptions& attend_options) {

@@ -6,8 +6,10 @@
 
 namespace quire::cpu {
 
-/// `checked`: check() at Depth::tables finds nothing, and nor do the rules of the workspace, as the caller has seen in its own
-/// way.
+/// Whether this build has the plan's kernel, and this machine its instructions.
+Status runs_here(const Plan& plan);
+/// `checked`: check() at Depth::tables finds nothing, and nor do the rules of the workspace and runs_here(), as the caller has
+/// seen in its own way.
 Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
               const AttendOptions& attend_options, bool checked = false);
 /// Checks what attend() checks before it writes, and writes nothing.

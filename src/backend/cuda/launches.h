@@ -38,7 +38,7 @@ struct KernelEntry {
   /// Whether the kernel can read the tensors of a call, as far as the problem did not say; where it cannot, GpuTraits::instead
   /// serves the list. Null: it always can.
   bool (*reads)(const gpu::AttendArgs& args, const DeviceList& list) = nullptr;
-  /// How the launches for two lists of this kernel follow each other; if they are divided, says so in both. Null: in_turn.
+  /// Order of the launches for two lists of this kernel; if they are divided, says so in both. Null: in_turn.
   Order (*order)(Served& first, Served& second) = nullptr;
 };
 

@@ -48,11 +48,10 @@ constexpr GpuTraits kMmaTraits = {.lists = mma_lists, .bodies = kMmaBodies, .cos
 }  // namespace
 
 constinit const KernelRow rows::cuda_mma = {
-    .info =
-        {"cuda_mma", Backend::cuda, 0u,
-         "q=f16 or bf16 with kv=q and d=64, 128, 256 or kv=fp8_e4m3fn or fp8_e5m2 and d=64, 128, out=q or fp8_e4m3fn; sm80 or "
-         "later",
-         "tensor cores (mma.sync); softmax weights are split into two 16-bit numbers"},
+    .info = {"cuda_mma", Backend::cuda, 0u,
+             "q=f16 or bf16 with kv=q and d=64, 128, 256 or kv=fp8_e4m3fn or fp8_e5m2 and d=64, 128, out=q or fp8_e4m3fn, dv=d; "
+             "sm80 or later",
+             "tensor cores (mma.sync); softmax weights are split into two 16-bit numbers"},
     .refuses = mma_refuses,
     .why_first = "it multiplies on matrix units",
     .gpu = &kMmaTraits};

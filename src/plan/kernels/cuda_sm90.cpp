@@ -224,7 +224,7 @@ constexpr GpuTraits kSm90Traits = {.lists = sm90_lists, .instead = sm90_instead,
 constinit const KernelRow rows::cuda_sm90 = {
     .info = {"cuda_sm90", Backend::cuda, 0u,
              "q=f16 or bf16 with kv=q, fp8_e4m3fn or fp8_e5m2, or q=kv=fp8_e4m3fn, out=f16, bf16 or fp8_e4m3fn, d=64, 128, 256, "
-             "group up to 128, page=multiple of 8 (packed: 16); sm90",
+             "group up to 128, page=multiple of 8 (packed: 16), dv=d; sm90",
              "Hopper's TMA and wgmma. Decode: each thread block gets the same number of keys. Prefill: two blocks share each K/V "
              "tile; weights are rounded to 16 bits, as in FlashAttention. 8-bit queries become f16"},
     .refuses = sm90_refuses,

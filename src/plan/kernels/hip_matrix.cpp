@@ -44,7 +44,7 @@ constexpr GpuTraits kMatrixTraits = {.lists = matrix_lists, .bodies = kMatrixBod
 
 constinit const KernelRow rows::hip_matrix = {
     .info = {"hip_matrix", Backend::hip, 0u,
-             "q=f16 or bf16 with kv=q or any fp8 and d=64, 128, 256; gfx90a (bf16), gfx942, gfx950, gfx1100, gfx1201",
+             "q=f16 or bf16 with kv=q or any fp8 and d=64, 128, 256, dv=d; gfx90a (bf16), gfx942, gfx950, gfx1100, gfx1201",
              "matrix units (MFMA, WMMA). Experimental: passes all tests in an emulator, has never run on an AMD GPU"},
     .refuses = matrix_refuses,
     .why_first = "it multiplies on matrix units",
