@@ -30,8 +30,8 @@ inline std::int64_t validate_blocks(const AttendArgs& a) {
 inline std::int64_t contents_blocks(const AttendArgs& a) {
   return blocks_for(a.num_tokens + a.num_reqs * (a.block_table.columns / kContentColumns + 1), 4096);
 }
-/// Pieces that the threads of append() share out: kAppendDims of a row of K or of V. The wider of them counts; pieces behind the end of
-/// the other are empty.
+/// Pieces that the threads of append() share out: kAppendDims of a row of K or of V. The wider row counts; pieces behind the end
+/// of the other row are empty.
 struct AppendPieces {
   std::int32_t of_row, of_token;
   std::int32_t tokens_at_once;  ///< by a block
