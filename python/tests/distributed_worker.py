@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of test_distributed_processes.py: distributed_worker.py gloo|mpi SCENARIO. Prints one line of JSON."""
+"""One rank of test_distributed_processes.py: distributed_worker.py gloo|mpi SCENARIO. Writes RANKS_SAY/RANK.json."""
 
 import hashlib
 import json
@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from dense import make_job
@@ -134,7 +135,8 @@ def main(transport, scenario):
     except ValueError as error:
         said.update(error=type(error).__name__, text=str(error))
     said["seconds"] = time.monotonic() - started
-    print(json.dumps(said), flush=True)
+    # A file for each rank: mpiexec mixes what ranks print at the same time.
+    Path(os.environ["RANKS_SAY"], f"{group.rank}.json").write_text(json.dumps(said), encoding="utf-8")
     if "error" in said:
         os._exit(3)  # of a group that is broken nobody waits for the others
 

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -30,33 +31,34 @@ def environment():
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "QUIRE_NUM_THREADS": "1"}
 
 
-def parsed(text):
-    lines = [line for line in text.splitlines() if line.startswith("{")]
-    return [json.loads(line) for line in lines]
+def said_in(folder):
+    """The ranks' reports, by rank; ranks that died before they wrote one are left out."""
+    return {int(file.stem): json.loads(file.read_text(encoding="utf-8")) for file in Path(folder).glob("*.json")}
 
 
 def run_gloo(world, scenario):
-    """What each rank printed, by rank; ranks that died are left out."""
+    """The ranks' reports, by rank; ranks that died are left out."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {**environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+    folder = tempfile.mkdtemp()
+    common = {**environment(), "RANKS_SAY": folder, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
     command = [sys.executable, str(WORKER), "gloo", scenario]
     ranks = [
         subprocess.Popen(command, env={**common, "RANK": str(k)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for k in range(world)
     ]
-    said, errors = {}, []
+    errors = []
     try:
         for rank in ranks:
-            out, err = rank.communicate(timeout=PATIENCE)
-            errors.append(err)
-            said.update({line["rank"]: line for line in parsed(out)})
+            errors.append(rank.communicate(timeout=PATIENCE)[1])
     except subprocess.TimeoutExpired:
-        pytest.fail(f"deadlock: after {PATIENCE} s only ranks {sorted(said)} have ended")
+        pytest.fail(f"deadlock: after {PATIENCE} s only ranks {sorted(said_in(folder))} have ended")
     finally:
         for rank in ranks:
             rank.kill()
+        said = said_in(folder)
+        shutil.rmtree(folder)
     assert said, "\n".join(errors)
     return said
 
@@ -68,8 +70,10 @@ OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 
 def run_mpi(world, scenario):
     command = [mpiexec, "-n", str(world), sys.executable, "-m", "mpi4py", str(WORKER), "mpi", scenario]
-    done = subprocess.run(command, env={**environment(), **OPEN_MPI}, capture_output=True, text=True, timeout=PATIENCE)
-    return {line["rank"]: line for line in parsed(done.stdout)}, done
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**environment(), **OPEN_MPI, "RANKS_SAY": folder}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE)
+        return said_in(folder), done
 
 
 def equal_digests(said, world):
