@@ -112,7 +112,7 @@ void add_explain(CLI::App& app, ExplainArgs& args) {
       ->type_name("N")
       ->check(whole_number(4096));
   command->add_option("--link", args.link, "what a GPU receives from the others, for --ranks (default: 450GB/s)")
-      ->type_name("GB/s");
+      ->type_name("BANDWIDTH");
 }
 
 void add_run(CLI::App& app, RunArgs& args) {

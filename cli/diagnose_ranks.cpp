@@ -16,6 +16,11 @@ Result<std::vector<Case>> captures_of(const Words& files) {
   for (const std::string& file : files) {
     Result<Case> c = map_capture(file);
     if (!c.ok()) return c.status();
+    if (c->notes.count(std::string(kRankNote)) == 0)
+      return Status(Code::invalid_argument,
+                    formatted("{}: it has no note \"{}\"; several files are the captures of the ranks of one "
+                              "call, which quire.distributed.attend(..., capture=) writes",
+                              file, kRankNote));
     captures.push_back(std::move(c).value());
   }
   return captures;

@@ -23,7 +23,10 @@ Json shared_json(const SharedSeconds& s) {
 Report explain_ranks(const ExplainArgs& args, const Problem& problem) {
   if (args.all || !args.as.empty() || !args.kernel.empty())
     return Report::usage("--ranks predicts one device: --all, --as and --kernel have no meaning with it");
-  const Result<Device> device = find_device(args.device.empty() ? "h100" : args.device);
+  if (args.batch_invariant || args.exact_weights)
+    return Report::usage("--ranks predicts plans without --batch-invariant and --exact-weights");
+  const std::string asked = args.device.empty() ? "h100" : args.device;
+  const Result<Device> device = find_device(asked);
   if (!device.ok()) return Report::failure(device.status(), did_you_mean(args.device, device_names()));
   RankLink link;
   if (!args.link.empty()) {
@@ -34,7 +37,8 @@ Report explain_ranks(const ExplainArgs& args, const Problem& problem) {
   const Result<RankPrediction> p = predict_ranks(problem, device.value(), args.ranks, link);
   if (!p.ok()) return Report::failure(p.status());
   Report report;
-  report.text = formatted("problem   {}\ndevice    {}\n", to_string(problem), device->name) + to_string(p.value(), link);
+  report.text =
+      formatted("problem   {}\ndevice    {} ({})\n", to_string(problem), asked, device->name) + to_string(p.value(), link);
   report.json = {{"schema", "quire.explain_ranks/1"},
                  {"ok", true},
                  {"exit_code", kOk},

@@ -23,9 +23,9 @@ Status no_memory(const char* what) { return {Code::out_of_memory, formatted("not
 Status own_outputs(Case& c) {
   const Tensor& q = c.batch.query;
   const DType dtype = c.batch.output.dtype;
-  std::byte* output = c.allocate(static_cast<std::size_t>(q.num_elements() * itemsize(dtype)));
-  if (output == nullptr) return no_memory("output");
-  c.batch.output = Tensor::contiguous(output, dtype, q.shape[0], q.shape[1], q.shape[2]);
+  c.batch.output = Tensor::contiguous(nullptr, dtype, q.shape[0], q.shape[1], v_head_dim(c.cache));
+  c.batch.output.data = c.allocate(num_bytes(c.batch.output));
+  if (c.batch.output.data == nullptr) return no_memory("output");
   if (!c.batch.lse.present()) return {};
   std::byte* lse = c.allocate(static_cast<std::size_t>(q.shape[0] * q.shape[1]) * sizeof(float));
   if (lse == nullptr) return no_memory("lse");

@@ -59,9 +59,11 @@ def test_words_that_make_no_sense(capfd):
         (["--ranks", "2", "--link", "fast"], "--link 'fast': expected a bandwidth above 0 with its unit, as 450GB/s"),
         (["--link", "450GB/s"], "--link is the link between --ranks GPUs: give their number"),
         (["--ranks", "2", "--all"], "--ranks predicts one device"),
+        (["--ranks", "2", "--exact-weights"], "--ranks predicts plans without --batch-invariant and --exact-weights"),
     ):
         assert main([*line, *words]) == 2
         assert text in capfd.readouterr().err
     assert main([*line, "--ranks", "2"]) == 0
     text = capfd.readouterr().out
-    assert "predicted from measured costs of one GPU" in text and "contexts" in text and "which is better" in text
+    assert "predicted from measured costs of one GPU" in text and "contexts" in text and "one GPU is better" in text
+    assert "device    h100 (sm90)" in text

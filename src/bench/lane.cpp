@@ -32,9 +32,10 @@ Result<Lane> Lane::make(const Case& c, const BenchVariant& variant) {
   lane.variant_ = variant;
   lane.plan_ = std::move(planned).value();
   const auto workspace = static_cast<std::int64_t>(workspace_bytes(lane.plan_));
-  // The output has the query's shape: a capture's own may be strided.
+  // The output is contiguous: a capture's own may be strided.
   Tensor output = c.batch.query;
   output.dtype = c.batch.output.dtype;
+  output.shape[2] = v_head_dim(c.cache);
   for (const std::int64_t bytes : {workspace, num_bytes(output), num_bytes(c.batch.lse)}) {
     lane.memory_.emplace_back(std::max<std::int64_t>(64, bytes));
     if (lane.memory_.back().data() == nullptr) return Status(Code::out_of_memory, "bench: not enough memory for the workspace");

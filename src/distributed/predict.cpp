@@ -106,6 +106,7 @@ std::string advice_of(const RankPrediction& p) {
   if (!p.contexts.known() && !p.heads.known()) return "no number is known";
   const bool heads = p.heads.known() && (!p.contexts.known() || p.heads.total() <= p.contexts.total());
   const SharedSeconds& best = heads ? p.heads : p.contexts;
+  if (p.ranks == 1) return "one rank is one GPU";
   if (p.why_no_one.empty() && p.one <= best.total()) return "one GPU is better: the exchange costs more than the others save";
   if (heads) return formatted("share heads: {:.2f} of one GPU, and nothing is exchanged", p.one > 0 ? best.total() / p.one : 0.0);
   return formatted("share contexts: {:.2f} of one GPU", p.one > 0 ? best.total() / p.one : 0.0);
@@ -124,7 +125,7 @@ std::string shared_text(const char* label, const SharedSeconds& s, double one) {
   if (s.merge > 0) text += formatted(", {:.1f} merge", kMicro * s.merge);
   if (s.exchange == 0 && s.merge == 0) text += ", nothing to exchange";
   if (one <= 0) return text + "\n";
-  return text + formatted("; {:.2f} of one GPU{}\n", s.total() / one, s.total() >= one ? ", which is better" : "");
+  return text + formatted("; {:.2f} of one GPU{}\n", s.total() / one, s.total() > one ? ": one GPU is better" : "");
 }
 
 }  // namespace

@@ -45,6 +45,15 @@ TEST(BenchCommand, TimesAGpuOrSaysWhyNot) {
   EXPECT_EQ(quire({"bench", "--device", "cuda", "--threads", "2", kLine}).exit_code, 2);
 }
 
+TEST(BenchCommand, TakesAVOfItsOwnHeadDim) {
+  for (const char* line : {"q=f32 heads=4:2 d=16 dv=8 page=8 reqs=3@9", "q=f32 heads=4:1 d=16 dv=24 page=8 reqs=3@9",
+                           "q=f32 heads=4:1 d=24 dv=16 latent=1 page=8 reqs=3@9"}) {
+    const Ran ran = quire({"bench", line, "--seconds", "0.005", "--threads", "1"});
+    EXPECT_EQ(ran.exit_code, 0) << line << ran.out << ran.err;
+    EXPECT_THAT(ran.out, HasSubstr("OK: 1 verified"));
+  }
+}
+
 TEST(BenchCommand, TakesLinesWordsFilesAndCaptures) {
   const TempFolder folder;
   const std::string cases = folder / "cases.txt", capture = folder / "a.safetensors";

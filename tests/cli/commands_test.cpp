@@ -172,6 +172,32 @@ void change(const std::string& path, const std::function<void(quire::Case&)>& ed
   ASSERT_TRUE(written.ok()) << written.message();
 }
 
+TEST(Commands, RunTakesAVOfItsOwnHeadDim) {
+  const TempFolder folder;
+  for (const char* line :
+       {"q=f32 heads=4:2 d=16 dv=8 page=8 lse=1 reqs=3@9", "q=f32 heads=4:1 d=16 dv=24 page=8 layout=packed reqs=3@9",
+        "q=f32 heads=4:1 d=24 dv=16 latent=1 page=8 reqs=3@9"}) {
+    EXPECT_EQ(quire({"run", line}).exit_code, 0) << line;
+    ASSERT_EQ(quire({"capture", line, "-o", folder / "v.safetensors"}).exit_code, 0);
+    EXPECT_EQ(quire({"run", folder / "v.safetensors"}).exit_code, 0) << line;
+  }
+}
+
+TEST(Captures, OfOneRankAreSentToDiagnose) {
+  const TempFolder folder;
+  const std::string file = folder / "rank0.safetensors";
+  Result<Case> c = make_case(parse_problem_line(kProblem).value());
+  ASSERT_TRUE(c.ok());
+  c->notes["context_shard"] = "rank=0 world=2 interleave=4";
+  ASSERT_TRUE(write_capture(file, c.value()).ok());
+  for (const char* command : {"check", "run", "explain", "diagnose"}) {
+    const Ran ran = quire({command, file});
+    EXPECT_EQ(ran.exit_code, 2) << command;
+    EXPECT_THAT(ran.err, AllOf(HasSubstr("rank0.safetensors: one rank's part of a shared context (rank=0 world=2 interleave=4)"),
+                               HasSubstr("`quire diagnose`")));
+  }
+}
+
 TEST(Captures, WrittenReadSavedAndJudged) {
   const TempFolder folder;
   const std::string batch = folder / "batch.safetensors";

@@ -77,7 +77,7 @@ __device__ inline void let_trailing_start(const gpu::AttendArgs& a) {
   hopper::launch_dependents();
 }
 
-/// Number of decode blocks that have work, with kBlocks of them on a SM.
+/// Number of decode blocks that have work, with kBlocks of them on an SM.
 template <int kBlocks>
 __device__ inline int begin_decode_turn(const gpu::AttendArgs& a) {
   // A layer finds nothing of its call ahead of it, so what it reads may still be written.

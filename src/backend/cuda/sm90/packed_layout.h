@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layout of tiles of packed caches (vLLM's layout: K [pages, kv_heads, head_dim / x, page_size, x] with x of 16 bytes, V [pages,
+// Tiles of packed caches (vLLM's layout: K [pages, kv_heads, head_dim / x, page_size, x] with x of 16 bytes, V [pages,
 // kv_heads, head_dim, page_size]) lie in shared memory.
 //
 // Keys: pieces of 8 tokens x 16 bytes, 128 bytes in a row, are core matrices of wgmma as they stand in the cache: no swizzle.

@@ -42,7 +42,7 @@ struct Fp8Tiles {
   static constexpr int kElementBytes = 1;
   static constexpr int kBlocks = kDim / 64;  ///< of 64 dims
 
-  /// Warpgroups of a block, and blocks of a SM.
+  /// Warpgroups of a block, and blocks of an SM.
   template <int kRows>
   static constexpr int groups() {
     return kRows == 8 && kDim <= 128 ? 1 : 2;
@@ -97,7 +97,7 @@ struct Fp8Tiles {
     return {finite(chunk.x), finite(chunk.y), finite(chunk.z), finite(chunk.w)};
   }
 
-  /// Place of pair `i` of chunk `chunk` (8 dims) of a query row goes: pairs 0 2 4 6 of 16 dims before 1 3 5 7.
+  /// Place of pair `i` of chunk `chunk` (8 dims) of a query row: pairs 0 2 4 6 of 16 dims before 1 3 5 7.
   __device__ static Byte* query_pair(Byte* row, int swizzle, int chunk, int i) {
     return row + (chunk % 8 / 2 * 2 + i % 2 ^ swizzle) * 16 + chunk % 2 * 8 + i / 2 * 4;
   }

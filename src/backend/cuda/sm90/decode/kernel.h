@@ -11,8 +11,8 @@
 // The first half of the columns of P^T holds the high parts of the weights and the second half the low parts. plain_tiles.h,
 // fp8_tiles.h and packed_tiles.h say where K and V^T come from.
 //
-// The scheduler deals keys to blocks by Stream-K (scheduler.h). Rows of visible pages that no row sees are copied and not used;
-// no other memory of the cache is read.
+// The scheduler deals keys to blocks by Stream-K (scheduler.h). Keys of a visible page that no score row sees are copied and not
+// used; no other memory of the cache is read.
 #pragma once
 
 #include "backend/cuda/sm90/decode/consumer.h"
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);
-  if (threadIdx.x == 0) {  // of a consumer warp: producers are waited for
+  if (threadIdx.x == 0) {  // of a consumer warp: the first copy waits for the producers
     hopper::prefetch_map(&maps.k), hopper::prefetch_map(&maps.v);
     Memory::init_barriers(shared);
   }
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
   const bool few = a.num_reqs <= kFewRequests, produces = warp >= 0 && warp < Memory::kProducerWarps;
   Counted row{};
   if (!few || produces) row = count_tiles<Memory::kThreads>(a, places, shared.row, few, warp);
-  if (few) __syncthreads();  // mbarriers are there
+  if (few) __syncthreads();  // all see the mbarriers; count_tiles() has a barrier otherwise
   if (warp < 0) {
     if constexpr (Memory::kMoveRegisters) hopper::take_registers<Memory::kConsumerRegisters>();
     gpu::confirm_if_first(a);
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
       Producer<Memory>{a, maps, shared, warp}.run(Pieces<Memory::kSlices>(a, places, row, static_cast<int>(blockIdx.x), blocks));
     let_trailing_start(a);
     end_turn(a);
-    // Prepare reports broken lengths, too, but not too many parts.
+    // Prepare reports broken lengths, too. Too many parts are found here alone.
     if (row.all == kUnsound && threadIdx.x == Memory::kConsumerThreads) gpu::break_call(a);
   }
 #endif

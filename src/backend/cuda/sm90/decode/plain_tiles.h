@@ -28,7 +28,7 @@ struct PlainTiles {
   static constexpr int kBoxBytes = kTileKeys * kRowBytes;  ///< of a tile
   static constexpr int kElementBytes = 2;
 
-  /// Warpgroups of a block, and blocks of a SM.
+  /// Warpgroups of a block, and blocks of an SM.
   template <int kRows>
   static constexpr int groups() {
     return kRows == 8 && kDim <= 128 ? 1 : 2;

@@ -27,7 +27,7 @@ struct Producer {
   /// Facts of a piece that the copies need.
   struct Source {
     int req = 0, kv_head = 0;
-    Piece piece;  ///< of no tiles
+    Piece piece;  ///< of no tiles until one is assigned
     Boxes seen{};
   };
 
@@ -112,11 +112,11 @@ struct Producer {
     Memory::arrive_warp(shared.job_full[ring.stage()]);
   }
 
-  /// The first pages of a piece are looked up before the piece ahead of it is copied to its end, so that its end does not stop
-  /// the copies; and a piece's first keys are on their way before the warpgroups hear of it, who ask for its query meanwhile. Of
-  /// its values, too, where the loop over tiles has no registers left to tell them.
+  /// Copies all pieces. A piece's first pages are looked up before the end of the piece ahead is copied: no copy waits for them.
+  /// A piece's first keys are copied before its announcement, so that warpgroups ask for the query meanwhile. With several
+  /// warpgroups its first values are, too, because the loop over tiles has no registers to announce in between.
   __device__ void run(Walk walk) const {
-    constexpr bool kBetween = !Memory::kMoveRegisters;  // keys and values
+    constexpr bool kBetween = !Memory::kMoveRegisters;  // announced between the copies of keys and of values
     Ring ring;
     typename Memory::JobRing jobs;
     Source from;

@@ -248,8 +248,8 @@ __device__ inline std::int32_t whole_share(std::int32_t share, std::int32_t all,
   return whole - share <= share / kWholeShare ? whole : share;
 }
 
-/// The pieces of one block's share, in order. Every thread that walks sees the same. Of a piece's segment, whose it is and what
-/// it sees is asked for here, as long as the walk is there: a producer warp has no registers for it twice.
+/// The pieces of one block's share, in order. Every thread that walks sees the same. req(), kv_head(),
+/// slice() and lengths() are of the piece that next() gave last: a producer warp has no registers for them twice.
 template <bool kSlices>
 class Pieces {
  public:

@@ -18,7 +18,7 @@ struct DecodeLaunch {
   cudaStream_t stream;
 };
 
-/// Stages of narrow tiles: a few bytes more in a block's shared memory would cost one.
+/// Stages of narrow tiles: a few bytes more in a block's shared memory would cost a stage.
 constexpr int narrow_stages(int head_dim, int element_bytes) {
   if (element_bytes == 1) return head_dim == 64 ? 5 : head_dim == 128 ? 2 : 6;
   return head_dim == 64 ? 6 : 3;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefill on Hopper: tiles of 128 score rows (query rows x group: packed GQA) of one request and KV head against tiles of 128
-// keys.
+// keys (64 for head_dim 256).
 //
-// Producer warps draw items and copy by the tensor copy engine (TMA), a box a page; transform warps convert fp8 codes
+// Producer warps draw items and copy by the tensor copy engine (TMA), boxes of up to 64 tokens; transform warps convert fp8 codes
 // (transform.h); two consumer warpgroups of 64 rows each multiply by wgmma (products.h, mainloop.h). Two blocks share tiles of
 // keys: each copies half to both, because reads of the L2 cache by all blocks are near its limit. Weights are rounded to the
 // query's type (numerics.md, "Rounded weights"). Rows are written by tensor copies (epilogue.h).

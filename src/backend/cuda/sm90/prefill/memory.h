@@ -24,7 +24,7 @@ enum class CacheKind { rows, codes, packed, packed_codes };
 constexpr bool holds_codes(CacheKind kind) { return kind == CacheKind::codes || kind == CacheKind::packed_codes; }
 constexpr bool is_packed(CacheKind kind) { return kind == CacheKind::packed || kind == CacheKind::packed_codes; }
 
-/// Codes that are copied of the cache are on their way to tiles of 16 bits.
+/// fp8 codes are copied into stages of their own, from which the transform warps make tiles of 16 bits.
 template <int kDim_, CacheKind kCache>
 struct Memory {
   static constexpr int kDim = kDim_, kHalves = kDim / 64;
@@ -84,7 +84,7 @@ struct Memory {
     int num_items;  ///< of the list; asked by one thread, which has no register to keep it in
     int last;
     float zero;
-    int group_inverse;  ///< 2^16 over it, rounded up: for n < 256, n / group is n times that / 2^16
+    int group_inverse;  ///< ceil(2^16 / group): for n < 256, n / group is n * group_inverse / 2^16
   };
   static_assert(sizeof(Shared) <= 227 * 1024);
 

@@ -80,9 +80,9 @@ struct Transform {
     *reinterpret_cast<uint4*>(rows + (to ^ 16)) = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
   }
 
-  /// This warp's rows: of every kWarps times 8, eight. What was not copied is converted like the rest, and used like the rest of
-  /// a 16-bit tile that was not. Codes are loaded kAhead chunks early, the first of them before the tile is free: beside products
-  /// a load takes long.
+  /// Converts this warp's rows: of every kWarps times 8, eight. Codes of boxes that were not copied are converted, too, and
+  /// their elements masked as in a 16-bit tile. Codes are loaded kAhead chunks early, the first of them before the tile is free:
+  /// beside products a load takes long.
   template <typename Element, bool kE4m3, bool kValues, typename AwaitTile>
   __device__ void convert_tile(Tile& tile, const CodeTile& codes, AwaitTile&& await_tile) const {
     constexpr int kChunks = (kKeys / 8 + kWarps - 1) / kWarps * kOfRows;
