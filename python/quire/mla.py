@@ -61,8 +61,10 @@ def append(latent: Any, c_kv: Any, k_rope: Any, slot_mapping: Any, *, scale: Any
     for name, rows in (("c_kv", c_kv), ("k_rope", k_rope)):
         if len(rows.shape) != 2:
             raise ArgumentError(f"{name}: {list(rows.shape)}, expected [num_tokens, {'rank' if name == 'c_kv' else 'rope_dim'}]")
-    rank = c_kv.shape[1]
+    rank, rope_dim = c_kv.shape[1], k_rope.shape[1]
     _check(latent, rank)
+    if rank + rope_dim != latent.shape[2]:
+        raise ArgumentError(f"c_kv and k_rope: {rank} + {rope_dim} elements, expected {latent.shape[2]}: a row of the cache")
     rows = latent[:, :, None, :]
     parts = _quire.KVCache(rows[:, :, :, :rank], rows[:, :, :, rank:], "nhd", k_scale=scale, v_scale=scale, dtype=dtype)
     _quire.append(parts, c_kv[:, None, :], k_rope[:, None, :], slot_mapping, **options)

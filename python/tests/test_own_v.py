@@ -161,6 +161,7 @@ def test_a_latent_row_may_be_fp8_with_one_scale():
     [
         (lambda x: mla.cache(x[0], RANK), r"latent: \[8, 64\], expected \[num_pages, page_size, rank \+ rope_dim\]"),
         (lambda x: mla.cache(x, 64), "rank: 64, expected 1 to 63: a row of the cache has 64 elements"),
+        (lambda x: mla.append(x, x[0, :, :RANK], x[0, :, RANK + 1:], [0]), r"c_kv and k_rope: 48 \+ \d+ elements, expected \d+: a row"),
         (lambda x: mla.append(x, x[0, :, None, :RANK], x[0, :, RANK:], [0]), r"c_kv: \[8, 1, 48\], expected \[num_tokens, rank\]"),
         (
             lambda x: mla.absorbed_query(x[:, :, :NOPE], x[:, :, :ROPE], np.zeros((8, NOPE, RANK)), x[:1]),

@@ -2,7 +2,7 @@
 // The registers of a consumer thread of prefill: scores and weights of a tile, and the running softmax of its two rows.
 //
 // Weights are relative to a maximum that lags behind, so that rows are seldom rescaled: in most data in their first tiles alone.
-// Where maxima are looked at, a logit may exceed them by kSlack (base 2); where they are not, the sums show it. Weights are
+// A logit may exceed a maximum that is looked at by kSlack (base 2); a maximum that is not shows in the sums. Weights are
 // 2^kShift times as large, and at most kMostSum: an f16 holds that. A row depends on no other row: some rows of a warp may not
 // exist, and hold what was left in memory.
 #pragma once
