@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "semantics/host_device.h"
+#include "semantics/qualifiers.h"
 
 namespace quire::semantics {
 
