@@ -38,7 +38,7 @@ ALLOWED = {
     "src/threads/": [],
     "src/semantics/": PUBLIC_TYPES,
     # How devices cut their work: numbers alone, for the host and for devices.
-    "src/schedule/": ["src/semantics/host_device.h", "src/semantics/visible_range.h"],
+    "src/schedule/": ["src/semantics/qualifiers.h", "src/semantics/visible_range.h"],
     "src/batch/": PUBLIC + SEMANTICS,
     "src/device/": PUBLIC + TEXT,
     "src/contract/": PUBLIC + SEMANTICS + ["src/device/"],

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "schedule/tiles.h"
-#include "semantics/host_device.h"
+#include "semantics/qualifiers.h"
 #include "semantics/visible_range.h"
 
 namespace quire::schedule {

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "semantics/host_device.h"
+#include "semantics/qualifiers.h"
 #include "semantics/visible_range.h"
 
 namespace quire::schedule {
