@@ -42,7 +42,7 @@ QUIRE_HD std::int64_t tried_parts(std::int64_t tiles, Int key_tiles_of_last, std
 /// first if none does.
 template <class MakesFew>
 QUIRE_HD std::int32_t chosen_part_tiles(std::int32_t part_tiles, MakesFew&& makes_few) {
-#if defined(__CUDACC__) || defined(__HIP__)
+#if defined(__CUDA_ARCH__) || defined(__HIP__)
 #pragma unroll
 #endif
   for (int i = 0; i < kPartSizes; ++i)

@@ -112,7 +112,7 @@ struct Places {
   QUIRE_HD Int of_head(Int query_len, Int context_len) const {
     if (!kSlices) return slices(query_len) == 0 ? 0 : of(slice(query_len, context_len, 0).tiles);
     Int sum = 0;
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
 #pragma unroll 1
 #endif
     for (Int i = 0, count = slices(query_len); i < count; ++i) sum += of(slice(query_len, context_len, i).tiles);
@@ -205,7 +205,7 @@ class Pieces {
   using Int = decltype(Args::group);
   using Lengths = typename Requests::Lengths;
 
-  /// Piece by piece of share `block` of a row of `all` places. find(place): a request with places at or before this one.
+  /// The pieces of share `block`, in a row of `all` places. find(place): a request whose first place is at or before this one.
   template <class Find>
   QUIRE_HD Pieces(const Places<Args, kSlices>& places, const Requests& requests, Int all, Int share, Int block, Find&& find)
       : places_(places), requests_(requests), share_(share) {
