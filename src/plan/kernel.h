@@ -13,6 +13,7 @@
 
 #include "plan/work.h"
 #include "quire/plan.hpp"
+#include "schedule/shares.h"
 
 namespace quire::plan_detail {
 
@@ -29,15 +30,13 @@ struct CpuTraits {
 struct Body {
   Role role;
   std::string_view name;  ///< ListPrediction::served_by
-  /// Tiles of keys in a block's share, at least, where blocks find equal shares of the work themselves (Stream-K) and no list is
-  /// written. 0: blocks draw the items of a list.
-  std::int64_t least_share = 0;
-  /// A share may grow by a part in so many to be a whole number of segments, or of a segment's parts. 0: it does not.
-  std::int64_t whole_share = 0;
+  /// Rounding of shares, where blocks find equal shares of the work themselves (Stream-K) and no list is written. Shares of 0
+  /// tiles: blocks draw the items of a list.
+  schedule::Rounding<std::int32_t> shares{.least = 0, .whole = 0};
   std::int64_t blocks_per_unit = 1;  ///< blocks that work on an item together
   std::int64_t matrix_rows = 0;      ///< score rows that the matrix units are given for a tile; 0: the tile's
   std::int64_t own_tiles_dim = 0;    ///< head_dim with tiles of other sizes, for which other head_dims' costs do not stand
-  bool deals_itself() const { return least_share > 0; }
+  bool deals_itself() const { return shares.least > 0; }
 };
 
 /// Properties of a GPU kernel.

@@ -61,7 +61,7 @@ enum class Role : std::int32_t {
 
 /// One work list of a GPU plan, which the device writes: slices of the requests with min_rows < query_len * group <= max_rows.
 /// Score row s of a request is query row s / group, head s % group of a KV head's group. Capacities hold for every batch within
-/// the bounds (src/plan/device_lists.cpp has the proof).
+/// the bounds (src/schedule/capacities.h has the proof).
 struct DeviceList {
   KernelHandle kernel;  ///< serves the list: the plan's, or one that takes what the plan's kernel leaves
   Role role = Role::rows;

@@ -10,6 +10,7 @@
 #include "plan/kernels/cuda_mma.h"
 #include "plan/kernels/generic.h"
 #include "plan/kernels/refusals.h"
+#include "schedule/capacities.h"
 
 namespace quire::plan_detail {
 namespace {
@@ -127,9 +128,9 @@ DeviceList decode_tiles(const Plan& plan) {
 std::int64_t most_parts_of_segment(const Plan& plan) {
   constexpr std::int64_t kDimsAtOnce = 4 * 128;
   const std::int64_t rows = std::clamp<std::int64_t>(most_rows(plan), 1, kSm90.narrow_rows);
-  const std::int64_t rounds = ceil_div(rows * plan.problem.head_dim, kDimsAtOnce);
+  const std::int64_t rounds = schedule::ceil_div(rows * plan.problem.head_dim, kDimsAtOnce);
   const std::int64_t span = plan.problem.sliding_window ? *plan.problem.sliding_window : plan.bounds.max_seq_len;
-  const auto tiles = static_cast<double>(ceil_div(std::min(span, plan.bounds.max_seq_len), kSm90.tile_keys));
+  const auto tiles = static_cast<double>(schedule::ceil_div(std::min(span, plan.bounds.max_seq_len), kSm90.tile_keys));
   return std::max(kSm90.many_parts,
                   static_cast<std::int64_t>(std::sqrt(tiles * kSm90.tile_by_part / static_cast<double>(rounds))));
 }
@@ -188,8 +189,8 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
 }
 
 constexpr Body kSm90Bodies[] = {
-    {.role = Role::decode, .name = "sm90_decode", .least_share = 1, .whole_share = kSm90.whole_share, .own_tiles_dim = 256},
-    {.role = Role::decode_wide, .name = "sm90_wide", .least_share = kSm90.wide_share, .own_tiles_dim = 256},
+    {.role = Role::decode, .name = "sm90_decode", .shares = kSm90.narrow_share, .own_tiles_dim = 256},
+    {.role = Role::decode_wide, .name = "sm90_wide", .shares = kSm90.wide_share, .own_tiles_dim = 256},
     {.role = Role::prefill,
      .name = "sm90_prefill",
      .blocks_per_unit = 2,

@@ -153,7 +153,7 @@ float weigh_row(const float* dots, float scale, float tile_max, TileKeys keys, C
     if (any_nan(dots, chunks)) state = {0.0f, NAN};
     return 1.0f;
   }
-  constexpr float kLog2e = 1.44269504088896341f;
+  using semantics::kLog2e;
   const __m512 minus_max = V::set1(-max * kLog2e);
   __m512 sum[2] = {V::set1(0.0f), V::set1(0.0f)};
   for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {

@@ -8,22 +8,17 @@
 #include <cstdint>
 
 #include "backend/gpu/args.h"
+#include "schedule/shares.h"
 
 namespace quire::cuda::sm90 {
 
 using Byte = unsigned char;
 
-constexpr int kTileKeys = 64;
+constexpr int kTileKeys = schedule::kShareTileKeys;
 constexpr int kPackedKeys = 8;     ///< tokens of a core matrix of packed keys
 constexpr int kPackedValues = 16;  ///< tokens of a row of packed values, at least
-/// The least number of tiles in a block's share of wide tiles. Smaller shares make more parts, and one warpgroup merges all parts
-/// of up to 32 rows, at some 1.5 us a part (measured on an H200).
-constexpr int kWideShare = 8;
-/// For narrow tiles, whole_share() (decode/scheduler.h) may lengthen a share by at most 1 / kWholeShare of its length, 3 %, so
-/// that a share is a whole number of segments, or a segment a whole number of shares.
-constexpr int kWholeShare = 34;
-constexpr int kFewRequests = 64;  ///< that one warp counts
-constexpr int kRowEntries = 960;  ///< of the row of tiles that a block counts in shared memory
+constexpr int kFewRequests = 64;   ///< that one warp counts
+constexpr int kRowEntries = 960;   ///< of the row of tiles that a block counts in shared memory
 
 // Constants of prefill/.
 constexpr int kPair = 2;                                                         ///< blocks that share tiles of keys

@@ -14,7 +14,6 @@ namespace sm90 {
 namespace {
 
 constexpr plan_detail::Sm90Tuning kTuning = plan_detail::kSm90;
-static_assert(kTuning.tile_keys == kTileKeys && kTuning.wide_share == kWideShare && kTuning.whole_share == kWholeShare);
 static_assert(kTuning.prefill_rows == kPair * kPrefillBlockRows);
 static_assert(kTuning.prefill_keys(128) == prefill_keys(128) && kTuning.prefill_keys(256) == prefill_keys(256));
 

@@ -44,7 +44,7 @@ QUIRE_DEVICE void finish_scores(typename Gpu::Sums (&s)[kBlocks], const AttendAr
                                 const WaveRows& rows, const LaneRow& row, int first) {
   const bool plain = a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr;
   const semantics::ScoreParams params{segment.scale, a.score.soft_cap};
-  const float base2 = segment.scale * kLog2E;
+  const float base2 = segment.scale * kLog2e;
   const int group = lane_group<Gpu>();
   QUIRE_UNROLL
   for (int b = 0; b < kBlocks; ++b) {
@@ -52,7 +52,7 @@ QUIRE_DEVICE void finish_scores(typename Gpu::Sums (&s)[kBlocks], const AttendAr
     for (int i = 0; i < Gpu::kSums; ++i) {
       const auto distance = static_cast<float>(first + 16 * b + Gpu::sum_row(group, i) - row.q_pos);
       float& x = s[b].x[i];
-      x = plain ? x * base2 : kLog2E * semantics::score<semantics::FloatOps>(x, params, row.slope, distance);
+      x = plain ? x * base2 : kLog2e * semantics::score<semantics::FloatOps>(x, params, row.slope, distance);
     }
   }
   const bool seen_by_all = first >= rows.full_begin && first + 16 * kBlocks <= rows.full_end;
@@ -82,7 +82,7 @@ QUIRE_DEVICE void fold_weights(typename Gpu::Sums (&s)[kBlocks], RowSums<Gpu, kO
   }
   QUIRE_UNROLL
   for (int mask = kBlockRows; mask < Gpu::kWave; mask *= 2) top = larger(top, shuffle_xor(top, mask));
-  const float base = top == -INFINITY ? 0.0f : top;  // nothing seen yet: every weight below becomes 0
+  const float base = semantics::base_of(top);
   const float rescale = exp2(to.max - base);
   to.max = top;
   float sum = 0.0f;

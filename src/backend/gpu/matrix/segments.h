@@ -5,11 +5,12 @@
 
 #include "backend/gpu/generic_block.h"
 #include "backend/gpu/matrix/instructions.h"
+#include "semantics/softmax_state.h"
 
 namespace quire::gpu::matrix {
 
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
+using semantics::kLn2;
+using semantics::kLog2e;
 
 /// Stored as fp8.
 QUIRE_DEVICE bool is_coded(DType type) { return type != DType::f16 && type != DType::bf16; }

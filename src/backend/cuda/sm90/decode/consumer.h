@@ -49,8 +49,8 @@ struct Consumer {
 #pragma unroll
     for (int q = 0; q < kColumns; ++q) {
       const float top = fmaxf(state.max[q], found.max[me.column(q)]);
-      const float rescale = ptx::exp2_approx(state.max[q] - Online::base_of(top));
-      const float weight = ptx::exp2_approx(found.max[me.column(q)] - Online::base_of(top));
+      const float rescale = semantics::weight_in<ptx::Exp2>(state.max[q], top);
+      const float weight = semantics::weight_in<ptx::Exp2>(found.max[me.column(q)], top);
       state.max[q] = top;
       state.sum[q] *= rescale;
       if (me.matrix_row() == 0) state.sum[q] += weight * Online::sum_of(found.sums, me.column(q));  // one thread of each column

@@ -46,8 +46,7 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
     Consumer<T, Memory>{a, shared}.run();
   } else {
     if constexpr (Memory::kMoveRegisters) hopper::keep_registers<Memory::kProducerRegisters>();
-    if (produces)
-      Producer<Memory>{a, maps, shared, warp}.run(Pieces<Memory::kSlices>(a, places, row, static_cast<int>(blockIdx.x), blocks));
+    if (produces) Producer<Memory>{a, maps, shared, warp}.run(pieces_of(a, places, row, blocks));
     let_trailing_start(a);
     end_turn(a);
     // Prepare reports broken lengths, too. Too many parts are found here alone.
