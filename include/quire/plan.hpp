@@ -88,7 +88,7 @@ class KernelHandle {
 struct PlanSettings {
   std::string kernel;            ///< force this row by name; plan fails with its refusals if it cannot take the problem
   bool batch_invariant = false;  ///< a request's bits do not depend on the rest of the batch nor on its chunking
-  bool exact_weights = false;    ///< softmax weights keep f32's precision in every row (see DeviceList::rounded_weights); slower
+  bool exact_weights = false;    ///< softmax weights keep f32's precision in every row (see rounds_weights()); slower
   int num_threads = 0;           ///< 0 = device.num_threads, at most kMaxThreads; only balances work, never changes bits
   /// For lengths that live on a device and are not read: no request of the batch is longer. 0 = what the tensors' shapes allow.
   /// They size the workspace; attend_status() finds a batch that breaks them.
@@ -179,10 +179,7 @@ struct DeviceList {
   std::int64_t max_slices = 0;    ///< (tile, part) pairs; each is num_kv_heads items
   std::int64_t max_merges = 0;    ///< tiles of several parts
   std::int64_t max_partials = 0;  ///< partial tiles, [tile_rows][v_head_dim] f32 each
-  /// Softmax weights of its rows may be rounded to the type of the query before they meet V (numerics.md, "Rounded
-  /// weights").
-  bool rounded_weights = false;
-  bool beside = false;  ///< is served at the same time as the list before it, on multiprocessors of its own
+  bool beside = false;            ///< is served at the same time as the list before it, on multiprocessors of its own
   bool operator==(const DeviceList&) const = default;
 };
 
@@ -229,7 +226,7 @@ Result<Plan> plan(Problem problem, const Device& device, const PlanSettings& set
 Result<Plan> plan(const Batch& batch, const KVCache& cache, const Options& options, const PlanSettings& settings = {});
 
 /// Whether attend() may round the softmax weights of a request with query_len rows to the type of the query before they meet V
-/// (DeviceList::rounded_weights). Its outputs are then judged with allow_rounded_weights().
+/// (numerics.md, "Rounded weights"). Its outputs are then judged with allow_rounded_weights().
 bool rounds_weights(const Plan& plan, std::int64_t query_len) noexcept;
 
 /// One line: `cpu_avx512 tile=64x64 split=1024 items=40 merges=8 ...`.

@@ -198,8 +198,9 @@ std::string text_of_device_plan(const Plan& plan) {
 
 bool rounds_weights(const Plan& plan, std::int64_t query_len) noexcept {
   const std::int64_t rows = query_len * plan.problem.group();
-  return std::any_of(plan.lists.begin(), plan.lists.end(),
-                     [&](const DeviceList& l) { return l.rounded_weights && rows > l.min_rows && rows <= l.max_rows; });
+  return std::any_of(plan.lists.begin(), plan.lists.end(), [&](const DeviceList& l) {
+    return plan_detail::body_of(l).rounds_weights && rows > l.min_rows && rows <= l.max_rows;
+  });
 }
 
 std::string to_string(const Plan& plan) {

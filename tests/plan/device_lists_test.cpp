@@ -250,7 +250,7 @@ TEST(DeviceLists, ThePrefillListHasRoomForLowerTiles) {
     if (generic) p.q_dtype = DType::bf16, p.kv_dtype = DType::fp8_e4m3fn;
     const std::int64_t lowest = generic ? 16 : 64;
     const Plan plan = quire::plan(p, find_device("sm90").value()).value();
-    if (plan.lists.size() != 2 || !plan.lists[1].rounded_weights) continue;
+    if (plan.lists.size() != 2 || plan.lists[1].role != Role::prefill) continue;
     ++seen;
     const DeviceList& list = plan.lists[1];
     std::int64_t tiles = 0;
