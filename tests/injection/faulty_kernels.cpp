@@ -38,7 +38,7 @@ std::int64_t store_rows(cpu::AttendArgs args, std::int64_t req, std::int64_t kv_
   return rows;
 }
 
-std::int64_t attend(const cpu::KernelEntry& kernel, const cpu::AttendArgs& args, const WorkItem& item, float* scratch) {
+std::int64_t attend(const cpu::KernelEntry& kernel, const cpu::AttendArgs& args, const cpu::WorkItem& item, float* scratch) {
   Given given{args, item, {}, {}, {}};
   if (planted->given != nullptr) planted->given(given);
   const auto compute = [&](const cpu::AttendArgs& a) { return kernel.attend(a, given.item, scratch); };
@@ -52,7 +52,7 @@ std::int64_t attend(const cpu::KernelEntry& kernel, const cpu::AttendArgs& args,
   return rows;
 }
 
-std::int64_t merge(const cpu::KernelEntry& kernel, const cpu::AttendArgs& args, const MergeItem& item, float* scratch) {
+std::int64_t merge(const cpu::KernelEntry& kernel, const cpu::AttendArgs& args, const cpu::MergeItem& item, float* scratch) {
   if (planted->step == Step::merged_at_first_part) return (item.row_end - item.row_begin) * args.group;
   Given given{args, {.req = item.req, .kv_head = item.kv_head}, item, {}, {}};
   if (planted->given != nullptr) planted->given(given);
@@ -67,10 +67,10 @@ struct Faulty {
   static const cpu::KernelEntry& now() { return planted->step == Step::none ? kRight : kPlanted; }
   static inline const cpu::KernelEntry entry = {
       kRight.row,
-      [](const cpu::AttendArgs& args, const WorkItem& item, float* scratch) {
+      [](const cpu::AttendArgs& args, const cpu::WorkItem& item, float* scratch) {
         return planted == nullptr ? kRight.attend(args, item, scratch) : attend(now(), args, item, scratch);
       },
-      [](const cpu::AttendArgs& args, const MergeItem& item, float* scratch) {
+      [](const cpu::AttendArgs& args, const cpu::MergeItem& item, float* scratch) {
         return planted == nullptr ? kRight.merge(args, item, scratch) : merge(now(), args, item, scratch);
       }};
 };

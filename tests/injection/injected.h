@@ -15,8 +15,8 @@ namespace quire::test {
 /// What a kernel is given, to be changed: a right kernel that is given a window one short is one that keeps a key too few.
 struct Given {
   cpu::AttendArgs args;
-  WorkItem item;    ///< of an item
-  MergeItem merge;  ///< of a merge
+  cpu::WorkItem item;    ///< of an item
+  cpu::MergeItem merge;  ///< of a merge
   std::vector<Request> reqs;
   std::vector<std::byte> bytes;  ///< of copied tensors
 

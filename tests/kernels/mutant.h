@@ -20,7 +20,7 @@ namespace quire::test {
 /// A mistake of the model, and of what is done with its rows.
 struct OwnFault {
   std::string id, text{};
-  std::function<void(fault::Model&)> plant = [](fault::Model&) {};
+  std::function<void(faults_detail::Model&)> plant = [](faults_detail::Model&) {};
   std::int64_t uncounted_rows = 0;
   bool leaves_padding = false;
 };
@@ -28,45 +28,48 @@ struct OwnFault {
 /// Other bits within the tolerance for the requests with `rows` rows.
 inline OwnFault other_bits_in_chunks_of(std::int64_t rows) {
   const std::string n = std::to_string(rows);
-  return {"chunk_of_" + n + "_changes_bits", "gives a request other bits in chunks of " + n, [rows](fault::Model& model) {
-            model.finish = [rows](const fault::Row& row, fault::RowResult& result) {
+  return {"chunk_of_" + n + "_changes_bits", "gives a request other bits in chunks of " + n, [rows](faults_detail::Model& model) {
+            model.finish = [rows](const faults_detail::Row& row, faults_detail::RowResult& result) {
               for (double& x : result.out) x *= row.query_len == rows ? 1 + 4e-7 : 1;
             };
           }};
 }
 
 /// Rows without a visible key, or of NaN scores, as `out` has them.
-inline std::function<void(fault::Model&)> replace_rows(bool (*replaced)(const fault::RowResult&), double out) {
-  return [=](fault::Model& model) {
-    model.finish = [=](const fault::Row&, fault::RowResult& result) {
+inline std::function<void(faults_detail::Model&)> replace_rows(bool (*replaced)(const faults_detail::RowResult&), double out) {
+  return [=](faults_detail::Model& model) {
+    model.finish = [=](const faults_detail::Row&, faults_detail::RowResult& result) {
       if (replaced(result)) std::fill(result.out.begin(), result.out.end(), out), result.lse = std::isnan(out) ? result.lse : 0;
     };
   };
 }
 
 /// A page belongs to the request that reads it first.
-inline void claim_pages(fault::Model& model) {
+inline void claim_pages(faults_detail::Model& model) {
   const auto owners = std::make_shared<std::map<std::int64_t, std::int64_t>>();
   for (std::int64_t r = 0; r < model.facts->num_reqs; ++r)
     for (std::int64_t p = 0; p < model.facts->cached_lens[static_cast<std::size_t>(r)]; p += model.facts->page_size)
       owners->try_emplace(model.facts->page(r, p / model.facts->page_size), r);
-  model.keys = [owners, keys = model.keys, facts = model.facts](const fault::Row& row, std::vector<fault::Key>& list) {
+  model.keys = [owners, keys = model.keys, facts = model.facts](const faults_detail::Row& row,
+                                                                std::vector<faults_detail::Key>& list) {
     keys(row, list);
-    std::erase_if(list, [&](const fault::Key& key) {
+    std::erase_if(list, [&](const faults_detail::Key& key) {
       return key.position < row.cached_len && owners->at(facts->page(row.req, key.position / facts->page_size)) != row.req;
     });
   };
 }
 
 /// `position` travels in a field that cached keys do not use.
-inline void drop_wide_dims(fault::Model& model) {
-  model.place = [place = model.place](const fault::Model& m, const fault::Row& row, fault::Side side, std::int64_t position) {
-    fault::Place at = place(m, row, side, position);
-    if (at.kind == fault::Place::Kind::cache) at.token = position;
+inline void drop_wide_dims(faults_detail::Model& model) {
+  model.place = [place = model.place](const faults_detail::Model& m, const faults_detail::Row& row, faults_detail::Side side,
+                                      std::int64_t position) {
+    faults_detail::Place at = place(m, row, side, position);
+    if (at.kind == faults_detail::Place::Kind::cache) at.token = position;
     return at;
   };
-  model.vector = [](const fault::Row&, fault::Side side, const fault::Place& at, std::int64_t, std::span<double> x) {
-    if (side == fault::Side::key && at.kind == fault::Place::Kind::cache && at.token >= 64)
+  model.vector = [](const faults_detail::Row&, faults_detail::Side side, const faults_detail::Place& at, std::int64_t,
+                    std::span<double> x) {
+    if (side == faults_detail::Side::key && at.kind == faults_detail::Place::Kind::cache && at.token >= 64)
       for (std::size_t d = 128; d < x.size(); ++d) x[d] = 0;
   };
 }
@@ -74,9 +77,9 @@ inline void drop_wide_dims(fault::Model& model) {
 inline const OwnFault kOwn[] = {
     {.id = "none"},
     {"large_negative_stand_in", "starts the maximum at -10000 instead of -inf",
-     replace_rows([](const fault::RowResult& r) { return r.lse == -std::numeric_limits<double>::infinity(); }, NAN)},
+     replace_rows([](const faults_detail::RowResult& r) { return r.lse == -std::numeric_limits<double>::infinity(); }, NAN)},
     {"nan_scores_skipped", "skips a visible key whose score is NaN",
-     replace_rows([](const fault::RowResult& r) { return std::isnan(r.lse); }, 0)},
+     replace_rows([](const faults_detail::RowResult& r) { return std::isnan(r.lse); }, 0)},
     {"shared_pages_claimed", "lets one request own a page", claim_pages},
     {"wide_dims_of_later_keys_dropped", "multiplies only 128 dims of keys behind the first 64", drop_wide_dims},
     {.id = "padding_rows_left",
@@ -91,15 +94,15 @@ inline const OwnFault kOwn[] = {
 /// Rows of a model in fp64, each value rounded once.
 inline Status attend_by_model(const Case& c, const OwnFault& own, std::int64_t& rows) {
   const Batch& b = c.batch;
-  const fault::Facts facts(b, c.cache, c.options);
-  fault::Model model(facts);
+  const faults_detail::Facts facts(b, c.cache, c.options);
+  faults_detail::Model model(facts);
   own.plant(model);
-  std::vector<fault::RowHead> all;
+  std::vector<faults_detail::RowHead> all;
   for (std::int64_t t = 0; t < b.query.shape[0]; ++t)
     for (std::int64_t h = 0; h < facts.num_q_heads; ++h)
       if (t < facts.num_tokens) all.push_back({t, h});
   rows = static_cast<std::int64_t>(all.size()) - own.uncounted_rows;
-  std::vector<fault::RowResult> results = evaluate(model, all);
+  std::vector<faults_detail::RowResult> results = evaluate(model, all);
   for (std::int64_t t = facts.num_tokens; t < b.query.shape[0] && b.padding == Padding::zero && !own.leaves_padding; ++t)
     for (std::int64_t h = 0; h < facts.num_q_heads; ++h) {
       all.push_back({t, h});
@@ -120,9 +123,9 @@ inline Status attend_by_model(const Case& c, const OwnFault& own, std::int64_t& 
 }
 
 /// A fault of the catalogue; right rows where it cannot show.
-inline OwnFault of_catalogue(const fault::Fault& fault) {
-  return {fault.info.id, fault.info.text, [&fault](fault::Model& model) {
-            const fault::Suspects suspects = fault.suspects({*model.facts, {}});
+inline OwnFault of_catalogue(const faults_detail::Fault& fault) {
+  return {fault.info.id, fault.info.text, [&fault](faults_detail::Model& model) {
+            const faults_detail::Suspects suspects = fault.suspects({*model.facts, {}});
             if (!suspects.list.empty()) suspects.list.front().plant(model);
           }};
 }
@@ -139,8 +142,8 @@ inline Mutant mutant(const std::string& id) {
   };
   for (const OwnFault& own : kOwn)
     if (own.id == id) return by_model(own);
-  if (const fault::Fault* fault = fault::find(id)) return by_model(of_catalogue(*fault));
-  for (const conformance::Mutant& m : conformance::call_mutants())
+  if (const faults_detail::Fault* fault = faults_detail::find(id)) return by_model(of_catalogue(*fault));
+  for (const verify_detail::Mutant& m : verify_detail::call_mutants())
     if (m.id == id)
       return {m.text, [target = m.target](const Case& c, int num_threads, std::int64_t& rows) {
                 rows = num_request_rows(c.batch) * c.batch.query.shape[1];
