@@ -6,7 +6,7 @@
 
 #include "backend/hip/matrix/attend_short.h"
 #include "backend/hip/matrix/attend_tall.h"
-#include "backend/hip/this_gpu.h"
+#include "backend/hip/matrix/this_gpu.h"
 
 namespace quire::hip::matrix {
 
