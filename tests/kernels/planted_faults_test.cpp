@@ -90,45 +90,16 @@ const Planted kPlanted[] = {
 template <typename Visit>
 void judge_hazard(const std::string& hazard, const Attend& attend, Visit&& visit) {
   const auto line_of = [](const std::string& types, const std::string& shape) { return hazard_line(types, shape, 1); };
-  if (hazard == "NoVisibleKey") {
-    const ProblemLine line = line_of("q=f32 kv=f32", "heads=4:2 d=16 page=8 lse=1 reqs=3@20,1@9");
-    if (!visit(line, judge(line, attend, Special::minus_infinite_scores))) return;
-  } else if (hazard == "Fp8Extremes") {
-    for (const std::string kv : {"fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz"}) {
-      const ProblemLine line =
-          line_of("q=f32 kscale=tensor vscale=tensor kv=" + kv, "heads=4:2 d=32 page=8 lse=1 reqs=5@40,1@70");
-      if (!visit(line, judge(line, attend, Special::every_fp8_code))) return;
-    }
-  } else if (hazard == "HugeOffsets") {
-    const ProblemLine line =
-        line_of("q=f32 kv=fp8_e4m3fn kscale=tensor vscale=tensor", "heads=4:2 d=32 page=16 lse=1 reqs=3@40,1@70");
-    visit(line, judge(line, attend, Special::huge_offsets));
-  } else if (hazard == "StalePagesLeftOfWindow") {
-    for (const ProblemLine& line : stale_page_lines())
-      if (!visit(line, judge(line, attend, Special::stale_pages))) return;
-  } else if (hazard == "NaNInAVisibleKey") {
-    const ProblemLine line = line_of("q=f32 kv=f32", "heads=4:2 d=16 page=8 lse=1 reqs=70@20,1@20");
-    const Case c = made(line);
-    const std::int64_t page = semantics::index_row(c.batch.block_table, 0)[50 / 8];
-    static_cast<float*>(c.cache.k.data)[((page * 8 + 50 % 8) * 2 + 1) * 16 + 3] = std::nanf("");
-    visit(line, judge(c, attend));
-  } else if (hazard == "AloneOrInABatch" || hazard == "Chunking") {
+  if (hazard == "AloneOrInABatch" || hazard == "Chunking") {
     const ProblemLine line = line_of("q=f32 kv=bf16", "heads=4:2 d=16 page=16 lse=1 reqs=20@30,1@40");
     visit(line, hazard == "Chunking" ? judge_chunked(made(line), attend) : judge_alone(made(line), attend));
-  }
-  if (hazard == "ChunksOf512") {
+  } else if (hazard == "ChunksOf512") {
     const ProblemLine line = line_of("q=f32 kv=bf16", "heads=1:1 d=8 page=16 lse=1 reqs=520@3");
     visit(line, judge_chunked(made(line), attend));
   }
-  for (const Hazard& h : hazards()) {
-    if (h.name != hazard) continue;
-    std::uint64_t seed = 1;
-    for (const std::string& types : type_combinations())
-      for (const std::string& shape : h.shapes) {
-        const ProblemLine line = hazard_line(types, shape, seed++);
-        if (!visit(line, judge(line, attend))) return;
-      }
-  }
+  static const std::vector<verify_detail::Entry> entries = verify_detail::hazard_matrix(/*quick=*/false);
+  for (const verify_detail::Entry& entry : entries)
+    if (entry.name == hazard && !visit(entry.line, judge(entry.line, attend, entry.special))) return;
 }
 
 class PlantedFaults : public testing::TestWithParam<Planted> {};
