@@ -23,10 +23,11 @@ PLACES = {
 # Reason -> names. A formula of attention that a kernel gets wrong belongs into the catalogue instead.
 NOT_IN_CATALOGUE = {
     "a mistake of the caller or a broken promise: bytes, bits and calls, which no model of one output can express":
-        "last_row_unwritten lse_unwritten adds_to_output output_taken_for_contiguous writes_past_end writes_padding_rows "
+        "lse_unwritten adds_to_output output_taken_for_contiguous writes_past_end writes_padding_rows "
         "changes_the_cache validates_unused_entries reads_left_of_window leaks_finite_tail noise threads_change_bits "
         "batch_changes_bits chunk_changes_bits chunk_of_16_changes_bits chunk_of_64_changes_bits chunk_of_512_changes_bits "
         "padding_rows_left rows_miscounted row_padding_written",
+    "last_row_not_written of the catalogue, as a mistake of the caller: the check that must notice it is named": "last_row_unwritten",
     "it depends on what memory held before, or on when a part was done": "stale_accumulator stale_value_tile merged_at_first_part",
     "the conversion of a right row to 8 bits: models of the catalogue end before it":
         "output_not_saturated output_scale_multiplied output_truncated",
