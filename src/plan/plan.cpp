@@ -199,7 +199,7 @@ std::string text_of_device_plan(const Plan& plan) {
 bool rounds_weights(const Plan& plan, std::int64_t query_len) noexcept {
   const std::int64_t rows = query_len * plan.problem.group();
   return std::any_of(plan.work().lists.begin(), plan.work().lists.end(), [&](const plan_detail::DeviceList& l) {
-    return l.rounded_weights && rows > l.min_rows && rows <= l.max_rows;
+    return plan_detail::body_of(l).rounds_weights && rows > l.min_rows && rows <= l.max_rows;
   });
 }
 

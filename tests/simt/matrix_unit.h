@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/gpu/matrix/instructions.h"
+#include "backend/hip/matrix/instructions.h"
 
 namespace quire::simt {
 

@@ -165,7 +165,6 @@ DeviceList prefill_tiles(const Plan& plan) {
   prefill.max_rows = kMaxInt32;
   prefill.num_blocks = std::max(2, plan.num_threads / 2 * 2);
   prefill.target_items = prefill.num_blocks / 2;
-  prefill.rounded_weights = true;
   return prefill;
 }
 
@@ -195,7 +194,8 @@ constexpr Body kSm90Bodies[] = {
      .name = "sm90_prefill",
      .blocks_per_unit = 2,
      .matrix_rows = kSm90.prefill_rows,
-     .own_tiles_dim = 256}};
+     .own_tiles_dim = 256,
+     .rounds_weights = true}};
 constexpr BodyCosts kSm90Costs[] = {
     {&kH200, Role::decode, false, 0, 3.28, 1.13, 0.556, 14.2, 20, 0.3, 1.2, 0.973},
     {&kH200, Role::decode, true, 0, 2.07, 2.64, 0.631, 34.2, 19.8, 0.291, 0.862, 0.898},

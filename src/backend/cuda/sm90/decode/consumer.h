@@ -18,8 +18,9 @@ struct Consumer {
   using Me = Lane<typename Memory::Tiles>;
   static constexpr int kHalves = Memory::kHalves, kGroups = Memory::kGroups, kColumns = Online::kColumns;
 
-  const gpu::AttendArgs& a;
+  const HopperArgs& args;
   typename Memory::Shared& shared;
+  const gpu::AttendArgs& a = args.common;
   const Warpgroup<Memory> group{a, shared};
 
   // --- reduction across warpgroups ---
@@ -91,7 +92,7 @@ struct Consumer {
   }
 
   __device__ void run() const {
-    const Epilogue<T, Memory> epilogue{a, shared, group};
+    const Epilogue<T, Memory> epilogue{args, shared, group};
     Ring ring;
     typename Memory::JobRing jobs;
     std::uint32_t found_parity = 0;  // of the results that one warpgroup sends to the other
@@ -121,7 +122,7 @@ struct Consumer {
     }
     if constexpr (Memory::kMergesLast)
       epilogue.with_output([&](auto output) { epilogue.template merge_last<output()>(unmerged); });
-    end_turn(a);
+    end_turn(args);
   }
 };
 

@@ -48,8 +48,9 @@ struct Row {
 __device__ inline std::int32_t requests_of_entry(const gpu::AttendArgs& a) { return (a.num_reqs - 1) / kRowEntries + 1; }
 
 /// gpu::checked_lengths() and gpu::lengths_of() at once.
-__device__ inline bool are_sound(const gpu::AttendArgs& a, std::int32_t req, gpu::Lengths& lengths) {
-  if (a.plain_lengths) {
+__device__ inline bool are_sound(const HopperArgs& args, std::int32_t req, gpu::Lengths& lengths) {
+  const gpu::AttendArgs& a = args.common;
+  if (args.plain_lengths) {
     const auto at = [&](const semantics::IndexView& view, int i) { return static_cast<const std::int32_t*>(view.data)[i]; };
     const std::int32_t first = at(a.query_start_loc, req), last = at(a.query_start_loc, req + 1), seq_len = at(a.seq_lens, req);
     const std::int32_t cached_len = a.cached_lens.data != nullptr ? at(a.cached_lens, req) : seq_len;
@@ -65,9 +66,10 @@ __device__ inline bool are_sound(const gpu::AttendArgs& a, std::int32_t req, gpu
 
 /// Places of all segments of a request; `unsound` if lengths break a rule, or ask for more parts than there is room for.
 template <bool kSlices>
-__device__ inline std::int32_t places_of_request(const gpu::AttendArgs& a, const Places<kSlices>& places, std::int32_t req,
+__device__ inline std::int32_t places_of_request(const HopperArgs& args, const Places<kSlices>& places, std::int32_t req,
                                                  gpu::Lengths& lengths, bool& unsound) {
-  const bool sound = are_sound(a, req, lengths);
+  const gpu::AttendArgs& a = args.common;
+  const bool sound = are_sound(args, req, lengths);
   const std::int32_t last = lengths.first_token + lengths.query_len;  // gpu::starts_are_sound()
   if (!sound || (req == 0 && lengths.first_token != 0) || (req == a.num_reqs - 1 && !a.may_end_at(last)) ||
       lengths.cached_len > a.block_table.columns * a.page_size || !places.has_room(lengths.query_len, lengths.context_len)) {
@@ -89,7 +91,8 @@ struct Counted {
 /// All threads of the block together; or, of up to kFewRequests, the producer warps, which alone have to know, each on its own:
 /// no barrier of the block is between the lengths and the first copy then. `warp`: of those.
 template <int kThreads, bool kSlices>
-__device__ inline Counted count_tiles(const gpu::AttendArgs& a, const Places<kSlices>& places, Row& row, bool few, int warp) {
+__device__ inline Counted count_tiles(const HopperArgs& args, const Places<kSlices>& places, Row& row, bool few, int warp) {
+  const gpu::AttendArgs& a = args.common;
   static_assert(kThreads / 32 <= sizeof(row.of_warp) / sizeof(row.of_warp[0]));
   const int of_entry = requests_of_entry(a), entries = of_entry == 1 ? a.num_reqs : (a.num_reqs - 1) / of_entry + 1;
   const int lane = threadIdx.x % 32, t = few ? lane : static_cast<int>(threadIdx.x);
@@ -104,7 +107,7 @@ __device__ inline Counted count_tiles(const gpu::AttendArgs& a, const Places<kSl
 #pragma unroll 1
     for (int req = entry * of_entry; req < min((entry + 1) * of_entry, a.num_reqs); ++req) {
       gpu::Lengths of_request;
-      sum += places_of_request(a, places, req, of_request, unsound);
+      sum += places_of_request(args, places, req, of_request, unsound);
       if (few) lengths[req] = of_request;
     }
     begin[entry] = sum;

@@ -14,7 +14,7 @@ void multiply(MatrixUnit unit, bool bf16, const std::uint32_t* a, const std::uin
 }  // namespace quire::simt
 #endif
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 /// Registers: 32-bit words, as wide as one aligned load of them.
 template <int kCount>
@@ -163,9 +163,9 @@ QUIRE_DEVICE std::uint32_t load_global_half(std::uint64_t address) { return *rei
 // NOLINTEND(performance-no-int-to-ptr)
 
 QUIRE_DEVICE std::uint32_t pack_exact_f16(float low, float high) {
-  return f16_encode(low) | static_cast<std::uint32_t>(f16_encode(high)) << 16;
+  return gpu::f16_encode(low) | static_cast<std::uint32_t>(gpu::f16_encode(high)) << 16;
 }
 
 #endif
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

@@ -3,11 +3,11 @@
 // tile is folded the next one is on its way into registers, and the table entries of the one after it are looked up.
 #pragma once
 
-#include "backend/gpu/matrix/fold_tile.h"
-#include "backend/gpu/matrix/items.h"
-#include "backend/gpu/matrix/staging.h"
+#include "backend/hip/matrix/fold_tile.h"
+#include "backend/hip/matrix/items.h"
+#include "backend/hip/matrix/staging.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 template <class Gpu, class T, int kDim>
 struct Tall {
@@ -29,17 +29,17 @@ struct Tall {
     std::uint16_t* memory;  ///< the tile: keys [kKeys][kPitch], values [kKeys / 4][kDim] quads; before it the query if that stays
     std::uint64_t* rows;    ///< [2][kKeys]: where rows of K and of V begin
     Signals* signals;
-    QUIRE_DEVICE explicit Shared(SharedArea& area)
+    QUIRE_DEVICE explicit Shared(gpu::SharedArea& area)
         : memory(area.take<std::uint16_t>(kElements)),
           rows(area.take<std::uint64_t>(2 * kKeys)),
           signals(area.take<Signals>(1)) {}
     static constexpr int kBytes =
-        piece_bytes<std::uint16_t>(kElements) + piece_bytes<std::uint64_t>(2 * kKeys) + piece_bytes<Signals>(1);
+        gpu::piece_bytes<std::uint16_t>(kElements) + gpu::piece_bytes<std::uint64_t>(2 * kKeys) + gpu::piece_bytes<Signals>(1);
   };
 
-  const AttendArgs& a;
+  const gpu::AttendArgs& a;
   const Shared& shared;
-  const GenericItem& item;
+  const gpu::GenericItem& item;
   bool whole_rows, packed;
   int wave;
   int part;       ///< of the output dims
@@ -47,7 +47,7 @@ struct Tall {
   WaveRows rows;
   LaneRow row;
 
-  QUIRE_DEVICE Tall(const AttendArgs& args, const Shared& memory, const GenericItem& work, bool whole)
+  QUIRE_DEVICE Tall(const gpu::AttendArgs& args, const Shared& memory, const gpu::GenericItem& work, bool whole)
       : a(args),
         shared(memory),
         item(work),
@@ -65,8 +65,8 @@ struct Tall {
   QUIRE_DEVICE Quad* values() const { return reinterpret_cast<Quad*>(keys() + kKeyElements); }
 
   QUIRE_DEVICE void fetch_tile(Tile& tile, const Segment& segment, int first) const {
-    const int thread = thread_here() % kHalf, first_fresh = item.lengths.cached_len - first;
-    if (thread_here() < kHalf) {
+    const int thread = gpu::thread_here() % kHalf, first_fresh = item.lengths.cached_len - first;
+    if (gpu::thread_here() < kHalf) {
       tile.fetch_keys(shared.rows, segment.coded, whole_rows, packed, {a.cache_k.strides, a.key.strides, first_fresh}, thread);
     } else {
       tile.fetch_values(shared.rows + kKeys, segment.coded, form_of_values(segment, first),
@@ -78,10 +78,10 @@ struct Tall {
   }
   QUIRE_DEVICE void store_tile(Tile& tile, const Segment& segment, int first) const {
     tile.convert(segment.type);
-    if (thread_here() < kHalf) {
-      tile.store_keys(keys(), thread_here());
+    if (gpu::thread_here() < kHalf) {
+      tile.store_keys(keys(), gpu::thread_here());
     } else {
-      tile.store_values(values(), form_of_values(segment, first), thread_here() - kHalf);
+      tile.store_values(values(), form_of_values(segment, first), gpu::thread_here() - kHalf);
     }
   }
 
@@ -96,9 +96,9 @@ struct Tall {
     }
     if (careful) {
       add_non_finite<Gpu, T, kDim>(sums, values() + part * kOut * 16, visible_keys(row, segment, first, kKeys));
-      block_barrier();  // all rows have theirs
-      zero_non_finite<T>(values(), kKeys / 4 * kDim, thread_here(), kThreads);
-      block_barrier();  // the values are finite
+      gpu::block_barrier();  // all rows have theirs
+      zero_non_finite<T>(values(), kKeys / 4 * kDim, gpu::thread_here(), kThreads);
+      gpu::block_barrier();  // the values are finite
     }
     if (seen) multiply_values<Gpu, T, kDim>(s, sums, values() + part * kOut * 16);
   }
@@ -112,15 +112,15 @@ struct Tall {
     RowAddresses found;
     QUIRE_NO_UNROLL
     for (int first = begin - 2 * kKeys; first < segment.end; first += kKeys) {
-      block_barrier();  // the tile before is used up, and so are the addresses of this one
+      gpu::block_barrier();  // the tile before is used up, and so are the addresses of this one
       if (first >= begin) store_tile(tile, segment, first);
-      if (thread_here() < kKeys) {
-        shared.rows[thread_here()] = found.k;
-        shared.rows[kKeys + thread_here()] = found.v;
+      if (gpu::thread_here() < kKeys) {
+        shared.rows[gpu::thread_here()] = found.k;
+        shared.rows[kKeys + gpu::thread_here()] = found.v;
       }
-      block_barrier();  // the tile is there, and the addresses of the next
+      gpu::block_barrier();  // the tile is there, and the addresses of the next
       fetch_tile(tile, segment, first + kKeys);
-      if (thread_here() < kKeys) found = look_up(a, item, segment, first + 2 * kKeys + thread_here());
+      if (gpu::thread_here() < kKeys) found = look_up(a, item, segment, first + 2 * kKeys + gpu::thread_here());
       if (first >= begin) fold_tile(sums, query, segment, first, careful);
     }
   }
@@ -137,7 +137,7 @@ struct Tall {
       QUIRE_UNROLL
       for (int i = 0; i < Gpu::kSums; ++i) *reinterpret_cast<Dims*>(mine + dim_of(group, i)) = encode_dims<T>(sums, i, factor);
     }
-    wave_barrier();  // the rows are there
+    gpu::wave_barrier();  // the rows are there
     const int d = lane_row() * (kDim / kChunks) + part * kOut;
     QUIRE_NO_UNROLL
     for (int r = group; r < rows.end - rows.first; r += Gpu::kWave / kBlockRows) {
@@ -175,8 +175,8 @@ struct Tall {
 };
 
 template <class Gpu, class T, int kDim>
-QUIRE_DEVICE void attend_tall(const AttendArgs& args, SharedArea area) {
+QUIRE_DEVICE void attend_tall(const gpu::AttendArgs& args, gpu::SharedArea area) {
   attend_items<Tall<Gpu, T, kDim>, T, kDim>(args, area);
 }
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

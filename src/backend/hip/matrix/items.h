@@ -3,10 +3,10 @@
 #pragma once
 
 #include "backend/gpu/draw.h"
-#include "backend/gpu/matrix/finish.h"
-#include "backend/gpu/matrix/whole_rows.h"
+#include "backend/hip/matrix/finish.h"
+#include "backend/hip/matrix/whole_rows.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 /// From thread 0 to all.
 struct Signals {
@@ -16,55 +16,56 @@ struct Signals {
 };
 
 /// In scalar registers: it came from memory that kernels write, so the compiler cannot know it the same for all lanes.
-QUIRE_DEVICE GenericItem uniform_item(const AttendArgs& a, std::int32_t index) {
-  GenericItem item = item_at(a, index);
+QUIRE_DEVICE gpu::GenericItem uniform_item(const gpu::AttendArgs& a, std::int32_t index) {
+  gpu::GenericItem item = gpu::item_at(a, index);
   for (std::int32_t* field :
        {&item.slice.req, &item.slice.row_begin, &item.slice.row_end, &item.slice.part, &item.slice.num_parts, &item.slice.merge,
         &item.slice.first_partial, &item.slice.key_begin, &item.slice.key_end, &item.lengths.first_token, &item.lengths.query_len,
         &item.lengths.context_len, &item.lengths.cached_len, &item.kv_head, &item.num_rows, &item.first_visible})
-    *field = wave_uniform(*field);
+    *field = gpu::wave_uniform(*field);
   return item;
 }
 
 /// Persistent: any number of blocks. attend(args, item, whole_rows) is called by all threads of the block.
 template <class T, int kDim, int kThreads, class Attend>
-QUIRE_DEVICE void for_each_item(const AttendArgs& args, Signals* signals, Attend&& attend) {
-  confirm_if_first(args);
-  if (is_refused(args)) return;
+QUIRE_DEVICE void for_each_item(const gpu::AttendArgs& args, Signals* signals, Attend&& attend) {
+  gpu::confirm_if_first(args);
+  if (gpu::is_refused(args)) return;
   const std::int32_t num_items = *args.work.num_slices * args.num_kv_heads;
   const bool whole_rows = has_whole_rows(args);
-  if (thread_here() == 0) signals->non_finite = 0;
+  if (gpu::thread_here() == 0) signals->non_finite = 0;
   for (;;) {
-    const AttendArgs& a = args_here(args);
+    const gpu::AttendArgs& a = gpu::args_here(args);
     // The item before has had barriers since its number was read.
-    if (thread_here() == 0) signals->next_item = draw_item(a, num_items);
-    block_barrier();  // the item's number is there; shared memory of the item before is used up
-    const std::int32_t index = wave_uniform(signals->next_item);
+    if (gpu::thread_here() == 0) signals->next_item = gpu::draw_item(a, num_items);
+    gpu::block_barrier();  // the item's number is there; shared memory of the item before is used up
+    const std::int32_t index = gpu::wave_uniform(signals->next_item);
     if (index >= num_items) return;
-    const GenericItem item = uniform_item(a, index);
+    const gpu::GenericItem item = uniform_item(a, index);
     attend(a, item, whole_rows);
     if (item.slice.num_parts > 1) {
-      if (!is_last_part(a, item, &signals->is_last)) continue;
+      if (!gpu::is_last_part(a, item, &signals->is_last)) continue;
       merge_parts<T, kDim, kThreads>(a, item, whole_rows);
     }
-    if (thread_here() == 0) atomic_add(&a.outcome->rows_written, static_cast<unsigned long long>(item.num_rows));
+    if (gpu::thread_here() == 0) gpu::atomic_add(&a.outcome->rows_written, static_cast<unsigned long long>(item.num_rows));
   }
 }
 
 /// A whole launch of one tile shape: its shared memory, and an item after the other.
 template <class Kernel, class T, int kDim>
-QUIRE_DEVICE void attend_items(const AttendArgs& args, SharedArea area) {
+QUIRE_DEVICE void attend_items(const gpu::AttendArgs& args, gpu::SharedArea area) {
   const typename Kernel::Shared shared(area);
-  for_each_item<T, kDim, Kernel::kThreads>(
-      args, shared.signals,
-      [&](const AttendArgs& a, const GenericItem& item, bool whole_rows) { Kernel(a, shared, item, whole_rows).run(); });
+  for_each_item<T, kDim, Kernel::kThreads>(args, shared.signals,
+                                           [&](const gpu::AttendArgs& a, const gpu::GenericItem& item, bool whole_rows) {
+                                             Kernel(a, shared, item, whole_rows).run();
+                                           });
 }
 
 /// Folds the item's keys into `sums`: fold_segment(segment, careful) for each kind of keys. A value that some rows of a tile see
 /// and others do not enters the product of all of them, with weight 0 for those. If it is infinite or NaN their sums become NaN:
 /// this is noticed at the end, and the item is done again with such values kept out of the product and added where they are seen.
 template <class Gpu, int kBlocks, class FoldSegment>
-QUIRE_DEVICE void fold_item(const AttendArgs& a, const GenericItem& item, Signals* signals, RowSums<Gpu, kBlocks>& sums,
+QUIRE_DEVICE void fold_item(const gpu::AttendArgs& a, const gpu::GenericItem& item, Signals* signals, RowSums<Gpu, kBlocks>& sums,
                             FoldSegment&& fold_segment) {
   QUIRE_NO_UNROLL
   for (bool careful = false;; careful = true) {
@@ -81,4 +82,4 @@ QUIRE_DEVICE void fold_item(const AttendArgs& a, const GenericItem& item, Signal
   sums.sum_over_lanes();
 }
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

@@ -6,10 +6,10 @@
 // anywhere. The rest by arithmetic, one body for all formats: unrolled, it is much of a kernel.
 #pragma once
 
-#include "backend/gpu/matrix/element.h"
-#include "backend/gpu/matrix/instructions.h"
+#include "backend/hip/matrix/element.h"
+#include "backend/hip/matrix/instructions.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 /// Codes 0 to 3 of a word in order.
 using FourElements = Words<2>;
@@ -112,4 +112,4 @@ QUIRE_DEVICE void convert_codes(Words<kWords> (&chunks)[kCount], DType type) {
   }
 }
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

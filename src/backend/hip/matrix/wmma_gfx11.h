@@ -5,10 +5,10 @@
 // odd rows in group 1.
 #pragma once
 
-#include "backend/gpu/matrix/element.h"
-#include "backend/gpu/matrix/instructions.h"
+#include "backend/hip/matrix/element.h"
+#include "backend/hip/matrix/instructions.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 struct WmmaGfx11 {
   static constexpr int kWave = 32;
@@ -33,7 +33,7 @@ struct WmmaGfx11 {
     Operand all;
     QUIRE_UNROLL
     for (int i = 0; i < kSums / 2; ++i) {
-      const std::uint32_t other = shuffle_xor(pairs.word[i], 16);
+      const std::uint32_t other = gpu::shuffle_xor(pairs.word[i], 16);
       const std::uint32_t even = group == 0 ? pairs.word[i] : other, odd = group == 0 ? other : pairs.word[i];
       all.word[2 * i] = (even & 0xFFFFu) | odd << 16;
       all.word[2 * i + 1] = even >> 16 | (odd & 0xFFFF0000u);
@@ -55,4 +55,4 @@ struct Gfx1100 : WmmaGfx11 {
   static constexpr Fp8Unit kFp8 = Fp8Unit::none;
 };
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

@@ -5,10 +5,10 @@
 // in group 0 and rows 8 to 15 in group 1.
 #pragma once
 
-#include "backend/gpu/matrix/element.h"
-#include "backend/gpu/matrix/instructions.h"
+#include "backend/hip/matrix/element.h"
+#include "backend/hip/matrix/instructions.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 struct WmmaGfx12 {
   static constexpr int kWave = 32;
@@ -45,4 +45,4 @@ struct Gfx1201 : WmmaGfx12 {
   static constexpr Fp8Unit kFp8 = Fp8Unit::ocp;
 };
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

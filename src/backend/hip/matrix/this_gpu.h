@@ -3,14 +3,14 @@
 #pragma once
 
 #if defined(__GFX9__)
-#include "backend/gpu/matrix/mfma.h"
+#include "backend/hip/matrix/mfma.h"
 #elif defined(__GFX11__)
-#include "backend/gpu/matrix/wmma_gfx11.h"
+#include "backend/hip/matrix/wmma_gfx11.h"
 #elif defined(__GFX12__)
-#include "backend/gpu/matrix/wmma_gfx12.h"
+#include "backend/hip/matrix/wmma_gfx12.h"
 #endif
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 #if defined(__gfx90a__)
 using ThisGpu = Gfx90a;
@@ -26,4 +26,4 @@ using ThisGpu = Gfx1201;
 #error "no fragments for this device"
 #endif
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

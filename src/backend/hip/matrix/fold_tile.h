@@ -7,12 +7,12 @@
 // (numerics.md, "left unpaid").
 #pragma once
 
-#include "backend/gpu/matrix/query.h"
-#include "backend/gpu/matrix/segments.h"
-#include "backend/gpu/matrix/value_tile.h"
+#include "backend/hip/matrix/query.h"
+#include "backend/hip/matrix/segments.h"
+#include "backend/hip/matrix/value_tile.h"
 #include "semantics/score.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 /// Dot products with the kBlocks * 16 rows of a tile of K: s[b].x[i] is key 16 * b + sum_row(group, i) and the lane's row.
 template <class Gpu, class T, int kDim, int kBlocks, class Query>
@@ -34,13 +34,13 @@ QUIRE_DEVICE void multiply_keys(typename Gpu::Sums (&s)[kBlocks], const Query& q
   QUIRE_UNROLL
   for (int b = 0; b < kBlocks; ++b) {
     QUIRE_UNROLL
-    for (int i = 0; i < Gpu::kSums; ++i) compute_here(s[b].x[i]);
+    for (int i = 0; i < Gpu::kSums; ++i) gpu::compute_here(s[b].x[i]);
   }
 }
 
 /// Dot products to base-2 logits; keys that the row does not see, or that are not of the segment, get -inf.
 template <class Gpu, int kBlocks>
-QUIRE_DEVICE void finish_scores(typename Gpu::Sums (&s)[kBlocks], const AttendArgs& a, const Segment& segment,
+QUIRE_DEVICE void finish_scores(typename Gpu::Sums (&s)[kBlocks], const gpu::AttendArgs& a, const Segment& segment,
                                 const WaveRows& rows, const LaneRow& row, int first) {
   const bool plain = a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr;
   const semantics::ScoreParams params{segment.scale, a.score.soft_cap};
@@ -81,20 +81,20 @@ QUIRE_DEVICE void fold_weights(typename Gpu::Sums (&s)[kBlocks], RowSums<Gpu, kO
     for (int i = 0; i < Gpu::kSums; ++i) top = larger(top, s[b].x[i]);
   }
   QUIRE_UNROLL
-  for (int mask = kBlockRows; mask < Gpu::kWave; mask *= 2) top = larger(top, shuffle_xor(top, mask));
+  for (int mask = kBlockRows; mask < Gpu::kWave; mask *= 2) top = larger(top, gpu::shuffle_xor(top, mask));
   const float base = semantics::base_of(top);
-  const float rescale = exp2(to.max - base);
+  const float rescale = gpu::exp2(to.max - base);
   to.max = top;
   float sum = 0.0f;
   QUIRE_UNROLL
   for (int b = 0; b < kBlocks; ++b) {
     QUIRE_UNROLL
     for (int i = 0; i < Gpu::kSums; ++i) {
-      s[b].x[i] = exp2(s[b].x[i] - (base - T::kWeightShift));
+      s[b].x[i] = gpu::exp2(s[b].x[i] - (base - T::kWeightShift));
       sum += s[b].x[i];
     }
   }
-  to.sum = fma(to.sum, rescale, sum);
+  to.sum = gpu::fma(to.sum, rescale, sum);
   to.scale(rescale);
 }
 
@@ -122,4 +122,4 @@ QUIRE_DEVICE void multiply_values(const typename Gpu::Sums (&p)[kBlocks], RowSum
   }
 }
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

@@ -2,10 +2,10 @@
 // Query rows of a wave as operands of the first product; runs are explained in mfma.h.
 #pragma once
 
-#include "backend/gpu/matrix/lane_rows.h"
-#include "backend/gpu/matrix/whole_rows.h"
+#include "backend/hip/matrix/lane_rows.h"
+#include "backend/hip/matrix/whole_rows.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 /// Kept in registers: each lane has its parts of its row.
 template <class Gpu, int kDim>
@@ -23,7 +23,7 @@ struct QueryInShared {
 
 /// Sixteen rows of the wave into shared memory, by all its lanes; element by element, as it is done once an item.
 template <class Gpu, int kDim>
-QUIRE_DEVICE void stage_query(const AttendArgs& a, const LaneRow& row, std::uint16_t* mine) {
+QUIRE_DEVICE void stage_query(const gpu::AttendArgs& a, const LaneRow& row, std::uint16_t* mine) {
   const semantics::KvStrides& s = a.query.strides;
   const auto* from = static_cast<const std::uint16_t*>(a.query.data) + (row.exists ? s.row(0, row.head, row.token) : 0);
   QUIRE_NO_UNROLL
@@ -33,10 +33,10 @@ QUIRE_DEVICE void stage_query(const AttendArgs& a, const LaneRow& row, std::uint
 
 /// Rows pass through `memory`, which is the wave's own until the next barrier, or stay there.
 template <class Gpu, int kDim>
-QUIRE_DEVICE auto load_query(const AttendArgs& a, const LaneRow& row, std::uint16_t* memory) {
+QUIRE_DEVICE auto load_query(const gpu::AttendArgs& a, const LaneRow& row, std::uint16_t* memory) {
   std::uint16_t* mine = memory + lane_row() * kPitch<kDim>;
   stage_query<Gpu, kDim>(a, row, mine);
-  wave_barrier();  // the rows are there
+  gpu::wave_barrier();  // the rows are there
   const QueryInShared<Gpu, kDim> shared{mine + Gpu::run_begin(lane_group<Gpu>())};
   if constexpr (kQueryInShared<Gpu, kDim>) {
     return shared;
@@ -48,4 +48,4 @@ QUIRE_DEVICE auto load_query(const AttendArgs& a, const LaneRow& row, std::uint1
   }
 }
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

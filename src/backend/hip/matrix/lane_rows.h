@@ -4,22 +4,22 @@
 #pragma once
 
 #include "backend/gpu/generic_block.h"
-#include "backend/gpu/matrix/instructions.h"
-#include "backend/gpu/matrix/sizes.h"
+#include "backend/hip/matrix/instructions.h"
+#include "backend/hip/matrix/sizes.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 template <class Gpu>
 QUIRE_DEVICE int lane_index() {
-  return thread_here() % Gpu::kWave;
+  return gpu::thread_here() % Gpu::kWave;
 }
 /// Of the block.
 template <class Gpu>
 QUIRE_DEVICE int wave_index() {
-  return wave_uniform(thread_here() / Gpu::kWave);
+  return gpu::wave_uniform(gpu::thread_here() / Gpu::kWave);
 }
 /// Of the 16 rows of its wave.
-QUIRE_DEVICE int lane_row() { return thread_here() % kBlockRows; }
+QUIRE_DEVICE int lane_row() { return gpu::thread_here() % kBlockRows; }
 /// Which part of the row's elements it holds.
 template <class Gpu>
 QUIRE_DEVICE int lane_group() {
@@ -41,11 +41,11 @@ struct WaveRows {
   std::int32_t any_begin = 0, any_end = 0;    ///< keys that some row sees
 };
 
-QUIRE_DEVICE semantics::KeyRange keys_of_row(const AttendArgs& a, const Lengths& n, std::int32_t row) {
+QUIRE_DEVICE semantics::KeyRange keys_of_row(const gpu::AttendArgs& a, const gpu::Lengths& n, std::int32_t row) {
   return semantics::visible_range(n.context_len + row / a.group, a.window);
 }
 
-QUIRE_DEVICE WaveRows wave_rows(const AttendArgs& a, const GenericItem& item, std::int32_t first) {
+QUIRE_DEVICE WaveRows wave_rows(const gpu::AttendArgs& a, const gpu::GenericItem& item, std::int32_t first) {
   WaveRows rows;
   rows.first = first;
   rows.end = first + kBlockRows < item.slice.row_end ? first + kBlockRows : item.slice.row_end;
@@ -59,7 +59,7 @@ QUIRE_DEVICE WaveRows wave_rows(const AttendArgs& a, const GenericItem& item, st
   return rows;
 }
 
-QUIRE_DEVICE LaneRow lane_row_of(const AttendArgs& a, const GenericItem& item, const WaveRows& rows) {
+QUIRE_DEVICE LaneRow lane_row_of(const gpu::AttendArgs& a, const gpu::GenericItem& item, const WaveRows& rows) {
   LaneRow r;
   const std::int32_t row = rows.first + lane_row();
   r.exists = row < rows.end;
@@ -95,7 +95,7 @@ struct RowSums {
   }
   QUIRE_DEVICE void sum_over_lanes() {
     QUIRE_UNROLL
-    for (int mask = kBlockRows; mask < Gpu::kWave; mask *= 2) sum += shuffle_xor(sum, mask);
+    for (int mask = kBlockRows; mask < Gpu::kWave; mask *= 2) sum += gpu::shuffle_xor(sum, mask);
   }
   /// x * 0 is NaN for every x that is not finite.
   QUIRE_DEVICE bool all_finite() const {
@@ -109,4 +109,4 @@ struct RowSums {
   }
 };
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

@@ -4,10 +4,10 @@
 #pragma once
 
 #include "backend/gpu/generic_block.h"
-#include "backend/gpu/matrix/instructions.h"
+#include "backend/hip/matrix/instructions.h"
 #include "semantics/softmax_state.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 using semantics::kLn2;
 using semantics::kLog2e;
@@ -25,7 +25,7 @@ struct Segment {
 };
 
 /// Segment 0 or 1 of the item.
-QUIRE_DEVICE Segment segment_of(const AttendArgs& a, const GenericItem& item, int index) {
+QUIRE_DEVICE Segment segment_of(const gpu::AttendArgs& a, const gpu::GenericItem& item, int index) {
   const bool coded = is_coded(a.cache_k.dtype);
   const bool apart = coded || a.k_scale.data != nullptr || a.v_scale.data != nullptr;
   const bool cached = index == 0;
@@ -42,7 +42,7 @@ QUIRE_DEVICE Segment segment_of(const AttendArgs& a, const GenericItem& item, in
 }
 
 /// Keys of the tile at `first` from this one on are this step's; tile_keys if none is.
-QUIRE_DEVICE int first_fresh_key(const GenericItem& item, const Segment& segment, int first, int tile_keys) {
+QUIRE_DEVICE int first_fresh_key(const gpu::GenericItem& item, const Segment& segment, int first, int tile_keys) {
   return item.lengths.cached_len < segment.end ? item.lengths.cached_len - first : tile_keys;
 }
 
@@ -51,13 +51,13 @@ struct RowAddresses {
   std::uint64_t k = 0, v = 0;
 };
 
-QUIRE_DEVICE std::uint64_t address_of(const RowSource& rows, std::int64_t element, int item_size) {
+QUIRE_DEVICE std::uint64_t address_of(const gpu::RowSource& rows, std::int64_t element, int item_size) {
   return reinterpret_cast<std::uintptr_t>(rows.data) + static_cast<std::uint64_t>(element * item_size);
 }
 
 /// Looks up a position of the request. Positions outside the segment have no address, and their entries of the table are not
 /// read.
-QUIRE_DEVICE RowAddresses look_up(const AttendArgs& a, const GenericItem& item, const Segment& segment, int position) {
+QUIRE_DEVICE RowAddresses look_up(const gpu::AttendArgs& a, const gpu::GenericItem& item, const Segment& segment, int position) {
   if (position < segment.begin || position >= segment.end) return {};
   if (position >= item.lengths.cached_len) {
     const std::int64_t token = item.lengths.first_token + position - item.lengths.context_len;
@@ -70,4 +70,4 @@ QUIRE_DEVICE RowAddresses look_up(const AttendArgs& a, const GenericItem& item, 
           address_of(a.cache_v, a.cache_v.strides.row(page, item.kv_head, slot), size)};
 }
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

@@ -4,10 +4,10 @@
 // has dims.
 #pragma once
 
-#include "backend/gpu/matrix/sizes.h"
-#include "backend/gpu/matrix/value_tile.h"
+#include "backend/hip/matrix/sizes.h"
+#include "backend/hip/matrix/value_tile.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 /// Names the pieces of a thread: pieces of kKeys tokens by kColumns dims are dealt out to kThreads threads at once, and piece i
 /// is the thread's i-th. Threads side by side have the pieces of one dim, then dims of neighbouring chunks, whose quads are
@@ -63,4 +63,4 @@ QUIRE_DEVICE std::uint32_t seen_bits(std::uint32_t seen, int first, bool coded) 
   return bits;
 }
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

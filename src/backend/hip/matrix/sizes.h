@@ -7,7 +7,7 @@
 //   tall   kTallRows score rows (prefill). Each wave owns 16 rows, and all share tiles of keys.
 #pragma once
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 constexpr int kBlockRows = 16, kBlockKeys = 16;  ///< of one product
 constexpr int kShortRows = 16;                   ///< WorkList::tile_rows of the short list
@@ -45,4 +45,4 @@ constexpr int kPieces = kDim / kChunks / kPieceDims<kDim>;  ///< of a chunk
 template <int kDim>
 constexpr int kPitch = kDim + 8;
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

@@ -4,11 +4,11 @@
 // after the other; K is fetched one tile ahead, V while the scores are made.
 #pragma once
 
-#include "backend/gpu/matrix/fold_tile.h"
-#include "backend/gpu/matrix/items.h"
-#include "backend/gpu/matrix/staging.h"
+#include "backend/hip/matrix/fold_tile.h"
+#include "backend/hip/matrix/items.h"
+#include "backend/hip/matrix/staging.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 template <class Gpu, class T, int kDim>
 struct Short {
@@ -33,21 +33,21 @@ struct Short {
     std::uint64_t* rows;    ///< [kWaves][2][kShortKeys]: where rows of K and of V begin
     SoftmaxState* states;   ///< [kKeyParts][kShortRows]
     Signals* signals;
-    QUIRE_DEVICE explicit Shared(SharedArea& area)
+    QUIRE_DEVICE explicit Shared(gpu::SharedArea& area)
         : query(kQueryElements > 0 ? area.take<std::uint16_t>(kQueryElements) : nullptr),
           memory(area.take<std::uint16_t>(kWaves * kTileElements)),
           rows(area.take<std::uint64_t>(kWaves * 2 * kShortKeys)),
           states(area.take<SoftmaxState>(kKeyParts * kShortRows)),
           signals(area.take<Signals>(1)) {}
-    static constexpr int kBytes = piece_bytes<std::uint16_t>(kQueryElements) +
-                                  piece_bytes<std::uint16_t>(kWaves * kTileElements) +
-                                  piece_bytes<std::uint64_t>(kWaves * 2 * kShortKeys) +
-                                  piece_bytes<SoftmaxState>(kKeyParts * kShortRows) + piece_bytes<Signals>(1);
+    static constexpr int kBytes = gpu::piece_bytes<std::uint16_t>(kQueryElements) +
+                                  gpu::piece_bytes<std::uint16_t>(kWaves * kTileElements) +
+                                  gpu::piece_bytes<std::uint64_t>(kWaves * 2 * kShortKeys) +
+                                  gpu::piece_bytes<SoftmaxState>(kKeyParts * kShortRows) + gpu::piece_bytes<Signals>(1);
   };
 
-  const AttendArgs& a;
+  const gpu::AttendArgs& a;
   const Shared& shared;
-  const GenericItem& item;
+  const gpu::GenericItem& item;
   bool whole_rows, packed;
   int wave;
   int part;      ///< of the output dims
@@ -55,7 +55,7 @@ struct Short {
   WaveRows rows;
   LaneRow row;
 
-  QUIRE_DEVICE Short(const AttendArgs& args, const Shared& memory, const GenericItem& work, bool whole)
+  QUIRE_DEVICE Short(const gpu::AttendArgs& args, const Shared& memory, const gpu::GenericItem& work, bool whole)
       : a(args),
         shared(memory),
         item(work),
@@ -89,28 +89,28 @@ struct Short {
     if constexpr (!kKeysAhead) fetch_keys(tile, segment, first);
     tile.convert(segment.type);
     tile.store_keys(keys(), lane_index<Gpu>());
-    wave_barrier();  // K is there
+    gpu::wave_barrier();  // K is there
     Values staged;
     const ValueForm form = value_form(whole_rows, packed, first_fresh_key(item, segment, first, kShortKeys), kShortKeys);
     fetch_values(staged, segment, form, first);
     typename Gpu::Sums s[1];
     multiply_keys<Gpu, T, kDim>(s, query, keys());
-    wave_order();  // the products were made: K and the addresses are used up
+    gpu::wave_order();  // the products were made: K and the addresses are used up
     staged.convert(segment.type);
     staged.store_values(values(), form, lane_index<Gpu>());
     publish(next);
-    wave_barrier();  // V is there, and the addresses of the next tile
+    gpu::wave_barrier();  // V is there, and the addresses of the next tile
     if constexpr (kKeysAhead) fetch_keys(tile, segment, first + kStep);
     finish_scores<Gpu>(s, a, segment, rows, row, first);
     fold_weights<Gpu, T>(s, sums);
     if (careful) {
       add_non_finite<Gpu, T, kColumns>(sums, values(), visible_keys(row, segment, first, kShortKeys));
-      wave_barrier();  // all rows have theirs
+      gpu::wave_barrier();  // all rows have theirs
       zero_non_finite<T>(values(), kShortKeys / 4 * kColumns, lane_index<Gpu>(), Gpu::kWave);
-      wave_barrier();  // the values are finite
+      gpu::wave_barrier();  // the values are finite
     }
     multiply_values<Gpu, T, kColumns>(s, sums, values());
-    wave_order();  // likewise V
+    gpu::wave_order();  // likewise V
   }
 
   QUIRE_DEVICE void publish(const RowAddresses& found) const {
@@ -127,7 +127,7 @@ struct Short {
     Keys tile;
     RowAddresses found = look_up(a, item, segment, begin + lane_row());
     publish(found);
-    wave_barrier();  // the first addresses are there
+    gpu::wave_barrier();  // the first addresses are there
     if constexpr (kKeysAhead) fetch_keys(tile, segment, begin);
     found = look_up(a, item, segment, begin + kStep + lane_row());
     QUIRE_NO_UNROLL
@@ -142,7 +142,7 @@ struct Short {
   QUIRE_DEVICE SoftmaxState combine_waves(const Sums& sums) const {
     if (lane_group<Gpu>() == 0 && part == 0)
       shared.states[key_part * kShortRows + lane_row()] = natural_state<T>(sums.max, sums.sum);
-    block_barrier();  // all states are there; all tiles are used up
+    gpu::block_barrier();  // all states are there; all tiles are used up
     SoftmaxState state;
     QUIRE_NO_UNROLL
     for (int p = 0; p < kKeyParts; ++p) state = semantics::combine(state, shared.states[p * kShortRows + lane_row()]).state;
@@ -150,7 +150,7 @@ struct Short {
     QUIRE_NO_UNROLL
     for (int p = 0; p < kKeyParts; ++p) {
       if (p == key_part) add_share(sums, weight, p == 0);
-      block_barrier();  // the share is there
+      gpu::block_barrier();  // the share is there
     }
     return state;
   }
@@ -170,7 +170,7 @@ struct Short {
   QUIRE_DEVICE void store_rows(const SoftmaxState& state) const {
     if (!row.exists) return;
     const bool whole = item.slice.num_parts == 1;
-    const int first = thread_here() / kBlockRows;
+    const int first = gpu::thread_here() / kBlockRows;
     OutputRow out;
     if (whole) out = finish_row(a, row.token, row.head, state, first == 0);
     const float* sums = sums_of_row();
@@ -195,8 +195,8 @@ struct Short {
 };
 
 template <class Gpu, class T, int kDim>
-QUIRE_DEVICE void attend_short(const AttendArgs& args, SharedArea area) {
+QUIRE_DEVICE void attend_short(const gpu::AttendArgs& args, gpu::SharedArea area) {
   attend_items<Short<Gpu, T, kDim>, T, kDim>(args, area);
 }
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

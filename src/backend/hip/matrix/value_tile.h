@@ -6,10 +6,10 @@
 // row r of the product's block b is dim r * (head_dim / 16) + b, and what a lane sums of a row are neighbouring dims.
 #pragma once
 
-#include "backend/gpu/matrix/lane_rows.h"
-#include "backend/gpu/matrix/segments.h"
+#include "backend/hip/matrix/lane_rows.h"
+#include "backend/hip/matrix/segments.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 using Quad = Words<2>;  ///< four keys of one dim
 
@@ -90,4 +90,4 @@ QUIRE_DEVICE void zero_non_finite(Quad* values, int count, int index, int thread
   }
 }
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

@@ -4,11 +4,11 @@
 
 #include "backend/gpu/runtime.h"
 
-#include "backend/gpu/matrix/attend_short.h"
-#include "backend/gpu/matrix/attend_tall.h"
-#include "backend/hip/this_gpu.h"
+#include "backend/hip/matrix/attend_short.h"
+#include "backend/hip/matrix/attend_tall.h"
+#include "backend/hip/matrix/this_gpu.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 template <class T, int kDim>
 using Kernel_short = Short<ThisGpu, T, kDim>;
@@ -16,16 +16,16 @@ template <class T, int kDim>
 using Kernel_tall = Tall<ThisGpu, T, kDim>;
 constexpr int kRows_short = kShortRows, kRows_tall = kTallRows;
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix
 
 #define QUIRE_DEFINE_KERNEL(name, shape, type, head_dim, tile_rows, tile_keys)                                             \
-  static_assert(tile_rows == quire::gpu::matrix::kRows_##shape && tile_keys == quire::gpu::matrix::kPartKeys);             \
+  static_assert(tile_rows == quire::hip::matrix::kRows_##shape && tile_keys == quire::hip::matrix::kPartKeys);             \
   extern "C" __attribute__((global)) __attribute__((                                                                       \
-      amdgpu_flat_work_group_size(quire::gpu::matrix::Kernel_##shape<quire::gpu::matrix::type, head_dim>::kThreads,        \
-                                  quire::gpu::matrix::Kernel_##shape<quire::gpu::matrix::type, head_dim>::kThreads))) void \
+      amdgpu_flat_work_group_size(quire::hip::matrix::Kernel_##shape<quire::hip::matrix::type, head_dim>::kThreads,        \
+                                  quire::hip::matrix::Kernel_##shape<quire::hip::matrix::type, head_dim>::kThreads))) void \
   name(const quire::gpu::AttendArgs args) {                                                                                \
-    using Kernel = quire::gpu::matrix::Kernel_##shape<quire::gpu::matrix::type, head_dim>;                                 \
+    using Kernel = quire::hip::matrix::Kernel_##shape<quire::hip::matrix::type, head_dim>;                                 \
     QUIRE_SHARED(memory, Kernel::Shared::kBytes);                                                                          \
-    quire::gpu::matrix::attend_##shape<quire::gpu::matrix::ThisGpu, quire::gpu::matrix::type, head_dim>(                   \
+    quire::hip::matrix::attend_##shape<quire::hip::matrix::ThisGpu, quire::hip::matrix::type, head_dim>(                   \
         args, quire::gpu::SharedArea(memory));                                                                             \
   }

@@ -2,10 +2,10 @@
 // The 16-bit types of matrix operands.
 #pragma once
 
-#include "backend/gpu/matrix/instructions.h"
+#include "backend/hip/matrix/instructions.h"
 #include "quire/tensor.hpp"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 struct F16 {
   static constexpr DType kDType = DType::f16;
@@ -13,8 +13,8 @@ struct F16 {
   static constexpr float kWeightShift = 14.0f;
   static constexpr std::uint32_t kExponentMask = 0x7C00u;
 
-  QUIRE_DEVICE static std::uint32_t encode(float value) { return f16_encode(value); }
-  QUIRE_DEVICE static float decode(std::uint32_t code) { return f16_decode(static_cast<std::uint16_t>(code)); }
+  QUIRE_DEVICE static std::uint32_t encode(float value) { return gpu::f16_encode(value); }
+  QUIRE_DEVICE static float decode(std::uint32_t code) { return gpu::f16_decode(static_cast<std::uint16_t>(code)); }
   /// Two values that the type holds exactly.
   QUIRE_DEVICE static std::uint32_t pack_exact(float low, float high) { return pack_exact_f16(low, high); }
   /// Two parts of weights, off by at most 2^-11.
@@ -37,4 +37,4 @@ struct Bf16 {
   }
 };
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

@@ -5,13 +5,13 @@
 // A thread stages the same piece of each of its rows. Rows of V are taken four keys at a time, to be transposed (value_tile.h).
 #pragma once
 
-#include "backend/gpu/matrix/convert_fp8.h"
-#include "backend/gpu/matrix/packed_values.h"
-#include "backend/gpu/matrix/sizes.h"
-#include "backend/gpu/matrix/value_tile.h"
-#include "backend/gpu/matrix/whole_rows.h"
+#include "backend/hip/matrix/convert_fp8.h"
+#include "backend/hip/matrix/packed_values.h"
+#include "backend/hip/matrix/sizes.h"
+#include "backend/hip/matrix/value_tile.h"
+#include "backend/hip/matrix/whole_rows.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 /// Strides and bounds by which the rows of a tile are read.
 struct RowStrides {
@@ -182,4 +182,4 @@ struct Staging {
   }
 };
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

@@ -3,12 +3,14 @@
 // completes the last part of a tile.
 #pragma once
 
-#include "backend/gpu/matrix/lane_rows.h"
-#include "backend/gpu/matrix/segments.h"
-#include "backend/gpu/matrix/sizes.h"
 #include "backend/gpu/merge_rows.h"
+#include "backend/hip/matrix/lane_rows.h"
+#include "backend/hip/matrix/segments.h"
+#include "backend/hip/matrix/sizes.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
+
+using semantics::SoftmaxState;
 
 /// A state in natural units from a base-2 maximum, to which weights are 2^kWeightShift too large. A NaN sum marks a NaN score,
 /// which a maximum passes over.
@@ -27,7 +29,7 @@ struct OutputRow {
 };
 
 /// Adds the sink and normalises. An empty row has factor 0 and sums of 0.
-QUIRE_DEVICE OutputRow finish_row(const AttendArgs& a, std::int32_t token, std::int32_t head, const SoftmaxState& state,
+QUIRE_DEVICE OutputRow finish_row(const gpu::AttendArgs& a, std::int32_t token, std::int32_t head, const SoftmaxState& state,
                                   bool writes_lse) {
   const semantics::Merged with_sink = semantics::combine_sink(state, a.sinks.at(head, -INFINITY));
   if (writes_lse && a.lse != nullptr) a.lse[token * a.lse_token + head * a.lse_head] = semantics::log_sum_exp(with_sink.state);
@@ -43,7 +45,7 @@ QUIRE_DEVICE std::uint32_t encode_pair(float x, float y, float factor) {
 
 /// Dims [d, d + 2 * kWords) of the output row at element `at`.
 template <int kWords>
-QUIRE_DEVICE void store_words(const AttendArgs& a, std::int64_t at, int d, const Words<kWords>& words, bool whole_rows) {
+QUIRE_DEVICE void store_words(const gpu::AttendArgs& a, std::int64_t at, int d, const Words<kWords>& words, bool whole_rows) {
   auto* to = static_cast<std::uint16_t*>(a.output) + at;
   if (whole_rows) {
     *reinterpret_cast<Words<kWords>*>(to + d) = words;
@@ -56,7 +58,7 @@ QUIRE_DEVICE void store_words(const AttendArgs& a, std::int64_t at, int d, const
 
 /// Four dims from d on.
 template <class T>
-QUIRE_DEVICE void store_output(const AttendArgs& a, const OutputRow& row, int d, const Floats<4>& sums, bool whole_rows) {
+QUIRE_DEVICE void store_output(const gpu::AttendArgs& a, const OutputRow& row, int d, const Floats<4>& sums, bool whole_rows) {
   const Words<2> words = {encode_pair<T>(sums.x[0], sums.x[1], row.factor), encode_pair<T>(sums.x[2], sums.x[3], row.factor)};
   store_words(a, row.at, d, words, whole_rows);
 }
@@ -72,31 +74,31 @@ QUIRE_DEVICE Words<kBlocks / 2> encode_dims(const RowSums<Gpu, kBlocks>& sums, i
 
 /// Row `row` of the item's tile: dims [d, d + kCount) and, with the first of them, its state.
 template <int kCount>
-QUIRE_DEVICE void keep_partial(const AttendArgs& a, const GenericItem& item, int row, int d, const Floats<kCount>& sums,
+QUIRE_DEVICE void keep_partial(const gpu::AttendArgs& a, const gpu::GenericItem& item, int row, int d, const Floats<kCount>& sums,
                                const SoftmaxState& state) {
-  const Partial to(a, item, item.slice.part);
+  const gpu::Partial to(a, item, item.slice.part);
   QUIRE_UNROLL
-  for (int i = 0; i < kCount; ++i) store_for_others(&to.acc[static_cast<std::int64_t>(row) * a.head_dim + d + i], sums.x[i]);
+  for (int i = 0; i < kCount; ++i) gpu::store_for_others(&to.acc[static_cast<std::int64_t>(row) * a.head_dim + d + i], sums.x[i]);
   if (d != 0) return;
-  store_for_others(&to.states[2 * row], state.max);
-  store_for_others(&to.states[2 * row + 1], state.sum);
+  gpu::store_for_others(&to.states[2 * row], state.max);
+  gpu::store_for_others(&to.states[2 * row + 1], state.sum);
 }
 
 /// All parts of the item's tile in key order, to the output. All threads of the block, four dims at a time.
 template <class T, int kDim, int kThreads>
-QUIRE_DEVICE void merge_parts(const AttendArgs& a, const GenericItem& item, bool whole_rows) {
+QUIRE_DEVICE void merge_parts(const gpu::AttendArgs& a, const gpu::GenericItem& item, bool whole_rows) {
   QUIRE_NO_UNROLL
-  for (int i = thread_here(); i < item.num_rows * (kDim / 4); i += kThreads) {
+  for (int i = gpu::thread_here(); i < item.num_rows * (kDim / 4); i += kThreads) {
     const int r = i / (kDim / 4), d = i % (kDim / 4) * 4;
     SoftmaxState state;
     Floats<4> sums{};
     QUIRE_NO_UNROLL
     for (std::int32_t part = 0; part < item.slice.num_parts; ++part) {
-      const Partial from(a, item, part);
+      const gpu::Partial from(a, item, part);
       const semantics::Merged merged = semantics::combine(state, {from.states[2 * r], from.states[2 * r + 1]});
       QUIRE_UNROLL
       for (int j = 0; j < 4; ++j)
-        sums.x[j] = fma(from.acc[static_cast<std::int64_t>(r) * kDim + d + j], merged.weight_b, sums.x[j] * merged.weight_a);
+        sums.x[j] = gpu::fma(from.acc[static_cast<std::int64_t>(r) * kDim + d + j], merged.weight_b, sums.x[j] * merged.weight_a);
       state = merged.state;
     }
     const std::int32_t row = item.slice.row_begin + r;
@@ -109,11 +111,11 @@ QUIRE_DEVICE void merge_parts(const AttendArgs& a, const GenericItem& item, bool
 /// True on all threads if it is on one. `flag` is 0 before and after.
 QUIRE_DEVICE bool any_in_block(bool mine, std::int32_t* flag) {
   if (mine) *flag = 1;
-  block_barrier();  // all have spoken
+  gpu::block_barrier();  // all have spoken
   const bool any = *flag != 0;
-  block_barrier();  // all have heard
-  if (thread_here() == 0) *flag = 0;
+  gpu::block_barrier();  // all have heard
+  if (gpu::thread_here() == 0) *flag = 0;
   return any;
 }
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

@@ -2,9 +2,9 @@
 // Tells if rows, or pieces of packed caches, can be read and written sixteen bytes at a time. Others are read by elements.
 #pragma once
 
-#include "backend/gpu/matrix/segments.h"
+#include "backend/hip/matrix/segments.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 /// Every row is head_dim neighbouring elements that begin at a multiple of 16 bytes.
 QUIRE_DEVICE bool has_whole_rows(const void* data, int item_size, const semantics::KvStrides& s, int head_dim) {
@@ -14,10 +14,10 @@ QUIRE_DEVICE bool has_whole_rows(const void* data, int item_size, const semantic
 }
 
 /// The cache is packed: K [.., head_dim / x, page_size, x] with x of 16 bytes, V [.., head_dim, page_size].
-QUIRE_DEVICE bool is_packed(const AttendArgs& a) { return a.cache_k.strides.x < a.head_dim; }
+QUIRE_DEVICE bool is_packed(const gpu::AttendArgs& a) { return a.cache_k.strides.x < a.head_dim; }
 
 /// 16 bytes of a token's keys, and 8 tokens of a dim's values, lie at multiples of their length and in one page.
-QUIRE_DEVICE bool has_packed_pieces(const AttendArgs& a, int item_size) {
+QUIRE_DEVICE bool has_packed_pieces(const gpu::AttendArgs& a, int item_size) {
   constexpr int kTokens = 8;
   const semantics::KvStrides &k = a.cache_k.strides, &v = a.cache_v.strides;
   const std::int64_t key_steps = (k.page | k.head | k.token | k.chunk) * item_size, value_steps = v.page | v.head | v.dim;
@@ -28,7 +28,7 @@ QUIRE_DEVICE bool has_packed_pieces(const AttendArgs& a, int item_size) {
 }
 
 /// True if this holds for all rows of a call, and for all pieces of a packed cache.
-QUIRE_DEVICE bool has_whole_rows(const AttendArgs& a) {
+QUIRE_DEVICE bool has_whole_rows(const gpu::AttendArgs& a) {
   const int cache_size = is_coded(a.cache_k.dtype) ? 1 : 2;
   const bool whole_cache = is_packed(a) ? has_packed_pieces(a, cache_size)
                                         : has_whole_rows(a.cache_k.data, cache_size, a.cache_k.strides, a.head_dim) &&
@@ -60,4 +60,4 @@ class ElementWalk {
   std::int64_t step_, chunk_step_, offset_;
 };
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix

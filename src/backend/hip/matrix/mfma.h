@@ -7,10 +7,10 @@
 // never k. AMD's layouts: amd_matrix_instruction_calculator, recorded in tests/simt/layouts/.
 #pragma once
 
-#include "backend/gpu/matrix/element.h"
-#include "backend/gpu/matrix/instructions.h"
+#include "backend/hip/matrix/element.h"
+#include "backend/hip/matrix/instructions.h"
 
-namespace quire::gpu::matrix {
+namespace quire::hip::matrix {
 
 struct Mfma {
   static constexpr int kWave = 64;
@@ -57,4 +57,4 @@ struct Gfx950 : Mfma {
   static constexpr Fp8Unit kFp8 = Fp8Unit::ocp;
 };
 
-}  // namespace quire::gpu::matrix
+}  // namespace quire::hip::matrix
