@@ -37,7 +37,7 @@ bool is_fp8(DType dtype) noexcept;
 /// f32, f16, bf16 or one of the four fp8 formats.
 bool is_floating(DType dtype) noexcept;
 
-/// Where a tensor's bytes live.
+/// Memory that holds a tensor's bytes.
 enum class Memory : std::int32_t { cpu = 0, cuda = 1, hip = 2 };
 /// "cpu", "cuda", "hip" or "unknown".
 std::string_view name(Memory memory) noexcept;
@@ -45,8 +45,8 @@ std::string_view name(Memory memory) noexcept;
 /// A view: pointer, type, shape and element strides. Owns nothing.
 ///
 /// A default-constructed Tensor is *absent* (used for every optional tensor). A scalar is present with rank 0.
-/// Element (i, j, ...) lives at `data + (i * stride[0] + j * stride[1] + ...) * itemsize(dtype)` bytes; strides may be
-/// anything a backend can address, all arithmetic is 64-bit.
+/// Element (i, j, ...) lives at `data + (i * stride[0] + j * stride[1] + ...) * itemsize(dtype)` bytes. Strides may have any
+/// value that a backend can address; all arithmetic is 64-bit.
 struct Tensor {
   static constexpr int kMaxRank = 5;
 
