@@ -31,7 +31,7 @@ std::string cache_file(int index, const char* what) {
   return text;
 }
 
-/// Of the data cache of this level; 0 = unknown.
+/// Size of the data cache of this level in bytes; 0 = unknown.
 std::int64_t cache_bytes(int level) {
   for (int index = 0; index < 8; ++index) {
     if (cache_file(index, "level") != std::to_string(level) || cache_file(index, "type") == "Instruction") continue;

@@ -10,14 +10,14 @@
 
 namespace quire::bench_detail {
 
-/// What was seen of one lane.
+/// Measurements of one lane.
 struct Timing {
   Interval seconds;
   std::vector<double> blocks;  ///< medians behind `seconds`
   BenchClock clock = BenchClock::wall;
   std::int64_t calls = 0, disturbed = 0;
   bool same_bits = true;
-  Status status;  ///< of the call that failed, if one did
+  Status status;  ///< status of the failed call, or OK
 };
 
 /// Each lane gets up to 15 blocks of about seconds / 15, and at least 6; between two blocks of a lane the others have theirs.

@@ -35,8 +35,8 @@ constexpr std::uint64_t kSharedPrefix = ~std::uint64_t{0};
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
-/// How many leading pages of a request are the common ones: full of context, so that no request writes into them, and of the
-/// same positions.
+/// Number of leading pages that a request shares with all others. Shared pages are full of context, so that no request writes
+/// into them, and hold the same positions.
 std::int64_t shared_pages(const ProblemLine& line, const Request& r) {
   if (r.context_len < 0 || r.shift < 0 || r.key_begin != line.problem.reqs.front().key_begin) return 0;
   return std::min(line.shared_pages, r.context_len / line.problem.page_size);
@@ -145,7 +145,7 @@ class Maker {
     fill_new_rows(c_.batch.key, kKey);
     fill_new_rows(c_.batch.value, kValue);
     fill_cache(c_.cache.k, semantics::k_strides(c_.cache), c_.cache.k_scale, kKey);
-    if (line_.latent) {  // what lies there is K's
+    if (line_.latent) {  // V is a part of K's rows, filled above
       if (c_.cache.v_scale.present()) fill_scale(c_.cache.v_scale, kValue);
     } else {
       fill_cache(c_.cache.v, semantics::v_strides(c_.cache), c_.cache.v_scale, kValue);
@@ -286,7 +286,7 @@ class Maker {
         store_index(c_.batch.block_table, r * s_.table_width + i, page);
       }
       for (std::int64_t key = req.first_row(); key < req.first_row() + req.query_len; ++key, ++token) {
-        if (key < 0 || key >= req.seq_len()) {  // of another shard, or of no key
+        if (key < 0 || key >= req.seq_len()) {  // a key of another shard, or no key
           store_index(c_.batch.slot_mapping, token, -1);
           continue;
         }

@@ -63,8 +63,8 @@ void apply_value_rules(Context& c) {
   apply_ledger_rules(c);
 }
 
-/// The device says that the content rules would find nothing. It is asked only if nothing was found before: then every address
-/// that they would read is in bounds. If it cannot answer, the rules are applied.
+/// Whether the device reports that the content rules would find nothing. The device is asked only if no rule was broken before:
+/// every address that the content rules read is then in bounds. If the device cannot answer, the host applies the rules.
 bool finite_on_device(const Context& c) {
   const device::Runtime* runtime = device::runtime_of(c.cache.k.memory);
   if (runtime == nullptr || !c.report.clean()) return false;

@@ -239,7 +239,7 @@ void t11_ids_not_negative(Context& c, const IndexView& ids) {
 }
 
 void t12_ids_distinct(Context& c, const IndexView& ids) {
-  if (ids.stride == 0 && c.sizes.num_reqs > 1)  // as for Q-S02: no table sized by a claimed count
+  if (ids.stride == 0 && c.sizes.num_reqs > 1)  // needs no table sized by a claimed count, like Q-S02
     return c.report.add(T12, "request_ids", {1}, formatted("{}", ids[1]), "an id of its own, not that of request 0");
   FlatMap<std::int64_t> seen(c.sizes.num_reqs);
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {

@@ -26,7 +26,7 @@ std::vector<std::int64_t> values_of(const Tensor& t) {
 
 /// Partial results of `heads` heads, one block after the other, `parts` times.
 struct Layout {
-  std::int64_t num_tokens, heads, head_dim;  // of values
+  std::int64_t num_tokens, heads, head_dim;  // head_dim of values
   std::int64_t block() const { return num_tokens * (head_dim + 1); }
   Tensor outs(float* buffer, std::int64_t parts) const {
     Tensor t = Tensor::contiguous(buffer, DType::f32, parts, num_tokens, heads, head_dim);
@@ -78,8 +78,8 @@ Status refuse(const Communicator& group, const ContextShard& shard, const Batch&
   return {};
 }
 
-/// The rules of the batch, with the place for partial results as its output, and of the output, as what partial results merge
-/// into.
+/// Applies the rules of a batch whose output is the memory of partial results, and the rules of a merge into the caller's
+/// output.
 Status check_tensors(const Batch& batch, const KVCache& cache, const Options& options, const Tensor& outs, const Tensor& lses,
                      const ShardedSettings& settings, std::int32_t world) {
   Batch own = batch;
@@ -130,7 +130,7 @@ Status agree(Communicator& group, const ContextShard& shard, const Batch& batch,
   return check_ranks(names, all).status();
 }
 
-/// This rank's part, into `out` and `lse`.
+/// Computes this rank's partial result into `out` and `lse`.
 Status attend_to_own_keys(const ContextShard& shard, const Batch& batch, const KVCache& cache, const Options& options,
                           Executor* executor, const Tensor& out, const Tensor& lse) {
   Result<LocalLengths> local =

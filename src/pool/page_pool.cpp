@@ -26,7 +26,7 @@ struct Page {
 struct Request {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> pages;
-  std::vector<std::int64_t> nodes;  // of the committed full pages, kNoNode where the prefix is no longer findable
+  std::vector<std::int64_t> nodes;  // nodes of the committed full pages, kNoNode if the prefix can no longer be found
   std::int64_t committed = 0;
   std::int64_t arrival = 0;
   bool preempted = false;
@@ -136,7 +136,7 @@ struct PagePool::State {
   Stats stats;
   quire::pool::Block memory;
 
-  /// Of all layers; 0 if the pool owns none. The options are valid.
+  /// Cache bytes of all layers; 0 if the pool owns no cache. The options are valid.
   std::int64_t cache_bytes() const {
     return options.cache.num_layers == 0 ? 0 : *layer_bytes(options) * options.cache.num_layers;
   }

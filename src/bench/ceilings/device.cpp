@@ -42,7 +42,8 @@ Result<Ceilings> measure_device_ceilings(const device::Runtime& runtime, const d
   c.threads = kWholeDevice;
   c.loops = "device";
   for (const std::int64_t bytes : rungs) {
-    // A small set is read several times in a graph: a launch would be most of its time. It stays in whatever cache holds it.
+    // A graph reads a small set several times, because the launch would take most of the time of one read. The set stays in
+    // cache.
     const auto times = std::max<std::int64_t>(1, (std::int64_t{256} << 20) / bytes);
     const Result<double> seconds = best_of(probe, [&](void* stream) -> Status {
       for (std::int64_t i = 0; i < times; ++i)

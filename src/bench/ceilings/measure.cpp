@@ -20,7 +20,7 @@ constexpr std::int64_t kTrialBytes = 4 * kMiB;  // per thread and trial; short e
 constexpr std::int64_t kSmallest = 64 << 10;
 constexpr int kTrials = 24;
 
-std::atomic<std::uint64_t> sink;  // what the loops return has to go somewhere
+std::atomic<std::uint64_t> sink;  // receives the loops' results, so that no compiler drops the loops
 
 /// Writes back and drops the lines of [data, data + bytes). Where user code has no instruction for it, lines stay.
 void flush(const std::byte* data, std::int64_t bytes) {
