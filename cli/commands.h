@@ -118,7 +118,7 @@ struct BenchCompareArgs {
 };
 Report run_bench_compare(const BenchCompareArgs& args);
 
-/// This build, its devices, and what would run on each of them.
+/// Reports this build, its devices, and the kernels that would run on each of them.
 Report run_info(const Terminal& terminal);
 Report run_devices(const Terminal& terminal);
 Report run_kernels(const Terminal& terminal);

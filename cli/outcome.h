@@ -12,7 +12,7 @@
 
 namespace quire::cli {
 
-/// What happened; everything that the report prints.
+/// Outcome of a run: everything that the report prints.
 struct Outcome {
   Problem problem;
   Plan plan;

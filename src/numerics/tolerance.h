@@ -26,8 +26,7 @@ inline constexpr double kTf32Roundoff = 0x1p-10;          ///< TF32 keeps 11 bit
 inline constexpr double kStoredScoreRoundings = 2;        ///< q k, and the product with softmax_scale, stored in 16 bits
 inline constexpr double kStoredCapRoundings = 2;          ///< tanh, and the product with cap; s / cap counts as a score's
 inline constexpr double kAccumulatorRoundingsPerKey = 2;  ///< sum and rescale of a 16-bit accumulator
-inline constexpr double kMostScoreError =
-    0.75;  ///< relative error of a denominator; above, a profile's scores carry no information
+inline constexpr double kMostScoreError = 0.75;  ///< relative error of a denominator; above, a profile's scores say nothing
 
 // 8-bit outputs.
 inline constexpr double kLargestE4m3fn = 448;  ///< largest finite value, at which stores of fp8_e4m3fn saturate

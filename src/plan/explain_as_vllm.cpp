@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: plan. Which kernels vLLM would run for a problem on an AMD GPU: its use_rocm_custom_paged_attention of 2026-01,
+// Stage: plan. Kernels that vLLM would run for a problem on an AMD GPU: its use_rocm_custom_paged_attention of 2026-01,
 // condition by condition (window, dtype, head_dim, page_size, G, max_seq_len, ALiBi, cache type, sinks), and the hazards of that
 // choice.
 #include <algorithm>

@@ -127,7 +127,7 @@ std::int64_t assume(Assumed& assumed, const char* what, std::int64_t from_shapes
   return tighter ? said : from_shapes;
 }
 
-/// What the shapes of a batch say about lengths that nobody has read.
+/// Derives bounds of lengths that planning does not read from the shapes of a batch.
 Assumed assume_bounds(const Batch& batch, const KVCache& cache, const PlanSettings& settings) {
   Assumed a;
   a.bounds.num_reqs = batch.seq_lens.shape[0];

@@ -23,7 +23,7 @@ struct VllmFacts {
 /// vLLM's word for the cache type: "auto", "fp8", "fp8_e5m2", or empty if it has none.
 std::string_view vllm_cache_dtype(const Problem& problem);
 
-/// One sentence per hazard: run-time failures first, then silent wrong answers, then cost.
+/// Returns a sentence per hazard: run-time failures first, then silent wrong answers, then cost.
 std::vector<std::string> vllm_hazards(const VllmFacts& facts);
 
 }  // namespace quire::plan_detail

@@ -21,7 +21,7 @@ constexpr const char* kStates[] = {"clean", "recycled", "hidden", "owned", "shar
 constexpr std::size_t kNumStates = std::size(kStates);
 constexpr std::size_t kListedOwners = 4;
 constexpr std::int64_t kElementsPerSlot = 8;
-constexpr std::int64_t kEnoughElements = 4;  ///< from here on, zeros by chance are out of the question
+constexpr std::int64_t kEnoughElements = 4;  ///< elements per slot from which zeros cannot be chance
 constexpr std::int64_t kSlotsOfUnowned = 4;
 
 struct Page {
@@ -38,7 +38,7 @@ class Slots {
  public:
   explicit Slots(const KVCache& cache) : cache_(cache), dims_(std::min({head_dim(cache), v_head_dim(cache), kElementsPerSlot})) {}
 
-  /// Nothing was ever stored there, as far as a look can tell.
+  /// Whether the slot looks as if no token was ever stored there.
   bool blank(std::int64_t page, std::int64_t slot) const {
     const bool k = blank_side(cache_.k, page, slot, /*is_key=*/true), v = blank_side(cache_.v, page, slot, /*is_key=*/false);
     return dims_ >= kEnoughElements ? k || v : k && v;
@@ -123,7 +123,7 @@ void judge(Page& page, std::int64_t id, const Slots& slots, std::int64_t page_si
   }
 }
 
-/// One cell for pages [first, last): the worst page speaks for all, counts are summed.
+/// A cell of the picture for pages [first, last): state of the worst page, sums of the counts.
 json cell(const std::vector<Page>& pages, std::int64_t first, std::int64_t last) {
   std::int64_t worst = first, filled = 0, unwritten = 0;
   for (std::int64_t id = first; id < last; ++id) {

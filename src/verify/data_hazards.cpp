@@ -16,7 +16,7 @@
 namespace quire::verify_detail {
 namespace {
 
-constexpr std::int64_t kImpossiblePage = 2147480000;  // in range for int32, far outside any cache
+constexpr std::int64_t kImpossiblePage = 2147480000;  // page id in range for int32, far outside any cache
 
 /// Every element of a contiguous tensor that is not poison.
 template <typename Visit>
@@ -74,14 +74,14 @@ void make_scores_minus_infinite(Case& c, std::int64_t skipped = 0) {
         semantics::store(c.cache.k.data, c.cache.k.dtype, first_request_key(c, k, h, 0), -INFINITY);
 }
 
-constexpr std::int64_t kRunOfKeys = 4;  // as long as the runs of the shards that meet it
+constexpr std::int64_t kRunOfKeys = 4;  // keys; length of a run in the shards that this hazard is tested with
 
 void make_queries_zero(Case& c) {
   const Tensor& q = c.batch.query;
   for_each_value(q, [&](std::int64_t i) { semantics::store(q.data, q.dtype, i, i % 2 == 0 ? 0.0f : -0.0f); });
 }
 
-/// In the last KV head of a key in the middle of request 0: rows before it do not see it.
+/// Puts a NaN into the last KV head of a key in the middle of request 0; rows before that key do not see it.
 void put_nan_into_a_key(Case& c) {
   const std::int64_t seq_len = semantics::load_index(c.batch.seq_lens.data, c.batch.seq_lens.dtype, 0);
   semantics::store(c.cache.k.data, c.cache.k.dtype, first_request_key(c, seq_len / 2, num_kv_heads(c.cache) - 1, 0),

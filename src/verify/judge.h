@@ -20,7 +20,7 @@ namespace quire::verify_detail {
 /// The names of all checks, in the order in which they are made and reported.
 const std::vector<std::string>& check_names();
 
-/// What one call wrote.
+/// Memory that one call wrote, and its status.
 struct Written {
   Status status;
   std::string kernel;
@@ -45,7 +45,7 @@ class Judge {
   /// Checks in the order of check_names(); status, kernel, reason and counts. `seconds` is the caller's to know.
   CaseResult result() const;
 
-  /// What the first call wrote, as tensors of the whole batch.
+  /// Output of the first call, as a tensor of the whole batch.
   Tensor output() const;
 
   /// Whether the first call moved an element: by more than a unit in its last place and 2^-16 of sum p |V|, which is more than

@@ -15,7 +15,7 @@
 
 namespace quire::verify_detail {
 
-/// What is done to a made case where the hazard lies in the values rather than in the shape.
+/// Change of a made case, for hazards that lie in the values rather than in the shape.
 enum class Special {
   none,
   every_fp8_code,         ///< every finite code of the cache's type occurs in K and V
@@ -40,7 +40,7 @@ struct Entry {
 struct Hazard {
   std::string name;
   std::vector<std::string> shapes;
-  std::int64_t least_dim = 1;  ///< with fewer dims it is no such hazard
+  std::int64_t least_dim = 1;  ///< smallest head_dim that shows the hazard
 };
 const std::vector<Hazard>& hazards();
 
@@ -76,8 +76,8 @@ bool reaches_far(const Entry& entry);
 /// and each query type and index type meets each of them.
 std::vector<Entry> type_matrix(const AskedTypes& asked);
 
-/// Queries and outputs of 8 bits, over several caches and shapes. Of asked types it has those of 8-bit queries: others say
-/// nothing of outputs.
+/// Entries with queries and outputs of 8 bits, over several caches and shapes. From `asked` only types with 8-bit queries are
+/// taken, because the others do not tell the type of outputs.
 std::vector<Entry> row_type_matrix(const AskedTypes& asked, bool quick);
 
 /// invalid_argument for types or dims that no problem has.

@@ -11,7 +11,7 @@ namespace quire::verify_detail {
 namespace {
 
 constexpr std::int64_t kMaxWorkRandom = 3'000'000;  ///< visible pairs x query heads x head_dim of one case
-constexpr std::int64_t kMaxFarWork = 300'000'000;   ///< the same of a line that reaches far
+constexpr std::int64_t kMaxFarWork = 300'000'000;   ///< limit for a line with far requests or large sizes
 constexpr std::int64_t kFarOneIn = 24;
 constexpr std::int64_t kEightBitsOneIn = 8;
 constexpr std::uint64_t kRowTypesStream = 0x8B175;

@@ -64,7 +64,7 @@ Case slice(const Case& c, const Tensor& output, const Tensor& lse, std::int64_t 
   one.batch.block_table = rows_of(b.block_table, r, 1);
   one.batch.causal = rows_of(b.causal, r, 1);
   one.batch.key_begin = rows_of(b.key_begin, r, 1);
-  // Where keys do not end with the chunk's last row, the chunk sees all of them, from where its rows stand.
+  // If the keys do not end with the chunk's last row, the chunk keeps all keys of the request, and its rows keep their positions.
   const Request req = request_of(b, c.options, r);
   const bool at_end = req.causal && !b.q_begin.present(), whole = rows == req.query_len;
   if (!at_end) one.batch.seq_lens = index_tensor(one, dtype, {req.seq_len()});

@@ -16,7 +16,7 @@ constexpr std::array kCaches = {DType::f16,          DType::bf16,     DType::f32
                                 DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz};
 constexpr std::array kLayouts = {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed};
 constexpr std::array kSupportedForms = {ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head};
-/// Of plain lines; then of lines with one other value.
+/// Values of plain lines (kPlain...), and of lines that differ from a plain one in one value.
 constexpr std::array<std::int64_t, 5> kPlainDims = {64, 128, 32, 16, 256};
 constexpr std::array<std::int64_t, 5> kPlainPages = {16, 32, 64, 256, 8};
 constexpr std::array<std::int64_t, 14> kDims = {1, 7, 8, 16, 24, 32, 40, 64, 80, 96, 128, 192, 256, 512};

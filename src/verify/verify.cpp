@@ -43,10 +43,10 @@ std::string this_machine() {
   return formatted("{}, {} thread{}", d.name, d.num_threads, d.num_threads == 1 ? "" : "s");
 }
 
-/// What is asked, and what has no form that the target supports.
+/// Cases to run, and cases that have no form which the target supports.
 struct Suite {
   std::vector<Entry> entries, left_out;
-  std::string supported;  ///< in words, where somebody said what is
+  std::string supported;  ///< VerifyOptions::supports in words, or empty
 };
 
 Status add_matrix(std::vector<Entry>& list, const std::string& name, const VerifyOptions& options) {
@@ -111,7 +111,7 @@ void drop_padding(std::vector<Entry>& entries) {
   }
 }
 
-/// The same of masks: a hazard of theirs is none without them, a random line is as good as any other.
+/// Drops hazards of masks, which mean nothing without masks, and removes the masks of random lines.
 void drop_masks(std::vector<Entry>& entries) {
   std::erase_if(entries, [](const Entry& entry) {
     return (has_masks(entry.line.problem) && entry.matrix != "random") || entry.shard.world > 1;
