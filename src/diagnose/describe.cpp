@@ -26,7 +26,7 @@ Standing standing_of(const Hypothesis& h) {
   return h.fit.unwritten ? Standing::unproven : Standing::refuted;
 }
 
-/// Why a hypothesis is not the cause, with numbers.
+/// Returns why a hypothesis is not the cause, with numbers.
 std::string refutation(const Hypothesis& h, const Part& part) {
   if (!h.why_not.empty()) return "cannot show here: " + h.why_not;
   std::string text;

@@ -26,9 +26,9 @@ struct RankScene {
   RankCaptures captures;
   Case whole;
   std::vector<Case> own;
-  std::vector<std::int64_t> tokens;  ///< that are compared
-  std::vector<Numbers> parts;        ///< as recorded, else as expected
-  bool parts_recorded = true;        ///< of every rank
+  std::vector<std::int64_t> tokens;  ///< rows that are compared
+  std::vector<Numbers> parts;        ///< recorded parts, or expected ones if some are not recorded
+  bool parts_recorded = true;        ///< every rank recorded its part
   faults_detail::Deal deal;
 };
 
@@ -102,7 +102,7 @@ RankSuspicion suspicion_of(const faults_detail::RankFault& fault, const faults_d
   return {fault.info.id, fault.info.text, suspect.detail, fault.info.next, found.num_wrong == 0, found.first};
 }
 
-/// Those that explain come first; of those that do not, one way of each fault is kept.
+/// Sorts suspects: those that explain come first. Of the others, one suspect of each fault is kept.
 void settle(std::vector<RankSuspicion>& list) {
   std::stable_sort(list.begin(), list.end(),
                    [](const RankSuspicion& a, const RankSuspicion& b) { return a.explains > b.explains; });
@@ -231,7 +231,7 @@ bool same_bits(const Case& a, const Case& b) {
   return std::memcmp(x.data, y.data, static_cast<std::size_t>(x.num_elements() * itemsize(x.dtype))) == 0;
 }
 
-/// Ranks that have one result, by their first rank. Of own heads every rank has one of its own.
+/// Groups ranks with equal results, in order of their first rank. Under own_heads every rank has a result of its own.
 std::vector<RankResult> grouped_results(const RankCaptures& captures) {
   std::vector<RankResult> groups;
   for (std::size_t rank = 0; rank < captures.world(); ++rank) {

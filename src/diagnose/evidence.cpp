@@ -72,7 +72,7 @@ double stored(double value, const numerics::OutputType& type) {
   return std::fabs(value) >= type.overflow ? std::copysign(std::numeric_limits<double>::infinity(), value) : value;
 }
 
-/// In [0, 1]: 0 within tolerance, 1 at the cap or if only one of the two is NaN or infinite.
+/// Error in [0, 1]: 0 within tolerance, 1 at the cap or if only one of the two values is NaN or infinite.
 double capped_error(double observed, double predicted, double tolerance, double cap) {
   if (observed == predicted || (std::isnan(observed) && std::isnan(predicted))) return 0;
   const double error = std::fabs(observed - predicted);
@@ -324,7 +324,8 @@ double Evidence::damage(const std::vector<Exhibit>& right, std::size_t count, co
 }
 
 Fit Evidence::fit(const faults_detail::Model& model, Stage stage) const {
-  constexpr double kWorthDims = 0.02;  // what a scope in dims has to explain more: it is one more assumption
+  constexpr double kWorthDims =
+      0.02;  // more share of the error that a scope in dims must explain, because it is one more assumption
   const Fit all = fit_dims(model, stage, /*some_dims=*/false);
   if (dims_.empty() || all.whole == all.wrong) return all;
   const Fit some = fit_dims(model, stage, /*some_dims=*/true);

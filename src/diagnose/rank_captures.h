@@ -18,7 +18,7 @@ struct RankCaptures {
   std::size_t world() const { return cases.size(); }
 };
 
-/// One capture for every rank of one world, or what is wrong with them.
+/// Sorts the captures of one world by rank; fails unless there is one capture for every rank.
 Result<RankCaptures> sorted_captures(std::span<const Case> captures);
 
 /// Facts that must be equal on every rank and are not: "seq_lens[1]: 30 on rank 2, expected 31 as on rank 0".

@@ -17,7 +17,7 @@ using faults_detail::Facts;
 constexpr std::size_t kWrongRequests = 3;
 constexpr std::size_t kRightRequests = 1;
 constexpr double kSecondsForCheck = 0.1;
-constexpr std::int64_t kNoPage = 2147480000;  // in table entries that nobody may read
+constexpr std::int64_t kNoPage = 2147480000;  // page id in table entries that no kernel may read
 
 /// Slices of `t` along its first dimension, contiguous, in memory of `out`.
 Tensor gather(Case& out, const Tensor& t, const std::vector<std::int64_t>& slices) {
@@ -56,7 +56,7 @@ void put_index(const Tensor& t, std::int64_t i, std::int64_t value) {
   }
 }
 
-/// The same dtype, other values.
+/// Makes an index tensor of the given type and values.
 Tensor index_tensor(Case& out, DType dtype, const std::vector<std::int64_t>& values) {
   auto* data = out.allocate(values.size() * static_cast<std::size_t>(itemsize(dtype)));
   if (data == nullptr) throw std::bad_alloc();

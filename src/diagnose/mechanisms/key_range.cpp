@@ -17,7 +17,7 @@ using faults_detail::Key;
 using faults_detail::Model;
 using faults_detail::Row;
 
-constexpr std::size_t kBestEnds = 3;  // of one cell: neighbours may fit equally where weights are small
+constexpr std::size_t kBestEnds = 3;  // candidates of one cell: neighbours may fit equally if weights are small
 constexpr std::size_t kMostRules = 160;
 const char* const kNextKeyRange =
     "compare the first and the last key that the kernel loops over with the mask of docs/design.md, for one wrong row";

@@ -15,16 +15,16 @@
 
 namespace quire::diagnose_detail {
 
-/// One model with the words for it.
+/// A model, and its description in words.
 struct Proposal {
   std::string mechanism;  ///< id of diagnose.md: "factor_out", "key_range", ...
   std::string text;       ///< completes "a kernel that ..."
   std::string detail;     ///< its parameters in words
-  std::string next;       ///< what to look at next
+  std::string next;       ///< advice for the next step
   int parameters = 0;     ///< numbers fitted to the evidence; among equals fewer come first
   std::function<void(faults_detail::Model&)> plant;
   const faults_detail::Fault* fault = nullptr;  ///< the entry of the catalogue, if it is one
-  bool symptom = false;                         ///< says what happened, not why
+  bool symptom = false;                         ///< describes what happened without a cause
 };
 
 /// The evidence that a mechanism may look at.

@@ -23,7 +23,7 @@ constexpr double kMostProductsPageContents = 4e8;  // multiply-adds of one searc
 const char* const kNextPageContents =
     "look at what wrote this page last: an append with a wrong slot, a page handed out twice, a copy that was cut short";
 
-/// What is read in place of a K or V vector of the page, given what is stored there (scaled).
+/// Vector that is read in place of a K or V vector of the page, as a change of the stored and scaled vector.
 struct Contents {
   std::string text;
   std::function<void(const Facts&, Side, const Place&, std::int64_t kv_head, std::span<double>)> change;
@@ -92,7 +92,7 @@ std::vector<Contents> contents(const Facts& f) {
   return list;
 }
 
-/// One opened cell with one of its pages changed.
+/// Search over contents of one page of one opened cell.
 class ContentSearch {
  public:
   ContentSearch(const Scene& scene, const OpenCell& cell)

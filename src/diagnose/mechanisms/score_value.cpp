@@ -161,7 +161,7 @@ std::vector<double> powers(double from, double to, double step) {
   return list;
 }
 
-/// Both signs and 0, ascending.
+/// Powers with both signs, and 0, ascending.
 std::vector<double> signed_powers(double from, double to) {
   std::vector<double> list{0};
   for (const double value : powers(from, to, 1.3)) {
