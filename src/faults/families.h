@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The families of the catalogue, one file each, and what several of them need.
+// The families of the catalogue, one file each, and helpers that several families need.
 #pragma once
 
 #include <functional>
@@ -88,7 +88,7 @@ std::int64_t floor_power_of_two(std::int64_t n);
 std::int64_t ceil_power_of_two(std::int64_t n);
 inline bool is_power_of_two(std::int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-/// Where [offset, k.end) of the last page of a sequence starts and ends.
+/// Rounds n up to a multiple.
 inline std::int64_t round_up(std::int64_t n, std::int64_t multiple) { return ceil_div(n, multiple) * multiple; }
 
 /// Largest change of any output element that planting brings to a few rows, in units of the rounding of the output's type:

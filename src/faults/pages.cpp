@@ -249,7 +249,7 @@ Suspects slots_reversed(const Evidence& e) {
   });
 }
 
-/// One side's pages rotated by one within each request.
+/// Suspects with the pages of K or of V rotated by one within each request.
 Suspects rotated(const Evidence& e, Side wrong) {
   const Facts* f = &e.facts;
   if (!any_request(*f, [f](std::int64_t r) { return columns(*f, r).last >= 1; }))

@@ -226,7 +226,7 @@ Suspects first_query_of_request(const Evidence& e) {
   return rows_only([](Model& m) { change_row(m, [](Row& r) { r.query_token = r.first_token; }); });
 }
 
-/// One query row per sequence: row r belongs to request r.
+/// Suspects of a kernel that assumes one query row per sequence: row r belongs to request r.
 Suspects request_index(const Evidence& e) {
   const Facts* f = &e.facts;
   if (f->num_tokens == f->num_reqs && f->max_query_len() <= 1) return cannot_show("row r is the one row of request r");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One logical page of one request read from another physical page: recycled too early, or a table entry not yet updated.
 //
-// Which one is searched for: every page of the cache is folded once into a partial softmax of a wrong row, and every logical page
-// is replaced by every one of them without touching the cache again.
+// The search for the page folds every page of the cache once into a partial softmax of a wrong row, and then replaces every
+// logical page by every physical page without reading the cache again.
 #include <algorithm>
 #include <cmath>
 
