@@ -14,7 +14,7 @@
 
 namespace {
 
-/// What the vLLM shim needs: any array as NumPy bits (uint8, uint16) or numbers, with its Quire dtype; nothing is copied.
+/// Returns any array as NumPy bits (uint8, uint16) or numbers, with its Quire dtype, for the vLLM shim; copies nothing.
 nanobind::tuple bits(nanobind::handle array, const std::string& name, const std::optional<std::string>& dtype) {
   namespace qp = quire_python;
   const qp::ArrayRef ref = qp::import_array(array, name, qp::Access::read, dtype.value_or(""));
