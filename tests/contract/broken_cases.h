@@ -18,7 +18,7 @@ struct BrokenCase {
   bool is_check = true;
 };
 
-/// At least one case for every rule.
+/// Cases that break one rule each, at least one for every rule.
 const std::vector<BrokenCase>& broken_cases();
 
 }  // namespace quire::test

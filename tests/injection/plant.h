@@ -6,7 +6,7 @@
 
 namespace quire::test {
 
-/// One fault in force as long as this lives.
+/// Plants one fault for the lifetime of the object.
 class Plant {
  public:
   explicit Plant(cpu::Planted fault) { cpu::planted = fault; }

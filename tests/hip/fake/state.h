@@ -37,7 +37,7 @@ struct Allocation {
 };
 
 struct State {
-  std::vector<std::string> devices;  ///< as gcnArchName has them
+  std::vector<std::string> devices;  ///< architectures, spelled like gcnArchName
   std::string fails;                 ///< the function that does
   int current = 0;
   std::list<Allocation> memory;
@@ -48,7 +48,7 @@ struct State {
   std::uint64_t launches = 0;
   std::string dump_to;  ///< a folder for the code objects that are loaded, or nothing
   int last_error = 0;
-  std::string words;  ///< of the last error
+  std::string words;  ///< text of the last error
 
   State();
   const Allocation* find(const void* address) const;
