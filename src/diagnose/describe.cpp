@@ -65,7 +65,7 @@ Suspicion suspicion(const Hypothesis& h, const Part& part, bool refuted) {
   return s;
 }
 
-/// Rounding is not in the catalogue: every kernel has it. It explains nothing that exceeds the tolerance.
+/// Suspect "rounding", which is not in the catalogue because every kernel rounds. Rounding explains no error above the tolerance.
 Suspicion rounding(const Part& part) {
   Suspicion s;
   s.mechanism = s.fault = "rounding";

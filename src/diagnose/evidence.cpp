@@ -67,7 +67,7 @@ double finite_distance(double a, double b) {
   return std::isfinite(d) ? d : 0;
 }
 
-/// A prediction as the output type stores it: infinite where it is too large. Its rounding is part of the tolerance.
+/// A prediction as the output type stores it: infinite if it is too large. The tolerance allows the rounding of the store.
 double stored(double value, const numerics::OutputType& type) {
   return std::fabs(value) >= type.overflow ? std::copysign(std::numeric_limits<double>::infinity(), value) : value;
 }

@@ -53,8 +53,8 @@ enum class Stage : int { screening, ranking, verification };
 
 class Evidence {
  public:
-  /// `scope` may be nullptr: every wrong cell is an exhibit. It must outlive the evidence. Cells that another, smaller pattern
-  /// selects, too, may be wrong for its reason: they are no exhibits.
+  /// `scope` must outlive the evidence; with a null scope every wrong cell is an exhibit. Cells that another, smaller pattern
+  /// also selects are no exhibits, because the cause of that pattern may explain them.
   Evidence(const faults_detail::Facts& facts, const Observed& observed, const Localisation& where, const Pattern* scope = nullptr,
            const std::vector<Pattern>& patterns = {});
 

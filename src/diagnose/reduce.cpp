@@ -111,8 +111,8 @@ class Cut {
   }
 
  private:
-  /// Table entries that hold cached tokens: none of a request without rows, whose length may be anything. Those left of the
-  /// window are among them, because faults read there.
+  /// Number of table entries that hold cached tokens; 0 for a request without rows, whose length may be anything. Entries left of
+  /// the window count, because faults read there.
   std::int64_t pages_of(std::int64_t r) const {
     const std::int64_t cached = f_.query_len(r) > 0 ? f_.cached_lens[Facts::at(r)] : 0;
     return std::min((cached + f_.page_size - 1) / f_.page_size, f_.max_pages_per_req);

@@ -52,7 +52,7 @@ inline std::vector<Mutation> mutations() {
   };
 }
 
-/// Batches that break rules of causal, q_begin and key_begin, from a case of kMasksToBreak.
+/// Line of a sound batch in which mask_mutations() breaks the rules of causal, q_begin and key_begin.
 inline constexpr const char* kMasksToBreak =
     "q=f32 kv=f32 layout=nhd heads=4:2 d=8 page=8 window=20 lse=1 index=i64 reqs=3:21,5:0,2@4/5,1:37 causal=1x1,1x0,1x1,1x0 "
     "kbegin=1x16,1x0,1x8,1x3 qbegin=1x20,1x9,1x12,1x60";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches that may begin before the kernel ahead of them in the stream is done (programmatic dependent launch, sm90). What
-// depends on that kernel waits inside. On older devices a launch like any other.
+// Launches that may begin before the kernel ahead in the stream is done (programmatic dependent launch, PDL, sm90). Code that
+// depends on the kernel ahead waits inside. Older devices get an ordinary launch.
 #pragma once
 
 #include <cuda_runtime_api.h>

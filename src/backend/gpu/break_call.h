@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: attend. What a kernel does that finds a call broken.
+// Stage: attend. Reaction of a kernel that finds a call broken: no later kernel of the call writes a row.
 #pragma once
 
 #include "backend/gpu/runtime.h"
@@ -16,7 +16,7 @@ QUIRE_DEVICE void break_call(const AttendArgs& a, unsigned long long ticket) {
 }
 QUIRE_DEVICE void break_call(const AttendArgs& a) { break_call(a, a.ticket); }
 
-/// Nothing may be written: the call is broken, or the workspace was not prepared for it.
+/// Whether no row may be written: the call is broken, or the workspace was not prepared for this call.
 QUIRE_DEVICE bool is_refused(const AttendArgs& a) {
 #if defined(__HIP__)
   return hip::atomic_get(&a.outcome->permit) != a.permit;

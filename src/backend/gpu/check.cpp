@@ -8,7 +8,7 @@
 namespace quire::gpu {
 
 Result<bool> contents_are_finite(const Vendor& vendor, const Batch& batch, const KVCache& cache, const Options& options) {
-  if (batch.query.num_elements() == 0) return true;  // without query rows no key is seen
+  if (batch.query.num_elements() == 0) return true;  // a call without query rows reads no key
   const Result<int> ordinal = vendor.runtime->ordinal_of(batch.query.data);
   if (!ordinal.ok()) return ordinal.status();
   const CurrentDevice current(vendor, ordinal.value());

@@ -24,7 +24,7 @@ struct ContentBox {
   std::int32_t rows = 0;
   std::int64_t page = 0;
   std::int64_t first = 0;
-  std::int32_t dims = 0;  ///< of a row
+  std::int32_t dims = 0;  ///< dims of a row
 };
 
 /// Codes that are NaN or infinite: (code & mask) - low <= span, unsigned. Bits above those of the code do not matter.
@@ -112,7 +112,7 @@ QUIRE_DEVICE bool has_bad_row(const ContentRows& job, float scale) {
 
 QUIRE_DEVICE bool has_bad_row(const ContentBox& box) {
   bool bad = false;
-  // So few rows at once that a thread counts their elements in 32 bits.
+  // Limit the rows of one pass, so that 32 bits hold the number of their elements.
   const std::int32_t most = 1 + (1 << 30) / box.dims;
   QUIRE_NO_UNROLL
   for (std::int32_t done = 0; done < box.rows; done += most) {

@@ -18,15 +18,15 @@ class Tickets;
 /// Part of attend() that is enqueued: all of it, the work that the layers of a step share, or the work of one layer.
 enum class Part { call, preparation, layer };
 
-/// One vendor's launches and stream. A stream is the vendor's own handle. Enqueueing functions wait for nothing and allocate
+/// Launches and streams of one vendor. A stream is the vendor's own handle. Enqueueing functions wait for nothing and allocate
 /// nothing; failures carry the driver's words.
 struct Vendor {
   const device::Runtime* runtime;
 
   /// Whether this build has the launches of a row of the kernel table.
   bool (*has_kernel)(KernelHandle kernel);
-  /// The launches of `part`. Of a preparation: reset, check lengths and tables, fill the work lists. Of a layer: attend, fill
-  /// rows where args ask for it. args[i] is for plan.work().lists[i].
+  /// Enqueues the launches of `part`. A preparation resets, checks lengths and tables, and fills the work lists. A layer attends,
+  /// and fills rows if args ask for it. args[i] is for plan.work().lists[i].
   Status (*enqueue_attend)(const Plan& plan, std::span<const AttendArgs> args, const ResetArgs& reset, Part part, void* stream);
   Status (*enqueue_append)(const AppendArgs& args, void* stream);
   Status (*enqueue_merge)(const MergeArgs& args, void* stream);
@@ -74,13 +74,13 @@ Status merge_many(const Vendor& vendor, const Tensor& outs, const Tensor& lses, 
 Status derive_cached_lens(const Vendor& vendor, const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& cached_lens,
                           void* stream);
 
-/// As quire/attention.hpp says, of one vendor's devices.
+/// Functions of quire/attention.hpp for one vendor's devices.
 std::uint64_t take_broken_ticket(const Vendor& vendor) noexcept;
 bool has_broken_ticket(const Vendor& vendor) noexcept;
 Status synchronize(const Vendor& vendor);
 Status why_broken(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options);
 
-/// As device::Runtime says.
+/// Implements device::Runtime::contents_are_finite.
 Result<bool> contents_are_finite(const Vendor& vendor, const Batch& batch, const KVCache& cache, const Options& options);
 
 }  // namespace quire::gpu

@@ -66,7 +66,7 @@ QUIRE_DEVICE void finish_rows(const AttendArgs& a, const GenericItem& item, cons
   });
 }
 
-/// Where a part's sums and states are kept.
+/// Place of a part's sums and states in the workspace.
 struct Partial {
   float* acc;
   float* states;

@@ -14,7 +14,7 @@ class Tickets {
  public:
   /// The word, made at the first call; `ordinal` is a device that will write it.
   Result<unsigned long long*> word(const Vendor& vendor, int ordinal);
-  /// What the word holds, if it was ever made; it is 0 then.
+  /// Returns the ticket in the word and sets the word to 0; 0 if the word was never made.
   std::uint64_t take() noexcept;
   bool any() const noexcept;
   /// Waits for the devices that were named to word().

@@ -15,7 +15,7 @@
 
 namespace quire::gpu {
 
-/// Among entries [first, first + kValidateColumns) of a request, this thread sees one of columns [begin, end) that is no page.
+/// Whether this thread finds an entry that is no page, in columns [begin, end) of entries [first, first + kValidateColumns).
 QUIRE_DEVICE bool has_bad_page(const AttendArgs& a, std::int32_t req, std::int64_t first, std::int64_t begin, std::int64_t end) {
   bool bad = false;
   QUIRE_UNROLL

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle: fp64, two passes over the scores, plain loops, written from the equations of docs/design.md section 2.
 //
-// It shares nothing with the kernels but the decoding of one element (semantics/dtype.h): masking, paging, layouts, softmax
-// and scaling are its own, so that a bug in the shared headers cannot hide from it. It reads only what some row may see.
+// The oracle shares nothing with the kernels but the decoding of one element (semantics/dtype.h). It has its own masking, paging,
+// layouts, softmax and scaling, so that no bug in the shared headers can hide. It reads only keys and values that some row sees.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -403,8 +403,8 @@ class Oracle {
     result_.score_mag[at] = mean;
   }
 
-  /// Adds what stored scores cost to row.scored, in units of score_error(); returns what they add to score_mag. Their errors are
-  /// too large for the first order: a weight is off by expm1, and a denominator divides by 1 - their mean.
+  /// Adds the error of stored scores to row.scored, in units of score_error(); returns the part that belongs to score_mag. Errors
+  /// of stored scores are too large for the first order: a weight is off by expm1, a denominator divides by 1 - the mean error.
   double add_stored(Row& row, double mean) const {
     std::vector<double>& cost = row.stored;
     for (std::size_t i = 0; i < cost.size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A mechanism proposes models: ways in which a kernel could have made the observed numbers. Its parameters come from an inversion
-// of a few wrong cells, or from a short list; whether a proposal holds is decided elsewhere (evidence.h), over many cells.
+// A mechanism proposes models: ways in which a kernel could have made the observed numbers. Parameters of a model come from an
+// inversion of a few wrong cells, or from a short list. evidence.h decides, over many cells, whether a proposal holds.
 //
 // To add one: add a file, a line here and a line in mechanisms.cpp.
 #pragma once

@@ -45,7 +45,7 @@ __device__ inline void wait(Barrier* barrier, std::uint32_t parity) {
 }
 
 constexpr std::uint16_t kBoth = 3;                            ///< blocks of a cluster of two
-constexpr std::uint64_t kEvictFirst = 0x12F0000000000000ull;  ///< what createpolicy.fractional.L2::evict_first returns for 1.0
+constexpr std::uint64_t kEvictFirst = 0x12F0000000000000ull;  ///< result of createpolicy.fractional.L2::evict_first for 1.0
 
 /// A box of a 4-dimensional tensor to shared memory; counts its bytes on `barrier`.
 __device__ inline void copy_box(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3) {
@@ -101,7 +101,7 @@ __device__ inline void write_box(const CUtensorMap* map, int c0, int c1, int c2,
 __device__ inline void commit_writes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// Waits until this thread's writes have read their shared memory.
 __device__ inline void await_reads_of_writes() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-/// This thread's writes are done.
+/// Waits until this thread's writes are done.
 __device__ inline void await_writes() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 /// Four 8x8 matrices of 16 bits, of which each thread has a pair (row lane / 4, columns 2 (lane % 4) and the next); lane l says

@@ -39,13 +39,13 @@ __device__ inline semantics::SoftmaxState natural_state(float max2, float sum) {
   return {sum != sum ? sum : (max2 - T::kWeightShift) * kLn2, sum};
 }
 
-/// Where output row `row` (score row of the request) goes, what scales its accumulator, and its lse written.
+/// Writes the lse of output row `row` (score row of the request); returns the row's place and the factor of its accumulator.
 struct OutputRow {
   std::int64_t offset;
   float factor;
 };
 
-/// A row's factor in units of an 8-bit output. It stays finite, so that zeros stay zeros; NaN stays NaN.
+/// A row's factor in units of an 8-bit output. The result stays finite, so that zeros stay zeros; NaN stays NaN.
 __device__ inline float in_output_units(const gpu::AttendArgs& a, float factor) {
   if (a.output_scale.data == nullptr) return factor;
   constexpr float kMost = 0x1.FFFFFEp127f;
@@ -129,7 +129,7 @@ __device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item, i
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const float weight = __shfl_sync(~0u, weight_of_mine, first % 32 + i);
-          if (weight == 0.0f) continue;  // what was loaded in the place of a part that does not exist may be anything
+          if (weight == 0.0f) continue;  // loads of a part that does not exist may give any value
           sum.x += acc[i].x * weight, sum.y += acc[i].y * weight, sum.z += acc[i].z * weight, sum.w += acc[i].w * weight;
         }
       }
