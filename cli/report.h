@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a command hands back to main(): text for people, JSON for programs, and the exit code that goes with both.
+// Result that a command returns to main(): text for people, JSON for programs, and the exit code of both.
 #pragma once
 
 #include <nlohmann/json.hpp>

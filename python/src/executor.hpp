@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who runs the work: the process-wide pool, or the one that set_num_threads() made.
+// Executor of CPU calls: the process-wide pool, or the pool that set_num_threads() made.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a call of the attention stage goes.
+// Stage: attention. Dispatch of a call to the backend of the memory that holds its tensors.
 #pragma once
 
 #include "backend/gpu/entry.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One case from its input to its results: its bytes and FLOPs, its times, and whether other processes disturbed the run.
+// Driver of a case, from its input to its results: bytes and FLOPs, times, and whether other processes disturbed the run.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One variant of a case, ready to run: plan, threads, workspace and an output of its own.
+// A variant of a case, ready to run: plan, threads, workspace and an output of its own.
 #pragma once
 
 #include <memory>

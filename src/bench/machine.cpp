@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who this machine is, as far as speed depends on it.
+// Identity of this machine, as far as speed depends on it: CPU model, features, cores, cache sizes, compiler.
 #include <fstream>
 #include <sstream>
 #include <string>

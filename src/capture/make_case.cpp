@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a problem line to a batch with data, in which everything that must not be read is poisoned.
+// Makes a batch with data from a problem line, and poisons all memory that must not be read.
 //
-// Guarantees: the same line gives the same bytes everywhere; nothing is left uninitialised; sizes that cannot be held are
+// Guarantees: the same line gives the same bytes everywhere; no byte is left uninitialised; sizes that do not fit in memory are
 // refused before the first allocation. Knows the contract's words, not its rules: check() judges the result like any other batch.
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who wrote each slot, for which position, in which step, and whether the page went back to the pool since.
+// Record of each slot: writer, position, step, and whether the page went back to the pool since.
 #include <algorithm>
 #include <atomic>
 #include <exception>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tensor's descriptor alone says: whether it can be trusted, where its bytes are, whether views collide.
-// Nothing here reads tensor data, and nothing overflows whatever the descriptor holds.
+// Facts from a tensor's descriptor alone: whether it can be trusted, where its bytes are, whether views collide.
+// No function reads tensor data, and none overflows whatever the descriptor holds.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bench asks of a device beside its Runtime: time as the device sees it, and loops that show what it can do.
+// Functions of a device for the bench, beside its Runtime: time by the device's clock, and loops that measure its ceilings.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What host code needs of a device: where its memory is, bytes moved in and out of it, and the one question that check() asks
-// there.
+// Services of a device for host code: the owner of an address, copies in and out of device memory, and the one question of
+// check() that the device answers.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From what was found out to the data of a diagnosis; src/report prints it.
+// Turns the results of the search into the data of a diagnosis; src/report prints that data.
 #include "diagnose/describe.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From what was found out to the data of a diagnosis.
+// Turns the results of the search into the data of a diagnosis. Prints nothing.
 #pragma once
 
 #include <string>

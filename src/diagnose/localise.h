@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where an output is wrong: laws over every row, and the fp64 reference over all rows or, in a large batch, over chosen ones.
+// Localisation of wrong cells: laws over every row, and the fp64 reference over all rows or, in a large batch, over chosen rows.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From rules over rows and heads to patterns: merged bounds, dims, counts.
+// Turns rules over rows and heads into patterns: merged bounds, dims, counts.
 #include "diagnose/pattern.h"
 
 #include <algorithm>

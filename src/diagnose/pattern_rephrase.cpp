@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same rows in plainer words: of all conditions that hold for every row of a rule, the cheapest one or two that hold for no
-// other.
+// Rephrases a rule in plainer words: among all conditions that hold for every row of the rule, finds the cheapest one or two that
+// hold for no other row.
 #include <algorithm>
 #include <array>
 #include <optional>

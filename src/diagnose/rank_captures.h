@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One capture per rank: what they say of each other, the whole batch that they hold together, and each rank's own batch.
+// Captures of all ranks: their disagreements, the whole batch that they hold together, and each rank's own batch.
 #pragma once
 
 #include <cstdint>

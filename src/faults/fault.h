@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an entry of the catalogue is: a text for people and the ways in which it could have happened on a given batch.
+// An entry of the catalogue: a text for people, and the ways in which the fault could have happened on a given batch.
 #pragma once
 
 #include <functional>

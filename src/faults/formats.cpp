@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a stored code means: fp8 and 16-bit formats taken for one another.
+// Faults in the meaning of a stored code: fp8 and 16-bit formats taken for one another.
 #include <algorithm>
 #include <cmath>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where in a page an element lies: order of dimensions, strides, x of the packed layout, K and V mixed up.
+// Faults in the place of an element in a page: order of dimensions, strides, x of the packed layout, K and V mixed up.
 #include <algorithm>
 #include <array>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which page holds a position: the block table, page ids and page sizes misread.
+// Faults in the page of a position: the block table, page ids and page sizes misread.
 #include <algorithm>
 #include <cmath>
 

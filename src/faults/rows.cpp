@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which output rows are written, with which query row, and where the result goes.
+// Faults of rows: the set of output rows that are written, their query rows, and the place of the result.
 #include <algorithm>
 #include <numeric>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One logical page of one request read from another physical page: recycled too early, or a table entry not yet updated.
+// Faults of a stale page: one logical page of one request is read from another physical page, which was recycled too early or
+// whose table entry is not yet updated.
 //
 // The search for the page folds every page of the cache once into a partial softmax of a wrong row, and then replaces every
 // logical page by every physical page without reading the cache again.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a correct kernel may be from the fp64 reference. Every constant is derived in numerics.md under its name here;
-// tests/diagnose compares the two. Nothing in this file is tuned to make a test pass.
+// Tolerance: the largest distance of a correct kernel from the fp64 reference. numerics.md derives every constant under its name
+// here; tests/diagnose compares the values. No constant is tuned to make a test pass.
 #pragma once
 
 #include <algorithm>

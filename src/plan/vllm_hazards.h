@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known to go wrong in vLLM (2026-01, AMD) with a given kernel choice and problem.
+// Known failures of vLLM (2026-01, AMD) with a given kernel choice and problem.
 #pragma once
 
 #include <string>

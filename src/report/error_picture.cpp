@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where an output is wrong: |error| / tolerance by request x head, and by cell x dim for the worst cells. A cell is one head of
-// one row.
+// Error maps: |error| / tolerance by request x head, and by cell x dim for the worst cells. A cell is one head of one row.
+// Values only: src/report/html draws them.
 //
 // One pass over all compared elements keeps a maximum per (request, bin of heads) and a heap of the worst cells; a second pass
 // reads the elements of those few cells.

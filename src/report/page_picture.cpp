@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every physical page of the cache is to a batch: who reads it, how full it is, and whether its contents agree.
+// Page map: for every physical page of the cache, its readers, its number of filled slots, and whether its contents agree.
 //
-// Contents are judged by a few elements of KV head 0 in each slot: a slot that nobody wrote holds zeros (a fresh allocation) or
-// NaN (poison) throughout, and one look is enough to see that.
+// Contents are judged by a few elements of KV head 0 in each slot: a slot that was never written holds zeros (a fresh allocation)
+// or NaN (poison) throughout, so that a few elements are enough.
 #include <algorithm>
 #include <cmath>
 

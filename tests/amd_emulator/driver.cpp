@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Python calls: the list of cases, and one case after the other judged on the emulated device.
+// Functions that Python calls: the list of cases, and one case after the other judged on the emulated device.
 #include <nlohmann/json.hpp>
 
 #include <set>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One mutation per way to break a rule, with the one finding it must give.
+// Mutations, one per way to break a rule, each with the one finding that it must give.
 #pragma once
 
 #include <functional>

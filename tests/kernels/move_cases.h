@@ -14,7 +14,7 @@
 
 namespace quire::test {
 
-/// Tensors for one append; equal arguments give equal bits.
+/// Tensors of one append; equal arguments give equal bits.
 struct AppendCase {
   static constexpr std::int64_t kTokens = 7, kPages = 4, kPageSize = 3;
 

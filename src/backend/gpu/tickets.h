@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What became of calls that nobody waits for: one word in the host's memory, which devices write and the host reads at any time.
+// Tickets of broken calls that nobody waits for: one word in host memory, which devices write and the host reads at any time.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One physical page holds something else than it should: zeros, half of itself, K for V, rotated slots, another type. Every page
-// that an opened cell reads is tried with every such content; only the sums over that page are made anew.
+// Mechanism: a physical page holds wrong contents: zeros, half of itself, K for V, rotated slots, another type. The search tries
+// every content for every page that an opened cell reads; it recomputes only the sums over that page.
 #include <algorithm>
 #include <cmath>
 #include <map>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One number inside the score is another: the factor on q . K (softmax_scale, k_scale, a scaled q), the soft cap, the ALiBi
-// slope. The number is fitted to wrong cells one by one; cells that agree name one number, cells that agree by head name one per
-// head.
+// Mechanism: a number inside the score is wrong: the factor on q . K (softmax_scale, k_scale, a scaled q), the soft cap, the
+// ALiBi slope. The number is fitted to each wrong cell alone. Cells that agree give one number; cells that agree by head give one
+// per head.
 #include <algorithm>
 #include <cmath>
 #include <map>

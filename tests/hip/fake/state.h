@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fake runtime knows: devices, their memory, loaded modules, and what was given to streams and is not done yet.
+// State of the fake runtime: devices, their memory, loaded modules, and enqueued work of streams that is not done yet.
 //
-// Device memory lies between unmapped pages and cannot be touched at all but by what runs on the device, so a host that reads it,
-// or forgets to wait, is found. Nothing that is enqueued happens before somebody waits for its stream.
+// Device memory lies between unmapped pages, and only code on the device can access it: a host that reads it, or forgets to wait,
+// is found. Enqueued work runs only when the host waits for its stream.
 #pragma once
 
 #include <deque>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the rows of a key tile come from, and how they get into shared memory: the paged cache for positions below cached_len,
-// this step's `key` and `value` above. Positions outside the segment become zeros and are never read.
+// Copies of the rows of a key tile to shared memory: from the paged cache for positions below cached_len, from this step's `key`
+// and `value` above. Positions outside the segment become zeros and are never read.
 #pragma once
 
 #include <cstdint>
