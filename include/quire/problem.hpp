@@ -109,7 +109,7 @@ struct ProblemLine {
   Problem problem;
   std::uint64_t seed = 0;
   std::int64_t num_pages = 0;      ///< 0 = just enough plus a few poisoned spares
-  std::int64_t shared_pages = 0;   ///< leading pages that all requests have in common, if these pages are full of context
+  std::int64_t shared_pages = 0;   ///< leading pages, as far as they are full of context, that all requests have in common
   DType index_dtype = DType::i32;  ///< i32 or i64, for every index tensor
   DataKind data = DataKind::normal;
   bool latent = false;  ///< cache.v is the first v_head_dim dims of cache.k's rows: one tensor

@@ -48,8 +48,8 @@ struct Target {
   std::map<std::string, std::string> skip;
 };
 
-/// Makes a target of one of Quire's rows of kernels(), by name; "cpu", "cuda" or "hip" = the row that plan() picks, case by case.
-/// unsupported if this machine cannot run the row. On a GPU every case is copied to the device and its outputs back.
+/// Our own rows of kernels() by name; "cpu", "cuda" or "hip" = the row that plan() picks there, case by case. unsupported if this
+/// machine cannot run it. On a GPU every case is copied to the device and its outputs back.
 Result<Target> backend_target(const std::string& name, int num_threads = 0);
 
 /// Types of queries and of the cache.

@@ -35,8 +35,8 @@ constexpr std::uint64_t kSharedPrefix = ~std::uint64_t{0};
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
-/// Number of leading pages that a request shares with all others. Shared pages are full of context, so that no request writes
-/// into them, and hold the same positions.
+/// How many leading pages of a request are the common ones: full of context, so that no request writes into them, and of the
+/// same positions.
 std::int64_t shared_pages(const ProblemLine& line, const Request& r) {
   if (r.context_len < 0 || r.shift < 0 || r.key_begin != line.problem.reqs.front().key_begin) return 0;
   return std::min(line.shared_pages, r.context_len / line.problem.page_size);

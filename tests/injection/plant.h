@@ -6,7 +6,7 @@
 
 namespace quire::test {
 
-/// Plants one fault for the lifetime of the object.
+/// One fault in force as long as this lives.
 class Plant {
  public:
   explicit Plant(cpu::Planted fault) { cpu::planted = fault; }

@@ -226,7 +226,7 @@ class Mutant {
     return page * s[0] + head * s[1] + d / t.shape[4] * s[2] + slot * s[3] + d % t.shape[4] * s[4];
   }
 
-  /// Keys that a row folds, in order; `masked` keys have weight 0.
+  /// Which keys a row folds, in order; `masked` ones with weight 0.
   std::vector<Key> keys_of(std::int64_t q_pos) {
     std::int64_t window = c_.options.sliding_window.value_or(0);
     if (is(Fault::ignores_window)) window = 0;
