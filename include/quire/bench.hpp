@@ -31,7 +31,7 @@ struct BenchMachine {
   std::string compiler;
   bool operator==(const BenchMachine&) const = default;
 };
-BenchMachine bench_machine();
+BenchMachine bench_machine();  ///< this machine
 
 /// Rates that `threads` threads of this machine reached: the best of several trials at the start and at the end of the run.
 struct Ceilings {
@@ -61,7 +61,7 @@ struct Floor {
   double compute_gflops = 0;
   std::string compute;  ///< name of the computing ceiling: "f32 FMA", "bf16 dot" or "bf16 AMX"
 };
-Floor floor_of(const Problem& problem, double read_gbs, double compute_gflops);
+Floor floor_of(const Problem& problem, double read_gbs, double compute_gflops);  ///< a ceiling of 0 sets no limit
 
 /// `BenchVariant::threads` of a GPU result: the whole device was used.
 inline constexpr int kWholeDevice = 0;

@@ -17,8 +17,8 @@ enum class CacheLayout : std::int32_t {
                ///< x = 16 / itemsize (vLLM's layout; x is derived, never passed)
 };
 
-std::string_view name(CacheLayout layout) noexcept;
-std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept;
+std::string_view name(CacheLayout layout) noexcept;                           ///< "nhd", "hnd", "packed"; else "invalid"
+std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept;  ///< inverse of name()
 
 /// A view of one layer's cache. k and v may interleave in one allocation; every stride is honoured. They may also be views of the
 /// same bytes (MLA: v is the first dims of k): attend() reads them, append() refuses them (Q-S07).

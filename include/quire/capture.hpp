@@ -55,7 +55,7 @@ Status poison_case(Case& c, PoisonKind kind);
 
 /// Reads a capture; rejects truncated, overlapping, overflowing or incomplete files with a message that says where.
 Result<Case> read_capture(const std::string& path);
-Result<Case> parse_capture(std::span<const std::byte> bytes);
+Result<Case> parse_capture(std::span<const std::byte> bytes);  ///< the bytes of a whole file
 /// Reads a capture, but leaves large tensors in the file (mmap, private): pages of a cache that no one looks at are never read.
 /// The file must keep its length while the case lives: an access past a new end is SIGBUS.
 Result<Case> map_capture(const std::string& path);

@@ -50,7 +50,7 @@ struct Rule {
   std::string_view why;
   std::string_view example;  ///< smallest breaking example
 };
-std::span<const Rule> rules() noexcept;
+std::span<const Rule> rules() noexcept;  ///< all rules, in the order of findings
 
 class SlotLedger;
 
@@ -96,7 +96,7 @@ struct WriteTag {
 /// shared the page with r (Q-L02), for position p (Q-L03), and since the page was last handed out (Q-L04).
 class SlotLedger {
  public:
-  SlotLedger(std::int64_t num_pages, std::int64_t page_size);
+  SlotLedger(std::int64_t num_pages, std::int64_t page_size);  ///< >= 1; without memory: 0 pages, which Q-L05 reports
   ~SlotLedger();
   SlotLedger(SlotLedger&&) noexcept;
   SlotLedger& operator=(SlotLedger&&) noexcept;
@@ -116,11 +116,11 @@ class SlotLedger {
     std::int64_t step = -1;
     bool recycled = false;  ///< page was recycled after this write
   };
-  Entry entry(std::int64_t slot) const;
-  bool shared_with(std::int64_t page, std::int64_t request) const;
+  Entry entry(std::int64_t slot) const;                             ///< default values for a slot out of range
+  bool shared_with(std::int64_t page, std::int64_t request) const;  ///< whether share(page, request) was called
 
   std::int64_t num_pages() const noexcept;
-  std::int64_t page_size() const noexcept;
+  std::int64_t page_size() const noexcept;      ///< tokens
   std::int64_t slots_written() const noexcept;  ///< record() calls so far
   std::int64_t slots_read() const noexcept;     ///< slots that check() looked up so far
 

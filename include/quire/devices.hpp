@@ -12,7 +12,7 @@
 namespace quire {
 
 enum class Backend : std::int32_t { cpu = 0, cuda = 1, hip = 2 };
-std::string_view name(Backend backend) noexcept;
+std::string_view name(Backend backend) noexcept;  ///< "cpu", "cuda", "hip"; else "invalid"
 
 /// CPU instruction-set features that kernels may ask for (bit mask).
 enum CpuFeature : std::uint32_t {
@@ -48,6 +48,6 @@ std::vector<Device> gpu_devices();
 Result<Device> gpu_device(int ordinal = 0);
 /// A pretended device by name: "avx512", "sm90", "gfx942", ... invalid_argument, with all names, for an unknown one.
 Result<Device> find_device(std::string_view name);
-std::vector<Device> known_devices();
+std::vector<Device> known_devices();  ///< all pretended devices
 
 }  // namespace quire

@@ -132,8 +132,8 @@ enum class CellTest : std::uint8_t {
   reads,      ///< page: a visible key lies in one of values
   not_reads,  ///< page: no visible key lies in any of values
 };
-std::string_view name(CellAttribute attribute) noexcept;
-std::string_view name(CellTest test) noexcept;
+std::string_view name(CellAttribute attribute) noexcept;  ///< "request", ..., "query_len", ...
+std::string_view name(CellTest test) noexcept;            ///< "is", ..., "reads", "not reads"
 
 struct CellCondition {
   CellAttribute attribute = CellAttribute::request;
@@ -166,7 +166,7 @@ enum class OutputLaw : std::uint8_t {
   one_value,  ///< broken: all dims hold one value: the buffer's initial fill, or the 0 of a row that sees no key
   hull,       ///< broken: a dim lies outside [min, max] of the V rows that the request may read
 };
-std::string_view name(OutputLaw law) noexcept;
+std::string_view name(OutputLaw law) noexcept;  ///< a broken law in words: "not finite", ...
 
 /// Rows that break one law.
 struct LawFinding {

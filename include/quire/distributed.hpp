@@ -142,8 +142,8 @@ Result<LocalLengths> local_lengths(const ContextShard& shard, std::span<const st
 class Communicator {
  public:
   virtual ~Communicator() = default;
-  virtual std::int32_t rank() const noexcept = 0;
-  virtual std::int32_t world() const noexcept = 0;
+  virtual std::int32_t rank() const noexcept = 0;   ///< number of this rank, in [0, world())
+  virtual std::int32_t world() const noexcept = 0;  ///< number of ranks
   /// Fills `received` with the `sent` bytes of rank 0, 1, ...; received.size() == world * sent.size(). The spans do not overlap.
   virtual Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received) = 0;
   /// Sends part k of `sent` to rank k and receives part k of `received` from rank k. Both spans have `world` equal parts.

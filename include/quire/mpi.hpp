@@ -77,8 +77,8 @@ class MpiCommunicator final : public Communicator {
   }
 
  private:
-  static constexpr int kTag = 7701;
-  static constexpr int kTextBytes = 1024;
+  static constexpr int kTag = 7701;        // tag of failure messages, on a communicator of their own
+  static constexpr int kTextBytes = 1024;  // longest failure message; reasons are cut to half of it
 
   template <class Start>
   Status wait(const char* what, Start&& start) {

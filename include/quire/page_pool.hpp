@@ -38,7 +38,7 @@ struct PagePoolOptions {
 /// found until the page is handed out again (least recently used first). Not thread-safe.
 class PagePool {
  public:
-  static Result<PagePool> create(const PagePoolOptions& options);
+  static Result<PagePool> create(const PagePoolOptions& options);  ///< invalid_argument names the option
   ~PagePool();
   PagePool(PagePool&&) noexcept;
   PagePool& operator=(PagePool&&) noexcept;

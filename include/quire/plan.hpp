@@ -139,6 +139,6 @@ struct Explanation {
   std::string plan_line;          ///< to_string(plan), or empty
   std::string text;               ///< all members in words, several lines
 };
-Explanation explain(const Problem& problem, const Device& device, const PlanSettings& settings = {});
+Explanation explain(const Problem& problem, const Device& device, const PlanSettings& settings = {});  ///< never fails
 
 }  // namespace quire

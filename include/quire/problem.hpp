@@ -79,8 +79,8 @@ struct Problem {
   bool has_equal_dims() const noexcept { return out_dim() == head_dim; }
   /// Rows of all requests; padding rows are not counted.
   std::int64_t num_tokens() const noexcept;
-  std::int64_t max_query_len() const noexcept;
-  std::int64_t max_seq_len() const noexcept;
+  std::int64_t max_query_len() const noexcept;  ///< 0 if there are no requests
+  std::int64_t max_seq_len() const noexcept;    ///< 0 if there are no requests
   /// Number of (query row, visible key) pairs, summed over requests; per query head.
   std::int64_t visible_pairs() const noexcept;
   /// Keys of a request that at least one of its rows [first_row, last_row] sees. Reads the lengths and masks of `request` only.
@@ -127,6 +127,6 @@ Result<ProblemLine> parse_problem_line(std::string_view text);
 Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text);
 /// Canonical text; parse_problem_line(to_string(p)) == p for every p that parse_problem_line() can return.
 std::string to_string(const ProblemLine& line);
-std::string to_string(const Problem& problem);
+std::string to_string(const Problem& problem);  ///< the part of the line that describes the problem
 
 }  // namespace quire

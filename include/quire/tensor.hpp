@@ -33,7 +33,7 @@ std::string_view name(DType dtype) noexcept;
 std::optional<DType> dtype_from_name(std::string_view text) noexcept;
 /// Bytes per element; 0 for DType::none.
 std::int64_t itemsize(DType dtype) noexcept;
-bool is_fp8(DType dtype) noexcept;
+bool is_fp8(DType dtype) noexcept;  ///< one of the four fp8 formats
 /// f32, f16, bf16 or one of the four fp8 formats.
 bool is_floating(DType dtype) noexcept;
 
@@ -61,7 +61,7 @@ struct Tensor {
   bool present() const noexcept { return rank >= 0; }
   /// Product of the shape; 1 for a scalar, 0 for an absent tensor.
   std::int64_t num_elements() const noexcept;
-  bool is_contiguous() const noexcept;
+  bool is_contiguous() const noexcept;  ///< row-major without gaps; strides of dims of size 1 do not matter
 
   /// A row-major contiguous view over `data`.
   template <typename... Dims>
@@ -69,7 +69,7 @@ struct Tensor {
     static_assert(sizeof...(Dims) <= kMaxRank);
     return from_shape(data, dtype, {static_cast<std::int64_t>(dims)...}, static_cast<int>(sizeof...(Dims)));
   }
-  static Tensor from_shape(void* data, DType dtype, std::array<std::int64_t, kMaxRank> shape, int rank) noexcept;
+  static Tensor from_shape(void* data, DType dtype, std::array<std::int64_t, kMaxRank> shape, int rank) noexcept;  ///< likewise
 };
 
 /// "bf16 [37, 32, 128]" or "absent"; strides are added when the view is not contiguous.

@@ -21,7 +21,7 @@ namespace {
 using cases::DeviceBytes;
 using cases::DeviceCase;
 
-constexpr std::size_t kBlocks = 15;
+constexpr std::size_t kBlocks = 15;                         // blocks of samples of a result; each gives a median
 constexpr std::int64_t kMostCopies = 64, kFewestCalls = 4;  // a graph holds as many calls as there are copies
 constexpr int kPlans = 31;
 

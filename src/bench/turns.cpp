@@ -10,8 +10,8 @@
 namespace quire::bench_detail {
 namespace {
 
-constexpr std::size_t kBlocksTurns = 15, kFewestBlocks = 6;
-constexpr double kShortestSample = 100e-6;  // far above what reading the clocks costs
+constexpr std::size_t kBlocksTurns = 15, kFewestBlocks = 6;  // blocks of samples of a result, and the least number
+constexpr double kShortestSample = 100e-6;                   // far above what reading the clocks costs
 
 /// The blocks of one lane so far: a block's median by the wall without disturbed calls, by the wall with them, and by CPU time.
 struct Blocks {

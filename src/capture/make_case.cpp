@@ -25,8 +25,8 @@ using capture::normal;
 using capture::quiet_nan;
 using capture::store_index;
 
-constexpr std::int64_t kSparePages = 3;
-constexpr float kPeakyFactor = 8.0f;
+constexpr std::int64_t kSparePages = 3;  // poisoned pages beside those in use
+constexpr float kPeakyFactor = 8.0f;     // factor of queries of peaky heads, so that few keys dominate
 
 /// One stream of random numbers per kind of data.
 enum What : std::uint64_t { kQuery = 1, kKey = 2, kValue = 3, kSinks = 4, kPages = 5 };

@@ -21,7 +21,7 @@ using capture::quote;
 
 /// Lengths and sizes fit an int32, as index tensors of that type must hold them.
 constexpr std::int64_t kMaxSize = 2147483647;
-constexpr std::int64_t kMaxRequests = 1 << 20;
+constexpr std::int64_t kMaxRequests = 1 << 20;  // limits memory for a hostile line such as 999999999x1
 /// Bound on the sum of query_len * seq_len, which keeps pair counts and their products with small factors in 64 bits.
 constexpr std::int64_t kMaxPairs = std::int64_t{1} << 56;
 

@@ -42,7 +42,7 @@ struct Header {
 
 inline constexpr std::uint64_t kLengthBytes = 8;
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  ///< the format's own limit
-inline constexpr std::size_t kMaxTensors = 1024;
+inline constexpr std::size_t kMaxTensors = 1024;               ///< limits work for a hostile header; a capture has about 20
 // A capture needs some twenty keys, and at most a problem line of a million requests.
 inline constexpr std::size_t kMaxMetadataKeys = 1024;
 inline constexpr std::size_t kMaxMetadataBytes = std::size_t{16} << 20;  ///< limit for all keys and values together

@@ -20,7 +20,7 @@ struct Record {
   std::int64_t stamp = -2;
 };
 
-constexpr std::int64_t kMaxSlots = std::int64_t{1} << 40;
+constexpr std::int64_t kMaxSlots = std::int64_t{1} << 40;  // keeps num_pages * page_size far from overflow
 
 }  // namespace
 

@@ -17,14 +17,14 @@ using faults_detail::Facts;
 using faults_detail::RowResult;
 
 constexpr std::size_t kScreened = 3, kRanked = 16, kVerified = 64;  // exhibits of each kind
-constexpr std::size_t kSamples = 4;
+constexpr std::size_t kSamples = 4;                                 // wrong exhibits for faults that search for parameters
 constexpr std::int64_t kKeysVerified = 100'000;  // visible keys of all exhibits of a kind: bounds the time of one verification
 // A row that a hypothesis says is never written may hold anything. If it breaks a law it holds no attention output, which is what
 // the hypothesis says; if not, stale results of another call would look the same, but so would many other faults.
 constexpr double kExplainsLawfulRow = 0.6;
-constexpr double kNearlyAllDims = 0.9;
-constexpr double kNothing = 0.01;
-constexpr double kWithoutLse = 0.95;  // credit for an output that is explained beside an lse that is not
+constexpr double kNearlyAllDims = 0.9;  // share of wrong dims from which a row that breaks a law is unlawful
+constexpr double kNothing = 0.01;       // share of the error below which a hypothesis explains nothing
+constexpr double kWithoutLse = 0.95;    // credit for an output that is explained beside an lse that is not
 
 /// Rows of each request in random order, in turn.
 std::vector<const Compared*> in_turn(const Facts& f, const std::vector<const Compared*>& rows, std::size_t count) {

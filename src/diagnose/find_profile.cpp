@@ -37,7 +37,7 @@ constexpr double kLeastSize[] = {0.65, 0.3};
 constexpr double kMostSize[] = {1.7, 3};
 constexpr double kLeastTenth = 0.2;
 constexpr double kAllRight = 0.05;     // a profile under which all cells are right may be that much less alike
-constexpr double kClearlyLess = 0.15;  // a wider profile must be that much more alike than a tight one
+constexpr double kClearlyLess = 0.15;  // a wider profile must be that much more alike than one that makes all right
 // Cells that are wrong in f32 and must become right under a profile: this share of them, or this number.
 constexpr double kLeastCured = 0.1;
 constexpr std::int64_t kLeastCuredCells = 12;

@@ -13,14 +13,14 @@
 namespace quire::diagnose_detail {
 namespace {
 
-constexpr std::size_t kBeam = 4, kChildren = 6, kRules = 4;
-constexpr std::size_t kFew = 4;             // rows
-constexpr std::size_t kMostConditions = 5;  // two bounds of one attribute count as one afterwards
+constexpr std::size_t kBeam = 4, kChildren = 6, kRules = 4;  // beam search: rules kept, children of each; rules of a cover
+constexpr std::size_t kFew = 4;                              // rows
+constexpr std::size_t kMostConditions = 5;                   // two bounds of one attribute count as one afterwards
 // Least saving of one more condition beyond its price: bits, and a share of the bits that can still be saved.
 constexpr double kWorthBits = 4, kWorthShare = 0.03;
 // Largest cost of several rules, as a share of the cost of one rule.
 constexpr double kWorthMoreRules = 0.85;
-constexpr double kSoundPrecision = 0.75, kSoundRecall = 0.97;
+constexpr double kSoundPrecision = 0.75, kSoundRecall = 0.97;  // least precision and recall of a sound cover of several rules
 constexpr double kForExact = 6;       // bits that a rule without any exception may cost more than listing the exceptions
 constexpr double kMostlyWrong = 0.5;  // share of wrong cells from which "every row, every head" is a rule
 

@@ -18,13 +18,13 @@ using faults_detail::Model;
 using faults_detail::Suspect;
 using faults_detail::Suspects;
 
-constexpr std::size_t kFinalists = 48;  // candidates in the second round: those that explain something, and a few more
-constexpr std::size_t kMinFinalists = 6;
+constexpr std::size_t kFinalists = 48;       // candidates in the second round: those that explain something, and a few more
+constexpr std::size_t kMinFinalists = 6;     // finalists even if they explain nothing
 constexpr std::size_t kVerifiedAtOnce = 12;  // candidates that are verified at a time
 // Share of the error. A candidate this close to the best one is verified on all exhibits, too. Found by trial on the development
 // captures: less may leave the cause unverified behind one that few exhibits flatter, more takes time.
 constexpr double kNearBest = 0.05;
-constexpr double kExplainsSomething = 0.05;
+constexpr double kExplainsSomething = 0.05;      // share of the error that makes a candidate a finalist
 constexpr std::size_t kFirst = 4, kSecond = 24;  // candidates of a combination
 constexpr double kWorthCombining = 0.02;         // each of the two explains at least this
 // Share of the error that the second cause of a combination adds at least. Found by trial on the development captures: less lets
@@ -219,7 +219,7 @@ void add_catalogue(const Scene& scene, const Evidence& evidence, Proposals& list
 
 /// Numbers far larger than every V in reach are no average of V rows, whatever the weights: an inversion of them finds nothing.
 bool is_an_average(const OpenCell& cell) {
-  constexpr double kFar = 8;
+  constexpr double kFar = 8;  // ratio of output to largest V; above, the output is no average of V
   const auto largest = [](const std::vector<double>& values) {
     double most = 0;
     for (const double v : values) most = std::isfinite(v) ? std::max(most, std::fabs(v)) : most;
@@ -231,8 +231,8 @@ bool is_an_average(const OpenCell& cell) {
 }  // namespace
 
 Scene make_scene(const Facts& facts, const Observed& observed, const Localisation& where, const Evidence& evidence) {
-  constexpr std::size_t kOpened = 6;
-  constexpr std::int64_t kMostKeys = 4096, kFewKeys = 3;
+  constexpr std::size_t kOpened = 6;                      // cells; more take time, fewer may share one property
+  constexpr std::int64_t kMostKeys = 4096, kFewKeys = 3;  // visible keys of a cell: bounds of time, and of evidence
   Scene scene{facts, observed, where, evidence.wrong_cells(), {}};
   std::set<std::int64_t> requests;
   for (const bool repeat : {false, true})  // cells of different requests first

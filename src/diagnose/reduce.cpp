@@ -16,7 +16,7 @@ using faults_detail::Facts;
 
 constexpr std::size_t kWrongRequests = 3;
 constexpr std::size_t kRightRequests = 1;
-constexpr double kSecondsForCheck = 0.1;
+constexpr double kSecondsForCheck = 0.1;      // DiagnoseOptions::seconds of the diagnosis that checks a reduced case
 constexpr std::int64_t kNoPage = 2147480000;  // page id in table entries that no kernel may read
 
 /// Slices of `t` along its first dimension, contiguous, in memory of `out`.

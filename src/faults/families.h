@@ -34,7 +34,7 @@ void add_head_dims(std::vector<Fault>& list);
 
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 inline constexpr double kNegInf = -std::numeric_limits<double>::infinity();
-inline constexpr std::size_t kMaxCandidates = 64;
+inline constexpr std::size_t kMaxCandidates = 64;  ///< suspects that one fault lists at most; bounds the time of diagnose()
 
 /// The row as a decode kernel computes it that takes it for request `req`.
 Row decode_row(const Facts& facts, Row row, std::int64_t req);

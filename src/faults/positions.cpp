@@ -12,7 +12,7 @@ namespace {
 
 using Plant = std::function<void(Model&)>;
 
-constexpr std::int64_t kRowsCompared = 4096;
+constexpr std::int64_t kRowsCompared = 4096;  // rows in which a difference is searched; bounds the time
 
 bool same_keys(const std::vector<Key>& a, const std::vector<Key>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),

@@ -13,8 +13,8 @@
 namespace quire::faults_detail {
 namespace {
 
-constexpr std::int64_t kPagesSearched = 4096;
-constexpr std::size_t kSamplesSearched = 2, kBestKept = 3;
+constexpr std::int64_t kPagesSearched = 4096;               // pages of the cache that are tried; bounds the time
+constexpr std::size_t kSamplesSearched = 2, kBestKept = 3;  // wrong rows that are searched; candidates kept of each
 
 Suspect stale(const Facts& f, std::int64_t req, std::int64_t column, std::int64_t page) {
   return {formatted("logical page {} of request {} read from page {} instead of {}", column, req, page, f.page(req, column)),

@@ -15,7 +15,7 @@ namespace {
 using plan_detail::VllmFacts;
 
 constexpr std::string_view kArchs[] = {"gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"};
-constexpr std::int64_t kMaxSeqLen = 131072;
+constexpr std::int64_t kMaxSeqLen = 131072;  // limit in vLLM's use_rocm_custom_paged_attention, 2026-01
 
 Status check_arguments(const Problem& p, std::string_view arch) {
   if (std::find(std::begin(kArchs), std::end(kArchs), arch) == std::end(kArchs))

@@ -15,7 +15,7 @@ namespace quire::verify_detail {
 namespace {
 
 constexpr std::int64_t kSliceWork = 40'000'000;  // visible pairs x heads x dims up to which requests are run again one by one
-constexpr std::int64_t kChunk = 7;
+constexpr std::int64_t kChunk = 7;               // rows of a chunk in check "chunks"; divides no tile height
 
 /// Something of every byte of an input: the order of words counts.
 std::uint64_t hash_of(const Tensor& t) {

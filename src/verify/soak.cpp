@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kShrunkPerCheck = 5;          ///< findings of one target and check that are shrunk; more of them are listed whole
 constexpr std::size_t kFindingsKept = 200;  ///< findings kept in memory; the files hold all
-constexpr double kSecondsBetweenLogs = 60;
+constexpr double kSecondsBetweenLogs = 60;  ///< time between lines of log.txt
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 

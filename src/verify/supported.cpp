@@ -22,7 +22,7 @@ constexpr std::array<std::int64_t, 5> kPlainPages = {16, 32, 64, 256, 8};
 constexpr std::array<std::int64_t, 14> kDims = {1, 7, 8, 16, 24, 32, 40, 64, 80, 96, 128, 192, 256, 512};
 constexpr std::array<std::int64_t, 12> kPages = {1, 4, 5, 8, 16, 32, 48, 64, 128, 256, 512, 544};
 constexpr std::array<std::int64_t, 9> kGroups = {1, 2, 3, 5, 7, 8, 16, 17, 64};
-constexpr std::size_t kAttempts = 96;
+constexpr std::size_t kAttempts = 96;  ///< forms of a line that are tried before it counts as unsupported
 
 template <typename List, typename T>
 bool holds(const List& list, const T& value) {

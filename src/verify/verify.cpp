@@ -26,8 +26,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kShrunkPerCheckVerify = 2;  ///< failing cases that are shrunk, for each check that fails first
-constexpr int kPeerThreads = 2;
-constexpr int kPictures = 8;  ///< failing cases that get pictures
+constexpr int kPeerThreads = 2;           // threads of measure_peer()
+constexpr int kPictures = 8;              ///< failing cases that get pictures
 
 double seconds_since_verify(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 

@@ -21,7 +21,7 @@ struct LaunchShape {
 
 /// Asked once for each device, as it is for every launch of every layer.
 inline bool has_dependent_launches(int device) {
-  constexpr int kDevices = 64;
+  constexpr int kDevices = 64;                                    // devices with a known answer; others count as old
   static std::array<std::atomic<signed char>, kDevices> known{};  // 0 = not asked yet
   if (device >= kDevices) return false;
   std::atomic<signed char>& mine = known[static_cast<std::size_t>(device)];

@@ -21,7 +21,7 @@ class Tickets {
   Status synchronize(const Vendor& vendor);
 
  private:
-  static constexpr int kMostDevices = 64;
+  static constexpr int kMostDevices = 64;  // bits of devices_; synchronize() skips devices beyond
   std::mutex making_;
   std::atomic<unsigned long long*> word_{nullptr};
   std::atomic<std::uint64_t> devices_{0};

@@ -9,7 +9,7 @@
 namespace quire::bench_detail {
 namespace {
 
-constexpr int kDeviceTrials = 24;
+constexpr int kDeviceTrials = 24;  // trials of a ceiling, of which the best counts
 
 /// Seconds of the fastest trial.
 Result<double> best_of(const device::BenchProbe& probe, const std::function<Status(void*)>& enqueue) {
