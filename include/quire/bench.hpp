@@ -68,7 +68,7 @@ inline constexpr int kWholeDevice = 0;
 
 /// One way to run a case. Variants of a case are timed in turns.
 struct BenchVariant {
-  std::string kernel;  ///< as asked for; empty = the planned one
+  std::string kernel;  ///< name that was asked for; empty = the planned one
   int threads = 1;
   bool batch_invariant = false;
 };

@@ -20,8 +20,8 @@ enum class CacheLayout : std::int32_t {
 std::string_view name(CacheLayout layout) noexcept;                           ///< "nhd", "hnd", "packed"; else "invalid"
 std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept;  ///< inverse of name()
 
-/// A view of one layer's cache. k and v may interleave in one allocation; every stride is honoured. They may also be views of the
-/// same bytes (MLA: v is the first dims of k): attend() reads them, append() refuses them (Q-S07).
+/// A view of one layer's cache. k and v may interleave in one allocation; every stride is honoured. k and v may also be views of
+/// the same bytes (MLA: v is the first dims of k): attend() reads such a cache, append() refuses it (Q-S07).
 struct KVCache {
   Tensor k{};  ///< f32, f16, bf16 or an fp8 format; shape by layout
   Tensor v{};  ///< dtype and sizes of k, except the head_dim: values and output have v_head_dim

@@ -34,7 +34,7 @@ struct Device {
   int num_threads = 1;              ///< threads (CPU) or SMs / compute units (GPU)
   std::int64_t l2_bytes = 1 << 20;  ///< per core on CPUs, per device on GPUs
   int sm = 0;                       ///< CUDA compute capability, 10 * major + minor; 0 for all others
-  int ordinal = -1;                 ///< which of this machine's GPUs; -1 for CPUs and pretended devices
+  int ordinal = -1;                 ///< number of this machine's GPU; -1 for CPUs and pretended devices
   std::string product;              ///< driver's name of the device; empty for CPUs and architectures such as sm90
   bool operator==(const Device&) const = default;
 };

@@ -202,10 +202,10 @@ struct Suspicion {
   std::string family;       ///< family of the fault in faults(), or empty
   std::string text;         ///< "reads an int64 query_start_loc as int32"
   std::string detail;       ///< the parameters: "logical page 3 of request 5 read from page 17"
-  std::string scope;        ///< where it holds, if not in the whole batch: "the decode rows, heads 16-31"
-  std::string next;         ///< what to look at next if this is the cause
+  std::string scope;        ///< scope of the suspect, if not the whole batch: "the decode rows, heads 16-31"
+  std::string next;         ///< advice for the next step if this is the cause
   double explained = 0;     ///< share of the observed error that it explains, in [0, 1], less the share of right rows it breaks
-  double largest_move = 0;  ///< how far it moves any tested element at most
+  double largest_move = 0;  ///< largest change of a tested element
   double largest_left = 0;  ///< the largest error that it leaves unexplained
   bool certain = false;     ///< explains every dim of every wrong row looked at and breaks no right one (diagnose.md)
   bool combined = false;    ///< two faults at once, found greedily: the second on top of the first
@@ -241,7 +241,7 @@ enum class DiagnosisVerdict : std::int32_t {
 std::string_view name(DiagnosisVerdict verdict) noexcept;
 
 namespace report {
-struct Pictures;  // what a page draws (src/report/pictures.h)
+struct Pictures;  // drawings of a page (src/report/pictures.h)
 }
 
 /// Answer of diagnose(): where an observed output is wrong, and why (diagnose.md). Holds data only: report.hpp makes text, JSON
@@ -252,13 +252,13 @@ struct Diagnosis {
   /// each: the suspects of one part follow those of the part before.
   std::vector<Suspicion> suspicions;
   std::vector<DiagnosisPart> parts;        ///< one, or one for each of `patterns`; none if nothing is wrong
-  std::vector<CellPattern> patterns;       ///< which cells are wrong: one rule for each separate set
+  std::vector<CellPattern> patterns;       ///< rules that select the wrong cells, one for each separate set
   std::vector<std::string> observations;   ///< at most five facts that need no hypothesis
   std::vector<LawFinding> laws;            ///< laws that are broken somewhere
   std::vector<WrongRequest> wrong;         ///< requests with wrong elements among the compared rows
   std::vector<std::int64_t> wrong_tokens;  ///< rows known to be wrong
   bool nothing_finite = false;             ///< every wrong cell is wrong by NaN or infinity alone
-  std::string wrong_padding;               ///< what is wrong with rows that belong to no request, or empty
+  std::string wrong_padding;               ///< finding about padding rows, or empty
   std::int64_t num_tokens = 0;             ///< rows of the output
   std::int64_t compared_rows = 0;          ///< rows that were compared with the reference
   bool complete = false;                   ///< every element was compared with the reference

@@ -29,7 +29,7 @@ using AttendCase = std::function<Status(const Case& c, std::string& kernel)>;
 struct Target {
   std::string name;  ///< "cpu_avx512", "torch.sdpa", ...
   AttendCase attend;
-  bool deterministic = true;  ///< the same bits for the same input (checks repeat; the poison checks then compare bits)
+  bool deterministic = true;  ///< equal bits for equal input (check repeat; the poison checks then compare bits)
   bool in_place = true;     ///< writes into the batch's memory, whatever its strides, and nowhere else (canaries, rows, strides)
   bool padding = false;     ///< takes batches with padding rows; otherwise hazards are asked without them
   bool masks = false;       ///< takes requests that are not causal, q_begin and key_begin; otherwise no matrix has them
