@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kMostPairs = 4000;  // query rows x keys x query heads: about what one run may take
 
-/// Number of (row, visible key) pairs of a batch whose tables keep the rules.
+/// Number of (query row, key, query head) triples of a batch whose tables keep the rules.
 double pairs(const quire::Case& c) {
   const auto starts = quire::semantics::index_view(c.batch.query_start_loc),
              lens = quire::semantics::index_view(c.batch.seq_lens);

@@ -50,8 +50,7 @@ void decode(std::uint32_t* scalars, std::uint32_t* vectors, void*, void*, void*,
   advance(scalars, at.bytes);
 }
 
-/// Rounds to nearest even. Beyond the largest finite value: infinity if the format has one, else NaN (mode bit FP16_OVFL is
-/// clear).
+/// Rounds to nearest even. Beyond the largest finite value: infinity if the format has one, else NaN (bit FP16_OVFL is clear).
 template <DType kType>
 std::uint32_t encoded(float value) {
   std::uint8_t code = 0;
