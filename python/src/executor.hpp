@@ -8,7 +8,8 @@
 
 namespace quire_python {
 
-/// More than any machine has: a larger number is a slip, and would start as many threads as the system grants.
+/// Largest number of threads, more than any machine has. A larger number is a slip, and would start all threads the system
+/// grants.
 inline constexpr int kMaxThreads = 4096;
 
 /// Executor of one call and the number of threads for its plan, read together so that set_num_threads() in another thread cannot

@@ -49,7 +49,7 @@ void bind_tools(nanobind::module_& m) {
 NB_MODULE(_quire, m) {
   m.doc() = "C++ core of the quire package.";
   m.attr("version") = QUIRE_VERSION;
-  // Whoever keeps a reference until the interpreter ends (torch._dynamo does) would be shown eight lines about our bindings.
+  // A library that keeps a reference until the interpreter ends (torch._dynamo) would cause eight lines about our bindings.
   nanobind::set_leak_warnings(false);
   quire_python::bind_types(m);
   quire_python::bind_contract(m);

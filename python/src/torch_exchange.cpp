@@ -44,7 +44,7 @@ const ExchangeApi* api_of(nb::handle tensor_class) {
   return api->major == kMajor ? api : nullptr;
 }
 
-/// Looked up when the first tensor comes, which is when torch is there; the class is never released.
+/// Looks torch up when the first tensor comes, by which time torch is imported; never releases the class.
 const Torch& torch() {
   static const Torch found = [] {
     const nb::object tensor_class = nb::module_::import_("torch").attr("Tensor");

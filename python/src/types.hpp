@@ -107,7 +107,7 @@ nb::object new_rows(const ArrayRef& query, const quire::KVCache& cache, nb::hand
 /// A scale as an array: numbers, which lie in `storage`, become one where `beside` is.
 ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside, float& storage);
 
-/// Null options mean defaults.
+/// Options of a call; null options mean defaults.
 const quire::Options& options_or_default(const PyOptions* options);
 
 /// A tensor whose memory `owner` keeps alive.

@@ -132,7 +132,7 @@ nb::dict attributes_of(const quire::ProblemLine& line) {
   return d;
 }
 
-/// Null if Python gave none.
+/// Wraps Python's function of supported problems; null if Python gave none.
 quire::Supports supports_with(const nb::object& function, Interrupt& interrupt) {
   if (function.is_none()) return nullptr;
   return [&function, &interrupt](const quire::ProblemLine& line) {

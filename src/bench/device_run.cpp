@@ -199,7 +199,7 @@ Status run_block(DeviceLane& lane, const std::vector<KVCache>& caches, std::int6
   return {};
 }
 
-/// Each lane has its blocks with those of the others in between.
+/// Times all lanes in turns: between two blocks of a lane, every other lane has a block.
 void time_in_turns(std::vector<DeviceLane>& lanes, const std::vector<KVCache>& caches, double seconds,
                    const std::function<bool()>& keep_going) {
   const std::int64_t calls = std::max(kFewestCalls, static_cast<std::int64_t>(caches.size()));

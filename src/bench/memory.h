@@ -43,7 +43,7 @@ class Rotation {
 
   /// The copy that was used longest ago.
   const KVCache& next() { return caches_[turn_++ % caches_.size()]; }
-  /// False if there was no memory for even one copy.
+  /// Whether there was memory for at least one copy.
   bool ok() const { return !caches_.empty(); }
   std::int64_t copies() const { return static_cast<std::int64_t>(caches_.size()); }
 

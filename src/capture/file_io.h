@@ -47,7 +47,7 @@ class FileSource final : public ByteSource {
   Status open(const std::string& path);
   /// map() gives something from now on.
   void allow_mapping() { mapping_ = true; }
-  /// True for what has no size.
+  /// Whether the file has no size.
   bool is_stream() const noexcept { return in_memory_; }
   /// Reads a stream on, until size() is `size` or the stream ends.
   Status fill(std::uint64_t size);

@@ -57,7 +57,7 @@ class Poisoner {
     poison_rows(c_.batch.value);
     for (const Tensor* t : {&c_.batch.query, &c_.batch.key, &c_.batch.value}) poison_from(*t, num_request_rows(c_.batch));
     poison_table();
-    // Whatever the rest holds, a row that is never written must show.
+    // Output and lse hold NaN under kind zero, too, because a row that is never written must show.
     if (kind_ == PoisonKind::zero) kind_ = PoisonKind::nan;
     poison_all(c_.batch.output);
     poison_all(c_.batch.lse);

@@ -72,7 +72,7 @@ bool finite_on_device(const Context& c) {
   return answer.ok() && answer.value();
 }
 
-/// Every tensor of an attend call, present or not.
+/// Lists every tensor of an attend call, present or not.
 std::array<NamedTensor, 22> tensors_of(const Context& c) {
   const Batch& b = c.batch;
   return {{{"query", &b.query},

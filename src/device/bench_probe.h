@@ -20,7 +20,7 @@ struct BenchProbe {
   Result<double> (*enqueue_multiply)(bool tensor_cores, void* sink, void* stream);
 };
 
-/// Null if this build has no kernels for that memory.
+/// Probe of a memory; null if this build has no kernels for it.
 const BenchProbe* bench_probe_of(Memory memory) noexcept;
 
 #if QUIRE_HAS_CUDA

@@ -21,7 +21,7 @@ constexpr double kWorkPerSecond = 100e6;
 /// Rows on which faults of keys are tried: each costs attention over all keys.
 constexpr std::size_t kRowsOfKeyFaults = 24;
 
-/// Everything that the search looks at.
+/// Input of the search.
 struct RankScene {
   RankCaptures captures;
   Case whole;
@@ -170,7 +170,7 @@ Predicted predict_cell(const RankScene& scene, const faults_detail::RankModel& m
   for (const Numbers& part : scene.parts) lse.push_back(part.lse[from]);
   Predicted p = merged_cell(scene.parts, model.shares(lse), from, type);
   if (of_merge) return p;
-  // Other keys: the tolerance of the right merge, which counts as many keys, twice.
+  // A rank attends to other keys: take twice the tolerance of the right merge, which has as many keys.
   const faults_detail::RowResult result = merged_row(model, {scene.tokens[row], head});
   p.out = result.out;
   for (std::size_t d = 0; d < p.out.size(); ++d)

@@ -224,7 +224,8 @@ class Trial {
   std::int64_t wrong_before_ = 0, wrong_ = 0, cured_ = 0;
 };
 
-/// No profile widens a tolerance a thousandfold. Where hardly a wrong cell is nearer than that, none is worth its reference.
+/// Whether rounding could explain the wrong cells. No profile widens a tolerance a thousandfold; if nearly all wrong cells are
+/// further off, no profile is worth the time of its reference.
 bool could_be_rounding(const Localisation& plain) {
   constexpr double kMostWidening = 1000;
   std::int64_t wrong = 0, near = 0;

@@ -86,7 +86,7 @@ class Contest {
     rows_ = rows.size();
   }
 
-  /// All rounds. Afterwards the finalists are first, best first.
+  /// Runs all rounds. Afterwards the finalists stand first, best first.
   void run(std::vector<RankedCandidate>& list) const {
     measure(list, Stage::screening);
     sort(list);

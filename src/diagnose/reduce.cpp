@@ -159,7 +159,7 @@ class Cut {
   std::vector<std::int64_t> requests_, tokens_, pages_;
 };
 
-/// Some wrong requests and the shortest right one, in batch order.
+/// Returns a few wrong requests and the shortest right one, in batch order.
 std::vector<std::int64_t> worth_keeping(const Facts& f, const std::vector<std::int64_t>& wrong_tokens) {
   std::set<std::int64_t> wrong;
   for (const std::int64_t token : wrong_tokens) wrong.insert(f.req_of(token));

@@ -165,7 +165,7 @@ Status attend_to_own_keys(const ContextShard& shard, const Batch& batch, const K
   return attend(made.value(), own, cache, own_options, workspace.at_least(workspace_bytes(made.value())), {.executor = executor});
 }
 
-/// All heads of a merged share of heads, of every rank.
+/// Gathers the merged heads of every rank into one output of all heads.
 Status gather_heads(Communicator& group, const Layout& own, std::span<float> share, const Batch& batch, Executor* executor) {
   std::vector<float> all(share.size() * static_cast<std::size_t>(group.world()));
   if (Status s = group.all_gather(std::as_bytes(share), std::as_writable_bytes(std::span(all))); !s.ok()) return s;
@@ -232,7 +232,7 @@ Status attend_sharded(Communicator& group, const ContextShard& shard, const Batc
   } catch (const std::exception&) {  // bad_alloc, or length_error for sizes that no memory has
     status = {Code::out_of_memory, "attend_sharded: no memory for partial results"};
   }
-  // Every rank has found a broken Q-D05 for itself; of anything else the others are told.
+  // Every rank finds a broken Q-D05 itself; the other ranks are told of any other failure.
   if (!status.ok() && status.code() != Code::rank_failed && status.rule() != "Q-D05") group.fail(status.message());
   return status;
 }

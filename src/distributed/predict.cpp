@@ -58,7 +58,7 @@ SharedSeconds decode_contexts(const Problem& whole, const Device& device, std::i
   return s;
 }
 
-/// Every rank has chunks i and 2 * ranks - 1 - i: the work of the first rank is that of all.
+/// Predicts rank 0. Rank i has chunks i and 2 * ranks - 1 - i, so that all ranks have equal work.
 SharedSeconds prompt_contexts(const Problem& whole, const Device& device, std::int32_t ranks, const RankLink& link) {
   SharedSeconds s;
   Problem own = whole;

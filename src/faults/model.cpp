@@ -184,8 +184,8 @@ double true_softmax(const Model& m, const Row& row, std::span<const Key> keys, s
   return max + std::log(denominator);
 }
 
-/// No sequence that has rows ends behind the table and this step's rows. A belief beyond that, such as the seq_len of a request
-/// without rows, which may be anything, would walk nobody's memory for hours.
+/// Limits a belief about lengths to the table and this step's rows, after which no sequence with rows ends. A larger belief, such
+/// as the seq_len of a request without rows, which may be anything, would take hours of walking unowned memory.
 Row within_table(const Facts& f, Row row) {
   const std::int64_t end = f.max_pages_per_req * f.page_size + f.num_tokens;
   row.seq_len = std::min(row.seq_len, end);

@@ -56,7 +56,7 @@ struct Facts {
   std::int64_t last_key(std::int64_t q_pos, bool is_causal) const;
   /// Keys of a request that a row at q_pos sees.
   std::int64_t num_visible(std::int64_t req, std::int64_t q_pos) const;
-  /// Every request is causal, and its rows stand at the end of its keys.
+  /// Whether every request is causal, with its rows at the end of its keys.
   bool causal_at_end() const;
   /// Dims of a row of K or V.
   std::int64_t dims_of(Side side) const { return side == Side::key ? head_dim : v_head_dim; }

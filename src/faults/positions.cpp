@@ -19,7 +19,7 @@ bool same_keys(const std::vector<Key>& a, const std::vector<Key>& b) {
                     [](const Key& x, const Key& y) { return x.position == y.position && x.weight == y.weight; });
 }
 
-/// Some of the first rows folds in other keys, or sees the same ones from elsewhere while slopes tell.
+/// Whether one of the first rows folds in other keys, or folds in the same keys from another position with ALiBi slopes.
 bool changes_a_row(const Facts& f, const Plant& plant) {
   const Model truth(f);
   Model wrong(f);

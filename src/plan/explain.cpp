@@ -44,7 +44,7 @@ std::string device_line(const Device& d) {
                    d.backend == Backend::cpu ? " per core" : "");
 }
 
-/// Every reason for not using a row; a row that could have served is told which one came first.
+/// Returns every reason for not using a row; a row that could have served gets the name of the row that came first.
 std::vector<Refusal> refusals_of_others(const Problem& problem, const Device& device, const PlanSettings& settings,
                                         KernelHandle chosen) {
   std::vector<Refusal> refusals;

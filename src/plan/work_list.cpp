@@ -45,7 +45,7 @@ KeyPositions keys_of(const Problem& p, const Request& req, std::int64_t first_ro
   return {keys.begin, keys.end};
 }
 
-/// Every tile unsplit, in order of requests and rows.
+/// Returns every tile unsplit, in order of requests and rows.
 std::vector<WorkTile> whole_tiles(const Plan& plan) {
   const Problem& p = plan.problem;
   std::int64_t num_tiles = 0;

@@ -23,7 +23,7 @@ struct Pictures {
 };
 using SharedPictures = std::shared_ptr<const Pictures>;
 
-/// Null where there are none.
+/// Pictures as JSON; null if there are none.
 inline nlohmann::ordered_json pictures_json(const Pictures* pictures) {
   return pictures == nullptr ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(pictures->parts);
 }

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t kImpossiblePage = 2147480000;  // page id in range for int32, far outside any cache
 
-/// Every element of a contiguous tensor that is not poison.
+/// Visits every element of a contiguous tensor that is not poison.
 template <typename Visit>
 void for_each_value(const Tensor& t, Visit&& visit) {
   for (std::int64_t i = 0; t.present() && i < t.num_elements(); ++i)
@@ -42,7 +42,7 @@ std::int64_t first_request_key(const Case& c, std::int64_t position, std::int64_
   return key_element(c.cache, page, position % size, head, d);
 }
 
-/// Every finite code occurs in K and V, subnormals, both zeros and the largest values included; k_scale brings scores to a few
+/// Puts every finite code into K and V, subnormals, both zeros and the largest values included; k_scale brings scores to a few
 /// tens.
 void store_every_fp8_code(Case& c) {
   std::vector<std::uint8_t> all(256), finite;

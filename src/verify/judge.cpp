@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kSliceWork = 40'000'000;  // visible pairs x heads x dims up to which requests are run again one by one
 constexpr std::int64_t kChunk = 7;               // rows of a chunk in check "chunks"; divides no tile height
 
-/// Something of every byte of an input: the order of words counts.
+/// Hash of all bytes of an input, sensitive to the order of words.
 std::uint64_t hash_of(const Tensor& t) {
   if (!t.present() || !t.is_contiguous()) return 0;
   const auto* data = static_cast<const std::byte*>(t.data);

@@ -88,10 +88,10 @@ class Judge {
 /// Poisons the case for one phase; a sparse case stays as it is.
 Status poison(Prepared& p, PoisonKind kind);
 
-/// All phases for one target. The case is left with zeros where nothing may be read.
+/// Runs all phases for one target. Afterwards the case holds zeros in memory that no kernel may read.
 CaseResult judge(const Target& target, Prepared& p, const std::set<std::string>& asked);
 
-/// Every check but the disabled ones and those that the target skips.
+/// Returns every check except disabled ones and those that the target skips.
 std::set<std::string> asked_checks(const Target& target, const std::vector<std::string>& disabled);
 
 }  // namespace quire::verify_detail

@@ -44,14 +44,14 @@ struct Hazard {
 };
 const std::vector<Hazard>& hazards();
 
-/// Every query type, cache type, layout, scale form and index type; type_matrix() has the pairs that do not meet here.
+/// Combinations with every query type, cache type, layout, scale form and index type; type_matrix() has the missing pairs.
 const std::vector<std::string>& type_combinations();
 
 /// The shape's line for one combination. A head_dim that packed chunks do not divide falls back to nhd, and under an 8-bit query
 /// every key is cached; an empty line (no heads) if the text cannot be parsed.
 ProblemLine hazard_line(const std::string& combination, const std::string& shape, std::uint64_t seed);
 
-/// Every hazard with every combination, or with a few that take turns; then far_matrix(), type_matrix() and row_type_matrix().
+/// Entries of every hazard with every combination, or with a few in turns; then far_matrix(), type_matrix(), row_type_matrix().
 std::vector<Entry> hazard_matrix(bool quick);
 
 /// Types, head_dims and layouts that take the place of a line's own; an empty list leaves them as they are.
@@ -66,8 +66,8 @@ std::optional<ProblemLine> in_asked(ProblemLine line, const AskedTypes& asked, s
 /// Contexts spread over ranks, in a few combinations of types.
 std::vector<Entry> shard_matrix(bool quick);
 
-/// More than 300 requests, more than 4096 rows of one request, more than 100,000 tokens of one context: each shape in a few
-/// combinations of types, over few and narrow heads.
+/// Entries with more than 300 requests, more than 4096 rows of one request, or more than 100,000 tokens of one context: each
+/// shape in a few combinations of types, over few and narrow heads.
 std::vector<Entry> far_matrix(const AskedTypes& asked, bool quick);
 
 bool reaches_far(const Entry& entry);
@@ -83,8 +83,8 @@ std::vector<Entry> row_type_matrix(const AskedTypes& asked, bool quick);
 /// invalid_argument for types or dims that no problem has.
 Status check_asked(const AskedTypes& asked);
 
-/// Every shape of every hazard in each of these, as far as its point allows: hazards that need more dims are left out, every fp8
-/// code occurs in fp8 caches and infinite scores in others.
+/// Entries of every shape of every hazard in the asked types, dims and layouts, as far as the hazard's point allows: hazards that
+/// need more dims are left out, every fp8 code occurs in fp8 caches and infinite scores in others.
 std::vector<Entry> hazard_matrix(const AskedTypes& asked, bool quick);
 
 /// Whether a problem has a query or an output of fp8_e4m3fn (decision 20).

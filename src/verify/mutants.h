@@ -20,7 +20,7 @@ struct Mutant {
   std::function<bool(const Prepared&)> can_show = {};
 };
 
-/// Every entry of faults().
+/// Mutants for every entry of faults().
 std::vector<Mutant> catalogue_mutants();
 
 /// Mutants of the call: the fp64 reference, rounded once, called with one mistake. Each mutant breaks one promise of Target.

@@ -41,7 +41,7 @@ const std::vector<PeerCase>& peer_cases();
 /// Ids in faults() of the ten faults of a published study of vLLM's test.
 const std::vector<std::string>& study_faults();
 
-/// Every fault that can show on the case, judged by max |output - reference| > atol on a sample of rows.
+/// Judges every fault that can show on the case by max |output - reference| > atol on a sample of rows.
 Result<PeerPower> measure_peer(const PeerCase& c, int num_threads);
 
 }  // namespace quire::verify_detail

@@ -17,7 +17,7 @@ class ReachCount {
  public:
   void add(const ProblemLine& line);
 
-  /// No ranges if no line was added.
+  /// Returns the reach; it has no ranges if no line was added.
   Reach reach() const;
 
  private:

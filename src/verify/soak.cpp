@@ -114,7 +114,7 @@ class Soak {
     return {};
   }
 
-  /// False if the case failed.
+  /// Runs one case; false if it failed.
   Result<bool> ask_one(std::size_t i, const Prepared& shared) {
     const Target& target = targets_[i];
     const ProblemLine& line = shared.entry.line;

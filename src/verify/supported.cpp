@@ -95,7 +95,7 @@ void Supported::learn_types() {
       }
 }
 
-/// Each value that some plain line may take instead of its own.
+/// Learns each value that some plain line may take instead of its own.
 void Supported::learn_values() {
   const auto works = [&](auto&& edit) {
     return std::any_of(plain_.begin(), plain_.end(), [&](ProblemLine line) {

@@ -66,7 +66,7 @@ Status add_matrix(std::vector<Entry>& list, const std::string& name, const Verif
   return {};
 }
 
-/// Each entry in a form that is supported; twins that come of it are asked once.
+/// Changes each entry to a supported form; entries that become equal run once.
 Status bring_into_form(Suite& suite, const VerifyOptions& options) {
   Result<Supported> learnt = Supported::learn(options.supports, {options.types, options.head_dims, options.layouts});
   if (!learnt.ok()) return learnt.status();
@@ -119,7 +119,7 @@ void drop_masks(std::vector<Entry>& entries) {
   for (Entry& entry : entries) remove_masks(entry.line.problem);
 }
 
-/// Likewise for a V with a head_dim of its own.
+/// Drops hazards of a V with its own head_dim, and gives random lines a V like K.
 void drop_own_v(std::vector<Entry>& entries) {
   std::erase_if(entries, [](const Entry& entry) { return has_own_v(entry.line) && entry.matrix != "random"; });
   for (Entry& entry : entries) remove_own_v(entry.line);

@@ -19,8 +19,8 @@ QUIRE_DEVICE int plus_dpp(int x) {
   return x + __builtin_amdgcn_update_dpp(0, x, kControl, 0xF, 0xF, false);
 }
 
-/// Permutations whose destination is their source: row_shr:1, row_shr:2, row_ror:4, row_mirror, quad_perm:[3,2,1,0], and where
-/// they exist row_bcast:15 and row_bcast:31.
+/// Permutations whose destination is their source: row_shr:1, row_shr:2, row_ror:4, row_mirror, quad_perm:[3,2,1,0], and where they
+/// exist row_bcast:15 and row_bcast:31.
 QUIRE_PROBE(probe_dpp) {
   int x = probe.in[gpu::thread_index()];
   x = plus_dpp<0x111>(x);
@@ -89,8 +89,7 @@ QUIRE_PROBE(probe_overlapping_mfma) {
   const float first = static_cast<float>(probe.in[t]);
   asm volatile(
       "v_mov_b32 v30, %4\n v_mov_b32 v31, %4\n v_mov_b32 v20, %5\n v_add_f32 v21, 1.0, v20\n v_add_f32 v22, 1.0, v21\n"
-      "v_add_f32 v23, 1.0, v22\n s_nop 7\n" QUIRE_MFMA
-      " v[22:25], v[30:31], v[30:31], v[20:23]\n s_nop 15\n"
+      "v_add_f32 v23, 1.0, v22\n s_nop 7\n" QUIRE_MFMA " v[22:25], v[30:31], v[30:31], v[20:23]\n s_nop 15\n"
       "v_mov_b32 %0, v22\n v_mov_b32 %1, v23\n v_mov_b32 %2, v24\n v_mov_b32 %3, v25"
       : "=&v"(d[0]), "=&v"(d[1]), "=&v"(d[2]), "=&v"(d[3])
       : "v"(ones), "v"(first)

@@ -19,7 +19,7 @@ struct LaunchShape {
   int cluster = 1;  ///< blocks in a cluster; divides `blocks`
 };
 
-/// Asked once for each device, as it is for every launch of every layer.
+/// Whether a device has PDL. The driver is asked once per device, because every launch of every layer calls this.
 inline bool has_dependent_launches(int device) {
   constexpr int kDevices = 64;                                    // devices with a known answer; others count as old
   static std::array<std::atomic<signed char>, kDevices> known{};  // 0 = not asked yet

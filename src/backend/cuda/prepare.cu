@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads)
     gpu::validate(args, block - num_lists, static_cast<int>(gridDim.x) - num_lists);
 }
 
-/// All of it in one launch, by one cluster of blocks: nobody may find a broken rule before the outcome is reset.
+/// Whole preparation in one launch of one cluster: no block may report a broken rule before the outcome is reset.
 __global__ void __launch_bounds__(kThreads)
     prepare_together_kernel(const __grid_constant__ gpu::AttendArgs args, const __grid_constant__ gpu::AttendArgs first,
                             const __grid_constant__ gpu::AttendArgs second, int num_lists,

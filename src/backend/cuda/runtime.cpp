@@ -36,7 +36,7 @@ Result<Device> describe(int ordinal) {
   return device;
 }
 
-/// Asked once: cudaGetDeviceProperties takes long enough to show in every plan, and devices do not change while a process lives.
+/// Lists devices, once per process: cudaGetDeviceProperties is slow enough to show in every plan, and devices do not change.
 Result<std::vector<Device>> devices() {
   static std::mutex guard;
   static std::vector<Device> known;

@@ -8,7 +8,7 @@
 
 namespace quire::gpu {
 
-/// No row of the call is written after this. The host finds the ticket without waiting: at the next call, say.
+/// Breaks the call: no row is written afterwards. The host finds the ticket without waiting, for example at its next call.
 QUIRE_DEVICE void break_call(const AttendArgs& a, unsigned long long ticket) {
   atomic_set(&a.outcome->broken, 1);
   atomic_set(&a.outcome->permit, kRefused);

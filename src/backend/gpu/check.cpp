@@ -13,7 +13,7 @@ Result<bool> contents_are_finite(const Vendor& vendor, const Batch& batch, const
   if (!ordinal.ok()) return ordinal.status();
   const CurrentDevice current(vendor, ordinal.value());
   if (!current.status().ok()) return current.status();
-  // Whatever was going to write the tensors must have done so; its stream is not known here.
+  // Wait for all writes to the tensors; their stream is unknown here.
   if (Status s = vendor.runtime->synchronize(); !s.ok()) return s;
   const Result<bool> found = vendor.find_bad_contents(batch_args(batch, cache, options, /*outcome=*/nullptr));
   if (!found.ok()) return found.status();

@@ -57,7 +57,7 @@ QUIRE_DEVICE float largest_finite(DType type) {
 
 QUIRE_DEVICE bool is_finite(float value) { return (semantics::float_to_bits(value) & 0x7F800000u) != 0x7F800000u; }
 
-/// Some rows of one head: row r begins at element `at` + r * strides.token.
+/// Rows of one head: row r begins at element `at` + r * strides.token.
 struct ContentRows {
   RowSource source;
   std::int64_t at;
@@ -135,7 +135,7 @@ QUIRE_DEVICE std::int32_t request_of(const AttendArgs& a, std::int64_t token) {
   return low;
 }
 
-/// Chosen value by value: a choice of addresses would put the arguments into memory.
+/// Selects a source value by value, because a choice of addresses would put the arguments into local memory.
 QUIRE_DEVICE RowSource either(bool first, const RowSource& a, const RowSource& b) {
   RowSource chosen;
   chosen.data = first ? a.data : b.data;
@@ -178,8 +178,8 @@ QUIRE_DEVICE ContentBox box_of_page(const AttendArgs& a, std::int32_t req, std::
   return box;
 }
 
-/// Any number of blocks of kContentThreads threads. A unit is a token, or kContentColumns pages of a request. No list is needed:
-/// args.work is not read.
+/// Checks contents, with any number of blocks of kContentThreads threads. A unit is a token, or kContentColumns pages of a
+/// request. Does not read args.work.
 QUIRE_DEVICE void check_contents(const AttendArgs& a) {
   const std::int64_t pieces = a.block_table.columns / kContentColumns + 1, units = a.num_reqs * pieces + a.num_tokens;
   bool bad = false;

@@ -31,7 +31,7 @@ struct Vendor {
   Status (*enqueue_append)(const AppendArgs& args, void* stream);
   Status (*enqueue_merge)(const MergeArgs& args, void* stream);
   Status (*enqueue_merge_many)(const MergeManyArgs& args, void* stream);
-  /// Null where the vendor has no such kernel.
+  /// Null if the vendor has no such kernel.
   Status (*enqueue_cached_lens)(const CachedLensArgs& args, void* stream);
   /// Copies to the host what is there when the stream has come so far, and waits for it.
   Status (*fetch)(void* to, const void* from, std::size_t bytes, void* stream);
@@ -57,7 +57,7 @@ Status prepare(const Vendor& vendor, const Plan& plan, const Batch& batch, const
                std::span<std::byte> workspace, const AttendOptions& attend_options);
 Status attend_status(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
                      std::span<std::byte> workspace, const AttendOptions& attend_options);
-/// Everything that can be refused without reading a tensor, but for the workspace.
+/// Refuses all that can be refused without reading a tensor, except a wrong workspace.
 Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options);
 /// `part` of an attend() that was admitted.
 Status enqueue_admitted(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,

@@ -118,7 +118,7 @@ QUIRE_DEVICE void fold_parts(const AttendArgs& a, const GenericItem& item, Accum
   }
 }
 
-/// True on all threads if this block finished the tile's last part; then every part is there to be read. `is_last` is shared.
+/// Whether this block finished the tile's last part, in all threads; every part can then be read. `is_last`: shared memory.
 QUIRE_DEVICE bool is_last_part(const AttendArgs& a, const GenericItem& item, std::int32_t* is_last) {
   device_fence();   // this thread's part of the partial result, before the count that announces it
   block_barrier();  // all threads have done so

@@ -445,7 +445,7 @@ class Oracle {
   std::vector<std::int64_t> k_dim_offset_, v_dim_offset_;
 };
 
-/// Every task writes rows of its own, so the result does not depend on who runs which.
+/// Runs all tasks. Every task writes rows of its own, so the result does not depend on the thread of a task.
 void run_all(const Oracle& oracle, const std::vector<Task>& tasks, std::size_t num_threads) {
   std::atomic<std::size_t> next{0};
   threads::on_threads(std::min(num_threads, tasks.size()), [&] {

@@ -37,7 +37,7 @@ struct Bf16Dot {
   float (*run)(std::int64_t count);
   double flops;  ///< floating-point operations of one round
 };
-/// Null where this machine has no such instruction.
+/// Null if this machine has no such instruction.
 const Bf16Dot* host_bf16_dot();
 const Bf16Dot& avx512_bf16_dot();  ///< x86 only
 

@@ -61,7 +61,7 @@ void propose_mask(const Scene& scene, Proposals& list);
 void propose_split(const Scene& scene, Proposals& list);
 void propose_lse(const Scene& scene, Proposals& list);
 
-/// Every mechanism once.
+/// Returns the proposals of every mechanism.
 Proposals propose_all(const Scene& scene);
 
 /// The mechanism that a fault of the catalogue is an instance of.

@@ -64,7 +64,7 @@ void propose_types(const Scene& scene, Proposals& list) {
   }
 }
 
-/// Something cut at a limit, which is fitted.
+/// A quantity that is cut at a limit; the limit is fitted.
 struct Clamp {
   std::string what;
   std::function<void(Model&, double limit)> plant;

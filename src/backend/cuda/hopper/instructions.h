@@ -119,7 +119,7 @@ __device__ inline int rank_in_cluster() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-/// All threads of the cluster.
+/// Barrier of all threads of the cluster.
 __device__ inline void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -172,7 +172,7 @@ __device__ inline void named_barrier() {
 /// Barrier `id` among `threads` threads: arrive and wait, or arrive alone.
 __device__ inline void sync_at(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 __device__ inline void arrive_at(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-/// True in all threads if `mine` is true in all.
+/// Returns, in all threads, whether `mine` is true in all.
 __device__ inline bool all_at(int id, int threads, bool mine) {
   int all;
   asm volatile(

@@ -140,7 +140,7 @@ __device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item, i
   }
 }
 
-/// True in every thread of the block that completes the last part of its tile and head; the others' partials are visible then.
+/// Whether this block completes the last part of its tile and head, in every thread; the other parts' partials are then visible.
 __device__ inline bool is_last_part(const gpu::AttendArgs& a, const Item& item) {
   __shared__ bool done;
   __threadfence();
