@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plan/work.h"
 #include "quire/plan.hpp"
 #include "verify/matrix.h"
 
