@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// quire verify --soak: fresh random batches for every kernel named, until time is up or somebody presses Ctrl-C.
+// quire verify --soak: fresh random batches for every kernel named, until time is up or the user presses Ctrl-C.
 #include <csignal>
 #include <memory>
 

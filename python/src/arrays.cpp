@@ -492,7 +492,7 @@ ArrayRef from_dlpack(nb::handle object, const Reading& reading) {
   refuse(name, "a " + module_of(object) + "." + class_of(object) + " could not be read through DLPack or as a buffer");
 }
 
-/// torch is never imported for the question: a torch tensor can only exist if somebody else did that.
+/// Never imports torch: a torch tensor can exist only if the program has imported torch.
 bool is_torch(nb::handle object) {
   static const nb::object* cls = nullptr;
   if (cls == nullptr) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays of any library in, views out: nothing is copied, and whoever keeps a view keeps the array alive.
+// Arrays of any library in, views out: nothing is copied, and a view keeps its array alive.
 //
 // NumPy (ml_dtypes included) and torch tensors are read through their own attributes, because DLPack refuses some of their
 // types; everything else comes through DLPack, the NumPy array interface or the buffer protocol. Arrays on a GPU are viewed
-// there.
+// in GPU memory.
 #pragma once
 
 #include <nanobind/nanobind.h>

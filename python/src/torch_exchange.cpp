@@ -57,7 +57,7 @@ std::int32_t device_type(quire::Memory memory) {
   return memory == quire::Memory::cuda ? nb::device::cuda::value : nb::device::rocm::value;
 }
 
-/// A function of the table has failed with a Python error; what it could not do is done, or put into words, another way.
+/// Clears the Python error of a failed function of the table; the slower path does the work, or reports the error.
 void clear_error() { PyErr_Clear(); }
 
 }  // namespace

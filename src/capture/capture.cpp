@@ -199,7 +199,7 @@ std::array<std::int64_t, Tensor::kMaxRank> output_shape(const Case& c) {
   return shape;
 }
 
-/// A capture made to show somebody else's output has no output of ours yet.
+/// Adds an output of NaN to a capture that holds only the observed output of another kernel.
 Status supply_output(Case& c) {
   const Tensor& query = c.batch.query;
   if (c.batch.output.present() || !is_floating(query.dtype)) return {};

@@ -127,7 +127,7 @@ class Poisoner {
     }
   }
 
-  /// A page that nobody reads if there is one.
+  /// Returns a page that no row reads, if there is one.
   std::int64_t unread_page() const {
     for (std::int64_t page = num_pages(c_.cache) - 1; page > 0; --page) {
       const auto first = readable_.begin() + page * p_.page_size;

@@ -48,7 +48,7 @@ std::vector<std::int64_t> rows_to_compare(const Case& whole, const DiagnoseOptio
 
 DType type_of_part(const Case& c) { return has_part(c) ? c.batch.output.dtype : DType::f32; }
 
-/// An exchange of 16-bit parts rounds each of them once; without a record nobody knows.
+/// An exchange of 16-bit parts rounds each part once; without a record the rounding is unknown.
 DType assumed_type(const Case& c) {
   const DType query = c.batch.query.dtype;
   return has_part(c) ? c.batch.output.dtype : query == DType::f16 || query == DType::bf16 ? query : DType::f32;

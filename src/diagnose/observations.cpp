@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain observations: what anybody would measure first, without a hypothesis.
+// Plain observations: measurements that a person would make first, without a hypothesis.
 #include <algorithm>
 #include <cmath>
 #include <limits>

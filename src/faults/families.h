@@ -38,7 +38,7 @@ inline constexpr std::size_t kMaxCandidates = 64;  ///< suspects that one fault 
 
 /// The row as a decode kernel computes it that takes it for request `req`.
 Row decode_row(const Facts& facts, Row row, std::int64_t req);
-/// A kernel whose query_start_loc is `seen`: later requests overwrite earlier ones, rows of nobody are never written.
+/// A kernel whose query_start_loc is `seen`: later requests overwrite earlier ones; rows of no request are never written.
 void believe_query_start_loc(const Facts& facts, std::vector<std::int64_t> seen, Model& model);
 /// A kernel whose seq_lens are `seen`. cached_len follows if the batch has no cached_lens.
 void believe_seq_lens(const Facts& facts, std::vector<std::int64_t> seen, Model& model);

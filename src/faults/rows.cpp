@@ -74,7 +74,7 @@ Suspects past_max_query_len(const Evidence& e) {
   return s;
 }
 
-/// A grid of query_len / tile programs: the last, partial tile is nobody's.
+/// Suspects of a grid of query_len / tile programs: no program computes the last, partial tile.
 Suspects partial_tile(const Evidence& e) {
   Suspects s;
   for (const std::int64_t tile : {128, 64, 32, 16, 8, 4, 2}) {

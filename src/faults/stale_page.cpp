@@ -156,7 +156,7 @@ bool stays_finite(const Facts& f, std::int64_t req, const Suspect& suspect) {
          std::all_of(result.out.begin(), result.out.end(), [](double x) { return std::isfinite(x); });
 }
 
-/// The middle page of the longest request, read from a page of somebody else.
+/// Mutant: the middle page of the longest request, read from a page of another request.
 Suspects planted(const Facts& f) {
   std::int64_t req = -1;
   for (std::int64_t r = 0; r < f.num_reqs; ++r)

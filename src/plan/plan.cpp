@@ -19,7 +19,7 @@
 namespace quire {
 namespace {
 
-/// A Problem may come from text or be written by hand; what check() guarantees for a batch is asked here again.
+/// Checks a Problem, which may come from text or be written by hand, for the properties that check() guarantees for a batch.
 Status sanity(const Problem& p) {
   const auto bad = [](std::string text) { return Status(Code::invalid_argument, "plan: " + std::move(text)); };
   if (p.num_kv_heads < 1 || p.num_q_heads < 1 || p.num_q_heads % p.num_kv_heads != 0)

@@ -168,7 +168,7 @@ struct PagePool::State {
   void publish(Request& r, std::int64_t i);
 };
 
-// Hands out the page that was least recently of use; what it held can no longer be found.
+// Hands out the page that was used least recently; its old contents can no longer be found.
 std::int32_t PagePool::State::take() {
   const auto id = static_cast<std::int32_t>(free.front());
   free.remove(id);

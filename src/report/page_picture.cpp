@@ -102,7 +102,7 @@ std::int64_t enter_request(std::vector<Page>& pages, const Batch& batch, const L
   return outside;
 }
 
-/// A few slots spread over a page that nobody reads are enough: who used it before filled it from its start.
+/// A few slots spread over a page without readers are enough: an earlier owner filled the page from its start.
 bool holds_something(const Slots& slots, std::int64_t id, std::int64_t page_size) {
   const std::int64_t step = bin_size(page_size, kSlotsOfUnowned);
   for (std::int64_t slot = 0; slot < page_size; slot += step)

@@ -2,7 +2,7 @@
 // Hazards whose data a problem line cannot describe: every fp8 code, scores of -inf, NaN in a visible key, offsets beyond 32
 // bits, stale table entries.
 //
-// All of them start from a made case, whose NaNs mark what nobody may read.
+// All hazards start from a made case, whose NaNs mark the memory that no kernel may read.
 #include <sys/mman.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Targets whose contexts are spread over ranks: somebody's attention on each rank's keys with Quire's merge, and faults of ranks.
+// Targets whose contexts are spread over ranks: any target's attention on each rank's keys with Quire's merge, and rank faults.
 #pragma once
 
 #include <string>

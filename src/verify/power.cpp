@@ -73,7 +73,7 @@ class Power {
     return !options_.progress || options_.progress(static_cast<std::size_t>(killed), results_.size());
   }
 
-  /// Indices of mutants of the call, or of the catalogue, that nobody has noticed yet.
+  /// Indices of mutants of the call, or of the catalogue, that no check has noticed yet.
   std::vector<std::size_t> alive(bool of_call) const {
     std::vector<std::size_t> list;
     for (std::size_t i = 0; i < mutants_.size(); ++i)

@@ -69,7 +69,7 @@ Case slice(const Case& c, const Tensor& output, const Tensor& lse, std::int64_t 
   const bool at_end = req.causal && !b.q_begin.present(), whole = rows == req.query_len;
   if (!at_end) one.batch.seq_lens = index_tensor(one, dtype, {req.seq_len()});
   if (at_end || (whole && !b.q_begin.present())) return one;
-  // Rows may stand before position 0 where nobody gave them one; only distances count.
+  // Rows may stand before position 0 if the batch has no q_begin; only distances count.
   const std::int64_t first = std::max<std::int64_t>(0, req.first_row() + row_begin), key = first - req.first_row() - row_begin;
   one.batch.q_begin = index_tensor(one, dtype, {first});
   one.batch.key_begin = index_tensor(one, dtype, {key});

@@ -77,10 +77,10 @@ cudaError_t launch_dependent(void (*kernel)(Parameters...), const LaunchShape& s
 }
 
 #if defined(__CUDACC__)
-/// The kernel behind may start: it waits where it must, for this one. The first of a call waits for whatever is before the call,
-/// and lets nobody start before: so what follows reads lengths, tables and tensors without waiting. A call that is one kernel may
-/// let the kernel behind start at once: that one is the first of another call, and waits. Before sm90 nothing starts early, and
-/// nothing needs to wait.
+/// Lets the next kernel in the stream start, which then waits for this one where it must. The first kernel of a call waits for
+/// all earlier work before it lets the next one start, so that later kernels of the call read lengths, tables and tensors without
+/// a wait. A call of a single kernel may let the next kernel start at once: that one is the first of another call, and waits.
+/// Before sm90 no kernel starts early, and none needs to wait.
 __device__ inline void let_dependents_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: check() at depth contents, on the device. Whether some element that attention would read is not finite once its scale is
-// applied (Q-C01 to Q-C05): every query row of a request, new rows that the cache does not hold, and cached tokens that some row
-// sees. Sets outcome->broken; which element it is, is for the host to say.
+// Stage: check() at depth contents, on the device. Looks for elements that attention would read and that are not finite once
+// their scale is applied (Q-C01 to Q-C05): query rows of requests, new rows that the cache does not hold, and cached tokens that
+// some row sees. Sets outcome->broken; the host finds the element.
 //
-// The batch breaks no rule of lengths, tables and scales: check() has made sure. Nothing else is read, so poison is never found.
+// The batch breaks no rule of lengths, tables and scales: check() has made sure. Other memory is not read: poison is never found.
 #pragma once
 
 #include "backend/gpu/runtime.h"

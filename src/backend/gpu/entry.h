@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention stage on any GPU: rules, arguments and outcomes are checked here, once; what is a vendor's own is a Vendor.
+// The attention stage on any GPU: rules, arguments and outcomes are checked here, once; struct Vendor holds a vendor's functions.
 // Arguments as in quire/attention.hpp.
 #pragma once
 

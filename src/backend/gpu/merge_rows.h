@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// attend: the end of an item. Rows of one part are finished at once; parts of a split tile are kept until the last of them is
-// done, and whoever finishes that one folds all of them in key order: the result does not depend on timing.
+// Stage: attend, epilogue of an item. Rows of one part are finished at once. Parts of a split tile are kept until the last part
+// is done; the block that finishes it folds all parts in key order, so that the result does not depend on timing.
 #pragma once
 
 #include "backend/gpu/runtime.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Another range of keys: too wide, too narrow, shifted, or cut at a tile or page. For each opened cell every end (with the right
-// begin) and every begin (with the right end) is tried at the cost of one pass; what fits is put into rules that other cells can
-// refute.
+// Mechanism: a wrong range of keys: too wide, too narrow, shifted, or cut at a tile or page. For each opened cell every end (with
+// the right begin) and every begin (with the right end) is tried at the cost of one pass. Fitting ranges become rules that other
+// cells can refute.
 #include <algorithm>
 #include <cmath>
 #include <map>

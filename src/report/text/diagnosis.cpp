@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A diagnosis for a terminal: what is wrong, as a rule; which laws it breaks; the cause; what is refuted and by how much.
+// A diagnosis for a terminal: the wrong cells, as a rule; the broken laws; the cause; refuted suspects, with numbers.
 #include <algorithm>
 #include <cmath>
 #include <span>

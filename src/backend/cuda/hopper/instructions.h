@@ -150,8 +150,8 @@ __device__ inline void fence_shared() { asm volatile("fence.proxy.async.shared::
 /// order of all such fences), and takes longer.
 __device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-/// Adds 1, or begins at 0 again where `last` is reached, and returns what was there; what others wrote before they counted, and a
-/// fence before that, is seen after it.
+/// Adds 1, or returns to 0 where `last` is reached, and returns the value before. Writes of other threads before their count,
+/// with a fence between, are visible afterwards.
 __device__ inline std::int32_t count(std::int32_t* counter, std::int32_t last) {
   std::int32_t before;
   asm volatile("atom.acquire.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");

@@ -113,7 +113,7 @@ struct PackedSource : TileSource<kCacheBytes> {
     }
   }
 
-  /// The copies bring tokens that nobody sees, or that are not there yet, and no rows of `value`.
+  /// Whether the tile needs patch(): its copies bring tokens that no row sees or that are not cached, and no rows of `value`.
   template <int kKeys>
   __device__ bool needs_patch(int first, int begin, int end) const {
     return first < begin || first + kKeys > min(end, item.lengths.cached_len);

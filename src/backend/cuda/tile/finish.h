@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of an item: partial results to the workspace or rows to the output, and the merge by whoever arrives last.
+// Epilogue of an item: partial results to the workspace or rows to the output, and the merge by the last block to arrive.
 #pragma once
 
 #include <cstdint>
