@@ -65,13 +65,13 @@ def amd_complaints(kernel: dict, wave: int) -> "list[str]":
 
 
 def compiler(target: str, root: Path) -> "list[str]":
-    """As cmake/hip.cmake has it, and warnings are errors. `root` is where the headers are found."""
+    """Compiler command of cmake/hip.cmake, with warnings as errors. `root` is the folder of the headers."""
     return [clang(), "-x", "hip", f"--offload-arch={target}", "--offload-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib",
             "-O3", "-std=c++20", "-mcode-object-version=5", "-Wall", "-Wextra", "-Werror", f"-I{root}/include", f"-I{root}/src"]
 
 
 def warnings_of(source: Path, target: str) -> "str | None":
-    """What the compiler has against a source whose code object is there already: a build does not stop at warnings."""
+    """Warnings of the compiler for a source whose code object exists already: a build does not stop at warnings."""
     run = subprocess.run([*compiler(target, ROOT), source, "-fsyntax-only"], capture_output=True, text=True)
     return None if run.returncode == 0 else run.stderr.strip()[:2000]
 
@@ -203,7 +203,7 @@ def short_name(mangled: str) -> str:
 
 
 def hopper_kernels(elf: bytes) -> "list[dict]":
-    """What each kernel of a cubin needs."""
+    """Registers, spills and memory of each kernel of a cubin."""
     all_sections = sections(elf)
     found, names = {section.name: section.data for section in all_sections}, [symbol.name for symbol in symbols(all_sections)]
     of_all = {(attribute, names[words[0]]): words[1] for attribute, words in attributes(found[".nv.info"]) if len(words) == 2}
@@ -260,7 +260,7 @@ def check_hopper(objects: "list[Path]") -> "tuple[list[str], list[str]]":
 
 
 def compile_seconds(build: Path) -> "list[str]":
-    """From ninja's log: how long each CUDA source took. A compiler cache that knew it answers in a tenth of a second."""
+    """Compile time of each CUDA source, from ninja's log. A hit in the compiler cache takes a tenth of a second."""
     log = build / ".ninja_log"
     if not log.exists():
         return []

@@ -10,7 +10,7 @@
 namespace quire::cases {
 namespace {
 
-// On both sides of every tensor, and a multiple of every alignment that kernels ask for.
+// Guard bytes on each side of a tensor. A multiple of every alignment that kernels ask for, so that guards keep alignments.
 constexpr std::int64_t kGuard = 1024;
 constexpr std::byte kGuardByte{0xA5};
 
@@ -27,7 +27,7 @@ Result<DeviceBytes> DeviceBytes::make(const device::Runtime& runtime, std::size_
 Status DeviceCase::place(Tensor& t) {
   if (!t.present()) return {};
   const device::ByteSpan span = device::span_of(t);
-  // The address keeps its place within a line of memory: alignment is part of what a case is about.
+  // The copy has the host address's offset within 256 bytes, because a case may test alignment.
   const std::int64_t within_line = static_cast<std::int64_t>((reinterpret_cast<std::uintptr_t>(t.data) + span.begin) % 256);
   const std::int64_t before = kGuard + within_line, bytes = span.end - span.begin;
   Result<DeviceBytes> made = DeviceBytes::make(*runtime_, static_cast<std::size_t>(before + bytes + kGuard));

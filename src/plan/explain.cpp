@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: plan. Says which kernel serves a problem on a device, why every other one does not, and what the plan will do.
-// It asks the same rows and the same plan() that attend() relies on, so it cannot tell another story.
+// Stage: plan. Says which kernel serves a problem on a device, why every other kernel does not, and what the plan will do.
+// explain() asks the kernel rows and the plan() that attend() relies on, so its answer cannot differ from the real choice.
 #include <algorithm>
 
 #include "plan/select.h"
@@ -44,7 +44,7 @@ std::string device_line(const Device& d) {
                    d.backend == Backend::cpu ? " per core" : "");
 }
 
-/// Every reason for not using a row; a row that could have served is told which one came first.
+/// Returns every reason for not using a row; a row that could have served gets the name of the row that came first.
 std::vector<Refusal> refusals_of_others(const Problem& problem, const Device& device, const PlanSettings& settings,
                                         KernelHandle chosen) {
   std::vector<Refusal> refusals;

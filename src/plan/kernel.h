@@ -55,10 +55,10 @@ inline constexpr std::string_view kFirstInTable = "its row comes first in the ta
 
 struct KernelRow {
   Kernel info;
-  /// One reason for each condition of this row that the problem breaks (device conditions are added by refusals_of).
+  /// Returns a reason for each condition of this row that the problem breaks (refusals_of() adds device conditions).
   std::vector<std::string> (*refuses)(const Problem& problem, const Device& device);
   std::string_view why_first = kFirstInTable;  ///< advantage over later rows
-  /// Why a device that could run this row gets the next one, unless the row is asked for by name. Empty: it does not.
+  /// Returns why a device that could run this row gets the next row, unless the row is asked for by name; empty if it does not.
   std::string (*slower)(const Device& device) = [](const Device&) { return std::string(); };
   const CpuTraits* cpu = nullptr;  ///< set if info.backend is cpu
   const GpuTraits* gpu = nullptr;  ///< set otherwise

@@ -71,7 +71,7 @@ TEST(SimtPlanted, EveryPieceOfSharedMemoryHasAGuard) {
   }
 }
 
-/// What the attend kernel is told wrongly of masks, by a list that is right.
+/// Changes each mask field of the attend kernel's arguments, with a correct work list.
 TEST(SimtPlanted, EveryFieldOfMasksIsNeeded) {
   constexpr const char* kMasks[] = {
       "q=f32 heads=4:2 d=16 page=8 alibi=1 window=20 lse=1 reqs=9:70,20:40,3:0 kbegin=1x16,1x5,1x0 qbegin=1x60,1x30,1x8 "

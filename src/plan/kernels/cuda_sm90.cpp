@@ -28,7 +28,7 @@ Reasons sm90_refuses(const Problem& problem, const Device& device) {
   // Tiles of prefill hold whole groups.
   const std::int64_t widest = std::min(kSm90.sliced_rows, kSm90.prefill_rows / 2);
   if (problem.group() > widest) reasons.push_back(formatted("group is {}, expected at most {}", problem.group(), widest));
-  const std::int64_t tokens = problem.layout == CacheLayout::packed ? 16 : 8;  // of a box, or a part of one
+  const std::int64_t tokens = problem.layout == CacheLayout::packed ? 16 : 8;  // tokens of a TMA box, or of a part of one
   if (problem.page_size % tokens != 0)
     reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, tokens));
   if (device.sm != 90) reasons.push_back(formatted("needs sm90, device {} is not", device.name));
@@ -106,7 +106,7 @@ DeviceList decode_tiles(const Plan& plan) {
   decode.kernel = rows::cuda_sm90;
   decode.role = Role::decode_wide;
   decode.tile_keys = kSm90.tile_keys;
-  if (plan.batch_invariant) {  // the same tiles for all rows of all plans
+  if (plan.batch_invariant) {  // all rows of all plans need the same tiles
     decode.tile_rows = wide;
     decode.max_rows = kMaxInt32;
     decode.split_keys = kSm90.split_keys;
