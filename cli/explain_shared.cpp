@@ -44,15 +44,14 @@ std::optional<SharedPrefixes> shared_prefixes_of(const Words& input, const Probl
 
 std::string shared_text(const SharedPrefixes& shared, const Problem& problem) {
   constexpr std::size_t kMostRuns = 8;
-  std::size_t runs = 0;
-  SharedPrefixes first = shared;
-  for (std::vector<SharedRun>& level : first.levels) {
-    runs += level.size();
+  std::size_t left_out = 0;
+  SharedPrefixes shown = shared;
+  for (std::vector<SharedRun>& level : shown.levels) {
+    left_out += level.size() - std::min(level.size(), kMostRuns);
     level.resize(std::min(level.size(), kMostRuns));
   }
-  std::string text = "shared    " + to_string(first, problem);
-  if (runs > 0)
-    text += formatted("{:<10}{} runs in {} levels: attend_cascade() reads their pages once\n", "", runs, shared.levels.size());
+  std::string text = "shared    " + to_string(shown, problem);
+  if (left_out > 0) text += formatted("          and {} runs more\n", left_out);
   return text;
 }
 

@@ -53,7 +53,7 @@ def on_cpu(requests, common, own, rounds):
     batch, cache, options = case.batch, case.cache, case.options
     plan, step = quire.plan(batch, cache, options), quire.cascade.plan(batch, cache, options)
     reference = quire.reference(batch, cache, options)
-    judged = [quire.compare(out, reference) for out in
+    judged = [quire.compare(out, None, reference) for out in
               (quire.attend(batch, cache, options, plan=plan), quire.cascade.attend(batch, cache, options, plan=step))]
     plain, shared = medians([lambda: seconds_of(lambda: quire.attend(batch, cache, options, plan=plan)),
                              lambda: seconds_of(lambda: quire.cascade.attend(batch, cache, options, plan=step))], rounds)

@@ -132,7 +132,7 @@ void prepare_cascade(const PyBatch& batch, const PyCache& cache, const PyOptions
     on_gpu(batch, call.views, cache.checked(), o, cascade, workspace, stream, nb::bool_(false), false, true);
 }
 
-std::string text_of(const Cascade& c) {
+std::string described(const Cascade& c) {
   std::string text = quire::to_string(c.shared, c.problem);
   for (std::size_t l = 0; l < c.levels.size(); ++l)
     text += (c.levels[l].own ? "own keys  " : "level " + std::to_string(l) + "   ") + quire::to_string(c.levels[l].plan) + "\n";
@@ -172,7 +172,7 @@ void bind_class(nb::module_& m) {
           },
           "Of each level, own keys last.")
       .def_prop_ro("workspace_bytes", [](const Cascade& c) { return quire::workspace_bytes(c); })
-      .def("__str__", &text_of)
+      .def("__str__", &described)
       .def("__repr__", [](const Cascade& c) { return "<Cascade " + c.shared.reason + ">"; });
 }
 

@@ -9,6 +9,15 @@ import pytest
 
 import quire
 
+try:
+    import torch
+except ImportError:
+    torch = None
+
+needs_gpu = pytest.mark.skipif(
+    torch is None or not torch.cuda.is_available() or not quire.gpu_devices(),
+    reason="no torch with CUDA, or no GPU that this build has kernels for",
+)
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "shared_prefixes.md"
 
 LINE = "q=bf16 heads=8:2 d=32 page=8 reqs=8x1@180,3x5@90 share=4,4x3,2x1 lse=1"
@@ -19,7 +28,7 @@ def attended(line, **settings):
     step = quire.cascade.plan(case.batch, case.cache, case.options, **settings)
     out = quire.cascade.attend(case.batch, case.cache, case.options, plan=step)
     reference = quire.reference(case.batch, case.cache, case.options)
-    return step, out, quire.compare(out, reference), case
+    return step, out, quire.compare(out, None, reference), case
 
 
 @pytest.mark.parametrize("line", [LINE, "q=f32 heads=4 d=16 page=4 reqs=4x1@30 share=5 sinks=1 cap=4", "q=f16 heads=4:1 d=16 page=4 reqs=6x3@40/40 share=9"])
@@ -103,3 +112,35 @@ def test_the_guides_example_runs_and_prints_what_the_guide_shows(capsys):
     exec(compile(source, str(PAGE), "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] in text and printed[1] in text
+
+
+@needs_gpu
+@pytest.mark.parametrize("line", ["q=f16 heads=8:2 d=64 page=16 reqs=8x1@180,3x5@90 share=4,4x3,2x1", "q=f16 heads=16:2 d=128 page=16 reqs=40x1@600,1@5,60x1@700 share=32"])
+def test_on_a_gpu(line):
+    case = quire.make_case(line + " lse=1")
+    expected = quire.attend(case.batch, case.cache, case.options)
+
+    def there(array):
+        return torch.from_numpy(np.ascontiguousarray(array)).cuda()
+
+    b = case.batch
+    lse = torch.empty(b.lse.shape, dtype=torch.float32, device="cuda")
+    batch = quire.Batch(
+        query=there(b.query), query_start_loc=there(b.query_start_loc), seq_lens=there(b.seq_lens), block_table=there(b.block_table), lse=lse
+    )
+    cache = quire.KVCache(there(case.cache.k), there(case.cache.v), "nhd")
+    for partials in (None, "f32"):
+        step = quire.cascade.plan(batch, cache, always=True, partials=partials)
+        assert step.shares and (partials is not None or "cuda_generic" not in step.kernels or quire.gpu_devices()[0].sm != 90)
+        out = quire.cascade.attend(batch, cache, plan=step)
+        np.testing.assert_allclose(out.cpu().numpy().astype(np.float32), np.asarray(expected, np.float32), atol=4e-3, rtol=4e-3)
+        np.testing.assert_allclose(lse.cpu().numpy(), np.asarray(b.lse), atol=1e-3, rtol=1e-3)
+        room = torch.empty(step.workspace_bytes + 256, dtype=torch.uint8, device="cuda")
+        quire.cascade.prepare(batch, cache, plan=step, workspace=room)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            again = quire.cascade.attend(batch, cache, plan=step, workspace=room, prepared=True)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(again, out)
