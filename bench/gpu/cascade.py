@@ -104,6 +104,7 @@ class OnGpu:
             end.synchronize()
             return begin.elapsed_time(end) / 1e3 / LAYERS
 
+        run.kept = layer  # and with it what the graph writes to
         run()
         return run
 

@@ -40,11 +40,9 @@ struct Block {
   /// Query row of the request to which score row `row` of the tile (0: its first) belongs. A tile has fewer than 256 rows, so
   /// that a product does for the division.
   __device__ int query_row(const Job& job, int row) const { return job.first_query + (row * shared.group_inverse >> 16); }
-  /// Position of that query row, counted from the request's first key. Of masks this kernel takes one, in which every row sees
-  /// every key (cuda_sm90.cpp): as if all rows stood at the last.
+  /// Position of that query row, counted from the request's first key.
   __device__ int position_of(const Job& job, int row) const {
-    const int context = job.item.lengths.context_len;
-    return a.has_masks ? job.item.lengths.seq_len() - 1 : context + query_row(job, row);
+    return max(job.item.lengths.context_len + query_row(job, row), job.least_position);
   }
   __device__ Place place_of(const Job& job, int row) const {
     const int query = query_row(job, row);
