@@ -98,7 +98,7 @@ AttendCase planned_target(const PlanSettings& settings, const std::shared_ptr<Ex
 }  // namespace
 
 Result<Target> backend_target(const std::string& name, int num_threads) {
-  if (const std::optional<Result<Target>> cascade = conformance::cascade_target(name, num_threads)) return *cascade;
+  if (const std::optional<Result<Target>> cascade = verify_detail::cascade_target(name, num_threads)) return *cascade;
   for (const Backend gpu : {Backend::cuda, Backend::hip})
     if (name == quire::name(gpu)) return device_target(name, "", gpu);
   const bool any = name == quire::name(Backend::cpu);

@@ -12,7 +12,7 @@
 #include "quire/cascade.hpp"
 #include "text/formatted.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 CascadeSettings settings_of(int num_threads) {
@@ -89,4 +89,4 @@ std::optional<Result<Target>> cascade_target(const std::string& name, int num_th
   return std::nullopt;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -7,9 +7,9 @@
 
 #include "quire/verify.hpp"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 /// "cpu_cascade", "cuda_cascade" or "hip_cascade"; absent for other names.
 std::optional<Result<Target>> cascade_target(const std::string& name, int num_threads);
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

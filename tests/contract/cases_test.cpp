@@ -7,7 +7,7 @@
 #include "quire/cascade.hpp"
 #include "quire/distributed.hpp"
 
-namespace quire::testing {
+namespace quire::test {
 namespace {
 
 template <typename Mutate>
@@ -673,4 +673,4 @@ const std::vector<BrokenCase>& broken_cases() {
   return cases;
 }
 
-}  // namespace quire::testing
+}  // namespace quire::test

@@ -303,7 +303,7 @@ struct Epilogue {
       if (!is_last_part(item)) return;
       const auto place = [&](int part) { return tile::partial_tile(block.a, item, part); };
       constexpr int kWarps = Memory::kConsumerThreads / 32;
-      if constexpr (!kCodes && !Memory::kPacked) {  // the others have no registers to spare
+      if constexpr (!Memory::kCodes && !Memory::kPacked) {  // the others have no registers to spare
         if (item.slice.num_parts <= kFewParts)
           merge_few_parts<T, kDim>(block.a, item, kWarps, place);
         else
