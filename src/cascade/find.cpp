@@ -161,8 +161,9 @@ std::int64_t most_shared_keys(const Problem& problem, std::int64_t request) noex
 
 SharingCosts sharing_costs(const Device& device) noexcept {
   if (device.backend == Backend::cpu) return {};
-  // Tiles of cuda_sm90's prefill; 5 us of an H100's memory for the launches of a call.
-  return {.tile_rows = 128, .level_bytes = 16 << 20};
+  // Tiles of cuda_sm90's prefill. H100, 2026-11-25 (bench/results/h100-cascade.json, 16 rows): a level and the merge take 36 us
+  // that plain attention does not, in which it reads shared keys at 8.9 TB/s, because most of them are in L2.
+  return {.tile_rows = 128, .level_bytes = 128 << 20};
 }
 
 SharedPrefixes find_shared_prefixes(const Problem& problem, std::span<const std::int32_t> block_table, std::int64_t columns,

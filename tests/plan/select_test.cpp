@@ -263,16 +263,18 @@ TEST(Select, Sm90TakesRequestsWhoseRowsSeeAllKeys) {
   const Plan made = plan(p, sm90).value();
   EXPECT_EQ(made.kernel, "cuda_sm90");
   ASSERT_EQ(made.work().lists.size(), 1U);
-  EXPECT_EQ(made.work().lists[0].role, Role::prefill);
+  EXPECT_EQ(made.work().lists[0].role, plan_detail::Role::prefill);
   EXPECT_EQ(made.work().lists[0].min_rows, 0);
-  for (const PlanSettings settings : {PlanSettings{.batch_invariant = true}, PlanSettings{.exact_weights = true}}) {
+  for (const PlanSettings& settings : {PlanSettings{.batch_invariant = true}, PlanSettings{.exact_weights = true}}) {
     const Plan exact = plan(p, sm90, settings).value();
     ASSERT_EQ(exact.work().lists.size(), 1U);
     EXPECT_EQ(exact.work().lists[0].kernel, "cuda_generic");
     EXPECT_FALSE(rounds_weights(exact, 256));
   }
-  const DeviceList instead = made.kernel.row().gpu->instead(made, made.work().lists[0]);
+  const plan_detail::DeviceList instead = made.kernel.row().gpu->instead(made, made.work().lists[0]);
   EXPECT_EQ(instead.kernel, "cuda_generic") << "where addresses do not suit tensor copies";
+  const Problem packed = parse("q=bf16 kv=fp8_e4m3fn heads=8:2 d=256 page=16 layout=packed reqs=9:64 causal=0");
+  EXPECT_EQ(plan(packed, sm90).value().kernel, "cuda_generic") << "no register is left there";
 }
 
 /// A V of its own head_dim goes to rows that take every valid problem.

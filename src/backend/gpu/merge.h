@@ -56,7 +56,7 @@ QUIRE_DEVICE void merge_many(const MergeManyArgs& a) {
     const auto lse_of = [&](int part) { return a.lses.data[part * a.lse_part + token * a.lses.token + head * a.lses.head]; };
     const semantics::SoftmaxState all = semantics::union_of(a.num_parts, lse_of);
     for (std::int32_t first = lane; first < a.head_dim; first += kMergeLanes * kDimsAtOnce) {
-      float sums[kDimsAtOnce];
+      float sums[kDimsAtOnce] = {};
       for (int part = 0; part < a.num_parts; ++part) {
         const float weight = semantics::union_weight(all, lse_of(part));
         QUIRE_UNROLL
