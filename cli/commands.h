@@ -37,6 +37,10 @@ struct ExplainArgs {
 };
 /// explain --ranks.
 Report explain_ranks(const ExplainArgs& args, const Problem& problem);
+/// Pages that requests share, on that device, for people and programs; absent if the input has none.
+std::optional<SharedPrefixes> shared_prefixes_of(const Words& input, const Problem& problem, const Device& device);
+std::string shared_text(const SharedPrefixes& shared, const Problem& problem);
+Json shared_json(const SharedPrefixes& shared);
 Report run_explain(const ExplainArgs& args, const Terminal& terminal);
 
 struct RunArgs {

@@ -89,11 +89,14 @@ Report explain_quire(const ExplainArgs& args, const Problem& problem) {
     const Explanation e = explain(problem, device, settings);
     if (!report.text.empty()) report.text += "\n";
     report.text += printable(e.text);
+    const std::optional<SharedPrefixes> shared = shared_prefixes_of(args.input, problem, device);
+    if (shared) report.text += shared_text(*shared, problem);
     if (e.chosen.empty() && !args.all) report.exit_code = kUnsupported;
     list.push_back({{"device", device_json(device)},
                     {"chosen", e.chosen},
                     {"refusals", refusals_json(e.refusals)},
                     {"plan", plan_json(plan(problem, device, settings))}});
+    if (shared) list.back()["shared"] = shared_json(*shared);
   }
   report.json = {{"schema", "quire.explain/1"},
                  {"ok", report.exit_code == kOk},

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "quire/batch.hpp"
+#include "quire/cascade.hpp"
 #include "quire/problem.hpp"
 #include "quire/status.hpp"
 
@@ -41,6 +42,9 @@ struct Case {
 /// canonical line. Errors: parse_error for a line that parse_problem_line() would refuse, invalid_argument for too few pages,
 /// unsupported if the tensors do not fit this machine's memory.
 Result<Case> make_case(const ProblemLine& line);
+/// find_shared_prefixes() (cascade.hpp) for the case of a problem line, whose share= says what requests have in common. Makes no
+/// tensor.
+SharedPrefixes shared_prefixes_of(const ProblemLine& line, const SharingCosts& costs);
 
 /// Content of memory that no correct kernel reads.
 enum class PoisonKind : std::int32_t {

@@ -104,13 +104,22 @@ enum class DataKind : std::int32_t {
   tiny = 1,    ///< uniform in +-1e-3, zeros where nothing may be read: vLLM's own test data, in which most faults cannot show
 };
 
+/// Pages behind those that all requests share, and behind those of the branches before: each `requests` neighbours, counted from
+/// request 0, have the same `pages` there.
+struct SharedBranch {
+  std::int64_t requests = 1;
+  std::int64_t pages = 0;
+  bool operator==(const SharedBranch&) const = default;
+};
+
 /// A problem plus what is needed to fill it with data.
 struct ProblemLine {
   Problem problem;
   std::uint64_t seed = 0;
-  std::int64_t num_pages = 0;      ///< 0 = just enough plus a few poisoned spares
-  std::int64_t shared_pages = 0;   ///< leading pages, as far as they are full of context, that all requests have in common
-  DType index_dtype = DType::i32;  ///< i32 or i64, for every index tensor
+  std::int64_t num_pages = 0;          ///< 0 = just enough plus a few poisoned spares
+  std::int64_t shared_pages = 0;       ///< leading pages, as far as they are full of context, that all requests have in common
+  std::vector<SharedBranch> branches;  ///< further pages that some requests have in common
+  DType index_dtype = DType::i32;      ///< i32 or i64, for every index tensor
   DataKind data = DataKind::normal;
   bool latent = false;  ///< cache.v is the first v_head_dim dims of cache.k's rows: one tensor
   bool operator==(const ProblemLine&) const = default;

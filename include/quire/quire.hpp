@@ -17,6 +17,7 @@
 #include "quire/executor.hpp"
 #include "quire/workspace.hpp"
 #include "quire/attention.hpp"
+#include "quire/cascade.hpp"
 #include "quire/capture.hpp"
 #include "quire/faults.hpp"
 #include "quire/diagnose.hpp"

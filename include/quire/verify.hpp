@@ -49,7 +49,8 @@ struct Target {
 };
 
 /// Our own rows of kernels() by name; "cpu", "cuda" or "hip" = the row that plan() picks there, case by case. unsupported if this
-/// machine cannot run it. On a GPU every case is copied to the device and its outputs back.
+/// machine cannot run it. On a GPU every case is copied to the device and its outputs back. "cpu_cascade", "cuda_cascade" and
+/// "hip_cascade": attend_cascade() (cascade.hpp) that shares whatever can be shared, with partial results in f32.
 Result<Target> backend_target(const std::string& name, int num_threads = 0);
 
 /// Types of queries and of the cache.

@@ -83,6 +83,7 @@ from quire.errors import (
     RankError,
     UnsupportedError,
 )
+from quire import cascade as cascade
 from quire import distributed as distributed
 from quire import targets as targets
 from quire import vllm as vllm

@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <new>
 #include <unordered_map>
 
 #include "capture/fill.h"
 #include "capture/random.h"
+#include "capture/shared_pages.h"
 #include "quire/capture.hpp"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
@@ -35,13 +37,6 @@ constexpr std::uint64_t kSharedPrefix = ~std::uint64_t{0};
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
-/// How many leading pages of a request are the common ones: full of context, so that no request writes into them, and of the
-/// same positions.
-std::int64_t shared_pages(const ProblemLine& line, const Request& r) {
-  if (r.context_len < 0 || r.shift < 0 || r.key_begin != line.problem.reqs.front().key_begin) return 0;
-  return std::min(line.shared_pages, r.context_len / line.problem.page_size);
-}
-
 /// Counts that the tensors are made from.
 struct Sizes {
   std::int64_t num_tokens = 0, num_reqs = 0;  ///< tokens: rows of requests, then padding rows
@@ -57,15 +52,25 @@ Sizes sizes_of(const ProblemLine& line) {
   Sizes s;
   s.num_tokens = p.num_tokens() + p.num_padding_rows;
   s.num_reqs = static_cast<std::int64_t>(p.reqs.size());
-  for (const Request& r : p.reqs) {
+  std::map<capture::Branch, std::int64_t> branches;
+  for (std::int64_t i = 0; i < s.num_reqs; ++i) {
+    const Request& r = p.reqs[static_cast<std::size_t>(i)];
     const std::int64_t pages = ceil_div(r.seq_len(), p.page_size);
-    const std::int64_t shared = shared_pages(line, r);
-    s.common_pages = std::max(s.common_pages, shared);
+    const std::int64_t shared = capture::shared_pages(line, i);
+    s.common_pages = std::max(s.common_pages, std::min(shared, line.shared_pages));
+    std::int64_t end = line.shared_pages;
+    for (const SharedBranch& branch : line.branches) {
+      if (shared <= end) break;
+      std::int64_t& most = branches[capture::branch_of(line, i, end)];
+      most = std::max(most, std::min(shared - end, branch.pages));
+      end += branch.pages;
+    }
     s.pages_in_use += pages - shared;
     s.table_width = std::max(s.table_width, pages + 1);
     s.has_new_rows = s.has_new_rows || r.cached_len < r.seq_len();
   }
   s.pages_in_use += s.common_pages;
+  for (const auto& [branch, pages] : branches) s.pages_in_use += pages;
   s.num_pages = line.num_pages != 0 ? line.num_pages : s.pages_in_use + kSparePages;
   return s;
 }
@@ -275,10 +280,17 @@ class Maker {
     PageDealer dealer(s_.num_pages, capture::stream(line_.seed, kPages, 0));
     std::vector<std::int64_t> common(static_cast<std::size_t>(s_.common_pages));
     for (std::int64_t& page : common) page = dealer.next();
+    std::map<capture::Branch, std::int64_t> branches;
     std::int64_t token = 0;
     for (std::int64_t r = 0; r < s_.num_reqs; ++r) {
       const Request& req = request(r);
-      std::vector<std::int64_t> pages(common.begin(), common.begin() + shared_pages(line_, req));
+      const std::int64_t shared = capture::shared_pages(line_, r);
+      std::vector<std::int64_t> pages(common.begin(), common.begin() + std::min(shared, line_.shared_pages));
+      while (static_cast<std::int64_t>(pages.size()) < shared) {
+        const auto [at, is_new] = branches.try_emplace(capture::branch_of(line_, r, static_cast<std::int64_t>(pages.size())), 0);
+        if (is_new) at->second = dealer.next();
+        pages.push_back(at->second);
+      }
       while (static_cast<std::int64_t>(pages.size()) < ceil_div(req.seq_len(), p_.page_size)) pages.push_back(dealer.next());
       const std::int64_t shown = ceil_div(req.cached_len, p_.page_size);
       for (std::int64_t i = 0; i < s_.table_width; ++i) {
@@ -348,8 +360,10 @@ class Maker {
   }
 
   std::uint64_t kv_stream(What what, std::int64_t r, std::int64_t position) const {
-    const bool shared = position < shared_pages(line_, request(r)) * p_.page_size;
-    return capture::stream(line_.seed, what, shared ? kSharedPrefix : static_cast<std::uint64_t>(r));
+    const bool shared = position < capture::shared_pages(line_, r) * p_.page_size;
+    if (!shared) return capture::stream(line_.seed, what, static_cast<std::uint64_t>(r));
+    const capture::Branch branch = capture::branch_of(line_, r, position / p_.page_size);
+    return capture::stream(line_.seed, what, kSharedPrefix - static_cast<std::uint64_t>((branch.level << 32) + branch.group));
   }
 
   /// key / value: rows that the cache does not hold yet.

@@ -269,6 +269,28 @@ Status set_padding(std::string_view key, std::string_view text, ProblemLine& lin
   return {};
 }
 
+constexpr std::size_t kMaxBranches = 16;
+
+/// share: pages { , requests x pages }.
+Status set_share(std::string_view key, std::string_view text, ProblemLine& line) {
+  std::string_view item = text;
+  std::optional<std::string_view> rest = cut_after(item, ',');
+  if (Status s = set_size(key, item, 0, line.shared_pages); !s.ok()) return s;
+  std::int64_t total = line.shared_pages;
+  while (rest) {
+    item = *rest;
+    rest = cut_after(item, ',');
+    const auto pages = cut_after(item, 'x');
+    const auto requests = parse_int(item), count = pages ? parse_int(*pages) : std::nullopt;
+    total += count.value_or(0);
+    if (!requests || !count || *requests < 1 || *requests > kMaxSize || *count < 1 || *count > kMaxSize || total > kMaxSize)
+      return fail(key, text, "pages that all requests share, then requests x pages for further pages of neighbours: 4,8x2,2x1");
+    line.branches.push_back({*requests, *count});
+    if (line.branches.size() > kMaxBranches) return fail(key, text, formatted("at most {} levels of branches", kMaxBranches));
+  }
+  return {};
+}
+
 Status set_seed(std::string_view key, std::string_view text, ProblemLine& line) {
   const auto seed = capture::parse_uint(text);
   if (!seed) return fail(key, text, "an integer in [0, 2^64)");
@@ -310,7 +332,7 @@ constexpr Key kKeys[] = {
     {"pad", false, "", set_padding},
     {"latent", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.latent); }},
     {"pages", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 0, l.num_pages); }},
-    {"share", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 0, l.shared_pages); }},
+    {"share", false, "", set_share},
     {"index", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kIndexTypes, l.index_dtype); }},
     {"data", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kDataKinds, l.data); }},
     {"seed", false, "", set_seed},
@@ -539,7 +561,8 @@ std::string to_string(const ProblemLine& line) {
   std::string text = to_string(line.problem);
   if (line.latent) text += " latent=1";
   if (line.num_pages != 0) text += formatted(" pages={}", line.num_pages);
-  if (line.shared_pages != 0) text += formatted(" share={}", line.shared_pages);
+  if (line.shared_pages != 0 || !line.branches.empty()) text += formatted(" share={}", line.shared_pages);
+  for (const SharedBranch& branch : line.branches) text += formatted(",{}x{}", branch.requests, branch.pages);
   if (line.index_dtype != DType::i32) text += formatted(" index={}", name(line.index_dtype));
   if (line.data != DataKind::normal) text += formatted(" data={}", text_of(line.data, kDataKinds));
   return text + formatted(" seed={}", line.seed);

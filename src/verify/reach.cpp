@@ -81,7 +81,7 @@ void ReachCount::add(const ProblemLine& line) {
                           p.alibi,
                           p.sinks,
                           p.lse,
-                          line.shared_pages > 0,
+                          line.shared_pages > 0 || !line.branches.empty(),
                           uncached,
                           without_rows,
                           non_causal,

@@ -89,6 +89,7 @@ void drop_options(Candidates& list, const ProblemLine& line) {
   add(list, line, [](ProblemLine& l) { l.problem.padding = Padding::refused, l.problem.num_padding_rows = 0; });
   for (const std::int64_t rows : smaller_lengths(line.problem.num_padding_rows, 0))
     add(list, line, [&](ProblemLine& l) { l.problem.num_padding_rows = rows; });
+  add(list, line, [](ProblemLine& l) { l.branches.clear(); });
   add(list, line, [](ProblemLine& l) { l.shared_pages = 0; });
   add(list, line, [](ProblemLine& l) { l.latent = false; });
   add(list, line, [](ProblemLine& l) { remove_own_v(l); });

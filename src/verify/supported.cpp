@@ -178,7 +178,7 @@ std::optional<ProblemLine> Supported::changed(const Entry& entry, bool may_drop_
     if (!scale_) p.softmax_scale.reset();
     p.alibi = p.alibi && alibi_;
     p.sinks = p.sinks && sinks_;
-    if (!shared_) line.shared_pages = 0;
+    if (!shared_) line.shared_pages = 0, line.branches.clear();
     for (Request& r : p.reqs)
       if (!uncached_) r.cached_len = r.seq_len();
   }

@@ -261,6 +261,25 @@ TEST(MakeCasePages, AreShuffledAndSharedOnlyWhereAsked) {
     EXPECT_EQ(index_at(shared.batch.block_table, j), index_at(shared.batch.block_table, 11 + j));
 }
 
+TEST(MakeCase, SharedPagesFormATree) {
+  const Case c = make("q=f32 heads=1 d=1 page=4 reqs=5x1@40 share=2,4x3,2x1");
+  const auto page = [&](std::int64_t r, std::int64_t j) { return index_at(c.batch.block_table, r * 12 + j); };
+  const std::vector<std::vector<std::int64_t>> owners[] = {{{0, 1, 2, 3, 4}}, {{0, 1, 2, 3}, {4}}, {{0, 1}, {2, 3}, {4}}};
+  std::set<std::int64_t> distinct;
+  for (std::int64_t r = 0; r < 5; ++r)
+    for (std::int64_t j = 0; j < 11; ++j) distinct.insert(page(r, j));
+  EXPECT_EQ(distinct.size(), 2u + 2 * 3 + 3 * 1 + 5 * 5);
+  for (std::int64_t j = 0; j < 6; ++j)
+    for (const auto& group : owners[j < 2 ? 0 : j < 5 ? 1 : 2])
+      for (const std::int64_t r : group) EXPECT_EQ(page(r, j), page(group[0], j)) << r << " " << j;
+  EXPECT_NE(page(0, 2), page(4, 2));
+  EXPECT_NE(page(0, 5), page(2, 5));
+  const auto value = [&](std::int64_t r, std::int64_t j) { return static_cast<const float*>(c.cache.v.data)[page(r, j) * 4]; };
+  EXPECT_NE(value(0, 5), value(2, 5));
+  EXPECT_NE(value(0, 1), value(0, 2));
+  EXPECT_TRUE(check(c.batch, c.cache, c.options).ok());
+}
+
 TEST(MakeCaseScales, AreAmaxOverLargestFinite) {
   struct Expectation {
     const char* type;

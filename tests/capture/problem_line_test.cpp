@@ -81,6 +81,8 @@ TEST(ProblemLine, RoundTripsEveryKey) {
   expect_round_trip("q=bf16 kv=f16 heads=1 d=1 page=1 reqs=none alibi=0 sinks=0 lse=0 kscale=none vscale=none index=i32");
   for (const char* pad : {"0", "7", "7:left", "0:zero", "2147483647:zero"})
     expect_round_trip(std::string("q=bf16 heads=1 d=1 page=1 reqs=1@3,2x0 pad=") + pad);
+  expect_round_trip("q=f32 heads=1 d=1 page=4 reqs=8x1@90 share=4,4x2,2x1");
+  expect_round_trip("q=f32 heads=1 d=1 page=4 reqs=8x1@90 share=0,3x2147483647");
   expect_round_trip("q=fp8_e4m3fn qscale=head heads=4:2 d=16 page=8 reqs=3@9 out=bf16");
   expect_round_trip("q=fp8_e4m3fn heads=4:2 d=16 page=8 reqs=3@9 out=fp8_e4m3fn");
   expect_round_trip("q=f16 heads=4:2 d=16 page=8 reqs=3@9 out=fp8_e4m3fn");
@@ -215,6 +217,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{"q=f32 pad=:zero" REST, "pad=\":zero\"", "the number of padding rows"},
         BadLine{"q=f32 padding=4" REST, "unknown key \"padding\"", "did you mean pad=?"},
         BadLine{"q=f32 share=x" REST, "share=\"x\"", "[0, "},
+        BadLine{"q=f32 share=1,2" REST, "share=\"1,2\"", "requests x pages"},
+        BadLine{"q=f32 share=1,0x2" REST, "share=\"1,0x2\"", "requests x pages"},
+        BadLine{"q=f32 share=1,2x0" REST, "share=\"1,2x0\"", "requests x pages"},
+        BadLine{"q=f32 share=1,2x2147483647" REST, "share=\"1,2x2147483647\"", "requests x pages"},
+        BadLine{"q=f32 share=0,1x1,1x1,1x1,1x1,1x1,1x1,1x1,1x1,1x1,1x1,1x1,1x1,1x1,1x1,1x1,1x1,1x1" REST, "share=", "at most 16"},
         BadLine{"q=f32 windw=4" REST, "unknown key \"windw\"", "did you mean window=?"},
         BadLine{"q=f32 block_size=4" REST, "unknown key \"block_size\"", "did you mean page=?"},
         BadLine{"q=f32 KV=f32" REST, "unknown key \"KV\"", "keys: q kv heads"},

@@ -108,6 +108,8 @@ TEST(Commands, Goldens) {
       {"explain_avx512", {"explain", kProblem, "--device", "avx512"}},
       {"explain_forced", {"explain", kProblem, "--device", "scalar", "--kernel", "cpu_avx2"}},
       {"explain_gfx942", {"explain", kProblem, "--device", "gfx942"}},
+      {"explain_shared", {"explain", "q=bf16 heads=32:8 d=128 page=16 reqs=256x1@8703 share=512", "--device", "sm90"}},
+      {"explain_not_shared", {"explain", "q=bf16 heads=32:8 d=128 page=16 reqs=2x1@90 share=5", "--device", "sm90"}},
       {"explain_vllm", {"explain", kProblem, "--as", "vllm"}},
       {"run", {"run", kProblem}},
       {"run_repeat", {"run", kProblem, "--repeat", "3", "--threads", "1", "--batch-invariant"}},

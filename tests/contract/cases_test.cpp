@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "quire/cascade.hpp"
 #include "quire/distributed.hpp"
 
 namespace quire::test {
@@ -611,6 +612,36 @@ void add_shard_cases(Cases& cases) {
                                [slots] { return slots(-1, -1); }));
 }
 
+/// Three requests of 20 keys of context in pages of four, whose first three pages are the same.
+Findings check_runs(std::vector<SharedRun> runs, bool alibi = false) {
+  Problem p;
+  p.page_size = 4;
+  p.alibi = alibi;
+  p.reqs.assign(3, {.query_len = 1, .context_len = 20, .cached_len = 21});
+  const std::vector<std::int32_t> table{7, 8, 9, 1, 1, 1, 7, 8, 9, 2, 2, 2, 7, 8, 9, 3, 3, 3};
+  return check_shared_runs(p, table, 6, runs);
+}
+
+void add_prefix_cases(Cases& cases) {
+  const auto add = [&](std::string rule, std::string message, std::vector<SharedRun> runs, bool alibi = false) {
+    cases.push_back(broken_shard(std::move(rule), std::move(message), [=] { return check_runs(runs, alibi); }));
+  };
+  add("Q-P01", "Q-P01 runs[0]: pages [4, 4), expected at least one of the 6 columns of block_table", {{0, 3, 4, 4}});
+  add("Q-P01", "Q-P01 runs[0]: requests [1, 4), expected at least one of the 3 requests", {{1, 4, 0, 2}});
+  add("Q-P02", "Q-P02 runs[1]: begins at page 1, expected page 2, where the runs before it end for request 0",
+      {{0, 3, 0, 2}, {0, 1, 1, 3}});
+  add("Q-P02", "Q-P02 runs[1]: begins at page 3, expected page 2, where the runs before it end for request 0",
+      {{0, 3, 0, 2}, {0, 1, 3, 4}});
+  add("Q-P03", "Q-P03 block_table[1][3]: page 2, expected page 1, as request 0 of the run", {{0, 2, 0, 4}});
+  add("Q-P03",
+      "Q-P03 runs[0]: ends at page 6, expected at most 5: full, cached pages of request 2 whose every key all of its rows see",
+      {{2, 3, 0, 6}});
+  add("Q-P03",
+      "Q-P03 runs[0]: ends at page 2, expected at most 0: full, cached pages of request 2 whose every key all of its rows see "
+      "without ALiBi",
+      {{2, 3, 0, 2}}, true);
+}
+
 }  // namespace
 
 const std::vector<BrokenCase>& broken_cases() {
@@ -636,6 +667,7 @@ const std::vector<BrokenCase>& broken_cases() {
     add_merge_cases(all);
     add_stack_cases(all);
     add_shard_cases(all);
+    add_prefix_cases(all);
     return all;
   }();
   return cases;

@@ -235,7 +235,9 @@ TEST(Select, NumbersOfThreadsAreBounded) {
 
 /// Masks go to rows that say they take every valid problem; a key_begin alone changes nothing for anybody.
 TEST(Select, TunedGpuKernelsRefuseMasksWithReasons) {
-  const std::pair<const char*, const char*> masks[] = {{"causal=0", "causal is 0, expected 1"},
+  const std::pair<const char*, const char*> masks[] = {{"causal=0 window=20", "causal is 0, expected 1"},
+                                                       {"causal=0 alibi=1", "causal is 0, expected 1"},
+                                                       {"causal=0 wright=3", "causal is 0, expected 1"},
                                                        {"causal=1x1,1x0", "causal is given by request, expected absent"},
                                                        {"qbegin=1x40,1x70", "q_begin is given, expected absent"}};
   const std::pair<const char*, const char*> rows[] = {{"sm90", "cuda_sm90"}, {"sm80", "cuda_mma"}, {"gfx942", "hip_matrix"}};
@@ -251,6 +253,28 @@ TEST(Select, TunedGpuKernelsRefuseMasksWithReasons) {
     }
   const Problem shard = parse("q=bf16 heads=8:2 d=128 page=16 kbegin=64 reqs=1@40,9@20");
   for (const auto& [device, kernel] : rows) EXPECT_EQ(plan(shard, find_device(device).value())->kernel, kernel);
+}
+
+/// Where every row sees every key, prefill of cuda_sm90 serves all rows; plans that may not round weights have cuda_generic's
+/// tiles.
+TEST(Select, Sm90TakesRequestsWhoseRowsSeeAllKeys) {
+  const Device sm90 = find_device("sm90").value();
+  const Problem p = parse("q=bf16 heads=32:8 d=128 page=16 reqs=256:8192,3:64,7:0 causal=0 lse=1");
+  const Plan made = plan(p, sm90).value();
+  EXPECT_EQ(made.kernel, "cuda_sm90");
+  ASSERT_EQ(made.work().lists.size(), 1U);
+  EXPECT_EQ(made.work().lists[0].role, plan_detail::Role::prefill);
+  EXPECT_EQ(made.work().lists[0].min_rows, 0);
+  for (const PlanSettings& settings : {PlanSettings{.batch_invariant = true}, PlanSettings{.exact_weights = true}}) {
+    const Plan exact = plan(p, sm90, settings).value();
+    ASSERT_EQ(exact.work().lists.size(), 1U);
+    EXPECT_EQ(exact.work().lists[0].kernel, "cuda_generic");
+    EXPECT_FALSE(rounds_weights(exact, 256));
+  }
+  const plan_detail::DeviceList instead = made.kernel.row().gpu->instead(made, made.work().lists[0]);
+  EXPECT_EQ(instead.kernel, "cuda_generic") << "where addresses do not suit tensor copies";
+  const Problem packed = parse("q=bf16 kv=fp8_e4m3fn heads=8:2 d=256 page=16 layout=packed reqs=9:64 causal=0");
+  EXPECT_EQ(plan(packed, sm90).value().kernel, "cuda_generic") << "no register is left there";
 }
 
 /// A V of its own head_dim goes to rows that take every valid problem.

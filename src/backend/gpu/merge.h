@@ -46,6 +46,7 @@ QUIRE_DEVICE float load_part(const MergeManyArgs& a, int part, std::int64_t toke
 /// Any number of blocks of kMergeThreads threads.
 QUIRE_DEVICE void merge_many(const MergeManyArgs& a) {
   constexpr int rows_at_once = kMergeThreads / kMergeLanes;
+  constexpr int kDimsAtOnce = 4;  // of a lane: they wait for memory together
   const std::int64_t num_rows = static_cast<std::int64_t>(a.num_tokens) * a.num_heads;
   const int lane = thread_index() % kMergeLanes;
   const std::int64_t step = static_cast<std::int64_t>(num_blocks()) * rows_at_once;
@@ -54,15 +55,24 @@ QUIRE_DEVICE void merge_many(const MergeManyArgs& a) {
     const std::int64_t token = row / a.num_heads, head = row % a.num_heads;
     const auto lse_of = [&](int part) { return a.lses.data[part * a.lse_part + token * a.lses.token + head * a.lses.head]; };
     const semantics::SoftmaxState all = semantics::union_of(a.num_parts, lse_of);
-    for (std::int32_t d = lane; d < a.head_dim; d += kMergeLanes) {
-      float sum = 0.0f;
+    for (std::int32_t first = lane; first < a.head_dim; first += kMergeLanes * kDimsAtOnce) {
+      float sums[kDimsAtOnce] = {};
       for (int part = 0; part < a.num_parts; ++part) {
         const float weight = semantics::union_weight(all, lse_of(part));
-        const float value = weight == 0.0f ? 0.0f : weight * load_part(a, part, token, head, d);
-        sum = part == 0 ? value : sum + value;
+        QUIRE_UNROLL
+        for (int i = 0; i < kDimsAtOnce; ++i) {
+          const std::int32_t d = first + i * kMergeLanes;
+          const float value = weight == 0.0f || d >= a.head_dim ? 0.0f : weight * load_part(a, part, token, head, d);
+          sums[i] = part == 0 ? value : sums[i] + value;
+        }
       }
-      semantics::store(a.out.data, a.out.dtype, a.out.strides.row(0, head, token) + element_of(a.out.strides, d),
-                       sum / a.output_scale.at(0, 1.0f));
+      QUIRE_UNROLL
+      for (int i = 0; i < kDimsAtOnce; ++i) {
+        const std::int32_t d = first + i * kMergeLanes;
+        if (d < a.head_dim)
+          semantics::store(a.out.data, a.out.dtype, a.out.strides.row(0, head, token) + element_of(a.out.strides, d),
+                           sums[i] / a.output_scale.at(0, 1.0f));
+      }
     }
     if (lane == 0 && a.lse.data != nullptr) a.lse.data[token * a.lse.token + head * a.lse.head] = semantics::log_sum_exp(all);
   }

@@ -15,6 +15,12 @@
 namespace quire::plan_detail {
 namespace {
 
+/// Every row sees every key, whatever its position: prefill takes such requests, but from packed 8-bit caches at head_dim 256.
+bool sees_all_keys(const Problem& p) {
+  if (p.layout == CacheLayout::packed && is_fp8(p.kv_dtype) && p.head_dim == 256) return false;
+  return !p.causal && !p.has_causal && !p.has_q_begin && !p.sliding_window && !p.window_right && !p.alibi;
+}
+
 /// Problems that src/backend/cuda/sm90/ reads by tensor copies.
 Reasons sm90_refuses(const Problem& problem, const Device& device) {
   Reasons reasons;
@@ -34,7 +40,7 @@ Reasons sm90_refuses(const Problem& problem, const Device& device) {
   if (device.sm != 90) reasons.push_back(formatted("needs sm90, device {} is not", device.name));
   if (asks_for_wide_rows(problem)) reasons.push_back("out is f32, expected f16, bf16 or fp8_e4m3fn");
   refuse_unequal_dims(problem, reasons);
-  refuse_other_masks(problem, reasons);
+  if (!sees_all_keys(problem)) refuse_other_masks(problem, reasons);
   return reasons;
 }
 
@@ -72,10 +78,10 @@ bool may_be_decode_alone(const Plan& plan, std::int64_t rows) {
 }
 
 /// The list that stands in for one of cuda_sm90, in its room, where tensors do not suit tensor copies: cuda_mma's tiles, or
-/// cuda_generic's for types that cuda_mma has no instance for.
+/// cuda_generic's for types that cuda_mma has no instance for, and for rows that see later keys.
 DeviceList sm90_instead(const Plan& plan, const DeviceList& list) {
   DeviceList other = list;
-  if (!has_mma_instance(plan.problem)) {
+  if (!has_mma_instance(plan.problem) || !plan.problem.causal) {
     other.kernel = rows::cuda_generic;
     other.role = Role::rows;
     other.tile_rows = std::min(list.tile_rows, kGeneric.tile_rows);
@@ -168,10 +174,11 @@ DeviceList prefill_tiles(const Plan& plan) {
   return prefill;
 }
 
-/// Decode rows (a longer request breaks the call), and the rest; all rows are the rest where a group is no decode's.
+/// Decode rows (a longer request breaks the call), and the rest; all rows are the rest where a group is no decode's, or rows see
+/// later keys.
 std::vector<DeviceList> sm90_lists(const Plan& plan) {
   DeviceList decode = decode_tiles(plan);
-  const bool has_decode = plan.problem.group() <= decode.max_rows;
+  const bool has_decode = plan.problem.group() <= decode.max_rows && plan.problem.causal;
   if (has_decode && most_rows(plan) <= decode.max_rows) {
     limit_parts(decode, plan);
     size_decode(decode, plan);
@@ -225,7 +232,7 @@ constexpr GpuTraits kSm90Traits = {.lists = sm90_lists, .instead = sm90_instead,
 constinit const KernelRow rows::cuda_sm90 = {
     .info = {"cuda_sm90", Backend::cuda, 0u,
              "q=f16 or bf16 with kv=q, fp8_e4m3fn or fp8_e5m2, or q=kv=fp8_e4m3fn, out=f16, bf16 or fp8_e4m3fn, d=64, 128, 256, "
-             "group up to 128, page=multiple of 8 (packed: 16), dv=d; sm90",
+             "group up to 128, page=multiple of 8 (packed: 16), dv=d, causal=0 where all keys are seen; sm90",
              "Hopper's TMA and wgmma. Decode: each thread block gets the same number of keys. Prefill: two blocks share each K/V "
              "tile; weights are rounded to 16 bits, as in FlashAttention. 8-bit queries become f16"},
     .refuses = sm90_refuses,

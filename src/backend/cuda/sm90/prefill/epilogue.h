@@ -8,6 +8,7 @@
 #pragma once
 
 #include "backend/cuda/sm90/prefill/exact_rows.h"
+#include "backend/cuda/sm90/prefill/merge_few.h"
 #include "backend/cuda/sm90/prefill/rows.h"
 #include "backend/cuda/sm90/prefill/softmax.h"
 
@@ -300,8 +301,16 @@ struct Epilogue {
   __device__ void finish(tile::Item item) const {
     if (item.slice.num_parts > 1) {
       if (!is_last_part(item)) return;
-      tile::merge_parts<T>(block.a, item, Memory::kConsumerThreads / 32,
-                           [&](int part) { return tile::partial_tile(block.a, item, part); });
+      const auto place = [&](int part) { return tile::partial_tile(block.a, item, part); };
+      constexpr int kWarps = Memory::kConsumerThreads / 32;
+      if constexpr (!Memory::kCodes && !Memory::kPacked) {  // the others have no registers to spare
+        if (item.slice.num_parts <= kFewParts)
+          merge_few_parts<T, kDim>(block.a, item, kWarps, place);
+        else
+          tile::merge_parts<T>(block.a, item, kWarps, place);
+      } else {
+        tile::merge_parts<T>(block.a, item, kWarps, place);
+      }
     } else {
       item.slice.row_begin += block.rank * block.block_rows();
       item.slice.row_end = min(item.slice.row_end, item.slice.row_begin + block.block_rows());

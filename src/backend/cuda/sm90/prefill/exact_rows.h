@@ -82,7 +82,8 @@ __device__ inline void load_query_row(float (&to)[kDim / 32], const gpu::AttendA
 /// Score row `row` of the item against its keys.
 template <typename T, int kDim, bool kCodes, bool kPacked>
 __device__ inline ExactRow<kDim> exact_row(const gpu::AttendArgs& a, const tile::Item& item, int row) {
-  const int head = item.kv_head * a.group + row % a.group, q_pos = item.lengths.context_len + row / a.group;
+  const int head = item.kv_head * a.group + row % a.group;
+  const int q_pos = a.has_masks ? item.lengths.seq_len() - 1 : item.lengths.context_len + row / a.group;
   const semantics::KeyRange seen = semantics::visible_range(q_pos, a.window);
   const int begin = max(static_cast<int>(seen.begin), item.slice.key_begin);
   const int end = min(static_cast<int>(seen.end), item.slice.key_end);

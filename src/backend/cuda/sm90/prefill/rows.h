@@ -41,6 +41,13 @@ struct Block {
   /// Query row of the request to which score row `row` of the tile (0: its first) belongs. A tile has fewer than 256 rows, so
   /// that a product does for the division.
   __device__ int query_row(const Job& job, int row) const { return job.first_query + (row * shared.group_inverse >> 16); }
+  /// Position of that query row, counted from the request's first key. Kernels of packed codes at head_dim 256 have no register
+  /// for least_position: cuda_sm90.cpp gives them no such requests.
+  __device__ int position_of(const Job& job, int row) const {
+    const int position = job.item.lengths.context_len + query_row(job, row);
+    if constexpr (Memory::kPacked && Memory::kCodes && Memory::kDim == 256) return position;
+    return max(position, job.least_position);
+  }
   __device__ Place place_of(const Job& job, int row) const {
     const int query = query_row(job, row);
     return {job.item.lengths.first_token + query, job.item.kv_head * a.group + row - (query - job.first_query) * a.group};

@@ -27,6 +27,8 @@ struct Job {
   int fresh_begin;
   int fresh_tiles;
   int cached_tiles;
+  /// Of masks prefill takes one, in which every row sees every key (cuda_sm90.cpp): then all rows stand at the last key.
+  int least_position;
   int first_query;                ///< query row of the request that the tile's first score row belongs to
   int first_fresh, first_cached;  ///< tiles
   float k_scale;                  ///< of cached keys, times that of an 8-bit query
@@ -46,6 +48,7 @@ __device__ inline Job job_at(const gpu::AttendArgs& a, int index, bool apart) {
   job.item = tile::item_at(a, index);
   const gpu::WorkSlice& slice = job.item.slice;
   job.first_query = slice.row_begin / a.group;
+  job.least_position = a.has_masks ? job.item.lengths.seq_len() - 1 : 0;
   const int cached = job.item.lengths.cached_len;
   job.cached_end = min(slice.key_end, cached);
   job.fresh_begin = max(slice.key_begin, cached);

@@ -26,10 +26,10 @@ struct Scoring {
   __device__ Work work_of(const Job& job) const {
     const gpu::WorkSlice& slice = job.item.slice;
     const auto [first, end] = block.rows_of(slice);
-    const int context = job.item.lengths.context_len, local = first - slice.row_begin;
-    const semantics::KeyRange of_first = semantics::visible_range(context + block.query_row(job, local), block.a.window);
+    const int local = first - slice.row_begin;
+    const semantics::KeyRange of_first = semantics::visible_range(block.position_of(job, local), block.a.window);
     const semantics::KeyRange of_last =
-        semantics::visible_range(context + block.query_row(job, end - 1 - slice.row_begin), block.a.window);
+        semantics::visible_range(block.position_of(job, end - 1 - slice.row_begin), block.a.window);
     const int before = job.first_cached + (job.cached_end - 1) / kKeys;  // tile n holds keys from (before - n) kKeys on
     const int seen_begin = max(slice.key_begin, static_cast<int>(of_last.begin));
     const int seen_end = min(job.cached_end, static_cast<int>(of_first.end));
@@ -38,8 +38,7 @@ struct Scoring {
     w.unmasked_end = before + 1 - (seen_begin + kKeys - 1) / kKeys;
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-      w.row_end[h] =
-          context + block.query_row(job, min(local + Lane::row_in_group() + 8 * h, slice.row_end - 1 - slice.row_begin)) + 1;
+      w.row_end[h] = block.position_of(job, min(local + Lane::row_in_group() + 8 * h, slice.row_end - 1 - slice.row_begin)) + 1;
     return w;
   }
 
