@@ -205,17 +205,35 @@ bool takes_prefill_boxes(const gpu::AttendArgs& a) {
   return takes_boxes(a) && has_box_strides(a.query) && has_box_strides(a.key) && has_box_strides(a.value);
 }
 
-bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
+bool takes_latent_boxes(const gpu::AttendArgs& a) {
+  return encoder() != nullptr && a.num_pages > 0 && !is_packed(a) && tile::has_whole_chunks(a.query, a.head_dim) &&
+         tile::has_whole_chunks(a.cache_k, a.head_dim) && has_box_strides(a.cache_k) && is_box_stride(a.cache_k.strides.page);
+}
+
+namespace {
+
+void set_box_tokens(CacheMaps& maps, const gpu::AttendArgs& a) {
   maps.box_tokens = std::gcd(a.page_size, kTileKeys);
   maps.box_shift = std::countr_zero(static_cast<std::uint32_t>(maps.box_tokens));
   maps.page_boxes = a.page_size / maps.box_tokens;
+}
+bool encode_rows(CUtensorMap& map, const gpu::RowSource& cache, const CacheMaps& maps, const gpu::AttendArgs& a) {
+  const semantics::KvStrides& s = cache.strides;
+  return encode_one(map, cache, a.head_dim,
+                    {{a.page_size, s.token, maps.box_tokens}, {a.num_kv_heads, s.head, 1}, {a.num_pages, s.page, 1}});
+}
+
+}  // namespace
+
+bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
+  set_box_tokens(maps, a);
   if (is_packed(a)) return encode_packed_keys(maps.k, a, maps.box_tokens) && encode_packed_values(maps.v, a, maps.box_tokens);
-  const auto one = [&](CUtensorMap& map, const gpu::RowSource& cache) {
-    const semantics::KvStrides& s = cache.strides;
-    return encode_one(map, cache, a.head_dim,
-                      {{a.page_size, s.token, maps.box_tokens}, {a.num_kv_heads, s.head, 1}, {a.num_pages, s.page, 1}});
-  };
-  return one(maps.k, a.cache_k) && one(maps.v, a.cache_v);
+  return encode_rows(maps.k, a.cache_k, maps, a) && encode_rows(maps.v, a.cache_v, maps, a);
+}
+
+bool encode_latent(CacheMaps& maps, const gpu::AttendArgs& a) {
+  set_box_tokens(maps, a);
+  return encode_rows(maps.k, a.cache_k, maps, a);
 }
 
 /// Boxes of the query hold whole groups; there are none of codes. This step's rows, if there are none, are never asked for.

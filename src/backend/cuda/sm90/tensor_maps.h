@@ -13,8 +13,13 @@ bool takes_boxes(const gpu::AttendArgs& args);
 /// So can everything else that prefill.h reads.
 bool takes_prefill_boxes(const gpu::AttendArgs& args);
 
+/// Keys of a latent cache can be read by boxes, and query rows 16 bytes at a time (mla/).
+bool takes_latent_boxes(const gpu::AttendArgs& args);
+
 /// False if the driver refuses what the functions above accepted.
 bool encode(CacheMaps& maps, const gpu::AttendArgs& args);
 bool encode(PrefillMaps& maps, const gpu::AttendArgs& args);
+/// Sets what mla/ reads: all but the map of values.
+bool encode_latent(CacheMaps& maps, const gpu::AttendArgs& args);
 
 }  // namespace quire::cuda::sm90
