@@ -210,30 +210,35 @@ bool takes_latent_boxes(const gpu::AttendArgs& a) {
          tile::has_whole_chunks(a.cache_k, a.head_dim) && has_box_strides(a.cache_k) && is_box_stride(a.cache_k.strides.page);
 }
 
-namespace {
-
-void set_box_tokens(CacheMaps& maps, const gpu::AttendArgs& a) {
+bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
   maps.box_tokens = std::gcd(a.page_size, kTileKeys);
   maps.box_shift = std::countr_zero(static_cast<std::uint32_t>(maps.box_tokens));
   maps.page_boxes = a.page_size / maps.box_tokens;
-}
-bool encode_rows(CUtensorMap& map, const gpu::RowSource& cache, const CacheMaps& maps, const gpu::AttendArgs& a) {
-  const semantics::KvStrides& s = cache.strides;
-  return encode_one(map, cache, a.head_dim,
-                    {{a.page_size, s.token, maps.box_tokens}, {a.num_kv_heads, s.head, 1}, {a.num_pages, s.page, 1}});
-}
-
-}  // namespace
-
-bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
-  set_box_tokens(maps, a);
   if (is_packed(a)) return encode_packed_keys(maps.k, a, maps.box_tokens) && encode_packed_values(maps.v, a, maps.box_tokens);
-  return encode_rows(maps.k, a.cache_k, maps, a) && encode_rows(maps.v, a.cache_v, maps, a);
+  const auto one = [&](CUtensorMap& map, const gpu::RowSource& cache) {
+    const semantics::KvStrides& s = cache.strides;
+    return encode_one(map, cache, a.head_dim,
+                      {{a.page_size, s.token, maps.box_tokens}, {a.num_kv_heads, s.head, 1}, {a.num_pages, s.page, 1}});
+  };
+  return one(maps.k, a.cache_k) && one(maps.v, a.cache_v);
 }
 
-bool encode_latent(CacheMaps& maps, const gpu::AttendArgs& a) {
-  set_box_tokens(maps, a);
-  return encode_rows(maps.k, a.cache_k, maps, a);
+/// The dims of a row are two dimensions, so that a copy lays boxes of 64 dims one behind the other.
+bool encode(LatentMaps& maps, const gpu::AttendArgs& a, int blocks) {
+  constexpr std::int64_t kBoxDims = 64;
+  maps.box_tokens = std::gcd(a.page_size, kTileKeys);
+  maps.box_shift = std::countr_zero(static_cast<std::uint32_t>(maps.box_tokens));
+  maps.boxes = maps.box_tokens == kTileKeys ? static_cast<std::int32_t>(a.v_head_dim / kBoxDims / 2 / blocks) : 1;
+  const auto side_by_side = [&](CUtensorMap& map, std::int64_t boxes) {
+    const semantics::KvStrides& s = a.cache_k.strides;
+    return encode_extents(map, a.cache_k,
+                          {{kBoxDims, 1, kBoxDims},
+                           {a.page_size, s.token, maps.box_tokens},
+                           {a.head_dim / kBoxDims, kBoxDims, boxes},
+                           {a.num_pages, s.page, 1}},
+                          CU_TENSOR_MAP_SWIZZLE_128B);
+  };
+  return side_by_side(maps.values, maps.boxes) && side_by_side(maps.rope, 1);
 }
 
 /// Boxes of the query hold whole groups; there are none of codes. This step's rows, if there are none, are never asked for.

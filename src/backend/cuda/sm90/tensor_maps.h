@@ -2,7 +2,7 @@
 // Tensor maps: what the Hopper kernels' tensor copies (TMA) take of the caller's tensors, and whether they can.
 #pragma once
 
-#include "backend/cuda/sm90/instance.h"
+#include "backend/cuda/sm90/mla/instance.h"
 
 namespace quire::cuda::sm90 {
 
@@ -19,7 +19,7 @@ bool takes_latent_boxes(const gpu::AttendArgs& args);
 /// False if the driver refuses what the functions above accepted.
 bool encode(CacheMaps& maps, const gpu::AttendArgs& args);
 bool encode(PrefillMaps& maps, const gpu::AttendArgs& args);
-/// Sets what mla/ reads: all but the map of values.
-bool encode_latent(CacheMaps& maps, const gpu::AttendArgs& args);
+/// `blocks` blocks copy a tile together.
+bool encode(LatentMaps& maps, const gpu::AttendArgs& args, int blocks);
 
 }  // namespace quire::cuda::sm90

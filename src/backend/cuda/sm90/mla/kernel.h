@@ -13,51 +13,52 @@
 
 namespace quire::cuda::sm90::mla {
 
-template <typename T, int kGroup>
+template <typename T, int kGroup, bool kPaired>
 __device__ __forceinline__ void consume(const gpu::AttendArgs& a, Shared& shared) {
   Phases phases;
-  Items items{a, shared};
+  Items<kPaired> items{a, shared};
   while (items.advance()) {
     const tile::Item& item = items.item();
-    load_query(a, item, shared);
+    load_query(a, item, shared, Team<kPaired>::rank());
     typename Online<T>::State state;
-    Mainloop<T, kGroup>{a, shared}.fold(state, item, key_span(a, item), phases);
-    Epilogue<T, kGroup>{a, shared}.close(state, item);
+    Mainloop<T, kGroup, kPaired>{a, shared}.fold(state, item, key_span(a, item), phases);
+    Epilogue<T, kGroup, kPaired>{a, shared}.close(state, item);
   }
 }
 
 /// a.head_dim is that of the values: what is common to all kernels knows one length of a row of results.
-template <typename T>
+template <typename T, bool kPaired>
 __global__ void __launch_bounds__(kThreads, 1)
-    attend_mla(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ CacheMaps maps) {
+    attend_mla(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ LatentMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     shared.zero = 0.0f;
-    init_barriers(shared);
+    init_barriers<kPaired>(shared);
     hopper::fence_barrier_init();
   }
-  __syncthreads();
+  Team<kPaired>::sync();
   hopper::wait_for_dependencies();
   gpu::confirm_if_first(a);
   const int group = static_cast<int>(threadIdx.x) / 128, warp = static_cast<int>(threadIdx.x) / 32 % 4;
   if (group == kGroups) {
     hopper::keep_registers<kProducerRegisters>();
     if (warp < kGroups)
-      Producer{a, maps, shared, warp}.run();
+      Producer<kPaired>{a, maps, shared, warp, Team<kPaired>::rank()}.run();
     else if (warp == kDrawingWarp)
-      Items{a, shared}.draw_all();
+      Items<kPaired>{a, shared}.draw_all();
     else
-      for (Items items{a, shared}; items.advance();) {
+      for (Items<kPaired> items{a, shared}; items.advance();) {
       }
   } else if (group == 0) {
     hopper::take_registers<kConsumerRegisters>();
-    consume<T, 0>(a, shared);
+    consume<T, 0, kPaired>(a, shared);
   } else {
     hopper::take_registers<kConsumerRegisters>();
-    consume<T, 1>(a, shared);
+    consume<T, 1, kPaired>(a, shared);
   }
+  if constexpr (kPaired) hopper::sync_cluster();  // the other block copies into this one's memory and arrives at its barriers
 #endif
 }
 

@@ -25,11 +25,12 @@ bool reads(const gpu::AttendArgs& args, const DeviceList&) {
 }
 
 cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, cudaStream_t stream) {
-  CacheMaps maps;
-  if (!encode_latent(maps, args)) return cudaErrorInvalidValue;
+  const bool paired = list.tile_rows > kTuning.tile_rows;
+  LatentMaps maps;
+  if (!encode(maps, args, paired ? kPair : 1)) return cudaErrorInvalidValue;
   gpu::AttendArgs mine = args;
   mine.head_dim = args.v_head_dim;
-  mine.output_pairs = tile::has_output_pairs(mine);
+  mine.output_pairs = tile::has_whole_chunks({args.output, args.output_dtype, args.output_strides}, args.v_head_dim);
   return launch_mla(mine, maps, static_cast<int>(list.num_blocks), stream);
 }
 

@@ -21,7 +21,7 @@ namespace quire::cuda::sm90::mla {
 constexpr int kWeightsReady = 5;
 
 /// T: type of the query and the cache.
-template <typename T, int kGroup>
+template <typename T, int kGroup, bool kPaired>
 struct Mainloop {
   using Softmax = Online<T>;
   using State = typename Softmax::State;
@@ -32,10 +32,7 @@ struct Mainloop {
   const gpu::AttendArgs& a;
   Shared& shared;
 
-  __device__ void free_part(int slot) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) hopper::arrive(&shared.free[slot][kGroup]);
-  }
+  __device__ void free_part(int slot) const { Team<kPaired>::arrive(shared.free[slot][kGroup]); }
   /// Weights stay in their registers up to here: a product that was under way read them.
   __device__ static void hold(const Weights& p) {
 #pragma unroll
@@ -52,7 +49,7 @@ struct Mainloop {
   __device__ bool weigh(Scores& s, Weights& p, State& state, const tile::Item& item, const KeySpan& span, int n,
                         float (&rescale)[2]) const {
     const float factor = a.score.scale * tile::kLog2e;
-    if (!span.is_full(n)) hide_unseen(s, a, item, span, n);
+    if (!span.is_full(n)) hide_unseen(s, a, item, span, n, Team<kPaired>::rank());
     if (!span.is_seen(n)) clear_unseen(shared.keys[kGroup], span, n, kGroup);
     const bool moved = Softmax::move_maxima(state, s, factor, {false, false}, rescale);
     Softmax::exponentiate(s, state, factor);
