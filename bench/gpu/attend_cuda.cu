@@ -91,7 +91,7 @@ __global__ void compare(const void* a, const void* b, DType dtype, std::int64_t 
     const float difference = same_class ? 0.0f : fabsf(x - y);
     atomicMax(out, __float_as_uint(difference == difference ? difference : INFINITY));
     atomicMax(out + 1, __float_as_uint(fabsf(y)));
-    if (!(difference <= bound.absolute + bound.relative * fmaxf(fabsf(x), fabsf(y)))) atomicAdd(out + 2, 1u);
+    if (!same_class && !(difference <= bound.absolute + bound.relative * fmaxf(fabsf(x), fabsf(y)))) atomicAdd(out + 2, 1u);
   }
 }
 __global__ void read_all(const uint4* data, std::int64_t count, unsigned* sink) {

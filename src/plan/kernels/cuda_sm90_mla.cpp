@@ -51,12 +51,6 @@ DeviceList generic_instead(const Plan&, const DeviceList& list) {
   return other;
 }
 
-/// Whether tiles are those of a pair of blocks: it reads half as much from L2, but its second block has the rows from tile_rows
-/// on.
-bool has_pairs(const Plan& plan) {
-  return plan.problem.group() > kMla.tile_rows || plan.bounds.max_query_len * plan.problem.group() > kMla.tile_rows;
-}
-
 /// A block fills a multiprocessor.
 std::vector<DeviceList> mla_lists(const Plan& plan) {
   if (plan.exact_weights || plan.batch_invariant) {
@@ -66,12 +60,10 @@ std::vector<DeviceList> mla_lists(const Plan& plan) {
   }
   DeviceList list;
   list.kernel = rows::cuda_sm90_mla;
-  const std::int64_t blocks = has_pairs(plan) ? 2 : 1;
-  list.tile_rows = kMla.tile_rows * blocks;
+  list.tile_rows = kMla.tile_rows;
   list.tile_keys = kMla.tile_keys;
   list.max_rows = kMaxInt32;
-  list.num_blocks = std::max<std::int64_t>(blocks, plan.num_threads / blocks * blocks);
-  list.target_items = list.num_blocks / blocks;
+  list.num_blocks = list.target_items = plan.num_threads;
   list.rounded_weights = true;
   set_capacities(list, plan, {.lowest_tile_rows = generic_instead(plan, list).tile_rows});
   return {list};

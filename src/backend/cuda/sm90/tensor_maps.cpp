@@ -223,22 +223,12 @@ bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
   return one(maps.k, a.cache_k) && one(maps.v, a.cache_v);
 }
 
-/// The dims of a row are two dimensions, so that a copy lays boxes of 64 dims one behind the other.
-bool encode(LatentMaps& maps, const gpu::AttendArgs& a, int blocks) {
-  constexpr std::int64_t kBoxDims = 64;
-  maps.box_tokens = std::gcd(a.page_size, kTileKeys);
-  maps.box_shift = std::countr_zero(static_cast<std::uint32_t>(maps.box_tokens));
-  maps.boxes = maps.box_tokens == kTileKeys ? static_cast<std::int32_t>(a.v_head_dim / kBoxDims / 2 / blocks) : 1;
-  const auto side_by_side = [&](CUtensorMap& map, std::int64_t boxes) {
-    const semantics::KvStrides& s = a.cache_k.strides;
-    return encode_extents(map, a.cache_k,
-                          {{kBoxDims, 1, kBoxDims},
-                           {a.page_size, s.token, maps.box_tokens},
-                           {a.head_dim / kBoxDims, kBoxDims, boxes},
-                           {a.num_pages, s.page, 1}},
-                          CU_TENSOR_MAP_SWIZZLE_128B);
-  };
-  return side_by_side(maps.values, maps.boxes) && side_by_side(maps.rope, 1);
+bool encode(LatentMap& map, const gpu::AttendArgs& a) {
+  const semantics::KvStrides& s = a.cache_k.strides;
+  map.box_tokens = std::gcd(a.page_size, kTileKeys);
+  map.box_shift = std::countr_zero(static_cast<std::uint32_t>(map.box_tokens));
+  return encode_one(map.keys, a.cache_k, a.head_dim,
+                    {{a.page_size, s.token, map.box_tokens}, {a.num_kv_heads, s.head, 1}, {a.num_pages, s.page, 1}});
 }
 
 /// Boxes of the query hold whole groups; there are none of codes. This step's rows, if there are none, are never asked for.

@@ -12,7 +12,7 @@
 namespace quire::cuda::sm90::mla {
 
 /// T: type of the query and the output.
-template <typename T, int kGroup, bool kPaired>
+template <typename T, int kGroup>
 struct Epilogue {
   using Softmax = Online<T>;
   using State = typename Softmax::State;
@@ -70,11 +70,9 @@ struct Epilogue {
     return {(shared.max[kGroup][row] - Softmax::kShift) * tile::kLn2, shared.sum[0][row] + shared.sum[1][row]};
   }
 
-  __device__ static int rank() { return Team<kPaired>::rank(); }
-  __device__ static BlockRows rows_of(const tile::Item& item) { return rows_of_block(item, rank()); }
-  /// Index among the partial results of the block's first row.
+  /// Index among the partial results of the row that is row 0 of the tile.
   __device__ std::int64_t partial_row(const tile::Item& item) const {
-    return tile::partial_tile(a, item, item.slice.part) * a.work.tile_rows + rank() * kRows;
+    return tile::partial_tile(a, item, item.slice.part) * a.work.tile_rows;
   }
 
   /// `exists`: of the lane's row.
@@ -117,7 +115,7 @@ struct Epilogue {
   __device__ void store_rows(const State& state, const tile::Item& item, bool exists) const {
     tile::OutputRow of_lane{kNowhere, 0.0f};
     if (lane() < 16 && exists)
-      of_lane = tile::finish_row<tile::Output::own>(a, item, rows_of(item).first + row_of_lane(), state_of_lane(), kGroup == 0);
+      of_lane = tile::finish_row<tile::Output::own>(a, item, item.slice.row_begin + row_of_lane(), state_of_lane(), kGroup == 0);
     const float factor[2] = {__shfl_sync(~0u, of_lane.factor, lane() / 4), __shfl_sync(~0u, of_lane.factor, lane() / 4 + 8)};
     stage(state, factor);
     __syncwarp();
@@ -143,24 +141,22 @@ struct Epilogue {
   /// Rows that are computed again, half of them by each warpgroup.
   __device__ void store_exact(const tile::Item& item, std::uint32_t rows) const {
     constexpr std::uint32_t kMine = kGroup == 0 ? 0x5555u : 0xAAAAu;
-    const BlockRows mine = rows_of(item);
-    const std::int64_t first = item.slice.num_parts > 1 ? partial_row(item) - mine.first : 0;
+    const std::int64_t first = item.slice.num_parts > 1 ? partial_row(item) - item.slice.row_begin : 0;
 #pragma unroll 1
     for (rows &= kMine; rows != 0; rows &= rows - 1) {
-      const int row = mine.first + warp() * 16 + __ffs(static_cast<int>(rows)) - 1;
-      if (row < mine.end) store_exact_row<T>(a, item, row, first + row);
+      const int row = item.slice.row_begin + warp() * 16 + __ffs(static_cast<int>(rows)) - 1;
+      if (row < item.slice.row_end) store_exact_row<T>(a, item, row, first + row);
     }
   }
 
   __device__ void close(State& state, const tile::Item& item) const {
     const std::uint32_t again = share_sums(state);
-    const BlockRows mine = rows_of(item);
-    const bool exists = mine.first + row_of_lane() < mine.end && (again >> lane() % 16 & 1) == 0;
+    const bool exists = item.slice.row_begin + row_of_lane() < item.slice.row_end && (again >> lane() % 16 & 1) == 0;
     if (item.slice.num_parts > 1) {
       store_partial(state, item, exists);
     } else {
       store_rows(state, item, exists);
-      if (kGroup == 0 && rank() == 0) tile::count_rows(a, item);
+      if (kGroup == 0) tile::count_rows(a, item);
     }
     __syncwarp();
     if (again != 0) store_exact(item, again);

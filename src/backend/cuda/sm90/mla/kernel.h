@@ -13,52 +13,51 @@
 
 namespace quire::cuda::sm90::mla {
 
-template <typename T, int kGroup, bool kPaired>
+template <typename T, int kGroup>
 __device__ __forceinline__ void consume(const gpu::AttendArgs& a, Shared& shared) {
   Phases phases;
-  Items<kPaired> items{a, shared};
+  Items items{a, shared};
   while (items.advance()) {
     const tile::Item& item = items.item();
-    load_query(a, item, shared, Team<kPaired>::rank());
+    load_query(a, item, shared);
     typename Online<T>::State state;
-    Mainloop<T, kGroup, kPaired>{a, shared}.fold(state, item, key_span(a, item), phases);
-    Epilogue<T, kGroup, kPaired>{a, shared}.close(state, item);
+    Mainloop<T, kGroup>{a, shared}.fold(state, item, key_span(a, item), phases);
+    Epilogue<T, kGroup>{a, shared}.close(state, item);
   }
 }
 
 /// a.head_dim is that of the values: what is common to all kernels knows one length of a row of results.
-template <typename T, bool kPaired>
+template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    attend_mla(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ LatentMaps maps) {
+    attend_mla(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ LatentMap map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     shared.zero = 0.0f;
-    init_barriers<kPaired>(shared);
+    init_barriers(shared);
     hopper::fence_barrier_init();
   }
-  Team<kPaired>::sync();
+  __syncthreads();
   hopper::wait_for_dependencies();
   gpu::confirm_if_first(a);
   const int group = static_cast<int>(threadIdx.x) / 128, warp = static_cast<int>(threadIdx.x) / 32 % 4;
   if (group == kGroups) {
     hopper::keep_registers<kProducerRegisters>();
     if (warp < kGroups)
-      Producer<kPaired>{a, maps, shared, warp, Team<kPaired>::rank()}.run();
+      Producer{a, map, shared, warp}.run();
     else if (warp == kDrawingWarp)
-      Items<kPaired>{a, shared}.draw_all();
+      Items{a, shared}.draw_all();
     else
-      for (Items<kPaired> items{a, shared}; items.advance();) {
+      for (Items items{a, shared}; items.advance();) {
       }
   } else if (group == 0) {
     hopper::take_registers<kConsumerRegisters>();
-    consume<T, 0, kPaired>(a, shared);
+    consume<T, 0>(a, shared);
   } else {
     hopper::take_registers<kConsumerRegisters>();
-    consume<T, 1, kPaired>(a, shared);
+    consume<T, 1>(a, shared);
   }
-  if constexpr (kPaired) hopper::sync_cluster();  // the other block copies into this one's memory and arrives at its barriers
 #endif
 }
 

@@ -25,13 +25,12 @@ bool reads(const gpu::AttendArgs& args, const DeviceList&) {
 }
 
 cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, cudaStream_t stream) {
-  const bool paired = list.tile_rows > kTuning.tile_rows;
-  LatentMaps maps;
-  if (!encode(maps, args, paired ? kPair : 1)) return cudaErrorInvalidValue;
+  LatentMap map;
+  if (!encode(map, args)) return cudaErrorInvalidValue;
   gpu::AttendArgs mine = args;
   mine.head_dim = args.v_head_dim;
   mine.output_pairs = tile::has_whole_chunks({args.output, args.output_dtype, args.output_strides}, args.v_head_dim);
-  return launch_mla(mine, maps, static_cast<int>(list.num_blocks), stream);
+  return launch_mla(mine, map, static_cast<int>(list.num_blocks), stream);
 }
 
 }  // namespace

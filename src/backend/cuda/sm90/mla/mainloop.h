@@ -21,7 +21,7 @@ namespace quire::cuda::sm90::mla {
 constexpr int kWeightsReady = 5;
 
 /// T: type of the query and the cache.
-template <typename T, int kGroup, bool kPaired>
+template <typename T, int kGroup>
 struct Mainloop {
   using Softmax = Online<T>;
   using State = typename Softmax::State;
@@ -32,24 +32,31 @@ struct Mainloop {
   const gpu::AttendArgs& a;
   Shared& shared;
 
-  __device__ void free_part(int slot) const { Team<kPaired>::arrive(shared.free[slot][kGroup]); }
-  /// Weights stay in their registers up to here: a product that was under way read them.
-  __device__ static void hold(const Weights& p) {
+  __device__ void free_box(int slot, int box) const {
+    if (threadIdx.x % 32 == 0) hopper::arrive(&shared.free[slot][box]);
+  }
+  /// Waits for the products with the values in `slot`, and frees each box when it is used up. `p` are their weights: registers
+  /// that products under way read.
+  __device__ void await_values_of(int slot, State& state, const Weights& p) const {
+    hopper::wgmma_wait<3>();
+    free_box(slot, kGroup * kHalfBoxes);
+    hopper::wgmma_wait<2>();
+    free_box(slot, kGroup * kHalfBoxes + 1);
+    hopper::wgmma_wait<1>();
+    free_box(slot, kGroup * kHalfBoxes + 2);
+    hopper::wgmma_wait<0>();
+    free_box(slot, kGroup * kHalfBoxes + 3);
+    hopper::settle(state.out);
 #pragma unroll
     for (const std::uint32_t pair : p) asm volatile("" ::"r"(pair));
   }
-  /// Waits for all products but the last kPending.
-  template <int kPending>
-  __device__ static void await(State& state) {
-    hopper::wgmma_wait<kPending>();
-    hopper::settle(state.out);
-  }
+  static_assert(kHalfBoxes == 4);
 
   /// Scores of tile `n` to weights, given to the other warpgroup. True if accumulators are to be multiplied by `rescale`.
   __device__ bool weigh(Scores& s, Weights& p, State& state, const tile::Item& item, const KeySpan& span, int n,
                         float (&rescale)[2]) const {
     const float factor = a.score.scale * tile::kLog2e;
-    if (!span.is_full(n)) hide_unseen(s, a, item, span, n, Team<kPaired>::rank());
+    if (!span.is_full(n)) hide_unseen(s, a, item, span, n);
     if (!span.is_seen(n)) clear_unseen(shared.keys[kGroup], span, n, kGroup);
     const bool moved = Softmax::move_maxima(state, s, factor, {false, false}, rescale);
     Softmax::exponentiate(s, state, factor);
@@ -79,48 +86,39 @@ struct Mainloop {
       state.sum[h] *= rescale[h];
     }
     take_weights(p, shared, kOther);
+    __syncwarp();
+    free_box(kOther, kWeightBox);
     return __any_sync(~0u, moved);
   }
 
-  /// Scores are begun while the last product of the pair before is under way: it reads the other slot.
   __device__ void fold_even(State& state, const tile::Item& item, const KeySpan& span, Phases& phases) const {
-    Weights q = {};
 #pragma unroll 1
     for (int n = span.first; n < span.end; n += 2) {
       Scores s;
-      Weights p;
+      Weights p, q;
       float rescale[2];
-      start_first_scores<T>(s, shared, 0, phases.of(0));
-      await<1>(state);
-      hold(q);
-      if (n > span.first) free_part(1);
-      start_other_scores<T>(s, shared, 0, phases.of(0));
+      start_scores<T>(s, shared, 0, phases.of(0));
       phases.advance(0);
       hopper::wgmma_wait<0>();
       hopper::settle(s);
       if (weigh(s, p, state, item, span, n, rescale)) Softmax::rescale_out(state, rescale);
       start_values<T>(state, p, shared, 0, kGroup);
-      await<0>(state);
-      hold(p);
-      free_part(0);
+      await_values_of(0, state, p);
       if (n + 1 == span.end) return;
       start_other_values(state, q, phases);
+      await_values_of(1, state, q);
     }
-    await<0>(state);
-    hold(q);
-    free_part(1);
   }
 
-  /// Begins the product of the other warpgroup's weights and the values of its tile.
+  /// Begins the products of the other warpgroup's weights and the values of its tile.
   __device__ void start_other_values(State& state, Weights& p, Phases& phases) const {
     float rescale[2];
-    if (adopt(p, state, rescale)) Softmax::rescale_out(state, rescale);
-    hopper::wait(&shared.full[kOther][kGroup], phases.of(kOther));
+    await_values(shared, kOther, kGroup, phases.of(kOther));
     phases.advance(kOther);
+    if (adopt(p, state, rescale)) Softmax::rescale_out(state, rescale);
     start_values<T>(state, p, shared, kOther, kGroup);
   }
 
-  /// The values of a tile are freed before the scores of the next tile in the same slot are asked for.
   __device__ void fold_odd(State& state, const tile::Item& item, const KeySpan& span, Phases& phases) const {
     int n = span.first;
 #pragma unroll 1
@@ -128,28 +126,21 @@ struct Mainloop {
       Scores s;
       Weights p, q;
       float rescale[2];
-      start_first_scores<T>(s, shared, 1, phases.of(1));
-      start_other_scores<T>(s, shared, 1, phases.of(1));
+      start_scores<T>(s, shared, 1, phases.of(1));
       phases.advance(1);
       hopper::wgmma_wait<0>();
       hopper::settle(s);
       start_other_values(state, q, phases);
       const bool moved = weigh(s, p, state, item, span, n + 1, rescale);
-      await<0>(state);
-      hold(q);
-      free_part(0);
+      await_values_of(0, state, q);
       if (moved) Softmax::rescale_out(state, rescale);
       start_values<T>(state, p, shared, 1, kGroup);
-      await<0>(state);
-      hold(p);
-      free_part(1);
+      await_values_of(1, state, p);
     }
     if (n == span.end) return;
     Weights q;
     start_other_values(state, q, phases);
-    await<0>(state);
-    hold(q);
-    free_part(0);
+    await_values_of(0, state, q);
   }
 
   __device__ __forceinline__ void fold(State& state, const tile::Item& item, const KeySpan& span, Phases& phases) const {

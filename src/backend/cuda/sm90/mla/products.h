@@ -2,7 +2,7 @@
 // The two products of a tile of MLA decode, by wgmma:
 //
 //     S [64 x 64]   = Q [64 x 576] K^T        both from shared memory
-//     O [64 x 256] += P [64 x 64] V           P from registers, V the warpgroup's half of the values
+//     O [64 x 256] += P [64 x 64] V           P from registers, V the warpgroup's half of the values, a box after the other
 //
 // and the way of the weights P from one warpgroup to the other: warp w of both has the same 16 rows.
 #pragma once
@@ -22,39 +22,43 @@ struct HalfTile {
 template <typename T>
 using Online = prefill::Softmax<T, HalfTile>;
 
-/// Boxes [kBegin, kEnd) of the scores of the tile in `slot`, which part `part` completes.
-template <typename T, int kBegin, int kEnd>
-__device__ inline void start_scores(typename Online<T>::Scores& s, Shared& shared, int slot, int part, std::uint32_t parity) {
+/// Scores of the tile in `slot`, as its boxes arrive.
+template <typename T>
+__device__ inline void start_scores(typename Online<T>::Scores& s, Shared& shared, int slot, std::uint32_t parity) {
   const hopper::Matrix rows(shared.query.boxes[0], 8 * kRowBytes), keys(shared.keys[slot].boxes[0], 8 * kRowBytes);
-  hopper::wait(&shared.full[slot][part], parity);
-  hopper::wgmma_begin();
 #pragma unroll
-  for (int box = kBegin; box < kEnd; ++box)
+  for (int box = 0; box < kBoxes; ++box) {
+    hopper::wait(&shared.full[slot][box], parity);
+    hopper::wgmma_begin();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
       hopper::multiply_shared<prefill::is_f16<T>>(s, rows.at(box * kBoxBytes + step * 32), keys.at(box * kBoxBytes + step * 32),
                                                   box + step);
+  }
   hopper::wgmma_commit();
 }
-/// Scores of the dims whose values are warpgroup 0's, and of the others. Box 8 comes last: in slot 1 it is of part 0.
-template <typename T>
-__device__ inline void start_first_scores(typename Online<T>::Scores& s, Shared& shared, int slot, std::uint32_t parity) {
-  start_scores<T, 0, kHalfBoxes>(s, shared, slot, 0, parity);
-}
-template <typename T>
-__device__ inline void start_other_scores(typename Online<T>::Scores& s, Shared& shared, int slot, std::uint32_t parity) {
-  start_scores<T, kHalfBoxes, kBoxes>(s, shared, slot, 1, parity);
-}
 
+/// The warpgroup's half of the values in `slot` is there. The other warpgroup has waited for it; asked again, as copies are seen
+/// by those who ask.
+__device__ inline void await_values(Shared& shared, int slot, int group, std::uint32_t parity) {
+#pragma unroll
+  for (int box = 0; box < kHalfBoxes; ++box) hopper::wait(&shared.full[slot][group * kHalfBoxes + box], parity);
+}
+/// A group of products for each box, so that each can be freed when it is used up.
 template <typename T>
 __device__ inline void start_values(typename Online<T>::State& state, const typename Online<T>::Weights& p, Shared& shared,
                                     int slot, int group) {
-  const hopper::Matrix values(shared.keys[slot].boxes[group * kHalfBoxes], 8 * kRowBytes, kBoxBytes);
+  constexpr int kSums = kBoxDims / 2;  // a thread's of a box
+  const hopper::Matrix values(shared.keys[slot].boxes[group * kHalfBoxes], 8 * kRowBytes);
   hopper::wgmma_begin();
 #pragma unroll
-  for (int step = 0; step < kKeys / 16; ++step)
-    hopper::multiply_registers<prefill::is_f16<T>, 1>(state.out, p + 4 * step, values.at(step * 16 * kRowBytes));
-  hopper::wgmma_commit();
+  for (int box = 0; box < kHalfBoxes; ++box) {
+    auto& out = *reinterpret_cast<float(*)[kSums]>(state.out + box * kSums);
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step)
+      hopper::multiply_registers<prefill::is_f16<T>, 1>(out, p + 4 * step, values.at(box * kBoxBytes + step * 16 * kRowBytes));
+    hopper::wgmma_commit();
+  }
 }
 
 /// Place of the lane's 16 bytes among the weights of the tile in `slot`: row lane % 16 of the warp, keys 8 (lane / 16) on.

@@ -7,9 +7,9 @@
 namespace quire::cuda::sm90::mla {
 
 /// By all consumer threads. Rows that do not exist become zeros.
-__device__ inline void load_query(const gpu::AttendArgs& a, const tile::Item& item, Shared& shared, int rank) {
+__device__ inline void load_query(const gpu::AttendArgs& a, const tile::Item& item, Shared& shared) {
   constexpr int kChunks = kKeyDim / 8, kThreadsOfRow = kConsumerThreads / kRows;
-  const int row = static_cast<int>(threadIdx.x) / kThreadsOfRow, score_row = rows_of_block(item, rank).first + row;
+  const int row = static_cast<int>(threadIdx.x) / kThreadsOfRow, score_row = item.slice.row_begin + row;
   const bool exists = score_row < item.slice.row_end;
   const std::int64_t token = item.lengths.first_token + score_row / a.group, head = item.kv_head * a.group + score_row % a.group;
   const auto* from = static_cast<const std::uint16_t*>(a.query.data) + (exists ? a.query.strides.row(0, head, token) : 0);

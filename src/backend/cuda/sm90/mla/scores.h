@@ -21,10 +21,10 @@ __device__ inline std::uint32_t columns_below(int end) {
 /// -inf for keys of tile `n` that a row does not see.
 template <int kCount>
 __device__ inline void hide_unseen(float (&s)[kCount], const gpu::AttendArgs& a, const tile::Item& item, const KeySpan& span,
-                                   int n, int rank) {
+                                   int n) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = min(rows_of_block(item, rank).first + Lane::row() + 8 * h, item.slice.row_end - 1);
+    const int row = min(item.slice.row_begin + Lane::row() + 8 * h, item.slice.row_end - 1);
     const semantics::KeyRange seen = tile::keys_of_row(a, item.lengths, row);
     const int first = n * kKeys + Lane::column();
     const int begin = max(static_cast<int>(seen.begin), span.seen_begin), end = min(static_cast<int>(seen.end), span.seen_end);
