@@ -28,8 +28,8 @@ Reasons mla_refuses(const Problem& problem, const Device& device) {
         formatted("d is {} and dv {}, expected {} and {}", problem.head_dim, problem.out_dim(), kMla.key_dim, kMla.value_dim));
   if (problem.num_kv_heads != 1) reasons.push_back(formatted("kv heads are {}, expected 1", problem.num_kv_heads));
   if (problem.layout == CacheLayout::packed) reasons.push_back("layout is packed, expected nhd or hnd");
-  if (problem.page_size % kMla.box_tokens != 0)
-    reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, kMla.box_tokens));
+  if (problem.page_size % kMla.copied_tokens != 0)
+    reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, kMla.copied_tokens));
   if (problem.softmax_scale && !(*problem.softmax_scale > 0))
     reasons.push_back(formatted("scale is {}, expected more than 0", *problem.softmax_scale));
   if (problem.logits_soft_cap) reasons.push_back("cap is given, expected absent");

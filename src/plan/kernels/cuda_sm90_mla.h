@@ -13,7 +13,7 @@ struct MlaTuning {
   std::int64_t value_dim = 512;  ///< the latent dims
   std::int64_t tile_rows = 64;
   std::int64_t tile_keys = 64;
-  std::int64_t box_tokens = 8;  ///< tokens of a page that a tensor copy takes, at least
+  std::int64_t copied_tokens = 8;  ///< tokens of a page that a tensor copy takes
 };
 inline constexpr MlaTuning kMla;
 

@@ -19,6 +19,6 @@ bool takes_latent_boxes(const gpu::AttendArgs& args);
 /// False if the driver refuses what the functions above accepted.
 bool encode(CacheMaps& maps, const gpu::AttendArgs& args);
 bool encode(PrefillMaps& maps, const gpu::AttendArgs& args);
-bool encode(LatentMap& map, const gpu::AttendArgs& args);
+bool encode(LatentMaps& maps, const gpu::AttendArgs& args);
 
 }  // namespace quire::cuda::sm90

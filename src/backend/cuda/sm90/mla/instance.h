@@ -6,17 +6,16 @@
 
 namespace quire::cuda::sm90 {
 
-// Score rows of a tile, and dims of a latent row and of its values.
-constexpr int kMlaRows = 64, kMlaKeyDim = 576, kMlaValueDim = 512;
+// Score rows of a tile, dims of a latent row and of its values, and keys of a copy.
+constexpr int kMlaRows = 64, kMlaKeyDim = 576, kMlaValueDim = 512, kMlaPieceKeys = 8;
 
-/// Boxes of a latent cache: 64 dims x box_tokens tokens of a page, swizzled by their rows of 128 bytes.
-struct LatentMap {
-  CUtensorMap keys;
-  std::int32_t box_tokens = 0;  ///< the greatest common divisor of page_size and 64
-  std::int32_t box_shift = 0;   ///< its logarithm
+/// Copies of a latent cache: 8 tokens of a page, of each half of the values or the 64 dims behind them; a piece of 8 tokens x 64
+/// dims after the other, swizzled by their rows of 128 bytes.
+struct LatentMaps {
+  CUtensorMap half, rest;
 };
 
 /// mla/instances.cu: the items of args.work. args.head_dim is that of the values.
-cudaError_t launch_mla(const gpu::AttendArgs& args, const LatentMap& map, int blocks, cudaStream_t stream);
+cudaError_t launch_mla(const gpu::AttendArgs& args, const LatentMaps& maps, int blocks, cudaStream_t stream);
 
 }  // namespace quire::cuda::sm90

@@ -29,7 +29,7 @@ __device__ __forceinline__ void consume(const gpu::AttendArgs& a, Shared& shared
 /// a.head_dim is that of the values: what is common to all kernels knows one length of a row of results.
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    attend_mla(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ LatentMap map) {
+    attend_mla(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ LatentMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (group == kGroups) {
     hopper::keep_registers<kProducerRegisters>();
     if (warp < kGroups)
-      Producer{a, map, shared, warp}.run();
+      Producer{a, maps, shared, warp}.run();
     else if (warp == kDrawingWarp)
       Items{a, shared}.draw_all();
     else

@@ -13,6 +13,7 @@ namespace {
 constexpr plan_detail::MlaTuning kTuning = plan_detail::kMla;
 static_assert(kTuning.key_dim == kMlaKeyDim && kTuning.value_dim == kMlaValueDim);
 static_assert(kTuning.tile_rows == kMlaRows && kTuning.tile_keys == kTileKeys);
+static_assert(kTuning.copied_tokens == kMlaPieceKeys);
 
 /// Row of a token in V begins where its row in K does.
 bool values_are_keys(const gpu::AttendArgs& a) {
@@ -25,12 +26,12 @@ bool reads(const gpu::AttendArgs& args, const DeviceList&) {
 }
 
 cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, cudaStream_t stream) {
-  LatentMap map;
-  if (!encode(map, args)) return cudaErrorInvalidValue;
+  LatentMaps maps;
+  if (!encode(maps, args)) return cudaErrorInvalidValue;
   gpu::AttendArgs mine = args;
   mine.head_dim = args.v_head_dim;
   mine.output_pairs = tile::has_whole_chunks({args.output, args.output_dtype, args.output_strides}, args.v_head_dim);
-  return launch_mla(mine, map, static_cast<int>(list.num_blocks), stream);
+  return launch_mla(mine, maps, static_cast<int>(list.num_blocks), stream);
 }
 
 }  // namespace

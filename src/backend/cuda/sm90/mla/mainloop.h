@@ -32,25 +32,18 @@ struct Mainloop {
   const gpu::AttendArgs& a;
   Shared& shared;
 
-  __device__ void free_box(int slot, int box) const {
-    if (threadIdx.x % 32 == 0) hopper::arrive(&shared.free[slot][box]);
+  __device__ void free_part(int slot, Part part) const {
+    if (threadIdx.x % 32 == 0) hopper::arrive(&shared.free[slot][part]);
   }
-  /// Waits for the products with the values in `slot`, and frees each box when it is used up. `p` are their weights: registers
-  /// that products under way read.
+  /// Waits for the products with the values in `slot`, and frees them. `p` are their weights: registers that products under way
+  /// read.
   __device__ void await_values_of(int slot, State& state, const Weights& p) const {
-    hopper::wgmma_wait<3>();
-    free_box(slot, kGroup * kHalfBoxes);
-    hopper::wgmma_wait<2>();
-    free_box(slot, kGroup * kHalfBoxes + 1);
-    hopper::wgmma_wait<1>();
-    free_box(slot, kGroup * kHalfBoxes + 2);
     hopper::wgmma_wait<0>();
-    free_box(slot, kGroup * kHalfBoxes + 3);
+    free_part(slot, static_cast<Part>(kGroup));
     hopper::settle(state.out);
 #pragma unroll
     for (const std::uint32_t pair : p) asm volatile("" ::"r"(pair));
   }
-  static_assert(kHalfBoxes == 4);
 
   /// Scores of tile `n` to weights, given to the other warpgroup. True if accumulators are to be multiplied by `rescale`.
   __device__ bool weigh(Scores& s, Weights& p, State& state, const tile::Item& item, const KeySpan& span, int n,
@@ -87,7 +80,7 @@ struct Mainloop {
     }
     take_weights(p, shared, kOther);
     __syncwarp();
-    free_box(kOther, kWeightBox);
+    free_part(kOther, kRest);
     return __any_sync(~0u, moved);
   }
 
@@ -113,7 +106,7 @@ struct Mainloop {
   /// Begins the products of the other warpgroup's weights and the values of its tile.
   __device__ void start_other_values(State& state, Weights& p, Phases& phases) const {
     float rescale[2];
-    await_values(shared, kOther, kGroup, phases.of(kOther));
+    hopper::wait(&shared.full[kOther][kGroup], phases.of(kOther));  // copies are seen by those who ask
     phases.advance(kOther);
     if (adopt(p, state, rescale)) Softmax::rescale_out(state, rescale);
     start_values<T>(state, p, shared, kOther, kGroup);

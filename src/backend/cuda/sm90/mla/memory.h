@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared memory, registers and threads of an MLA block, and the items that it takes.
 //
-// A tile of keys is nine boxes of 64 keys x 64 dims, rows of 128 bytes swizzled by 128 bytes. Values are its first eight boxes.
-// The ninth box (RoPE) is no value: once the scores are there, it holds the tile's weights.
+// A tile of keys lies in pieces of 8 keys x 64 dims, 1 KiB each, rows of 128 bytes swizzled by 128 bytes: nine pieces have the
+// dims of 8 keys. Values are the first eight of the nine. The ninth (RoPE) is no value: once the scores are there, it holds the
+// weights.
 #pragma once
 
 #include "backend/cuda/sm90/hopper.h"
@@ -13,8 +14,10 @@ namespace quire::cuda::sm90::mla {
 
 constexpr int kRows = kMlaRows;  ///< score rows of a tile
 constexpr int kKeys = kTileKeys, kKeyDim = kMlaKeyDim, kValueDim = kMlaValueDim;
-constexpr int kRowBytes = 128, kBoxDims = 64, kBoxBytes = kKeys * kRowBytes;
+constexpr int kRowBytes = 128, kBoxDims = 64, kBoxBytes = kRows * kRowBytes;
 constexpr int kBoxes = kKeyDim / kBoxDims, kValueBoxes = kValueDim / kBoxDims;
+constexpr int kPieceKeys = kMlaPieceKeys, kPieces = kKeys / kPieceKeys, kPieceBytes = kPieceKeys * kRowBytes;
+constexpr int kStrideBytes = kBoxes * kPieceBytes;                                 ///< from 8 keys to the next
 constexpr int kWeightBox = kValueBoxes;                                            ///< the box that weights replace
 constexpr int kGroups = 2;                                                         ///< warpgroups that multiply
 constexpr int kHalfDim = kValueDim / kGroups, kHalfBoxes = kValueBoxes / kGroups;  ///< of values, a warpgroup's
@@ -26,18 +29,24 @@ constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(kProducerRegisters + kGroups * kConsumerRegisters <= 3 * 168);
 static_assert(kRows == kKeys && kBoxes == kValueBoxes + 1);
 
-struct Tile {
+struct Query {
   Byte boxes[kBoxes][kBoxBytes];
 };
+struct Tile {
+  Byte pieces[kPieces][kBoxes][kPieceBytes];
+};
 
-/// Slot g holds the tiles for which warpgroup g computes scores: every second tile of an item. A warpgroup frees the boxes of its
-/// half of the values in both slots, and the other one's weights.
+/// What of a tile is copied, waited for and freed at a time: the values of either warpgroup, and the rest.
+enum Part { kFirstHalf, kSecondHalf, kRest, kParts };
+
+/// Slot g holds the tiles for which warpgroup g computes scores: every second tile of an item. A warpgroup frees its half of the
+/// values in both slots, and the other one's weights.
 struct Shared {
-  alignas(1024) Tile query;
+  alignas(1024) Query query;
   Tile keys[kGroups];
   float max[kGroups][kRows];  ///< base 2, after a tile of that warpgroup
   float sum[kGroups][kRows];
-  hopper::Barrier full[kGroups][kBoxes], free[kGroups][kBoxes];  ///< by slot and box
+  hopper::Barrier full[kGroups][kParts], free[kGroups][kParts];  ///< by slot
   tile::Item items[2];
   bool more[2];
   std::uint32_t not_finite[kGroups][4];  ///< by warp: bit r is row r of its 16
@@ -47,9 +56,9 @@ static_assert(sizeof(Shared) <= 227 * 1024);
 
 __device__ inline void init_barriers(Shared& shared) {
   for (int slot = 0; slot < kGroups; ++slot)
-    for (int box = 0; box < kBoxes; ++box) {
-      hopper::init_barrier(&shared.full[slot][box], 1);
-      hopper::init_barrier(&shared.free[slot][box], 4);  // a warp each
+    for (int part = 0; part < kParts; ++part) {
+      hopper::init_barrier(&shared.full[slot][part], 1);
+      hopper::init_barrier(&shared.free[slot][part], 4);  // a warp each
     }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer warps of MLA decode: each copies the boxes that one warpgroup frees, by tensor copies (TMA).
+// The producer warps of MLA decode: each copies the parts of tiles that one warpgroup frees, by tensor copies (TMA) of 8 keys.
 //
-// Memory for a tile becomes free shortly before the tile is needed. So boxes are freed, copied and waited for one by one, and all
-// that a copy takes is known before its memory is free.
+// 8 keys are neighbours in memory, and a copy takes 512 bytes of each: DRAM delivers pieces of 128 bytes, 1152 apart, slower.
+// Memory for a tile becomes free shortly before the tile is needed, so all that a copy takes is known before its memory is free.
 #pragma once
 
 #include "backend/cuda/sm90/mla/memory.h"
@@ -11,23 +11,22 @@ namespace quire::cuda::sm90::mla {
 
 struct Producer {
   const gpu::AttendArgs& a;
-  const LatentMap& map;
+  const LatentMaps& maps;
   Shared& shared;
-  const int group;  ///< that frees the warp's boxes
+  const int group;  ///< that frees the warp's parts
 
-  /// Tokens that this lane copies of each box of a tile: a part of a page.
+  /// The 8 tokens of a tile that this lane copies, if it is one of the first 8.
   struct Tokens {
-    int row, token, page;  ///< first row of the tile; of the cache
-    std::uint32_t bytes;   ///< of a box, all lanes
-    bool mine;             ///< there are such tokens, and a row sees one of them
+    int token, page;      ///< of the cache
+    std::uint32_t count;  ///< of all lanes
+    bool mine;            ///< a row sees one of them
   };
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ int position_of_lane(int n) const { return n * kKeys + (lane() << map.box_shift); }
-  /// Whether the lane has tokens of a tile, and some row sees one of them.
-  __device__ bool is_mine(const KeySpan& span, int n) const {
+  __device__ static int position_of_lane(int n) { return n * kKeys + lane() * kPieceKeys; }
+  __device__ static bool is_mine(const KeySpan& span, int n) {
     const int position = position_of_lane(n);
-    return lane() < kKeys >> map.box_shift && position < span.seen_end && position + map.box_tokens > span.seen_begin;
+    return lane() < kPieces && position < span.seen_end && position + kPieceKeys > span.seen_begin;
   }
   /// The lane's page of tile `n`, as the table has it.
   __device__ std::int64_t look_up(const tile::Item& item, const KeySpan& span, int n) const {
@@ -36,18 +35,18 @@ struct Producer {
   /// A page outside the tensor gives zeros.
   __device__ Tokens tokens_of(const KeySpan& span, int n, std::int64_t page) const {
     const bool mine = is_mine(span, n);
-    const std::uint32_t bytes = static_cast<std::uint32_t>(__popc(__ballot_sync(~0u, mine)) << map.box_shift) * kRowBytes;
-    return {lane() << map.box_shift, position_of_lane(n) % a.page_size,
-            page < 0 || page >= a.num_pages ? -1 : static_cast<int>(page), bytes, mine};
+    const std::uint32_t count = __popc(__ballot_sync(~0u, mine)) * kPieceKeys;
+    return {position_of_lane(n) % a.page_size, page < 0 || page >= a.num_pages ? -1 : static_cast<int>(page), count, mine};
   }
 
-  __device__ void copy_box(const Tokens& tokens, int slot, int box, std::uint32_t parity) const {
-    hopper::wait(&shared.free[slot][box], parity ^ 1);
-    if (lane() == 0) hopper::arrive_and_expect(&shared.full[slot][box], tokens.bytes);
+  /// `boxes` boxes of 64 dims, from `box` on.
+  __device__ void copy_part(const Tokens& tokens, int slot, Part part, const CUtensorMap* map, int box, int boxes,
+                            std::uint32_t parity) const {
+    hopper::Barrier& full = shared.full[slot][part];
+    hopper::wait(&shared.free[slot][part], parity ^ 1);
+    if (lane() == 0) hopper::arrive_and_expect(&full, tokens.count * static_cast<std::uint32_t>(boxes * kRowBytes));
     __syncwarp();
-    if (tokens.mine)
-      hopper::copy_box_once(shared.keys[slot].boxes[box] + tokens.row * kRowBytes, &map.keys, &shared.full[slot][box],
-                            box * kBoxDims, tokens.token, 0, tokens.page);
+    if (tokens.mine) hopper::copy_box_once(shared.keys[slot].pieces[lane()][box], map, &full, 0, tokens.token, box, tokens.page);
     __syncwarp();
   }
 
@@ -64,9 +63,9 @@ struct Producer {
 #pragma unroll 1
       for (int n = span.first; n < span.end; ++n) {
         const int slot = (n - span.first) % 2;
-        if (slot != group) copy_box(tokens, slot, kWeightBox, phases.of(slot));
-#pragma unroll 1
-        for (int i = 0; i < kHalfBoxes; ++i) copy_box(tokens, slot, group * kHalfBoxes + i, phases.of(slot));
+        const std::uint32_t parity = phases.of(slot);
+        if (slot != group) copy_part(tokens, slot, kRest, &maps.rest, kWeightBox, 1, parity);
+        copy_part(tokens, slot, static_cast<Part>(group), &maps.half, group * kHalfBoxes, kHalfBoxes, parity);
         phases.advance(slot);
         tokens = tokens_of(span, n + 1, page);
         page = look_up(item, span, n + 2);

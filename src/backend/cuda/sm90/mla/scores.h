@@ -43,7 +43,7 @@ __device__ inline void clear_unseen(Tile& tile, const KeySpan& span, int n, int 
     if (position >= span.seen_begin && position < span.seen_end) continue;
 #pragma unroll
     for (int box = 0; box < kValueBoxes; ++box)
-      *reinterpret_cast<uint4*>(tile.boxes[box] + key * kRowBytes + i % 8 * 16) = uint4{};
+      *reinterpret_cast<uint4*>(tile.pieces[key / 8][box] + key % 8 * kRowBytes + i % 8 * 16) = uint4{};
   }
   hopper::fence_shared();
   hopper::sync_at(3 + group, 128);
