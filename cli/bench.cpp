@@ -11,7 +11,6 @@
 
 #include "commands.h"
 #include "commit.h"
-#include "html.h"
 #include "progress.h"
 #include "quire/plan.hpp"
 #include "quire/report.hpp"

@@ -8,7 +8,6 @@
 #include <stdexcept>
 
 #include "commands.h"
-#include "completions.h"
 #include "quire/plan.hpp"
 #include "suggest.h"
 #include "text/formatted.h"

@@ -12,6 +12,10 @@
 #include "quire/verify.hpp"
 #include "report.h"
 
+namespace CLI {
+class App;
+}
+
 namespace quire::cli {
 
 struct CheckArgs {
@@ -123,5 +127,8 @@ Report run_rules(const std::string& id, const Terminal& terminal);
 
 /// Findings as JSON (schema in cli.md).
 Json findings_json(const Findings& findings);
+
+/// The script of bash, zsh or fish, made from the commands and options of `app`.
+Report print_completions(const CLI::App& app, const std::string& shell);
 
 }  // namespace quire::cli

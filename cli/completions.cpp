@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Completion scripts are made from the parser itself, so that no option can be missing from them.
-#include "completions.h"
+#include "commands.h"
 
 #include "text/formatted.h"
 

@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "commands.h"
-#include "html.h"
 #include "progress.h"
 #include "quire/report.hpp"
 #include "report/json/json.h"

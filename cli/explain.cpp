@@ -4,6 +4,7 @@
 
 #include "commands.h"
 #include "quire/plan.hpp"
+#include "quire/predict.hpp"
 #include "suggest.h"
 #include "text/formatted.h"
 
@@ -25,11 +26,10 @@ Json prediction_json(const Plan& plan) {
   const Prediction p = predict(plan);
   if (p.seconds <= 0) return nullptr;
   Json lists = Json::array();
-  for (std::size_t i = 0; i < p.lists.size(); ++i) {
-    const ListPrediction& l = p.lists[i];
+  for (const ListPrediction& l : p.lists)
     lists.push_back({{"served_by", l.served_by},
-                     {"tile_rows", plan.lists[i].tile_rows},
-                     {"tile_keys", plan.lists[i].tile_keys},
+                     {"tile_rows", l.tile_rows},
+                     {"tile_keys", l.tile_keys},
                      {"units", l.units},
                      {"items", l.items},
                      {"busiest_items", l.busiest_items},
@@ -40,7 +40,6 @@ Json prediction_json(const Plan& plan) {
                      {"tile_us", l.tile_seconds * 1e6},
                      {"item_us", l.item_seconds * 1e6},
                      {"us", l.seconds * 1e6}});
-  }
   return {{"device", p.device},
           {"us", p.seconds * 1e6},
           {"call_us", p.call_seconds * 1e6},

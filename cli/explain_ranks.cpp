@@ -2,6 +2,7 @@
 // quire explain --ranks: how long several GPUs would take, from what one was measured to take.
 #include "commands.h"
 #include "quire/plan.hpp"
+#include "quire/predict.hpp"
 #include "quire/rank_prediction.hpp"
 #include "suggest.h"
 #include "text/formatted.h"

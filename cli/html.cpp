@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes beside the target and renames, so that a full disk leaves no half page.
-#include "html.h"
+#include "report.h"
 
 #include <cerrno>
 #include <cstdio>

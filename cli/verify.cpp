@@ -7,7 +7,6 @@
 
 #include "command_line.h"
 #include "commands.h"
-#include "html.h"
 #include "progress.h"
 #include "quire/plan.hpp"
 #include "quire/report.hpp"

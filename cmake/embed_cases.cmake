@@ -24,7 +24,7 @@ endforeach()
 file(WRITE ${OUTPUT} "// Made by cmake/embed_cases.cmake from bench/cases.
 #include \"bench/workloads.h\"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 
 std::span<const WorkloadFile> workload_files() noexcept {
   static constexpr WorkloadFile kFiles[] = {
@@ -32,5 +32,5 @@ ${rows}  };
   return kFiles;
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail
 ")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Who may include whom (docs/design.md, "Who may include whom"), and that every source file names its licence. Prints every
-forbidden include and every file without a licence line, and fails if there is one.
+"""Who may include whom (docs/design.md, "Who may include whom"), that namespaces are named after folders, and that every source
+file names its licence. Prints every violation, and fails if there is one.
 
 usage: check_layers.py              check the repository
        check_layers.py --self-test  plant one violation of every kind in a scratch tree and demand that each is reported
@@ -39,7 +39,7 @@ ALLOWED = {
     "src/batch/": PUBLIC + SEMANTICS,
     "src/device/": PUBLIC + TEXT,
     "src/contract/": PUBLIC + SEMANTICS + ["src/device/"],
-    "src/cache/": PUBLIC + SEMANTICS,
+    "src/pool/": PUBLIC + SEMANTICS,
     "src/plan/": PUBLIC + SEMANTICS + ["src/device/"],
     "src/attention/": PUBLIC + TEXT + ["src/contract/values.h", "src/device/", *(f"src/backend/{name}/entry.h" for name in ("cpu", "gpu", "cuda", "hip"))],
     "src/distributed/": PUBLIC + TEXT,
@@ -119,6 +119,52 @@ def violations(root: Path) -> "list[str]":
                     line = source.count("\n", 0, match.start(1) if match.group(1) else match.start(2)) + 1
                     found.append(f"{file.relative_to(root).as_posix()}:{line}: {reason}")
     return found
+
+
+NAMESPACE = re.compile(r"^namespace (quire(?:::\w+)+) \{", re.MULTILINE)
+# A backend implements these namespaces of other folders: src/device's interface, and the names of the SIMT stand-in's builtins.
+IMPLEMENTED = {"quire::device": "src/backend/", "quire::simt": "src/backend/", "quire::gpu::matrix": "src/backend/hip/"}
+
+
+def namespaces_of(file: str) -> "set[str]":
+    """Namespaces that a file of src/ may open: quire::<folder>::<subfolder>... or a part of that from the left, and one named after
+    the file. A folder whose name is also a public function (`plan`, `verify`) has `<folder>_detail`."""
+    path = file.removeprefix("src/backend/").removeprefix("src/")
+    *folders, stem = Path(path).with_suffix("").parts
+    names = {"quire"}
+    for suffix in ("", "_detail"):
+        for depth in range(1, len(folders) + 1):
+            names.add("::".join(["quire", folders[0] + suffix, *folders[1:depth]]))
+    names.add("::".join(["quire", *folders, stem]))
+    return names | {name for name, prefix in IMPLEMENTED.items() if file.startswith(prefix)}
+
+
+def misnamed(root: Path) -> "list[str]":
+    found = []
+    for file in sorted((root / "src").rglob("*")):
+        if file.suffix not in SUFFIXES or not file.is_file():
+            continue
+        name = file.relative_to(root).as_posix()
+        source = file.read_text(encoding="utf-8")
+        for match in NAMESPACE.finditer(source):
+            if match.group(1) not in namespaces_of(name):
+                found.append(f"{name}:{source.count(chr(10), 0, match.start()) + 1}: opens {match.group(1)}, which is not named after the folder")
+    return found
+
+
+def misnamed_self_test() -> "list[str]":
+    """Returns namespaces that were wrongly judged."""
+    wrong = {"src/plan/a.h": "quire::planning", "src/backend/cuda/sm90/b.h": "quire::cuda::mma", "src/verify/c.h": "quire::conformance",
+             "src/contract/d.h": "quire::device"}
+    right = {"src/plan/kernels/e.h": "quire::plan_detail", "src/backend/cuda/sm90/f.h": "quire::cuda::sm90", "src/faults/g.h": "quire::faults_detail",
+             "src/backend/cuda/ptx.h": "quire::cuda::ptx", "src/backend/hip/h.h": "quire::device"}
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch).resolve()
+        for name, namespace in {**wrong, **right}.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(f"namespace {namespace} {{\n}}\n", encoding="utf-8")
+        reported = {line.split(":")[0] for line in misnamed(root)}
+    return [f"namespace: wrongly judged: {name}" for name in sorted(reported ^ set(wrong))]
 
 
 def needs_licence(file: Path) -> bool:
@@ -205,7 +251,7 @@ def self_test() -> "list[str]":
 
 def main() -> int:
     testing = "--self-test" in sys.argv
-    problems = self_test() + unlicensed_self_test() if testing else violations(ROOT) + unlicensed(ROOT)
+    problems = self_test() + misnamed_self_test() + unlicensed_self_test() if testing else violations(ROOT) + misnamed(ROOT) + unlicensed(ROOT)
     print("\n".join(problems) or "ok")
     return 1 if problems else 0
 

@@ -17,8 +17,8 @@
 #include <ctime>
 #include <random>
 
-#include "backend/cuda/sm90/hopper.h"
-#include "backend/cuda/sm90/wgmma_narrow.h"
+#include "backend/cuda/hopper/instructions.h"
+#include "backend/cuda/hopper/wgmma_narrow.h"
 
 namespace {
 

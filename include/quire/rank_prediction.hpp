@@ -6,6 +6,7 @@
 #include <string>
 
 #include "quire/plan.hpp"
+#include "quire/predict.hpp"
 #include "quire/problem.hpp"
 #include "quire/status.hpp"
 

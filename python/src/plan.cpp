@@ -11,6 +11,7 @@
 #include "case.hpp"
 #include "errors.hpp"
 #include "executor.hpp"
+#include "quire/predict.hpp"
 #include "types.hpp"
 
 namespace quire_python {

@@ -15,7 +15,7 @@
 namespace quire {
 namespace {
 
-using benchmark::Entry;
+using bench_detail::Entry;
 
 /// Thread counts of the variants, each once, ascending.
 std::vector<int> thread_counts(const std::vector<BenchVariant>& variants) {
@@ -29,7 +29,7 @@ std::vector<int> thread_counts(const std::vector<BenchVariant>& variants) {
 Result<std::vector<Entry>> entries_of(std::span<const BenchInput> inputs, std::int64_t l3_bytes, std::int64_t cold) {
   std::vector<Entry> entries;
   for (const BenchInput& input : inputs) {
-    Result<Entry> entry = benchmark::entry_of(input, l3_bytes, cold);
+    Result<Entry> entry = bench_detail::entry_of(input, l3_bytes, cold);
     if (!entry.ok()) return entry.status();
     entries.push_back(std::move(entry).value());
   }
@@ -43,7 +43,7 @@ class CeilingRun {
       : counts_(std::move(counts)), memory_(room_for(cold)) {
     std::vector<std::int64_t> sets;
     for (const Entry& entry : entries) sets.push_back(entry.working_set());
-    rungs_ = benchmark::rungs_for(sets, memory_.size());
+    rungs_ = bench_detail::rungs_for(sets, memory_.size());
     if (memory_.data() != nullptr)
       std::memset(memory_.data(), 1, static_cast<std::size_t>(memory_.size()));  // else all zero page
   }
@@ -51,22 +51,22 @@ class CeilingRun {
 
   std::vector<Ceilings> measure() const {
     std::vector<Ceilings> all;
-    for (const int threads : counts_) all.push_back(benchmark::measure_ceilings(threads, rungs_, memory_));
+    for (const int threads : counts_) all.push_back(bench_detail::measure_ceilings(threads, rungs_, memory_));
     return all;
   }
 
  private:
-  static std::int64_t room_for(std::int64_t cold) { return std::min(cold, benchmark::available_memory() / 4); }
+  static std::int64_t room_for(std::int64_t cold) { return std::min(cold, bench_detail::available_memory() / 4); }
 
   std::vector<int> counts_;
-  benchmark::Memory memory_;
+  bench_detail::Memory memory_;
   std::vector<std::int64_t> rungs_;
 };
 
 Result<BenchReport> run(std::span<const BenchInput> inputs, const BenchOptions& options) {
   BenchReport report;
   report.machine = bench_machine();
-  const std::int64_t cold = benchmark::cold_bytes(report.machine);
+  const std::int64_t cold = bench_detail::cold_bytes(report.machine);
   const Result<std::vector<Entry>> entries = entries_of(inputs, report.machine.l3_bytes, cold);
   if (!entries.ok()) return entries.status();
   bool stopped = false;
@@ -74,24 +74,24 @@ Result<BenchReport> run(std::span<const BenchInput> inputs, const BenchOptions& 
     stopped = stopped || (options.progress && !options.progress(what));
     return !stopped;
   };
-  const std::vector<BenchVariant> variants = benchmark::variants_of(options, report.machine.cores);
+  const std::vector<BenchVariant> variants = bench_detail::variants_of(options, report.machine.cores);
   (void)say("measuring the machine's ceilings");
   const CeilingRun ceilings(thread_counts(variants), entries.value(), cold);
   if (!ceilings.ok()) return Status(Code::out_of_memory, "bench: not enough memory to measure the machine's ceilings");
   const std::vector<Ceilings> at_start = ceilings.measure();
   for (std::size_t i = 0; i < entries->size() && !stopped; ++i) {
     const std::string place = formatted("case {} of {}", i + 1, entries->size());
-    Result<BenchCaseResult> result = benchmark::run_case(
+    Result<BenchCaseResult> result = bench_detail::run_case(
         entries.value()[i], variants, options, [&](const std::string& what) { return say(formatted("{}: {}", place, what)); });
     if (!result.ok()) return result.status();
     if (!stopped) report.cases.push_back(std::move(result).value());
   }
   (void)say("measuring the machine's ceilings again");
   const std::vector<Ceilings> at_end = ceilings.measure();
-  for (std::size_t i = 0; i < at_start.size(); ++i) report.ceilings.push_back(benchmark::better_of(at_start[i], at_end[i]));
+  for (std::size_t i = 0; i < at_start.size(); ++i) report.ceilings.push_back(bench_detail::better_of(at_start[i], at_end[i]));
   for (std::size_t i = 0; i < report.cases.size(); ++i)
-    benchmark::finish(report.cases[i], entries.value()[i].problem, report.ceilings);
-  benchmark::conclude(report, options);
+    bench_detail::finish(report.cases[i], entries.value()[i].problem, report.ceilings);
+  bench_detail::conclude(report, options);
   return report;
 }
 
@@ -104,7 +104,7 @@ Result<BenchReport> bench(std::span<const BenchInput> inputs, const BenchOptions
       return Status(Code::invalid_argument, formatted("bench: {} threads: expected 1 to {}", threads, kMaxThreads));
   const bool on_host = options.device.empty() || options.device == name(Backend::cpu);
   try {
-    if (!on_host) return benchmark::run_on_device(inputs, options);
+    if (!on_host) return bench_detail::run_on_device(inputs, options);
     return run(inputs, options);
   } catch (const std::bad_alloc&) {
     return Status(Code::out_of_memory, "bench: not enough memory");

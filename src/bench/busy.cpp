@@ -2,13 +2,13 @@
 // Limits on what a calm machine shows (2 cores of a shared Xeon, 2026-11: calm runs have 0 to 5 % of calls disturbed, 1 to 8 %
 // drift and hops of 54 ns; busy ones 60 %, 57 % and 6178 ns). Too strict a limit calls a usable run busy; too loose a one lets
 // SLOW be said of noise.
-#include "bench/busy.h"
+#include "bench/driver.h"
 
 #include <algorithm>
 
 #include "text/formatted.h"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 constexpr double kMostDisturbed = 0.25;  // of the calls of a result
@@ -45,4 +45,4 @@ std::string busy_text(const std::vector<Ceilings>& ceilings, const std::vector<B
   return busy_text(most);
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

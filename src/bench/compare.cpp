@@ -7,7 +7,7 @@
 #include <new>
 #include <tuple>
 
-#include "bench/busy.h"
+#include "bench/driver.h"
 #include "quire/report.hpp"
 #include "text/formatted.h"
 
@@ -40,10 +40,10 @@ std::string machine_of(const BenchMachine& m) {
 }
 
 Timed timed_of(const BenchReport& report, const BenchResult& r) {
-  benchmark::Disturbance unrest{r.calls, r.disturbed, 0, 0, r.of_floor};
+  bench_detail::Disturbance unrest{r.calls, r.disturbed, 0, 0, r.of_floor};
   const auto ceilings = std::ranges::find(report.ceilings, r.variant.threads, &Ceilings::threads);
   if (ceilings != report.ceilings.end()) unrest.drift = ceilings->drift, unrest.hop_ns = ceilings->ping_pong_ns;
-  return {r.seconds, r.floor.seconds, r.kernel, r.status == BenchStatus::wrong, unrest.drift, benchmark::busy_text(unrest)};
+  return {r.seconds, r.floor.seconds, r.kernel, r.status == BenchStatus::wrong, unrest.drift, bench_detail::busy_text(unrest)};
 }
 
 Times times_of(const BenchReport& report) {

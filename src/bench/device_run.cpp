@@ -6,7 +6,6 @@
 
 #include "bench/ceilings/measure.h"
 #include "bench/driver.h"
-#include "bench/floors.h"
 #include "bench/timing.h"
 #include "bench/verified.h"
 #include "cases/chosen_rows.h"
@@ -16,7 +15,7 @@
 #include "quire/plan.hpp"
 #include "text/formatted.h"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 using cases::DeviceBytes;
@@ -339,4 +338,4 @@ Result<BenchReport> run_on_device(std::span<const BenchInput> inputs, const Benc
   return report;
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

@@ -5,15 +5,13 @@
 #include <algorithm>
 #include <ctime>
 
-#include "bench/busy.h"
 #include "bench/ceilings/measure.h"
-#include "bench/floors.h"
 #include "bench/lane.h"
 #include "bench/turns.h"
 #include "bench/verified.h"
 #include "text/formatted.h"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 std::string words_for(const BenchVariant& v) {
@@ -190,4 +188,4 @@ void conclude(BenchReport& report, const BenchOptions& options) {
   report.busy = busy_text(report.ceilings, report.cases);
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One case from its input to its results; bench() strings them together.
+// One case from its input to its results: its bytes and FLOPs, its times, and whether other processes disturbed the run.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
@@ -10,7 +11,7 @@
 #include "quire/bench.hpp"
 #include "quire/capture.hpp"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 
 /// An input whose shape is known and whose data is not made yet.
 struct Entry {
@@ -43,4 +44,29 @@ void conclude(BenchReport& report, const BenchOptions& options);
 /// Fills in what depends on the ceilings.
 void finish(BenchCaseResult& result, const Problem& problem, const std::vector<Ceilings>& ceilings);
 
-}  // namespace quire::benchmark
+/// K and V of one request that any of its rows sees, each key counted once.
+std::int64_t kv_bytes_of(const Problem& problem, const Request& request);
+std::int64_t kv_bytes_of(const Problem& problem);
+
+/// The fastest way on this machine to multiply what the problem multiplies, exactly in its products: bf16 instructions where
+/// query and cache fit into bf16, f32 otherwise.
+struct ComputeCeiling {
+  std::string name;
+  double gflops = 0;
+};
+ComputeCeiling compute_ceiling(const Problem& problem, const Ceilings& ceilings);
+
+/// What a run noticed of other processes.
+struct Disturbance {
+  std::int64_t calls = 0, disturbed = 0;  ///< of the result that was disturbed most
+  double drift = 0;                       ///< largest of the ceilings
+  double hop_ns = 0;                      ///< a cache line from core to core, one way; 0 = not measured
+  double of_floor = 0;                    ///< largest share of the machine; more than 1 is impossible
+};
+
+/// One sentence that says why the run is not to be compared, or "" if it may be.
+std::string busy_text(const Disturbance& d);
+/// That sentence for a whole report.
+std::string busy_text(const std::vector<Ceilings>& ceilings, const std::vector<BenchCaseResult>& cases);
+
+}  // namespace quire::bench_detail

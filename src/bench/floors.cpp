@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See floors.h.
-#include "bench/floors.h"
+// See driver.h.
+#include "bench/driver.h"
 
 #include <algorithm>
 
@@ -19,7 +19,7 @@ double visible_pairs(const Problem& p, const Request& r) {
 
 }  // namespace
 
-namespace benchmark {
+namespace bench_detail {
 
 std::int64_t kv_bytes_of(const Problem& p, const Request& r) {
   if (r.query_len == 0) return 0;
@@ -46,14 +46,14 @@ ComputeCeiling compute_ceiling(const Problem& p, const Ceilings& c) {
   return best;
 }
 
-}  // namespace benchmark
+}  // namespace bench_detail
 
 Floor floor_of(const Problem& p, double read_gbs, double compute_gflops) {
   Floor floor;
   floor.read_gbs = read_gbs;
   floor.compute_gflops = compute_gflops;
   for (const Request& r : p.reqs) {
-    const double reading = read_gbs > 0 ? static_cast<double>(benchmark::kv_bytes_of(p, r)) / (read_gbs * 1e9) : 0;
+    const double reading = read_gbs > 0 ? static_cast<double>(bench_detail::kv_bytes_of(p, r)) / (read_gbs * 1e9) : 0;
     const double flops = 2.0 * static_cast<double>((p.head_dim + p.out_dim()) * p.num_q_heads) * visible_pairs(p, r);
     const double computing = compute_gflops > 0 ? flops / (compute_gflops * 1e9) : 0;
     (reading >= computing ? floor.memory_seconds : floor.compute_seconds) += std::max(reading, computing);

@@ -8,7 +8,7 @@
 #include "bench/timing.h"
 #include "quire/plan.hpp"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 constexpr int kPlansLane = 31;
@@ -84,4 +84,4 @@ double plan_seconds(const Problem& problem, const BenchVariant& variant) {
   return median(std::move(seconds));
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

@@ -12,7 +12,7 @@
 #include "quire/bench.hpp"
 #include "quire/capture.hpp"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 
 class Lane {
  public:
@@ -46,4 +46,4 @@ class Lane {
 /// Median seconds of planning for this case, without the checks of the batch.
 double plan_seconds(const Problem& problem, const BenchVariant& variant);
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

@@ -62,7 +62,7 @@ BenchMachine bench_machine() {
   machine.cpu = cpuinfo("model name");
   if (machine.cpu.empty()) machine.cpu = "unknown";
   machine.features = host.name;
-  if (benchmark::host_amx() != nullptr && machine.features.find("amx") == std::string::npos) machine.features += "+amx_bf16";
+  if (bench_detail::host_amx() != nullptr && machine.features.find("amx") == std::string::npos) machine.features += "+amx_bf16";
   machine.cores = host.num_threads;
   machine.l1_bytes = cache_bytes(1);
   machine.l2_bytes = host.l2_bytes;

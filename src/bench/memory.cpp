@@ -11,7 +11,7 @@
 
 #include <sys/mman.h>
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
@@ -98,4 +98,4 @@ std::int64_t copies_for(std::int64_t visible_bytes, std::int64_t l3_bytes, std::
   return std::max<std::int64_t>(2, (cold + visible_bytes - 1) / visible_bytes);
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

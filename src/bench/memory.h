@@ -9,7 +9,7 @@
 
 #include "quire/capture.hpp"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 
 /// With huge pages, where the system grants them.
 class Memory {
@@ -56,4 +56,4 @@ class Rotation {
 /// How many copies make up `cold` bytes, if the case is one that no cache holds in serving: more than min(16 MiB, half of L3).
 std::int64_t copies_for(std::int64_t visible_bytes, std::int64_t l3_bytes, std::int64_t cold);
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

@@ -8,7 +8,7 @@
 
 #include <sys/resource.h>
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 constexpr double kOnCore = 0.97;  // a thread with less CPU time than this share of the wall's was off its core
@@ -47,7 +47,7 @@ std::size_t rank_of(std::size_t n) {
 // The wall clock is read innermost, so that the reading of the others is no part of it.
 Moment Moment::begin() {
   Moment m;
-  m.preemptions = quire::benchmark::preemptions();
+  m.preemptions = quire::bench_detail::preemptions();
   m.process_cpu = now(CLOCK_PROCESS_CPUTIME_ID);
   m.thread_cpu = now(CLOCK_THREAD_CPUTIME_ID);
   m.wall = now(CLOCK_MONOTONIC);
@@ -59,7 +59,7 @@ Moment Moment::end() {
   m.wall = now(CLOCK_MONOTONIC);
   m.thread_cpu = now(CLOCK_THREAD_CPUTIME_ID);
   m.process_cpu = now(CLOCK_PROCESS_CPUTIME_ID);
-  m.preemptions = quire::benchmark::preemptions();
+  m.preemptions = quire::bench_detail::preemptions();
   return m;
 }
 
@@ -98,4 +98,4 @@ Interval interval_of(const std::vector<double>& blocks) {
   return interval;
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

@@ -7,7 +7,7 @@
 
 #include "quire/bench.hpp"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 
 /// Time since some moment: the wall's, this thread's and this process's.
 struct Moment {
@@ -33,4 +33,4 @@ double median(std::vector<double> values);
 /// distributed. With fewer than 6 blocks the interval is all that was seen, widened on both sides by its own length.
 Interval interval_of(const std::vector<double>& blocks);
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

@@ -7,7 +7,7 @@
 
 #include "bench/timing.h"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 constexpr std::size_t kBlocksTurns = 15, kFewestBlocks = 6;
@@ -95,4 +95,4 @@ std::vector<Timing> time_in_turns(const Case& c, Rotation& rotation, std::vector
   return timings;
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

@@ -8,7 +8,7 @@
 
 #include "bench/lane.h"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 
 /// What was seen of one lane.
 struct Timing {
@@ -26,4 +26,4 @@ struct Timing {
 std::vector<Timing> time_in_turns(const Case& c, Rotation& rotation, std::vector<Lane>& lanes, double seconds,
                                   const std::function<bool()>& keep_going);
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

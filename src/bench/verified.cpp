@@ -7,7 +7,7 @@
 
 #include "cases/chosen_rows.h"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 /// visible pairs x query heads x head_dim that the reference may cost: about two seconds.
@@ -57,4 +57,4 @@ Comparison Expected::judge(const Tensor& output, const Tensor& lse, const std::v
   return compare(rows_of(output, out_rows.data(), tokens_.size()), rows_of(lse, lse_rows.data(), tokens_.size()), reference_);
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

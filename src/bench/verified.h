@@ -8,7 +8,7 @@
 #include "quire/capture.hpp"
 #include "quire/diagnose.hpp"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 
 /// The reference for all rows of a case, or for a stratified sample of them where all would take long; computed once for all
 /// variants.
@@ -29,4 +29,4 @@ class Expected {
   Reference reference_;
 };
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

@@ -32,12 +32,12 @@ std::vector<std::string> comments_above_lines(std::string_view text) {
 
 std::vector<std::string> workload_names() {
   std::vector<std::string> names;
-  for (const benchmark::WorkloadFile& file : benchmark::workload_files()) names.emplace_back(file.name);
+  for (const bench_detail::WorkloadFile& file : bench_detail::workload_files()) names.emplace_back(file.name);
   return names;
 }
 
 Result<std::vector<BenchInput>> workload(std::string_view name) {
-  for (const benchmark::WorkloadFile& file : benchmark::workload_files()) {
+  for (const bench_detail::WorkloadFile& file : bench_detail::workload_files()) {
     if (file.name != name) continue;
     const Result<std::vector<ProblemLine>> lines = parse_problem_lines(file.text);
     if (!lines.ok()) return lines.status();

@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 
 struct WorkloadFile {
   std::string_view name;  ///< "W1"
@@ -13,4 +13,4 @@ struct WorkloadFile {
 };
 std::span<const WorkloadFile> workload_files() noexcept;
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

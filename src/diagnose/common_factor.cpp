@@ -6,7 +6,7 @@
 #include <cmath>
 #include <map>
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
 // Explained against left variance, each per degree of freedom. Chance exceeds 10 once in some thousand calls with as few cells as
@@ -47,4 +47,4 @@ bool have_common_factor(std::span<const Projection> cells, double lawful) {
   return beyond / static_cast<double>(groups.size()) > kFarBeyondChance * left;
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

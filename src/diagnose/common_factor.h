@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 /// The error of one cell, projected on the direction in which a factor would move the output.
 struct Projection {
@@ -25,4 +25,4 @@ struct Projection {
 /// origin). A factor below `lawful`, relative to 1, is no finding.
 bool have_common_factor(std::span<const Projection> cells, double lawful);
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

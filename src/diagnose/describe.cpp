@@ -12,10 +12,10 @@
 #include "report/pictures.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
+using faults_detail::Facts;
 
 constexpr double kFits = 0.011;  // other suspects this close to the best one are named beside it
 
@@ -49,7 +49,7 @@ Suspicion suspicion(const Hypothesis& h, const Part& part, bool refuted) {
   Suspicion s;
   s.mechanism = h.mechanism;
   s.fault = h.fault;
-  if (const fault::Fault* known = fault::find(h.fault); known != nullptr) s.family = known->info.family;
+  if (const faults_detail::Fault* known = faults_detail::find(h.fault); known != nullptr) s.family = known->info.family;
   s.text = h.text;
   s.detail = h.detail;
   s.scope = h.scoped ? part.pattern.scope_text : "";
@@ -176,4 +176,4 @@ void describe(const Found& found, Diagnosis& d) {
   d.pictures = pictures_of(found);
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

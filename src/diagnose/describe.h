@@ -8,7 +8,7 @@
 #include "diagnose/rank.h"
 #include "quire/diagnose.hpp"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 /// One separate set of wrong cells and what could have made it.
 struct Part {
@@ -22,7 +22,7 @@ struct Part {
 /// Everything that was found out, before it is put into words.
 struct Found {
   const Case& c;
-  const fault::Facts& facts;
+  const faults_detail::Facts& facts;
   const Observed& observed;
   const Localisation& where;
   std::vector<Pattern> patterns;
@@ -33,4 +33,4 @@ struct Found {
 /// Fills what follows from `found`; verdict, problem and profile are set.
 void describe(const Found& found, Diagnosis& diagnosis);
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -33,54 +33,59 @@ Diagnosis broken_batch(const Findings& findings) {
 }
 
 /// What could have made the wrong cells of one pattern, or, without one, all of them.
-cause::Part part_of(const fault::Facts& facts, const cause::Observed& observed, const cause::Localisation& where,
-                    const cause::Pattern& pattern, bool everything, const std::vector<cause::Pattern>& patterns = {}) {
-  const cause::Evidence evidence(facts, observed, where, everything ? nullptr : &pattern, patterns);
-  cause::Part part{pattern, {}, evidence.largest_error(), evidence.largest_tolerance(), evidence.observed_text(), everything};
-  const cause::Scene scene = cause::make_scene(facts, observed, where, evidence);
-  part.ranking = cause::rank(scene, evidence, everything ? nullptr : &part.pattern);
+diagnose_detail::Part part_of(const faults_detail::Facts& facts, const diagnose_detail::Observed& observed,
+                              const diagnose_detail::Localisation& where, const diagnose_detail::Pattern& pattern,
+                              bool everything, const std::vector<diagnose_detail::Pattern>& patterns = {}) {
+  const diagnose_detail::Evidence evidence(facts, observed, where, everything ? nullptr : &pattern, patterns);
+  diagnose_detail::Part part{pattern,   {}, evidence.largest_error(), evidence.largest_tolerance(), evidence.observed_text(),
+                             everything};
+  const diagnose_detail::Scene scene = diagnose_detail::make_scene(facts, observed, where, evidence);
+  part.ranking = diagnose_detail::rank(scene, evidence, everything ? nullptr : &part.pattern);
   return part;
 }
 
-bool is_certain(const cause::Part& part) { return !part.ranking.empty() && part.ranking.front().certain; }
-bool is_likely(const cause::Part& part) { return !part.ranking.empty() && part.ranking.front().share >= cause::kLikely; }
+bool is_certain(const diagnose_detail::Part& part) { return !part.ranking.empty() && part.ranking.front().certain; }
+bool is_likely(const diagnose_detail::Part& part) {
+  return !part.ranking.empty() && part.ranking.front().share >= diagnose_detail::kLikely;
+}
 
 /// Is some hypothesis certain in every part?
-bool share_a_cause(const std::vector<cause::Part>& parts) {
-  const auto certain_in = [](const cause::Part& part, const cause::Hypothesis& h) {
-    return std::any_of(part.ranking.begin(), part.ranking.end(), [&](const cause::Hypothesis& other) {
+bool share_a_cause(const std::vector<diagnose_detail::Part>& parts) {
+  const auto certain_in = [](const diagnose_detail::Part& part, const diagnose_detail::Hypothesis& h) {
+    return std::any_of(part.ranking.begin(), part.ranking.end(), [&](const diagnose_detail::Hypothesis& other) {
       return other.certain && other.mechanism == h.mechanism && other.text == h.text;
     });
   };
-  const std::vector<cause::Hypothesis>& first = parts.front().ranking;
-  return std::any_of(first.begin(), first.end(), [&](const cause::Hypothesis& h) {
-    return h.certain && std::all_of(parts.begin(), parts.end(), [&](const cause::Part& part) { return certain_in(part, h); });
+  const std::vector<diagnose_detail::Hypothesis>& first = parts.front().ranking;
+  return std::any_of(first.begin(), first.end(), [&](const diagnose_detail::Hypothesis& h) {
+    return h.certain &&
+           std::all_of(parts.begin(), parts.end(), [&](const diagnose_detail::Part& part) { return certain_in(part, h); });
   });
 }
 
 /// Parts with the same cause are one: their common conditions are its scope, if it breaks nothing there.
-void unite(cause::Found& found) {
+void unite(diagnose_detail::Found& found) {
   if (found.parts.size() < 2 || !share_a_cause(found.parts)) return;
-  std::vector<cause::Condition> common = found.patterns.front().conditions;
-  std::erase_if(common, [&](const cause::Condition& c) {
-    return std::any_of(found.patterns.begin(), found.patterns.end(), [&](const cause::Pattern& p) {
+  std::vector<diagnose_detail::Condition> common = found.patterns.front().conditions;
+  std::erase_if(common, [&](const diagnose_detail::Condition& c) {
+    return std::any_of(found.patterns.begin(), found.patterns.end(), [&](const diagnose_detail::Pattern& p) {
       return std::find(p.conditions.begin(), p.conditions.end(), c) == p.conditions.end();
     });
   });
-  const cause::Pattern scope = cause::counted_pattern(found.facts, found.where, common);
-  cause::Part united = part_of(found.facts, found.observed, found.where, scope, /*everything=*/false);
+  const diagnose_detail::Pattern scope = diagnose_detail::counted_pattern(found.facts, found.where, common);
+  diagnose_detail::Part united = part_of(found.facts, found.observed, found.where, scope, /*everything=*/false);
   if (!is_certain(united)) return;
   found.parts.clear();
   found.parts.push_back(std::move(united));
 }
 
 /// One cause for everything, if there is one; else a cause for each separate set of wrong cells.
-void find_causes(cause::Found& found) {
+void find_causes(diagnose_detail::Found& found) {
   const bool several = found.patterns.size() > 1;
   found.parts.push_back(part_of(found.facts, found.observed, found.where, found.patterns.front(), /*everything=*/several));
   if (!several || is_certain(found.parts.front())) return;
-  std::vector<cause::Part> parts;
-  for (const cause::Pattern& pattern : found.patterns)
+  std::vector<diagnose_detail::Part> parts;
+  for (const diagnose_detail::Pattern& pattern : found.patterns)
     parts.push_back(part_of(found.facts, found.observed, found.where, pattern, /*everything=*/false, found.patterns));
   found.parts = std::move(parts);
   unite(found);
@@ -106,32 +111,32 @@ std::string wrong_padding(const Case& c) {
                    found.num_mismatches, found.num_elements);
 }
 
-DiagnosisVerdict verdict_of(const std::vector<cause::Part>& parts) {
+DiagnosisVerdict verdict_of(const std::vector<diagnose_detail::Part>& parts) {
   if (std::all_of(parts.begin(), parts.end(), is_certain)) return DiagnosisVerdict::cause_found;
   return std::any_of(parts.begin(), parts.end(), is_likely) ? DiagnosisVerdict::mechanism_likely
                                                             : DiagnosisVerdict::unknown_cause;
 }
 
 Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
-  fault::Facts facts(c.batch, c.cache, c.options);
-  const cause::Observed observed{c.observed, c.observed_lse};
-  Result<cause::Localisation> where = cause::localise(facts, observed, options);
+  faults_detail::Facts facts(c.batch, c.cache, c.options);
+  const diagnose_detail::Observed observed{c.observed, c.observed_lse};
+  Result<diagnose_detail::Localisation> where = diagnose_detail::localise(facts, observed, options);
   if (!where.ok()) return where.status();
   Diagnosis d;
   const auto line = c.notes.find("problem");
   d.problem = line != c.notes.end() ? line->second : to_string(problem_of(c.batch, c.cache, c.options));
   d.profile = where->reference.profile;
   facts.dequantised_to_query = d.profile.dequantised_to_query;
-  cause::Found found{c, facts, observed, where.value(), {}, {}, wrong_padding(c)};
+  diagnose_detail::Found found{c, facts, observed, where.value(), {}, {}, wrong_padding(c)};
   if (!found.padding.empty()) d.verdict = DiagnosisVerdict::unknown_cause;
   if (where->any_wrong()) {
     if (options.progress) options.progress("pattern");
-    found.patterns = cause::find_patterns(facts, where.value());
+    found.patterns = diagnose_detail::find_patterns(facts, where.value());
     if (options.progress) options.progress("hypotheses");
     find_causes(found);
     d.verdict = verdict_of(found.parts);
   }
-  cause::describe(found, d);
+  diagnose_detail::describe(found, d);
   return d;
 }
 

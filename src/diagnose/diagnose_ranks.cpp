@@ -13,7 +13,7 @@
 #include "text/formatted.h"
 
 namespace quire {
-namespace cause {
+namespace diagnose_detail {
 namespace {
 
 /// visible pairs x heads x dims that a second of options.seconds may cost.
@@ -29,7 +29,7 @@ struct RankScene {
   std::vector<std::int64_t> tokens;  ///< that are compared
   std::vector<Numbers> parts;        ///< as recorded, else as expected
   bool parts_recorded = true;        ///< of every rank
-  fault::Deal deal;
+  faults_detail::Deal deal;
 };
 
 /// Rows to compare: as many as the time allows, evenly spaced, the last one among them.
@@ -97,7 +97,8 @@ std::vector<std::size_t> cells_to_try(const std::vector<bool>& wrong) {
   return chosen;
 }
 
-RankSuspicion suspicion_of(const fault::RankFault& fault, const fault::RankSuspect& suspect, const Judged& found) {
+RankSuspicion suspicion_of(const faults_detail::RankFault& fault, const faults_detail::RankSuspect& suspect,
+                           const Judged& found) {
   return {fault.info.id, fault.info.text, suspect.detail, fault.info.next, found.num_wrong == 0, found.first};
 }
 
@@ -115,9 +116,9 @@ void settle(std::vector<RankSuspicion>& list) {
 
 /// Outputs are right, and every lse is 1 / ln 2 times what it should be.
 RankSuspicion lse_in_base_2(const RankScene& scene, std::size_t rank, const Numbers& expected) {
-  const auto& catalogue = fault::rank_fault_catalogue();
+  const auto& catalogue = faults_detail::rank_fault_catalogue();
   const auto named = std::find_if(catalogue.begin(), catalogue.end(),
-                                  [](const fault::RankFault& f) { return f.info.id == "one_rank_lse_base_2"; });
+                                  [](const faults_detail::RankFault& f) { return f.info.id == "one_rank_lse_base_2"; });
   const Numbers& recorded = scene.parts[rank];
   Judged found;
   for (std::size_t cell = 0; cell < expected.lse.size(); ++cell)
@@ -127,22 +128,23 @@ RankSuspicion lse_in_base_2(const RankScene& scene, std::size_t rank, const Numb
 }
 
 /// A rank whose part is wrong: faults of keys, then the search for a cause in the rank's own batch.
-void explain_part(const RankScene& scene, const fault::Facts& facts, std::size_t rank, const std::vector<bool>& wrong,
+void explain_part(const RankScene& scene, const faults_detail::Facts& facts, std::size_t rank, const std::vector<bool>& wrong,
                   const Numbers& expected, const DiagnoseOptions& options, RankPart& part) {
   const Numbers& recorded = scene.parts[rank];
   const auto dims = static_cast<std::size_t>(recorded.dims);
   const DType type = type_of_part(*scene.captures.cases[rank]);
   part.suspicions.push_back(lse_in_base_2(scene, rank, expected));
-  for (const fault::RankFault& fault : fault::rank_fault_catalogue()) {
+  for (const faults_detail::RankFault& fault : faults_detail::rank_fault_catalogue()) {
     if (fault.of_merge) continue;
-    for (const fault::RankSuspect& suspect : fault.suspects(facts, scene.deal)) {
-      fault::RankModel model(facts, scene.deal);
+    for (const faults_detail::RankSuspect& suspect : fault.suspects(facts, scene.deal)) {
+      faults_detail::RankModel model(facts, scene.deal);
       suspect.plant(model);
       Judged found;
       for (const std::size_t cell : cells_to_try(wrong)) {
         const std::int64_t row = static_cast<std::int64_t>(cell) / recorded.heads;
-        const fault::RowHead at{scene.tokens[static_cast<std::size_t>(row)], static_cast<std::int64_t>(cell) % recorded.heads};
-        const fault::RowResult result = part_of_rank(model, static_cast<std::int64_t>(rank), at);
+        const faults_detail::RowHead at{scene.tokens[static_cast<std::size_t>(row)],
+                                        static_cast<std::int64_t>(cell) % recorded.heads};
+        const faults_detail::RowResult result = part_of_rank(model, static_cast<std::int64_t>(rank), at);
         Predicted wanted{result.out, std::vector<double>(dims)};
         for (std::size_t d = 0; d < dims; ++d)  // the keys differ by a few: the tolerance is that of the right part, twice
           wanted.tolerance[d] =
@@ -160,8 +162,8 @@ void explain_part(const RankScene& scene, const fault::Facts& facts, std::size_t
 }
 
 /// The model's prediction of one cell: a merge of the parts, or attention by the model's own ranks.
-Predicted predict_cell(const RankScene& scene, const fault::RankModel& model, bool of_merge, std::size_t row, std::int64_t head,
-                       DType type) {
+Predicted predict_cell(const RankScene& scene, const faults_detail::RankModel& model, bool of_merge, std::size_t row,
+                       std::int64_t head, DType type) {
   const Numbers& first = scene.parts.front();
   const std::size_t from = first.cell(static_cast<std::int64_t>(row), model.head(head));
   std::vector<double> lse;
@@ -169,7 +171,7 @@ Predicted predict_cell(const RankScene& scene, const fault::RankModel& model, bo
   Predicted p = merged_cell(scene.parts, model.shares(lse), from, type);
   if (of_merge) return p;
   // Other keys: the tolerance of the right merge, which counts as many keys, twice.
-  const fault::RowResult result = merged_row(model, {scene.tokens[row], head});
+  const faults_detail::RowResult result = merged_row(model, {scene.tokens[row], head});
   p.out = result.out;
   for (std::size_t d = 0; d < p.out.size(); ++d)
     p.tolerance[d] = 2 * p.tolerance[d] + 2 * numerics::output_type(type).roundoff * std::fabs(p.out[d]);
@@ -185,7 +187,7 @@ std::pair<std::int64_t, std::int64_t> heads_of_result(const RankScene& scene, st
 }
 
 /// Compares the result of a rank with what a model predicts; `cells` empty: all of them. Stops at the first wrong cell if asked.
-Judged compare_result(const RankScene& scene, const fault::RankModel& model, bool of_merge, std::size_t rank,
+Judged compare_result(const RankScene& scene, const faults_detail::RankModel& model, bool of_merge, std::size_t rank,
                       const Numbers& observed, std::vector<bool>* wrong, const std::vector<std::size_t>& cells) {
   Judged found;
   const DType type = scene.captures.cases[rank]->observed.dtype;
@@ -208,12 +210,12 @@ Judged compare_result(const RankScene& scene, const fault::RankModel& model, boo
   return found;
 }
 
-void explain_result(const RankScene& scene, const fault::Facts& facts, std::size_t rank, const Numbers& observed,
+void explain_result(const RankScene& scene, const faults_detail::Facts& facts, std::size_t rank, const Numbers& observed,
                     const std::vector<bool>& wrong, RankResult& result) {
-  for (const fault::RankFault& fault : fault::rank_fault_catalogue()) {
+  for (const faults_detail::RankFault& fault : faults_detail::rank_fault_catalogue()) {
     if (!fault.of_merge && scene.parts_recorded) continue;  // the parts are what they are
-    for (const fault::RankSuspect& suspect : fault.suspects(facts, scene.deal)) {
-      fault::RankModel model(facts, scene.deal);
+    for (const faults_detail::RankSuspect& suspect : fault.suspects(facts, scene.deal)) {
+      faults_detail::RankModel model(facts, scene.deal);
       suspect.plant(model);
       const std::vector<std::size_t> cells = fault.of_merge ? std::vector<std::size_t>{} : cells_to_try(wrong);
       result.suspicions.push_back(
@@ -244,7 +246,7 @@ std::vector<RankResult> grouped_results(const RankCaptures& captures) {
   return groups;
 }
 
-Status judge_parts(RankScene& scene, const fault::Facts& facts, const DiagnoseOptions& options, RankDiagnosis& d) {
+Status judge_parts(RankScene& scene, const faults_detail::Facts& facts, const DiagnoseOptions& options, RankDiagnosis& d) {
   std::vector<Numbers> expected;
   for (std::size_t rank = 0; rank < scene.captures.world(); ++rank) {
     const Case& c = *scene.captures.cases[rank];
@@ -268,12 +270,12 @@ Status judge_parts(RankScene& scene, const fault::Facts& facts, const DiagnoseOp
   return {};
 }
 
-void judge_results(const RankScene& scene, const fault::Facts& facts, RankDiagnosis& d) {
+void judge_results(const RankScene& scene, const faults_detail::Facts& facts, RankDiagnosis& d) {
   for (RankResult& result : d.results) {
     const auto rank = static_cast<std::size_t>(result.ranks.front());
     const Numbers observed = numbers_of(scene.captures.cases[rank]->observed, Tensor{}, scene.tokens);
     std::vector<bool> wrong(scene.parts.front().lse.size(), false);
-    const fault::RankModel truth(facts, scene.deal);
+    const faults_detail::RankModel truth(facts, scene.deal);
     const Judged found = compare_result(scene, truth, /*of_merge=*/true, rank, observed, &wrong, {});
     result.right = found.num_wrong == 0;
     result.num_elements = found.num_elements;
@@ -328,7 +330,7 @@ Result<RankDiagnosis> search_ranks(std::span<const Case> captures, const Diagnos
   scene.whole = std::move(whole).value();
   scene.deal = {.world = d.shard.world, .interleave = d.shard.interleave, .span = d.shard.span};
   scene.tokens = rows_to_compare(scene.whole, options);
-  const fault::Facts facts(scene.whole.batch, scene.whole.cache, scene.whole.options);
+  const faults_detail::Facts facts(scene.whole.batch, scene.whole.cache, scene.whole.options);
   d.num_tokens = facts.num_tokens;
   d.num_q_heads = facts.num_q_heads;
   d.compared_rows = static_cast<std::int64_t>(scene.tokens.size());
@@ -340,10 +342,10 @@ Result<RankDiagnosis> search_ranks(std::span<const Case> captures, const Diagnos
 }
 
 }  // namespace
-}  // namespace cause
+}  // namespace diagnose_detail
 
 Result<RankDiagnosis> diagnose_ranks(std::span<const Case> captures, const DiagnoseOptions& options) try {
-  return cause::search_ranks(captures, options);
+  return diagnose_detail::search_ranks(captures, options);
 } catch (const std::bad_alloc&) {
   return Status(Code::out_of_memory, "diagnose_ranks: not enough memory");
 } catch (const std::exception& e) {

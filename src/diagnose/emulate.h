@@ -5,9 +5,9 @@
 #include "faults/model.h"
 #include "quire/diagnose.hpp"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 /// The truth, rounded where the profile rounds. An accumulator's roundings depend on the kernel's order and are left out.
-fault::Model emulated(const fault::Facts& facts, const NumericsProfile& profile);
+faults_detail::Model emulated(const faults_detail::Facts& facts, const NumericsProfile& profile);
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

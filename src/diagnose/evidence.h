@@ -12,11 +12,11 @@
 #include "diagnose/pattern.h"
 #include "faults/fault.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 /// One (row, head) with what was observed and how wrong that is.
 struct Exhibit {
-  fault::RowHead at;
+  faults_detail::RowHead at;
   std::int64_t reference_row = 0;
   std::int64_t num_keys = 0;
   bool wrong = false;
@@ -55,11 +55,11 @@ class Evidence {
  public:
   /// `scope` may be nullptr: every wrong cell is an exhibit. It must outlive the evidence. Cells that another, smaller pattern
   /// selects, too, may be wrong for its reason: they are no exhibits.
-  Evidence(const fault::Facts& facts, const Observed& observed, const Localisation& where, const Pattern* scope = nullptr,
+  Evidence(const faults_detail::Facts& facts, const Observed& observed, const Localisation& where, const Pattern* scope = nullptr,
            const std::vector<Pattern>& patterns = {});
 
   /// A few wrong exhibits for faults that search for their parameters.
-  std::vector<fault::Sample> samples() const;
+  std::vector<faults_detail::Sample> samples() const;
   /// Wrong compared cells inside the scope.
   const std::vector<const Compared*>& wrong_cells() const { return wrong_cells_; }
   /// Wrong exhibits, those with few keys first.
@@ -71,7 +71,7 @@ class Evidence {
   std::string observed_text() const;
 
   /// Right exhibits are left out if it explains nothing.
-  Fit fit(const fault::Model& model, Stage stage) const;
+  Fit fit(const faults_detail::Model& model, Stage stage) const;
 
  private:
   struct Tally;
@@ -80,20 +80,20 @@ class Evidence {
   void measure();
   Exhibit::Before before(const Compared& row) const;
   bool keeps_bytes(const Compared& row) const;
-  Fit fit_dims(const fault::Model& model, Stage stage, bool some_dims) const;
-  void keep_other_dims(const Exhibit& e, fault::RowResult& predicted) const;
-  void fit_wrong(const Exhibit& e, fault::RowResult predicted, bool some_dims, Tally& tally) const;
+  Fit fit_dims(const faults_detail::Model& model, Stage stage, bool some_dims) const;
+  void keep_other_dims(const Exhibit& e, faults_detail::RowResult& predicted) const;
+  void fit_wrong(const Exhibit& e, faults_detail::RowResult predicted, bool some_dims, Tally& tally) const;
   void fit_unwritten(const Exhibit& e, bool some_dims, Tally& tally) const;
-  double damage(const std::vector<Exhibit>& right, std::size_t count, const fault::Model& model, bool own_lse, bool some_dims,
-                std::int64_t& broken) const;
+  double damage(const std::vector<Exhibit>& right, std::size_t count, const faults_detail::Model& model, bool own_lse,
+                bool some_dims, std::int64_t& broken) const;
   double output_tolerance(const Exhibit& e, std::size_t dim, double predicted) const;
-  double distance(const Exhibit& e, const fault::RowResult& predicted) const;
-  double output_distance(const Exhibit& e, const fault::RowResult& predicted) const;
+  double distance(const Exhibit& e, const faults_detail::RowResult& predicted) const;
+  double output_distance(const Exhibit& e, const faults_detail::RowResult& predicted) const;
   double lse_distance(const Exhibit& e, double predicted) const;
-  fault::RowResult truth(const Exhibit& e) const;
+  faults_detail::RowResult truth(const Exhibit& e) const;
   Exhibit exhibit(const Compared& row) const;
 
-  const fault::Facts& facts_;
+  const faults_detail::Facts& facts_;
   const Observed& observed_;
   const Localisation& where_;
   const Pattern* scope_;
@@ -107,4 +107,4 @@ class Evidence {
   bool nonfinite_ = false;
 };
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -11,7 +11,7 @@
 #include "faults/model.h"
 #include "quire/diagnose.hpp"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 using Law = OutputLaw;
 inline constexpr Law kLaws[] = {Law::finite, Law::one_value, Law::hull};
@@ -28,6 +28,6 @@ struct Laws {
 
 /// Looks at every element of the output. The hull of a row is that of its whole request: wider than the truth, never narrower.
 /// With a sink, 0 belongs to it, too.
-Laws apply_laws(const fault::Facts& facts, const Observed& observed);
+Laws apply_laws(const faults_detail::Facts& facts, const Observed& observed);
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

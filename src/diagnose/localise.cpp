@@ -14,10 +14,10 @@
 #include "numerics/tolerance.h"
 #include "threads/on_threads.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
+using faults_detail::Facts;
 using numerics::ElementVerdict;
 
 // Conservative costs of the reference on one core; they decide how many rows are compared, never what a comparison says.
@@ -217,4 +217,4 @@ Result<Localisation> localise(const Facts& facts, const Observed& observed, cons
   return where;
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -10,10 +10,10 @@
 #include "numerics/tolerance.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
+using faults_detail::Facts;
 
 constexpr std::size_t kCells = 512;       // wrong cells that are looked at, spread over all
 constexpr double kClear = 16;             // an expected value this many tolerances large has a ratio
@@ -212,4 +212,4 @@ std::vector<std::string> observations(const Facts& facts, const Observed& observ
   return lines;
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -5,7 +5,7 @@
 #include "quire/capture.hpp"
 #include "semantics/dtype.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 struct Observed {
   const Tensor& output;
@@ -20,4 +20,4 @@ struct Observed {
   }
 };
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

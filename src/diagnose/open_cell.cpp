@@ -7,15 +7,15 @@
 
 #include "numerics/tolerance.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::Side;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::Side;
 
 /// Positions that memory holds for this row: up to the end of its last page, or of the table.
-std::int64_t open_end(const Facts& f, const fault::Row& row) {
+std::int64_t open_end(const Facts& f, const faults_detail::Row& row) {
   const std::int64_t last_page = (row.seq_len + f.page_size - 1) / f.page_size * f.page_size;
   if (row.cached_len < row.seq_len) return row.seq_len;
   return std::min(last_page, f.max_pages_per_req * f.page_size);
@@ -144,4 +144,4 @@ Partial partial(const OpenCell& cell, std::int64_t from, std::int64_t to) {
   return sum;
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

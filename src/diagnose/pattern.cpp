@@ -11,10 +11,10 @@
 #include "diagnose/pattern_words.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
+using faults_detail::Facts;
 
 constexpr std::size_t kDimCells = 1024;  // wrong cells whose dims are looked at, spread over all
 constexpr double kWorthADim = 0.5;       // what a rule over dims has to save: dims are noisier than cells
@@ -163,4 +163,4 @@ std::vector<Pattern> find_patterns(const Facts& facts, const Localisation& where
   return patterns;
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -17,9 +17,9 @@ bool CellCondition::holds(std::int64_t value) const {
   }
 }
 
-namespace cause {
+namespace diagnose_detail {
 
-using fault::Facts;
+using faults_detail::Facts;
 
 CellAttributes attributes_of(const Facts& f, std::int64_t token, std::int64_t head, bool with_pages) {
   CellAttributes cell;
@@ -64,5 +64,5 @@ bool contains(const Facts& f, const Pattern& pattern, std::int64_t token, std::i
   return selects(pattern, attributes_of(f, token, head, pages));
 }
 
-}  // namespace cause
+}  // namespace diagnose_detail
 }  // namespace quire

@@ -7,10 +7,10 @@
 #include <numeric>
 #include <utility>
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
+using faults_detail::Facts;
 
 // Error / tolerance. A right cell this near its tolerance may belong to a fault that hardly shows there, so it is weak evidence.
 // Found by trial on the development captures: less makes evidence of right cells weak everywhere, more takes cells in which the
@@ -265,4 +265,4 @@ void Cells::remove(const Mask& in_rows, const Mask& in_heads) {
       if (in_heads[h] != 0) wrong_[t * heads_ + h] = right_[t * heads_ + h] = 0;
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -8,7 +8,7 @@
 
 #include "diagnose/pattern.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 /// Evidence in cells: a clear one counts 1.
 struct Tally {
@@ -44,9 +44,9 @@ struct PageColumns {
 };
 
 struct Columns {
-  Columns(const fault::Facts& facts, const Localisation& where);
+  Columns(const faults_detail::Facts& facts, const Localisation& where);
 
-  const fault::Facts& facts;
+  const faults_detail::Facts& facts;
   std::size_t rows = 0, heads = 0;
   std::vector<Column> numbers;  ///< the first one is the request
   PageColumns pages;
@@ -79,4 +79,4 @@ class Cells {
   Mask wrong_, right_;  ///< in quarters of a clear cell; bytes, because the sums over them are most of the work
 };
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
+using faults_detail::Facts;
 
 constexpr double kUnclear = 0.25;  // right cells per wrong one
 
@@ -234,4 +234,4 @@ void offer_heads(const Facts& f, const std::vector<Tally>& of_head, Candidates& 
   offer_axis(Attribute::head_in_group, in_group, candidates);
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -5,7 +5,7 @@
 #include <array>
 #include <cmath>
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
 // All prices are in bits, like the exceptions of pattern_price.h, and were found by trial on the development captures
@@ -85,4 +85,4 @@ double Score::data(const Tally& inside) const {
   return scale_ * (kLocalWeight * surprise(inside) + outside.wrong * per_wrong_ + outside.right * per_right_);
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -4,7 +4,7 @@
 
 #include "diagnose/pattern_columns.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 /// Of one condition; `log_choices` is log2 of how many values there are to choose from.
 double price(Attribute attribute, Test test, std::int64_t value, double log_choices);
@@ -41,4 +41,4 @@ class Score {
   double per_wrong_ = 0, per_right_ = 0;
 };
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

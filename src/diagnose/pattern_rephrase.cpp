@@ -8,10 +8,10 @@
 #include "diagnose/pattern_conditions.h"
 #include "diagnose/pattern_search.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
+using faults_detail::Facts;
 
 constexpr std::size_t kCommonPages = 8;  // that all rows of the rule read, of those that the fewest rows read
 
@@ -117,4 +117,4 @@ void rephrase(const Columns& columns, Rule& rule) {
   rule.row_bits = least;
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

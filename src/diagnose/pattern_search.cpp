@@ -10,7 +10,7 @@
 
 #include "diagnose/pattern_conditions.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
 constexpr std::size_t kBeam = 4, kChildren = 6, kRules = 4;
@@ -205,4 +205,4 @@ std::vector<Rule> find_rules(const Columns& columns, const Cells& cells) {
   return rules;
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -6,7 +6,7 @@
 
 #include "diagnose/pattern_price.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 /// A conjunction and what it selects of the compared cells.
 struct Rule {
@@ -25,4 +25,4 @@ std::vector<Rule> find_rules(const Columns& columns, const Cells& cells);
 /// Says the rule's rows in the cheapest words that select the same ones (pattern_rephrase.cpp).
 void rephrase(const Columns& columns, Rule& rule);
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

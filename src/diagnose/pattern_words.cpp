@@ -8,10 +8,10 @@
 #include "text/formatted.h"
 #include "text/runs.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
+using faults_detail::Facts;
 
 constexpr std::size_t kListed = 8;  // runs of numbers
 
@@ -184,4 +184,4 @@ std::string text_without_rule(const Localisation& where, const Pattern& p) {
   return text;
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -4,7 +4,7 @@
 
 #include "diagnose/pattern.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 /// How many compared rows and heads a rule selects.
 struct Selection {
@@ -12,8 +12,8 @@ struct Selection {
 };
 
 /// The sentence of pattern `index` of `count`.
-std::string text_of(const fault::Facts& facts, const Localisation& where, const Pattern& pattern, const Selection& selection,
-                    std::size_t index, std::size_t count);
+std::string text_of(const faults_detail::Facts& facts, const Localisation& where, const Pattern& pattern,
+                    const Selection& selection, std::size_t index, std::size_t count);
 std::string text_without_rule(const Localisation& where, const Pattern& pattern);
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

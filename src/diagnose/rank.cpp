@@ -9,14 +9,14 @@
 
 #include "threads/on_threads.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Fault;
-using fault::Model;
-using fault::Suspect;
-using fault::Suspects;
+using faults_detail::Facts;
+using faults_detail::Fault;
+using faults_detail::Model;
+using faults_detail::Suspect;
+using faults_detail::Suspects;
 
 constexpr std::size_t kFinalists = 48;  // candidates in the second round: those that explain something, and a few more
 constexpr std::size_t kMinFinalists = 6;
@@ -67,7 +67,7 @@ struct RankedCandidate {
   bool is_fitted() const {
     return std::any_of(parts.begin(), parts.end(), [](const Proposal* p) {
       if (p->fault == nullptr) return p->parameters > 0;
-      return p->fault->rank != fault::Rank::mechanism && !p->detail.empty();
+      return p->fault->rank != faults_detail::Rank::mechanism && !p->detail.empty();
     });
   }
   /// Where nothing but NaN was observed, "never written" says no more than what was seen: it goes before what may have led there.
@@ -114,7 +114,7 @@ class Contest {
     // NaN explains NaN, whatever made it; zeros are the answer of a row that sees no key, of a factor of 0, and of a cleared
     // buffer that nobody wrote to; and "never written" explains anything: some number has to be explained, or the batch has to
     // hold evidence.
-    const bool has_evidence = fit.unwritten && c.order() == static_cast<int>(fault::Rank::mechanism);
+    const bool has_evidence = fit.unwritten && c.order() == static_cast<int>(faults_detail::Rank::mechanism);
     if ((fit.finite == 0 || fit.unproven) && !has_evidence) return false;
     if (!c.scoped) return fit.broken == 0;
     return fit.broken_inside == 0 && (scope_->precision() >= kScopePrecision || fit.right_inside >= kRightSeen);
@@ -149,7 +149,7 @@ class Contest {
   }
 
   void judge(RankedCandidate& c) const {
-    const double credit = c.fit.unproven && c.order() > static_cast<int>(fault::Rank::mechanism) ? kUnproven : 1;
+    const double credit = c.fit.unproven && c.order() > static_cast<int>(faults_detail::Rank::mechanism) ? kUnproven : 1;
     c.share = credit * c.fit.explained - c.fit.damage;
     c.scoped = false;
     if (scope_ == nullptr || !scope_->rule) return;
@@ -200,15 +200,16 @@ std::vector<RankedCandidate> combinations(const std::vector<RankedCandidate>& si
 
 /// The faults of the catalogue as proposals, and those that cannot show here.
 void add_catalogue(const Scene& scene, const Evidence& evidence, Proposals& list, std::vector<Hypothesis>& impossible) {
-  const fault::Evidence seen{scene.facts, evidence.samples()};
-  const std::vector<Fault>& faults = fault::catalogue();
+  const faults_detail::Evidence seen{scene.facts, evidence.samples()};
+  const std::vector<Fault>& faults = faults_detail::catalogue();
   std::vector<Suspects> suspects(faults.size());
   threads::for_each_index(faults.size(), [&](std::size_t i) { suspects[i] = faults[i].suspects(seen); });
   for (std::size_t i = 0; i < faults.size(); ++i) {
     const FaultInfo& info = faults[i].info;
     const std::string mechanism = mechanism_of(info);
     for (const Suspect& s : suspects[i].list)
-      list.push_back({mechanism, info.text, s.detail, info.next, 0, s.plant, &faults[i], faults[i].rank == fault::Rank::symptom});
+      list.push_back(
+          {mechanism, info.text, s.detail, info.next, 0, s.plant, &faults[i], faults[i].rank == faults_detail::Rank::symptom});
     if (!suspects[i].list.empty()) continue;
     Hypothesis h;
     h.mechanism = mechanism, h.fault = info.id, h.text = info.text, h.why_not = suspects[i].why_not;
@@ -283,4 +284,4 @@ std::vector<Hypothesis> rank(const Scene& scene, const Evidence& evidence, const
   return ranking;
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

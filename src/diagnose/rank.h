@@ -10,7 +10,7 @@
 #include "diagnose/mechanisms/mechanism.h"
 #include "quire/diagnose.hpp"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 /// One hypothesis with the parameters that fit best, or the reason why it cannot have happened here.
 struct Hypothesis {
@@ -29,7 +29,8 @@ struct Hypothesis {
 std::vector<Hypothesis> rank(const Scene& scene, const Evidence& evidence, const Pattern* scope);
 
 /// Opens a few wrong cells of the evidence, for mechanisms.
-Scene make_scene(const fault::Facts& facts, const Observed& observed, const Localisation& where, const Evidence& evidence);
+Scene make_scene(const faults_detail::Facts& facts, const Observed& observed, const Localisation& where,
+                 const Evidence& evidence);
 
 /// A scope is one more assumption: a hypothesis that needs none comes first among those that explain as much.
 inline constexpr double kScopePenalty = 0.01;
@@ -37,4 +38,4 @@ inline constexpr double kScopePenalty = 0.01;
 /// From here on a hypothesis that is not certain is called likely.
 inline constexpr double kLikely = 0.5;
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -9,7 +9,7 @@
 
 #include "quire/rank_diagnosis.hpp"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 /// Captures in the order of their ranks.
 struct RankCaptures {
@@ -34,4 +34,4 @@ Result<Case> own_case(const RankCaptures& captures, std::size_t rank);
 /// Tells whether the capture holds the rank's own part.
 bool has_part(const Case& c);
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

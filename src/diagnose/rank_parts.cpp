@@ -10,7 +10,7 @@
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
 constexpr double kU = numerics::kAccumulatorRoundoff;
@@ -65,7 +65,7 @@ Numbers expected_part(const Reference& reference, DType type) {
   return n;
 }
 
-Predicted merged_cell(const std::vector<Numbers>& parts, const fault::Shares& shares, std::size_t cell, DType type) {
+Predicted merged_cell(const std::vector<Numbers>& parts, const faults_detail::Shares& shares, std::size_t cell, DType type) {
   const auto dims = static_cast<std::size_t>(parts.front().dims);
   Predicted p{std::vector<double>(dims, 0.0), std::vector<double>(dims, 0.0)};
   for (std::size_t k = 0; k < parts.size(); ++k) {
@@ -99,4 +99,4 @@ void judge_cell(const Predicted& expected, const Numbers& observed, std::size_t 
   }
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

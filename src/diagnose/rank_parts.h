@@ -10,7 +10,7 @@
 #include "faults/ranks.h"
 #include "numerics/tolerance.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 /// [row, head, dim] numbers of one rank, and how far a right rank may be from them.
 struct Numbers {
@@ -40,10 +40,10 @@ struct Predicted {
 };
 
 /// sum_k shares.of[k] part_k, and how far ranks may be from it that merge in f32 and store `type`.
-Predicted merged_cell(const std::vector<Numbers>& parts, const fault::Shares& shares, std::size_t cell, DType type);
+Predicted merged_cell(const std::vector<Numbers>& parts, const faults_detail::Shares& shares, std::size_t cell, DType type);
 
 /// Adds a cell to what was found. `tokens`: for its name.
 void judge_cell(const Predicted& expected, const Numbers& observed, std::size_t cell, std::int64_t token, DType type,
                 Judged& found);
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

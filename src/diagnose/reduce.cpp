@@ -12,7 +12,7 @@
 namespace quire {
 namespace {
 
-using fault::Facts;
+using faults_detail::Facts;
 
 constexpr std::size_t kWrongRequests = 3;
 constexpr std::size_t kRightRequests = 1;

@@ -7,7 +7,7 @@
 #include "faults/families.h"
 #include "semantics/dtype.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 template <typename Predicate>
@@ -152,4 +152,4 @@ void add_alibi(std::vector<Fault>& list) {
   add("alibi_bias_in_bf16", "rounds the ALiBi bias to bf16", "", "compute the bias in f32", in_f16);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

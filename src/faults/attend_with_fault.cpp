@@ -17,10 +17,10 @@
 namespace quire {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::RowHead;
-using fault::RowResult;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::RowHead;
+using faults_detail::RowResult;
 
 constexpr std::size_t kRowsAtOnce = 64;          // (row, head) pairs that a thread takes at a time
 constexpr std::size_t kThreadedPairs = 4096;     // below this, starting threads costs more than it saves
@@ -37,7 +37,7 @@ void store(const Batch& b, const RowHead& at, const RowResult& result) {
                    static_cast<float>(result.lse));
 }
 
-bool same_row(const fault::Row& a, const fault::Row& b) {
+bool same_row(const faults_detail::Row& a, const faults_detail::Row& b) {
   return a.written == b.written && a.req == b.req && a.query_token == b.query_token && a.query_head == b.query_head &&
          a.first_token == b.first_token && a.query_len == b.query_len && a.seq_len == b.seq_len && a.cached_len == b.cached_len &&
          a.q_pos == b.q_pos && a.causal == b.causal;
@@ -107,16 +107,16 @@ void zero_padding(const Facts& f) {
 /// All rows, or only `tokens`.
 Status attend_planted(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id,
                       std::optional<std::span<const std::int64_t>> tokens) {
-  const fault::Fault* fault = fault::find(id);
+  const faults_detail::Fault* fault = faults_detail::find(id);
   if (fault == nullptr) return {Code::invalid_argument, formatted("no fault is called '{}'; faults() lists them", id)};
   if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
   const Facts facts(batch, cache, options);
   for (const std::int64_t t : tokens.value_or(std::span<const std::int64_t>()))
     if (t < 0 || t >= facts.num_tokens)
       return {Code::invalid_argument, formatted("token {} is outside the batch of {}", t, facts.num_tokens)};
-  const fault::Suspects suspects = fault->suspects({facts, {}});
+  const faults_detail::Suspects suspects = fault->suspects({facts, {}});
   if (suspects.list.empty()) return {Code::unsupported, formatted("{} cannot show here: {}", id, suspects.why_not)};
-  const fault::Suspect& suspect = suspects.list.front();
+  const faults_detail::Suspect& suspect = suspects.list.front();
   Model model(facts);
   suspect.plant(model);
 

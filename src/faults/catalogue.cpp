@@ -4,7 +4,7 @@
 #include "faults/families.h"
 
 namespace quire {
-namespace fault {
+namespace faults_detail {
 
 /// Faults of a family whose words and conditions are about causal rows at the end of their keys.
 void add_causal(std::vector<Fault>& all, void (*add)(std::vector<Fault>&)) {
@@ -52,12 +52,12 @@ const Fault* find(std::string_view id) {
   return nullptr;
 }
 
-}  // namespace fault
+}  // namespace faults_detail
 
 const std::vector<FaultInfo>& faults() {
   static const std::vector<FaultInfo> list = [] {
     std::vector<FaultInfo> all;
-    for (const fault::Fault& fault : fault::catalogue()) all.push_back(fault.info);
+    for (const faults_detail::Fault& fault : faults_detail::catalogue()) all.push_back(fault.info);
     return all;
   }();
   return list;

@@ -5,7 +5,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 /// K and V of the positions for which `holds` is true are zero.
@@ -141,4 +141,4 @@ void add_contents(std::vector<Fault>& list) {
       "look at the launch of reshape_and_cache: num_kv_heads * head_dim / x > 512 needs a loop", append_cap);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

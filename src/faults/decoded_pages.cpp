@@ -4,7 +4,7 @@
 
 #include "faults/model.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 
 DecodedPages::DecodedPages(const KVCache& cache)
     : cache_(cache),
@@ -56,4 +56,4 @@ const float* DecodedPages::decode(Side side, std::int64_t page, std::int64_t kv_
   return values.release();
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

@@ -10,7 +10,7 @@
 
 #include "quire/cache.hpp"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 
 enum class Side : int { key = 0, value = 1 };
 inline constexpr Side kSides[] = {Side::key, Side::value};
@@ -42,4 +42,4 @@ class DecodedPages {
   mutable std::vector<std::atomic<float*>> pages_;  ///< [side][page][kv_head]
 };
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

@@ -7,7 +7,7 @@
 #include <bit>
 #include <cmath>
 
-namespace quire::fault {
+namespace quire::faults_detail {
 
 Row decode_row(const Facts& f, Row row, std::int64_t req) {
   row.written = true;
@@ -166,4 +166,4 @@ std::string lengths_seen(const std::vector<std::int64_t>& query_start_loc) {
 
 std::string name_of(DType dtype) { return std::string(name(dtype)); }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

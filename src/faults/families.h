@@ -8,7 +8,7 @@
 
 #include "faults/fault.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 
 // To add a fault: add it to its family's file. To add a family: add a file, a line here and a line in catalogue.cpp.
 void add_index_width(std::vector<Fault>& list);
@@ -101,4 +101,4 @@ std::string first_values(const std::vector<std::int64_t>& values);
 std::string lengths_seen(const std::vector<std::int64_t>& query_start_loc);
 std::string name_of(DType dtype);
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

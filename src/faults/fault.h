@@ -9,7 +9,7 @@
 #include "faults/model.h"
 #include "quire/faults.hpp"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 
 /// An output row that is known to be wrong or right, for faults whose parameters are searched for. Empty when mutants are
 /// planted.
@@ -59,4 +59,4 @@ struct Fault {
 const std::vector<Fault>& catalogue();
 const Fault* find(std::string_view id);
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

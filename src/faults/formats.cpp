@@ -7,7 +7,7 @@
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 DType type_of(const Facts& f) { return f.cache.k.dtype; }
@@ -172,4 +172,4 @@ void add_formats(std::vector<Fault>& list) {
   add("sign_lost", "loses the sign of cached values", "", "look at the bit mask of the conversion", sign_lost);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

@@ -7,7 +7,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 constexpr const char* kEqualDims = "K and V have one head_dim";
@@ -144,4 +144,4 @@ void add_head_dims(std::vector<Fault>& list) {
       "look at the loop over dims of the output: it ends at v_head_dim", dims_beyond_k);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

@@ -5,7 +5,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 constexpr const char* kOneHead = "one KV head: every mapping reads it";
@@ -93,4 +93,4 @@ void add_heads(std::vector<Fault>& list) {
       "look at the query pointer of the kernel that serves a whole group at once", one_per_group);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

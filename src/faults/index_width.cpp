@@ -6,7 +6,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 /// Word `i` of an int64 tensor whose elements are read as 32-bit words.
@@ -96,4 +96,4 @@ void add_index_width(std::vector<Fault>& list) {
                   block_table});
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

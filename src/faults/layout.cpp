@@ -6,7 +6,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 constexpr const char* kNotCached = "no row reads the cache";
@@ -215,4 +215,4 @@ void add_layout(std::vector<Fault>& list) {
       interleaved);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

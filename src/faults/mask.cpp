@@ -5,7 +5,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 constexpr const char* kNoChunk = "no request has more than one row, so that there is no future key to see";
@@ -110,4 +110,4 @@ void add_mask(std::vector<Fault>& list) {
       "look for context_len / page_size * page_size in the address or mask computation", context_rounded);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

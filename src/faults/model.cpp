@@ -9,7 +9,7 @@
 
 #include "semantics/dtype.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 constexpr double kModelNaN = std::numeric_limits<double>::quiet_NaN();
@@ -493,4 +493,4 @@ std::vector<RowResult> evaluate(const Model& model, std::span<const RowHead> row
   return results;
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

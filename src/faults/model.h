@@ -18,7 +18,7 @@
 #include "faults/decoded_pages.h"
 #include "quire/batch.hpp"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 
 /// What the batch says, decoded once. All of it is true, whatever a model believes.
 struct Facts {
@@ -199,4 +199,4 @@ void load_vector(const Model& model, const Row& row, Side side, std::int64_t pos
 /// Computes some rows under a model. Reads outside the cache, which a wrong model may ask for, give NaN.
 std::vector<RowResult> evaluate(const Model& model, std::span<const RowHead> rows);
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

@@ -6,7 +6,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 constexpr const char* kNotCachedPages = "no row reads the cache";
@@ -331,4 +331,4 @@ void add_pages(std::vector<Fault>& list) {
       "widen before the multiplication: int64(page) * stride", offset_32_bit, Rank::mechanism);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

@@ -7,7 +7,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 using Plant = std::function<void(Model&)>;
@@ -314,4 +314,4 @@ void add_positions(std::vector<Fault>& list) {
   add("no_key_lse_plus_infinity", "gives a row that sees no key lse +inf", "flash-attention 2", kEmpty, no_key_lse_is_infinite);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

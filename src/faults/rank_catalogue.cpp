@@ -10,7 +10,7 @@
 #include "faults/ranks.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 using RankSuspects = std::vector<RankSuspect>;
@@ -407,4 +407,4 @@ const std::vector<RankFault>& rank_fault_catalogue() {
   return list;
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

@@ -12,7 +12,7 @@
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 constexpr double kNoKeys = -std::numeric_limits<double>::infinity();
@@ -89,31 +89,31 @@ RowResult merged_row(const RankModel& model, const RowHead& at) {
   return result;
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail
 
 namespace quire {
 namespace {
 
-using fault::RankFault;
+using faults_detail::RankFault;
 
 const RankFault* find_rank_fault(std::string_view id) {
-  for (const RankFault& fault : fault::rank_fault_catalogue())
+  for (const RankFault& fault : faults_detail::rank_fault_catalogue())
     if (fault.info.id == id) return &fault;
   return nullptr;
 }
 
-Status plant_rank_fault(fault::RankModel& model, std::string_view id) {
+Status plant_rank_fault(faults_detail::RankModel& model, std::string_view id) {
   if (id.empty()) return {};
   const RankFault* found = find_rank_fault(id);
   if (found == nullptr)
     return {Code::invalid_argument, formatted("no fault of ranks is called '{}'; rank_faults() lists them", id)};
-  const std::vector<fault::RankSuspect> suspects = found->suspects(*model.facts, model.deal);
+  const std::vector<faults_detail::RankSuspect> suspects = found->suspects(*model.facts, model.deal);
   if (suspects.empty()) return {Code::unsupported, formatted("{} cannot show here: {}", id, found->why_not)};
   suspects.front().plant(model);
   return {};
 }
 
-void store_merged(const Batch& b, const fault::RowHead& at, const fault::RowResult& row) {
+void store_merged(const Batch& b, const faults_detail::RowHead& at, const faults_detail::RowResult& row) {
   const Tensor &o = b.output, &l = b.lse;
   for (std::size_t d = 0; d < row.out.size(); ++d)
     semantics::store(o.data, o.dtype, at.token * o.stride[0] + at.head * o.stride[1] + static_cast<std::int64_t>(d) * o.stride[2],
@@ -126,7 +126,7 @@ void store_merged(const Batch& b, const fault::RowHead& at, const fault::RowResu
 const std::vector<FaultInfo>& rank_faults() {
   static const std::vector<FaultInfo> list = [] {
     std::vector<FaultInfo> all;
-    for (const RankFault& fault : fault::rank_fault_catalogue()) all.push_back(fault.info);
+    for (const RankFault& fault : faults_detail::rank_fault_catalogue()) all.push_back(fault.info);
     return all;
   }();
   return list;
@@ -138,11 +138,11 @@ Status attend_with_rank_fault(const Batch& batch, const KVCache& cache, const Op
   any.rank = 0;
   if (const Findings findings = check_shard(any); !findings.ok()) return findings.status();
   if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
-  const fault::Facts facts(batch, cache, options);
+  const faults_detail::Facts facts(batch, cache, options);
   if (facts.has_masks || batch.output_scale.present())
     return {Code::unsupported,
             "ranks take causal requests, whose rows stand at the end of their keys, and outputs without a scale"};
-  fault::RankModel model(facts, {.world = shard.world, .interleave = shard.interleave, .span = shard.span});
+  faults_detail::RankModel model(facts, {.world = shard.world, .interleave = shard.interleave, .span = shard.span});
   if (Status s = plant_rank_fault(model, id); !s.ok()) return s;
   for (std::int64_t t = 0; t < facts.num_tokens; ++t)
     for (std::int64_t h = 0; h < facts.num_q_heads; ++h) store_merged(batch, {t, h}, merged_row(model, {t, h}));

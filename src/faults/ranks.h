@@ -14,7 +14,7 @@
 #include "faults/model.h"
 #include "quire/faults.hpp"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 
 /// The deal of positions: in runs of `interleave` tokens by turns, or rank k [k * span, (k + 1) * span) if span > 0, the last
 /// rank also what follows.
@@ -71,4 +71,4 @@ RowResult part_of_rank(const RankModel& model, std::int64_t rank, const RowHead&
 /// The result that ranks write for one row and head.
 RowResult merged_row(const RankModel& model, const RowHead& at);
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

@@ -6,7 +6,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 using Skip = std::function<bool(const Row&)>;
@@ -314,4 +314,4 @@ void add_rows(std::vector<Fault>& list) {
       "a decode kernel called without query_start_loc serves row r for request r", request_index);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

@@ -5,7 +5,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 const char* tensor(Side side) { return side == Side::key ? "k_scale" : "v_scale"; }
@@ -108,4 +108,4 @@ void add_scales(std::vector<Fault>& list) {
       on_new_rows);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

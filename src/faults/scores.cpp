@@ -7,7 +7,7 @@
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 double real(std::int64_t n) { return static_cast<double>(n); }
@@ -181,4 +181,4 @@ void add_scores(std::vector<Fault>& list) {
   add("scores_rounded_to_bf16", "keeps the scores in bf16", "", "keep scores in f32 until the softmax", scores_in_bf16);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

@@ -6,7 +6,7 @@
 
 #include "faults/families.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 constexpr const char* kNone = "there are no sinks";
@@ -109,4 +109,4 @@ void add_sinks(std::vector<Fault>& list) {
   add("sink_of_next_head", "takes the sink of the next head", "", kSink, sink_of_next_head);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

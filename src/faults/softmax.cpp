@@ -7,7 +7,7 @@
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 constexpr const char* kNoLse = "the batch asks for no lse";
@@ -203,4 +203,4 @@ void add_softmax(std::vector<Fault>& list) {
   add("lse_without_sink", "leaves the sink out of the lse that it writes", "", kLse, lse_without_sink);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

@@ -6,7 +6,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 constexpr std::int64_t kSizes[] = {64, 128, 256, 512, 1024, 2048};
@@ -265,4 +265,4 @@ void add_split(std::vector<Fault>& list) {
       sink_in_each);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

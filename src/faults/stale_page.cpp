@@ -9,7 +9,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 constexpr std::int64_t kPagesSearched = 4096;
@@ -197,4 +197,4 @@ void add_stale_page(std::vector<Fault>& list) {
        stale_page});
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

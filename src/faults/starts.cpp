@@ -5,7 +5,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 Suspects starts_seen(const Evidence& e, const std::vector<std::int64_t>& seen) {
@@ -108,4 +108,4 @@ void add_starts(std::vector<Fault>& list) {
       of_neighbour);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

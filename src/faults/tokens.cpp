@@ -6,7 +6,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 constexpr const char* kNoRows = "the batch has no rows";
@@ -237,4 +237,4 @@ void add_tokens(std::vector<Fault>& list) {
       "stop the loop over the cache at context_len if the chunk's own keys follow", counts_new_twice);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

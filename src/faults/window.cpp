@@ -5,7 +5,7 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::fault {
+namespace quire::faults_detail {
 namespace {
 
 /// Does the window hide keys from a row of a request for which `of` is true?
@@ -141,4 +141,4 @@ void add_window(std::vector<Fault>& list) {
       "the loop over the context pages needs the window too", only_on_new_keys);
 }
 
-}  // namespace quire::fault
+}  // namespace quire::faults_detail

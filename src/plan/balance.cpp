@@ -89,7 +89,7 @@ double load_imbalance(const Plan& plan) {
   const plan_detail::CostModel cost(plan.problem);
   plan_detail::Loads loads(plan.num_threads);
   for (std::int64_t i = 0; i < plan.num_items(); ++i) {
-    const WorkItem item = plan.item(i);
+    const plan_detail::WorkItem item = plan_detail::item_of(plan, i);
     loads.take(cost(item.row_end - item.row_begin, item.key_end - item.key_begin));
   }
   return plan.num_items() == 0 ? 1.0 : loads.busiest() / loads.mean();

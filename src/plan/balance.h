@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "plan/cost.h"
-#include "quire/plan.hpp"
+#include "plan/work.h"
 
 namespace quire::plan_detail {
 

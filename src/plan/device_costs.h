@@ -16,7 +16,7 @@
 
 #include <string_view>
 
-#include "quire/plan.hpp"
+#include "plan/work.h"
 
 namespace quire::plan_detail {
 

@@ -114,8 +114,8 @@ Status size_lists(Plan& plan) {
         std::pair{"head_dim", p.head_dim}, std::pair{"v_head_dim", p.out_dim()}, std::pair{"page_size", p.page_size}})
     if (value > kMaxInt32) return too_large(what, value);
   if (b.num_tokens > kMaxInt32 / p.num_q_heads) return too_large("num_tokens * num_q_heads, from num_tokens", b.num_tokens);
-  plan.lists = plan.kernel.row().gpu->lists(plan);
-  for (const DeviceList& list : plan.lists) {
+  plan.set_work({.tiles = {}, .lists = plan.kernel.row().gpu->lists(plan)});
+  for (const DeviceList& list : plan.work().lists) {
     if (list.max_slices * plan.problem.num_kv_heads > kMaxInt32) return too_large("the number of work items", list.max_slices);
     if (list.max_partials > kMaxInt32) return too_large("the number of partial tiles", list.max_partials);
     constexpr double kMaxBytes = 1e18;

@@ -46,16 +46,17 @@ inline DeviceWorkspace device_workspace(const Plan& plan) {
   w.reset_bytes = w.bytes;
   // Without a schedule kernel, no other kernel zeroes the first list's counters. Lists of fixed parts are always scheduled,
   // unless blocks deal them themselves.
-  w.lists[0].parts_done = take(plan.lists.empty() ? 0 : plan.lists[0].max_merges * kv_heads * 4);
-  if (!plan.lists.empty() && (plan.lists[0].split_keys == 0 || body_of(plan.lists[0]).deals_itself())) w.reset_bytes = w.bytes;
-  for (std::size_t i = 0; i < plan.lists.size(); ++i) {
+  w.lists[0].parts_done = take(plan.work().lists.empty() ? 0 : plan.work().lists[0].max_merges * kv_heads * 4);
+  if (!plan.work().lists.empty() && (plan.work().lists[0].split_keys == 0 || body_of(plan.work().lists[0]).deals_itself()))
+    w.reset_bytes = w.bytes;
+  for (std::size_t i = 0; i < plan.work().lists.size(); ++i) {
     w.lists[i].num_slices = take(256);
     w.lists[i].next_item = w.lists[i].num_slices + 128;
     w.lists[i].units = w.lists[i].num_slices + 4;
-    if (i > 0) w.lists[i].parts_done = take(plan.lists[i].max_merges * kv_heads * 4);
+    if (i > 0) w.lists[i].parts_done = take(plan.work().lists[i].max_merges * kv_heads * 4);
   }
-  for (std::size_t i = 0; i < plan.lists.size(); ++i) {
-    const DeviceList& list = plan.lists[i];
+  for (std::size_t i = 0; i < plan.work().lists.size(); ++i) {
+    const DeviceList& list = plan.work().lists[i];
     w.lists[i].slices = take(list.max_slices * kSliceBytes);
     w.lists[i].partial_states = take(list.max_partials * list.tile_rows * 2 * 4);
     w.lists[i].partial_acc = take(list.max_partials * list.tile_rows * plan.problem.out_dim() * 4);

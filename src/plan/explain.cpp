@@ -5,6 +5,7 @@
 
 #include "plan/select.h"
 #include "quire/plan.hpp"
+#include "quire/predict.hpp"
 #include "text/formatted.h"
 
 namespace quire {
@@ -100,7 +101,7 @@ std::string device_plan_text(const Plan& p) {
   text += formatted("sized for {} requests, {} tokens, query_len <= {}, seq_len <= {}; the device reads the lengths\n",
                     p.bounds.num_reqs, p.bounds.num_tokens, p.bounds.max_query_len, p.bounds.max_seq_len);
   for (const std::string& assumption : p.assumptions) text += formatted("assumes   {}\n", assumption);
-  for (const DeviceList& list : p.lists) {
+  for (const plan_detail::DeviceList& list : p.work().lists) {
     text += formatted("tiles     {} score rows (query rows x {} group) by {} keys, on {} blocks{}{}\n", list.tile_rows,
                       p.problem.group(), list.tile_keys, list.num_blocks,
                       list.rounded_weights ? formatted("; weights rounded to {}",

@@ -6,6 +6,7 @@
 
 #include "plan/vllm_hazards.h"
 #include "quire/plan.hpp"
+#include "quire/predict.hpp"
 #include "text/formatted.h"
 
 namespace quire {

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plan/work.h"
 #include "quire/plan.hpp"
 
 namespace quire::plan_detail {

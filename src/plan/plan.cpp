@@ -59,9 +59,9 @@ bool Plan::operator==(const Plan& o) const {
                  [](const Refusal& a, const Refusal& b) { return a.kernel == b.kernel && a.reason == b.reason; });
   return same_refusals && problem == o.problem && device == o.device && kernel == o.kernel &&
          batch_invariant == o.batch_invariant && exact_weights == o.exact_weights && tile_q == o.tile_q && tile_kv == o.tile_kv &&
-         split_keys == o.split_keys && direct_rows == o.direct_rows && tiles == o.tiles && num_partials == o.num_partials &&
+         split_keys == o.split_keys && direct_rows == o.direct_rows && work() == o.work() && num_partials == o.num_partials &&
          scratch_bytes_per_thread == o.scratch_bytes_per_thread && num_threads == o.num_threads && kv_bytes == o.kv_bytes &&
-         flops == o.flops && lists == o.lists && bounds == o.bounds && assumptions == o.assumptions;
+         flops == o.flops && bounds == o.bounds && assumptions == o.assumptions;
 }
 
 namespace {
@@ -186,7 +186,7 @@ std::string text_of_device_plan(const Plan& plan) {
   const Bounds& b = plan.bounds;
   std::string text = formatted("{} device={} reqs<={} tokens<={} query_len<={} seq_len<={}", plan.kernel.name(), plan.device.name,
                                b.num_reqs, b.num_tokens, b.max_query_len, b.max_seq_len);
-  for (const DeviceList& list : plan.lists)
+  for (const plan_detail::DeviceList& list : plan.work().lists)
     text += formatted(" tile={}x{} split={} blocks={} slices<={} merges<={} partials<={}", list.tile_rows, list.tile_keys,
                       list.split_keys > 0 ? formatted("{}", list.split_keys) : "device", list.num_blocks, list.max_slices,
                       list.max_merges, list.max_partials);
@@ -198,8 +198,9 @@ std::string text_of_device_plan(const Plan& plan) {
 
 bool rounds_weights(const Plan& plan, std::int64_t query_len) noexcept {
   const std::int64_t rows = query_len * plan.problem.group();
-  return std::any_of(plan.lists.begin(), plan.lists.end(),
-                     [&](const DeviceList& l) { return l.rounded_weights && rows > l.min_rows && rows <= l.max_rows; });
+  return std::any_of(plan.work().lists.begin(), plan.work().lists.end(), [&](const plan_detail::DeviceList& l) {
+    return l.rounded_weights && rows > l.min_rows && rows <= l.max_rows;
+  });
 }
 
 std::string to_string(const Plan& plan) {

@@ -6,6 +6,7 @@
 #include "plan/device_costs.h"
 #include "plan/device_work.h"
 #include "quire/plan.hpp"
+#include "quire/predict.hpp"
 #include "text/formatted.h"
 
 namespace quire {
@@ -14,6 +15,7 @@ namespace {
 using plan_detail::Body;
 using plan_detail::BodyCosts;
 using plan_detail::DeviceCosts;
+using plan_detail::DeviceList;
 
 const DeviceCosts* costs_of(const Device& device) {
   for (const DeviceCosts* costs : plan_detail::kDeviceCosts) {
@@ -62,6 +64,8 @@ bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& d
     prediction.why_not = "more tiles than are counted";
     return false;
   }
+  one.tile_rows = list.tile_rows;
+  one.tile_keys = list.tile_keys;
   one.units = list.num_blocks / body.blocks_per_unit;
   one.items = work.items;
   one.busiest_items = work.busiest_items;
@@ -82,7 +86,8 @@ bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& d
 
 /// What running two lists at the same time saves: no more than all of the second.
 double saved_seconds(const Plan& plan, const Prediction& prediction, const DeviceCosts& device) {
-  if (plan.lists.size() != 2 || !plan.lists[1].beside || prediction.lists[0].items == 0 || prediction.lists[1].items == 0)
+  if (plan.work().lists.size() != 2 || !plan.work().lists[1].beside || prediction.lists[0].items == 0 ||
+      prediction.lists[1].items == 0)
     return 0;
   return std::min((1 - device.beside_share) * prediction.lists[0].seconds, prediction.lists[1].seconds);
 }
@@ -100,7 +105,7 @@ Prediction predict(const Plan& plan) {
   } else {
     prediction.device = device->product;
     prediction.call_seconds = prediction.seconds = 1e-6 * device->call_us;
-    for (const DeviceList& list : plan.lists)
+    for (const DeviceList& list : plan.work().lists)
       if (!predict_list(plan, list, *device, prediction)) break;
     if (prediction.why_not.empty()) prediction.saved_seconds = saved_seconds(plan, prediction, *device);
     prediction.seconds -= prediction.saved_seconds;

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles: (request, query rows, keys), split over keys where one item would keep a thread busy alone, heaviest items first. A tile
-// stands for the items of all KV heads and segments, so the list stays short; item() and merge() count them out.
+// stands for the items of all KV heads and segments, so the list stays short; item_of() and merge_of() count them out.
 #include "plan/work_list.h"
 
 #include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "plan/balance.h"
 #include "plan/heaviest_first.h"
 #include "plan/kernel.h"
+#include "plan/work.h"
 #include "semantics/visible_range.h"
 
 namespace quire {
@@ -72,9 +76,10 @@ void number_tiles(Plan& plan, const std::vector<WorkTile>& tiles, const CostMode
 
   const std::int64_t num_kv_heads = plan.problem.num_kv_heads;
   std::int64_t items = 0, merges = 0;
-  plan.tiles.reserve(tiles.size());
+  Work work;
+  work.tiles.reserve(tiles.size());
   for (const CostKey key : order) {
-    WorkTile& tile = plan.tiles.emplace_back(tiles[index_of(key)]);
+    WorkTile& tile = work.tiles.emplace_back(tiles[index_of(key)]);
     tile.first_item = items;
     tile.first_merge = merges;
     items += tile.num_parts * num_kv_heads;
@@ -83,12 +88,13 @@ void number_tiles(Plan& plan, const std::vector<WorkTile>& tiles, const CostMode
     merges += num_kv_heads;
     plan.num_partials += plan.problem.num_q_heads * (tile.row_end - tile.row_begin) * tile.num_parts;
   }
+  plan.set_work(std::move(work));
 }
 
 /// The tile that holds an item; index in [0, num_items()).
 const WorkTile& tile_of_item(const Plan& plan, std::int64_t index) {
   const auto starts_later = [](std::int64_t i, const WorkTile& tile) { return i < tile.first_item; };
-  return *(std::upper_bound(plan.tiles.begin(), plan.tiles.end(), index, starts_later) - 1);
+  return *(std::upper_bound(plan.work().tiles.begin(), plan.work().tiles.end(), index, starts_later) - 1);
 }
 
 }  // namespace
@@ -117,52 +123,60 @@ void cut_work(Plan& plan) {
   count_traffic(plan);
 }
 
-}  // namespace plan_detail
-
-using plan_detail::tile_of_item;
-
-std::int64_t Plan::num_items() const noexcept {
-  return tiles.empty() ? 0 : tiles.back().first_item + tiles.back().num_parts * problem.num_kv_heads;
-}
-
-std::int64_t Plan::num_merges() const noexcept {
-  if (tiles.empty()) return 0;
-  return tiles.back().first_merge + (tiles.back().num_parts == 1 ? 0 : problem.num_kv_heads);
-}
-
 // Within a tile: all heads of its first segment, then of its second, so that neighbouring items read the same pages.
-WorkItem Plan::item(std::int64_t index) const noexcept {
-  const WorkTile& tile = tile_of_item(*this, index);
-  const std::int64_t part = (index - tile.first_item) / problem.num_kv_heads;
-  const std::int64_t head = (index - tile.first_item) % problem.num_kv_heads;
+WorkItem item_of(const Plan& plan, std::int64_t index) noexcept {
+  const WorkTile& tile = tile_of_item(plan, index);
+  const std::int64_t part = (index - tile.first_item) / plan.problem.num_kv_heads;
+  const std::int64_t head = (index - tile.first_item) % plan.problem.num_kv_heads;
   WorkItem item{tile.req, static_cast<std::int32_t>(head), tile.row_begin, tile.row_end, tile.key_begin, tile.key_end, -1};
   if (tile.num_parts == 1) return item;
-  const std::int64_t rows = (tile.row_end - tile.row_begin) * problem.group();
-  const std::int64_t segment = tile.key_begin / split_keys + part;
-  item.key_begin = std::max(tile.key_begin, segment * split_keys);
-  item.key_end = std::min(tile.key_end, (segment + 1) * split_keys);
+  const std::int64_t rows = (tile.row_end - tile.row_begin) * plan.problem.group();
+  const std::int64_t segment = tile.key_begin / plan.split_keys + part;
+  item.key_begin = std::max(tile.key_begin, segment * plan.split_keys);
+  item.key_end = std::min(tile.key_end, (segment + 1) * plan.split_keys);
   item.partial = tile.first_partial + (head * tile.num_parts + part) * rows;
   return item;
 }
 
-std::int64_t Plan::merge_after(std::int64_t index) const noexcept {
-  const WorkTile& tile = tile_of_item(*this, index);
-  return tile.num_parts == 1 ? -1 : tile.first_merge + (index - tile.first_item) % problem.num_kv_heads;
+std::int64_t merge_after(const Plan& plan, std::int64_t index) noexcept {
+  const WorkTile& tile = tile_of_item(plan, index);
+  return tile.num_parts == 1 ? -1 : tile.first_merge + (index - tile.first_item) % plan.problem.num_kv_heads;
 }
 
-MergeItem Plan::merge(std::int64_t index) const noexcept {
+MergeItem merge_of(const Plan& plan, std::int64_t index) noexcept {
   // The last tile that starts at or before the index is a split one: unsplit tiles add no merges.
+  const std::vector<WorkTile>& tiles = plan.work().tiles;
   const auto after = std::upper_bound(tiles.begin(), tiles.end(), index,
                                       [](std::int64_t i, const WorkTile& tile) { return i < tile.first_merge; });
   const WorkTile& tile = *(after - 1);
   const std::int64_t head = index - tile.first_merge;
-  const std::int64_t rows = (tile.row_end - tile.row_begin) * problem.group();
+  const std::int64_t rows = (tile.row_end - tile.row_begin) * plan.problem.group();
   return {tile.req,
           static_cast<std::int32_t>(head),
           tile.row_begin,
           tile.row_end,
           tile.first_partial + head * tile.num_parts * rows,
           tile.num_parts};
+}
+
+}  // namespace plan_detail
+
+const plan_detail::Work& Plan::work() const noexcept {
+  static const plan_detail::Work none;
+  return work_ == nullptr ? none : *work_;
+}
+
+void Plan::set_work(plan_detail::Work work) { work_ = std::make_shared<const plan_detail::Work>(std::move(work)); }
+
+std::int64_t Plan::num_items() const noexcept {
+  const std::vector<plan_detail::WorkTile>& tiles = work().tiles;
+  return tiles.empty() ? 0 : tiles.back().first_item + tiles.back().num_parts * problem.num_kv_heads;
+}
+
+std::int64_t Plan::num_merges() const noexcept {
+  const std::vector<plan_detail::WorkTile>& tiles = work().tiles;
+  if (tiles.empty()) return 0;
+  return tiles.back().first_merge + (tiles.back().num_parts == 1 ? 0 : problem.num_kv_heads);
 }
 
 }  // namespace quire

@@ -8,7 +8,7 @@
 
 #include "quire/tensor.hpp"
 #include "semantics/fp8.h"
-#include "semantics/host_device.h"
+#include "semantics/qualifiers.h"
 
 namespace quire::semantics {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "semantics/host_device.h"
+#include "semantics/qualifiers.h"
 
 namespace quire::semantics {
 

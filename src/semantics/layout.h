@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "quire/cache.hpp"
-#include "semantics/host_device.h"
+#include "semantics/qualifiers.h"
 
 namespace quire::semantics {
 

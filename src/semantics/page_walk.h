@@ -6,7 +6,7 @@
 
 #include "quire/tensor.hpp"
 #include "semantics/dtype.h"
-#include "semantics/host_device.h"
+#include "semantics/qualifiers.h"
 
 namespace quire::semantics {
 

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "semantics/host_device.h"
+#include "semantics/qualifiers.h"
 
 namespace quire::semantics {
 

@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#include "semantics/host_device.h"
+#include "semantics/qualifiers.h"
 
 namespace quire::semantics {
 

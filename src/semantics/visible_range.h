@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "semantics/host_device.h"
+#include "semantics/qualifiers.h"
 
 namespace quire::semantics {
 

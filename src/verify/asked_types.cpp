@@ -8,7 +8,7 @@
 #include "text/formatted.h"
 #include "verify/matrix.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 constexpr std::size_t kQuickTurns = 4;  ///< of one shape
@@ -147,4 +147,4 @@ std::vector<Entry> hazard_matrix(const AskedTypes& asked, bool quick) {
   return Matrix(asked, quick).entries();
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -4,10 +4,9 @@
 
 #include "text/formatted.h"
 #include "verify/judge.h"
-#include "verify/shrink.h"
 #include "verify/supported.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 Smallest smallest_that_fails(const Target& target, const ProblemLine& line, const std::string& check, const Limits& limits,
                              double seconds) {
@@ -41,4 +40,4 @@ report::SharedPictures pictures_of_failure(const Target& target, const Prepared&
   return std::make_shared<const report::Pictures>(report::Pictures{std::move(json)});
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

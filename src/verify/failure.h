@@ -2,6 +2,7 @@
 // A failing case becomes the smallest problem line on which the same check of the same target fails, and pictures.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "quire/verify.hpp"
@@ -9,7 +10,7 @@
 #include "verify/matrix.h"
 #include "verify/prepare.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 struct Smallest {
   std::string line;     ///< empty where the finding is not reproduced by the line alone
@@ -29,4 +30,15 @@ Smallest smallest_that_fails(const Target& target, const ProblemLine& line, cons
 /// Error maps, page map and who served which row. Runs the target once more; null if it refuses then.
 report::SharedPictures pictures_of_failure(const Target& target, const Prepared& p);
 
-}  // namespace quire::conformance
+struct ShrinkLimits {
+  int tries = 300;
+  double seconds = 15;
+};
+
+/// Greedy: tries reductions from the largest (half of the requests) to the smallest (one token less, a plainer type), keeps each
+/// that still fails, and starts over until none does or a limit is reached. Every reduction is a legal line and simpler than the
+/// one before, so the result is too; it fails, since `fails` was true of it. `line` itself must fail.
+ProblemLine shrink(const ProblemLine& line, const std::function<bool(const ProblemLine&)>& fails,
+                   const ShrinkLimits& limits = {});
+
+}  // namespace quire::verify_detail

@@ -6,7 +6,7 @@
 #include "text/formatted.h"
 #include "verify/matrix.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 constexpr std::size_t kFarTurns = 3;  ///< combinations of types of one far shape; one if quick
@@ -80,4 +80,4 @@ std::vector<Entry> type_matrix(const AskedTypes& asked) {
   return list;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

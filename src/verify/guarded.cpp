@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 constexpr std::byte kCanary{0xA5};
@@ -73,4 +73,4 @@ std::vector<std::byte> Guarded::take() {
   return elements;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

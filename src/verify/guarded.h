@@ -9,7 +9,7 @@
 
 #include "quire/tensor.hpp"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 /// How the elements lie in memory: back to back, with gaps behind every head and row, or with gaps between all elements, too.
 enum class Spread { contiguous, gaps, apart };
@@ -36,4 +36,4 @@ class Guarded {
 /// The bytes of `n` elements of the fill.
 std::vector<std::byte> fill_pattern(DType dtype, std::int64_t n);
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

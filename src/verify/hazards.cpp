@@ -6,7 +6,7 @@
 #include "text/formatted.h"
 #include "verify/matrix.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 std::vector<std::string> sweep(const std::string& before, const std::vector<int>& values, const std::string& after) {
@@ -225,4 +225,4 @@ std::vector<Entry> hazard_matrix(bool quick) {
   return list;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

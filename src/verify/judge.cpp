@@ -9,9 +9,9 @@
 
 #include "semantics/dtype.h"
 #include "text/formatted.h"
-#include "verify/slice.h"
+#include "verify/subbatch.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 constexpr std::int64_t kSliceWork = 40'000'000;  // visible pairs x heads x dims up to which requests are run again one by one
@@ -451,4 +451,4 @@ CaseResult judge(const Target& target, Prepared& p, const std::set<std::string>&
   return result;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

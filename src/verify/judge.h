@@ -15,7 +15,7 @@
 #include "verify/guarded.h"
 #include "verify/prepare.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 /// The names of all checks, in the order in which they are made and reported.
 const std::vector<std::string>& check_names();
@@ -94,4 +94,4 @@ CaseResult judge(const Target& target, Prepared& p, const std::set<std::string>&
 /// Every check but the disabled ones and those that the target skips.
 std::set<std::string> asked_checks(const Target& target, const std::vector<std::string>& disabled);
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

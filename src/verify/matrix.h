@@ -13,7 +13,7 @@
 #include "quire/problem.hpp"
 #include "quire/verify.hpp"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 /// What is done to a made case where the hazard lies in the values rather than in the shape.
 enum class Special {
@@ -119,4 +119,4 @@ std::optional<ProblemLine> random_line(std::uint64_t seed, std::uint64_t index, 
 /// Problem lines of the whole grammar, of bounded cost; entry i depends on (seed, i) alone.
 std::vector<Entry> random_matrix(std::uint64_t seed, std::int64_t count, const AskedTypes& asked = {});
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -12,7 +12,7 @@
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 /// Where and how the reference's rows are stored.
@@ -243,4 +243,4 @@ std::vector<Mutant> call_mutants() {
   return list;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -10,7 +10,7 @@
 #include "quire/verify.hpp"
 #include "verify/prepare.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 struct Mutant {
   std::string id, family, text;
@@ -29,4 +29,4 @@ std::vector<Mutant> call_mutants();
 /// The same without the mistake: nothing may be found.
 Target right_target();
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -14,7 +14,7 @@
 #include "text/formatted.h"
 #include "verify/judge.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 std::vector<std::int64_t> indices(const Tensor& t) {
@@ -251,4 +251,4 @@ std::vector<MutantResult> measure_rank_power(const std::vector<PowerCase>& cases
   return results;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -9,7 +9,7 @@
 #include "verify/matrix.h"
 #include "verify/power.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 /// The target as ranks use it: each attends to its own keys, in a cache that holds NaN elsewhere, with an f32 part and lse;
 /// merge_many() combines the parts. An entry of one rank: the target itself.
@@ -21,4 +21,4 @@ std::string text_of(const ContextShard& shard);
 /// Every fault of rank_faults() on the entries that are spread over ranks, through the checks of values, until one notices it.
 std::vector<MutantResult> measure_rank_power(const std::vector<PowerCase>& cases, const PowerOptions& options);
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

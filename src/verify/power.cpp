@@ -9,7 +9,7 @@
 #include "verify/judge.h"
 #include "verify/mutants.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 /// Checks of what one call computes; those of bits and calls are for the mutants of the call.
@@ -158,4 +158,4 @@ std::vector<MutantResult> measure_power(std::vector<PowerCase> cases, const Powe
   return Power(std::move(cases), options).measure();
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -12,7 +12,7 @@
 #include "verify/matrix.h"
 #include "verify/prepare.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 /// A case on which faults are planted; `asked`: the target was judged on it (it did not refuse).
 struct PowerCase {
@@ -44,4 +44,4 @@ const std::vector<std::string>& study_faults();
 /// Every fault that can show on the case, judged by max |output - reference| > atol on a sample of rows.
 Result<PeerPower> measure_peer(const PeerCase& c, int num_threads);
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -4,7 +4,7 @@
 
 #include "cases/chosen_rows.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 Result<Prepared> prepare_case(Entry entry, Case c, std::int64_t budget) {
   Prepared p{std::move(entry), std::move(c), {}, {}, false};
@@ -36,4 +36,4 @@ Result<Prepared> with_tolerance(Result<Prepared> prepared, const RoundedRows& ro
   return prepared;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

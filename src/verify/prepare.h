@@ -13,7 +13,7 @@
 #include "quire/verify.hpp"
 #include "verify/matrix.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 struct Prepared {
   Entry entry;
@@ -44,4 +44,4 @@ Result<Prepared> prepare_case(Entry entry, Case c, std::int64_t budget = kRefere
 /// Changes the values of a made case as the special says. False if there is no memory for it.
 bool apply(Special special, Case& c);
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

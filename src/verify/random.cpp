@@ -7,7 +7,7 @@
 
 #include "verify/matrix.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 constexpr std::int64_t kMaxWorkRandom = 3'000'000;  ///< visible pairs x query heads x head_dim of one case
@@ -233,4 +233,4 @@ std::vector<Entry> random_matrix(std::uint64_t seed, std::int64_t count, const A
   return list;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

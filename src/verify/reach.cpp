@@ -6,7 +6,7 @@
 
 #include "text/formatted.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 constexpr const char* kForms[] = {"none", "tensor", "head"};
@@ -105,4 +105,4 @@ Reach ReachCount::reach() const {
   return reach;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -11,7 +11,7 @@
 #include "quire/problem.hpp"
 #include "quire/verify.hpp"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 class ReachCount {
  public:
@@ -29,4 +29,4 @@ class ReachCount {
   std::set<std::string> seen_;
 };
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

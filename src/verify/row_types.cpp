@@ -6,7 +6,7 @@
 
 #include "verify/matrix.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 constexpr const char* kTypes[] = {
@@ -51,4 +51,4 @@ std::vector<Entry> row_type_matrix(const AskedTypes& asked, bool quick) {
   return list;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -3,7 +3,7 @@
 #include "text/formatted.h"
 #include "verify/matrix.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 struct ShardHazard {
@@ -71,4 +71,4 @@ std::vector<Entry> shard_matrix(bool quick) {
   return list;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

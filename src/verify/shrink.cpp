@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// See shrink.h.
-#include "verify/shrink.h"
+// See failure.h.
+#include "verify/failure.h"
 
 #include <algorithm>
 #include <chrono>
 #include <vector>
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 using Candidates = std::vector<ProblemLine>;
@@ -165,4 +165,4 @@ ProblemLine shrink(const ProblemLine& line, const std::function<bool(const Probl
   return best;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

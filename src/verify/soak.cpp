@@ -16,7 +16,7 @@
 #include "verify/supported.h"
 
 namespace quire {
-namespace conformance {
+namespace verify_detail {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -194,7 +194,7 @@ class Soak {
 };
 
 }  // namespace
-}  // namespace conformance
+}  // namespace verify_detail
 
 bool SoakResult::ok() const {
   return std::none_of(counts.begin(), counts.end(), [](const SoakCounts& c) { return c.failed > 0; }) &&
@@ -205,9 +205,9 @@ Result<SoakResult> soak(const std::vector<Target>& targets, const SoakOptions& o
   if (targets.empty()) return Status(Code::invalid_argument, "soak: no target");
   for (const Target& t : targets)
     if (!t.attend) return Status(Code::invalid_argument, formatted("soak: target '{}' has no function to call", t.name));
-  Result<conformance::SoakFiles> files = conformance::SoakFiles::open(options.directory);
+  Result<verify_detail::SoakFiles> files = verify_detail::SoakFiles::open(options.directory);
   if (!files.ok()) return files.status();
-  return conformance::Soak(targets, options, std::move(files).value()).run();
+  return verify_detail::Soak(targets, options, std::move(files).value()).run();
 } catch (const std::bad_alloc&) {
   return Status(Code::out_of_memory, "soak: not enough memory");
 } catch (const std::exception& e) {

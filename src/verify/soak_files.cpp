@@ -11,7 +11,7 @@
 #include "report/json/json.h"
 #include "text/formatted.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 using report::Json;
@@ -122,4 +122,4 @@ Status SoakFiles::add(const SoakFinding& f) const {
   return append("findings.txt", text);
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

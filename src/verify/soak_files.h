@@ -8,7 +8,7 @@
 
 #include "quire/verify.hpp"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 /// The state that a run leaves to the next one.
 struct SoakState {
@@ -41,4 +41,4 @@ class SoakFiles {
   std::string directory_;
 };
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

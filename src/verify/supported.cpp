@@ -8,7 +8,7 @@
 
 #include "text/formatted.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 constexpr std::array kQueries = {DType::f16, DType::bf16, DType::f32};
@@ -217,4 +217,4 @@ std::string Supported::text() const {
   return without.empty() ? text : text + "; no " + without;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

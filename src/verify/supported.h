@@ -10,7 +10,7 @@
 #include "quire/verify.hpp"
 #include "verify/matrix.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 /// Whether the types, head_dim and layout of a line are among those asked for.
 bool is_asked(const AskedTypes& asked, const ProblemLine& line);
@@ -47,4 +47,4 @@ class Supported {
   std::size_t turn_ = 0;
 };
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

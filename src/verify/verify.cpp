@@ -20,7 +20,7 @@
 #include "verify/supported.h"
 
 namespace quire {
-namespace conformance {
+namespace verify_detail {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -354,13 +354,13 @@ class Run {
 };
 
 }  // namespace
-}  // namespace conformance
+}  // namespace verify_detail
 
 Result<Verdict> verify(const Target& target, const VerifyOptions& options) try {
   if (!target.attend) return Status(Code::invalid_argument, "the target has no function to call");
-  Result<conformance::Suite> suite = conformance::suite_of(target, options);
+  Result<verify_detail::Suite> suite = verify_detail::suite_of(target, options);
   if (!suite.ok()) return suite.status();
-  return conformance::Run(target, options, std::move(suite).value()).run();
+  return verify_detail::Run(target, options, std::move(suite).value()).run();
 } catch (const std::bad_alloc&) {
   return Status(Code::out_of_memory, "verify: not enough memory");
 } catch (const std::exception& e) {

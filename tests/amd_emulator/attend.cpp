@@ -37,7 +37,7 @@ class Call {
     std::byte* workspace = arrays_.take("workspace", workspace_bytes(plan));
     reset_.state = reinterpret_cast<gpu::CallState*>(workspace);
     reset_.num_words = static_cast<std::int32_t>(plan_detail::device_workspace(plan).reset_bytes / 4);
-    for (std::size_t i = 0; i < plan.lists.size(); ++i) {
+    for (std::size_t i = 0; i < plan.work().lists.size(); ++i) {
       lists_.push_back(gpu::attend_args(plan, there_.batch, there_.cache, there_.options, workspace, i));
       if (seed / 2 % 2 == 0) spread_out(lists_[i].work, lists_[i], i, arrays_);
     }
@@ -72,7 +72,7 @@ class Call {
     if (!validate_first)
       if (Status s = on("quire_validate", blocks, lists_[0]); !s.ok()) return s;
     for (std::size_t i = 0; i < lists_.size(); ++i)
-      if (Status s = on(kernel.symbol(plan_, plan_.lists[i]), blocks, lists_[i]); !s.ok()) return s;
+      if (Status s = on(kernel.symbol(plan_, plan_.work().lists[i]), blocks, lists_[i]); !s.ok()) return s;
     return lists_[0].fills_rows() ? on("quire_fill_rows", blocks, lists_[0]) : Status();
   }
 

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plan/work.h"
 #include "quire/plan.hpp"
 #include "verify/matrix.h"
 
@@ -14,9 +15,9 @@ namespace quire::amd {
 
 /// A kernel, or the instances of one for types and head_dims.
 struct AttendKernel {
-  std::string_view row;           ///< of kernels(): the plan, and with it the lists that the kernel serves
-  conformance::AskedTypes takes;  ///< empty: every problem
-  std::string (*symbol)(const Plan& plan, const DeviceList& list);
+  std::string_view row;             ///< of kernels(): the plan, and with it the lists that the kernel serves
+  verify_detail::AskedTypes takes;  ///< empty: every problem
+  std::string (*symbol)(const Plan& plan, const plan_detail::DeviceList& list);
 };
 
 const std::vector<AttendKernel>& attend_kernels();

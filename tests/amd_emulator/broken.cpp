@@ -14,7 +14,7 @@ Judged judge_broken(const std::string& device, const AttendKernel& kernel, Launc
     // The plan is made for lengths that hold: only the device can notice what is in its memory.
     const Result<Plan> plan = plan_for(device, kernel, c, /*batch_invariant=*/false);
     mutation.apply(c);
-    conformance::Guarded output(c.batch.output, conformance::Spread::contiguous);
+    verify_detail::Guarded output(c.batch.output, verify_detail::Spread::contiguous);
     c.batch.output = output.view;
     ++judged.cases;
     const auto finding = [&](const std::string& text) { judged.findings.push_back(mutation.rule + " broken: " + text); };
@@ -25,7 +25,8 @@ Judged judge_broken(const std::string& device, const AttendKernel& kernel, Launc
     const Attended attended = attend_once(plan.value(), kernel, launch, seed++, c);
     if (!attended.launched.ok()) finding(attended.launched.message());
     if (!attended.broken) finding("nobody noticed");
-    if (output.take() != conformance::fill_pattern(c.batch.output.dtype, c.batch.output.num_elements()) || output.damaged() != 0)
+    if (output.take() != verify_detail::fill_pattern(c.batch.output.dtype, c.batch.output.num_elements()) ||
+        output.damaged() != 0)
       finding("something was written");
   }
   return judged;

@@ -23,14 +23,14 @@ Status look(const Case& c, LaunchKernel kernel, std::uint64_t seed, bool& broken
 
 Judged judge_contents(LaunchKernel kernel, std::uint64_t seed) {
   Judged judged;
-  for (const std::string& types : conformance::type_combinations())
-    for (const conformance::Special special : {conformance::Special::none, conformance::Special::nan_in_a_key}) {
-      const ProblemLine line = conformance::hazard_line(types, "heads=4:2 d=16 page=8 window=40 reqs=9@30/33,1@90", seed);
-      const bool planted = special != conformance::Special::none;
+  for (const std::string& types : verify_detail::type_combinations())
+    for (const verify_detail::Special special : {verify_detail::Special::none, verify_detail::Special::nan_in_a_key}) {
+      const ProblemLine line = verify_detail::hazard_line(types, "heads=4:2 d=16 page=8 window=40 reqs=9@30/33,1@90", seed);
+      const bool planted = special != verify_detail::Special::none;
       Result<Case> c = make_case(line);
       bool broken = false;
       Status status = c.ok() ? Status() : c.status();
-      if (status.ok() && !conformance::apply(special, c.value())) status = {Code::internal_error, "no data"};
+      if (status.ok() && !verify_detail::apply(special, c.value())) status = {Code::internal_error, "no data"};
       if (status.ok()) status = look(c.value(), kernel, seed++, broken);
       ++judged.cases;
       const auto finding = [&](const std::string& text) { judged.findings.push_back("contents of " + types + ": " + text); };

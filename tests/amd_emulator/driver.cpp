@@ -15,7 +15,7 @@
 namespace quire::amd {
 namespace {
 
-using conformance::Entry;
+using verify_detail::Entry;
 
 const AttendKernel* g_kernel = nullptr;
 std::vector<Entry> g_entries;
@@ -52,8 +52,8 @@ const char* answer(const nlohmann::json& json) {
 /// the hazards' names.
 extern "C" const char* amd_matrix(std::uint32_t kernel, int quick) {
   g_kernel = &attend_kernels()[kernel];
-  g_entries = conformance::hazard_matrix(g_kernel->takes, quick != 0);
-  std::erase_if(g_entries, [](const Entry& e) { return conformance::reaches_far(e); });  // hours here
+  g_entries = verify_detail::hazard_matrix(g_kernel->takes, quick != 0);
+  std::erase_if(g_entries, [](const Entry& e) { return verify_detail::reaches_far(e); });  // hours here
   nlohmann::json names = nlohmann::json::array();
   for (const Entry& entry : g_entries) names.push_back(entry.name);
   return answer({{"kernels", attend_kernels().size()}, {"kernel", g_kernel->row}, {"names", names}});
@@ -62,7 +62,7 @@ extern "C" const char* amd_matrix(std::uint32_t kernel, int quick) {
 /// Values, lse, rows and canaries with zeros where nothing may be read; the same bits with NaN there and with finite garbage,
 /// each under another seed. With `deep` also with gaps in the outputs, and its requests alone and in chunks.
 static const char* judge_entry(const Entry& entry, const Target& target, bool deep) {
-  Result<conformance::Prepared> prepared = conformance::prepare(entry);
+  Result<verify_detail::Prepared> prepared = verify_detail::prepare(entry);
   if (!prepared.ok())
     return answer({{"name", entry.name},
                    {"line", to_string(entry.line)},
@@ -71,8 +71,8 @@ static const char* judge_entry(const Entry& entry, const Target& target, bool de
                    {"checks", nlohmann::json::array()}});
   std::set<std::string> asked = {"values", "lse", "rows", "canaries", "nan_poison", "garbage_poison"};
   if (deep) asked.insert({"strides", "alone", "chunks"});
-  CaseResult result = conformance::judge(target, prepared.value(), asked);
-  result.special = conformance::text_of(entry.special);
+  CaseResult result = verify_detail::judge(target, prepared.value(), asked);
+  result.special = verify_detail::text_of(entry.special);
   return answer(as_json(result));
 }
 
@@ -100,7 +100,7 @@ extern "C" const char* amd_attend_line(const char* row, const char* line, const 
 /// of device memory is one of this machine's.
 extern "C" const char* amd_judge_backend(std::uint32_t index) {
   const Entry& entry = g_entries[index];
-  const bool huge = entry.special == conformance::Special::huge_offsets;
+  const bool huge = entry.special == verify_detail::Special::huge_offsets;
   const Result<Target> target =
       huge ? Result<Target>(Status(Code::out_of_memory, "left out")) : backend_target(std::string(g_kernel->row));
   if (target.ok()) return judge_entry(entry, target.value(), /*deep=*/false);

@@ -63,7 +63,7 @@ TEST(Bench, RowsThatRoundWeightsAreJudgedByTheToleranceThatPaysForIt) {
   for (std::size_t i = 0; i < r.out.size(); ++i)  // off by most of what rounding the weights to f16 may cost
     semantics::store(c.batch.output.data, DType::f16, static_cast<std::int64_t>(i),
                      static_cast<float>(r.out[i] + 0.9 * 0x1p-11 * r.abs_pv[i]));
-  const benchmark::Expected expected = benchmark::Expected::make(c, problem, 1).value();
+  const bench_detail::Expected expected = bench_detail::Expected::make(c, problem, 1).value();
   std::vector<bool> rounded(10, true);
   EXPECT_FALSE(expected.judge(c.batch.output, {}).ok);
   EXPECT_TRUE(expected.judge(c.batch.output, {}, rounded).ok);
@@ -137,7 +137,7 @@ TEST(Ceilings, AreRatesOfThisPlanet) {
     }
     EXPECT_THAT(c.fma_gflops, testing::AllOf(testing::Gt(0.1), testing::Lt(1e5)));
     EXPECT_EQ(c.bf16_dot_gflops > 0, (host_device().cpu_features & kAvx512Bf16) != 0);
-    EXPECT_EQ(c.amx_gflops > 0, benchmark::host_amx() != nullptr);
+    EXPECT_EQ(c.amx_gflops > 0, bench_detail::host_amx() != nullptr);
     EXPECT_EQ(c.ping_pong_ns > 0, c.threads > 1);
   }
 }

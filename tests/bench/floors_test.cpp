@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Floors of problems that can be worked by hand, and the copies that keep K and V cold.
-#include "bench/floors.h"
+#include "bench/driver.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include "bench/memory.h"
 #include "quire/plan.hpp"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 Problem problem(const std::string& line) {
@@ -99,4 +99,4 @@ TEST(Rungs, AreNearTheCases) {
 }
 
 }  // namespace
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

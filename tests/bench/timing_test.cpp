@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 TEST(Median, OfFewValues) {
@@ -62,4 +62,4 @@ TEST(IntervalOf, HoldsTheTrueMedianOfSkewedTimes) {
 }
 
 }  // namespace
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

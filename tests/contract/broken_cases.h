@@ -8,7 +8,7 @@
 
 #include "contract/small_batch.h"
 
-namespace quire::testing {
+namespace quire::test {
 
 struct BrokenCase {
   std::string rule;
@@ -21,4 +21,4 @@ struct BrokenCase {
 /// At least one case for every rule.
 const std::vector<BrokenCase>& broken_cases();
 
-}  // namespace quire::testing
+}  // namespace quire::test

@@ -6,7 +6,7 @@
 
 #include "quire/distributed.hpp"
 
-namespace quire::testing {
+namespace quire::test {
 namespace {
 
 template <typename Mutate>
@@ -641,4 +641,4 @@ const std::vector<BrokenCase>& broken_cases() {
   return cases;
 }
 
-}  // namespace quire::testing
+}  // namespace quire::test

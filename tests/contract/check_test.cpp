@@ -13,7 +13,7 @@
 
 #include "contract/small_batch.h"
 
-namespace quire::testing {
+namespace quire::test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -581,4 +581,4 @@ TEST(Masks, TheLedgerKnowsWhereKeysBegin) {
 }
 
 }  // namespace
-}  // namespace quire::testing
+}  // namespace quire::test

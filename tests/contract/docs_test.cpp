@@ -10,7 +10,7 @@
 
 #include "contract/broken_cases.h"
 
-namespace quire::testing {
+namespace quire::test {
 namespace {
 
 struct Family {
@@ -93,4 +93,4 @@ TEST(Docs, EveryRuleSaysWhatWhyAndHow) {
 }
 
 }  // namespace
-}  // namespace quire::testing
+}  // namespace quire::test

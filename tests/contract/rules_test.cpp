@@ -7,7 +7,7 @@
 
 #include "contract/broken_cases.h"
 
-namespace quire::testing {
+namespace quire::test {
 namespace {
 
 std::string all_messages(const Findings& findings) {
@@ -85,4 +85,4 @@ TEST(Contract, RulesApplyFromTheirDocumentedDepthOn) {
 }
 
 }  // namespace
-}  // namespace quire::testing
+}  // namespace quire::test

@@ -15,7 +15,7 @@
 
 #include "quire/contract.hpp"
 
-namespace quire::testing {
+namespace quire::test {
 
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -188,4 +188,4 @@ class SmallStack {
   Findings check() const { return check_merge_many(outs, lses, out, lse); }
 };
 
-}  // namespace quire::testing
+}  // namespace quire::test

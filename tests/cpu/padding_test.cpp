@@ -14,8 +14,8 @@
 namespace quire::test {
 namespace {
 
-using conformance::Guarded;
-using conformance::Spread;
+using verify_detail::Guarded;
+using verify_detail::Spread;
 
 ProblemLine line(const std::string& text) { return parse_problem_line(text).value(); }
 Attend widest_kernel(const std::string& text) { return kernel_under_test(plan(line(text).problem, host_device())->kernel); }
@@ -49,7 +49,7 @@ TEST(Padding, RowsOfRequestsKeepTheirBits) {
     if (c.batch.padding == Padding::left) {
       const std::vector<std::byte> behind(padded.output.begin() + static_cast<std::ptrdiff_t>(plain.output.size()),
                                           padded.output.end());
-      EXPECT_EQ(behind, conformance::fill_pattern(DType::bf16, static_cast<std::int64_t>(behind.size()) / 2)) << pad;
+      EXPECT_EQ(behind, verify_detail::fill_pattern(DType::bf16, static_cast<std::int64_t>(behind.size()) / 2)) << pad;
     }
     padded.output.resize(plain.output.size());
     padded.lse.resize(plain.lse.size());

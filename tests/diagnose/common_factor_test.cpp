@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
 /// Cells of noise 1 per dim, and in group g a factor on direction (1, 1, ...): 16 dims, two groups.
@@ -54,4 +54,4 @@ TEST(CommonFactor, IgnoresCellsThatSayNothing) {
 }
 
 }  // namespace
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

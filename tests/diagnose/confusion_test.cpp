@@ -56,7 +56,7 @@ constexpr Geometry kHuge[] = {
 void try_huge(std::vector<Trial>& all) {
   for (const Geometry& geometry : kHuge) {
     Case huge = made(geometry.line);
-    ASSERT_TRUE(conformance::apply(conformance::Special::huge_offsets, huge));
+    ASSERT_TRUE(verify_detail::apply(verify_detail::Special::huge_offsets, huge));
     Trial trial;
     EXPECT_TRUE(try_fault(kNeedsHugeCache, geometry.name, huge, trial)) << geometry.name;
     all.push_back(trial);

@@ -9,12 +9,12 @@
 namespace quire::test {
 namespace {
 
-using cause::Law;
+using diagnose_detail::Law;
 
-cause::Laws laws_of(const Case& c) {
-  const fault::Facts facts(c.batch, c.cache, c.options);
-  const cause::Observed observed{c.observed, c.observed_lse};
-  return cause::apply_laws(facts, observed);
+diagnose_detail::Laws laws_of(const Case& c) {
+  const faults_detail::Facts facts(c.batch, c.cache, c.options);
+  const diagnose_detail::Observed observed{c.observed, c.observed_lse};
+  return diagnose_detail::apply_laws(facts, observed);
 }
 
 std::vector<Law> broken(const Case& c) {

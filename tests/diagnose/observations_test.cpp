@@ -14,10 +14,10 @@ const std::string kLine = "q=f32 heads=4:2 d=64 page=16 lse=1 reqs=20@100,1@77,2
 std::vector<std::string> lines_after(const std::function<void(Case&)>& change, const std::string& line = kLine) {
   Case c = right(line);
   change(c);
-  const fault::Facts facts(c.batch, c.cache, c.options);
-  const Result<cause::Localisation> where = cause::localise(facts, {c.observed, c.observed_lse}, {});
+  const faults_detail::Facts facts(c.batch, c.cache, c.options);
+  const Result<diagnose_detail::Localisation> where = diagnose_detail::localise(facts, {c.observed, c.observed_lse}, {});
   EXPECT_TRUE(where.ok()) << where.status().message();
-  std::vector<std::string> lines = cause::observations(facts, {c.observed, c.observed_lse}, where.value());
+  std::vector<std::string> lines = diagnose_detail::observations(facts, {c.observed, c.observed_lse}, where.value());
   EXPECT_LE(lines.size(), 5u);
   return lines;
 }

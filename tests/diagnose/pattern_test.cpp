@@ -15,9 +15,9 @@
 namespace quire::test {
 namespace {
 
-using cause::Attribute;
-using cause::Condition;
-using cause::Pattern;
+using diagnose_detail::Attribute;
+using diagnose_detail::Condition;
+using diagnose_detail::Pattern;
 
 /// A cell by the test's own arithmetic on the tensors.
 struct At {
@@ -43,7 +43,7 @@ class Planted {
     where.rows.resize(cells.size());
     where.wrong_dim_bits.assign(cells.size() * words(), 0);
     for (std::size_t i = 0; i < cells.size(); ++i) {
-      cause::Compared& cell = where.rows[i];
+      diagnose_detail::Compared& cell = where.rows[i];
       cell.token = cells[i].token;
       cell.head = cells[i].head;
       cell.reference_row = static_cast<std::int64_t>(i);
@@ -52,7 +52,7 @@ class Planted {
   }
 
   void make_wrong(std::size_t i, const std::function<bool(std::int64_t)>& dim = {}) {
-    cause::Compared& cell = where.rows[i];
+    diagnose_detail::Compared& cell = where.rows[i];
     cell.wrong = true;
     cell.worst_ratio = 100;
     for (std::int64_t d = 0; d < where.reference.v_head_dim; ++d) {
@@ -79,14 +79,14 @@ class Planted {
           static_cast<std::int32_t*>(table.data)[r * table.stride[0] + column * table.stride[1]] = -1;
       }
   }
-  std::vector<Pattern> patterns() const { return cause::find_patterns(facts, where); }
+  std::vector<Pattern> patterns() const { return diagnose_detail::find_patterns(facts, where); }
 
  private:
   Case c_;
 
  public:
-  const fault::Facts facts;
-  cause::Localisation where;
+  const faults_detail::Facts facts;
+  diagnose_detail::Localisation where;
   std::vector<At> cells;
 
  private:
@@ -200,7 +200,7 @@ TEST_P(PatternKinds, IsFoundExactly) {
   EXPECT_EQ(p.precision(), 1) << p.text;
   EXPECT_EQ(p.recall(), 1) << p.text;
   for (const At& a : planted.cells)
-    EXPECT_EQ(cause::contains(planted.facts, p, a.token, a.head), GetParam().wrong(a))
+    EXPECT_EQ(diagnose_detail::contains(planted.facts, p, a.token, a.head), GetParam().wrong(a))
         << p.text << ": " << a.token << ", " << a.head;
 }
 INSTANTIATE_TEST_SUITE_P(Rows, PatternKinds, testing::ValuesIn(row_kinds()));
@@ -226,7 +226,7 @@ TEST(Pattern, NamesPhysicalPages) {
   ASSERT_EQ(patterns[0].conditions.size(), 1u) << patterns[0].text;
   std::vector<std::int64_t> ids = {one, other, third};
   std::sort(ids.begin(), ids.end());
-  EXPECT_EQ(patterns[0].conditions[0], (Condition{Attribute::page, cause::Test::reads, ids})) << patterns[0].text;
+  EXPECT_EQ(patterns[0].conditions[0], (Condition{Attribute::page, diagnose_detail::Test::reads, ids})) << patterns[0].text;
   EXPECT_NE(patterns[0].text.find("exactly the rows that read one of pages "), std::string::npos) << patterns[0].text;
 }
 
@@ -251,7 +251,8 @@ TEST(Pattern, RightCellsNearTheirToleranceAreWeakEvidence) {
         planted->where.rows[i].worst_ratio = 0.9;
       }
     }
-  const cause::Tally all_near = cause::Cells(near.where, 8).total(), all_far = cause::Cells(far.where, 8).total();
+  const diagnose_detail::Tally all_near = diagnose_detail::Cells(near.where, 8).total(),
+                               all_far = diagnose_detail::Cells(far.where, 8).total();
   EXPECT_EQ(all_near.wrong, all_far.wrong);
   EXPECT_EQ(all_far.right - all_near.right, 20 * 0.75) << "five decode rows of four heads count a quarter";
   EXPECT_TRUE(far.patterns()[0].exact());
@@ -316,8 +317,9 @@ TEST(Pattern, SeparatesTwoSets) {
     EXPECT_EQ(patterns.size(), 2u) << all_texts(patterns);
     for (const Pattern& p : patterns) EXPECT_TRUE(p.exact()) << p.text;
     for (const At& a : planted.cells) {
-      const bool selected = std::any_of(patterns.begin(), patterns.end(),
-                                        [&](const Pattern& p) { return cause::contains(planted.facts, p, a.token, a.head); });
+      const bool selected = std::any_of(patterns.begin(), patterns.end(), [&](const Pattern& p) {
+        return diagnose_detail::contains(planted.facts, p, a.token, a.head);
+      });
       EXPECT_EQ(selected, first(a) || second(a)) << all_texts(patterns);
     }
   }

@@ -75,9 +75,10 @@ TEST(Profile, DequantisedIsAnExactModel) {
   const Reference plain = reference(c.batch, c.cache, c.options).value();
   const Reference rounded = reference(c.batch, c.cache, c.options, {.dequantised_to_query = true}).value();
   EXPECT_NE(plain.out, rounded.out);
-  const fault::Facts facts(c.batch, c.cache, c.options);
-  const fault::RowHead at{25, 5};
-  const fault::RowResult row = evaluate(cause::emulated(facts, {.dequantised_to_query = true}), std::span(&at, 1)).front();
+  const faults_detail::Facts facts(c.batch, c.cache, c.options);
+  const faults_detail::RowHead at{25, 5};
+  const faults_detail::RowResult row =
+      evaluate(diagnose_detail::emulated(facts, {.dequantised_to_query = true}), std::span(&at, 1)).front();
   for (std::size_t d = 0; d < 64; ++d) EXPECT_NEAR(rounded.out[(25 * 8 + 5) * 64 + d], row.out[d], 1e-12);
 }
 
@@ -116,8 +117,10 @@ TEST(Profile, LeavesAFaultStanding) {
 
 /// The k_scales of two KV heads are confused, and nearly equal: scores kept in bf16 would err by as much, but not with a sign.
 TEST(Profile, IsNotFoundForASmallFactorOnScores) {
-  const Diagnosis d = diagnosed(written_by(kPlain16, {}, [](fault::Model& m) {
-    m.softmax_scale = [exact = m.softmax_scale](const fault::Row& row) { return exact(row) * (row.head < 4 ? 1.0033 : 0.9967); };
+  const Diagnosis d = diagnosed(written_by(kPlain16, {}, [](faults_detail::Model& m) {
+    m.softmax_scale = [exact = m.softmax_scale](const faults_detail::Row& row) {
+      return exact(row) * (row.head < 4 ? 1.0033 : 0.9967);
+    };
   }));
   EXPECT_TRUE(d.profile.plain()) << to_string(d.profile);
   EXPECT_NE(d.verdict, DiagnosisVerdict::right);

@@ -12,17 +12,18 @@
 namespace quire::test {
 namespace {
 
-using cause::Proposal;
-using fault::Facts;
-using fault::Model;
-using fault::Row;
-using fault::Side;
+using diagnose_detail::Proposal;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::Row;
+using faults_detail::Side;
 
 /// The proposals of one mechanism that asks for no wrong cell.
-cause::Proposals proposals(const Facts& f, void (*propose)(const cause::Scene&, cause::Proposals&)) {
-  const cause::Observed observed{f.batch.output, {}};
-  const cause::Localisation where;
-  cause::Proposals list;
+diagnose_detail::Proposals proposals(const Facts& f,
+                                     void (*propose)(const diagnose_detail::Scene&, diagnose_detail::Proposals&)) {
+  const diagnose_detail::Observed observed{f.batch.output, {}};
+  const diagnose_detail::Localisation where;
+  diagnose_detail::Proposals list;
   propose({f, observed, where, {}, {}}, list);
   return list;
 }
@@ -50,7 +51,7 @@ TEST(ReadsInside, AnOrderOfDimsIsAPermutationOrLeavesOutWhatItSays) {
   for (std::int64_t dims = 4; dims <= 136; ++dims) {
     const Case c = made("q=f32 heads=1 page=4 reqs=2@5 d=" + std::to_string(dims));
     const Facts f(c.batch, c.cache, c.options);
-    const cause::Proposals list = proposals(f, cause::propose_dims);
+    const diagnose_detail::Proposals list = proposals(f, diagnose_detail::propose_dims);
     EXPECT_GT(list.size(), 10u);
     for (const Proposal& p : list) {
       const std::vector<std::int64_t> from = query_dims(f, p);
@@ -72,7 +73,7 @@ TEST(ReadsInside, EvenDimsFirstAndInterleavedHalvesAreInverse) {
     const Case c = made("q=f32 heads=1 page=4 reqs=2@5 d=" + std::to_string(dims));
     const Facts f(c.batch, c.cache, c.options);
     std::vector<std::int64_t> even, interleaved;
-    for (const Proposal& p : proposals(f, cause::propose_dims)) {
+    for (const Proposal& p : proposals(f, diagnose_detail::propose_dims)) {
       if (p.detail == "even dims first, then odd ones") even = query_dims(f, p);
       if (p.detail == "halves interleaved") interleaved = query_dims(f, p);
     }
@@ -90,7 +91,7 @@ double with_kv_head(std::int64_t head, const Facts& f, const Proposal& p) {
   Model m(f);
   m.kv_head = [head](const Row&, Side) { return head; };
   p.plant(m);
-  const fault::RowHead first{0, 0};
+  const faults_detail::RowHead first{0, 0};
   return evaluate(m, std::span(&first, 1))[0].out[0];
 }
 
@@ -98,7 +99,7 @@ TEST(ReadsInside, NewRowsOfAHeadThatIsNotThereAreNaNAlsoWithKForV) {
   const Case c = made("q=f16 heads=2:2 d=8 page=4 reqs=3@0/0,1@9");
   const Facts f(c.batch, c.cache, c.options);
   std::size_t exchanged = 0;
-  for (const Proposal& p : proposals(f, cause::propose_layout)) {
+  for (const Proposal& p : proposals(f, diagnose_detail::propose_layout)) {
     EXPECT_TRUE(std::isnan(with_kv_head(2, f, p))) << p.text;  // its values would be those of the next row
     exchanged += p.text == "uses K as V and V as K" ? 1 : 0;
   }
@@ -128,7 +129,7 @@ class BeforeAWall {
 
 /// A kernel that finds bf16 in the only page of its only request.
 void page_of_bf16(Model& m) {
-  m.vector = [f = m.facts](const Row& row, Side side, const fault::Place& place, std::int64_t head, std::span<double> v) {
+  m.vector = [f = m.facts](const Row& row, Side side, const faults_detail::Place& place, std::int64_t head, std::span<double> v) {
     if (place.page != f->page(row.req, 0)) return;
     const Tensor& t = side == Side::key ? f->cache.k : f->cache.v;
     for (std::int64_t d = 0; d < std::ssize(v); ++d)
@@ -140,13 +141,13 @@ void page_of_bf16(Model& m) {
 TEST(ReadsInside, APageOfAnotherTypeEndsWithTheCache) {
   Case c = written_by("q=f16 heads=2:2 d=32 page=8 reqs=3@5", {}, page_of_bf16);
   const Facts f(c.batch, c.cache, c.options);
-  const cause::Observed observed{c.observed, c.observed_lse};
-  const Result<cause::Localisation> where = cause::localise(f, observed, {});
+  const diagnose_detail::Observed observed{c.observed, c.observed_lse};
+  const Result<diagnose_detail::Localisation> where = diagnose_detail::localise(f, observed, {});
   ASSERT_TRUE(where.ok()) << where.status().message();
-  const cause::Evidence evidence(f, observed, where.value());
-  const cause::Scene scene = cause::make_scene(f, observed, where.value(), evidence);
-  cause::Proposals list;
-  cause::propose_page_contents(scene, list);
+  const diagnose_detail::Evidence evidence(f, observed, where.value());
+  const diagnose_detail::Scene scene = diagnose_detail::make_scene(f, observed, where.value(), evidence);
+  diagnose_detail::Proposals list;
+  diagnose_detail::propose_page_contents(scene, list);
   const BeforeAWall k(c.cache.k), v(c.cache.v);
   const Facts moved(c.batch, c.cache, c.options);
   std::size_t of_type = 0;

@@ -51,24 +51,24 @@ TEST(RoundedWeights, WidensTheTokensThatAreNamed) {
 /// dim.
 Case with_a_dim_of_small_weights(const char* line) {
   Case c = make_case(parse_problem_line(line).value()).value();
-  const fault::Facts facts(c.batch, c.cache, c.options);
-  const fault::Model truth(facts);
-  const fault::Row row = truth.row(0, 0);
-  std::vector<fault::Key> keys;
+  const faults_detail::Facts facts(c.batch, c.cache, c.options);
+  const faults_detail::Model truth(facts);
+  const faults_detail::Row row = truth.row(0, 0);
+  std::vector<faults_detail::Key> keys;
   truth.keys(row, keys);
   std::vector<double> q(8), k(8), scores;
   std::vector<std::int64_t> at(8);
   for (std::int64_t d = 0; d < 8; ++d) q[static_cast<std::size_t>(d)] = truth.query(row, d);
-  for (const fault::Key& key : keys) {
-    load_vector(truth, row, fault::Side::key, key.position, at, k);
+  for (const faults_detail::Key& key : keys) {
+    load_vector(truth, row, faults_detail::Side::key, key.position, at, k);
     double dot = 0;
     for (std::size_t d = 0; d < 8; ++d) dot += q[d] * k[d];
     scores.push_back(truth.score(truth, row, key.position, dot));
   }
-  const double largest = fault::largest(scores, truth.sink(row));
+  const double largest = faults_detail::largest(scores, truth.sink(row));
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const bool small = std::exp(scores[i] - largest) < 0x1p-20;
-    truth.elements(fault::Side::value, truth.place(truth, row, fault::Side::value, keys[i].position), 0, at);
+    truth.elements(faults_detail::Side::value, truth.place(truth, row, faults_detail::Side::value, keys[i].position), 0, at);
     semantics::store(c.cache.v.data, c.cache.v.dtype, at[3], small ? 200.0f : 0.0f);
   }
   return c;
@@ -79,10 +79,10 @@ TEST(RoundedWeights, PaysForSubnormalWeightsWhereNothingElseIsLeft) {
   for (const char* line : {"q=f16 heads=1 d=8 page=16 scale=2.5 reqs=1@300 seed=3",
                            "q=bf16 kv=fp8_e4m3fn vscale=tensor heads=1 d=8 page=16 scale=1 reqs=1@900 seed=5"}) {
     const Case c = with_a_dim_of_small_weights(line);
-    const fault::Facts facts(c.batch, c.cache, c.options);
-    const fault::RowHead at{0, 0};
+    const faults_detail::Facts facts(c.batch, c.cache, c.options);
+    const faults_detail::RowHead at{0, 0};
     const std::vector<double> out =
-        fault::evaluate(cause::emulated(facts, {.weights = DType::f16}), std::span(&at, 1)).front().out;
+        faults_detail::evaluate(diagnose_detail::emulated(facts, {.weights = DType::f16}), std::span(&at, 1)).front().out;
     Reference expected = reference(c.batch, c.cache, c.options).value();
     const double error = std::fabs(out[3] - expected.out[3]);
     const numerics::OutputType type = numerics::output_type(expected, DType::none);

@@ -11,10 +11,10 @@
 namespace quire::test {
 namespace {
 
-using fault::Facts;
-using fault::Key;
-using fault::Model;
-using fault::Row;
+using faults_detail::Facts;
+using faults_detail::Key;
+using faults_detail::Model;
+using faults_detail::Row;
 
 const char* const kLine = "q=f16 heads=8:1 d=64 page=32 reqs=1@152,13@136,29@1,1@1,1@40,19@15,29@150,1@34";
 
@@ -73,7 +73,7 @@ TEST(RowsOfZeros, OfRowsThatSeeNoKeyAreNotCalledUnwritten) {
         sees_no_key(m);
         for (std::int64_t t = 0; t < f.num_tokens; ++t)
           for (std::int64_t h = 0; h < f.num_q_heads; ++h) {
-            const fault::RowHead at{t, h};
+            const faults_detail::RowHead at{t, h};
             static_cast<float*>(c.observed_lse.data)[t * f.num_q_heads + h] =
                 static_cast<float>(evaluate(m, std::span(&at, 1))[0].lse);
           }

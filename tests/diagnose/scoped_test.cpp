@@ -113,12 +113,12 @@ TEST(Scoped, NaNProvesNothingUnlessTheBytesWereThereBefore) {
 /// Only the last tile of each sequence counts: rows that see none of it hold 0. A few of them alone look as if nothing had been
 /// written; a cause is certain after all cells were looked at.
 TEST(Scoped, ACauseIsCertainAfterAllCellsWereLookedAt) {
-  const Diagnosis d =
-      diagnosed(written_by("q=f16 heads=8:2 d=128 page=16 reqs=113@25,1@25,29@1454,5@428,1@12,83@23", {}, [](fault::Model& m) {
-        m.keys = [exact = m.keys](const fault::Row& row, std::vector<fault::Key>& keys) {
+  const Diagnosis d = diagnosed(
+      written_by("q=f16 heads=8:2 d=128 page=16 reqs=113@25,1@25,29@1454,5@428,1@12,83@23", {}, [](faults_detail::Model& m) {
+        m.keys = [exact = m.keys](const faults_detail::Row& row, std::vector<faults_detail::Key>& keys) {
           exact(row, keys);
           const std::int64_t first = (row.seq_len - 1) / 128 * 128;
-          std::erase_if(keys, [&](const fault::Key& k) { return k.position < first; });
+          std::erase_if(keys, [&](const faults_detail::Key& k) { return k.position < first; });
         };
       }));
   ASSERT_EQ(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);

@@ -14,12 +14,12 @@ TEST(WrongDims, AreKeptPerCell) {
   const std::set<std::int64_t> planted = {0, 63, 64, 79};
   for (const std::int64_t d : planted) f32_at(c.observed, 2, 1, d) += 1.0f;
   f32_at(c.observed, 3, 3, 7) += 1.0f;
-  const fault::Facts facts(c.batch, c.cache, c.options);
-  const Result<cause::Localisation> where = cause::localise(facts, {c.observed, c.observed_lse}, {});
+  const faults_detail::Facts facts(c.batch, c.cache, c.options);
+  const Result<diagnose_detail::Localisation> where = diagnose_detail::localise(facts, {c.observed, c.observed_lse}, {});
   ASSERT_TRUE(where.ok()) << where.status().message();
   for (std::size_t i = 0; i < where->rows.size(); ++i)
     for (std::int64_t d = 0; d < 80; ++d) {
-      const cause::Compared& cell = where->rows[i];
+      const diagnose_detail::Compared& cell = where->rows[i];
       const std::pair<std::int64_t, std::int64_t> at{cell.token, cell.head};
       const bool wrong = (at == std::pair<std::int64_t, std::int64_t>{2, 1} && planted.contains(d)) ||
                          (at == std::pair<std::int64_t, std::int64_t>{3, 3} && d == 7);

@@ -20,11 +20,11 @@ TEST_P(EveryFault, ShowsOrSaysWhyNot) {
   Case c = made(GetParam().line);
   const Result<Reference> expected = reference(c.batch, c.cache, c.options);
   ASSERT_TRUE(expected.ok());
-  const fault::Facts facts(c.batch, c.cache, c.options);
+  const faults_detail::Facts facts(c.batch, c.cache, c.options);
   for (const FaultInfo& info : faults()) {
     SCOPED_TRACE(info.id);
     clear_output(c);
-    const fault::Suspects suspects = fault::find(info.id)->suspects({facts, {}});
+    const faults_detail::Suspects suspects = faults_detail::find(info.id)->suspects({facts, {}});
     const Status status = attend_with_fault(c.batch, c.cache, c.options, info.id);
     EXPECT_EQ(status.ok(), !suspects.list.empty()) << status.message();
     EXPECT_LE(suspects.list.size(), 72u);
@@ -47,8 +47,8 @@ TEST(Catalogue, EveryFaultCanShowOnThreeGeometries) {
   std::map<std::string, int> shown;
   for (const Geometry& geometry : all_geometries()) {
     const Case c = made(geometry.line);
-    const fault::Facts facts(c.batch, c.cache, c.options);
-    for (const fault::Fault& fault : fault::catalogue())
+    const faults_detail::Facts facts(c.batch, c.cache, c.options);
+    for (const faults_detail::Fault& fault : faults_detail::catalogue())
       if (!fault.suspects({facts, {}}).list.empty()) ++shown[fault.info.id];
   }
   for (const FaultInfo& info : faults()) {
@@ -75,9 +75,9 @@ TEST(Catalogue, EntriesAreComplete) {
 
 TEST(Catalogue, CandidatesOfALargeBatchStayBounded) {
   const Case c = made("q=f16 heads=8:2 d=16 page=16 reqs=40x1@500,3x200@300,20x1@90 index=i64 window=128 seed=3");
-  const fault::Facts facts(c.batch, c.cache, c.options);
+  const faults_detail::Facts facts(c.batch, c.cache, c.options);
   std::size_t total = 0;
-  for (const fault::Fault& fault : fault::catalogue()) total += fault.suspects({facts, {}}).list.size();
+  for (const faults_detail::Fault& fault : faults_detail::catalogue()) total += fault.suspects({facts, {}}).list.size();
   EXPECT_LE(total, 700u);
 }
 

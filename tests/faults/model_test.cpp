@@ -9,10 +9,10 @@
 namespace quire::test {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::RowHead;
-using fault::RowResult;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::RowHead;
+using faults_detail::RowResult;
 
 std::vector<RowResult> all_rows(const Facts& f, const Model& model) {
   std::vector<RowHead> rows;
@@ -89,19 +89,19 @@ TEST(Model, ReadsOutsideTheQueryTheNewRowsAndTheSlopesGiveNaN) {
   const Case c = made("q=f32 heads=2 d=5 page=4 reqs=2@3/3,1@4 alibi=1");
   const Facts f(c.batch, c.cache, c.options);
   const Model m(f);
-  fault::Row row = m.row(0, 0);
+  faults_detail::Row row = m.row(0, 0);
   for (std::int64_t d = 0; d < 5; ++d) EXPECT_FALSE(std::isnan(m.query(row, d)));
   EXPECT_TRUE(std::isnan(m.query(row, -1)));
   EXPECT_TRUE(std::isnan(m.query(row, 5)));
   Model wrong_head(f);
-  wrong_head.kv_head = [](const fault::Row&, fault::Side) { return 2; };
+  wrong_head.kv_head = [](const faults_detail::Row&, faults_detail::Side) { return 2; };
   EXPECT_TRUE(std::isnan(all_rows(f, wrong_head)[0].out[0]));
   Model flipped(f);
-  fault::find("alibi_sign_flipped")->suspects({f, {}}).list.front().plant(flipped);
+  faults_detail::find("alibi_sign_flipped")->suspects({f, {}}).list.front().plant(flipped);
   for (const std::int64_t head : {-1, 0, 1, 2}) {
     const bool inside = head == 0 || head == 1;
     row.query_head = head;
-    EXPECT_EQ(std::isnan(fault::slope_of(f, head)), !inside) << head;
+    EXPECT_EQ(std::isnan(faults_detail::slope_of(f, head)), !inside) << head;
     EXPECT_EQ(std::isnan(m.bias(row, 1)), !inside) << head;
     EXPECT_EQ(std::isnan(flipped.bias(row, 1)), !inside) << head;
   }
@@ -112,7 +112,7 @@ TEST(Model, TwoFaultsCompose) {
   const Facts f(c.batch, c.cache, c.options);
   const auto with = [&](std::initializer_list<const char*> ids) {
     Model m(f);
-    for (const char* id : ids) fault::find(id)->suspects({f, {}}).list.front().plant(m);
+    for (const char* id : ids) faults_detail::find(id)->suspects({f, {}}).list.front().plant(m);
     return all_rows(f, m);
   };
   const auto a = with({"kv_head_always_zero"}), b = with({"scale_applied_twice"});

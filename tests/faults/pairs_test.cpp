@@ -9,15 +9,15 @@
 namespace quire::test {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::RowHead;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::RowHead;
 
 /// The first candidate of every fault that can show on the batch.
-std::vector<fault::Suspect> suspects(const Facts& facts) {
-  std::vector<fault::Suspect> list;
-  for (const fault::Fault& f : fault::catalogue()) {
-    fault::Suspects s = f.suspects({facts, {}});
+std::vector<faults_detail::Suspect> suspects(const Facts& facts) {
+  std::vector<faults_detail::Suspect> list;
+  for (const faults_detail::Fault& f : faults_detail::catalogue()) {
+    faults_detail::Suspects s = f.suspects({facts, {}});
     if (!s.list.empty()) list.push_back(std::move(s.list.front()));
   }
   return list;
@@ -29,15 +29,15 @@ TEST_P(PairsOfFaults, StayInsideTheBatch) {
   const Result<Case> c = make_case(parse_problem_line(GetParam()).value());
   ASSERT_TRUE(c.ok()) << c.status().message();
   const Facts facts(c->batch, c->cache, c->options);
-  const std::vector<fault::Suspect> list = suspects(facts);
+  const std::vector<faults_detail::Suspect> list = suspects(facts);
   EXPECT_GT(list.size(), 60U);
   const RowHead rows[] = {{0, 0}, {facts.num_tokens - 1, facts.num_q_heads - 1}};
-  for (const fault::Suspect& first : list)
-    for (const fault::Suspect& second : list) {
+  for (const faults_detail::Suspect& first : list)
+    for (const faults_detail::Suspect& second : list) {
       Model model(facts);
       first.plant(model);
       second.plant(model);
-      ASSERT_EQ(fault::evaluate(model, rows).size(), 2U) << first.detail << " + " << second.detail;
+      ASSERT_EQ(faults_detail::evaluate(model, rows).size(), 2U) << first.detail << " + " << second.detail;
     }
 }
 

@@ -8,13 +8,13 @@
 namespace quire::test {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::RowHead;
-using fault::RowResult;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::RowHead;
+using faults_detail::RowResult;
 
-std::vector<fault::Sample> samples(const Model& model, const std::vector<RowHead>& rows) {
-  std::vector<fault::Sample> wrong;
+std::vector<faults_detail::Sample> samples(const Model& model, const std::vector<RowHead>& rows) {
+  std::vector<faults_detail::Sample> wrong;
   const std::vector<RowResult> results = evaluate(model, rows);
   for (std::size_t i = 0; i < rows.size(); ++i) wrong.push_back({rows[i].token, rows[i].head, results[i].out});
   return wrong;
@@ -44,7 +44,7 @@ TEST(StalePage, IsFoundFromOneWrongRow) {
       return r == s.req && j == s.column ? other : before(r, j);
     };
     const RowHead last{f.query_start_loc[Facts::at(s.req + 1)] - 1, 1};
-    const fault::Suspects found = fault::find("stale_page")->suspects({f, samples(planted, {last})});
+    const faults_detail::Suspects found = faults_detail::find("stale_page")->suspects({f, samples(planted, {last})});
     ASSERT_FALSE(found.list.empty()) << found.why_not;
     EXPECT_THAT(found.list.front().detail,
                 testing::HasSubstr("logical page " + std::to_string(s.column) + " of request " + std::to_string(s.req) +
@@ -58,7 +58,7 @@ TEST(StalePage, IsFoundFromOneWrongRow) {
 TEST(StalePage, IsNotFoundInARightRow) {
   const Case c = made("q=f32 heads=2 d=16 page=8 reqs=5@60,1@90 seed=3");
   const Facts f(c.batch, c.cache, c.options);
-  const fault::Suspects found = fault::find("stale_page")->suspects({f, samples(Model(f), {{2, 1}})});
+  const faults_detail::Suspects found = faults_detail::find("stale_page")->suspects({f, samples(Model(f), {{2, 1}})});
   EXPECT_TRUE(found.list.empty());
   EXPECT_FALSE(found.why_not.empty());
 }
@@ -66,7 +66,8 @@ TEST(StalePage, IsNotFoundInARightRow) {
 TEST(Search, RequestsOfWrongRowsComeFirst) {
   const Case c = made("q=f32 heads=2 d=8 page=8 reqs=80x1@9,3@20,30x1@4 seed=3");
   const Facts f(c.batch, c.cache, c.options);
-  const fault::Suspects found = fault::find("request_not_written")->suspects({f, samples(Model(f), {{100, 0}, {81, 1}})});
+  const faults_detail::Suspects found =
+      faults_detail::find("request_not_written")->suspects({f, samples(Model(f), {{100, 0}, {81, 1}})});
   ASSERT_GE(found.list.size(), 2u);
   EXPECT_EQ(found.list[0].detail, "request 98");
   EXPECT_EQ(found.list[1].detail, "request 80");

@@ -67,12 +67,12 @@ TEST(HipCall, BrokenBatchesAreReportedAndLeaveTheOutputAsItWas) {
   for (const Mutation& mutation : mutations()) {
     Case c = without_slots(kLineToBreak);
     mutation.apply(c);
-    conformance::Guarded output(c.batch.output, conformance::Spread::contiguous);
+    verify_detail::Guarded output(c.batch.output, verify_detail::Spread::contiguous);
     c.batch.output = output.view;
     std::int64_t rows = 0;
     const Status status = attend_on_fake(c, {.kernel = "hip_generic"}, rows);
     EXPECT_EQ(status.rule(), mutation.rule) << status.message();
-    EXPECT_EQ(output.take(), conformance::fill_pattern(c.batch.output.dtype, c.batch.output.num_elements())) << mutation.rule;
+    EXPECT_EQ(output.take(), verify_detail::fill_pattern(c.batch.output.dtype, c.batch.output.num_elements())) << mutation.rule;
   }
 }
 

@@ -54,7 +54,7 @@ TEST_P(HipMove, CheckFindsNaNInContents) {
   for (const bool planted : {true, false}) {
     Case c =
         make_case(parse_problem_line("q=f16 kv=fp8_e4m3fn heads=4:2 d=16 page=8 window=40 reqs=9@30/33,1@90").value()).value();
-    ASSERT_TRUE(!planted || conformance::apply(conformance::Special::nan_in_a_key, c));
+    ASSERT_TRUE(!planted || verify_detail::apply(verify_detail::Special::nan_in_a_key, c));
     const auto there = cases::DeviceCase::upload(c, Memory::hip);
     ASSERT_TRUE(there.ok()) << there.status().message();
     const Result<bool> finite =

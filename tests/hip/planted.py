@@ -36,7 +36,7 @@ class Fault:
 FAULTS = [
     Fault("blocks of too few threads", HIP + "vendor.cpp", "gpu::kScheduleThreads}", "gpu::kScheduleThreads / 2}"),
     Fault("matrix blocks of 64 lanes where a wave has 32", HIP + "matrix_launch.cpp", "return of_64_lanes ?", "return true ?"),
-    Fault("a grid without blocks", HIP + "vendor.cpp", "plan.lists[i].num_blocks, list", "plan.lists[i].num_blocks * 0, list"),
+    Fault("a grid without blocks", HIP + "vendor.cpp", "plan.work().lists[i].num_blocks, list", "plan.work().lists[i].num_blocks * 0, list"),
     Fault("two blocks schedule", HIP + "vendor.cpp", "gpu::kScheduleThreads}, 1, list", "gpu::kScheduleThreads}, 2, list"),
     Fault("grid and block in each other's place", HIP + "vendor.cpp",
           "static_cast<unsigned>(blocks), 1, 1, static_cast<unsigned>(what.threads)",

@@ -11,25 +11,25 @@
 #include "quire/problem.hpp"
 #include "verify/matrix.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 /// Keeps GoogleTest from printing the bytes of a parameter.
 inline void PrintTo(const Hazard& hazard, std::ostream* out) { *out << hazard.name; }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail
 
 namespace quire::test {
 
-using conformance::Hazard;
-using conformance::hazard_line;
-using conformance::hazards;
-using conformance::type_combinations;
+using verify_detail::Hazard;
+using verify_detail::hazard_line;
+using verify_detail::hazards;
+using verify_detail::type_combinations;
 
 /// StalePagesLeftOfWindow: the lines of the matrix.
 inline std::vector<ProblemLine> stale_page_lines() {
   std::vector<ProblemLine> lines;
-  for (const conformance::Entry& entry : conformance::hazard_matrix(/*quick=*/true))
-    if (entry.special == conformance::Special::stale_pages) lines.push_back(entry.line);
+  for (const verify_detail::Entry& entry : verify_detail::hazard_matrix(/*quick=*/true))
+    if (entry.special == verify_detail::Special::stale_pages) lines.push_back(entry.line);
   return lines;
 }
 

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "semantics/page_walk.h"
-#include "verify/slice.h"
+#include "verify/subbatch.h"
 
 namespace quire::test {
 
@@ -24,7 +24,7 @@ std::vector<std::string> judge_alone(const Case& c, const Attend& attend) {
   if (const Status s = attend(c, 4, rows); !s.ok()) return {s.message()};
   const auto together = bits_of(c.batch.output), together_lse = bits_of(c.batch.lse);
   for (std::int64_t r = 0; r < c.batch.seq_lens.shape[0]; ++r) {
-    const Case alone = conformance::slice(c, c.batch.output, c.batch.lse, r, 0, conformance::query_len(c.batch, r));
+    const Case alone = verify_detail::slice(c, c.batch.output, c.batch.lse, r, 0, verify_detail::query_len(c.batch, r));
     if (const Status s = attend(alone, 1, rows); !s.ok()) return {s.message()};
   }
   if (bits_of(c.batch.output) == together && bits_of(c.batch.lse) == together_lse) return {};
@@ -47,7 +47,7 @@ std::vector<std::string> judge_chunked(const Case& c, const Attend& attend) {
     if (query_len < chunk) continue;
     forget_rows(c, query_len);
     for (std::int64_t row = 0; row < query_len; row += chunk) {
-      const Case part = conformance::slice(c, c.batch.output, c.batch.lse, 0, row, std::min(query_len, row + chunk));
+      const Case part = verify_detail::slice(c, c.batch.output, c.batch.lse, 0, row, std::min(query_len, row + chunk));
       const int threads = 1 + static_cast<int>(row / chunk % 2);
       if (const Status s = attend(part, threads, rows); !s.ok()) return {s.message()};
     }

@@ -43,13 +43,13 @@ Attend kernel_under_test(const std::string& kernel, bool batch_invariant) {
 
 Case made(const ProblemLine& line, Special special) {
   Case c = make_case(line).value();
-  if (!conformance::apply(special, c)) throw std::bad_alloc();  // no address space for a sparse cache
+  if (!verify_detail::apply(special, c)) throw std::bad_alloc();  // no address space for a sparse cache
   return c;
 }
 
 namespace {
 
-using conformance::Prepared;
+using verify_detail::Prepared;
 
 /// One way to call the kernel. A wrong count of rows fails the call.
 AttendCase call(const Attend& attend, int num_threads) {
@@ -79,11 +79,11 @@ std::vector<std::string> findings_of(const CaseResult& result) {
 
 std::vector<std::string> judge(Prepared p, const Attend& attend) {
   const Target target = target_of(attend);
-  return findings_of(conformance::judge(target, p, conformance::asked_checks(target, {})));
+  return findings_of(verify_detail::judge(target, p, verify_detail::asked_checks(target, {})));
 }
 
 Prepared prepared(Case c, ProblemLine line, Special special) {
-  return conformance::prepare_case({"tests", "", std::move(line), special}, std::move(c)).value();
+  return verify_detail::prepare_case({"tests", "", std::move(line), special}, std::move(c)).value();
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ std::vector<std::string> judge(const ProblemLine& line, const Attend& attend, Sp
 
 std::vector<std::string> judge_one_call(const Prepared& p, const Attend& attend) {
   const Target target = target_of(attend);
-  conformance::Judge judge(target, p, conformance::asked_checks(target, {}));
+  verify_detail::Judge judge(target, p, verify_detail::asked_checks(target, {}));
   judge.on_zeros();
   return findings_of(judge.result());
 }

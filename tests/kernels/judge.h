@@ -16,7 +16,7 @@
 
 namespace quire::test {
 
-using conformance::Special;
+using verify_detail::Special;
 
 /// Attends `c` cut for `num_threads`; reports how many output rows it wrote.
 using Attend = std::function<Status(const Case& c, int num_threads, std::int64_t& rows)>;
@@ -31,7 +31,7 @@ Attend kernel_under_test(const std::string& kernel, bool batch_invariant = false
 Case made(const ProblemLine& line, Special special = Special::none);
 
 /// A case and its fp64 reference. A case that the reference refuses is an error of the test: it throws.
-conformance::Prepared prepared(Case c);
+verify_detail::Prepared prepared(Case c);
 
 /// All findings about `attend` on one case: every check of verify but alone and chunks, cut for 1 thread and for 8, and the count
 /// of rows of every call. Changes the poison of `c`.
@@ -40,7 +40,7 @@ std::vector<std::string> judge(const Case& c, const Attend& attend);
 std::vector<std::string> judge(const ProblemLine& line, const Attend& attend, Special special = Special::none);
 
 /// The findings about one call: its values, count of rows and canaries.
-std::vector<std::string> judge_one_call(const conformance::Prepared& p, const Attend& attend);
+std::vector<std::string> judge_one_call(const verify_detail::Prepared& p, const Attend& attend);
 
 /// The message of a failing test: what is wrong, and the line that reruns it.
 std::string report(const ProblemLine& line, const std::vector<std::string>& findings, const std::string& kernel = {});

@@ -11,6 +11,7 @@
 #include "plan/device_lists.h"
 #include "plan/device_workspace.h"
 #include "quire/plan.hpp"
+#include "quire/predict.hpp"
 #include "quire/report.hpp"
 #include "quire/verify.hpp"
 #include "text/formatted.h"
@@ -112,10 +113,10 @@ TEST(NewKernel, IsPlannedOnTheCpu) {
 TEST(NewKernel, IsPlannedOnAGpu) {
   const Plan p = plan(problem("24"), find_device("h200").value()).value();
   EXPECT_EQ(p.kernel, "cuda_new");
-  ASSERT_EQ(p.lists.size(), 1u);
-  const DeviceList& list = p.lists[0];
+  ASSERT_EQ(p.work().lists.size(), 1u);
+  const plan_detail::DeviceList& list = p.work().lists[0];
   EXPECT_EQ(list.kernel, p.kernel);
-  EXPECT_EQ(list.role, Role::decode);
+  EXPECT_EQ(list.role, plan_detail::Role::decode);
   EXPECT_EQ(list.tile_rows, 12);
   EXPECT_EQ(list.num_blocks, 3 * 132);
   EXPECT_EQ(list.max_slices, 13 * 4 / 4 + 5 + 2 * list.num_blocks / 2) << "tiles of 4 rows, and parts for all blocks";

@@ -20,6 +20,8 @@
 namespace quire {
 namespace {
 
+using plan_detail::DeviceList;
+using plan_detail::Role;
 using ::testing::HasSubstr;
 
 Problem some_problem(std::mt19937& random) {
@@ -78,7 +80,7 @@ TEST(DeviceLists, CapacitiesHoldForThePartSizeOfTheProof) {
   for (int round = 0; round < 400; ++round) {
     const Problem p = some_problem(random);
     const Plan plan = quire::plan(p, find_device(round % 2 != 0 ? "sm90" : "sm80").value()).value();
-    const DeviceList& list = plan.lists.at(0);
+    const DeviceList& list = plan.work().lists.at(0);
     const std::vector<Tile> tiles = tiles_of(p, list.tile_rows);
     std::int64_t keys = 0;
     for (const Tile& t : tiles) keys += t.end - t.begin;
@@ -95,7 +97,7 @@ TEST(DeviceLists, CapacitiesHoldForFixedParts) {
   for (int round = 0; round < 400; ++round) {
     const Problem p = some_problem(random);
     const Plan plan = quire::plan(p, find_device("sm90").value(), {.batch_invariant = true}).value();
-    const DeviceList& list = plan.lists.at(0);
+    const DeviceList& list = plan.work().lists.at(0);
     ASSERT_GT(list.split_keys, 0);
     const Counts c = counts_of(tiles_of(p, list.tile_rows), list.split_keys, p.num_kv_heads, /*from_key_0=*/true);
     EXPECT_LE(c.slices, list.max_slices) << to_string(p);
@@ -111,7 +113,7 @@ TEST(DeviceLists, TheWorkspaceHoldsItsPiecesApart) {
   for (int round = 0; round < 100; ++round) {
     const Plan plan = quire::plan(some_problem(random), find_device("sm90").value()).value();
     const plan_detail::DeviceWorkspace w = plan_detail::device_workspace(plan);
-    const DeviceList& list = plan.lists[0];
+    const DeviceList& list = plan.work().lists[0];
     const std::int64_t kv_heads = plan.problem.num_kv_heads;
     const std::vector<std::pair<std::int64_t, std::int64_t>> pieces = {
         {0, plan_detail::kCallStateBytes},
@@ -137,9 +139,9 @@ TEST(DeviceLists, PrefillOnHopperRoundsWeightsUnlessToldNotTo) {
   };
   const Plan p = planned("q=bf16 kv=bf16 heads=12:4 d=128 page=16 reqs=100@5,3x1@99");
   ASSERT_EQ(p.kernel, "cuda_sm90");
-  ASSERT_EQ(p.lists.size(), 2u);
-  EXPECT_EQ(p.lists[1].tile_rows, 252) << "whole groups of 3, 126 rows for each block of a pair";
-  EXPECT_EQ(p.lists[1].num_blocks % 2, 0);
+  ASSERT_EQ(p.work().lists.size(), 2u);
+  EXPECT_EQ(p.work().lists[1].tile_rows, 252) << "whole groups of 3, 126 rows for each block of a pair";
+  EXPECT_EQ(p.work().lists[1].num_blocks % 2, 0);
   EXPECT_TRUE(rounds_weights(p, 100));
   EXPECT_TRUE(rounds_weights(p, 3)) << "9 score rows";
   EXPECT_FALSE(rounds_weights(p, 2)) << "6 score rows: decode";
@@ -151,7 +153,7 @@ TEST(DeviceLists, PrefillOnHopperRoundsWeightsUnlessToldNotTo) {
                             planned("q=bf16 kv=fp8_e4m3fnuz heads=12:4 d=128 page=16 reqs=100@5"),
                             planned("q=bf16 kv=bf16 heads=12:4 d=96 page=16 reqs=100@5")}) {
     EXPECT_FALSE(rounds_weights(exact, 100)) << to_string(exact);
-    for (const DeviceList& list : exact.lists) EXPECT_LE(list.tile_rows, 64);
+    for (const DeviceList& list : exact.work().lists) EXPECT_LE(list.tile_rows, 64);
   }
 }
 
@@ -160,8 +162,8 @@ TEST(DeviceLists, DecodeBesidePrefillWhereThereIsEnoughOfBoth) {
   const Device sm90 = find_device("sm90").value();
   const auto is_beside = [&](const char* line, const PlanSettings& settings = {}) {
     const Plan p = plan(parse_problem_line(line)->problem, sm90, settings).value();
-    EXPECT_FALSE(p.lists[0].beside) << line;
-    return p.lists.size() == 2 && p.lists[1].beside;
+    EXPECT_FALSE(p.work().lists[0].beside) << line;
+    return p.work().lists.size() == 2 && p.work().lists[1].beside;
   };
   EXPECT_TRUE(is_beside("q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191,2048@6144"));
   EXPECT_TRUE(is_beside("q=f16 kv=f16 heads=16:2 d=256 page=16 reqs=64x1@8191,2048@6144"));
@@ -182,7 +184,7 @@ TEST(DeviceLists, DecodeIsNotDividedForRequestsThatMayNotBeThere) {
     unread.bounds.num_tokens = tokens;
     unread.bounds.max_query_len = max_query_len == 0 ? tokens : max_query_len;
     EXPECT_TRUE(plan_detail::size_lists(unread).ok());
-    return unread.lists.size() == 2 && unread.lists[1].beside;
+    return unread.work().lists.size() == 2 && unread.work().lists[1].beside;
   };
   EXPECT_FALSE(is_beside(64, 0)) << "a row each";
   EXPECT_FALSE(is_beside(128, 0)) << "two rows each still fit a tile of decode";
@@ -204,22 +206,22 @@ TEST(DeviceLists, LargeGroupsOnHopperHaveOneList) {
                                         std::pair{"q=f16 kv=f16 heads=100:1 d=64 page=32 reqs=2@5", 200}}) {
     const Plan p = planned(line);
     ASSERT_EQ(p.kernel, "cuda_sm90") << line;
-    ASSERT_EQ(p.lists.size(), 1u) << line;
-    EXPECT_EQ(p.lists[0].tile_rows, tile_rows) << line;
-    EXPECT_EQ(p.lists[0].min_rows, 0) << line;
+    ASSERT_EQ(p.work().lists.size(), 1u) << line;
+    EXPECT_EQ(p.work().lists[0].tile_rows, tile_rows) << line;
+    EXPECT_EQ(p.work().lists[0].min_rows, 0) << line;
     EXPECT_TRUE(rounds_weights(p, 1)) << line;
     const Plan exact = planned(line, {.exact_weights = true});
     EXPECT_FALSE(rounds_weights(exact, 1)) << line;
-    EXPECT_EQ(exact.lists[0].tile_rows, p.problem.head_dim == 256 ? 32 : 64) << line;
-    EXPECT_EQ(exact.lists[0].max_rows, 128) << line;
+    EXPECT_EQ(exact.work().lists[0].tile_rows, p.problem.head_dim == 256 ? 32 : 64) << line;
+    EXPECT_EQ(exact.work().lists[0].max_rows, 128) << line;
   }
   for (const char* line : {"q=f16 kv=fp8_e4m3fn heads=128:1 d=128 page=32 reqs=3x1@99",
                            "q=f16 kv=f16 heads=128:1 d=128 page=32 reqs=3x1@99 vscale=head",
                            "q=f16 kv=fp8_e5m2 heads=32:8 d=64 page=32 reqs=3x32@99"}) {
     const Plan p = planned(line, {.exact_weights = true});
     ASSERT_EQ(p.kernel, "cuda_sm90") << line;
-    ASSERT_EQ(p.lists.size(), 1u) << line;
-    EXPECT_EQ(p.lists[0].tile_rows, 64) << line;
+    ASSERT_EQ(p.work().lists.size(), 1u) << line;
+    EXPECT_EQ(p.work().lists[0].tile_rows, 64) << line;
     EXPECT_FALSE(rounds_weights(p, p.bounds.max_query_len)) << line;
   }
 }
@@ -232,8 +234,8 @@ TEST(DeviceLists, HopperHasTheSameTilesForAllBatchInvariantPlans) {
       const std::string line = std::string("q=bf16 kv=fp8_e4m3fn d=128 page=16 ") + heads + " " + rest;
       const Plan p = plan(parse_problem_line(line)->problem, sm90, {.batch_invariant = true}).value();
       ASSERT_EQ(p.kernel, "cuda_sm90") << line;
-      ASSERT_EQ(p.lists.size(), 1u) << line;
-      const DeviceList& list = p.lists[0];
+      ASSERT_EQ(p.work().lists.size(), 1u) << line;
+      const DeviceList& list = p.work().lists[0];
       EXPECT_TRUE(list.tile_rows == 32 && list.split_keys == 2048 && list.min_rows == 0 && list.max_rows > 1 << 30) << line;
     }
 }
@@ -250,9 +252,9 @@ TEST(DeviceLists, ThePrefillListHasRoomForLowerTiles) {
     if (generic) p.q_dtype = DType::bf16, p.kv_dtype = DType::fp8_e4m3fn;
     const std::int64_t lowest = generic ? 16 : 64;
     const Plan plan = quire::plan(p, find_device("sm90").value()).value();
-    if (plan.lists.size() != 2 || !plan.lists[1].rounded_weights) continue;
+    if (plan.work().lists.size() != 2 || !plan.work().lists[1].rounded_weights) continue;
     ++seen;
-    const DeviceList& list = plan.lists[1];
+    const DeviceList& list = plan.work().lists[1];
     std::int64_t tiles = 0;
     for (const Request& r : p.reqs)
       if (r.query_len * p.group() > list.min_rows) tiles += (r.query_len * p.group() + lowest - 1) / lowest;
@@ -269,7 +271,7 @@ TEST(DeviceLists, SayWhoServesThem) {
     std::vector<std::pair<std::string, Role>> lists;
     const Plan p =
         plan(parse_problem_line(line + " page=16 heads=32:8 reqs=64x1@8191,2048@6144")->problem, sm90, settings).value();
-    for (const DeviceList& list : p.lists) lists.emplace_back(list.kernel, list.role);
+    for (const DeviceList& list : p.work().lists) lists.emplace_back(list.kernel, list.role);
     return lists;
   };
   using Lists = std::vector<std::pair<std::string, Role>>;
@@ -294,7 +296,7 @@ TEST(DeviceLists, WhatStandsInForHopperFitsTheRoom) {
         for (const char* reqs : {"reqs=64x1@8191,2048@6144", "reqs=9x3@5000"}) {
           const std::string line = std::string(types) + " " + heads + " page=16 " + reqs;
           const Plan p = plan(parse_problem_line(line)->problem, sm90, settings).value();
-          for (const DeviceList& list : p.lists) {
+          for (const DeviceList& list : p.work().lists) {
             if (list.kernel != p.kernel) continue;
             const DeviceList other = p.kernel.row().gpu->instead(p, list);
             const bool mma = line.starts_with("q=bf16 kv=bf16");
@@ -321,12 +323,12 @@ TEST(DeviceLists, BlocksThatDealThemselvesHaveTheirPlaces) {
     const Plan plan = quire::plan(p, find_device("sm90").value()).value();
     if (plan.kernel != "cuda_sm90") continue;
     ++seen;
-    const DeviceList& list = plan.lists.at(0);
+    const DeviceList& list = plan.work().lists.at(0);
     const bool narrow = list.tile_rows == 8;
     seen_wide += narrow ? 0 : 1;
     const std::int64_t held = (!narrow ? 1 : itemsize(p.kv_dtype) == 1 ? 4 : 2) * 132;
     const std::int64_t segments = std::max<std::int64_t>(1, static_cast<std::int64_t>(p.reqs.size())) * p.num_kv_heads;
-    EXPECT_TRUE(list.num_blocks == held || (narrow && plan.lists.size() == 1 && list.num_blocks < held &&
+    EXPECT_TRUE(list.num_blocks == held || (narrow && plan.work().lists.size() == 1 && list.num_blocks < held &&
                                             list.num_blocks % segments == 0 && list.num_blocks / segments >= 32))
         << list.num_blocks << ": as many as a device holds at once, or as are worth merging";
     EXPECT_TRUE(narrow || list.tile_rows == 32 || list.tile_rows == 64) << list.tile_rows;
@@ -350,7 +352,7 @@ TEST(DeviceLists, FewSegmentsHaveFewBlocks) {
         std::tuple{"heads=32:8 d=128 page=16 reqs=1@8191", 264, "no more than the device holds"}}) {
     const Plan p = plan(parse_problem_line(std::string("q=bf16 kv=bf16 ") + line)->problem, sm90).value();
     ASSERT_EQ(p.kernel, "cuda_sm90") << line;
-    EXPECT_EQ(p.lists.at(0).num_blocks, blocks) << line << ": " << why;
+    EXPECT_EQ(p.work().lists.at(0).num_blocks, blocks) << line << ": " << why;
   }
 }
 
@@ -373,7 +375,7 @@ TEST(DeviceLists, BoundsAreThoseOfTheProblem) {
           .value();
   EXPECT_EQ(p.bounds, (Bounds{4, 9, 7, 100}));
   EXPECT_TRUE(p.assumptions.empty());
-  EXPECT_TRUE(p.tiles.empty());
+  EXPECT_TRUE(p.work().tiles.empty());
   EXPECT_THAT(to_string(p), HasSubstr("cuda_sm90 device=sm90 reqs<=4 tokens<=9 query_len<=7 seq_len<=100"));
 }
 

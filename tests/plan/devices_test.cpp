@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <set>
 
-#include "plan/host_device.h"
+#include "plan/this_cpu.h"
 #include "quire/plan.hpp"
 
 namespace quire {

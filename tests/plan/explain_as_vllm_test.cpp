@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "quire/plan.hpp"
+#include "quire/predict.hpp"
 #include "support/golden.h"
 
 namespace quire {

@@ -8,6 +8,7 @@
 
 #include "plan/device_work.h"
 #include "quire/plan.hpp"
+#include "quire/predict.hpp"
 
 namespace quire {
 namespace {
@@ -31,7 +32,7 @@ TEST(Predict, EqualSharesOfDecodeTiles) {
   const Plan planned = plan_of(kShape + "60x1@8191");
   const Prediction p = predict(planned);
   ASSERT_EQ(p.lists.size(), 1u) << p.why_not;
-  const std::int64_t all = 480 * 128, blocks = planned.lists[0].num_blocks, share = (all + blocks - 1) / blocks;
+  const std::int64_t all = 480 * 128, blocks = planned.work().lists[0].num_blocks, share = (all + blocks - 1) / blocks;
   std::int64_t cuts = 0;
   std::set<std::int64_t> cut_segments;
   for (std::int64_t at = share; at < all; at += share)
@@ -65,7 +66,8 @@ TEST(Predict, PiecesOfDecodeCountAsTiles) {
   const Plan planned = plan_of(kShape + "256x1@10,64x1@8191");
   const Prediction p = predict(planned);
   ASSERT_EQ(p.lists.size(), 1u) << p.why_not;
-  const std::int64_t places = 256 * 8 * 2 + 64 * 8 * 129, blocks = planned.lists[0].num_blocks, share = (places - 1) / blocks + 1;
+  const std::int64_t places = 256 * 8 * 2 + 64 * 8 * 129, blocks = planned.work().lists[0].num_blocks,
+                     share = (places - 1) / blocks + 1;
   EXPECT_LE(p.lists[0].busiest_tiles + p.lists[0].busiest_items, share + 1)
       << "a share may cut a segment that the one before began";
   EXPECT_GE(p.lists[0].busiest_tiles + p.lists[0].busiest_items, share);
@@ -78,8 +80,8 @@ TEST(Predict, SlicesOfScoreRows) {
                         find_device("sm90").value(), {.exact_weights = true})
                        .value();
     plan_detail::ListWork work;
-    EXPECT_TRUE(plan_detail::count_work(p, p.lists.at(0), {}, work));
-    EXPECT_EQ(p.lists[0].role, Role::decode_wide);
+    EXPECT_TRUE(plan_detail::count_work(p, p.work().lists.at(0), {}, work));
+    EXPECT_EQ(p.work().lists[0].role, plan_detail::Role::decode_wide);
     return work;
   };
   const plan_detail::ListWork one = with_rows("heads=64:1"), two = with_rows("heads=128:1");
@@ -93,7 +95,7 @@ TEST(Predict, PartsOfFixedSize) {
   const Plan p =
       plan(parse_problem_line(kShape + "3x1@5000")->problem, find_device("sm90").value(), {.batch_invariant = true}).value();
   plan_detail::ListWork work;
-  ASSERT_TRUE(plan_detail::count_work(p, p.lists.at(0), {}, work));
+  ASSERT_TRUE(plan_detail::count_work(p, p.work().lists.at(0), {}, work));
   EXPECT_EQ(work.items, 3 * 8 * 3) << "5001 keys are 79 tiles";
   EXPECT_EQ(work.merges, 3 * 8);
   EXPECT_EQ(work.busiest_tiles, 32) << "72 parts on 132 blocks";

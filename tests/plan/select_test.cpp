@@ -96,20 +96,21 @@ TEST(DeviceLists, MakeRoomForWhatServesEightBitQueriesInstead) {
   const Plan of_16_bits = plan(parse((std::string("q=f16 kv=fp8_e4m3fn") + rest).c_str()), device).value();
   const Plan of_8_bits = plan(parse((std::string("q=fp8_e4m3fn kv=fp8_e4m3fn") + rest).c_str()), device).value();
   const std::int64_t score_rows = 512 * 4;
-  EXPECT_EQ(of_8_bits.lists.back().tile_rows, of_16_bits.lists.back().tile_rows);
-  EXPECT_GE(of_8_bits.lists.back().max_slices - of_16_bits.lists.back().max_slices, score_rows / 16 - score_rows / 64);
+  EXPECT_EQ(of_8_bits.work().lists.back().tile_rows, of_16_bits.work().lists.back().tile_rows);
+  EXPECT_GE(of_8_bits.work().lists.back().max_slices - of_16_bits.work().lists.back().max_slices,
+            score_rows / 16 - score_rows / 64);
 }
 
 TEST(DeviceLists, BatchInvariantPlansHaveOneListForAllRows) {
   PlanSettings settings;
   const Device device = find_device("sm90").value();
-  EXPECT_EQ(plan(parse("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047,9@9"), device, settings).value().lists.size(), 2u);
-  EXPECT_EQ(plan(kDecode, device, settings).value().lists.size(), 1u);
+  EXPECT_EQ(plan(parse("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047,9@9"), device, settings).value().work().lists.size(), 2u);
+  EXPECT_EQ(plan(kDecode, device, settings).value().work().lists.size(), 1u);
   settings.batch_invariant = true;
   const Plan p = plan(kDecode, device, settings).value();
-  ASSERT_EQ(p.lists.size(), 1u);
-  EXPECT_EQ(p.lists[0].min_rows, 0);
-  EXPECT_GT(p.lists[0].split_keys, 0);
+  ASSERT_EQ(p.work().lists.size(), 1u);
+  EXPECT_EQ(p.work().lists[0].min_rows, 0);
+  EXPECT_GT(p.work().lists[0].split_keys, 0);
 }
 
 TEST(Select, MatrixUnitKernelRefusesWithReasons) {
@@ -132,10 +133,10 @@ TEST(Select, MatrixUnitKernelRefusesWithReasons) {
 TEST(Select, MatrixUnitsHaveAListForDecodeRows) {
   const Device device = find_device("gfx942").value();
   const Plan both = plan(parse("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047,9@9"), device).value();
-  ASSERT_EQ(both.lists.size(), 2u);
-  EXPECT_EQ(both.lists[0].tile_rows, 16);
-  EXPECT_EQ(both.lists[1].min_rows, 16);
-  EXPECT_EQ(both.lists[1].tile_rows, 64);
+  ASSERT_EQ(both.work().lists.size(), 2u);
+  EXPECT_EQ(both.work().lists[0].tile_rows, 16);
+  EXPECT_EQ(both.work().lists[1].min_rows, 16);
+  EXPECT_EQ(both.work().lists[1].tile_rows, 64);
 }
 
 TEST(Select, ForcingAKernelWorksForEveryRow) {
@@ -283,7 +284,7 @@ TEST(Select, RowsWithoutKeysAreItemsOfTheirOwn) {
   const Plan made = plan(p, find_device("avx512").value()).value();
   std::int64_t rows = 0;
   for (std::int64_t i = 0; i < made.num_items(); ++i) {
-    const WorkItem item = made.item(i);
+    const plan_detail::WorkItem item = plan_detail::item_of(made, i);
     EXPECT_EQ(item.key_begin, item.key_end);
     EXPECT_EQ(item.partial, -1);
     rows += item.row_end - item.row_begin;

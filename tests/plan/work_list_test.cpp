@@ -9,12 +9,17 @@
 #include "plan/cost.h"
 #include "plan/heaviest_first.h"
 #include "plan/scratch.h"
+#include "plan/work.h"
 #include "quire/plan.hpp"
 #include "quire/problem.hpp"
 #include "semantics/visible_range.h"
 
 namespace quire {
 namespace {
+
+using plan_detail::MergeItem;
+using plan_detail::WorkItem;
+using plan_detail::WorkTile;
 
 Problem problem_with(std::vector<Request> reqs, std::int64_t heads, std::int64_t kv_heads) {
   Problem p;
@@ -35,7 +40,7 @@ Request request(std::int64_t query_len, std::int64_t context_len) { return {quer
 
 std::vector<WorkItem> items_of(const Plan& plan) {
   std::vector<WorkItem> items;
-  for (std::int64_t i = 0; i < plan.num_items(); ++i) items.push_back(plan.item(i));
+  for (std::int64_t i = 0; i < plan.num_items(); ++i) items.push_back(plan_detail::item_of(plan, i));
   return items;
 }
 
@@ -92,7 +97,7 @@ TEST(WorkList, SplitsLieWithinSegmentsAndMergeInKeyOrder) {
     }
   }
   for (std::int64_t i = 0; i < plan.num_merges(); ++i) {
-    const MergeItem merge = plan.merge(i);
+    const MergeItem merge = plan_detail::merge_of(plan, i);
     const std::int64_t rows = (merge.row_end - merge.row_begin) * plan.problem.group();
     std::int64_t next_key = 0;
     for (int part = 0; part < merge.num_partials; ++part) {
@@ -129,7 +134,7 @@ TEST(WorkList, MergesAreThoseOfTheSplitTiles) {
     if (item.partial >= 0) ++parts[{item.req, item.kv_head, item.row_begin}];
   ASSERT_EQ(plan.num_merges(), static_cast<std::int64_t>(parts.size()));
   for (std::int64_t i = 0; i < plan.num_merges(); ++i) {
-    const MergeItem merge = plan.merge(i);
+    const MergeItem merge = plan_detail::merge_of(plan, i);
     EXPECT_EQ((parts[{merge.req, merge.kv_head, merge.row_begin}]), merge.num_partials);
   }
 }
@@ -140,8 +145,8 @@ TEST(WorkList, HeaviestFirst) {
           .value();
   const plan_detail::CostModel model(plan.problem);
   std::vector<double> costs;  // of whole items, and of the first, whole segment of split ones
-  for (const WorkTile& tile : plan.tiles) {
-    const WorkItem item = plan.item(tile.first_item);
+  for (const WorkTile& tile : plan.work().tiles) {
+    const WorkItem item = plan_detail::item_of(plan, tile.first_item);
     costs.push_back(model(item.row_end - item.row_begin, item.key_end - item.key_begin));
   }
   for (std::size_t i = 1; i < costs.size(); ++i) EXPECT_LE(costs[i], costs[i - 1] * (1 + 1.0 / 128)) << "tile " << i;
@@ -191,7 +196,7 @@ TEST(Balance, NothingIsSplitThatSharesOutEvenly) {
 TEST(Balance, OnlyTheLongRequestIsSplit) {
   const Plan plan = quire::plan(problem_with(ragged_batches()[0], 32, 8), device_with(32)).value();
   EXPECT_EQ(plan.num_merges(), 8);
-  for (std::int64_t i = 0; i < plan.num_merges(); ++i) EXPECT_EQ(plan.merge(i).req, 0);
+  for (std::int64_t i = 0; i < plan.num_merges(); ++i) EXPECT_EQ(plan_detail::merge_of(plan, i).req, 0);
 }
 
 TEST(WorkList, EqualInputsGiveEqualPlans) {

@@ -12,9 +12,9 @@
 namespace quire::test {
 namespace {
 
-using reference_loops::kLanes;
-using reference_loops::Lanes;
-using reference_loops::Loops;
+using reference_detail::kLanes;
+using reference_detail::Lanes;
+using reference_detail::Loops;
 
 constexpr std::int64_t kCount = 131;
 
@@ -61,7 +61,7 @@ void expect_plain_sums(const std::vector<double>& v) {
   const Weights w;
   std::vector<double> size_of_p = w.p;
   for (double& x : size_of_p) x = std::fabs(x);
-  for (const Loops& loops : reference_loops::available_loops()) {
+  for (const Loops& loops : reference_detail::available_loops()) {
     SCOPED_TRACE(loops.name);
     Lanes a, b, c;
     loops.dot(v.data(), w.p.data(), kCount, a, b);
@@ -100,8 +100,8 @@ TEST(Lanes, AFusedProductWouldBeSeen) {
 }
 
 TEST(Lanes, TheBaselineIsAlwaysThere) {
-  EXPECT_STREQ(reference_loops::available_loops().back().name, "baseline");
-  EXPECT_STREQ(reference_loops::widest_loops().name, reference_loops::available_loops().front().name);
+  EXPECT_STREQ(reference_detail::available_loops().back().name, "baseline");
+  EXPECT_STREQ(reference_detail::widest_loops().name, reference_detail::available_loops().front().name);
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ Case made(const char* text) {
 std::vector<std::string> findings_of(const simt::MatrixGpu& gpu, simt::Device device) {
   std::vector<std::string> findings;
   for (const char* text : kLines) {
-    const conformance::Prepared p = prepared(made(text));
+    const verify_detail::Prepared p = prepared(made(text));
     for (device.seed = 0; device.seed < 6 && findings.empty(); ++device.seed) {
       const Attend attend = [&](const Case& guarded, int, std::int64_t& rows) {
         return simt::attend_matrix(gpu, device, guarded, rows);

@@ -22,7 +22,7 @@ constexpr const char* kLines[] = {"q=f32 kv=f32 layout=nhd heads=4:2 d=16 page=8
 std::vector<std::string> findings_of(simt::Device device, std::span<const char* const> lines = kLines) {
   std::vector<std::string> findings;
   for (const char* text : lines) {
-    const conformance::Prepared p = prepared(made(parse_problem_line(text).value()));
+    const verify_detail::Prepared p = prepared(made(parse_problem_line(text).value()));
     for (device.seed = 0; device.seed < 6 && findings.empty(); ++device.seed) {
       const Attend attend = [&](const Case& guarded, int, std::int64_t& rows) { return simt::attend(device, guarded, rows); };
       findings = judge_one_call(p, attend);

@@ -16,8 +16,8 @@
 namespace quire::test {
 namespace {
 
-using conformance::Guarded;
-using conformance::Spread;
+using verify_detail::Guarded;
+using verify_detail::Spread;
 
 /// The leading words of a workspace, with more behind that are not reset.
 struct Leading {

@@ -124,7 +124,7 @@ plan_detail::ListWork counted(const Scheduled& s, const std::vector<Lens>& lens)
   plan.problem.head_dim = 16;
   if (s.args.window > 0) plan.problem.sliding_window = s.args.window;
   for (const Lens& n : lens) plan.problem.reqs.push_back({n.query_len, n.context_len, n.query_len + n.context_len});
-  DeviceList list;
+  plan_detail::DeviceList list;
   list.kernel = plan_detail::rows::cuda_generic;
   list.tile_rows = s.args.work.tile_rows;
   list.tile_keys = s.args.work.tile_keys;

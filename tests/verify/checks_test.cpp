@@ -15,7 +15,7 @@
 #include "verify/judge.h"
 #include "verify/mutants.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 using ::testing::HasSubstr;
@@ -354,4 +354,4 @@ TEST(Guards, SeeEveryByteAroundAndBetweenTheElements) {
 }
 
 }  // namespace
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

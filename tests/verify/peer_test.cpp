@@ -13,7 +13,7 @@
 #include "verify/matrix.h"
 #include "verify/power.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 Case made(const std::string& line) { return make_case(parse_problem_line(line).value()).value(); }
@@ -76,4 +76,4 @@ TEST(Peer, TheStudysFaultsAreInTheCatalogue) {
 }
 
 }  // namespace
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -18,7 +18,7 @@
 #include "verify/mutants.h"
 #include "verify/over_ranks.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 VerifyOptions shards_only(bool power) {
@@ -133,4 +133,4 @@ TEST(RankFaults, SayWhatCannotShow) {
 }
 
 }  // namespace
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -4,10 +4,10 @@
 
 #include "quire/faults.hpp"
 #include "quire/verify.hpp"
+#include "verify/failure.h"
 #include "verify/matrix.h"
-#include "verify/shrink.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 ProblemLine parse(const std::string& text) { return parse_problem_line(text).value(); }
@@ -107,4 +107,4 @@ TEST(Shrink, OfAKernelThatIgnoresStridesIsDoneToo) {
 }
 
 }  // namespace
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -16,7 +16,7 @@
 #include "verify/matrix.h"
 #include "verify/mutants.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 using ::testing::AllOf;
@@ -199,4 +199,4 @@ TEST(Soak, AFailureDoesNotSpoilTheNextTarget) {
 }
 
 }  // namespace
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -22,7 +22,7 @@
 #include "verify/mutants.h"
 #include "verify/power.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 using ::testing::AllOf;
@@ -640,4 +640,4 @@ TEST(Verify, RowsThatRoundNoWeightsAreJudgedWithoutThatTolerance) {
 }
 
 }  // namespace
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -13,7 +13,7 @@
 #include "verify/judge.h"
 #include "verify/matrix.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 const AttendCase& right() {
@@ -285,4 +285,4 @@ TEST(WrongImplementations, SomeNeedTheHazardsOfSizeAndTypes) {
 }
 
 }  // namespace
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -14,7 +14,7 @@
 #include "backend/cpu/parallel.h"
 #include "backend/cpu/planted.h"
 #include "plan/fits.h"
-#include "plan/host_device.h"
+#include "plan/this_cpu.h"
 #include "quire/attention.hpp"
 #include "text/formatted.h"
 
@@ -143,11 +143,11 @@ Status run_items(const Plan& plan, const AttendArgs& args, float* workspace, Exe
   std::atomic<std::int64_t> rows_written{0};
   auto task = [&](std::int64_t index, int thread) {
     float* scratch = workspace + at.threads + thread * scratch_stride;
-    const WorkItem item = plan.item(index);
+    const WorkItem item = plan_detail::item_of(plan, index);
     std::int64_t rows = kernel.attend(args, item, scratch);
     if (item.partial >= 0) {
-      const std::int64_t m = plan.merge_after(index);
-      const MergeItem merge = plan.merge(m);
+      const std::int64_t m = plan_detail::merge_after(plan, index);
+      const MergeItem merge = plan_detail::merge_of(plan, m);
       // Release publishes this part's partials; acquire lets the last to arrive see everybody's.
       const std::int32_t done = std::atomic_ref(parts_done[m]).fetch_add(1, std::memory_order_acq_rel) + 1;
       if (done == (QUIRE_PLANTED(merged_at_first_part) ? 1 : merge.num_partials)) rows += kernel.merge(args, merge, scratch);

@@ -7,12 +7,15 @@
 #include <span>
 
 #include "plan/scratch.h"
-#include "quire/plan.hpp"
+#include "plan/work.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
 #include "semantics/score.h"
 
 namespace quire::cpu {
+
+using plan_detail::MergeItem;
+using plan_detail::WorkItem;
 
 /// Rows of elements: the row's offset comes from outside, element d of it from `strides`.
 struct RowSource {

@@ -12,8 +12,12 @@
 #include "backend/gpu/args.h"
 #include "backend/gpu/cached_lens_args.h"
 #include "plan/kernel.h"
+#include "plan/work.h"
 
 namespace quire::cuda {
+
+using plan_detail::DeviceList;
+using plan_detail::Role;
 
 /// Order of the launches for two lists.
 enum class Order {

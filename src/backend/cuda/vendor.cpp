@@ -65,7 +65,7 @@ struct Launches {
   Order order = Order::in_turn;
 
   Launches(const Plan& plan, std::span<const gpu::AttendArgs> args) : num_lists(args.size()) {
-    for (std::size_t i = 0; i < num_lists; ++i) lists[i] = serve(plan.lists[i], plan, args[i]);
+    for (std::size_t i = 0; i < num_lists; ++i) lists[i] = serve(plan.work().lists[i], plan, args[i]);
     if (num_lists == 2 && lists[0].kernel == lists[1].kernel && lists[0].kernel->order != nullptr)
       order = lists[0].kernel->order(lists[0], lists[1]);
     // A layer may be served as its preparation was, and no otherwise.

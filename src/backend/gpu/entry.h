@@ -26,7 +26,7 @@ struct Vendor {
   /// Whether this build has the launches of a row of the kernel table.
   bool (*has_kernel)(KernelHandle kernel);
   /// The launches of `part`. Of a preparation: reset, check lengths and tables, fill the work lists. Of a layer: attend, fill
-  /// rows where args ask for it. args[i] is for plan.lists[i].
+  /// rows where args ask for it. args[i] is for plan.work().lists[i].
   Status (*enqueue_attend)(const Plan& plan, std::span<const AttendArgs> args, const ResetArgs& reset, Part part, void* stream);
   Status (*enqueue_append)(const AppendArgs& args, void* stream);
   Status (*enqueue_merge)(const MergeArgs& args, void* stream);

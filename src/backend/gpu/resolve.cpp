@@ -40,7 +40,7 @@ semantics::IndexView index_of(const Tensor& t) {
 }
 
 WorkList work_list(const Plan& plan, std::byte* workspace, std::size_t index) {
-  const DeviceList& list = plan.lists[index];
+  const plan_detail::DeviceList& list = plan.work().lists[index];
   const plan_detail::ListSpace at = plan_detail::device_workspace(plan).lists[index];
   WorkList w;
   w.slices = reinterpret_cast<WorkSlice*>(workspace + at.slices);
@@ -120,7 +120,7 @@ AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cach
                        std::size_t list) {
   AttendArgs a = batch_args(batch, cache, options, &reinterpret_cast<CallState*>(workspace)->outcome);
   a.most_rows = 0;
-  for (const DeviceList& l : plan.lists) a.most_rows = std::max(a.most_rows, narrow(l.max_rows));
+  for (const plan_detail::DeviceList& l : plan.work().lists) a.most_rows = std::max(a.most_rows, narrow(l.max_rows));
   // Who told the plan a bound may have left out what longer requests need: they are refused, also where a kernel would take them.
   a.most_rows = narrow(std::min<std::int64_t>(a.most_rows, plan.bounds.max_query_len * a.group));
   if (!plan.bounds.seq_len_from_shapes) a.most_keys = narrow(std::min<std::int64_t>(plan.bounds.max_seq_len, a.most_keys));

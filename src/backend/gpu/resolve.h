@@ -10,7 +10,7 @@
 
 namespace quire::gpu {
 
-/// `list` indexes plan.lists; `workspace` is device memory of workspace_bytes(plan).
+/// `list` indexes plan.work().lists; `workspace` is device memory of workspace_bytes(plan).
 AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::byte* workspace,
                        std::size_t list);
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #if defined(__HIP__)
-#include "backend/gpu/hip_builtins.h"
+#include "backend/gpu/hip.h"
 #endif
 
 #include <cstdint>

@@ -45,7 +45,7 @@ constexpr Row kRows[] = {
 
 }  // namespace
 
-Result<Launch> matrix_launch(const Plan& plan, const DeviceList& list) {
+Result<Launch> matrix_launch(const Plan& plan, const plan_detail::DeviceList& list) {
   const bool of_64_lanes = std::string_view(plan.device.name).substr(0, 4) == "gfx9";
   for (const Row& row : kRows)
     if (row.type == plan.problem.q_dtype && row.head_dim == plan.problem.head_dim && row.tile_rows == list.tile_rows &&

@@ -2,7 +2,7 @@
 // Which matrix kernel serves a list of a plan, and in blocks of how many threads.
 #pragma once
 
-#include "quire/plan.hpp"
+#include "plan/work.h"
 
 namespace quire::hip {
 
@@ -13,6 +13,6 @@ struct Launch {
 };
 
 /// A row of matrix_kernels.inc; internal_error if no row serves what the plan chose hip_matrix for.
-Result<Launch> matrix_launch(const Plan& plan, const DeviceList& list);
+Result<Launch> matrix_launch(const Plan& plan, const plan_detail::DeviceList& list);
 
 }  // namespace quire::hip

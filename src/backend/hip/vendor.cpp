@@ -33,14 +33,14 @@ Status launch(const Api& hip, const Launch& what, std::int64_t blocks, const Arg
   return status_of(hip, error, formatted("launching {} with {} blocks of {} threads", what.kernel, blocks, what.threads).c_str());
 }
 
-Result<Launch> generic_launch(const Plan&, const DeviceList&) {
+Result<Launch> generic_launch(const Plan&, const plan_detail::DeviceList&) {
   return Launch{kPortable, "quire_attend_generic", gpu::kGenericThreads};
 }
 
 /// A kernel of the table and the launch for one of its lists.
 struct KernelEntry {
   const plan_detail::KernelRow* row;
-  Result<Launch> (*launch_of)(const Plan& plan, const DeviceList& list);
+  Result<Launch> (*launch_of)(const Plan& plan, const plan_detail::DeviceList& list);
 };
 constexpr KernelEntry kEntries[] = {{&plan_detail::rows::hip_matrix, matrix_launch},
                                     {&plan_detail::rows::hip_generic, generic_launch}};
@@ -56,8 +56,8 @@ bool has_kernel(KernelHandle kernel) { return find_entry(kernel) != nullptr; }
 /// The kernel for each list, loaded, so that no launch fails for want of it after another has written rows.
 Result<std::array<Launch, plan_detail::kMaxLists>> attend_launches(const Api& hip, const Plan& plan) {
   std::array<Launch, plan_detail::kMaxLists> launches{};
-  for (std::size_t i = 0; i < plan.lists.size(); ++i) {
-    const Result<Launch> one = find_entry(plan.lists[i].kernel)->launch_of(plan, plan.lists[i]);
+  for (std::size_t i = 0; i < plan.work().lists.size(); ++i) {
+    const Result<Launch> one = find_entry(plan.work().lists[i].kernel)->launch_of(plan, plan.work().lists[i]);
     if (!one.ok()) return one.status();
     if (const Result<Function> there = find_function(hip, one->source, one->kernel); !there.ok()) return there.status();
     launches[i] = one.value();
@@ -89,7 +89,7 @@ Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, c
   for (std::size_t i = 0; i < args.size(); ++i) {
     gpu::AttendArgs list = args[i];
     list.confirms = list.prepared && i == 0;
-    if (Status s = launch(hip, attend.value()[i], plan.lists[i].num_blocks, list, stream); !s.ok()) return s;
+    if (Status s = launch(hip, attend.value()[i], plan.work().lists[i].num_blocks, list, stream); !s.ok()) return s;
   }
   if (!args[0].fills_rows()) return {};
   return launch(hip, {kPortable, "quire_fill_rows", gpu::kFillThreads}, gpu::fill_blocks(args[0]), args[0], stream);

@@ -9,7 +9,7 @@
 // The body must end up inside the function that carries the attribute.
 #define QUIRE_INLINE [[gnu::always_inline]] inline
 
-namespace quire::reference_loops {
+namespace quire::reference_detail {
 namespace {
 
 constexpr int kVectors = 4;  // sums of each kind held in registers
@@ -123,4 +123,4 @@ const Loops& widest_loops() {
   return loops;
 }
 
-}  // namespace quire::reference_loops
+}  // namespace quire::reference_detail

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace quire::reference_loops {
+namespace quire::reference_detail {
 
 constexpr std::int64_t kLanes = 32;  // keys (scores) or dims (values) computed side by side: enough sums to hide their latency
 
@@ -33,4 +33,4 @@ std::vector<Loops> available_loops();
 /// available_loops()[0], looked up once.
 const Loops& widest_loops();
 
-}  // namespace quire::reference_loops
+}  // namespace quire::reference_detail

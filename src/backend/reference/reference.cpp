@@ -31,8 +31,8 @@ constexpr double kThreadedWork = 4e6;  // multiplications; below this, starting 
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 constexpr std::int64_t kWidestWindow = std::int64_t{1} << 40;  // positions are below 2^31: a wider window hides nothing more
 
-using reference_loops::kLanes;
-using reference_loops::Lanes;
+using reference_detail::kLanes;
+using reference_detail::Lanes;
 
 std::int64_t blocks(std::int64_t n) { return (n + kLanes - 1) / kLanes; }
 
@@ -436,7 +436,7 @@ class Oracle {
   const KVCache& cache_;
   const Options& options_;
   Reference& result_;
-  const reference_loops::Loops loops_ = reference_loops::widest_loops();
+  const reference_detail::Loops loops_ = reference_detail::widest_loops();
   std::int64_t head_dim_ = 0, v_head_dim_ = 0, num_kv_heads_ = 0, page_size_ = 0, group_ = 0;
   double scale_ = 0;
   bool rounds_kv_ = false;

@@ -6,7 +6,7 @@
 
 #include "cases/device_case.h"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 constexpr int kDeviceTrials = 24;
@@ -61,4 +61,4 @@ Result<Ceilings> measure_device_ceilings(const device::Runtime& runtime, const d
   return c;
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

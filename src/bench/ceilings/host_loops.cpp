@@ -3,7 +3,7 @@
 #include "bench/ceilings/loops.h"
 #include "quire/plan.hpp"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 
 #if defined(__x86_64__)
 const Loops& host_loops() {
@@ -22,4 +22,4 @@ const Bf16Dot* host_bf16_dot() { return nullptr; }
 const Bf16Dot* host_amx() { return nullptr; }
 #endif
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

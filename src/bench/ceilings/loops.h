@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 
 /// One instruction set. All runs are whole multiples of 512 bytes, 64-byte aligned.
 struct Loops {
@@ -45,4 +45,4 @@ const Bf16Dot& avx512_bf16_dot();  ///< x86 only
 const Bf16Dot* host_amx();
 const Bf16Dot& amx_tiles();  ///< x86 only
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

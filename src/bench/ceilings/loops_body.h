@@ -7,7 +7,7 @@
 
 #include "bench/ceilings/loops.h"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 template <int kBytes>
@@ -69,4 +69,4 @@ constexpr Loops loops_of(std::string_view name) {
 }
 
 }  // namespace
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

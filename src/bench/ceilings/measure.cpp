@@ -11,7 +11,7 @@
 #include "bench/ceilings/loops.h"
 #include "bench/ceilings/team.h"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
@@ -164,4 +164,4 @@ const Ceilings::Read& rung_of(const Ceilings& ceilings, std::int64_t working_set
                            [&](const Ceilings::Read& a, const Ceilings::Read& b) { return distance(a) < distance(b); });
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

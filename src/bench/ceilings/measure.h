@@ -10,7 +10,7 @@
 #include "device/runtime.h"
 #include "quire/bench.hpp"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 
 /// A working set that no cache holds: what a decode step of a real model reads.
 std::int64_t cold_bytes(const BenchMachine& machine);
@@ -36,4 +36,4 @@ Ceilings better_of(const Ceilings& start, const Ceilings& end);
 /// The rung nearest to a working set.
 const Ceilings::Read& rung_of(const Ceilings& ceilings, std::int64_t working_set);
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

@@ -8,7 +8,7 @@
 
 #include "bench/ceilings/team.h"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 constexpr int kTrips = 1000, kTrials = 20;
@@ -38,4 +38,4 @@ double ping_pong_ns(int cores) {
   return seconds / (2.0 * kTrips) * 1e9;
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

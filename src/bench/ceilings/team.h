@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 
 /// Seconds of the fastest of `trials` trials of work(thread, trial). A trial starts on all threads together and ends with the
 /// last; the fastest one was disturbed least. Throws std::system_error if a thread cannot be started: fewer would be another
@@ -56,4 +56,4 @@ double fastest_trial(int threads, int trials, Work&& work) {
   return fastest > 0 ? fastest : 1e-9;
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail

@@ -6,7 +6,7 @@
 
 #include "bench/ceilings/loops.h"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 constexpr int kRows = 16, kRowBytes = 64;
@@ -56,6 +56,6 @@ const Bf16Dot& amx_tiles() {
   return kTiles;
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail
 
 #endif

@@ -4,13 +4,13 @@
 
 #include "bench/ceilings/loops_body.h"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 
 const Loops& avx512_loops() {
   static constexpr Loops kLoops = loops_of<64>("avx512");
   return kLoops;
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "bench/ceilings/loops.h"
 
-namespace quire::benchmark {
+namespace quire::bench_detail {
 namespace {
 
 constexpr int kAccumulators = 16;  // latency 6 cycles x up to 2 per cycle
@@ -31,6 +31,6 @@ const Bf16Dot& avx512_bf16_dot() {
   return kDot;
 }
 
-}  // namespace quire::benchmark
+}  // namespace quire::bench_detail
 
 #endif

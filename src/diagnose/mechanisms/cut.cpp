@@ -6,9 +6,9 @@
 
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
-std::vector<Cut> cuts(const fault::Facts& f) {
+std::vector<Cut> cuts(const faults_detail::Facts& f) {
   using N = std::int64_t;
   std::vector<Cut> list;
   const auto tiles = [&](const std::string& name, N size) {
@@ -50,4 +50,4 @@ std::vector<Cut> cuts(const fault::Facts& f) {
   return list;
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

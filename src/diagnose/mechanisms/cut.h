@@ -10,7 +10,7 @@
 
 #include "faults/model.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 /// What a cut is made of: the visible keys [from, to) of a row, and the length of its sequence.
 struct Extent {
@@ -27,6 +27,6 @@ struct Cut {
   std::int64_t last(const Extent& e) const { return group(e, of_sequence ? e.seq_len - 1 : e.to - 1); }
 };
 
-std::vector<Cut> cuts(const fault::Facts& facts);
+std::vector<Cut> cuts(const faults_detail::Facts& facts);
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

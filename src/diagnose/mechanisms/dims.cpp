@@ -8,12 +8,12 @@
 #include "numerics/tolerance.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::Row;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::Row;
 
 constexpr std::size_t kCellsRead = 48;
 constexpr std::int64_t kZero = -1;  // a dim that holds 0
@@ -88,7 +88,7 @@ void propose_output_dims(const Scene& scene, Proposals& list) {
              1,
              {}};
   p.plant = [map](Model& m) {
-    m.finish = [map, before = m.finish](const Row& row, fault::RowResult& result) {
+    m.finish = [map, before = m.finish](const Row& row, faults_detail::RowResult& result) {
       before(row, result);
       const std::vector<double> right = result.out;
       for (std::size_t d = 0; d < map.size(); ++d) result.out[d] = map[d] == kZero ? 0 : right[Facts::at(map[d])];
@@ -156,4 +156,4 @@ void propose_dims(const Scene& scene, Proposals& list) {
   }
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -9,14 +9,14 @@
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::Place;
-using fault::Row;
-using fault::Side;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::Place;
+using faults_detail::Row;
+using faults_detail::Side;
 
 /// How the bytes of one element are read.
 struct Reading {
@@ -29,7 +29,7 @@ std::vector<Reading> readings(DType stored) {
   const auto as = [&](DType type) {
     if (type != stored)
       list.push_back({std::string(name(type)), [type](const void* data, std::span<const std::int64_t> at, double* values) {
-                        fault::decode_as(type, data, at, values);
+                        faults_detail::decode_as(type, data, at, values);
                       }});
   };
   if (itemsize(stored) == 2) {
@@ -106,7 +106,7 @@ void transpose_within_head(const Facts& f, Side side, const Place& place, std::i
     const std::int64_t flat = static_cast<std::int64_t>(d) * f.page_size + place.offset;
     Place other = place;
     other.offset = flat / f.head_dim;
-    fault::elements_as(f.cache.layout, side, t.stride, f.cache.k.shape[4], other, head, row);
+    faults_detail::elements_as(f.cache.layout, side, t.stride, f.cache.k.shape[4], other, head, row);
     at[d] = row[Facts::at(flat % f.head_dim)];
   }
 }
@@ -141,7 +141,7 @@ void propose_exchange(Proposals& list) {
   p.plant = [](Model& m) {
     m.vector = [f = m.facts](const Row&, Side side, const Place& place, std::int64_t head, std::span<double> v) {
       const Side other = side == Side::key ? Side::value : Side::key;
-      if (place.kind == Place::Kind::new_row) fault::load_new_row(*f, other, place.token, head, v);
+      if (place.kind == Place::Kind::new_row) faults_detail::load_new_row(*f, other, place.token, head, v);
       if (place.kind != Place::Kind::cache) return;
       const float* stored = f->decoded.slot(other, place.page, place.offset, head);
       const double scale = Model(*f).scale(other, place, head);
@@ -159,4 +159,4 @@ void propose_layout(const Scene& scene, Proposals& list) {
   propose_exchange(list);
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -10,13 +10,13 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Key;
-using fault::Model;
-using fault::Row;
+using faults_detail::Facts;
+using faults_detail::Key;
+using faults_detail::Model;
+using faults_detail::Row;
 
 constexpr double kWhole = 0.02;   // a coefficient this close to -1 or 1 is one
 constexpr std::size_t kBest = 2;  // groups of one cell and one way to cut
@@ -124,7 +124,7 @@ void propose_lanes(const Scene& scene, Proposals& list) {
             "key_range", "leaves out every m-th key", formatted("keys at positions k % {} = {}", modulus, lane), kNextKeyGroup, 1,
             {}};
         p.plant = [modulus, lane](Model& m) {
-          fault::drop_keys(m, [modulus, lane](const Row&, std::int64_t k) { return k % modulus == lane; });
+          faults_detail::drop_keys(m, [modulus, lane](const Row&, std::int64_t k) { return k % modulus == lane; });
         };
         list.push_back(std::move(p));
       }
@@ -196,7 +196,8 @@ void propose_middles(const Scene& scene, Proposals& list) {
       known.insert({middle.detail, true});
       Proposal p{"key_range", "leaves out keys in the middle", middle.detail, kNextKeyGroup, 1, {}};
       p.plant = [middle](Model& m) {
-        fault::drop_keys(m, [middle](const Row& row, std::int64_t k) { return k >= middle.from(row) && k < middle.to(row); });
+        faults_detail::drop_keys(
+            m, [middle](const Row& row, std::int64_t k) { return k >= middle.from(row) && k < middle.to(row); });
       };
       list.push_back(std::move(p));
     }
@@ -216,4 +217,4 @@ void propose_key_group(const Scene& scene, Proposals& list) {
   propose_middles(scene, list);
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -9,13 +9,13 @@
 #include "diagnose/mechanisms/mechanism.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Key;
-using fault::Model;
-using fault::Row;
+using faults_detail::Facts;
+using faults_detail::Key;
+using faults_detail::Model;
+using faults_detail::Row;
 
 constexpr std::size_t kBestEnds = 3;  // of one cell: neighbours may fit equally where weights are small
 constexpr std::size_t kMostRules = 160;
@@ -182,7 +182,7 @@ class Rules {
           const std::int64_t capacity = f->max_pages_per_req * f->page_size + f->num_tokens;
           const std::int64_t begin = ends.begin ? ends.begin(row) : f->first_key(row.q_pos);
           const std::int64_t end = ends.end ? ends.end(row) : row.q_pos + 1;
-          fault::append_keys(std::max<std::int64_t>(0, begin), std::min(end, capacity) - 1, keys);
+          faults_detail::append_keys(std::max<std::int64_t>(0, begin), std::min(end, capacity) - 1, keys);
           const std::int64_t masked = ends.masked ? std::min(ends.masked(row), capacity) : end;
           for (std::int64_t k = end; k < masked; ++k) keys.push_back({k, 0});
         };
@@ -217,4 +217,4 @@ void propose_key_range(const Scene& scene, Proposals& list) {
   rules.propose(list);
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

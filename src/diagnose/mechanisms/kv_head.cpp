@@ -9,14 +9,14 @@
 #include "diagnose/mechanisms/side.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::Row;
-using fault::RowHead;
-using fault::Side;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::Row;
+using faults_detail::RowHead;
+using faults_detail::Side;
 
 constexpr std::int64_t kMostKeys = 2048;
 constexpr std::size_t kMostHeads = 64;
@@ -105,4 +105,4 @@ void propose_kv_head(const Scene& scene, Proposals& list) {
   }
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

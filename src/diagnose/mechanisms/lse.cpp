@@ -6,19 +6,19 @@
 #include "diagnose/mechanisms/mechanism.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
+using faults_detail::Facts;
 
 constexpr double kSame = 2e-4;  // relative: lse is f32, its error some roundoffs of |lse|
 const char* const kNextLse = "lse = m + log(denominator), natural logarithm, the sink included";
 
 void add(Proposals& list, std::string text, std::string detail, int parameters,
-         std::function<double(const fault::Row&, double)> lse) {
+         std::function<double(const faults_detail::Row&, double)> lse) {
   Proposal p{"factor_lse", std::move(text), std::move(detail), kNextLse, parameters, {}};
-  p.plant = [lse = std::move(lse)](fault::Model& m) {
-    m.finish = [lse, before = m.finish](const fault::Row& row, fault::RowResult& result) {
+  p.plant = [lse = std::move(lse)](faults_detail::Model& m) {
+    m.finish = [lse, before = m.finish](const faults_detail::Row& row, faults_detail::RowResult& result) {
       before(row, result);
       result.lse = lse(row, result.lse);
     };
@@ -43,15 +43,15 @@ void propose_lse(const Scene& scene, Proposals& list) {
   if (std::all_of(differences.begin(), differences.end(),
                   [&](double x) { return std::fabs(x - offset) < kSame + std::fabs(offset) * 0.02; }))
     add(list, "adds a number to the lse", formatted("{:+.5g}", offset), 1,
-        [offset](const fault::Row&, double lse) { return lse + offset; });
+        [offset](const faults_detail::Row&, double lse) { return lse + offset; });
   if (all_same(ratios, 0.01)) {
     const bool base_2 = std::fabs(factor - 1 / std::log(2.0)) < 1e-3;
     add(list, base_2 ? "writes the lse to base 2" : "multiplies the lse by a factor", formatted("times {:.6g}", factor),
-        base_2 ? 0 : 1, [factor](const fault::Row&, double lse) { return factor * lse; });
+        base_2 ? 0 : 1, [factor](const faults_detail::Row&, double lse) { return factor * lse; });
   }
   add(list, "writes the denominator, without the logarithm", "exp(lse)", 0,
-      [](const fault::Row&, double lse) { return std::exp(lse); });
-  add(list, "negates the lse", "", 0, [](const fault::Row&, double lse) { return -lse; });
+      [](const faults_detail::Row&, double lse) { return std::exp(lse); });
+  add(list, "negates the lse", "", 0, [](const faults_detail::Row&, double lse) { return -lse; });
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

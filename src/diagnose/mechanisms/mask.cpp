@@ -5,21 +5,21 @@
 #include "diagnose/mechanisms/mechanism.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Key;
-using fault::Model;
-using fault::Row;
+using faults_detail::Facts;
+using faults_detail::Key;
+using faults_detail::Model;
+using faults_detail::Row;
 
 /// Hidden keys up to `end` get score 0 in place of -inf; `values`: their V are added, too.
 void plant_zero_scores(Model& m, const Facts* f, const std::function<std::int64_t(const Row&)>& end, bool before_window) {
   m.keys = [f, end, before_window, before = m.keys](const Row& row, std::vector<Key>& keys) {
     const std::int64_t capacity = f->max_pages_per_req * f->page_size;
-    if (before_window) fault::append_keys(0, f->first_key(row.q_pos) - 1, keys);
+    if (before_window) faults_detail::append_keys(0, f->first_key(row.q_pos) - 1, keys);
     before(row, keys);
-    fault::append_keys(row.q_pos + 1, std::min(end(row), capacity) - 1, keys);
+    faults_detail::append_keys(row.q_pos + 1, std::min(end(row), capacity) - 1, keys);
   };
   m.score = [f, before = m.score](const Model& model, const Row& row, std::int64_t k, double dot) {
     return k > row.q_pos || k < f->first_key(row.q_pos) ? 0.0 : before(model, row, k, dot);
@@ -77,4 +77,4 @@ void propose_mask(const Scene& scene, Proposals& list) {
   propose_row_tiles(list);
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -13,7 +13,7 @@
 #include "faults/fault.h"
 #include "quire/capture.hpp"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 /// One model with the words for it.
 struct Proposal {
@@ -22,14 +22,14 @@ struct Proposal {
   std::string detail;     ///< its parameters in words
   std::string next;       ///< what to look at next
   int parameters = 0;     ///< numbers fitted to the evidence; among equals fewer come first
-  std::function<void(fault::Model&)> plant;
-  const fault::Fault* fault = nullptr;  ///< the entry of the catalogue, if it is one
-  bool symptom = false;                 ///< says what happened, not why
+  std::function<void(faults_detail::Model&)> plant;
+  const faults_detail::Fault* fault = nullptr;  ///< the entry of the catalogue, if it is one
+  bool symptom = false;                         ///< says what happened, not why
 };
 
 /// The evidence that a mechanism may look at.
 struct Scene {
-  const fault::Facts& facts;
+  const faults_detail::Facts& facts;
   const Observed& observed;
   const Localisation& where;
   std::vector<const Compared*> wrong;  ///< the wrong cells of the pattern
@@ -71,4 +71,4 @@ std::string mechanism_of(const FaultInfo& fault);
 bool all_same(const std::vector<double>& values, double relative);
 double median(std::vector<double> values);
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

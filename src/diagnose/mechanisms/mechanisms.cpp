@@ -9,7 +9,7 @@
 #include "diagnose/mechanisms/mechanism.h"
 #include "threads/on_threads.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
 /// Faults whose family holds more than one mechanism.
@@ -124,4 +124,4 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

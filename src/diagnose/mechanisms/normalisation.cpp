@@ -6,12 +6,12 @@
 #include "diagnose/mechanisms/mechanism.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Key;
-using fault::Model;
-using fault::Row;
+using faults_detail::Key;
+using faults_detail::Model;
+using faults_detail::Row;
 
 constexpr double kNoSink = 1e-12;  // of a denominator: what rounding leaves of a difference that is 0
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
@@ -63,7 +63,7 @@ void plant(Model& m, const Change& change, bool in_lse) {
                                                    std::span<const double> scores, std::vector<double>& p) {
     const double lse = before(model, row, keys, scores, p);
     if (lse == kNegInf || keys.empty()) return lse;
-    const double max = fault::largest(scores, model.sink(row));
+    const double max = faults_detail::largest(scores, model.sink(row));
     const Sums sums{keys, scores, row.seq_len, max, std::exp(lse - max)};
     const double denominator = change(sums, p);
     return in_lse ? max + std::log(denominator) : lse;
@@ -137,7 +137,7 @@ Change one_tile_in_denominator(const Tiles& tiles, Kept kept) {
   };
 }
 
-std::vector<std::int64_t> tile_sizes(const fault::Facts& f) {
+std::vector<std::int64_t> tile_sizes(const faults_detail::Facts& f) {
   std::vector<std::int64_t> list{1, 4, 8, 16, 32, 64, 128, 256, 512};
   for (const std::int64_t pages : {1, 2, 4, 8})
     if (const std::int64_t tile = pages * f.page_size; std::find(list.begin(), list.end(), tile) == list.end())
@@ -203,4 +203,4 @@ void propose_normalisation(const Scene& scene, Proposals& list) {
     }
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -10,13 +10,13 @@
 #include "numerics/tolerance.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::Row;
-using fault::RowHead;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::Row;
+using faults_detail::RowHead;
 
 constexpr double kNearlyAll = 0.95;        // of the wrong cells must hold another cell's answer
 constexpr std::size_t kCellsTried = 2000;  // of the wrong ones; a rule from these is tested on all
@@ -148,4 +148,4 @@ void propose_output_row(const Scene& scene, Proposals& list) {
   list.push_back(std::move(p));
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

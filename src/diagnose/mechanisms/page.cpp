@@ -9,14 +9,14 @@
 #include "diagnose/mechanisms/side.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::Place;
-using fault::Row;
-using fault::Side;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::Place;
+using faults_detail::Row;
+using faults_detail::Side;
 
 constexpr double kMostProducts = 3e8;  // multiply-adds of one search for a page: about 0.2 s
 constexpr std::size_t kCellsSearched = 2;
@@ -304,4 +304,4 @@ void propose_page(const Scene& scene, Proposals& list) {
   }
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

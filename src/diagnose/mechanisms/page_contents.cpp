@@ -9,14 +9,14 @@
 #include "diagnose/mechanisms/side.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::Place;
-using fault::Row;
-using fault::Side;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::Place;
+using faults_detail::Row;
+using faults_detail::Side;
 
 constexpr std::size_t kCellsSearchedPageContents = 2;
 constexpr double kMostProductsPageContents = 4e8;  // multiply-adds of one search: about 0.3 s
@@ -51,7 +51,7 @@ Contents zeros(std::string text, std::function<bool(std::int64_t offset, std::in
 Contents of_type(DType type) {
   return {"codes of " + std::string(name(type)),
           [type](const Facts& f, Side side, const Place& place, std::int64_t head, std::span<double> v) {
-            fault::load_codes(f, type, side, place, head, v);
+            faults_detail::load_codes(f, type, side, place, head, v);
             const double scale = Model(f).scale(side, place, head);
             for (double& value : v) value *= scale;
           }};
@@ -76,7 +76,8 @@ std::vector<Contents> contents(const Facts& f) {
       list.push_back({formatted("its elements times {:g}, in the cache's type", factor),
                       [factor](const Facts& facts, Side side, const Place& place, N head, std::span<double> v) {
                         const double scale = Model(facts).scale(side, place, head);
-                        for (double& value : v) value = scale * fault::rounded(facts.cache.k.dtype, value / scale * factor);
+                        for (double& value : v)
+                          value = scale * faults_detail::rounded(facts.cache.k.dtype, value / scale * factor);
                       }});
   list.push_back(of_slot("K where V belongs, or V where K belongs", [](N o, N) { return o; }, /*other_tensor=*/true));
   list.push_back(of_slot("its slots in reverse order", [](N o, N n) { return n - 1 - o; }));
@@ -208,4 +209,4 @@ void propose_page_contents(const Scene& scene, Proposals& list) {
   }
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

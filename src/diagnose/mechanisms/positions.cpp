@@ -7,12 +7,12 @@
 #include "faults/families.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::Row;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::Row;
 
 constexpr std::int64_t kShifts = 16;
 const char* const kNextPositions =
@@ -31,7 +31,7 @@ void propose_positions(const Scene& scene, Proposals& list) {
         return row;
       };
       // The loop over keys still ends with the sequence.
-      fault::drop_keys(m, [](const Row& row, std::int64_t k) { return k >= row.seq_len; });
+      faults_detail::drop_keys(m, [](const Row& row, std::int64_t k) { return k >= row.seq_len; });
     };
     list.push_back(std::move(p));
   };
@@ -65,4 +65,4 @@ void propose_positions(const Scene& scene, Proposals& list) {
     });
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

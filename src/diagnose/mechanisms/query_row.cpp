@@ -8,13 +8,13 @@
 #include "diagnose/mechanisms/mechanism.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::Row;
-using fault::RowHead;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::Row;
+using faults_detail::RowHead;
 
 constexpr std::size_t kCellsTriedQueryRow = 2;
 constexpr double kMostProductsQueryRow = 2e8;  // multiply-adds of one search: about 0.1 s
@@ -148,7 +148,7 @@ void propose_query_row(const Scene& scene, Proposals& list) {
   for (std::size_t c = 0; c < std::min(kCellsTriedQueryRow, scene.cells.size()); ++c) {
     const OpenCell& cell = scene.cells[c];
     for (const Query query : queries(scene, cell)) {
-      const std::vector<fault::RowResult> result = evaluate(with_query(*f, query), std::span<const RowHead>(&cell.at, 1));
+      const std::vector<faults_detail::RowResult> result = evaluate(with_query(*f, query), std::span<const RowHead>(&cell.at, 1));
       if (!cell.explained_by(cell.distance(result[0].out))) continue;
       const bool row = query.token != cell.at.token;
       for (const QueryRowRule& rule : row ? row_rules(*f, cell, query) : head_rules(*f, cell, query)) {
@@ -174,4 +174,4 @@ void propose_query_row(const Scene& scene, Proposals& list) {
   }
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

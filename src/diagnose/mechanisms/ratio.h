@@ -7,7 +7,7 @@
 
 #include "diagnose/mechanisms/mechanism.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 struct Ratio {
   const Compared* cell = nullptr;
@@ -31,4 +31,4 @@ std::map<std::int64_t, double> clearest_by_head(const std::vector<Ratio>& list, 
 /// "head 3: 0.5, head 4: 0.25, ..." (the first six).
 std::string heads_text(const std::map<std::int64_t, double>& values);
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

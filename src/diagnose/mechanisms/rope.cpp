@@ -7,14 +7,14 @@
 #include "diagnose/mechanisms/mechanism.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::Row;
-using fault::RowHead;
-using fault::Side;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::Row;
+using faults_detail::RowHead;
+using faults_detail::Side;
 
 constexpr std::int64_t kShiftsRope = 64;
 constexpr std::int64_t kMostKeysRope = 1024;  // of the cell that is searched; the search takes some hundred evaluations
@@ -108,7 +108,7 @@ std::vector<Variant> variants(const Rotation& r) {
     list.push_back({"reads keys " + what, r.text(), [last](Model& m) { rotate_keys(m, last, -1); }});
   }
   const auto lost = [](std::int64_t position) {
-    return fault::rounded(DType::bf16, static_cast<double>(position)) - static_cast<double>(position);
+    return faults_detail::rounded(DType::bf16, static_cast<double>(position)) - static_cast<double>(position);
   };
   of_query("rotates the query by its position rounded to bf16", [lost](const Row& row) { return lost(row.q_pos); });
   list.push_back({"rotates keys by their positions rounded to bf16", r.text(), [r, lost](Model& m) {
@@ -156,10 +156,10 @@ void propose_rope(const Scene& scene, Proposals& list) {
       for (const Variant& variant : variants({base, halves, dims})) {
         Model m(scene.facts);
         variant.plant(m);
-        const fault::RowResult result = evaluate(m, std::span<const RowHead>(&cell->at, 1))[0];
+        const faults_detail::RowResult result = evaluate(m, std::span<const RowHead>(&cell->at, 1))[0];
         if (cell->explained_by(cell->distance(result.out)))
           list.push_back({"rope", variant.text, variant.detail, kNextRope, 1, variant.plant, nullptr, false});
       }
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -7,14 +7,14 @@
 #include "diagnose/mechanisms/mechanism.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Key;
-using fault::Model;
-using fault::rounded;
-using fault::Row;
+using faults_detail::Facts;
+using faults_detail::Key;
+using faults_detail::Model;
+using faults_detail::rounded;
+using faults_detail::Row;
 
 constexpr double kNegInfRoundedWeights = -std::numeric_limits<double>::infinity();
 constexpr std::int64_t kMostKeysRoundedWeights = 2048;  // of a cell that is opened to tell tiles and splits apart
@@ -83,7 +83,7 @@ void round_weights(const Way& way, std::span<const double> scores, Position posi
 void plant(Model& m, const Way& way) {
   m.softmax = [way, before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
                                         std::span<const double> scores, std::vector<double>& p) {
-    const double lse = before(model, row, keys, scores, p), largest = fault::largest(scores, model.sink(row));
+    const double lse = before(model, row, keys, scores, p), largest = faults_detail::largest(scores, model.sink(row));
     if (keys.empty() || !std::isfinite(lse) || row.seq_len <= 0) return lse;
     round_weights(way, scores, [&](std::size_t i) { return keys[i].position; }, row.seq_len, largest, std::exp(lse - largest), p);
     return lse;
@@ -171,4 +171,4 @@ void propose_rounded_weights(const Scene& scene, Proposals& list) {
     }
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -9,16 +9,16 @@
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Key;
-using fault::Model;
-using fault::Place;
-using fault::rounded;
-using fault::Row;
-using fault::RowHead;
-using fault::Side;
+using faults_detail::Key;
+using faults_detail::Model;
+using faults_detail::Place;
+using faults_detail::rounded;
+using faults_detail::Row;
+using faults_detail::RowHead;
+using faults_detail::Side;
 
 constexpr int kRefinements = 40;
 const char* const kNextRounding = "keep scores and sums in f32; look for a conversion to a narrow type, and for a clamp";
@@ -106,7 +106,7 @@ std::vector<Clamp> clamps() {
                     };
                   }});
   list.push_back({"elements of the output", [cut](Model& m, double limit) {
-                    m.finish = [cut, limit, before = m.finish](const Row& row, fault::RowResult& result) {
+                    m.finish = [cut, limit, before = m.finish](const Row& row, faults_detail::RowResult& result) {
                       before(row, result);
                       for (double& value : result.out) value = cut(value, limit);
                     };
@@ -154,4 +154,4 @@ void propose_rounding(const Scene& scene, Proposals& list) {
   }
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

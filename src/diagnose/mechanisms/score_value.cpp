@@ -9,12 +9,12 @@
 #include "diagnose/mechanisms/mechanism.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::Row;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::Row;
 
 constexpr double kSameValue = 0.02;         // relative
 constexpr int kRefinementsScoreValue = 48;  // golden section: 1e-10 of the bracket
@@ -245,4 +245,4 @@ void propose_score_value(const Scene& scene, Proposals& list) {
   try_quantity(scene, alibi, list);
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -7,13 +7,13 @@
 
 #include "faults/model.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 
 struct Sides {
   bool key = true, value = true;
-  bool has(fault::Side side) const { return side == fault::Side::key ? key : value; }
+  bool has(faults_detail::Side side) const { return side == faults_detail::Side::key ? key : value; }
   std::string text() const { return key && value ? "K and V" : key ? "K" : "V"; }
 };
 inline constexpr std::array<Sides, 3> kSideSets{{{true, true}, {true, false}, {false, true}}};
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

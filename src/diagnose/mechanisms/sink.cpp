@@ -5,15 +5,15 @@
 #include "diagnose/mechanisms/ratio.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
 constexpr double kSameSink = 0.02;  // of exp(sink): sinks enter as weights
 
-double sink_of(const fault::Facts& f, std::int64_t head) {
-  fault::Row row;
+double sink_of(const faults_detail::Facts& f, std::int64_t head) {
+  faults_detail::Row row;
   row.query_head = row.head = head;
-  return fault::Model(f).sink(row);
+  return faults_detail::Model(f).sink(row);
 }
 
 /// The denominator is relative to the largest score of the keys, and exp(sink) is added as it is.
@@ -21,11 +21,12 @@ Proposal sink_without_maximum() {
   Proposal proposal{"sink", "adds exp(sink) to a denominator that is relative to the maximum",
                     "",     "subtract the maximum from the sink's logit, as from every score",
                     0,      {}};
-  proposal.plant = [](fault::Model& m) {
-    m.softmax = [before = m.softmax](const fault::Model& model, const fault::Row& row, std::span<const fault::Key> keys,
-                                     std::span<const double> scores, std::vector<double>& p) {
+  proposal.plant = [](faults_detail::Model& m) {
+    m.softmax = [before = m.softmax](const faults_detail::Model& model, const faults_detail::Row& row,
+                                     std::span<const faults_detail::Key> keys, std::span<const double> scores,
+                                     std::vector<double>& p) {
       const double lse = before(model, row, keys, scores, p), none = -std::numeric_limits<double>::infinity();
-      const double sink = model.sink(row), largest = fault::largest(scores, none);
+      const double sink = model.sink(row), largest = faults_detail::largest(scores, none);
       if (!std::isfinite(lse) || !std::isfinite(sink) || !std::isfinite(largest)) return lse;
       double own = 0;  // of the keys, relative to their largest score
       for (const double share : p) own += share;
@@ -47,7 +48,7 @@ void propose_sink(const Scene& scene, Proposals& list) {
   std::vector<Ratio> known;
   for (const Ratio& r : found) {
     // exp(lse) = sum of keys + exp(sink). The observed output has exp(lse) / factor there.
-    const double lse = scene.where.reference.lse[fault::Facts::at(r.cell->reference_row)];
+    const double lse = scene.where.reference.lse[faults_detail::Facts::at(r.cell->reference_row)];
     const double keys = 1 - std::exp(sink_of(scene.facts, r.cell->head) - lse);
     const double extra = 1 / r.factor - keys;
     if (!(r.factor > 0) || !(extra > 0)) continue;
@@ -57,9 +58,10 @@ void propose_sink(const Scene& scene, Proposals& list) {
   if (known.empty() || known.size() * 10 < found.size() * 9) return;
   const char* const next =
       "print the sinks that the kernel receives, and which element each query head reads; a layer has its own";
-  const auto plant = [&](std::string text, std::string detail, int parameters, std::function<double(const fault::Row&)> sink) {
+  const auto plant = [&](std::string text, std::string detail, int parameters,
+                         std::function<double(const faults_detail::Row&)> sink) {
     Proposal p{"sink", std::move(text), std::move(detail), next, parameters, {}};
-    p.plant = [sink = std::move(sink)](fault::Model& m) { m.sink = sink; };
+    p.plant = [sink = std::move(sink)](faults_detail::Model& m) { m.sink = sink; };
     list.push_back(std::move(p));
   };
   const std::map<std::int64_t, double> heads = clearest_by_head(known, logits);
@@ -67,13 +69,14 @@ void propose_sink(const Scene& scene, Proposals& list) {
   for (const auto& [head, logit] : heads) clearest.push_back(std::exp(logit));
   if (all_same(clearest, kSameSink)) {
     const double logit = std::log(median(clearest));
-    plant("uses another sink", formatted("sink {:.5g} for every head", logit), 1, [logit](const fault::Row&) { return logit; });
+    plant("uses another sink", formatted("sink {:.5g} for every head", logit), 1,
+          [logit](const faults_detail::Row&) { return logit; });
   }
-  const fault::Facts* f = &scene.facts;
-  plant("uses other sinks", heads_text(heads), 2, [f, heads](const fault::Row& row) {
+  const faults_detail::Facts* f = &scene.facts;
+  plant("uses other sinks", heads_text(heads), 2, [f, heads](const faults_detail::Row& row) {
     const auto own = heads.find(row.head);
     return own == heads.end() ? sink_of(*f, row.head) : own->second;
   });
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -8,12 +8,12 @@
 #include "diagnose/mechanisms/mechanism.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Key;
-using fault::Model;
-using fault::Row;
+using faults_detail::Key;
+using faults_detail::Model;
+using faults_detail::Row;
 
 constexpr double kNegInfSplit = -std::numeric_limits<double>::infinity();
 const char* const kNextSplit =
@@ -139,4 +139,4 @@ void propose_split(const Scene& scene, Proposals& list) {
   }
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

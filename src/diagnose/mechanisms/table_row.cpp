@@ -8,15 +8,15 @@
 #include "diagnose/mechanisms/side.h"
 #include "text/formatted.h"
 
-namespace quire::cause {
+namespace quire::diagnose_detail {
 namespace {
 
-using fault::Facts;
-using fault::Model;
-using fault::Place;
-using fault::Row;
-using fault::RowHead;
-using fault::Side;
+using faults_detail::Facts;
+using faults_detail::Model;
+using faults_detail::Place;
+using faults_detail::Row;
+using faults_detail::RowHead;
+using faults_detail::Side;
 
 constexpr std::int64_t kMostKeysTableRow = 2048;
 constexpr std::size_t kMostRequests = 24;
@@ -170,4 +170,4 @@ void propose_table_row(const Scene& scene, Proposals& list) {
     for (const Outside outside : {Outside::first_page, Outside::from_the_end}) propose_rows(scene, cells, sides, outside, list);
 }
 
-}  // namespace quire::cause
+}  // namespace quire::diagnose_detail

@@ -15,7 +15,7 @@
 // be complete, and so do all blocks before they begin where there is work.
 #pragma once
 
-#include "backend/cuda/sm90/hopper.h"
+#include "backend/cuda/hopper/instructions.h"
 #include "backend/cuda/sm90/instance.h"
 #include "backend/gpu/args.h"
 #include "backend/gpu/draw.h"

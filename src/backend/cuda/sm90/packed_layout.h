@@ -16,7 +16,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/sm90/hopper.h"
+#include "backend/cuda/hopper/instructions.h"
 #include "backend/cuda/sm90/instance.h"
 
 namespace quire::cuda::sm90 {

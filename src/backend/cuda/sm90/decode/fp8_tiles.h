@@ -18,11 +18,11 @@
 
 #include <cuda_fp8.h>
 
+#include "backend/cuda/hopper/instructions.h"
+#include "backend/cuda/hopper/wgmma_narrow.h"
 #include "backend/cuda/ptx.h"
 #include "backend/cuda/sm90/decode/query_to_f16.h"
-#include "backend/cuda/sm90/hopper.h"
 #include "backend/cuda/sm90/instance.h"
-#include "backend/cuda/sm90/wgmma_narrow.h"
 #include "backend/cuda/tile/convert_fp8.h"
 #include "backend/cuda/tile/element.h"
 

@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "backend/cuda/hopper/instructions.h"
 #include "backend/cuda/sm90/decode/job.h"
-#include "backend/cuda/sm90/hopper.h"
 #include "backend/cuda/sm90/instance.h"
 
 namespace quire::cuda::sm90::decode {

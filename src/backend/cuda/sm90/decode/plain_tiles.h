@@ -5,10 +5,10 @@
 // same type and overwrite rows of the tile.
 #pragma once
 
+#include "backend/cuda/hopper/instructions.h"
+#include "backend/cuda/hopper/wgmma_narrow.h"
 #include "backend/cuda/ptx.h"
-#include "backend/cuda/sm90/hopper.h"
 #include "backend/cuda/sm90/instance.h"
-#include "backend/cuda/sm90/wgmma_narrow.h"
 #include "backend/cuda/tile/element.h"
 
 namespace quire::cuda::sm90::decode {

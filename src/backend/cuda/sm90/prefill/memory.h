@@ -2,7 +2,7 @@
 // Shared memory, registers and threads of a prefill block.
 #pragma once
 
-#include "backend/cuda/sm90/hopper.h"
+#include "backend/cuda/hopper/instructions.h"
 #include "backend/cuda/sm90/instance.h"
 #include "backend/cuda/sm90/prefill/scheduler.h"
 #include "backend/cuda/tile/element.h"

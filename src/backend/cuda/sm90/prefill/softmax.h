@@ -9,8 +9,8 @@
 
 #include <type_traits>
 
+#include "backend/cuda/hopper/wgmma.h"
 #include "backend/cuda/sm90/prefill/memory.h"
-#include "backend/cuda/sm90/wgmma.h"
 #include "backend/cuda/tile/element.h"
 #include "backend/cuda/tile/finish.h"
 

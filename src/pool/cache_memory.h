@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-namespace quire::cache_memory {
+namespace quire::pool {
 
 /// The size of a huge page on x86-64 and on aarch64 with 4 KiB pages; also the alignment of every block.
 inline constexpr std::int64_t kHugePageBytes = 2 << 20;
@@ -22,4 +22,4 @@ Block allocate(std::int64_t bytes);
 /// How much of [data, data + bytes) huge pages back now; -1 if the system does not tell.
 std::int64_t huge_page_bytes(const void* data, std::int64_t bytes);
 
-}  // namespace quire::cache_memory
+}  // namespace quire::pool

@@ -10,7 +10,7 @@
 #include "text/formatted.h"
 #include "verify/matrix.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 /// random.seed(0); ten of randint(16, 1024), twice. The test then sets the last query_len to 1, except with ALiBi.
@@ -80,4 +80,4 @@ std::vector<Entry> small_notes_matrix() {
   return list;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

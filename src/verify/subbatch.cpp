@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See slice.h.
-#include "verify/slice.h"
+// See subbatch.h.
+#include "verify/subbatch.h"
 
 #include <algorithm>
 #include <initializer_list>
@@ -8,7 +8,7 @@
 #include "quire/problem.hpp"
 #include "semantics/dtype.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 std::int64_t index_at(const Tensor& t, std::int64_t i) { return semantics::load_index(t.data, t.dtype, i * t.stride[0]); }
@@ -76,4 +76,4 @@ Case slice(const Case& c, const Tensor& output, const Tensor& lse, std::int64_t 
   return one;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stage: plan. What this machine's CPU can do, as planning sees it.
 // A vector feature counts only if the processor has it and the operating system saves its registers.
-#include "plan/host_device.h"
+#include "plan/this_cpu.h"
 
 #include <algorithm>
 #include <charconv>

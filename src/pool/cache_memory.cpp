@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Huge pages come by madvise(2): without them a gather over random pages misses the TLB at every page of the cache. A system that
 // refuses costs speed and nothing else, so a refusal is remembered, not reported as an error.
-#include "cache/cache_memory.h"
+#include "pool/cache_memory.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
-namespace quire::cache_memory {
+namespace quire::pool {
 
 #if defined(__linux__)
 
@@ -59,4 +59,4 @@ std::int64_t huge_page_bytes(const void*, std::int64_t) { return -1; }
 
 #endif
 
-}  // namespace quire::cache_memory
+}  // namespace quire::pool

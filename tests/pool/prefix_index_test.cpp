@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefix index: a hit means the same tokens after the same prefix, whatever the hashes say.
-#include "cache/prefix_index.h"
+#include "pool/prefix_index.h"
 
 #include <gtest/gtest.h>
 

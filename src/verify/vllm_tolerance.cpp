@@ -16,7 +16,7 @@
 #include "verify/matrix.h"
 #include "verify/prepare.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 /// The rows with the fewest keys (with fewer keys a mean of tiny values is larger, and so is every error), the decode row, and
@@ -132,4 +132,4 @@ Result<PeerPower> measure_peer(const PeerCase& c, int num_threads) {
   return power;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

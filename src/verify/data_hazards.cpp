@@ -13,7 +13,7 @@
 #include "semantics/dtype.h"
 #include "verify/prepare.h"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 namespace {
 
 constexpr std::int64_t kImpossiblePage = 2147480000;  // in range for int32, far outside any cache
@@ -168,4 +168,4 @@ bool apply(Special special, Case& c) {
   return true;
 }
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -4,7 +4,7 @@
 
 #include "quire/capture.hpp"
 
-namespace quire::conformance {
+namespace quire::verify_detail {
 
 /// Rows [row_begin, row_end) of request r, over the same cache, writing into `output` and `lse` (views of all rows). The chunk's
 /// own index tensors are int32 or int64 as the batch's.
@@ -13,4 +13,4 @@ Case slice(const Case& c, const Tensor& output, const Tensor& lse, std::int64_t 
 /// Rows of request r.
 std::int64_t query_len(const Batch& batch, std::int64_t r);
 
-}  // namespace quire::conformance
+}  // namespace quire::verify_detail

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/sm90/hopper.h"
+#include "backend/cuda/hopper/instructions.h"
 
 namespace quire::cuda::hopper {
 

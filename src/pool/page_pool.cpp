@@ -10,8 +10,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "cache/cache_memory.h"
-#include "cache/prefix_index.h"
+#include "pool/cache_memory.h"
+#include "pool/prefix_index.h"
 #include "text/formatted.h"
 
 namespace quire {
@@ -75,7 +75,7 @@ std::optional<std::int64_t> layer_bytes(const PagePoolOptions& o) {
     if (factor > kMost / bytes) return std::nullopt;
     bytes *= factor;
   }
-  constexpr std::int64_t kUnit = cache_memory::kHugePageBytes;
+  constexpr std::int64_t kUnit = pool::kHugePageBytes;
   if (bytes > kMost - kUnit) return std::nullopt;
   bytes = (bytes + kUnit - 1) / kUnit * kUnit;
   if (bytes > kMost / o.cache.num_layers) return std::nullopt;
@@ -124,7 +124,7 @@ Status validate(const PagePoolOptions& o) {
 struct PagePool::State {
   explicit State(const PagePoolOptions& o) : options(o), pages(static_cast<std::size_t>(o.num_pages)), free(o.num_pages) {
     stats.num_pages = o.num_pages;
-    if (o.cache.num_layers > 0) memory = quire::cache_memory::allocate(cache_bytes());
+    if (o.cache.num_layers > 0) memory = quire::pool::allocate(cache_bytes());
   }
 
   PagePoolOptions options;
@@ -134,7 +134,7 @@ struct PagePool::State {
   std::unordered_map<std::int64_t, Request> requests;
   std::int64_t arrivals = 0;
   Stats stats;
-  quire::cache_memory::Block memory;
+  quire::pool::Block memory;
 
   /// Of all layers; 0 if the pool owns none. The options are valid.
   std::int64_t cache_bytes() const {
@@ -397,8 +397,8 @@ std::shared_ptr<const void> PagePool::cache_owner() const { return state_->memor
 PagePool::CacheMemory PagePool::cache_memory() const {
   const std::int64_t bytes = state_->cache_bytes();
   if (bytes == 0) return {};
-  return {bytes, quire::cache_memory::kHugePageBytes, state_->memory.huge_pages_asked,
-          quire::cache_memory::huge_page_bytes(state_->memory.data.get(), bytes)};
+  return {bytes, quire::pool::kHugePageBytes, state_->memory.huge_pages_asked,
+          quire::pool::huge_page_bytes(state_->memory.data.get(), bytes)};
 }
 
 }  // namespace quire

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hash table of prefixes behind PagePool's sharing; see prefix_index.h for the guarantee.
-#include "cache/prefix_index.h"
+#include "pool/prefix_index.h"
 
 #include <algorithm>
 

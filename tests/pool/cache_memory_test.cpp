@@ -8,7 +8,7 @@
 #include <memory>
 #include <set>
 
-#include "cache/cache_memory.h"
+#include "pool/cache_memory.h"
 #include "quire/attention.hpp"
 #include "quire/capture.hpp"
 #include "quire/diagnose.hpp"
