@@ -22,7 +22,7 @@ constexpr int kWeightBox = kValueBoxes;                                         
 constexpr int kGroups = 2;                                                         ///< warpgroups that multiply
 constexpr int kHalfDim = kValueDim / kGroups, kHalfBoxes = kValueBoxes / kGroups;  ///< of values, a warpgroup's
 constexpr int kConsumerThreads = 128 * kGroups, kThreads = kConsumerThreads + 128;
-/// Producer warps: one for each part of a tile, and one that draws items.
+/// Producer warps: one for what each warpgroup frees, and one that draws items.
 constexpr int kDrawingWarp = kGroups;
 // A block deals out the 168 registers that each thread has at first.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -36,7 +36,7 @@ struct Tile {
   Byte pieces[kPieces][kBoxes][kPieceBytes];
 };
 
-/// What of a tile is copied, waited for and freed at a time: the values of either warpgroup, and the rest.
+/// Units of copying, waiting and freeing: the values of either warpgroup, and the rest.
 enum Part { kFirstHalf, kSecondHalf, kRest, kParts };
 
 /// Slot g holds the tiles for which warpgroup g computes scores: every second tile of an item. A warpgroup frees its half of the
