@@ -4,7 +4,7 @@
 // usage: attend_cuda [--kernel NAME] [--check | --once | --append] [--key-value] [--invariant] [--unbounded] [--one-tensor]
 // [--prepared] [--columns N] [--layers N] [--offset BYTES]
 //                    LINE...
-//        LINE: a problem line (docs/reference/problem_line.md)
+//        LINE: a problem line (docs/reference/problem_line.md); with latent=1 V is a view of K, and its bytes are counted once
 //
 // N(0,1) data, pages in random order, K and V in as many copies as exceed the L2 cache several times, used in turn. The output is
 // compared with cuda_generic's, another implementation, on the same data: "agrees" if no element is further off than both may be

@@ -6,7 +6,7 @@
 // weights.
 #pragma once
 
-#include "backend/cuda/sm90/hopper.h"
+#include "backend/cuda/hopper/instructions.h"
 #include "backend/cuda/sm90/mla/instance.h"
 #include "backend/cuda/tile/finish.h"
 

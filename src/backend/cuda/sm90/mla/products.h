@@ -7,9 +7,9 @@
 // and the way of the weights P from one warpgroup to the other: warp w of both has the same 16 rows.
 #pragma once
 
+#include "backend/cuda/hopper/wgmma.h"
 #include "backend/cuda/sm90/mla/memory.h"
 #include "backend/cuda/sm90/prefill/softmax.h"
-#include "backend/cuda/sm90/wgmma.h"
 
 namespace quire::cuda::sm90::mla {
 
