@@ -30,8 +30,6 @@ Reasons mla_refuses(const Problem& problem, const Device& device) {
   if (problem.layout == CacheLayout::packed) reasons.push_back("layout is packed, expected nhd or hnd");
   if (problem.page_size % kMla.copied_tokens != 0)
     reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, kMla.copied_tokens));
-  if (problem.softmax_scale && !(*problem.softmax_scale > 0))
-    reasons.push_back(formatted("scale is {}, expected more than 0", *problem.softmax_scale));
   if (problem.logits_soft_cap) reasons.push_back("cap is given, expected absent");
   if (problem.alibi) reasons.push_back("alibi is 1, expected 0");
   if (problem.k_scale != ScaleKind::none || problem.v_scale != ScaleKind::none)
