@@ -69,6 +69,10 @@ Result<std::vector<KVCache>> copies_of(const Case& c, const DeviceCase& there, c
   while (static_cast<std::int64_t>(caches.size()) < std::clamp<std::int64_t>(copies, 1, kMostCopies)) {
     KVCache copy = there.cache();
     for (const auto& [from, to] : {std::pair{&c.cache.k, &copy.k}, std::pair{&c.cache.v, &copy.v}}) {
+      if (to == &copy.v && cases::is_within(c.cache.v, c.cache.k)) {
+        copy.v = cases::moved_with(there.cache().v, there.cache().k, copy.k);
+        continue;
+      }
       const device::ByteSpan span = device::span_of(*from);
       const auto bytes = static_cast<std::size_t>(span.end - span.begin);
       Result<DeviceBytes> made = DeviceBytes::make(*gpu.runtime, bytes);

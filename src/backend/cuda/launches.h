@@ -50,6 +50,7 @@ struct KernelEntry {
 extern const KernelEntry kGenericEntry;  ///< attend_generic.cu
 extern const KernelEntry kMmaEntry;      ///< mma/launch.cpp
 extern const KernelEntry kSm90Entry;     ///< sm90/launch.cpp
+extern const KernelEntry kSm90MlaEntry;  ///< sm90/mla/launch.cpp
 
 /// prepare.cu: resets the leading words of the workspace, sets the outcome to broken if lengths or the block table of `args`
 /// break a rule, and fills the work of up to two lists from the lengths; a list without room breaks the outcome, too.

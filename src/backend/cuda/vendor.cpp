@@ -18,7 +18,7 @@ namespace {
 cudaStream_t cuda_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
 const KernelEntry* find_entry(KernelHandle kernel) {
-  static const KernelEntry* const entries[] = {&kSm90Entry, &kMmaEntry, &kGenericEntry};
+  static const KernelEntry* const entries[] = {&kSm90Entry, &kSm90MlaEntry, &kMmaEntry, &kGenericEntry};
   for (const KernelEntry* entry : entries)
     if (kernel == *entry->row) return entry;
   return nullptr;
